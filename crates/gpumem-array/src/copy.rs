@@ -266,7 +266,8 @@ pub(crate) fn upload<T: Element, D: Dimension>(
         // SAFETY: the target is alive, as long as the slice, and ordered after what conflicts. The slice is borrowed until this
         // function returns, and `run_borrowed` returns when the copy is done.
         unsafe { driver.cuMemcpyAsync(to, from, size_of_val(elements), raw) }
-    })?;
+    });
+    let queued = queued.map_err(|error| gpu.explained(error.into()))?;
     queued.map_err(PoolError::from)?;
     record_complete(gpu.stream(), target.storage());
     Ok(())
@@ -295,7 +296,8 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
         // SAFETY: the source is alive, has `len` elements, and is ordered after what wrote it. The vector has room for them and
         // is neither used nor freed before `run_borrowed` returns, which it does when the copy is done.
         unsafe { driver.cuMemcpyAsync(to, from, size_bytes, raw) }
-    })?;
+    });
+    let queued = queued.map_err(|error| gpu.explained(error.into()))?;
     queued.map_err(PoolError::from)?;
     // SAFETY: the copy has succeeded and is done, so all bytes of these elements are initialised. `Bits` has the layout of `T`, and any
     // initialised bytes are a valid value of it. Nothing else uses the vector while the slice lives.

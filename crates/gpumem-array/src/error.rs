@@ -89,6 +89,55 @@ pub enum ArrayError {
         /// The name.
         name: String,
     },
+    /// The simulator has no Rust function for a kernel.
+    #[error(
+        "kernel {name:?} has no twin on the simulator, which does not run PTX; register a Rust function of that name with `gpumem_sim::Sim::register`"
+    )]
+    NoTwin {
+        /// The name.
+        name: String,
+    },
+    /// A launch has more or fewer arguments than the kernel has parameters.
+    #[error(
+        "kernel {kernel:?} takes {expected} arguments ({parameters}), and the launch has {found}; pass one for each parameter"
+    )]
+    ArgumentCount {
+        /// The name of the kernel.
+        kernel: String,
+        /// The names of its parameters.
+        parameters: String,
+        /// Their number.
+        expected: usize,
+        /// The number of arguments.
+        found: usize,
+    },
+    /// An argument of a launch has another size than the kernel's parameter.
+    #[error(
+        "kernel {kernel:?}: parameter {index} ({parameter}) has {expected_bytes} bytes, and the argument has {found_bytes}; check the order of the arguments and their types, such as f32 or f64"
+    )]
+    ArgumentSize {
+        /// The name of the kernel.
+        kernel: String,
+        /// The index of the parameter, from 0.
+        index: usize,
+        /// Its name.
+        parameter: String,
+        /// Its size.
+        expected_bytes: usize,
+        /// The size of the argument.
+        found_bytes: usize,
+    },
+    /// The context is lost, and a kernel of the program may be the cause.
+    #[error(
+        "{error}; the last kernel launched on the stream is {kernel:?}: check that it stays within its arrays"
+    )]
+    LostAfterKernel {
+        /// The name of the kernel that was launched last through the `Gpu` whose call failed.
+        kernel: String,
+        /// The error.
+        #[source]
+        error: PoolError,
+    },
     /// PTX text or a kernel name contains a zero byte.
     #[error("{what} contains a zero byte; remove it")]
     ZeroByte {

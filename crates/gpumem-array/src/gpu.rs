@@ -7,13 +7,14 @@ pub(crate) mod recording;
 
 use crate::element::Numeric;
 use crate::error::ArrayError;
-use crate::kernel::Module;
 use crate::kernel::library::Library;
+use crate::kernel::{KernelName, Module};
 use crate::kind::{self, Kind, Pinned, Unified};
 use core::cell::RefCell;
 use core::fmt;
 use core::marker::PhantomData;
-use gpumem_pool::{Device, MemoryKind, Pool, Stream};
+use core::sync::atomic::{AtomicU32, Ordering};
+use gpumem_pool::{Device, MemoryKind, Pool, PoolError, Stream};
 use recording::Recording;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -45,6 +46,8 @@ struct Inner {
     stream: Stream,
     /// Of a capture on this stream, which no other `Gpu` has.
     recording: Option<Recording>,
+    /// The number of the name of the user's kernel that was launched last; 0 is none.
+    last_kernel: AtomicU32,
 }
 
 /// Memory of one kind that arrays are allocated from; see [`Gpu::unified`] and [`Gpu::pinned`].
@@ -132,7 +135,8 @@ impl Gpu {
             pinned: OnceLock::new(),
             streams: Mutex::default(),
         };
-        Ok(Self(Arc::new(Inner { shared: Arc::new(shared), stream: stream.clone(), recording: None })))
+        let (shared, stream) = (Arc::new(shared), stream.clone());
+        Ok(Self(Arc::new(Inner { shared, stream, recording: None, last_kernel: AtomicU32::new(0) })))
     }
 
     /// Opens device 0 of the driver that `GPUMEM_DRIVER` names, with a pool that the environment configures.
@@ -205,13 +209,15 @@ impl Gpu {
     }
 
     fn with(&self, stream: Stream) -> Self {
-        Self(Arc::new(Inner { shared: self.0.shared.clone(), stream, recording: None }))
+        let (shared, last_kernel) = (self.0.shared.clone(), AtomicU32::new(0));
+        Self(Arc::new(Inner { shared, stream, recording: None, last_kernel }))
     }
 
     /// A `Gpu` with a new stream for the capture of `recording`.
     pub(crate) fn for_capture(&self, recording: Recording) -> Result<Self, ArrayError> {
         let (shared, stream) = (self.0.shared.clone(), Stream::new(self.device())?);
-        Ok(Self(Arc::new(Inner { shared, stream, recording: Some(recording) })))
+        let (recording, last_kernel) = (Some(recording), AtomicU32::new(0));
+        Ok(Self(Arc::new(Inner { shared, stream, recording, last_kernel })))
     }
 
     /// Gives this thread a stream until the thread ends.
@@ -310,11 +316,12 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`] if the wait or earlier work failed, or if the stream is retired, captures, or belongs to another thread;
+    /// [`ArrayError::Pool`] or [`ArrayError::LostAfterKernel`] if the wait or earlier work failed; [`ArrayError::Pool`] if the stream is
+    /// retired, captures, or belongs to another thread;
     /// [`ArrayError::Graph`] in the closure of a capture.
     pub fn synchronize(&self) -> Result<(), ArrayError> {
         self.check_thread()?;
-        Ok(self.0.stream.synchronize()?)
+        self.0.stream.synchronize().map_err(|error| self.explained(error.into()))
     }
 
     /// Loads kernels from PTX.
@@ -378,6 +385,26 @@ impl Gpu {
             recording::check_thread(self.capture_id())?;
         }
         Ok(())
+    }
+
+    /// Notes that a kernel of the program is launched.
+    #[inline]
+    pub(crate) fn note_kernel(&self, name: &KernelName) {
+        if self.0.last_kernel.load(Ordering::Relaxed) != name.number() {
+            self.0.last_kernel.store(name.number(), Ordering::Relaxed);
+        }
+    }
+
+    /// Adds the name of the last kernel to an error that it may have caused.
+    pub(crate) fn explained(&self, error: ArrayError) -> ArrayError {
+        let last = || KernelName::of_number(self.0.last_kernel.load(Ordering::Relaxed));
+        match error {
+            ArrayError::Pool(error @ PoolError::DeviceLost(_)) => match last() {
+                Some(kernel) => ArrayError::LostAfterKernel { kernel: kernel.to_string(), error },
+                None => error.into(),
+            },
+            other => other,
+        }
     }
 
     /// Returns an error unless `found` is the device of this `Gpu`.

@@ -4,15 +4,19 @@
 //! still needs its code.
 
 pub(crate) mod library;
+mod signature;
 #[cfg(feature = "sim")]
 mod twins;
 
 use crate::error::ArrayError;
 use core::fmt;
+use gpumem_pool::sys::DriverKind;
 use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
 use gpumem_pool::{Device, PoolError};
+use signature::Signatures;
+pub(crate) use signature::{Parameter, Signature};
 use std::ffi::CString;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Kernels loaded from one PTX text; see [`Gpu::module`](crate::Gpu::module). Clones share them.
 ///
@@ -23,6 +27,8 @@ pub struct Module(Arc<Loaded>);
 struct Loaded {
     device: Device,
     raw: Handle<CUmod_st>,
+    /// Empty for the modules of this crate.
+    signatures: Signatures,
 }
 
 /// A kernel of a [`Module`]. It keeps the module loaded.
@@ -30,34 +36,52 @@ struct Loaded {
 pub struct Function {
     module: Module,
     raw: Handle<CUfunc_st>,
-    name: Arc<str>,
+    name: KernelName,
+    /// `None` if the PTX has syntax there that this crate does not parse.
+    signature: Option<Signature>,
 }
 
 impl Module {
+    /// Loads a text of the user, whose launches are checked against the signatures in it.
     pub(crate) fn load(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
+        Self::load_with(device, ptx, Signatures::parse(ptx))
+    }
+
+    /// Loads a text of this crate.
+    pub(crate) fn load_own(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
+        Self::load_with(device, ptx, Signatures::default())
+    }
+
+    fn load_with(device: &Device, ptx: &str, signatures: Signatures) -> Result<Self, ArrayError> {
         let ptx = CString::new(ptx).map_err(|_| ArrayError::ZeroByte { what: "the PTX" })?;
         let (_bound, _relaxed) = (device.bind()?, device.relax()?);
         let mut raw = core::ptr::null_mut();
         // SAFETY: the text ends with a zero byte and outlives the call; the context is current.
         unsafe { device.driver().cuModuleLoadData(&mut raw, ptx.as_ptr().cast())? };
-        Ok(Self(Arc::new(Loaded { device: device.clone(), raw: Handle(raw) })))
+        Ok(Self(Arc::new(Loaded { device: device.clone(), raw: Handle(raw), signatures })))
     }
 
     /// Returns the kernel of this name.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, or if no twin of it is registered on the simulator;
-    /// [`ArrayError::ZeroByte`] if the name contains a zero byte; [`ArrayError::Pool`] if a driver call fails.
+    /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, [`ArrayError::NoTwin`] if no Rust function of that name is
+    /// registered on the simulator; [`ArrayError::ZeroByte`] if the name contains a zero byte; [`ArrayError::Pool`] if a driver call fails.
     pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
         let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
-        let Loaded { device, raw: module } = &*self.0;
+        let Loaded { device, raw: module, signatures } = &*self.0;
         let (_bound, _relaxed) = (device.bind()?, device.relax()?);
         let mut raw = core::ptr::null_mut();
         // SAFETY: the module is loaded, the name ends with a zero byte and outlives the call.
         let found = unsafe { device.driver().cuModuleGetFunction(&mut raw, module.0, text.as_ptr()) };
         match found {
-            Ok(()) => Ok(Function { module: self.clone(), raw: Handle(raw), name: name.into() }),
+            Ok(()) => {
+                let (name, signature) = (KernelName::new(name), signatures.of(name));
+                Ok(Function { module: self.clone(), raw: Handle(raw), name, signature })
+            }
+            Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_FOUND && self.lacks_twin(name) => {
+                Err(ArrayError::NoTwin { name: name.into() })
+            }
             Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_FOUND => {
                 Err(ArrayError::NoSuchKernel { name: name.into() })
             }
@@ -66,11 +90,28 @@ impl Module {
     }
 }
 
+impl Module {
+    /// Whether the text has the kernel, but the simulator has no Rust function of its name.
+    fn lacks_twin(&self, name: &str) -> bool {
+        let Loaded { device, signatures, .. } = &*self.0;
+        device.driver().kind() == DriverKind::Sim && signatures.has(name)
+    }
+}
+
 impl Function {
     /// The name in the PTX.
     #[must_use]
     pub fn name(&self) -> &str {
+        &self.name.text
+    }
+
+    pub(crate) fn known_name(&self) -> &KernelName {
         &self.name
+    }
+
+    #[inline]
+    pub(crate) fn signature(&self) -> Option<&[Parameter]> {
+        self.signature.as_deref()
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -108,8 +149,42 @@ impl fmt::Debug for Module {
 
 impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Function").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Function").field("name", &self.name()).finish_non_exhaustive()
     }
+}
+
+/// A name with a number, so that a launch stores which kernel it was in one store. Each name has its number for good.
+#[derive(Clone)]
+pub(crate) struct KernelName {
+    text: Arc<str>,
+    number: u32,
+}
+
+impl KernelName {
+    fn new(text: &str) -> Self {
+        let mut names = known_names();
+        let found = names.iter().position(|known| &**known == text);
+        let index = found.unwrap_or_else(|| {
+            names.push(text.into());
+            names.len() - 1
+        });
+        Self { text: names[index].clone(), number: index as u32 + 1 }
+    }
+
+    /// Not 0.
+    #[inline]
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(crate) fn of_number(number: u32) -> Option<Arc<str>> {
+        known_names().get(number.checked_sub(1)? as usize).cloned()
+    }
+}
+
+fn known_names() -> MutexGuard<'static, Vec<Arc<str>>> {
+    static NAMES: Mutex<Vec<Arc<str>>> = Mutex::new(Vec::new());
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A handle of the driver, which any thread may pass to it.

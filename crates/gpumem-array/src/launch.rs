@@ -4,7 +4,7 @@ use crate::array::{AsView, AsViewMut, UninitArray};
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::kernel::{Function, library};
+use crate::kernel::{Function, Parameter, library};
 use crate::kind::Kind;
 use crate::storage::{Access, Storage, queue};
 use core::ffi::c_void;
@@ -143,6 +143,7 @@ impl<'a> Launch<'a> {
     /// - [`ArrayError::WrongDevice`] if the kernel or an array is on another device than `gpu`.
     /// - [`ArrayError::LaunchShape`] if the grid or block exceeds the limits of every device.
     /// - [`ArrayError::TooManyArguments`] if the arguments exceed 32, or 512 bytes.
+    /// - [`ArrayError::ArgumentCount`] and [`ArrayError::ArgumentSize`] if they differ from the kernel's parameters in the PTX.
     /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
     ///
     /// # Safety
@@ -161,6 +162,7 @@ impl<'a> Launch<'a> {
         for (storage, _) in arguments.uses() {
             gpu.check(storage.device())?;
         }
+        arguments.check(function)?;
         // Ordering an array checks the stream and the thread, but a launch may have no array.
         gpu.stream().is_capturing()?;
         gpu.check_thread()?;
@@ -173,6 +175,7 @@ impl<'a> Launch<'a> {
         if let Some(recording) = gpu.recording() {
             recording.keep(function)?;
         }
+        gpu.note_kernel(function.known_name());
         let LaunchShape { grid, block, shared_bytes } = shape;
         arguments.with_parameters(|parameters| {
             let uses = arguments.uses().map(|(storage, _)| storage);
@@ -195,6 +198,7 @@ struct Arguments<'a> {
     word_count: u8,
     /// The index of the first word of each argument.
     starts: [u8; ARGUMENTS_INLINE],
+    sizes_bytes: [u16; ARGUMENTS_INLINE],
     count: u8,
     uses: [Option<&'a Storage>; USES_INLINE],
     use_count: u8,
@@ -209,6 +213,7 @@ struct Many<'a> {
     words: [u64; WORDS_MAX],
     word_count: usize,
     starts: [u8; ARGUMENTS_MAX],
+    sizes_bytes: [u16; ARGUMENTS_MAX],
     count: usize,
     uses: Vec<(&'a Storage, Access)>,
     /// Whether there were too many arguments.
@@ -237,6 +242,7 @@ impl<'a> Arguments<'a> {
         match (start, self.words.get_mut(first..first + word_count)) {
             (Some(start), Some(words)) => {
                 *start = self.word_count;
+                self.sizes_bytes[usize::from(self.count)] = bytes.len() as u16;
                 put(words, bytes);
                 self.count += 1;
                 self.word_count += word_count as u8;
@@ -248,19 +254,38 @@ impl<'a> Arguments<'a> {
     /// Moves the arguments so far to the heap.
     #[cold]
     fn many(&mut self) -> &mut Many<'a> {
-        let Self { words: inline_words, starts: inline_starts, uses, writes, .. } = *self;
+        let Self {
+            words: inline_words, starts: inline_starts, sizes_bytes: inline_sizes, uses, writes, ..
+        } = *self;
         let (word_count, count) = (self.word_count.into(), self.count.into());
         self.many.get_or_insert_with(|| {
             let (mut words, mut starts) = ([0; WORDS_MAX], [0; ARGUMENTS_MAX]);
             words[..WORDS_INLINE].copy_from_slice(&inline_words);
             starts[..ARGUMENTS_INLINE].copy_from_slice(&inline_starts);
+            let mut sizes_bytes = [0; ARGUMENTS_MAX];
+            sizes_bytes[..ARGUMENTS_INLINE].copy_from_slice(&inline_sizes);
             let uses = inline_uses(&uses, writes).collect();
-            Box::new(Many { words, word_count, starts, count, uses, is_refused: false })
+            Box::new(Many { words, word_count, starts, sizes_bytes, count, uses, is_refused: false })
         })
     }
 
     fn count(&self) -> usize {
         self.many.as_ref().map_or(self.count.into(), |many| many.count)
+    }
+
+    /// Compares the arguments with the kernel's parameters.
+    #[inline]
+    fn check(&self, function: &Function) -> Result<(), ArrayError> {
+        let Some(parameters) = function.signature() else { return Ok(()) };
+        let sizes = match &self.many {
+            None => &self.sizes_bytes[..usize::from(self.count)],
+            Some(many) => &many.sizes_bytes[..many.count],
+        };
+        let fits = |(size, parameter): (&u16, &Parameter)| usize::from(*size) == parameter.size_bytes;
+        match sizes.len() == parameters.len() && sizes.iter().zip(parameters).all(fits) {
+            true => Ok(()),
+            false => Err(mismatch(function.name(), parameters, sizes)),
+        }
     }
 
     fn is_refused(&self) -> bool {
@@ -300,6 +325,7 @@ impl Many<'_> {
         match (self.starts.get_mut(self.count), words) {
             (Some(start), Some(words)) => {
                 *start = self.word_count as u8;
+                self.sizes_bytes[self.count] = bytes.len() as u16;
                 put(words, bytes);
                 self.count += 1;
                 self.word_count += word_count;
@@ -314,6 +340,28 @@ fn inline_uses<'a>(uses: &[Option<&'a Storage>], writes: u32) -> impl Iterator<I
     uses.iter().flatten().enumerate().map(move |(index, storage)| {
         (*storage, if writes >> index & 1 == 0 { Access::Read } else { Access::Write })
     })
+}
+
+/// The error for arguments that are not those of the kernel.
+#[cold]
+fn mismatch(kernel: &str, parameters: &[Parameter], sizes: &[u16]) -> ArrayError {
+    let kernel = kernel.to_owned();
+    let differs =
+        |(_, (parameter, size)): &(usize, (&Parameter, &u16))| parameter.size_bytes != usize::from(**size);
+    match parameters.iter().zip(sizes).enumerate().find(differs) {
+        Some((index, (parameter, size))) if parameters.len() == sizes.len() => ArrayError::ArgumentSize {
+            kernel,
+            index,
+            parameter: parameter.name.clone(),
+            expected_bytes: parameter.size_bytes,
+            found_bytes: usize::from(*size),
+        },
+        _ => {
+            let names: Vec<_> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+            let (parameters, expected) = (names.join(", "), names.len());
+            ArrayError::ArgumentCount { kernel, parameters, expected, found: sizes.len() }
+        }
+    }
 }
 
 /// Copies an argument to the words that are reserved for it.

@@ -380,7 +380,7 @@ pub(crate) fn queue_launch<'a>(
     if has_written && (has_read_host || is_elsewhere || stream.has_waiters()) {
         mark(stream);
     }
-    queued
+    queued.map_err(|error| gpu.explained(error))
 }
 
 /// Records that the write for which `stream` has been ordered ([`Storage::order`]) is complete: the host has waited for it.

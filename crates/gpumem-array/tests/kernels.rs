@@ -16,6 +16,10 @@ const PTX: &str = "
     .visible .entry axpy(.param .u64 y, .param .f32 a, .param .u64 x, .param .u64 n) { ret; }
     .visible .entry ramp(.param .u64 y, .param .u64 n) { ret; }
     .visible .entry wild(.param .u64 y) { ret; }
+    .visible .entry many(
+        .param .u64 a0, .param .u64 a1, .param .u64 a2, .param .u64 a3, .param .u64 a4, .param .u64 a5, .param .u64 a6,
+        .param .u64 a7, .param .u64 v0, .param .u64 v1, .param .u64 v2, .param .u64 v3, .param .u64 v4, .param .u64 v5,
+        .param .u64 v6, .param .u64 v7) { ret; }
     .visible .entry no_twin() { ret; }";
 
 /// y += a * x
@@ -41,7 +45,22 @@ fn wild(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     Ok(())
 }
 
-static TWINS: [Kernel; 3] = [Kernel::new("axpy", axpy), Kernel::new("ramp", ramp), Kernel::new("wild", wild)];
+/// Writes the values to the arrays.
+fn many(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let arrays: Vec<u64> = (0..8).map(|_| launch.arg()).collect::<Result<_, _>>()?;
+    for array in arrays {
+        let value = launch.arg::<u64>()?;
+        launch.write::<u64>(array, 1)?[0].set(value);
+    }
+    Ok(())
+}
+
+static TWINS: [Kernel; 4] = [
+    Kernel::new("axpy", axpy),
+    Kernel::new("ramp", ramp),
+    Kernel::new("wild", wild),
+    Kernel::new("many", many),
+];
 
 fn function(gpu: &Gpu, name: &str) -> Result<Function, ArrayError> {
     if let Some(sim) = gpumem_sim::Sim::of(gpu.device().driver()) {
@@ -75,6 +94,57 @@ fn launches_are_ordered_like_any_operation() {
     }
 }
 
+/// Without the check, an `f64` for an `f32` would run and compute nonsense, and too few arguments would be an unnamed error of the
+/// driver.
+#[test]
+fn arguments_are_those_of_the_kernel() {
+    let gpu = gpu();
+    let axpy = function(&gpu, "axpy").unwrap();
+    let (mut y, x) =
+        (GpuArray::from_elem(&gpu, 9, 1.0_f32).unwrap(), GpuArray::from_elem(&gpu, 9, 1.0_f32).unwrap());
+    let shape = LaunchShape::for_len(9);
+    let launch = axpy.launch(shape).write(&mut y).scalar(2.0_f64).read(&x).scalar(9_u64);
+    // SAFETY: the launch is refused before the driver sees it.
+    let refused = unsafe { launch.enqueue(&gpu) }.unwrap_err();
+    let ArrayError::ArgumentSize { kernel, index: 1, parameter, expected_bytes: 4, found_bytes: 8 } =
+        &refused
+    else {
+        panic!("{refused}")
+    };
+    assert_eq!((kernel.as_str(), parameter.as_str()), ("axpy", "a"));
+    assert!(refused.to_string().contains("parameter 1 (a) has 4 bytes"), "{refused}");
+    for count in [0, 1, 3, 5, 20] {
+        let launch = (0..count).fold(axpy.launch(shape), |launch, _| launch.scalar(0_u64));
+        // SAFETY: the launch is refused before the driver sees it.
+        let refused = unsafe { launch.enqueue(&gpu) }.unwrap_err();
+        assert!(
+            matches!(refused, ArrayError::ArgumentCount { expected: 4, found, .. } if found == count),
+            "{refused}"
+        );
+        assert!(refused.to_string().contains("(y, a, x, n)"), "{refused}");
+    }
+    assert_eq!(y.to_vec().unwrap(), [1.0; 9]);
+}
+
+/// More arguments than the builder holds inline.
+#[test]
+fn kernels_may_have_many_arguments() {
+    let gpu = gpu();
+    let many = function(&gpu, "many").unwrap();
+    let mut arrays: Vec<_> = (0..8).map(|_| GpuArray::<u64, _>::zeros(&gpu, 1).unwrap()).collect();
+    for round in 0..3_u64 {
+        let other = gpu.fork().unwrap();
+        let launch = many.launch(LaunchShape::for_len(1));
+        let launch = arrays.iter_mut().fold(launch, gpumem_array::Launch::write);
+        let launch = (0..8_u64).fold(launch, |launch, value| launch.scalar(value + round));
+        // SAFETY: the arguments are those of the kernel, which writes one element of each array.
+        unsafe { launch.enqueue(&other).unwrap() };
+    }
+    for (index, array) in (2..).zip(&arrays) {
+        assert_eq!(array.to_vec().unwrap(), [index]);
+    }
+}
+
 #[test]
 fn our_own_kernels_can_be_loaded_ahead() {
     let gpu = gpu();
@@ -97,6 +167,7 @@ fn invalid_launches_are_refused() {
     let gpu = gpu();
     assert!(matches!(function(&gpu, "absent"), Err(ArrayError::NoSuchKernel { name }) if name == "absent"));
     let twin = function(&gpu, "no_twin").unwrap_err();
+    assert!(matches!(&twin, ArrayError::NoTwin { name } if name == "no_twin"), "{twin}");
     assert!(twin.to_string().contains("register a Rust function"), "{twin}");
     assert!(matches!(function(&gpu, "a\0b"), Err(ArrayError::ZeroByte { .. })));
     assert!(gpu.module("this is no PTX").is_err());
@@ -119,7 +190,11 @@ fn a_faulting_kernel_loses_the_context() {
     // SAFETY: it breaks its promise on purpose, on a simulated device.
     unsafe { wild.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
     let lost = y.to_vec().unwrap_err();
-    assert!(matches!(lost, ArrayError::Pool(PoolError::DeviceLost(_))), "{lost}");
+    let ArrayError::LostAfterKernel { kernel, error: PoolError::DeviceLost(_) } = &lost else {
+        panic!("{lost}")
+    };
+    assert_eq!(kernel, "wild");
+    assert!(lost.to_string().contains("\"wild\""), "{lost}");
 }
 
 #[test]

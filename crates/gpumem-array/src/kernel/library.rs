@@ -123,7 +123,7 @@ impl Library {
         if let Some(function) = self.fill.get() {
             return Ok(function);
         }
-        let function = Module::load(&self.device, FILL)?.function("gpumem_fill_u64")?;
+        let function = Module::load_own(&self.device, FILL)?.function("gpumem_fill_u64")?;
         Ok(self.fill.get_or_init(|| function))
     }
 
@@ -133,7 +133,9 @@ impl Library {
         let slot = &mut modules[kind as usize][family];
         match slot {
             Some(module) => Ok(module.clone()),
-            empty => Ok(empty.insert(Module::load(&self.device, FAMILIES[family][kind as usize])?).clone()),
+            empty => {
+                Ok(empty.insert(Module::load_own(&self.device, FAMILIES[family][kind as usize])?).clone())
+            }
         }
     }
 }
