@@ -34,6 +34,7 @@
 //! | ready | free, and complete on every stream |
 //! | idle | free, and ordered before the request |
 
+mod blockers;
 mod build;
 mod careful;
 mod check;
@@ -60,7 +61,6 @@ mod stamps;
 mod tests;
 mod totals;
 mod trim;
-mod waits;
 
 use crate::block::HeapBlock;
 use crate::order::{Stamp, StreamIndex};

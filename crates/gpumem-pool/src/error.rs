@@ -7,7 +7,7 @@ mod refusal;
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
 };
-pub(crate) use out_of_memory::{GrowthLog, LimitExceeded, Maker, Sample};
+pub(crate) use out_of_memory::{GrowthLog, LimitExceeded, PoolFacts, Sample};
 pub(crate) use refusal::Refusal;
 
 use crate::config::{BackendKind, Bytes, ConfigError, MemoryKind};

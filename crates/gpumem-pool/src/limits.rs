@@ -63,8 +63,8 @@ impl Limits {
     }
 
     /// The hard limit, if there is one, for the report of a request that it refused at this level of held bytes.
-    pub(crate) fn passed(&self, held_bytes: u64) -> Option<LimitExceeded> {
-        self.hard_bytes().map(|_| self.node.passed(held_bytes))
+    pub(crate) fn exceeded_at(&self, held_bytes: u64) -> Option<LimitExceeded> {
+        self.hard_bytes().map(|_| self.node.exceeded_at(held_bytes))
     }
 
     pub(crate) fn soft_bytes(&self) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! Free memory under its own addresses: a request that finds some calls nothing.
+//! Allocation from free memory at its current addresses, without a driver call.
 
 use super::fit::{UNIT_BYTES, place};
 use super::idle_scan::{View, stretches};

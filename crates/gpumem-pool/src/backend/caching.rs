@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `caching_pool` | the thread caches and the heap of one pool, with its limits and what it gives back |
 //! | `rungs` | a block that found no free memory: the rungs of the ladder |
-//! | `extent` | blocks that grow in place |
+//! | `extent` | blocks that grow in place; reserving memory ahead |
 //! | `vmm`, `access` | the driver's calls for physical memory; which devices may use it |
 
 mod access;

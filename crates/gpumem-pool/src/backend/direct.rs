@@ -406,7 +406,7 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
     fn limit_of_driver_pool(&self) -> Option<LimitExceeded> {
         let backend = self.backend;
         let in_use_bytes = backend.counters.in_use_bytes();
-        let limit = backend.limits.passed(in_use_bytes)?;
+        let limit = backend.limits.exceeded_at(in_use_bytes)?;
         let free_bytes = backend.device.memory_info().ok()?.free_bytes;
         let reserved = backend.calls.reserved(&backend.device).ok()?;
         let reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);

@@ -62,7 +62,8 @@ pub(crate) struct Shortage {
     pub(crate) alignment: u64,
     /// The bytes that the pool itself counts against its limits.
     pub(crate) admitted_bytes: u64,
-    /// `None` if the request does not fit beside the memory that the device has left, so that the driver was not called.
+    /// `None` if neither a limit nor the driver is known to have refused: the request was too large for the room below the
+    /// limits, or for the device's free memory, and the driver was not called.
     pub(crate) refusal: Option<Refusal>,
 }
 

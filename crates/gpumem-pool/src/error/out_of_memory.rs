@@ -83,7 +83,7 @@ pub struct OutOfMemory {
     pub holders: Vec<Holder>,
     /// The growth of memory in use, if it resembles a leak.
     pub growth: Option<Growth>,
-    pub(crate) maker: Maker,
+    pub(crate) facts: PoolFacts,
 }
 
 /// The cause of a refusal.
@@ -114,7 +114,7 @@ pub(crate) struct LimitExceeded {
 
 /// The properties of the refusing pool that the advice depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Maker {
+pub(crate) struct PoolFacts {
     pub(crate) backend: Option<BackendKind>,
     /// Whether idle memory can be remapped.
     pub(crate) can_map: bool,

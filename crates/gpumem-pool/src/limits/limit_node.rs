@@ -70,12 +70,12 @@ impl LimitNode {
         let sum = |held: u64| held.checked_add(size_bytes).filter(|sum| *sum <= self.admitted_bytes());
         // Acquire pairs with the release in `give_back`: the driver has released the memory that makes room for this.
         let admitted = self.held_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, sum);
-        let held_bytes = admitted.map_err(|held_bytes| self.passed(held_bytes))? + size_bytes;
+        let held_bytes = admitted.map_err(|held_bytes| self.exceeded_at(held_bytes))? + size_bytes;
         // The limit may have been lowered since the check above. Either this check sees the new limit, or the bytes
         // were held before it was set.
         if held_bytes > self.admitted_bytes() {
             self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
-            return Err(self.passed(held_bytes - size_bytes));
+            return Err(self.exceeded_at(held_bytes - size_bytes));
         }
         let Some(above) = &self.above else { return Ok(()) };
         above.admit(size_bytes).inspect_err(|_| {
@@ -138,20 +138,20 @@ impl LimitNode {
     /// The limit that this many further bytes would exceed, if any.
     pub(crate) fn full_for(&self, size_bytes: u64) -> Option<LimitExceeded> {
         match self.is_full_for(size_bytes) {
-            true => Some(self.passed(self.held_bytes.load(Ordering::Relaxed))),
+            true => Some(self.exceeded_at(self.held_bytes.load(Ordering::Relaxed))),
             false => self.above.as_ref()?.full_for(size_bytes),
         }
     }
 
-    /// This node's limit, for a report.
-    pub(crate) fn passed(&self, held_bytes: u64) -> LimitExceeded {
+    /// The refusal of this limit at a number of held bytes.
+    pub(crate) fn exceeded_at(&self, held_bytes: u64) -> LimitExceeded {
         let by = if self.above.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
         LimitExceeded { by, limit_bytes: self.limit_bytes(), held_bytes }
     }
 
     /// Whether a refusal names this node's limit.
     pub(crate) fn is_of(&self, by: RefusedBy, limit_bytes: Option<u64>) -> bool {
-        let own = self.passed(0);
+        let own = self.exceeded_at(0);
         own.by == by && Some(own.limit_bytes) == limit_bytes
     }
 

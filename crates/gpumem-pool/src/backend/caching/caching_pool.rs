@@ -6,8 +6,8 @@
 //! | `frees` | frees that the thread caches have no room for |
 //! | `drains` | draining the thread caches into the heap |
 //! | `guarded` | the state under the heap's lock |
-//! | `stats` | the pool's counters and their check, and the figures for reports |
-//! | `relief` | reserving memory ahead, and releasing it |
+//! | `stats` | the pool's counters and their check, the figures for reports, and which limit refused |
+//! | `relief` | how much the limits let the heap reserve; releasing memory |
 //! | `eager` | releasing memory before it is short |
 //! | `users` | peer access, export and pinning |
 //! | `addresses` | reserving the heap's addresses, or the choice of plain segments |

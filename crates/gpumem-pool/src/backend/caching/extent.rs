@@ -276,7 +276,7 @@ impl GrowSearch<'_> {
             return (true, None);
         }
         let mut core = pool.core_with_limit();
-        let most_bytes = pool.limit_bytes(&core.heap);
+        let most_bytes = pool.reservable_max_bytes(&core.heap);
         let reserved = core.heap.reserve(missing_bytes, &mut pool.vmm(), most_bytes);
         pool.set_cache_cap(&core);
         (reserved.unwrap_or(false), reserved.err())
@@ -289,7 +289,7 @@ impl GrowSearch<'_> {
         let mut vmm = pool.vmm();
         core.extents.settle(pool.clocks(), &mut vmm)?;
         core.heap.set_outside_bytes(core.extents.reserved_bytes());
-        let limit_bytes = pool.limit_bytes(&core.heap);
+        let limit_bytes = pool.reservable_max_bytes(&core.heap);
         let Extents { by_id, lost, .. } = &mut core.extents;
         let Some(extent) = by_id.get_mut(&id) else { return Ok((true, None)) };
         let end_bytes = size_bytes.next_multiple_of(PAGE_BYTES);

@@ -4,7 +4,7 @@
 //! | rung | where the memory comes from | cost |
 //! | --- | --- | --- |
 //! | `own_magazines` | the blocks that this thread has cached; for a large block, its large ones only | its next hits |
-//! | `one_handle` | for a small block, one handle from the driver, up to 2 MiB beyond the target of `growth_to_target`, if the profile has slack and other threads have cached less than that, but not nothing | memory |
+//! | `one_handle` | for a small block, one handle from the driver, up to 2 MiB beyond the target of `growth_to_target`, if the profile has slack and other threads have cached more than nothing and less than 2 MiB | memory |
 //! | `all_magazines` | the blocks that all threads have cached; for a large block, large ones only | their next hits |
 //! | `completed` | blocks freed by other streams whose markers have been passed | queries, within a budget |
 //! | `growth_to_target` | the driver, up to the peak in use and the slack | one handle or a few |
@@ -142,7 +142,7 @@ fn one_handle(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     }
     let most_bytes = {
         let heap = &pool.core().heap;
-        heap.growth_target_bytes(request).saturating_add(HANDLE_BYTES).min(pool.limit_bytes(heap))
+        heap.growth_target_bytes(request).saturating_add(HANDLE_BYTES).min(pool.reservable_max_bytes(heap))
     };
     grow(search, request, most_bytes)
 }
@@ -196,7 +196,7 @@ fn growth_to_target(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     let pool = search.pool;
     let most_bytes = {
         let heap = &pool.core().heap;
-        heap.growth_target_bytes(request).min(pool.limit_bytes(heap))
+        heap.growth_target_bytes(request).min(pool.reservable_max_bytes(heap))
     };
     grow(search, request, most_bytes)
 }
@@ -236,7 +236,7 @@ fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Made {
 
 fn growth_to_limit(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     let pool = search.pool;
-    let limit_bytes = pool.limit_bytes(&pool.core().heap);
+    let limit_bytes = pool.reservable_max_bytes(&pool.core().heap);
     match grow(search, request, limit_bytes)? {
         Step::Skipped => {}
         found => return Ok(found),
@@ -263,7 +263,7 @@ fn grow(search: &mut BlockSearch<'_>, request: &Request, reserved_max_bytes: u64
     Ok(made(grown.ok().flatten()))
 }
 
-/// A shortage of memory in a rung that does not grow the heap is not what the request fails for.
+/// Skips a rung that does not grow the heap and is out of memory: the request fails for another reason.
 fn unless_short(taken: Result<Option<HeapBlock>, Refusal>) -> Made {
     match taken {
         Ok(block) => Ok(made(block)),
@@ -311,7 +311,7 @@ fn synchronised(search: &mut BlockSearch<'_>, _request: &Request) -> Made {
 fn glued(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     let pool = search.pool;
     let (clocks, mut vmm, mut core) = (pool.clocks(), pool.vmm(), pool.core());
-    let most_bytes = pool.limit_bytes(&core.heap);
+    let most_bytes = pool.reservable_max_bytes(&core.heap);
     unless_short(core.heap.take_glued(request, clocks, &mut vmm, most_bytes))
 }
 

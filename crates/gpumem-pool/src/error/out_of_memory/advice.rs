@@ -103,7 +103,7 @@ impl OutOfMemory {
     /// that the backend takes from the driver, if that is known.
     pub(super) fn needed_bytes(&self) -> u64 {
         let own_bytes = self.held_bytes().saturating_add(self.wanted_bytes());
-        let taken_bytes = match self.maker.backend {
+        let taken_bytes = match self.facts.backend {
             Some(BackendKind::Caching) => own_bytes.checked_next_multiple_of(2 << 20),
             _ => None,
         };
@@ -123,7 +123,7 @@ impl OutOfMemory {
     /// The bytes that the request takes: an aligned start needs more than the requested size.
     pub(super) fn wanted_bytes(&self) -> u64 {
         let had_bytes =
-            if self.maker.backend == Some(BackendKind::Caching) { 2 << 20 } else { ALIGNMENT_MIN };
+            if self.facts.backend == Some(BackendKind::Caching) { 2 << 20 } else { ALIGNMENT_MIN };
         self.requested_bytes.saturating_add(self.alignment.saturating_sub(had_bytes))
     }
 
@@ -149,7 +149,7 @@ impl OutOfMemory {
 
     /// With less free memory than this, every driver refuses.
     fn driver_unit_bytes(&self) -> u64 {
-        if self.maker.backend == Some(BackendKind::Native) { 32 << 20 } else { 2 << 20 }
+        if self.facts.backend == Some(BackendKind::Native) { 32 << 20 } else { 2 << 20 }
     }
 
     fn has_room_beyond_the_limit(&self) -> bool {
@@ -159,7 +159,7 @@ impl OutOfMemory {
 
     /// The device's free memory, and what it could reclaim from other pools if no limit refused first.
     fn obtainable_bytes(&self) -> u64 {
-        self.device_free_bytes.saturating_add(self.maker.others_cached_bytes)
+        self.device_free_bytes.saturating_add(self.facts.others_cached_bytes)
     }
 
     /// Whether the memory of other users would suffice, or all of it if only fragmentation is in the way. The context

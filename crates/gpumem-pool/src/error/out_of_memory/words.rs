@@ -1,6 +1,6 @@
 //! The sentences of an [`OutOfMemory`]: the headline and the advice.
 
-use super::{Advice, Attempt, Maker, OutOfMemory, RefusedBy, UnfinishedStream};
+use super::{Advice, Attempt, OutOfMemory, PoolFacts, RefusedBy, UnfinishedStream};
 use crate::config::{BackendKind, Bytes, MemoryKind};
 use core::time::Duration;
 
@@ -14,7 +14,7 @@ impl OutOfMemory {
             }
             other => other,
         };
-        let whose = if self.maker.is_limit_above { " of the parent pool" } else { "" };
+        let whose = if self.facts.is_limit_above { " of the parent pool" } else { "" };
         let memory = match self.kind {
             MemoryKind::Device => "GPU memory",
             MemoryKind::Unified => "unified memory",
@@ -117,7 +117,7 @@ impl OutOfMemory {
     fn raise_the_limit(&self) -> String {
         let raised = self.raised();
         let limit = if self.refused_by == RefusedBy::Quota { "quota" } else { "limit" };
-        let whose = if self.maker.is_limit_above { "the parent pool's" } else { "the pool's" };
+        let whose = if self.facts.is_limit_above { "the parent pool's" } else { "the pool's" };
         match () {
             () if self.limit_others_bytes > self.in_use_bytes => format!(
                 "other pools hold {} of the limit: free memory there, or {raised}",
@@ -132,7 +132,7 @@ impl OutOfMemory {
 
     /// The limit that allows the request, and where to set it.
     fn raised(&self) -> String {
-        let how = match (self.refused_by, self.maker.is_limit_above) {
+        let how = match (self.refused_by, self.facts.is_limit_above) {
             (RefusedBy::Quota, false) => "at Pool::private, or with Pool::set_hard_limit",
             (RefusedBy::Quota, true) => {
                 "at the parent's Pool::private, or with Pool::set_hard_limit of the parent"
@@ -142,7 +142,7 @@ impl OutOfMemory {
         };
         let needed = Bytes(self.needed_bytes()).rounded_up();
         let more = self
-            .maker
+            .facts
             .limit_above_bytes
             .map(Bytes)
             .map_or(String::new(), |above| format!(", and also the parent pool's limit of {above}"));
@@ -180,11 +180,11 @@ impl OutOfMemory {
         if self.refused_by == RefusedBy::OnPurpose {
             return "the adaptor `failures` injected this refusal: remove that adaptor where tests do not need it".into();
         }
-        let more = match self.maker {
-            Maker { can_map: true, .. } => {
+        let more = match self.facts {
+            PoolFacts { can_map: true, .. } => {
                 "it may withhold that memory, or another program took it for a moment: request less, or retry later"
             }
-            Maker { backend: Some(BackendKind::Caching), .. } => {
+            PoolFacts { backend: Some(BackendKind::Caching), .. } => {
                 "it has no contiguous range of that size, or withholds it: request smaller blocks"
             }
             _ => {
@@ -201,10 +201,10 @@ impl OutOfMemory {
         let fragments =
             largest.map_or(String::new(), |largest| format!(" (largest block {})", Bytes(largest)));
         let apart = "give long-lived small blocks a pool of their own (Pool::private)";
-        let more = match self.maker {
-            Maker { can_map: true, is_tight: true, .. } => format!(", and {apart}"),
-            Maker { can_map: true, .. } => format!(", {apart}, or set GPUMEM_PROFILE=tight"),
-            Maker { backend: Some(BackendKind::Caching), .. } => {
+        let more = match self.facts {
+            PoolFacts { can_map: true, is_tight: true, .. } => format!(", and {apart}"),
+            PoolFacts { can_map: true, .. } => format!(", {apart}, or set GPUMEM_PROFILE=tight"),
+            PoolFacts { backend: Some(BackendKind::Caching), .. } => {
                 format!(", {apart}, or keep them out of large segments (GPUMEM_CONF=max_split_size_mb:64)")
             }
             _ if self.kind == MemoryKind::Device => {

@@ -5,7 +5,7 @@ use super::State;
 use crate::backend::{Shortage, Source};
 use crate::config::{MemoryKind, Profile};
 use crate::device::{CaptureModeGuard, processes};
-use crate::error::{Advice, Attempt, Maker, OutOfMemory, PoolError, Refusal, RefusedBy};
+use crate::error::{Advice, Attempt, OutOfMemory, PoolError, PoolFacts, Refusal, RefusedBy};
 use crate::limits::Trimmable;
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ impl State {
         let is_by_own = self.limits.node().is_of(report.refused_by, report.limit_bytes);
         let is_by_limit = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota);
         let above = self.limits.node().above().filter(|_| is_by_own);
-        report.maker = Maker {
+        report.facts = PoolFacts {
             is_limit_above: is_by_limit && !is_by_own,
             limit_above_bytes: above
                 .and_then(|above| Some(above.full_for(report.requested_bytes)?.limit_bytes)),

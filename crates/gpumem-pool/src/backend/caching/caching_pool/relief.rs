@@ -106,8 +106,8 @@ impl CachingPool {
         settled.and(released).and(trimmed.map(drop))
     }
 
-    /// The bytes that may be reserved now, under the pool's own limit and the limits that it shares.
-    pub(in super::super) fn limit_bytes(&self, heap: &Heap) -> u64 {
+    /// The largest total that may be reserved: the reserved bytes plus the room below all limits.
+    pub(in super::super) fn reservable_max_bytes(&self, heap: &Heap) -> u64 {
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::LimitOffByOne) {
             return self.limits.node().limit_bytes().saturating_add(2 << 20);

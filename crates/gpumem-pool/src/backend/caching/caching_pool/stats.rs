@@ -60,7 +60,7 @@ impl CachingPool {
     /// larger than what the limits leave.
     pub(in super::super) fn shortage(&self, requested_bytes: u64, refusal: Option<Refusal>) -> Shortage {
         let admitted_bytes = self.reserved().current_bytes;
-        let own_limit = || self.limits.passed(admitted_bytes);
+        let own_limit = || self.limits.exceeded_at(admitted_bytes);
         let limit = || self.access.admission().full_for(requested_bytes).or_else(own_limit);
         let refusal = refusal.or_else(|| limit().map(Refusal::Limit));
         Shortage { requested_bytes, alignment: 0, admitted_bytes, refusal }

@@ -4,7 +4,7 @@ mod cases;
 
 use super::*;
 use crate::config::BackendKind;
-use crate::error::{Growth, Maker, ProcessUsage};
+use crate::error::{Growth, PoolFacts, ProcessUsage};
 use Advice::*;
 use cases::cases;
 
@@ -31,7 +31,7 @@ fn beside(
         reserved_bytes: in_use_bytes + cached_bytes,
         device_free_bytes: total_bytes.saturating_sub(others_bytes + in_use_bytes + cached_bytes),
         device_total_bytes: total_bytes,
-        maker: Maker { backend: Some(BackendKind::Caching), can_map: true, ..Maker::default() },
+        facts: PoolFacts { backend: Some(BackendKind::Caching), can_map: true, ..PoolFacts::default() },
         ..OutOfMemory::default()
     }
 }
@@ -68,8 +68,8 @@ fn of(kind: MemoryKind, report: OutOfMemory) -> OutOfMemory {
 }
 
 fn by(backend: BackendKind, report: OutOfMemory) -> OutOfMemory {
-    let maker = Maker { backend: Some(backend), ..Maker::default() };
-    OutOfMemory { maker, ..report }
+    let facts = PoolFacts { backend: Some(backend), ..PoolFacts::default() };
+    OutOfMemory { facts, ..report }
 }
 
 fn private(report: OutOfMemory) -> OutOfMemory {

@@ -109,7 +109,7 @@ pub(super) fn cases() -> Vec<Case> {
         (
             "pieces of a tight pool",
             OutOfMemory {
-                maker: Maker { is_tight: true, ..alone(1, 0, 0, 0).maker },
+                facts: PoolFacts { is_tight: true, ..alone(1, 0, 0, 0).facts },
                 ..limited(8 * GIB, alone(24 * GIB, 5 * GIB, 3 * GIB, 2 * GIB))
             },
             Defragment,
@@ -300,7 +300,7 @@ pub(super) fn cases() -> Vec<Case> {
         (
             "a quota that is as high as the limit above it",
             OutOfMemory {
-                maker: Maker { limit_above_bytes: Some(GIB), ..Maker::default() },
+                facts: PoolFacts { limit_above_bytes: Some(GIB), ..PoolFacts::default() },
                 ..private(limited(GIB, alone(24 * GIB, 0, 0, GIB + 1)))
             },
             RaiseTheLimit,
@@ -311,7 +311,7 @@ pub(super) fn cases() -> Vec<Case> {
         (
             "the limit above a private pool",
             OutOfMemory {
-                maker: Maker { is_limit_above: true, ..Maker::default() },
+                facts: PoolFacts { is_limit_above: true, ..PoolFacts::default() },
                 ..shared(7 * GIB, limited(8 * GIB, alone(24 * GIB, 0, 0, 2 * GIB)))
             },
             RaiseTheLimit,
