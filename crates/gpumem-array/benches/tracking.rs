@@ -52,7 +52,7 @@ unsafe extern "C" fn launch(
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let rounds = std::env::var("GPUMEM_BENCH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(50);
+    let rounds = std::env::var("GPUMEM_BENCH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
     let sim = gpumem_sim::driver(SimConfig::new())?;
     if let Some(sim) = Sim::of(&sim) {
         sim.register(&TWIN);
@@ -80,7 +80,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut gpus = Vec::new();
     for _ in 0..2 {
-        gpus.push((gpu.fork()?, GpuArray::<f32, _>::zeros(&gpu, LEN)?));
+        let fork = gpu.fork()?;
+        let y = GpuArray::<f32, _>::zeros(&fork, LEN)?;
+        gpus.push((fork, y));
     }
     let mut alone_ns = f64::INFINITY;
     if let Some((gpu, y)) = gpus.first_mut() {
@@ -92,8 +94,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let threads: Vec<_> = gpus
             .iter_mut()
             .map(|(gpu, y)| {
-                let (barrier, axpy, a, b) = (Arc::clone(&barrier), &axpy, &a, &b);
+                let (barrier, axpy, a, b, real) = (Arc::clone(&barrier), &axpy, &a, &b, &real);
                 scope.spawn(move || {
+                    let _bound = real.bind();
                     barrier.wait();
                     best_ns(rounds, || step(axpy, gpu, y, a, b)) - bare_ns
                 })
@@ -156,4 +159,4 @@ fn best_ns(rounds: usize, mut call: impl FnMut() -> Result<(), ArrayError>) -> f
 }
 
 const LEN: usize = 256;
-const BATCH: usize = 20_000;
+const BATCH: usize = 1000;

@@ -380,6 +380,7 @@ impl Gpu {
     }
 
     /// Returns an error if this thread captures on another `Gpu`.
+    #[inline]
     pub(crate) fn check_thread(&self) -> Result<(), ArrayError> {
         if recording::is_any_open() {
             recording::check_thread(self.capture_id())?;
@@ -445,11 +446,14 @@ impl Drop for ThreadEnd {
     }
 }
 
+#[inline]
 fn check_device(expected: &Device, found: &Device) -> Result<(), ArrayError> {
-    if expected == found {
-        return Ok(());
-    }
-    Err(ArrayError::WrongDevice { expected: place(expected), found: place(found) })
+    if expected == found { Ok(()) } else { Err(wrong_device(expected, found)) }
+}
+
+#[cold]
+fn wrong_device(expected: &Device, found: &Device) -> ArrayError {
+    ArrayError::WrongDevice { expected: place(expected), found: place(found) }
 }
 
 fn place(device: &Device) -> String {

@@ -130,7 +130,7 @@ impl Gpu {
         // Relaxed: the stream is private, so no other call can interfere with the capture, and it interferes with none.
         let mut open = Open { capture: Some(gpu.stream().begin_capture(CaptureMode::Relaxed)?), gpu };
         let made = work(&CaptureGpu(open.gpu.clone()))?;
-        let mut keeper = Keeper::new(id, self);
+        let mut keeper = Keeper::new(id);
         let tokens = made.keep(&mut keeper)?;
         let results = keeper.into_results();
         let exec = open.end()?.end()?.instantiate()?;

@@ -94,7 +94,7 @@ pub struct Launch<'a> {
 
 impl Function {
     /// Starts to build a launch of this kernel. Add its arguments in the order of its parameters.
-    #[inline]
+    #[inline(always)]
     pub fn launch(&self, shape: LaunchShape) -> Launch<'_> {
         Launch { function: self, shape, arguments: Arguments::default() }
     }
@@ -102,7 +102,7 @@ impl Function {
 
 impl<'a> Launch<'a> {
     /// Adds the address of an array that the kernel reads. For a view it is the address of the first element.
-    #[inline]
+    #[inline(always)]
     pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
         let view = array.as_view();
         self.arguments.push_array(view.storage(), Access::Read, view.address());
@@ -110,7 +110,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Adds the address of an array that the kernel writes, and may read.
-    #[inline]
+    #[inline(always)]
     pub fn write<A: AsViewMut + ?Sized>(mut self, array: &'a mut A) -> Self {
         let view = array.as_view_mut();
         self.arguments.push_array(view.storage(), Access::Write, view.address());
@@ -118,7 +118,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Adds the address of an uninitialised array that the kernel writes.
-    #[inline]
+    #[inline(always)]
     pub fn write_uninit<T: Element, D: Dimension, K: Kind>(
         mut self,
         array: &'a mut UninitArray<T, D, K>,
@@ -128,7 +128,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Adds a value, copied now. A struct can be passed if it is an [`Element`].
-    #[inline]
+    #[inline(always)]
     pub fn scalar<T: Element>(mut self, value: T) -> Self {
         const { check_layout::<T>() };
         self.arguments.push(bytemuck::bytes_of(&value));
@@ -189,8 +189,8 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// The arguments of a launch. Those of most kernels fit into the value itself, which is small, because each method of the builder
-/// moves it.
+/// The arguments of a launch. Those of most kernels fit into the value itself. The methods of the builder, which move it, are always
+/// inlined: the compiler then stores the arguments in place.
 #[derive(Default)]
 struct Arguments<'a> {
     /// The bytes of the arguments, each aligned to 8.
@@ -221,7 +221,7 @@ struct Many<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    #[inline]
+    #[inline(always)]
     fn push_array(&mut self, storage: &'a Storage, access: Access, address: u64) {
         let index = usize::from(self.use_count);
         match self.uses.get_mut(index).filter(|_| self.many.is_none()) {
@@ -235,7 +235,7 @@ impl<'a> Arguments<'a> {
         self.push(&address.to_ne_bytes());
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, bytes: &[u8]) {
         let (first, word_count) = (usize::from(self.word_count), bytes.len().div_ceil(8));
         let start = self.starts.get_mut(usize::from(self.count)).filter(|_| self.many.is_none());
@@ -365,7 +365,7 @@ fn mismatch(kernel: &str, parameters: &[Parameter], sizes: &[u16]) -> ArrayError
 }
 
 /// Copies an argument to the words that are reserved for it.
-#[inline]
+#[inline(always)]
 fn put(words: &mut [u64], bytes: &[u8]) {
     for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
         let mut whole = [0; 8];

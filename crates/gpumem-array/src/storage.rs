@@ -8,7 +8,7 @@
 //! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one
 //! stream needs no marker, so markers are recorded when another stream asks for one. Some writes get theirs at once, because
 //! another stream is likely to wait for them while later work is queued: copies from pinned memory, writes on a stream that other
-//! streams have waited for, and writes to memory of another stream.
+//! streams have waited for, and writes to memory that another stream has just used.
 //!
 //! Another thread may begin a capture between the waits and the work. So [`queue`] queues the work in a call during which no
 //! capture of the stream begins or ends. There it checks whether the work becomes part of a graph, which then keeps the memory. In
@@ -20,7 +20,7 @@ use crate::gpu::Gpu;
 pub(crate) use crate::gpu::recording::Access;
 use crate::gpu::recording::{self, RecordedUse};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Block, Device, MemoryKind, PoolError, Stream, StreamPoint};
@@ -29,14 +29,14 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// A block and its uses so far.
 pub(crate) struct Storage {
     block: Block,
-    /// The latest point of the stream that the block was allocated on.
-    owner: StreamPoint,
     /// Whether it is host memory: copies from there take long.
     is_host: bool,
     /// The point of the last write. At first that of the allocation: in its stream's order the memory exists.
     write: AtomicU64,
     /// The points of reads since, one for each stream, without a gap; 0 is none. Only a write clears them.
     reads: [AtomicU64; INLINE_READS],
+    /// Whether another stream used the memory before the last write: it is likely to use it again, and to wait for the write.
+    changes_streams: AtomicBool,
     /// What the host may do without a wait: 0 nothing, 1 read, 2 read and write. Always 0 for device memory.
     host: AtomicU8,
     /// The capture that the array was made in, or 0. Such an array has no values outside of the capture.
@@ -58,12 +58,13 @@ struct More {
 impl Storage {
     /// The block was allocated on the stream of `gpu`.
     pub(crate) fn new(block: Block, gpu: &Gpu) -> Self {
-        let owner = gpu.stream().latest_point();
-        let (write, reads) = (AtomicU64::new(owner.to_bits()), Default::default());
+        let allocated = gpu.stream().latest_point();
+        let (write, reads) = (AtomicU64::new(allocated.to_bits()), Default::default());
         let is_host = block.kind() == MemoryKind::Host;
         let (host, serial, more) = (AtomicU8::new(0), AtomicU64::new(0), OnceLock::new());
         let capture = gpu.capture_id();
-        let storage = Self { block, owner, is_host, write, reads, host, capture, serial, more };
+        let changes_streams = AtomicBool::new(false);
+        let storage = Self { block, is_host, write, reads, changes_streams, host, capture, serial, more };
         storage.keep_foreign(gpu.stream());
         storage
     }
@@ -180,9 +181,8 @@ impl Storage {
 
     /// Makes an array of a capture the result of its graph, which launches write. Before the first launch nothing has used it; that its
     /// memory exists is what launches wait for.
-    pub(crate) fn into_result(self, gpu: &Gpu) -> Self {
-        let owner = gpu.stream().latest_point();
-        Self { owner, write: AtomicU64::new(NONE.to_bits()), capture: 0, ..self }
+    pub(crate) fn into_result(self) -> Self {
+        Self { write: AtomicU64::new(NONE.to_bits()), capture: 0, ..self }
     }
 
     fn finish(&self, point: StreamPoint) -> Result<(), PoolError> {
@@ -198,7 +198,10 @@ impl Storage {
 
     /// The array is borrowed exclusively, so no other thread uses the points.
     fn order_write(&self, stream: &Stream, write: StreamPoint) -> Result<(), PoolError> {
+        let latest = stream.latest_point();
+        let mut is_changed = !write.has_stream_of(latest);
         for read in self.reads.iter().map(load).take_while(|read| *read != NONE) {
+            is_changed |= !read.has_stream_of(latest);
             self.wait(stream, read)?;
         }
         if let Some(more) = self.more.get() {
@@ -208,7 +211,6 @@ impl Storage {
             }
             more.reads.clear();
         }
-        let latest = stream.latest_point();
         if !write.has_stream_of(latest) {
             self.block.record_use(stream);
             self.keep_foreign(stream);
@@ -216,6 +218,7 @@ impl Storage {
         for read in self.reads.iter().take_while(|read| load(read) != NONE) {
             read.store(NONE.to_bits(), Ordering::Relaxed);
         }
+        self.changes_streams.store(is_changed, Ordering::Relaxed);
         self.write.store(latest.to_bits(), Ordering::Relaxed);
         Ok(())
     }
@@ -352,7 +355,7 @@ pub(crate) fn queue_launch<'a>(
 ) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let _bound = gpu.device().bind()?;
-    let (mut has_written, mut has_read_host, mut is_elsewhere) = (false, false, false);
+    let (mut has_written, mut has_read_host, mut changes_streams) = (false, false, false);
     let queued = stream.queue_work(|raw| {
         // Checked inside of the call: before it, another thread could still begin or end a capture.
         match (stream.is_capturing()?, gpu.recording()) {
@@ -373,11 +376,11 @@ pub(crate) fn queue_launch<'a>(
             let is_write = storage.record(stream, point);
             has_written |= is_write;
             has_read_host |= !is_write && storage.is_host;
-            is_elsewhere |= is_write && !storage.owner.has_stream_of(point);
+            changes_streams |= is_write && storage.changes_streams.load(Ordering::Relaxed);
         }
         Ok(queued?)
     })?;
-    if has_written && (has_read_host || is_elsewhere || stream.has_waiters()) {
+    if has_written && (has_read_host || changes_streams || stream.has_waiters()) {
         mark(stream);
     }
     queued.map_err(|error| gpu.explained(error))

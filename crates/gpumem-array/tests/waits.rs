@@ -124,6 +124,8 @@ fn a_program_with_one_stream_records_no_event() {
     let _sum = a.on(&other).sum().unwrap();
     assert_eq!(RECORDED.load(Ordering::SeqCst), 0, "the host has waited for all of it");
     a.try_add_assign(&b).unwrap();
+    assert_eq!(RECORDED.load(Ordering::SeqCst), 2, "for the reader before, and for readers to come");
+    a.try_add_assign(&b).unwrap();
     let recorded = RECORDED.load(Ordering::SeqCst);
     let other = gpu.fork().unwrap();
     for _ in 0..10 {

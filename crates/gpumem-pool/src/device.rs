@@ -239,6 +239,7 @@ impl Device {
     /// # Errors
     ///
     /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
+    #[inline]
     pub fn bind(&self) -> Result<ContextGuard<'_>, PoolError> {
         Ok(self.enter()?)
     }
@@ -287,6 +288,7 @@ impl Device {
         unfinished
     }
 
+    #[inline]
     pub(crate) fn enter(&self) -> Result<ContextGuard<'_>, DriverError> {
         ContextGuard::enter(self.driver(), self.context())
     }

@@ -134,6 +134,7 @@ impl Stream {
     ///
     /// [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`] as
     /// for [`Stream::synchronize`].
+    #[inline]
     pub fn is_capturing(&self) -> Result<bool, PoolError> {
         self.check_usable()?;
         Ok(self.clocks().captures().is_open() && self.part()? != Part::Runs)

@@ -3,7 +3,6 @@
 use crate::array::GpuArray;
 use crate::element::Element;
 use crate::error::{ArrayError, GraphError};
-use crate::gpu::Gpu;
 use crate::kind::Kind;
 use crate::layout::Layout;
 use crate::storage::Storage;
@@ -26,21 +25,20 @@ pub trait Outputs {
     type Tokens;
 
     #[doc(hidden)]
-    fn keep(self, keeper: &mut Keeper<'_>) -> Result<Self::Tokens, ArrayError>;
+    fn keep(self, keeper: &mut Keeper) -> Result<Self::Tokens, ArrayError>;
 }
 
 /// Collects the results of a capture.
 #[doc(hidden)]
-pub struct Keeper<'a> {
+pub struct Keeper {
     graph: u64,
-    gpu: &'a Gpu,
     results: Vec<Storage>,
 }
 
-impl<'a> Keeper<'a> {
-    /// Of the capture with this number, made by `gpu`.
-    pub(super) fn new(graph: u64, gpu: &'a Gpu) -> Self {
-        Self { graph, gpu, results: Vec::new() }
+impl Keeper {
+    /// Of the capture with this number.
+    pub(super) fn new(graph: u64) -> Self {
+        Self { graph, results: Vec::new() }
     }
 
     pub(super) fn into_results(self) -> Vec<Storage> {
@@ -51,12 +49,12 @@ impl<'a> Keeper<'a> {
 impl<T: Element, D: Dimension, K: Kind> Outputs for GpuArray<T, D, K> {
     type Tokens = Out<T, D>;
 
-    fn keep(self, keeper: &mut Keeper<'_>) -> Result<Out<T, D>, ArrayError> {
+    fn keep(self, keeper: &mut Keeper) -> Result<Out<T, D>, ArrayError> {
         if self.storage().capture_id() != keeper.graph {
             return Err(GraphError::ArrayFromOutside.into());
         }
         let (storage, layout) = self.into_parts();
-        keeper.results.push(storage.into_result(keeper.gpu));
+        keeper.results.push(storage.into_result());
         Ok(Out { graph: keeper.graph, index: keeper.results.len() - 1, layout, element: PhantomData })
     }
 }
@@ -64,7 +62,7 @@ impl<T: Element, D: Dimension, K: Kind> Outputs for GpuArray<T, D, K> {
 impl<R: Outputs> Outputs for Vec<R> {
     type Tokens = Vec<R::Tokens>;
 
-    fn keep(self, keeper: &mut Keeper<'_>) -> Result<Self::Tokens, ArrayError> {
+    fn keep(self, keeper: &mut Keeper) -> Result<Self::Tokens, ArrayError> {
         self.into_iter().map(|one| one.keep(keeper)).collect()
     }
 }
@@ -72,7 +70,7 @@ impl<R: Outputs> Outputs for Vec<R> {
 impl<R: Outputs> Outputs for Option<R> {
     type Tokens = Option<R::Tokens>;
 
-    fn keep(self, keeper: &mut Keeper<'_>) -> Result<Self::Tokens, ArrayError> {
+    fn keep(self, keeper: &mut Keeper) -> Result<Self::Tokens, ArrayError> {
         self.map(|one| one.keep(keeper)).transpose()
     }
 }
@@ -80,7 +78,7 @@ impl<R: Outputs> Outputs for Option<R> {
 impl<R: Outputs, const COUNT: usize> Outputs for [R; COUNT] {
     type Tokens = [R::Tokens; COUNT];
 
-    fn keep(self, keeper: &mut Keeper<'_>) -> Result<Self::Tokens, ArrayError> {
+    fn keep(self, keeper: &mut Keeper) -> Result<Self::Tokens, ArrayError> {
         let tokens: Result<Vec<_>, _> = self.into_iter().map(|one| one.keep(keeper)).collect();
         // As many as there were arrays.
         tokens?.try_into().map_err(|_| GraphError::ForeignResult.into())
@@ -94,7 +92,7 @@ macro_rules! tuples {
             impl<$($name: Outputs),*> Outputs for ($($name,)*) {
                 type Tokens = ($($name::Tokens,)*);
 
-                fn keep(self, keeper: &mut Keeper<'_>) -> Result<Self::Tokens, ArrayError> {
+                fn keep(self, keeper: &mut Keeper) -> Result<Self::Tokens, ArrayError> {
                     let ($($name,)*) = self;
                     Ok(($($name.keep(keeper)?,)*))
                 }

@@ -22,6 +22,7 @@ pub struct ContextGuard<'a> {
 
 impl<'a> ContextGuard<'a> {
     /// The caller keeps the context alive as long as the guard.
+    #[inline]
     pub(crate) fn enter(driver: &'a Driver, context: CUcontext) -> Result<Self, DriverError> {
         let mut current = core::ptr::null_mut();
         // SAFETY: `current` outlives the call.
@@ -36,6 +37,7 @@ impl<'a> ContextGuard<'a> {
 }
 
 impl Drop for ContextGuard<'_> {
+    #[inline]
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = core::ptr::null_mut();

@@ -127,6 +127,7 @@ impl Stream {
     /// [`PoolError::StreamRetired`] if the stream was retired, [`PoolError::WrongThread`] if it is another thread's
     /// default stream.
     #[doc(hidden)]
+    #[inline]
     pub fn queue_work<R>(&self, queue: impl FnOnce(CUstream) -> R) -> Result<R, PoolError> {
         let _call = self.call()?;
         Ok(queue(self.raw()))
@@ -134,6 +135,7 @@ impl Stream {
 
     /// Like [`Stream::check_usable`]. The result, and whether the stream captures, stay valid until the call is
     /// dropped.
+    #[inline]
     pub(crate) fn call(&self) -> Result<Call<'_>, PoolError> {
         let call = self.hold();
         self.check_usable()?;
@@ -141,6 +143,7 @@ impl Stream {
     }
 
     /// Begins a call on a stream that the caller has checked.
+    #[inline]
     pub(crate) fn hold(&self) -> Call<'_> {
         self.0.borrows.begin_call()
     }
@@ -178,6 +181,7 @@ impl Borrows {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[inline]
     fn begin_call(&self) -> Call<'_> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let call = Call(self);
@@ -234,6 +238,14 @@ impl Borrows {
         Some(closed)
     }
 
+    /// Wakes the thread that waits for the end of all calls. Under the lock: between that thread's read of the count and its
+    /// sleep, the notification would be missed.
+    #[cold]
+    fn tell_of_end(&self) {
+        let _counts = self.lock();
+        self.ended.notify_all();
+    }
+
     /// Waits until no call is left. New calls stop at the check, because the stream is retired.
     pub(super) fn wait_for_all(&self) {
         let mut counts = self.lock();
@@ -245,13 +257,11 @@ impl Borrows {
 }
 
 impl Drop for Call<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.0.calls.fetch_sub(1, Ordering::SeqCst);
         if self.0.is_awaited.load(Ordering::SeqCst) {
-            // Under the lock: between the other thread's read of the count and its sleep, the notification would be
-            // missed.
-            let _counts = self.0.lock();
-            self.0.ended.notify_all();
+            self.0.tell_of_end();
         }
     }
 }
