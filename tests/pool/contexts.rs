@@ -96,7 +96,7 @@ fn every_public_function_has_an_entry() {
             }
         }
     }
-    assert!(missing.is_empty(), "no entry in tests/src/entries.rs for {missing:#?}");
+    assert!(missing.is_empty(), "no entry in tests/src/fixtures/entry_points.rs for {missing:#?}");
 }
 
 /// Backends have no public interface, adaptors are entered through the pool, and mistakes are planted by the search alone.
