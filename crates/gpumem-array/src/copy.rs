@@ -6,8 +6,7 @@
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::{Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
-use crate::gpu::Gpu;
-use crate::gpu::Place;
+use crate::gpu::{Gpu, Place};
 use crate::kind::Kind;
 use crate::layout::{Layout, Order, same_shape};
 use crate::storage::{Access, queue, record_complete};

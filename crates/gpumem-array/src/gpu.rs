@@ -160,7 +160,7 @@ impl Gpu {
         #[cfg(feature = "sim")]
         let driver = gpumem_sim::from_env()?;
         #[cfg(not(feature = "sim"))]
-        let driver = gpumem_pool::sys::Driver::from_env().map_err(gpumem_pool::PoolError::from)?;
+        let driver = gpumem_pool::sys::Driver::from_env().map_err(PoolError::from)?;
         Self::new(&Pool::from_env(&Device::new(&driver, 0)?)?)
     }
 
