@@ -7,7 +7,9 @@ use crate::gpu::Gpu;
 use crate::kernel::{Function, Parameter, library};
 use crate::kind::Kind;
 use crate::storage::{Access, Storage, queue};
+use core::cell::Cell;
 use core::ffi::c_void;
+use core::marker::PhantomData;
 use ndarray::Dimension;
 
 /// The threads of a launch: a grid of blocks of threads.
@@ -94,15 +96,15 @@ pub struct Launch<'a> {
 
 impl Function {
     /// Starts to build a launch of this kernel. Add its arguments in the order of its parameters.
-    #[inline(always)]
+    #[inline]
     pub fn launch(&self, shape: LaunchShape) -> Launch<'_> {
-        Launch { function: self, shape, arguments: Arguments::default() }
+        Launch { function: self, shape, arguments: Arguments::new() }
     }
 }
 
 impl<'a> Launch<'a> {
     /// Adds the address of an array that the kernel reads. For a view it is the address of the first element.
-    #[inline(always)]
+    #[inline]
     pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
         let view = array.as_view();
         self.arguments.push_array(view.storage(), Access::Read, view.address());
@@ -110,7 +112,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Adds the address of an array that the kernel writes, and may read.
-    #[inline(always)]
+    #[inline]
     pub fn write<A: AsViewMut + ?Sized>(mut self, array: &'a mut A) -> Self {
         let view = array.as_view_mut();
         self.arguments.push_array(view.storage(), Access::Write, view.address());
@@ -118,7 +120,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Adds the address of an uninitialised array that the kernel writes.
-    #[inline(always)]
+    #[inline]
     pub fn write_uninit<T: Element, D: Dimension, K: Kind>(
         mut self,
         array: &'a mut UninitArray<T, D, K>,
@@ -128,7 +130,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Adds a value, copied now. A struct can be passed if it is an [`Element`].
-    #[inline(always)]
+    #[inline]
     pub fn scalar<T: Element>(mut self, value: T) -> Self {
         const { check_layout::<T>() };
         self.arguments.push(bytemuck::bytes_of(&value));
@@ -177,110 +179,100 @@ impl<'a> Launch<'a> {
         }
         gpu.note_kernel(function.known_name());
         let LaunchShape { grid, block, shared_bytes } = shape;
-        arguments.with_parameters(|parameters| {
-            let uses = arguments.uses().map(|(storage, _)| storage);
-            queue(gpu, uses, |stream| {
-                // SAFETY: the parameters point into `arguments`, which outlive the call; the stream is that of `gpu`, on whose
-                // device the function is, and has been ordered after what conflicts; types, bounds and values are the caller's
-                // promise.
-                unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) }
-            })
+        let mut parameters = [core::ptr::null_mut(); ARGUMENTS_MAX];
+        let parameters = arguments.parameters(&mut parameters);
+        queue(gpu, arguments.uses().map(|(storage, _)| storage), |stream| {
+            // SAFETY: the parameters point into `arguments`, which outlive the call; the stream is that of `gpu`, on whose device
+            // the function is, and has been ordered after what conflicts; types, bounds and values are the caller's promise.
+            unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) }
         })
     }
 }
 
-/// The arguments of a launch. Those of most kernels fit into the value itself. The methods of the builder, which move it, are always
-/// inlined: the compiler then stores the arguments in place.
-#[derive(Default)]
+/// The arguments of a launch, in memory that the next launch of the thread uses again: each method of the builder moves this.
 struct Arguments<'a> {
-    /// The bytes of the arguments, each aligned to 8.
-    words: [u64; WORDS_INLINE],
-    word_count: u8,
-    /// The index of the first word of each argument.
-    starts: [u8; ARGUMENTS_INLINE],
-    sizes_bytes: [u16; ARGUMENTS_INLINE],
-    count: u8,
-    uses: [Option<&'a Storage>; USES_INLINE],
-    use_count: u8,
-    /// A bit for each use that writes.
-    writes: u32,
-    /// All arguments, once they do not fit.
-    many: Option<Box<Many<'a>>>,
+    buffer: Option<Box<Buffer>>,
+    /// The arrays in the buffer.
+    storages: PhantomData<&'a Storage>,
 }
 
-/// The arguments of a launch with many of them.
-struct Many<'a> {
+struct Buffer {
+    /// Each argument begins at a word.
     words: [u64; WORDS_MAX],
     word_count: usize,
+    /// The index of the first word of each argument.
     starts: [u8; ARGUMENTS_MAX],
     sizes_bytes: [u16; ARGUMENTS_MAX],
     count: usize,
-    uses: Vec<(&'a Storage, Access)>,
+    /// The exposed addresses of the [`Storage`]s of the arguments that are arrays.
+    storages: [usize; ARGUMENTS_MAX],
+    storage_count: usize,
+    /// A bit for each of them that the kernel writes.
+    writes: u32,
     /// Whether there were too many arguments.
     is_refused: bool,
 }
 
+thread_local! {
+    static SPARE: Cell<Option<Box<Buffer>>> = const { Cell::new(None) };
+}
+
 impl<'a> Arguments<'a> {
-    #[inline(always)]
+    #[inline]
+    fn new() -> Self {
+        let mut buffer = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(Buffer::new);
+        (buffer.word_count, buffer.count, buffer.is_refused) = (0, 0, false);
+        (buffer.storage_count, buffer.writes) = (0, 0);
+        Self { buffer: Some(buffer), storages: PhantomData }
+    }
+
+    #[inline]
     fn push_array(&mut self, storage: &'a Storage, access: Access, address: u64) {
-        let index = usize::from(self.use_count);
-        match self.uses.get_mut(index).filter(|_| self.many.is_none()) {
-            Some(slot) => {
-                *slot = Some(storage);
-                self.writes |= u32::from(access == Access::Write) << index;
-                self.use_count += 1;
-            }
-            None => self.many().uses.push((storage, access)),
+        let Some(buffer) = &mut self.buffer else { return };
+        let index = buffer.storage_count;
+        if let Some(slot) = buffer.storages.get_mut(index) {
+            *slot = core::ptr::from_ref(storage).expose_provenance();
+            buffer.writes |= u32::from(access == Access::Write) << index;
+            buffer.storage_count += 1;
         }
-        self.push(&address.to_ne_bytes());
+        // An array too many is an argument too many, which is refused.
+        buffer.push(&address.to_ne_bytes());
     }
 
-    #[inline(always)]
+    #[inline]
     fn push(&mut self, bytes: &[u8]) {
-        let (first, word_count) = (usize::from(self.word_count), bytes.len().div_ceil(8));
-        let start = self.starts.get_mut(usize::from(self.count)).filter(|_| self.many.is_none());
-        match (start, self.words.get_mut(first..first + word_count)) {
-            (Some(start), Some(words)) => {
-                *start = self.word_count;
-                self.sizes_bytes[usize::from(self.count)] = bytes.len() as u16;
-                put(words, bytes);
-                self.count += 1;
-                self.word_count += word_count as u8;
-            }
-            _ => self.many().push(bytes),
+        if let Some(buffer) = &mut self.buffer {
+            buffer.push(bytes);
         }
     }
 
-    /// Moves the arguments so far to the heap.
-    #[cold]
-    fn many(&mut self) -> &mut Many<'a> {
-        let Self {
-            words: inline_words, starts: inline_starts, sizes_bytes: inline_sizes, uses, writes, ..
-        } = *self;
-        let (word_count, count) = (self.word_count.into(), self.count.into());
-        self.many.get_or_insert_with(|| {
-            let (mut words, mut starts) = ([0; WORDS_MAX], [0; ARGUMENTS_MAX]);
-            words[..WORDS_INLINE].copy_from_slice(&inline_words);
-            starts[..ARGUMENTS_INLINE].copy_from_slice(&inline_starts);
-            let mut sizes_bytes = [0; ARGUMENTS_MAX];
-            sizes_bytes[..ARGUMENTS_INLINE].copy_from_slice(&inline_sizes);
-            let uses = inline_uses(&uses, writes).collect();
-            Box::new(Many { words, word_count, starts, sizes_bytes, count, uses, is_refused: false })
+    #[inline]
+    fn uses(&self) -> impl Iterator<Item = (&'a Storage, Access)> {
+        let (storages, writes) = match &self.buffer {
+            Some(buffer) => (&buffer.storages[..buffer.storage_count], buffer.writes),
+            None => (&[][..], 0),
+        };
+        storages.iter().enumerate().map(move |(index, address)| {
+            // SAFETY: the address is that of a storage which `push_array` borrowed for `'a`. The count was zero when this value
+            // was created, so none of them is from an earlier launch.
+            let storage = unsafe { &*core::ptr::with_exposed_provenance::<Storage>(*address) };
+            (storage, if writes >> index & 1 == 0 { Access::Read } else { Access::Write })
         })
     }
 
-    fn count(&self) -> usize {
-        self.many.as_ref().map_or(self.count.into(), |many| many.count)
+    #[inline]
+    fn sizes(&self) -> &[u16] {
+        self.buffer.as_ref().map_or(&[], |buffer| &buffer.sizes_bytes[..buffer.count])
+    }
+
+    fn is_refused(&self) -> bool {
+        self.buffer.as_ref().is_some_and(|buffer| buffer.is_refused)
     }
 
     /// Compares the arguments with the kernel's parameters.
     #[inline]
     fn check(&self, function: &Function) -> Result<(), ArrayError> {
-        let Some(parameters) = function.signature() else { return Ok(()) };
-        let sizes = match &self.many {
-            None => &self.sizes_bytes[..usize::from(self.count)],
-            Some(many) => &many.sizes_bytes[..many.count],
-        };
+        let (Some(parameters), sizes) = (function.signature(), self.sizes()) else { return Ok(()) };
         let fits = |(size, parameter): (&u16, &Parameter)| usize::from(*size) == parameter.size_bytes;
         match sizes.len() == parameters.len() && sizes.iter().zip(parameters).all(fits) {
             true => Ok(()),
@@ -288,58 +280,62 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    fn is_refused(&self) -> bool {
-        self.many.as_ref().is_some_and(|many| many.is_refused)
-    }
-
+    /// Fills in the address of each argument.
     #[inline]
-    fn uses(&self) -> impl Iterator<Item = (&'a Storage, Access)> {
-        let (inline, many) = match &self.many {
-            Some(many) => (&[][..], many.uses.as_slice()),
-            None => (&self.uses[..usize::from(self.use_count)], &[][..]),
-        };
-        inline_uses(inline, self.writes).chain(many.iter().copied())
-    }
-
-    /// Calls `launch` with the addresses of all arguments.
-    #[inline]
-    fn with_parameters<R>(&self, launch: impl FnOnce(&mut [*mut c_void]) -> R) -> R {
-        match &self.many {
-            None => {
-                let starts = &self.starts[..usize::from(self.count)];
-                let mut parameters = [core::ptr::null_mut(); ARGUMENTS_INLINE];
-                launch(point(&mut parameters, starts, &self.words))
-            }
-            Some(many) => {
-                let mut parameters = [core::ptr::null_mut(); ARGUMENTS_MAX];
-                launch(point(&mut parameters, &many.starts[..many.count], &many.words))
-            }
+    fn parameters<'p>(&self, parameters: &'p mut [*mut c_void; ARGUMENTS_MAX]) -> &'p mut [*mut c_void] {
+        let Some(buffer) = &self.buffer else { return &mut [] };
+        for (parameter, start) in parameters.iter_mut().zip(&buffer.starts[..buffer.count]) {
+            // An argument may take several words.
+            *parameter = buffer.words[usize::from(*start)..].as_ptr().cast_mut().cast();
         }
+        &mut parameters[..buffer.count]
     }
 }
 
-impl Many<'_> {
+impl Drop for Arguments<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // At the end of a thread there is no place, and the memory is freed.
+        let buffer = self.buffer.take();
+        let _spare = SPARE.try_with(|spare| spare.replace(buffer));
+    }
+}
+
+impl Buffer {
+    #[cold]
+    fn new() -> Box<Self> {
+        Box::new(Self {
+            words: [0; WORDS_MAX],
+            word_count: 0,
+            starts: [0; ARGUMENTS_MAX],
+            sizes_bytes: [0; ARGUMENTS_MAX],
+            count: 0,
+            storages: [0; ARGUMENTS_MAX],
+            storage_count: 0,
+            writes: 0,
+            is_refused: false,
+        })
+    }
+
+    #[inline]
     fn push(&mut self, bytes: &[u8]) {
+        let (first, index) = (self.word_count, self.count);
         let word_count = bytes.len().div_ceil(8);
-        let words = self.words.get_mut(self.word_count..self.word_count + word_count);
-        match (self.starts.get_mut(self.count), words) {
-            (Some(start), Some(words)) => {
-                *start = self.word_count as u8;
-                self.sizes_bytes[self.count] = bytes.len() as u16;
-                put(words, bytes);
-                self.count += 1;
+        match (self.words.get_mut(first..first + word_count), self.starts.get_mut(index)) {
+            (Some(words), Some(start)) => {
+                for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
+                    let mut whole = [0; 8];
+                    whole[..bytes.len()].copy_from_slice(bytes);
+                    *word = u64::from_ne_bytes(whole);
+                }
+                *start = first as u8;
+                self.sizes_bytes[index] = bytes.len() as u16;
                 self.word_count += word_count;
+                self.count += 1;
             }
             _ => self.is_refused = true,
         }
     }
-}
-
-#[inline]
-fn inline_uses<'a>(uses: &[Option<&'a Storage>], writes: u32) -> impl Iterator<Item = (&'a Storage, Access)> {
-    uses.iter().flatten().enumerate().map(move |(index, storage)| {
-        (*storage, if writes >> index & 1 == 0 { Access::Read } else { Access::Write })
-    })
 }
 
 /// The error for arguments that are not those of the kernel.
@@ -364,31 +360,8 @@ fn mismatch(kernel: &str, parameters: &[Parameter], sizes: &[u16]) -> ArrayError
     }
 }
 
-/// Copies an argument to the words that are reserved for it.
-#[inline(always)]
-fn put(words: &mut [u64], bytes: &[u8]) {
-    for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
-        let mut whole = [0; 8];
-        whole[..bytes.len()].copy_from_slice(bytes);
-        *word = u64::from_ne_bytes(whole);
-    }
-}
-
-/// Fills in the address of each argument.
-#[inline]
-fn point<'p>(parameters: &'p mut [*mut c_void], starts: &[u8], words: &[u64]) -> &'p mut [*mut c_void] {
-    for (parameter, start) in parameters.iter_mut().zip(starts) {
-        // An argument may take several words.
-        *parameter = words[usize::from(*start)..].as_ptr().cast_mut().cast();
-    }
-    &mut parameters[..starts.len()]
-}
-
 const ARGUMENTS_MAX: usize = 32;
 const WORDS_MAX: usize = 64;
-const ARGUMENTS_INLINE: usize = 10;
-const WORDS_INLINE: usize = 12;
-const USES_INLINE: usize = 6;
 const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
 const GRID_MAX: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
@@ -397,7 +370,7 @@ impl core::fmt::Debug for Launch<'_> {
         f.debug_struct("Launch")
             .field("function", &self.function.name())
             .field("shape", &self.shape)
-            .field("arguments", &self.arguments.count())
+            .field("arguments", &self.arguments.sizes().len())
             .finish_non_exhaustive()
     }
 }
