@@ -1,4 +1,6 @@
-//! The README shows what the examples of this crate print.
+//! The README shows what the examples of this crate print with the default backend.
+
+#![cfg(feature = "backend-caching")]
 
 #[path = "../examples/missing_wait.rs"]
 #[expect(dead_code, reason = "the main function of an example")]

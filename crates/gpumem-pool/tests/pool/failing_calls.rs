@@ -3,7 +3,6 @@
 
 use crate::call_counter::{calls, count_calls};
 use crate::fixture::built_backends;
-#[cfg(feature = "backend-caching")]
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
     BackendKind, Block, CaptureMode, Device, Event, Graph, GraphExec, GrowableBlock, MemoryKind, Pool,

@@ -1,9 +1,13 @@
 //! Long-running programs: requests are refused in time and run only callbacks that can help, and memory that the driver refused
 //! to release once is not lost.
 
-use crate::fixture::{built_backends, on_each_backend, stand_in};
+#[cfg(feature = "backend-caching")]
+use crate::fixture::stand_in;
+use crate::fixture::{built_backends, on_each_backend};
+#[cfg(feature = "backend-caching")]
+use gpumem_pool::GrowableBlock;
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{BackendKind, Device, GrowableBlock, MemoryKind, Pool, PoolError, Reclaimable, Stream};
+use gpumem_pool::{BackendKind, Device, MemoryKind, Pool, PoolError, Reclaimable, Stream};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::error::Error;
 use std::ffi::c_void;
