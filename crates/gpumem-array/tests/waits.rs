@@ -1,6 +1,8 @@
 //! Waits are as long as the work that they are for: a consumer does not wait for what its producer's stream queues behind, and a
-//! download does not wait for what another thread queues behind it. Durations are those of the simulator's virtual clock.
+//! download does not wait for what another thread queues behind it. Durations are those of the simulator's virtual clock. The backend
+//! `none` has no such guarantee: its frees wait for the device.
 
+#![cfg(any(feature = "backend-caching", feature = "backend-native"))]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 mod support;
