@@ -19,7 +19,7 @@ pub struct Out<T, D> {
     element: PhantomData<fn() -> T>,
 }
 
-/// The results that the closure of [`Gpu::capture`] may return: arrays, nothing, and tuples, arrays, `Vec` and `Option` of them.
+/// The results that the closure of [`Gpu::capture`](crate::Gpu::capture) may return: arrays, nothing, and tuples, arrays, `Vec` and `Option` of them.
 pub trait Outputs {
     /// The tokens of the results: [`Out`] for each array.
     type Tokens;

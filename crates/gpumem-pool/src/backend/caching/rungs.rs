@@ -64,7 +64,11 @@ const FIRST_EXACT: usize = 8;
 impl BlockSearch<'_> {
     /// Searches ready memory after a rung has made room, and then further.
     fn search(&mut self, request: &Request, further: Further) -> Result<Option<HeapBlock>, PoolError> {
-        let ready = self.pool.core().heap.take_ready(request, self.pool.clocks());
+        let ready = {
+            let heap = &mut self.pool.core().heap;
+            self.free_bytes = heap.free_bytes(request.stream);
+            heap.take_ready(request, self.pool.clocks())
+        };
         if ready.is_some() {
             return Ok(ready);
         }
@@ -93,6 +97,7 @@ impl Search<Allocation> for BlockSearch<'_> {
         // Read once, because other threads may change it before the rung that compensates for it.
         self.spares_magazines = is_small(&self.request) && heap.spares_magazines();
         self.has_slack = heap.tuning().has_slack();
+        self.free_bytes = heap.free_bytes(self.request.stream);
         Ok(None)
     }
 
@@ -108,7 +113,7 @@ impl Search<Allocation> for BlockSearch<'_> {
     }
 
     fn free_bytes(&self) -> Result<i64, PoolError> {
-        Ok(self.pool.core().heap.free_bytes(self.request.stream))
+        Ok(self.free_bytes)
     }
 
     fn may_repeat(&self) -> bool {

@@ -30,6 +30,8 @@ pub(in super::super) struct BlockSearch<'a> {
     pub(in super::super) spares_magazines: bool,
     /// Whether the heap may reserve more than its peak of use.
     pub(in super::super) has_slack: bool,
+    /// The heap's free memory at the last search, read under the lock of that search: at a limit, threads contend for it.
+    pub(in super::super) free_bytes: i64,
 }
 
 impl<'a> BlockSearch<'a> {
@@ -60,6 +62,7 @@ impl<'a> BlockSearch<'a> {
             before: Counts::default(),
             spares_magazines: false,
             has_slack: false,
+            free_bytes: 0,
         }
     }
 
