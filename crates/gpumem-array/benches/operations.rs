@@ -1,4 +1,4 @@
-//! What an operation costs: host time of the call, and device time by events, for the sizes of the main job and for
+//! The cost of an operation: host time of the call, and device time by events, for the sizes of the main job and for
 //! large ones. Runs on the driver that `GPUMEM_DRIVER` names, or on whichever there is; prints which it took.
 //!
 //! `cargo bench -p gpumem-array`; with `-- --rows`, as `cargo xtask bench` reads it.

@@ -1,5 +1,5 @@
-//! What a launch costs on the host: the argument list, the waits between streams, and the call of the driver, whose functions are
-//! stubs that return at once. The time of the bare stub is subtracted.
+//! The cost of a launch on the host: the argument list, the waits between streams, and the driver call. The launch function of the
+//! simulator's driver is replaced by a stub that returns at once, and the time of the bare stub is subtracted.
 //!
 //! `cargo bench -p gpumem-array --bench tracking`. `GPUMEM_BENCH_ROUNDS` sets the number of repetitions.
 

@@ -44,7 +44,7 @@ pub struct Gpu(Arc<Inner>);
 struct Inner {
     shared: Arc<Shared>,
     stream: Stream,
-    /// Of a capture on this stream, which no other `Gpu` has.
+    /// The recording of the capture on this stream. Only the `Gpu` of a capture has one.
     recording: Option<Recording>,
     /// The number of the name of the user's kernel that was launched last; 0 is none.
     last_kernel: AtomicU32,
@@ -93,7 +93,7 @@ impl<P: Place + ?Sized> Place for &P {
     }
 }
 
-/// What all forks have in common.
+/// The pools, kernels and thread streams that all forks share.
 struct Shared {
     library: Library,
     pool: Pool,
@@ -316,9 +316,9 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`] or [`ArrayError::LostAfterKernel`] if the wait or earlier work failed; [`ArrayError::Pool`] if the stream is
-    /// retired, captures, or belongs to another thread;
-    /// [`ArrayError::Graph`] in the closure of a capture.
+    /// - [`ArrayError::Pool`] or [`ArrayError::LostAfterKernel`] if the wait or earlier work failed.
+    /// - [`ArrayError::Pool`] if the stream is retired, captures, or belongs to another thread.
+    /// - [`ArrayError::Graph`] in the closure of a capture.
     pub fn synchronize(&self) -> Result<(), ArrayError> {
         self.check_thread()?;
         self.0.stream.synchronize().map_err(|error| self.explained(error.into()))
@@ -373,7 +373,7 @@ impl Gpu {
         self.0.recording.as_ref()
     }
 
-    /// The number of that capture, or 0.
+    /// The number of the capture on this stream, or 0.
     #[inline]
     pub(crate) fn capture_id(&self) -> u64 {
         self.0.recording.as_ref().map_or(0, Recording::id)

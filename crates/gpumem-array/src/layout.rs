@@ -10,7 +10,7 @@ use ndarray::{Axis, Dimension, Slice};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout<D> {
     pub(crate) dim: D,
-    /// As `ndarray` keeps them: an `isize` in each `usize`.
+    /// Each `usize` holds an `isize`, as in `ndarray`.
     strides: D,
     pub(crate) offset: usize,
 }

@@ -6,7 +6,7 @@
 //! without a driver call.
 //!
 //! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one
-//! stream needs no marker, so markers are recorded when another stream asks for one. Some writes get theirs at once, because
+//! stream needs no marker, so markers are recorded when another stream needs one. Some writes get theirs at once, because
 //! another stream is likely to wait for them while later work is queued: copies from pinned memory, writes on a stream that other
 //! streams have waited for, and writes to memory that another stream has just used.
 //!
@@ -29,7 +29,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// A block and its uses so far.
 pub(crate) struct Storage {
     block: Block,
-    /// Whether it is host memory: copies from there take long.
+    /// Whether the block is host memory, from which copies take long.
     is_host: bool,
     /// The point of the last write. At first that of the allocation: in its stream's order the memory exists.
     write: AtomicU64,
@@ -37,7 +37,7 @@ pub(crate) struct Storage {
     reads: [AtomicU64; INLINE_READS],
     /// Whether another stream used the memory before the last write: it is likely to use it again, and to wait for the write.
     changes_streams: AtomicBool,
-    /// What the host may do without a wait: 0 nothing, 1 read, 2 read and write. Always 0 for device memory.
+    /// The host accesses that need no wait: 0 none, 1 reads, 2 reads and writes. Always 0 for device memory.
     host: AtomicU8,
     /// The capture that the array was made in, or 0. Such an array has no values outside of the capture.
     capture: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Storage {
     more: OnceLock<Box<Mutex<More>>>,
 }
 
-/// What few arrays need.
+/// The points and streams beyond those that fit inline; few arrays have any.
 #[derive(Default)]
 struct More {
     /// The points of reads since the last write by further streams.
@@ -161,7 +161,7 @@ impl Storage {
         RecordedUse { serial: self.serial(), address, range, access }
     }
 
-    /// The number that identifies the storage, assigned when it is first asked for.
+    /// The number that identifies the storage, assigned at the first call.
     pub(crate) fn serial(&self) -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         match self.serial.load(Ordering::Relaxed) {

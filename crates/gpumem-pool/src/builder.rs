@@ -32,7 +32,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`PoolBuilder::build`] with the defaults: [`PoolError::Driver`] if a driver call fails.
+    /// The errors of [`PoolBuilder::build`] with the defaults: [`PoolError::Driver`] if a driver call fails.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
         Self::builder(device).build()
     }

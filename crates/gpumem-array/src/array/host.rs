@@ -47,7 +47,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// As [`GpuArray::as_slice`]: [`ArrayError::NoHostAccess`], [`ArrayError::InvalidElement`], [`ArrayError::Pool`].
+    /// [`ArrayError::NoHostAccess`], [`ArrayError::InvalidElement`] and [`ArrayError::Pool`], with the causes that
+    /// [`GpuArray::as_slice`] lists.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T], ArrayError>
     where
         K: HostAccess,
@@ -71,7 +72,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// As [`GpuArray::as_slice`]: [`ArrayError::NoHostAccess`], [`ArrayError::InvalidElement`], [`ArrayError::Pool`].
+    /// [`ArrayError::NoHostAccess`], [`ArrayError::InvalidElement`] and [`ArrayError::Pool`], with the causes that
+    /// [`GpuArray::as_slice`] lists.
     pub fn as_array(&self) -> Result<ArrayView<'_, T, D>, ArrayError>
     where
         K: HostAccess,
@@ -85,7 +87,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// As [`GpuArray::as_slice`]: [`ArrayError::NoHostAccess`], [`ArrayError::InvalidElement`], [`ArrayError::Pool`].
+    /// [`ArrayError::NoHostAccess`], [`ArrayError::InvalidElement`] and [`ArrayError::Pool`], with the causes that
+    /// [`GpuArray::as_slice`] lists.
     pub fn as_array_mut(&mut self) -> Result<ArrayViewMut<'_, T, D>, ArrayError>
     where
         K: HostAccess,

@@ -22,7 +22,7 @@ pub(crate) enum Access {
     Write,
 }
 
-/// What a capture uses from outside.
+/// The outside arrays and the kernels that a capture uses.
 pub(crate) struct Recording {
     id: u64,
     state: Mutex<State>,
@@ -105,7 +105,7 @@ impl Recording {
         self.lock().is_closed = true;
     }
 
-    /// What was recorded.
+    /// Takes the recorded uses and kernels.
     pub(crate) fn take(&self) -> (Vec<RecordedUse>, Vec<Function>) {
         let mut state = self.lock();
         (core::mem::take(&mut state.uses), core::mem::take(&mut state.functions))
@@ -136,7 +136,7 @@ impl Drop for OnThread {
     }
 }
 
-/// Whether any thread captures. A thread always sees its own capture.
+/// Whether any thread captures. The answer always includes the calling thread's own capture.
 #[inline]
 pub(crate) fn is_any_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0

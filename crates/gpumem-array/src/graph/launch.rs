@@ -112,7 +112,7 @@ impl<'a> Argument<'a> {
         Self { storage: view.storage(), range: bytes_of::<T, D>(view.layout()), access }
     }
 
-    /// Whether it contains the array of a recorded use.
+    /// Whether the argument and the recorded use belong to the same array.
     fn is_of(&self, recorded: &RecordedUse) -> bool {
         self.storage.serial() == recorded.serial
     }

@@ -36,7 +36,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Of the capture with this number.
+    /// Creates an empty list for the capture with this number.
     pub(super) fn new(graph: u64) -> Self {
         Self { graph, results: Vec::new() }
     }

@@ -32,7 +32,7 @@ pub trait Operand<T: Element>: sealed::Sealed<T> {
     fn source(&self) -> Source<'_, T, Self::Dim>;
 }
 
-/// What an operand consists of.
+/// The elements of an operand.
 #[doc(hidden)]
 pub enum Source<'a, T, D> {
     View(GpuView<'a, T, D>),

@@ -146,7 +146,7 @@ unsafe fn along_rows<T: Numeric>(
 ///
 /// # Safety
 ///
-/// As [`along_rows`].
+/// The requirements of [`along_rows`] apply.
 unsafe fn along_long_rows<T: Numeric>(
     gpu: &Gpu,
     uses: [&Storage; 2],
@@ -187,7 +187,7 @@ unsafe fn along_long_rows<T: Numeric>(
 
 /// # Safety
 ///
-/// As [`along_rows`], but `v` is that of `row_count` elements.
+/// The requirements of [`along_rows`] apply, except that `v` is the address of `row_count` elements.
 unsafe fn along_columns<T: Numeric>(
     gpu: &Gpu,
     uses: [&Storage; 2],

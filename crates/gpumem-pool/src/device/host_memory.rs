@@ -310,7 +310,7 @@ impl Device {
     ///
     /// # Aborts
     ///
-    /// As [`Device::with_host_memory`].
+    /// Aborts under the conditions of [`Device::with_host_memory`].
     pub fn with_host_memory_read_only<T, R>(
         &self,
         slice: &[T],
@@ -330,7 +330,7 @@ impl Device {
     ///
     /// # Aborts
     ///
-    /// As [`Device::with_host_memory`].
+    /// Aborts under the conditions of [`Device::with_host_memory`].
     pub fn with_host_memory_pageable<T, R>(
         &self,
         slice: &mut [T],

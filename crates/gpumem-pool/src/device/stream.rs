@@ -180,7 +180,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As [`Stream::wait`], for both streams.
+    /// The errors of [`Stream::wait`], for both streams.
     pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
         let _calls = (self.call()?, other.call()?);
         check_driver(self.device(), other.device())?;

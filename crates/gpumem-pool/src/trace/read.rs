@@ -87,7 +87,7 @@ impl Recording {
     ///
     /// # Errors
     ///
-    /// As [`Recording::read`].
+    /// The errors of [`Recording::read`].
     pub fn read_from(mut source: impl Read) -> Result<Self, ReadError> {
         let mut header = [0; HEADER_BYTES];
         if fill(&mut source, &mut header)? < HEADER_BYTES {

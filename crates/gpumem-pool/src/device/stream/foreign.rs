@@ -83,7 +83,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As [`Stream::from_raw`].
+    /// The errors of [`Stream::from_raw`].
     pub unsafe fn from_raw_long_lived(device: &Device, raw: CUstream) -> Result<Self, PoolError> {
         // SAFETY: the caller's promise.
         unsafe { Self::builder(device).wrap_long_lived(raw) }
@@ -184,11 +184,11 @@ impl StreamBuilder {
     ///
     /// # Safety
     ///
-    /// As [`Stream::from_raw`].
+    /// The requirements of [`Stream::from_raw`] apply.
     ///
     /// # Errors
     ///
-    /// As [`Stream::from_raw`].
+    /// The errors of [`Stream::from_raw`].
     pub unsafe fn wrap(self, raw: CUstream) -> Result<Stream, PoolError> {
         self.wrap_for(raw, Life::Named)
     }
@@ -197,11 +197,11 @@ impl StreamBuilder {
     ///
     /// # Safety
     ///
-    /// As [`Stream::from_raw_long_lived`].
+    /// The requirements of [`Stream::from_raw_long_lived`] apply.
     ///
     /// # Errors
     ///
-    /// As [`Stream::from_raw`].
+    /// The errors of [`Stream::from_raw`].
     pub unsafe fn wrap_long_lived(self, raw: CUstream) -> Result<Stream, PoolError> {
         self.wrap_for(raw, Life::Long)
     }

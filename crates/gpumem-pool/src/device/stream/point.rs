@@ -127,7 +127,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As [`Stream::wait_for`].
+    /// The errors of [`Stream::wait_for`].
     #[inline]
     pub fn wait_for_point(&self, point: StreamPoint) -> Result<bool, PoolError> {
         if !self.clocks().captures().is_open() && self.is_behind(point) {
