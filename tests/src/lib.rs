@@ -1,4 +1,4 @@
-//! Support for the tests across layers: one room for each kind of helper.
+//! Support for the tests across layers: one module for each kind of helper.
 
 /// Helpers for tests of the driver itself, and drivers that count, fail or wait.
 pub mod driver {
@@ -36,8 +36,8 @@ pub use gpumem_adapt::array;
 pub use gpumem_adapt::array::pool;
 pub use gpumem_adapt::array::pool::sys;
 
-/// The folder of this package: the one that cargo names while it runs tests, because a test program may have been copied to another
-/// machine after it was built.
+/// The folder of this package, as named by cargo at run time: a test program may have been copied to another machine after it was
+/// built.
 pub fn folder() -> std::path::PathBuf {
     let named = std::env::var_os("CARGO_MANIFEST_DIR");
     named.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), Into::into)

@@ -1,18 +1,18 @@
-//! Replays a [`Trace`] through a pool and measures: what it reserved, what it asked of the driver, what it cost the host.
+//! Replays a [`Trace`] through a pool, and measures the reserved memory, the driver calls and the time on the host.
 //!
-//! The rule is that of [tests/traces](../traces/README.md). Nothing but allocations and frees reaches the pool, so a block
-//! goes to another stream only once its `c` line is passed, or behind a wait that the pool inserts and that is counted: a
-//! pool that asks the driver whether work is over hears that it is not. (What the driver's own pool finds out is its business.)
-//! At a hard limit it may wait for the device instead, which is counted too.
+//! [tests/traces](../traces/README.md) states the rule of replays. The pool receives allocations and frees, but no work is
+//! queued. So a block moves to another stream only after its `c` line, or behind a wait that the pool inserts and that is
+//! counted: queries by the pool report that work is pending. (Queries inside of the driver's own pool are not intercepted.) At a
+//! hard limit the pool may wait for the device, which is counted too.
 //!
-//! The streams are the pool's own or another library's ([`StreamKind`]). Those of another library are made with the driver
-//! alone, wrapped once, and named in each call as PyTorch's interface for allocators has it: an allocation and a free pass
-//! the block's stream, and a block that another stream still uses is recorded there before its free.
+//! The pool's crate or another library owns the streams ([`StreamKind`]). Streams of another library are created with the driver,
+//! wrapped once, and named in each call as in PyTorch's allocator interface: allocation and free name the block's stream, and a
+//! block that another stream still uses is recorded on that stream before its free.
 //!
-//! Two clocks. *Driver time* is what the calls cost: on the simulator by its virtual clock, that is by the prices of
-//! an H200; on a GPU by the host's. *Host time* is the rest: the time that passes from the first event to the last, less
-//! what passes inside calls of the driver. The loop that reads the trace and keeps the blocks is part of it, and so is
-//! reading the clock around each driver call (some 50 ns a call).
+//! Two times are measured. *Driver time* is the time of the driver calls: on the simulator by its virtual clock, which has the
+//! prices of an H200; on a GPU by the host's clock. *Host time* is the time from the first event to the last without the driver
+//! calls. It includes the loop that reads the trace and stores the blocks, and the reading of the clock around each driver call
+//! (about 50 ns a call).
 
 pub mod profiles;
 
@@ -30,22 +30,22 @@ use std::time::Instant;
 /// The owner of the streams of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StreamKind {
-    /// Made by the pool's crate.
+    /// The pool's crate.
     #[default]
     Own,
-    /// Another library's, which may destroy them at any time: [`Stream::from_raw`].
+    /// Another library, which may destroy the streams at any time: [`Stream::from_raw`].
     Foreign,
-    /// Another library's, alive as long as the device: [`Stream::from_raw_long_lived`].
+    /// Another library, which keeps the streams alive as long as the device: [`Stream::from_raw_long_lived`].
     LongLived,
 }
 
 impl StreamKind {
-    /// Every kind, by name.
+    /// All kinds, by name.
     pub const ALL: [(&str, Self); 3] =
         [("own", Self::Own), ("foreign", Self::Foreign), ("long-lived", Self::LongLived)];
 }
 
-/// The name of no [`StreamKind`].
+/// A name that is not the name of a [`StreamKind`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0:?} names no kind of streams; use own, foreign or long-lived")]
 pub struct UnknownStreamKind(String);
@@ -69,31 +69,31 @@ impl fmt::Display for StreamKind {
 /// How a trace is replayed.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
-    /// The pool's backend; its default, if none is given.
+    /// The pool's backend; the default one if `None`.
     pub backend: Option<BackendKind>,
-    /// Options of the pool by name, under all of the others.
+    /// Options of the pool by name. The other fields override them.
     pub tuning: String,
     /// The pool's hard limit.
     pub hard_limit: Option<Limit>,
-    /// Options of the pool by name, over all of these.
+    /// Options of the pool by name. They override all other fields.
     pub conf: String,
-    /// Whether the pool may make a stream wait for another to get its memory. Such waits are counted.
+    /// Whether the pool may make a stream wait for another one to reuse its memory. Such waits are counted.
     pub may_wait: bool,
     /// The owner of the streams.
     pub streams: StreamKind,
 }
 
-/// A hard limit, as the command line takes it: an amount, or a multiple of a trace's peak live bytes.
+/// A hard limit from the command line: an amount, or a multiple of a trace's peak live bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TraceLimit {
-    /// Of any trace.
+    /// The same limit for every trace.
     Fixed(Limit),
-    /// Times the trace's peak live bytes, deferred frees included (`1.02x`).
+    /// A multiple of the trace's peak live bytes, including deferred frees (`1.02x`).
     TimesPeak(f64),
 }
 
 impl TraceLimit {
-    /// The pool's limit for a trace, in whole bytes.
+    /// The limit for a trace, in whole bytes.
     #[must_use]
     pub fn of(self, trace: &Trace) -> Limit {
         match self {
@@ -122,74 +122,75 @@ impl FromStr for TraceLimit {
 pub struct Outcome {
     /// The backend.
     pub backend: BackendKind,
-    /// Allocations and frees.
+    /// The number of allocations and frees.
     pub operation_count: u64,
     /// The peak of live memory, counted from the trace.
     pub live: Peaks,
-    /// The most that the pool held from the device.
+    /// The peak of the memory that the pool held from the device.
     pub peak_reserved_bytes: u64,
     /// The host memory of the pool's records at the end.
     pub record_bytes: u64,
-    /// The driver's calls, from before the pool was made to the last event.
+    /// The driver calls, from the construction of the pool to the last event.
     pub calls: Calls,
-    /// Those of them in the second half of the events.
+    /// The driver calls in the second half of the events.
     pub late_calls: Calls,
-    /// What the calls cost; see the module for the clock.
+    /// The time of the driver calls; the module documents the clock.
     pub driver_time: Duration,
-    /// The events without the driver's calls.
+    /// The time of the events without the driver calls.
     pub host_time: Duration,
     /// The options that had no effect.
     pub ignored_options: Vec<IgnoredOption>,
 }
 
 impl Outcome {
-    /// Peak reserved over peak live, deferred frees included.
+    /// Peak reserved bytes divided by peak live bytes, including deferred frees.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         self.peak_reserved_bytes as f64 / self.live.live_incl_deferred_bytes.max(1) as f64
     }
 
-    /// How often the pool waited for the device, as it does when its limit leaves nothing else: without an end, or for an event
-    /// behind all of its work.
+    /// The number of waits for the device: synchronisations, and waits for an event behind all its work. A pool at its limit
+    /// waits if no other memory is available.
     #[must_use]
     pub fn device_wait_count(&self) -> u64 {
         self.calls.cuCtxSynchronize + self.calls.cuCtxRecordEvent
     }
 
-    /// Host time, an operation.
+    /// The host time per operation, in nanoseconds.
     #[must_use]
     pub fn host_ns_per_op(&self) -> f64 {
         self.host_time.as_nanos() as f64 / self.operation_count.max(1) as f64
     }
 }
 
-/// A replay could not go on.
+/// The error of a replay.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// Before the first event.
+    /// The device, a stream or the pool could not be created.
     #[error(transparent)]
     Setup(#[from] PoolError),
-    /// The simulator did not start.
+    /// The simulator could not be started.
     #[error(transparent)]
     Simulator(#[from] gpumem_sim::SimError),
-    /// At an event.
+    /// An event failed.
     #[error("{name}, line {line}: {error}")]
     Event {
         /// The trace.
         name: String,
-        /// Its line, if it was read from a file.
+        /// The line of the event, if the trace was read from a file.
         line: usize,
         /// The error of the pool.
         error: PoolError,
     },
 }
 
-/// Replays a trace on the first device of a driver. `told` hears of the events that are over, now and then; its time is
-/// not counted.
+/// Replays a trace on the first device of a driver. `told` is called with the number of completed events now and then; its time
+/// is not counted.
 ///
 /// # Errors
 ///
-/// What the pool says, such as that its limit does not allow it.
+/// [`ReplayError::Setup`] if the device, a stream or the pool cannot be created; [`ReplayError::Event`] with the pool's error if
+/// an event fails, for example because of a hard limit.
 pub fn replay(
     trace: &Trace,
     driver: &Driver,
@@ -227,7 +228,7 @@ pub fn replay(
 }
 
 fn build(device: &Device, setup: &Setup) -> Result<Pool, PoolError> {
-    // Who asks hears that nothing is over: a pool at its limit would ask until its deadline, for each block anew.
+    // All queries report pending work, so a pool at its limit would poll until its deadline for each block.
     let mut builder = Pool::builder(device).conf("wait_deadline_ms:0")?.conf(&setup.tuning)?;
     if let Some(backend) = setup.backend {
         builder = builder.backend(backend);
@@ -238,11 +239,11 @@ fn build(device: &Device, setup: &Setup) -> Result<Pool, PoolError> {
     builder.conf(&setup.conf)?.build()
 }
 
-/// The streams of a replay. Another library's are destroyed when it ends.
+/// The streams of a replay. Streams of another library are destroyed when this is dropped.
 struct Streams {
     device: Device,
     wrapped: Vec<Stream>,
-    /// Those that the pool's crate has not made.
+    /// The streams that the pool's crate did not create.
     raw: Vec<CUstream>,
 }
 
@@ -254,9 +255,9 @@ impl Streams {
             let builder = if setup.may_wait { builder } else { builder.no_waits() };
             let stream = match setup.streams {
                 StreamKind::Own => builder.build()?,
-                // SAFETY: the stream is destroyed when nothing names it any more.
+                // SAFETY: the stream is destroyed after its last handle is dropped.
                 StreamKind::Foreign => unsafe { builder.wrap(streams.make()?)? },
-                // SAFETY: the stream is destroyed after it has been retired.
+                // SAFETY: the stream is destroyed after it was retired.
                 StreamKind::LongLived => unsafe { builder.wrap_long_lived(streams.make()?)? },
             };
             streams.wrapped.push(stream);
@@ -264,7 +265,7 @@ impl Streams {
         Ok(streams)
     }
 
-    /// A stream as another library makes it.
+    /// Creates a stream like another library does.
     fn make(&mut self) -> Result<CUstream, PoolError> {
         let _bound = self.device.bind()?;
         let (mut raw, flags) = (core::ptr::null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING.0);
@@ -278,10 +279,10 @@ impl Streams {
 impl Drop for Streams {
     fn drop(&mut self) {
         let Ok(_bound) = self.device.bind() else { return };
-        // One that can't be retired has been: another replay's wrap.
+        // Retiring fails if another replay's handle has retired the stream already.
         self.wrapped.drain(..).filter(|_| !self.raw.is_empty()).for_each(|stream| drop(stream.retire()));
         for raw in self.raw.drain(..) {
-            // SAFETY: it was made in `make`, has been retired, and nothing names it any more.
+            // SAFETY: the stream was created in `make` and retired, and no handle to it is left.
             let _ = unsafe { self.device.driver().cuStreamDestroy_v2(raw) };
         }
     }
@@ -297,7 +298,7 @@ struct Run<'a, F> {
     pool: &'a Pool,
     streams: &'a Streams,
     blocks: Vec<Option<(Block, u16)>>,
-    /// The last two streams that were named, the later one first.
+    /// The streams of the last allocations: the last one, and the last different one before it.
     named: [u16; 2],
     done_count: usize,
     host_time: Duration,
@@ -343,17 +344,18 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
             },
             Event::Complete { slot } => {
                 if let Some((block, _)) = self.blocks[slot as usize].take() {
-                    // SAFETY: nothing that uses a block is ever queued here.
+                    // SAFETY: a replay queues no work on blocks.
                     unsafe { block.free_completed() };
                 }
             }
-            // Nobody may have it yet, its own stream neither: it is kept until its `Complete`.
+            // The memory must not be reused yet, on its own stream neither, so the block is kept until `Complete`.
             Event::FreeUsed { slot } => self.record(slot),
         }
         Ok(())
     }
 
-    /// A block is freed while another stream uses it. The trace does not say which: the last other one that was named.
+    /// Records the use of a block that is freed while another stream uses it. The trace does not name that stream, so this takes
+    /// the last allocating stream that does not own the block.
     fn record(&self, slot: u32) {
         if let Some((block, home)) = &self.blocks[slot as usize]
             && !self.streams.raw.is_empty()
@@ -369,5 +371,5 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
     }
 }
 
-/// Often enough for a bar, rare enough to cost nothing.
+/// The interval of progress reports: frequent enough for a progress bar, and too rare to affect the time.
 const EVENTS_BETWEEN_LOOKS: usize = 4096;

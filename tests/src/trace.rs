@@ -1,9 +1,8 @@
-//! [`Trace`]: what a program asked of its allocator, in order; read from a file or made up.
+//! [`Trace`]: the allocations and frees of a program in order, read from a file or generated.
 //!
-//! The format of the files is described in [tests/traces](../traces/README.md). A trace is read whole before anything
-//! is replayed, so that no time is measured that goes into reading, and kept in 16 bytes an event: each block has a *slot*
-//! that the next block takes once it is gone, so that whoever replays it needs a table as long as the most blocks that
-//! are there at a time.
+//! [tests/traces](../traces/README.md) describes the file format. A trace is read completely before a replay, so that reading
+//! does not count as time of the replay. An event takes 16 bytes: each live block has a *slot*, which is reused after its free,
+//! so a replay needs a table as long as the largest number of blocks live at one time.
 
 mod error;
 mod header;
@@ -19,36 +18,36 @@ pub use random::random_program;
 pub use synthetic::{Synthetic, UnknownSynthetic};
 pub use tags::TagSum;
 
-/// One line of a trace.
+/// One event of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A block is allocated.
+    /// An allocation.
     Alloc {
-        /// Its place among those that are there at the same time.
+        /// The slot of the block, unique among live blocks.
         slot: u32,
-        /// Its stream, counted from 0 in the order of first use.
+        /// The stream, counted from 0 in the order of first use.
         stream: u16,
         /// The requested bytes.
         size_bytes: u64,
     },
-    /// A block is given back to its stream, which may reuse it from here on.
+    /// A free on the block's stream, which may reuse the memory from here on.
     Free {
-        /// Its place.
+        /// The slot.
         slot: u32,
     },
-    /// A block is given back while another stream uses it. Its [`Event::Complete`] comes later.
+    /// A free while another stream uses the block. Its [`Event::Complete`] follows later.
     FreeUsed {
-        /// Its place.
+        /// The slot.
         slot: u32,
     },
-    /// All work that used a block is complete: its memory is free for all streams.
+    /// All work that used a freed block is complete: its memory may be reused by all streams.
     Complete {
-        /// Its place.
+        /// The slot.
         slot: u32,
     },
 }
 
-/// The requests of a program to its allocator.
+/// The allocations and frees of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     header: Header,
@@ -56,72 +55,72 @@ pub struct Trace {
     slot_count: u32,
     stream_count: u16,
     peaks: Peaks,
-    /// Of a recording.
+    /// The tags of a recording.
     tags: Vec<TagSum>,
-    /// The missing part of a recording.
+    /// Notes on missing parts of a recording.
     notes: Vec<String>,
 }
 
-/// The most bytes there were at a time.
+/// The peaks of live memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peaks {
-    /// Blocks from their allocation until the program gave them back.
+    /// Blocks count from their allocation to their free.
     pub live_bytes: u64,
-    /// Blocks from their allocation until all work that used them was over.
+    /// Blocks count from their allocation until all work that used them is complete.
     pub live_incl_deferred_bytes: u64,
 }
 
 impl Trace {
-    /// The content of its first line.
+    /// The header.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The name that its header gives it.
+    /// The name in the header.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.header.name
     }
 
-    /// Everything that happens, in order.
+    /// All events, in order.
     #[must_use]
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// What a pool is asked for: allocations and frees. (A free that takes effect later is one operation.)
+    /// The number of allocations and frees. A deferred free counts as one operation.
     #[must_use]
     pub fn operation_count(&self) -> u64 {
         self.events.iter().filter(|event| !matches!(event, Event::Complete { .. })).count() as u64
     }
 
-    /// Slots are below this.
+    /// The number of slots.
     #[must_use]
     pub fn slot_count(&self) -> u32 {
         self.slot_count
     }
 
-    /// Streams are below this.
+    /// The number of streams.
     #[must_use]
     pub fn stream_count(&self) -> u16 {
         self.stream_count
     }
 
-    /// The most bytes there are at a time, counted from the events.
+    /// The peaks of live memory, computed from the events.
     #[must_use]
     pub fn peaks(&self) -> Peaks {
         self.peaks
     }
 
-    /// What a recording has for each tag, those with the highest peaks first; nothing if no tag is in it.
+    /// The tags of a recording, highest peak first; empty if it has none.
     #[must_use]
     pub fn tags(&self) -> &[TagSum] {
         &self.tags
     }
 
-    /// What the streams' own peaks add up to, deferred frees included: about the least that has to be reserved if no stream
-    /// ever waits for another. (What has passed its [`Event::Complete`] is everybody's, and could save a little of it.)
+    /// The sum of the streams' own peaks, including deferred frees: about the minimum to reserve if streams never wait for each
+    /// other. (Memory that is free after its [`Event::Complete`] may move between streams and lower the minimum a little.)
     #[must_use]
     pub fn floor_bytes(&self) -> u64 {
         let mut blocks = vec![(0, 0); self.slot_count as usize];
@@ -144,7 +143,7 @@ impl Trace {
         streams.iter().fold(0, |sum: u64, (_, peak_bytes)| sum.saturating_add(*peak_bytes))
     }
 
-    /// The first events alone. What the header and tags say of the whole is left as it is.
+    /// Keeps the first events only. Header and tags still describe the whole trace.
     #[must_use]
     pub fn prefix(mut self, event_count: usize) -> Self {
         self.events.truncate(event_count);
@@ -152,8 +151,8 @@ impl Trace {
         self
     }
 
-    /// What the header says of the events that they do not bear out, such as a count in a file that was cut; and what is
-    /// missing in a recording.
+    /// Statements of the header that the events contradict, such as the number of events of a truncated file, and notes on
+    /// missing parts of a recording.
     #[must_use]
     pub fn disagreements(&self) -> Vec<String> {
         let stated = self.header.disagreements(self.events.len() as u64, self.peaks);
@@ -161,7 +160,7 @@ impl Trace {
     }
 }
 
-/// Puts a trace together, event by event. It is told about blocks by the number that [`Builder::alloc`] gave them.
+/// Builds a trace event by event. Blocks are named by the number that [`Builder::alloc`] returned.
 #[derive(Default)]
 struct Builder {
     blocks: Vec<BlockOfTrace>,
@@ -180,7 +179,7 @@ enum What {
 struct BlockOfTrace {
     size_bytes: u64,
     stream: u16,
-    /// Whether its free takes effect at a later event.
+    /// Whether the free takes effect at a later event.
     is_deferred: bool,
 }
 
@@ -197,7 +196,7 @@ impl Builder {
         self.events.push((What::Free, block));
     }
 
-    /// A block that was freed is in use still; what is never over is so to the end.
+    /// Defers a free. Without a later `complete` it never takes effect.
     fn defer(&mut self, block: u32) {
         self.blocks[block as usize].is_deferred = true;
     }
@@ -207,13 +206,13 @@ impl Builder {
         self.events.push((What::Complete, block));
     }
 
-    /// Allocates and frees at once.
+    /// Allocates and immediately frees a block.
     fn touch(&mut self, size_bytes: u64, stream: u16) {
         let block = self.alloc(size_bytes, stream);
         self.free(block);
     }
 
-    /// Gives every block a slot.
+    /// Assigns the slots.
     fn finish(self, header: Header) -> Trace {
         let mut slots = vec![0; self.blocks.len()];
         let (mut vacant, mut slot_count) = (Vec::new(), 0);
@@ -243,7 +242,7 @@ impl Builder {
     }
 }
 
-/// In a file that was made to harm, what is deferred may be more than a `u64` counts.
+/// Computes the peaks. A malicious file can defer more bytes than a `u64` can count.
 fn peaks(events: &[Event], slot_count: u32) -> Peaks {
     let mut sizes = vec![0; slot_count as usize];
     let (mut live_bytes, mut deferred_bytes) = (0_u128, 0_u128);

@@ -204,7 +204,7 @@ mod tests {
     use crate::pool::{BackendKind, Device, Pool, PoolError, Stream};
     use gpumem_sim::SimConfig;
 
-    /// Each call that allocates is counted, those that no pool makes today included.
+    /// Every call that allocates memory is counted, including those that no pool makes today.
     #[test]
     fn calls_that_no_pool_makes_are_counted_too() {
         let counted = MemoryCounter::new(&gpumem_sim::driver(SimConfig::new()).unwrap());

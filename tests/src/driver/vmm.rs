@@ -22,11 +22,11 @@ impl Deref for Vmm {
 }
 
 impl Vmm {
-    /// `None` if the device has no virtual memory management: the simulator on another system than Linux.
+    /// Opens device 0. Returns `None` if the device has no virtual memory management: the simulator on systems other than Linux.
     ///
     /// # Panics
     ///
-    /// If the driver refuses device 0, or a device lacks virtual memory management that it should have.
+    /// If the driver refuses device 0, or a device that should have virtual memory management does not.
     #[must_use]
     pub fn new(driver: &Driver) -> Option<Self> {
         let raw = Raw::new(driver).unwrap_or_else(|error| panic!("{error}"));

@@ -1,8 +1,8 @@
-//! Cases: tests that are written once and run on the simulator and on NVIDIA's driver.
+//! Test cases that are written once and run on the simulator and on NVIDIA's driver.
 //!
-//! [`cases!`](crate::cases!) turns each body into one test on the simulator (`sim::NAME`) and, with feature
-//! `gpu`, a second one on NVIDIA's driver (`cuda::NAME`). `cargo xtask gpu-test` runs the tests under `cuda::`; a
-//! missing driver is a failure there, never a skip. For many schedules of the simulator, see [`seeds`].
+//! [`cases!`](crate::cases!) turns each body into a test on the simulator (`sim::NAME`) and, with feature `gpu`, a second one on
+//! NVIDIA's driver (`cuda::NAME`). `cargo xtask gpu-test` runs the tests under `cuda::`. A missing driver fails these tests and
+//! never skips them. For many schedules of the simulator, see [`seeds`].
 
 use crate::harness::seeds::{self, Outcome, Suite};
 use crate::sys::Driver;
@@ -82,7 +82,7 @@ mod tests {
     use crate::sys::DriverKind;
 
     crate::cases! {
-        /// A case gets a driver, and may return a `Result`.
+        /// A case receives a driver, and may return a `Result`.
         fn a_case_gets_a_driver(driver: &Driver) -> Result<(), crate::sys::DriverError> {
             let mut count = 0;
             // SAFETY: `count` outlives the call.

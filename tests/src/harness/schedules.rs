@@ -82,7 +82,7 @@ mod tests {
     fn last_writer(driver: &Driver, waits: bool) -> Result<u8, DriverError> {
         let raw = Raw::new(driver)?;
         let (a, b, event, byte) = (raw.stream()?, raw.stream()?, raw.event()?, raw.alloc(1)?);
-        // SAFETY: handles and addresses are this function's own, and the work is done when they go.
+        // SAFETY: this function owns the handles and the memory, and all work is complete when they are destroyed.
         unsafe {
             driver.cuMemsetD8Async(byte, 1, 1, a)?;
             driver.cuEventRecord(event, a)?;

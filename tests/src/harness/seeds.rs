@@ -51,7 +51,7 @@ macro_rules! find_failing_seed {
     };
 }
 
-/// The test program, by its names in cargo.
+/// The test program, as cargo names it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! suite {
@@ -267,7 +267,7 @@ mod tests {
     fn memory_that_is_not_given_back_is_a_failure() {
         for_each(crate::suite!(), 1, |driver: &Driver, _| {
             let (mut context, mut address) = (std::ptr::null_mut(), 0);
-            // SAFETY: what is written to outlives the calls, and device 0 exists.
+            // SAFETY: the out-pointers outlive the calls, and device 0 exists.
             unsafe {
                 driver.cuDevicePrimaryCtxRetain(&mut context, 0).unwrap();
                 driver.cuCtxSetCurrent(context).unwrap();

@@ -1,7 +1,7 @@
-//! Adaptors around the pools of a case, and what they must say.
+//! Adaptors around the pools of a case, and checks of their counters.
 //!
-//! All pools of a case share them, outermost first: a budget, debug bytes, guards, and failures on purpose, behind which
-//! everything in front of them has to be taken back.
+//! All pools of a case share them, outermost first: a budget, debug bytes, guards, injected failures. The failures are innermost,
+//! so each one requires the adaptors outside it to undo their work.
 
 use super::operation::Case;
 use super::world::{Step, World};
@@ -9,7 +9,7 @@ use crate::pool::PoolError;
 use crate::pool::adaptor::{Adaptor, Budget, Failures, Fill, Guard};
 use std::sync::Arc;
 
-/// The adaptors, and how many failures on purpose the program has met.
+/// The adaptors, and the number of injected failures that the program received.
 pub(super) struct Adapted {
     budget: Arc<Budget>,
     guard: Arc<Guard>,
@@ -32,13 +32,13 @@ impl Adapted {
         }
     }
 
-    /// Innermost first.
+    /// The adaptors, innermost first.
     pub(super) fn adaptors(&self) -> [Arc<dyn Adaptor>; 4] {
         let fill = Arc::new(Fill::debug());
         [self.failures.clone(), self.guard.clone(), fill, self.budget.clone()]
     }
 
-    /// Blocks that were looked at, when all work is done. None of them was damaged.
+    /// The number of blocks whose guards were checked, after all work is complete. Fails if a guard was overwritten.
     pub(super) fn checked_count(&self) -> Result<u64, String> {
         match self.guard.settle().first() {
             None => Ok(self.guard.checked_count()),
@@ -54,7 +54,7 @@ impl World<'_> {
         if self.adapted.is_some() { alignment.max(256).saturating_add(unit + 256) } else { 0 }
     }
 
-    /// Whether a request was refused by an adaptor, and rightly so.
+    /// Whether an adaptor refused a request, and its budget or an injected failure justifies the error.
     pub(super) fn is_adaptors_right(&mut self, error: &PoolError, more_bytes: u64) -> bool {
         let (_, held_bytes) = self.budgeted_bytes();
         let Some(adapted) = &mut self.adapted else { return false };
@@ -71,12 +71,12 @@ impl World<'_> {
         }
     }
 
-    /// The bytes that a block has before anybody wrote to it, where that is known.
+    /// The value of each byte of a block before the first write, if an adaptor fills blocks.
     pub(super) fn fresh_byte(&self) -> Option<u8> {
         self.adapted.as_ref().map(|_| DEBUG_BYTE)
     }
 
-    /// After every step: the budget has what the books have, and no failure was kept from the program.
+    /// Checked after every step: the budget agrees with the twin's books, and the program received every injected failure.
     pub(super) fn compare_adapted(&self) -> Step {
         let Some(Adapted { budget, failures, met_count, .. }) = &self.adapted else { return Ok(()) };
         let (least_bytes, most_bytes) = self.budgeted_bytes();
@@ -98,7 +98,7 @@ impl World<'_> {
     }
 }
 
-/// What `Fill::debug` sets.
+/// The byte that `Fill::debug` writes.
 const DEBUG_BYTE: u8 = 0xA5;
 const FAILURES: &str = "failures of the model";
 const FAILURE_SHARE: f64 = 0.05;

@@ -1,7 +1,7 @@
-//! A capture that goes on.
+//! The open capture of a case.
 //!
-//! The user is correct here too: a stream waits for those of the capture's streams that touched a block before. Streams outside
-//! are waited for now or at each launch.
+//! The simulated user is correct here too: before a stream touches a block, it waits for the captured streams that touched the
+//! block before. Waits for streams outside of the capture happen now or at each launch.
 
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
@@ -13,16 +13,16 @@ use super::world::{Step, World, text};
 use crate::pool::{Capture, CaptureMode, PoolError, Stream, StreamId};
 use std::collections::BTreeMap;
 
-/// A capture that goes on.
+/// The open capture.
 pub(super) struct Capturing {
     pub(super) name: u32,
     capture: Capture,
     deeds: Vec<Deed>,
-    /// By a block's name: who touched it in the capture.
+    /// By block name: the streams that touched the block in the capture.
     touched: BTreeMap<u32, Touched>,
-    /// By a block's name: how many uses it had outside when they were waited for in the capture.
+    /// By block name: the number of the block's uses outside of the capture when the capture waited for them.
     awaited: BTreeMap<u32, u32>,
-    /// Blocks that were used on their own stream and have not been told: dropped in the capture, they need not be.
+    /// Blocks used on their own stream without `record_use`, which is optional if the block is dropped in the capture.
     untold: BTreeMap<u32, StreamId>,
 }
 
@@ -42,7 +42,7 @@ impl World<'_> {
     ) -> Step {
         let Some(stream) = self.streams.pick(pick) else { return Ok(()) };
         let is_taken = self.streams.is_captured(stream.id());
-        // Blocking streams take part in what the context's default stream does.
+        // The context's default stream synchronises with blocking streams, so a capture of it would affect them.
         let is_default = self.streams.is_default(stream.id());
         if self.graphs.len() >= GRAPHS_MAX || is_default || self.capturing.is_some() && !is_taken {
             return Ok(());
@@ -90,7 +90,7 @@ impl World<'_> {
         }
     }
 
-    /// A fill on a stream that is captured.
+    /// Queues a fill on a captured stream.
     pub(super) fn captured_fill(
         &mut self,
         (index, value, wait): (usize, u8, Wait),
@@ -110,7 +110,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A copy on a stream that is captured.
+    /// Queues a copy on a captured stream.
     pub(super) fn captured_copy(
         &mut self,
         (source, target, wait): (usize, usize, Wait),
@@ -138,13 +138,13 @@ impl World<'_> {
         let deed = Deed::Copy { source: from.name, target: to.name, count };
         let _bound = self.device.bind().map_err(text)?;
         let (from, to) = (from.block.address(), to.block.address());
-        // SAFETY: both blocks stay for the graph, since they record this stream, and are at least this long.
+        // SAFETY: the graph keeps both blocks alive, because they record this stream; both are at least `count` bytes long.
         unsafe { self.driver.cuMemcpyAsync(to, from, count as usize, stream.raw()).map_err(text)? };
         self.capturing.iter_mut().for_each(|capturing| capturing.deeds.push(deed));
         Ok(())
     }
 
-    /// Makes a captured stream wait for what it must before it touches a block. `None` where that can't be.
+    /// Makes a captured stream wait for the earlier uses of a block. Returns `None` if the stream cannot wait for them.
     fn touch(
         &mut self,
         index: usize,
@@ -154,19 +154,19 @@ impl World<'_> {
     ) -> Result<Option<String>, String> {
         let Some(capturing) = &mut self.capturing else { return Ok(None) };
         let live = &mut self.blocks[index];
-        // A part of a stream of somebody else's is there for its graph alone until that has been launched.
+        // The memory of a part on another library's stream belongs to its graph alone until the first launch.
         if live.part_of.is_some_and(|graph| graph != capturing.name) && live.uses.writer.is_none() {
             return Ok(None);
         }
         let mut said = String::new();
-        // Only what is asked of streams outside can be left to the launches.
+        // A launch can wait for streams outside of the capture only, so half of those waits are left to the launches.
         let is_new = !capturing.touched.contains_key(&live.name);
         if is_new && live.uses.count.is_multiple_of(2) && self.streams.can_finish(&live.uses) {
             said += &self.streams.order_uses(&mut live.uses.clone(), stream, true, wait)?;
             capturing.awaited.insert(live.name, live.uses.count);
         }
         let touched = capturing.touched.entry(live.name).or_insert_with(|| Touched {
-            // The memory is there in its stream's order.
+            // The owner stream counts as the first writer: the memory is ordered behind it.
             writer: live.part_of.filter(|graph| *graph == capturing.name).map(|_| live.block.stream_id()),
             ..Touched::default()
         });
@@ -190,7 +190,7 @@ impl World<'_> {
         Ok(Some(said))
     }
 
-    /// The capture that goes on.
+    /// The name of the open capture.
     pub(super) fn open_graph(&self) -> Option<u32> {
         self.capturing.as_ref().map(|capturing| capturing.name)
     }
@@ -238,7 +238,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// What a capture has allocated is there in its streams' order once it has ended.
+    /// After the capture, the memory allocated in it is ordered behind its streams.
     fn own_parts(&mut self, graph: u32) {
         let captured = self.streams.captured();
         for live in self.blocks.iter_mut().filter(|live| live.part_of == Some(graph)) {

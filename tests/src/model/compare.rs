@@ -1,4 +1,4 @@
-//! What must hold after every step, and at the end.
+//! The checks after every step and at the end of a case.
 
 use super::coverage::Coverage;
 use super::operation::Pick;
@@ -8,7 +8,7 @@ use crate::pool::{MemoryKind, Pool, Status, TagUsage};
 use gpumem_sim::{AllocationKind, LiveAllocation, Sim};
 
 impl World<'_> {
-    /// Everything that must hold after every step.
+    /// Checks everything that must hold after every step.
     pub(super) fn compare(&self, sim: &Sim) -> Step {
         let report = sim.report();
         if !report.faults.is_empty() {
@@ -28,8 +28,8 @@ impl World<'_> {
             _ => !is_host(live),
         });
         let drivers: Vec<(u64, u64)> = found.map(|live| (live.address, live.size_bytes)).collect();
-        // Frees on streams of others wait for the device; memory that the host may use, for all uses; graphs keep what they
-        // use.
+        // Memory may stay allocated after a drop: frees on streams of other libraries wait for the device, host-accessible memory
+        // waits for all uses, and graphs keep the blocks that they use.
         let keeps_more = self.subject.is_caching()
             || self.subject.kind.is_host_accessible()
             || self.streams.had_foreign()
@@ -46,7 +46,7 @@ impl World<'_> {
         self.compare_family()
     }
 
-    /// Whether there ever was a capture that something was allocated or dropped in.
+    /// Whether any block was allocated or dropped in a capture so far.
     fn has_captured(&self) -> bool {
         !self.kept.is_empty() || self.twin.pools.iter().any(|books| books.part_count > 0)
     }
@@ -83,7 +83,7 @@ impl World<'_> {
 
     fn sums_add_up(&self, status: &Status, (peak_bytes, peak_most_bytes): (u64, u64)) -> bool {
         let found_bytes = status.in_use_peak_bytes;
-        // With adaptors, it is asked for to the byte.
+        // Adapted pools are built with `exact_peaks`.
         let is_peak = match self.subject.is_caching() && !self.subject.is_adapted {
             true => found_bytes >= peak_bytes && found_bytes <= status.reserved_peak_bytes,
             false => (peak_bytes..=peak_most_bytes).contains(&found_bytes),
@@ -96,7 +96,7 @@ impl World<'_> {
             && status.hard_limit_bytes.is_none_or(|limit| status.in_use_peak_bytes <= limit)
     }
 
-    /// A pool and its private pools keep its limit together, and what the machine allows.
+    /// A pool and its private pools together stay within its limit and the memory of the machine.
     fn compare_family(&self) -> Step {
         let machine_bytes = self.subject.machine_bytes(self.case);
         let limit_bytes = self.twin.pools[self.pools[0].books].limit_bytes.unwrap_or(machine_bytes);
@@ -112,7 +112,7 @@ impl World<'_> {
         }
     }
 
-    /// Every block's contents, then everything is let go, and nothing may be left.
+    /// Checks the contents of every block, drops everything, and checks that nothing is left.
     pub(super) fn finish(mut self, sim: &Sim, coverage: &mut Coverage) -> Step {
         self.end_graphs();
         self.compare(sim)?;
@@ -142,7 +142,7 @@ impl World<'_> {
                 return Err(format!("{} bytes are reserved for nothing", status.reserved_bytes));
             }
         }
-        // What the driver's own pool could not free on a stream of somebody else's goes with the context.
+        // Memory that `native` could not free on a stream of another library is released with the context.
         let keeps_some = !self.subject.is_caching() && self.streams.had_foreign();
         let (device, may_keep) = (self.device.clone(), self.has_lost || keeps_some);
         drop(self);
@@ -156,7 +156,7 @@ impl World<'_> {
     }
 }
 
-/// A thread's part of a peak is known to a megabyte; the case's own has company of two at a time.
+/// A thread publishes its part of a peak in steps of a megabyte; at most two other threads run beside the case's own.
 fn is_known(usage: &TagUsage, known: &Tagged) -> bool {
     let TagUsage { in_use_bytes, peak_bytes, block_count, allocation_count, .. } = *usage;
     *known == Tagged { in_use_bytes, peak_bytes: known.peak_bytes, block_count, allocation_count }
@@ -164,7 +164,7 @@ fn is_known(usage: &TagUsage, known: &Tagged) -> bool {
         && peak_bytes.abs_diff(known.peak_bytes) <= 3 << 20
 }
 
-/// Whether allocations that follow each other have all of a block.
+/// Whether adjacent allocations cover a whole block.
 fn is_covered((start, size_bytes): (u64, u64), sorted: &[(u64, u64)]) -> bool {
     let mut place = start;
     for (from, length) in sorted {

@@ -1,4 +1,4 @@
-//! Work that writes, copies and compares what blocks hold, ordered as a correct user must and no more.
+//! Work that writes, copies and compares the contents of blocks, with exactly the waits that a correct user needs.
 
 use super::coverage::Coverage;
 use super::operation::{Pick, Wait};
@@ -36,7 +36,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Fills a block where the host finds it, once all who used it are done. What comes on a stream later comes behind that.
+    /// Fills a block from the host after all its uses are complete. Work queued later is ordered behind the fill.
     pub(super) fn fill_by_host(
         &mut self,
         index: usize,
@@ -51,8 +51,8 @@ impl World<'_> {
         *uses = Uses { count: uses.count + 1, ..Uses::default() };
         for (offset, length) in windows(block.size_bytes()) {
             let length = length as usize;
-            // SAFETY: the window is inside the block, which is alive. Work runs when somebody calls the driver, and no other
-            // thread of a case does so now.
+            // SAFETY: the window is inside the block, which is alive. The simulator runs queued work only during driver calls,
+            // and no other thread of a case makes one now.
             unsafe {
                 let place = start.as_ptr().add(offset as usize);
                 self.sim.host_writes(place, length);
@@ -64,7 +64,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Fills what is followed of a block.
+    /// Fills the windows of a block.
     pub(super) fn fill_all(
         driver: &Driver,
         device: &Device,
@@ -116,7 +116,7 @@ impl World<'_> {
             return Ok(());
         };
         let is_known = self.twin.contents(self.blocks[index].name).is_some();
-        // A graph would read into the same place at each launch.
+        // A graph would read into the same part of the sink at each launch.
         if !is_known || self.streams.is_captured(stream.id()) || !self.can_use(index, &stream) {
             return Ok(());
         }
@@ -125,8 +125,8 @@ impl World<'_> {
         let block = &self.blocks[index].block;
         let (_, length) = windows(block.size_bytes())[0];
         let _bound = self.device.bind().map_err(text)?;
-        // SAFETY: the window is inside the block, which is alive and records this stream; the sink has room for it and
-        // is freed after the device was waited for.
+        // SAFETY: the window is inside the block, which is alive and records this stream; the sink has room for the window and is
+        // freed after the device was synchronised.
         unsafe {
             let sink = self.sink.add(self.streams.place(&stream) * SINK_BYTES);
             let (address, length) = (block.address(), length as usize);
@@ -135,7 +135,7 @@ impl World<'_> {
         }
     }
 
-    /// Pinned memory that reads go to, a place for each stream there can be.
+    /// Allocates pinned memory as the target of reads, with one slot for each stream.
     pub(super) fn open_sink(driver: &Driver, device: &Device) -> Result<*mut u8, PoolError> {
         let _bound = device.bind()?;
         let mut sink = std::ptr::null_mut();
@@ -146,19 +146,18 @@ impl World<'_> {
 
     pub(super) fn close_sink(&self) -> Step {
         let _bound = self.device.bind().map_err(text)?;
-        // SAFETY: it came from `open_sink`, nothing that reads into it is queued any more, and it is used no more.
+        // SAFETY: the memory came from `open_sink`; no queued work reads into it, and it is not used again.
         unsafe { self.driver.cuMemFreeHost(self.sink.cast()).map_err(text) }
     }
 
-    /// Whether a stream that runs its work can touch a block now. What a capture has allocated is there once it has
-    /// ended.
+    /// Whether a stream can use a block now. Memory allocated in a capture is usable outside of it after the capture has ended.
     pub(super) fn can_use(&self, index: usize, stream: &Stream) -> bool {
         let live = &self.blocks[index];
         let is_there = live.part_of.is_none() || live.uses.writer.is_some();
         is_there && self.streams.can_order(&live.uses, stream)
     }
 
-    /// Makes a stream wait for what it must before it touches a block, and enters it in the block's lists.
+    /// Makes a stream wait for the earlier uses of a block that conflict, and records this use.
     pub(super) fn order(
         &mut self,
         index: usize,
@@ -172,7 +171,7 @@ impl World<'_> {
         Ok(said)
     }
 
-    /// Compares a block's contents with the twin's, once its last writer is done.
+    /// Compares the contents of a block with the twin's after the last write is complete.
     pub(super) fn check(&self, index: usize) -> Step {
         let Live { name, block, uses, .. } = &self.blocks[index];
         let Some(expected) = self.twin.contents(*name) else { return Ok(()) };
@@ -196,24 +195,24 @@ impl World<'_> {
         }
     }
 
-    /// What lies somewhere; nothing that writes there is queued. The host looks for itself where it can.
+    /// Reads memory that no queued work writes. Host-accessible memory is read by the host itself.
     pub(super) fn read_now(&self, address: u64, length: usize) -> Result<Vec<u8>, String> {
         let mut bytes = vec![0_u8; length];
         if self.subject.kind.is_host_accessible() {
             let place: *const u8 = std::ptr::with_exposed_provenance(address as usize);
             self.sim.host_reads(place, length);
-            // SAFETY: as in `fill_by_host`, and the buffer is as long.
+            // SAFETY: like `fill_by_host`; the buffer has `length` bytes.
             unsafe { place.copy_to_nonoverlapping(bytes.as_mut_ptr(), length) };
             return Ok(bytes);
         }
         let _bound = self.device.bind().map_err(text)?;
         let _relaxed = self.device.relax().map_err(text)?;
-        // SAFETY: the bytes are those of a block that is alive, and the buffer is as long.
+        // SAFETY: the bytes belong to a live block, and the buffer has `length` bytes.
         unsafe { self.driver.cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, length).map_err(text)? };
         Ok(bytes)
     }
 }
 
-/// As much as the largest window.
+/// The size of the largest window.
 const SINK_BYTES: usize = 8192;
 const SINK_COUNT: usize = 128;

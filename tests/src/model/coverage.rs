@@ -1,4 +1,4 @@
-//! [`Coverage`]: what a search has been through.
+//! [`Coverage`]: the operations, outcomes and slow paths that a search has exercised.
 
 use super::faults::{Call, Seen};
 use super::subject::Subject;
@@ -9,45 +9,46 @@ use std::fmt;
 /// The coverage of a search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// Seeds that were tried.
+    /// The number of seeds.
     pub seeds: u64,
-    /// Operations that were carried out.
+    /// The number of operations that had an effect.
     pub operations: u64,
-    /// Operations that came back with an error, as they should.
+    /// Operations that returned an error that the twin confirmed.
     pub refused: u64,
-    /// Blocks that were handed out.
+    /// Allocated blocks.
     pub blocks: u64,
-    /// Blocks that the host filled where they lie.
+    /// Blocks that the host filled directly.
     pub host_fills: u64,
-    /// Blocks whose guards were looked at.
+    /// Blocks whose guards were checked.
     pub guarded: u64,
-    /// Failures that an adaptor made on purpose.
+    /// Failures injected by an adaptor.
     pub failures: u64,
-    /// Blocks that were allocated in scopes.
+    /// Blocks allocated in scopes.
     pub tagged: u64,
-    /// Blocks that were handed out to threads at once.
+    /// Blocks allocated by concurrent threads.
     pub blocks_of_threads: u64,
-    /// Blocks that were handed out in captures.
+    /// Blocks allocated in captures.
     pub parts: u64,
-    /// Graphs that captures have become.
+    /// Graphs made from captures.
     pub graphs: u64,
-    /// Launches of them.
+    /// Launches of graphs.
     pub launches: u64,
-    /// Requests that met a full device.
+    /// Requests refused because the device was full.
     pub out_of_memory: u64,
-    /// Requests that met the limit.
+    /// Requests refused because of a limit.
     pub limit_reached: u64,
-    /// Requests beyond the device's size.
+    /// Requests larger than the device.
     pub too_large: u64,
-    /// Calls that the driver was made to refuse.
+    /// Driver calls with an injected error.
     pub faults: u64,
-    /// How far allocations of the caching backend had to go, in the order of [`Coverage::rungs_by_name`].
+    /// The number of allocations of the caching backend that reached each rung, in the order of [`Coverage::rungs_by_name`].
     pub rungs: [u64; RUNGS.len()],
-    /// Combinations of an operation, the calls that it made, the one that failed, and whether it succeeded.
+    /// Distinct combinations of an operation, its driver calls, the call that failed, and the outcome.
     pub states: BTreeSet<(&'static str, Seen, bool)>,
 }
 
-/// What an allocation of the caching backend may come to, told by the driver's calls. One may come to several.
+/// The rungs that an allocation of the caching backend can reach, detected from its driver calls. One allocation can reach
+/// several.
 pub(super) const RUNGS: [(&str, Rung); 8] = [
     ("at hand", |seen| seen.is_empty()),
     ("asked what is done", |seen| seen.has(Call::EventQuery)),
@@ -59,13 +60,13 @@ pub(super) const RUNGS: [(&str, Rung); 8] = [
     ("given back", |seen| seen.has(Call::Release)),
 ];
 
-/// What handles, segments of the device's memory and those of other kinds are made by.
+/// Calls that allocate physical memory: handles, segments of device memory, and memory of other kinds.
 const GROWTH: [Call; 4] = [Call::Create, Call::Alloc, Call::AllocManaged, Call::HostAlloc];
 
 type Rung = fn(Seen) -> bool;
 
 impl Coverage {
-    /// Counts what came of a request.
+    /// Counts the outcome of a request.
     pub(super) fn count_block(&mut self, subject: Subject, outcome: &Result<Block, PoolError>, seen: Seen) {
         match outcome {
             Ok(_) => self.blocks += 1,
@@ -82,14 +83,14 @@ impl Coverage {
         self.count("alloc", seen, outcome.is_ok());
     }
 
-    /// Counts what came of an operation.
+    /// Counts the outcome of an operation.
     pub(super) fn count(&mut self, name: &'static str, seen: Seen, is_ok: bool) {
         self.refused += u64::from(!is_ok);
         self.faults += u64::from(seen.refused().is_some());
         self.states.insert((name, seen, is_ok));
     }
 
-    /// How many allocations of the caching backend came to what, by the driver's calls. One may come to several.
+    /// The number of allocations of the caching backend that reached each rung. One allocation can reach several.
     pub fn rungs_by_name(&self) -> impl Iterator<Item = (&'static str, u64)> {
         RUNGS.iter().zip(self.rungs).map(|((name, _), count)| (*name, count))
     }

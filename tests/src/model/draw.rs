@@ -1,6 +1,6 @@
-//! How proptest draws a case, and so how it shrinks one.
+//! proptest strategies that generate cases, and so determine how cases shrink.
 //!
-//! What is drawn here, and in which order, says what a seed means: a change makes other programs of all that are written down.
+//! The strategies and their order determine the meaning of a seed: a change here changes the program of every recorded seed.
 
 use super::faults::{Call, Fault};
 use super::operation::{Case, Kind, Operation, Pick, Size, Wait};
@@ -10,7 +10,7 @@ use proptest::collection::vec;
 use proptest::option::weighted;
 use proptest::prelude::*;
 
-/// Any case.
+/// Generates a case.
 pub fn case() -> impl Strategy<Value = Case> {
     let hard_limit =
         prop_oneof![2 => Just(None), 3 => prop_oneof![2 * MIB..=8 * MIB, 8 * MIB..=96 * MIB].prop_map(Some)];
@@ -18,7 +18,7 @@ pub fn case() -> impl Strategy<Value = Case> {
     let memory = prop_oneof![Just(64 * MIB), Just(128 * MIB), Just(1024 * MIB)];
     let tuning = (any::<bool>(), weighted(0.3, 0..=2_u32));
     let machine = (any::<u64>().no_shrink(), memory, hard_limit, soft_limit, tuning);
-    // Last, so that what is drawn before it is what it would be without.
+    // Generated last, so that the rest of the case does not depend on it.
     let more = weighted(0.3, vec(moving(), 8..=32));
     let program = (machine, 1..=4_usize, vec(operation(), 1..=100), more);
     program.prop_map(|(machine, stream_count, mut operations, more)| {
@@ -42,7 +42,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![40 => memory(), 30 => work(), 15 => order(), 6 => growing(), 16 => graphs()]
 }
 
-/// Asking for memory and giving it back.
+/// Allocations and frees.
 fn memory() -> impl Strategy<Value = Operation> {
     prop_oneof![
         36 => (pool(), pick(), exponent(), size(), place(), fault()).prop_map(
@@ -71,7 +71,7 @@ fn memory() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// Work that uses it.
+/// Work on blocks.
 fn work() -> impl Strategy<Value = Operation> {
     prop_oneof![
         10 => (pick(), pick(), any::<u8>(), wait())
@@ -83,8 +83,8 @@ fn work() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// Large blocks that come and go while work on them is queued: their memory is mapped here and there, under more addresses
-/// than are kept.
+/// Large blocks that are allocated and freed while work on them is queued: their memory is mapped at more addresses than the pool
+/// caches.
 fn moving() -> impl Strategy<Value = Operation> {
     let large = (pick(), MIB..=24 * MIB).prop_map(|(stream, size_bytes)| Operation::Allocate {
         pool: Pick(1),
@@ -102,7 +102,7 @@ fn moving() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// Blocks that grow.
+/// Operations on growable blocks.
 fn growing() -> impl Strategy<Value = Operation> {
     let max_bytes = prop_oneof![1 => 0..=MIB, 4 => MIB..=64 * MIB, 1 => 64 * MIB..=1024 * MIB];
     prop_oneof![
@@ -118,7 +118,7 @@ fn growing() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// Captures, and the graphs that come of them.
+/// Captures and graphs.
 fn graphs() -> impl Strategy<Value = Operation> {
     let mode = prop_oneof![
         2 => Just(CaptureMode::Global),
@@ -140,7 +140,7 @@ fn graphs() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// Streams, and what orders and observes them.
+/// Streams, events, waits and queries.
 fn order() -> impl Strategy<Value = Operation> {
     prop_oneof![
         3 => kind().prop_map(|kind| Operation::NewStream { kind }),
@@ -166,12 +166,12 @@ fn kind() -> impl Strategy<Value = Kind> {
     ]
 }
 
-/// Mostly the first.
+/// The first pool in most cases.
 fn pool() -> impl Strategy<Value = Pick> {
     prop_oneof![3 => Just(Pick(1)), 1 => pick()]
 }
 
-/// Mostly none.
+/// The default alignment in most cases.
 fn exponent() -> impl Strategy<Value = u32> {
     prop_oneof![10 => Just(0), 2 => 0..=22_u32, 1 => 0..=26_u32]
 }
@@ -180,7 +180,7 @@ fn place() -> impl Strategy<Value = Place> {
     prop_oneof![6 => Just(Place::Here), 2 => Just(Place::Other), 1 => Just(Place::OfItsOwn)]
 }
 
-/// Now and then a refusal, mostly of the first such call.
+/// An injected failure in a quarter of the cases, mostly of the first matching call.
 fn fault() -> impl Strategy<Value = Option<Fault>> {
     let call = (0..Call::ALL.len()).prop_map(|index| Call::ALL[index]);
     let skip = prop_oneof![3 => Just(0), 1 => 1..=4_u32];
@@ -189,8 +189,8 @@ fn fault() -> impl Strategy<Value = Option<Fault>> {
     weighted(0.25, fault)
 }
 
-/// Mostly small, so that much fits and contents are cheap to follow; sometimes what fills the device, nothing, what no
-/// device has, or what is left to the byte.
+/// Mostly small sizes, so that many blocks fit and contents are cheap to compare; sometimes zero, a size that fills the device or
+/// exceeds it, or exactly the remaining bytes.
 fn size() -> impl Strategy<Value = Size> {
     let even_by_logarithm =
         (0..=20_u32, any::<u64>()).prop_map(|(power, rest)| (1 << power) + rest % (1 << power));

@@ -1,7 +1,6 @@
-//! The driver with the calls of the pool's paths wrapped: they are counted, refused, or have something happen behind them.
+//! A driver that wraps the calls on the pool's paths to count them, to fail them, or to run a hook after one.
 //!
-//! All of it concerns one thread: what it asks for while it is in `observed`. A thread that is not there meets the
-//! driver as it is.
+//! All state is thread-local and set by `observed`. Calls from other threads reach the driver unchanged.
 
 use crate::sys::types::{
     CUcontext, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUmemAccessDesc, CUmemAllocationProp,
@@ -10,29 +9,29 @@ use crate::sys::types::{
 use crate::sys::{CUresult, Driver, Table};
 use std::cell::{Cell, RefCell};
 
-/// A call that fails.
+/// A driver call that fails.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// Which.
+    /// The function.
     pub call: Call,
-    /// How many of these calls go well before.
+    /// The number of calls that succeed first.
     pub skip: u32,
-    /// How many fail.
+    /// The number of calls that fail.
     pub count: u32,
-    /// With "out of memory", or else with an error that has no other meaning.
+    /// Whether the error is "out of memory"; otherwise it is an unrelated error.
     pub is_out_of_memory: bool,
 }
 
-/// What a thread asked of the driver.
+/// The driver calls of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Seen {
     /// A bit for each [`Call`].
     calls: u32,
-    /// The call that was refused.
+    /// The call that failed by injection.
     refused: Option<Call>,
 }
 
-/// Runs `work`, while what `fault` says fails on this thread, and says what was asked for.
+/// Runs `work` with the injected failure on this thread, and returns the calls made.
 pub(super) fn observed<R>(table: &Table, fault: Option<Fault>, work: impl FnOnce() -> R) -> (R, Seen) {
     REAL.set(Some(*table));
     FAULT.set(fault);
@@ -42,7 +41,7 @@ pub(super) fn observed<R>(table: &Table, fault: Option<Fault>, work: impl FnOnce
     (result, SEEN.replace(Seen::default()))
 }
 
-/// Has something happen behind the next event that this thread records; right away if it records none in `work`.
+/// Runs a hook right after the next event that this thread records, or after `work` if it records none.
 pub(super) fn behind_record<R>(
     table: &Table,
     happens: impl FnOnce() + 'static,
@@ -62,26 +61,26 @@ impl Seen {
         self.calls >> call as u32 & 1 != 0
     }
 
-    /// The call that was refused, if one was.
+    /// The call that failed by injection, if one did.
     pub(super) fn refused(self) -> Option<Call> {
         self.refused
     }
 
-    /// Whether anything was asked for.
+    /// Whether no driver call was made.
     pub(super) fn is_empty(self) -> bool {
         self.calls == 0
     }
 }
 
 thread_local! {
-    /// Machines differ in their tables.
+    /// The table of the thread's current simulator: each has a table of its own.
     static REAL: Cell<Option<Table>> = const { Cell::new(None) };
     static FAULT: Cell<Option<Fault>> = const { Cell::new(None) };
     static SEEN: Cell<Seen> = const { Cell::new(Seen { calls: 0, refused: None }) };
     static BEHIND: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
 }
 
-/// Counts a call, and refuses it if that is its fate.
+/// Counts a call, and returns the injected error if this call is to fail.
 fn admit(call: Call) -> Result<(), CUresult> {
     let mut seen = SEEN.get();
     seen.calls |= 1 << call as u32;
@@ -116,17 +115,17 @@ fn done(call: Call) {
 
 macro_rules! wrapped {
     ($($call:ident: $field:ident($($name:ident: $type:ty),*);)*) => {
-        /// A function of the driver that the pool calls on its way to memory.
+        /// A driver function that the pool calls to get, order or release memory.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Call {
             $(#[doc = stringify!($field)] $call,)*
         }
 
         impl Call {
-            /// All of them.
+            /// All functions.
             pub const ALL: &[Self] = &[$(Self::$call),*];
 
-            /// As the driver calls it.
+            /// The name of the C function.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self {
@@ -135,7 +134,7 @@ macro_rules! wrapped {
             }
         }
 
-        /// The driver with its functions wrapped, unless it is sabotaged too.
+        /// Returns the driver with its functions wrapped, and sabotaged if requested.
         pub(super) fn wrap(driver: &Driver, sabotage: Option<fn(&mut Table)>) -> Driver {
             let change = |table: &mut Table| {
                 $(table.$field = table.$field.map(|_| stand_in::$field as _);)*
@@ -143,8 +142,8 @@ macro_rules! wrapped {
                     sabotage(table);
                 }
             };
-            // SAFETY: the stand-ins call what they replace, or fail with a code that the driver uses for that. Sabotage
-            // breaks the driver on purpose, and the simulator bears it.
+            // SAFETY: each wrapper calls the function that it replaces, or fails with an error code of that function. Sabotage
+            // breaks the driver deliberately; the simulator tolerates it.
             unsafe { driver.with_table(change) }
         }
 
@@ -159,7 +158,7 @@ macro_rules! wrapped {
                 let Some(real) = REAL.get().and_then(|table| table.$field) else {
                     return CUresult::CUDA_ERROR_NOT_INITIALIZED;
                 };
-                // SAFETY: the caller's promises are those of the function that this stands in for.
+                // SAFETY: the caller guarantees what the wrapped function requires.
                 let code = unsafe { real($($name),*) };
                 done(Call::$call);
                 code

@@ -1,8 +1,8 @@
-//! Graphs: work that runs at each launch, and memory that stays for it.
+//! Graphs: work that runs at each launch, and the memory that graphs keep.
 //!
-//! In a capture nothing happens to the twin: fills and copies become *deeds* of the graph, which each launch carries out.
-//! The user is correct here too: a launch comes after everybody who used what its deeds touch, but for those that were
-//! waited for in the capture, as long as nobody has used the block since.
+//! A capture does not change the twin: fills and copies become *deeds* of the graph, which each launch applies. The simulated
+//! user is correct here too: a launch waits for all earlier uses of the blocks that its deeds touch, except for those that the
+//! capture already waited for, provided that the block was not used since.
 
 use super::capturing::Capturing;
 use super::coverage::Coverage;
@@ -14,7 +14,7 @@ use crate::pool::{Graph, GraphExec, PoolError};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// What has come of a capture, as long as anything of it is left.
+/// A graph made by a capture, and its executables.
 pub(super) struct Built {
     pub(super) name: u32,
     graph: Option<Graph>,
@@ -23,14 +23,14 @@ pub(super) struct Built {
     awaited: BTreeMap<u32, u32>,
 }
 
-/// A block that the program has dropped, and graphs keep.
+/// A block that the program has dropped and graphs keep.
 pub(super) struct Kept {
     pub(super) name: u32,
     pub(super) uses: Uses,
     pub(super) graphs: Vec<u32>,
 }
 
-/// The effect of a launch on blocks, by their names.
+/// The effect of a launch on blocks, which are named by number.
 #[derive(Clone, Copy)]
 pub(super) enum Deed {
     Fill { block: u32, value: u8 },
@@ -89,7 +89,7 @@ impl World<'_> {
         let is_captured = self.streams.is_captured(stream.id());
         let deeds = Rc::clone(&self.graphs[at].deeds);
         let mut touched = touched(&deeds);
-        // What had the place of a part before it writes there at each launch.
+        // A later part of the graph may reuse the memory of a dropped part. Each launch then writes to both.
         let before = touched.iter().filter(|(_, writes)| **writes).map(|(name, _)| *name);
         let overwritten = self.twin.overlapped_by_kept(&before.collect::<Vec<_>>());
         touched.extend(overwritten.iter().map(|name| (*name, true)));
@@ -99,7 +99,7 @@ impl World<'_> {
         }
         let mut waits = String::new();
         for (name, writes) in touched.iter().filter(|_| !is_captured) {
-            // What was waited for in the capture need not be waited for again.
+            // The capture has already waited for these uses.
             let awaited = self.graphs[at].awaited.get(name).copied().filter(|_| fault.is_none());
             let Some(mut uses) = self.uses_of(*name).cloned() else { continue };
             match awaited == Some(uses.count) {
@@ -110,7 +110,7 @@ impl World<'_> {
         }
         let (name, handle) = &self.graphs[at].execs[exec];
         said.push(format!("{waits}x{name}.launch(&{})", self.streams.name(&stream)));
-        // SAFETY: the stream has been made to wait for all who used what the graph uses.
+        // SAFETY: the stream was made to wait for all uses of the blocks that the graph touches.
         let (outcome, seen) = faults::observed(&self.real, fault, || unsafe { handle.launch(&stream) });
         coverage.count("launch", seen, outcome.is_ok());
         self.note(&outcome, seen, said);
@@ -152,7 +152,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Ends everything of captures and graphs.
+    /// Drops all captures and graphs.
     pub(super) fn end_graphs(&mut self) {
         if let Some(Capturing { name, .. }) = self.capturing.take() {
             self.graphs.push(Built::new(name, None, Vec::new(), BTreeMap::new()));
@@ -173,7 +173,7 @@ impl World<'_> {
         pick.of(all.len()).map(|index| all[index])
     }
 
-    /// A block by its name, owned by the program or a graph.
+    /// The uses of a block, which the program or a graph owns.
     fn uses_of(&self, name: u32) -> Option<&Uses> {
         let live = self.blocks.iter().find(|live| live.name == name).map(|live| &live.uses);
         live.or_else(|| self.kept.iter().find(|kept| kept.name == name).map(|kept| &kept.uses))
@@ -185,7 +185,7 @@ impl World<'_> {
         live.or(kept).into_iter().for_each(|place| *place = uses.clone());
     }
 
-    /// Graphs of which nothing is left keep nothing.
+    /// Releases the blocks of graphs that have been dropped with all their executables.
     pub(super) fn settle_graphs(&mut self) {
         let is_over = |built: &Built| built.graph.is_none() && built.execs.is_empty();
         for built in self.graphs.extract_if(.., |built| is_over(built)) {
@@ -199,7 +199,7 @@ impl World<'_> {
     }
 }
 
-/// The blocks that deeds touch, and whether they are written.
+/// The blocks that deeds touch, and whether each is written.
 fn touched(deeds: &[Deed]) -> BTreeMap<u32, bool> {
     let mut all = BTreeMap::new();
     for deed in deeds {

@@ -1,4 +1,4 @@
-//! Blocks that grow: made, resized, filled, compared and dropped, with every answer judged.
+//! Growable blocks: created, resized, filled, compared and dropped, with every result checked.
 
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
@@ -7,14 +7,14 @@ use super::streams::Uses;
 use super::world::{Step, World, text};
 use crate::pool::{GrowableBlock, PoolError};
 
-/// A growable block, and what is known of it.
+/// A growable block and its expected contents.
 pub(super) struct Growing {
     name: u32,
     pub(super) block: GrowableBlock,
     pub(super) uses: Uses,
-    /// The first bytes, once they were written.
+    /// The first bytes, after the first write.
     head: Option<Vec<u8>>,
-    /// The place of its pool's books.
+    /// The index of the pool's books.
     books: usize,
 }
 
@@ -80,7 +80,7 @@ impl World<'_> {
         coverage.count("resize", seen, outcome.is_ok());
         self.note(&outcome, seen, said);
         if !shrinks && outcome.is_err() {
-            // An adaptor may have refused what the backend had done.
+            // An adaptor may have refused the growth after the backend had grown the block.
             self.twin.note_undone_growth(books, size_bytes - before_bytes);
         }
         let expected_bytes = if shrinks || outcome.is_ok() { size_bytes } else { before_bytes };
@@ -100,12 +100,13 @@ impl World<'_> {
             Err(PoolError::LimitReached { .. } | PoolError::OutOfMemory { .. }) if !shrinks => {
                 self.growth_is_impossible(index, size_bytes, seen.refused().is_some())
             }
-            // What a stream that captures had queued before may still use what the block left, and can't be waited for.
+            // Work queued before by a captured stream may still use the pages that the block gave up, and the pool cannot wait
+            // for it.
             other => self.unless_captured(other),
         }
     }
 
-    /// What could not be had must not be had after a reclaim by hand, unless the driver was made to refuse.
+    /// Checks that a refused growth also fails after an explicit reclaim. Skipped if a driver call failed by injection.
     fn growth_is_impossible(&mut self, index: usize, size_bytes: u64, is_faulted: bool) -> Step {
         if is_faulted || self.capturing.is_some() {
             return Ok(());
@@ -126,7 +127,7 @@ impl World<'_> {
         let (Some(index), Some(stream)) = (pick.of(self.growing.len()), self.streams.pick(stream)) else {
             return Ok(());
         };
-        // A graph does not keep it.
+        // Graphs do not keep growable blocks.
         let Growing { name, block, uses, head, .. } = &mut self.growing[index];
         let size_bytes = block.size_bytes();
         if size_bytes == 0 || self.streams.is_captured(stream.id()) || !self.streams.can_order(uses, &stream)
@@ -142,7 +143,7 @@ impl World<'_> {
         let _bound = self.device.bind().map_err(text)?;
         for (offset, length) in parts {
             let address = block.address() + offset;
-            // SAFETY: the bytes are the block's, which is alive and records this stream.
+            // SAFETY: the bytes belong to the block, which is alive and records this stream.
             unsafe {
                 self.driver.cuMemsetD8Async(address, value, length as usize, stream.raw()).map_err(text)?;
             }
@@ -176,6 +177,6 @@ impl World<'_> {
     }
 }
 
-/// How much of it is followed.
+/// The number of bytes at the start of a block that are compared.
 const HEAD_BYTES: u64 = 4096;
 const GROWING_MAX: usize = 6;

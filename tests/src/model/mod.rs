@@ -1,14 +1,14 @@
-//! The pool's model: random programs over its public interface, beside a twin too simple to be wrong.
+//! Model-based tests of the pool: random programs over its public interface, compared with a naive twin.
 //!
-//! A [`Case`] is a simulated machine, a pool's options and a list of [`Operation`]s. [`world`] carries a case out on the
-//! real pool over the simulator, synchronising exactly as much as a correct user must; [`twin`] keeps the books
-//! naively. After every operation the two are compared: no two blocks overlap, counts and peaks agree, the limit holds,
-//! errors carry the right numbers, tags have what was allocated in their scopes; at the end every block has the contents that its user wrote, and nothing is left on
-//! the device. A pool that hands memory out too early is found because somebody else's late write comes through, or
-//! because the simulator sees a use after a free.
+//! A [`Case`] is a simulated machine, the options of a pool and a list of [`Operation`]s. [`world`] runs a case on the real pool
+//! over the simulator, with exactly the synchronisation that a correct user needs; [`twin`] computes the expected results
+//! naively. After every operation the two are compared: blocks do not overlap, counts and peaks agree, limits hold, errors state
+//! the right numbers, and each tag counts the blocks allocated in its scopes. At the end, every block has the contents last
+//! written to it, and nothing is left on the device. A pool that reuses memory too early is detected in two ways: a late write to
+//! the old block changes the new one, or the simulator reports a use after a free.
 //!
-//! [`search`] makes cases out of seeds, shrinks what fails, and says how to repeat it. A case runs on one thread (drops
-//! on other threads are waited for), so a seed that fails once fails every time.
+//! [`search`] generates cases from seeds, shrinks a case that fails, and prints the command that repeats it. Operations of a case
+//! run one at a time (drops on other threads are awaited), so a failing seed fails every time.
 
 mod adapted;
 mod capturing;

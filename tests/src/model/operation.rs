@@ -1,14 +1,13 @@
-//! What a program may do.
+//! The operations of a program.
 //!
-//! Operations name their objects by a [`Pick`], a number that is taken modulo how many there are when the operation
-//! runs. So any list of operations is a program, whatever shrinking takes out of it; what has nothing to act on is
-//! skipped.
+//! An operation names its objects by a [`Pick`], a number taken modulo the number of objects when the operation runs. So any list
+//! of operations is a valid program, whichever operations shrinking removes. An operation without an object has no effect.
 
 use super::faults::Fault;
 use super::places::Place;
 use crate::pool::CaptureMode;
 
-/// One program and the machine that it runs on.
+/// A program, and the machine that it runs on.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// The simulator's seed.
@@ -19,309 +18,311 @@ pub struct Case {
     pub hard_limit_bytes: Option<u64>,
     /// The pool's soft limit.
     pub soft_limit_bytes: Option<u64>,
-    /// Whether the pool may ask what is complete. It asks for as long as it likes: a clock would make cases differ.
+    /// Whether the pool may query the completion of work. Polling has no time budget, because results that depend on the clock
+    /// would make cases differ.
     pub polls: bool,
-    /// How many empty windows the pool keeps, if not as many as its profile says.
+    /// The maximum number of empty mappings that the pool keeps, if it differs from the profile's.
     pub empty_windows_max: Option<u32>,
-    /// How many streams there are before the program starts.
+    /// The number of streams before the first operation.
     pub stream_count: usize,
-    /// The program.
+    /// The operations.
     pub operations: Vec<Operation>,
 }
 
-/// One thing that a user of the pool does.
+/// One operation of a user of the pool.
 #[derive(Clone, Debug)]
 pub enum Operation {
-    /// Makes a stream.
+    /// Creates a stream.
     NewStream {
-        /// What kind.
+        /// The kind of the stream.
         kind: Kind,
     },
-    /// Drops a stream's handle, and destroys the stream if it is somebody else's; blocks may live on it.
+    /// Drops the handle of a stream, and destroys the stream if another library owns it. Blocks of the stream may stay alive.
     DropStream {
-        /// Which.
+        /// The stream.
         stream: Pick,
-        /// Whether somebody else's is retired before.
+        /// Whether a stream of another library is retired first.
         retires: bool,
     },
-    /// Makes a pool and drops the old one's handle; its blocks live on.
+    /// Replaces the pool by a new one. The blocks of the old pool stay alive.
     NewPool,
-    /// Makes a private pool with a quota.
+    /// Creates a private pool with a quota.
     NewPrivate {
         /// The quota.
         quota_bytes: u64,
     },
-    /// Drops a private pool's handle; its blocks live on.
+    /// Drops the handle of a private pool. Its blocks stay alive.
     DropPrivate,
-    /// Allocates.
+    /// Allocates a block.
     Allocate {
-        /// From which pool: the first, or a private one.
+        /// The pool: the first one, or a private pool.
         pool: Pick,
-        /// On which stream.
+        /// The stream.
         stream: Pick,
-        /// At a multiple of which power of two; of 256 in any case.
+        /// The alignment, as an exponent of two. Alignments below 256 are raised to it.
         exponent: u32,
-        /// How much.
+        /// The size.
         size: Size,
-        /// On which thread.
+        /// The thread that allocates.
         place: Place,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
     /// Drops a block.
     Free {
-        /// Which.
+        /// The block.
         block: Pick,
-        /// On which thread.
+        /// The thread that drops it.
         place: Place,
     },
-    /// Drops a block in a call that names one of its streams.
+    /// Frees a block with `free_on`, on one of its streams.
     FreeOn {
-        /// Which.
+        /// The block.
         block: Pick,
-        /// Home, or another that uses it.
+        /// The owner stream, or another stream that uses the block.
         user: Pick,
     },
-    /// Takes a block apart and makes one of it again.
+    /// Takes a block apart with `into_raw` and reassembles it.
     Carry {
-        /// Which.
+        /// The block.
         block: Pick,
-        /// On which thread it is made again.
+        /// The thread that reassembles it.
         place: Place,
     },
-    /// Waits for all work that uses a block, and frees it as complete.
+    /// Waits for all work that uses a block, then frees it with `free_completed`.
     FreeCompleted {
-        /// Which.
+        /// The block.
         block: Pick,
     },
-    /// While a stream is marked, by an event or by whoever waits for it, another thread fills a block there and drops it.
+    /// While one stream waits for another, a second thread fills a block on the awaited stream and drops the block, right after
+    /// the event was recorded.
     FreeMeanwhile {
-        /// Which block.
+        /// The block.
         block: Pick,
-        /// The stream that is marked.
+        /// The awaited stream.
         stream: Pick,
-        /// The stream that waits for it, if none is the same.
+        /// The stream that waits. No effect if it is the awaited stream.
         other: Pick,
-        /// With what the block is filled.
+        /// The value to fill with.
         value: u8,
     },
-    /// The thread that others' operations run on ends; there will be another.
+    /// Ends the second thread. The next operation that needs it starts a new one.
     EndThread,
     /// Fills a block with a value.
     Fill {
-        /// Which.
+        /// The block.
         block: Pick,
-        /// On which stream.
+        /// The stream.
         stream: Pick,
-        /// With what.
+        /// The value.
         value: u8,
-        /// How the stream is made to wait for those that used the block.
+        /// How the stream waits for the earlier uses of the block.
         wait: Wait,
     },
-    /// Copies from one block to another.
+    /// Copies one block to another.
     Copy {
-        /// From which.
+        /// The source.
         source: Pick,
-        /// To which.
+        /// The target.
         target: Pick,
-        /// On which stream.
+        /// The stream.
         stream: Pick,
-        /// As for [`Operation::Fill`].
+        /// Like `wait` of [`Operation::Fill`].
         wait: Wait,
     },
     /// Reads a block into pinned memory. Readers do not wait for readers.
     Read {
-        /// Which.
+        /// The block.
         block: Pick,
-        /// On which stream.
+        /// The stream.
         stream: Pick,
-        /// How the stream is made to wait for the block's writer.
+        /// How the stream waits for the last writer of the block.
         wait: Wait,
     },
-    /// Makes a block that grows.
+    /// Creates a growable block.
     NewGrowable {
-        /// On which stream.
+        /// The stream.
         stream: Pick,
-        /// How far it can grow.
+        /// The maximum size.
         max_bytes: u64,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Makes one larger or smaller.
+    /// Grows or shrinks a growable block.
     Resize {
-        /// Which.
+        /// The growable block.
         growable: Pick,
-        /// To how much of what it can have, in thousandths.
+        /// The new size, in thousandths of the maximum.
         per_mille: u64,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Fills one with a value.
+    /// Fills a growable block with a value.
     FillGrowable {
-        /// Which.
+        /// The growable block.
         growable: Pick,
-        /// On which stream.
+        /// The stream.
         stream: Pick,
-        /// With what.
+        /// The value.
         value: u8,
-        /// As for [`Operation::Fill`].
+        /// Like `wait` of [`Operation::Fill`].
         wait: Wait,
     },
-    /// Compares the contents of one with what they should be.
+    /// Compares the contents of a growable block with the expected ones.
     CheckGrowable {
-        /// Which.
+        /// The growable block.
         growable: Pick,
     },
-    /// Drops one.
+    /// Drops a growable block.
     DropGrowable {
-        /// Which.
+        /// The growable block.
         growable: Pick,
     },
-    /// Begins a capture, unless one goes on.
+    /// Begins a capture, if none is open.
     BeginCapture {
-        /// On which stream.
+        /// The stream.
         stream: Pick,
-        /// What others may do meanwhile.
+        /// The capture mode: which calls other threads may make during the capture.
         mode: CaptureMode,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Makes a stream part of the capture that goes on.
+    /// Adds a stream to the open capture.
     Fork {
-        /// Which.
+        /// The stream.
         stream: Pick,
     },
-    /// Ends the capture that goes on.
+    /// Ends the open capture.
     EndCapture {
-        /// With a graph, or by a drop.
+        /// Whether the capture ends with a graph; otherwise it is dropped.
         is_wanted: bool,
-        /// Whether the streams that joined are waited for before.
+        /// Whether the capture's first stream waits for the added streams first.
         joins: bool,
     },
-    /// Makes a graph ready to be launched.
+    /// Instantiates a graph.
     Instantiate {
-        /// Which.
+        /// The graph.
         graph: Pick,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
     /// Launches a graph.
     Launch {
-        /// Which of its executables.
+        /// The executable.
         exec: Pick,
-        /// On which stream.
+        /// The stream.
         stream: Pick,
-        /// How the stream is made to wait for those that used what the graph uses.
+        /// How the stream waits for the earlier uses of the graph's blocks.
         wait: Wait,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Drops a graph; its executables stay.
+    /// Drops a graph. Its executables stay alive.
     DropGraph {
-        /// Which.
+        /// The graph.
         graph: Pick,
     },
     /// Drops an executable.
     DropExec {
-        /// Which.
+        /// The executable.
         exec: Pick,
     },
-    /// Compares a block's contents with what they should be.
+    /// Compares the contents of a block with the expected ones.
     Check {
-        /// Which.
+        /// The block.
         block: Pick,
     },
-    /// Records an event that is kept.
+    /// Records an event and keeps it.
     Mark {
-        /// On which stream.
+        /// The stream.
         stream: Pick,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Makes a stream wait for an event that was kept, which nothing needs.
+    /// Makes a stream wait for a kept event, without need.
     Wait {
-        /// Which stream.
+        /// The stream.
         stream: Pick,
-        /// For which event.
+        /// The event.
         mark: Pick,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Queries an event that was kept, or waits for it on the host.
+    /// Queries a kept event, or waits for it on the host.
     AskMark {
-        /// Which event.
+        /// The event.
         mark: Pick,
         /// Whether to wait.
         waits: bool,
     },
-    /// Queries whether a stream's work is complete.
+    /// Queries whether the work of a stream is complete.
     Ask {
-        /// Which.
+        /// The stream.
         stream: Pick,
     },
-    /// Waits for a stream.
+    /// Waits for a stream on the host.
     Synchronize {
-        /// Which.
+        /// The stream.
         stream: Pick,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Waits for the device.
+    /// Waits for the device on the host.
     SynchronizeDevice {
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Gives everything back that can be.
+    /// Releases all cached memory that can be released.
     Reclaim {
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Gives back down to a size.
+    /// Releases cached memory down to a size.
     Trim {
         /// The size.
         keep_bytes: u64,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Warms the pool up.
+    /// Reserves memory.
     Reserve {
         /// The size.
         size_bytes: u64,
-        /// The driver call that fails meanwhile.
+        /// The driver call that fails during the operation.
         fault: Option<Fault>,
     },
-    /// Another process takes free memory of the device.
+    /// Another process allocates memory of the device.
     TakeMemory {
-        /// How much.
+        /// The size.
         size_bytes: u64,
     },
-    /// It gives all of it back.
+    /// The other process frees all its memory.
     ReturnMemory,
 }
 
 /// The owner of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The crate's own.
+    /// Created by the pool's crate.
     Own,
-    /// The crate's own, which the pool does not make wait.
+    /// Created by the pool's crate with `no_waits`: the pool inserts no waits into it.
     NoWaits,
-    /// Another library's.
+    /// Owned by another library.
     Foreign,
-    /// Another library's, which promises that it lives as long as the device.
+    /// Owned by another library that guarantees that the stream lives as long as the device.
     LongLived,
     /// The context's default stream.
     Legacy,
-    /// The default stream of the program's first thread.
+    /// The per-thread default stream of the program's first thread.
     OfThread,
 }
 
 /// The size of the request.
 #[derive(Clone, Copy, Debug)]
 pub enum Size {
-    /// So many bytes.
+    /// This number of bytes.
     Bytes(u64),
-    /// What the limit, or else the device, leaves, and so much more: limits are wrong at their edges.
+    /// The bytes that the limit (or else the device) leaves, plus this number: bugs of limits are at their edges.
     Room(i64),
 }
 
@@ -330,19 +331,19 @@ pub enum Size {
 pub enum Wait {
     /// `Stream::wait_for`.
     Fence,
-    /// An event that is dropped at once.
+    /// An event that is dropped right away.
     Event,
-    /// The host waits. What it may write itself, it then fills itself.
+    /// The host waits. If the host can write the block, it also does the fill.
     Host,
 }
 
-/// Names one of however many there are.
+/// Picks one of the existing objects.
 #[derive(Clone, Copy, Debug)]
 pub struct Pick(pub u8);
 
 impl Pick {
-    /// The index, unless there is nothing. Half of all picks are among the last three: what happens to the same few
-    /// things is where the mistakes are.
+    /// The index, or `None` if there are no objects. Half of all picks are among the last three objects, because repeated
+    /// operations on the same few objects find the most bugs.
     #[must_use]
     pub fn of(self, count: usize) -> Option<usize> {
         let number = usize::from(self.0);

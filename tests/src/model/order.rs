@@ -1,4 +1,4 @@
-//! Streams that come and go, and events that are recorded, waited for and asked about.
+//! Operations on streams and events: create, record, wait, query.
 
 use super::coverage::Coverage;
 use super::faults::Fault;
@@ -39,7 +39,7 @@ impl World<'_> {
         let Some(stream) = self.streams.pick(pick).filter(|_| self.marks.len() < MARKS_MAX) else {
             return Ok(());
         };
-        // An event of a capture's stands for nothing outside.
+        // An event recorded in a capture orders no work outside of it.
         if self.streams.is_captured(stream.id()) {
             return Ok(());
         }

@@ -1,21 +1,21 @@
-//! The threads of a running case: operations move between them, and one runs at a time.
+//! The threads of a running case. Operations move between them; one thread runs at a time.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// On which thread something happens.
+/// The thread of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On the case's own.
+    /// The case's own thread.
     Here,
-    /// On another that stays.
+    /// A second, persistent thread.
     Other,
-    /// On a new one that ends afterwards.
+    /// A new thread that ends after the operation.
     OfItsOwn,
 }
 
-/// The thread that stays, once it is wanted.
+/// The persistent thread, started at its first job.
 #[derive(Default)]
 pub(super) struct Other {
     running: Option<(Sender<Job>, JoinHandle<()>)>,
@@ -23,26 +23,26 @@ pub(super) struct Other {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// What a thread is about to have done.
+/// A job of another thread.
 pub(super) struct Pending<R>(Receiver<R>);
 
 impl Other {
-    /// Has work done there.
+    /// Starts a job on the thread.
     pub(super) fn start<R: Send + 'static>(
         &mut self,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Pending<R> {
         let (done, receiver) = channel();
         let job = Box::new(move || {
-            // Nobody may be waiting for it any more.
+            // The receiver may be gone.
             let _ = done.send(work());
         });
-        // A thread that has died drops the job, which whoever waits for it sees.
+        // If the thread has panicked, the job is dropped, and `wait` reports the closed channel.
         let _ = self.sender().send(job);
         Pending(receiver)
     }
 
-    /// Ends the thread, and waits for its end.
+    /// Ends the thread and joins it.
     pub(super) fn end(&mut self) -> Result<(), String> {
         let Some((jobs, thread)) = self.running.take() else { return Ok(()) };
         drop(jobs);
@@ -59,7 +59,7 @@ impl Other {
 }
 
 impl<R> Pending<R> {
-    /// Waits for it.
+    /// Waits for the result.
     pub(super) fn wait(self) -> Result<R, String> {
         self.0.recv_timeout(HANG).map_err(|error| match error {
             RecvTimeoutError::Timeout => "another thread hangs".into(),
@@ -68,10 +68,10 @@ impl<R> Pending<R> {
     }
 }
 
-/// Has work done on a thread of its own.
+/// Runs a job on a new thread and waits for it.
 pub(super) fn of_its_own<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R, String> {
     std::thread::spawn(work).join().map_err(|_| "another thread panicked".into())
 }
 
-/// Nothing that a pool does takes as long.
+/// Longer than any operation of a pool takes.
 const HANG: Duration = Duration::from_secs(20);

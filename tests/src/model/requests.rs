@@ -1,4 +1,4 @@
-//! Asking for memory and giving it back, with every answer judged.
+//! Allocations and frees, with every result checked.
 
 use super::coverage::Coverage;
 use super::faults::{self, Call, Fault, Seen};
@@ -12,16 +12,16 @@ use crate::pool::{Block, MemoryKind, PoolError, Scope, ScopeUsage, Stream};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What is asked of a pool.
+/// A request to a pool.
 pub(super) struct Request {
-    /// Its place among those of the world.
+    /// The index of the pool in the world.
     pool: usize,
     stream: Stream,
     size_bytes: u64,
-    /// At a multiple of this; of 256 in any case.
+    /// The alignment. Values below 256 are raised to 256.
     alignment: u64,
     is_elsewhere: bool,
-    /// The scopes that it is made in, each within the one before.
+    /// The scopes around the request, each nested in the one before.
     scopes: &'static [&'static str],
 }
 
@@ -74,7 +74,7 @@ impl World<'_> {
         }
     }
 
-    /// In which scopes the next block is allocated; in none if a graph has it, of which all is allocated for the first part.
+    /// The scopes of the next allocation. A capture gets none: the whole chunk is allocated, and tagged, with its first part.
     fn scopes(&self, stream: &Stream) -> &'static [&'static str] {
         match self.next_name % 4 {
             _ if self.streams.is_captured(stream.id()) => &[],
@@ -84,7 +84,7 @@ impl World<'_> {
         }
     }
 
-    /// Runs work on some thread while something fails there, and says what it asked the driver for.
+    /// Runs work on a thread with an injected failure, and returns the driver calls made.
     fn at<R: Send + 'static>(
         &mut self,
         place: Place,
@@ -104,7 +104,7 @@ impl World<'_> {
     fn room_bytes(&self, pool: usize) -> u64 {
         let limit_bytes = self.twin.limit_bytes(self.pools[pool].books);
         let whole_bytes = limit_bytes.unwrap_or(u64::MAX).min(self.subject.machine_bytes(self.case));
-        // Our own heap has it in pieces of this.
+        // The caching backend reserves memory in units of 2 MiB.
         if self.subject.is_caching() { whole_bytes & !((2 << 20) - 1) } else { whole_bytes }
     }
 
@@ -141,14 +141,14 @@ impl World<'_> {
             return if block.address() == 0 { Ok(()) } else { Err(format!("{block:?} is not empty")) };
         }
         let (books, counted_bytes) = (self.pools[pool].books, self.counted_bytes(request));
-        // Host memory is no part of the device's.
+        // Host memory is not limited by the size of the device.
         let is_beyond = size_bytes > self.case.memory_bytes && self.subject.kind != MemoryKind::Host;
         if is_beyond || !self.twin.admits(books, counted_bytes) {
             return Err(format!("{size_bytes} bytes were handed out beyond the device or the limit"));
         }
         let (name, address) = (self.next_name, block.address());
         let part_of = self.open_graph().filter(|_| self.streams.is_captured(stream.id()));
-        // A part counts as no more than it holds: what its chunk takes is the pool's business.
+        // A part counts as its own size; the size of its chunk is an internal decision of the pool.
         let whole_bytes = size_bytes.next_multiple_of(256) + alignment.saturating_sub(256);
         let chunk_bytes = whole_bytes + self.guards_bytes(size_bytes, alignment);
         let counted_bytes = if part_of.is_some() { size_bytes } else { counted_bytes };
@@ -170,7 +170,7 @@ impl World<'_> {
         }
         coverage.tagged += u64::from(tag.is_some());
         coverage.parts += u64::from(part_of.is_some());
-        // What the host may use was complete when it was handed out, and is there in no stream's order.
+        // Host-accessible memory is complete when it is allocated, and not ordered behind a stream.
         let is_hosts = self.subject.kind.is_host_accessible();
         let uses = if part_of.is_some() || is_hosts { Uses::default() } else { Uses::of(stream) };
         let (recorded, graphs) = (Vec::new(), part_of.into_iter().collect());
@@ -179,7 +179,7 @@ impl World<'_> {
         if is_hosts { self.fill_by_host(self.blocks.len() - 1, name as u8, coverage, said) } else { Ok(()) }
     }
 
-    /// Whether an error was the right one.
+    /// Checks that an error is the right one.
     fn refused(&mut self, error: PoolError, request: &Request, seen: Seen) -> Step {
         let Request { pool, ref stream, size_bytes, .. } = *request;
         if self.is_adaptors_right(&error, size_bytes) {
@@ -191,7 +191,7 @@ impl World<'_> {
         }
         let books = &self.twin.pools[place];
         let in_use = books.in_use_bytes..=books.in_use_bytes + books.spare_bytes;
-        // What is said has some of what adaptors and backend add; in a capture the pool asks for whole units.
+        // A reported size may include padding of adaptors and backend; in a capture the pool requests whole units of 256 bytes.
         let is_size = |bytes: u64| (size_bytes..=counted_bytes.saturating_add(255)).contains(&bytes);
         let wrong = format!("{counted_bytes} bytes with {in_use:?} in use: {error:?}");
         let wrong = |is_right: bool| if is_right { Ok(()) } else { Err(wrong.clone()) };
@@ -210,7 +210,7 @@ impl World<'_> {
                 wrong(report.limit_bytes.is_some_and(is_known))?;
                 match self.twin.surely_admits(place, counted_bytes.saturating_add(255)) {
                     false => Ok(()),
-                    // What is reserved counts, and it may be in pieces.
+                    // Reserved memory counts against the limit, and may be fragmented.
                     true => self.refusal_is_true(request, seen),
                 }
             }
@@ -227,16 +227,16 @@ impl World<'_> {
         }
     }
 
-    /// What a pool says it can't have it must not get after a reclaim by hand, unless the driver was made to refuse.
+    /// Checks that a refused request also fails after an explicit reclaim. Skipped if a driver call failed by injection.
     fn refusal_is_true(&mut self, request: &Request, seen: Seen) -> Step {
         let Request { pool, ref stream, size_bytes, alignment, is_elsewhere, .. } = *request;
         let is_own = is_elsewhere && self.streams.is_default(stream.id());
         if seen.refused().is_some() || self.capturing.is_some() || is_own {
             return Ok(());
         }
-        // What other backends could not free on a stream of somebody else's stays until they look again.
+        // Backends other than `caching` retry frees on streams of other libraries later, so some memory may be pending.
         let waits = !self.subject.is_caching() && self.streams.had_foreign();
-        // Where nothing is mapped, an alignment takes room in front.
+        // Without virtual memory, an alignment costs padding in front of the block.
         let alignment_max = if self.subject.grows() { 2 << 20 } else { 256 };
         let is_plain = alignment <= alignment_max && self.twin.is_empty() && self.growing.is_empty();
         let is_alone = is_plain && self.pools.len() == 1 && self.taken_bytes == 0 && !self.has_lost && !waits;
@@ -260,7 +260,8 @@ impl World<'_> {
         self.at(place, None, move || drop(block)).map(drop)
     }
 
-    /// In a capture it would be a use by the stream, which is one without it elsewhere.
+    /// Frees a block with `free_on`. Skipped in a capture: there the free counts as a use by the stream, and may become a plain
+    /// drop.
     pub(super) fn free_on(&mut self, pick: Pick, user: Pick, said: &mut Vec<String>) -> Step {
         let Some(index) = pick.of(self.blocks.len()).filter(|_| self.capturing.is_none()) else {
             return Ok(());
@@ -275,7 +276,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Counts a block off, which is about to be dropped, unless a graph keeps it.
+    /// Removes a block from the twin before its drop. A graph may keep the block.
     pub(super) fn freed(&mut self, live: Live) -> Block {
         let Live { name, block, uses, recorded, mut graphs, .. } = live;
         let mut is_unsure = false;
@@ -287,7 +288,8 @@ impl World<'_> {
             {
                 graphs.push(open);
             } else {
-                // Another's stream is not asked; and the place of one that is gone may be a captured one's.
+                // The pool does not query another library's stream, and the index of a dropped stream may belong to a captured
+                // one now.
                 is_unsure = users().any(|user| captured.contains(&user) || self.streams.is_gone(user));
             }
         }
@@ -303,13 +305,13 @@ impl World<'_> {
         block
     }
 
-    /// Takes a block apart, and makes one of it again.
+    /// Takes a block apart with `into_raw` and reassembles it.
     pub(super) fn carry(&mut self, pick: Pick, place: Place, said: &mut Vec<String>) -> Step {
         let Some(index) = pick.of(self.blocks.len()) else { return Ok(()) };
         let Live { name, block, uses, recorded, graphs, part_of } = self.blocks.swap_remove(index);
         said.push(format!("let b{name} = Block::from_raw(b{name}.into_raw()){}", at(place)));
         let raw = block.into_raw();
-        // SAFETY: it comes from `into_raw`, and is turned back once.
+        // SAFETY: the raw block comes from `into_raw`, and is converted once.
         let (block, _) = self.at(place, None, move || unsafe { Block::from_raw(raw) })?;
         if (block.address(), block.size_bytes()) != (raw.address, raw.size_bytes) {
             return Err(format!("{raw:?} became {block:?}"));
@@ -329,12 +331,13 @@ impl World<'_> {
         said.push(format!("the host waits for all that uses b{name}; b{name}.free_completed()"));
         self.streams.finish_uses(&live.uses)?;
         let block = self.freed(live);
-        // SAFETY: everything that has used it is in these lists, or comes before what is, and was waited for.
+        // SAFETY: every use of the block is in these lists or ordered before one that is, and the host waited for all of them.
         unsafe { block.free_completed() };
         Ok(())
     }
 
-    /// A stream is marked while somebody else fills a block on it and drops it.
+    /// One stream waits for another; right after the event was recorded, a second thread fills a block on the awaited stream and
+    /// drops the block.
     pub(super) fn free_meanwhile(
         &mut self,
         (block, stream, other, value): (Pick, Pick, Pick, u8),
@@ -345,12 +348,13 @@ impl World<'_> {
         else {
             return Ok(());
         };
-        // The frees of adaptors and other backends ask the driver, and so does the end of a pool: that waits for the mark.
+        // Frees through adaptors or other backends call the driver, and so does the drop of a pool; the driver would wait for the
+        // event.
         let books = self.twin.pool_of(self.blocks[index].block.address());
         let asks_nothing = self.subject.is_caching()
             && !self.subject.is_adapted
             && self.pools.iter().any(|handle| Some(handle.books) == books);
-        // In a capture the mark is part of it; and another thread's own stream is not this one's.
+        // In a capture the event becomes part of it, and a per-thread default stream is a different stream on another thread.
         let is_plain = self.capturing.is_none() && !self.streams.is_default(stream.id());
         if !asks_nothing || !is_plain || stream.id() == other.id() || !self.can_use(index, &stream) {
             return Ok(());
@@ -362,7 +366,7 @@ impl World<'_> {
         said.push(format!(
             "{waits}{by}.wait_for(&{on}), and on another thread behind the event: fill(&b{name}, {value}, &{on}), drop(b{name})"
         ));
-        // A graph that keeps the block finds it there.
+        // If a graph keeps the block, it reads this value.
         self.twin.fill(name, value);
         let block = self.freed(live);
         let (driver, device, on) = (self.driver.clone(), self.device.clone(), stream.clone());
@@ -370,7 +374,7 @@ impl World<'_> {
         let fill = move || {
             faults::observed(&table, None, || World::fill_all(&driver, &device, &block, value, &on)).0
         };
-        // The thread is told before, so that it needs nothing of ours while the driver is called.
+        // The thread is started first, because the hook runs inside of a driver call and cannot borrow the world.
         let outcome = Rc::new(RefCell::new(None));
         let (go, told) = std::sync::mpsc::channel::<()>();
         let pending = self.other.start(move || told.recv().map_err(text).and_then(|()| fill()));
@@ -386,12 +390,12 @@ impl World<'_> {
         }
     }
 
-    /// Tells what the driver refused, and what came of it.
+    /// Adds the injected failure and the outcome to the transcript.
     pub(super) fn note<T>(&mut self, outcome: &Result<T, PoolError>, seen: Seen, said: &mut [String]) {
         let Some(line) = said.last_mut() else { return };
         if let Some(call) = seen.refused() {
             line.push_str(&format!(" // the driver refuses {}", call.name()));
-            // The driver keeps what it does not take back.
+            // The driver keeps memory whose release failed.
             self.has_lost |= matches!(call, Call::Release | Call::Unmap | Call::AddressFree);
         }
         if let Err(error) = outcome {

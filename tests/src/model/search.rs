@@ -1,4 +1,4 @@
-//! Cases out of seeds, one after another; the first that fails is shrunk and told as a short program.
+//! Runs cases from consecutive seeds. The first case that fails is shrunk and printed as a short program.
 
 use super::coverage::Coverage;
 use super::draw::case;
@@ -15,40 +15,40 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 
-/// Which seeds to try, on which backends.
+/// The seeds and backends of a search.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// Each seed is tried on each of them.
+    /// The subjects. Each seed runs on each of them.
     pub subjects: Vec<Subject>,
-    /// Seeds count up from here.
+    /// The first seed.
     pub first_seed: u64,
-    /// How many seeds; as many as there are, if not said.
+    /// The number of seeds; unlimited if `None`.
     pub seed_count: Option<u64>,
-    /// How many seeds are tried at a time.
+    /// The number of seeds that run in parallel.
     pub jobs: usize,
-    /// Adaptors fill all that is handed out, which takes ten times as long: they are tried on one seed of so many.
+    /// The interval of seeds that run with adaptors. Adaptors fill every block, which takes ten times as long.
     pub seeds_between_adapted: u64,
-    /// How many smaller cases shrinking may try; of those with adaptors, fewer.
+    /// The maximum number of cases that shrinking tries; fewer with adaptors.
     pub shrink_runs_max: u32,
-    /// Breaks the driver, to see that a search finds it.
+    /// Breaks the driver, to test that a search finds the error.
     pub sabotage: Option<fn(&mut Table)>,
 }
 
 /// A case that fails, shrunk.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The seed that made it.
+    /// The seed of the case.
     pub seed: u64,
-    /// The subject of the test.
+    /// The backend and its configuration.
     pub subject: Subject,
-    /// The mistake of the pool.
+    /// The bug.
     pub what: String,
     /// The shrunk case, as a program.
     pub program: Vec<String>,
 }
 
 impl Search {
-    /// Some seeds on every backend that is built in, with every profile.
+    /// A search over `seed_count` seeds, on every backend that is built in, with every profile.
     #[must_use]
     pub fn seeds(first_seed: u64, seed_count: u64) -> Self {
         let subjects = Subject::all();
@@ -63,11 +63,11 @@ impl Search {
         }
     }
 
-    /// Tries seed after seed until one fails, they are used up, or `go_on`, which is asked after each, says to stop.
+    /// Runs seeds until one fails, all are done, or `go_on`, which is called after each seed, returns `Break`.
     ///
     /// # Errors
     ///
-    /// The first failure, shrunk. It is boxed because it carries a program.
+    /// The first failure, shrunk. It is boxed because it contains a program.
     pub fn run(&self, mut go_on: impl FnMut(&Coverage) -> ControlFlow<()>) -> Result<Coverage, Box<Failure>> {
         let end = self.seed_count.map_or(u64::MAX, |count| self.first_seed.saturating_add(count));
         let (next, is_over) = (AtomicU64::new(self.first_seed), AtomicBool::new(false));
@@ -90,7 +90,7 @@ impl Search {
                 });
             }
             drop(results);
-            // Dropped at the end of this, which ends the threads.
+            // The receiver is dropped when this scope ends, which ends the threads.
             for outcome in outcomes {
                 sum.add(outcome?);
                 if go_on(&sum).is_break() {
@@ -103,11 +103,11 @@ impl Search {
         Ok(sum)
     }
 
-    /// One seed on each subject.
+    /// Runs one seed on each subject.
     fn try_subjects(&self, seed: u64, is_over: &AtomicBool) -> Result<Coverage, Box<Failure>> {
         let mut coverage = Coverage { seeds: 1, ..Coverage::default() };
         let mut runner = self.runner(seed, self.shrink_runs_max);
-        // Nothing is drawn and then thrown away, so there always is one.
+        // The strategies have no filter, so they always generate a case.
         let tree = case().new_tree(&mut runner).unwrap_or_else(|reason| panic!("{reason}"));
         let first = tree.current();
         let is_due =
@@ -130,7 +130,7 @@ impl Search {
         TestRunner::new_with_rng(config, rng(seed))
     }
 
-    /// What the smallest case that fails too does wrong, and its program.
+    /// Shrinks a failing case. Returns the error of the smallest case that still fails, and its program.
     fn shrunk(
         &self,
         mut runner: TestRunner,
@@ -149,7 +149,7 @@ impl Search {
         again.unwrap_or_else(|| (format!("{what} (but not when the same case ran again)"), Vec::new()))
     }
 
-    /// Now and then, threads at once.
+    /// Runs concurrent threads on some of the seeds.
     fn try_threads(
         &self,
         seed: u64,
@@ -175,9 +175,10 @@ impl Search {
         }
     }
 
-    /// Runs a case under the schedule that the last one failed under, and some others: taking an operation out changes what
-    /// the rest meets, so a smaller program may fail under another schedule only. Where only a number is another, few
-    /// others are tried: most of shrinking is that, and most of it in vain. Not part of what was covered.
+    /// Runs a case under the schedule of the last failure and under some others: without the removed operation, the same seed
+    /// orders the rest differently, so a smaller program may fail under another schedule only. A case of unchanged length differs
+    /// in a number only and is tried under few schedules, because most shrinking steps are of that kind and fail. These runs do
+    /// not count as coverage.
     fn try_schedules(
         &self,
         case: &Case,
@@ -203,7 +204,7 @@ impl Search {
         })
     }
 
-    /// Runs a case once. A panic of the pool's is a failure like any other.
+    /// Runs a case once. A panic of the pool is a failure.
     fn try_case(&self, case: &Case, subject: Subject, coverage: &mut Coverage) -> Tried {
         let transcript = RefCell::new(Vec::new());
         let run = || world::run(case, subject, self.sabotage, coverage, &mut transcript.borrow_mut());
@@ -212,27 +213,27 @@ impl Search {
     }
 }
 
-/// What came of running a case, and what was done.
+/// The outcome of a case, and its transcript.
 type Tried = (Result<(), String>, Vec<String>);
 
-/// Threads take as long as many cases.
+/// The interval of seeds that also run threads: a run of threads takes as long as many cases.
 const SEEDS_BETWEEN_THREADS: u64 = 32;
 
-/// How many schedules a case that has become shorter is tried under.
+/// The number of schedules for a case that became shorter.
 const SCHEDULE_COUNT: u64 = 32;
 
-/// How many, if it is as long as the last that failed.
+/// The number of schedules for a case of the length of the last failure.
 const SCHEDULE_COUNT_AS_LONG: u64 = 2;
 
-/// What is known of the last case that failed while one is shrunk.
+/// The last failure while a case is shrunk.
 #[derive(Clone, Copy)]
 struct Found {
     operation_count: usize,
-    /// The seed of its schedule, counted from that of the case.
+    /// The seed of its schedule, relative to the seed of the case.
     schedule: u64,
 }
 
-/// Behind adaptors a run takes longer, as all that is handed out is filled: so many times fewer are tried in shrinking.
+/// Runs with adaptors are slower, because every block is filled. Shrinking tries fewer cases by this factor.
 fn slowness_of(subject: Subject) -> u32 {
     if subject.is_adapted { 8 } else { 1 }
 }
@@ -244,7 +245,7 @@ fn rng(seed: u64) -> TestRng {
 }
 
 impl Failure {
-    /// The shell command that finds this failure again.
+    /// The shell command that repeats this failure.
     #[must_use]
     pub fn command(&self) -> String {
         format!("cargo xtask fuzz --subject {} --seed {} --cases 1", self.subject, self.seed)

@@ -1,4 +1,4 @@
-//! The streams of a running case: their names, who of them used a block, and how one waits for another.
+//! The streams of a running case: their names, the uses of blocks, and the ways in which one stream waits for another.
 
 use super::operation::{Kind, Pick, Wait};
 use super::world::text;
@@ -6,37 +6,37 @@ use crate::pool::{Device, Event, PoolError, Stream, StreamId};
 use crate::sys::types::{CUstream, CUstream_flags};
 use std::rc::Rc;
 
-/// The streams that the user still has, and the names of all that there were.
+/// The live streams, and the ids of all streams so far.
 pub(super) struct Streams {
     live: Vec<Stream>,
-    /// In the order in which they were made.
+    /// The ids, in order of creation.
     ids: Vec<StreamId>,
-    /// Those that somebody else made.
+    /// Live streams that another library owns.
     foreign: Vec<StreamId>,
-    /// The same, of those that live as long as the device, whether the user still has them or not.
+    /// Streams of another library that live as long as the device, including those whose handle was dropped.
     long_lived: Vec<(StreamId, CUstream)>,
-    /// The thread's own, and the context's: nobody destroys them.
+    /// The default streams of the thread and of the context. They are never destroyed.
     defaults: Vec<StreamId>,
-    /// Those that are part of the capture which goes on.
+    /// The streams of the open capture.
     captured: Vec<StreamId>,
     had_foreign: bool,
 }
 
-/// Who used some memory last: the next writer waits for all of them, the next reader for the writer.
+/// The last uses of a block: the next writer waits for all of them, the next reader for the writer.
 #[derive(Clone, Default)]
 pub(super) struct Uses {
     pub(super) writer: Option<User>,
     pub(super) readers: Vec<User>,
-    /// How many uses there have been.
+    /// The number of uses so far.
     pub(super) count: u32,
 }
 
-/// What a block's users are waited for by.
+/// A past use of a block, and the object to wait on.
 #[derive(Clone)]
 pub(super) enum User {
-    /// A stream that the user of the pool still has.
+    /// A live stream.
     Stream(StreamId),
-    /// An event recorded when he let the stream go.
+    /// An event recorded when the stream was dropped.
     Gone(Rc<Event>),
 }
 
@@ -47,7 +47,7 @@ impl Streams {
         Self { live, ids, foreign, long_lived, defaults, captured, had_foreign: false }
     }
 
-    /// One more, unless there are many.
+    /// Creates a stream, unless the maximum is reached.
     pub(super) fn make(&mut self, kind: Kind, device: &Device) -> Result<Option<Stream>, String> {
         if self.live.len() >= STREAMS_MAX {
             return Ok(None);
@@ -75,18 +75,18 @@ impl Streams {
         Ok(Some(stream))
     }
 
-    /// One less, unless it is the last, or part of a capture.
+    /// Removes a stream from the list, unless it is the last one or captured.
     pub(super) fn take(&mut self, pick: Pick) -> Option<Stream> {
         let index = pick.of(self.live.len()).filter(|_| self.live.len() > 1)?;
         (!self.is_captured(self.live[index].id())).then(|| self.live.remove(index))
     }
 
-    /// Drops a stream that is not in the list any more; its maker destroys it. Says whether it was retired.
+    /// Drops a stream that was removed from the list, and destroys it if another library owns it. Returns whether it was retired.
     pub(super) fn end(&mut self, stream: Stream, retires: bool) -> Result<bool, String> {
         let place = self.foreign.iter().position(|id| *id == stream.id());
         let is_default = self.is_default(stream.id());
         if let Some(at) = self.long_lived.iter().position(|(id, _)| *id == stream.id()) {
-            // Without a clone it lives on, and may be marked, until the end.
+            // Without `retire`, the stream stays alive until the end, and the pool may record events on it.
             if retires {
                 stream.retire().map_err(text)?;
                 destroy(stream.device(), self.long_lived.swap_remove(at).1)?;
@@ -110,22 +110,22 @@ impl Streams {
         Ok(retires)
     }
 
-    /// Whether it is the thread's own or the context's.
+    /// Whether a stream is a default stream.
     pub(super) fn is_default(&self, stream: StreamId) -> bool {
         self.defaults.contains(&stream)
     }
 
-    /// Whether the pool may make marks in it at any time.
+    /// Whether the pool may record events on a stream at any time.
     pub(super) fn is_ours(&self, stream: StreamId) -> bool {
         !self.is_default(stream) && !self.foreign.contains(&stream)
     }
 
-    /// Whether its user has let go of it.
+    /// Whether the stream's handle has been dropped.
     pub(super) fn is_gone(&self, stream: StreamId) -> bool {
         self.find(stream).is_err()
     }
 
-    /// Those that are part of the capture which goes on, the first in front.
+    /// The streams of the open capture, its first stream in front.
     pub(super) fn captured(&self) -> &[StreamId] {
         &self.captured
     }
@@ -134,7 +134,7 @@ impl Streams {
         self.captured = captured;
     }
 
-    /// One more is part of the capture.
+    /// Adds a stream to the open capture.
     pub(super) fn join_capture(&mut self, stream: StreamId) {
         self.captured.push(stream);
     }
@@ -143,7 +143,7 @@ impl Streams {
         self.captured.contains(&stream)
     }
 
-    /// Whether there ever was one that somebody else made.
+    /// Whether any stream so far was a default stream or one that another library may destroy.
     pub(super) fn had_foreign(&self) -> bool {
         self.had_foreign
     }
@@ -166,17 +166,17 @@ impl Streams {
         pick.of(self.live.len()).map(|index| self.live[index].clone())
     }
 
-    /// `s0` for the first that there was.
+    /// The name in the transcript: `s0` for the first stream.
     pub(super) fn name(&self, stream: &Stream) -> String {
         format!("s{}", self.place(stream))
     }
 
-    /// Its number, below a hundred and some: a program is not longer.
+    /// The index in order of creation. A program creates fewer streams than the sink has slots.
     pub(super) fn place(&self, stream: &Stream) -> usize {
         self.ids.iter().position(|id| *id == stream.id()).unwrap_or(0)
     }
 
-    /// The host waits for a user.
+    /// Waits on the host for a past use.
     pub(super) fn finish(&self, user: &User) -> Result<(), String> {
         match user {
             User::Gone(event) => event.synchronize().map_err(text),
@@ -184,20 +184,21 @@ impl Streams {
         }
     }
 
-    /// Whether a stream can wait for those who used the memory, without becoming part of a capture.
+    /// Whether a stream can wait for all past uses without joining a capture.
     pub(super) fn can_order(&self, uses: &Uses, stream: &Stream) -> bool {
         let is_captured =
             |user: &User| matches!(user, User::Stream(id) if self.is_captured(*id) && *id != stream.id());
         !uses.readers.iter().chain(&uses.writer).any(is_captured)
     }
 
-    /// Whether the host can wait for them.
+    /// Whether the host can wait for all past uses.
     pub(super) fn can_finish(&self, uses: &Uses) -> bool {
         let is_captured = |user: &User| matches!(user, User::Stream(id) if self.is_captured(*id));
         !uses.readers.iter().chain(&uses.writer).any(is_captured)
     }
 
-    /// Makes a stream wait for what it must before it touches memory, and enters it there. Says what was done.
+    /// Makes a stream wait for the past uses that conflict with a new one, and records the new one. Returns the transcript of the
+    /// waits.
     pub(super) fn order_uses(
         &self,
         uses: &mut Uses,
@@ -214,12 +215,12 @@ impl Streams {
         Ok(said)
     }
 
-    /// The host waits for all uses of the memory.
+    /// Waits on the host for all past uses.
     pub(super) fn finish_uses(&self, uses: &Uses) -> Result<(), String> {
         uses.readers.iter().chain(&uses.writer).try_for_each(|user| self.finish(user))
     }
 
-    /// Makes a stream wait for a user; nothing where the order is there already. Says what was done.
+    /// Makes a stream wait for a past use, unless it is on the same stream. Returns the transcript of the wait.
     pub(super) fn order(&self, stream: &Stream, user: &User, wait: Wait) -> Result<String, String> {
         let other = match user {
             User::Stream(id) if *id == stream.id() => return Ok(String::new()),
@@ -250,12 +251,12 @@ impl Streams {
 }
 
 impl Uses {
-    /// Memory that was allocated on a stream.
+    /// The uses of memory that was just allocated on a stream.
     pub(super) fn of(stream: &Stream) -> Self {
         Self { writer: Some(User::Stream(stream.id())), ..Self::default() }
     }
 
-    /// One more use.
+    /// Records a use.
     pub(super) fn enter(&mut self, stream: &Stream, writes: bool) {
         self.count += 1;
         if writes {
@@ -266,7 +267,7 @@ impl Uses {
         }
     }
 
-    /// A stream is let go of; the event tells when its work is done.
+    /// Replaces a stream that is being dropped by an event behind its work.
     pub(super) fn replace(&mut self, stream: &Stream, event: &Rc<Event>) {
         for user in self.readers.iter_mut().chain(&mut self.writer) {
             if matches!(user, User::Stream(id) if *id == stream.id()) {
@@ -276,18 +277,18 @@ impl Uses {
     }
 }
 
-/// Destroys a stream that was made in `foreign`, and that nothing names from here on.
+/// Destroys a stream created by `foreign`. No handle to it is left.
 fn destroy(device: &Device, raw: CUstream) -> Result<(), String> {
     let _bound = device.bind().map_err(text)?;
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees that the stream is unused.
     unsafe { device.driver().cuStreamDestroy_v2(raw).map_err(text) }
 }
 
-/// A stream as another library makes it.
+/// Creates a stream like another library does.
 fn foreign(device: &Device, kind: Kind) -> Result<Stream, PoolError> {
     let _bound = device.bind()?;
     let mut raw = std::ptr::null_mut();
-    // SAFETY: `raw` outlives the call; the stream is destroyed in `end`, when no clone is left, or when it has been retired.
+    // SAFETY: `raw` outlives the call; `end` destroys the stream after the last clone is dropped or the stream is retired.
     unsafe {
         device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)?;
         match kind {

@@ -1,4 +1,4 @@
-//! What is under test: a backend, whose memory it hands out, and for `caching` what it trades.
+//! The subject of a test: a backend with its kind of memory, profile and adaptors.
 
 use super::adapted::Adapted;
 use super::operation::Case;
@@ -7,29 +7,29 @@ use gpumem_sim::SimConfig;
 use std::fmt;
 use std::str::FromStr;
 
-/// A backend, its kind of memory, and its profile if it has any.
+/// A backend, its kind of memory, and its profile if it has profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// The backend.
     pub backend: BackendKind,
-    /// Only for `caching`.
+    /// The profile; `caching` only.
     pub profile: Option<Profile>,
-    /// Whether that is over plain segments.
+    /// Whether `caching` uses plain segments.
     pub plain_segments: bool,
-    /// Whose memory.
+    /// The kind of memory.
     pub kind: MemoryKind,
-    /// Whether adaptors stand around it.
+    /// Whether adaptors are attached.
     pub is_adapted: bool,
 }
 
 impl Subject {
-    /// Every one that is built in, and whose backend has such memory.
+    /// All subjects that are built in and whose backend supports the kind of memory.
     #[must_use]
     pub fn all() -> Vec<Self> {
         Self::built().into_iter().filter(|subject| subject.refusal().is_none()).collect()
     }
 
-    /// The others that are built in, and why their backend refuses them.
+    /// The subjects whose backend does not support the kind of memory, with its error.
     #[must_use]
     pub fn refused() -> Vec<(Self, String)> {
         let refusals = Self::built().into_iter().map(|subject| (subject, subject.refusal()));
@@ -54,7 +54,7 @@ impl Subject {
         of_devices.chain(of_kinds).chain(adapted).filter(is_built).collect()
     }
 
-    /// Why its backend has no such memory, if it says so.
+    /// The error of a backend that does not support the kind of memory.
     #[must_use]
     pub fn refusal(self) -> Option<String> {
         let open = || {
@@ -82,23 +82,23 @@ impl Subject {
         Ok(builder.conf(if self.plain_segments { "expandable_segments:false" } else { "" })?)
     }
 
-    /// Whether it is our own heap.
+    /// Whether the backend is `caching`.
     pub(super) fn is_caching(self) -> bool {
         self.backend == BackendKind::Caching
     }
 
-    /// Whether it has blocks that grow.
+    /// Whether the pool supports growable blocks.
     pub(super) fn grows(self) -> bool {
         self.is_caching() && !self.plain_segments && self.kind == MemoryKind::Device
     }
 
-    /// Its pool's hard limit. Host memory always has one: the machine's is not the model's to use up.
+    /// The hard limit of the pool. Host memory always has one, so that the model does not exhaust the machine.
     pub(super) fn hard_limit_bytes(self, case: &Case) -> Option<u64> {
         let is_host = self.kind == MemoryKind::Host;
         case.hard_limit_bytes.or_else(|| is_host.then_some(case.memory_bytes))
     }
 
-    /// What all its pools together may have of the machine: unified memory leaves the device a margin.
+    /// The memory available to all pools together. Unified memory leaves a margin of the device free.
     pub(super) fn machine_bytes(self, case: &Case) -> u64 {
         match self.kind {
             MemoryKind::Unified => case.memory_bytes - case.memory_bytes / 16,
@@ -106,15 +106,15 @@ impl Subject {
         }
     }
 
-    /// What depends on the clock would make cases differ: what is asked is asked to the end, or not at all, and nothing is
-    /// given back early. (Backends that do not trade anything ask too.)
+    /// Options that remove the dependence on the clock, which would make cases differ: completion is polled without a time budget
+    /// or not at all, and memory is not released early. (Backends other than `caching` poll too.)
     fn tuning(self, case: &Case) -> String {
         let poll_budget_us = if case.polls { u64::MAX } else { 0 };
         let mut conf = format!("poll_budget_us:{poll_budget_us},release_budget_us:0");
         if case.soft_limit_bytes.is_some() {
             conf += ",max_split_size_mb:20";
         }
-        // Few programs have more mappings than any profile keeps, so these two mostly keep hardly any.
+        // Few programs have more empty mappings than a profile keeps. These two keep at most two, so that the limit is exercised.
         let keeps_few = self.profile == Some(Profile::Tight) || self.is_adapted;
         let few = keeps_few.then_some((case.sim_seed % 3) as u32);
         if let Some(count) = case.empty_windows_max.or(few) {
@@ -123,17 +123,17 @@ impl Subject {
         conf
     }
 
-    /// A pool without limits.
+    /// Builds a pool without limits.
     pub(super) fn open_plain(self, device: &Device) -> Result<Pool, PoolError> {
         self.builder(device)?.profile(self.profile.unwrap_or_default()).build()
     }
 
-    /// The adaptors that stand around its pools.
+    /// The adaptors of the subject, if it has any.
     pub(super) fn adapted(self, case: &Case) -> Option<Adapted> {
         self.is_adapted.then(|| Adapted::new(case))
     }
 
-    /// A pool as the case wants it.
+    /// Builds the pool of a case.
     pub(super) fn open(
         self,
         case: &Case,
@@ -157,7 +157,8 @@ impl Subject {
         let pool = builder.profile(self.profile.unwrap_or_default()).conf(&self.tuning(case))?.build()?;
         if self.profile == Some(Profile::Fast) && case.soft_limit_bytes.is_none() {
             let whole_bytes = self.hard_limit_bytes(case).unwrap_or(u64::MAX).min(case.memory_bytes);
-            // Of that, threads keep large blocks too. Another may have the memory: then they keep less.
+            // From this reserve, threads cache large blocks too. A failure is ignored: if another pool has the memory, threads
+            // cache less.
             let _ = pool.reserve(whole_bytes / 4 * 3);
         }
         Ok(pool)
@@ -167,7 +168,7 @@ impl Subject {
 impl FromStr for Subject {
     type Err = PoolError;
 
-    /// Backend, profile, kind and whether adaptors stand around it, as far as they are not the usual ones.
+    /// Parses backend, profile, kind and `adapted`, separated by slashes; defaults may be omitted.
     fn from_str(name: &str) -> Result<Self, PoolError> {
         let mut words = name.split('/');
         let backend = words.next().unwrap_or_default().parse()?;
@@ -214,7 +215,7 @@ mod tests {
         assert!("caching/loose".parse::<Subject>().is_err() && "other/host".parse::<Subject>().is_err());
     }
 
-    /// What is refused is so because of its kind.
+    /// Only kinds of memory are refused, never device memory.
     #[test]
     fn nothing_of_the_devices_own_is_refused() {
         assert!(Subject::refused().iter().all(|(subject, _)| subject.kind.is_host_accessible()));

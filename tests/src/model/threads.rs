@@ -1,6 +1,6 @@
-//! Threads on one pool at once: they allocate, free each other's blocks, and drain what the others keep at hand.
+//! Concurrent threads on one pool: they allocate, free each other's blocks, and drain each other's caches.
 //!
-//! The seed decides what each of them does, and the machine in which order; so a failure here need not come again.
+//! The seed determines the operations of each thread, the operating system their order; so a failure may not repeat.
 
 use super::subject::Subject;
 use super::world::text;
@@ -11,18 +11,18 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Runs threads for a moment. Returns how many blocks there were.
+/// Runs the threads until each has made its steps. Returns the number of allocated blocks.
 pub(super) fn run(seed: u64, subject: Subject) -> Result<u64, String> {
     let config = SimConfig::new().seed(seed).memory_bytes(1 << 30);
     let device = Device::new(&gpumem_sim::driver(config).map_err(text)?, 0).map_err(text)?;
     let pool = subject.open_plain(&device).map_err(text)?;
     if subject.profile == Some(Profile::Fast) {
-        // So that threads keep large blocks too.
+        // A reserve, from which threads cache large blocks too.
         pool.reserve(768 << 20).map_err(text)?;
     }
     let shared = Shared {
         pool: &pool,
-        // Host memory is the machine's.
+        // Host memory is taken from the machine, so sizes are small.
         size_power_max: if subject.kind == MemoryKind::Device { 22 } else { 12 },
         claims: Mutex::default(),
         passed_on: Mutex::default(),
@@ -57,14 +57,14 @@ pub(super) fn run(seed: u64, subject: Subject) -> Result<u64, String> {
 struct Shared<'a> {
     pool: &'a Pool,
     size_power_max: u64,
-    /// The addresses that somebody has, and how far.
+    /// The claimed address ranges, from start to end.
     claims: Mutex<BTreeMap<u64, u64>>,
-    /// Blocks that another thread frees.
+    /// Blocks for other threads to free.
     passed_on: Mutex<Vec<Block>>,
     running_count: AtomicUsize,
 }
 
-/// One of the threads that allocate, until it ends, even if by a panic: the one that drains goes on as long.
+/// Counts a running thread until it ends, by a panic too; the draining thread runs until the count is 0.
 struct Running<'a>(&'a AtomicUsize);
 
 impl Drop for Running<'_> {
@@ -102,7 +102,7 @@ impl Shared<'_> {
         if let Some((other, other_end)) = clash {
             let found =
                 format!("{start:#x} to {end:#x} was handed out, and {other:#x} to {other_end:#x} is in use");
-            // It is somebody else's too: freed twice it would only blur the trace.
+            // The block overlaps one of another thread. A double free would obscure the cause.
             std::mem::forget(block);
             return Err(found);
         }
@@ -120,7 +120,7 @@ impl Shared<'_> {
         self.passed_on.lock().unwrap_or_else(PoisonError::into_inner).extend(block);
     }
 
-    /// Takes everything out of all magazines, over and over.
+    /// Drains all magazines repeatedly.
     fn drain(&self) -> Result<(), String> {
         while self.running_count.load(Ordering::Relaxed) > 0 {
             self.pool.trim_to(u64::MAX).map_err(text)?;

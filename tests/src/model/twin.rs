@@ -1,8 +1,8 @@
-//! The naive twin: what a pool should say, kept in a sorted list and plain sums. Pure.
+//! The naive twin: the expected state of the pools, as a sorted list and plain sums. Pure.
 //!
-//! What captures allocate are *parts*: the pool asks for them in chunks whose size is its own business, so the sums have
-//! a lower end, what is known, and a spare that parts may take beyond it. A block that is dropped while a graph may use
-//! it is *kept*: the program has it no more, and nobody else may have its memory.
+//! Blocks allocated in a capture are *parts*: the pool requests them in chunks whose size is an internal decision. So a sum has a
+//! lower bound, the known bytes, and a spare that parts may take in addition. A block that is dropped while a graph may use it is
+//! *kept*: the program has lost it, but its memory must not be reused.
 
 mod contents;
 mod parts;
@@ -17,71 +17,71 @@ use std::collections::BTreeMap;
 pub struct Books {
     /// The hard limit.
     pub limit_bytes: Option<u64>,
-    /// The pool that this one is a private pool of.
+    /// The parent of a private pool.
     pub above: Option<usize>,
-    /// In blocks that are alive or kept.
+    /// The bytes of live and kept blocks.
     pub in_use_bytes: u64,
-    /// What parts may take beyond that.
+    /// The bytes that the chunks of parts may take in addition.
     pub spare_bytes: u64,
-    /// The most that ever was in use, and with what parts may have taken.
+    /// The peak of the bytes in use, without and with the spare.
     pub peak_bytes: (u64, u64),
-    /// Blocks that are alive or kept, without parts.
+    /// The number of live and kept blocks, without parts.
     pub block_count: u64,
-    /// Blocks ever handed out, without parts.
+    /// The number of blocks allocated so far, without parts.
     pub allocation_count: u64,
-    /// Parts ever handed out.
+    /// The number of parts allocated so far.
     pub part_count: u64,
-    /// Blocks that the pool may have counted before an adaptor failed, and gave them back.
+    /// The number of blocks that the pool may have counted and then released because an adaptor failed.
     pub undone_count: u64,
-    /// What was allocated in scopes, by their names.
+    /// The usage of each tag, by scope name.
     pub tags: BTreeMap<&'static str, Tagged>,
 }
 
-/// What the blocks of one tag come to.
+/// The usage of a tag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tagged {
-    /// In blocks that the program has.
+    /// The bytes of its live blocks.
     pub in_use_bytes: u64,
-    /// The most there ever was.
+    /// The peak of those bytes.
     pub peak_bytes: u64,
-    /// Such blocks.
+    /// The number of its live blocks.
     pub block_count: u64,
-    /// Blocks ever handed out.
+    /// The number of its blocks allocated so far.
     pub allocation_count: u64,
 }
 
-/// Every block that is alive, by address, and the books of every pool that there was.
+/// All live blocks, by address, and the books of all pools so far.
 #[derive(Clone, Debug, Default)]
 pub struct Twin {
-    /// Sorted by address.
+    /// The live blocks, sorted by address.
     blocks: Vec<TwinBlock>,
     kept: Vec<TwinBlock>,
-    /// Of each graph and pool: the parts that the program has, and what all parts may take.
+    /// For each graph and pool: the number of live parts, and the bytes that all its chunks may take.
     parts: BTreeMap<(u32, usize), (u64, u64)>,
-    /// Graphs of which the program still has something.
+    /// Graphs that are alive, or have a live executable.
     graphs: Vec<u32>,
-    /// The one whose capture goes on: what is given back meanwhile may stay for it.
+    /// The graph of the open capture. It may keep memory that is freed during the capture.
     capture: Option<u32>,
-    /// In the order in which the pools were made.
+    /// The books of the pools, in order of creation.
     pub pools: Vec<Books>,
 }
 
-/// A block as it was handed out.
+/// A new block.
 #[derive(Clone, Copy, Debug)]
 pub struct NewBlock {
-    /// A number of its own.
+    /// A unique number.
     pub name: u32,
-    /// Where it lies.
+    /// The address.
     pub address: u64,
     /// The requested bytes.
     pub size_bytes: u64,
-    /// How many count as in use.
+    /// The bytes that count as in use.
     pub counted_bytes: u64,
-    /// As many may count for its chunk, if it is a part.
+    /// The bytes that its chunk may take, if it is a part.
     pub chunk_bytes: u64,
-    /// What its address must be a multiple of.
+    /// The alignment of the address.
     pub alignment: u64,
-    /// The place of its pool's books.
+    /// The index of the pool's books.
     pub pool: usize,
     /// The capture that it was allocated in.
     pub part_of: Option<u32>,
@@ -92,18 +92,18 @@ pub struct NewBlock {
 #[derive(Clone, Debug)]
 struct TwinBlock {
     made: NewBlock,
-    /// The bytes that are followed, see [`windows`]; `None` until something was written.
+    /// The bytes in the block's [`windows`]; `None` before the first write.
     contents: Option<Vec<u8>>,
 }
 
-/// What becomes of a block that is dropped.
+/// The state of the memory after a block is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The pool has it again.
+    /// Returned to the pool.
     Free,
-    /// A graph keeps it.
+    /// Kept by a graph.
     Kept,
-    /// The graph of the capture that goes on may keep it, though it need not.
+    /// Possibly kept by the graph of the open capture.
     Unsure,
 }
 
@@ -114,19 +114,19 @@ impl NewBlock {
 }
 
 impl Twin {
-    /// Books of a new pool; says their place.
+    /// Opens the books of a new pool. Returns their index.
     pub fn open(&mut self, limit_bytes: Option<u64>, above: Option<usize>) -> usize {
         self.pools.push(Books { limit_bytes, above, ..Books::default() });
         self.pools.len() - 1
     }
 
-    /// Whether a pool's limit, and those above, may have room, as far as is known.
+    /// Whether the limits of a pool and its parents may have room, if chunks take no spare bytes.
     #[must_use]
     pub fn admits(&self, pool: usize, size_bytes: u64) -> bool {
         self.has_room(pool, size_bytes, |books| books.in_use_bytes)
     }
 
-    /// Whether they have it whatever parts take.
+    /// Whether the limits have room even if chunks take all their spare bytes.
     #[must_use]
     pub fn surely_admits(&self, pool: usize, size_bytes: u64) -> bool {
         self.has_room(pool, size_bytes, |books| books.in_use_bytes + books.spare_bytes)
@@ -141,7 +141,7 @@ impl Twin {
             && above.is_none_or(|above| self.has_room(above, size_bytes, held))
     }
 
-    /// The limits that a pool keeps.
+    /// The limits of a pool and its parents.
     #[must_use]
     pub fn limits(&self, pool: usize) -> Vec<u64> {
         let Books { limit_bytes, above, .. } = self.pools[pool];
@@ -149,29 +149,29 @@ impl Twin {
         limit_bytes.into_iter().chain(above).collect()
     }
 
-    /// The least of them.
+    /// The lowest of [`Twin::limits`].
     #[must_use]
     pub fn limit_bytes(&self, pool: usize) -> Option<u64> {
         self.limits(pool).into_iter().min()
     }
 
-    /// Whether neither program nor graphs have anything.
+    /// Whether the program and the graphs have no blocks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.kept.is_empty() && self.parts.is_empty()
     }
 
-    /// Whether a pool is another or one of its private pools.
+    /// Whether a pool is `root` or one of its private pools.
     #[must_use]
     pub fn is_under(&self, pool: usize, root: usize) -> bool {
         pool == root || self.pools[pool].above.is_some_and(|above| self.is_under(above, root))
     }
 
-    /// A block that a pool handed out.
+    /// Adds a block that a pool returned.
     ///
     /// # Errors
     ///
-    /// When it overlaps another, lies nowhere or is not aligned.
+    /// If the block overlaps another one, has a null address, or is not aligned.
     pub fn allocate(&mut self, made: NewBlock) -> Result<(), String> {
         let NewBlock { address, size_bytes, pool, .. } = made;
         if address == 0 || !address.is_multiple_of(made.alignment.max(256)) {
@@ -179,7 +179,7 @@ impl Twin {
         }
         let place = self.blocks.partition_point(|block| block.made.address < address);
         let near = place.saturating_sub(1)..self.blocks.len().min(place + 1);
-        // A part that the program has dropped serves others of its capture.
+        // A later part of a capture may reuse the memory of a dropped one.
         let kept =
             self.kept.iter().filter(|kept| made.part_of.is_none() || kept.made.part_of != made.part_of);
         if let Some(other) = self.blocks[near].iter().chain(kept).find(|other| other.made.overlaps(&made)) {
@@ -207,27 +207,27 @@ impl Twin {
         Ok(())
     }
 
-    /// An allocation failed that the pool may have counted.
+    /// Notes a failed allocation that the pool may have counted.
     pub fn note_undone(&mut self, pool: usize, counted_bytes: u64) {
         self.pools[pool].undone_count += 1;
         self.note_undone_growth(pool, counted_bytes);
     }
 
-    /// A growth failed, likewise.
+    /// Notes a failed growth that the pool may have counted.
     pub fn note_undone_growth(&mut self, pool: usize, counted_bytes: u64) {
         let books = &mut self.pools[pool];
         let most_bytes = (books.in_use_bytes + books.spare_bytes).saturating_add(counted_bytes);
         books.peak_bytes.1 = books.peak_bytes.1.max(most_bytes);
     }
 
-    /// The sizes of all blocks that are alive or kept, without parts, each in whole units.
+    /// The sizes of all live and kept blocks without parts, each rounded up to 256 bytes.
     #[must_use]
     pub fn whole_bytes(&self) -> u64 {
         let blocks = self.blocks.iter().chain(&self.kept).filter(|block| block.made.part_of.is_none());
         blocks.map(|block| block.made.size_bytes.next_multiple_of(256)).sum()
     }
 
-    /// More is in use, or less.
+    /// Adds to the bytes in use of a pool.
     pub fn change(&mut self, pool: usize, more_bytes: i64) {
         let books = &mut self.pools[pool];
         books.in_use_bytes = books.in_use_bytes.saturating_add_signed(more_bytes);
@@ -236,13 +236,13 @@ impl Twin {
         books.peak_bytes = (known.max(in_use_bytes), most.max(in_use_bytes + books.spare_bytes));
     }
 
-    /// The place of the books of a block's pool.
+    /// The index of the books of a block's pool.
     #[must_use]
     pub fn pool_of(&self, address: u64) -> Option<usize> {
         self.place(address).map(|place| self.blocks[place].made.pool)
     }
 
-    /// A block was dropped.
+    /// Removes a block that was dropped.
     pub fn free(&mut self, address: u64, fate: Fate) {
         let Some(place) = self.place(address) else { return };
         let block = self.blocks.remove(place);
@@ -252,7 +252,7 @@ impl Twin {
             tagged.block_count -= 1;
         }
         if let Some(graph) = part_of {
-            // Its chunk goes on to hold it.
+            // The chunk still holds the memory of the part.
             self.pools[pool].spare_bytes += counted_bytes;
             self.change(pool, -counted_bytes.cast_signed());
             if let Some((live_count, _)) = self.parts.get_mut(&(graph, pool)) {

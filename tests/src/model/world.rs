@@ -1,10 +1,10 @@
-//! Carries a [`Case`] out on the real pool, beside the [`Twin`], and keeps a transcript that reads like a program.
+//! Runs a [`Case`] on the real pool, beside the [`Twin`], and writes a transcript that reads like a program.
 //!
-//! The user played here is correct and does no more than he must: before a stream touches a block it waits for the
-//! block's last writer, and before it writes also for the readers since; every stream but home is recorded. When a
-//! stream's handle is dropped, events take its place in those lists. Home is the block's first writer, since its
-//! memory is there only in home's order. Memory that the host may use is its own from the start: the host fills it at once,
-//! and every stream may use it then.
+//! The simulated user is correct and adds no unnecessary waits. Before a stream reads a block, it waits for the block's last
+//! writer; before it writes, also for the readers since. Every stream except the owner stream is recorded with `record_use`. When
+//! the handle of a stream is dropped, an event replaces the stream in these lists. The owner stream counts as the first writer,
+//! because the memory is ordered behind it. Host-accessible memory is not ordered behind a stream: the host fills it right away,
+//! and any stream may use it then.
 
 use super::adapted::Adapted;
 use super::capturing::Capturing;
@@ -21,11 +21,11 @@ use crate::pool::{Block, Device, Event, Pool, PoolError, Stream, StreamId};
 use crate::sys::{Driver, Table};
 use gpumem_sim::{Sim, SimConfig};
 
-/// Runs a case. The transcript tells what was done, whatever came of it.
+/// Runs a case. The transcript lists all operations, even if the case fails.
 ///
 /// # Errors
 ///
-/// The mistake of the pool, in a sentence.
+/// A sentence that describes the bug of the pool.
 pub fn run(
     case: &Case,
     subject: Subject,
@@ -50,27 +50,27 @@ pub fn run(
     world.finish(&sim, coverage).map_err(|what| format!("at the end: {what}{}", faults(&sim)))
 }
 
-/// A block and who used it.
+/// A live block and its uses.
 pub(super) struct Live {
     pub(super) name: u32,
     pub(super) block: Block,
     pub(super) uses: Uses,
-    /// The streams that it has been told of.
+    /// The streams recorded with `record_use`.
     pub(super) recorded: Vec<StreamId>,
-    /// Graphs that it has been told of and that are not gone, and the one whose capture allocated it.
+    /// The live graphs that use the block, and the graph whose capture allocated it.
     pub(super) graphs: Vec<u32>,
-    /// The capture that it was allocated in.
+    /// The capture that allocated it.
     pub(super) part_of: Option<u32>,
 }
 
-/// A pool, and the place of its books.
+/// A pool, and the index of its books.
 pub(super) struct Handle {
     pub(super) pool: Pool,
     pub(super) books: usize,
 }
 
 impl Live {
-    /// Tells the block of a use, in a capture if one is named.
+    /// Records a use, in a capture if one is named.
     pub(super) fn record(&mut self, stream: &Stream, graph: Option<u32>) {
         self.block.record_use(stream);
         self.recorded.push(stream.id());
@@ -79,7 +79,7 @@ impl Live {
     }
 }
 
-/// The real things, and the twin.
+/// The state of a running case: the real objects and the twin.
 pub(super) struct World<'a> {
     pub(super) case: &'a Case,
     pub(super) subject: Subject,
@@ -90,7 +90,7 @@ pub(super) struct World<'a> {
     pub(super) device: Device,
     /// The adaptors around the pools.
     pub(super) adapted: Option<Adapted>,
-    /// The first, and private pools.
+    /// The first pool, then private pools.
     pub(super) pools: Vec<Handle>,
     pub(super) streams: Streams,
     pub(super) marks: Vec<Event>,
@@ -101,12 +101,12 @@ pub(super) struct World<'a> {
     pub(super) kept: Vec<Kept>,
     pub(super) twin: Twin,
     pub(super) next_name: u32,
-    /// Pinned memory that reads go to.
+    /// Pinned memory, the target of reads.
     pub(super) sink: *mut u8,
     pub(super) other: Other,
-    /// The memory that another process has of the device.
+    /// The device memory that another process has allocated.
     pub(super) taken_bytes: u64,
-    /// Whether the driver has refused to take something back.
+    /// Whether the release of memory failed by injection.
     pub(super) has_lost: bool,
 }
 
@@ -282,7 +282,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A call of the user's that may fail if the driver refuses something, and only then.
+    /// Runs a call that may fail only if a driver call failed by injection.
     pub(super) fn refusable<T>(
         &mut self,
         name: &'static str,
@@ -301,7 +301,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// While a capture goes on, what waits may be refused.
+    /// Accepts the refusal of a call that waits while a capture is open.
     pub(super) fn unless_captured(&self, outcome: Result<(), PoolError>) -> Step {
         match outcome {
             Err(PoolError::NotInCapture { .. }) if self.capturing.is_some() => Ok(()),
@@ -309,7 +309,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The first.
+    /// The first pool.
     pub(super) fn pool(&self) -> &Pool {
         &self.pools[0].pool
     }

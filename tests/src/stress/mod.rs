@@ -1,11 +1,10 @@
-//! The stress test: many threads on many streams, every block filled by a kernel and checked by a kernel before it is
-//! freed.
+//! The stress test: many threads on many streams; a kernel fills every block, and a kernel checks it before it is freed.
 //!
-//! Threads share the streams. Each makes blocks of any size, hands them to other streams (which wait for the last one
-//! and are recorded), lets several streams read one at once, gives them to other threads and frees what it was given;
-//! now and then it synchronises, trims, or lets a stream go while work and blocks of it are left. Contents are made of
-//! thread and number, so whatever a pool hands out too early is overwritten by something else and found, at the latest
-//! by the check before the free.
+//! Threads share the streams. Each thread allocates blocks of any size, passes them to other streams (with a wait for the last
+//! user, and `record_use`), lets several streams read a block concurrently, sends blocks to other threads, and frees the blocks
+//! that it received. Some steps synchronise, trim, or drop a stream with pending work and live blocks. The contents are derived
+//! from thread and number, so a block that the pool reuses too early gets wrong contents. They are found by the check before the
+//! free at the latest.
 
 pub mod limit;
 mod worker;
@@ -18,42 +17,42 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use worker::Worker;
 
-/// How hard, how long, and what is done wrong on purpose.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Threads that allocate, use and free.
+    /// The number of threads.
     pub threads: usize,
-    /// Streams that they share.
+    /// The number of streams, which the threads share.
     pub streams: usize,
-    /// When they stop.
+    /// The end of the run.
     pub until: Until,
-    /// Sizes are from 256 bytes to this, as many in each octave.
+    /// The maximum size of a block. Sizes start at 256 bytes and are uniform over the octaves.
     pub size_bytes_max: u64,
-    /// They stop allocating while blocks hold more than this together.
+    /// The maximum total size of live blocks. Threads do not allocate beyond it.
     pub budget_bytes: u64,
-    /// Of the random choices; which thread comes first is not among them.
+    /// The seed of the random choices. The order of the threads is not determined.
     pub seed: u64,
-    /// The deliberate mistake, if any.
+    /// The injected error, if any.
     pub mistake: Option<Mistake>,
 }
 
-/// When a run ends.
+/// The end of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
     /// After this time.
     Elapsed(Duration),
-    /// When every thread has made this many steps.
+    /// After this number of steps of every thread.
     Steps(u64),
 }
 
-/// A deliberate mistake.
+/// An injected error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
-    /// Streams use blocks without waiting for the stream that used them last.
+    /// Streams use blocks without waiting for the last user.
     NoWait,
     /// `record_use` is omitted.
     NoRecordUse,
-    /// Where a block ends: the first byte behind the first few of each thread is written. Only for pools with guards, whose byte it is.
+    /// The first byte behind some blocks of each thread is written. Only for pools with guards, which own that byte.
     End,
 }
 
@@ -61,19 +60,19 @@ pub enum Mistake {
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use = "something may have been found"]
 pub struct Done {
-    /// Blocks allocated.
+    /// The number of allocated blocks.
     pub blocks: u64,
-    /// Their sizes together.
+    /// The total size of the allocated blocks.
     pub bytes: u64,
-    /// Blocks handed from stream to stream.
+    /// The number of blocks passed from stream to stream.
     pub hand_overs: u64,
-    /// Blocks given to another thread.
+    /// The number of blocks sent to another thread.
     pub sent: u64,
-    /// Allocations that found no memory.
+    /// The number of refused allocations.
     pub refusals: u64,
-    /// How long it took.
+    /// The duration.
     pub took: Duration,
-    /// The wrong words in blocks.
+    /// The wrong words found in blocks.
     pub wrong: Wrong,
 }
 
@@ -87,21 +86,21 @@ struct Room<'a> {
     live_bytes: AtomicU64,
 }
 
-/// A stream, and what its checks found.
+/// A stream, and the results of the checks on it.
 struct Lane {
     stream: Stream,
     ledger: Ledger,
 }
 
-/// Runs it. All blocks are back when this returns.
+/// Runs the plan. All blocks are freed when this returns.
 ///
 /// # Errors
 ///
-/// What the pool or the driver says, but for a lack of memory, which is counted.
+/// Any [`PoolError`] except `OutOfMemory` and `LimitReached`, which are counted.
 ///
 /// # Panics
 ///
-/// When a thread does.
+/// If a thread panics.
 pub fn run(pool: &Pool, plan: &Plan) -> Result<Done, PoolError> {
     let device = pool.device();
     let _bound = device.bind()?;
@@ -120,7 +119,7 @@ pub fn run(pool: &Pool, plan: &Plan) -> Result<Done, PoolError> {
     Ok(done)
 }
 
-/// The sum of what the threads did, or the first error among them.
+/// Runs the threads, and returns the sum of their results or the first error.
 fn on_threads(room: &Room<'_>) -> Result<Done, PoolError> {
     let (doors, inboxes): (Vec<_>, Vec<_>) = (0..room.plan.threads.max(1)).map(|_| channel()).unzip();
     std::thread::scope(|scope| {
@@ -137,14 +136,14 @@ fn on_threads(room: &Room<'_>) -> Result<Done, PoolError> {
             Ok(end) => end,
             Err(panic) => std::panic::resume_unwind(panic),
         });
-        // Every thread is waited for before the first error is handed on.
+        // All threads are joined before the first error is returned.
         let ends: Vec<_> = ends.collect();
         ends.into_iter().try_fold(Done::default(), |sum, end| Ok(sum.and(end?)))
     })
 }
 
 impl Lane {
-    /// Streams of all kinds that threads can share.
+    /// Creates a stream: ordinary ones, one with priority and `no_waits`, and the legacy default stream.
     fn new(device: &Device, number: usize) -> Result<Self, PoolError> {
         let stream = match number % 8 {
             3 => Stream::builder(device).priority(-1).no_waits().build()?,
@@ -156,7 +155,7 @@ impl Lane {
 }
 
 impl Done {
-    /// Both together; runs one after the other.
+    /// The sum of the results of consecutive runs.
     pub fn and(self, other: Self) -> Self {
         Self {
             blocks: self.blocks + other.blocks,

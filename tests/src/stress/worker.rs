@@ -1,4 +1,4 @@
-//! One thread of the stress test.
+//! A thread of the stress test.
 
 use super::{Done, Lane, Mistake, Room, Until};
 use crate::pool::{Block, Device, Event, PoolError, Stream};
@@ -12,7 +12,7 @@ pub(super) struct Piece {
     block: Block,
     /// The key of its pattern.
     key: u64,
-    /// The lane that used it last, and after all others.
+    /// The lane that used it last. All earlier uses are ordered before that one.
     lane: usize,
 }
 
@@ -48,7 +48,7 @@ impl<'a> Worker<'a> {
         while let Some(piece) = self.held.pop() {
             self.finish(piece)?;
         }
-        // Others may still send, until they have come here too.
+        // Other threads may send blocks until they reach this point.
         self.doors.clear();
         while let Ok(piece) = self.inbox.recv() {
             self.finish(piece)?;
@@ -80,7 +80,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// A new block, filled on its home.
+    /// Allocates a block, and fills it on its own stream.
     fn make(&mut self) -> Result<(), PoolError> {
         let size_bytes = self.size_bytes();
         let live_bytes = self.room.live_bytes.fetch_add(size_bytes, Relaxed) + size_bytes;
@@ -116,7 +116,7 @@ impl<'a> Worker<'a> {
         (0..self.held.len().div_ceil(2)).try_for_each(|_| self.finish_any())
     }
 
-    /// Another stream checks a block and fills it again.
+    /// Checks and refills a block on another stream.
     fn hand_over(&mut self) -> Result<(), PoolError> {
         let Some(mut piece) = self.take() else { return Ok(()) };
         let lane = self.some_lane();
@@ -128,7 +128,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Several streams read a block at once; then it goes, or one of them has all others waited for.
+    /// Checks a block on several streams concurrently, then frees it, or makes its lane wait for all of them and refills it.
     fn read_by_many(&mut self) -> Result<(), PoolError> {
         let Some(mut piece) = self.take() else { return Ok(()) };
         let lanes = [self.some_lane(), self.some_lane(), self.some_lane()];
@@ -154,17 +154,17 @@ impl<'a> Worker<'a> {
         self.done.sent += u64::from(door != self.number);
         match self.doors[door].send(piece) {
             Ok(()) => Ok(()),
-            // That thread has failed; it says why.
+            // The receiving thread has failed and returns its own error.
             Err(returned) => self.finish(returned.0),
         }
     }
 
-    /// What other threads sent is kept, or freed here.
+    /// Receives blocks of other threads, and keeps, checks or frees them.
     fn receive(&mut self) -> Result<(), PoolError> {
         while let Ok(piece) = self.inbox.try_recv() {
             match self.random.below(3) {
                 0 => self.finish(piece)?,
-                // Freed with its last work just queued, by a thread that never used it.
+                // Freed while its last work is queued, by a thread that never used it.
                 1 => self.free(piece),
                 _ => self.held.push(piece),
             }
@@ -180,12 +180,12 @@ impl<'a> Worker<'a> {
         self.check(&piece, piece.lane)?;
         self.lane(piece.lane).stream.synchronize()?;
         self.room.live_bytes.fetch_sub(piece.block.size_bytes(), Relaxed);
-        // SAFETY: the lane of a block that is held came after all others that used it, and has done all it was given.
+        // SAFETY: all uses of the block are ordered before the last use on its lane, whose stream was synchronised.
         unsafe { piece.block.free_completed() };
         Ok(())
     }
 
-    /// The check before the free.
+    /// Checks a block and frees it.
     fn finish(&mut self, piece: Piece) -> Result<(), PoolError> {
         self.check(&piece, piece.lane)?;
         self.free(piece);
@@ -198,7 +198,7 @@ impl<'a> Worker<'a> {
         self.room.live_bytes.fetch_sub(size_bytes, Relaxed);
     }
 
-    /// A stream that ends before its block and its work do.
+    /// Drops a stream before its block and its work.
     fn outlive_a_stream(&mut self) -> Result<(), PoolError> {
         let room = self.room;
         let size_bytes = self.size_bytes().min(1 << 16);
@@ -206,13 +206,13 @@ impl<'a> Worker<'a> {
         let made = room.pool.alloc(size_bytes, &brief.stream);
         let Ok(block) = made else { return brief.end() };
         let key = self.key();
-        // SAFETY: the block is alive, and its free comes behind this.
+        // SAFETY: the block is alive, and its free is ordered after this kernel.
         unsafe { room.patterns.write(block.address(), size_bytes as usize, key, brief.stream.raw())? };
         room.live_bytes.fetch_add(size_bytes, Relaxed);
         self.done.blocks += 1;
         self.done.bytes += size_bytes;
         if self.random.below(2) == 0 {
-            // Stream first, block at once after it: the write is still queued.
+            // The stream ends first and the block is freed right after it, while the write is queued.
             let ended = brief.end();
             self.free(Piece { block, key, lane: 0 });
             return ended;
@@ -241,7 +241,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Makes a lane ready to use a block, and the block know it.
+    /// Makes a lane wait for the last use of a block, and records the use.
     fn use_on(&mut self, piece: &Piece, lane: usize) -> Result<(), PoolError> {
         if lane == piece.lane {
             return Ok(());
@@ -266,21 +266,21 @@ impl<'a> Worker<'a> {
         then.stream.wait(&event)
     }
 
-    /// Fills a block on its lane with what was never in any block before.
+    /// Fills a block on its lane with a new pattern.
     fn write(&mut self, piece: &mut Piece) -> Result<(), PoolError> {
         piece.key = self.key();
         let (address, size_bytes) = (piece.block.address(), piece.block.size_bytes() as usize);
         let stream = self.lane(piece.lane).stream.raw();
-        // SAFETY: the block is alive, its free comes behind all that is queued on its lane, and the context is current.
+        // SAFETY: the block is alive, its free is ordered after all work queued on its lane, and the context is current.
         unsafe { self.room.patterns.write(address, size_bytes, piece.key, stream)? };
         Ok(())
     }
 
-    /// A byte too far.
+    /// Writes the byte behind a block.
     fn overrun(&self, piece: &Piece) -> Result<(), PoolError> {
         let (end, stream) =
             (piece.block.address() + piece.block.size_bytes(), self.lane(piece.lane).stream.raw());
-        // SAFETY: the byte is a guard's, and is given back with the block, behind all that is queued on its lane.
+        // SAFETY: the byte belongs to a guard and is freed with the block, after all work queued on its lane.
         unsafe { self.room.pool.device().driver().cuMemsetD8Async(end, 0, 1, stream)? };
         Ok(())
     }
@@ -288,7 +288,7 @@ impl<'a> Worker<'a> {
     fn check(&self, piece: &Piece, lane: usize) -> Result<(), PoolError> {
         let Lane { stream, ledger } = self.lane(lane);
         let (address, size_bytes) = (piece.block.address(), piece.block.size_bytes() as usize);
-        // SAFETY: as for `write`; the ledger is closed when all threads have ended.
+        // SAFETY: like `write`; the ledger is closed after all threads have ended.
         unsafe { self.room.patterns.check(address, size_bytes, piece.key, *ledger, stream.raw())? };
         Ok(())
     }
@@ -307,7 +307,7 @@ impl<'a> Worker<'a> {
         &self.room.lanes[lane]
     }
 
-    /// This thread's own, three times of four.
+    /// Picks a lane: this thread's own in three of four cases.
     fn some_lane(&mut self) -> usize {
         let count = self.room.lanes.len();
         match self.random.below(4) {
@@ -326,7 +326,7 @@ impl<'a> Worker<'a> {
 /// A stream for one block.
 struct Brief {
     stream: Stream,
-    /// Of a stream that another library made, and destroys.
+    /// The handle, if another library owns the stream.
     foreign: Option<CUstream>,
 }
 
@@ -334,7 +334,7 @@ impl Brief {
     fn new(device: &Device, kind: u64) -> Result<Self, PoolError> {
         let mut raw = null_mut();
         let stream = match kind {
-            // SAFETY: the local outlives the call; the stream is retired before it is destroyed, in `end`.
+            // SAFETY: the local outlives the call; `end` retires the stream before it destroys it.
             0 => unsafe {
                 device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)?;
                 Stream::from_raw(device, raw)?
@@ -350,13 +350,13 @@ impl Brief {
         self.stream.retire()?;
         let driver = self.stream.device().driver();
         let _guard = driver.teardown();
-        // SAFETY: nobody uses it any more.
+        // SAFETY: the stream was retired, and no handle to it is left.
         unsafe { driver.cuStreamDestroy_v2(raw)? };
         Ok(())
     }
 }
 
-/// Steps; keeps queues from growing without bound.
+/// The interval of synchronisations, in steps. It bounds the length of queues.
 const SYNCHRONISE_EVERY: u64 = 256;
 const SIZE_BYTES_MIN: u64 = 256;
 
@@ -364,7 +364,7 @@ const SIZE_BYTES_MIN: u64 = 256;
 struct Random(u64);
 
 impl Random {
-    /// 0 when there is nothing below.
+    /// A random number below `limit`; 0 if `limit` is 0.
     fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -374,5 +374,6 @@ impl Random {
     }
 }
 
-/// So many blocks of each thread are written past their end where that is asked for: not every one can be looked at.
+/// The number of blocks of each thread that are overrun on request. It is small, because a guard checks no block while 1024 checks
+/// are pending.
 const OVERRUN_COUNT: u64 = 3;

@@ -1,18 +1,18 @@
-//! Why a trace can't be read, and where.
+//! [`TraceError`]: the reason why a trace cannot be read, and the line.
 
 use crate::pool::trace::ReadError;
 use std::io;
 use std::path::PathBuf;
 
-/// A trace can't be read.
+/// A trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}: {problem}", .file.display(), at(*.line))]
 pub struct TraceError {
     /// The file.
     pub file: PathBuf,
-    /// The line, counted from 1; 0 where the file can't be opened.
+    /// The line, counted from 1; 0 if the file cannot be opened.
     pub line: u64,
-    /// The mistake in the line.
+    /// The problem.
     pub problem: Problem,
 }
 
@@ -20,17 +20,17 @@ fn at(line: u64) -> String {
     if line == 0 { String::new() } else { format!(":{line}") }
 }
 
-/// A mistake in a line of a trace.
+/// A problem in a line of a trace.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The file can't be read.
+    /// The file cannot be read.
     #[error("{0}")]
     Io(io::Error),
-    /// Compressed data ends in the middle, or is damaged.
+    /// Compressed data is truncated or damaged.
     #[error("the compressed data is cut short or damaged ({0}); copy the file again")]
     Damaged(io::Error),
-    /// It begins like a recording, and is none that can be read.
+    /// The file starts like a recording but cannot be read as one.
     #[error("{0}")]
     Recording(#[from] ReadError),
     /// The first line is not a header.
@@ -39,47 +39,47 @@ pub enum Problem {
          `#{{\"format\":1,…}}`"
     )]
     NoHeader,
-    /// The header is no JSON of the right shape.
+    /// The header is not valid JSON, or lacks a field.
     #[error("the header can't be read: {0}")]
     Header(serde_json::Error),
-    /// Another version of the format.
+    /// An unknown version of the format.
     #[error("format {0}, and only format 1 is known here")]
     Format(u64),
-    /// A line that is no event.
+    /// A line that is not an event.
     #[error("{0:?} is no event: use a,ID,BYTES,STREAM or f,ID,STREAM or c,ID")]
     Garbage(String),
-    /// A line that never ends.
+    /// A line that exceeds the maximum length.
     #[error("this line is longer than {0} bytes")]
     TooLong(usize),
-    /// A number that is none, or too large.
+    /// A field that is not a number, or too large.
     #[error("{0:?} is no whole number below 2^64")]
     Number(String),
-    /// An id that no allocation had.
+    /// An id that was never allocated.
     #[error("block {0} was never allocated")]
     Unknown(u64),
-    /// An id whose block is still there.
+    /// An allocation of an id whose block is live.
     #[error("block {0} is allocated again, and was not freed")]
     AllocatedTwice(u64),
-    /// An id whose block is gone.
+    /// A free of an id whose block was freed.
     #[error("block {0} is freed twice")]
     FreedTwice(u64),
-    /// A free that names another stream than the allocation.
+    /// A free on another stream than the allocation.
     #[error("block {id} is of stream {stream}, and is freed on stream {other}")]
     WrongStream {
         /// The block.
         id: u64,
-        /// Where it was allocated.
+        /// The stream of its allocation.
         stream: u64,
-        /// The content of the line.
+        /// The stream in the line.
         other: u64,
     },
-    /// A free takes effect that was not asked for, or did before.
+    /// A `c` line without a pending free of the block.
     #[error("block {0} has no free that could take effect here")]
     NotFreed(u64),
-    /// More bytes than can be counted.
+    /// More live bytes than a `u64` can count.
     #[error("more than 2^64 bytes are live here")]
     TooManyBytes,
-    /// More streams than a replay makes.
+    /// More streams than a replay supports.
     #[error("more than {0} streams")]
     TooManyStreams(usize),
     /// More events than are kept in memory.

@@ -1,20 +1,20 @@
-//! The first line of a trace: what it is, and what others reserved for the very same run.
+//! The first line of a trace: a description of the program, and the memory that other allocators reserved for the same run.
 
 use super::Peaks;
 use super::error::Problem;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// What the first line of a trace says, besides the version of the format, which is all that is required of it.
+/// The first line of a trace. Only the version of the format is required.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Header {
-    /// What the trace is called; its file's name, if it does not say.
+    /// The name of the trace; the name of the file, if the header has none.
     #[serde(default)]
     pub name: String,
     /// The program that was recorded.
     #[serde(default)]
     pub what: String,
-    /// How long the recorded steps took.
+    /// The duration of the recorded steps.
     pub run_seconds: Option<f64>,
     events: Option<u64>,
     peak_live_bytes: Option<u64>,
@@ -23,22 +23,22 @@ pub struct Header {
     peak_reserved_bytes: BTreeMap<String, u64>,
 }
 
-/// Another allocator, and what it reserved at most.
+/// Another allocator, and its peak of reserved memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// The most that it held from the device.
+    /// The peak of the memory that it held from the device.
     pub peak_reserved_bytes: u64,
 }
 
 impl Header {
-    /// For a trace that is made up.
+    /// The header of a generated trace.
     pub(super) fn made_up(name: &str, what: &str) -> Self {
         Self { name: name.into(), what: what.into(), ..Self::default() }
     }
 
-    /// For one that `GPUMEM_TRACE` recorded.
+    /// The header of a trace recorded with `GPUMEM_TRACE`.
     pub(super) fn recorded(name: &str, run_seconds: f64) -> Self {
         let what = "recorded with GPUMEM_TRACE".into();
         Self { name: name.into(), what, run_seconds: Some(run_seconds), ..Self::default() }
@@ -46,7 +46,7 @@ impl Header {
 
     pub(super) fn parse(line: &[u8], file_name: &str) -> Result<Self, Problem> {
         let json = line.strip_prefix(b"#").ok_or(Problem::NoHeader)?;
-        // The version first: another one may look different in every other way.
+        // The version is parsed first: all other fields may differ in another version.
         let version: Version = serde_json::from_slice(json).map_err(Problem::Header)?;
         if version.format != 1 {
             return Err(Problem::Format(version.format));
@@ -58,7 +58,7 @@ impl Header {
         Ok(header)
     }
 
-    /// The memory that the peers reserved for this run.
+    /// The memory that other allocators reserved for this run.
     pub fn peers(&self) -> impl Iterator<Item = Peer> {
         self.peak_reserved_bytes.iter().map(|(key, peak_reserved_bytes)| Peer {
             name: PEERS.iter().find(|(known, _)| known == key).map_or(key.as_str(), |(_, name)| name).into(),

@@ -1,8 +1,8 @@
-//! Random programs: small traces of many kinds, one for each seed, that strain a pool at a limit.
+//! Random programs: small traces of many kinds, one for each seed, that fragment a pool at a limit.
 //!
-//! A seed picks the kind of program, the sizes, how many streams there are, and whether blocks are freed while another stream
-//! uses them. No two kinds leave the same holes: blocks of random lifetimes, stacks, caches that grow by copying, combs of
-//! long-lived blocks, batches of random size that a side stream prepares, tables.
+//! A seed selects the kind of program, the sizes, the number of streams, and whether blocks are freed while another stream uses
+//! them. Each kind leaves different holes: blocks of random lifetimes, stacks, caches that grow by copying, combs of long-lived
+//! blocks, batches of random size prepared on a side stream, tables.
 
 use super::synthetic::Random;
 use super::{Builder, Header, Trace};
@@ -43,9 +43,9 @@ struct Program {
     random: Random,
     stream_count: u64,
     stream: u16,
-    /// How many of a hundred frees take effect later.
+    /// The percentage of frees that are deferred.
     deferred_percent: u64,
-    /// Blocks that were freed and are in use, each with the events that are left until that is over.
+    /// Deferred frees: blocks, each with the number of allocations until its free takes effect.
     deferred: Vec<(u32, u64)>,
 }
 
@@ -79,14 +79,14 @@ impl Program {
         self.stream = self.random.below(self.stream_count) as u16;
     }
 
-    /// The least and the most that sizes go from and to, in powers of two.
+    /// A random range of sizes, between two powers of two.
     fn range(&mut self) -> (u64, u64) {
         let first = self.random.between(8, 22);
         let last = self.random.between(first.max(20) + 1, 28);
         (1 << first, 1 << last)
     }
 
-    /// Sizes like those of tensors: any, or of a few recurring ones, or multiples of a row.
+    /// A random size like that of a tensor: any, a power of two, or a multiple of a row.
     fn size(&mut self, (first, end): (u64, u64), taste: u64) -> u64 {
         let size_bytes = self.random.log_uniform(first, end);
         match taste {
@@ -97,7 +97,7 @@ impl Program {
         }
     }
 
-    /// So many blocks, one of them replaced at a time.
+    /// A fixed number of blocks; each step replaces a random one.
     fn churn(&mut self) {
         let (range, taste) = (self.range(), self.random.below(4));
         let (block_count, step_count) = (self.random.between(20, 300), self.random.between(300, 2500));
@@ -114,7 +114,7 @@ impl Program {
         }
     }
 
-    /// As many bytes as a budget allows, which changes now and then; old or new or random blocks go.
+    /// A budget of bytes that changes now and then; old, new or random blocks are freed to stay below it.
     fn fill(&mut self) {
         let (mut range, taste) = (self.range(), self.random.below(4));
         let whole_bytes = self.random.log_uniform(64 << 20, 8 << 30).max(4 * range.1);
@@ -143,7 +143,7 @@ impl Program {
         }
     }
 
-    /// Weights, and steps forwards and backwards whose sizes change from step to step, or only grow.
+    /// Weights, and forward and backward steps whose sizes vary from step to step or only grow.
     fn stack(&mut self) {
         let layer_count = self.random.between(4, 32);
         let width_bytes = self.random.log_uniform(64 << 10, 16 << 20);
@@ -168,14 +168,14 @@ impl Program {
                 self.free(gradient);
             }
             if self.random.below(4) == 0 {
-                // What a program keeps of a step: a loss, a checkpoint.
+                // Memory that stays after a step, such as a loss or a checkpoint.
                 let kept_bytes = self.random.log_uniform(256, 1 << 20);
                 self.alloc(kept_bytes);
             }
         }
     }
 
-    /// Requests whose caches are copied into longer blocks; they come and go.
+    /// Requests that start and end at random, and whose caches are copied into longer blocks.
     fn caches(&mut self) {
         let (layer_count, token_bytes) = (self.random.between(2, 12), 1 << self.random.between(9, 14));
         let chunk = [1, 16, 64, 256][self.random.below(4) as usize];
@@ -202,7 +202,7 @@ impl Program {
         }
     }
 
-    /// Fills memory with blocks of one size, keeps every few of them, and asks for larger ones: again and again.
+    /// Repeatedly fills memory with blocks of one size, keeps one in every few of them, and allocates larger ones.
     fn comb(&mut self) {
         let whole_bytes = self.random.log_uniform(128 << 20, 4 << 30);
         let mut teeth: Vec<Sized> = Vec::new();
@@ -226,7 +226,7 @@ impl Program {
         }
     }
 
-    /// Many small blocks that stay, among large ones that don't.
+    /// Many small blocks with long lifetimes among large ones with short lifetimes.
     fn small_and_large(&mut self) {
         let (mut small, mut large) = (Vec::<u32>::new(), Vec::<u32>::new());
         let (most_small, most_large) = (self.random.between(100, 1500), self.random.between(4, 60));
@@ -247,7 +247,7 @@ impl Program {
         }
     }
 
-    /// A side stream prepares batches of random size, some ahead; the main one uses and frees them, and keeps a few.
+    /// A side stream prepares batches of random size in advance; the main stream uses and frees them, and keeps some results.
     fn batches(&mut self) {
         let row_bytes = 1 << self.random.between(8, 13);
         let ahead = self.random.between(1, 4) as usize;
@@ -285,7 +285,7 @@ impl Program {
         }
     }
 
-    /// Columns are read, filtered, joined; a few results stay for a while.
+    /// Columns are read, filtered and joined; some results are kept for a while.
     fn tables(&mut self) {
         let most_rows = self.random.log_uniform(100_000, 8_000_000);
         let mut kept: Vec<Vec<u32>> = Vec::new();

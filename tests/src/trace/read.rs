@@ -1,4 +1,4 @@
-//! Reads a trace: text, gzip or a recording, told apart by their first bytes. Nothing in a file makes it panic or grow without bound.
+//! Reads a trace: text, gzip or a recording, distinguished by its first bytes. No input causes a panic or unbounded memory.
 
 use super::error::{Problem, TraceError};
 use super::{Builder, Header, Trace, recorded};
@@ -15,8 +15,8 @@ impl Trace {
     ///
     /// # Errors
     ///
-    /// [`TraceError`] with the line: the file can't be read or is damaged, is no trace of format 1, or its events
-    /// contradict each other.
+    /// [`TraceError`] with the line: the file cannot be read or is damaged, is not a trace of format 1, or its events contradict
+    /// each other.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let path = path.as_ref();
         let unopened = |error| TraceError { file: path.into(), line: 0, problem: Problem::Io(error) };
@@ -24,7 +24,7 @@ impl Trace {
         Self::read_from(BufReader::with_capacity(1 << 16, file), path)
     }
 
-    /// Reads what a file would hold; errors name `path`.
+    /// Reads a trace from a reader. Errors name `path`.
     ///
     /// # Errors
     ///
@@ -59,20 +59,20 @@ fn read(source: impl BufRead, path: &Path, line_number: &mut u64) -> Result<Trac
     Ok(reader.builder.finish(header))
 }
 
-/// `x` of `some/x.csv.gz`.
+/// Returns `x` for `some/x.csv.gz`.
 fn stem(path: &Path) -> &str {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("trace");
     name.split('.').next().unwrap_or(name)
 }
 
-/// Lines of a stated length at most.
+/// Reads lines up to a maximum length.
 struct Lines<S> {
     source: S,
     line: Vec<u8>,
 }
 
 impl<S: BufRead> Lines<S> {
-    /// The next line without its end; `None` at the end of the file.
+    /// The next line without its line break; `None` at the end of the file.
     fn next(&mut self, size_bytes_max: usize) -> Result<Option<&[u8]>, Problem> {
         self.line.clear();
         let mut limited = self.source.by_ref().take(size_bytes_max as u64 + 1);
@@ -97,17 +97,17 @@ fn problem_of(error: io::Error) -> Problem {
     }
 }
 
-/// Holds each line against those before it.
+/// Checks each line against the earlier ones.
 #[derive(Default)]
 struct Reader {
     builder: Builder,
     ids: HashMap<u64, Known>,
-    /// Streams as the file numbers them, in the order of first use.
+    /// The stream numbers of the file, in the order of first use.
     streams: Vec<u64>,
     live_bytes: u64,
 }
 
-/// The last block of an id.
+/// The last block with an id.
 #[derive(Clone, Copy)]
 struct Known {
     block: u32,
@@ -175,7 +175,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The streams are few, so a search is as good as a map.
+    /// The index of a stream. There are few streams, so a linear search suffices.
     fn stream(&mut self, stream: u64) -> Result<u16, Problem> {
         let place = self.streams.iter().position(|known| *known == stream);
         if place.is_none() && self.streams.len() == STREAM_COUNT_MAX {
@@ -188,21 +188,21 @@ impl Reader {
     }
 }
 
-/// Digits only: no sign, no space.
+/// Parses a number of digits only: no sign, no space.
 fn number(field: &[u8]) -> Result<u64, Problem> {
     let text = std::str::from_utf8(field).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     text.and_then(|text| text.parse().ok()).ok_or_else(|| Problem::Number(shown(field)))
 }
 
-/// As much of a line as an error needs.
+/// The start of a line, for an error.
 fn shown(line: &[u8]) -> String {
     String::from_utf8_lossy(line).chars().take(60).collect()
 }
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// A header lists where each step of the program began.
+/// A header may list the start of each step of the program.
 const HEADER_BYTES_MAX: usize = 16 << 20;
 const LINE_BYTES_MAX: usize = 256;
-/// At 8 bytes while reading and 16 afterwards, and as much again for what is known of the blocks.
+/// An event takes 8 bytes while reading and 16 afterwards, and its block about as much.
 const EVENT_COUNT_MAX: usize = 1 << 26;
 pub(super) const STREAM_COUNT_MAX: usize = 1 << 10;

@@ -1,9 +1,10 @@
-//! What `GPUMEM_TRACE` recorded, as a trace: its blocks, and of its waits what they say about when a free took effect.
+//! Converts a recording of `GPUMEM_TRACE` into a trace: its blocks, and the points where frees take effect, which follow from its
+//! waits.
 //!
-//! A block that other streams had used is given back with its `f` line, and its free takes effect at the first point where
-//! its home is known to come after those uses: a wait of home's, through whatever streams and events, or a wait of the
-//! host's. A block that grows in place is a block for each time that it grew. What was lost while recording is made up for: a block that is handed out again had been freed, and a free of what
-//! was never handed out is none.
+//! A block that other streams used is freed at its `f` line. The free takes effect at the first point where the block's own
+//! stream is ordered behind those uses, by waits of that stream through any streams and events, or by a wait of the host. Each
+//! growth of a growable block becomes a block of its own. Events lost while recording are repaired: if a live address is
+//! allocated again, the old block is freed first; a free of an unknown address is skipped.
 
 use super::error::Problem;
 use super::tags::TagSums;
@@ -12,7 +13,7 @@ use crate::pool::trace::{Event, Recording, Tail, What};
 use std::collections::HashMap;
 use std::io::Read;
 
-/// The trace, and what its file says of what is missing.
+/// Reads a recording, with notes on its missing parts.
 pub(super) fn read(source: impl Read, name: &str) -> Result<Trace, Problem> {
     let recording = Recording::read_from(source)?;
     let mut converter = Converter::default();
@@ -37,16 +38,16 @@ pub(super) fn read(source: impl Read, name: &str) -> Result<Trace, Problem> {
 #[derive(Default)]
 struct Converter {
     builder: Builder,
-    /// By pool and address.
+    /// Live blocks, by pool and address.
     live: HashMap<(u32, u64), Live>,
     growing: HashMap<(u32, u64), Growing>,
     streams: HashMap<u64, u16>,
-    /// What each stream is known to come after: of each other, all until an event.
+    /// For each stream: the other streams that it is ordered behind, each up to an event index.
     after: HashMap<u64, HashMap<u64, u64>>,
-    /// The same for marks, and for the host.
+    /// Like `after`, for recorded events (`marks`) and for the host (`done`).
     marks: HashMap<u64, HashMap<u64, u64>>,
     done: HashMap<u64, u64>,
-    /// Blocks that were freed and whose uses are not known to be over.
+    /// Freed blocks with uses that may be pending.
     pending: Vec<Pending>,
     made_up_count: u64,
     tags: TagSums,
@@ -56,14 +57,14 @@ struct Live {
     block: u32,
     users: Vec<u64>,
     size_bytes: u64,
-    /// The place of its tag.
+    /// The index of its tag.
     tag: usize,
 }
 
-/// A block that grows.
+/// A growable block.
 #[derive(Default)]
 struct Growing {
-    /// Blocks, with what each has.
+    /// One block for each growth, with its size.
     pieces: Vec<(u32, u64)>,
     users: Vec<u64>,
 }
@@ -139,7 +140,7 @@ impl Converter {
                 }
             }
             What::DeviceDone => {
-                // Of the devices in the record one is done; a trace does not know them apart.
+                // The trace does not distinguish devices, so a wait for one device counts for all.
                 let pending = std::mem::take(&mut self.pending);
                 pending.iter().for_each(|pending| self.builder.complete(pending.block));
             }
@@ -148,7 +149,7 @@ impl Converter {
         Ok(())
     }
 
-    /// A block that grows, as blocks: one for each growth. What it has less goes from the end.
+    /// Resizes a growable block: a growth adds a block, a shrink frees blocks from the end.
     fn resize(
         &mut self,
         growing: &mut Growing,
@@ -174,7 +175,7 @@ impl Converter {
         }
     }
 
-    /// A free takes effect once its uses are known to be over.
+    /// Defers a free until its uses are ordered before.
     fn defer(&mut self, pending: Pending) {
         if !pending.users.is_empty() {
             self.pending.push(pending);
@@ -182,7 +183,7 @@ impl Converter {
         }
     }
 
-    /// What was there, which now is not.
+    /// Removes and frees the block at an address, if there is one.
     fn free(&mut self, pool: u32, address: u64) -> Option<Live> {
         let live = self.live.remove(&(pool, address))?;
         self.builder.free(live.block);
@@ -190,7 +191,7 @@ impl Converter {
         Some(live)
     }
 
-    /// Lets frees take effect whose uses home, or the host, is known to come after.
+    /// Completes the frees whose uses the owner stream, or the host, is ordered behind.
     fn settle(&mut self) {
         let (after, done) = (&self.after, &self.done);
         let is_over = |pending: &mut Pending| {
@@ -245,7 +246,7 @@ mod tests {
         std::env::temp_dir().join(format!("gpumem-tests-{}-{name}.trace", std::process::id()))
     }
 
-    /// What a program did comes back as a trace with its blocks, streams and deferred frees, and can be replayed.
+    /// A recorded program becomes a trace with its blocks, streams and deferred frees, and can be replayed.
     #[test]
     fn a_recorded_program_is_replayed() {
         let path = scratch("replayed");
@@ -298,7 +299,7 @@ mod tests {
         assert!(notes.len() == 1 && notes[0].contains("cut short at byte"), "{notes:?}");
         let error = Trace::read_from(&bytes[..12], &path).unwrap_err().to_string();
         assert!(error.contains("this file is not a gpumem trace"), "{error}");
-        // Without the names, which are chunks of their own.
+        // Copies the file without the chunks that hold names.
         let (mut nameless, mut rest) = (Vec::new(), &bytes[..]);
         while let Some(start) = rest.windows(4).position(|bytes| bytes == b"gmtn") {
             let name_bytes = u32::from_le_bytes(rest[start + 4..start + 8].try_into().unwrap()) as usize;
@@ -318,7 +319,7 @@ mod tests {
         drop(std::mem::ManuallyDrop::into_inner(left));
     }
 
-    /// A block that grows is a block for each growth; what it leaves waits for its users.
+    /// Each growth of a growable block becomes a block; memory given up by a shrink waits for its users.
     #[test]
     fn growth_is_replayed_as_blocks() {
         let path = scratch("growing");

@@ -1,32 +1,31 @@
-//! Traces that are made up: programs of the kinds that strain an allocator, seeded, of any length.
+//! Generated traces: programs of the kinds that strain an allocator, seeded, of any length.
 //!
-//! Sizes follow what such programs compute (tokens × width × bytes an element), so that they recur where they would and
-//! differ where they would.
+//! Sizes are computed like in such programs (tokens × width × bytes per element), so that they recur and vary like there.
 
 use super::{Builder, Header, Trace};
 use core::fmt;
 use core::str::FromStr;
 
-/// The kinds of programs that can be made up.
+/// The kinds of generated programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Synthetic {
-    /// A training step of a transformer, repeated as it is.
+    /// A training step of a transformer, repeated unchanged.
     Periodic,
-    /// The same with another number of tokens at every step.
+    /// A training step with a different number of tokens each time.
     Varlen,
-    /// Decoding whose key-value cache is copied into larger blocks token by token; requests come and go.
+    /// Decoding with a key-value cache that is copied into larger blocks token by token; requests start and end.
     Kv,
     /// Blocks of random size and lifetime on four streams.
     Churn,
-    /// Joins and sorts of random tables by four threads with a stream each.
+    /// Joins and sorts of random tables by four threads, each with a stream.
     Dataframe,
-    /// A training step fed by a loader on a side stream, whose batches are freed while they are still in use.
+    /// Training with a loader on a side stream, whose batches are freed while they are in use.
     Prefetch,
 }
 
 impl Synthetic {
-    /// Every kind, by name, with what it is.
+    /// All kinds, by name, with a description.
     pub const ALL: [(&str, Self, &str); 6] = [
         ("periodic", Self::Periodic, "a training step repeated"),
         ("varlen", Self::Varlen, "training on sequences of varied length"),
@@ -36,7 +35,7 @@ impl Synthetic {
         ("prefetch", Self::Prefetch, "training fed by a loader on a side stream"),
     ];
 
-    /// As many rounds as make some hundred thousand events.
+    /// The number of rounds that makes some hundred thousand events.
     #[must_use]
     pub fn usual_round_count(self) -> u32 {
         match self {
@@ -47,8 +46,8 @@ impl Synthetic {
         }
     }
 
-    /// A trace of so many rounds (steps, tokens, tables, or thousands of replacements). The same numbers give the same
-    /// trace.
+    /// Generates a trace with a number of rounds (steps, tokens, tables, or thousands of replacements). The same seed and number
+    /// give the same trace.
     #[must_use]
     pub fn trace(self, seed: u64, round_count: u32) -> Trace {
         let mut program = Program { builder: Builder::default(), random: Random(seed), stream: 0 };
@@ -66,7 +65,7 @@ impl Synthetic {
     }
 }
 
-/// No made-up trace has this name.
+/// A name that is not the name of a generated trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} names no made-up trace; use periodic, varlen, kv, churn, dataframe or prefetch")]
 pub struct UnknownSynthetic(String);
@@ -87,7 +86,7 @@ impl fmt::Display for Synthetic {
     }
 }
 
-/// A program that runs while its requests are written down.
+/// A program in progress: its requests are recorded.
 struct Program {
     builder: Builder,
     random: Random,
@@ -107,7 +106,7 @@ impl Program {
         self.builder.touch(size_bytes.max(1), self.stream);
     }
 
-    /// Weights in half precision with three copies in single precision, then steps.
+    /// Allocates weights in half precision with three copies in single precision, then runs steps.
     fn train(&mut self, step_count: u32, mut tokens: impl FnMut(&mut Random) -> u64) {
         self.weights();
         for _ in 0..step_count {
@@ -124,7 +123,7 @@ impl Program {
         }
     }
 
-    /// Forward, keeping what backward needs; backward, layer by layer; the optimizer's scratch.
+    /// A forward pass that keeps activations, a backward pass layer by layer, and the scratch memory of the optimizer.
     fn step(&mut self, token_count: u64) {
         let row = token_count * WIDTH * 2;
         let mut input = self.alloc(row);
@@ -159,7 +158,7 @@ impl Program {
         self.free(gradients);
     }
 
-    /// Each token of each request copies each layer's keys and values into blocks one token longer.
+    /// For each token of each request, copies the keys and values of each layer into blocks one token longer.
     fn decode(&mut self, token_count: u32) {
         self.weights();
         let mut requests: Vec<Request> = Vec::new();
@@ -202,7 +201,7 @@ impl Program {
         }
     }
 
-    /// The threads take turns, a column's worth of work at a time.
+    /// The threads take turns, one column at a time.
     fn tables(&mut self, table_count: u32) {
         let mut kept: [Vec<Vec<u32>>; 4] = Default::default();
         for table in 0..table_count {
@@ -237,7 +236,7 @@ impl Program {
         }
     }
 
-    /// Numbers of 1, 4 or 8 bytes, read through a compressed block.
+    /// A column of elements of 1, 4 or 8 bytes, read through a compressed block.
     fn column(&mut self, row_count: u64) -> u32 {
         let element_bytes = [1, 4, 8, 8][self.random.below(4) as usize];
         let packed_bytes = self.random.between(1, 6);
@@ -247,7 +246,8 @@ impl Program {
         column
     }
 
-    /// The loader is two batches ahead. A batch is freed once the step is queued, and is over with the step after it.
+    /// The loader is two batches ahead. A batch is freed after its step was queued, and the free takes effect after the next
+    /// step.
     fn prefetch(&mut self, step_count: u32) {
         self.weights();
         let mut loaded = std::collections::VecDeque::new();
@@ -278,7 +278,7 @@ struct Request {
     cache: Vec<u32>,
 }
 
-/// Splitmix64: integers only, the same everywhere.
+/// Splitmix64: integer arithmetic only, so the numbers are equal on every machine.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -297,12 +297,12 @@ impl Random {
         self.next() % end
     }
 
-    /// Both ends included.
+    /// A random number between two bounds, both included.
     pub(super) fn between(&mut self, first: u64, last: u64) -> u64 {
         first + self.below(last - first + 1)
     }
 
-    /// An octave between two powers of two, then evenly within it.
+    /// A random number: uniform over the octaves between two powers of two, then uniform within the octave.
     pub(super) fn log_uniform(&mut self, first: u64, end: u64) -> u64 {
         let octave = self.between(u64::from(first.ilog2()), u64::from(end.ilog2()) - 1);
         (1 << octave) + self.below(1 << octave)
@@ -312,8 +312,8 @@ impl Random {
 const LAYER_COUNT: u64 = 16;
 const WIDTH: u64 = 1024;
 const VOCABULARY: u64 = 32_000;
-/// Keys or values of one token in one layer.
+/// The bytes of the keys or the values of one token in one layer.
 const CACHE_BYTES: u64 = 2048;
-/// Elements of a layer's weights: attention in and out, the two wide ones, two norms.
+/// The elements of a layer's weights: attention in and out, two wide matrices, two norms.
 const WEIGHTS: [u64; 6] =
     [3 * WIDTH * WIDTH, WIDTH * WIDTH, 4 * WIDTH * WIDTH, 4 * WIDTH * WIDTH, WIDTH, WIDTH];

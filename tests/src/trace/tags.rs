@@ -1,36 +1,36 @@
-//! [`TagSum`]: what a recorded program allocated for each of its tags.
+//! [`TagSum`]: the memory that a recorded program allocated for each of its tags.
 
 use crate::pool::trace::Recording;
 use std::collections::{BTreeSet, HashMap};
 
-/// What a recorded program allocated for a tag: the name of a scope, in whatever pools.
+/// The allocations of a recorded program with one tag, which is the name of a scope, over all pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TagSum {
-    /// The name; nothing for what had none.
+    /// The name; `None` for blocks without a tag.
     pub tag: Option<String>,
-    /// Blocks.
+    /// The number of blocks.
     pub allocation_count: u64,
     /// The sum of their sizes.
     pub allocated_bytes: u64,
-    /// The most bytes there were at a time.
+    /// The peak of live bytes.
     pub peak_bytes: u64,
     /// The bytes that were never freed.
     pub left_bytes: u64,
 }
 
-/// Counts while a recording is read.
+/// The counters while a recording is read.
 #[derive(Default)]
 pub(super) struct TagSums {
     sums: Vec<TagSum>,
-    /// Places among them by name.
+    /// The index into `sums`, by name.
     by_name: HashMap<Option<String>, usize>,
-    /// By pool and number.
+    /// The index into `sums`, by pool and number.
     by_number: HashMap<(u32, u32), usize>,
     nameless: BTreeSet<(u32, u32)>,
 }
 
 impl TagSums {
-    /// The place of a pool's tag.
+    /// The index of a pool's tag.
     pub(super) fn place(&mut self, recording: &Recording, pool: u32, tag: u32) -> usize {
         if let Some(place) = self.by_number.get(&(pool, tag)) {
             return *place;
@@ -51,7 +51,7 @@ impl TagSums {
         place
     }
 
-    /// A file that was made to harm may say more than can be counted.
+    /// Counts an allocation. The sums saturate, because a malicious file may exceed them.
     pub(super) fn grow(&mut self, place: usize, size_bytes: u64, is_new: bool) {
         let sum = &mut self.sums[place];
         sum.allocation_count += u64::from(is_new);
@@ -65,7 +65,7 @@ impl TagSums {
         sum.left_bytes = sum.left_bytes.saturating_sub(size_bytes);
     }
 
-    /// Those with the highest peaks first; nothing where no tag was ever used. And what is wrong.
+    /// The sums, highest peak first, or an empty list if no tag was used; and a note on tags without a name.
     pub(super) fn finish(mut self) -> (Vec<TagSum>, Option<String>) {
         if self.sums.iter().all(|sum| sum.tag.is_none()) {
             self.sums.clear();

@@ -1,4 +1,4 @@
-//! Files that are as they should be, and files that are not.
+//! Tests of valid and invalid files.
 
 use super::*;
 use flate2::Compression;
@@ -23,7 +23,7 @@ fn gzip(text: &str) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// `a`, then its free with and without a `c` line, an id that is used again, and one that is left.
+/// `a`, then its free with and without a `c` line, an id that is used again, and a block that is never freed.
 const SMALL: &str = "a,7,20,0\na,9,10,3\nf,7,0\na,8,20,3\nc,7\nf,9,3\na,9,5,3\n";
 
 #[test]
@@ -161,7 +161,7 @@ fn made_up_traces_are_the_same_every_time_and_go_on_as_long_as_wanted() {
 }
 
 proptest! {
-    /// Whatever the bytes, reading ends without a panic; and whatever the events, slots do not collide.
+    /// Reading never panics, whatever the bytes.
     #[test]
     fn nothing_makes_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let _ = read(&bytes);
@@ -177,7 +177,7 @@ proptest! {
             (0..6_u64, 0..3_u64).prop_map(|(id, stream)| format!("f,{id},{stream}")),
             (0..6_u64).prop_map(|id| format!("c,{id}")),
         ], 0..60)) {
-        // What is refused is left out, so that long programs are reached.
+        // Refused lines are left out, so that long programs are accepted.
         let mut accepted = String::new();
         for line in lines {
             let longer = format!("{accepted}{line}\n");

@@ -1,9 +1,9 @@
-//! What blocks hold, as far as it is followed.
+//! The contents of blocks, as far as the twin tracks them.
 
 use super::{Twin, TwinBlock};
 
 impl Twin {
-    /// A block was filled.
+    /// Notes that a block was filled.
     pub fn fill(&mut self, name: u32, value: u8) {
         if let Some(block) = self.named(name) {
             let followed: u64 = windows(block.made.size_bytes).iter().map(|(_, length)| length).sum();
@@ -11,14 +11,14 @@ impl Twin {
         }
     }
 
-    /// What a block holds is not known any more.
+    /// Notes that the contents of a block are unknown.
     pub fn forget(&mut self, name: u32) {
         if let Some(block) = self.named(name) {
             block.contents = None;
         }
     }
 
-    /// A copy of that many bytes was made.
+    /// Notes a copy of `count` bytes.
     pub fn copy(&mut self, source: u32, target: u32, count: u64) {
         let Some(bytes) = self.contents(source).map(|bytes| bytes[..count as usize].to_vec()) else {
             return self.forget(target);
@@ -28,7 +28,7 @@ impl Twin {
         contents[..bytes.len()].copy_from_slice(&bytes);
     }
 
-    /// What a block holds in its windows, if anything was written.
+    /// The bytes in the block's windows, if the block was written.
     #[must_use]
     pub fn contents(&self, name: u32) -> Option<&[u8]> {
         let all = self.blocks.iter().chain(&self.kept);
@@ -40,8 +40,8 @@ impl Twin {
     }
 }
 
-/// How many bytes a copy between two blocks moves; `None` when its result could not be followed. What is known of the
-/// two is whether anything was written.
+/// The number of bytes that a copy between two blocks moves; `None` if its result could not be tracked. A block is known if it
+/// was written.
 #[must_use]
 pub fn copyable_bytes(
     (source_bytes, source_known): (u64, bool),
@@ -52,7 +52,7 @@ pub fn copyable_bytes(
     (is_followed && source_known && (target_known || count == target_bytes)).then_some(count)
 }
 
-/// The parts of a block whose bytes are followed, as offset and length: all of a small one, both ends of a large one.
+/// The windows of a block, as offset and length: all of a small block, both ends of a large one. The twin tracks their contents.
 #[must_use]
 pub fn windows(size_bytes: u64) -> Vec<(u64, u64)> {
     if size_bytes <= 2 * WINDOW_BYTES {

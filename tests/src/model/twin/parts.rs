@@ -1,9 +1,9 @@
-//! What captures allocate, and what their graphs keep.
+//! Blocks allocated in captures, and blocks kept by graphs.
 
 use super::{NewBlock, Twin, TwinBlock};
 
 impl Twin {
-    /// No graph keeps a block any more that was dropped before.
+    /// Notes that no graph keeps a dropped block any longer.
     pub fn let_go(&mut self, name: u32) {
         let Some(at) = self.kept.iter().position(|kept| kept.made.name == name) else { return };
         let block = self.kept.remove(at);
@@ -13,23 +13,23 @@ impl Twin {
         }
     }
 
-    /// A capture has begun.
+    /// Notes the begin of a capture.
     pub fn begin_capture(&mut self, graph: u32) {
         self.graphs.push(graph);
         self.capture = Some(graph);
     }
 
-    /// It has ended.
+    /// Notes the end of the capture.
     pub fn end_capture(&mut self) {
         self.capture = None;
     }
 
-    /// Nothing is left of a graph.
+    /// Notes that a graph and all its executables were dropped.
     pub fn close_graph(&mut self, graph: u32) {
         self.graphs.retain(|other| *other != graph);
         self.settle_parts();
         let Some(capture) = self.capture else { return };
-        // Chunks that the program has nothing of went now, and a capture that goes on may keep them.
+        // Chunks without live parts are freed now, and the open capture may keep them.
         let left = self.parts.iter().filter(|((of, _), _)| *of == graph);
         let left: Vec<_> = left.map(|((_, pool), (_, all_bytes))| (*pool, *all_bytes)).collect();
         for (pool, all_bytes) in left {
@@ -38,7 +38,7 @@ impl Twin {
         }
     }
 
-    /// Blocks that stand for all parts of a pool: at least, and at most.
+    /// The number of the pool's blocks that hold parts: at least, and at most.
     #[must_use]
     pub fn chunk_counts(&self, pool: usize) -> (u64, u64) {
         let of_pool = self.parts.iter().filter(|((_, other), _)| *other == pool);
@@ -47,13 +47,13 @@ impl Twin {
         (u64::from(has_live), most)
     }
 
-    /// The most that all chunks may have.
+    /// The maximum size of all chunks together.
     #[must_use]
     pub fn chunks_bytes_max(&self) -> u64 {
         self.parts.values().map(|(_, all_bytes)| all_bytes).sum()
     }
 
-    /// The blocks that are alive where some of those that are kept lie: parts that were dropped make room for later ones.
+    /// The live blocks that overlap one of the kept blocks: later parts reuse the memory of dropped ones.
     #[must_use]
     pub fn overlapped_by_kept(&self, names: &[u32]) -> Vec<u32> {
         let kept = || self.kept.iter().filter(|kept| names.contains(&kept.made.name));
@@ -71,7 +71,7 @@ impl Twin {
         books.spare_bytes += most_bytes - made.counted_bytes;
     }
 
-    /// The same where a capture that goes on may keep it.
+    /// Removes a block that the graph of the open capture may keep.
     pub(super) fn count_unsure(&mut self, made: &NewBlock) {
         self.count_off(made);
         if let Some(graph) = self.capture {
@@ -81,7 +81,7 @@ impl Twin {
         }
     }
 
-    /// The chunks of graphs that are gone go with their last parts.
+    /// Removes the chunks of dropped graphs after their last parts.
     pub(super) fn settle_parts(&mut self) {
         let Self { parts, graphs, pools, kept, capture, .. } = self;
         let is_kept = |graph: u32| kept.iter().any(|kept| kept.made.part_of == Some(graph));

@@ -1,4 +1,4 @@
-//! The twin itself, on a few blocks.
+//! Tests of the twin itself.
 
 use super::*;
 
