@@ -23,7 +23,7 @@ use crate::storage::Storage;
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_pool::MemoryKind;
-use ndarray::{Axis, Dimension, IntoDimension, Slice};
+use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
 
 /// Elements of type `T` on a device, in the shape of an `ndarray` dimension `D` and in memory of the kind `K`.
 ///
@@ -191,6 +191,89 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.view_mut().slice_axis_mut(axis, slice)
     }
 
+    /// A view of the elements that `s![…]` selects; see [`GpuView::slice`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
+    pub fn slice<I: SliceArg<D>>(&self, info: I) -> Result<GpuView<'_, T, I::OutDim>, ArrayError> {
+        self.view().slice(info)
+    }
+
+    /// A mutable view of the elements that `s![…]` selects; see [`GpuViewMut::slice_mut`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
+    pub fn slice_mut<I: SliceArg<D>>(&mut self, info: I) -> Result<GpuViewMut<'_, T, I::OutDim>, ArrayError> {
+        self.view_mut().slice_mut(info)
+    }
+
+    /// A view of the elements at `index` of an axis, without that axis.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if the axis does not exist or the index is outside.
+    pub fn index_axis(&self, axis: Axis, index: usize) -> Result<GpuView<'_, T, D::Smaller>, ArrayError>
+    where
+        D: RemoveAxis,
+    {
+        self.view().index_axis(axis, index)
+    }
+
+    /// A mutable view of the elements at `index` of an axis, without that axis.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if the axis does not exist or the index is outside.
+    pub fn index_axis_mut(
+        &mut self,
+        axis: Axis,
+        index: usize,
+    ) -> Result<GpuViewMut<'_, T, D::Smaller>, ArrayError>
+    where
+        D: RemoveAxis,
+    {
+        self.view_mut().index_axis_mut(axis, index)
+    }
+
+    /// A view with a new axis of length 1 before `axis`.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if `axis` exceeds the number of axes.
+    pub fn insert_axis(&self, axis: Axis) -> Result<GpuView<'_, T, D::Larger>, ArrayError> {
+        self.view().insert_axis(axis)
+    }
+
+    /// A view with the axes in another order; see [`GpuView::permuted_axes`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] unless each axis is named once.
+    pub fn permuted_axes<A: IntoDimension<Dim = D>>(&self, axes: A) -> Result<GpuView<'_, T, D>, ArrayError> {
+        self.view().permuted_axes(axes)
+    }
+
+    /// A view in a larger shape, without a copy; see [`GpuView::broadcast`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] unless lengths are equal or 1, from the last axis on; [`ArrayError::TooManyElements`] if the shape exceeds
+    /// the address space.
+    pub fn broadcast<S: IntoDimension>(&self, shape: S) -> Result<GpuView<'_, T, S::Dim>, ArrayError> {
+        self.view().broadcast(shape)
+    }
+
+    /// A view of the same bytes as elements of another type; see [`GpuView::reinterpret`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Reinterpret`]; see [`GpuView::reinterpret`].
+    pub fn reinterpret<U: Element>(&self) -> Result<GpuView<'_, U, D>, ArrayError> {
+        self.view().reinterpret()
+    }
+
     /// A view with the axes in reverse order; for a matrix, the transpose.
     #[must_use]
     pub fn t(&self) -> GpuView<'_, T, D> {
@@ -242,6 +325,20 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     pub(crate) fn into_parts(self) -> (Storage, Layout<D>) {
         (self.storage, self.layout)
+    }
+}
+
+impl<T: Element, K: Kind> GpuArray<T, Ix2, K> {
+    /// The number of rows.
+    #[must_use]
+    pub fn nrows(&self) -> usize {
+        self.layout.dim[0]
+    }
+
+    /// The number of columns.
+    #[must_use]
+    pub fn ncols(&self) -> usize {
+        self.layout.dim[1]
     }
 }
 

@@ -1,33 +1,51 @@
 //! Copies between host and device, and between arrays on a device.
 //!
+//! A [`Plan`] finds the fewest driver calls: one for contiguous elements, one for rows at a pitch, and otherwise one kernel. Host
+//! memory is out of reach for that kernel, so a copy between the host and elements at other steps goes through contiguous memory on
+//! the device.
+//!
 //! The host memory is borrowed, so every copy to or from it is queued in [`Stream::run_borrowed`], which returns when the copy is
 //! complete.
+
+mod join;
+mod pitched;
+pub(crate) mod strided;
+
+pub use join::{concatenate, stack};
 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::{Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
 use crate::gpu::{Gpu, Place};
 use crate::kind::Kind;
+use crate::layout::plan::{Form, Plan};
 use crate::layout::{Layout, Order, same_shape};
-use crate::storage::{Access, queue, record_complete};
+use crate::storage::{Access, Storage, queue, record_complete};
+use core::fmt;
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::types::CUdeviceptr;
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
+use pitched::Side;
+use strided::Launches;
 
-impl<T: Element, D: Dimension> GpuView<'_, T, D> {
+impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// Downloads the elements in row-major order. Waits for all work queued on the stream so far.
+    ///
+    /// Contiguous elements and rows at a pitch take one copy. Others are first gathered on the device.
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
     /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
     /// - [`ArrayError::InvalidElement`] if the device wrote bytes that are not a valid `T`.
     /// - [`ArrayError::HostFull`] if the host is out of memory.
-    /// - [`ArrayError::Pool`] if the stream captures, or if a driver call or earlier work failed.
+    /// - [`ArrayError::Pool`] if the stream captures, or if the allocation, a driver call or earlier work failed.
+    /// - If the elements are gathered, [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
-        match self.layout().is_dense(Order::Row) {
-            true => download(self),
-            false => Ok(self.to_array()?.iter().copied().collect()),
+        match self.layout().order() {
+            Some(Order::Column) if !self.layout().is_dense(Order::Row) => {
+                Ok(self.to_array()?.iter().copied().collect())
+            }
+            _ => download(self),
         }
     }
 
@@ -35,14 +53,52 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::InvalidElement`], [`ArrayError::HostFull`],
-    /// [`ArrayError::Pool`]; see [`GpuView::to_vec`].
+    /// [`ArrayError::WrongDevice`], [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`],
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::to_vec`].
     pub fn to_array(&self) -> Result<Array<T, D>, ArrayError> {
-        let Some(order) = self.layout().order() else { return Err(gaps(self.layout(), "download")) };
+        let order = self.layout().order().unwrap_or(Order::Row);
         let elements = download(self)?;
         let shape = self.raw_dim().set_f(order == Order::Column);
         Array::from_shape_vec(shape, elements)
             .map_err(|_| ArrayError::TooManyElements { shape: self.shape().to_vec() })
+    }
+
+    /// Copies the elements on the device, to contiguous device memory: in their own order if they are contiguous, otherwise in
+    /// row-major order.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::{array, s}, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// let odd = x.slice(s![.., ..;-2])?.to_owned()?;
+    /// assert_eq!(odd.to_array()?, array![[3, 1], [6, 4]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+    /// - [`ArrayError::TooManyElements`] if the view repeats elements, and all of them exceed the address space.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+    /// - Unless the elements are contiguous or rows at a pitch, [`ArrayError::NoSuchKernel`] on the simulator without the feature
+    ///   `sim`.
+    pub fn to_owned(&self) -> Result<GpuArray<T, D>, ArrayError> {
+        self.to_order(self.layout().order().unwrap_or(Order::Row))
+    }
+
+    /// The elements, contiguous in the given order: the view itself, or a copy.
+    pub(crate) fn dense(&self, order: Order) -> Result<Dense<'a, T, D>, ArrayError> {
+        match self.layout().is_dense(order) {
+            true => Ok(Dense::View(self.clone())),
+            false => Ok(Dense::Copy(self.to_order(order)?)),
+        }
+    }
+
+    /// A contiguous copy in the given order.
+    pub(crate) fn to_order(&self, order: Order) -> Result<GpuArray<T, D>, ArrayError> {
+        UninitArray::with_order(self.gpu(), self.raw_dim(), order)?.assign(self)
     }
 }
 
@@ -138,7 +194,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::NotContiguous`], [`ArrayError::Pool`]; see
+    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
     /// [`GpuViewMut::assign`].
     pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
         self.view_mut().assign(source)
@@ -153,6 +209,26 @@ impl<T: Element, K: Kind> GpuArray<T, Ix0, K> {
     /// [`ArrayError::WrongDevice`], [`ArrayError::InvalidElement`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
     pub fn into_scalar(self) -> Result<T, ArrayError> {
         self.view().into_scalar()
+    }
+}
+
+/// Downloads the elements and prints them like an `ndarray` array. If the download fails, the shape and the error are printed instead.
+impl<T: Element + fmt::Display, D: Dimension> fmt::Display for GpuView<'_, T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.to_array() {
+            Ok(array) => array.fmt(f),
+            Err(error) => {
+                let lengths: Vec<String> = self.shape().iter().map(usize::to_string).collect();
+                write!(f, "<{} elements that cannot be downloaded: {error}>", lengths.join("×"))
+            }
+        }
+    }
+}
+
+/// Downloads the elements and prints them like an `ndarray` array. If the download fails, the shape and the error are printed instead.
+impl<T: Element + fmt::Display, D: Dimension, K: Kind> fmt::Display for GpuArray<T, D, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.view().fmt(f)
     }
 }
 
@@ -183,7 +259,7 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::NotContiguous`], [`ArrayError::Pool`]; see
+    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
     /// [`GpuViewMut::assign`]. On an error the memory is freed.
     pub fn assign<A: AsView<Elem = T>>(self, source: &A) -> Result<GpuArray<T, D, K>, ArrayError> {
         let mut array = self.into_unwritten();
@@ -193,49 +269,99 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
 }
 
 impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
-    /// Overwrites the view with elements of the same shape, on the device.
+    /// Overwrites the view with other elements, on the device. A smaller `source` is broadcast: missing axes are added at the front, and
+    /// axes of length 1 are repeated.
+    ///
+    /// Contiguous elements and rows at a pitch take one copy of the driver, others one kernel.
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::Shape`] if the shapes differ.
+    /// - [`ArrayError::Shape`] if the shapes differ and `source` cannot be broadcast.
     /// - [`ArrayError::WrongDevice`] if `source` is on another device.
-    /// - [`ArrayError::NotContiguous`] unless both are contiguous in the same order.
     /// - [`ArrayError::Pool`] if a driver call fails.
+    /// - If a kernel is needed, [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
         let source = source.as_view();
-        same_shape("assign", self.layout(), source.layout())?;
-        if self.layout().common_order(source.layout()).is_none() {
-            return Err(gaps(source.layout(), "assign"));
+        if self.shape() == source.shape() {
+            return copy(self, &source);
         }
-        let gpu = self.gpu();
-        gpu.check(self.storage().device())?;
-        gpu.check(source.storage().device())?;
-        if self.is_empty() {
-            return Ok(());
+        match source.broadcast(self.raw_dim()) {
+            Ok(source) => copy(self, &source),
+            Err(_) => same_shape("assign", self.layout(), source.layout()),
         }
-        source.storage().order(gpu, Access::Read)?;
-        self.storage().order(gpu, Access::Write)?;
-        let (to, from, size_bytes) = (self.address(), source.address(), self.len() * size_of::<T>());
-        queue(gpu, [source.storage(), self.storage()], |stream| {
-            // SAFETY: both are contiguous within their blocks, alive and on this device, and differ, since one is borrowed
-            // exclusively; the stream has been ordered after what conflicts.
-            unsafe { gpu.device().driver().cuMemcpyAsync(to, from, size_bytes, stream) }
-        })
     }
 
-    /// Overwrites the view with a slice, in the order of memory. Returns when the copy is complete.
+    /// Overwrites the view with a slice, in the order of memory; in row-major order if the view is not contiguous. Returns when the copy
+    /// is complete.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::NotContiguous`] if the view is not contiguous,
-    /// [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device, [`ArrayError::Pool`] if the stream captures or
-    /// a driver call fails.
+    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device,
+    /// [`ArrayError::Pool`] if the stream captures or a driver call fails; unless the elements are contiguous or rows at a pitch,
+    /// [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
         upload(self, elements)
     }
 }
 
-/// Copies host elements over a view.
+/// Contiguous elements: borrowed, or a copy.
+pub(crate) enum Dense<'a, T, D> {
+    View(GpuView<'a, T, D>),
+    Copy(GpuArray<T, D>),
+}
+
+impl<T: Element, D: Dimension> Dense<'_, T, D> {
+    pub(crate) fn view(&self) -> GpuView<'_, T, D> {
+        match self {
+            Self::View(view) => view.clone(),
+            Self::Copy(array) => array.view(),
+        }
+    }
+}
+
+/// Copies between views of one shape on a device.
+pub(crate) fn copy<T: Element, D: Dimension, E: Dimension>(
+    target: &mut GpuViewMut<'_, T, D>,
+    source: &GpuView<'_, T, E>,
+) -> Result<(), ArrayError> {
+    let gpu = target.gpu();
+    gpu.check(target.storage().device())?;
+    gpu.check(source.storage().device())?;
+    let plan = match target.layout().common_order(source.layout()) {
+        Some(_) => Plan::run(target.layout(), source.layout(), size_of::<T>()),
+        None => Plan::copy(target.layout(), source.layout(), size_of::<T>()),
+    };
+    let launches = match &plan.form {
+        Form::Nothing => return Ok(()),
+        Form::Strided(strided) => Some(Launches::copy(gpu, strided)?),
+        Form::Run { .. } | Form::Pitched(_) => None,
+    };
+    source.storage().order(gpu, Access::Read)?;
+    target.storage().order(gpu, Access::Write)?;
+    let (to, from) = (at(target.storage(), plan.to), at(source.storage(), plan.from));
+    let driver = gpu.device().driver();
+    queue(gpu, [source.storage(), target.storage()], |stream| {
+        // SAFETY: the plan names the elements of both views, which lie within their blocks, alive and on this device. The views do not
+        // overlap, since one is borrowed exclusively. The stream has been ordered after what conflicts.
+        unsafe {
+            match (&plan.form, &launches) {
+                (Form::Run { size_bytes }, _) => driver.cuMemcpyAsync(to, from, *size_bytes, stream),
+                (Form::Pitched(pitched), _) => {
+                    pitched::queue(driver, stream, [Side::Pool(to), Side::Pool(from)], pitched)
+                }
+                (_, Some(launches)) => launches.queue_copy(stream, [to, from]),
+                _ => Ok(()),
+            }
+        }
+    })
+}
+
+/// The address at an offset in bytes.
+pub(crate) fn at(storage: &Storage, offset: isize) -> u64 {
+    storage.address().wrapping_add_signed(offset as i64)
+}
+
+/// Copies host elements over a view: in the order of memory, or row-major order if the view is not contiguous.
 pub(crate) fn upload<T: Element, D: Dimension>(
     target: &mut GpuViewMut<'_, T, D>,
     elements: &[T],
@@ -248,23 +374,35 @@ pub(crate) fn upload<T: Element, D: Dimension>(
             expected: "the slice must have as many elements as the array",
         });
     }
-    if target.layout().order().is_none() {
-        return Err(gaps(target.layout(), "upload"));
-    }
     let gpu = target.gpu();
     gpu.check(target.storage().device())?;
     if elements.is_empty() {
         return Ok(());
     }
     check_runs(gpu, UPLOAD)?;
+    let order = target.layout().order().unwrap_or(Order::Row);
+    let host = Layout::dense(target.raw_dim(), order, size_of::<T>())?;
+    let plan = Plan::copy(target.layout(), &host, size_of::<T>());
+    if let Form::Strided(_) = plan.form {
+        let gathered = UninitArray::with_order(gpu, target.raw_dim(), order)?.copy_from_slice(elements)?;
+        return copy(target, &gathered.view());
+    }
     target.storage().order(gpu, Access::Write)?;
     let _bound = gpu.device().bind()?;
-    let (driver, to) = (gpu.device().driver(), target.address());
-    let from = elements.as_ptr().expose_provenance() as CUdeviceptr;
+    let (driver, to) = (gpu.device().driver(), at(target.storage(), plan.to));
+    let from = elements.as_ptr().expose_provenance().wrapping_add_signed(plan.from);
     let queued = gpu.stream().run_borrowed(UPLOAD, |raw| {
-        // SAFETY: the target is alive, as long as the slice, and ordered after what conflicts. The slice is borrowed until this
-        // function returns, and `run_borrowed` returns when the copy is done.
-        unsafe { driver.cuMemcpyAsync(to, from, size_of_val(elements), raw) }
+        // SAFETY: the target is alive, has as many elements as the slice, and is ordered after what conflicts. The slice is borrowed
+        // until this function returns, and `run_borrowed` returns when the copy is done.
+        unsafe {
+            match &plan.form {
+                Form::Run { size_bytes } => driver.cuMemcpyAsync(to, from as CUdeviceptr, *size_bytes, raw),
+                Form::Pitched(pitched) => {
+                    pitched::queue(driver, raw, [Side::Pool(to), Side::Host(from)], pitched)
+                }
+                Form::Nothing | Form::Strided(_) => Ok(()),
+            }
+        }
     });
     let queued = queued.map_err(|error| gpu.explained(error.into()))?;
     queued.map_err(PoolError::from)?;
@@ -272,11 +410,8 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     Ok(())
 }
 
-/// The elements in the order of memory.
+/// The elements in the order of memory, or in row-major order if they are not contiguous.
 fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<T>, ArrayError> {
-    if source.layout().order().is_none() {
-        return Err(gaps(source.layout(), "download"));
-    }
     let gpu = source.gpu();
     gpu.check(source.storage().device())?;
     let len = source.len();
@@ -284,17 +419,32 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     if len == 0 {
         return Ok(elements);
     }
-    let size_bytes = len * size_of::<T>();
     check_runs(gpu, DOWNLOAD)?;
+    let order = source.layout().order().unwrap_or(Order::Row);
+    let host = Layout::dense(source.raw_dim(), order, size_of::<T>())?;
+    let plan = Plan::copy(&host, source.layout(), size_of::<T>());
+    if let Form::Strided(_) = plan.form {
+        return download(&source.to_order(order)?.view());
+    }
+    let size_bytes = len * size_of::<T>();
     elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
     source.storage().order(gpu, Access::Read)?;
     let _bound = gpu.device().bind()?;
-    let (driver, from) = (gpu.device().driver(), source.address());
-    let to = elements.as_mut_ptr().expose_provenance() as CUdeviceptr;
+    let (driver, from) = (gpu.device().driver(), at(source.storage(), plan.from));
+    let to = elements.as_mut_ptr().expose_provenance().wrapping_add_signed(plan.to);
     let queued = gpu.stream().run_borrowed(DOWNLOAD, |raw| {
         // SAFETY: the source is alive, has `len` elements, and is ordered after what wrote it. The vector has room for them and
-        // is neither used nor freed before `run_borrowed` returns, which it does when the copy is done.
-        unsafe { driver.cuMemcpyAsync(to, from, size_bytes, raw) }
+        // is neither used nor freed before `run_borrowed` returns, which it does when the copy is done. All of the room is written:
+        // the host's layout has no gaps.
+        unsafe {
+            match &plan.form {
+                Form::Run { size_bytes } => driver.cuMemcpyAsync(to as CUdeviceptr, from, *size_bytes, raw),
+                Form::Pitched(pitched) => {
+                    pitched::queue(driver, raw, [Side::Host(to), Side::Pool(from)], pitched)
+                }
+                Form::Nothing | Form::Strided(_) => Ok(()),
+            }
+        }
     });
     let queued = queued.map_err(|error| gpu.explained(error.into()))?;
     queued.map_err(PoolError::from)?;
@@ -319,10 +469,3 @@ fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
 /// The copies, as errors name them.
 const UPLOAD: &str = "an upload from borrowed memory";
 const DOWNLOAD: &str = "a download";
-
-fn gaps<D: Dimension>(layout: &Layout<D>, operation: &'static str) -> ArrayError {
-    layout.not_contiguous(
-        operation,
-        "use whole rows (slices of the first axis), or slice and transpose on the host before the upload",
-    )
-}

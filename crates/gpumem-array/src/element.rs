@@ -118,9 +118,14 @@ pub(crate) fn first_invalid<T: Element>(bits: &[T::Bits]) -> Option<usize> {
 pub trait Numeric: Element + sealed::Sealed {}
 
 pub(crate) mod sealed {
-    /// The index of the compiled kernels of a type.
-    pub trait Sealed {
+    /// The index of the compiled kernels of a type, and its numbers.
+    pub trait Sealed: Sized {
         const KIND: super::Kind;
+        const ONE: Self;
+        /// How many numbers lie between `start` and `end`, `step` apart, `start` included.
+        fn steps(start: Self, end: Self, step: Self) -> usize;
+        /// `start` and `index` steps. The index is below [`Sealed::steps`].
+        fn nth(start: Self, step: Self, index: usize) -> Self;
     }
 }
 
@@ -146,14 +151,46 @@ impl Kind {
     }
 }
 
-macro_rules! numeric {
+macro_rules! floats {
     ($($kind:ident: $type:ty),*) => {
         $(
             impl Numeric for $type {}
             impl sealed::Sealed for $type {
                 const KIND: Kind = Kind::$kind;
+                const ONE: Self = 1.0;
+                fn steps(start: Self, end: Self, step: Self) -> usize {
+                    // The cast makes 0 of negative numbers and NaN, and the largest number of infinity.
+                    if step == 0.0 { 0 } else { ((end - start) / step).ceil() as usize }
+                }
+                fn nth(start: Self, step: Self, index: usize) -> Self {
+                    start + step * index as Self
+                }
             }
         )*
     };
 }
-numeric!(F32: f32, F64: f64, I32: i32, I64: i64);
+floats!(F32: f32, F64: f64);
+
+macro_rules! integers {
+    ($($kind:ident: $type:ty),*) => {
+        $(
+            impl Numeric for $type {}
+            impl sealed::Sealed for $type {
+                const KIND: Kind = Kind::$kind;
+                const ONE: Self = 1;
+                fn steps(start: Self, end: Self, step: Self) -> usize {
+                    let (distance, step) = (i128::from(end) - i128::from(start), i128::from(step));
+                    match distance.signum() * step.signum() {
+                        1 => usize::try_from(distance.unsigned_abs().div_ceil(step.unsigned_abs())).unwrap_or(usize::MAX),
+                        _ => 0,
+                    }
+                }
+                fn nth(start: Self, step: Self, index: usize) -> Self {
+                    // Between `start` and `end`, although the product alone may wrap.
+                    start.wrapping_add(step.wrapping_mul(index as Self))
+                }
+            }
+        )*
+    };
+}
+integers!(I32: i32, I64: i64);

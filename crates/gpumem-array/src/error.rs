@@ -55,6 +55,20 @@ pub enum ArrayError {
         /// An alternative that works.
         hint: &'static str,
     },
+    /// Bytes cannot be viewed as elements of another type.
+    #[error(
+        "a view of shape {shape:?} with strides {strides:?} of {from} cannot be viewed as {to}; both need the same size, or contiguous elements on the last axis whose bytes divide into {to}, and the alignment of {to}"
+    )]
+    Reinterpret {
+        /// The element type.
+        from: &'static str,
+        /// The requested element type.
+        to: &'static str,
+        /// The shape of the view.
+        shape: Vec<usize>,
+        /// Its strides, in elements.
+        strides: Vec<isize>,
+    },
     /// An array, stream or kernel is on another device than the operation.
     #[error(
         "wrong device: expected {expected}, found {found}; to move an array, download it and upload it to the other device"

@@ -3,8 +3,10 @@
 //! Shapes are `ndarray` dimensions, and slicing follows its rules. Sizes are checked when a shape is made, so that the
 //! arithmetic on layouts cannot overflow afterwards.
 
+pub(crate) mod plan;
+
 use crate::error::ArrayError;
-use ndarray::{Axis, Dimension, Slice};
+use ndarray::{Axis, Dimension, RemoveAxis, Slice, SliceArg, SliceInfoElem};
 
 /// Shape, strides and the offset of the first element, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,12 @@ impl<D: Dimension> Layout<D> {
             }
         }
         Ok(Self { dim, strides, offset: 0 })
+    }
+
+    /// A single element at an offset; all lengths are 1.
+    pub(crate) fn one(dim: D, offset: usize) -> Self {
+        let strides = D::zeros(dim.ndim());
+        Self { dim, strides, offset }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -120,6 +128,162 @@ impl<D: Dimension> Layout<D> {
         self.dim.slice_mut()[axis.index()] = taken;
         self.strides.slice_mut()[axis.index()] = stride.cast_unsigned();
         Ok(self)
+    }
+
+    /// The elements that a slice of all axes selects: `s![…]` of `ndarray`.
+    pub(crate) fn slice<I: SliceArg<D>>(&self, info: &I) -> Result<Layout<I::OutDim>, ArrayError> {
+        let elements = info.as_ref();
+        let refuse = |slice: String, axis| ArrayError::Slice { slice, axis, shape: self.shape().to_vec() };
+        let taken = elements.iter().filter(|element| !matches!(element, SliceInfoElem::NewAxis)).count();
+        if taken != self.shape().len() {
+            return Err(refuse(format!("slice of {taken} axes"), taken.min(self.shape().len())));
+        }
+        let mut rest = self.clone();
+        let mut dim = I::OutDim::zeros(info.out_ndim());
+        let mut strides = I::OutDim::zeros(info.out_ndim());
+        let mut new_axes = dim.slice_mut().iter_mut().zip(strides.slice_mut());
+        let mut push = |len: usize, stride: usize| {
+            if let Some((new_len, new_stride)) = new_axes.next() {
+                (*new_len, *new_stride) = (len, stride);
+            }
+        };
+        let mut axis = 0;
+        for element in elements {
+            match *element {
+                SliceInfoElem::Slice { start, end, step } => {
+                    rest = rest.slice_axis(Axis(axis), Slice { start, end, step })?;
+                    push(rest.dim.slice()[axis], rest.strides.slice()[axis]);
+                    axis += 1;
+                }
+                SliceInfoElem::Index(index) => {
+                    let len = rest.dim.slice()[axis];
+                    let place =
+                        if index < 0 { len.checked_add_signed(index) } else { Some(index.unsigned_abs()) };
+                    let place = place.filter(|place| *place < len);
+                    let place = place.ok_or_else(|| refuse(format!("index {index}"), axis))?;
+                    rest.advance(axis, place);
+                    axis += 1;
+                }
+                SliceInfoElem::NewAxis => push(1, 0),
+            }
+        }
+        Ok(Layout { dim, strides, offset: rest.offset })
+    }
+
+    /// The elements at `index` of an axis, without that axis.
+    pub(crate) fn index_axis(mut self, axis: Axis, index: usize) -> Result<Layout<D::Smaller>, ArrayError>
+    where
+        D: RemoveAxis,
+    {
+        if self.shape().get(axis.index()).is_none_or(|len| index >= *len) {
+            let (axis, shape) = (axis.index(), self.shape().to_vec());
+            return Err(ArrayError::Slice { slice: format!("index {index}"), axis, shape });
+        }
+        self.advance(axis.index(), index);
+        let (dim, strides) = (self.dim.remove_axis(axis), self.strides.remove_axis(axis));
+        Ok(Layout { dim, strides, offset: self.offset })
+    }
+
+    /// Moves the first element along an axis, to an index inside it.
+    fn advance(&mut self, axis: usize, index: usize) {
+        let stride = self.strides.slice()[axis].cast_signed();
+        self.offset = self.offset.wrapping_add_signed(stride.wrapping_mul(index.cast_signed()));
+    }
+
+    /// The elements with a new axis of length 1 before `axis`.
+    pub(crate) fn insert_axis(&self, axis: Axis) -> Result<Layout<D::Larger>, ArrayError> {
+        let (axis, ndim) = (axis.index(), self.shape().len());
+        if axis > ndim {
+            return Err(ArrayError::Slice { slice: "new axis".into(), axis, shape: self.shape().to_vec() });
+        }
+        let (mut dim, mut strides) = (D::Larger::zeros(ndim + 1), D::Larger::zeros(ndim + 1));
+        let insert = |old: &[usize], value: usize, new: &mut [usize]| {
+            new[..axis].copy_from_slice(&old[..axis]);
+            new[axis] = value;
+            new[axis + 1..].copy_from_slice(&old[axis..]);
+        };
+        insert(self.dim.slice(), 1, dim.slice_mut());
+        insert(self.strides.slice(), 0, strides.slice_mut());
+        Ok(Layout { dim, strides, offset: self.offset })
+    }
+
+    /// The elements with the axes in another order: `axes[i]` becomes axis `i`.
+    pub(crate) fn permuted(mut self, axes: &D) -> Result<Self, ArrayError> {
+        let mut seen = D::zeros(self.dim.ndim());
+        let is_new = |axis: &usize| {
+            seen.slice_mut().get_mut(*axis).is_some_and(|seen| core::mem::replace(seen, 1) == 0)
+        };
+        if axes.ndim() != self.dim.ndim() || !axes.slice().iter().all(is_new) {
+            return Err(ArrayError::Shape {
+                operation: "permuted_axes",
+                left: self.shape().to_vec(),
+                right: axes.slice().to_vec(),
+                expected: "each axis must be named once",
+            });
+        }
+        let (dim, strides) = (self.dim.clone(), self.strides.clone());
+        for (index, axis) in axes.slice().iter().enumerate() {
+            self.dim.slice_mut()[index] = dim.slice()[*axis];
+            self.strides.slice_mut()[index] = strides.slice()[*axis];
+        }
+        Ok(self)
+    }
+
+    /// The elements in a larger shape: missing axes are added at the front, and axes of length 1 are repeated.
+    pub(crate) fn broadcast<E: Dimension>(&self, dim: E) -> Result<Layout<E>, ArrayError> {
+        let refuse = |dim: &E| ArrayError::Shape {
+            operation: "broadcast",
+            left: self.shape().to_vec(),
+            right: dim.slice().to_vec(),
+            expected: "from the last axis on, lengths must be equal or 1",
+        };
+        let too_many = dim
+            .slice()
+            .iter()
+            .filter(|len| **len > 0)
+            .try_fold(1, |product: usize, len| product.checked_mul(*len));
+        if too_many.is_none_or(|product| isize::try_from(product).is_err()) {
+            return Err(ArrayError::TooManyElements { shape: dim.slice().to_vec() });
+        }
+        let Some(added) = dim.ndim().checked_sub(self.shape().len()) else { return Err(refuse(&dim)) };
+        let mut strides = E::zeros(dim.ndim());
+        let pairs = dim.slice()[added..].iter().zip(&mut strides.slice_mut()[added..]);
+        for ((new, stride), (old, old_stride)) in pairs.zip(self.shape().iter().zip(self.strides.slice())) {
+            match (*new, *old) {
+                (new, old) if new == old => *stride = *old_stride,
+                (_, 1) => {}
+                _ => return Err(refuse(&dim)),
+            }
+        }
+        Ok(Layout { dim, strides, offset: self.offset })
+    }
+
+    /// The bytes as elements of another size. Sizes are not zero.
+    pub(crate) fn reinterpreted(mut self, from: usize, to: usize) -> Option<Self> {
+        if from == to {
+            return Some(self);
+        }
+        // Only the last axis changes its length. Along it the elements are contiguous.
+        let last = self.dim.ndim().checked_sub(1)?;
+        if self.strides.slice()[last] != 1 && self.dim.slice()[last] > 1 {
+            return None;
+        }
+        let scaled = |count: usize| {
+            let bytes = count.cast_signed().checked_mul(from.cast_signed())?;
+            (bytes % to.cast_signed() == 0).then(|| (bytes / to.cast_signed()).cast_unsigned())
+        };
+        self.offset = scaled(self.offset)?;
+        for axis in 0..last {
+            // The step of an axis with one element does not matter.
+            let stride = &mut self.strides.slice_mut()[axis];
+            *stride = match self.dim.slice()[axis] {
+                0 | 1 => 0,
+                _ => scaled(*stride)?,
+            };
+        }
+        self.dim.slice_mut()[last] = scaled(self.dim.slice()[last])?;
+        self.strides.slice_mut()[last] = 1;
+        Some(self)
     }
 
     /// The elements with another shape, in row-major order.

@@ -12,7 +12,7 @@
 //! | `error` | [`ArrayError`] |
 //! | `element` | [`Element`], [`Numeric`]: types that arrays hold |
 //! | `kind` | [`kind`]: device, unified and pinned memory as types |
-//! | `layout` | shapes, strides, slices |
+//! | `layout` | shapes, strides, slices; how elements move from one layout to another |
 //! | `kernel` | [`Module`], [`Function`]: loaded kernels, those of this crate among them |
 //! | `gpu` | [`Gpu`]: pools, a stream, and loaded kernels |
 //! | `storage` | the memory of an array, and the streams that a use waits for |
@@ -100,6 +100,7 @@ mod storage;
 pub use array::{
     AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, HostIndex, PinnedArray, UnifiedArray, UninitArray,
 };
+pub use copy::{concatenate, stack};
 pub use element::{Element, Numeric};
 pub use error::{ArrayError, GraphError};
 pub use gpu::{Gpu, Memory, Place};

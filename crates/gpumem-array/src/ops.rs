@@ -1,6 +1,7 @@
 //! Operations on arrays on the device. They are queued and return at once.
 
 pub(crate) mod arithmetic;
+mod create;
 pub(crate) mod fill;
 mod operand;
 pub(crate) mod operators;

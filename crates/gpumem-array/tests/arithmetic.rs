@@ -4,7 +4,7 @@
 
 mod support;
 
-use gpumem_array::ndarray::{Array, Array2, Axis, Dim, Ix2, IxDyn, Slice, Zip, arr0, array};
+use gpumem_array::ndarray::{Array, Array2, Axis, Dim, Ix2, IxDyn, Slice, Zip, arr0, array, s};
 use gpumem_array::{ArrayError, GpuArray};
 use proptest::prelude::*;
 use support::gpu;
@@ -132,12 +132,62 @@ fn what_does_not_fit_is_refused() {
     assert!(matches!(shape, ArrayError::Shape { operation: "add", .. }), "{shape}");
     let mut one = GpuArray::from_slice(&gpu, &[1]).unwrap();
     assert!(matches!(one.try_add_assign(&three), Err(ArrayError::Shape { .. })), "the left side can't grow");
+    let row = GpuArray::from_array(&gpu, &array![[1, 2]]).unwrap();
+    let beyond = two.try_add(&row).unwrap_err();
+    assert!(matches!(beyond, ArrayError::Shape { operation: "add", .. }), "{beyond}");
+}
 
-    let square = GpuArray::from_array(&gpu, &Array2::<i32>::ones((3, 3))).unwrap();
-    let mixed = square.try_add(&square.t()).unwrap_err();
-    assert!(matches!(mixed, ArrayError::NotContiguous { .. }), "{mixed}");
-    let gaps = square.slice_axis(Axis(1), Slice::from(..2)).unwrap().try_add(1).unwrap_err();
-    assert!(gaps.to_string().contains("strides [3, 1]"), "{gaps}");
+#[test]
+fn orders_and_gaps_may_differ() {
+    let gpu = gpu();
+    let host = Array2::from_shape_fn((3, 3), |(i, j)| (3 * i + j) as i32);
+    let square = GpuArray::from_array(&gpu, &host).unwrap();
+    assert_eq!((&square + square.t()).to_array().unwrap(), &host + &host.t());
+    let (part, host_part) = (square.slice(s![.., ..2]).unwrap(), host.slice(s![.., ..2]));
+    assert_eq!((part + 1).to_array().unwrap(), &host_part + 1);
+    assert_eq!((10 - part).to_array().unwrap(), 10 - &host_part);
+    assert_eq!(
+        (part * square.slice(s![.., ..;2]).unwrap()).to_array().unwrap(),
+        &host_part * &host.slice(s![.., ..;2])
+    );
+    let (mut target, mut expected) = (square.try_clone().unwrap(), host.clone());
+    let mut view = target.slice_mut(s![..;-1, 1..]).unwrap();
+    view += part;
+    view *= 3;
+    let mut expected_view = expected.slice_mut(s![..;-1, 1..]);
+    expected_view += &host_part;
+    expected_view *= 3;
+    assert_eq!(target.to_array().unwrap(), expected);
+    let vector = square.slice(s![1, ..;2]).unwrap();
+    let matrix = square.slice(s![..;2, ..;2]).unwrap();
+    assert_eq!(
+        matrix.dot(&vector).unwrap().to_array().unwrap(),
+        host.slice(s![..;2, ..;2]).dot(&host.slice(s![1, ..;2]))
+    );
+    assert_eq!(vector.dot(&square.slice(s![..;2, 0]).unwrap()).unwrap().into_scalar().unwrap(), 30);
+    assert_eq!(matrix.sum().unwrap().into_scalar().unwrap(), 16);
+}
+
+#[test]
+fn operands_are_broadcast() {
+    let gpu = gpu();
+    let host = Array2::from_shape_fn((3, 4), |(i, j)| (4 * i + j) as i64);
+    let (row, column) = (array![10_i64, 20, 30, 40], array![[1_i64], [2], [3]]);
+    let x = GpuArray::from_array(&gpu, &host).unwrap();
+    let (r, c) = (GpuArray::from_array(&gpu, &row).unwrap(), GpuArray::from_array(&gpu, &column).unwrap());
+    assert_eq!((&x - &r).to_array().unwrap(), &host - &row);
+    assert_eq!((&x * &c).to_array().unwrap(), &host * &column);
+    assert_eq!((&c + &r).to_array().unwrap(), &column + &row);
+    assert_eq!((&c / &x).to_array().unwrap(), array![[0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]);
+    let (mut y, mut expected) = (x.try_clone().unwrap(), host.clone());
+    y += &r;
+    y -= &c;
+    expected += &row;
+    expected -= &column;
+    assert_eq!(y.to_array().unwrap(), expected);
+    assert!(matches!(r.try_clone().unwrap().try_add_assign(&x), Err(ArrayError::Shape { .. })));
+    y.assign(&r).unwrap();
+    assert_eq!(y.to_array().unwrap(), row.broadcast((3, 4)).unwrap());
 }
 
 #[test]

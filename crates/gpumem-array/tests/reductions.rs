@@ -109,11 +109,20 @@ fn what_does_not_fit_is_refused() {
     let x = GpuArray::<f32, _>::zeros(&gpu, (4, 6)).unwrap();
     let five = GpuArray::<f32, _>::zeros(&gpu, 5).unwrap();
     assert!(matches!(x.dot(&five), Err(ArrayError::Shape { .. })));
-    let every_other = x.slice_axis(Axis(1), Slice::from(..).step_by(2)).unwrap();
-    let three = GpuArray::<f32, _>::zeros(&gpu, 3).unwrap();
-    assert!(matches!(every_other.dot(&three), Err(ArrayError::NotContiguous { .. })));
-    assert!(matches!(every_other.sum(), Err(ArrayError::NotContiguous { .. })));
-    let backwards = x.slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
-    let six = GpuArray::<f32, _>::zeros(&gpu, 6).unwrap();
-    assert!(matches!(backwards.dot(&six), Err(ArrayError::NotContiguous { .. })));
+}
+
+#[test]
+fn steps_of_any_size_and_sign_are_summed_and_multiplied() {
+    let gpu = gpu();
+    let numbers: Vec<i64> = (0..24).map(|n| n * n - 40).collect();
+    let host = Array2::from_shape_vec((4, 6), numbers).unwrap();
+    let x = GpuArray::from_array(&gpu, &host).unwrap();
+    for (axis, step) in [(1, 2), (0, -1), (1, -1), (0, 2), (1, -3)] {
+        let slice = Slice::from(..).step_by(step);
+        let (ours, host) = (x.slice_axis(Axis(axis), slice).unwrap(), host.slice_axis(Axis(axis), slice));
+        assert_eq!(ours.sum().unwrap().into_scalar().unwrap(), host.sum());
+        let factors: Vec<i64> = (1..=host.ncols() as i64).collect();
+        let ours = ours.dot(&GpuArray::from_slice(&gpu, &factors).unwrap()).unwrap();
+        assert_eq!(ours.to_array().unwrap(), host.dot(&Array1::from(factors)));
+    }
 }

@@ -3,14 +3,14 @@
 //! A view is an address, a shape with strides, and the [`Gpu`] that operations on it are queued on. Creating, slicing and transposing
 //! a view changes only these numbers. All reading methods are implemented for views; the owner forwards to them.
 
-use crate::element::Element;
+use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::layout::Layout;
 use crate::storage::Storage;
 use core::fmt;
 use core::marker::PhantomData;
-use ndarray::{Axis, Dimension, IntoDimension, Slice};
+use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
 
 /// A view of all or part of a [`GpuArray`](crate::GpuArray).
 ///
@@ -130,10 +130,132 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         Ok(Self::new(self.gpu, self.storage, self.layout.clone().slice_axis(axis, slice)?))
     }
 
+    /// A view of the elements that `s![…]` selects, by `ndarray`'s rules: ranges with steps, indices, which remove their axis, and new
+    /// axes.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::{array, s}, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.slice(s![.., -1])?.to_array()?, array![3, 6]);
+    /// assert_eq!(x.slice(s![..;-1, ..2])?.to_array()?, array![[4, 5], [1, 2]]);
+    /// assert_eq!(x.slice(s![1, 2])?.into_scalar()?, 6);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
+    pub fn slice<I: SliceArg<D>>(&self, info: I) -> Result<GpuView<'a, T, I::OutDim>, ArrayError> {
+        Ok(self.with_layout(self.layout.slice(&info)?))
+    }
+
+    /// A view of the elements at `index` of an axis, without that axis.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if the axis does not exist or the index is outside.
+    pub fn index_axis(&self, axis: Axis, index: usize) -> Result<GpuView<'a, T, D::Smaller>, ArrayError>
+    where
+        D: RemoveAxis,
+    {
+        Ok(self.with_layout(self.layout.clone().index_axis(axis, index)?))
+    }
+
+    /// A view with a new axis of length 1 before `axis`.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if `axis` exceeds the number of axes.
+    pub fn insert_axis(&self, axis: Axis) -> Result<GpuView<'a, T, D::Larger>, ArrayError> {
+        Ok(self.with_layout(self.layout.insert_axis(axis)?))
+    }
+
     /// A view with the axes in reverse order; for a matrix, the transpose.
     #[must_use]
     pub fn t(&self) -> Self {
-        Self::new(self.gpu, self.storage, self.layout.clone().transposed())
+        self.with_layout(self.layout.clone().transposed())
+    }
+
+    /// A view with the axes in another order: axis `axes[i]` becomes axis `i`.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3, 4))?;
+    /// assert_eq!(x.permuted_axes([2, 0, 1])?.shape(), [4, 2, 3]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] unless each axis is named once.
+    pub fn permuted_axes<A: IntoDimension<Dim = D>>(&self, axes: A) -> Result<Self, ArrayError> {
+        Ok(self.with_layout(self.layout.clone().permuted(&axes.into_dimension())?))
+    }
+
+    /// A view in a larger shape, without a copy: missing axes are added at the front, and axes of length 1 are repeated.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let row = GpuArray::from_slice(&gpu, &[1, 2])?;
+    /// assert_eq!(row.broadcast((3, 2))?.to_array()?, array![[1, 2], [1, 2], [1, 2]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] unless lengths are equal or 1, from the last axis on; [`ArrayError::TooManyElements`] if the shape exceeds
+    /// the address space.
+    pub fn broadcast<S: IntoDimension>(&self, shape: S) -> Result<GpuView<'a, T, S::Dim>, ArrayError> {
+        Ok(self.with_layout(self.layout.broadcast(shape.into_dimension())?))
+    }
+
+    /// A view of the same bytes as elements of another type. If the sizes differ, the last axis changes its length.
+    ///
+    /// A download refuses bytes that are not a valid `U`.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_slice(&gpu, &[1.0_f32, -2.0])?;
+    /// assert_eq!(x.reinterpret::<u32>()?.to_vec()?, [0x3f80_0000, 0xc000_0000]);
+    /// let points = GpuArray::from_slice(&gpu, &[[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]])?;
+    /// assert_eq!(points.reinterpret::<f32>()?.to_vec()?, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Reinterpret`] if the first element is not aligned for `U`, or if the sizes differ and the view has no axis, the
+    /// elements of the last axis are not contiguous, or a length or step is not a multiple of the size of `U`.
+    pub fn reinterpret<U: Element>(&self) -> Result<GpuView<'a, U, D>, ArrayError> {
+        const { check_layout::<U>() };
+        let (from, to) = (size_of::<T>(), size_of::<U>());
+        let is_aligned = |layout: &Layout<D>| (layout.offset * to).is_multiple_of(align_of::<U>());
+        match self.layout.clone().reinterpreted(from, to).filter(is_aligned) {
+            Some(layout) => Ok(GpuView::new(self.gpu, self.storage, layout)),
+            None => Err(ArrayError::Reinterpret {
+                from: core::any::type_name::<T>(),
+                to: core::any::type_name::<U>(),
+                shape: self.shape().to_vec(),
+                strides: self.layout.strides().collect(),
+            }),
+        }
+    }
+
+    /// The elements of another layout within the storage.
+    pub(crate) fn with_layout<E>(&self, layout: Layout<E>) -> GpuView<'a, T, E> {
+        GpuView { gpu: self.gpu, storage: self.storage, layout, element: PhantomData }
     }
 
     /// A view of the elements with another shape, in row-major order.
@@ -242,12 +364,76 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         Ok(Self { view: self.view.slice_axis(axis, slice)?, unique: PhantomData })
     }
 
+    /// A mutable view of the elements that `s![…]` selects; see [`GpuView::slice`].
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::{array, s}, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 4))?;
+    /// x.slice_mut(s![.., ..;2])?.fill(7)?;
+    /// assert_eq!(x.to_array()?, array![[7, 0, 7, 0], [7, 0, 7, 0]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
+    pub fn slice_mut<I: SliceArg<D>>(self, info: I) -> Result<GpuViewMut<'a, T, I::OutDim>, ArrayError> {
+        Ok(GpuViewMut { view: self.view.slice(info)?, unique: PhantomData })
+    }
+
+    /// A mutable view of the elements at `index` of an axis, without that axis.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if the axis does not exist or the index is outside.
+    pub fn index_axis_mut(self, axis: Axis, index: usize) -> Result<GpuViewMut<'a, T, D::Smaller>, ArrayError>
+    where
+        D: RemoveAxis,
+    {
+        Ok(GpuViewMut { view: self.view.index_axis(axis, index)?, unique: PhantomData })
+    }
+
+    /// A mutable view with the axes in another order; see [`GpuView::permuted_axes`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] unless each axis is named once.
+    pub fn permuted_axes_mut<A: IntoDimension<Dim = D>>(self, axes: A) -> Result<Self, ArrayError> {
+        Ok(Self { view: self.view.permuted_axes(axes)?, unique: PhantomData })
+    }
+
+    /// A mutable view of the elements with another shape; see [`GpuView::reshape`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`], [`ArrayError::TooManyElements`], [`ArrayError::NotContiguous`]; see [`GpuView::reshape`].
+    pub fn reshape_mut<S: IntoDimension>(self, shape: S) -> Result<GpuViewMut<'a, T, S::Dim>, ArrayError> {
+        Ok(GpuViewMut { view: self.view.reshape(shape)?, unique: PhantomData })
+    }
+
     pub(crate) fn storage(&self) -> &'a Storage {
         self.view.storage
     }
 
     pub(crate) fn layout(&self) -> &Layout<D> {
         &self.view.layout
+    }
+}
+
+impl<T: Element> GpuView<'_, T, Ix2> {
+    /// The number of rows.
+    #[must_use]
+    pub fn nrows(&self) -> usize {
+        self.layout.dim[0]
+    }
+
+    /// The number of columns.
+    #[must_use]
+    pub fn ncols(&self) -> usize {
+        self.layout.dim[1]
     }
 }
 

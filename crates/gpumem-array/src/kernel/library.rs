@@ -17,6 +17,9 @@ pub(crate) struct Library {
     /// Indexed by [`Kind`] and [`Kernel`].
     functions: [[OnceLock<Function>; Kernel::ALL.len()]; Kind::ALL.len()],
     fill: OnceLock<Function>,
+    /// Copies of units of 1, 2, 4, 8 and 16 bytes, then fills of them.
+    strided: [OnceLock<Function>; 10],
+    strided_module: OnceLock<Module>,
     modules: Mutex<[[Option<Module>; FAMILIES.len()]; Kind::ALL.len()]>,
 }
 
@@ -87,6 +90,7 @@ const FAMILIES: [[&str; 4]; 3] = [
     ],
 ];
 const FILL: &str = include_str!("../../kernels/fill.ptx");
+const STRIDED: &str = include_str!("../../kernels/strided.ptx");
 
 impl Library {
     pub(crate) fn new(device: &Device) -> Self {
@@ -98,6 +102,8 @@ impl Library {
             device: device.clone(),
             functions: Default::default(),
             fill: OnceLock::new(),
+            strided: Default::default(),
+            strided_module: OnceLock::new(),
             modules: Mutex::default(),
         }
     }
@@ -125,6 +131,22 @@ impl Library {
         }
         let function = Module::load_own(&self.device, FILL)?.function("gpumem_fill_u64")?;
         Ok(self.fill.get_or_init(|| function))
+    }
+
+    /// Moves or sets strided units; `operation` is `copy` or `fill`, `unit` a size from 1 to 16 bytes.
+    pub(crate) fn strided(&self, operation: &'static str, unit: usize) -> Result<&Function, ArrayError> {
+        let name = || format!("gpumem_{operation}_{unit}");
+        let place = unit.trailing_zeros() as usize + if operation == "fill" { 5 } else { 0 };
+        let slot = self.strided.get(place).ok_or_else(|| ArrayError::NoSuchKernel { name: name() })?;
+        if let Some(function) = slot.get() {
+            return Ok(function);
+        }
+        if self.strided_module.get().is_none() {
+            let _ = self.strided_module.set(Module::load(&self.device, STRIDED)?);
+        }
+        let module = self.strided_module.get().ok_or_else(|| ArrayError::NoSuchKernel { name: name() })?;
+        let function = module.function(&name())?;
+        Ok(slot.get_or_init(|| function))
     }
 
     /// The module, loaded if it is not yet. Threads that need a module wait while another thread loads it.

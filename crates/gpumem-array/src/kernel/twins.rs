@@ -7,6 +7,7 @@
 mod elementwise;
 mod matvec;
 mod reduce;
+mod strided;
 
 use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, fill, scalar_array};
 use crate::kernel::twins::matvec::{columns, columns_sum, rows, rows_in_parts, rows_sum};
@@ -20,9 +21,23 @@ pub(crate) fn register(sim: &Sim) {
     sim.register(I32);
     sim.register(I64);
     sim.register(FILL);
+    sim.register(STRIDED);
 }
 
 static FILL: &[Kernel] = &[Kernel::new("gpumem_fill_u64", fill)];
+
+static STRIDED: &[Kernel] = &[
+    Kernel::new("gpumem_copy_1", strided::copy::<u8>),
+    Kernel::new("gpumem_copy_2", strided::copy::<u16>),
+    Kernel::new("gpumem_copy_4", strided::copy::<u32>),
+    Kernel::new("gpumem_copy_8", strided::copy::<u64>),
+    Kernel::new("gpumem_copy_16", strided::copy::<u128>),
+    Kernel::new("gpumem_fill_1", strided::fill::<u8>),
+    Kernel::new("gpumem_fill_2", strided::fill::<u16>),
+    Kernel::new("gpumem_fill_4", strided::fill::<u32>),
+    Kernel::new("gpumem_fill_8", strided::fill::<u64>),
+    Kernel::new("gpumem_fill_16", strided::fill::<u128>),
+];
 
 macro_rules! twins {
     ($($table:ident: $type:ty, $suffix:literal;)*) => {

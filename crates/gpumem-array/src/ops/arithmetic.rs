@@ -1,9 +1,10 @@
 //! Element-wise `+ - * /` of two arrays, and of an array and a number.
 //!
-//! Results belong to the `Gpu` of the left operand. An operand with one element is broadcast, so a sum, which stays on the device, is
-//! used without a download.
+//! Results belong to the `Gpu` of the left operand. Operands are broadcast; one with a single element without a copy, so a sum, which
+//! stays on the device, is used without a download.
 
 use crate::array::{GpuArray, GpuView, GpuViewMut};
+use crate::copy::{Dense, copy};
 use crate::element::{Element, Numeric};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -54,12 +55,13 @@ macro_rules! methods {
     ($($operation:ident $symbol:literal: $try:ident $assign:ident;)*) => {
         impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
             $(
-                #[doc = concat!("`self ", $symbol, " other`, element by element. An operand with one element is broadcast.")]
+                #[doc = concat!("`self ", $symbol, " other`, element by element. Either operand is broadcast: missing axes")]
+                /// are added at the front of `other`, axes of length 1 are repeated, and one element is repeated for any shape. Operands
+                /// that are not contiguous in the order of the result are first gathered.
                 ///
                 /// # Errors
                 ///
-                /// - [`ArrayError::Shape`] if the shapes differ and neither operand has one element.
-                /// - [`ArrayError::NotContiguous`] unless both operands are contiguous in the same order.
+                /// - [`ArrayError::Shape`] if the operands cannot be broadcast to one shape with the axes of `self`.
                 /// - [`ArrayError::WrongDevice`] if an operand is on another device.
                 /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
                 /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
@@ -71,12 +73,12 @@ macro_rules! methods {
 
         impl<T: Numeric, D: Dimension> GpuViewMut<'_, T, D> {
             $(
-                #[doc = concat!("`self ", $symbol, "= other`, element by element. An `other` with one element is broadcast.")]
+                #[doc = concat!("`self ", $symbol, "= other`, element by element. `other` is broadcast to the shape of `self`.")]
+                /// Operands that are not contiguous in the same order are first gathered.
                 ///
                 /// # Errors
                 ///
-                /// - [`ArrayError::Shape`] if the shapes differ and `other` has more than one element.
-                /// - [`ArrayError::NotContiguous`] unless both operands are contiguous in the same order.
+                /// - [`ArrayError::Shape`] if `other` cannot be broadcast to the shape of `self`.
                 /// - [`ArrayError::WrongDevice`] if an operand is on another device.
                 /// - [`ArrayError::Pool`] if a driver call fails.
                 /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
@@ -92,7 +94,7 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
                 #[doc = concat!("see [`GpuView::", stringify!($try), "`].")]
                 pub fn $try<B: Operand<T>>(&self, other: B) -> Result<GpuArray<T, D>, ArrayError> {
                     self.view().$try(other)
@@ -102,7 +104,7 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
                 #[doc = concat!("see [`GpuViewMut::", stringify!($assign), "`].")]
                 pub fn $assign<B: Operand<T>>(&mut self, other: B) -> Result<(), ArrayError> {
                     self.view_mut().$assign(other)
@@ -127,7 +129,6 @@ macro_rules! reversed {
                 ///
                 /// # Errors
                 ///
-                /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
                 /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
                 /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
                 /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
@@ -229,22 +230,38 @@ fn arrays<T: Numeric, D: Dimension, E: Dimension>(
     left: &GpuView<'_, T, D>,
     right: &GpuView<'_, T, E>,
 ) -> Result<GpuArray<T, D>, ArrayError> {
-    let (dim, order) = fit(operation, left, right)?;
+    let (dim, order) = fit(operation, left.layout(), right.layout())?;
     let gpu = left.gpu();
     gpu.check(left.storage().device())?;
     gpu.check(right.storage().device())?;
-    let result = GpuArray::unwritten(gpu, Layout::dense(dim, order, size_of::<T>())?)?;
+    let result = GpuArray::unwritten(gpu, Layout::dense(dim.clone(), order, size_of::<T>())?)?;
     if result.is_empty() {
         return Ok(result);
     }
+    let (left, right) = (operand(left, &dim, order)?, operand(&right.on(gpu), &dim, order)?);
+    let (left, right) = (left.view(), right.view());
     left.storage().order(gpu, Access::Read)?;
     right.storage().order(gpu, Access::Read)?;
-    let operands = [Input::of(left, result.len()), Input::of(right, result.len())];
+    let operands = [Input::of(&left, result.len()), Input::of(&right, result.len())];
     let uses = [left.storage(), right.storage(), result.storage()];
-    // SAFETY: `fit` has checked that each operand has as many elements as the result, or one; all are alive on this
-    // device and named, and the stream has been ordered.
+    // SAFETY: each operand has as many elements as the result, contiguous in the same order, or one; all are alive on this device and
+    // named, and the stream has been ordered.
     unsafe { launch_arrays::<T>(gpu, uses, operation, result.address(), operands, result.len())? };
     Ok(result)
+}
+
+/// The operand of a kernel: one element, or the elements of the result's shape, contiguous in its order.
+fn operand<'a, T: Numeric, D: Dimension, E: Dimension>(
+    view: &GpuView<'a, T, E>,
+    dim: &D,
+    order: Order,
+) -> Result<Dense<'a, T, D>, ArrayError> {
+    if view.len() == 1 {
+        let mut one = dim.clone();
+        one.slice_mut().fill(1);
+        return Ok(Dense::View(view.with_layout(Layout::one(one, view.layout().offset))));
+    }
+    view.broadcast(dim.clone())?.dense(order)
 }
 
 fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
@@ -252,7 +269,7 @@ fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
     target: &mut GpuViewMut<'_, T, D>,
     right: &GpuView<'_, T, E>,
 ) -> Result<(), ArrayError> {
-    let (dim, _) = fit(operation, &target.view(), right)?;
+    let (dim, _) = fit(operation, target.layout(), right.layout())?;
     if dim != target.raw_dim() {
         return Err(misfit(
             operation,
@@ -267,12 +284,19 @@ fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
     if target.is_empty() {
         return Ok(());
     }
+    let Some(order) = target.layout().order() else {
+        let mut gathered = target.view().to_order(Order::Row)?;
+        arrays_in_place(operation, &mut gathered.view_mut(), right)?;
+        return copy(target, &gathered.view());
+    };
+    let right = operand(&right.on(gpu), &dim, order)?;
+    let right = right.view();
     right.storage().order(gpu, Access::Read)?;
     target.storage().order(gpu, Access::Write)?;
-    let operands = [Input { address: target.address(), step: 1 }, Input::of(right, target.len())];
+    let operands = [Input { address: target.address(), step: 1 }, Input::of(&right, target.len())];
     let uses = [right.storage(), target.storage(), target.storage()];
-    // SAFETY: `fit` has checked that the right side has as many elements as the target, or one; both are alive on this device and
-    // named, and the stream has been ordered; each element of the target is read and then written by one thread.
+    // SAFETY: the right side has as many elements as the target, contiguous in the same order, or one; both are alive on this device
+    // and named, and the stream has been ordered; each element of the target is read and then written by one thread.
     unsafe { launch_arrays::<T>(gpu, uses, operation, target.address(), operands, target.len()) }
 }
 
@@ -282,9 +306,13 @@ pub(crate) fn scalar<T: Numeric, D: Dimension>(
     array: &GpuView<'_, T, D>,
     value: T,
 ) -> Result<GpuArray<T, D>, ArrayError> {
-    let order = array.layout().order().ok_or_else(|| gaps(operation, array.layout()))?;
     let gpu = array.gpu();
     gpu.check(array.storage().device())?;
+    let Some(order) = array.layout().order() else {
+        let mut gathered = array.to_order(Order::Row)?;
+        scalar_in_place(operation, side, &mut gathered.view_mut(), value)?;
+        return Ok(gathered);
+    };
     let result = GpuArray::unwritten(gpu, Layout::dense(array.raw_dim(), order, size_of::<T>())?)?;
     if result.is_empty() {
         return Ok(result);
@@ -302,13 +330,15 @@ fn scalar_in_place<T: Numeric, D: Dimension>(
     target: &mut GpuViewMut<'_, T, D>,
     value: T,
 ) -> Result<(), ArrayError> {
-    if target.layout().order().is_none() {
-        return Err(gaps(operation, target.layout()));
-    }
     let gpu = target.gpu();
     gpu.check(target.storage().device())?;
     if target.is_empty() {
         return Ok(());
+    }
+    if target.layout().order().is_none() {
+        let mut gathered = target.view().to_order(Order::Row)?;
+        scalar_in_place(operation, side, &mut gathered.view_mut(), value)?;
+        return copy(target, &gathered.view());
     }
     target.storage().order(gpu, Access::Write)?;
     let (uses, address) = ([target.storage(), target.storage()], target.address());
@@ -317,36 +347,37 @@ fn scalar_in_place<T: Numeric, D: Dimension>(
     unsafe { launch_scalar(gpu, uses, (operation, side), [address, address], value, target.len()) }
 }
 
-/// The shape and the order of the result.
-fn fit<T: Element, D: Dimension, E: Dimension>(
+/// The shape of the result, and its order: one that saves a copy of an operand, if there is one.
+fn fit<D: Dimension, E: Dimension>(
     operation: Operation,
-    left: &GpuView<'_, T, D>,
-    right: &GpuView<'_, T, E>,
+    left: &Layout<D>,
+    right: &Layout<E>,
 ) -> Result<(D, Order), ArrayError> {
-    let dense = |order: Option<Order>| order.ok_or_else(|| gaps(operation, right.layout()));
     if left.shape() == right.shape() {
-        let order = left.layout().common_order(right.layout());
-        return Ok((left.raw_dim(), dense(order)?));
+        let order = left.common_order(right).or(left.order());
+        return Ok((left.dim.clone(), order.unwrap_or(Order::Row)));
     }
-    if right.len() == 1 {
-        let order = left.layout().order().ok_or_else(|| gaps(operation, left.layout()))?;
-        return Ok((left.raw_dim(), order));
+    let expected =
+        "from the last axis on, lengths must be equal or 1, and the right operand has no further axes";
+    let refuse = || misfit(operation, left.shape(), right.shape(), expected);
+    let mut dim = left.dim.clone();
+    if right.len() != 1 {
+        let added = left.shape().len().checked_sub(right.shape().len()).ok_or_else(refuse)?;
+        for (len, right) in dim.slice_mut()[added..].iter_mut().zip(right.shape()) {
+            match (*len, *right) {
+                (left, right) if left == right => {}
+                (_, 1) => {}
+                (1, right) => *len = right,
+                _ => return Err(refuse()),
+            }
+        }
     }
-    if left.len() == 1 && left.ndim() == right.ndim() {
-        let mut dim = left.raw_dim();
-        dim.slice_mut().copy_from_slice(right.shape());
-        return Ok((dim, dense(right.layout().order())?));
-    }
-    let expected = "the shapes must be equal, or one operand must have one element";
-    Err(misfit(operation, left.shape(), right.shape(), expected))
+    let order = if dim == left.dim { left.order() } else { right.order() };
+    Ok((dim, order.unwrap_or(Order::Row)))
 }
 
 fn misfit(operation: Operation, left: &[usize], right: &[usize], expected: &'static str) -> ArrayError {
     ArrayError::Shape { operation: operation.name, left: left.to_vec(), right: right.to_vec(), expected }
-}
-
-fn gaps<D: Dimension>(operation: Operation, layout: &Layout<D>) -> ArrayError {
-    layout.not_contiguous(operation.name, "use whole rows of both operands, in the same order of axes")
 }
 
 /// The address and step of a kernel's operand. With a step of zero its only element is broadcast.

@@ -1,17 +1,20 @@
 //! Sets every element to one value.
 //!
-//! The driver's own memset takes values of 1, 2 and 4 bytes; a kernel takes those of 8.
+//! The driver's own memset takes values of 1, 2 and 4 bytes, contiguous or in rows at a pitch. Kernels take all others.
 
 use crate::array::{GpuArray, GpuViewMut, UninitArray};
 use crate::copy;
+use crate::copy::strided::Launches;
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Place;
 use crate::kernel::library::{launch, parameter};
 use crate::kind::Kind;
+use crate::layout::Order;
+use crate::layout::plan::{Form, Plan};
 use crate::ops::blocks;
 use crate::storage::{Access, queue};
-use ndarray::{Dimension, IntoDimension};
+use ndarray::{Dimension, IntoDimension, Ix0};
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Creates an array with all bytes zero: the number zero, or `false`.
@@ -71,67 +74,136 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
 impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Sets every element to `value`.
     ///
-    /// Elements of 1, 2, 4 and 8 bytes are set on the device; others are uploaded from the host.
+    /// Elements of 1, 2, 4, 8 and 16 bytes are set on the device; of others, one is uploaded and copied on the device.
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
     /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
-    /// - [`ArrayError::Pool`] if a driver call fails, or if elements are uploaded while the stream captures.
-    /// - For elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    /// - [`ArrayError::Pool`] if a driver call fails, or if an element is uploaded while the stream captures.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, for elements of 8 bytes and more, and for elements
+    ///   that are neither contiguous nor rows at a pitch.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
-        let pattern = match *bytemuck::bytes_of(&value) {
-            [a] => Pattern::One(a),
-            [a, b] => Pattern::Two(u16::from_ne_bytes([a, b])),
-            [a, b, c, d] => Pattern::Four(u32::from_ne_bytes([a, b, c, d])),
-            [a, b, c, d, e, f, g, h] => Pattern::Eight(u64::from_ne_bytes([a, b, c, d, e, f, g, h])),
-            _ => return copy::upload(self, &vec![value; self.len()]),
-        };
-        self.set(pattern, self.len())
+        match Pattern::of(&value) {
+            Some(pattern) => self.set(pattern),
+            None if self.is_empty() => Ok(()),
+            None => {
+                let one =
+                    UninitArray::with_order(self.gpu(), Ix0(), Order::Row)?.copy_from_slice(&[value])?;
+                copy::copy(self, &one.view().broadcast(self.raw_dim())?)
+            }
+        }
     }
 
     /// Sets every byte to zero.
     pub(crate) fn zero(&mut self) -> Result<(), ArrayError> {
-        self.set(Pattern::One(0), self.len() * size_of::<T>())
+        self.set(Pattern { width: 1, bytes: [0; 16] })
     }
 
-    /// Sets the first `count` patterns, which lie within the view.
-    fn set(&mut self, pattern: Pattern, count: usize) -> Result<(), ArrayError> {
-        if self.layout().order().is_none() {
-            return Err(self.layout().not_contiguous("fill", "fill whole rows (slices of the first axis)"));
-        }
+    /// Sets all elements, whose size is a multiple of the pattern's width.
+    fn set(&mut self, pattern: Pattern) -> Result<(), ArrayError> {
         let gpu = self.gpu();
         gpu.check(self.storage().device())?;
-        if count == 0 {
-            return Ok(());
+        let plan = Plan::fill(self.layout(), size_of::<T>());
+        let (driver, to) = (gpu.device().driver(), copy::at(self.storage(), plan.to));
+        match &plan.form {
+            Form::Nothing => return Ok(()),
+            Form::Run { size_bytes } if pattern.width <= 4 => {
+                let count = size_bytes / pattern.width;
+                self.storage().order(gpu, Access::Write)?;
+                return queue(gpu, [self.storage()], |stream| {
+                    // SAFETY: the patterns lie within a live block of this device, aligned to their size as elements are; the stream
+                    // has been ordered after what conflicts.
+                    unsafe {
+                        match pattern.width {
+                            1 => driver.cuMemsetD8Async(to, pattern.bytes[0], count, stream),
+                            2 => driver.cuMemsetD16Async(to, pattern.low() as u16, count, stream),
+                            _ => driver.cuMemsetD32Async(to, pattern.low() as u32, count, stream),
+                        }
+                    }
+                });
+            }
+            Form::Pitched(rows) if rows.depth == 1 && pattern.width <= 4 => {
+                let (pitch, width, height) = (rows.to_pitch, rows.width / pattern.width, rows.height);
+                self.storage().order(gpu, Access::Write)?;
+                return queue(gpu, [self.storage()], |stream| {
+                    // SAFETY: the rows are those of the view, in a live block of this device; the stream has been ordered after
+                    // what conflicts.
+                    unsafe {
+                        match pattern.width {
+                            1 => driver.cuMemsetD2D8Async(to, pitch, pattern.bytes[0], width, height, stream),
+                            2 => driver.cuMemsetD2D16Async(
+                                to,
+                                pitch,
+                                pattern.low() as u16,
+                                width,
+                                height,
+                                stream,
+                            ),
+                            _ => driver.cuMemsetD2D32Async(
+                                to,
+                                pitch,
+                                pattern.low() as u32,
+                                width,
+                                height,
+                                stream,
+                            ),
+                        }
+                    }
+                });
+            }
+            Form::Run { size_bytes } if pattern.width == 8 => {
+                let (kernel, value, n) = (gpu.library().fill()?, pattern.low(), (size_bytes / 8) as u64);
+                let shape = ([blocks(size_bytes / 8, 256), 1, 1], [256, 1, 1], 0);
+                self.storage().order(gpu, Access::Write)?;
+                return queue(gpu, [self.storage()], |stream| {
+                    let mut parameters = [parameter(&to), parameter(&value), parameter(&n)];
+                    // SAFETY: the kernel's parameters are an address, a value and a count; it writes as many values of 8 bytes, which
+                    // lie within a live block of this device; the stream has been ordered after what conflicts.
+                    unsafe { launch(kernel, stream, shape, &mut parameters) }
+                });
+            }
+            Form::Run { .. } | Form::Pitched(_) | Form::Strided(_) => {}
         }
-        let (driver, address) = (gpu.device().driver(), self.address());
-        let wide = if let Pattern::Eight(_) = pattern { Some(gpu.library().fill()?) } else { None };
+        let Some(strided) = plan.into_strided() else { return Ok(()) };
+        let launches = Launches::fill(gpu, &strided)?;
         self.storage().order(gpu, Access::Write)?;
         queue(gpu, [self.storage()], |stream| {
-            // SAFETY: the patterns lie within a live block of this device, aligned to their size as elements are; the stream has
-            // been ordered after what conflicts. The kernel's parameters are an address, a value and a count of 8 bytes.
-            unsafe {
-                match (pattern, wide) {
-                    (Pattern::One(value), _) => driver.cuMemsetD8Async(address, value, count, stream),
-                    (Pattern::Two(value), _) => driver.cuMemsetD16Async(address, value, count, stream),
-                    (Pattern::Four(value), _) => driver.cuMemsetD32Async(address, value, count, stream),
-                    (Pattern::Eight(value), Some(kernel)) => {
-                        let n = count as u64;
-                        let mut parameters = [parameter(&address), parameter(&value), parameter(&n)];
-                        launch(kernel, stream, ([blocks(count, 256), 1, 1], [256, 1, 1], 0), &mut parameters)
-                    }
-                    (Pattern::Eight(_), None) => Ok(()),
-                }
-            }
+            // SAFETY: the plan names the elements of the view, in a live block of this device; the stream has been ordered after what
+            // conflicts. The width of the pattern divides the unit.
+            unsafe { launches.queue_fill(stream, to, pattern.words()) }
         })
     }
 }
 
-/// A value by its width in bytes.
-enum Pattern {
-    One(u8),
-    Two(u16),
-    Four(u32),
-    Eight(u64),
+/// A value, repeated to the size of the widest store.
+#[derive(Clone, Copy, Debug)]
+struct Pattern {
+    /// The size that repeats: 1, 2, 4, 8 or 16.
+    width: usize,
+    bytes: [u8; 16],
+}
+
+impl Pattern {
+    /// `None` for a value of another size, unless all of its bytes are equal.
+    fn of<T: Element>(value: &T) -> Option<Self> {
+        let value = bytemuck::bytes_of(value);
+        let (first, size) = (*value.first()?, value.len());
+        if !matches!(size, 1 | 2 | 4) && value.iter().all(|byte| *byte == first) {
+            return Some(Self { width: 1, bytes: [first; 16] });
+        }
+        let mut bytes = [0; 16];
+        if !16_usize.is_multiple_of(size) {
+            return None;
+        }
+        bytes.chunks_exact_mut(size).for_each(|chunk| chunk.copy_from_slice(value));
+        Some(Self { width: size, bytes })
+    }
+
+    fn words(&self) -> [u64; 2] {
+        bytemuck::cast(self.bytes)
+    }
+
+    fn low(&self) -> u64 {
+        self.words()[0]
+    }
 }

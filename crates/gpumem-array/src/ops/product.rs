@@ -17,14 +17,14 @@ use core::ffi::c_void;
 use ndarray::{Dimension, Ix1, Ix2};
 
 impl<T: Numeric> GpuView<'_, T, Ix2> {
-    /// Multiplies the matrix by a vector. Both `x.dot(&w)` and `x.t().dot(&r)` read the matrix in place, without a copy.
+    /// Multiplies the matrix by a vector. Both `x.dot(&w)` and `x.t().dot(&r)` read the matrix in place, without a copy. A matrix of
+    /// which neither rows nor columns are contiguous, and a vector with gaps, are first gathered.
     ///
     /// Floats are summed in an order that depends on the shape alone; integers wrap.
     ///
     /// # Errors
     ///
     /// - [`ArrayError::Shape`] if the length of the vector is not the number of columns.
-    /// - [`ArrayError::NotContiguous`] if neither the rows nor the columns of the matrix are contiguous, or the vector is not.
     /// - [`ArrayError::WrongDevice`] if `vector` is on another device.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
@@ -39,16 +39,17 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
                 expected: "the length of the vector must equal the number of columns",
             });
         }
-        if !vector.layout().is_dense(Order::Row) {
-            return Err(vector.layout().not_contiguous("dot", "use a slice of the vector with step 1"));
-        }
         let gpu = self.gpu();
         gpu.check(self.storage().device())?;
         gpu.check(vector.storage().device())?;
         if row_count == 0 || column_count == 0 {
             return GpuArray::zeros(gpu, row_count);
         }
-        let path = Path::of(self.layout())?;
+        let vector = vector.on(gpu).dense(Order::Row)?;
+        let vector = vector.view();
+        let Some(path) = Path::of(self.layout()) else {
+            return self.to_order(Order::Row)?.view().dot(&vector);
+        };
         self.storage().order(gpu, Access::Read)?;
         vector.storage().order(gpu, Access::Read)?;
         let (x, v) = (self.address(), vector.address());
@@ -72,8 +73,7 @@ impl<T: Numeric, K: Kind> GpuArray<T, Ix2, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
-    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
+    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
         self.view().dot(vector)
     }
@@ -91,24 +91,22 @@ enum Path {
 }
 
 impl Path {
-    /// For a matrix that is not empty.
-    fn of(layout: &Layout<Ix2>) -> Result<Self, ArrayError> {
+    /// For a matrix that is not empty; `None` if neither its rows nor its columns are contiguous.
+    fn of(layout: &Layout<Ix2>) -> Option<Self> {
         let (row_count, column_count) = layout.dim.into_pattern();
-        let refuse =
-            || layout.not_contiguous("dot", "slice with step 1, so that rows or columns are contiguous");
         // The step of an axis with one element does not matter.
         let step = |(len, stride): (&usize, isize)| match len {
-            1 => Ok(None),
-            _ => u64::try_from(stride).map(Some).map_err(|_| refuse()),
+            1 => Some(None),
+            _ => u64::try_from(stride).ok().map(Some),
         };
         let mut steps = layout.shape().iter().zip(layout.strides()).map(step);
-        let mut next = || steps.next().unwrap_or(Ok(None));
+        let mut next = || steps.next().unwrap_or(Some(None));
         match (next()?, next()?) {
-            (None, None | Some(1)) => Ok(Self::One),
-            (Some(1), columns) => Ok(Self::Columns { row_step: columns.unwrap_or(row_count as u64) }),
-            (rows, None | Some(1)) => Ok(Self::Rows { row_step: rows.unwrap_or(column_count as u64) }),
-            (None, Some(columns)) => Ok(Self::Columns { row_step: columns }),
-            _ => Err(refuse()),
+            (None, None | Some(1)) => Some(Self::One),
+            (Some(1), columns) => Some(Self::Columns { row_step: columns.unwrap_or(row_count as u64) }),
+            (rows, None | Some(1)) => Some(Self::Rows { row_step: rows.unwrap_or(column_count as u64) }),
+            (None, Some(columns)) => Some(Self::Columns { row_step: columns }),
+            _ => None,
         }
     }
 }

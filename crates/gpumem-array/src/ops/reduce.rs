@@ -16,17 +16,17 @@ use gpumem_pool::sys::types::CUstream;
 use ndarray::{Dimension, Ix0, Ix1};
 
 impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
-    /// Sums all elements, on the device. The sum of no elements is zero; integers wrap.
+    /// Sums all elements, on the device. The sum of no elements is zero; integers wrap. Elements that are not contiguous are first
+    /// gathered.
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
     /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
         if self.layout().order().is_none() {
-            return Err(self.layout().not_contiguous("sum", "sum whole rows (slices of the first axis)"));
+            return self.to_order(Order::Row)?.view().sum();
         }
         let gpu = self.gpu();
         gpu.check(self.storage().device())?;
@@ -57,28 +57,24 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
     /// # Errors
     ///
     /// - [`ArrayError::Shape`] if the lengths differ.
-    /// - [`ArrayError::NotContiguous`] if a vector is not contiguous.
     /// - [`ArrayError::WrongDevice`] if `other` is on another device.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
         let other = other.as_view();
         same_shape("dot", self.layout(), other.layout())?;
-        for view in [self, &other] {
-            if !view.layout().is_dense(Order::Row) {
-                return Err(view.layout().not_contiguous("dot", "use a slice with step 1"));
-            }
-        }
         let gpu = self.gpu();
         gpu.check(self.storage().device())?;
         gpu.check(other.storage().device())?;
+        let (left, right) = (self.dense(Order::Row)?, other.on(gpu).dense(Order::Row)?);
+        let (left, right) = (left.view(), right.view());
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
-        self.storage().order(gpu, Access::Read)?;
-        other.storage().order(gpu, Access::Read)?;
+        left.storage().order(gpu, Access::Read)?;
+        right.storage().order(gpu, Access::Read)?;
         let (uses, terms) =
-            ([self.storage(), other.storage()], Terms::Products(self.address(), other.address()));
+            ([left.storage(), right.storage()], Terms::Products(left.address(), right.address()));
         // SAFETY: both vectors are contiguous in live memory of this device, which is named, and the stream has been ordered.
         unsafe { reduce(gpu, &uses, terms, self.len()) }
     }
@@ -89,8 +85,7 @@ impl<T: Numeric, K: Kind> GpuArray<T, Ix1, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
-    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
+    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
         self.view().dot(other)
     }

@@ -1,0 +1,131 @@
+//! Launches of the kernels that copy and fill strided ranges.
+
+use crate::error::ArrayError;
+use crate::gpu::Gpu;
+use crate::kernel::Function;
+use crate::kernel::library::{launch, parameter};
+use crate::layout::plan::{Step, Strided};
+use gpumem_pool::sys::DriverError;
+use gpumem_pool::sys::types::CUstream;
+
+/// The outer axes as the kernels take them: a count, then lengths, steps in the target and steps in the source, each from the fastest
+/// axis to the slowest.
+type Axes = [u64; 1 + 3 * AXES_MAX];
+
+/// One launch for each position on the axes that are too many for the kernel: almost always a single one.
+pub(crate) struct Launches<'a> {
+    function: &'a Function,
+    strided: &'a Strided,
+}
+
+impl<'a> Launches<'a> {
+    pub(crate) fn copy(gpu: &'a Gpu, strided: &'a Strided) -> Result<Self, ArrayError> {
+        Ok(Self { function: gpu.library().strided("copy", strided.unit)?, strided })
+    }
+
+    pub(crate) fn fill(gpu: &'a Gpu, strided: &'a Strided) -> Result<Self, ArrayError> {
+        Ok(Self { function: gpu.library().strided("fill", strided.unit)?, strided })
+    }
+
+    /// # Safety
+    ///
+    /// - The context of the stream is current, and is that of the device.
+    /// - From the addresses on, both sides have the elements that the plan describes, in live memory of the device, which the stream
+    ///   has been ordered to write and to read.
+    pub(crate) unsafe fn queue_copy(
+        &self,
+        stream: CUstream,
+        [to, from]: [u64; 2],
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise; the parameters are those of the kernel.
+        self.each(to, from, |to, from, shape, rows, axes| unsafe {
+            let Step { len, to: to_step, from: from_step } = self.strided.row;
+            let (len, to_step, from_step) = (len as u64, to_step as i64, from_step as i64);
+            let mut parameters = [
+                parameter(&to),
+                parameter(&from),
+                parameter(&len),
+                parameter(&to_step),
+                parameter(&from_step),
+                parameter(&rows),
+                parameter(axes),
+            ];
+            launch(self.function, stream, shape, &mut parameters)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// As [`Launches::queue_copy`], for the target alone.
+    pub(crate) unsafe fn queue_fill(
+        &self,
+        stream: CUstream,
+        to: u64,
+        words: [u64; 2],
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise; the parameters are those of the kernel.
+        self.each(to, 0, |to, _, shape, rows, axes| unsafe {
+            let (len, step) = (self.strided.row.len as u64, self.strided.row.to as i64);
+            let mut parameters = [
+                parameter(&to),
+                parameter(&words[0]),
+                parameter(&words[1]),
+                parameter(&len),
+                parameter(&step),
+                parameter(&rows),
+                parameter(axes),
+            ];
+            launch(self.function, stream, shape, &mut parameters)
+        })
+    }
+
+    fn each(
+        &self,
+        to: u64,
+        from: u64,
+        mut queue: impl FnMut(u64, u64, Shape, u64, &Axes) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        let (beyond, outer) = self.strided.outer.split_at(self.strided.outer.len().saturating_sub(AXES_MAX));
+        let rows = outer.iter().map(|axis| axis.len).product::<usize>();
+        let (shape, axes) = (shape(self.strided.row.len, rows), packed(outer));
+        for mut index in 0..beyond.iter().map(|axis| axis.len).product::<usize>() {
+            let (mut to, mut from) = (to, from);
+            for axis in beyond.iter().rev() {
+                let place = (index % axis.len) as i64;
+                to = to.wrapping_add_signed(place * axis.to as i64);
+                from = from.wrapping_add_signed(place * axis.from as i64);
+                index /= axis.len;
+            }
+            queue(to, from, shape, rows as u64, &axes)?;
+        }
+        Ok(())
+    }
+}
+
+type Shape = ([u32; 3], [u32; 3], u32);
+
+/// Threads of a block lie along a row as far as it is long, and four units of a row fall to each.
+fn shape(len: usize, rows: usize) -> Shape {
+    let x = len.div_ceil(IN_FLIGHT).next_power_of_two().min(THREADS);
+    let y = THREADS / x;
+    let grid = [len.div_ceil(x * IN_FLIGHT).clamp(1, GRID_X_MAX), rows.div_ceil(y).clamp(1, GRID_Y_MAX), 1];
+    (grid.map(|blocks| blocks as u32), [x as u32, y as u32, 1], 0)
+}
+
+fn packed(outer: &[Step]) -> Axes {
+    let mut axes = [0; 1 + 3 * AXES_MAX];
+    axes[0] = outer.len() as u64;
+    for (index, axis) in outer.iter().rev().enumerate() {
+        axes[1 + index] = axis.len as u64;
+        axes[1 + AXES_MAX + index] = (axis.to as i64).cast_unsigned();
+        axes[1 + 2 * AXES_MAX + index] = (axis.from as i64).cast_unsigned();
+    }
+    axes
+}
+
+/// As `strided.cu` has it.
+const AXES_MAX: usize = 7;
+const IN_FLIGHT: usize = 4;
+const THREADS: usize = 256;
+const GRID_X_MAX: usize = 1 << 20;
+const GRID_Y_MAX: usize = 65_535;

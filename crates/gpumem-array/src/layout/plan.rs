@@ -1,0 +1,278 @@
+//! [`Plan`]: how elements move from one layout to another with the fewest driver calls.
+//!
+//! The axes are ordered by their steps in the target, from the slowest to the fastest, and merged where both sides are contiguous.
+//! What is left decides: one run of bytes is one copy; runs at a fixed pitch are one 2D or 3D copy; all else is one kernel. Pure
+//! arithmetic: what the two sides are, and which calls copy between them, is decided where the plan is carried out.
+
+use crate::layout::Layout;
+use ndarray::Dimension;
+
+/// The movement of all elements of a source to a target of the same shape. Offsets, steps and sizes are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// The offset of the first element in the target, from the base address.
+    pub(crate) to: isize,
+    /// The offset of that element in the source.
+    pub(crate) from: isize,
+    pub(crate) form: Form,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// There are no elements.
+    Nothing,
+    /// One contiguous run on both sides.
+    Run { size_bytes: usize },
+    /// Runs at fixed pitches.
+    Pitched(Pitched),
+    /// Any steps.
+    Strided(Strided),
+}
+
+/// `depth` slices of `height` rows of `width` bytes. The pitch is the distance of two rows; the distance of two slices is `…_height`
+/// rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pitched {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) depth: usize,
+    pub(crate) to_pitch: usize,
+    pub(crate) to_height: usize,
+    pub(crate) from_pitch: usize,
+    pub(crate) from_height: usize,
+}
+
+/// Rows of units. All offsets and steps are multiples of the unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Strided {
+    /// 1, 2, 4, 8 or 16.
+    pub(crate) unit: usize,
+    /// The innermost axis.
+    pub(crate) row: Step,
+    /// The other axes, from the slowest to the fastest.
+    pub(crate) outer: Vec<Step>,
+}
+
+/// An axis: its length, and its steps in the target and in the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) len: usize,
+    pub(crate) to: isize,
+    pub(crate) from: isize,
+}
+
+impl Plan {
+    /// For two layouts of one shape with elements of `size` bytes.
+    pub(crate) fn copy<D: Dimension, E: Dimension>(to: &Layout<D>, from: &Layout<E>, size: usize) -> Self {
+        let steps = to.shape().iter().zip(to.strides()).zip(from.strides());
+        let steps = steps.map(|((&len, to), from)| Step { len, to, from });
+        Self::of(to.len(), [to.offset, from.offset], steps, size)
+    }
+
+    /// For two layouts whose elements are contiguous in one order.
+    pub(crate) fn run<D: Dimension, E: Dimension>(to: &Layout<D>, from: &Layout<E>, size: usize) -> Self {
+        let form = if to.len() == 0 { Form::Nothing } else { Form::Run { size_bytes: to.len() * size } };
+        Self { to: (to.offset * size).cast_signed(), from: (from.offset * size).cast_signed(), form }
+    }
+
+    /// The elements of a target that are to be set, with no source.
+    pub(crate) fn fill<D: Dimension>(to: &Layout<D>, size: usize) -> Self {
+        let steps = to.shape().iter().zip(to.strides()).map(|(&len, to)| Step { len, to, from: to });
+        Self::of(to.len(), [to.offset; 2], steps, size)
+    }
+
+    /// The steps of a kernel that moves these elements; `None` if there are none.
+    pub(crate) fn into_strided(self) -> Option<Strided> {
+        let step = |len: usize, step: usize| Step { len, to: step.cast_signed(), from: step.cast_signed() };
+        let (run, outer) = match self.form {
+            Form::Nothing => return None,
+            Form::Strided(strided) => return Some(strided),
+            Form::Run { size_bytes } => (size_bytes, Vec::new()),
+            Form::Pitched(Pitched { width, height, depth, to_pitch, to_height, from_pitch, from_height }) => {
+                let axis = |len, to: usize, from: usize| Step {
+                    len,
+                    to: to.cast_signed(),
+                    from: from.cast_signed(),
+                };
+                let slices = axis(depth, to_pitch * to_height, from_pitch * from_height);
+                (
+                    width,
+                    [slices, axis(height, to_pitch, from_pitch)]
+                        .into_iter()
+                        .filter(|axis| axis.len > 1)
+                        .collect(),
+                )
+            }
+        };
+        let unit = unit(run, [self.to, self.from], &outer);
+        Some(Strided { unit, row: step(run / unit, unit), outer })
+    }
+
+    fn of(len: usize, [to, from]: [usize; 2], steps: impl Iterator<Item = Step>, size: usize) -> Self {
+        let scale = size.cast_signed();
+        let (mut to, mut from) = (to.cast_signed() * scale, from.cast_signed() * scale);
+        if len == 0 {
+            return Self { to, from, form: Form::Nothing };
+        }
+        let mut axes: Vec<Step> = Vec::new();
+        for Step { len, to: to_step, from: from_step } in steps.filter(|step| step.len > 1) {
+            let mut step = Step { len, to: to_step * scale, from: from_step * scale };
+            if step.to < 0 {
+                // From its other end, so that the steps of the target are positive.
+                let last = (len - 1).cast_signed();
+                (to, from) = (to + last * step.to, from + last * step.from);
+                (step.to, step.from) = (-step.to, -step.from);
+            }
+            axes.push(step);
+        }
+        axes.sort_by_key(|step| core::cmp::Reverse(step.to));
+        let axes = merged(axes);
+        Self { to, from, form: form([to, from], axes, size) }
+    }
+}
+
+/// Merges each axis with the next faster one if, on both sides, the one continues where the other ends.
+fn merged(axes: Vec<Step>) -> Vec<Step> {
+    let mut merged: Vec<Step> = Vec::with_capacity(axes.len());
+    for fast in axes {
+        match merged.last_mut() {
+            Some(slow)
+                if slow.to == fast.to * fast.len.cast_signed()
+                    && slow.from == fast.from * fast.len.cast_signed() =>
+            {
+                *slow = Step { len: slow.len * fast.len, ..fast };
+            }
+            _ => merged.push(fast),
+        }
+    }
+    merged
+}
+
+fn form(offsets: [isize; 2], mut axes: Vec<Step>, size: usize) -> Form {
+    let signed = size.cast_signed();
+    // The innermost run of bytes that are contiguous on both sides.
+    let run = match axes.last() {
+        Some(last) if last.to == signed && last.from == signed => {
+            axes.pop().map_or(size, |last| last.len * size)
+        }
+        _ => size,
+    };
+    let pitched = match axes[..] {
+        [] => return Form::Run { size_bytes: run },
+        [rows] => pitched(run, rows, None),
+        [slices, rows] => pitched(run, rows, Some(slices)),
+        _ => None,
+    };
+    if let Some(pitched) = pitched {
+        return Form::Pitched(pitched);
+    }
+    let unit = unit(run, offsets, &axes);
+    let run = Step { len: run / unit, to: unit.cast_signed(), from: unit.cast_signed() };
+    match axes.pop() {
+        // One unit is an element: the innermost axis is one of elements.
+        Some(row) if run.len == 1 => Form::Strided(Strided { unit, row, outer: axes }),
+        Some(row) => {
+            axes.push(row);
+            Form::Strided(Strided { unit, row: run, outer: axes })
+        }
+        None => Form::Strided(Strided { unit, row: run, outer: axes }),
+    }
+}
+
+/// Rows at a pitch that the driver's copies accept, and wide enough that they are faster than a kernel.
+fn pitched(width: usize, rows: Step, slices: Option<Step>) -> Option<Pitched> {
+    let pitch = |step: isize| usize::try_from(step).ok().filter(|pitch| (width..=PITCH_MAX).contains(pitch));
+    let (to_pitch, from_pitch) = (pitch(rows.to)?, pitch(rows.from)?);
+    let rows_apart = |step: isize, pitch: usize| {
+        let step = usize::try_from(step).ok()?;
+        (step % pitch == 0 && step / pitch >= rows.len).then(|| step / pitch)
+    };
+    let (depth, to_height, from_height) = match slices {
+        Some(slices) => (slices.len, rows_apart(slices.to, to_pitch)?, rows_apart(slices.from, from_pitch)?),
+        None => (1, rows.len, rows.len),
+    };
+    (width >= WIDTH_MIN).then_some(Pitched {
+        width,
+        height: rows.len,
+        depth,
+        to_pitch,
+        to_height,
+        from_pitch,
+        from_height,
+    })
+}
+
+/// The largest unit that divides the run, the offsets and all steps.
+fn unit(run: usize, offsets: [isize; 2], axes: &[Step]) -> usize {
+    let steps = axes.iter().flat_map(|step| [step.to, step.from]);
+    let bits = offsets.into_iter().chain(steps).fold(run, |bits, step| bits | step.unsigned_abs());
+    1 << bits.trailing_zeros().min(UNIT_MAX.trailing_zeros())
+}
+
+/// The widest load and store.
+const UNIT_MAX: usize = 16;
+/// The largest pitch of a driver's copy.
+const PITCH_MAX: usize = i32::MAX as usize;
+/// Narrower rows are moved faster by a kernel.
+const WIDTH_MIN: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Order;
+    use ndarray::{Axis, IxDyn, Slice};
+
+    fn dense(shape: &[usize]) -> Layout<IxDyn> {
+        Layout::dense(IxDyn(shape), Order::Row, 4).unwrap()
+    }
+
+    fn copy(to: &Layout<IxDyn>, from: &Layout<IxDyn>) -> Plan {
+        Plan::copy(to, from, 4)
+    }
+
+    #[test]
+    fn contiguous_elements_are_one_run_in_any_order_of_axes() {
+        let whole = dense(&[3, 4, 5]);
+        assert_eq!(copy(&whole, &whole).form, Form::Run { size_bytes: 240 });
+        let turned = whole.clone().transposed();
+        assert_eq!(copy(&turned, &turned).form, Form::Run { size_bytes: 240 });
+        let rows = whole.clone().slice_axis(Axis(0), Slice::from(1..)).unwrap();
+        let plan = copy(&dense(&[2, 4, 5]), &rows);
+        assert_eq!((plan.to, plan.from, plan.form), (0, 80, Form::Run { size_bytes: 160 }));
+        let reversed = whole.slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
+        assert_eq!(copy(&reversed, &reversed).form, Form::Run { size_bytes: 240 });
+        assert_eq!(copy(&dense(&[0, 5]), &dense(&[0, 5])).form, Form::Nothing);
+    }
+
+    #[test]
+    fn wide_rows_are_pitched() {
+        let part = dense(&[8, 100]).slice_axis(Axis(1), Slice::from(10..40)).unwrap();
+        let Form::Pitched(pitched) = copy(&dense(&[8, 30]), &part).form else { panic!() };
+        assert_eq!((pitched.width, pitched.height, pitched.depth), (120, 8, 1));
+        assert_eq!((pitched.to_pitch, pitched.from_pitch), (120, 400));
+        let part = dense(&[4, 8, 100]).slice_axis(Axis(2), Slice::from(..30)).unwrap();
+        let part = part.slice_axis(Axis(1), Slice::from(2..5)).unwrap();
+        let Form::Pitched(pitched) = copy(&dense(&[4, 3, 30]), &part).form else { panic!() };
+        assert_eq!((pitched.width, pitched.height, pitched.depth), (120, 3, 4));
+        assert_eq!((pitched.to_height, pitched.from_height), (3, 8));
+        // Backwards, and one row again and again, which no pitch describes.
+        let back = dense(&[8, 100]).slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
+        assert!(matches!(copy(&dense(&[8, 100]), &back).form, Form::Strided(_)));
+        let again = dense(&[100]).broadcast(IxDyn(&[8, 100])).unwrap();
+        assert!(matches!(copy(&dense(&[8, 100]), &again).form, Form::Strided(_)));
+    }
+
+    #[test]
+    fn units_are_as_wide_as_the_steps_allow() {
+        let back = dense(&[8, 100]).slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
+        let Form::Strided(strided) = copy(&dense(&[8, 100]), &back).form else { panic!() };
+        assert_eq!((strided.unit, strided.row.len, strided.outer.len()), (16, 25, 1));
+        let turned = dense(&[8, 100]).transposed();
+        let Form::Strided(strided) = copy(&dense(&[100, 8]), &turned).form else { panic!() };
+        assert_eq!((strided.unit, strided.row), (4, Step { len: 8, to: 4, from: 400 }));
+        // Elements of 12 bytes are three units.
+        let back = dense(&[9]).slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
+        let Form::Strided(strided) = Plan::copy(&dense(&[9]), &back, 12).form else { panic!() };
+        assert_eq!((strided.unit, strided.row.len, strided.outer[0].len), (4, 3, 9));
+    }
+}

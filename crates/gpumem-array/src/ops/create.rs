@@ -1,0 +1,144 @@
+//! Constructors of regular arrays: ones, numbers at equal distances, the identity, and elements that a function computes.
+
+use crate::array::{GpuArray, UninitArray};
+use crate::element::{Element, Numeric};
+use crate::error::ArrayError;
+use crate::gpu::Place;
+use crate::kind::Kind;
+use crate::layout::Order;
+use ndarray::{Array, Array1, Dimension, IntoDimension, Ix1, Ix2, NdFloat, s};
+
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// Creates an array whose elements a function computes from their indices, on the host. The elements are then uploaded.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_fn(&gpu, (2, 3), |(row, column)| 10 * row as i32 + column as i32)?;
+    /// assert_eq!(x.to_array()?, array![[0, 1, 2], [10, 11, 12]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver call
+    /// fails, or if the stream captures.
+    pub fn from_fn<P, S, F>(place: &P, shape: S, element: F) -> Result<Self, ArrayError>
+    where
+        P: Place<Kind = K> + ?Sized,
+        S: IntoDimension<Dim = D>,
+        F: FnMut(D::Pattern) -> T,
+    {
+        let dim = shape.into_dimension();
+        // The pool's memory first: it refuses a size for which an allocation on the host would abort the program.
+        let target = UninitArray::with_order(place, dim.clone(), Order::Row)?;
+        target.copy_from_slice(&Array::from_shape_fn(dim, element).into_raw_vec_and_offset().0)
+    }
+}
+
+impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// Creates an array with every element set to one.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// assert_eq!(GpuArray::<f64, _>::ones(&gpu, (2, 5))?.sum()?.into_scalar()?, 10.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuArray::from_elem`].
+    pub fn ones<P, S>(place: &P, shape: S) -> Result<Self, ArrayError>
+    where
+        P: Place<Kind = K> + ?Sized,
+        S: IntoDimension<Dim = D>,
+    {
+        Self::from_elem(place, shape, T::ONE)
+    }
+}
+
+impl<T: Numeric, K: Kind> GpuArray<T, Ix1, K> {
+    /// Creates the numbers from `start` on, `step` apart, up to `end`, which is not included. They are computed on the host and
+    /// uploaded. If `end` is not in the direction of `step`, or `step` is zero or not a number, the array is empty.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// assert_eq!(GpuArray::arange(&gpu, 0.0_f32, 1.0, 0.25)?.to_vec()?, [0.0, 0.25, 0.5, 0.75]);
+    /// assert_eq!(GpuArray::arange(&gpu, 5, -1, -2)?.to_vec()?, [5, 3, 1]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`] if the numbers exceed the address space; [`ArrayError::Pool`] if the allocation or a driver call
+    /// fails, or if the stream captures.
+    pub fn arange<P: Place<Kind = K> + ?Sized>(
+        place: &P,
+        start: T,
+        end: T,
+        step: T,
+    ) -> Result<Self, ArrayError> {
+        let len = T::steps(start, end, step);
+        Self::from_fn(place, len, |index| T::nth(start, step, index))
+    }
+
+    /// Creates `len` numbers at equal distances from `start` to `end`, which is included. They are computed on the host and uploaded.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// assert_eq!(GpuArray::linspace(&gpu, 0.0_f32, 1.0, 5)?.to_vec()?, [0.0, 0.25, 0.5, 0.75, 1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`] if the numbers exceed the address space; [`ArrayError::Pool`] if the allocation or a driver call
+    /// fails, or if the stream captures.
+    pub fn linspace<P: Place<Kind = K> + ?Sized>(
+        place: &P,
+        start: T,
+        end: T,
+        len: usize,
+    ) -> Result<Self, ArrayError>
+    where
+        T: NdFloat,
+    {
+        let target = UninitArray::with_order(place, Ix1(len), Order::Row)?;
+        target.copy_from_slice(&Array1::linspace(start, end, len).into_raw_vec_and_offset().0)
+    }
+}
+
+impl<T: Numeric, K: Kind> GpuArray<T, Ix2, K> {
+    /// Creates the identity matrix, on the device.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// assert_eq!(GpuArray::<i32, _>::eye(&gpu, 2)?.to_array()?, array![[1, 0], [0, 1]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver call
+    /// fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn eye<P: Place<Kind = K> + ?Sized>(place: &P, size: usize) -> Result<Self, ArrayError> {
+        let mut matrix = Self::zeros(place, (size, size))?;
+        let diagonal = s![..;size.cast_signed() + 1];
+        matrix.view_mut().reshape_mut(size * size)?.slice_mut(diagonal)?.fill(T::ONE)?;
+        Ok(matrix)
+    }
+}
