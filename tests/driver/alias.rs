@@ -1,5 +1,5 @@
-//! One handle at two addresses: writes through one are read through the other, in every order on which the pool relies when it
-//! reuses memory at another address. No word may be wrong in any round.
+//! One handle mapped at two addresses: writes through one address are read through the other, in every order on which the pool
+//! relies when it reuses memory at another address. No word may be wrong in any round.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +13,7 @@ use gpumem_tests::sys::{Driver, DriverError, DriverKind};
 use std::ptr::null_mut;
 
 cases! {
-    /// In the order of one stream, in both directions.
+    /// Ordered by one stream, in both directions.
     fn on_one_stream(driver: &Driver) -> Result<(), DriverError> {
         let Some(mut pair) = Pair::new(driver) else { return Ok(()) };
         let stream = pair.stream()?;
@@ -41,14 +41,14 @@ cases! {
         pair.finish([one, two])
     }
 
-    /// A kernel writes and a copy engine reads through the other address; then the other way round.
+    /// A kernel writes and a copy engine reads through the other address, and the reverse.
     fn through_copy_engines(driver: &Driver) -> Result<(), DriverError> {
         let Some(mut pair) = Pair::new(driver) else { return Ok(()) };
         let (kernels, copies) = (pair.stream()?, pair.stream()?);
         let (plain, pinned) = (pair.gpu.alloc(pair.size_bytes)?, pair.pinned()?);
-        // SAFETY: both places have that size and live until all work is done.
+        // SAFETY: both ranges have that size and live until all work is complete.
         let out = |from, key: &Pair| unsafe { key.gpu.driver.cuMemcpyDtoHAsync_v2(pinned, from, key.size_bytes, copies) };
-        // SAFETY: the pinned memory and the place copied to have that size, and live until all work is done.
+        // SAFETY: the pinned memory and the target have that size, and live until all work is complete.
         let back = |to, key: &Pair| unsafe { key.gpu.driver.cuMemcpyHtoDAsync_v2(to, pinned, key.size_bytes, copies) };
         for _ in 0..pair.rounds {
             pair.write(HERE, kernels)?;
@@ -65,7 +65,7 @@ cases! {
             pair.check(HERE, kernels)?;
         }
         pair.gpu.read(plain, 1)?;
-        // SAFETY: the copies and kernels that used them are done.
+        // SAFETY: the copies and kernels that used the memory are complete.
         unsafe {
             driver.cuMemFree_v2(plain)?;
             driver.cuMemFreeHost(pinned)?;
@@ -86,13 +86,13 @@ cases! {
         pair.finish([stream])
     }
 
-    /// A graph with both addresses, again and again.
+    /// A graph with both addresses, launched repeatedly.
     fn in_a_graph(driver: &Driver) -> Result<(), DriverError> {
         let Some(mut pair) = Pair::new(driver) else { return Ok(()) };
         let stream = pair.stream()?;
         let (mut graph, mut executable) = (null_mut(), null_mut());
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive; locals outlive the calls; the graph's memory lives until its last run is done.
+        // SAFETY: the stream is alive; locals outlive the calls; the graph's memory lives until its last launch is complete.
         unsafe {
             driver.cuStreamBeginCapture_v2(stream, mode)?;
             pair.write(HERE, stream)?;
@@ -133,8 +133,8 @@ cases! {
         pair.finish([near])
     }
 
-    /// An alias is mapped and unmapped while work on the old address is held back, and while it runs: neither call
-    /// waits for it, and neither breaks it.
+    /// An alias is mapped and unmapped while work on the old address is held back, and while it runs: neither call waits for that
+    /// work or breaks it.
     fn aliases_come_and_go_beside_work(driver: &Driver) -> Result<(), DriverError> {
         let Some(mut pair) = Pair::new(driver) else { return Ok(()) };
         let (stream, other) = (pair.stream()?, pair.stream()?);
@@ -156,8 +156,8 @@ cases! {
             pair.check(THERE, other)?;
             pair.write(THERE, other)?;
             pair.order(other, stream)?;
-            // SAFETY: the stream is alive. Its uses of the alias are complete before that is unmapped; those of the
-            // old address are not.
+            // SAFETY: the stream is alive. Its uses of the alias are complete before the alias is unmapped; uses of the old
+            // address are pending.
             unsafe { driver.cuStreamSynchronize(other)? };
             pair.check(HERE, stream)?;
             pair.write(HERE, stream)?;
@@ -168,7 +168,7 @@ cases! {
         pair.finish([stream, other])
     }
 
-    /// The memory of a handle that was released is there, and taken, until the last of its mappings is gone.
+    /// The memory of a released handle stays allocated until its last mapping is removed.
     #[serial_test::file_serial(gpumem_whole_device)]
     fn a_released_handle_lives_in_its_mappings(driver: &Driver) -> Result<(), DriverError> {
         let Some(gpu) = Vmm::new(driver) else { return Ok(()) };
@@ -181,7 +181,7 @@ cases! {
             gpu.grant(place, size_bytes)?;
         }
         let is_taken = || Ok::<_, DriverError>(free_bytes(&gpu)? + size_bytes / 2 < before);
-        // SAFETY: the addresses are mapped where they are used, and no work is left where they are unmapped.
+        // SAFETY: the addresses are mapped when they are used, and no work on them is pending when they are unmapped.
         unsafe {
             driver.cuMemsetD8_v2(places[0], 7, PIECE)?;
             driver.cuMemRelease(handle)?;
@@ -200,7 +200,7 @@ cases! {
 const HERE: usize = 0;
 const THERE: usize = 1;
 
-/// One handle at two addresses, and the key of what was last written to it.
+/// One handle at two addresses, and the key of the pattern written last.
 struct Pair {
     gpu: Vmm,
     patterns: Patterns,
@@ -216,7 +216,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// None where the device has no virtual memory management.
+    /// Returns `None` if the device has no virtual memory management.
     fn new(driver: &Driver) -> Option<Self> {
         let gpu = Vmm::new(driver)?;
         let (whole_bytes, size_bytes, rounds) = match driver.kind() {
@@ -253,7 +253,7 @@ impl Pair {
         self.check_at(self.at[place], stream)
     }
 
-    /// Writes what was never there before.
+    /// Writes a new pattern.
     fn write_at(&mut self, address: CUdeviceptr, stream: CUstream) -> Result<(), DriverError> {
         self.key += 1;
         // SAFETY: memory and streams live until `finish`.
@@ -276,11 +276,11 @@ impl Pair {
     fn order(&self, first: CUstream, then: CUstream) -> Result<(), DriverError> {
         let event = self.gpu.event()?;
         self.order_after(event, first, self.gpu.context, then)?;
-        // SAFETY: the driver keeps what the wait needs.
+        // SAFETY: the event is alive, and the driver keeps it until the wait is complete.
         unsafe { self.gpu.driver.cuEventDestroy_v2(event) }
     }
 
-    /// With an event of the first stream's context.
+    /// Orders one stream behind another by an event of the first stream's context.
     fn order_after(
         &self,
         event: CUevent,
@@ -298,7 +298,7 @@ impl Pair {
         }
     }
 
-    /// Waits for all work, takes everything down, and fails if a word was wrong.
+    /// Waits for all work, releases everything, and fails if a word was wrong.
     fn finish(self, streams: impl IntoIterator<Item = CUstream>) -> Result<(), DriverError> {
         let driver = &self.gpu.driver;
         // SAFETY: closing the ledger waits for all work of the device; nothing is used afterwards.
@@ -314,7 +314,7 @@ impl Pair {
     }
 }
 
-/// Device 1, which may use both addresses too.
+/// Device 1, with access to both addresses.
 struct Far {
     context: CUcontext,
     patterns: Patterns,
@@ -324,7 +324,7 @@ struct Far {
 }
 
 impl Far {
-    /// None on a machine with one GPU.
+    /// Returns `None` on a machine with one GPU.
     fn new(pair: &Pair) -> Result<Option<Self>, DriverError> {
         let driver = &pair.gpu.driver;
         let (mut count, mut context, mut stream, mut event) = (0, null_mut(), null_mut(), null_mut());
@@ -362,7 +362,7 @@ impl Far {
 
     fn finish(self, pair: &Pair) -> Result<(), DriverError> {
         let driver = &pair.gpu.driver;
-        // SAFETY: closing the ledger waits for all work of this device; nothing of it is used afterwards.
+        // SAFETY: closing the ledger waits for all work of this device; the stream is not used afterwards.
         let wrong = within(driver, self.context, || unsafe {
             let wrong = self.ledger.close(driver)?;
             driver.cuEventDestroy_v2(self.event)?;
@@ -370,7 +370,7 @@ impl Far {
             Ok(wrong)
         })?;
         assert_eq!(wrong, Wrong::default(), "{wrong}");
-        // SAFETY: gives back what `new` retained.
+        // SAFETY: releases the context that `new` retained.
         unsafe { driver.cuDevicePrimaryCtxRelease_v2(1) }
     }
 }

@@ -1,5 +1,5 @@
-//! Calls that programs make beside the main ones: memory with a pitch, callbacks, occupancy, bus identifiers. Each case holds on
-//! the simulator and on a GPU.
+//! Less frequent calls that programs make: memory with a pitch, callbacks, occupancy, bus identifiers. Each case holds on the
+//! simulator and on a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
 const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 cases! {
-    /// Rows begin at a pitch that has room for them; memsets of rows leave what lies between alone.
+    /// Rows start at multiples of a pitch that is at least their width; memsets of rows leave the gaps unchanged.
     fn rows_with_a_pitch(driver: &Driver) {
         let gpu = Raw::new(driver).unwrap();
         for element_bytes in [4, 8, 16] {
@@ -42,12 +42,12 @@ cases! {
         assert_eq!(code(empty), INVALID_VALUE);
     }
 
-    /// A callback runs in its stream's order and gets the status of success.
+    /// A callback runs in the order of its stream and receives the status of success.
     fn callbacks(driver: &Driver) {
         let gpu = Raw::new(driver).unwrap();
         let (stream, seen) = (gpu.stream().unwrap(), AtomicU32::new(0));
         let data: *mut c_void = (&raw const seen).cast_mut().cast();
-        // SAFETY: `seen` lives until the stream has been waited for.
+        // SAFETY: `seen` lives until the stream was synchronised.
         unsafe {
             driver.cuStreamAddCallback(stream, Some(count), data, 0).unwrap();
             driver.cuStreamAddCallback(stream, Some(count), data, 0).unwrap();
@@ -80,7 +80,7 @@ cases! {
         }
     }
 
-    /// A kernel is launched by the form that takes a structure.
+    /// A kernel is launched with `cuLaunchKernelEx`.
     fn launch_by_structure(driver: &Driver) {
         let gpu = Raw::new(driver).unwrap();
         let (module, function) = nothing(driver);
@@ -106,7 +106,7 @@ cases! {
         }
     }
 
-    /// A device is found by its name on the bus.
+    /// A device is found by its bus identifier.
     fn names_on_the_bus(driver: &Driver) {
         let gpu = Raw::new(driver).unwrap();
         let (mut name, mut device) = ([1 as c_char; 32], -1);
@@ -121,7 +121,7 @@ cases! {
 }
 
 unsafe extern "C" fn count(_stream: CUstream, status: CUresult, seen: *mut c_void) {
-    // SAFETY: the case passes a counter that lives until it has waited.
+    // SAFETY: the case passes a counter that lives until the stream was synchronised.
     let seen = unsafe { &*seen.cast::<AtomicU32>() };
     seen.fetch_add(u32::from(status == SUCCESS), Ordering::Relaxed);
 }

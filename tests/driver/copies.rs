@@ -9,12 +9,12 @@ use gpumem_tests::sys::types::*;
 
 const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// The host's box: rows of 5 bytes, 4 rows a slice, 3 slices. The device's: rows of 16 bytes, 6 rows a slice.
+/// The host's box has rows of 5 bytes, 4 rows a slice, 3 slices. The device's has rows of 16 bytes, 6 rows a slice.
 const HOST: [usize; 3] = [5, 4, 3];
 const DEVICE: [usize; 3] = [16, 6, 4];
 
 cases! {
-    /// A box inside the host's goes into a box inside the device's, and comes back.
+    /// A part of the host's box is copied into a part of the device's and back.
     fn boxes(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let device_bytes = DEVICE.iter().product();
@@ -29,7 +29,7 @@ cases! {
             dstZ: 2,
             ..host_to_device(source.as_ptr(), address, [3, 2, 2])
         };
-        // SAFETY: the ranges are live and cover the copy; the calls return when the host's part is complete.
+        // SAFETY: the ranges are live and cover the copy; the calls return when the access of the host is complete.
         unsafe {
             driver.cuMemsetD8_v2(address, 99, device_bytes).unwrap();
             driver.cuMemcpy3D_v2(&up).unwrap();
@@ -71,7 +71,7 @@ cases! {
         assert_eq!([back[3], back[10], back[40]], [0; 3]);
     }
 
-    /// Rows that overlap the next, and slices that do.
+    /// Boxes whose rows or slices overlap are refused.
     fn boxes_that_do_not_fit(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let address = raw.alloc(DEVICE.iter().product()).unwrap();
@@ -88,7 +88,7 @@ cases! {
         }
     }
 
-    /// Several copies by one call, in one stream's order.
+    /// Several copies in one call, in the order of one stream.
     fn batches(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (address, stream) = (raw.alloc(1024).unwrap(), raw.stream().unwrap());
@@ -99,7 +99,7 @@ cases! {
             srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
             ..Default::default()
         }];
-        // SAFETY: the lists are as long as is said, and the addresses live until all work is done.
+        // SAFETY: the lists have the stated lengths, and the addresses live until all work is complete.
         unsafe {
             driver.cuMemsetD8Async(address, 1, 1024, stream).unwrap();
             driver.cuMemsetD8Async(address, 8, 256, stream).unwrap();
@@ -118,7 +118,7 @@ cases! {
         }
         let found = raw.read(address, 1024).unwrap();
         assert_eq!([found[256 + 99], found[256 + 100], found[512 + 199], found[512 + 200]], [8, 1, 8, 1]);
-        // SAFETY: nothing uses them.
+        // SAFETY: no work uses the memory.
         unsafe {
             driver.cuMemFree_v2(address).unwrap();
             driver.cuStreamDestroy_v2(stream).unwrap();

@@ -29,7 +29,7 @@ cases! {
         }
     }
 
-    /// No bytes, and flags that are none.
+    /// Zero bytes and invalid flags are refused.
     fn refusals(driver: &Driver) {
         let _raw = Raw::new(driver).unwrap();
         let mut address = 0;
@@ -45,7 +45,7 @@ cases! {
         let raw = Raw::new(driver).unwrap();
         let (address, host) = managed(&raw, MIB);
         host[3].set(9);
-        // SAFETY: the address is live; the host looks when the work is done.
+        // SAFETY: the address is live; the host reads after the work is complete.
         unsafe {
             driver.cuMemsetD8_v2(address + 4, 5, MIB - 4).unwrap();
             driver.cuCtxSynchronize().unwrap();
@@ -56,7 +56,7 @@ cases! {
         }
     }
 
-    /// A pointer is reported as managed, with equal addresses for host and device.
+    /// A pointer is reported as managed, with the same address for host and device.
     fn pointers(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (address, _) = managed(&raw, MIB);
@@ -75,7 +75,7 @@ cases! {
         assert_eq!(kind, CUmemorytype::CU_MEMORYTYPE_DEVICE.0);
     }
 
-    /// A prefetch moves pages, not bytes, and a range remembers the last one that all of it was in.
+    /// A prefetch moves pages and keeps their contents. A range reports the last prefetch that covered all of it.
     fn prefetch(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let stream = raw.stream().unwrap();
@@ -87,7 +87,7 @@ cases! {
         host[0].set(4);
         assert_eq!(last(address, 4 * MIB), NOWHERE);
         let location = |type_, id| CUmemLocation { type_, id };
-        // SAFETY: the address is live and the stream too.
+        // SAFETY: the address and the stream are live.
         unsafe {
             let device = location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, raw.device);
             driver.cuMemPrefetchAsync_v2(address, 4 * MIB, device, 0, stream).unwrap();
@@ -112,7 +112,7 @@ cases! {
             type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
             id: raw.device,
         };
-        // SAFETY: the address is live, and so is the stream.
+        // SAFETY: the address and the stream are live.
         unsafe {
             let refused = driver.cuMemPrefetchAsync_v2(plain, MIB, device, 0, stream);
             assert_eq!(code(refused), INVALID_VALUE);
@@ -123,7 +123,7 @@ cases! {
         }
     }
 
-    /// Advice is kept by range and can be taken back.
+    /// Advice is stored by range and can be revoked.
     fn advice(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (address, _) = managed(&raw, 4 * MIB);
@@ -133,7 +133,7 @@ cases! {
         );
         use CUmem_range_attribute as Attribute;
         let about = |attribute, size| range_attribute(&raw, attribute, address, size);
-        // SAFETY: the address is live; the list has as much room as is said.
+        // SAFETY: the address is live; the list has the stated length.
         unsafe {
             let advise = |size, advice, location| driver.cuMemAdvise_v2(address, size, advice, location).unwrap();
             advise(2 * MIB, CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY, device);
@@ -157,10 +157,10 @@ cases! {
     }
 }
 
-/// Managed memory, until it is freed. Cells: the device may write it at any time.
+/// Managed memory until it is freed, as cells, because the device may write it at any time.
 fn managed(raw: &Raw, size_bytes: usize) -> (u64, &[Cell<u8>]) {
     let mut address = 0;
-    // SAFETY: a local outlives the call; the memory is the host's too, and the tests look before they free it.
+    // SAFETY: a local outlives the call; the host may access the memory, and the tests read it before they free it.
     unsafe {
         raw.driver.cuMemAllocManaged(&mut address, size_bytes, 1).unwrap();
         let host = std::ptr::with_exposed_provenance(address as usize);

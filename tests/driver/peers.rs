@@ -14,7 +14,7 @@ const MIB: usize = 1 << 20;
 const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 cases! {
-    /// Both devices say that they reach each other.
+    /// Both devices report access to each other.
     fn links(driver: &Driver) {
         let Some(pair) = Pair::new(driver) else { return };
         for (device, peer) in [(0, 1), (1, 0)] {
@@ -44,7 +44,7 @@ cases! {
         }
     }
 
-    /// Plain memory of the other device may be written with peer access only; the refusal leaves the stream usable.
+    /// Plain memory of the other device may be written with peer access only. After a refusal the stream is usable.
     fn plain_memory(driver: &Driver) {
         let Some(pair) = Pair::new(driver) else { return };
         let address = pair.alloc(0);
@@ -66,7 +66,7 @@ cases! {
         }
     }
 
-    /// A copy needs no access: the driver takes it through the host.
+    /// A copy needs no peer access: the driver copies through the host.
     fn copies_without_access(driver: &Driver) {
         let Some(pair) = Pair::new(driver) else { return };
         let (source, target) = (pair.alloc(0), pair.alloc(1));
@@ -86,8 +86,8 @@ cases! {
         }
     }
 
-    /// Memory of a pool needs the pool to be shared, for copies too, whether or not peer access is enabled; and may be
-    /// freed on a stream of the other device.
+    /// Memory of a pool needs access granted by the pool, for copies too, with or without peer access. It may be freed on a
+    /// stream of the other device.
     fn memory_of_a_pool(driver: &Driver) {
         let Some(pair) = Pair::new(driver) else { return };
         pair.enter(0);
@@ -119,7 +119,7 @@ cases! {
         }
     }
 
-    /// Events are recorded by streams of their own context and waited for by all.
+    /// Events are recorded by streams of their own context, and any stream can wait for them.
     fn events_across_devices(driver: &Driver) {
         let Some(pair) = Pair::new(driver) else { return };
         pair.enter(0);
@@ -141,7 +141,7 @@ cases! {
         }
     }
 
-    /// A stream that has waited for an event of the other device sees what came before it there, every time.
+    /// A stream that has waited for an event of the other device sees all work before it, every time.
     fn waiting_for_the_other_device(driver: &Driver) {
         let Some(pair) = Pair::new(driver) else { return };
         let (source, target) = (pair.alloc(0), pair.alloc(1));
@@ -189,7 +189,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// None on a machine with one GPU. A simulator with one device is exchanged for one with two.
+    /// Returns `None` on a machine with one GPU. A simulator with one device is replaced by one with two.
     fn new(driver: &Driver) -> Option<Self> {
         let driver = match gpumem_sim::Sim::of(driver) {
             Some(sim) => gpumem_sim::driver(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
@@ -250,7 +250,7 @@ impl Pair {
         let mut byte = 0_u8;
         self.enter(device);
         let last = address + MIB as u64 - 1;
-        // SAFETY: a local outlives the call, which returns when the byte is there.
+        // SAFETY: a local outlives the call, which returns after the byte was copied.
         unsafe { self.driver.cuMemcpyDtoH_v2((&raw mut byte).cast(), last, 1).unwrap() };
         byte
     }
@@ -258,7 +258,7 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        // SAFETY: gives back what `new` took. Errors mean that the contexts are gone already.
+        // SAFETY: releases the contexts that `new` retained. Errors mean that they were destroyed before.
         unsafe {
             let _ = self.driver.cuCtxSetCurrent(null_mut());
             let _ = self.driver.cuDevicePrimaryCtxRelease_v2(0);

@@ -1,5 +1,5 @@
-//! The driver's pools of pinned host memory and of managed memory, by its own calls. Each case holds on the simulator
-//! and on an H200 with CUDA 13.0, where all of it was seen first.
+//! The driver's pools of pinned host memory and of managed memory, through raw calls. Each case holds on the simulator and on an
+//! H200 with CUDA 13.0, where the behaviour was observed first.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ const NODE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUM
 const FILES: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 const RESERVED: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
 
-/// Both kinds that the host may use.
+/// Both kinds of host-accessible memory.
 const KINDS: [(CUmemAllocationType, CUmemLocationType); 2] = [(PINNED, HOST), (MANAGED, NOWHERE)];
 
 /// A machine, a stream, and one pool.
@@ -49,7 +49,7 @@ fn props(kind: CUmemAllocationType, place: CUmemLocationType, id: i32) -> CUmemP
 }
 
 impl Fixture {
-    /// A pool that device 0 may use.
+    /// Creates a pool accessible to device 0.
     fn new(
         driver: &gpumem_tests::sys::Driver,
         (kind, place): (CUmemAllocationType, CUmemLocationType),
@@ -90,12 +90,12 @@ impl Fixture {
     }
 
     fn free(&self, address: u64) {
-        // SAFETY: it was allocated here, and is freed once.
+        // SAFETY: the address was allocated here, and is freed once.
         unsafe { self.raw.driver.cuMemFreeAsync(address, self.stream).unwrap() };
     }
 
     fn fill(&self, address: u64, value: u8, size_bytes: usize) -> CUresult {
-        // SAFETY: the caller has that many bytes there, or the call is refused.
+        // SAFETY: the caller owns that many bytes at the address, or the call is refused.
         code(unsafe { self.raw.driver.cuMemsetD8Async(address, value, size_bytes, self.stream) })
     }
 
@@ -115,7 +115,7 @@ impl Fixture {
 
     fn end(self) {
         self.sync();
-        // SAFETY: neither is used again.
+        // SAFETY: neither handle is used again.
         unsafe {
             self.raw.driver.cuMemPoolDestroy(self.pool).unwrap();
             self.raw.driver.cuStreamDestroy_v2(self.stream).unwrap();
@@ -125,18 +125,18 @@ impl Fixture {
 
 fn host_write(address: u64, value: u8, size_bytes: usize) {
     let host = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-    // SAFETY: the block is alive, the host's too, and no work uses it now.
+    // SAFETY: the block is alive and host-accessible, and no work uses it now.
     unsafe { host.write_bytes(value, size_bytes) };
 }
 
 fn host_sees(address: u64, value: u8, size_bytes: usize) -> bool {
     let host = std::ptr::with_exposed_provenance::<u8>(address as usize);
-    // SAFETY: callers pass a live block of this size that the host has at this address, and no work writes it now.
+    // SAFETY: callers pass a live block of this size, which is host-accessible at this address, and no work writes it now.
     unsafe { std::slice::from_raw_parts(host, size_bytes) }.iter().all(|byte| *byte == value)
 }
 
 cases! {
-    /// Which pools there are.
+    /// The kinds of pools that exist.
     fn kinds_of_pools(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         for (kind, place, id) in [
@@ -150,7 +150,7 @@ cases! {
             (MANAGED, NODE, 0),
         ] {
             let pool = create(&raw, props(kind, place, id)).unwrap();
-            // SAFETY: it is not used again.
+            // SAFETY: the pool is not used again.
             unsafe { driver.cuMemPoolDestroy(pool).unwrap() };
         }
         for (kind, place, id) in [
@@ -167,7 +167,7 @@ cases! {
         }
     }
 
-    /// A pool of pinned memory has a bound if it is given one; a managed one can't have one, and neither can be shared.
+    /// A pool of pinned memory can have a maximum size, a managed one cannot, and neither can be shared.
     fn unsupported_properties(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         for (kind, place) in KINDS {
@@ -188,7 +188,7 @@ cases! {
         fixture.end();
     }
 
-    /// The host uses a block at once; devices use pinned memory once they were given access, and managed memory anyway.
+    /// The host can use a block right away. Devices use pinned memory after access was granted, and managed memory always.
     fn access_of_devices_and_host(driver: &Driver) {
         for kind in KINDS {
             let raw = Raw::new(driver).unwrap();
@@ -217,8 +217,8 @@ cases! {
         fixture.end();
     }
 
-    /// What the driver says of their addresses. Pinned memory of a pool is the host's to it: a copy from it as a device's is
-    /// refused, one that asks the addresses what they are is not.
+    /// The attributes of the blocks' addresses. The driver treats pinned memory of a pool as host memory: a copy that declares it
+    /// as device memory is refused, a copy that detects the kind succeeds.
     fn pointers_and_copies(driver: &Driver) {
         for kind in KINDS {
             let fixture = Fixture::new(driver, kind);
@@ -243,7 +243,7 @@ cases! {
             assert_eq!(attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE).0, SUCCESS);
             assert_ne!(attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE).1, 0);
             let (plain, mut byte) = (fixture.raw.alloc(MIB).unwrap(), 0_u8);
-            // SAFETY: all of it is alive until the stream was waited for.
+            // SAFETY: all memory is alive until the stream was synchronised.
             unsafe {
                 let down = code(driver.cuMemcpyDtoH_v2((&raw mut byte).cast(), address, 1));
                 assert_eq!(down, if is_pinned { INVALID_VALUE } else { SUCCESS });
@@ -257,7 +257,7 @@ cases! {
         }
     }
 
-    /// Managed memory of a pool moves on purpose, but takes no advice.
+    /// Managed memory of a pool can be prefetched, but does not accept advice.
     fn pages(driver: &Driver) {
         let fixture = Fixture::new(driver, KINDS[1]);
         let address = fixture.alloc(MIB);
@@ -276,7 +276,7 @@ cases! {
         fixture.end();
         let fixture = Fixture::new(driver, KINDS[0]);
         let address = fixture.alloc(MIB);
-        // SAFETY: the block has so many bytes, the stream is alive, and what the driver can't do it refuses.
+        // SAFETY: the block has that many bytes, the stream is alive, and the driver refuses unsupported calls.
         unsafe {
             assert_eq!(code(driver.cuMemPrefetchAsync(address, MIB, 0, fixture.stream)), INVALID_VALUE);
             let advice = CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY;
@@ -286,7 +286,7 @@ cases! {
         fixture.end();
     }
 
-    /// A stream has again at once what it freed, though the device still uses it: the host's next write is not safe there.
+    /// A stream reuses memory that it freed while the device still uses it, so a write of the host to the new block is a race.
     fn a_free_on_a_stream_is_not_for_the_host(driver: &Driver) {
         for kind in KINDS {
             let fixture = Fixture::new(driver, kind);

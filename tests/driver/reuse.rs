@@ -9,11 +9,11 @@ use gpumem_tests::sys::Driver;
 use gpumem_tests::sys::types::*;
 use std::ptr::null_mut;
 
-/// A segment of the pool by itself.
+/// The size of a block that fills a segment of the pool.
 const SIZE_BYTES: usize = 64 << 20;
 
 cases! {
-    /// Behind an event that was recorded after the free, a block changes hands; the pool does not grow.
+    /// Behind an event recorded after the free, another stream reuses the block; the pool does not grow.
     fn following_events(driver: &Driver) {
         let fixture = Fixture::new(driver, true);
         let block = fixture.used_and_freed();
@@ -43,7 +43,7 @@ cases! {
         fixture.end(other);
     }
 
-    /// A stream has its own blocks again whatever the policies.
+    /// A stream reuses its own blocks with any policy.
     fn own_blocks(driver: &Driver) {
         let fixture = Fixture::new(driver, false);
         let block = fixture.used_and_freed();
@@ -51,7 +51,7 @@ cases! {
         fixture.end(block);
     }
 
-    /// So has every stream what the host has synchronised with.
+    /// Every stream reuses blocks after the host has synchronised with their stream.
     fn after_synchronising(driver: &Driver) {
         let fixture = Fixture::new(driver, false);
         fixture.used_and_freed();
@@ -63,7 +63,7 @@ cases! {
     }
 }
 
-/// A pool, and two streams that nothing orders.
+/// A pool, and two streams without an order between them.
 struct Fixture {
     raw: Raw,
     pool: CUmemoryPool,
@@ -72,7 +72,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// A pool that follows events or not, and has no other policy.
+    /// A pool whose only enabled policy, if any, is to follow events.
     fn new(driver: &Driver, follows_events: bool) -> Self {
         let raw = Raw::new(driver).unwrap();
         let (mut pool, a, b) = (null_mut(), raw.stream().unwrap(), raw.stream().unwrap());
@@ -109,10 +109,10 @@ impl Fixture {
         address
     }
 
-    /// A block of stream `a`, used and freed in its order.
+    /// A block of stream `a`, used and freed on it.
     fn used_and_freed(&self) -> CUdeviceptr {
         let block = self.alloc(self.a);
-        // SAFETY: the block is alive until its free, which comes behind its use.
+        // SAFETY: the block is alive until its free, which is ordered behind its use.
         unsafe {
             self.raw.driver.cuMemsetD8Async(block, 1, SIZE_BYTES, self.a).unwrap();
             self.raw.driver.cuMemFreeAsync(block, self.a).unwrap();
@@ -120,7 +120,7 @@ impl Fixture {
         block
     }
 
-    /// Stream `b` waits for what stream `a` has so far.
+    /// Stream `b` waits for the work queued on stream `a`.
     fn wait(&self) {
         let event = self.raw.event().unwrap();
         // SAFETY: event and streams are alive.
@@ -141,10 +141,10 @@ impl Fixture {
         value
     }
 
-    /// The block is usable, and everything goes.
+    /// Checks that the block is usable, and destroys everything.
     fn end(self, block: CUdeviceptr) {
         let Self { raw, pool, a, b } = self;
-        // SAFETY: the block is alive, and each call of the context's synchronisation ends all work before what follows.
+        // SAFETY: the block is alive, and each synchronisation of the context completes all work before the calls that follow.
         unsafe {
             raw.driver.cuCtxSynchronize().unwrap();
             raw.driver.cuMemsetD8Async(block, 2, SIZE_BYTES, b).unwrap();

@@ -1,4 +1,4 @@
-//! Settings of contexts, and modules from files: calls that other libraries make.
+//! Settings of contexts, and modules from files: calls made by other libraries.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::ptr::null_mut;
 
 cases! {
-    /// A limit is what it was set to, or rounded up; a limit that there is not is an invalid value.
+    /// A limit has the value that was set, possibly rounded up; an unknown limit is an invalid value.
     fn limits(driver: &Driver) {
         let _raw = Raw::new(driver).unwrap();
         let mut before = 0;
@@ -27,7 +27,7 @@ cases! {
         }
     }
 
-    /// How a context waits can be changed while it lives.
+    /// The flags of a context can be changed while it is alive.
     fn flags(driver: &Driver) {
         let _raw = Raw::new(driver).unwrap();
         let (mut before, mut after) = (0, 0);
@@ -42,7 +42,7 @@ cases! {
         }
     }
 
-    /// Preferences for caches and banks are accepted; a device of today has banks of four bytes.
+    /// Preferences for caches and banks are accepted; current devices have banks of four bytes.
     fn preferences(driver: &Driver) {
         let _raw = Raw::new(driver).unwrap();
         let (mut cache, mut banks) = (CUfunc_cache(99), CUsharedconfig(99));
@@ -57,7 +57,7 @@ cases! {
         assert_eq!(banks, CUsharedconfig::CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE);
     }
 
-    /// A module is loaded from a file of PTX; a file that is not there is refused as such.
+    /// A module is loaded from a PTX file; a missing file is refused with its own code.
     fn module_from_a_file(driver: &Driver) {
         let _raw = Raw::new(driver).unwrap();
         let file = std::env::temp_dir().join(format!("gpumem-settings-{}.ptx", std::process::id()));

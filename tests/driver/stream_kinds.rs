@@ -28,10 +28,10 @@ fn blocking(raw: &Raw) -> CUstream {
     stream
 }
 
-/// Fills on one stream and copies on another that nothing orders but the kinds of the two.
+/// Fills on one stream and copies on another one. Only the kinds of the streams order them.
 fn hand_over(raw: &Raw, writer: CUstream, reader: CUstream) -> u8 {
     let (source, target) = (raw.alloc(SIZE_BYTES).unwrap(), raw.alloc(SIZE_BYTES).unwrap());
-    // SAFETY: both blocks are alive and that large; the streams are.
+    // SAFETY: the blocks and the streams are alive, and the blocks have that size.
     unsafe {
         raw.driver.cuMemsetD8Async(source, 1, SIZE_BYTES, writer).unwrap();
         raw.driver.cuCtxSynchronize().unwrap();
@@ -39,7 +39,7 @@ fn hand_over(raw: &Raw, writer: CUstream, reader: CUstream) -> u8 {
         raw.driver.cuMemcpyDtoDAsync_v2(target, source, SIZE_BYTES, reader).unwrap();
     }
     let seen = raw.read(target + SIZE_BYTES as u64 - 1, 1).unwrap()[0];
-    // SAFETY: nothing uses them any more.
+    // SAFETY: no work uses them.
     [source, target].into_iter().for_each(|address| unsafe { raw.driver.cuMemFree_v2(address).unwrap() });
     seen
 }
@@ -55,11 +55,11 @@ cases! {
             assert_eq!(hand_over(&raw, null, per_thread()), 2);
             assert_eq!(hand_over(&raw, per_thread(), null), 2);
         }
-        // SAFETY: nothing is queued on it.
+        // SAFETY: no work is queued on it.
         unsafe { driver.cuStreamDestroy_v2(stream).unwrap() };
     }
 
-    /// Each thread has its own default stream in a context, the same each time.
+    /// Each thread has one default stream in a context.
     fn one_default_stream_for_each_thread(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let id_of = |driver: &Driver, stream| {
@@ -84,7 +84,7 @@ cases! {
         assert_ne!(other, mine);
     }
 
-    /// Priorities beyond the range are brought into it.
+    /// Priorities outside of the range are clamped.
     fn priorities(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (mut least, mut greatest) = (1, 1);
@@ -103,35 +103,35 @@ cases! {
         }
     }
 
-    /// The driver's own streams can't be destroyed.
+    /// The driver's own streams cannot be destroyed.
     fn default_streams_stay(driver: &Driver) {
         let _raw = Raw::new(driver).unwrap();
-        // SAFETY: refused.
+        // SAFETY: the driver refuses the calls.
         unsafe {
             assert_ne!(code(driver.cuStreamDestroy_v2(legacy())), CUresult::CUDA_SUCCESS);
             assert_ne!(code(driver.cuStreamDestroy_v2(per_thread())), CUresult::CUDA_SUCCESS);
         }
     }
 
-    /// A host function may not allocate. (The vendor's driver answers a query there; the simulator refuses every
-    /// call, as the documentation asks of programs.)
+    /// A host function must not allocate. (The vendor's driver allows a query there; the simulator refuses every call, as its
+    /// documentation demands of programs.)
     fn host_functions_may_not_allocate(driver: &Driver) {
         struct Note {
             driver: Driver,
             codes: Vec<CUresult>,
         }
         unsafe extern "C" fn call(data: *mut c_void) {
-            // SAFETY: the test passes a note and looks at it only when the stream is done.
+            // SAFETY: the test passes a note and reads it only after the stream is complete.
             let note = unsafe { &mut *data.cast::<Note>() };
             let mut address = 0;
-            // SAFETY: refused, so nothing is touched.
+            // SAFETY: the driver refuses the call, so nothing is written.
             unsafe { note.codes.push(code(note.driver.cuMemAlloc_v2(&mut address, 1))) };
         }
         let raw = Raw::new(driver).unwrap();
         let stream = raw.stream().unwrap();
         let note = Note { driver: driver.clone(), codes: Vec::new() };
         let note = Box::into_raw(Box::new(note));
-        // SAFETY: the note lives until the stream is done, and is looked at then.
+        // SAFETY: the note lives until the stream is complete, and is read then.
         let codes = unsafe {
             driver.cuLaunchHostFunc(stream, Some(call), note.cast()).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();
@@ -141,12 +141,12 @@ cases! {
         assert_eq!(codes, [CUresult::CUDA_ERROR_NOT_PERMITTED]);
     }
 
-    /// A stream that waits for a value goes on when another stream has written it.
+    /// A stream that waits for a value continues after another stream has written it.
     fn a_value_orders_two_streams(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (writer, reader) = (raw.stream().unwrap(), raw.stream().unwrap());
         let (flag, source, target) = (raw.alloc(16).unwrap(), raw.alloc(1).unwrap(), raw.alloc(1).unwrap());
-        // SAFETY: memory and streams are alive to the end.
+        // SAFETY: memory and streams are alive until the end.
         unsafe {
             driver.cuMemsetD8_v2(flag, 0, 16).unwrap();
             driver.cuMemsetD8_v2(source, 1, 1).unwrap();
@@ -166,12 +166,12 @@ cases! {
         }
     }
 
-    /// The host lets a stream go on by writing to pinned memory.
+    /// The host releases a stream by writing to pinned memory.
     fn the_host_writes_a_value(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let stream = raw.stream().unwrap();
         let mut host: *mut c_void = null_mut();
-        // SAFETY: the pinned memory lives to the end; it is written while the device only reads it.
+        // SAFETY: the pinned memory lives until the end; the host writes it while the device only reads it.
         unsafe {
             driver.cuMemHostAlloc(&mut host, 4, 0).unwrap();
             let flag = host.cast::<u32>();
@@ -191,7 +191,7 @@ cases! {
     fn values_that_are_refused(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (stream, memory) = (raw.stream().unwrap(), raw.alloc(16).unwrap());
-        // SAFETY: refused.
+        // SAFETY: the driver refuses the calls.
         unsafe {
             assert_eq!(code(driver.cuStreamWriteValue32_v2(stream, memory + 2, 1, 0)), INVALID_VALUE);
             assert_eq!(code(driver.cuStreamWriteValue64_v2(stream, memory + 4, 1, 0)), INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! Requirements of the driver on the threads that call it, and the driver's own threads.
+//! Requirements of the driver on the calling threads, and the driver's own threads.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,13 +9,13 @@ use gpumem_tests::sys::CUresult;
 use std::ptr::null_mut;
 
 cases! {
-    /// An event knows its context: any thread may ask for it, wait for it and destroy it. Libraries that queue work on
-    /// a thread of their own hand events to their callers for that.
+    /// An event belongs to its context, so any thread may query, synchronise and destroy it. Libraries with a worker thread pass
+    /// events to their callers in this way.
     fn an_event_is_waited_for_without_a_current_context(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (stream, event) = (raw.stream().unwrap(), raw.event().unwrap());
         let address = raw.alloc(1 << 20).unwrap();
-        // SAFETY: the stream, the event and the memory are alive; numbers carry the handle to the thread.
+        // SAFETY: the stream, the event and the memory are alive; the handle crosses to the thread as a number.
         unsafe {
             driver.cuMemsetD8Async(address, 1, 1 << 20, stream).unwrap();
             driver.cuEventRecord(event, stream).unwrap();
@@ -35,7 +35,7 @@ cases! {
         }
     }
 
-    /// A host function may wait for the thread that queued it: that thread's calls go on meanwhile.
+    /// A host function may wait for the thread that queued it: the calls of that thread continue meanwhile.
     fn a_host_function_waits_for_the_thread_that_queued_it(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (stream, event, other) = (raw.stream().unwrap(), raw.event().unwrap(), raw.stream().unwrap());

@@ -1,5 +1,5 @@
 //! Virtual memory management: reserved addresses, handles, mappings, access, and refused calls. Each case holds on the simulator
-//! and on a GPU; the project's measurements have the results of a GPU.
+//! and on a GPU; docs/measurements.md has the results of a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,7 +26,7 @@ cases! {
         }
     }
 
-    /// Memory is created in whole pieces and not beyond the device.
+    /// Memory is created in multiples of the granularity, and not beyond the size of the device.
     fn creation(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         assert_eq!(code(gpu.create(3 << 20).map(drop)), INVALID_VALUE);
@@ -43,7 +43,7 @@ cases! {
         }
     }
 
-    /// Four TiB of addresses, and addresses at a wider alignment.
+    /// Four TiB of addresses, and addresses at a larger alignment.
     fn reservations(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let large = gpu.reserve(4 << 40).unwrap();
@@ -57,11 +57,11 @@ cases! {
         }
     }
 
-    /// A handle goes whole to an address: not from an offset inside it on.
+    /// A handle is mapped as a whole: an offset inside it is not supported.
     fn offsets_inside_a_handle_are_not_supported(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let (base, handle) = (gpu.reserve(2 * PIECE).unwrap(), gpu.create(2 * PIECE).unwrap());
-        // SAFETY: the driver checks addresses and handles; that is what is tested.
+        // SAFETY: the driver checks addresses and handles, which is the subject of this test.
         unsafe {
             let refused = driver.cuMemMap(base, PIECE, PIECE, handle, 0);
             assert_eq!(code(refused), CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -70,7 +70,7 @@ cases! {
         }
     }
 
-    /// One of several handles in a row is unmapped by itself; a part of one is not.
+    /// One of several adjacent handles can be unmapped; a part of a handle cannot.
     fn unmapping(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let base = gpu.reserve(4 * PIECE).unwrap();
@@ -80,7 +80,7 @@ cases! {
         gpu.map(middle, 2 * PIECE, handles[1]).unwrap();
         gpu.map(last, PIECE, handles[2]).unwrap();
         gpu.grant(base, 4 * PIECE).unwrap();
-        // SAFETY: the driver checks addresses; nothing is queued for what is unmapped.
+        // SAFETY: the driver checks addresses; no work is queued for the unmapped range.
         unsafe {
             driver.cuMemsetD8_v2(base, 7, 4 * PIECE).unwrap();
             driver.cuCtxSynchronize().unwrap();
@@ -95,7 +95,7 @@ cases! {
         }
     }
 
-    /// Copies and memsets go over handles side by side as over any memory.
+    /// Copies and memsets cross the boundaries of adjacent handles.
     fn handles_side_by_side(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let base = gpu.reserve(2 * PIECE).unwrap();
@@ -109,7 +109,7 @@ cases! {
         // SAFETY: the addresses are mapped, and the copy from pageable memory is staged.
         unsafe { driver.cuMemcpyHtoD_v2(across, b"side by side".as_ptr().cast(), 12).unwrap() };
         assert_eq!(gpu.read(across, 12).unwrap(), b"side by side");
-        // SAFETY: nothing is queued any more.
+        // SAFETY: no work is queued.
         unsafe {
             driver.cuMemUnmap(base, 2 * PIECE).unwrap();
             handles.into_iter().for_each(|handle| driver.cuMemRelease(handle).unwrap());
@@ -117,7 +117,7 @@ cases! {
         }
     }
 
-    /// One handle at two addresses is the same bytes, in both directions.
+    /// One handle mapped at two addresses is coherent, in both directions.
     fn aliases_are_coherent(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let handle = gpu.create(PIECE).unwrap();
@@ -131,7 +131,7 @@ cases! {
             unsafe { driver.cuMemsetD8_v2(write, value, PIECE).unwrap() };
             assert_eq!(gpu.read(read + 1000, 2).unwrap(), [value; 2]);
         }
-        // SAFETY: nothing is queued any more.
+        // SAFETY: no work is queued.
         unsafe {
             driver.cuMemUnmap(here, PIECE).unwrap();
             assert_eq!(gpu.read(there, 1).unwrap(), [4]);
@@ -142,13 +142,13 @@ cases! {
         }
     }
 
-    /// The handle of an address can be retrieved even after the program has released it: the mapping keeps it.
+    /// The handle of an address can be retrieved after the program has released it, because the mapping keeps it alive.
     fn a_mapping_keeps_its_handle(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let (base, handle) = (gpu.reserve(PIECE).unwrap(), gpu.create(PIECE).unwrap());
         gpu.map(base, PIECE, handle).unwrap();
         gpu.grant(base, PIECE).unwrap();
-        // SAFETY: addresses are mapped and handles live where they are used.
+        // SAFETY: addresses are mapped and handles live when they are used.
         unsafe {
             driver.cuMemRelease(handle).unwrap();
             driver.cuMemsetD8_v2(base, 6, PIECE).unwrap();
@@ -166,13 +166,13 @@ cases! {
         }
     }
 
-    /// Without access, an address is mapped and may not be used; the refusal leaves the context alone.
+    /// Without access, a mapped address cannot be used; the refusal leaves the context usable.
     fn access(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let (base, handle) = (gpu.reserve(PIECE).unwrap(), gpu.create(PIECE).unwrap());
         gpu.map(base, PIECE, handle).unwrap();
         assert_eq!(gpu.access(base), Ok(CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE));
-        // SAFETY: the driver checks addresses; that is what is tested.
+        // SAFETY: the driver checks addresses, which is the subject of this test.
         unsafe {
             assert_eq!(code(driver.cuMemsetD8_v2(base, 1, PIECE)), INVALID_VALUE);
             gpu.grant(base, PIECE).unwrap();
@@ -185,12 +185,12 @@ cases! {
         }
     }
 
-    /// An address that is reserved and not mapped is no memory, and neither can be freed as plain memory.
+    /// A reserved address without a mapping is not memory. Neither reserved nor mapped addresses can be freed as plain memory.
     fn addresses_that_are_not_mapped(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let base = gpu.reserve(PIECE).unwrap();
         assert_eq!(code(gpu.grant(base, PIECE)), INVALID_VALUE);
-        // SAFETY: the driver checks addresses; that is what is tested.
+        // SAFETY: the driver checks addresses, which is the subject of this test.
         unsafe {
             assert_eq!(code(driver.cuMemsetD8_v2(base, 1, PIECE)), INVALID_VALUE);
             let handle = gpu.create(PIECE).unwrap();

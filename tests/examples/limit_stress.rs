@@ -13,7 +13,7 @@ use gpumem_tests::pool::{BackendKind, Device, Limit, MemoryKind};
 use gpumem_tests::stress::limit::{Mixture, Plan, run};
 use std::time::Duration;
 
-/// Has many threads allocate up to a hard limit; on the simulator where there is no GPU.
+/// Lets many threads allocate up to a hard limit; runs on the simulator if there is no GPU.
 ///
 /// GPUMEM_DRIVER=cuda|sim chooses the driver.
 #[derive(Parser)]

@@ -17,7 +17,7 @@ use gpumem_tests::sys::DriverKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Stresses the pool with many threads and streams; on the simulator where there is no GPU.
+/// Stresses the pool with many threads and streams; runs on the simulator if there is no GPU.
 ///
 /// GPUMEM_DRIVER=cuda|sim chooses the driver.
 #[derive(Parser)]
@@ -59,7 +59,7 @@ struct Options {
     /// Waits for an event after each successful query of it, for compute-sanitizer, which ignores such queries.
     #[arg(long)]
     wait_after_query: bool,
-    /// A deliberate mistake; the run must fail.
+    /// An injected error; the run must fail.
     #[arg(long)]
     mistake: Option<Forgotten>,
 }

@@ -9,7 +9,7 @@ use gpumem_adapt::{Adapt, Diagonal, Host, HostVec};
 use gpumem_tests::cases;
 
 cases! {
-    /// The wrapper stays, its contents move, and both print as the matrix that they stand for.
+    /// A wrapper moves with its contents, and its host and device values print the same matrix.
     fn a_diagonal_keeps_its_type(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let gpu = Gpu::new(&Pool::from_env(&device).unwrap()).unwrap();

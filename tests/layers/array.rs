@@ -28,7 +28,7 @@ cases! {
         assert_eq!(GpuArray::from_slice(&gpu, &[true, false]).unwrap().to_vec().unwrap(), [true, false]);
     }
 
-    /// Rows of a matrix are views: nothing is copied, and writing through one changes the matrix.
+    /// Rows of a matrix are views: nothing is copied, and a write through a view changes the matrix.
     fn views(driver: &Driver) {
         let gpu = gpu(driver);
         let host = Array2::from_shape_fn((6, 3), |(i, j)| (i * 3 + j) as f32);
@@ -42,7 +42,7 @@ cases! {
         assert_eq!(matrix.to_array().unwrap(), expected);
     }
 
-    /// An array written on one stream and read on another needs no wait from its user, and neither does its end.
+    /// An array written on one stream and read on another needs no explicit wait; its drop needs none either.
     fn two_streams(driver: &Driver) {
         let first = gpu(driver);
         let second = first.fork().unwrap();
@@ -72,7 +72,7 @@ cases! {
         assert_eq!(sums, [0.0, 300_000.0, 600_000.0, 900_000.0]);
     }
 
-    /// Shapes that do not fit are errors, and sizes that overflow too.
+    /// Shapes that do not fit and sizes that overflow are errors.
     fn bad_shapes(driver: &Driver) {
         let gpu = gpu(driver);
         let a = GpuArray::<f32, _>::zeros(&gpu, 3).unwrap();

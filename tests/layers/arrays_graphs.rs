@@ -1,7 +1,7 @@
-//! Captures and graphs of arrays in safe code, on either driver, and on the simulator under 200 seeds with its race detection.
+//! Captures and graphs of arrays in safe code, on both drivers, and on the simulator under 200 seeds with race detection.
 //!
-//! Three things that programs could once do without `unsafe`: read an array of a capture that never ran, let a capture spread to other
-//! streams, and launch a graph that the order of uses did not include.
+//! Three errors were once possible without `unsafe`: reading an array of a capture that never ran, letting a capture spread to
+//! other streams, and launching a graph without the order of its uses.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -18,7 +18,8 @@ const LEN: usize = 1 << 12;
 
 fn gpu(driver: &Driver) -> Gpu {
     let gpu = Gpu::new(&Pool::from_env(&Device::new(driver, 0).unwrap()).unwrap()).unwrap();
-    // The driver compiles them at their first use otherwise, for longer than the rest takes.
+    // Preloaded, because the driver otherwise compiles the kernels at their first use, for longer than the rest of the test
+    // takes.
     gpu.preload::<f32>().unwrap();
     gpu
 }
@@ -40,7 +41,7 @@ fn refusal<T>(result: Result<T, ArrayError>) -> GraphError {
     }
 }
 
-/// What a capture would have computed cannot be read, neither before a launch nor when the capture has been dropped.
+/// The results of captured work cannot be read before a launch, nor after the capture was dropped.
 fn values_exist_through_a_launch(driver: &Driver) {
     let gpu = gpu(driver);
     let x = filled(&gpu, 21.0);
@@ -58,7 +59,7 @@ fn values_exist_through_a_launch(driver: &Driver) {
     let mut leaked = None;
     let dropped = gpu.capture(|c| {
         leaked = Some(filled(c, 5.0));
-        // The closure fails: there is no graph.
+        // The closure fails, so there is no graph.
         x.on(c).try_add(&Vector::zeros(c, 3)?)
     });
     assert!(matches!(dropped, Err(ArrayError::Shape { .. })));
@@ -67,7 +68,7 @@ fn values_exist_through_a_launch(driver: &Driver) {
     assert_eq!(refusal(leaked.to_vec()), GraphError::CaptureEnded);
     drop(leaked);
 
-    // A capture of a stream alone knows nothing of arrays.
+    // A capture of a stream alone does not include arrays.
     let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
     assert_eq!(refusal(x.try_mul(2.0)), GraphError::StreamCaptures);
     assert_eq!(refusal(Vector::from_elem(&gpu, LEN, 1.0)), GraphError::StreamCaptures);
@@ -75,7 +76,8 @@ fn values_exist_through_a_launch(driver: &Driver) {
     check(&x, 21.0);
 }
 
-/// While one thread captures, others read what the capture writes, and write what it reads. Nothing of theirs joins.
+/// While one thread captures, other threads read arrays that the capture writes, and write arrays that it reads. Their work does
+/// not join the capture.
 fn captures_do_not_spread(driver: &Driver) {
     let gpu = gpu(driver);
     let (x, mut w) = (filled(&gpu, 1.0), filled(&gpu, 10.0));
@@ -87,7 +89,7 @@ fn captures_do_not_spread(driver: &Driver) {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let fork = gpu.fork().unwrap();
-                    // Written by the stream that the program captures from, and read by the capture.
+                    // Written by the origin stream of the capture, and read in the capture.
                     check(&x.on(&fork).try_add(&shared).unwrap(), 3.0);
                     theirs.on_mut(&fork).try_add_assign(&shared).unwrap();
                     check(&theirs, 5.0);
@@ -103,7 +105,7 @@ fn captures_do_not_spread(driver: &Driver) {
         assert_eq!(done.get(&sum).unwrap().to_vec().unwrap(), [12.0 + round as f32; LEN]);
     }
 
-    // A stream that is captured without arrays is not waited for either.
+    // A stream captured without arrays is not waited for either.
     let fork = gpu.fork().unwrap();
     let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
     check(&w.on(&fork).try_add(1.0).unwrap(), 14.0);
@@ -112,7 +114,7 @@ fn captures_do_not_spread(driver: &Driver) {
     check(&w, 13.0);
 }
 
-/// Launches on any stream come after what they need and before what needs them.
+/// Launches on any stream are ordered behind the work that they need and before the work that needs them.
 fn launches_are_ordered(driver: &Driver) {
     let gpu = gpu(driver);
     let forks = [gpu.fork().unwrap(), gpu.fork().unwrap(), gpu.fork().unwrap()];
@@ -132,7 +134,7 @@ fn launches_are_ordered(driver: &Driver) {
         x.on_mut(writer).fill(round as f32).unwrap();
         sum += 2.0 * round as f32;
         let done = graph.launch(launcher).read(&x).write(&mut w).run().unwrap();
-        // Read on another stream, by work that the next launch must not overtake.
+        // Read on another stream. The next launch must wait for this work.
         copies.push((done.get(&y).unwrap().on(reader).try_add(0.0).unwrap(), 2.0 * round as f32));
         copies.push((w.on(reader).try_mul(1.0).unwrap(), sum));
         if round % 4 == 0 {
@@ -140,7 +142,7 @@ fn launches_are_ordered(driver: &Driver) {
             assert_eq!(total, sum * LEN as f32);
         }
     }
-    // The graph runs while it and its arrays go.
+    // The graph runs while it and its arrays are dropped.
     drop((graph, x, w));
     let _others = forks.each_ref().map(|fork| filled(fork, 42.0));
     copies.iter().for_each(|(array, expected)| check(array, *expected));

@@ -1,5 +1,5 @@
-//! Another user of the driver in the process: cudarc shares the device's context and finds it unchanged. On a GPU only; cudarc
-//! loads NVIDIA's library itself.
+//! Another user of the driver in the process: cudarc shares the device's context and finds it unchanged. Runs on a GPU only,
+//! because cudarc loads NVIDIA's library itself.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ mod cuda {
         context.addr()
     }
 
-    /// Both hold the same primary context; either's calls leave the other's thread state and memory alone.
+    /// cudarc and this crate retain the same primary context, and do not affect each other's thread state and memory.
     #[test]
     fn shares_the_context_with_cudarc() {
         let theirs = CudaContext::new(0).unwrap();
@@ -44,7 +44,7 @@ mod cuda {
         theirs.check_err().unwrap();
     }
 
-    /// Every entry of the pool's crate, on a thread that cudarc has made its context current on.
+    /// Every entry point of the pool's crate, on a thread where cudarc's context is current.
     #[test]
     fn every_entry_leaves_cudarcs_context_current() {
         let theirs = CudaContext::new(0).unwrap();
@@ -64,7 +64,7 @@ mod cuda {
         theirs.check_err().unwrap();
     }
 
-    /// The other way round: cudarc comes and goes while our arrays live, on a thread that has no context.
+    /// cudarc is created and dropped while arrays of this crate live, on a thread without a context.
     #[test]
     fn survives_cudarc_coming_and_going() {
         let driver = Driver::cuda().unwrap();

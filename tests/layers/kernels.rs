@@ -1,6 +1,6 @@
-//! Every kernel of ours against its Rust twin on the simulator, and both against plain host arithmetic.
+//! Every kernel of this crate against its Rust twin on the simulator, and both against arithmetic on the host.
 //!
-//! On the GPU this holds PTX and twins to each other; on the simulator it holds the twins to the host.
+//! On a GPU this compares PTX and twins; on the simulator it compares the twins with the host.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use std::fmt::Debug;
 
-/// Lengths around warps, blocks and the point where reductions take two launches.
+/// Lengths around warps, blocks and the point where reductions need two launches.
 const LENGTHS: &[usize] = &[0, 1, 2, 31, 32, 33, 255, 257, 1000, 4096, 65_537, 1_000_003];
 
 fn gpu(driver: &Driver) -> Gpu {
@@ -161,7 +161,7 @@ cases! {
     fn reductions_i32(driver: &Driver) { reductions_of_i32(driver) }
     fn reductions_i64(driver: &Driver) { reductions_of_i64(driver) }
 
-    /// Sums of values that are not exact: within rounding of the sum in double precision, the same on every run.
+    /// Sums of values that are not exact are within rounding of the sum in double precision, and equal on every run.
     fn sums_that_round(driver: &Driver) {
         let host: Vec<f32> = values(1_000_003, 9).map(|value| value as f32 * 0.1).collect();
         let exact: f64 = host.iter().map(|&value| f64::from(value)).sum();
@@ -174,7 +174,7 @@ cases! {
         }
     }
 
-    /// Filling writes every element, of every width, and nothing beside them.
+    /// Filling writes every element, of every width, and nothing else.
     fn fills(driver: &Driver) {
         for gpu in &both(driver) {
             for &len in LENGTHS {
@@ -191,7 +191,7 @@ cases! {
         }
     }
 
-    /// Integer division by zero gives zero on either driver.
+    /// Integer division by zero gives zero on both drivers.
     fn division_by_zero(driver: &Driver) {
         for gpu in &both(driver) {
             let a = GpuArray::from_slice(gpu, &[5i32, -5, i32::MIN]).unwrap();

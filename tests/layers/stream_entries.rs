@@ -103,7 +103,7 @@ fn of_array(outcome: Outcome<()>) -> Result<(), PoolError> {
     })
 }
 
-/// These say nothing; what they record must not reach the driver either.
+/// These functions return no error; the recorded stream must not reach the driver either.
 fn record(stage: &Stage, stream: &Stream) {
     stage.block.record_use(stream);
     stage.growable.record_use(stream);
@@ -114,7 +114,7 @@ fn driver(device_count: u32) -> Driver {
     gpumem_sim::driver(SimConfig::new().devices(device_count as _)).unwrap()
 }
 
-/// Calls every entry, and returns those without the expected error.
+/// Calls every entry point, and returns the names of those without the expected error.
 fn refused(stage: &Stage, stream: &Stream, is_right: fn(&PoolError) -> bool) -> Vec<String> {
     let wrong = ENTRIES.iter().filter_map(|(name, _, entry)| match entry(stage, stream) {
         Err(error) if is_right(&error) => None,
@@ -123,7 +123,7 @@ fn refused(stage: &Stage, stream: &Stream, is_right: fn(&PoolError) -> bool) -> 
     wrong.collect()
 }
 
-/// Calls of the driver that take a stream.
+/// The driver calls with a stream argument.
 fn stream_calls() -> u64 {
     let calls = reading().calls;
     calls.cuMemPrefetchAsync
@@ -149,7 +149,7 @@ fn a_stream_that_has_been_retired() {
         let before = stream_calls();
         assert_eq!(refused(&stage, &stream, |error| matches!(error, PoolError::StreamRetired)), [""; 0]);
         assert_eq!(stream_calls(), before, "calls with its handle");
-        // Another has its slot by now, perhaps.
+        // Another stream may have its index by now.
         record(&stage, &stream);
     }
     stage.device.synchronize().unwrap();
@@ -167,7 +167,7 @@ fn another_threads_own_stream() {
     record(&stage, &theirs);
 }
 
-/// During a capture the state of streams is queried; this thread's per-thread stream is not the recorded one.
+/// During a capture the pool queries the state of streams; this thread's per-thread stream is not the recorded one.
 #[test]
 fn a_use_by_another_threads_own_stream_is_not_asked_about() {
     let driver = driver(1);
@@ -193,7 +193,7 @@ fn another_devices_stream() {
     let driver = driver(2);
     let stage = Stage::new(&driver);
     let theirs = Stream::new(&Device::new(&driver, 1).unwrap()).unwrap();
-    // Streams of one machine wait for each other, and work on a stream of one device may use memory of another.
+    // Streams of one machine wait for each other, and a stream of one device may use memory of another device.
     let across = ["Stream::", "Block::prefetch"];
     let wrong = refused(&stage, &theirs, |error| matches!(error, PoolError::WrongDevice { .. }));
     let wrong: Vec<String> =
@@ -205,7 +205,7 @@ fn another_devices_stream() {
     assert!(matches!(moved, Err(PoolError::WrongDevice { .. })), "{moved:?}");
 }
 
-/// A capture is never broken by an entry, whether that is refused or becomes part of it.
+/// An entry point never breaks a capture, whether it is refused or joins the capture.
 #[test]
 fn a_stream_that_captures() {
     for (name, expected, entry) in ENTRIES {
@@ -218,7 +218,7 @@ fn a_stream_that_captures() {
             Refused => assert!(matches!(outcome, Err(PoolError::NotInCapture { .. })), "{name}: {outcome:?}"),
             Fine => assert!(outcome.is_ok(), "{name}: {outcome:?}"),
         }
-        // One that has been waited for is part of the capture, and joins it again.
+        // A stream that was waited for is part of the capture, and joins it again.
         if name.ends_with("the other") {
             stream.wait_for(&stage.own).unwrap();
         }
@@ -239,7 +239,7 @@ fn the_free_waits_for_a_prefetch() {
     assert_eq!(*users.0.lock().unwrap(), [other.id()]);
 }
 
-/// The streams that blocks were used on when they were freed, home apart.
+/// The streams that used a block before its free, without its owner stream.
 #[derive(Default)]
 struct Users(Mutex<Vec<StreamId>>);
 

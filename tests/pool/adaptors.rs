@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
-/// A pool for every backend, with these around it.
+/// A pool for every backend, with these adaptors.
 fn pools(device: &Device, adaptors: Vec<Arc<dyn Adaptor>>) -> impl Iterator<Item = Pool> {
     backends(device).into_iter().map(move |backend| {
         let builder = Pool::builder(device).backend(backend);
@@ -36,7 +36,7 @@ fn read(address: u64, size_bytes: u64, stream: &Stream) -> Vec<u8> {
     stream.synchronize().unwrap();
     let _bound = stream.device().bind().unwrap();
     let mut bytes = vec![0_u8; size_bytes as usize];
-    // SAFETY: the buffer is as long as what is copied.
+    // SAFETY: the buffer has the length of the copy.
     unsafe {
         let driver = stream.device().driver();
         driver.cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()).unwrap();
@@ -63,7 +63,7 @@ impl Adaptor for Nest {
     }
 }
 
-/// Returns a block that there was.
+/// Returns a stored block.
 #[derive(Default)]
 struct Again(Mutex<Option<Block>>);
 
@@ -77,7 +77,7 @@ impl Adaptor for Again {
 }
 
 cases! {
-    /// One budget for blocks, whatever becomes of them, and for private pools.
+    /// One budget applies to blocks, whatever happens to them, and to private pools.
     fn a_budget_holds(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let budget = Arc::new(Budget::new(48 * MIB));
@@ -99,8 +99,8 @@ cases! {
         }
     }
 
-    /// An adaptor that returns a block of the pool that asks it, over one that lends and one that narrows: what is held stays
-    /// held, and is freed once.
+    /// An adaptor that returns a block of the requesting pool, over one that lends and one that shrinks: memory in use stays in
+    /// use, and is freed once.
     fn a_block_within_a_block_of_its_pool_is_its_own(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -133,7 +133,7 @@ cases! {
         }
     }
 
-    /// Pinned memory that an adaptor returns with work pending is the host's only when that is done.
+    /// If an adaptor returns pinned memory with pending work, the host gets access after that work is complete.
     fn pending_work_is_done_before_the_host_has_its_memory(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -151,7 +151,7 @@ cases! {
         }
     }
 
-    /// An injected failure costs no memory.
+    /// An injected failure leaks no memory.
     fn failures_leave_nothing(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let (budget, failures) = (Arc::new(Budget::new(1 << 30)), Arc::new(Failures::share(0.5, 3)));
@@ -167,7 +167,7 @@ cases! {
         assert!(failures.failed_count() > 10 && failures.failed_count() < failures.seen_count() - 10);
     }
 
-    /// No block shows bytes of another, filled at the allocation or at the free.
+    /// No block shows the bytes of another one, whether bytes are zeroed at allocation or at free.
     fn bytes_are_zeroed(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for fill in [Fill::zero_on_alloc(), Fill::zero_on_free()] {
@@ -189,7 +189,7 @@ cases! {
         }
     }
 
-    /// One byte too many, at either end, is found.
+    /// A single byte written past either end is detected.
     fn guards_see_a_byte(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let guard = Arc::new(Guard::new());
@@ -212,7 +212,7 @@ cases! {
         assert_eq!(guard.unchecked_count(), 0);
     }
 
-    /// A second pool serves what the first refuses, and both are known of.
+    /// A second pool serves the requests that the first refuses, and both report it.
     fn another_pool_helps_out(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for spare in pools(&device, vec![]) {
@@ -238,11 +238,11 @@ cases! {
         }
     }
 
-    /// A block behind a guard's bytes, and one that another pool has lent, are exported as themselves.
+    /// A block with guard bytes and a block lent by another pool are exported without additions.
     fn the_exported_memory_is_the_block(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let spare = match Pool::builder(&device).conf("exportable:true").unwrap().adaptor(Arc::new(Guard::new())).build() {
-            // Built without the backend that can.
+            // The backend that supports exports is not built in.
             Err(PoolError::NotWithBackend { .. }) => return,
             built => built.unwrap(),
         };

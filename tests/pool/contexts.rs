@@ -21,7 +21,7 @@ cases! {
     #[serial_test::serial]
     fn another_context_stays_current(driver: &Driver) {
         let (mut device, mut context) = (0, null_mut());
-        // SAFETY: both outlive the calls, and the context is destroyed when nothing of ours is in it: it never was.
+        // SAFETY: both outlive the calls, and no object of this crate belongs to the context when it is destroyed.
         unsafe {
             driver.cuInit(0).unwrap();
             driver.cuDeviceGet(&mut device, 0).unwrap();
@@ -34,7 +34,7 @@ cases! {
         unsafe { driver.cuCtxDestroy_v2(context).unwrap() };
     }
 
-    /// The primary context, as other libraries make it current.
+    /// The primary context, made current as other libraries do.
     #[serial_test::serial]
     fn the_devices_own_context_stays_current(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
@@ -42,7 +42,7 @@ cases! {
     }
 }
 
-/// Calls all of them on a thread that has this context, or none.
+/// Calls all entry points on a thread with this current context, or none.
 fn each_entry(driver: &Driver, context: CUcontext) {
     let device = Device::new(driver, 0).unwrap();
     let context = context.expose_provenance();
@@ -50,7 +50,7 @@ fn each_entry(driver: &Driver, context: CUcontext) {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let set = std::ptr::with_exposed_provenance_mut(context);
-                // SAFETY: the context is alive, or none at all.
+                // SAFETY: the context is alive, or null.
                 unsafe { driver.cuCtxSetCurrent(set).unwrap() };
                 let stage = Stage::new(driver, backend).unwrap();
                 assert_eq!(current(driver), context, "{backend}: making pools and streams");
@@ -75,7 +75,7 @@ fn current(driver: &Driver) -> usize {
     context.addr()
 }
 
-/// A function that is added to the crate is added to the table.
+/// Every function of the crate is in the table of entry points.
 #[test]
 fn every_public_function_has_an_entry() {
     let root = gpumem_tests::folder().join("../crates/gpumem-pool/src");
@@ -90,7 +90,7 @@ fn every_public_function_has_an_entry() {
                 .iter()
                 .find_map(|start| line.strip_prefix(start));
             let Some(name) = function.and_then(|rest| rest.split(['(', '<']).next()) else { continue };
-            // The table of options generates setters of the builder, which call nothing.
+            // The table of options generates setters of the builder, which make no driver calls.
             if !known.contains(name) && name != "$name" {
                 missing.insert(format!("{name} in {}", file.display()));
             }
@@ -99,7 +99,7 @@ fn every_public_function_has_an_entry() {
     assert!(missing.is_empty(), "no entry in tests/src/fixtures/entry_points.rs for {missing:#?}");
 }
 
-/// Backends have no public interface, adaptors are entered through the pool, and mistakes are planted by the search alone.
+/// Backends have no public interface, adaptors are called through the pool, and only the model's search injects bugs.
 fn sources(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {

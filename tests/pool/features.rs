@@ -23,12 +23,12 @@ fn byte(address: u64, stream: &Stream) -> u8 {
     stream.synchronize().unwrap();
     let _bound = stream.device().bind().unwrap();
     let mut byte = 0_u8;
-    // SAFETY: a local outlives the call, which returns when the byte is there.
+    // SAFETY: a local outlives the call, which returns after the byte was copied.
     unsafe { stream.device().driver().cuMemcpyDtoH_v2((&raw mut byte).cast(), address, 1).unwrap() };
     byte
 }
 
-/// A driver with two devices: this one, or a simulator's in its place, which has one.
+/// Devices of a driver with two devices: this one, or a new simulator if this one is a simulator with one device.
 fn two_devices(driver: &Driver) -> Option<[Device; 2]> {
     let driver = match gpumem_sim::Sim::of(driver) {
         Some(sim) => gpumem_sim::driver(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
@@ -39,7 +39,7 @@ fn two_devices(driver: &Driver) -> Option<[Device; 2]> {
 }
 
 cases! {
-    /// A peer writes into blocks from before and after it was let in.
+    /// A peer writes into blocks allocated before and after it got access.
     fn peers_write_into_blocks(driver: &Driver) {
         let Some([device, peer]) = two_devices(driver) else { return };
         for backend in backends(&device) {
@@ -58,7 +58,7 @@ cases! {
         }
     }
 
-    /// Blocks have the requested alignment, and convert to plain data and back.
+    /// Blocks have the requested alignment, and convert to raw blocks and back.
     fn places_and_plain_data(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends(&device) {
@@ -69,7 +69,7 @@ cases! {
                 assert_eq!(block.address() % (1 << exponent), 0, "{backend}");
                 assert!(write(block.address(), exponent, 1000, &stream));
                 let raw = block.into_raw();
-                // SAFETY: it came from `into_raw`, and is turned back once.
+                // SAFETY: the raw block comes from `into_raw`, and is converted once.
                 let block = unsafe { Block::from_raw(raw) };
                 assert_eq!(byte(block.address() + 999, &stream), exponent, "{backend}");
             }
@@ -102,7 +102,7 @@ cases! {
         }
     }
 
-    /// Memory for other processes, and memory that stays where it is.
+    /// Memory for other processes, and memory at a fixed address.
     fn memory_for_others(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends(&device) {

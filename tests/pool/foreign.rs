@@ -1,8 +1,8 @@
-//! Streams of another library, named in each call as PyTorch's interface for allocators has it: `malloc(size, stream)`,
-//! `free(pointer, stream)`, and `record_stream` where another stream uses a block.
+//! Streams of another library, named in each call as in PyTorch's allocator interface: `malloc(size, stream)`, `free(pointer,
+//! stream)`, and `record_stream` if another stream uses a block.
 //!
-//! The program is a loader on a side stream, whose batches the main stream reads and drops while it still reads them. What
-//! orders the two is the library's own: the pool sees none of it.
+//! The program is a loader on a side stream. The main stream reads each batch and drops it while the read is pending. The library
+//! orders the two streams itself: the pool does not see those waits.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,18 +17,18 @@ const MIB: u64 = 1 << 20;
 const BATCH_BYTES: u64 = 16 * MIB;
 const STEPS: u32 = 40;
 
-/// The promise about the streams, and how a call gets at a [`Stream`] for a handle.
+/// The guarantee about the streams, and how a call gets a [`Stream`] for a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
-    /// None: a clone is kept.
+    /// No guarantee; a clone is kept.
     Kept,
-    /// None, and the free names no stream.
+    /// No guarantee; the free names no stream.
     Dropped,
-    /// They live as long as the device: every call wraps the handle again.
+    /// The streams live as long as the device; every call wraps the handle again.
     LongLived,
 }
 
-/// The state of such an interface.
+/// The state of the interface.
 struct Shim {
     how: How,
     device: Device,
@@ -58,7 +58,7 @@ impl Shim {
     }
 
     fn free(&mut self, address: u64, stream: CUstream) {
-        // SAFETY: it comes from `into_raw`, and is turned back once.
+        // SAFETY: the raw block comes from `into_raw`, and is converted once.
         let block = unsafe { Block::from_raw(self.blocks.remove(&address).unwrap()) };
         match self.how {
             How::Kept => block.free_on(&self.stream(stream)),
@@ -68,14 +68,14 @@ impl Shim {
 
     fn record_stream(&mut self, address: u64, user: CUstream) {
         let user = self.stream(user);
-        // SAFETY: it is turned into plain data again before anything else sees it.
+        // SAFETY: the block is converted back to a raw block before any other use.
         let block = unsafe { Block::from_raw(self.blocks.remove(&address).unwrap()) };
         block.record_use(&user);
         self.blocks.insert(address, block.into_raw());
     }
 }
 
-/// `waiter` waits for what is queued on the other so far, past the pool.
+/// `waiter` waits for the work queued on the other stream so far, without the pool.
 fn wait(raw: &Raw, event: CUevent, waiter: CUstream, other: CUstream) {
     // SAFETY: all three are alive.
     unsafe {
@@ -85,11 +85,11 @@ fn wait(raw: &Raw, event: CUevent, waiter: CUstream, other: CUstream) {
 }
 
 fn fill(raw: &Raw, address: u64, value: u8, size_bytes: u64, stream: CUstream) {
-    // SAFETY: the memory is the program's, in the stream's order.
+    // SAFETY: the memory belongs to the program, in the order of the stream.
     unsafe { raw.driver.cuMemsetD8Async(address, value, size_bytes as usize, stream).unwrap() };
 }
 
-/// Runs the program, checks what each batch holds when it is read, and returns the most that was reserved.
+/// Runs the program, checks the contents of each batch when it is read, and returns the peak of reserved bytes.
 fn run(shim: &mut Shim, raw: &Raw, [main, side]: [CUstream; 2]) -> u64 {
     let ready = raw.event().unwrap();
     let target = shim.malloc(u64::from(STEPS), main);
@@ -101,17 +101,17 @@ fn run(shim: &mut Shim, raw: &Raw, [main, side]: [CUstream; 2]) -> u64 {
         let scratch = shim.malloc(MIB, main);
         fill(raw, scratch, 255, MIB, main);
         let last = batch + BATCH_BYTES - 1;
-        // SAFETY: both are alive in the order of the main stream.
+        // SAFETY: both are alive on the main stream.
         unsafe { raw.driver.cuMemcpyDtoDAsync_v2(target + u64::from(step), last, 1, main).unwrap() };
         shim.free(batch, side);
         shim.free(scratch, main);
     }
-    // SAFETY: the caller destroys the main stream only after this function.
+    // SAFETY: the caller destroys the main stream after this function.
     unsafe { raw.driver.cuStreamSynchronize(main).unwrap() };
     let seen = raw.read(target, STEPS as usize).unwrap();
     assert!(seen.iter().enumerate().all(|(step, value)| *value == step as u8), "{seen:?}");
     shim.free(target, main);
-    // SAFETY: nothing waits for it.
+    // SAFETY: no stream waits for the event.
     unsafe { raw.driver.cuEventDestroy_v2(ready).unwrap() };
     shim.pool.status().unwrap().reserved_peak_bytes
 }
@@ -123,7 +123,7 @@ fn shim(device: &Device, backend: BackendKind, how: How) -> Shim {
 }
 
 cases! {
-    /// One batch is live at a time. Where nothing is ever marked, all of them stay reserved.
+    /// One batch is live at a time. Without markers, all batches would stay reserved.
     fn a_loader_on_a_side_stream_stays_small(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let raw = Raw::new(driver).unwrap();
@@ -132,27 +132,27 @@ cases! {
             for how in [How::Kept, How::Dropped, How::LongLived] {
                 let mut shim = shim(&device, backend, how);
                 let reserved_bytes = run(&mut shim, &raw, streams);
-                // The driver's own pool grows by pieces of its own; and a free that can't be queued yet waits for a look.
+                // The driver's pool grows in its own units, and a free that cannot be queued yet is retried later.
                 let most = if backend == BackendKind::Native { 8 } else { 5 };
                 let what = format!("{backend} {how:?}: {} MiB", reserved_bytes >> 20);
                 assert!(reserved_bytes <= most * BATCH_BYTES, "{what}");
                 shim.streams.drain().for_each(|(_, stream)| stream.retire().unwrap());
             }
-            // The next backend's are not promised anything yet.
+            // The next backend gets new streams, without a guarantee.
             for stream in streams {
                 // SAFETY: the stream is alive.
                 unsafe { Stream::from_raw(&device, stream).unwrap().retire().unwrap() };
             }
         }
         device.synchronize().unwrap();
-        // SAFETY: nothing names them any more.
+        // SAFETY: no handles to the streams are left.
         streams.into_iter().for_each(|stream| unsafe { driver.cuStreamDestroy_v2(stream).unwrap() });
         if let Some(sim) = gpumem_sim::Sim::of(driver) {
             assert_eq!(sim.report().findings, []);
         }
     }
 
-    /// A stream frees, and is named no more: another gets the memory without a wait for the device.
+    /// A stream frees memory and makes no more calls: another stream reuses the memory without a wait for the device.
     fn memory_freed_on_a_stream_that_makes_no_more_calls_is_reused_by_others(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let raw = Raw::new(driver).unwrap();
@@ -171,7 +171,7 @@ cases! {
             }
         }
         device.synchronize().unwrap();
-        // SAFETY: nothing names them any more.
+        // SAFETY: no handles to the streams are left.
         [first, second].into_iter().for_each(|stream| unsafe { driver.cuStreamDestroy_v2(stream).unwrap() });
     }
 }

@@ -15,7 +15,7 @@ use gpumem_tests::sys::types::{CUdevice_attribute, CUmem_range_attribute};
 const MIB: u64 = 1 << 20;
 const FOR_HOST: [MemoryKind; 2] = [MemoryKind::Unified, MemoryKind::Host];
 
-/// Each backend with each of these kinds.
+/// All backends with all host-accessible kinds of memory.
 fn pools(device: &Device) -> Vec<Pool> {
     let of = |backend| {
         FOR_HOST.map(|kind| {
@@ -33,7 +33,7 @@ fn fill(address: u64, value: u8, size_bytes: u64, stream: &Stream) {
     unsafe { driver.cuMemsetD8Async(address, value, size_bytes as usize, stream.raw()).unwrap() };
 }
 
-/// The number of the device that all pages of a block were last moved to, or -1 for the host.
+/// The ordinal of the device to which all pages of a block were last prefetched, or -1 for the host.
 fn last_prefetched_to(block: &Block, device: &Device) -> i32 {
     let attribute = CUmem_range_attribute::CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION;
     let (_bound, mut value) = (device.bind().unwrap(), 99_i32);
@@ -47,24 +47,24 @@ fn last_prefetched_to(block: &Block, device: &Device) -> i32 {
 }
 
 fn host_write(block: &Block, value: u8) {
-    // SAFETY: nothing that was queued uses the block.
+    // SAFETY: no queued work uses the block.
     unsafe { block.host_ptr().unwrap().write_bytes(value, block.size_bytes() as usize) };
 }
 
 fn host_sees(block: &Block, value: u8) -> bool {
     let host = block.host_ptr().unwrap().as_ptr();
-    // SAFETY: what was queued for the block is done.
+    // SAFETY: all work on the block is complete.
     let bytes = unsafe { std::slice::from_raw_parts(host, block.size_bytes() as usize) };
     bytes.iter().all(|byte| *byte == value)
 }
 
-/// The bytes that the device reads from an address.
+/// The byte that the device reads at an address.
 fn device_sees(address: u64, stream: &Stream) -> u8 {
     let pool = Pool::builder(stream.device()).backend(BackendKind::None).build().unwrap();
     let copy = pool.alloc(1, stream).unwrap();
     let _bound = stream.device().bind().unwrap();
     let (driver, mut byte) = (stream.device().driver(), 0_u8);
-    // SAFETY: both are alive until the stream has been waited for, and the local is.
+    // SAFETY: both are alive until the stream was synchronised.
     unsafe {
         driver.cuMemcpyAsync(copy.address(), address, 1, stream.raw()).unwrap();
         stream.synchronize().unwrap();
@@ -74,7 +74,7 @@ fn device_sees(address: u64, stream: &Stream) -> u8 {
 }
 
 cases! {
-    /// Both sides use a block at one address.
+    /// Host and device use a block at one address.
     fn host_and_device_share_a_block(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -96,11 +96,11 @@ cases! {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         for pool in pools(&device) {
-            // A free waits there.
+            // With this backend a free waits.
             if pool.backend() == BackendKind::None {
                 continue;
             }
-            // The place is known, and idle.
+            // This warms up the cache, so that the address is known and idle.
             drop(pool.alloc(2 * MIB, &stream).unwrap());
             stream.synchronize().unwrap();
             let bound = device.bind().unwrap();
@@ -123,7 +123,7 @@ cases! {
         }
     }
 
-    /// Pages move on purpose, within bounds, and only where there are pages.
+    /// Prefetches move pages within bounds, and are accepted only by memory that has pages.
     fn pages_move_and_are_advised_on(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -192,7 +192,7 @@ cases! {
         }
     }
 
-    /// The program's own memory, pinned: the device writes it, and it is the program's again.
+    /// Memory of the program is pinned, the device writes it, and the program uses it again.
     fn a_slice_is_registered(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -202,11 +202,11 @@ cases! {
                 assert_eq!(shared.size_bytes(), 1_200_000);
                 assert_eq!(device_sees(shared.address(), &stream), 1);
                 fill(shared.address(), 2, shared.size_bytes(), &stream);
-                // No wait: the end of the closure has to.
+                // No explicit wait: the end of the closure waits.
             })
             .unwrap();
         assert!(table.iter().all(|value| *value == 0x0202_0202));
-        // It is the program's own again, and can be pinned again, for longer than a call.
+        // The memory belongs to the program again, and can be pinned for longer than a call.
         let owned = HostMemory::register(&device, table).unwrap();
         fill(owned.address(), 3, owned.size_bytes(), &stream);
         let table = owned.into_inner().unwrap();
@@ -218,7 +218,7 @@ cases! {
         }
     }
 
-    /// Memory as it is, where the device follows the host's addresses; a clear word where it does not.
+    /// Pageable memory is accepted if the device can access it, and refused with a clear error otherwise.
     fn a_slice_as_it_is(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();

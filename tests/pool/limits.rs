@@ -95,8 +95,7 @@ fn most_reserved_bytes(pool: &Pool, highest_bytes: u64) -> u64 {
     }
 }
 
-/// Blocks of one size, so that any hole is as good as another: a request is refused if it does not fit below the limit, and
-/// only then.
+/// Blocks of one size fit into any hole, so a request is refused if and only if it does not fit below the limit.
 fn run_with_one_size(device: &Device, backend: BackendKind, size_mib: u64, steps: &[Step]) {
     let mut subject = Subject::new(device, backend, PIECE_BYTES);
     for step in steps {
@@ -117,7 +116,7 @@ fn run_with_one_size(device: &Device, backend: BackendKind, size_mib: u64, steps
     assert_eq!(subject.pool.status().unwrap().reserved_bytes, 0);
 }
 
-/// Steps of a program, the same for the same number.
+/// The steps of a program, determined by the seed.
 fn steps(seed: u64, count: u64) -> Vec<Step> {
     let draw = |index: u64| (seed << 32 | index).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) >> 7;
     let step = |index| {
@@ -168,7 +167,7 @@ proptest! {
     ) {
         let device = device(seed, is_late);
         for backend in backends(&device) {
-            // Its reserved bytes are above for a while if the limit is lowered; `model` has it.
+            // With a lowered limit, its reserved bytes exceed the limit for a while; the model test covers this.
             if backend == BackendKind::Caching {
                 continue;
             }
@@ -210,7 +209,7 @@ fn device(seed: u64, is_late: bool) -> Device {
 }
 
 cases! {
-    /// A raised limit can be used fully: for one large block, and for many, with small blocks between.
+    /// A raised limit can be used fully: for one large block, and for many blocks with small ones between them.
     fn a_limit_is_raised(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -225,7 +224,7 @@ cases! {
             let many: Vec<_> = (0..24).map(|_| pool.alloc(8 * MIB, &stream).unwrap()).collect();
             assert!(matches!(pool.alloc(1, &stream), Err(PoolError::LimitReached(_))), "{backend}");
             assert!(pool.status().unwrap().reserved_bytes <= most_reserved_bytes(&pool, 256 * MIB));
-            // The rest of the first is no obstacle.
+            // The remainder of the first block is not an obstacle.
             let mut weights = weights;
             weights.truncate(1);
             drop(many);
@@ -240,7 +239,7 @@ cases! {
         }
     }
 
-    /// Up and down at random, on two streams.
+    /// The limit is raised and lowered at random, on two streams.
     fn limits_go_up_and_down(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends(&device).into_iter().filter(|backend| *backend != BackendKind::Caching) {
@@ -250,8 +249,8 @@ cases! {
         }
     }
 
-    /// Sixteen threads that a third of what they want would do for, with every kind of memory: what the driver has given is never
-    /// a byte more than the limit, and all that the pool says it reserves.
+    /// Sixteen threads that request three times the limit, with every kind of memory: the memory allocated by the driver never
+    /// exceeds the limit, and equals the pool's reserved bytes.
     fn sixteen_threads_never_pass_the_limit(driver: &Driver) {
         const LIMIT_BYTES: u64 = 16 * MIB;
         for setting in settings(&Device::new(driver, 0).unwrap()) {
@@ -271,11 +270,12 @@ cases! {
             assert!(LIMIT_BYTES / 2 < peak_bytes && peak_bytes <= LIMIT_BYTES, "{setting}: {peak_bytes} at once");
             let told_bytes = match setting.backend {
                 BackendKind::Caching => status.reserved_peak_bytes,
-                // The driver's pool reserves more than it has given.
+                // The driver's pool reserves more than it hands out.
                 _ => status.in_use_peak_bytes,
             };
             assert!(told_bytes <= LIMIT_BYTES, "{setting}: {status}");
-            // The others count a block as in use after the driver has given it: another may have been freed in between.
+            // The other backends count a block as in use after the driver has allocated it; another block may have been freed in
+            // between.
             let is_exact = setting.backend == BackendKind::Caching;
             assert!(!is_exact || peak_bytes <= told_bytes, "{setting}: {peak_bytes}, {status}");
             assert_eq!((status.in_use_bytes, status.block_count), (0, 0), "{setting}");
@@ -285,7 +285,7 @@ cases! {
         }
     }
 
-    /// By threads, while a table of the driver's functions keeps the books.
+    /// Threads allocate while the limit changes, and a wrapped driver table counts the memory.
     fn threads_allocate_while_the_limit_goes_up_and_down(driver: &Driver) {
         const LIMITS_MIB: [u64; 8] = [32, 96, 32, 128, 64, 192, 96, 256];
         let counted = MemoryCounter::new(driver);
@@ -294,7 +294,7 @@ cases! {
             let pool = Pool::builder(&device).backend(backend).hard_limit(LIMITS_MIB[0] * MIB).build().unwrap();
             let start_bytes = counted.held_bytes(MemoryKind::Device);
             std::thread::scope(|scope| {
-                // Ends with this, even if by a panic: the threads go on as long.
+                // Dropped at the end of this scope, also by a panic; the threads run until then.
                 let running = Arc::new(());
                 for thread in 0..6_usize {
                     let (pool, running, device) = (&pool, Arc::downgrade(&running), &device);
@@ -326,7 +326,7 @@ cases! {
                     }
                 }
             });
-            // It is all there again.
+            // All memory is available again.
             pool.reclaim().unwrap();
             let stream = Stream::new(&device).unwrap();
             let all: Vec<_> = (0..32).map(|_| pool.alloc(8 * MIB, &stream).unwrap()).collect();

@@ -36,7 +36,7 @@ fn read(pool: &Pool, address: CUdeviceptr, size_bytes: u64, stream: &Stream) -> 
 }
 
 cases! {
-    /// Blocks do not overlap, keep what was written, and come back to the pool when dropped.
+    /// Blocks do not overlap, keep their contents, and return to the pool when dropped.
     fn blocks_hold_their_bytes(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends() {
@@ -59,7 +59,7 @@ cases! {
         }
     }
 
-    /// A block used on a second stream is not reused before that use is done.
+    /// A block used on a second stream is not reused before that use is complete.
     fn recorded_uses_delay_reuse(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends() {
@@ -82,7 +82,7 @@ cases! {
                 copied.unwrap();
                 source.record_use(&other);
                 drop(source);
-                // Likely the same bytes again: writing them must wait for the copy above.
+                // This probably reuses the same bytes: writing them must wait for the copy above.
                 let next = pool.alloc(size, &home).unwrap();
                 fill(&pool, next.address(), 0xEE, size, &home);
                 assert_eq!(read(&pool, target.address() + size - 16, 16, &other), [round; 16], "{backend}");
@@ -90,7 +90,7 @@ cases! {
         }
     }
 
-    /// Threads with a stream each, blocks dropped on other threads.
+    /// Threads with a stream each, and blocks dropped on other threads.
     fn many_threads(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends() {
@@ -117,7 +117,7 @@ cases! {
         }
     }
 
-    /// The hard limit refuses a request beyond it with its error, and serves the next request that fits.
+    /// A request beyond the hard limit is refused with its error, and the next request that fits is served.
     fn hard_limit(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends() {
@@ -135,7 +135,7 @@ cases! {
         }
     }
 
-    /// Reclaiming gives cached memory back to the device.
+    /// Reclaiming releases cached memory to the device.
     fn reclaim(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends() {
@@ -190,7 +190,7 @@ cases! {
         }
     }
 
-    /// A full device is an error that carries the numbers, and what is freed can be had again.
+    /// A full device is an error with figures, and freed memory can be allocated again.
     #[serial_test::file_serial(gpumem_whole_device)]
     fn full_device(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
@@ -210,7 +210,7 @@ cases! {
             assert!(matches!(error, PoolError::OutOfMemory { .. }), "{backend}: {text}");
             assert!(held.len() >= 10, "{backend}: only {} of 16 blocks fitted", held.len());
             held.pop();
-            // The free above is still queued; asking again must not need a manual reclaim.
+            // The free above is still queued; this allocation must not need an explicit reclaim.
             held.push(pool.alloc(chunk, &stream).unwrap());
             drop(held);
             pool.reclaim().unwrap();
@@ -219,7 +219,7 @@ cases! {
         }
     }
 
-    /// Zero bytes are a block like any other, without memory.
+    /// A block of zero bytes is valid and has no memory.
     fn zero_bytes(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends() {

@@ -37,11 +37,11 @@ fn close_gate(device: &Device, stream: &Stream) -> StreamGate {
 }
 
 cases! {
-    /// An allocation that could have only what a stream holds back that hangs is refused at its deadline, and the report
-    /// names that stream. Others go on.
+    /// An allocation whose only memory is held back by a hanging stream is refused at its deadline, and the report names that
+    /// stream. Other allocations succeed.
     fn an_allocation_behind_a_stream_that_hangs_ends_at_its_deadline(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
-        // A free of `none` waits by itself.
+        // With `none`, a free waits.
         for setting in settings(&device).into_iter().filter(|setting| setting.backend != BackendKind::None) {
             let builder = setting.builder(&device).hard_limit(64 * MIB);
             let pool = builder.conf("wait_deadline_ms:300,inserted_waits:false").unwrap().build().unwrap();
@@ -51,7 +51,7 @@ cases! {
             drop(block);
             for _ in 0..2 {
                 match pool.alloc(40 * MIB, &other) {
-                    // The driver's pool has as much again for other streams, or makes the stream wait.
+                    // The driver's pool has enough memory for other streams, or makes the stream wait.
                     Ok(block) if setting.backend == BackendKind::Native => drop(block),
                     Ok(_) => panic!("{setting}: memory that work may use was handed out"),
                     Err(PoolError::LimitReached(report)) => {
@@ -74,7 +74,7 @@ cases! {
         }
     }
 
-    /// Memory that another stream frees in time is had, whatever else hangs.
+    /// Memory freed in time by another stream is reused, even if a third stream hangs.
     fn a_stream_that_hangs_keeps_no_other_stream_s_memory(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let builder = Pool::builder(&device).backend(BackendKind::Caching).hard_limit(64 * MIB);
@@ -102,7 +102,7 @@ cases! {
             let pool = setting.builder(&device).soft_limit(32 * MIB).build().unwrap();
             let (stream, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
             let (blocks, event) = used_blocks(&device, &pool, &stream, 8);
-            // A stream that still works keeps what it uses, and nothing else.
+            // A stream with pending work keeps the memory that it uses, and nothing else.
             let gate = close_gate(&device, &other);
             drop(blocks);
             let reserved_bytes = || pool.status().unwrap().reserved_bytes;
@@ -110,12 +110,12 @@ cases! {
                 BackendKind::Caching if setting.kind == MemoryKind::Device && !setting.plain_segments => {
                     polls_until(&event, || reserved_bytes() <= 32 * MIB)
                 }
-                // These wait for the device, or the driver does, when memory is given back.
+                // These backends wait for the device, or the driver does, when memory is released.
                 _ => true,
             };
             assert!(is_served, "{setting}: {} bytes stay", reserved_bytes());
             assert!(gate.open(), "{setting}: a query waited");
-            // The driver's pool gives back whole pieces of 32 MiB.
+            // The driver's pool releases in units of 32 MiB.
             assert!(polls_until(&event, || reserved_bytes() <= 32 * MIB), "{setting}: {} bytes stay", reserved_bytes());
         }
     }
@@ -150,7 +150,7 @@ cases! {
             later.record(&stream).unwrap();
             let is_empty = || counted.held_bytes(setting.kind) == 0;
             assert!(polls_until(&event, is_empty), "{setting}");
-            // Not at once: the driver's own pool gives back in the stream's order, and what comes after that may still wait.
+            // Not immediately: the driver's pool releases in stream order, and later work may have to wait.
             assert!(polls_until(&event, || later.is_complete().unwrap()), "{setting}");
         }
     }

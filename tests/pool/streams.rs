@@ -19,7 +19,7 @@ fn hand_over(driver: &Driver, wait: bool) -> u8 {
     source.record_use(&consumer);
     let _bound = device.bind().unwrap();
     let mut last = [0u8];
-    // SAFETY: both blocks are alive and that large. The missing wait makes the bytes wrong, not the memory.
+    // SAFETY: both blocks are alive and have that size. Without the wait, the bytes are wrong but the memory is valid.
     unsafe {
         driver.cuMemsetD8Async(source.address(), 1, SIZE_BYTES, producer.raw()).unwrap();
         device.synchronize().unwrap();
@@ -56,7 +56,7 @@ fn the_program_with_the_wait_passes_under_every_seed() {
 fn the_program_without_the_wait_fails_under_some_seed() {
     let found = gpumem_tests::find_failing_seed!(1_000, |driver: &Driver, _| {
         assert_eq!(hand_over(driver, false), 2, "the copy saw old bytes");
-        // Here it is the bytes that tell.
+        // This case compares the bytes, so the findings are discarded.
         gpumem_sim::Sim::of(driver).unwrap().take_findings();
     });
     assert!(found.message.contains("the copy saw old bytes"), "{found:?}");

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 fn random_programs_agree_with_the_twin() {
     let coverage =
         Search::seeds(0, 150).run(|_| ControlFlow::Continue(())).unwrap_or_else(|found| panic!("{found}"));
-    // The programs must reach what they are meant to try.
+    // The programs must reach the paths that they are meant to test.
     assert_eq!(coverage.seeds, 150);
     assert!(coverage.operations > 5_000 && coverage.blocks > 1_000, "{coverage}");
     assert!(
@@ -25,7 +25,7 @@ fn random_programs_agree_with_the_twin() {
     }
 }
 
-/// A line of `regressions/pool.txt` is a subject, a seed and what was wrong.
+/// A line of `regressions/pool.txt` has a subject, a seed and the former error.
 #[test]
 fn seeds_that_once_failed_pass() {
     for line in include_str!("../regressions/pool.txt").lines().filter(|line| !line.starts_with('#')) {
@@ -42,7 +42,7 @@ fn seeds_that_once_failed_pass() {
 fn a_seed_always_makes_the_same_program() {
     let twice = [(); 2].map(|()| {
         let mut coverage = Search::seeds(31, 5).run(|_| ControlFlow::Continue(())).unwrap();
-        // Deferred work is served within budgets of time, so which driver calls belong to which operation depends on the clock.
+        // Deferred work has a time budget, so its driver calls are attributed to different operations from run to run.
         (coverage.rungs, coverage.states) = Default::default();
         coverage
     });
@@ -75,13 +75,13 @@ fn a_lost_wait_is_found_and_shrunk() {
     assert_eq!(again.program.len(), found.program.len());
 }
 
-/// Where a simulated machine's addresses begin depends on how many others are alive, and so on the tests beside this.
+/// The base address of a simulated machine depends on the number of live machines, and so on concurrent tests.
 fn without_addresses(text: &str) -> String {
     let words = text.split(' ').map(|word| if word.starts_with("0x") { "(an address)" } else { word });
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// A free that is lost is a leak, whatever the contents.
+/// A lost free is a leak, even if all contents are right.
 #[test]
 fn a_lost_free_is_found() {
     extern "C" fn no_free_async(_: CUdeviceptr, _: CUstream) -> CUresult {

@@ -11,7 +11,7 @@ use gpumem_tests::sys::Driver;
 use gpumem_tests::trace::{Event, Synthetic, Trace};
 
 gpumem_tests::cases! {
-    /// Three streams and deferred frees, of which the beginning has some.
+    /// Three streams and deferred frees, some of them near the beginning.
     fn the_beginning_of_a_trace_goes_through_every_backend(driver: &Driver) {
         let trace = prefetch().prefix(6000);
         assert!(trace.events().iter().any(|event| matches!(event, Event::Complete { .. })));
@@ -29,7 +29,7 @@ fn run(trace: &Trace, driver: &Driver, backend: BackendKind) -> Outcome {
     replay(trace, driver, &setup, |_| ()).unwrap()
 }
 
-/// In the program itself, so that it is there on a machine that has nothing else.
+/// Included in the program, so that it is available on a machine with nothing else.
 fn prefetch() -> Trace {
     let bytes: &[u8] = include_bytes!("../traces/prefetch_record_stream.csv.gz");
     Trace::read_from(bytes, "prefetch_record_stream.csv.gz").unwrap()
@@ -43,8 +43,8 @@ fn recorded() -> Vec<Trace> {
     traces
 }
 
-/// Streams of another library that live as long as the device are as good as the pool's own; others no worse than what the
-/// recorded program's allocator makes of its own.
+/// With long-lived streams of another library the results equal those with the pool's own streams. With other foreign streams
+/// they are at least as good as PyTorch's on its own streams.
 #[test]
 fn a_recorded_program_may_bring_its_own_streams() {
     for trace in recorded() {
@@ -123,7 +123,7 @@ fn a_refused_allocation_is_reported_with_its_line() {
     assert!(error.starts_with("periodic, line ") && error.contains("limit of 64.000 MiB"), "{error}");
 }
 
-/// A pool that its limit keeps short of memory waits for the device, and not for what never comes.
+/// A pool that is short of memory at its limit waits for the device once, and does not poll.
 #[test]
 fn a_limit_is_kept_by_waiting_for_the_device() {
     let trace = prefetch().prefix(6000);
@@ -136,7 +136,7 @@ fn a_limit_is_kept_by_waiting_for_the_device() {
     assert!(tight.device_wait_count() > 0 && tight.peak_reserved_bytes <= limit_bytes, "{tight:?}");
 }
 
-/// At 2 % more than the most that is live, every profile has what fits.
+/// At a limit 2 % above the peak of live memory, every profile completes.
 #[test]
 fn every_recorded_trace_fits_at_its_limit_under_every_profile() {
     let traces = recorded();
@@ -147,7 +147,7 @@ fn every_recorded_trace_fits_at_its_limit_under_every_profile() {
     }
 }
 
-/// `cargo xtask replay --random` has many more.
+/// `cargo xtask replay --random` runs many more.
 #[test]
 fn random_programs_that_fit_under_tight_fit_under_every_profile() {
     let mut counts = profiles::Counts::default();
@@ -182,7 +182,7 @@ fn options_by_name_reach_the_pool() {
     assert!(error.contains("did you mean max_split_size_mb?"), "{error}");
 }
 
-/// If the simulator is configured as a busy device, the virtual clock has the prices of one.
+/// On a simulator configured as a busy device, the virtual clock has the prices of a busy device.
 #[test]
 fn driver_time_is_the_virtual_clocks() {
     let trace = Synthetic::Kv.trace(0, 2);

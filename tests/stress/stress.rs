@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 cases! {
-    /// No block ever holds what it should not, with each backend and profile.
+    /// No block ever has wrong contents, with each backend and profile.
     fn nothing_is_overwritten(driver: &Driver) -> Result<(), PoolError> {
         let device = Device::new(driver, 0)?;
         for setting in settings(&device) {
@@ -29,7 +29,7 @@ cases! {
         Ok(())
     }
 
-    /// Nor when there is hardly enough memory.
+    /// No block has wrong contents when memory is scarce.
     fn nothing_is_overwritten_at_the_limit(driver: &Driver) -> Result<(), PoolError> {
         let device = Device::new(driver, 0)?;
         for setting in settings(&device) {
@@ -81,7 +81,7 @@ cases! {
     }
 }
 
-/// A missing wait or use is found, on every backend.
+/// A missing wait or use is detected, on every backend.
 #[test]
 fn deliberate_mistakes_are_found() {
     for mistake in [Mistake::NoWait, Mistake::NoRecordUse] {
@@ -91,7 +91,7 @@ fn deliberate_mistakes_are_found() {
             (driver, device)
         };
         for setting in settings(&machine().1) {
-            // A plain free waits for all work of the device by itself.
+            // A plain free waits for all work of the device.
             if setting.backend == BackendKind::None && mistake == Mistake::NoRecordUse {
                 continue;
             }

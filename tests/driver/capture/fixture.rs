@@ -24,7 +24,7 @@ pub(crate) const IMPLICIT: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLIC
 pub(crate) const CAPTURED_EVENT: CUresult = CUresult::CUDA_ERROR_CAPTURED_EVENT;
 pub(crate) const WRONG_THREAD: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
 
-/// Two streams and an event, torn down with what they captured.
+/// Two streams and an event. Its drop ends an open capture and destroys them.
 pub(crate) struct Fixture {
     pub(crate) raw: Raw,
     pub(crate) stream: CUstream,
@@ -40,7 +40,8 @@ impl std::ops::Deref for Fixture {
     }
 }
 
-// The streams and the event live as long as the fixture; pointers are to locals that outlive the calls.
+// The streams and the event live as long as the fixture; pointers are to locals that outlive the
+// calls.
 impl Fixture {
     pub(crate) fn new(driver: &Driver) -> Self {
         let raw = Raw::new(driver).unwrap();
@@ -60,7 +61,7 @@ impl Fixture {
         graph
     }
 
-    /// The code of the end of a capture that comes to nothing.
+    /// The error code of the end of an invalidated capture.
     pub(crate) fn end_code(&self) -> CUresult {
         let mut graph = null_mut();
         // SAFETY: the stream lives as long as the fixture, and `graph` outlives the call.
@@ -71,7 +72,7 @@ impl Fixture {
 
     pub(crate) fn status(&self, stream: CUstream) -> Status {
         let mut status = Status::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the cases pass a stream of the fixture's, which lives as long, and `status` outlives the call.
+        // SAFETY: the cases pass a stream of the fixture, which is alive, and `status` outlives the call.
         unsafe { self.cuStreamIsCapturing(stream, &mut status).unwrap() };
         status
     }
@@ -115,7 +116,7 @@ impl Fixture {
 
     pub(crate) fn nodes(&self, graph: CUgraph) -> Vec<CUgraphNode> {
         let mut count = 0;
-        // SAFETY: the second call has room for as many as the first found.
+        // SAFETY: the second call has room for the number of nodes that the first one returned.
         unsafe {
             self.cuGraphGetNodes(graph, null_mut(), &mut count).unwrap();
             let mut nodes = vec![null_mut(); count];
@@ -127,7 +128,7 @@ impl Fixture {
     pub(crate) fn types(&self, graph: CUgraph) -> Vec<CUgraphNodeType> {
         let type_of = |node| {
             let mut found = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
-            // SAFETY: the node is one that its graph, which is alive, has just named; `found` outlives the call.
+            // SAFETY: the node was returned by its graph, which is alive; `found` outlives the call.
             unsafe { self.cuGraphNodeGetType(node, &mut found).unwrap() };
             found
         };
@@ -136,7 +137,7 @@ impl Fixture {
 
     pub(crate) fn edge_count(&self, graph: CUgraph) -> usize {
         let mut count = 0;
-        // SAFETY: the graph is alive; without anywhere for the edges, only their number is written, to a local.
+        // SAFETY: the graph is alive; with null pointers for the edges, the call only writes their number, to a local.
         unsafe {
             self.cuGraphGetEdges_v2(graph, null_mut(), null_mut(), null_mut(), &mut count).unwrap();
         }
@@ -144,17 +145,17 @@ impl Fixture {
     }
 
     pub(crate) fn destroy(&self, graph: CUgraph) {
-        // SAFETY: the cases pass a graph that they do not name again.
+        // SAFETY: the cases pass a graph that they do not use again.
         unsafe { self.cuGraphDestroy(graph).unwrap() };
     }
 
     pub(crate) fn destroy_exec(&self, exec: CUgraphExec) {
-        // SAFETY: the cases pass an executable that they do not name again; launches keep what they need.
+        // SAFETY: the cases pass an executable that they do not use again; the driver keeps pending launches alive.
         unsafe { self.cuGraphExecDestroy(exec).unwrap() };
     }
 
     pub(crate) fn free(&self, addresses: impl IntoIterator<Item = CUdeviceptr>) {
-        // SAFETY: the tests pass what they allocated and no longer use.
+        // SAFETY: the tests pass memory that they allocated and no longer use.
         addresses.into_iter().for_each(|address| unsafe { self.cuMemFree_v2(address).unwrap() });
     }
 
@@ -165,7 +166,7 @@ impl Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        // SAFETY: nothing is queued any more that a test did not wait for.
+        // SAFETY: all queued work was synchronised by the tests.
         unsafe {
             let _ = self.cuEventDestroy_v2(self.event);
             let _ = self.cuStreamDestroy_v2(self.other);
@@ -174,7 +175,8 @@ impl Drop for Fixture {
     }
 }
 
-/// Makes `body`, in a capture of the mode, break it with a code: the next use and the end say so.
+/// Runs `body` in a capture of the mode and checks that it invalidates the capture with a code: the next use and the end return
+/// it.
 #[track_caller]
 pub(crate) fn breaks(
     driver: &Driver,
@@ -191,7 +193,7 @@ pub(crate) fn breaks(
     assert_eq!(code(unsafe { fixture.cuMemsetD8Async(memory, 0, 1, fixture.stream) }), INVALIDATED);
     assert_eq!(fixture.end_code(), INVALIDATED);
     assert_eq!(fixture.status(fixture.stream), Status::CU_STREAM_CAPTURE_STATUS_NONE);
-    // The stream is as good as new.
+    // The stream can be used again.
     fixture.fill(fixture.stream, memory, 7);
     fixture.sync();
     assert_eq!(fixture.byte(memory), 7);
@@ -208,7 +210,7 @@ pub(crate) fn passes(driver: &Driver, mode: Mode, body: impl FnOnce(&Fixture)) {
     fixture.destroy(fixture.end());
 }
 
-/// The nodes that the next one comes after, and the graph.
+/// The nodes on which the next one will depend, and the graph.
 pub(crate) fn place(fixture: &Fixture) -> (Vec<CUgraphNode>, CUgraph) {
     let (mut status, mut id, mut graph) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0, null_mut());
     let (mut nodes, mut edges, mut count) = (null(), null(), 0);

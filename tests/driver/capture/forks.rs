@@ -1,10 +1,10 @@
-//! How streams fork from a capture and join it, and what is known of their places in it.
+//! How streams fork from a capture and join it, and their dependencies in it.
 
 use crate::fixture::*;
 use gpumem_tests::cases;
 
 cases! {
-    /// A stream joins by waiting for an event of the capture, and its work is part of the graph.
+    /// A stream joins by waiting for an event of the capture. Its work becomes part of the graph.
     #[serial_test::serial]
     fn fork_and_join(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -32,7 +32,7 @@ cases! {
         fixture.free(memory);
     }
 
-    /// A fork whose work is not joined.
+    /// The work of a fork must be joined before the end of the capture.
     #[serial_test::serial]
     fn an_unjoined_fork(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -47,7 +47,7 @@ cases! {
         fixture.free([memory]);
     }
 
-    /// A capture ends where it began.
+    /// A capture ends on the stream where it began.
     #[serial_test::serial]
     fn ending_on_a_joined_stream(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -58,7 +58,7 @@ cases! {
         // SAFETY: the stream is alive and the local outlives the call.
         let ended = unsafe { fixture.cuStreamEndCapture(fixture.other, &mut graph) };
         assert_eq!(code(ended), UNMATCHED);
-        // Whether the capture survives that is not what this case is about.
+        // The case does not test whether the capture survives.
         // SAFETY: the stream where the capture began is alive, and the local outlives the call.
         if unsafe { fixture.cuStreamEndCapture(fixture.stream, &mut graph) }.is_ok() {
             fixture.destroy(graph);
@@ -75,7 +75,7 @@ cases! {
         });
     }
 
-    /// Two captures stay two.
+    /// Two captures cannot be joined.
     #[serial_test::serial]
     fn waiting_for_another_capture(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -101,7 +101,7 @@ cases! {
         let (first, graph) = place(&fixture);
         assert_eq!(first.len(), 1);
         assert_eq!(fixture.nodes(graph), first);
-        // SAFETY: no nodes, so nothing is read.
+        // SAFETY: the list of nodes is empty, so nothing is read.
         unsafe { fixture.cuStreamUpdateCaptureDependencies_v2(fixture.stream, null_mut(), null(), 0, 1).unwrap() };
         assert_eq!(place(&fixture).0, []);
         fixture.fill(fixture.stream, memory + 1, 2);

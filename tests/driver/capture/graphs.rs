@@ -1,11 +1,12 @@
-//! What becomes a node, the memory of graphs, graphs by hand, and what a launch runs.
+//! The nodes that captured calls become, the memory of graphs, graphs built by hand, and the work of launches.
 
 use crate::fixture::*;
 use gpumem_tests::cases;
 use std::ffi::c_void;
 
 cases! {
-    /// Stream-ordered memory of a capture is the graph's: one address, alive from its node's turn to its free's.
+    /// Stream-ordered memory allocated in a capture belongs to the graph: it has a fixed address and is alive from its allocation
+    /// node to its free node.
     #[serial_test::serial]
     fn memory_within_a_graph(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -36,9 +37,9 @@ cases! {
             fixture.sync();
             assert_eq!(fixture.byte(result), 6);
         }
-        // SAFETY: refused.
+        // SAFETY: the driver refuses the call.
         assert_eq!(code(unsafe { fixture.cuMemFreeAsync(inner, fixture.stream) }), INVALID_VALUE);
-        // Its graph can't be copied, and has one executable at a time.
+        // A graph with memory cannot be cloned, and has at most one executable.
         let (mut clone, mut second) = (null_mut(), null_mut());
         // SAFETY: the locals outlive the calls.
         unsafe {
@@ -50,8 +51,8 @@ cases! {
         fixture.free([result]);
     }
 
-    /// Memory that the graph does not free is the program's after the launch; before it is freed, the graph can't
-    /// run again.
+    /// Memory that the graph does not free belongs to the program after the launch. The graph cannot run again before that memory
+    /// is freed.
     #[serial_test::serial]
     fn memory_that_leaves_a_graph(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -63,11 +64,11 @@ cases! {
         let exec = fixture.instantiate(graph);
         for _ in 0..2 {
             fixture.launch(exec);
-            // SAFETY: refused.
+            // SAFETY: the driver refuses the call.
             assert_eq!(code(unsafe { fixture.cuGraphLaunch(exec, fixture.stream) }), INVALID_VALUE);
             fixture.sync();
             assert_eq!(fixture.byte(left), 8);
-            // SAFETY: nothing uses it any more.
+            // SAFETY: no work uses the memory.
             unsafe { fixture.cuMemFreeAsync(left, fixture.stream).unwrap() };
         }
         fixture.sync();
@@ -75,7 +76,7 @@ cases! {
         fixture.destroy(graph);
     }
 
-    /// An executable made to free first may run again.
+    /// An executable with automatic free can run again.
     #[serial_test::serial]
     fn memory_freed_by_the_next_launch(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -99,7 +100,7 @@ cases! {
         fixture.destroy(graph);
     }
 
-    /// Memory from outside can't be freed by a capture.
+    /// A capture cannot free memory allocated outside of it.
     #[serial_test::serial]
     fn freeing_outside_memory_in_a_capture(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -110,7 +111,7 @@ cases! {
         // SAFETY: the memory is alive, and the driver refuses to have the capture free it.
         assert_eq!(code(unsafe { fixture.cuMemFreeAsync(outside, fixture.stream) }), INVALID_VALUE);
         let mut graph = null_mut();
-        // SAFETY: the local outlives the call. Whether the capture survived is not what this case is about.
+        // SAFETY: the local outlives the call. The case does not test whether the capture survives.
         unsafe {
             if fixture.cuStreamEndCapture(fixture.stream, &mut graph).is_ok() {
                 fixture.destroy(graph);
@@ -124,18 +125,18 @@ cases! {
     #[serial_test::serial]
     fn host_functions(driver: &Driver) {
         unsafe extern "C" fn count(data: *mut c_void) {
-            // SAFETY: the test passes a counter that it only looks at when the launch is done.
+            // SAFETY: the test passes a counter that it reads only after the launch is complete.
             unsafe { *data.cast::<u32>() += 1 };
         }
         let fixture = Fixture::new(driver);
         let counter: *mut u32 = Box::into_raw(Box::new(0));
         fixture.begin(GLOBAL);
-        // SAFETY: the counter lives to the end.
+        // SAFETY: the counter lives until the end.
         unsafe { fixture.cuLaunchHostFunc(fixture.stream, Some(count), counter.cast()).unwrap() };
         let graph = fixture.end();
         assert_eq!(fixture.types(graph), [CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST]);
         let exec = fixture.instantiate(graph);
-        // SAFETY: the counter is only read between launches, and freed once.
+        // SAFETY: the counter is read between launches only, and freed once.
         unsafe {
             assert_eq!(*counter, 0);
             fixture.launch(exec);
@@ -148,7 +149,7 @@ cases! {
         fixture.destroy(graph);
     }
 
-    /// Graphs by hand: nodes, edges, clones, cycles.
+    /// Graphs built by hand: nodes, edges, clones, cycles.
     #[serial_test::serial]
     fn graphs_by_hand(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -183,7 +184,7 @@ cases! {
         fixture.destroy(graph);
     }
 
-    /// Memset and copy nodes by hand, changed in the executable.
+    /// Memset and copy nodes built by hand, and changed in the executable.
     #[serial_test::serial]
     fn nodes_by_hand(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -196,7 +197,7 @@ cases! {
         (copy.srcMemoryType, copy.srcDevice) = (CUmemorytype::CU_MEMORYTYPE_DEVICE, a);
         (copy.dstMemoryType, copy.dstDevice) = (CUmemorytype::CU_MEMORYTYPE_DEVICE, b);
         (copy.WidthInBytes, copy.Height, copy.Depth) = (1, 1, 1);
-        // SAFETY: the locals outlive the calls, the memory the launches.
+        // SAFETY: the locals outlive the calls, and the memory outlives the launches.
         unsafe {
             fixture.cuGraphCreate(&mut graph, 0).unwrap();
             fixture.cuGraphAddMemsetNode(&mut fill, graph, null(), 0, &wish, fixture.raw.context).unwrap();
@@ -217,7 +218,7 @@ cases! {
         fixture.free([a, b]);
     }
 
-    /// An executable takes over what a graph of the same form does, and refuses another form.
+    /// An executable is updated from a graph of the same topology, and refuses another topology.
     #[serial_test::serial]
     fn updating_an_executable(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -250,7 +251,7 @@ cases! {
         fixture.free([memory]);
     }
 
-    /// A graph becomes part of another by hand, with a copy of its nodes.
+    /// A graph is added to another one by hand, as a copy of its nodes.
     #[serial_test::serial]
     fn a_graph_in_a_graph(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -275,7 +276,7 @@ cases! {
         fixture.free([memory]);
     }
 
-    /// A launch of a graph is refused in a capture of any mode, and breaks it.
+    /// In a capture of any mode, the launch of a graph is refused and invalidates the capture.
     #[serial_test::serial]
     fn launching_a_graph(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
@@ -295,7 +296,7 @@ cases! {
         }
     }
 
-    /// An event recorded or waited for as external is a node, and ties the graph to work outside.
+    /// An event recorded or waited for as external becomes a node, and orders the graph against work outside.
     #[serial_test::serial]
     fn external_events(driver: &Driver) {
         let fixture = Fixture::new(driver);

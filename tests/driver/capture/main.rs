@@ -1,4 +1,4 @@
-//! Stream capture and graphs, on either driver.
+//! Stream capture and graphs, on both drivers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

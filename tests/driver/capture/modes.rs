@@ -1,11 +1,11 @@
-//! What a capture takes, and what it refuses in which mode.
+//! The calls that a capture accepts and refuses in each mode.
 
 use crate::fixture::*;
 use gpumem_tests::cases;
 use gpumem_tests::sys::DriverError;
 
 cases! {
-    /// Captured work runs at a launch, once for each, and not before.
+    /// Captured work runs once at each launch, and not before.
     #[serial_test::serial]
     fn captured_work_runs_when_launched(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -38,7 +38,7 @@ cases! {
         fixture.free([a, b]);
     }
 
-    /// Beginning twice and ending what did not begin.
+    /// Beginning a capture twice, and ending one that did not begin.
     #[serial_test::serial]
     fn begin_and_end_out_of_place(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -48,7 +48,7 @@ cases! {
         let again = unsafe { fixture.cuStreamBeginCapture_v2(fixture.stream, GLOBAL) };
         assert_eq!(code(again), ILLEGAL_STATE);
         fixture.destroy(fixture.end());
-        // SAFETY: the null stream is always there.
+        // SAFETY: the null stream always exists.
         let legacy = unsafe { fixture.cuStreamBeginCapture_v2(null_mut(), GLOBAL) };
         assert_eq!(code(legacy), UNSUPPORTED);
     }
@@ -78,7 +78,7 @@ cases! {
                 fixture.destroy(graph as CUgraph);
             } else {
                 let mut graph = null_mut();
-                // SAFETY: the local outlives the call. Whether the capture survived is not what this case is about.
+                // SAFETY: the local outlives the call. The case does not test whether the capture survives.
                 if unsafe { fixture.cuStreamEndCapture(fixture.stream, &mut graph) }.is_ok() {
                     fixture.destroy(graph);
                 }
@@ -86,7 +86,7 @@ cases! {
         }
     }
 
-    /// Plain allocation is refused where the mode protects against calls that may wait.
+    /// Plain allocation is refused if the mode protects against calls that may wait.
     #[serial_test::serial]
     fn plain_allocation(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL] {
@@ -99,7 +99,7 @@ cases! {
         fixture.free([memory]);
     }
 
-    /// So is allocation in the order of a stream outside of the capture.
+    /// Stream-ordered allocation on a stream outside of the capture is refused if the mode protects against calls that may wait.
     #[serial_test::serial]
     fn allocating_on_another_stream(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL] {
@@ -111,7 +111,7 @@ cases! {
         });
     }
 
-    /// And a free.
+    /// A free is refused if the mode protects against calls that may wait.
     #[serial_test::serial]
     fn freeing_on_another_stream(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL] {
@@ -124,7 +124,7 @@ cases! {
         }
     }
 
-    /// And looking at a pool, or trimming it.
+    /// Queries of a pool's attributes and trims are refused if the mode protects against calls that may wait.
     #[serial_test::serial]
     fn querying_a_pool(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL] {
@@ -139,7 +139,7 @@ cases! {
         });
     }
 
-    /// Asking for the state of a stream outside of the capture.
+    /// Queries of a stream outside of the capture are refused if the mode protects against calls that may wait.
     #[serial_test::serial]
     fn querying_another_stream(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL] {
@@ -152,7 +152,7 @@ cases! {
         });
     }
 
-    /// Asking for the state of an event outside of the capture.
+    /// Queries of an event outside of the capture are refused if the mode protects against calls that may wait.
     #[serial_test::serial]
     fn querying_an_outside_event(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL] {
@@ -165,7 +165,7 @@ cases! {
         });
     }
 
-    /// A capturing stream has nothing to ask about or to wait for, in any mode.
+    /// A capturing stream cannot be queried or synchronised, in any mode.
     #[serial_test::serial]
     fn querying_the_capturing_stream(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
@@ -176,7 +176,7 @@ cases! {
         }
     }
 
-    /// Attaching managed memory has no place in a graph.
+    /// Attaching managed memory cannot be captured.
     #[serial_test::serial]
     fn attaching_managed_memory(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
@@ -187,19 +187,19 @@ cases! {
             // SAFETY: stream and memory are alive.
             code(unsafe { fixture.cuStreamAttachMemAsync(fixture.stream, managed, 0, 1) })
         });
-        // SAFETY: nothing uses it.
+        // SAFETY: no work uses the memory.
         unsafe { driver.cuMemFree_v2(managed).unwrap() };
         drop(raw);
     }
 
-    /// Waiting for a context with a capturing stream in it.
+    /// A context with a capturing stream cannot be synchronised.
     #[serial_test::serial]
     fn waiting_for_the_context(driver: &Driver) {
         // SAFETY: the context is current.
         breaks(driver, RELAXED, UNSUPPORTED, |fixture| code(unsafe { fixture.cuCtxSynchronize() }));
     }
 
-    /// An event that was recorded in a capture stands for no work.
+    /// An event recorded in a capture cannot be queried or synchronised.
     #[serial_test::serial]
     fn querying_a_captured_event(driver: &Driver) {
         breaks(driver, RELAXED, CAPTURED_EVENT, |fixture| {
@@ -214,7 +214,7 @@ cases! {
         });
     }
 
-    /// The thread's own mode counts too, and is exchanged.
+    /// The thread's own capture mode applies too, and can be exchanged.
     #[serial_test::serial]
     fn exchanging_the_mode(driver: &Driver) {
         passes(driver, GLOBAL, |fixture| {
@@ -230,7 +230,7 @@ cases! {
         });
     }
 
-    /// Another thread is in the way of a global capture only.
+    /// Another thread is restricted by a global capture only.
     #[serial_test::serial]
     fn allocating_on_another_thread(driver: &Driver) {
         for (mode, expected) in [(GLOBAL, UNSUPPORTED), (THREAD_LOCAL, SUCCESS), (RELAXED, SUCCESS)] {
@@ -280,7 +280,7 @@ cases! {
         }
     }
 
-    /// The null stream is out of bounds while a blocking stream captures; a non-blocking one does not mind.
+    /// While a blocking stream captures, the null stream cannot be used; a capture on a non-blocking stream does not restrict it.
     #[serial_test::serial]
     fn the_null_stream(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -303,20 +303,20 @@ cases! {
         fixture.free([memory]);
     }
 
-    /// A captured copy from pageable memory reads it at the launch, not when it was captured.
+    /// A captured copy from pageable memory reads that memory at the launch.
     #[serial_test::serial]
     fn pageable_memory_is_read_at_the_launch(driver: &Driver) {
         let fixture = Fixture::new(driver);
         let memory = fixture.raw.alloc(1).unwrap();
         let mut source = Box::new(1u8);
         fixture.begin(GLOBAL);
-        // SAFETY: the source lives until the launch is done.
+        // SAFETY: the source lives until the launch is complete.
         unsafe {
             fixture.cuMemcpyHtoDAsync_v2(memory, (&raw const *source).cast(), 1, fixture.stream).unwrap();
         }
         let graph = fixture.end();
         let exec = fixture.instantiate(graph);
-        // SAFETY: nothing reads it now.
+        // SAFETY: no work reads the memory now.
         unsafe { (&raw mut *source).write_volatile(2) };
         fixture.launch(exec);
         fixture.sync();
@@ -335,7 +335,7 @@ fn alloc_on_other(fixture: &Fixture) -> Result<u64, DriverError> {
 }
 
 fn free_on_other(fixture: &Fixture, memory: u64) -> Result<(), DriverError> {
-    // SAFETY: nothing uses the memory, and it is freed once.
+    // SAFETY: no work uses the memory, and it is freed once.
     unsafe { fixture.cuMemFreeAsync(memory, fixture.other) }
 }
 

@@ -1,4 +1,4 @@
-//! Nodes by hand: boxes, nodes of any kind through one structure, and what nodes say that they do.
+//! Nodes built by hand: copies of boxes, nodes of any kind through one structure, and the parameters that nodes report.
 
 use crate::fixture::*;
 use gpumem_tests::cases;
@@ -7,7 +7,7 @@ use std::ffi::c_void;
 const SIZE_BYTES: usize = 64;
 
 cases! {
-    /// A copy node takes a box of several slices.
+    /// A copy node copies a box of several slices.
     #[serial_test::serial]
     fn a_box_as_a_node(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -15,7 +15,7 @@ cases! {
         let (mut graph, mut node) = (null_mut(), null_mut());
         let copy = boxes(a, b);
         let bytes: Vec<u8> = (0..SIZE_BYTES as u8).collect();
-        // SAFETY: the locals outlive the calls, the memory the launches.
+        // SAFETY: the locals outlive the calls, and the memory outlives the launches.
         unsafe {
             fixture.cuMemcpyHtoD_v2(a, bytes.as_ptr().cast(), SIZE_BYTES).unwrap();
             fixture.cuMemsetD8_v2(b, 0xff, SIZE_BYTES).unwrap();
@@ -38,7 +38,7 @@ cases! {
         fixture.free([a, b]);
     }
 
-    /// Memset, copy and host function say what they were given; so do allocations and frees.
+    /// Memset, copy and host function nodes report their parameters; so do allocation and free nodes.
     #[serial_test::serial]
     fn parameters_of_nodes(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -87,7 +87,7 @@ cases! {
         fixture.free([a, b]);
     }
 
-    /// One call adds nodes of any kind, another gives them other work.
+    /// One call adds nodes of any kind; another one changes their parameters.
     #[serial_test::serial]
     fn nodes_of_any_kind(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -104,7 +104,7 @@ cases! {
         };
         let mut record = CUgraphNodeParams { type_: CUgraphNodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD, ..Default::default() };
         record.__bindgen_anon_1.eventRecord = CUDA_EVENT_RECORD_NODE_PARAMS { event: fixture.event };
-        // SAFETY: the locals outlive the calls, the memory the launches.
+        // SAFETY: the locals outlive the calls, and the memory outlives the launches.
         unsafe {
             fixture.cuMemsetD8_v2(b, 0, SIZE_BYTES).unwrap();
             fixture.cuCtxSynchronize().unwrap();
@@ -146,7 +146,7 @@ cases! {
 
 unsafe extern "C" fn nothing(_: *mut c_void) {}
 
-/// Two slices of three rows of two bytes, of rows of eight and slices of four rows.
+/// Two slices of three rows of two bytes, in memory with rows of eight bytes and slices of four rows.
 fn boxes(source: u64, target: u64) -> CUDA_MEMCPY3D {
     let mut copy = CUDA_MEMCPY3D::default();
     (copy.srcMemoryType, copy.srcDevice) = (CUmemorytype::CU_MEMORYTYPE_DEVICE, source);

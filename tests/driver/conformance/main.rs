@@ -14,18 +14,18 @@ use std::ptr::null_mut;
 const MIB: usize = 1 << 20;
 
 cases! {
-    /// Zero bytes: refused by the plain call, granted as null by the stream-ordered one.
+    /// Zero bytes: refused by the plain call, and a null address from the stream-ordered one.
     fn zero_bytes(driver: &Driver) {
         let &Fixture { ref raw, stream } = &Fixture::new(driver);
         assert_eq!(code(raw.alloc(0).map(drop)), CUresult::CUDA_ERROR_INVALID_VALUE);
-        // SAFETY: the stream is alive; null is what the frees accept as nothing.
+        // SAFETY: the stream is alive; the frees accept null.
         unsafe {
             assert_eq!(raw.alloc_async(0, stream), Ok(0));
             assert_eq!(code(driver.cuMemFree_v2(0)), CUresult::CUDA_SUCCESS);
         }
     }
 
-    /// More than the device has is `OUT_OF_MEMORY` from either call, and the next call is unharmed.
+    /// A request larger than the device returns `OUT_OF_MEMORY` from both calls, and the next call succeeds.
     fn out_of_memory(driver: &Driver) {
         let &Fixture { ref raw, stream } = &Fixture::new(driver);
         let (mut free, mut total) = (0, 0);
@@ -37,17 +37,17 @@ cases! {
         let refused = unsafe { raw.alloc_async(total + MIB, stream) };
         assert_eq!(code(refused.map(drop)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         let address = raw.alloc(MIB).unwrap();
-        // SAFETY: allocated above, unused.
+        // SAFETY: allocated above and unused.
         unsafe {
             driver.cuMemFree_v2(address).unwrap();
         }
     }
 
-    /// An address that is unknown, or was freed before, is refused by either call.
+    /// An address that is unknown or was freed is refused by both calls.
     fn unknown_and_double_frees(driver: &Driver) {
         let &Fixture { ref raw, stream } = &Fixture::new(driver);
         let address = raw.alloc(MIB).unwrap();
-        // SAFETY: the driver checks addresses; that is what is tested.
+        // SAFETY: the driver checks addresses, which is the subject of this test.
         unsafe {
             driver.cuMemFree_v2(address).unwrap();
             assert_eq!(code(driver.cuMemFree_v2(address)), CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -56,11 +56,11 @@ cases! {
         }
     }
 
-    /// Memory of either kind may be given back by either call.
+    /// Memory of either kind may be freed by either call.
     fn frees_across_kinds(driver: &Driver) {
         let &Fixture { ref raw, stream } = &Fixture::new(driver);
         let plain = raw.alloc(MIB).unwrap();
-        // SAFETY: the stream is alive, and so are both allocations, which nothing uses.
+        // SAFETY: the stream and both allocations are alive, and no work uses them.
         unsafe {
             let ordered = raw.alloc_async(MIB, stream).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();
@@ -70,7 +70,7 @@ cases! {
         }
     }
 
-    /// Without a current context, calls that need one say so.
+    /// Without a current context, calls that need one return an error.
     fn no_current_context(driver: &Driver) {
         let _raw = Raw::new(driver).unwrap();
         std::thread::scope(|scope| {
@@ -149,7 +149,7 @@ cases! {
         }
     }
 
-    /// An event is complete when what was queued before it is, and a wait orders another stream behind it.
+    /// An event is complete when the work queued before it is, and a wait orders another stream behind it.
     fn events_order_streams(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (first, second, event) = (raw.stream().unwrap(), raw.stream().unwrap(), raw.event().unwrap());
@@ -171,7 +171,7 @@ cases! {
             assert_eq!(code(driver.cuStreamQuery(second)), CUresult::CUDA_SUCCESS);
         }
         assert_eq!(raw.read(b + size as u64 - 64, 64).unwrap(), [7; 64]);
-        // SAFETY: all work is done.
+        // SAFETY: all work is complete.
         unsafe {
             driver.cuMemFree_v2(a).unwrap();
             driver.cuMemFree_v2(b).unwrap();
@@ -181,7 +181,7 @@ cases! {
         }
     }
 
-    /// The time between two events needs events that keep time.
+    /// The time between two events requires events with timing.
     fn elapsed_time(driver: &Driver) {
         let &Fixture { ref raw, stream } = &Fixture::new(driver);
         let memory = raw.alloc(512 * MIB).unwrap();
@@ -207,7 +207,7 @@ cases! {
         }
     }
 
-    /// A plain free waits for all work of the device, so nothing queued can touch what it gives back.
+    /// A plain free waits for all work of the device, so no queued work can use the freed memory.
     fn plain_free_waits_for_the_device(driver: &Driver) {
         let &Fixture { ref raw, stream } = &Fixture::new(driver);
         let size = 256 * MIB;
@@ -223,7 +223,7 @@ cases! {
         }
     }
 
-    /// A module's kernels are found by name; a name that is not there is `NOT_FOUND`, text that is no PTX is refused.
+    /// The kernels of a module are found by name. An unknown name is `NOT_FOUND`, and text that is not PTX is refused.
     fn modules(driver: &Driver) {
         let _raw = Raw::new(driver).unwrap();
         let ptx = c".version 7.8\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\nret;\n}\n";
@@ -242,18 +242,18 @@ cases! {
         }
     }
 
-    /// Contexts stack up and come off in order; the primary context is one and the same however often it is retained.
+    /// Contexts are pushed and popped in order; retaining the primary context several times returns the same one.
     fn context_stack(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let again = Raw::new(driver).unwrap();
         assert_eq!(raw.context, again.context);
         let mut popped = null_mut();
-        // SAFETY: out-pointers live through the calls; what is popped was pushed.
+        // SAFETY: out-pointers live through the calls; each popped context was pushed.
         unsafe {
             driver.cuCtxPushCurrent_v2(raw.context).unwrap();
             driver.cuCtxPopCurrent_v2(&mut popped).unwrap();
             assert_eq!(popped, raw.context);
-            // Setting null pops: what was below comes up, until nothing is left.
+            // Setting null pops the stack, until no context is left.
             driver.cuCtxSetCurrent(null_mut()).unwrap();
             assert_eq!(current_context(driver), raw.context);
             driver.cuCtxSetCurrent(null_mut()).unwrap();
@@ -265,7 +265,7 @@ cases! {
     }
 }
 
-/// A hold on the device, and a stream that goes with it.
+/// A device and a stream, which is destroyed with it.
 struct Fixture {
     raw: Raw,
     stream: CUstream,
@@ -281,7 +281,7 @@ impl Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        // SAFETY: the stream is alive, and nothing uses it after this.
+        // SAFETY: the stream is alive, and not used after this.
         let destroyed = unsafe { self.raw.driver.cuStreamDestroy_v2(self.stream) };
         assert!(destroyed.is_ok() || std::thread::panicking(), "{destroyed:?}");
     }

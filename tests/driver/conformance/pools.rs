@@ -1,4 +1,4 @@
-//! The driver's own pools: what a new one is like, what bounds it, and when it gives memory back.
+//! The driver's own pools: the attributes of a new pool, its maximum size, and when it releases memory.
 
 use crate::{Fixture, MIB};
 use gpumem_adapt::array::pool::sys::types::*;
@@ -8,7 +8,7 @@ use gpumem_tests::driver::raw::{Raw, code};
 use std::ptr::null_mut;
 
 cases! {
-    /// A new pool keeps nothing, grows by 32 MiB and follows all three reuse policies, as a device's default one does.
+    /// A new pool keeps no free memory, grows by 32 MiB and enables all three reuse policies, like a device's default pool.
     fn new_pool_attributes(driver: &Driver) {
         let &Fixture { ref raw, stream } = &Fixture::new(driver);
         let pool = fresh_pool(raw);
@@ -29,17 +29,17 @@ cases! {
             driver.cuMemFreeAsync(address, stream).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();
         }
-        // With the threshold at zero, a synchronisation gives everything back.
+        // With the threshold at zero, a synchronisation releases all free memory.
         assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0);
         assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 0);
         assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH), 257);
-        // SAFETY: nothing lives in the pool or on the stream.
+        // SAFETY: the pool and the stream have no memory and no work.
         unsafe {
             driver.cuMemPoolDestroy(pool).unwrap();
         }
     }
 
-    /// A pool's `maxSize` counts in pieces of 32 MiB, rounded up.
+    /// A pool's `maxSize` counts in units of 32 MiB, rounded up.
     fn pool_max_size(driver: &Driver) {
         let &Fixture { ref raw, stream } = &Fixture::new(driver);
         for (max_size, fits) in [(1 << 10, 32), (32 << 20, 32), (33 << 20, 64), (100 << 20, 128)] {
@@ -65,7 +65,7 @@ cases! {
         }
     }
 
-    /// A raised release threshold keeps what was freed, until it is trimmed.
+    /// With a raised release threshold, a pool keeps freed memory until it is trimmed.
     fn release_threshold_and_trim(driver: &Driver) {
         let &Fixture { ref raw, stream } = &Fixture::new(driver);
         let pool = fresh_pool(raw);
@@ -82,17 +82,17 @@ cases! {
         }
         let reserved = pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         assert!(reserved >= 64 << 20, "{reserved}");
-        // SAFETY: the pool is alive, and the only block from it was freed before the stream was waited for.
+        // SAFETY: the pool is alive, and its only block was freed before the stream was synchronised.
         unsafe { driver.cuMemPoolTrimTo(pool, 0).unwrap() };
         assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 0);
-        // SAFETY: nothing lives in the pool or on the stream.
+        // SAFETY: the pool and the stream have no memory and no work.
         unsafe {
             driver.cuMemPoolDestroy(pool).unwrap();
         }
     }
 }
 
-/// A pool of one's own: other tests of this process use the device's default one.
+/// A new pool, because other tests of this process use the device's default one.
 fn fresh_pool(raw: &Raw) -> CUmemoryPool {
     pool_of_at_most(raw, 0)
 }

@@ -8,7 +8,7 @@ use gpumem_tests::pool::{
 use gpumem_tests::sys::Driver;
 
 cases! {
-    /// A block of the pool, which lies somewhere in a handle.
+    /// A block of the pool, which is a part of a handle.
     fn our_block_in_another_process(driver: &Driver) {
         let (device, stream) = device_and_stream(driver);
         if is_child() {
@@ -23,7 +23,7 @@ cases! {
         }
         let builder = Pool::builder(&device).conf("exportable:true").unwrap();
         let pool = match builder.build() {
-            // Built without the backend that can.
+            // The backend that supports exports is not built in.
             Err(PoolError::NotWithBackend { .. }) => return,
             built => built.unwrap(),
         };
@@ -38,7 +38,7 @@ cases! {
         assert_eq!(bytes_of(block.address(), &stream), [1, 2, 2, 1]);
     }
 
-    /// A large block lies in several handles, which are mapped side by side again. Numbers that don't fit are refused.
+    /// A large block consists of several handles, which the import maps side by side. Invalid sizes and counts are refused.
     fn our_block_imported_at_home(driver: &Driver) {
         let (device, stream) = device_and_stream(driver);
         let pool = match Pool::builder(&device).conf("exportable:true").unwrap().profile(Profile::Tight).build() {
@@ -74,10 +74,10 @@ pub(crate) fn device_and_stream(driver: &Driver) -> (Device, Stream) {
     (device, stream)
 }
 
-/// Fills some bytes, and waits.
+/// Fills bytes and waits.
 pub(crate) fn set(address: u64, value: u8, size_bytes: usize, stream: &Stream) {
     let _bound = stream.device().bind().unwrap();
-    // SAFETY: the bytes are their owner's until the stream has been waited for.
+    // SAFETY: the caller owns the bytes until the stream was synchronised.
     unsafe { stream.device().driver().cuMemsetD8Async(address, value, size_bytes, stream.raw()).unwrap() };
     stream.synchronize().unwrap();
 }
@@ -85,7 +85,7 @@ pub(crate) fn set(address: u64, value: u8, size_bytes: usize, stream: &Stream) {
 pub(crate) fn bytes_of(address: u64, stream: &Stream) -> [u8; 4] {
     let _bound = stream.device().bind().unwrap();
     let mut bytes = [0; 4];
-    // SAFETY: a local outlives the call, which returns when the bytes are there.
+    // SAFETY: a local outlives the call, which returns after the bytes were copied.
     unsafe { stream.device().driver().cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, 4).unwrap() };
     bytes
 }

@@ -1,4 +1,4 @@
-//! A case's other processes: the same program, which runs that case alone, and another one of its own if it wants.
+//! The child processes of a case: the test program, which runs the same case and may start a child of its own.
 
 use gpumem_tests::sys::{Driver, DriverKind};
 use std::io::{BufRead, BufReader, Write};
@@ -7,10 +7,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Once;
 use std::time::Duration;
 
-/// Where a case is found: its module and its name.
+/// The name of a case: its module and its function.
 pub(crate) type Case<'a> = (&'a str, &'a str);
 
-/// A case that runs once more, in a process of its own. It is killed when this goes.
+/// A case that runs in a child process. The child is killed when this is dropped.
 pub(crate) struct Other {
     process: Child,
     lines: BufReader<ChildStdout>,
@@ -19,7 +19,7 @@ pub(crate) struct Other {
 }
 
 impl Other {
-    /// It has a descriptor as its standard input, and bytes in its environment.
+    /// Starts a child with a descriptor as its standard input, and bytes in its environment.
     pub(crate) fn start(driver: &Driver, case: Case<'_>, descriptor: impl Into<Stdio>, bytes: &[u8]) -> Self {
         let mut process =
             command(driver, case, bytes).stdin(descriptor).stdout(Stdio::piped()).spawn().unwrap();
@@ -27,7 +27,7 @@ impl Other {
         Self { process, lines, text: String::new() }
     }
 
-    /// Goes on once it, or a process of its own, has said so.
+    /// Waits until the child, or a child of the child, prints a word.
     pub(crate) fn wait_for(&mut self, word: &str) {
         while !self.text.contains(word) {
             let length = self.lines.read_line(&mut self.text).unwrap();
@@ -55,7 +55,7 @@ impl Drop for Other {
     }
 }
 
-/// Runs a case of a module once more, in a process that has a descriptor as its standard input and bytes in its environment.
+/// Runs a case of a module in a child process that has a descriptor as its standard input and bytes in its environment.
 pub(crate) fn run_child(
     driver: &Driver,
     module: &str,
@@ -81,14 +81,14 @@ fn command(driver: &Driver, (module, name): Case<'_>, bytes: &[u8]) -> Command {
     command
 }
 
-/// To the process that started the first of this case's.
+/// Prints a word for the process that started the first child.
 #[expect(clippy::print_stdout, reason = "it is what that one reads")]
 pub(crate) fn say(word: &str) {
     println!("\n{word}");
     std::io::stdout().flush().unwrap();
 }
 
-/// Prints that, and does nothing more.
+/// Prints a word and then sleeps.
 pub(crate) fn say_and_stay(word: &str) -> ! {
     say(word);
     loop {
@@ -96,20 +96,19 @@ pub(crate) fn say_and_stay(word: &str) -> ! {
     }
 }
 
-/// Goes on when the process that started this one is gone.
+/// Waits until the parent process has ended.
 pub(crate) fn wait_for_orphanhood(parent: u32) {
     while std::os::unix::process::parent_id() == parent {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// The descriptor that this process was started with. Not as it is: to the driver, 0 is a null pointer.
+/// A duplicate of the descriptor passed by the parent: the descriptor itself is 0, which the driver takes for a null pointer.
 pub(crate) fn inherited() -> OwnedFd {
     std::io::stdin().as_fd().try_clone_to_owned().unwrap()
 }
 
-/// 0 where the case itself runs, 1 in a process that was started by it, 2 in one that was started by that. One that hangs ends
-/// after a while.
+/// 0 in the test process, 1 in its child, 2 in the child's child. A child that hangs ends after a time limit.
 pub(crate) fn generation() -> u32 {
     static WATCHED: Once = Once::new();
     let generation = std::env::var(GENERATION).map_or(0, |text| text.parse().unwrap());
@@ -128,12 +127,12 @@ pub(crate) fn is_child() -> bool {
     generation() > 0
 }
 
-/// The bytes that this process was started with.
+/// The bytes that the parent passed.
 pub(crate) fn child_bytes() -> [u8; 64] {
     child_part(0)
 }
 
-/// The next 64 of them, and so on.
+/// The part with this index of the bytes that the parent passed, 64 bytes each.
 pub(crate) fn child_part(part: usize) -> [u8; 64] {
     let text = std::env::var(BYTES).unwrap();
     let byte = |at: usize| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap();

@@ -14,7 +14,7 @@ pub(crate) const NONE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU
 pub(crate) const POSIX: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Device 0 with its primary context current, and memory of it to share. Streams and pools go with it, the last first.
+/// Device 0 with its primary context current, and its streams and pools, which are destroyed in reverse order.
 pub(crate) struct Sharing {
     raw: Raw,
     streams: RefCell<Vec<CUstream>>,
@@ -31,8 +31,8 @@ impl Deref for Sharing {
 
 impl Drop for Sharing {
     fn drop(&mut self) {
-        // SAFETY: they came from here, and a case has waited for all that it queued. One that failed may not have: then
-        // these are refused.
+        // SAFETY: the handles were created here, and a case has waited for all work that it queued. After a failure work may be
+        // pending: then the driver refuses the calls.
         unsafe {
             for stream in self.streams.get_mut().drain(..).rev() {
                 let _ = self.raw.driver.cuStreamDestroy_v2(stream);
@@ -50,7 +50,7 @@ impl Sharing {
         Self { raw, streams: RefCell::default(), pools: RefCell::default() }
     }
 
-    /// With a stream of its own.
+    /// Creates a fixture and a stream.
     pub(crate) fn with_stream(driver: &Driver) -> (Self, CUstream) {
         let gpu = Self::new(driver);
         let stream = gpu.stream();
@@ -169,7 +169,7 @@ impl Sharing {
         event
     }
 
-    /// Maps a handle at an address of its own.
+    /// Maps a handle at a new address.
     pub(crate) fn place(&self, handle: u64) -> u64 {
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let wish = CUmemAccessDesc { location: self.location(), flags };
@@ -185,7 +185,7 @@ impl Sharing {
 
     /// Undoes [`Sharing::place`] and releases the handle.
     pub(crate) fn take_away(&self, base: u64, handle: u64) {
-        // SAFETY: what was queued for the range has been waited for.
+        // SAFETY: all work on the range is complete.
         unsafe {
             self.driver.cuCtxSynchronize().unwrap();
             self.driver.cuMemUnmap(base, PIECE).unwrap();

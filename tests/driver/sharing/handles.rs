@@ -1,4 +1,4 @@
-//! Handles of virtual memory, by descriptors.
+//! Handles of virtual memory, exported by descriptor.
 
 use crate::child::{inherited, is_child, run_child};
 use crate::fixture::{NONE, PIECE, POSIX, SUCCESS, Sharing};
@@ -9,7 +9,7 @@ use gpumem_tests::sys::types::*;
 use std::os::fd::AsRawFd;
 
 cases! {
-    /// Descriptors are supported, for handles and for pools.
+    /// Descriptors are supported for handles and for pools.
     fn attributes(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let handles = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
@@ -21,7 +21,7 @@ cases! {
         assert_eq!(gpu.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED), 1);
     }
 
-    /// A handle that is imported where it was created is the same bytes, and is released by itself.
+    /// A handle imported in its own process maps the same memory, and is released separately.
     fn a_handle_imported_at_home(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let handle = gpu.create(POSIX).unwrap();
@@ -35,7 +35,7 @@ cases! {
         gpu.take_away(there, import);
     }
 
-    /// The memory is there for as long as a descriptor of it.
+    /// A descriptor keeps the memory alive.
     fn a_descriptor_keeps_memory(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let handle = gpu.create(POSIX).unwrap();
@@ -71,7 +71,7 @@ cases! {
         }
     }
 
-    /// A handle that was not created for it is not exported, and what is no export is not imported.
+    /// Handles created without export cannot be exported, and an invalid descriptor cannot be imported.
     fn refusals_of_handles(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let private = gpu.create(NONE).unwrap();
@@ -83,7 +83,7 @@ cases! {
         unsafe { driver.cuMemRelease(private).unwrap() };
     }
 
-    /// Another process writes into a handle that it has a descriptor of.
+    /// Another process writes into a handle through a descriptor.
     fn a_handle_in_another_process(driver: &Driver) {
         let gpu = Sharing::new(driver);
         if is_child() {

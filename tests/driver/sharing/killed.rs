@@ -1,4 +1,5 @@
-//! Processes that are killed while they share memory: the others go on, with the memory or with an error that says what is so.
+//! Processes that are killed while they share memory. The other processes continue, with the memory or with an error that states
+//! the reason.
 
 use crate::blocks::{bytes_of, device_and_stream, set};
 use crate::child::{
@@ -22,8 +23,8 @@ use std::ptr::null_mut;
 const BLOCK_BYTES: u64 = 300_000;
 
 cases! {
-    /// Who has exported a block goes on with it, and with the pool, and can export again, when an importer is killed in the
-    /// middle of its work.
+    /// If an importer is killed in the middle of its work, the exporter can still use the block and the pool, and can export
+    /// again.
     fn the_importer_of_a_block_is_killed(driver: &Driver) {
         let (device, stream) = device_and_stream(driver);
         if generation() > 0 {
@@ -52,7 +53,7 @@ cases! {
         drop(pool.alloc(BLOCK_BYTES, &stream).unwrap());
     }
 
-    /// An imported block stays, and can be imported again, if its exporter is killed.
+    /// If the exporter is killed, an imported block stays valid, and can be imported again.
     fn the_exporter_of_a_block_is_killed(driver: &Driver) {
         let case = (module_path!(), "the_exporter_of_a_block_is_killed");
         let (device, stream) = device_and_stream(driver);
@@ -80,7 +81,7 @@ cases! {
                 assert_eq!(bytes_of(again.address(), &stream), [1, 2, 2, 1]);
                 drop(block);
                 set(again.address(), 5, BLOCK_BYTES as usize, &stream);
-                // Its own memory is no part of that.
+                // The importer's own memory is not affected.
                 let own = pool.unwrap().alloc(5 << 20, &stream).unwrap();
                 set(own.address(), 4, 5 << 20, &stream);
                 assert_eq!(bytes_of(again.address() + BLOCK_BYTES - 4, &stream), [5; 4]);
@@ -88,7 +89,7 @@ cases! {
         }
     }
 
-    /// A pool of the driver's goes on when an importer of it is killed.
+    /// If an importer is killed, the driver's pool stays usable.
     fn the_importer_of_a_pool_is_killed(driver: &Driver) {
         let (gpu, stream) = Sharing::with_stream(driver);
         if generation() > 0 {
@@ -119,7 +120,7 @@ cases! {
         }
     }
 
-    /// A block of a pool of the driver's stays with its importer when the exporter is killed.
+    /// If the exporter is killed, a block of its pool stays valid for the importer.
     fn the_exporter_of_a_pool_is_killed(driver: &Driver) {
         let case = (module_path!(), "the_exporter_of_a_pool_is_killed");
         let (gpu, stream) = Sharing::with_stream(driver);
@@ -144,8 +145,8 @@ cases! {
                 let block = gpu.import_pointer(pool, data).unwrap();
                 say("at work");
                 wait_for_orphanhood(exporter);
-                // The vendor's driver takes the pool away with the process whose it was, sooner or later, and says so then; ours
-                // keeps it.
+                // The vendor's driver destroys the pool some time after the end of its process, and then returns an error; the
+                // simulator keeps it.
                 if driver.kind() == DriverKind::Cuda {
                     match gpu.read(block, 1) {
                         Ok(bytes) => assert_eq!(bytes, [1]),
@@ -157,7 +158,7 @@ cases! {
                 // SAFETY: the imports are live until they are freed, each once.
                 unsafe {
                     driver.cuMemsetD8Async(block, 2, PIECE, stream).unwrap();
-                    // Whether a name of a process that is gone still means anything is not documented.
+                    // It is not documented whether an exported pointer of an ended process stays valid.
                     if let Ok(again) = gpu.import_pointer(pool, data) {
                         driver.cuMemFreeAsync(again, stream).unwrap();
                     }
@@ -169,7 +170,7 @@ cases! {
         }
     }
 
-    /// Plain memory goes on when a process that has opened it is killed.
+    /// Plain memory stays usable if a process that opened it is killed.
     fn the_process_that_opened_plain_memory_is_killed(driver: &Driver) {
         let gpu = Sharing::new(driver);
         if generation() > 0 {
@@ -191,8 +192,8 @@ cases! {
         }
     }
 
-    /// The simulator keeps plain memory for who has it open, and says of what it can't find any more that the handle is
-    /// not valid. What the vendor's does is not documented.
+    /// The simulator keeps plain memory for the processes that have it open, and returns an invalid handle for memory that is
+    /// gone. The behaviour of the vendor's driver is not documented.
     fn the_owner_of_plain_memory_is_killed(driver: &Driver) {
         if driver.kind() == DriverKind::Cuda {
             return;
@@ -225,13 +226,13 @@ cases! {
                 assert_eq!(open(driver, child_part(0)).unwrap(), memory);
                 let handle = CUipcEventHandle { reserved: child_part(2).map(|byte| byte as c_char) };
                 let mut event = null_mut();
-                // SAFETY: the memory is open until it is closed, as often as it was opened; a local outlives the call.
+                // SAFETY: the memory is open until it is closed, once for each time it was opened; a local outlives the call.
                 unsafe {
                     driver.cuMemsetD8_v2(memory, 2, PIECE).unwrap();
                     assert_eq!(gpu.read(memory, 1).unwrap(), [2]);
                     driver.cuIpcCloseMemHandle(memory).unwrap();
                     driver.cuIpcCloseMemHandle(memory).unwrap();
-                    // It is not recorded again.
+                    // The event is not recorded again.
                     driver.cuIpcOpenEventHandle(&mut event, handle).unwrap();
                     driver.cuEventSynchronize(event).unwrap();
                     driver.cuEventDestroy_v2(event).unwrap();
@@ -241,19 +242,19 @@ cases! {
     }
 }
 
-/// Kills the first of two processes once the second has what it came for, which must end well then.
+/// Kills the first of two processes after the second has imported; the second must then pass.
 fn outlives(mut first: Other) {
     dies_at_work(&mut first);
     first.wait_for_the_end();
 }
 
-/// Kills another process in the middle of its work, or its work's.
+/// Kills a child process while its work is pending.
 fn dies_at_work(other: &mut Other) {
     other.wait_for("at work");
     other.kill();
 }
 
-/// Nothing where this was built without the backend that can.
+/// Returns `None` if the backend that supports exports is not built in.
 fn exportable(device: &Device) -> Option<Pool> {
     match Pool::builder(device).conf("exportable:true").unwrap().build() {
         Err(PoolError::NotWithBackend { .. }) => None,
@@ -261,7 +262,7 @@ fn exportable(device: &Device) -> Option<Pool> {
     }
 }
 
-/// The data of a block that another process needs.
+/// The data that another process needs to import a block.
 fn exported(block: &Block) -> (OwnedFd, Vec<u8>) {
     let mut exported = block.export().unwrap();
     assert_eq!(exported.handles.len(), 1);
@@ -278,11 +279,11 @@ fn imported(device: &Device, descriptor: OwnedFd) -> ImportedBlock {
     ImportedBlock::new(device, ExportedBlock::new(vec![handle], offset_bytes, BLOCK_BYTES)).unwrap()
 }
 
-/// Work without a wait.
+/// Queues work without waiting.
 fn queue(device: &Device, stream: &Stream, address: u64, value: u8) {
     let _bound = device.bind().unwrap();
     for _ in 0..100 {
-        // SAFETY: the bytes are the process's until it is killed.
+        // SAFETY: the process owns the bytes until it is killed.
         unsafe { device.driver().cuMemsetD8Async(address, value, 100, stream.raw()).unwrap() };
     }
 }

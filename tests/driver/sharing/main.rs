@@ -1,5 +1,5 @@
-//! Memory that one process exports to another, or to itself. Each case holds on the simulator and on a GPU. If the error code of
-//! a refusal is not documented, the case only requires an error.
+//! Memory that one process exports to another process or to itself. Each case holds on the simulator and on a GPU. If the error
+//! code of a refusal is not documented, the case only requires an error.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,4 +1,4 @@
-//! Plain memory and events, by handles for other processes.
+//! Plain memory and events, exported by IPC handle.
 
 use crate::child::{child_bytes, is_child, run_child};
 use crate::fixture::{PIECE, SUCCESS, Sharing};
@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::ptr::null_mut;
 
 cases! {
-    /// A handle of plain memory is for other processes: its creator gets the error for a wrong context.
+    /// Only other processes can open a handle of plain memory: the creator gets the error for a wrong context.
     fn memory_handles_at_home(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let memory = gpu.alloc(PIECE).unwrap();
@@ -25,7 +25,7 @@ cases! {
         }
     }
 
-    /// So is a handle of an event.
+    /// Only other processes can open a handle of an event.
     fn event_handles_at_home(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let (event, mut opened) = (gpu.interprocess_event(), null_mut());
@@ -39,8 +39,7 @@ cases! {
         }
     }
 
-    /// Memory of a pool, and events that were not made for it, have no handles for other processes; an event for them
-    /// has no time.
+    /// Memory of a pool, and events created without the IPC flag, have no IPC handles; an event with the flag has no timing.
     fn refusals_of_handles_for_processes(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let (stream, event) = (gpu.stream(), gpu.event().unwrap());
@@ -82,7 +81,7 @@ cases! {
         }
         let memory = gpu.alloc(PIECE).unwrap();
         let mut handle = CUipcMemHandle::default();
-        // SAFETY: a local outlives the call; the other process is done with the memory before it is freed.
+        // SAFETY: a local outlives the call; the other process has ended before the memory is freed.
         unsafe {
             driver.cuMemsetD8_v2(memory, 1, PIECE).unwrap();
             driver.cuCtxSynchronize().unwrap();

@@ -1,4 +1,4 @@
-//! Pools of the driver, by descriptors, and their blocks.
+//! Pools of the driver, exported by descriptor, and their blocks.
 
 use crate::child::{child_bytes, inherited, is_child, run_child};
 use crate::fixture::{NONE, PIECE, POSIX, SUCCESS, Sharing};
@@ -9,7 +9,7 @@ use gpumem_tests::sys::types::CUmemPoolPtrExportData;
 use std::os::fd::AsRawFd;
 
 cases! {
-    /// A pool that was not created for it is not exported, nor are its blocks, and what is no export is not imported.
+    /// Pools created without export and their blocks cannot be exported, and an invalid descriptor cannot be imported.
     fn refusals_of_pools(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let private = gpu.pool(NONE);
@@ -26,7 +26,7 @@ cases! {
         }
     }
 
-    /// An imported pool allocates nothing and is no device's pool.
+    /// An imported pool cannot allocate, and cannot be set as a device's pool.
     fn an_imported_pool_allocates_nothing(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let exporter = gpu.pool(POSIX);
@@ -39,14 +39,14 @@ cases! {
         }
     }
 
-    /// A block that is imported where it was allocated is another address for the same bytes; the import goes first.
+    /// A block imported in its own process is a second address of the same memory; the import must be freed first.
     fn a_block_imported_at_home(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let exporter = gpu.pool(POSIX);
         let importer = gpu.import_pool(gpu.export_pool(exporter).unwrap().as_raw_fd()).unwrap();
         let stream = gpu.stream();
         let block = gpu.alloc_from(exporter, stream).unwrap();
-        // SAFETY: the block is live, the import is freed before it, and all in one stream's order.
+        // SAFETY: the block is live, the import is freed before it, and both frees are on one stream.
         unsafe {
             driver.cuMemsetD8Async(block, 3, PIECE, stream).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();
@@ -59,14 +59,14 @@ cases! {
         }
     }
 
-    /// Another process writes into a block that it has imported through the pool, and frees its import first.
+    /// Another process imports a block through the pool, writes into it, and frees its import.
     fn a_block_in_another_process(driver: &Driver) {
         let (gpu, stream) = Sharing::with_stream(driver);
         if is_child() {
             let pool = gpu.import_pool(inherited().as_raw_fd()).unwrap();
             let block = gpu.import_pointer(pool, CUmemPoolPtrExportData { reserved: child_bytes() }).unwrap();
             assert_eq!(gpu.read(block + 5, 1).unwrap(), [1]);
-            // SAFETY: the import is live and freed once, when all is done.
+            // SAFETY: the import is live and freed once, after all work.
             unsafe {
                 driver.cuMemsetD8Async(block, 2, PIECE / 2, stream).unwrap();
                 driver.cuMemFreeAsync(block, stream).unwrap();
@@ -76,11 +76,11 @@ cases! {
         }
         let pool = gpu.pool(POSIX);
         let block = gpu.alloc_from(pool, stream).unwrap();
-        // SAFETY: the block is live, and the other process is done with it before it is freed.
+        // SAFETY: the block is live, and the other process has ended before it is freed.
         unsafe {
             driver.cuMemsetD8Async(block, 1, PIECE, stream).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();
-            // A block has no name for others before its pool has one.
+            // A block can be exported only after its pool was.
             assert_eq!(code(gpu.export_pointer(block).map(drop)), CUresult::CUDA_ERROR_INVALID_VALUE);
             let descriptor = gpu.export_pool(pool).unwrap();
             let data = gpu.export_pointer(block).unwrap().reserved;

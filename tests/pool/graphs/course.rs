@@ -1,4 +1,4 @@
-//! How captures and launches go: what runs when, what is waited for, what is refused and what breaks.
+//! Captures and launches: when work runs, and which calls wait, are refused or break a capture.
 
 use crate::fixture::{MODES, SIZE_BYTES, each_fixture, each_fixture_with, executable, refused};
 use gpumem_tests::array::{Gpu, GpuArray};
@@ -28,7 +28,7 @@ cases! {
         }
     }
 
-    /// Streams come and go beside a capture, which stays whole.
+    /// Streams are created and dropped beside a capture, which stays valid.
     #[serial_test::serial]
     fn streams_come_and_go_beside_a_capture(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -43,7 +43,7 @@ cases! {
         });
     }
 
-    /// Dropped unfinished, a capture leaves the stream as it was, and gives back what it had.
+    /// An unfinished capture that is dropped leaves the stream unchanged, and releases its memory.
     #[serial_test::serial]
     fn an_unfinished_capture(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -88,7 +88,7 @@ cases! {
         });
     }
 
-    /// Waits for what is outside become waits of the launches.
+    /// Waits for work outside of the capture become waits of the launches.
     #[serial_test::serial]
     fn waits_for_the_outside(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -112,8 +112,8 @@ cases! {
         });
     }
 
-    /// So does a wait for another library's stream, which only calls that name it can mark; and the stream waits, too, once
-    /// the capture has ended.
+    /// A wait for another library's stream becomes a wait of the launches. Only calls that name that stream can record markers on
+    /// it, and the stream waits for the launches, too, after the end of the capture.
     #[serial_test::serial]
     fn waits_for_anothers_event(driver: &Driver) {
         for launches in [true, false] {
@@ -140,7 +140,8 @@ cases! {
         }
     }
 
-    /// Arrays compute in a capture what they compute outside; what needs the host is refused and breaks nothing.
+    /// Arrays compute the same results in a capture as outside; operations that need the host are refused and leave the capture
+    /// valid.
     #[serial_test::serial]
     fn arrays_in_a_capture(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
@@ -149,7 +150,7 @@ cases! {
             let gpu = Gpu::new(&pool).unwrap();
             gpu.preload::<f32>().unwrap();
             let mut x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0, 3.0]).unwrap();
-            // Written elsewhere: launches wait for that.
+            // Written on another stream, so launches wait for that work.
             let other = gpu.fork().unwrap();
             let y = x.on(&other).try_mul(10.0).unwrap();
             let (mut graph, result) = gpu
@@ -195,7 +196,7 @@ cases! {
         });
     }
 
-    /// A stream that joined must be waited for before the end.
+    /// A stream that joined must be joined back before the end of the capture.
     #[serial_test::serial]
     fn an_unjoined_capture(driver: &Driver) {
         each_fixture_with(driver, 1, |fixture| {
@@ -211,7 +212,7 @@ cases! {
         });
     }
 
-    /// Other threads allocate, use, free and wait as ever while one captures, in every mode.
+    /// While one thread captures, in any mode, other threads allocate, use, free and wait as usual.
     #[serial_test::serial]
     fn other_threads_go_on(driver: &Driver) {
         for mode in MODES {
@@ -240,7 +241,7 @@ cases! {
         }
     }
 
-    /// An executable is launched on several streams, and its memory comes back behind all of them.
+    /// An executable is launched on several streams, and its memory is reused behind all of them.
     #[serial_test::serial]
     fn launches_on_several_streams(driver: &Driver) {
         each_fixture(driver, |fixture| {

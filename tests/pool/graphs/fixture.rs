@@ -22,7 +22,7 @@ pub(crate) fn each_fixture(driver: &Driver, body: impl Fn(Fixture)) {
     each_fixture_with(driver, 0, body);
 }
 
-/// With calls that the driver refuses, and finds wrong.
+/// Runs a body with calls that the driver refuses and the simulator reports as findings.
 pub(crate) fn each_fixture_with(driver: &Driver, refusal_count: usize, body: impl Fn(Fixture)) {
     let device = Device::new(driver, 0).unwrap();
     for (round, backend) in backends(&device).into_iter().enumerate() {
@@ -61,7 +61,7 @@ impl Fixture {
     pub(crate) fn fill(&self, block: &Block, value: u8, stream: &Stream) {
         let _bound = self.device.bind().unwrap();
         let size_bytes = block.size_bytes() as usize;
-        // SAFETY: the block is alive and that large; what orders its uses is what is tested.
+        // SAFETY: the block is alive and has that size; the order of its uses is the subject of the test.
         let filled =
             unsafe { self.device.driver().cuMemsetD8Async(block.address(), value, size_bytes, stream.raw()) };
         filled.unwrap();
@@ -98,11 +98,11 @@ impl Fixture {
     }
 
     pub(crate) fn launch(&self, exec: &GraphExec, stream: &Stream) {
-        // SAFETY: what the graph uses is alive; what orders its uses is what is tested.
+        // SAFETY: the graph's memory is alive; the order of its uses is the subject of the test.
         unsafe { exec.launch(stream).unwrap() };
     }
 
-    /// A stream of another library's.
+    /// Creates a stream that belongs to another library.
     pub(crate) fn foreign(&self) -> Stream {
         let _bound = self.device.bind().unwrap();
         let mut raw = std::ptr::null_mut();
@@ -119,7 +119,7 @@ impl Fixture {
         let raw = stream.raw();
         drop(stream);
         let _bound = self.device.bind().unwrap();
-        // SAFETY: nothing names it from here on.
+        // SAFETY: no handle to the stream is used from here on.
         unsafe { self.device.driver().cuStreamDestroy_v2(raw).unwrap() };
     }
 

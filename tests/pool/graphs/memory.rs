@@ -1,4 +1,4 @@
-//! What a graph's memory is, and how long blocks stay for graphs.
+//! The memory of graphs, and how long graphs keep blocks.
 
 use crate::fixture::{Fixture, SIZE_BYTES, each_fixture, executable};
 use gpumem_sim::{Effect, Rule, SimConfig};
@@ -55,8 +55,8 @@ cases! {
         });
     }
 
-    /// A block that outlives its capture lies where one lay that the graph writes. Launches come after its last use, wherever
-    /// that was, once it is dropped.
+    /// A block that outlives its capture may lie in memory that the graph writes again. After the block is dropped, launches wait
+    /// for its last use on any stream.
     #[serial_test::serial]
     fn launches_come_after_what_was_dropped(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -78,7 +78,7 @@ cases! {
         });
     }
 
-    /// A block that another stream of the capture used is not had again by its own.
+    /// The owner stream does not reuse a block that another stream of the capture used.
     #[serial_test::serial]
     fn a_forked_use_keeps_a_block(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -103,7 +103,7 @@ cases! {
         });
     }
 
-    /// Blocks from outside that are dropped in a capture, or used in it and dropped later, stay for the graph.
+    /// The graph keeps blocks from outside that are dropped in the capture, or used in it and dropped later.
     #[serial_test::serial]
     fn outside_blocks_stay(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -137,7 +137,7 @@ cases! {
         });
     }
 
-    /// A block that one graph uses, and that is dropped in the capture of another, stays for both.
+    /// If one graph uses a block, and it is dropped in the capture of another, both graphs keep it.
     #[serial_test::serial]
     fn a_block_of_a_graph_dropped_in_another_capture(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -159,8 +159,8 @@ cases! {
         });
     }
 
-    /// A stream of another library's that has joined a capture is part of it, though nothing asks the driver about it when one
-    /// of its blocks is dropped.
+    /// A stream of another library that has joined a capture is part of it, though the pool does not query the driver about that
+    /// stream when one of its blocks is dropped.
     #[serial_test::serial]
     fn a_foreign_stream_s_block_dropped_in_a_capture_that_it_joined(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -183,7 +183,7 @@ cases! {
         });
     }
 
-    /// A graph that is gone leaves its outside blocks as they were: a use on another stream is waited for.
+    /// After a graph is dropped, its outside blocks are reused as before: a pending use on another stream is waited for.
     #[serial_test::serial]
     fn a_block_is_used_elsewhere_after_its_graph(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -196,14 +196,14 @@ cases! {
             fixture.fill(&block, 2, &fixture.other);
             block.record_use(&fixture.other);
             drop(block);
-            // The driver finds a race if it has the memory too early.
+            // The simulator reports a race if the memory is reused too early.
             let next = fixture.alloc();
             fixture.fill(&next, 3, &fixture.stream);
             assert_eq!(fixture.read(&next, &fixture.stream), 3);
         });
     }
 
-    /// A block of the capture may outlive the graph, and is the program's until it drops it.
+    /// A block of the capture may outlive the graph, and belongs to the program until it is dropped.
     #[serial_test::serial]
     fn a_block_outlives_its_graph(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -223,7 +223,7 @@ cases! {
         });
     }
 
-    /// The last block of a graph may be the last of its pool.
+    /// The last block of a graph may be the last owner of its pool.
     #[serial_test::serial]
     fn a_block_outlives_graph_and_pool(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -237,7 +237,7 @@ cases! {
         });
     }
 
-    /// A block that two graphs use stays for both.
+    /// A block used by two graphs is kept by both.
     #[serial_test::serial]
     fn a_block_of_two_graphs(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -260,7 +260,7 @@ cases! {
         });
     }
 
-    /// One graph's memory is used in another's capture.
+    /// The memory of one graph is used in the capture of another.
     #[serial_test::serial]
     fn a_block_of_one_graph_in_another(driver: &Driver) {
         each_fixture(driver, |fixture| {

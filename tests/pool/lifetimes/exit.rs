@@ -1,5 +1,5 @@
-//! The end of the process with everything alive: in statics, in threads' own storage, with threads that wait and threads
-//! that are at it. It must end by itself, and well.
+//! The end of the process with everything alive: in statics, in thread-local storage, with threads that wait and threads that
+//! work. The process must end without help and with success.
 
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::channel;
 
 cases! {
-    /// In a process of its own, since that ends.
+    /// Runs in a child process, because that process ends.
     fn a_process_ends_well_with_everything_alive(driver: &Driver) {
         let child = match driver.kind() {
             DriverKind::Sim => "exit::sim::leaves_everything_alive",
@@ -25,7 +25,7 @@ cases! {
 
     #[ignore = "run by the case above, as a process of its own"]
     fn leaves_everything_alive(driver: &Driver) {
-        // The simulator's report, with what is alive here, is no failure: the machine must outlive the case.
+        // Live memory in the simulator's report is not a failure here, because the machine must outlive the case.
         let driver = match gpumem_sim::Sim::of(driver) {
             Some(_) => gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(),
             None => driver.clone(),
@@ -39,7 +39,7 @@ cases! {
             let (tell, told) = channel();
             for is_busy in [false, true] {
                 let (pool, tell) = (pool.clone(), tell.clone());
-                // Never joined: it is there when the process ends.
+                // This thread is never joined and runs when the process ends.
                 std::thread::spawn(move || {
                     let hoard = Hoard::new(&pool);
                     tell.send(()).unwrap();
@@ -64,7 +64,7 @@ thread_local! {
     static OWN: RefCell<Vec<Hoard>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Some of everything.
+/// One object of each type.
 struct Hoard {
     stream: Stream,
     _other: Stream,

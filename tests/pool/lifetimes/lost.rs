@@ -1,5 +1,4 @@
-//! The context is lost: whatever was asked when it happened, nothing panics, nothing waits for ever, and everything
-//! afterwards says so.
+//! A lost context: whatever call is in progress, nothing panics or waits forever, and every later call returns the error.
 
 use gpumem_sim::{Effect, Rule, SimConfig};
 use gpumem_tests::fixtures::backends::{Setting, settings};
@@ -47,7 +46,7 @@ fn lose(setting: Setting, call: &str, nth: u64) {
             Err(error) => panic!("{setting}, {call} {nth}: {error}"),
         }
     }
-    // From here on it is lost for certain.
+    // From here on the context is lost.
     {
         let (_bound, mut least, mut greatest) = (device.bind(), 0, 0);
         // SAFETY: the locals outlive the call.

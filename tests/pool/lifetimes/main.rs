@@ -12,12 +12,12 @@ use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
 use gpumem_tests::pool::{Device, Stream};
 
 cases! {
-    /// A stream goes while its blocks live and while what was freed on it waits for work that has not begun. Neither
-    /// waits, and whoever gets the memory comes behind the work.
+    /// A stream is dropped while its blocks live and while memory freed on it waits for work that has not begun. Neither drop
+    /// waits, and the next user of the memory is ordered behind the work.
     fn streams_end_before_their_work(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(64 * MIB), |fixture| {
             if fixture.is("none") {
-                // A plain free waits for the device: that is the driver's.
+                // A plain free waits for the device; the driver requires it.
                 return;
             }
             let next = fixture.stream();
@@ -35,7 +35,7 @@ cases! {
         });
     }
 
-    /// A pool, its device and the stream go before their blocks, which go on another thread.
+    /// A pool, its device and the stream are dropped before their blocks, which are dropped on another thread.
     fn pools_end_before_their_blocks(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for setting in gpumem_tests::fixtures::backends::settings(&device) {
@@ -53,7 +53,7 @@ cases! {
         }
     }
 
-    /// Pools come and go on one device, with others' blocks alive; the memory of each is back when it is gone.
+    /// Pools are created and dropped on one device while blocks of other pools live; the memory of each pool is released with it.
     #[serial_test::file_serial(gpumem_whole_device)]
     fn pools_leave_nothing(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
@@ -72,7 +72,7 @@ cases! {
         }
     }
 
-    /// Zero bytes are no memory: they cost nothing, and go nowhere.
+    /// Zero bytes take no memory and make no driver calls.
     fn empty_blocks(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(4 * MIB), |fixture| {
             let (home, other) = (fixture.stream(), fixture.stream());

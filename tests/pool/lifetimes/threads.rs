@@ -1,4 +1,4 @@
-//! Blocks and threads: freed by any, at any time of a thread's life, and stranded with none.
+//! Blocks and threads: blocks are freed by any thread, at any point of its life, and no thread strands memory.
 
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 
 cases! {
-    /// Threads that never allocated, and touch no context, free what others did.
+    /// Threads that never allocated, and have no current context, free blocks of other threads.
     fn freed_by_threads_that_never_allocated(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(64 * MIB), |fixture| {
             let streams = [fixture.stream(), fixture.stream()];
@@ -29,8 +29,8 @@ cases! {
         });
     }
 
-    /// Blocks that lie in a thread's own storage go when the thread ends: before anything that the pool keeps there, and
-    /// after it is gone. Both may still allocate.
+    /// Blocks in thread-local storage are freed when the thread ends: before the pool's own thread-local data is dropped, and
+    /// after. Both destructors may allocate.
     fn freed_while_a_thread_ends(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             let count = Arc::new(AtomicU64::new(0));
@@ -38,7 +38,7 @@ cases! {
                 let (pool, stream, count) = (fixture.pool.clone(), fixture.stream(), count.clone());
                 let watched = fixture.filled(3000, round, &stream);
                 let ending = move || {
-                    // What is touched first goes last.
+                    // Thread-local variables that are accessed first are dropped last.
                     EARLY.with_borrow_mut(|early| assert!(early.is_none()));
                     let blocks = || [300, 3000, 70_000, 2 * MIB].map(|size| pool.alloc(size, &stream).unwrap()).into();
                     drop::<Vec<Block>>(blocks());
@@ -58,7 +58,7 @@ cases! {
         });
     }
 
-    /// A thread that waits for ever with all that it has freed keeps none of it from others.
+    /// A thread that waits forever after its frees keeps none of that memory from other threads.
     fn a_parked_thread_strands_nothing(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(32 * MIB), |fixture| {
             let (wake, parked) = channel::<()>();
@@ -85,7 +85,7 @@ cases! {
         });
     }
 
-    /// Nor does a thread that has ended: many come, allocate, free and go.
+    /// Ended threads keep no memory: many threads start, allocate, free and end.
     fn ended_threads_strand_nothing(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(16 * MIB), |fixture| {
             let stream = &fixture.stream();
@@ -101,12 +101,12 @@ cases! {
         });
     }
 
-    /// A thread's own default stream goes with the thread, and holds no memory that was freed on it: nobody has to wait
-    /// for the whole device, where another stream may never end.
+    /// The per-thread default stream ends with its thread, and keeps no memory freed on it: no caller has to wait for the whole
+    /// device, where another stream may never complete.
     fn default_streams_of_ended_threads_hold_nothing(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(48 * MIB), |fixture| {
             if fixture.is("none") {
-                // A plain free waits for the device: that is the driver's.
+                // A plain free waits for the device; the driver requires it.
                 return;
             }
             let (next, bystander) = (fixture.stream(), fixture.stream());
@@ -125,7 +125,7 @@ cases! {
         });
     }
 
-    /// More threads than any table of them may hold at once, all with blocks.
+    /// More threads than any thread table has entries, all with blocks.
     fn hundreds_of_threads(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             let stream = &fixture.stream();
@@ -150,7 +150,7 @@ thread_local! {
     static LATE: RefCell<Option<Hoard>> = const { RefCell::new(None) };
 }
 
-/// Frees, allocates and frees once more in its drop.
+/// Frees, allocates and frees again in its drop.
 struct Hoard {
     pool: Pool,
     stream: Stream,

@@ -1,4 +1,4 @@
-//! Bugs that users of RMM, CuPy, PyTorch and CUDA.jl reported, as tests for every backend. Each test names the report. `orders`:
+//! Bugs reported by users of RMM, CuPy, PyTorch and CUDA.jl, as tests for every backend. Each test names the report. `orders`:
 //! waits between streams; `room`: requests that must fit; `refusals`: errors.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

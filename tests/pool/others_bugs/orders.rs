@@ -1,4 +1,4 @@
-//! Bugs of order: memory given on too early, and waits that nobody needed.
+//! Bugs of order: memory reused too early, and unnecessary waits.
 
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
@@ -8,25 +8,25 @@ use gpumem_tests::pool::{BackendKind, Block, Device, Event, MemoryKind, Pool, St
 use gpumem_tests::sys::Driver;
 
 cases! {
-    /// rapidsai/rmm#2489: memory went from a first stream to a second, which freed it unused, and then to a third
-    /// that did not wait for the first.
+    /// rapidsai/rmm#2489: memory moved from a first stream to a second, which freed it unused, and then to a third that did not
+    /// wait for the first.
     fn a_third_stream_waits_for_the_first(driver: &Driver) {
         by_way_of_a_second_stream(driver);
     }
 
-    /// rapidsai/rmm#2251, #2394, #649: a new stream got the handle of one that was destroyed, and with it memory that the
-    /// old one's work still used.
+    /// rapidsai/rmm#2251, #2394, #649: a new stream got the handle of a destroyed stream, and with it memory that the old
+    /// stream's work still used.
     fn an_old_handle_is_a_new_stream(driver: &Driver) {
         through_short_lived_streams(driver);
     }
 
-    /// JuliaGPU/CUDA.jl#778, #780, #783, pytorch/pytorch#124260: memory used on a second stream was freed in the
-    /// order of the first alone.
+    /// JuliaGPU/CUDA.jl#778, #780, #783, pytorch/pytorch#124260: memory used on a second stream was freed in the order of the
+    /// first stream only.
     fn a_use_elsewhere_ends_before_the_memory_is_used_again(driver: &Driver) {
         with_uses_elsewhere(driver);
     }
 
-    /// cupy/cupy#8068: what a stream had freed was lost to all others when it was destroyed.
+    /// cupy/cupy#8068: memory freed on a stream was lost to all other streams when that stream was destroyed.
     fn a_dead_streams_memory_is_used_again(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(64 * MIB), |fixture| {
             for round in 0..40 {
@@ -38,7 +38,7 @@ cases! {
         });
     }
 
-    /// RMM's tests, "allocate after the stream of a freed buffer was destroyed": the stream goes while the block lives,
+    /// RMM's tests, "allocate after the stream of a freed buffer was destroyed": the stream is destroyed while the block lives,
     /// and after it was freed.
     fn blocks_outlive_their_streams(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
@@ -57,12 +57,12 @@ cases! {
         });
     }
 
-    /// RMM's arena waited on the host for the stream of every large free; CuPy's pool can't wait at all in a free, and
-    /// neither may ours, whatever the stream is doing.
+    /// RMM's arena waited on the host for the stream of every large free. CuPy's pool cannot wait in a free; this pool must not
+    /// either, whatever the stream is doing.
     fn a_free_does_not_wait(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             if fixture.is("none") {
-                // A plain free waits for the device: that is the driver's.
+                // A plain free waits for the device; the driver requires it.
                 return;
             }
             let (home, other) = (fixture.stream(), fixture.stream());
@@ -80,7 +80,7 @@ cases! {
         });
     }
 
-    /// rapidsai/rmm#850, #841: who took memory that another stream had freed waited for all that stream had queued since.
+    /// rapidsai/rmm#850, #841: reuse of memory freed on another stream waited for all work queued on that stream since the free.
     fn work_behind_a_free_is_not_waited_for(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(64 * MIB), |fixture| {
             let (first, second) = (fixture.stream(), fixture.stream());
@@ -94,8 +94,8 @@ cases! {
         });
     }
 
-    /// pytorch/pytorch#147168, #139234, pytorch/torchtitan#735: memory that another stream had used came back late, so
-    /// the pool grew meanwhile.
+    /// pytorch/pytorch#147168, #139234, pytorch/torchtitan#735: memory used on another stream was returned late, so the pool grew
+    /// meanwhile.
     fn memory_comes_back_when_its_uses_are_done(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             let (home, other) = (fixture.stream(), fixture.stream());
@@ -114,7 +114,7 @@ cases! {
         });
     }
 
-    /// pytorch/pytorch#189504: blocks whose frees were pending would have fitted, were waited for, and not looked at again.
+    /// pytorch/pytorch#189504: the allocator waited for pending frees that would have fitted, and did not search again.
     fn pending_frees_are_waited_for(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(64 * MIB), |fixture| {
             let streams = [fixture.stream(), fixture.stream(), fixture.stream()];
@@ -126,11 +126,11 @@ cases! {
         });
     }
 
-    /// pytorch/pytorch#171771: who found no memory waited for every stream, however long it had still to run.
+    /// pytorch/pytorch#171771: an allocation without memory waited for every stream, including those with long work.
     fn only_what_is_needed_is_waited_for(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(64 * MIB), |fixture| {
             if !fixture.is("caching") {
-                // The others have the driver wait for the whole device.
+                // With the other backends, the driver waits for the whole device.
                 return;
             }
             let [first, second, bystander] = [fixture.stream(), fixture.stream(), fixture.stream()];
@@ -144,11 +144,12 @@ cases! {
         });
     }
 
-    /// cupy/cupy#5069: the threads' own default streams, all of which have one handle, shared what each had freed.
+    /// cupy/cupy#5069: per-thread default streams, which all have one handle, shared freed memory.
     fn default_streams_of_threads_are_apart(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(48 * MIB), |fixture| {
             if fixture.pool.kind() != MemoryKind::Device {
-                // Nobody has his own frees before they are complete, and segments of this limit have no place for that.
+                // Pending frees are not reusable on their own stream here, and plain segments within this limit have no room for
+                // them.
                 return;
             }
             std::thread::scope(|scope| {
@@ -167,8 +168,8 @@ cases! {
         });
     }
 
-    /// rapidsai/rmm#1333, #1342, rapidsai/raft#3077: one thread with pools on two devices mixed up their events, and
-    /// what was destroyed with the other device current crashed.
+    /// rapidsai/rmm#1333, #1342, rapidsai/raft#3077: one thread with pools on two devices mixed up their events, and a
+    /// destruction with the other device current crashed.
     fn two_devices_in_one_thread(driver: &Driver) {
         let Some(driver) = with_two_devices(driver) else { return };
         let devices = [0, 1].map(|ordinal| Device::new(&driver, ordinal).unwrap());
@@ -182,7 +183,7 @@ cases! {
                     let event = Event::new(&devices[at]).unwrap();
                     event.record(home).unwrap();
                     other.wait(&event).unwrap();
-                    // The other device's stream may wait for it too.
+                    // A stream of the other device may wait for it too.
                     streams[1 - at][0].wait(&event).unwrap();
                     fixtures[at].check(&block, round, other);
                     block.record_use(other);
@@ -195,7 +196,7 @@ cases! {
     }
 }
 
-/// Under many schedules.
+/// Runs the cases under many schedules.
 #[test]
 fn no_seed_breaks_the_order() {
     gpumem_tests::for_each_seed!(16, |driver: &Driver, _| {
@@ -212,7 +213,7 @@ fn by_way_of_a_second_stream(driver: &Driver) {
         |fixture| {
             let [first, second, third] = [fixture.stream(), fixture.stream(), fixture.stream()];
             for round in 0..4 {
-                // In halves, so that a pool has something to merge; one of them goes on unused.
+                // Allocated in halves, so that a pool has memory to merge; one half stays unused.
                 drop([16, 12].map(|size| fixture.filled(size * MIB, round, &first)));
                 drop(fixture.alloc(28 * MIB, &second));
                 let whole = fixture.filled(28 * MIB, round + 100, &third);
@@ -267,7 +268,7 @@ fn on(device: &Device, backend: BackendKind) -> PoolFixture {
     PoolFixture::new(&Pool::builder(device).backend(backend).build().unwrap())
 }
 
-/// None on a machine with one GPU; a simulator is exchanged for one with two devices.
+/// Returns `None` on a machine with one GPU; a simulator is replaced by one with two devices.
 fn with_two_devices(driver: &Driver) -> Option<Driver> {
     let driver = match gpumem_sim::Sim::of(driver) {
         Some(sim) => gpumem_sim::driver(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),

@@ -1,4 +1,4 @@
-//! Bugs of refusal: errors that said nothing, came too early, or broke what came after them.
+//! Bugs of refusals: errors without information, errors that came too early, and errors that broke later calls.
 
 use gpumem_sim::{Effect, Rule, SimConfig};
 use gpumem_tests::cases;
@@ -8,13 +8,13 @@ use gpumem_tests::pool::{Device, MemoryKind, Pool, PoolError, Stream};
 use gpumem_tests::sys::{CUresult, DriverError};
 
 cases! {
-    /// rapidsai/rmm#1134, #813, NVIDIA/cudf-spark#1054: "out of memory", and nothing about how much was asked for.
-    /// JuliaGPU/CUDA.jl#2898: and the next call failed for it.
+    /// rapidsai/rmm#1134, #813, NVIDIA/cudf-spark#1054: "out of memory" without the size of the request. JuliaGPU/CUDA.jl#2898:
+    /// the next call failed because of it.
     #[serial_test::file_serial(gpumem_whole_device)]
     fn an_out_of_memory_error_states_the_requested_bytes(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             if fixture.pool.kind() == MemoryKind::Host {
-                // The host may well have as much.
+                // The host may have as much memory.
                 return;
             }
             let stream = fixture.stream();
@@ -22,7 +22,7 @@ cases! {
             let total_bytes = fixture.device.total_bytes();
             let report = match (fixture.pool.alloc(total_bytes, &stream), fixture.pool.kind()) {
                 (Err(PoolError::OutOfMemory(report)), MemoryKind::Device) => report,
-                // Its margin is a limit.
+                // The margin of unified memory is a limit.
                 (Err(PoolError::LimitReached(report)), MemoryKind::Unified) => report,
                 (outcome, _) => panic!("{outcome:?}"),
             };
@@ -34,7 +34,7 @@ cases! {
         });
     }
 
-    /// pytorch/pytorch's own case: more than an exbibyte; rmm's: a pebibyte.
+    /// pytorch/pytorch's own case: more than an exbibyte; RMM's: a pebibyte.
     fn absurd_sizes_are_refused(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             let stream = fixture.stream();
@@ -52,8 +52,8 @@ cases! {
         });
     }
 
-    /// JuliaGPU/CUDA.jl's D16: requests that would have fitted below the limit were refused for what was merely
-    /// reserved; and one that does not fit must leave no trace.
+    /// JuliaGPU/CUDA.jl's D16: requests that would have fitted below the limit were refused because of merely reserved memory. A
+    /// request that does not fit must leave no trace.
     fn a_refused_request_leaves_no_trace(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(64 * MIB), |fixture| {
             let stream = fixture.stream();
@@ -70,8 +70,8 @@ cases! {
     }
 }
 
-/// pytorch/pytorch#188008, #187955: the third of five maps failed, and the process ended. Every call that an allocation
-/// makes fails once; what comes of it is memory or an error, and afterwards everything is as if it had not been asked.
+/// pytorch/pytorch#188008, #187955: the third of five maps failed, and the process ended. Here each call of an allocation fails
+/// once; the result is memory or an error, and afterwards the pool is in its former state.
 #[test]
 fn a_partial_failure_is_undone() {
     let calls = [
@@ -123,7 +123,7 @@ fn meet_a_failure(setting: Setting, rule: Rule) {
     if is_poisoned(&pool, &stream) {
         return;
     }
-    // The rule has had its turn, or never will.
+    // The injected rule has fired by now, or never will.
     let again = pool.alloc(24 * MIB, &stream).or_else(|_| pool.alloc(24 * MIB, &stream));
     assert!(again.is_ok(), "{text}: {again:?}");
     drop((again, pool, stream, device));
@@ -131,12 +131,13 @@ fn meet_a_failure(setting: Setting, rule: Rule) {
     assert!(findings.is_empty(), "{text}: {}", findings[0]);
 }
 
-/// Whether it was a free that failed: its block is leaked on purpose.
+/// Whether the failed call was a free: its block is leaked deliberately.
 fn is_poisoned(pool: &Pool, stream: &Stream) -> bool {
     matches!(pool.alloc(0, stream), Err(PoolError::Poisoned { .. }))
 }
 
-/// pytorch/pytorch#122068, #112569, #130486: asking for the numbers of the message failed, and that was all one heard.
+/// pytorch/pytorch#122068, #112569, #130486: a query for the figures in an error message failed, and its error replaced the
+/// message.
 #[test]
 fn out_of_memory_is_reported_even_without_the_numbers() {
     // Unified memory has its margin, and host memory is not the device's.
@@ -158,7 +159,7 @@ fn out_of_memory_is_reported_even_without_the_numbers() {
     }
 }
 
-/// JuliaGPU/CUDA.jl#763, #851, #1175: another GPU's stream or memory, met by the driver, killed the session.
+/// JuliaGPU/CUDA.jl#763, #851, #1175: a stream or memory of another GPU reached the driver and ended the session.
 #[test]
 fn another_devices_stream_is_refused_before_the_driver_sees_it() {
     let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();

@@ -1,4 +1,4 @@
-//! Bugs of room: memory that was there and could not be had.
+//! Bugs of room: free memory that could not be allocated.
 
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
@@ -8,8 +8,7 @@ use gpumem_tests::pool::{BackendKind, Block, Device, MemoryKind, Pool, Stream};
 use std::sync::mpsc::sync_channel;
 
 cases! {
-    /// rapidsai/rmm#1957, #527: a pool that may hold so much could not serve that much at once after it had grown in
-    /// pieces.
+    /// rapidsai/rmm#1957, #527: a pool could not allocate its maximum size in one block after it had grown in steps.
     fn a_limit_can_be_used_whole(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(64 * MIB), |fixture| {
             let stream = fixture.stream();
@@ -22,7 +21,8 @@ cases! {
         });
     }
 
-    /// rapidsai/rmm#2039: out of memory with two streams and not with one, since what they freed did not grow together.
+    /// rapidsai/rmm#2039: out of memory with two streams but not with one, because memory freed on different streams was not
+    /// merged.
     fn two_streams_free_into_one_room(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(64 * MIB), |fixture| {
             let streams = [fixture.stream(), fixture.stream()];
@@ -37,7 +37,7 @@ cases! {
         });
     }
 
-    /// vllm-project/vllm#52951, NVIDIA/Megatron-LM#6885, pytorch/pytorch#186232: each stream kept what it had once freed.
+    /// vllm-project/vllm#52951, NVIDIA/Megatron-LM#6885, pytorch/pytorch#186232: each stream kept the memory that it had freed.
     fn one_streams_cache_is_every_streams(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             for key in 0..8 {
@@ -51,7 +51,7 @@ cases! {
         });
     }
 
-    /// rapidsai/rmm#496: growth by doubling asked for more than there was, and failed with enough left.
+    /// rapidsai/rmm#496: growth by doubling requested more than the free memory, and failed though enough was left.
     fn growth_takes_what_is_left(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(100 * MIB), |fixture| {
             let stream = fixture.stream();
@@ -62,8 +62,8 @@ cases! {
         });
     }
 
-    /// cupy/cupy#1392, exasol/httomo#667, pytorch/pytorch#31252: sizes that rise, none of which fits where the one before
-    /// was.
+    /// cupy/cupy#1392, exasol/httomo#667, pytorch/pytorch#31252: rising sizes, none of which fits into the hole of the one
+    /// before.
     fn rising_sizes(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(128 * MIB), |fixture| {
             let stream = fixture.stream();
@@ -92,8 +92,8 @@ cases! {
         });
     }
 
-    /// The same, counted: a chain of growing tensors, each made from the one before, reserved twice what it held when
-    /// sizes passed from 16 to 32 MiB.
+    /// Rising sizes, counted: a chain of growing tensors, each made from the one before, reserved twice its size when sizes
+    /// passed from 16 to 32 MiB.
     fn a_growing_chain_reserves_what_it_holds(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             let stream = fixture.stream();
@@ -107,15 +107,14 @@ cases! {
             let reserved_peak_bytes = fixture.pool.status().unwrap().reserved_peak_bytes;
             let status = fixture.pool.status().unwrap();
             if fixture.is("native") || status.plain_segments || status.kind != MemoryKind::Device {
-                // The driver's own pool does the same: 128 MiB for 63 on an H200. Where nothing can be mapped elsewhere,
-                // there is no other way.
+                // The driver's pool also does this: 128 MiB for 63 on an H200. Without virtual memory it cannot be avoided.
                 return;
             }
             assert!(reserved_peak_bytes <= held_peak_bytes * 3 / 2, "{reserved_peak_bytes} for {held_peak_bytes}");
         });
     }
 
-    /// cupy/cupy#7678: a limit that was reached by what was merely cached refused a request that had room.
+    /// cupy/cupy#7678: a limit reached by cached memory refused a request that fits.
     fn cached_memory_is_not_in_use(driver: &Driver) {
         PoolFixture::each(driver, |options| options.soft_limit(16 * MIB).hard_limit(64 * MIB), |fixture| {
             let stream = fixture.stream();
@@ -126,7 +125,7 @@ cases! {
         });
     }
 
-    /// rapidsai/rmm#145, #571, #724: a pool that never gave anything back, however much another library needed it.
+    /// rapidsai/rmm#145, #571, #724: a pool never released memory, however much another library needed it.
     #[serial_test::file_serial(gpumem_whole_device)]
     fn released_memory_is_available_to_others(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
@@ -142,7 +141,7 @@ cases! {
         });
     }
 
-    /// rapidsai/rmm#2510, NVIDIA/cuda-python#756: with the driver's own threshold every synchronisation gave all back.
+    /// rapidsai/rmm#2510, NVIDIA/cuda-python#756: with the driver's default threshold, every synchronisation released all memory.
     fn synchronising_keeps_the_cache(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             let stream = fixture.stream();
@@ -154,11 +153,11 @@ cases! {
         });
     }
 
-    /// rapidsai/rmm#2304: the books were brought up to date after the memory was handed back, when another thread had
-    /// it already. Whoever hears of a free finds its room.
+    /// rapidsai/rmm#2304: the counters were updated after the memory was returned, when another thread had already reused it. A
+    /// thread that learns of a free must find the counter updated.
     fn a_free_makes_room_before_it_returns(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(32 * MIB), |fixture| {
-            // Two threads throw the turn to each other; one block fits.
+            // Two threads take turns; only one block fits.
             let (ping, pong) = (sync_channel(1), sync_channel(1));
             let turns = |stream, get: std::sync::mpsc::Receiver<()>, give: std::sync::mpsc::SyncSender<()>| {
                 for () in get.iter().take(100) {
@@ -192,7 +191,7 @@ cases! {
         });
     }
 
-    /// CUDA.jl's live-byte counter gained a byte with every allocation.
+    /// CUDA.jl's counter of live bytes gained a byte with every allocation.
     fn counters_come_back_to_zero(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             let stream = fixture.stream();
@@ -201,13 +200,13 @@ cases! {
             }
             let status = fixture.pool.status().unwrap();
             assert_eq!((status.in_use_bytes, status.block_count), (0, 0));
-            // The empty one of the first round is no allocation.
+            // The empty block of the first round does not count.
             assert_eq!(status.allocation_count, 899);
         });
     }
 
-    /// pytorch/pytorch#192269, #193211, #198129: hundreds of segments, each of which reserved as many addresses as the
-    /// device has memory, used the address space up.
+    /// pytorch/pytorch#192269, #193211, #198129: hundreds of segments, each of which reserved as many addresses as the device has
+    /// memory, exhausted the address space.
     fn many_pools_share_the_address_space(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends(&device) {
@@ -226,7 +225,7 @@ cases! {
 }
 
 /// pytorch/pytorch#95823, #150517, #171662, vllm-project/vllm#56410: pinned blocks were rounded up to powers of two, and took
-/// twice the host memory that was asked for.
+/// twice the requested host memory.
 #[test]
 fn pinned_blocks_take_the_requested_size() {
     let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
