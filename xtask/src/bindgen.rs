@@ -1,7 +1,8 @@
-//! `cargo xtask bindgen`: from `cuda.h` to `crates/gpumem-sys/src/generated/`.
+//! `cargo xtask bindgen`: generates `crates/gpumem-sys/src/generated/` from `cuda.h`.
 //!
-//! Three files come out: `types.rs` (what the driver's functions take), `functions.rs` (one macro that lists every
-//! function with the CUDA version it appeared in) and `codes.rs` (result codes by name). Comments are not copied.
+//! It writes three files: `types.rs` (the types in the signatures of the driver's functions), `functions.rs` (one macro that
+//! lists every function with the CUDA version that introduced it) and `codes.rs` (the names of the result codes). Comments are
+//! not copied.
 
 use anyhow::{Context, Result, bail, ensure};
 use quote::ToTokens;
@@ -9,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// The header that the project is built from: old enough to keep `CUmemLocation` plain, new enough for CUDA 13.
+/// The package with the header: old enough to keep `CUmemLocation` plain, new enough for CUDA 13.
 const CUDA_RUNTIME: (&str, &str) = ("nvidia-cuda-runtime", "13.0.96");
 const LIBCLANG: (&str, &str) = ("libclang", "18.1.1");
 
@@ -21,12 +22,12 @@ pub(crate) struct Args {
     /// Folder that holds libclang.so [default: fetched from the Python package index]
     #[arg(long, value_name = "DIR")]
     libclang: Option<PathBuf>,
-    /// Compare with what is checked in and fail on any difference
+    /// Compare with the checked-in files and fail on any difference
     #[arg(long)]
     check: bool,
 }
 
-/// Whether what is checked in is what would be generated.
+/// Fails if the checked-in files differ from the generated ones.
 pub(crate) fn check() -> Result<()> {
     run(Args { cuda_include: None, libclang: None, check: true })
 }
@@ -42,7 +43,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             crate::wheel::unpacked(LIBCLANG.0, LIBCLANG.1)?.join("libclang-18.1.1.data/platlib/clang/native")
         }
     };
-    // SAFETY: nothing else runs in this process yet; bindgen reads the variable when it first loads libclang.
+    // SAFETY: this process has one thread; bindgen reads the variable when it first loads libclang.
     unsafe { std::env::set_var("LIBCLANG_PATH", &libclang) };
 
     let parsed = syn::parse_file(&raw_bindings(&include)?)?;
@@ -69,7 +70,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// What bindgen makes of the header. Old ABIs too: `__CUDA_API_VERSION_INTERNAL` keeps their names visible.
+/// Runs bindgen on the header. `__CUDA_API_VERSION_INTERNAL` keeps the names of old ABIs visible.
 fn raw_bindings(include: &Path) -> Result<String> {
     let bitfields = [
         "CUctx_flags.*",
@@ -102,7 +103,7 @@ fn raw_bindings(include: &Path) -> Result<String> {
     Ok(builder.generate().context("bindgen could not read cuda.h")?.to_string())
 }
 
-/// libclang from the package index comes without `stddef.h`; any installed compiler's will do.
+/// The include folder of an installed compiler: libclang from the package index comes without `stddef.h`.
 fn compiler_headers() -> Vec<String> {
     let found = glob("/usr/lib/gcc/x86_64-linux-gnu").into_iter().chain(glob("/usr/lib/clang"));
     found.map(|folder| format!("-isystem{}", folder.join("include").display())).collect()
@@ -149,7 +150,7 @@ fn functions(parsed: &syn::File, versions: &Versions) -> Result<String> {
 fn argument(input: &syn::FnArg) -> Result<String> {
     let syn::FnArg::Typed(typed) = input else { bail!("a driver function with self?") };
     let tokens = typed.to_token_stream().to_string();
-    // Token streams print with spaces between all tokens; the list is for reading.
+    // Token streams print with spaces between all tokens, which makes the list hard to read.
     let tokens = tokens.replace(":: core :: ffi :: ", "core::ffi::");
     Ok(tokens.replace("* mut", "*mut").replace("* const", "*const").replace(" :", ":"))
 }
@@ -177,7 +178,7 @@ fn codes(parsed: &syn::File) -> Result<String> {
     Ok(text)
 }
 
-/// In which CUDA version each symbol appeared, from the names of the function pointer types.
+/// The CUDA version that introduced each symbol, from the names of the function pointer types.
 struct Versions(BTreeMap<String, BTreeSet<u32>>);
 
 impl Versions {
@@ -196,7 +197,7 @@ impl Versions {
         Ok(Self(versions))
     }
 
-    /// The n-th version in which a name's signature changed is the one of its `_vN` symbol.
+    /// The version of a symbol: the n-th version in which the signature changed belongs to the `_vN` symbol.
     fn of(&self, symbol: &str) -> Result<u32> {
         let (base, revision) = match symbol.rsplit_once("_v") {
             Some((base, n)) if n.parse::<usize>().is_ok() => (base, n.parse::<usize>()?),

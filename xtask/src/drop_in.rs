@@ -1,7 +1,7 @@
-//! `cargo xtask drop-in DIR`: the simulator laid out as the library that CUDA programs look for.
+//! `cargo xtask drop-in DIR`: builds the simulator as the library that CUDA programs load.
 //!
-//! Only into a folder that nothing takes by itself: from cargo's own folders it would pose as the GPU of every program
-//! that cargo runs, and a real driver is never overwritten.
+//! Refuses folders that are on a library path by default: from cargo's own folders the library would pose as the GPU of every
+//! program that cargo runs. Never overwrites a real driver.
 
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::Message;
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The folder to lay it out in; made if it does not exist
+    /// The folder for the library; created if it does not exist
     dir: PathBuf,
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Builds the library and puts it into a folder; the folder's absolute path.
+/// Builds the library and copies it into a folder. Returns the absolute path of the folder.
 pub(crate) fn lay_out(folder: &Path) -> Result<PathBuf> {
     ensure!(cfg!(target_os = "linux"), "the drop-in driver is for Linux");
     let folder = std::path::absolute(folder)?;
@@ -40,16 +40,16 @@ pub(crate) fn lay_out(folder: &Path) -> Result<PathBuf> {
     check_contents(&folder)?;
     let library = build()?;
     fs::create_dir_all(&folder).with_context(|| format!("{} can't be made", folder.display()))?;
-    // Beside and then over it: a program may have the old one mapped.
+    // Written beside the old file and renamed over it: a program may have the old one mapped.
     let (new, place) = (folder.join(".libcuda.so.1.new"), folder.join("libcuda.so.1"));
     fs::copy(&library, &new).with_context(|| format!("{} can't be written", new.display()))?;
     fs::rename(&new, &place)?;
-    // One file under both names: the loader would take two for two drivers.
+    // A link, because the loader would load two files as two drivers.
     link("libcuda.so.1", &folder.join("libcuda.so"))?;
     Ok(folder)
 }
 
-/// Makes a symbolic link, or leaves one there as it is.
+/// Creates a symbolic link, unless it exists.
 pub(crate) fn link(target: &str, place: &Path) -> Result<()> {
     #[cfg(unix)]
     match std::os::unix::fs::symlink(target, place) {
@@ -64,7 +64,7 @@ pub(crate) fn link(target: &str, place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a folder that programs started by cargo look into.
+/// Refuses a folder that is on the library path of programs started by cargo.
 fn check_folder(folder: &Path, library_path: &Path) -> Result<()> {
     if let Some(profile) = folder.ancestors().find(|ancestor| ancestor.join(".fingerprint").is_dir()) {
         bail!(
@@ -85,7 +85,7 @@ fn check_folder(folder: &Path, library_path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to replace a libcuda that is not ours.
+/// Refuses to replace a libcuda that is not the simulator.
 fn check_contents(folder: &Path) -> Result<()> {
     for name in ["libcuda.so", "libcuda.so.1"] {
         let file = folder.join(name);
@@ -103,7 +103,7 @@ fn check_contents(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The symbol by which the library is known, as in its table of strings.
+/// The symbol that identifies the library, as in its string table.
 const MARKER: &[u8] = b"gpumem_simulator";
 
 fn build() -> Result<PathBuf> {

@@ -1,6 +1,6 @@
-//! `cargo xtask fuzz`: random programs over the pool, for as long as wanted.
+//! `cargo xtask fuzz`: runs random programs over the pool.
 //!
-//! The search itself is `gpumem_tests::model`; this is its command line, and the progress while it runs.
+//! `gpumem_tests::model` does the search; this is its command line and its progress output.
 
 use anyhow::{Result, bail, ensure};
 use gpumem_tests::model::{Coverage, Failure, Search, Subject};
@@ -12,23 +12,23 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Stop after so long (60, unless --cases is given)
+    /// Stop after this number of seconds [default: 60, unless --cases is given]
     #[arg(long, value_name = "N")]
     seconds: Option<u64>,
-    /// The first seed; drawn if not given
+    /// The first seed [default: random]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// Stop after so many seeds
+    /// Stop after this number of seeds
     #[arg(long, value_name = "N")]
     cases: Option<u64>,
-    /// How many seeds at a time (one for each core, if not given)
+    /// The number of seeds that run in parallel [default: one for each core]
     #[arg(long, value_name = "J")]
     jobs: Option<usize>,
-    /// Only this: native, none, caching/fast, caching/balanced, caching/tight or caching/segments; with /unified or /host
-    /// over such memory, with /adapted behind adaptors
+    /// Run only this: native, none, caching/fast, caching/balanced, caching/tight or caching/segments; with /unified or /host for
+    /// that kind of memory, with /adapted for adaptors
     #[arg(long, value_name = "NAME")]
     subject: Option<Subject>,
-    /// Plants a mistake in the pool, and fails unless it is found
+    /// Inject a bug into the pool, and fail unless it is found
     #[arg(long, value_name = "MISTAKE")]
     plant: Option<String>,
 }
@@ -72,7 +72,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Writes a failure's seed down, for `tests/model.rs` to try again each time.
+/// Adds the seed of a failure to the regressions, which `tests/stress/model.rs` repeats on each run.
 fn keep(found: &Failure) -> Result<String> {
     let path = crate::root().join("tests/regressions/pool.txt");
     let what = found.what.lines().next().unwrap_or_default();
@@ -109,7 +109,7 @@ impl Args {
     }
 }
 
-/// Six digits are easier to pass on than twenty, and as good.
+/// Six digits are easier to pass on than twenty.
 fn drawn_seed() -> u64 {
     RandomState::new().build_hasher().finish() % 1_000_000
 }
@@ -128,18 +128,18 @@ fn summary(search: &Search, coverage: &Coverage, elapsed: Duration) -> String {
     )
 }
 
-/// Injected bugs, which only a build with `--cfg gpumem_planted_bugs` has.
+/// Injected bugs, available only in a build with `--cfg gpumem_planted_bugs`.
 #[cfg(gpumem_planted_bugs)]
 mod injected {
     use anyhow::{Context, Result};
     use gpumem_tests::pool::injected_bugs::{Bug, inject};
 
-    /// Whether it is there now.
+    /// Injects the bug with this name. Returns whether it exists in this build.
     pub(super) fn plant(name: &str) -> Result<bool> {
         let known: Vec<&str> = Bug::NAMES.iter().map(|(name, _)| *name).collect();
         let bug = Bug::NAMES.iter().find(|(known, _)| *known == name);
         let (_, bug) = bug.with_context(|| format!("{name} is none of {}", known.join(", ")))?;
-        // SAFETY: what the pool breaks from here on is the simulator's memory, and this program is there for that.
+        // SAFETY: the injected bug corrupts simulated memory only, which is the purpose of this program.
         unsafe { inject(*bug) };
         Ok(true)
     }
@@ -158,7 +158,7 @@ mod injected {
         Ok(false)
     }
 
-    /// Runs this command in a build that has the injected bugs, with a target directory of its own.
+    /// Runs this command in a build with the injected bugs, in a target directory of its own.
     pub(super) fn run_again() -> Result<()> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let build = ["run", "-q", "-p", "xtask", "--target-dir", "target/injected-bugs", "--"];
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(args("fuzz --seed 5").limit(), Some(Duration::from_secs(60)));
     }
 
-    /// What a failure prints is a command line that this task understands.
+    /// The command line that a failure prints is valid for this task.
     #[test]
     fn the_printed_command_is_understood() {
         let found = gpumem_tests::model::Failure {

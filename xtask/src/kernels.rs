@@ -1,7 +1,7 @@
-//! `cargo xtask kernels`: from the CUDA sources (`*.cu`) to the PTX beside them, which is checked in.
+//! `cargo xtask kernels`: compiles the CUDA sources (`*.cu`) to the checked-in PTX beside them.
 //!
-//! The compiler is NVRTC 11.8, a library that needs neither a GPU nor a toolkit. It is old on purpose: every driver
-//! since then takes what it writes. The target is `compute_70`, the oldest GPU that has all we use.
+//! The compiler is NVRTC 11.8, a library that needs neither a GPU nor a toolkit. An old version is chosen, because every newer
+//! driver accepts its PTX. The target is `compute_70`, the oldest GPU with all features that the kernels use.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 const NVRTC: (&str, &str) = ("nvidia-cuda-nvrtc-cu11", "11.8.89");
 const NVRTC_FOLDER: &str = "nvidia/cuda_nvrtc/lib";
-/// Drivers refuse PTX that is newer than they are; 8.0 is that of CUDA 12.0.
+/// The newest accepted PTX version: drivers refuse PTX newer than themselves. 8.0 is that of CUDA 12.0.
 const PTX_VERSION_MAX: (u32, u32) = (8, 0);
-/// Folders that hold kernels, each searched with all folders in it.
+/// The folders with kernels, searched recursively.
 const FOLDERS: [&str; 3] = ["crates/gpumem-array/kernels", "crates/gpumem-adapt/examples", "tests/kernels"];
 /// The numeric element types, as Rust and as CUDA name them.
 const ELEMENTS: [(&str, &str); 4] =
@@ -19,7 +19,7 @@ const ELEMENTS: [(&str, &str); 4] =
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Compare with what is checked in and fail on any difference
+    /// Compare with the checked-in files and fail on any difference
     #[arg(long)]
     check: bool,
     /// The NVRTC library to compile with [default: 11.8, fetched from the Python package index]
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     nvrtc: Option<PathBuf>,
 }
 
-/// Whether what is checked in is what would be compiled.
+/// Fails if the checked-in files differ from the compiled ones.
 pub(crate) fn check() -> Result<()> {
     run(Args { check: true, nvrtc: None })
 }
@@ -56,7 +56,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// One PTX file to be made: a source, and the element type that it is compiled for where it asks for one.
+/// A PTX file to generate: a source, and the element type if the source has one as a parameter.
 struct Module {
     source: PathBuf,
     text: String,
@@ -87,7 +87,7 @@ fn modules() -> Result<Vec<Module>> {
     Ok(modules)
 }
 
-/// Every CUDA source of the repository, in a fixed order.
+/// All CUDA sources of the repository, in a fixed order.
 fn sources() -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let folders = FOLDERS.iter().map(|folder| crate::root().join(folder));
@@ -120,7 +120,7 @@ fn compile(compiler: &Nvrtc, module: &Module) -> Result<String> {
         options.push(format!("--define-macro=ELEMENT_TYPE={kind}"));
     }
     let ptx = compiler.ptx(&name, text, &options).with_context(|| source.display().to_string())?;
-    // What stands before the first directive names the compiler's build.
+    // The text before the first directive names the compiler's build.
     let code = ptx.find(".version").context("NVRTC wrote no .version line")?;
     let code = ptx[code..].trim_end();
     check_version(code)?;
@@ -153,7 +153,7 @@ type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 
-/// The compiler's library and the functions of it that we call.
+/// The compiler's library, and its functions in use.
 struct Nvrtc {
     create: Create,
     compile: Compile,
@@ -169,12 +169,12 @@ struct Nvrtc {
 impl Nvrtc {
     fn load(library: &Path) -> Result<Self> {
         let mut libraries = Vec::new();
-        // NVRTC opens its companion by bare name; one that is already loaded needs no search path.
+        // NVRTC opens its companion library by bare name; a library that is already loaded is found without a search path.
         if let Some(companion) = builtins_beside(library) {
             libraries.push(open(&companion)?);
         }
         let nvrtc = open(library)?;
-        // SAFETY: the types are those of nvrtc.h, unchanged since CUDA 7, and the library stays loaded beside them.
+        // SAFETY: the types are those of nvrtc.h, unchanged since CUDA 7, and the library stays loaded as long as the functions.
         let found = unsafe {
             Self {
                 create: *nvrtc.get::<Create>(b"nvrtcCreateProgram")?,
@@ -198,37 +198,37 @@ impl Nvrtc {
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program = std::ptr::null_mut();
         let nothing = std::ptr::null();
-        // SAFETY: the strings are NUL-terminated and outlive the call; there are no headers to pass.
+        // SAFETY: the strings are NUL-terminated and outlive the call; the list of headers is empty.
         let code =
             unsafe { (self.create)(&mut program, source.as_ptr(), name.as_ptr(), 0, nothing, nothing) };
         ensure!(code == 0, "nvrtcCreateProgram returned {code}");
-        // SAFETY: `program` was made above and is not destroyed yet; the options outlive the call.
+        // SAFETY: `program` was created above and is alive; the options outlive the call.
         let code = unsafe { (self.compile)(program, options.len() as c_int, options.as_ptr()) };
         let result = match code {
             0 => read(program, self.ptx_size, self.ptx),
             _ => read(program, self.log_size, self.log).and_then(|log| bail!("NVRTC says:\n{log}")),
         };
-        // SAFETY: made above, used no more.
+        // SAFETY: `program` was created above, and is not used again.
         unsafe { (self.destroy)(&mut program) };
         result
     }
 }
 
-/// A text of the compiler's: its size first, then the bytes.
+/// Reads a text from the compiler: its size, then the bytes.
 fn read(program: Program, size: Size, text: Text) -> Result<String> {
     let mut size_bytes = 0;
-    // SAFETY: callers pass a live program and the two functions that belong together.
+    // SAFETY: callers pass a live program and two functions that match.
     let code = unsafe { size(program, &mut size_bytes) };
     ensure!(code == 0, "NVRTC returned {code} for the size of its text");
     let mut bytes = vec![0u8; size_bytes.max(1)];
-    // SAFETY: the caller's program is live, `text` writes as many bytes as `size` has just said, and the buffer has so many.
+    // SAFETY: the caller's program is live, `text` writes as many bytes as `size` returned, and the buffer has that size.
     let code = unsafe { text(program, bytes.as_mut_ptr().cast()) };
     ensure!(code == 0, "NVRTC returned {code} for its text");
     Ok(CStr::from_bytes_until_nul(&bytes)?.to_str()?.to_string())
 }
 
 fn open(library: &Path) -> Result<libloading::Library> {
-    // SAFETY: loading runs the library's initialisers; NVRTC's have no requirements.
+    // SAFETY: loading runs the library's initialisers, and those of NVRTC have no requirements.
     unsafe { libloading::Library::new(library) }.with_context(|| library.display().to_string())
 }
 

@@ -1,4 +1,4 @@
-//! The order of the layers and the features they promise, compared with what cargo makes of the manifests.
+//! Compares the order of the layers and their features with cargo's metadata.
 
 use crate::rooms::LAYERS;
 use crate::tidy::Finding;
@@ -7,20 +7,20 @@ use cargo_metadata::semver::VersionReq;
 use cargo_metadata::{Dependency, DependencyKind, MetadataCommand, Package};
 use std::path::Path;
 
-/// The layer that others name in dev-dependencies only, with the crates that may also name it as an optional dependency.
+/// The layer that may appear in dev-dependencies only, and the crates that may also have it as an optional dependency.
 const FOR_TESTS: (&str, [&str; 2]) = ("gpumem-sim", ["gpumem-array", "gpumem"]);
 
-/// Crates beside the layers that users get too, each with the topmost layer that it may name. No layer names them.
+/// Published crates beside the layers, each with the topmost layer that it may name. No layer names them.
 const SATELLITES: [(&str, &str); 1] = [("gpumem-libcuda", "gpumem-sim")];
 
-/// For tools, and for the examples of [`WITH_COMMAND_LINES`]; a library has no command line and draws no bars.
+/// Crates for tools and for the examples of [`WITH_COMMAND_LINES`]; a library has no command line and no progress bars.
 const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
 
 /// The lowest layer whose examples have command lines.
 const WITH_COMMAND_LINES: &str = "gpumem-adapt";
 
-/// Every feature there is, by package. The flag tells whether it may be empty, which in a manifest looks like a slip:
-/// these select code of their own package and need no dependency.
+/// All features, by package. The flag states whether a feature may be empty, which in a manifest looks like a mistake: these
+/// features select code of their own package and need no dependency.
 const FEATURES: [(&str, &[(&str, bool)]); 6] = [
     ("gpumem-heap", &[("serde", false)]),
     (
@@ -56,10 +56,10 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
     ("gpumem-tests", &[("backend-caching", false), ("backend-native", false), ("gpu", true)]),
 ];
 
-/// Features that are in no package's default: whoever does not ask for the simulator compiles none of it.
+/// Features that are in no package's default: a program that does not ask for the simulator compiles none of it.
 const NEVER_DEFAULT: [&str; 1] = ["sim"];
 
-/// Findings in the manifests below `root`.
+/// Checks the manifests below `root`.
 pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
     let metadata = MetadataCommand::new().manifest_path(root.join("Cargo.toml")).no_deps().exec()?;
     let mut findings = Vec::new();
@@ -75,7 +75,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// A manifest, to point into.
+/// A manifest, with its lines, for the position of a finding.
 struct Manifest<'a> {
     path: &'a str,
     text: &'a str,
@@ -94,10 +94,11 @@ fn arrow(package: &str, dependency: &Dependency, manifest: &Manifest<'_>) -> Opt
     let name = dependency.name.as_str();
     let place = |name: &str| LAYERS.iter().position(|layer| *layer == name);
     let satellite = SATELLITES.iter().find(|(satellite, _)| *satellite == package);
-    // A satellite stands right above the topmost layer that it may name.
+    // A satellite ranks right above the topmost layer that it may name.
     let own = satellite.map_or_else(|| place(package), |(_, topmost)| Some(place(topmost)? + 1))?;
     let finding = |what: String, advice| Some(manifest.finding(name, what, advice));
-    // A package may turn its own features on for its tests, by path: with a version, publishing would wait for itself.
+    // A package may enable its own features for its tests through a path dependency: with a version, it could not be published
+    // before itself.
     let is_development = dependency.kind == DependencyKind::Development;
     if name == package && is_development && dependency.req == VersionReq::STAR {
         return None;

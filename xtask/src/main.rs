@@ -1,4 +1,4 @@
-//! `cargo xtask`: everything about this repository that is not the libraries themselves. One task a file.
+//! `cargo xtask`: all tasks of this repository. Each task has a file of its own.
 
 mod bindgen;
 mod ci;
@@ -36,23 +36,23 @@ struct Cli {
 enum Task {
     /// Generate the driver's types and function list from `cuda.h`
     Bindgen(bindgen::Args),
-    /// Try random programs over the pool on the simulator, and shrink what fails
+    /// Run random programs over the pool on the simulator, and shrink those that fail
     Fuzz(fuzz::Args),
-    /// Replay recorded traces of allocations through a pool, and say what it reserved and what that cost
+    /// Replay recorded traces of allocations through a pool, and print the reserved memory and the driver calls
     #[command(disable_help_flag = true)]
     Replay(measure::Args),
-    /// Run the benches, and print one table of their figures beside the peers'
+    /// Run the benches, and print their figures beside the peers' in one table
     #[command(disable_help_flag = true)]
     Bench(measure::Args),
-    /// Run every test that can run on a GPU on this machine's, or bundle them for another machine
+    /// Run every GPU test on this machine, or bundle them for another machine
     GpuTest(gpu_test::Args),
-    /// Lay the simulator out as libcuda.so.1, for programs that know nothing of gpumem
+    /// Build the simulator as libcuda.so.1, for programs that do not know gpumem
     DropIn(drop_in::Args),
     /// Run programs of others on the simulator
     Interop(interop::Args),
-    /// Run what CI runs, or some of its steps
+    /// Run the steps of CI, or some of them
     Ci(ci::Args),
-    /// Change the library in small ways, one at a time, and count which changes the tests notice
+    /// Make small changes to the library, one at a time, and count how many the tests detect
     Mutants(mutants::Args),
     /// Check layers, headers, `unsafe`, kernels, documents and leftovers
     Tidy,

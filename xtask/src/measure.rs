@@ -1,6 +1,6 @@
-//! `cargo xtask bench` and `cargo xtask replay`: builds what measures, with optimisation, and starts it.
+//! `cargo xtask bench` and `cargo xtask replay`: builds the measuring programs, optimised, and starts them.
 //!
-//! What it does is in xtask/measure, a program of its own that a bundle takes along.
+//! The code is in xtask/measure, a program of its own that a bundle includes.
 
 use crate::programs;
 use anyhow::{Context, Result, bail};
@@ -10,7 +10,7 @@ use std::process::Command;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Passed on; `--help` tells
+    /// Arguments of the program; see `--help`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
     args: Vec<OsString>,
 }
@@ -32,13 +32,13 @@ pub(crate) fn bench(args: &Args) -> Result<()> {
     start("bench", args, &["--benches".as_ref(), folder.as_os_str()])
 }
 
-/// Where the recorded traces lie.
+/// The folder of the recorded traces.
 pub(crate) fn traces() -> PathBuf {
     crate::root().join("tests/traces")
 }
 
-/// Stays in the folder that this was started in: files are named from there. Ends as the program ends, which has said
-/// why if it failed.
+/// Starts the program in the current folder, so that relative paths stay valid, and exits with its status. The program has
+/// printed its own errors.
 fn start(task: &str, args: &Args, more: &[&OsStr]) -> Result<()> {
     let built = programs::build(&["build", "--release", "--package", "gpumem-measure"])?;
     let program = &built.first().context("cargo reported no program")?.program;

@@ -1,4 +1,4 @@
-//! What each published package must have: texts of the licences, a README, an example, keywords of its own.
+//! Checks each published package: texts of the licences, a README, an example, keywords of its own.
 
 use crate::tidy::Finding;
 use anyhow::Result;
@@ -11,7 +11,7 @@ pub(crate) fn published() -> Result<Vec<Package>> {
     Ok(metadata()?.packages.into_iter().filter(|package| package.publish.is_none()).collect())
 }
 
-/// The folder that cargo builds into.
+/// Cargo's target folder.
 pub(crate) fn target_folder() -> Result<PathBuf> {
     Ok(metadata()?.target_directory.into())
 }
@@ -21,7 +21,7 @@ fn metadata() -> Result<Metadata> {
     Ok(MetadataCommand::new().manifest_path(manifest).no_deps().exec()?)
 }
 
-/// Findings in the published packages below `root`.
+/// Checks the published packages below `root`.
 pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
     let packages = published()?;
     let mut findings: Vec<Finding> = packages.iter().flat_map(|package| lacking(root, package)).collect();
@@ -71,7 +71,7 @@ fn lacking(root: &Path, package: &Package) -> Vec<Finding> {
         .collect()
 }
 
-/// A derive macro is shown by the crate that re-exports it.
+/// Whether a package is a derive macro, which is documented in the crate that re-exports it.
 fn is_macro(package: &Package) -> bool {
     package.targets.iter().any(|target| target.kind.contains(&TargetKind::ProcMacro))
 }

@@ -35,7 +35,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Plots that differ from their data, among the repository's `files`.
+/// Checks that the plots among the repository's `files` agree with their data.
 pub(crate) fn check(files: &BTreeMap<String, String>) -> Vec<Finding> {
     let stale = |plot: &Plot| {
         let finding = |what: String| Some(Finding::new(plot.image, 1, what, "run `cargo xtask plots`"));
@@ -64,7 +64,7 @@ struct Row {
     value: f64,
 }
 
-/// The columns after the second: `value` and its origin.
+/// The columns after the first two: `value` and its origin.
 const COLUMNS: [&str; 6] = ["value", "unit", "machine", "date", "bench", "source"];
 
 /// The rows of a data file. Lines that begin with `#` are comments; the first other line names the columns.
@@ -118,7 +118,7 @@ const COLOURS: [RGBColor; 6] = [
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// An image with a title, and whatever `draw` puts below the title.
+/// An image with a title, and the drawing of `draw` below it.
 fn image(title: &str, subtitle: &str, draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
     let mut svg = String::new();
     {
@@ -236,7 +236,7 @@ fn legend(area: &Area<'_>, ends: &mut [End<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// A duration in nanoseconds, to the places that count.
+/// A duration in nanoseconds, to its significant digits.
 fn duration(nanoseconds: f64) -> String {
     match nanoseconds {
         long if long >= 9_999.5 => format!("{:.0} µs", long / 1_000.0),
@@ -245,7 +245,7 @@ fn duration(nanoseconds: f64) -> String {
     }
 }
 
-/// A group of bars for each trace, a bar for each series. Bars start at 1, below which no allocator can be.
+/// A group of bars for each trace, one bar for each series. Bars start at 1, the minimum of any allocator.
 fn trace_memory(rows: &[Row]) -> Result<String> {
     let series = distinct(rows, |row| &row.series);
     let traces = distinct(rows, |row| &row.at);
@@ -301,10 +301,11 @@ fn trace_memory(rows: &[Row]) -> Result<String> {
     })
 }
 
-/// gpumem, expandable segments, the driver's pool, PyTorch: as in the other plot, where there is the series.
+/// The colours of the bars: gpumem, expandable segments, the driver's pool, PyTorch; each series has its colour of the other
+/// plot.
 const BAR_COLOURS: [RGBColor; 4] = [COLOURS[0], COLOURS[5], COLOURS[3], COLOURS[4]];
 
-/// The words of a trace's name on two lines.
+/// A trace's name on two lines.
 fn two_lines(name: &str) -> [String; 2] {
     let words: Vec<&str> = name.split('_').collect();
     let (first, second) = words.split_at(words.len().div_ceil(2));

@@ -1,4 +1,4 @@
-//! Programs that cargo builds: what was built, and where it lies.
+//! Programs built by cargo, and their paths.
 
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::{Message, MetadataCommand};

@@ -1,4 +1,4 @@
-//! The crates in their order and the rooms of each, read from ARCHITECTURE.md and compared with what the sources import.
+//! Reads the order of the crates and the rooms of each from ARCHITECTURE.md, and compares them with the imports of the sources.
 //!
 //! A room is a module at the root of a crate, with everything below it. `lib.rs` is above all rooms.
 
@@ -7,13 +7,13 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-/// The file whose tables are the list.
+/// The file with the tables.
 pub(crate) const LIST: &str = "ARCHITECTURE.md";
 
-/// The most rooms of a crate.
+/// The maximum number of rooms of a crate.
 const ROOMS_MAX: usize = 12;
 
-/// The layers as [`LIST`] has them, lowest first.
+/// The layers in the order of [`LIST`], lowest first.
 pub(crate) static LAYERS: LazyLock<Vec<String>> = LazyLock::new(|| {
     let text = std::fs::read_to_string(crate::root().join(LIST)).unwrap_or_default();
     let layers = Plan::parse(&text).crates;
@@ -21,19 +21,19 @@ pub(crate) static LAYERS: LazyLock<Vec<String>> = LazyLock::new(|| {
     layers
 });
 
-/// What [`LIST`] says.
+/// The tables of [`LIST`].
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
-    /// Lowest first.
+    /// The crates, lowest first.
     crates: Vec<String>,
-    /// By crate, lowest first.
+    /// The rooms by crate, lowest first.
     rooms: BTreeMap<String, Vec<Room>>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Room {
     name: String,
-    /// Where the list has it.
+    /// The line in [`LIST`].
     line: usize,
     imports: Imports,
 }
@@ -83,7 +83,7 @@ fn names(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_string).collect()
 }
 
-/// Findings in the list, and imports in the sources that it does not allow.
+/// Checks the list, and the imports of the sources against it.
 pub(crate) fn check(files: &Files) -> Vec<Finding> {
     let Some(text) = files.get(LIST) else { return Vec::new() };
     let plan = Plan::parse(text);
@@ -95,7 +95,7 @@ pub(crate) fn check(files: &Files) -> Vec<Finding> {
     findings
 }
 
-/// The list by itself: rooms import from rooms above them, so that no cycle is possible.
+/// Checks the list itself: rooms import from rooms above them, so cycles are impossible.
 fn check_list(name: &str, rooms: &[Room]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (index, room) in rooms.iter().enumerate() {
@@ -150,7 +150,7 @@ fn check_sources(name: &str, rooms: &[Room], files: &Files) -> Vec<Finding> {
     findings
 }
 
-/// What `crate::NAME` is: names that `lib.rs` imports, and macros, by the rooms that define them.
+/// The meaning of `crate::NAME`: names imported by `lib.rs`, and macros, by the room that defines them.
 fn names_at_root(sources: &[Module<'_>]) -> BTreeMap<String, String> {
     let lib = sources.iter().filter(|module| module.place.is_empty());
     let imported = lib
@@ -162,7 +162,7 @@ fn names_at_root(sources: &[Module<'_>]) -> BTreeMap<String, String> {
     imported.chain(macros).collect()
 }
 
-/// A source of a crate.
+/// A source file of a crate.
 struct Module<'a> {
     path: &'a str,
     /// The module's path from the root of the crate.
@@ -199,7 +199,7 @@ impl<'a> Module<'a> {
             Some(origin) if !is_room(first) => origin,
             _ => first,
         };
-        // `lib.rs` has the name from another crate.
+        // `lib.rs` imports the name from another crate.
         if target != first && !is_room(target) {
             return None;
         }
@@ -234,15 +234,15 @@ struct Import {
     path: Vec<String>,
 }
 
-/// What the tokens of a source name, test code left out.
+/// The paths in the tokens of a source, without test code.
 #[derive(Default)]
 struct Scan {
     place: Vec<String>,
     imports: Vec<Import>,
-    /// The paths of `use` statements at the root of the file, with those that begin without `crate`.
+    /// The paths of `use` statements at the root of the file, including those without `crate`.
     used: Vec<Vec<String>>,
     macros: Vec<String>,
-    /// Modules in files of their own that only tests have.
+    /// Modules in separate files that are compiled for tests only.
     of_tests: Vec<Vec<String>>,
 }
 
@@ -263,7 +263,7 @@ impl Scan {
         }
     }
 
-    /// How many tokens an attribute takes: with its item, if that is for tests only.
+    /// The number of tokens of an attribute, including its item if the item is for tests only.
     fn attribute(&mut self, tokens: &[TokenTree]) -> usize {
         let Some(TokenTree::Group(group)) = tokens.get(1) else { return 1 };
         if !is_for_tests(group.stream()) {
@@ -283,7 +283,7 @@ impl Scan {
         len
     }
 
-    /// How many tokens a word takes, with what belongs to it.
+    /// The number of tokens of a word and the path that follows it.
     fn word(&mut self, word: &str, tokens: &[TokenTree]) -> usize {
         match (word, tokens) {
             // `pub(crate)` and the like name no item.
@@ -320,7 +320,7 @@ impl Scan {
         }
     }
 
-    /// A path from the root of the crate, for one that begins with `crate`, `super` or `self`.
+    /// Resolves a path that begins with `crate`, `super` or `self` to one from the root of the crate.
     fn resolve(&self, path: &[String]) -> Option<Vec<String>> {
         let ups = path.iter().take_while(|segment| *segment == "super").count();
         let base = match path.first()?.as_str() {
@@ -333,7 +333,7 @@ impl Scan {
     }
 }
 
-/// Reads one path or tree of paths; how many tokens it takes.
+/// Reads a path or a tree of paths. Returns the number of tokens.
 fn tree(tokens: &[TokenTree], mut prefix: Vec<String>, found: &mut Vec<Import>) -> usize {
     let mut at = 0;
     let line = |at: usize| tokens.get(at).map_or(1, |token| token.span().start().line);
@@ -353,7 +353,7 @@ fn tree(tokens: &[TokenTree], mut prefix: Vec<String>, found: &mut Vec<Import>) 
                 }
                 return at + 1;
             }
-            // A star, or the arguments of a generic function.
+            // A star, or generic arguments.
             Some(_) | None => {
                 found.push(Import { line: line(at.saturating_sub(1)), path: prefix });
                 return at.max(1);
@@ -377,7 +377,7 @@ fn is_word(token: &TokenTree, word: &str) -> bool {
     matches!(token, TokenTree::Ident(ident) if ident == word)
 }
 
-/// `cfg(test)` and `cfg(all(test, …))`; what `any` or `not` holds is compiled without tests too.
+/// Whether an attribute is `cfg(test)` or `cfg(all(test, …))`; code under `any` or `not` is compiled without tests too.
 fn is_for_tests(attribute: TokenStream) -> bool {
     let tokens: Vec<_> = attribute.into_iter().collect();
     tokens.windows(2).any(|two| match &two[1] {

@@ -1,6 +1,6 @@
-//! A small table for the end of a task's output: the first column to the left, the others to the right.
+//! A small table at the end of a task's output: the first column is left-aligned, the others are right-aligned.
 
-/// Lines of equal width, the headings first.
+/// Renders lines of equal width, the headings first.
 pub(crate) fn render<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());

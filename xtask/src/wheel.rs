@@ -1,10 +1,10 @@
-//! Vendor files from the Python package index: fetched with pip, unpacked under `target/`, never committed.
+//! Vendor files from the Python package index: downloaded with pip, unpacked under `target/`, never committed.
 
 use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Fetches `package==version` (the x86-64 Linux build) and returns the folder that it was unpacked into.
+/// Downloads `package==version` (the x86-64 Linux build) and returns the folder with its contents.
 pub(crate) fn unpacked(package: &str, version: &str) -> Result<PathBuf> {
     let home = crate::root().join("target/xtask/wheels");
     let folder = home.join(format!("{package}-{version}"));
@@ -26,7 +26,7 @@ pub(crate) fn unpacked(package: &str, version: &str) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// A package could not be fetched, which says nothing about this repository.
+/// A package could not be downloaded. This is not a fault of the repository.
 #[derive(Debug)]
 pub(crate) struct Unreachable(String);
 

@@ -1,4 +1,4 @@
-//! Values of every kind that has a rule, up to the simulator and back.
+//! Every type with an implementation of `Adapt`, moved to the simulator and back.
 
 use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Ix2, array, s};
 use gpumem_adapt::array::pool::sys::types::{CUdeviceptr, CUstream};
@@ -84,7 +84,7 @@ fn a_failing_part_releases_the_others_and_is_named() {
     assert!(error.to_string().starts_with("element 1: element 1: "), "{error}");
     assert!(matches!(error.cause(), ArrayError::Pool(PoolError::LimitReached { .. })), "{error:?}");
     assert_eq!(pool.status().unwrap().in_use_bytes, 0);
-    // The other part that failed had memory, and has it again.
+    // The other part that failed has released its memory.
     assert!(matches!(fits.adapt(&gpu), Ok(array) if array.len() == 4 << 20));
 }
 
@@ -117,7 +117,7 @@ unsafe extern "C" fn copy_or_refuse(
     on: CUstream,
 ) -> CUresult {
     match *COPY.lock().expect("no test panics with it") {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller guarantees what the driver's function requires.
         Some(copy) => unsafe { copy(to, from, size, on) },
         None => CUresult::CUDA_ERROR_UNKNOWN,
     }
@@ -130,7 +130,7 @@ static COPY: Mutex<Option<Copy>> = Mutex::new(None);
 fn a_diagonal_that_cannot_be_downloaded_prints_the_error() {
     let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     *COPY.lock().unwrap() = driver.table().cuMemcpyAsync;
-    // SAFETY: the stand-in does what the driver documents, and returns one of its codes.
+    // SAFETY: the wrapper calls the function that it replaces, or returns one of its error codes.
     let deaf = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_or_refuse)) };
     let up = Diagonal::new(vec![1_i32]).adapt(&on(&deaf)).unwrap();
     *COPY.lock().unwrap() = None;
@@ -140,7 +140,7 @@ fn a_diagonal_that_cannot_be_downloaded_prints_the_error() {
     assert!(debug.starts_with("Diagonal"), "{debug}");
 }
 
-/// The code of a user with a model of their own.
+/// A model type as a user would write it.
 #[derive(Debug, PartialEq)]
 struct Layer<A> {
     weight: A,

@@ -1,6 +1,6 @@
-//! The example `train` as a user meets it: what it prints, what it refuses, and how it ends.
+//! The example `train`: its output, its errors, and its exit code.
 //!
-//! These run the program that `cargo test` builds beside them, on the simulator, with few epochs.
+//! These tests run the program that `cargo test` builds with them, on the simulator, with few epochs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -76,7 +76,7 @@ fn an_environment_that_cannot_work_is_refused() {
 #[test]
 fn a_device_too_small_for_the_data_is_refused() {
     let memory = [SIM[0], ("GPUMEM_SIM_MEMORY", "2MiB")];
-    // The first is seen before a number is made, the second by the pool.
+    // The first is refused before any data is generated, the second by the pool.
     train(&["--synthetic", "1000x1000"], &memory).failed("more than the device", &["1000 × 1000"]);
     train(&["--synthetic", "1000x523"], &memory).failed("all of the device", &["memory"]);
 }
@@ -176,7 +176,7 @@ impl Run {
     }
 }
 
-/// Runs the example with nothing of ours in the environment but `environment`.
+/// Runs the example with no `GPUMEM_` variables but those in `environment`.
 fn train(arguments: &[&str], environment: &[(&str, &str)]) -> Run {
     let mut command = Command::new(program());
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
@@ -197,7 +197,7 @@ fn program() -> PathBuf {
     program
 }
 
-/// A file that is gone when this is.
+/// A file that is removed on drop.
 struct TemporaryFile(PathBuf);
 
 impl TemporaryFile {
@@ -215,7 +215,7 @@ impl TemporaryFile {
 
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        // Left behind at worst: it is in the temporary folder.
+        // At worst the file stays in the temporary folder.
         let _ = std::fs::remove_file(&self.0);
     }
 }

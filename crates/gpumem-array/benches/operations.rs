@@ -1,7 +1,7 @@
-//! The cost of an operation: host time of the call, and device time by events, for the sizes of the main job and for
-//! large ones. Runs on the driver that `GPUMEM_DRIVER` names, or on whichever there is; prints which it took.
+//! The cost of an operation: host time of the call, and device time by events, for the sizes of the training job and for large
+//! ones. Runs on the driver that `GPUMEM_DRIVER` names, or on a GPU if there is one, and prints which.
 //!
-//! `cargo bench -p gpumem-array`; with `-- --rows`, as `cargo xtask bench` reads it.
+//! `cargo bench -p gpumem-array`; with `-- --rows`, in the format of `cargo xtask bench`.
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     crossing(&Bench { gpu: &gpu, rounds })
 }
 
-/// The shapes of a training step: 2048 rows of 1000, out of a table of many.
+/// The shapes of a training step: 2048 rows of 1000 from a table of many rows.
 fn main_job(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let gpu = bench.gpu;
     let batches = if gpu.device().driver().kind() == DriverKind::Cuda { 64 } else { 4 };
@@ -55,7 +55,7 @@ fn main_job(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Far beyond any cache.
+/// Arrays far larger than any cache.
 fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let gpu = bench.gpu;
     let n = if gpu.device().driver().kind() == DriverKind::Cuda { 1 << 28 } else { 1 << 22 };
@@ -79,7 +79,7 @@ fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What tracking costs when two streams take turns, and what it costs when one stream is alone: nothing to see.
+/// The cost of tracking when two streams alternate; with one stream alone there is none.
 fn crossing(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let (gpu, other) = (bench.gpu, bench.gpu.fork()?);
     let mut a = GpuArray::from_elem(gpu, 256, 1.0_f32)?;
@@ -97,7 +97,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Prints the time of the first call, kernel loading included, then means over many.
+    /// Prints the time of the first call, including the loading of its kernel, then means over many calls.
     fn run(
         &self,
         name: &str,

@@ -28,7 +28,7 @@ static TWIN: [Kernel; 1] = [Kernel::new("axpy", |_| Ok(()))];
 static CONTEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 unsafe extern "C" fn get_current(context: *mut CUcontext) -> CUresult {
-    // SAFETY: the caller passes the address of a context.
+    // SAFETY: the caller passes the address of a context pointer.
     unsafe { context.write(CONTEXT.load(Ordering::Relaxed).cast()) };
     CUresult::CUDA_SUCCESS
 }
@@ -123,7 +123,7 @@ fn step(
 
 fn bare(gpu: &Gpu) -> Result<(), ArrayError> {
     let mut parameters = [std::ptr::null_mut(); 5];
-    // SAFETY: the stub uses none of its arguments.
+    // SAFETY: the stub ignores its arguments.
     unsafe {
         gpu.device().driver().cuLaunchKernel(
             black_box(std::ptr::null_mut()),
@@ -142,7 +142,7 @@ fn bare(gpu: &Gpu) -> Result<(), ArrayError> {
     Ok(())
 }
 
-/// The least time of a call, over many batches: other programs only ever add to it.
+/// The minimum time of a call over many batches: other programs can only increase it.
 fn best_ns(rounds: usize, mut call: impl FnMut() -> Result<(), ArrayError>) -> f64 {
     let mut best = f64::INFINITY;
     for _ in 0..rounds {

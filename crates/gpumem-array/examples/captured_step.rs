@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gpu = Gpu::new(&Pool::new(&device)?)?;
     gpu.preload::<f32>()?;
 
-    // y = X·w for known weights; the steps find them again.
+    // y = X·w for known weights, which the steps must find.
     let inputs = Array2::from_shape_fn((ROWS, COLUMNS), |(row, column)| {
         (((row * 31 + column * 17) % 23) as f32 - 11.0) / 11.0
     });

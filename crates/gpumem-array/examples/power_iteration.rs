@@ -19,13 +19,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::builder(&device).hard_limit(Limit::Bytes(64 << 20)).build()?;
     let gpu = Gpu::new(&pool)?;
 
-    // Ones, and a diagonal of 2: the largest eigenvalue is SIZE + 1.
+    // All ones, with 2 on the diagonal: the largest eigenvalue is SIZE + 1.
     let matrix =
         Array2::from_shape_fn((SIZE, SIZE), |(row, column)| if row == column { 2.0_f64 } else { 1.0 });
     let matrix = GpuArray::from_array(&gpu, &matrix)?;
     let start: Vec<f64> = (0..SIZE).map(|index| 1.0 + index as f64).collect();
     let mut vector = GpuArray::from_slice(&gpu, &start)?;
-    // By the largest possible eigenvalue, so that numbers stay small without a look at them.
+    // Divided by an upper bound of the eigenvalues, so that numbers stay small without reading them back.
     let scale = 1.0 / (2 * SIZE) as f64;
     for _ in 0..STEPS {
         vector = matrix.dot(&vector)? * scale;

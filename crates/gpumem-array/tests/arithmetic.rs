@@ -26,7 +26,7 @@ fn float(array: &Array<i32, IxDyn>) -> Array<f32, IxDyn> {
     array.mapv(|value| value as f32 / 8.0)
 }
 
-/// Bit by bit, but for NaN, of which there are many: a GPU's is another than a processor's.
+/// The bits, with every NaN replaced by one: GPUs and CPUs produce different ones.
 fn bits(array: &Array<f32, IxDyn>) -> (Vec<usize>, Vec<u32>) {
     let bits = |value: &f32| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() };
     (array.shape().to_vec(), array.iter().map(bits).collect())

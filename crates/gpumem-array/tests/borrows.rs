@@ -14,7 +14,8 @@ use std::time::Duration;
 type Other = (Sender<()>, Receiver<()>);
 type Copy = unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> CUresult;
 
-/// The driver's own copy; the other thread, to be told of the next copy, and its answer, which may have to wait for the copy.
+/// The driver's own copy; the channel that informs the other thread of the next copy, and the one for its answer, which may come
+/// only after the copy.
 static HOOK: Mutex<(Option<Copy>, Option<Other>)> = Mutex::new((None, None));
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -28,7 +29,7 @@ unsafe extern "C" fn copy_and_tell(
         let mut hook = HOOK.lock().unwrap();
         (hook.0.unwrap(), hook.1.take())
     };
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller guarantees what the driver's function requires.
     let code = unsafe { copy(target, source, size_bytes, stream) };
     if let Some((tell, told)) = other {
         tell.send(()).unwrap();
@@ -67,7 +68,7 @@ where
     })
 }
 
-/// Whether nothing that the stream has queued is left to run.
+/// Whether all work that the stream has queued is complete.
 fn is_done(device: &Device) -> bool {
     Stream::legacy(device).unwrap().is_complete().unwrap()
 }
@@ -81,10 +82,10 @@ fn the_stream_is_retired_during_an_upload_from_registered_memory() {
         let registered = |source: &mut Vec<u8>, copy: &mut dyn FnMut(&[u8])| {
             let _bound = device.bind().unwrap();
             let start = source.as_mut_ptr().cast();
-            // SAFETY: the memory is the vector's, which is neither moved nor dropped before it is unregistered.
+            // SAFETY: the memory belongs to the vector, which is neither moved nor dropped before it is unregistered.
             unsafe { device.driver().cuMemHostRegister_v2(start, source.len(), 0).unwrap() };
             copy(source);
-            // SAFETY: registered above, and the copy, which has returned, is done.
+            // SAFETY: registered above; the copy has returned and is complete.
             unsafe { device.driver().cuMemHostUnregister(start).unwrap() };
         };
         registered(&mut source, &mut |source| {
@@ -112,7 +113,7 @@ fn the_stream_is_retired_during_a_download() {
     });
 }
 
-/// The copy is part of no graph: either the capture does not begin, or it begins after the copy.
+/// The copy does not become part of a graph: either the capture does not begin, or it begins after the copy.
 #[test]
 fn a_capture_begins_during_an_upload() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -133,7 +134,8 @@ fn a_capture_begins_during_an_upload() {
 type GetCurrent = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
 type Unload = unsafe extern "C" fn(CUmodule) -> CUresult;
 
-/// The driver's own functions; calls until the other thread is told, on the thread that counts them; modules unloaded.
+/// The driver's own functions; the calls left until the other thread is informed, on the thread that counts them; modules
+/// unloaded.
 static REAL: Mutex<(Option<GetCurrent>, Option<Unload>)> = Mutex::new((None, None));
 static UNLOADED: Mutex<usize> = Mutex::new(0);
 
@@ -149,19 +151,19 @@ unsafe extern "C" fn tell_and_get_current(context: *mut CUcontext) -> CUresult {
         told.recv().unwrap();
     }
     let real = REAL.lock().unwrap().0.unwrap();
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller guarantees what the driver's function requires.
     unsafe { real(context) }
 }
 
 unsafe extern "C" fn count_and_unload(module: CUmodule) -> CUresult {
     *UNLOADED.lock().unwrap() += 1;
     let real = REAL.lock().unwrap().1.unwrap();
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller guarantees what the driver's function requires.
     unsafe { real(module) }
 }
 
-/// The last handle of a module goes, and a capture begins after it has looked for one and before it waits for the device. Work
-/// of the legacy stream, which may be the module's, has not run then: the module stays loaded.
+/// The last handle of a module is dropped. A capture begins after the drop has looked for captures and before it waits for the
+/// device. Work of the legacy stream, which may use the module, is still pending then, so the module stays loaded.
 #[test]
 fn a_capture_begins_while_a_module_is_unloaded() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -194,7 +196,7 @@ fn a_capture_begins_while_a_module_is_unloaded() {
             may_end.recv().unwrap();
             capture.end().map(drop)
         });
-        // The first makes the context current for the drop, the second for the wait.
+        // The first call makes the context current for the drop, the second one for the wait.
         COUNTDOWN.set(2);
         drop(module);
         assert_eq!(*UNLOADED.lock().unwrap(), before, "the module went before the work of the device");

@@ -1,4 +1,4 @@
-//! Programs without `unsafe` that would access host memory while a device may use it, if a destructor had to prevent that.
+//! Programs without `unsafe` that would access host memory while a device may use it, if only a destructor prevented that.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
@@ -26,14 +26,14 @@ fn an_owner_that_never_drops_leaks_its_buffer() {
     let cycle = Rc::new(Cycle { _memory: memory, own: RefCell::new(None) });
     *cycle.own.borrow_mut() = Some(Rc::clone(&cycle));
     drop(cycle);
-    // Memory of the same size is other memory, which can be pinned.
+    // Other memory of the same size can be pinned.
     for _ in 0..8 {
         let table = HostMemory::register(gpu.device(), vec![3_u8; 4096]).unwrap().into_inner().unwrap();
         assert_eq!(table, [3; 4096]);
     }
 }
 
-/// A closure that panics, or leaves its handle in nothing but a reference, ends the registration all the same.
+/// If a closure panics, or leaks its handle, the registration still ends.
 #[test]
 fn a_slice_can_be_registered_again_whatever_the_closure_did() {
     let gpu = gpu();
@@ -48,7 +48,7 @@ fn a_slice_can_be_registered_again_whatever_the_closure_did() {
         GpuArray::from_slice(&gpu, &[5_u8; 8]).unwrap().to_vec().unwrap()
     });
     assert_eq!(nested.unwrap(), [5; 8]);
-    // A slice that devices only read is the host's to read, and to copy from, meanwhile.
+    // While devices only read a slice, the host may read it and copy from it.
     let copied = gpu.device().with_host_memory_read_only(&table, |_| {
         let array = GpuArray::from_slice(&gpu, &table).unwrap();
         array.to_vec().unwrap()
@@ -56,7 +56,7 @@ fn a_slice_can_be_registered_again_whatever_the_closure_did() {
     assert_eq!(copied.unwrap(), table);
 }
 
-/// A capture that is open when the memory ends stays whole, and the copy that it refuses is refused before it begins.
+/// A capture that is open when the memory ends stays valid, and the copy that the capture refuses does not begin.
 #[test]
 fn a_capture_that_is_open_stays_whole() {
     let gpu = gpu();
@@ -75,7 +75,7 @@ fn a_capture_that_is_open_stays_whole() {
     }
 }
 
-/// An error keeps what the call was given.
+/// An error returns the arguments of the call.
 #[test]
 fn a_buffer_that_cannot_be_registered_is_returned() {
     let gpu = gpu();

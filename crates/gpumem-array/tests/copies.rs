@@ -30,7 +30,7 @@ proptest! {
         prop_assert_eq!(device.t().to_array().unwrap(), host.t());
         prop_assert_eq!(&device.try_clone().unwrap().to_array().unwrap(), &host);
         if !shape.is_empty() {
-            // A host view with gaps is gathered before it goes up.
+            // A host view with gaps is gathered before the upload.
             let gaps = host.slice_axis(Axis(0), Slice::from(..).step_by(step));
             prop_assert_eq!(GpuArray::from_array(&gpu, &gaps).unwrap().to_array().unwrap(), gaps);
         }
@@ -89,13 +89,13 @@ fn impossible_copies_are_refused() {
     assert!(matches!(target.assign(&longer), Err(ArrayError::Shape { .. })));
     assert!(matches!(target.assign(&foreign), Err(ArrayError::WrongDevice { .. })));
     assert!(matches!(target.on_mut(&elsewhere).assign(&foreign), Err(ArrayError::WrongDevice { .. })));
-    // Before it is part of a graph, so that the capture stays whole.
+    // Refused before it joins a graph, so that the capture stays valid.
     let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
     let refused = target.to_vec().unwrap_err().to_string();
     assert!(refused.contains("a download"), "{refused}");
     let refused = target.copy_from_slice(&[1, 2, 3, 4]).unwrap_err().to_string();
     assert!(refused.contains("an upload"), "{refused}");
-    // No elements are no work.
+    // A copy of no elements queues no work.
     GpuArray::<i32, _>::zeros(&gpu, 0).unwrap().copy_from_slice(&[]).unwrap();
     capture.end().unwrap();
     assert_eq!(target.to_vec().unwrap(), [0; 4]);
@@ -147,7 +147,7 @@ unsafe extern "C" fn copy_and_complain(
     stream: CUstream,
 ) -> CUresult {
     if let Ok(Some(copy)) = COPY.lock().as_deref() {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller guarantees what the driver's function requires.
         let code = unsafe { copy(target, source, size_bytes, stream) };
         if !COMPLAINS.swap(false, Ordering::Relaxed) {
             return code;
@@ -163,23 +163,23 @@ fn borrowed_memory_is_released_even_if_the_copy_fails() {
     for seed in 0..100 {
         let driver = gpumem_sim::driver(SimConfig::new().seed(seed)).unwrap();
         *COPY.lock().unwrap() = driver.table().cuMemcpyAsync;
-        // SAFETY: the wrapper does what the driver documents, and returns one of its codes.
+        // SAFETY: the wrapper calls the function that it replaces, and returns one of its codes.
         let driver = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_and_complain)) };
         let device = Device::new(&driver, 0).unwrap();
         let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
         let mut array = GpuArray::<u8, _>::zeros(&gpu, 64).unwrap();
         let mut host = vec![1_u8; 64];
-        // Pinned memory is read when the copy's turn comes; the driver sets other memory aside during the call.
+        // Pinned memory is read when the copy runs; pageable memory is staged during the call.
         let address = host.as_mut_ptr().cast::<c_void>();
         let _bound = device.bind().unwrap();
-        // SAFETY: the memory is the vector's, and unregistered before that goes.
+        // SAFETY: the memory belongs to the vector, and is unregistered before the vector is dropped.
         unsafe { driver.cuMemHostRegister_v2(address, host.len(), 0).unwrap() };
         COMPLAINS.store(true, Ordering::Relaxed);
         array.copy_from_slice(&host).unwrap_err();
-        // Were the copy still queued, it would read this.
+        // A pending copy would read this.
         host.fill(2);
         assert_eq!(array.to_vec().unwrap(), [1; 64], "replay: GPUMEM_SIM_SEED={seed}");
-        // SAFETY: registered above, and the device is done with it.
+        // SAFETY: registered above, and all work of the device is complete.
         unsafe { driver.cuMemHostUnregister(address).unwrap() };
     }
 }

@@ -1,4 +1,4 @@
-//! Element types: plain bytes travel unchanged, and invalid values that the device wrote do not reach Rust.
+//! Element types: plain bytes are copied unchanged, and invalid values written by the device do not reach Rust.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
@@ -13,7 +13,7 @@ use std::fmt::Debug;
 use std::num::NonZeroU32;
 use support::gpu;
 
-/// Uploads, fills, clones and downloads.
+/// Uploads, fills, clones and downloads an array.
 fn there_and_back<T: Element + PartialEq + Debug>(gpu: &Gpu, elements: &[T]) {
     let array = GpuArray::from_slice(gpu, elements).unwrap();
     assert_eq!(array.to_vec().unwrap(), elements);
@@ -38,7 +38,7 @@ enum Spin {
     Up = 1,
 }
 
-/// Larger than any value that a memset takes, and aligned to more than a pointer.
+/// Larger than any value that a memset supports, and aligned to more than a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, NoUninit, CheckedBitPattern, Zeroable)]
 #[repr(C, align(64))]
 struct CacheLine([u64; 8]);
@@ -93,7 +93,7 @@ fn poke<T: Element>(gpu: &Gpu, array: &mut GpuArray<T, Ix1>, offset: u64, value:
     }
     let poke = gpu.module(POKE).unwrap().function("poke").unwrap();
     let launch = poke.launch(LaunchShape::for_len(1)).write(array).scalar(offset).scalar(value);
-    // SAFETY: it breaks the promise about values on purpose: nothing but the checks of the download reads them.
+    // SAFETY: this deliberately violates the rule about valid values: only the checks of the download read them.
     unsafe { launch.enqueue(gpu).unwrap() };
 }
 

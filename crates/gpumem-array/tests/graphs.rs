@@ -1,5 +1,5 @@
-//! Graphs of arrays on the simulator: what a capture records, what a launch requires, and what is left after errors, panics and calls
-//! that the driver refuses.
+//! Graphs of arrays on the simulator: the work that a capture records, the requirements of a launch, and the state after errors,
+//! panics and calls that the driver refuses.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
@@ -26,7 +26,7 @@ fn graph_error<T>(result: Result<T, ArrayError>) -> GraphError {
     }
 }
 
-/// Nothing is left of graphs and nothing was found.
+/// Checks that no graphs are left and the simulator has no findings.
 fn check_clean(gpu: &Gpu) {
     gpu.device().synchronize().unwrap();
     let report = Sim::of(gpu.device().driver()).unwrap().report();
@@ -82,7 +82,7 @@ fn results_have_the_form_of_what_was_returned() {
     assert_eq!((read(&first), read(&second)), (vec![4.0, 8.0], vec![0.0, 0.0]));
 }
 
-/// The memory of results is neither a later temporary's nor anybody else's after the capture.
+/// The memory of results is reused neither by later temporaries nor after the capture.
 #[test]
 fn results_keep_their_memory() {
     let gpu = gpu();
@@ -132,7 +132,7 @@ fn arrays_of_a_capture_stay_in_it() {
         graph_error(graph.launch(&gpu).read(&x).read(&leaked).run()),
         GraphError::ExtraArgument { index: 1 }
     );
-    // In another capture neither.
+    // Refused in another capture too.
     let refused = gpu.capture(|c| leaked.on(c).try_add(1.0));
     assert_eq!(graph_error(refused), GraphError::ArrayOfCapture);
     drop((graph, leaked, leaked_gpu, x));
@@ -166,7 +166,7 @@ fn operations_that_need_the_host_are_refused_and_the_capture_goes_on() {
             Ok(y)
         })
         .unwrap();
-    // Nothing of the refused was recorded: the graph only reads `x`.
+    // Nothing of the refused work was recorded: the graph only reads `x`.
     let done = graph.launch(&gpu).read(&x).run().unwrap();
     assert_eq!(done.get(&y).unwrap().to_vec().unwrap(), [2.0, 4.0]);
 }
@@ -204,10 +204,10 @@ fn arguments_are_matched_before_anything_is_queued() {
     let done = graph.launch(&gpu).read(&x).write(&mut w).run().unwrap();
     assert_eq!(graph_error(done.get(&foreign)), GraphError::ForeignResult);
     assert_eq!(done.get(&y).unwrap().to_vec().unwrap(), [12.0, 24.0]);
-    // For writing is more than for reading, and no bytes are no argument.
+    // An argument for writing cannot be a read argument, and empty arrays are not arguments.
     let (mut x, empty) = (x, vector(&gpu, &[]));
     another.launch(&gpu).write(&mut x).read(&empty).run().unwrap();
-    // An array of the same address is another one.
+    // Another array at the same address is a different argument.
     let address = x.address();
     drop(x);
     let x = vector(&gpu, &[1.0, 2.0]);
@@ -246,13 +246,13 @@ fn captures_that_fail_leave_nothing() {
     assert!(panicked.is_err());
     assert_eq!(gpu.pool().status().unwrap().in_use_bytes, before);
     check_clean(&gpu);
-    // An empty one is a graph too.
+    // An empty graph is valid.
     let (mut graph, ()) = gpu.capture(|_| Ok(())).unwrap();
     graph.launch(&gpu).run().unwrap();
     assert_eq!(x.sum().unwrap().into_scalar().unwrap(), 1000.0);
 }
 
-/// What is dropped while a graph runs stays until it has run, in any order.
+/// Objects dropped while a graph runs live until the graph has run, in any order of drops.
 #[test]
 fn anything_may_be_dropped_while_a_graph_runs() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
@@ -292,7 +292,7 @@ fn a_graph_is_launched_from_other_threads() {
     assert_eq!(w.to_vec().unwrap(), [3.0, 6.0]);
 }
 
-/// Other threads are not part of it: their streams read what the capture writes and write what it reads.
+/// Other threads are not captured: their streams read arrays that the capture writes and write arrays that it reads.
 #[test]
 fn a_capture_is_not_contagious() {
     let gpu = gpu();
@@ -308,7 +308,7 @@ fn a_capture_is_not_contagious() {
                     let mut own = x.on(&fork).try_add(1.0).unwrap();
                     own.on_mut(&gpu).try_add_assign(&x).unwrap();
                     assert_eq!(own.to_vec().unwrap(), [3.0, 5.0]);
-                    // On the capture's own stream another thread captures too.
+                    // Another thread can capture work on the capture's own stream.
                     own.on(c).try_add(1.0).map(drop).unwrap();
                     own
                 });
@@ -327,7 +327,7 @@ fn a_capture_is_not_contagious() {
     check_clean(&gpu);
 }
 
-/// Where `Stream::begin_capture` captures a stream, arrays are not used on it, and no stream joins it.
+/// While `Stream::begin_capture` captures a stream, arrays cannot be used on it, and no stream joins it.
 #[test]
 fn captures_of_the_pool_are_not_for_arrays() {
     let gpu = gpu();
@@ -338,7 +338,7 @@ fn captures_of_the_pool_are_not_for_arrays() {
     assert_eq!(graph_error(x.try_mul(2.0)), GraphError::StreamCaptures);
     assert_eq!(graph_error(x.fill(2.0)), GraphError::StreamCaptures);
     assert_eq!(graph_error(theirs.on(&gpu).sum()), GraphError::StreamCaptures);
-    // Other streams wait for what was queued before the capture, and join nothing.
+    // Other streams wait for work queued before the capture, and do not join it.
     assert_eq!(x.on(&other).try_mul(2.0).unwrap().to_vec().unwrap(), [2.0, 4.0]);
     x.on_mut(&other).fill(2.0).unwrap();
     assert_eq!(x.on(&other).to_vec().unwrap(), [2.0, 2.0]);
@@ -357,7 +357,7 @@ fn captures_of_the_pool_are_not_for_arrays() {
     check_clean(&gpu);
 }
 
-/// Halves of an array are arguments of their own.
+/// The halves of an array are separate arguments.
 #[test]
 fn a_graph_uses_parts_of_arrays() {
     let gpu = gpu();
@@ -368,7 +368,7 @@ fn a_graph_uses_parts_of_arrays() {
     assert_eq!(done.get(&y).unwrap().to_vec().unwrap(), [6.0, 8.0]);
 }
 
-/// The host sees neither what a capture would have written, nor waits in its closure.
+/// The host cannot read the results of captured work, and cannot wait in the closure.
 #[test]
 fn memory_of_the_host_has_no_values_in_a_capture() {
     let gpu = gpu();
@@ -403,7 +403,7 @@ static TWIN: [Kernel; 1] = [Kernel::new("twice", |launch| {
     Ok(())
 })];
 
-/// A graph keeps the kernels that it launches, also those of modules that the program has dropped.
+/// A graph keeps the kernels that it launches, including those of modules that the program has dropped.
 #[test]
 fn a_graph_keeps_kernels_loaded() {
     let gpu = gpu();
@@ -426,7 +426,7 @@ fn a_graph_keeps_kernels_loaded() {
     check_clean(&gpu);
 }
 
-/// Each call of the driver fails once, in a program that captures and launches: a second attempt succeeds, and nothing is lost.
+/// Each driver call fails once, in a program that captures and launches: a second attempt succeeds, and no memory is lost.
 #[test]
 fn each_call_fails_once_and_nothing_is_lost() {
     let attempt = |gpu: &Gpu, x: &Vector, w: &mut Vector| -> Result<f32, ArrayError> {
@@ -444,7 +444,7 @@ fn each_call_fails_once_and_nothing_is_lost() {
         gpu.preload::<f32>()?;
         let (x, mut w) = (Vector::from_slice(&gpu, &[1.0; 1000])?, Vector::from_elem(&gpu, 1000, 10.0)?);
         if attempt(&gpu, &x, &mut w).is_err() {
-            // The stream of a capture that the driver did not end, and what it captured, may be gone for good. No other is.
+            // If the driver did not end a capture, its stream and the memory captured on it may be lost. Nothing else is.
             w.fill(10.0)?;
             attempt(&gpu, &x, &mut w)?;
         }
@@ -459,7 +459,7 @@ fn each_call_fails_once_and_nothing_is_lost() {
             let done = program(&driver);
             failed_count += usize::from(done.is_err());
             let report = Sim::of(&driver).unwrap().report();
-            // Such an object of the driver is lost. Memory is not.
+            // The driver's object is lost, but no memory.
             if !call.contains("Destroy") {
                 let left = (report.graph_count, report.executable_graph_count);
                 assert_eq!(left, (0, 0), "{call}#{nth}: {done:?} {report}");
@@ -471,7 +471,7 @@ fn each_call_fails_once_and_nothing_is_lost() {
     assert!(failed_count > 20, "{failed_count}");
 }
 
-/// The calls of the program, but those that make a context current: an object whose context cannot be made current is lost.
+/// The calls of the program, except those that make a context current: an object whose context cannot be made current is lost.
 const CALLS: [&str; 14] = [
     "cuStreamCreate*",
     "cuStreamDestroy*",

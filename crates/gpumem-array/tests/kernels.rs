@@ -1,4 +1,4 @@
-//! Kernels of the user, and their errors.
+//! Launches of the user's kernels, and their errors.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
@@ -38,7 +38,7 @@ fn ramp(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     Ok(())
 }
 
-/// Writes where nothing is.
+/// Writes outside of any allocation.
 fn wild(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let y = launch.arg::<u64>()?;
     launch.write::<u8>(y + (1 << 40), 1)?[0].set(1);
@@ -79,14 +79,14 @@ fn launches_are_ordered_like_any_operation() {
         let x = GpuArray::from_elem(&home, n, 2.0_f32).unwrap();
         let mut y = GpuArray::<f32, _>::uninit(&other, n).unwrap();
         let launch = ramp.launch(LaunchShape::for_len(n)).write_uninit(&mut y).scalar(n as u64);
-        // SAFETY: the kernel's parameters, within the array; it writes all of it, so it is initialised after.
+        // SAFETY: the arguments are the kernel's parameters; it writes all elements of the array, which is then initialised.
         let mut y = unsafe {
             launch.enqueue(&home).unwrap();
             y.assume_init()
         };
         let launch = axpy.launch(LaunchShape::for_len(n));
         let launch = launch.write(&mut y).scalar(10.0_f32).read(&x).scalar(n as u64);
-        // SAFETY: the kernel's parameters, within both arrays.
+        // SAFETY: the arguments are the kernel's parameters; it stays within both arrays.
         unsafe { launch.enqueue(&other).unwrap() };
         drop(x);
         let expected: Vec<f32> = (0..n).map(|i| i as f32 + 20.0).collect();
@@ -94,8 +94,8 @@ fn launches_are_ordered_like_any_operation() {
     }
 }
 
-/// Without the check, an `f64` for an `f32` would run and compute nonsense, and too few arguments would be an unnamed error of the
-/// driver.
+/// Without the check, an `f64` in place of an `f32` would run with wrong results, and too few arguments would be an unspecific
+/// driver error.
 #[test]
 fn arguments_are_those_of_the_kernel() {
     let gpu = gpu();
@@ -157,7 +157,7 @@ fn nothing_runs_for_a_length_of_zero() {
     let gpu = gpu();
     let wild = function(&gpu, "wild").unwrap();
     let mut y = GpuArray::<u8, _>::zeros(&gpu, 0).unwrap();
-    // SAFETY: it is not launched.
+    // SAFETY: a launch without threads does not run.
     unsafe { wild.launch(LaunchShape::for_len(0)).write(&mut y).enqueue(&gpu).unwrap() };
     gpu.synchronize().unwrap();
 }
@@ -174,7 +174,7 @@ fn invalid_launches_are_refused() {
 
     let ramp = function(&gpu, "ramp").unwrap();
     let shape = LaunchShape { grid: [1, 1, 1], block: [2048, 1, 1], shared_bytes: 0 };
-    // SAFETY: refused before the driver sees it.
+    // SAFETY: the launch is refused before it reaches the driver.
     let refused = unsafe { ramp.launch(shape).enqueue(&gpu) };
     assert!(matches!(refused, Err(ArrayError::LaunchShape { .. })));
     let many = (0..33).fold(ramp.launch(LaunchShape::for_len(1)), |launch, _| launch.scalar(0_u64));
@@ -187,7 +187,7 @@ fn a_faulting_kernel_loses_the_context() {
     let gpu = gpu();
     let wild = function(&gpu, "wild").unwrap();
     let mut y = GpuArray::<u8, _>::zeros(&gpu, 8).unwrap();
-    // SAFETY: it breaks its promise on purpose, on a simulated device.
+    // SAFETY: this deliberately violates the kernel's contract, on a simulated device.
     unsafe { wild.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
     let lost = y.to_vec().unwrap_err();
     let ArrayError::LostAfterKernel { kernel, error: PoolError::DeviceLost(_) } = &lost else {
@@ -217,14 +217,14 @@ fn devices_do_not_mix() {
     wrong(a.on_mut(&second).fill(0.0).unwrap_err());
     wrong(Gpu::with_stream(first.pool(), second.stream()).unwrap_err());
     let ramp = function(&first, "ramp").unwrap();
-    // SAFETY: refused before the driver sees it.
+    // SAFETY: the launch is refused before it reaches the driver.
     wrong(unsafe { ramp.launch(LaunchShape::for_len(3)).read(&b).enqueue(&first).unwrap_err() });
     assert_eq!(b.to_vec().unwrap(), [1.0; 3], "both devices still work");
     assert_eq!(a.to_vec().unwrap(), [1.0; 3]);
     assert!(a.into_gpu(&second).is_err());
 }
 
-/// Arrays check the stream of a launch; one without arrays, or with nothing but empty ones, is checked all the same.
+/// Arrays check the stream of a launch; a launch without arrays, or with empty ones only, is checked as well.
 #[test]
 fn a_launch_without_arrays_checks_its_stream() {
     let gpu = gpu();
@@ -238,7 +238,7 @@ fn a_launch_without_arrays_checks_its_stream() {
     for ((stream, expected), threads) in wrong.iter().flat_map(|wrong| [(wrong, 1), (wrong, 0)]) {
         let elsewhere = Gpu::with_stream(pool, stream).unwrap();
         let launch = function.launch(LaunchShape::for_len(threads)).scalar(0_u64).scalar(0_u64);
-        // SAFETY: no element of the array at 0 is touched.
+        // SAFETY: the kernel accesses no element of the array at 0.
         let refused = unsafe { launch.enqueue(&elsewhere) };
         let ArrayError::Pool(refused) = refused.unwrap_err() else { panic!("{expected}") };
         assert_eq!(refused.to_string(), expected.to_string());

@@ -1,4 +1,4 @@
-//! Kinds of memory: host access to unified and pinned arrays, after the waits that it needs and no others.
+//! Kinds of memory: host access to unified and pinned arrays, after the necessary waits and no others.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
@@ -28,7 +28,7 @@ fn reads_and_writes<K: HostAccess>(gpu: &Gpu, place: &Memory<'_, K>) {
     x.as_array_mut().unwrap().row_mut(1)[0] = -3.0;
     let sum: GpuArray<f32, _> = &x + &x; // reads what the host wrote
     assert_eq!(sum.to_array().unwrap(), array![[-2.0, 40.0], [-6.0, -4.0]]);
-    // Column-major memory has its own order, and the same indices.
+    // Column-major memory: indices are equal, the order in memory differs.
     let host = Array::from_shape_fn((2, 3), |(i, j)| (10 * i + j) as i32).reversed_axes();
     let x = GpuArray::from_array(place, &host).unwrap();
     assert_eq!(x.as_array().unwrap(), host);
@@ -37,7 +37,7 @@ fn reads_and_writes<K: HostAccess>(gpu: &Gpu, place: &Memory<'_, K>) {
     assert_eq!(clone.as_array().unwrap(), host);
     let empty = GpuArray::<f32, _, K>::zeros(place, (0, 3)).unwrap();
     assert!(empty.as_slice().unwrap().is_empty());
-    // Only the names of kinds differ.
+    // The output differs in the name of the kind only.
     assert!(format!("{x:?} {gpu:?}").contains(&format!("kind: {}", K::NAME)));
 }
 
@@ -123,7 +123,7 @@ fn invalid_values_do_not_reach_a_slice() {
     gpumem_sim::Sim::of(gpu.device().driver()).unwrap().register(&TWINS);
     let poke = gpu.module(POKE).unwrap().function("poke").unwrap();
     let launch = poke.launch(LaunchShape::for_len(1)).write(&mut flags);
-    // SAFETY: it breaks the promise about values on purpose: nothing but the checks below reads them.
+    // SAFETY: this deliberately violates the rule about valid values: only the checks below read them.
     unsafe { launch.enqueue(&gpu).unwrap() };
     let error = flags.as_slice().unwrap_err();
     assert!(matches!(error, ArrayError::InvalidElement { index: 5, kind: "bool" }), "{error}");
@@ -185,7 +185,7 @@ fn pools_are_created_when_first_used_and_can_be_set_before() {
     drop((x, y));
 }
 
-/// As with `GPUMEM_KIND=unified`: the type stays `Device`, and both share the pool.
+/// With `GPUMEM_KIND=unified`, the type stays `Device`, and both share the pool.
 #[test]
 fn a_pool_of_unified_memory_backs_device_arrays() {
     let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
@@ -206,7 +206,7 @@ fn a_thread_has_a_stream_of_its_own_until_it_ends() {
     let (first, second) = (on_a_thread(), on_a_thread());
     assert_ne!(first, here);
     assert_eq!(first, second, "the stream of a thread that has ended is used again");
-    // Of another `Gpu`, and after its end.
+    // The place belongs to another `Gpu`, which has ended.
     let other = self::gpu();
     assert_ne!(other.here().unwrap(), here);
     drop(other);

@@ -46,7 +46,7 @@ proptest! {
     #[test]
     fn matrix_times_vector_both_ways(
         (rows, columns) in prop_oneof![(0_usize..40, 0_usize..40), (0_usize..3, 4000_usize..6000), (1_usize..4, 50_000_usize..60_000), (300_usize..700, 0_usize..5)],
-        // Rows and columns left out at the start of each axis, which spoils alignment and leaves gaps between rows.
+        // Rows and columns skipped at the start of each axis, which breaks alignment and leaves gaps between rows.
         (skip_rows, skip_columns) in (0_usize..3, 0_usize..5),
         seed in any::<usize>(),
     ) {

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 type Other = (ThreadId, Sender<()>, Receiver<()>);
 
-/// The driver's own functions; the thread whose next work tells the other, and waits a while for its answer; the same for the end of
-/// a capture, once it has ended.
+/// The driver's own functions; the thread whose next work informs the other thread and waits a while for its answer; and the same
+/// for the end of a capture.
 static DRIVER: Mutex<Option<Table>> = Mutex::new(None);
 static OTHER: Mutex<Option<Other>> = Mutex::new(None);
 static AFTER_END: Mutex<Option<Other>> = Mutex::new(None);
@@ -58,7 +58,7 @@ unsafe extern "C" fn launch(
 ) -> CUresult {
     let own = own().cuLaunchKernel.unwrap();
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    // SAFETY: the arguments are passed unchanged to the driver's function that this one replaces.
     unsafe {
         own(
             function, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared, stream, parameters,
@@ -69,37 +69,37 @@ unsafe extern "C" fn launch(
 
 unsafe extern "C" fn set_bytes(at: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CUresult {
     let own = own().cuMemsetD8Async.unwrap();
-    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    // SAFETY: the arguments are passed unchanged to the driver's function that this one replaces.
     unsafe { own(at, value, count, stream) }
 }
 
 unsafe extern "C" fn set_words(at: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) -> CUresult {
     let own = own().cuMemsetD32Async.unwrap();
-    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    // SAFETY: the arguments are passed unchanged to the driver's function that this one replaces.
     unsafe { own(at, value, count, stream) }
 }
 
 unsafe extern "C" fn copy(to: CUdeviceptr, from: CUdeviceptr, size: usize, stream: CUstream) -> CUresult {
     let own = own().cuMemcpyAsync.unwrap();
-    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    // SAFETY: the arguments are passed unchanged to the driver's function that this one replaces.
     unsafe { own(to, from, size, stream) }
 }
 
 unsafe extern "C" fn prefetch(at: CUdeviceptr, size: usize, to: CUdevice, stream: CUstream) -> CUresult {
     let own = own().cuMemPrefetchAsync.unwrap();
-    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    // SAFETY: the arguments are passed unchanged to the driver's function that this one replaces.
     unsafe { own(at, size, to, stream) }
 }
 
 unsafe extern "C" fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUresult {
     let own = DRIVER.lock().unwrap().unwrap().cuStreamEndCapture.unwrap();
-    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    // SAFETY: the arguments are passed unchanged to the driver's function that this one replaces.
     let code = unsafe { own(stream, graph) };
     meet(&AFTER_END);
     code
 }
 
-/// A machine with these functions that runs work as late as possible, for one test at a time.
+/// Creates a machine with these functions that runs work as late as possible; one test uses it at a time.
 fn machine() -> (MutexGuard<'static, ()>, Driver) {
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
@@ -118,7 +118,7 @@ fn machine() -> (MutexGuard<'static, ()>, Driver) {
     (turn, driver)
 }
 
-/// Does `work` here while another thread does `other`, from within the driver's call for the next work that this thread queues.
+/// Runs `work` here while another thread runs `other`, inside of the driver call for the next work that this thread queues.
 fn while_queueing<R>(work: impl FnOnce() -> R, other: impl FnOnce(&dyn Fn()) + Send) -> R {
     let ((tell, told), (answer, answered)) = (channel(), channel());
     let ((finish, finished), thread) = (channel(), std::thread::current().id());
@@ -139,7 +139,7 @@ fn while_queueing<R>(work: impl FnOnce() -> R, other: impl FnOnce(&dyn Fn()) + S
     })
 }
 
-/// Another thread captures the stream meanwhile, in any order with this thread's work, and makes no graph of it.
+/// Another thread captures the stream meanwhile, in any order with this thread's work, and drops the graph.
 fn captured<R>(stream: &Stream, work: impl FnOnce() -> R) -> R {
     while_queueing(work, |until_done| {
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
@@ -178,14 +178,14 @@ fn a_capture_that_begins_during_an_operation_begins_after_it() {
         }),
     ];
     for (name, sum, operation) in operations {
-        // The bytes in the memory of the result.
+        // Overwrites the memory of the result.
         drop(Array::from_elem(&gpu, LEN, 42.0).unwrap());
         let result = match name {
             "two kernels" | "in place" => operation(),
             _ => captured(gpu.stream(), operation),
         };
         assert_eq!(all(&result), sum, "{name}");
-        // The next user of the memory of arrays that are gone.
+        // The next user of the memory of the dropped arrays.
         drop(result);
         let next = Array::from_elem(&gpu, LEN, 7.0).unwrap();
         assert_eq!(all(&next), 7.0 * LEN as f32, "{name}");
@@ -213,8 +213,8 @@ fn a_stream_that_joins_a_capture_during_an_operation_joins_after_it() {
     assert_eq!(gpumem_sim::Sim::of(&driver).unwrap().report().findings, []);
 }
 
-/// The end makes the stream wait for what the capture left to launches: an operation that was asked for in the capture must not
-/// run before.
+/// The end of a capture makes the stream wait for the work whose waits were left to launches: an operation requested during the
+/// capture must not run before it.
 #[test]
 fn a_capture_that_ends_during_an_operation_ends_after_it() {
     let (_turn, driver) = machine();
@@ -232,7 +232,7 @@ fn a_capture_that_ends_during_an_operation_ends_after_it() {
             let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
             began.send(()).unwrap();
             told.recv().unwrap();
-            // Between the driver's end and the waits.
+            // Between the end of the driver's capture and the waits.
             *AFTER_END.lock().unwrap() = Some((std::thread::current().id(), tell_ended, nothing));
             scope.spawn(move || {
                 let _it_may_not_end = told_ended.recv();
@@ -242,11 +242,11 @@ fn a_capture_that_ends_during_an_operation_ends_after_it() {
             let _it_may_have_failed = is_copied.recv_timeout(Duration::from_secs(1));
         });
         has_begun.recv().unwrap();
-        // Without arrays, which are not used on a stream that captures.
+        // Without arrays, which cannot be used on a capturing stream.
         stream.wait_for(other.stream()).unwrap();
         let _bound = gpu.device().bind().unwrap();
         let copy = stream.queue_work(|raw| {
-            // SAFETY: both arrays have that many bytes on this device, and live until the device has been synchronised.
+            // SAFETY: both arrays have that many bytes on this device, and live until the device was synchronised.
             unsafe { driver.cuMemcpyAsync(target.address(), source.address(), 4 * LEN, raw) }
         });
         copy.unwrap().unwrap();
@@ -272,7 +272,7 @@ fn a_prefetch_is_no_part_of_a_capture_that_begins_meanwhile() {
             let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
             until_done();
             let graph = capture.end().unwrap();
-            // SAFETY: the graph is alive, and without anywhere for the nodes only their number is written.
+            // SAFETY: the graph is alive; with a null pointer for the nodes, the call only writes their number.
             unsafe { driver.cuGraphGetNodes(graph.raw(), std::ptr::null_mut(), &mut count).unwrap() };
         },
     );
@@ -285,7 +285,7 @@ fn memory_is_filled_before_a_capture_that_begins_meanwhile() {
     let device = Device::new(&driver, 0).unwrap();
     let pool = Pool::builder(&device).adaptor(Arc::new(Fill::zero_on_alloc())).build().unwrap();
     let stream = Stream::new(&device).unwrap();
-    // A capture that begins behind the fill and before the request is over refuses it: that one is asked for again.
+    // A capture that begins between the fill and the end of the request refuses it: the request is repeated.
     let block = loop {
         match captured(&stream, || pool.alloc(64, &stream)) {
             Err(PoolError::NotInCapture { .. }) => {}
@@ -296,7 +296,7 @@ fn memory_is_filled_before_a_capture_that_begins_meanwhile() {
     let _bound = device.bind().unwrap();
     stream
         .run_borrowed("a download", |raw| {
-            // SAFETY: both have 64 bytes, and the call returns when the copy is done.
+            // SAFETY: both have 64 bytes, and the call returns after the copy is complete.
             unsafe { driver.cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), block.address(), 64, raw) }
         })
         .unwrap()
@@ -337,7 +337,7 @@ fn memory_goes_on_behind_the_last_operation_of_a_retired_stream() {
     }
 }
 
-/// A capture that its own thread begins within such a call, which never ends meanwhile, is refused instead of waited for.
+/// A capture that its own thread begins inside of such a call cannot end meanwhile, so the call is refused instead of waiting.
 #[test]
 fn a_capture_within_a_call_of_the_same_thread_is_refused() {
     let (_turn, driver) = machine();

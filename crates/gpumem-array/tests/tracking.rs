@@ -23,7 +23,7 @@ impl Choices {
     }
 }
 
-/// Arrays on a device and what they have to hold.
+/// An array on a device and its expected elements.
 struct Pair {
     device: GpuArray<i64, Ix1>,
     host: Vec<i64>,
@@ -98,7 +98,7 @@ fn the_free_waits_for_a_stream_that_only_read() {
         let array = GpuArray::from_slice(&home, &[7_i32; LEN]).unwrap();
         let result = array.on(&reader).try_mul(6).unwrap();
         drop(array);
-        // The pool may well give the same memory again.
+        // The pool may return the same memory.
         let other = GpuArray::from_elem(&home, LEN, -1).unwrap();
         assert_eq!(result.to_vec().unwrap(), [42; LEN], "replay: GPUMEM_SIM_SEED={seed}");
         assert_eq!(other.to_vec().unwrap(), [-1; LEN]);

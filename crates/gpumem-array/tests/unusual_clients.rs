@@ -1,4 +1,4 @@
-//! Safe programs that use adaptors, events and streams in unusual orders, none of which may break a capture or read foreign memory.
+//! Safe programs that use adaptors, events and streams in unusual orders. None may break a capture or read foreign memory.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
@@ -10,13 +10,13 @@ use gpumem_array::pool::{CaptureMode, Event, MemoryKind, Pool, PoolError, Stream
 use std::sync::Arc;
 use support::gpu;
 
-/// Passes on what comes back, but not what goes out.
+/// Forwards frees to the guard, but not allocations.
 struct HalfGuarded(Guard);
 
 impl Adaptor for HalfGuarded {
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         match request.size_bytes() {
-            // So that the guard has room for what it copies.
+            // Larger, so that the guard has room for its copies.
             1 => self.0.alloc(request, next),
             _ => next.alloc(request),
         }
@@ -27,7 +27,7 @@ impl Adaptor for HalfGuarded {
     }
 }
 
-/// In front of such a block there may be no memory at all, which ended the process where the host has it.
+/// There may be no memory in front of such a block, which once crashed the process for host memory.
 #[test]
 fn a_guard_reads_only_its_own_bytes() {
     let gpu = gpu();
@@ -61,7 +61,7 @@ impl Adaptor for Muddled {
 
 #[test]
 fn a_budget_of_less_than_nothing_is_none() {
-    // The other backends have no blocks that grow.
+    // The other backends have no growable blocks.
     if !cfg!(feature = "backend-caching") {
         return;
     }
@@ -97,7 +97,7 @@ fn waits_for_marks_break_no_capture() {
     }
 }
 
-/// A stream that has joined a capture and been waited for there is of no more use to the program.
+/// The program cannot use a stream that has joined a capture and been waited for there.
 #[test]
 fn a_stream_that_joined_a_capture_may_be_dropped() {
     let gpu = gpu();

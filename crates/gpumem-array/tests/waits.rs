@@ -1,5 +1,5 @@
-//! Waits are as long as the work that they are for: a consumer does not wait for what its producer's stream queues behind, and a
-//! download does not wait for what another thread queues behind it. Durations are those of the simulator's virtual clock. The backend
+//! Waits cover the necessary work only: a consumer does not wait for work queued later on its producer's stream, and a download
+//! does not wait for work that another thread queues behind it. Durations are those of the simulator's virtual clock. The backend
 //! `none` has no such guarantee: its frees wait for the device.
 
 #![cfg(any(feature = "backend-caching", feature = "backend-native"))]
@@ -42,7 +42,7 @@ fn batches(gpu: &Gpu, count: usize) -> Vec<GpuArray<f32, Ix1>> {
     batches
 }
 
-/// The time from the first of `ahead` uploads on a stream of their own until the host has the sum of the first.
+/// The time from the first of `ahead` uploads on a stream of their own until the host has the sum of the first one.
 fn first_sum(ahead: usize, prepare: impl Fn(&Gpu, &Gpu), target_of: impl Fn(&Gpu, &Gpu) -> Gpu) -> Duration {
     let gpu = gpu();
     let copy = gpu.fork().unwrap();
@@ -75,7 +75,8 @@ fn the_first_batch_does_not_wait_for_those_behind() {
     assert_equal(&times);
 }
 
-/// The producer's work is on the device alone. Its stream has been waited for, so its writes can be waited for one by one.
+/// The producer's work is on the device alone. Another stream has waited for the producer's stream, so waits for its writes are
+/// exact.
 #[test]
 fn a_producer_that_was_waited_for_is_waited_for_exactly() {
     let first = |ahead: usize| {
@@ -88,14 +89,14 @@ fn a_producer_that_was_waited_for_is_waited_for_exactly() {
         let begin = host_time(&gpu);
         let arrays: Vec<_> = (0..ahead).map(|_| source.try_clone().unwrap()).collect();
         let sum = arrays[0].on(&gpu).sum().unwrap();
-        // The calls of the host take time too, so what counts is when the device is done with it.
+        // The time that the host takes to queue the work, which is a lower bound of the time until the result.
         let queued = host_time(&gpu) - begin;
         assert_eq!(sum.into_scalar().unwrap(), LEN as f32);
         (queued, host_time(&gpu) - begin)
     };
     let (_, one) = first(1);
     let (queued, eight) = first(8);
-    // A copy takes 9 µs within the device.
+    // A copy on the device takes 9 µs.
     assert!(eight < one.max(queued) + Duration::from_micros(20), "{one:?} {queued:?} {eight:?}");
 }
 
@@ -106,12 +107,12 @@ fn a_program_with_one_stream_records_no_event() {
     unsafe extern "C" fn record(event: CUevent, stream: CUstream) -> CUresult {
         RECORDED.fetch_add(1, Ordering::SeqCst);
         let real = REAL.lock().unwrap_or_else(PoisonError::into_inner).and_then(|table| table.cuEventRecord);
-        // SAFETY: the arguments are those of the function that is replaced.
+        // SAFETY: the arguments are passed unchanged to the function that this one replaces.
         real.map_or(CUresult::CUDA_ERROR_NOT_FOUND, |real| unsafe { real(event, stream) })
     }
     let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     *REAL.lock().unwrap() = Some(*driver.table());
-    // SAFETY: the stand-in calls the function that it replaces.
+    // SAFETY: the wrapper calls the function that it replaces.
     let driver = unsafe { driver.with_table(|table| table.cuEventRecord = Some(record)) };
     let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let mut a = GpuArray::from_elem(&gpu, 100, 1.0_f32).unwrap();
@@ -138,14 +139,14 @@ fn a_program_with_one_stream_records_no_event() {
 
 #[test]
 fn a_download_waits_for_its_own_copy_alone() {
-    // What this thread queues on the stream right behind its next copy from a device, before it waits for the copy.
+    // The work that this thread queues on the stream right behind its next download, before it waits for the download.
     thread_local! {
         static BEHIND: Cell<Option<(CUdeviceptr, usize)>> = const { Cell::new(None) };
     }
     static REAL: Mutex<Option<Table>> = Mutex::new(None);
     unsafe extern "C" fn record(event: CUevent, stream: CUstream) -> CUresult {
         let table = REAL.lock().unwrap_or_else(PoisonError::into_inner).unwrap();
-        // SAFETY: the arguments are those of the function that is replaced; the block lives longer than the queued fills.
+        // SAFETY: the arguments are passed unchanged to the function that this one replaces; the block outlives the queued fills.
         unsafe {
             let recorded = table.cuEventRecord.unwrap()(event, stream);
             if let Some((address, size)) = BEHIND.take() {
@@ -158,7 +159,7 @@ fn a_download_waits_for_its_own_copy_alone() {
     }
     let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     *REAL.lock().unwrap() = Some(*driver.table());
-    // SAFETY: the stand-in calls the function that it replaces.
+    // SAFETY: the wrapper calls the function that it replaces.
     let driver = unsafe { driver.with_table(|table| table.cuEventRecord = Some(record)) };
     let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let large = GpuArray::<u8, _>::zeros(&gpu, 64 << 20).unwrap();
@@ -170,7 +171,7 @@ fn a_download_waits_for_its_own_copy_alone() {
     BEHIND.set(Some((large.address(), large.len())));
     let begin = host_time(&gpu);
     assert_eq!(small.view().into_scalar().unwrap(), 5);
-    // 100 fills of 64 MiB take 2 ms on the device; 100 calls take the host some of that.
+    // 100 fills of 64 MiB take 2 ms on the device; the calls take the host a part of that time.
     let beside = host_time(&gpu) - begin;
     gpu.synchronize().unwrap();
     let whole = host_time(&gpu) - begin;

@@ -1,5 +1,5 @@
-//! A heap over memory that only counts, for two streams. Memory that one stream has freed serves the other only once the
-//! streams are ordered; until then the heap grows.
+//! A heap for two streams over memory that only counts. One stream reuses the freed memory of the other only once the streams are
+//! ordered; until then the heap grows.
 //!
 //! `cargo run -p gpumem-heap --example two_streams`
 
@@ -10,7 +10,7 @@ use gpumem_heap::heap::{Heap, Request};
 use gpumem_heap::order::{Order, Stamp, StreamIndex};
 use gpumem_heap::{HeapBlock, PhysicalMemory, RawHandle, Tuning};
 
-/// Physical memory that exists as a number of handles.
+/// Physical memory that is only a number of handles.
 #[derive(Default)]
 struct Counted {
     handles: u64,
@@ -42,7 +42,7 @@ impl PhysicalMemory for Counted {
     }
 }
 
-/// Work of one stream is ordered; work of two streams is ordered if one has waited for the other.
+/// The work of one stream is ordered; the work of two streams is ordered if one has waited for the other.
 struct Streams {
     have_met: bool,
 }
@@ -59,7 +59,7 @@ impl Order for Streams {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const MIB: u64 = 1 << 20;
-    // Addresses for small blocks, and for blocks above 1 MiB.
+    // One address range for small blocks, and one for blocks above 1 MiB.
     let mut heap = Heap::new(Tuning::BALANCED, [(1 << 40, 1 << 40), (1 << 41, 1 << 40)]);
     let mut memory = Counted::default();
     let mut streams = Streams { have_met: false };
@@ -80,7 +80,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Free memory if there is some that the stream may use, otherwise new memory.
+/// Takes free memory that the stream may use, or else new memory.
 fn allocate(
     heap: &mut Heap,
     memory: &mut Counted,

@@ -1,4 +1,4 @@
-//! The library as other programs use it: loaded by name from the library path, in a process of its own.
+//! The library as other programs use it: loaded by name from the library path, in a separate process.
 //!
 //! Most tests start this program again with the library on its path, and run one of the `child` tests there.
 
@@ -16,11 +16,11 @@ fn every_function_is_exported() {
     // SAFETY: the library does nothing when it is loaded.
     let library = unsafe { libloading::Library::new(laid_out().join("libcuda.so")).unwrap() };
     for symbol in Table::SYMBOLS {
-        // SAFETY: only the symbol's presence is looked at.
+        // SAFETY: the test only checks that the symbol exists.
         let found = unsafe { library.get::<*const ()>(symbol.name.as_bytes()) };
         assert!(found.is_ok(), "{} is missing", symbol.name);
     }
-    // SAFETY: only the symbol's presence is looked at.
+    // SAFETY: the test only checks that the symbol exists.
     assert!(unsafe { library.get::<*const ()>(b"gpumem_simulator\0") }.is_ok());
 }
 
@@ -59,7 +59,8 @@ fn what_was_found_is_said_at_exit() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
-/// Whatever is alive: threads in the middle of calls, memory, streams, and thread-locals that call while they die.
+/// The process can exit with anything alive: threads inside of calls, memory, streams, and thread-locals whose destructors call
+/// the driver.
 #[test]
 fn the_process_exits_cleanly() {
     for _ in 0..20 {
@@ -68,7 +69,7 @@ fn the_process_exits_cleanly() {
     }
 }
 
-/// Not zero, which the test harness would answer too.
+/// Not zero, which is also the exit code of the test harness.
 const EXIT_CODE: i32 = 43;
 
 mod child {
@@ -93,7 +94,7 @@ mod child {
     #[test]
     #[ignore = "needs the library on the path; its parent starts it"]
     fn calls_what_is_lacking() {
-        // SAFETY: nothing is done with the pointer.
+        // SAFETY: the function ignores the pointer.
         let code = unsafe { table().cuCheckpointProcessLock.unwrap()(0, std::ptr::null_mut()) };
         assert_eq!(code, CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
@@ -162,7 +163,7 @@ mod child {
 
     thread_local!(static LATE: std::cell::Cell<Option<CallsLate>> = const { std::cell::Cell::new(None) });
 
-    /// Calls the driver when its thread's storage is taken down.
+    /// Calls the driver from the destructor of a thread-local.
     struct CallsLate(Table);
 
     impl Drop for CallsLate {
@@ -198,7 +199,7 @@ fn table() -> Table {
     }
 }
 
-/// Runs one test of this program, the library on its path and nothing of ours in its environment but `variables`.
+/// Runs one test of this program with the library on its path and no `GPUMEM_` variables but `variables`.
 fn run(test: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
@@ -213,7 +214,7 @@ fn passes(output: Output) {
     assert!(output.status.success() && said.contains("1 passed"), "{output:?}");
 }
 
-/// A folder that holds the library under the driver's names, and that cargo puts on no path.
+/// A folder with the library under the driver's names, which is on no library path of cargo.
 fn laid_out() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let library = program.parent().unwrap().join("libgpumem_libcuda.so");

@@ -1,9 +1,9 @@
-//! What eager release is worth: the memory of a training run, with frees of other streams and memory over the soft limit
-//! served a little at a time, and the same with both left alone until memory runs out.
+//! The effect of eager release: the memory of a training run in which frees of other streams and memory over the soft limit are
+//! processed in small steps, and of the same run without such steps until memory runs out.
 //!
-//! The run is CUDA.jl's toy: 300,000 × 1,000 numbers on the device, from which a stream cuts batches of 2,048 into fresh
-//! blocks for another stream, which makes a few small arrays for each; 4 GiB are allowed, of which 2 GiB are soft. Only the
-//! memory is real: kernels are copies and fills.
+//! The run is CUDA.jl's example: 300,000 × 1,000 numbers on the device. A stream cuts batches of 2,048 into new blocks for
+//! another stream, which allocates a few small arrays for each; the hard limit is 4 GiB, the soft limit 2 GiB. Only the memory is
+//! real: kernels are copies and fills.
 //!
 //! `cargo run --release -p gpumem-pool --example eager [-- EPOCHS]`, on a GPU or, without one, on the simulator.
 
@@ -22,7 +22,7 @@ const BATCH: u64 = 2_048;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let epochs = std::env::args().nth(1).map_or(Ok(20), |epochs| epochs.parse())?;
-    // A simulated device that wakes up for nothing: what counts here is the host's.
+    // A simulated device without wake-up costs: the example measures the host.
     let simulated = || gpumem_sim::driver(SimConfig::new().memory_bytes(8 << 30).races(false));
     let driver = Driver::cuda().or_else(|_| simulated())?;
     let device = Device::new(&driver, 0)?;
@@ -71,7 +71,7 @@ impl Run {
         Ok(Self { pool, cutting, compute, table })
     }
 
-    /// Notes how long the host took for each step.
+    /// Records the host time of each step.
     fn epoch(&self, steps: &mut Vec<Duration>) -> Result<(), Box<dyn Error>> {
         for first in (0..OBSERVATIONS).step_by(BATCH as usize) {
             let start = Instant::now();
@@ -79,7 +79,7 @@ impl Run {
             let batch = self.pool.alloc(rows * FEATURES * 4, &self.cutting)?;
             self.copy(&batch, self.table.address() + first * FEATURES * 4, &self.cutting)?;
             self.compute.wait_for(&self.cutting)?;
-            // Guesses, their errors, and a gradient.
+            // Predictions, their errors, and a gradient.
             for size_bytes in [rows * 4, rows * 4, FEATURES * 4] {
                 let array = self.pool.alloc(size_bytes, &self.compute)?;
                 self.copy(&array, batch.address(), &self.compute)?;
@@ -88,7 +88,7 @@ impl Run {
             drop(batch);
             steps.push(start.elapsed());
         }
-        // The loss is looked at.
+        // The program reads the loss.
         self.compute.synchronize()?;
         Ok(())
     }
@@ -96,7 +96,7 @@ impl Run {
     fn copy(&self, to: &Block, from: u64, stream: &Stream) -> Result<(), Box<dyn Error>> {
         let device = self.pool.device();
         let _bound = device.bind()?;
-        // SAFETY: both ends are alive and as large as this, and their frees wait for the stream: it is the block's own, or
+        // SAFETY: both ends are alive and at least this large. Their frees wait for the stream, which owns the block or was
         // recorded.
         unsafe {
             device.driver().cuMemcpyDtoDAsync_v2(

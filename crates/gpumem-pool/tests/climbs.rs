@@ -1,6 +1,6 @@
-//! Threads that allocate and free at once on a pool whose limit has room for all that they hold, under many random schedules
-//! of shuttle's: nobody is refused, no memory is in two hands, and at the end nothing is lost. It is the whole library, on the
-//! simulator; threads change where the front, the heap's lock or a drain is touched.
+//! Threads that allocate and free concurrently on a pool whose limit fits all their blocks, under many random schedules of
+//! shuttle: no request is refused, no memory has two owners, and nothing is lost at the end. The whole library runs on the
+//! simulator; threads switch where they access the thread caches, the heap's lock or a drain.
 
 #![cfg(gpumem_shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -27,7 +27,7 @@ struct Plan {
     /// The memory reserved before the first request.
     reserved_bytes: u64,
     kind: MemoryKind,
-    /// Sizes that threads take turns with.
+    /// Sizes that threads alternate between.
     sizes_bytes: [u64; 2],
     limit_bytes: u64,
     /// The maximum memory of all threads together.
@@ -41,7 +41,7 @@ fn check(plan: Plan) {
 
 fn run(plan: Plan, refused: impl Fn(PoolError) + Send + Sync + Clone + 'static) {
     run_with(RandomScheduler::new(SCHEDULES), plan, refused.clone());
-    // With schedules in which threads stand still for long.
+    // Also with schedules in which threads pause for long.
     run_with(PctScheduler::new(PAUSES, SCHEDULES), plan, refused);
 }
 
@@ -57,7 +57,7 @@ fn run_with(
 
 fn crowd(plan: Plan, refused: &(impl Fn(PoolError) + Send + Clone + 'static)) {
     let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
-    // To the driver all of shuttle's threads are one: its context stays current.
+    // The driver sees all of shuttle's threads as one, so its context stays current.
     let _bound = device.bind().unwrap();
     let builder =
         Pool::builder(&device).backend(BackendKind::Caching).kind(plan.kind).conf(plan.conf).unwrap();
@@ -125,7 +125,7 @@ fn no_host_accessible_block_is_refused() {
     check(large("", MemoryKind::Host));
 }
 
-/// Two small ones may lie in two frames, and a large one needs a third.
+/// Two small blocks may occupy two pages, and a large block needs a third.
 #[test]
 fn no_block_is_refused_beside_small_blocks_cached_by_others() {
     for conf in PROFILES {
@@ -138,7 +138,7 @@ fn mixed(conf: &'static str) -> Plan {
     Plan { sizes_bytes, limit_bytes: 3 * FRAME_BYTES, ..large(conf, MemoryKind::Device) }
 }
 
-/// Threads cache more of the memory reserved ahead than the heap may grow by: sometimes plenty is free, sometimes nothing.
+/// Threads cache more of the reserved memory than the heap may grow by: sometimes much is free, sometimes nothing.
 #[test]
 fn no_block_is_refused_where_threads_cache_reserved_memory() {
     let keeping = "growth_slack:0,growth_slack_max:0,magazine_share:1000";

@@ -1,6 +1,6 @@
-//! What the simulator makes of queued work: operations a second on one core, with races looked for and without.
+//! The throughput of the simulator: operations per second on one core, with race detection and without.
 //!
-//! `cargo bench -p gpumem-sim --bench queue`; with `-- --rows`, as `cargo xtask bench` reads it.
+//! `cargo bench -p gpumem-sim --bench queue`; with `-- --rows`, in the format of `cargo xtask bench`.
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
@@ -11,7 +11,7 @@ use std::error::Error;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-// Whole rounds of three.
+// A multiple of three, the length of a round.
 const OPERATIONS: u64 = 399_999;
 const STREAMS: usize = 4;
 const BLOCKS: usize = 64;
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One line: the same work on two machines.
+/// Prints one line: the same work on two machines.
 fn row(
     name: &str,
     what: &str,
@@ -78,7 +78,7 @@ struct Gpu {
     last: u64,
 }
 
-// Every address and handle below is of this machine and lives as long as it; the driver checks them besides.
+// All addresses and handles below belong to this machine and live as long as it; the driver also checks them.
 impl Gpu {
     fn new(config: SimConfig) -> Result<Self, Box<dyn Error>> {
         let driver = gpumem_sim::driver(config)?;
@@ -106,28 +106,28 @@ impl Gpu {
     }
 
     fn fill(&self, stream: usize, block: u64) -> Result<(), DriverError> {
-        // SAFETY: streams, blocks and the event are of this driver, and stay as long as it.
+        // SAFETY: streams, blocks and the event belong to this driver, and live as long as it.
         unsafe { self.driver.cuMemsetD8Async(block, 1, 64, self.streams[stream]) }
     }
 
     fn copy(&self, stream: usize, target: u64, source: u64) -> Result<(), DriverError> {
-        // SAFETY: streams, blocks and the event are of this driver, and stay as long as it.
+        // SAFETY: streams, blocks and the event belong to this driver, and live as long as it.
         unsafe { self.driver.cuMemcpyDtoDAsync_v2(target, source, 64, self.streams[stream]) }
     }
 
     fn record(&self, stream: usize) -> Result<(), DriverError> {
-        // SAFETY: streams, blocks and the event are of this driver, and stay as long as it.
+        // SAFETY: streams, blocks and the event belong to this driver, and live as long as it.
         unsafe { self.driver.cuEventRecord(self.event, self.streams[stream]) }
     }
 
     fn wait(&self, stream: usize) -> Result<(), DriverError> {
-        // SAFETY: streams, blocks and the event are of this driver, and stay as long as it.
+        // SAFETY: streams, blocks and the event belong to this driver, and live as long as it.
         unsafe { self.driver.cuStreamWaitEvent(self.streams[stream], self.event, 0) }
     }
 
     fn churn(&mut self, i: usize) -> Result<(), DriverError> {
         let stream = self.streams[i / 3 % STREAMS];
-        // SAFETY: the stream is one of this driver; the block is allocated, used and freed on one stream.
+        // SAFETY: the stream belongs to this driver; the block is allocated, used and freed on one stream.
         unsafe {
             match i % 3 {
                 0 => self.driver.cuMemAllocAsync(&mut self.last, 4096, stream),

@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let driver = gpumem_sim::driver(SimConfig::new())?;
     let (mut context, mut fill, mut read, mut filled) = (null_mut(), null_mut(), null_mut(), null_mut());
     let (mut buffer, mut copy) = (0, 0);
-    // SAFETY: the out-pointers are to locals that outlive the calls; the memory is as large as the work on it.
+    // SAFETY: the out-pointers are to locals that outlive the calls; the memory is at least as large as the accesses.
     unsafe {
         driver.cuInit(0)?;
         driver.cuDevicePrimaryCtxRetain(&mut context, 0)?;

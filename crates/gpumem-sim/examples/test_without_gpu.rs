@@ -1,9 +1,9 @@
-//! How to test CUDA host code of your own without a GPU.
+//! How to test your own CUDA host code without a GPU.
 //!
-//! The code under test is a double buffer: a copy stream fills two blocks of device memory in turn from pinned host
-//! memory, and a second stream takes each block on. It takes its driver as an argument, so it runs on the vendor's
-//! just the same. The first version forgets a wait. On most runs it computes the right result, on a GPU too; the simulator
-//! reports the race on any run, and shows the seeds under which the result is wrong.
+//! The code under test is a double buffer: a copy stream fills two blocks of device memory in turn from pinned host memory, and a
+//! second stream processes each block. The code takes its driver as an argument, so it also runs on the vendor's driver. The
+//! first version lacks a wait. On most runs it computes the right result, on a GPU too; the simulator reports the race on every
+//! run, and shows the seeds under which the result is wrong.
 //!
 //! `cargo run --example test_without_gpu -p gpumem-sim`
 
@@ -55,17 +55,17 @@ enum Version {
     Waits,
 }
 
-/// The code under test: what the second stream took on in the last round.
+/// The code under test. Returns the byte that the second stream processed in the last round.
 fn run(driver: &Driver, version: Version) -> Result<u8, DriverError> {
     let machine = Machine::new(driver)?;
     let mut last = 0;
-    // SAFETY: all memory is `SIZE_BYTES` long and lives until the device is done, which `Machine` waits for.
+    // SAFETY: all memory is `SIZE_BYTES` long and lives until the device is synchronised by the drop of `Machine`.
     unsafe {
         for round in 1..=ROUNDS {
             let buffer = machine.buffers[usize::from(round % 2)];
             let host = machine.pinned.wrapping_add(SIZE_BYTES * usize::from(round - 1));
             host.write_bytes(round, SIZE_BYTES);
-            // The block is free again when the second stream has taken on what was in it.
+            // The block is free again after the second stream has processed its contents.
             driver.cuStreamWaitEvent(machine.copy, machine.taken, 0)?;
             driver.cuMemcpyHtoDAsync_v2(buffer, host.cast(), SIZE_BYTES, machine.copy)?;
             driver.cuEventRecord(machine.filled, machine.copy)?;
@@ -81,7 +81,7 @@ fn run(driver: &Driver, version: Version) -> Result<u8, DriverError> {
     Ok(last)
 }
 
-/// What the code under test needs of a device, given back when it goes.
+/// The objects that the code under test needs, released on drop.
 struct Machine<'a> {
     driver: &'a Driver,
     copy: CUstream,
@@ -123,7 +123,7 @@ impl<'a> Machine<'a> {
 impl Drop for Machine<'_> {
     fn drop(&mut self) {
         let driver = self.driver;
-        // SAFETY: nothing is used any more once the device is done. A refusal would show up as a leak.
+        // SAFETY: after the synchronisation nothing is in use. A refused call would show up as a leak.
         unsafe {
             let _ = driver.cuCtxSynchronize();
             let _ = driver.cuMemFreeHost(self.pinned.cast());

@@ -1,6 +1,6 @@
-//! The host memory that a large device uses: only as much as is accessed, with the race detector on.
+//! The host memory that a large simulated device uses: only as much as the program accesses, with the race detector on.
 //!
-//! A program of its own, so that no other test uses memory of the process.
+//! A program of its own, because other tests would also use memory of the process.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -12,7 +12,7 @@ use gpumem_sys::types::*;
 use std::ptr::null_mut;
 
 const MIB: usize = 1 << 20;
-/// Of each kind, in blocks of 1 MiB; handles have two.
+/// The number of blocks of each kind, 1 MiB each; handles have 2 MiB.
 const PLAIN_COUNT: usize = 342;
 const POOL_COUNT: usize = 342;
 const HANDLE_COUNT: usize = 170;
@@ -72,7 +72,7 @@ fn map(driver: &Driver, address: u64) {
     }
 }
 
-/// The most memory that this process has had.
+/// The peak of the process's memory.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

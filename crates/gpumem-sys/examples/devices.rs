@@ -1,4 +1,4 @@
-//! Lists the GPUs of this machine, or says why there are none.
+//! Lists the GPUs of this machine, or prints why there are none.
 //!
 //! `cargo run -p gpumem-sys --example devices`
 
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Name and memory of a device.
+/// The name and the memory of a device.
 fn describe(driver: &Driver, device: i32) -> Result<(String, usize), DriverError> {
     let (mut name, mut memory_bytes) = ([0_u8; 256], 0);
     // SAFETY: the buffer is as long as stated, and both locals outlive the calls.

@@ -1,4 +1,4 @@
-//! The environment in a program that has more rights than its caller.
+//! The environment of a program with more rights than its caller.
 
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
@@ -7,7 +7,7 @@ use gpumem_sys::{Driver, LoadError};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
-/// Needs the rights to make a program that runs as another user, and a folder where such a program may lie.
+/// Needs the rights to create a program that runs as another user, and a folder for such a program.
 #[test]
 fn a_setuid_program_ignores_our_variables() {
     let copy = std::env::temp_dir().join(format!("gpumem-secure-{}", std::process::id()));

@@ -1,5 +1,5 @@
-//! What gpumem is measured with: benches and replays. `cargo xtask bench` and `cargo xtask replay` start it, and in a
-//! bundle it is what is left of them where there is no cargo: benches and traces lie beside it there.
+//! The measurements of gpumem: benches and replays. `cargo xtask bench` and `cargo xtask replay` start this program. A bundle
+//! includes it with the benches and traces beside it, for machines without cargo.
 
 mod bench;
 mod replay;
@@ -22,7 +22,7 @@ struct Cli {
 enum Task {
     /// Run the benches, and print one table of their figures beside the peers'
     Bench(bench::Args),
-    /// Replay recorded traces of allocations through a pool, and say what it reserved and what that cost
+    /// Replay recorded traces of allocations through a pool, and print the reserved memory and the driver calls
     Replay(replay::Args),
 }
 
@@ -43,7 +43,7 @@ fn run(task: Task) -> Result<()> {
     }
 }
 
-/// A folder of the bundle that this program lies in.
+/// A folder beside this program in a bundle.
 fn beside(name: &str) -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     Ok(program.parent().context("this program lies in no folder")?.join(name))

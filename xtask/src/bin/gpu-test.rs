@@ -1,5 +1,4 @@
-//! The runner of a bundle: what is left of `cargo xtask gpu-test` where there is no cargo. It runs the programs that
-//! lie beside it.
+//! The runner of a bundle: `cargo xtask gpu-test` for machines without cargo. It runs the programs beside it.
 
 #[path = "../gpu_test/device.rs"]
 mod device;

@@ -1,5 +1,4 @@
-//! The runner of a bundle: what is left of `cargo xtask mutants` where there is no cargo. It runs the programs that lie
-//! beside it.
+//! The runner of a bundle: `cargo xtask mutants` for machines without cargo. It runs the programs beside it.
 
 #[path = "../mutants/plan.rs"]
 mod plan;
@@ -20,9 +19,9 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "run.sh", bin_name = "run.sh")]
 struct Args {
-    /// How many to run at a time
+    /// The number of mutants that run in parallel
     jobs: usize,
-    /// Run those that have survived before again, too
+    /// Run mutants again that have survived before
     #[arg(long)]
     again: bool,
 }

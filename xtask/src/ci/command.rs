@@ -1,4 +1,4 @@
-//! The programs that the steps call: cargo, under the current toolchain or another.
+//! The programs that the steps run: cargo, with the current toolchain or another one.
 
 use super::watched;
 use anyhow::{Context, Result, ensure};
@@ -6,13 +6,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// A cargo command in the making.
+/// Builds a cargo command.
 pub(super) struct Cargo {
     command: Command,
     shown: String,
 }
 
-/// `cargo ARGS` with the toolchain that runs this.
+/// `cargo ARGS` with the current toolchain.
 pub(super) fn cargo(args: &str) -> Cargo {
     Cargo::new(Command::new("cargo"), String::new(), args)
 }
@@ -34,7 +34,7 @@ pub(super) fn cargo_in(folder: &Path, args: &str) -> Cargo {
 
 impl Cargo {
     fn new(mut command: Command, toolchain: String, args: &str) -> Self {
-        // Whoever calls may have set up our own variables for something else.
+        // The caller's environment may set variables of this project for another purpose.
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GPUMEM_")) {
             command.env_remove(name);
         }
@@ -48,7 +48,7 @@ impl Cargo {
         self
     }
 
-    /// Runs it, its output passed on.
+    /// Runs the command and passes its output on.
     pub(super) fn run(self) -> Result<()> {
         println!("$ {}", self.shown);
         let status = watched::run(self.command, SILENCE_MAX, &mut std::io::stdout());
@@ -58,7 +58,7 @@ impl Cargo {
     }
 }
 
-/// Runs rustup and returns what it printed; the error says why it could not.
+/// Runs rustup and returns its output; the error states why it failed.
 pub(super) fn rustup(args: &str) -> Result<String> {
     let (mut command, mut printed) = (Command::new("rustup"), Vec::new());
     command.args(args.split_whitespace());
@@ -70,7 +70,7 @@ pub(super) fn rustup(args: &str) -> Result<String> {
     Ok(printed)
 }
 
-/// Makes sure that a toolchain is there, with components (`-c NAME …`), installing what is missing.
+/// Installs a toolchain with components (`-c NAME …`), unless it is installed.
 pub(super) fn toolchain(name: &str, components: &[&str]) -> Result<()> {
     let has = |list: &str, wanted: &str| list.lines().any(|line| line.starts_with(wanted));
     if !has(&rustup("toolchain list")?, name) {
@@ -83,5 +83,5 @@ pub(super) fn toolchain(name: &str, components: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Who prints nothing for so long hangs: no single crate or test takes that, under miri or on a slow machine neither.
+/// A command without output for this long has hung: no crate or test takes as long, under miri or on a slow machine either.
 const SILENCE_MAX: Duration = Duration::from_secs(20 * 60);

@@ -1,4 +1,4 @@
-//! Build folders that one step has to itself, and their end: a CI machine may have little disk space.
+//! Build folders that a single step uses, and their removal: a CI machine may have little disk space.
 
 use anyhow::{Context, Result};
 use std::io::ErrorKind;
@@ -18,7 +18,8 @@ const LAST_USED: &[(&str, &[&str])] = &[
     ("miri", &["miri"]),
 ];
 
-/// Removes the folders that no later step uses, where the environment variable `CI` is set. Elsewhere they speed up the next run.
+/// Removes the folders that no later step uses, if the environment variable `CI` is set. Without it they are kept to speed up the
+/// next run.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
-//! `cargo xtask ci`: what CI runs, in an order in which the cheap steps fail first.
+//! `cargo xtask ci`: the steps of CI, in an order in which the cheap steps fail first.
 //!
-//! A step that needs something this machine can't have (a toolchain, a target, the Python package index) says so and
-//! counts as skipped; everything else that goes wrong ends the run, a command that hangs included (`watched`). Steps share
-//! one target folder; those that cannot have folders of their own in it (`folders`).
+//! A step that needs something unavailable on this machine (a toolchain, a target, the Python package index) prints it and counts
+//! as skipped. Any other failure ends the run, including a command that hangs (`watched`). Steps share one target folder, except
+//! for those with folders of their own in it (`folders`).
 
 mod command;
 mod folders;
@@ -22,22 +22,22 @@ pub(crate) struct Args {
     /// List the steps
     #[arg(long)]
     list: bool,
-    /// Go on after a step that failed
+    /// Continue after a step that failed
     #[arg(long)]
     keep_going: bool,
 }
 
-/// One thing that must hold.
+/// One step.
 struct Step {
     name: &'static str,
     about: &'static str,
     run: fn() -> Result<Outcome>,
 }
 
-/// How a step ends that does not fail.
+/// The outcome of a step that did not fail.
 enum Outcome {
     Passed,
-    /// With what this machine lacks.
+    /// Skipped, with the thing that this machine lacks.
     Skipped(String),
 }
 

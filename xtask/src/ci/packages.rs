@@ -1,4 +1,4 @@
-//! The step `minimal`: the files that users download, built with the lowest versions of the dependencies.
+//! The step `minimal`: builds the files that users download, with the lowest versions of the dependencies.
 
 use super::Outcome;
 use super::command::{cargo, cargo_in};
@@ -10,13 +10,13 @@ use std::process::Command;
 /// Packs the published packages, unpacks them into a workspace of their own, and checks their libraries there with the lowest
 /// version of each direct dependency.
 ///
-/// One build shows both: that no package lacks a file, and that no manifest promises a version that is too old. Dependencies of
-/// tests are left out, because users do not compile them.
+/// One build shows both that no package lacks a file and that no manifest states a version that is too old. Dependencies of tests
+/// are omitted, because users do not compile them.
 pub(super) fn minimal() -> Result<Outcome> {
     let packages = crate::packages::published()?;
     let target = crate::packages::target_folder()?;
     let chosen: String = packages.iter().map(|package| format!("--package {} ", package.name)).collect();
-    // The working tree may have changes that are not committed yet.
+    // The working tree may have uncommitted changes.
     cargo(&format!("package {chosen}--allow-dirty --no-verify --quiet")).run()?;
 
     let copy = target.join("minimal");
@@ -27,7 +27,7 @@ pub(super) fn minimal() -> Result<Outcome> {
         names.push((package.name.as_str(), name));
     }
     std::fs::write(copy.join("Cargo.toml"), workspace(&names))?;
-    // The option is of the nightly cargo; this variable makes any cargo take it. It does not reach the compiler.
+    // The option is unstable. This variable makes a stable cargo accept it, and does not reach the compiler.
     cargo_in(&copy, "update --quiet -Z direct-minimal-versions").env("RUSTC_BOOTSTRAP", "1").run()?;
     cargo_in(&copy, "check --workspace --lib --all-features --locked")
         .env("CARGO_TARGET_DIR", &copy.join("target").to_string_lossy())
@@ -38,7 +38,7 @@ pub(super) fn minimal() -> Result<Outcome> {
 /// Unpacks a package into `folder/name`, and removes the dependencies of its tests.
 fn unpack(package: &Path, folder: &Path, name: &str) -> Result<()> {
     let unpacked = folder.join(name);
-    // Files of an earlier run may be gone from the package.
+    // A file of an earlier run may no longer be in the package.
     if unpacked.exists() {
         std::fs::remove_dir_all(&unpacked)?;
     }
@@ -50,7 +50,8 @@ fn unpack(package: &Path, folder: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The manifest of a workspace of packages, given by name and folder, that find each other in it and not in the registry.
+/// The manifest of a workspace of packages, given by name and folder. Dependencies between them resolve to these folders instead
+/// of the registry.
 fn workspace(packages: &[(&str, String)]) -> String {
     let folders: Vec<String> = packages.iter().map(|(_, folder)| format!("{folder:?}")).collect();
     let mut manifest = format!("[workspace]\nresolver = \"3\"\nmembers = [{}]\n", folders.join(", "));

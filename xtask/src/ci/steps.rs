@@ -1,4 +1,4 @@
-//! The steps themselves. Cheap ones and ones that fail often come first.
+//! The steps. Cheap ones and ones that fail often come first.
 
 use super::command::{cargo, cargo_of, rustup, toolchain};
 use super::{Outcome, Step, packages};
@@ -46,9 +46,9 @@ fn clippy() -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Through the topmost crate, which forwards each feature down. The defaults are covered by every other step.
+/// Checks the features through the façade, which forwards each feature. The defaults are covered by every other step.
 fn features() -> Result<Outcome> {
-    // Each choice of backends; then the simulator, which no backend depends on, and fewer layers.
+    // Each choice of backends, then the simulator, which no backend depends on, then fewer layers.
     for features in [
         "adapt",
         "adapt,backend-caching",
@@ -61,7 +61,7 @@ fn features() -> Result<Outcome> {
         let combination = format!("--package gpumem --lib --no-default-features --features={features}");
         cargo(&format!("clippy {combination} -- -D warnings")).run()?;
     }
-    // Those that are in no default. Tests have the simulator by their dev-dependencies.
+    // Features that are in no default. Tests get the simulator through their dev-dependencies.
     cargo("clippy --package gpumem-pool --all-targets --features nvml,serde -- -D warnings").run()?;
     let layers = LAYERS
         .iter()
@@ -77,11 +77,11 @@ fn test() -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The tests are empty without their cfg. Each cfg has a target folder of its own and so leaves the normal build alone.
+/// These tests are empty without their cfg. Each cfg has a target folder of its own, so the normal build stays valid.
 fn models() -> Result<Outcome> {
     for (cfg, command) in [
         ("gpumem_loom", "test --quiet --package gpumem-heap --test loom"),
-        // One command: apart, each would build dependencies with other features.
+        // One command, because separate ones would build the dependencies with different features.
         (
             "gpumem_shuttle",
             "test --quiet --package gpumem-heap --package gpumem-pool --test shuttle --test climbs",
@@ -109,7 +109,7 @@ fn kernels() -> Result<Outcome> {
     unless_unreachable(crate::kernels::check())
 }
 
-/// Vendor files that can't be fetched are this machine's lack; anything else is a failure.
+/// Skips the step if vendor files cannot be downloaded; any other error is a failure.
 fn unless_unreachable(result: Result<()>) -> Result<Outcome> {
     match result {
         Err(error) if error.is::<crate::wheel::Unreachable>() => Ok(Outcome::Skipped(format!("{error:#}"))),
@@ -117,10 +117,11 @@ fn unless_unreachable(result: Result<()>) -> Result<Outcome> {
     }
 }
 
-/// Finds dependencies and features that a crate uses and another crate of the workspace turns on.
+/// Finds dependencies and features that a crate uses but only another crate of the workspace enables.
 ///
-/// Checks tests, examples and benches without running them. Alone, each crate has the features that it has in the workspace, so the
-/// step `test` runs the same tests; only features of third-party crates differ, and one that is missing is a compile error.
+/// Checks tests, examples and benches without running them. Built alone, each crate has the features that it has in the
+/// workspace, so the step `test` runs the same tests. Only features of third-party crates differ, and a missing one is a compile
+/// error.
 fn alone() -> Result<Outcome> {
     for layer in LAYERS.iter() {
         cargo(&format!("check --quiet --package {layer} --all-targets")).run()?;
@@ -166,9 +167,9 @@ fn miri() -> Result<Outcome> {
     if let Err(error) = toolchain("nightly", &["miri", "rust-src"]) {
         return Ok(Outcome::Skipped(format!("no miri here: {error:#}")));
     }
-    // Device addresses are numbers in the driver's interface, so some become pointers again.
+    // Device addresses are integers in the driver's interface, so some are cast back to pointers.
     let flags = "-Zmiri-permissive-provenance -Zmiri-disable-isolation";
-    // Random walks and large memory take miri minutes and touch no other `unsafe` than these.
+    // Random walks and large memory take minutes under miri and run no other `unsafe` code than these tests.
     cargo_of("nightly", "miri test --package gpumem-sys --lib").env("MIRIFLAGS", flags).run()?;
     for tests in [
         "--lib -- --skip no_unit_is_handed_out_twice --skip a_full_table --skip a_rule_that_could_never_apply",
@@ -178,8 +179,8 @@ fn miri() -> Result<Outcome> {
             .env("MIRIFLAGS", flags)
             .run()?;
     }
-    // The lock word and its barriers, the stacks behind it and the tables of what is a thread's own; the rest of the thread
-    // caches and of the tags is safe code.
+    // The lock word and its barriers, the stacks behind it and the thread-local tables; the rest of the thread caches and of the
+    // tags is safe code.
     for (package, tests) in [
         (
             "gpumem-heap",

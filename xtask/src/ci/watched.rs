@@ -1,5 +1,5 @@
-//! [`run`]: a command whose output is passed on, and which is ended, with all that it has started, once it is silent for too
-//! long. Silence rather than time: how long a step takes is the machine's business, but whoever works says something.
+//! [`run`]: runs a command and passes its output on. If the output stops for too long, the command and its children are killed.
+//! The limit is on silence, not on time, because the time of a step depends on the machine.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use std::io::{Read, Write};
@@ -7,14 +7,14 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Runs it to its end, and passes on to `show` what it prints, errors included.
+/// Runs a command to its end, and passes its output on to `show`, including standard error.
 pub(super) fn run(mut command: Command, silence_max: Duration, show: &mut impl Write) -> Result<ExitStatus> {
     let (mut output, writer) = std::io::pipe()?;
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = command.spawn().context("it can't be started")?;
-    // Holds the writing ends of the pipe, which have to be closed for its reader to end.
+    // The command holds the writing ends of the pipe, which must be closed before the reader ends.
     drop(command);
     let (tell, told) = channel();
     let group = child.id();
@@ -54,7 +54,7 @@ pub(super) fn run(mut command: Command, silence_max: Duration, show: &mut impl W
     Ok(status)
 }
 
-/// Ends all processes of a group. Those that can't be ended keep the output open, which is then read on.
+/// Kills all processes of a group. Processes that cannot be killed keep the output open; it is then read to its end.
 fn end(group: u32) {
     let (program, args) = match cfg!(unix) {
         true => ("sh", ["-c".to_string(), format!("kill -KILL -{group}")].to_vec()),
@@ -65,7 +65,7 @@ fn end(group: u32) {
     }
 }
 
-/// So much of its end is repeated.
+/// The number of bytes of the output's end that an error repeats.
 const LAST_BYTES: usize = 2000;
 
 #[cfg(all(test, unix))]
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn who_is_silent_is_ended_with_all_that_it_started() {
         let start = Instant::now();
-        // It returns when nobody has the output open any more, the one in the background included.
+        // It returns after every process has closed the output, including the one in the background.
         let (ended, shown) = run_script("sleep 600 & echo begun; wait", Duration::from_secs(1));
         let said = ended.unwrap_err().to_string();
         assert!(said.starts_with("it printed nothing for 1 s") && said.ends_with("\nbegun"), "{said}");

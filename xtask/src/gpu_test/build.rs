@@ -1,7 +1,7 @@
-//! The programs to run: each test program of `gpumem-tests`, and the examples that check themselves.
+//! The programs to run: each test program of `gpumem-tests`, and the examples that check their own results.
 //!
-//! Every test program must have GPU cases. One that can't is named in tests/Cargo.toml, under
-//! `[package.metadata.gpu-test]` as `simulator-only`, so that leaving GPU cases out is a decision.
+//! Every test program must have GPU cases. A program that cannot is listed in tests/Cargo.toml, under
+//! `[package.metadata.gpu-test]` as `simulator-only`, so that an omission is explicit.
 
 use super::suite::{Kind, Suite};
 use crate::programs;
@@ -39,7 +39,7 @@ pub(super) fn suites() -> Result<Vec<Suite>> {
     Ok(suites)
 }
 
-/// Builds the two programs that start the others in a bundle: for tests, and, optimised, for figures.
+/// Builds the two programs that start the others in a bundle: one for tests and one, optimised, for benches.
 pub(super) fn runners() -> Result<Vec<programs::Built>> {
     let mut runners = programs::build(&["build", "--package", "xtask", "--bin", "gpu-test"])?;
     runners.extend(programs::build(&["build", "--release", "--package", "gpumem-measure"])?);
@@ -61,7 +61,7 @@ fn has_gpu_cases(suite: &Suite) -> Result<bool> {
     Ok(String::from_utf8_lossy(&output.stdout).contains("cuda::"))
 }
 
-/// Builds programs and takes those of a kind: cargo reports what they depend on as well.
+/// Builds programs and selects those of a kind: cargo also reports their dependencies.
 fn built(args: &[&str], kind: Kind) -> Result<Vec<Suite>> {
     let programs = programs::build(args)?.into_iter().filter(|built| built.is_test || kind == Kind::Example);
     Ok(programs.map(|built| Suite { name: built.name, kind, program: built.program }).collect())

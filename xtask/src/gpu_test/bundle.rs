@@ -1,6 +1,6 @@
-//! A folder with everything that a machine with a GPU and no Rust needs. For `run.sh`: the test programs in `tests/`
-//! and the examples in `examples/`. For `bench.sh` and `replay.sh`: the benches in `benches/`, the traces in `traces/`.
-//! `sanitize.sh` runs some of the first under the vendor's checker.
+//! A folder with everything that a machine with a GPU and without Rust needs. For `run.sh`: the test programs in `tests/` and the
+//! examples in `examples/`. For `bench.sh` and `replay.sh`: the benches in `benches/`, the traces in `traces/`. `sanitize.sh`
+//! runs some of the test programs under NVIDIA's compute-sanitizer.
 
 use super::suite::{FOLDERS, Suite};
 use crate::measure;
@@ -16,7 +16,7 @@ const SCRIPTS: [(&str, &str); 4] = [
     ("sanitize.sh", include_str!("sanitize.sh")),
 ];
 
-/// Writes the bundle; what an earlier one left in the folder is replaced.
+/// Writes the bundle, and replaces an earlier one in the folder.
 pub(super) fn write(suites: &[Suite], benches: &[Built], runners: &[Built], folder: &Path) -> Result<()> {
     for (kind_folder, kind) in FOLDERS {
         let target = empty(folder.join(kind_folder))?;
@@ -57,7 +57,7 @@ fn empty(folder: PathBuf) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Symbols are most of a test program; a panic names its line without them.
+/// Copies a program without symbols, which are most of its size; a panic prints its line without them.
 fn stripped_copy(program: &Path, target: &Path) -> Result<()> {
     let mut strip = Command::new("strip");
     let status = strip.arg("--strip-all").arg("-o").arg(target).arg(program).status();

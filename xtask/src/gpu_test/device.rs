@@ -1,4 +1,4 @@
-//! What the tests run on, in words.
+//! A description of the driver and the devices.
 
 use anyhow::{Context, Result};
 use gpumem_sys::{CudaVersion, Driver};
@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use std::fmt::Write as _;
 use std::process::Command;
 
-/// One line for the driver and one for each device; an error when there is none.
+/// One line for the driver and one for each device; an error if there is none.
 pub(crate) fn describe() -> Result<String> {
     let driver = Driver::cuda().context("gpu-test needs a GPU and takes no other driver")?;
     let (mut version, mut count) = (0, 0);
@@ -25,18 +25,18 @@ pub(crate) fn describe() -> Result<String> {
 
 fn device(driver: &Driver, ordinal: i32) -> Result<String> {
     let (mut device, mut size_bytes, mut name) = (0, 0, [0; 256]);
-    // SAFETY: everything written to outlives the calls, and the name's length is given.
+    // SAFETY: all out-pointers outlive the calls, and the length of the name is passed.
     unsafe {
         driver.cuDeviceGet(&mut device, ordinal)?;
         driver.cuDeviceTotalMem_v2(&mut size_bytes, device)?;
         driver.cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device)?;
     }
-    // SAFETY: the last byte was left zero.
+    // SAFETY: the last byte is still zero.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
     Ok(format!("{name}, {:.1} GiB", size_bytes as f64 / f64::from(1 << 30)))
 }
 
-/// The driver's own version, which only its tool knows.
+/// The version of the driver's release, which only its command-line tool prints.
 fn release() -> Option<String> {
     let query = ["--query-gpu=driver_version", "--format=csv,noheader"];
     let output =

@@ -1,4 +1,4 @@
-//! What a test program says at its end, and what that means for a suite that must run GPU cases.
+//! The final output of a test program, and whether it counts as success for a suite that must run GPU cases.
 
 /// The counts in the line `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 9 filtered out; …`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// The counts, when `line` is that line.
+    /// Parses the counts, if `line` is a result line.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let (_verdict, counts) = line.trim_end().strip_prefix("test result: ")?.split_once(". ")?;
         let of = |what: &str| {
@@ -19,7 +19,7 @@ impl Counts {
     }
 }
 
-/// Why a suite failed, if it did. `counts` is what it said of itself, `exit` how its process ended.
+/// The reason why a suite failed, or `None`. `counts` is the suite's own result, `exit` describes the end of its process.
 pub(crate) fn objection(counts: Option<Counts>, succeeded: bool, exit: &str) -> Option<String> {
     match counts {
         None => Some(format!("ended without a result ({exit})")),

@@ -1,8 +1,8 @@
-//! `cargo xtask gpu-test`: every test that can run on a GPU, on the GPU.
+//! `cargo xtask gpu-test`: runs every GPU case on the GPU.
 //!
-//! GPU cases are the tests named `…cuda::…`, which exist only with feature `gpu` and take the vendor's driver whatever
-//! the environment says. A missing device is a failure, and so is a suite that ran no case: silence must not look
-//! like success. In a bundle the same runner is a small program of its own (`xtask/src/bin/gpu-test.rs`).
+//! GPU cases are the tests named `…cuda::…`. They exist only with feature `gpu`, and always use the vendor's driver, whatever the
+//! environment says. A missing device is a failure, and so is a suite that ran no case, because silence must not look like
+//! success. In a bundle the same runner is a program of its own (`xtask/src/bin/gpu-test.rs`).
 
 mod build;
 mod bundle;

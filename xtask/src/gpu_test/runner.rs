@@ -1,4 +1,4 @@
-//! Runs the programs one after the other, shows what they say, and counts.
+//! Runs the programs one after the other, passes their output on, and counts.
 
 use super::libtest::{Counts, objection};
 use super::suite::{Kind, Suite, select};
@@ -19,9 +19,9 @@ pub(crate) struct Choice {
     libtest: Vec<String>,
 }
 
-/// Runs every suite that is chosen, whatever the others do, and fails when one did.
+/// Runs every selected suite, and fails if any of them failed.
 pub(crate) fn run(suites: impl FnOnce() -> Result<Vec<Suite>>, choice: &Choice) -> Result<()> {
-    // First, since getting the suites can take a build.
+    // Printed first, because building the suites can take long.
     print!("{}", device::describe()?);
     let (suites, mut done) = (select(suites()?, &choice.suite)?, Vec::new());
     for suite in &suites {
@@ -61,7 +61,7 @@ fn run_suite<'a>(suite: &'a Suite, libtest: &[String], show: &mut dyn Write) -> 
     })
 }
 
-/// Passes the program's output on as it comes and returns the counts of its last result line.
+/// Passes the program's output on and returns the counts of its last result line.
 fn stream(command: &mut Command, show: &mut dyn Write) -> Result<(Option<Counts>, std::process::ExitStatus)> {
     let program = command.get_program().display().to_string();
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| program.clone())?;
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// Runs a shell script in a program's place.
+    /// Runs a shell script instead of a program.
     fn objection_to(kind: Kind, script: &str) -> (Counts, Option<String>) {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! One program of those that `gpu-test` runs, and where a bundle keeps it.
+//! A program that `gpu-test` runs, and its place in a bundle.
 
 use anyhow::{Result, bail, ensure};
 use std::path::PathBuf;
@@ -12,16 +12,16 @@ pub(crate) struct Suite {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A libtest program, of which the cases under `cuda::` count.
+    /// A libtest program, whose cases under `cuda::` count.
     Tests,
-    /// A program that checks its own result and says so by its exit code.
+    /// A program that checks its own result and reports it by its exit code.
     Example,
 }
 
-/// The folders of a bundle, by what is in them.
+/// The folders of a bundle, by kind of program.
 pub(crate) const FOLDERS: [(&str, Kind); 2] = [("tests", Kind::Tests), ("examples", Kind::Example)];
 
-/// The suites of these names; all of them when no name is given.
+/// Selects suites by name; all of them if no name is given.
 pub(crate) fn select(mut suites: Vec<Suite>, names: &[String]) -> Result<Vec<Suite>> {
     let known: Vec<String> = suites.iter().map(|suite| suite.name.clone()).collect();
     if let Some(name) = names.iter().find(|name| !known.contains(name)) {
@@ -32,8 +32,8 @@ pub(crate) fn select(mut suites: Vec<Suite>, names: &[String]) -> Result<Vec<Sui
     Ok(suites)
 }
 
-/// A program for tests. Another process writes it: no child of this one, started by some other thread meanwhile, has it open for
-/// writing then, and while any has, it can't be started.
+/// A program for tests. Another process writes the file: a child that another thread starts meanwhile would inherit an open file
+/// descriptor, and a file that is open for writing cannot be executed.
 #[cfg(all(test, unix))]
 pub(super) fn write_script(program: &std::path::Path, text: &str) {
     let write = r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#;

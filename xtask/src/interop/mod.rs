@@ -1,8 +1,8 @@
-//! `cargo xtask interop`: programs of others on the simulator.
+//! `cargo xtask interop`: runs programs of others on the simulator.
 //!
-//! Each lives in `interop/`, outside the workspace, since it wants a build or versions of its own. The drop-in is laid
-//! out in a folder of its own below `target/interop`; the programs are built beside it and started with nothing but
-//! that folder on the library path, once for each of a few seeds. They check what they compute and exit accordingly.
+//! Each is in `interop/`, outside of the workspace, because it needs its own build or versions. The drop-in library is put into a
+//! folder below `target/interop`. The programs are built beside it and started with only that folder on the library path, once
+//! for each of a few seeds. They check their results and exit accordingly.
 
 mod process;
 mod suite;
@@ -15,7 +15,7 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only these [default: all]
+    /// Run only these [default: all]
     #[arg(value_name = "NAME", value_parser = names())]
     names: Vec<String>,
     /// Start each program under this many seeds of the simulator
@@ -23,11 +23,11 @@ pub(crate) struct Args {
     seeds: u64,
 }
 
-/// Something to build and run.
+/// A program to build and run.
 struct Program {
     name: &'static str,
     about: &'static str,
-    /// Returns what to say of a success.
+    /// Returns a description of the success.
     run: fn(&Layout, &str, u64) -> Result<String>,
 }
 
@@ -38,7 +38,7 @@ const PROGRAMS: &[Program] = &[
     Program { name: SUITE, about: "cudarc's own driver tests", run: suite::run },
 ];
 
-/// The one that has no package of its own.
+/// The program without a package of its own.
 const SUITE: &str = "cudarc-tests";
 
 fn names() -> clap::builder::PossibleValuesParser {
@@ -50,7 +50,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     check(&args.names, args.seeds)
 }
 
-/// Builds and runs the programs named, or all of them.
+/// Builds and runs the named programs, or all of them.
 pub(crate) fn check(names: &[String], seeds: u64) -> Result<()> {
     let layout = Layout::new()?;
     let chosen =
@@ -73,19 +73,19 @@ pub(crate) fn check(names: &[String], seeds: u64) -> Result<()> {
     Ok(())
 }
 
-/// The packages of ours, from the repository's root.
+/// The manifests of this project's programs, from the repository's root.
 pub(crate) fn manifests() -> impl Iterator<Item = String> {
     let ours = PROGRAMS.iter().filter(|program| program.name != SUITE);
     ours.map(|program| format!("interop/{}/Cargo.toml", program.name))
 }
 
-/// Where things are.
+/// The folders.
 struct Layout {
-    /// Holds the sources of the programs.
+    /// The sources of the programs.
     sources: PathBuf,
-    /// For what is made here.
+    /// The build outputs.
     made: PathBuf,
-    /// Holds the library.
+    /// The library.
     drop_in: PathBuf,
 }
 
@@ -93,7 +93,7 @@ impl Layout {
     fn new() -> Result<Self> {
         let made = crate::root().join("target/interop");
         let drop_in = drop_in::lay_out(&made.join("drop-in"))?;
-        // What programs that link against the driver take for a toolkit.
+        // Programs that link against the driver look here for a toolkit.
         let stubs = made.join("toolkit/lib64/stubs");
         std::fs::create_dir_all(&stubs)?;
         drop_in::link("../../../drop-in/libcuda.so", &stubs.join("libcuda.so"))?;
@@ -109,7 +109,7 @@ impl Layout {
     }
 }
 
-/// A program of ours: it passes if it exits with success under every seed.
+/// Runs a program of this project. It passes if it exits with success under every seed.
 fn program(layout: &Layout, name: &str, seeds: u64) -> Result<String> {
     let built = build(layout, &layout.manifest(name), &["build", "--locked"])?;
     for seed in 0..seeds {

@@ -1,4 +1,4 @@
-//! Building a program with cargo, and running one on the drop-in: a clean environment, one seed, a deadline.
+//! Builds a program with cargo, and runs one on the drop-in: with a clean environment, one seed, and a deadline.
 
 use super::Layout;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Runs cargo on a manifest and returns the one program that it built.
+/// Runs cargo on a manifest and returns the program that it built.
 pub(super) fn build(layout: &Layout, manifest: &Path, args: &[&str]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -33,18 +33,18 @@ pub(super) fn build(layout: &Layout, manifest: &Path, args: &[&str]) -> Result<P
     Ok(program.context("cargo reported no program")?.into())
 }
 
-/// The simulator that a program gets.
+/// The environment of a program: the drop-in and a seed.
 pub(super) struct Session<'a> {
     layout: &'a Layout,
     seed: u64,
 }
 
-/// How a program ended.
+/// The end of a program.
 pub(super) struct Ended {
     pub(super) is_success: bool,
-    /// In words.
+    /// A description of the exit status.
     pub(super) how: String,
-    /// What it printed, errors included.
+    /// The output, including standard error.
     pub(super) output: String,
 }
 
@@ -53,7 +53,7 @@ impl<'a> Session<'a> {
         Self { layout, seed }
     }
 
-    /// Runs a program to its end, or ends it when that takes too long.
+    /// Runs a program to its end, or kills it at the deadline.
     pub(super) fn run(&self, program: &Path, args: &[&str]) -> Result<Ended> {
         let (mut reader, writer) = std::io::pipe()?;
         let mut command = Command::new(program);
@@ -64,7 +64,7 @@ impl<'a> Session<'a> {
         command.args(args).env("LD_LIBRARY_PATH", &self.layout.drop_in).envs(self.variables());
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn().with_context(|| format!("{} can't be started", program.display()))?;
-        // Holds the writing ends of the pipe, which has to be closed for its reader to end.
+        // The command holds the writing ends of the pipe, which must be closed before the reader ends.
         drop(command);
         let printed = std::thread::spawn(move || {
             let mut printed = Vec::new();
@@ -90,7 +90,7 @@ impl<'a> Session<'a> {
         Ok(Ended { is_success, how, output })
     }
 
-    /// The command that does the same by hand.
+    /// The shell command that repeats this run.
     pub(super) fn shown(&self, program: &Path) -> String {
         let variables = self.variables().map(|(name, value)| format!("{name}={value} "));
         format!(
@@ -113,8 +113,8 @@ fn how(status: Option<ExitStatus>) -> String {
     }
 }
 
-/// How the drop-in begins what it says at exit.
+/// The start of the drop-in's report at exit.
 const FINDINGS: &str = "gpumem's simulator has found";
 
-/// A program that takes longer hangs.
+/// The time after which a program counts as hung.
 const DEADLINE: Duration = Duration::from_secs(120);

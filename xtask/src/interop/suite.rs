@@ -1,8 +1,7 @@
 //! cudarc's own driver tests, from its published package, on the drop-in.
 //!
-//! `interop/cudarc/Cargo.toml` lists the tests that can't pass, with the reason. Any other test that fails is an
-//! error, and so is a listed one that passes: the list says what is true. Tests that compare the speed of the host
-//! with itself are run, but either result is accepted.
+//! `interop/cudarc/Cargo.toml` lists the tests that cannot pass, with the reason. Any other failing test is an error, and so is a
+//! listed one that passes, so the list stays true. Tests that compare times of the host run, but either result is accepted.
 
 use super::Layout;
 use super::process::{Session, build};
@@ -11,7 +10,7 @@ use cargo_metadata::{MetadataCommand, Package};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Those that need no other library of the vendor's.
+/// The tests that need no other library of NVIDIA.
 const FILTER: &str = "driver::";
 
 #[rustfmt::skip]
@@ -28,8 +27,8 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
 
     let program = build(layout, &copy(layout, package)?, BUILD)?;
     let mut results = BTreeMap::new();
-    // The second run is of the tests that ask to be run alone, or with two devices. All run one at a time: what one asks
-    // for breaks another's capture, as it does on a GPU.
+    // The second run has the tests that must run alone, or need two devices. All run one at a time: calls of one test break the
+    // capture of another, as on a GPU.
     for args in [&[FILTER, "--test-threads=1"][..], &[FILTER, "--ignored", "--test-threads=1"]] {
         let session = Session::new(layout, 0);
         let ended = session.run(&program, args)?;
@@ -60,14 +59,14 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
     Ok(format!("{passed} of {} pass, as listed", results.len()))
 }
 
-/// A copy of a package that can be built by itself: the registry's is not to be touched.
+/// A copy of a package that can be built by itself, because the registry's files must not change.
 fn copy(layout: &Layout, package: &Package) -> Result<PathBuf> {
     let source = package.manifest_path.parent().context("a manifest lies in a folder")?;
     let target = layout.made.join(format!("{}-{}", package.name, package.version));
     let manifest = target.join("Cargo.toml");
     if !manifest.is_file() {
         copy_folder(source.as_std_path(), &target)?;
-        // Last, so that a copy that was interrupted is made again. Cargo must not look for a workspace above it.
+        // Written last, so that an interrupted copy is repeated. Cargo must not look for a workspace above it.
         let text = std::fs::read_to_string(&package.manifest_path)?;
         std::fs::write(&manifest, format!("{text}\n[workspace]\n"))?;
     }
@@ -87,7 +86,7 @@ fn copy_folder(source: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is known of tests that do not simply pass.
+/// The tests with another expected result than a pass.
 #[derive(Default)]
 struct Expected {
     fails: BTreeSet<String>,
@@ -95,7 +94,7 @@ struct Expected {
 }
 
 impl Expected {
-    /// `[[package.metadata.driver-tests]]`: each with a `reason`, its `tests`, and `varies = true` where it may pass.
+    /// Reads `[[package.metadata.driver-tests]]`: each entry has a `reason`, its `tests`, and `varies = true` if they may pass.
     fn read(package: &Package) -> Result<Self> {
         let mut expected = Self::default();
         let groups = package.metadata.get("driver-tests").and_then(|groups| groups.as_array());
@@ -113,7 +112,7 @@ impl Expected {
         self.fails.iter().chain(&self.varies).map(String::as_str)
     }
 
-    /// The tests that did not end as they should.
+    /// The tests with an unexpected result.
     fn surprises(&self, results: &BTreeMap<String, bool>) -> Vec<String> {
         let results = results.iter().filter(|(name, _)| !self.varies.contains(*name));
         results
@@ -122,7 +121,7 @@ impl Expected {
             .collect()
     }
 
-    /// What to do about a surprise, below what the test printed.
+    /// The advice on an unexpected result, below the output of the test.
     fn explain(&self, name: &str, output: &str) -> String {
         match self.fails.contains(name) {
             true => format!("{name} passes; take it off the list\n"),
@@ -137,7 +136,7 @@ impl Expected {
     }
 }
 
-/// Which tests passed, from what libtest prints. Ignored ones are left out.
+/// Parses libtest's output: which tests passed. Ignored ones are omitted.
 fn parse(output: &str) -> BTreeMap<String, bool> {
     let mut results = BTreeMap::new();
     for line in output.lines() {

@@ -1,12 +1,12 @@
-//! A folder with everything that a machine without Rust needs to run the mutants: the plan, the test programs, the files
-//! that tests read, the runner and a `run.sh` that starts it.
+//! A folder with everything that a machine without Rust needs to run the mutants: the plan, the test programs, the files that
+//! tests read, the runner and a `run.sh` that starts it.
 
 use super::plan::Plan;
 use super::report::Equivalent;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 
-/// What tests read while they run, from the repository's root.
+/// The files that tests read at run time, from the repository's root.
 const READ_BY_TESTS: [&str; 4] = [
     "tests/traces",
     "tests/regressions",
@@ -16,7 +16,7 @@ const READ_BY_TESTS: [&str; 4] = [
 
 const RUN: &str = include_str!("run.sh");
 
-/// Writes the bundle; what an earlier one left in the folder is replaced.
+/// Writes the bundle, and replaces an earlier one in the folder.
 pub(super) fn write(plan: &Plan, list: &[Equivalent], from: &Path, folder: &Path) -> Result<()> {
     if folder.exists() {
         ensure!(folder.join("plan.json").exists(), "{} is there, and is no bundle", folder.display());
@@ -27,7 +27,7 @@ pub(super) fn write(plan: &Plan, list: &[Equivalent], from: &Path, folder: &Path
     suites.retain(|suite| plan.mutants.iter().any(|mutant| mutant.suites.contains(&suite.name)));
     for suite in &mut suites {
         let program = format!("programs/{}", suite.name.replace('/', "-"));
-        // With its symbols, by which tests know functions in a backtrace.
+        // With symbols, which some tests need to recognise functions in a backtrace.
         std::fs::copy(from.join(&suite.program), folder.join(&program))?;
         std::fs::create_dir_all(folder.join(&suite.folder))?;
         suite.program = program;

@@ -1,4 +1,4 @@
-//! Draws the mutants, and builds what they are run with.
+//! Draws the mutants, and builds their test programs.
 
 use super::Args;
 use super::plan::{Mutant, Plan, Suite};
@@ -10,16 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-/// More are built than are wanted, since some do not compile.
+/// The percentage of additional mutants that are built, because some do not compile.
 const SPARE_PERCENT: usize = 40;
 
-/// A change that could be drawn.
+/// A change that may be drawn.
 struct Candidate {
     mutant: Mutant,
     point: Point,
 }
 
-/// The plan that the arguments ask for, built. What was refused before, of the same sources, is not tried again.
+/// The plan for the arguments, built. Mutants that did not compile before, of the same sources, are skipped.
 pub(super) fn plan(args: &Args, folder: &Path) -> Result<Plan> {
     let all = files(&crate::root())?;
     let sources = sources(&all)?;
@@ -29,7 +29,7 @@ pub(super) fn plan(args: &Args, folder: &Path) -> Result<Plan> {
     let tree = Tree::below(folder);
     let mut built = args.count + args.count * SPARE_PERCENT / 100;
     loop {
-        // A number says where in the draw a mutant is, so that the next run writes and builds the same text.
+        // The number of a mutant is its position in the draw, so that the next run writes and builds the same text.
         let drawn =
             candidates.iter().take(built).enumerate().map(|(index, candidate)| (index + 1, candidate));
         let drawn: Vec<_> = drawn.filter(|(_, candidate)| !refused.contains(&candidate.mutant.id)).collect();
@@ -41,7 +41,7 @@ pub(super) fn plan(args: &Args, folder: &Path) -> Result<Plan> {
         let programs = tree.build(&numbered.collect::<Vec<_>>(), |bad| {
             let bad = drawn.iter().filter(|(number, _)| bad.contains(number));
             refused.extend(bad.map(|(_, candidate)| candidate.mutant.id.clone()));
-            // At once: what was found out by a build that is stopped later need not be found out again.
+            // Written right away, so that an interrupted build need not repeat this work.
             Ok(std::fs::write(&known, serde_json::to_string(&(sources, &refused))?)?)
         })?;
         let good: Vec<_> =
@@ -72,7 +72,7 @@ fn suites(programs: &BTreeMap<String, std::path::PathBuf>, folder: &Path) -> Res
     TARGETS.iter().map(suite).collect()
 }
 
-/// What does not compile, of the same sources.
+/// The mutants of these sources that do not compile.
 fn refused(path: &Path, sources: u64) -> BTreeSet<String> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     match serde_json::from_str::<(u64, BTreeSet<String>)>(&text) {
@@ -81,7 +81,7 @@ fn refused(path: &Path, sources: u64) -> BTreeSet<String> {
     }
 }
 
-/// A number for what the mutated packages are made of, tests and comments left out.
+/// A hash of the mutated packages' sources, without tests and comments.
 fn sources(all: &[String]) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
     for file in
@@ -95,8 +95,8 @@ fn sources(all: &[String]) -> Result<u64> {
     Ok(hasher.finish())
 }
 
-/// All changes that may be drawn, in the order of the draw: a change of each room in turn, each room's in an order of its
-/// own that depends on the seed.
+/// All changes that may be drawn, in the order of the draw: one change of each room in turn, and within a room in an order that
+/// depends on the seed.
 fn candidates(all: &[String], args: &Args) -> Result<Vec<Candidate>> {
     let mut by_room = Vec::new();
     let mut random = Random(args.seed);

@@ -1,8 +1,8 @@
-//! `cargo xtask mutants`: small changes of the library, each of which some test should object to.
+//! `cargo xtask mutants`: small changes of the library, each of which some test should detect.
 //!
-//! The changes are drawn by a seed, as many from each room ([`rooms`]), and written into one copy of the workspace, each
-//! behind a switch ([`switches`]). So there is one build, and each mutant is a run of the tests that belong to its room. In a
-//! bundle the same runner is a small program of its own (`xtask/src/bin/mutants.rs`).
+//! A seed draws the changes, as many from each room ([`rooms`]). All are written into one copy of the workspace, each behind a
+//! switch ([`switches`]). So there is one build, and each mutant costs one run of the tests of its room. In a bundle the same
+//! runner is a program of its own (`xtask/src/bin/mutants.rs`).
 
 mod bundle;
 mod draw;
@@ -22,28 +22,28 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Draws the mutants
+    /// The seed of the draw
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// How many to draw
+    /// The number of mutants
     #[arg(long, value_name = "N", default_value_t = 150)]
     count: usize,
-    /// How many to run at a time (one for each core, if not given)
+    /// The number of mutants that run in parallel [default: one for each core]
     #[arg(long, value_name = "J")]
     jobs: Option<usize>,
-    /// Only of this room, or of files whose path contains this
+    /// Draw only from this room, or from files whose path contains this
     #[arg(long, value_name = "FILE")]
     only: Option<String>,
-    /// Run those that have survived before again, too
+    /// Run mutants again that have survived before
     #[arg(long)]
     again: bool,
-    /// Print what is drawn, and run nothing
+    /// Print the drawn mutants, and run nothing
     #[arg(long)]
     list: bool,
     /// Print one mutant by its number, and how to run a test with it
     #[arg(long, value_name = "NUMBER")]
     show: Option<usize>,
-    /// Print the table of the results there are, and run nothing
+    /// Print the table of the existing results, and run nothing
     #[arg(long)]
     report: bool,
     /// Write the test programs and a run.sh into DIR, for a machine without Rust, instead of running them

@@ -1,4 +1,4 @@
-//! What is run: the mutants and the test programs. A plan is a file, so that a machine without Rust can carry it out.
+//! The plan of a run: the mutants and the test programs. A plan is a file, so that a machine without Rust can run it.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use std::path::Path;
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
-    /// Tells the sources that were mutated from others.
+    /// The hash of the mutated sources.
     pub(crate) sources: u64,
     pub(crate) mutants: Vec<Mutant>,
     pub(crate) suites: Vec<Suite>,
@@ -18,18 +18,18 @@ pub(crate) struct Plan {
 
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Mutant {
-    /// What the switch compares with. From 1.
+    /// The number that the switch compares with, from 1.
     pub(crate) number: usize,
-    /// Stays as it is when other mutants are drawn from the same sources.
+    /// An identifier that is stable when other mutants are drawn from the same sources.
     pub(crate) id: String,
     pub(crate) room: String,
     pub(crate) file: String,
     pub(crate) line: usize,
     pub(crate) function: String,
-    /// The lines that change, on one line, before and after.
+    /// The changed lines, joined to one, before and after.
     pub(crate) before: String,
     pub(crate) after: String,
-    /// Names of suites.
+    /// The names of the suites.
     pub(crate) suites: Vec<String>,
 }
 
@@ -37,17 +37,17 @@ pub(crate) struct Mutant {
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Suite {
     pub(crate) name: String,
-    /// From the plan's folder, as is the next.
+    /// The path of the program, from the plan's folder.
     pub(crate) program: String,
-    /// Where it is started: its package.
+    /// The working folder: that of its package.
     pub(crate) folder: String,
     pub(crate) args: Vec<String>,
 }
 
-/// How a mutant ended.
+/// The result of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Verdict {
-    /// A test failed, or the program ended in another way than by its tests.
+    /// A test failed, or the program ended abnormally.
     Killed {
         suite: String,
         by: String,
@@ -59,12 +59,12 @@ pub(crate) enum Verdict {
     Survived,
 }
 
-/// One line of the results.
+/// A line of the results.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Line {
-    /// The first line.
+    /// The first line: the hash of the sources.
     Sources(u64),
-    /// What a suite does without a mutant.
+    /// The result of a suite without a mutant.
     Baseline(Baseline),
     Mutant {
         id: String,
@@ -77,11 +77,11 @@ pub(crate) enum Line {
 pub(crate) struct Baseline {
     pub(crate) suite: String,
     pub(crate) seconds: f64,
-    /// Tests that fail by themselves at times. They kill nothing.
+    /// Tests that sometimes fail without a mutant. They do not count.
     pub(crate) unreliable: Vec<String>,
 }
 
-/// The results so far, in a file that grows by a line with each.
+/// The results so far, in a file that grows by a line for each.
 pub(crate) struct Results {
     file: File,
     pub(crate) verdicts: BTreeMap<String, Verdict>,
@@ -89,13 +89,13 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// Opens the results of a plan. Those of other sources are put aside.
+    /// Opens the results of a plan. Results of other sources are moved away.
     pub(crate) fn open(path: &Path, sources: u64) -> Result<Self> {
         let (mut verdicts, mut baselines) = (BTreeMap::new(), BTreeMap::new());
         let mut is_ours = false;
         if path.exists() {
             for line in BufReader::new(File::open(path)?).lines() {
-                // The last line may be half of one, if the machine went down.
+                // The last line may be incomplete if the machine stopped.
                 let Ok(line) = serde_json::from_str(&line?) else { continue };
                 match line {
                     Line::Sources(of) => is_ours = of == sources,

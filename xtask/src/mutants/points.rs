@@ -1,8 +1,8 @@
-//! Finds the places of a source file where a small change of the code is possible, and writes each such change as an edit of
-//! the text.
+//! Finds the places of a source file where a small change of the code is possible, and writes each such change as an edit of the
+//! text.
 //!
-//! Nothing is found in what runs before a switch could be read, or what no test can see: `const` code, attributes, macros
-//! (assertions and formatting among them), test code, code that this configuration leaves out, and `Debug`/`Display`.
+//! Code is skipped that runs before a switch can be read, or that tests cannot observe: `const` code, attributes, macros
+//! (including assertions and formatting), test code, code excluded by this configuration, and `Debug`/`Display`.
 
 use anyhow::{Context, Result};
 use proc_macro2::{Span, TokenStream};
@@ -13,30 +13,30 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, BinOp, Expr, Lit, Meta, ReturnType, Stmt, Token, Type, UnOp};
 
-/// A place in a file and one change of it.
+/// A place in a file, with one change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
-    /// The text that the switch surrounds, in bytes of the file.
+    /// The range of the text that the switch surrounds, in bytes.
     pub(crate) outer: Range<usize>,
-    /// The change: replaces this part of the file by that text.
+    /// The change: the range to replace, and the new text.
     pub(crate) edit: (Range<usize>, String),
     pub(crate) form: Form,
-    /// The function that the point is in.
+    /// The enclosing function.
     pub(crate) function: String,
-    /// Counts from 1.
+    /// The line, from 1.
     pub(crate) line: usize,
 }
 
-/// How a switch is written around a point.
+/// The form of a switch around a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// Chooses between the changed expression and the original.
     Expression,
-    /// Leaves the statement out.
+    /// Omits the statement.
     Statement,
-    /// Returns at the start of a function's body, with the inserted text.
+    /// Returns the inserted text at the start of a function's body.
     Entry,
-    /// Leaves a match arm out; the match has another for everything.
+    /// Omits a match arm; another arm matches everything.
     Arm,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn find(text: &str) -> Result<Vec<Point>> {
 struct Finder<'a> {
     text: &'a str,
     function: String,
-    /// Whether this is the body of a function that runs at run time.
+    /// Whether the visitor is in the body of a function that runs at run time.
     is_switchable: bool,
     points: Vec<Point>,
 }
@@ -71,7 +71,7 @@ impl Finder<'_> {
         self.points.push(Point { outer, edit: (edit, replacement), form, function, line });
     }
 
-    /// The body of a function, its entry included.
+    /// Visits the body of a function, and its start.
     fn body(&mut self, signature: &syn::Signature, block: &syn::Block) {
         let outside =
             (std::mem::replace(&mut self.function, signature.ident.to_string()), self.is_switchable);
@@ -265,7 +265,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
     }
 }
 
-/// Methods that take the same arguments and mean something else.
+/// Methods with the same arguments and another meaning.
 const OTHER_METHODS: &[(&str, &str)] = &[
     ("min", "max"),
     ("min_by_key", "max_by_key"),
@@ -335,7 +335,7 @@ fn is_assignment(op: &BinOp) -> bool {
     )
 }
 
-/// Values that a function of this type could return at once. A type that has no default is found when the switches are
+/// Values that a function of this type could return at its start. Types without a default are found when the switches are
 /// compiled.
 fn early_results(output: &ReturnType) -> Vec<String> {
     let ReturnType::Type(_, of) = output else { return vec![String::new()] };
@@ -366,7 +366,7 @@ fn early_results(output: &ReturnType) -> Vec<String> {
     }
 }
 
-/// The last name of a type, and what stands between its angle brackets.
+/// The last name of a type, and its generic arguments.
 fn generic(text: &str) -> (&str, Option<&str>) {
     let (path, inner) = match text.split_once('<') {
         Some((path, rest)) => (path, rest.strip_suffix('>')),
@@ -380,7 +380,7 @@ fn same_tokens(one: &str, other: &str) -> bool {
     bare(one) == bare(other)
 }
 
-/// Whether an expression binds variables, so that only `if` and `while` can hold it.
+/// Whether an expression binds variables, so that only `if` and `while` can contain it.
 fn has_let(expr: &Expr) -> bool {
     match expr {
         Expr::Let(_) => true,
@@ -403,7 +403,7 @@ fn attributes(expr: &Expr) -> &[Attribute] {
     }
 }
 
-/// The condition behind an arm's pattern.
+/// The guard of a match arm.
 fn guard(arm: &syn::Arm) -> Option<&Expr> {
     match &arm.pat {
         syn::Pat::Guard(pattern) => Some(&pattern.guard),
@@ -411,7 +411,7 @@ fn guard(arm: &syn::Arm) -> Option<&Expr> {
     }
 }
 
-/// Whether the tests are compiled with this item, and it is not itself a test.
+/// Whether the item is compiled with the tests, and is not itself a test.
 fn is_compiled(attributes: &[Attribute]) -> bool {
     attributes.iter().all(|attribute| {
         if attribute.path().is_ident("test") {
@@ -421,7 +421,7 @@ fn is_compiled(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// A condition of `cfg`, for Linux with the default features.
+/// Evaluates a condition of `cfg` for Linux with the default features.
 fn holds(meta: &Meta) -> bool {
     let parts = |list: &syn::MetaList| {
         let parsed = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
@@ -449,7 +449,7 @@ fn holds(meta: &Meta) -> bool {
 
 /// The code of a file without its tests, on one line.
 pub(crate) fn without_tests(text: &str) -> Result<String> {
-    // Comments that document would be attributes.
+    // Doc comments would become attributes.
     let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     let mut file = syn::parse_file(&lines.collect::<Vec<_>>().join("\n"))?;
     let is_tests = |item: &syn::Item| matches!(item, syn::Item::Mod(module) if !is_compiled(&module.attrs));
@@ -467,7 +467,7 @@ pub(crate) fn on_one_line(text: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// Each point as the line before and after.
+    /// Each point as the changed line, before and after.
     fn changes(text: &str) -> Vec<(String, String)> {
         let found = find(text).unwrap();
         found

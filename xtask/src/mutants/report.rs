@@ -1,4 +1,4 @@
-//! What came of the mutants: a table by room, and those that survived.
+//! The results of the mutants: a table by room, and the survivors.
 
 use super::plan::{Mutant, Plan, Results, Verdict};
 use super::table;
@@ -6,10 +6,10 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// At least so many percent of the mutants that are not equivalent must be killed.
+/// The minimum percentage of killed mutants, among those that are not equivalent.
 const LEAST_PERCENT: f64 = 95.0;
 
-/// A mutant that does what the original does, as the list of equivalent mutants says.
+/// A mutant without effect on behaviour, from the list of equivalent mutants.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Equivalent {
     pub(crate) file: String,
@@ -64,7 +64,7 @@ impl Counts {
     }
 }
 
-/// Prints the table and the survivors, and fails if too many have survived or the list of equivalent ones is wrong.
+/// Prints the table and the survivors, and fails if too many survived or the list of equivalent mutants is wrong.
 pub(crate) fn print(plan: &Plan, results: &Results, list: &[Equivalent]) -> Result<()> {
     let (mut rooms, mut order, mut total) = (BTreeMap::<&str, Counts>::new(), Vec::new(), Counts::default());
     let (mut missing, mut refuted) = (0, Vec::new());
@@ -107,7 +107,7 @@ pub(crate) fn print(plan: &Plan, results: &Results, list: &[Equivalent]) -> Resu
     Ok(())
 }
 
-/// A mutant as a change of lines.
+/// A mutant as a diff of lines.
 pub(crate) fn diff(mutant: &Mutant) -> String {
     let Mutant { number, file, line, function, before, after, room, .. } = mutant;
     format!("{file}:{line} (mutant {number}, {room}, fn {function})\n  - {before}\n  + {after}\n")

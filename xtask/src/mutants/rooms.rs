@@ -1,12 +1,12 @@
-//! Which files are mutated, and which tests each of them has to answer to.
+//! The mutated files, and the tests of each of them.
 
 use anyhow::{Result, ensure};
 use std::path::Path;
 
-/// Files with one job, and the tests of that job.
+/// Files with one purpose, and their tests.
 pub(crate) struct Room {
     pub(crate) name: &'static str,
-    /// Files, or folders with a `/` at the end.
+    /// Files, or folders with a trailing `/`.
     paths: &'static [&'static str],
     pub(crate) suites: &'static [&'static str],
 }
@@ -15,12 +15,12 @@ pub(crate) struct Room {
 pub(crate) struct Target {
     pub(crate) name: &'static str,
     pub(crate) package: &'static str,
-    /// The target's name, and whether it is the library.
+    /// The target's name. `is_library` distinguishes a library from a test program.
     pub(crate) target: &'static str,
     pub(crate) is_library: bool,
-    /// Arguments of the test harness: filters, and `--skip` with one.
+    /// Arguments of the test harness: filters and `--skip`.
     pub(crate) filters: &'static [&'static str],
-    /// The cfg that it is compiled with, in a build of its own.
+    /// The cfg of its build, if it has one of its own.
     pub(crate) cfg: Option<&'static str>,
 }
 
@@ -45,7 +45,7 @@ const TESTS: &str = "gpumem-tests";
 #[rustfmt::skip]
 pub(crate) const TARGETS: &[Target] = &[
     library("pool-src", "gpumem-pool", "gpumem_pool"),
-    // The tests that take most of the program's time come later.
+    // The tests that take most of the program's time run later.
     part("pool", target("", "gpumem-pool", "pool"), &["--skip", "failing_calls::"]),
     part("pool/failing_calls", target("", "gpumem-pool", "pool"), &["failing_calls::"]),
     library("heap-src", "gpumem-heap", "gpumem_heap"),
@@ -212,10 +212,10 @@ pub(crate) const ROOMS: &[Room] = &[
     },
 ];
 
-/// What the tests themselves check with: a change there hides mistakes instead of making one.
+/// The code that tests use as a check: a change there hides bugs instead of introducing one.
 const CHECKERS: [&str; 2] = ["crates/gpumem-heap/src/heap/check.rs", "crates/gpumem-heap/src/order/twin.rs"];
 
-/// The files of each room, in the order of the rooms. A path that leads nowhere is an error: the table is out of date.
+/// The files of each room, in the order of the rooms. A path without files is an error: the table is out of date.
 pub(crate) fn files<'a>(
     all: &'a [String],
     only: Option<&str>,
@@ -244,7 +244,7 @@ pub(crate) fn files<'a>(
     Ok(rooms)
 }
 
-/// Whether a file below a package's sources has tests only.
+/// Whether a file below a package's sources contains tests only.
 pub(crate) fn is_test(file: &str) -> bool {
     file.contains("/tests/") || file.ends_with("/tests.rs")
 }
@@ -287,7 +287,7 @@ mod tests {
         let all = crate::mutants::tree::files(&crate::root()).unwrap();
         let rooms = files(&all, None).unwrap();
         assert_eq!(rooms.len(), ROOMS.len());
-        // The waits at the end of borrows, which lie beside files of other jobs.
+        // The waits at the end of borrows, whose files are among those of other rooms.
         for file in
             ["device/settle.rs", "device/wait.rs", "device/host_memory/buffer.rs", "device/stream/borrow.rs"]
         {

@@ -1,4 +1,4 @@
-//! Runs the test programs of a plan, first without a mutant and then with each, several at a time.
+//! Runs the test programs of a plan, first without a mutant and then with each, several in parallel.
 
 use super::plan::{Baseline, Mutant, Plan, Results, Suite, Verdict};
 use anyhow::{Context, Result, bail, ensure};
@@ -11,31 +11,32 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often each suite is run without a mutant, to learn what it takes and which tests are unreliable.
+/// The number of runs of each suite without a mutant, to measure its time and to find unreliable tests.
 const BASELINE_ROUNDS: usize = 2;
-/// A suite without a mutant has this long; with one, five times what it took, but at least the second.
+/// The time limit of a suite without a mutant. With a mutant, it is five times the measured time, but at least
+/// [`SHORTEST_LIMIT`].
 const BASELINE_LIMIT: Duration = Duration::from_secs(600);
 const SHORTEST_LIMIT: Duration = Duration::from_secs(20);
 
-/// What may run.
+/// The options of a run.
 pub(crate) struct Options {
     pub(crate) jobs: usize,
-    /// Runs mutants again that have survived before.
+    /// Whether mutants run again that have survived before.
     pub(crate) is_again: bool,
 }
 
-/// How a program ended.
+/// The end of a program.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Passed,
-    /// These tests failed; the program was ended at the first that is not in the list of unreliable ones.
+    /// These tests failed; the program was killed at the first failure that is not a known unreliable test.
     Failed(Vec<String>),
-    /// It ended otherwise, and how.
+    /// The program ended abnormally, as described.
     Broken(String),
     TimedOut,
 }
 
-/// Runs what has no result yet. `folder` is the plan's.
+/// Runs the mutants without a result. `folder` is the plan's.
 pub(crate) fn run(plan: &Plan, folder: &Path, results: Results, options: &Options) -> Result<Results> {
     forbid_core_dumps();
     let results = Mutex::new(results);
@@ -73,7 +74,7 @@ pub(crate) fn run(plan: &Plan, folder: &Path, results: Results, options: &Option
     Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Runs suites without a mutant, where that has not been done.
+/// Runs suites without a mutant, unless they have a baseline.
 fn measure(plan: &Plan, folder: &Path, results: &Mutex<Results>, options: &Options) -> Result<()> {
     let used: BTreeSet<&String> = plan.mutants.iter().flat_map(|mutant| &mutant.suites).collect();
     let waiting: VecDeque<&Suite> = plan
@@ -108,7 +109,7 @@ fn measure(plan: &Plan, folder: &Path, results: &Mutex<Results>, options: &Optio
     Ok(())
 }
 
-/// Runs the suites of a mutant, the cheap ones first, until one objects.
+/// Runs the suites of a mutant, the cheap ones first, until one fails.
 fn judge(
     plan: &Plan,
     folder: &Path,
@@ -140,8 +141,8 @@ fn judge(
     Ok(Verdict::Survived)
 }
 
-/// Runs a suite in a process group of its own, which is ended at the time limit and, if `known` is given, at the first
-/// failure of a test that is not in it.
+/// Runs a suite in a process group of its own, which is killed at the time limit and, if `known` is given, at the first failure
+/// of a test that is not in `known`.
 fn start_suite(
     suite: &Suite,
     folder: &Path,
@@ -153,7 +154,7 @@ fn start_suite(
     let home = folder.join(&suite.folder);
     let mut command = Command::new(folder.join(&suite.program));
     command.args(&suite.args).current_dir(&home).env("MUTANT_NUMBER", number.to_string());
-    // Where tests look for files: the package, and what the snapshots' paths begin at.
+    // The folders where tests look for files: the package, and the base of the snapshots' paths.
     command.env("CARGO_MANIFEST_DIR", &home).env("INSTA_WORKSPACE_ROOT", folder.join("tree"));
     command.env("INSTA_UPDATE", "no").env("RUST_TEST_THREADS", threads(options.jobs).to_string());
     command.env_remove("RUST_BACKTRACE");
@@ -161,7 +162,7 @@ fn start_suite(
     in_group(&mut command);
     let mut child = command.spawn().with_context(|| format!("{} cannot be started", suite.program))?;
     let end = follow(&mut child, Instant::now() + limit, known);
-    // Also after an end that it came to by itself: what it has started may still be there.
+    // Also after a normal end: processes that it started may still run.
     end_group(&mut child);
     end
 }
@@ -169,7 +170,7 @@ fn start_suite(
 fn follow(child: &mut Child, deadline: Instant, known: Option<&[String]>) -> Result<End> {
     let output = child.stdout.take().context("the program has no output")?;
     let (sender, receiver) = channel();
-    // It ends with the program's group, which closes the output.
+    // The thread ends when the group is killed, which closes the output.
     std::thread::spawn(move || {
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
             if let Some(test) = failed_test(&String::from_utf8_lossy(&line)) {
@@ -197,7 +198,7 @@ fn follow(child: &mut Child, deadline: Instant, known: Option<&[String]>) -> Res
             Err(RecvTimeoutError::Disconnected) => std::thread::sleep(Duration::from_millis(5)),
         }
     };
-    // The rest of the output, unless something that the program has started holds it open.
+    // Reads the rest of the output, unless a process of the group keeps it open.
     while let Ok(test) = receiver.recv_timeout(Duration::from_millis(200)) {
         failed.push(test);
     }
@@ -208,7 +209,7 @@ fn follow(child: &mut Child, deadline: Instant, known: Option<&[String]>) -> Res
     })
 }
 
-/// The test in a line `test NAME ... FAILED`.
+/// The name of the test in a line `test NAME ... FAILED`.
 fn failed_test(line: &str) -> Option<&str> {
     let (name, verdict) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let name = name.strip_suffix(" - should panic").unwrap_or(name);
@@ -220,7 +221,7 @@ fn threads(jobs: usize) -> usize {
     (cores / jobs.max(1)).max(2)
 }
 
-/// Works on a queue with several threads. The first error ends it.
+/// Processes a queue on several threads. The first error stops it.
 fn each<T: Send>(waiting: VecDeque<T>, jobs: usize, work: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
     let waiting = Mutex::new(waiting);
     std::thread::scope(|scope| {
@@ -260,7 +261,7 @@ fn in_group(command: &mut Command) {
     command.process_group(0);
 }
 
-/// Ends the program and all that it has started.
+/// Kills the program and all processes that it has started.
 #[cfg(unix)]
 fn end_group(child: &mut Child) {
     use rustix::process::{Pid, Signal, kill_process_group};
@@ -270,7 +271,7 @@ fn end_group(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// A mutant that crashes is not worth a file of its memory.
+/// Disables core dumps: mutants that crash are expected.
 #[cfg(unix)]
 fn forbid_core_dumps() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -325,7 +326,7 @@ mod tests {
         assert_eq!(end(script, LONG, Some(&known)), End::Failed(vec!["a".into(), "b".into()]));
     }
 
-    /// What the program has started ends too, though it holds the output open.
+    /// Processes that the program has started are killed too, even if they keep the output open.
     #[test]
     fn a_hanging_program_is_ended_with_all_that_it_started() {
         let name = std::env::temp_dir().join(format!("gpumem-hang-{}", std::process::id()));
@@ -333,7 +334,7 @@ mod tests {
         assert_eq!(end(&script, Duration::from_secs(2), None), End::TimedOut);
         let child = std::fs::read_to_string(&name).unwrap();
         std::fs::remove_file(&name).unwrap();
-        // A process that was killed is there for a moment more, as a zombie at last. Without the signal it lives for minutes.
+        // A killed process stays visible for a moment, as a zombie at last. Without the signal it would live for minutes.
         let is_there = || {
             let state = std::fs::read_to_string(format!("/proc/{}/stat", child.trim())).unwrap_or_default();
             !state.is_empty() && !state.contains(") Z")

@@ -1,11 +1,11 @@
-//! Mutant schemata: writes many changes into one text, each behind a switch that is read at run time. One build then serves
-//! all of them, and a change costs only the run of its tests.
+//! Mutant schemata: writes many changes into one text, each behind a switch that is read at run time. One build then serves all
+//! of them, and a change costs only the run of its tests.
 
 use super::points::{Form, Point, on_one_line};
 use anyhow::Result;
 use std::ops::Range;
 
-/// A source file with switches in it. Lines stay where they were.
+/// A source file with switches. Line numbers are unchanged.
 pub(crate) struct Switched {
     pub(crate) text: String,
     /// The switches in the new text, the inner ones of nested switches first.
@@ -15,21 +15,21 @@ pub(crate) struct Switched {
 struct Place {
     number: usize,
     whole: Range<usize>,
-    /// The inserted text, before and after what was there.
+    /// The inserted text, before and after the original.
     inserted: [Range<usize>; 2],
 }
 
 /// One insertion of text.
 struct Insertion<'a> {
     at: usize,
-    /// Ends of what began before come first, then points without an extent, then starts.
+    /// The order at one position: ends of earlier ranges, then points without an extent, then starts.
     order: (u8, usize, isize),
     text: &'a str,
     of: (usize, usize),
 }
 
 impl Switched {
-    /// Writes the points into the text. Each has a number, which is the one of its switch.
+    /// Writes the points into the text. Each has a number, which is the number of its switch.
     pub(crate) fn new(text: &str, points: &[(usize, &Point)]) -> Result<Self> {
         let texts = points.iter().map(|(number, point)| around(text, *number, point));
         let texts = texts.collect::<Result<Vec<_>>>()?;
@@ -38,7 +38,7 @@ impl Switched {
             let (Range { start, end }, rank) = (point.outer.clone(), index as isize);
             let (first, second) = match start == end {
                 true => ((1, 0, rank), (1, 0, rank)),
-                // Of two that end here, the one that began later is inside; the same holds for starts, reversed.
+                // Of two ranges that end here, the one that began later is inside; for starts the order is reversed.
                 false => ((2, usize::MAX - end, rank), (0, usize::MAX - start, -rank)),
             };
             insertions.push(Insertion { at: start, order: first, text: before, of: (index, 0) });
@@ -66,8 +66,8 @@ impl Switched {
         Ok(Self { text: written, places })
     }
 
-    /// The switches that an error of the compiler at these bytes comes from: those whose own text is there, or else the
-    /// innermost around it.
+    /// The switches that cause a compiler error in this range: those whose inserted text is in it, or else the innermost ones
+    /// around it.
     pub(crate) fn at(&self, range: &Range<usize>) -> Vec<usize> {
         let meets =
             |place: &Range<usize>| place.start < range.end.max(range.start + 1) && range.start < place.end;
@@ -80,7 +80,7 @@ impl Switched {
         around.map(|place| place.number).into_iter().collect()
     }
 
-    /// All switches within these bytes or around them.
+    /// All switches in this range or around it.
     pub(crate) fn near(&self, range: &Range<usize>) -> Vec<usize> {
         let near =
             self.places.iter().filter(|place| place.whole.start < range.end && range.start < place.whole.end);
@@ -88,7 +88,7 @@ impl Switched {
     }
 }
 
-/// What is written before a point and after it.
+/// The text before a point and after it.
 fn around(text: &str, number: usize, point: &Point) -> Result<(String, String)> {
     let switch = format!("::gpumem_mutant::is({number})");
     Ok(match point.form {
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(arm, format!("fn f() -> &'static str {{ match a {{ A if !{} => b, _ => c }} }}", is(0)));
     }
 
-    /// All switches of a text at once: what is written is Rust, on the same lines.
+    /// With all switches of a text at once, the result is valid Rust with unchanged line numbers.
     #[test]
     fn nested_switches_are_rust() {
         let text = "fn f(a: u8) -> bool {\n    if !(a + 1 < 2 && a.min(3) == 4) {\n        g(a)?.h();\n    }\n\

@@ -1,4 +1,4 @@
-//! A copy of the workspace with switches in it, and its test programs.
+//! A copy of the workspace with switches, and its test programs.
 
 use super::points::Point;
 use super::rooms::{self, TARGETS};
@@ -12,20 +12,20 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where the copy lies, and where cargo builds it.
+/// The copy, and cargo's target folder for it.
 pub(crate) struct Tree {
     root: PathBuf,
     build: PathBuf,
 }
 
-/// A change of a file of the workspace, and its number.
+/// A change of a file of the workspace, with its number.
 pub(crate) struct Numbered {
     pub(crate) number: usize,
     pub(crate) file: String,
     pub(crate) point: Point,
 }
 
-/// The crate that the switches are read from: the number of the mutant that is on, if any is.
+/// The crate that reads the switches: the number of the active mutant, if any.
 const SWITCH: &str = r#"//! Which mutant is on: `MUTANT_NUMBER` has its number.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -52,14 +52,14 @@ fn read() -> u32 {
 const SWITCH_MANIFEST: &str =
     "[package]\nname = \"gpumem-mutant\"\nversion = \"0.0.0\"\nedition = \"2024\"\npublish = false\n";
 
-/// The files of the workspace, tracked or new, by their path from its root.
+/// The files of the workspace, tracked or new, by path from its root.
 pub(crate) fn files(root: &Path) -> Result<Vec<String>> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(root);
     let output = git.output().context("git cannot be started")?;
     ensure!(output.status.success(), "git ls-files failed");
     let names = String::from_utf8(output.stdout)?;
-    // A file that was removed is still in the index.
+    // A removed file is still in the index.
     let files: BTreeSet<String> =
         names.split_terminator('\0').filter(|name| root.join(name).is_file()).map(str::to_string).collect();
     Ok(files.into_iter().collect())
@@ -70,8 +70,7 @@ impl Tree {
         Self { root: folder.join("tree"), build: folder.join("build") }
     }
 
-    /// Builds the test programs with these mutants. Those that do not compile are left out; `refuse` is told their numbers, each
-    /// time that there are more.
+    /// Builds the test programs with these mutants. Mutants that do not compile are omitted, and passed to `refuse` by number.
     pub(crate) fn build(
         &self,
         mutants: &[Numbered],
@@ -95,7 +94,7 @@ impl Tree {
         }
     }
 
-    /// Brings the copy up to date. A file is written only if it changes, so that cargo builds no more than it must.
+    /// Updates the copy. A file is written only if it changes, so that cargo rebuilds only what is necessary.
     fn write(&self, mutants: &[Numbered], refused: &BTreeSet<usize>) -> Result<BTreeMap<String, Switched>> {
         let source = crate::root();
         let mut by_file: BTreeMap<&str, Vec<(usize, &Point)>> = BTreeMap::new();
@@ -126,7 +125,7 @@ impl Tree {
 
     fn put(&self, file: &str, bytes: &[u8]) -> Result<()> {
         let path = self.root.join(file);
-        // Cargo adds the switches to the copy's list of versions; that is no reason to write it again.
+        // Cargo adds the switches to the copy's lock file, which is not a reason to write it again.
         let is_kept = file == "Cargo.lock" && path.exists();
         if is_kept || std::fs::read(&path).is_ok_and(|old| old == bytes) {
             return Ok(());
@@ -135,7 +134,7 @@ impl Tree {
         std::fs::write(&path, bytes).with_context(|| path.display().to_string())
     }
 
-    /// Removes what the workspace no longer has.
+    /// Removes files that the workspace no longer has.
     fn remove_others(&self, folder: &Path, written: &BTreeSet<String>) -> Result<()> {
         for entry in std::fs::read_dir(folder)? {
             let path = entry?.path();
@@ -152,7 +151,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Runs cargo once for each cfg: what does not compile, and the test programs if all does.
+    /// Runs cargo once for each cfg. Returns the errors, and the test programs if there are none.
     fn compile(&self) -> Result<(Vec<Diagnostic>, BTreeMap<String, PathBuf>)> {
         let mut programs = BTreeMap::new();
         for cfg in BTreeSet::from_iter(TARGETS.iter().map(|target| target.cfg)) {
@@ -184,7 +183,7 @@ impl Tree {
         if let Some(cfg) = cfg {
             command.env("RUSTFLAGS", format!("--cfg {cfg}"));
         }
-        // Neither changes what the tests do, and the programs are to be carried elsewhere.
+        // Neither changes the behaviour of the tests, and the programs are copied elsewhere.
         command
             .env("CARGO_TARGET_DIR", self.build.join(cfg.unwrap_or_default()))
             .env("CARGO_PROFILE_DEV_DEBUG", "0");
@@ -204,7 +203,7 @@ impl Tree {
                     let folder =
                         manifest.and_then(|path| Some(path.strip_prefix(&self.root).ok()?.to_path_buf()));
                     let is_library = !artifact.target.is_test();
-                    // Several, if they run different tests of the program.
+                    // Several targets, if they run different tests of the program.
                     let of_program = targets().filter(|target| {
                         target.target == artifact.target.name
                             && target.is_library == is_library
@@ -230,7 +229,7 @@ impl Tree {
     }
 }
 
-/// The mutants that errors come from. If none is where an error says, all that are near are: one of them is the reason.
+/// The mutants that cause errors. If none is at the position of an error, all mutants near it are suspected.
 fn blamed(errors: &[Diagnostic], switched: &BTreeMap<String, Switched>) -> BTreeSet<usize> {
     let pick = |find: fn(&Switched, &Range<usize>) -> Vec<usize>, primary_only: bool| {
         let spans = errors.iter().flat_map(|error| spans(error, primary_only));
@@ -246,7 +245,7 @@ fn blamed(errors: &[Diagnostic], switched: &BTreeMap<String, Switched>) -> BTree
     found
 }
 
-/// The places that an error names, macros seen through.
+/// The positions that an error names, with macros expanded.
 fn spans(error: &Diagnostic, primary_only: bool) -> Vec<(String, Range<usize>)> {
     fn unfolded(span: &DiagnosticSpan) -> Vec<(String, Range<usize>)> {
         let range = span.byte_start as usize..span.byte_end as usize;
@@ -259,7 +258,7 @@ fn spans(error: &Diagnostic, primary_only: bool) -> Vec<(String, Range<usize>)> 
     own.chain(children).collect()
 }
 
-/// A path without `..`: sources that another crate includes are named by a detour.
+/// A path without `..`: sources included by another crate have such paths.
 fn normal(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {

@@ -1,10 +1,10 @@
-//! The documents: that the files they point at exist, and that they name the environment variables there are.
+//! Checks of the documents: links lead to files, and named tests and environment variables exist.
 
 use super::{Files, Finding};
 use gpumem_sys::env::Variable;
 use pulldown_cmark::{Event, Options, Parser, Tag};
 
-/// Relative links, and paths in code spans that look like one of ours, must lead to a file.
+/// Checks that relative links, and paths in code spans that look like paths of the repository, lead to a file.
 pub(super) fn links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
     let folder = path.rsplit_once('/').map(|(folder, _)| folder).unwrap_or_default();
     let mut findings = Vec::new();
@@ -26,7 +26,7 @@ pub(super) fn links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Ve
     findings
 }
 
-/// A test that a document names, as `pool/limits.rs::the_limit_is_exact`, must exist: in one of the folders of tests.
+/// Checks that a test named in a document, such as `pool/limits.rs::the_limit_is_exact`, exists in one of the test folders.
 pub(super) fn named_tests(path: &str, text: &str, files: &Files) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
@@ -44,7 +44,7 @@ pub(super) fn named_tests(path: &str, text: &str, files: &Files) -> Vec<Finding>
     findings
 }
 
-/// How documents shorten the folders that tests are in.
+/// The abbreviations of test folders in documents.
 const TEST_FOLDERS: [(&str, &str); 6] = [
     ("pool/", "crates/gpumem-pool/tests/pool/"),
     ("pool-src/", "crates/gpumem-pool/src/"),
@@ -54,7 +54,7 @@ const TEST_FOLDERS: [(&str, &str); 6] = [
     ("tests/", "tests/"),
 ];
 
-/// Code like `crates/gpumem-pool/src/pool/block.rs`: a plain path from the root into one of the folders with sources.
+/// Whether code looks like `crates/gpumem-pool/src/pool/block.rs`: a plain path from the root into a folder with sources.
 fn is_repository_path(code: &str) -> bool {
     let plain = code.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
     plain
@@ -63,7 +63,7 @@ fn is_repository_path(code: &str) -> bool {
             .any(|start| code.starts_with(start))
 }
 
-/// `target` as seen from `folder`, `.` and `..` taken out; `None` above the root.
+/// Resolves `target` relative to `folder`, without `.` and `..`; `None` above the root.
 fn resolve(folder: &str, target: &str) -> Option<String> {
     let (folder, target) = target.strip_prefix('/').map_or((folder, target), |absolute| ("", absolute));
     let mut parts = Vec::new();
@@ -82,11 +82,11 @@ fn known() -> impl Iterator<Item = &'static Variable> {
     [gpumem_sys::env::VARIABLES, gpumem_sim::VARIABLES, gpumem_tests::pool::VARIABLES].into_iter().flatten()
 }
 
-/// The page whose table has every variable.
+/// The page whose table lists every variable.
 const VARIABLES_PAGE: &str = "docs/environment.md";
 
-/// Each variable that a document names must exist. The table in [`VARIABLES_PAGE`] must have a row for each, with the text of the
-/// list in the variable's crate.
+/// Checks that each variable in a document exists, and that the table in [`VARIABLES_PAGE`] has a row for each, with the text
+/// registered by the variable's crate.
 pub(super) fn variables(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut table = Vec::new();
@@ -125,7 +125,7 @@ pub(super) fn variables(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// The names of ours in a line; a bare prefix, as in `GPUMEM_…`, is none.
+/// The variables of this project in a line. A bare prefix such as `GPUMEM_…` does not count.
 fn names(line: &str) -> impl Iterator<Item = &str> {
     let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| word.starts_with("GPUMEM_") && !word.ends_with('_'))

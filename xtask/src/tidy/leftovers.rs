@@ -1,11 +1,11 @@
-//! What was meant to go before anyone else saw it: reminders, debugging, and one machine's folders.
+//! Checks for leftovers: reminders, debugging output, and paths of one machine.
 
 use super::Finding;
 use super::source::Source;
 
 const REMINDERS: [&str; 3] = [concat!("FIX", "ME"), concat!("XX", "X"), concat!("TO", "DO")];
 const MACROS: [&str; 3] = ["todo", "unimplemented", "dbg"];
-/// Spelled in halves, or this file would be its own finding.
+/// Split, so that this file is not a finding itself.
 const MACHINE_FOLDERS: [&str; 3] = [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
 pub(super) fn in_rust(path: &str, source: &Source) -> Vec<Finding> {
@@ -39,7 +39,7 @@ fn reminder(text: &str) -> Option<&'static str> {
     words.find_map(|word| REMINDERS.into_iter().find(|reminder| *reminder == word))
 }
 
-/// Absolute paths that exist on somebody's machine only.
+/// Finds absolute paths that exist on one machine only.
 pub(super) fn machine_paths(path: &str, text: &str) -> Vec<Finding> {
     let begins_path = |before: &str| !before.ends_with(|c: char| c.is_alphanumeric() || "-_.~/}".contains(c));
     let mut findings = Vec::new();

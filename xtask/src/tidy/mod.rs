@@ -1,7 +1,7 @@
-//! `cargo xtask tidy`: what a reviewer should not have to look for.
+//! `cargo xtask tidy`: checks that a reviewer should not have to do.
 //!
-//! Every check is a function from a path and a text to findings; this file feeds them the repository's files, tracked
-//! or new. A finding names a line, what is wrong there, and what to do about it.
+//! Every check is a function from a path and a text to findings; this file calls them with the repository's files, tracked or
+//! new. A finding names a line, the problem, and the correction.
 
 mod docs;
 mod leftovers;
@@ -17,7 +17,7 @@ use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
-/// Something to put right.
+/// A finding.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     path: String,
@@ -27,7 +27,7 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    /// Lines count from 1.
+    /// Creates a finding. Lines count from 1.
     pub(crate) fn new(path: &str, line: usize, what: impl Into<String>, advice: &'static str) -> Self {
         Self { path: path.to_string(), line, what: what.into(), advice }
     }
@@ -83,7 +83,7 @@ fn check(files: &Files) -> Vec<Finding> {
     findings
 }
 
-/// Generated sources are their generator's business.
+/// Generated sources are not checked.
 fn is_generated(text: &str) -> bool {
     text.starts_with("// Made by ")
 }
@@ -93,7 +93,7 @@ fn header(path: &str, text: &str) -> Option<Finding> {
     (!text.starts_with("//!")).then(|| Finding::new(path, 1, "no `//!` header", advice))
 }
 
-/// Whether a path from the root is a file, or a folder that holds one.
+/// Whether a path from the root is a file, or a folder with files.
 fn exists(files: &Files, path: &str) -> bool {
     let path = path.trim_end_matches('/');
     path.is_empty() || files.contains_key(path) || files.keys().any(|file| is_below(file, path))
@@ -103,7 +103,7 @@ fn is_below(file: &str, folder: &str) -> bool {
     file.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// What git tracks or would track. Files that are not text are kept by name, without content.
+/// The tracked files and the new files that git does not ignore. Files that are not text have no content here.
 fn files(root: &Path) -> Result<Files> {
     let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let output =

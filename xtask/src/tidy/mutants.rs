@@ -1,4 +1,4 @@
-//! The list of equivalent mutants: the lines that it names are in the sources.
+//! Checks that the lines named in the list of equivalent mutants are in the sources.
 
 use super::{Files, Finding};
 use crate::mutants::{EQUIVALENT, equivalents};

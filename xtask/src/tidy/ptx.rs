@@ -1,8 +1,8 @@
-//! The kernels that are checked in: old enough for every driver we promise, and each with the source it came from.
+//! Checks the checked-in kernels: each is old enough for every supported driver, and has its source.
 
 use super::{Files, Finding};
 
-/// What CUDA 11.8 and up load; a later one shuts drivers out.
+/// The newest allowed PTX version: CUDA 12.0 and newer load it.
 const NEWEST_VERSION: (u32, u32) = (8, 0);
 const TARGET: &str = "sm_70";
 
@@ -28,7 +28,7 @@ fn extension(path: &str) -> &str {
     path.rsplit_once('.').map(|(_, extension)| extension).unwrap_or_default()
 }
 
-/// `kernels/sum` for `kernels/sum.cu` and for each of what is made of it: `kernels/sum.f32.ptx`.
+/// Returns `kernels/sum` for `kernels/sum.cu` and for each file compiled from it, such as `kernels/sum.f32.ptx`.
 fn kernel(path: &str) -> &str {
     let name = path.rfind('/').map_or(0, |slash| slash + 1);
     &path[..path[name..].find('.').map_or(path.len(), |dot| name + dot)]

@@ -1,14 +1,14 @@
-//! A Rust source by lines, code and comments apart, so that a check never mistakes a text for a statement.
+//! A Rust source by lines, with code and comments separate, so that a check never mistakes text for code.
 //!
-//! This is the part of a lexer that tells comments, strings and characters from the rest. It does not parse: the
-//! compiler does that, and a source that it refuses is not worth a finding here.
+//! This is the part of a lexer that distinguishes comments, strings and characters from the rest. It does not parse, because the
+//! compiler does, and a source that the compiler refuses needs no finding here.
 
 /// The lines of a source.
 pub(super) struct Source {
     pub(super) lines: Vec<Line>,
 }
 
-/// One line. Strings and characters are left out of the code, quotes kept.
+/// A line. The code omits the contents of strings and characters, but keeps the quotes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) code: String,
@@ -31,7 +31,7 @@ impl Source {
         Self { lines: lexer.lines }
     }
 
-    /// The words of the code with the index of their lines, and `code` from each word's end onwards.
+    /// The words of the code, each with its line index and the rest of the line after it.
     pub(super) fn words(&self) -> impl Iterator<Item = (usize, &str, &str)> {
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
         self.lines.iter().enumerate().flat_map(move |(index, line)| {
@@ -68,7 +68,7 @@ impl Lexer<'_> {
         self.chars.get(self.at + ahead).copied()
     }
 
-    /// Takes one character, as code or as comment.
+    /// Adds one character, as code or as comment.
     fn push(&mut self, c: char, comment: bool) {
         self.at += 1;
         if c == '\n' {
@@ -79,7 +79,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// Takes one character of a string: only line ends are kept.
+    /// Skips one character of a string: only line ends are kept.
     fn skip(&mut self) {
         if self.peek(0) == Some('\n') { self.push('\n', false) } else { self.at += 1 }
     }
@@ -124,7 +124,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// Not a lifetime: an escape, or a quote two characters on.
+    /// Whether a quote starts a character literal and not a lifetime: an escape, or a closing quote two characters on.
     fn is_char_literal(&self) -> bool {
         self.peek(1) == Some('\\') || self.peek(2) == Some('\'')
     }
@@ -138,7 +138,7 @@ impl Lexer<'_> {
         self.push('\'', false);
     }
 
-    /// The number of hashes between `r` and a quote, if this is how a raw string begins.
+    /// The number of hashes between `r` and a quote, if a raw string starts here.
     fn raw_hashes(&self) -> Option<usize> {
         let hashes = (1..).take_while(|ahead| self.peek(*ahead) == Some('#')).count();
         (self.peek(hashes + 1) == Some('"')).then_some(hashes)

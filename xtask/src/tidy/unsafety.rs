@@ -1,14 +1,14 @@
-//! `unsafe` without a reason.
+//! Checks that every `unsafe` has a reason.
 //!
-//! Clippy sees the code that one build compiles. This looks at every source: other systems, features that are off,
-//! the bodies of macros, and functions that are not public.
+//! Clippy sees the code that one build compiles. This check reads every source: code for other systems, disabled features, bodies
+//! of macros, and private functions.
 
 use super::source::Source;
 use super::{Files, Finding};
 use crate::rooms::LAYERS;
 
 const REASON: &str = "say above it, after `// SAFETY:`, why its contract holds here";
-/// What was true above need not be true here, and nobody looks again when one of the two changes.
+/// Comments that refer to another one: the reason may differ here, and a later change of one is not made in the other.
 const POINTERS: [&str; 2] = ["SAFETY: as above", "SAFETY: see above"];
 const CONTRACT: &str = "list the caller's duties under `# Safety`";
 
@@ -40,13 +40,13 @@ pub(super) fn check(path: &str, source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// What an `unsafe` begins.
+/// The item that an `unsafe` introduces.
 enum Use {
     Block,
     Impl,
     /// A function or a trait, which has a contract.
     Item,
-    /// The type of a function pointer, a foreign function or block (whose contract is another's), an attribute.
+    /// The type of a function pointer, a foreign function or block (with a contract of its own), an attribute.
     Other,
 }
 
@@ -64,14 +64,14 @@ impl Use {
     }
 }
 
-/// Tests of raw calls would say the same in every block; they turn clippy's lint off for the file, and say it there.
+/// Whether the file allows clippy's lint: tests of raw calls would repeat one reason in every block, and state it at the `allow`.
 fn has_one_reason(source: &Source) -> bool {
     let lint = "#![allow(clippy::undocumented_unsafe_blocks)]";
     source.lines.iter().any(|line| line.code.trim() == lint && line.comment.len() > "// ".len())
 }
 
-/// Whether a comment that belongs to the statement at `index` contains `sign`: on its line or the one below, or above
-/// it, up to the end of the statement before.
+/// Whether a comment of the statement at `index` contains `sign`: on its line or the line below, or above it, up to the end of
+/// the previous statement.
 fn explained(source: &Source, index: usize, sign: &str) -> bool {
     let says = |index: usize| source.lines.get(index).is_some_and(|line| line.comment.contains(sign));
     if says(index) || says(index + 1) {
@@ -91,8 +91,8 @@ fn explained(source: &Source, index: usize, sign: &str) -> bool {
     false
 }
 
-/// A function in the implementation of a trait keeps the trait's contract: the nearest line above that is indented
-/// less opens `impl … for …`.
+/// Whether a function implements a trait, whose contract it keeps: the nearest line above with less indentation opens `impl … for
+/// …`.
 fn is_promised_elsewhere(source: &Source, index: usize) -> bool {
     let indent = |index: usize| source.lines[index].code.find(|c: char| c != ' ');
     let Some(own) = indent(index) else { return false };
@@ -103,7 +103,7 @@ fn is_promised_elsewhere(source: &Source, index: usize) -> bool {
     })
 }
 
-/// The layers deny `unsafe_code`, so that each module that needs it says so; the raw driver is unsafe throughout.
+/// Checks that the layers deny `unsafe_code`, so that each module that needs it says so; the raw driver is unsafe throughout.
 pub(super) fn layers_deny(files: &Files) -> Vec<Finding> {
     let advice = "add `#![deny(unsafe_code)]`, and `#[allow(unsafe_code)]` to the modules that need it";
     let above = LAYERS.iter().filter(|layer| *layer != "gpumem-sys");

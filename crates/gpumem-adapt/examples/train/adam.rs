@@ -9,7 +9,7 @@ use gpumem_adapt::array::{Gpu, GpuArray};
 
 /// The optimiser's state.
 pub(crate) struct Adam {
-    /// The running means of the gradient, and below them those of its square: one column a parameter, bias last.
+    /// The running means of the gradient, and in the second row those of its square: one column for each parameter, bias last.
     moments: GpuArray<f32, Ix2>,
     steps: i32,
     learning_rate: f64,
@@ -18,15 +18,15 @@ pub(crate) struct Adam {
     epsilon: f64,
 }
 
-/// The numbers of one step that are the same for every parameter.
+/// The factors of one step, equal for every parameter.
 pub(crate) struct Rates {
-    /// From the sums over a batch to the gradient.
+    /// The factor from the sums over a batch to the gradient.
     pub(crate) scale: f32,
     pub(crate) beta1: f32,
     pub(crate) beta2: f32,
     /// The step size, corrected for a mean that started at zero.
     pub(crate) rate: f32,
-    /// The same correction for the root of the mean square.
+    /// The correction for the root of the mean square, which also started at zero.
     pub(crate) root_correction: f32,
     pub(crate) epsilon: f32,
 }
@@ -38,7 +38,7 @@ impl Adam {
         Ok(Self { moments, steps: 0, learning_rate, beta1, beta2, epsilon })
     }
 
-    /// One step along `gradient`, which holds sums over `rows` rows.
+    /// Makes one step along `gradient`, which contains sums over `rows` rows.
     pub(crate) fn step(
         &mut self,
         gpu: &Gpu,

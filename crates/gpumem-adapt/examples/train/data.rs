@@ -1,6 +1,6 @@
-//! The table to learn from: a CSV file whose last column is the target, or random numbers of a stated size.
+//! The training table: a CSV file whose last column is the target, or random numbers of a given size.
 //!
-//! Everything here happens on the host and before training; nothing knows of GPUs.
+//! This is host code without GPUs, and runs before the training.
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::ProgressBar;
@@ -9,7 +9,7 @@ use ndarray::{Array1, Array2, ArrayViewMut1, Axis};
 use std::path::Path;
 use std::str::FromStr;
 
-/// What is learned from: one row per observation, one target per row.
+/// The training table: one row per observation, one target per row.
 pub(crate) struct Table {
     pub(crate) name: String,
     pub(crate) inputs: Array2<f32>,
@@ -17,13 +17,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The data set beside this file; its source is in its first lines.
+    /// The data set beside this file; its first lines name its source.
     pub(crate) fn diabetes() -> Result<Self> {
         let text = include_str!("diabetes.csv");
         read("diabetes".to_owned(), text.as_bytes()).context("the built-in data set")
     }
 
-    /// A file of numbers, a line of names before them, with every column standardised.
+    /// Reads a file of numbers with a line of names, and standardises every column.
     pub(crate) fn from_csv(path: &Path) -> Result<Self> {
         let named = || format!("can't use {}", path.display());
         let file = std::fs::File::open(path).with_context(named)?;
@@ -31,7 +31,7 @@ impl Table {
         read(name, file).with_context(named)
     }
 
-    /// Numbers spread evenly over [0, 1), inputs and targets alike: nothing can be learned beyond their mean.
+    /// Random numbers, uniform over [0, 1), as inputs and targets: a model can learn nothing but their mean.
     pub(crate) fn synthetic(size: Size, seed: u64, progress: &ProgressBar) -> Result<Self> {
         let inputs = zeros(size.rows * size.columns, size)?;
         let mut inputs = Array2::from_shape_vec((size.rows, size.columns), inputs)?;
@@ -57,7 +57,7 @@ impl Table {
     }
 }
 
-/// How large a random table is: `ROWSxCOLUMNS`.
+/// The size of a random table: `ROWSxCOLUMNS`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) rows: usize,
@@ -90,7 +90,7 @@ impl FromStr for Size {
     }
 }
 
-/// The number at `index` of an endless sequence of numbers in [0, 1) (SplitMix64, entered anywhere).
+/// The number at `index` of an infinite sequence of numbers in [0, 1) (SplitMix64 with random access).
 pub(crate) fn uniform(seed: u64, index: u64) -> f32 {
     let mut bits = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -141,7 +141,7 @@ fn number(text: &str, column: &str, line: u64) -> Result<f32> {
     }
 }
 
-/// Moves a column to mean 0 and variance 1; a constant one becomes zeros.
+/// Scales a column to mean 0 and variance 1; a constant column becomes zeros.
 fn standardise(mut column: ArrayViewMut1<'_, f32>) {
     let values = column.mapv(f64::from);
     let mean = values.mean().unwrap_or(0.0);

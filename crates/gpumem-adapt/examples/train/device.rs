@@ -1,5 +1,5 @@
-//! The training on the device: the table is uploaded once, its batches are views, and the host waits for nothing
-//! between the first step and the last.
+//! The training on the device: the table is uploaded once, its batches are views, and the host waits for nothing between the
+//! first step and the last.
 
 use crate::adam::Adam;
 use crate::data::Table;
@@ -14,16 +14,16 @@ use gpumem_adapt::{Adapt, Host};
 use indicatif::ProgressBar;
 use std::time::{Duration, Instant};
 
-/// What came of it.
+/// The result of a training.
 pub(crate) struct Training {
     /// The mean loss of each epoch.
     pub(crate) losses: Vec<f64>,
-    /// The parameters at the end, back on the host.
+    /// The final parameters, on the host.
     pub(crate) model: Dense<Array1<f32>>,
-    /// The memory in the middle of it, a batch's gradient included.
+    /// The status of the pool in the middle of the training, with the gradient of a batch.
     pub(crate) status: Option<Status>,
     pub(crate) upload_time: Duration,
-    /// From the first step until the losses were on the host.
+    /// The time from the first step until the losses were on the host.
     pub(crate) training_time: Duration,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn train(
     })
 }
 
-/// Some rows of the table.
+/// A batch: a range of the table's rows.
 struct Batch<'a> {
     inputs: GpuView<'a, f32, Ix2>,
     targets: GpuView<'a, f32, Ix1>,
@@ -89,7 +89,7 @@ fn batches<'a>(
     rows.map(batch).collect()
 }
 
-/// The gradient of a batch's squared error, but for a factor; the error itself is added to the epoch's loss.
+/// Computes the gradient of a batch's squared error up to a factor, and adds the error to the epoch's loss.
 fn gradient(
     gpu: &Gpu,
     kernels: &Kernels,

@@ -1,4 +1,4 @@
-//! This example's own kernels: how `kernels.cu` is launched, and the same functions in Rust for the simulator.
+//! The kernels of this example: launches of `kernels.cu`, and their Rust twins for the simulator.
 
 use crate::adam::Rates;
 use crate::model::Dense;
@@ -12,11 +12,11 @@ pub(crate) struct Kernels {
     adam: Function,
 }
 
-/// Threads of the one block that `residual` runs in: whole warps, at most 32 of them.
+/// The number of threads of the single block of `residual`: whole warps, at most 32 of them.
 const RESIDUAL_THREADS: u32 = 1024;
 
 impl Kernels {
-    /// Loads them for the device of `gpu`.
+    /// Loads the kernels for the device of `gpu`.
     pub(crate) fn load(gpu: &Gpu) -> Result<Self> {
         if let Some(simulator) = gpumem_sim::Sim::of(gpu.device().driver()) {
             simulator.register(twins::KERNELS);
@@ -41,14 +41,14 @@ impl Kernels {
         let shape = LaunchShape { grid: [1, 1, 1], block: [RESIDUAL_THREADS, 1, 1], shared_bytes: 0 };
         let launch = self.residual.launch(shape).write(prediction).read(target).read(bias);
         let launch = launch.write_uninit(&mut sum).write(losses).scalar(u32::try_from(epoch)?).scalar(rows);
-        // SAFETY: these are the kernel's parameters, and it stays within `rows` elements of `prediction` and `target`,
-        // one of `bias` and `sum`, and element `epoch` of `losses`: all checked above.
+        // SAFETY: the arguments are the kernel's parameters. It accesses `rows` elements of `prediction` and `target`, one of
+        // `bias` and `sum`, and element `epoch` of `losses`; all of this is checked above.
         unsafe { launch.enqueue(gpu)? };
         // SAFETY: the kernel writes its only element.
         Ok(unsafe { sum.assume_init() })
     }
 
-    /// One step for every parameter of `model`.
+    /// Makes one step for every parameter of `model`.
     pub(crate) fn adam(
         &self,
         gpu: &Gpu,
@@ -65,14 +65,14 @@ impl Kernels {
         let launch = launch.read(&sums.weight).read(&sums.bias).scalar(u32::try_from(columns)?);
         let launch = launch.scalar(rates.scale).scalar(rates.beta1).scalar(rates.beta2);
         let launch = launch.scalar(rates.rate).scalar(rates.root_correction).scalar(rates.epsilon);
-        // SAFETY: these are the kernel's parameters, and it stays within `columns` elements of the weights, one of the
-        // biases and twice `columns + 1` of the moments: all checked above.
+        // SAFETY: the arguments are the kernel's parameters. It accesses `columns` elements of the weights, one of the biases and
+        // twice `columns + 1` of the moments; all of this is checked above.
         unsafe { launch.enqueue(gpu)? };
         Ok(())
     }
 }
 
-/// The functions that the simulator runs in place of the kernels.
+/// The functions that the simulator runs instead of the kernels.
 mod twins {
     use gpumem_sim::{Kernel, KernelFault, Launch};
 

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let options = match Options::try_parse() {
         Ok(options) => options,
         Err(answer) => {
-            // Arguments that make no sense end like everything else that fails: with 1, not with clap's 2.
+            // Invalid arguments exit with 1, like every other error, instead of clap's 2.
             let _ = answer.print();
             return if answer.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
         }
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nothing is left to do where even this can't be written.
+            // If this fails too, there is no way to report it.
             let _ = writeln!(std::io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,13 +1,13 @@
-//! The model: one dense layer with one output, generic over where its parameters live.
+//! The model: one dense layer with one output, generic over the place of its parameters.
 //!
-//! `Dense<Array1<f32>>` is on the host, `Dense<GpuArray<f32, Ix1>>` on the device; [`Adapt`] turns one into the
-//! other, field by field, as it would for a model of any size.
+//! `Dense<Array1<f32>>` is on the host, `Dense<GpuArray<f32, Ix1>>` on the device; [`Adapt`] converts between them field by
+//! field, as for a model of any size.
 
 use crate::data::uniform;
 use gpumem_adapt::{Adapt, AdaptError};
 use ndarray::Array1;
 
-/// `output = input · weight + bias`; the bias is an array of one, so that it lives beside the weight.
+/// `output = input · weight + bias`; the bias is an array of one element, so that it is on the device like the weight.
 #[derive(Clone, Debug)]
 pub(crate) struct Dense<A> {
     pub(crate) weight: A,
@@ -18,7 +18,7 @@ impl Dense<Array1<f32>> {
     /// Small random weights (Glorot and Bengio 2010) and no bias.
     pub(crate) fn new(inputs: usize, seed: u64) -> Self {
         let bound = (6.0 / (inputs as f32 + 1.0)).sqrt();
-        // Counted down from the far end of the sequence: the random data counts up from the start.
+        // Indices from the far end of the sequence, because the random data uses it from the start.
         let weight =
             Array1::from_shape_fn(inputs, |i| (2.0 * uniform(seed, u64::MAX - 1 - i as u64) - 1.0) * bound);
         Self { weight, bias: Array1::zeros(1) }

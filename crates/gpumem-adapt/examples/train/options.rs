@@ -1,4 +1,4 @@
-//! What the user can choose, and the plan of a training run that follows from it.
+//! The command-line options, and the training plan that follows from them.
 
 use crate::data::{Size, Table};
 use anyhow::{Result, ensure};
@@ -8,10 +8,10 @@ use indicatif::ProgressBar;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Fits a linear model with mini-batch Adam on the GPU, or on the simulator where there is none,
-/// and holds the result against the same training done on the host.
+/// Fits a linear model with mini-batch Adam on the GPU, or on the simulator if there is no GPU, and compares the result with a
+/// training on the host.
 ///
-/// GPUMEM_DRIVER=cuda|sim chooses the driver; GPUMEM_HARD_LIMIT and GPUMEM_POOL work as everywhere.
+/// GPUMEM_DRIVER=cuda|sim chooses the driver; GPUMEM_HARD_LIMIT and GPUMEM_POOL configure the pool.
 #[derive(Debug, Parser)]
 #[command(name = "train")]
 pub(crate) struct Options {
@@ -24,19 +24,19 @@ pub(crate) struct Options {
     /// Adam's step size [default: 0.01, with --synthetic 0.001].
     #[arg(long, value_name = "RATE")]
     learning_rate: Option<f64>,
-    /// A CSV file to learn from: a line of names, then numbers; the last column is the target.
+    /// A CSV file to train on: a line of names, then numbers; the last column is the target.
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
     data: Option<PathBuf>,
-    /// Random numbers instead of a file, such as 300000x1000.
+    /// Train on random numbers instead of a file, such as 300000x1000.
     #[arg(long, value_name = "ROWSxCOLUMNS")]
     synthetic: Option<Size>,
-    /// The pool never hands out more: 100M, 1.5GiB, 50%.
+    /// The hard limit of the pool: 100M, 1.5GiB, 50%.
     #[arg(long, value_name = "LIMIT")]
     hard_limit: Option<Limit>,
-    /// Where the pool takes memory from: native (the driver's stream-ordered pool) or none (plain allocations).
+    /// The backend of the pool: native (the driver's stream-ordered pool) or none (plain allocations).
     #[arg(long, value_name = "KIND")]
     backend: Option<BackendKind>,
-    /// Decides the initial parameters and the random data.
+    /// The seed of the initial parameters and the random data.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -47,7 +47,7 @@ impl Options {
         Ok(Device::new(&gpumem_sim::driver_or_sim()?, 0)?)
     }
 
-    /// A pool on it; what the environment says holds where no option was given.
+    /// Builds a pool on the device. The environment applies if an option is not given.
     pub(crate) fn pool(&self, device: &Device) -> Result<Pool> {
         let mut builder = PoolBuilder::from_env(device)?;
         if let Some(limit) = self.hard_limit {
@@ -59,7 +59,7 @@ impl Options {
         Ok(builder.build()?)
     }
 
-    /// The data to learn from, which has to fit on the device.
+    /// The training table, which must fit on the device.
     pub(crate) fn table(&self, device: &Device, progress: &ProgressBar) -> Result<Table> {
         match (&self.data, self.synthetic) {
             (Some(path), _) => Table::from_csv(path),
@@ -95,7 +95,7 @@ impl Options {
     }
 }
 
-/// What device and host both do: so many epochs over the same batches with the same Adam.
+/// The plan that device and host share: the number of epochs, and the batches and constants of Adam.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) epochs: usize,

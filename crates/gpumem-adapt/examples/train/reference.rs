@@ -1,6 +1,6 @@
-//! The same training on the host, with `ndarray` alone: what the device's result is held against.
+//! The reference: a training on the host with `ndarray` alone, for comparison with the device's result.
 //!
-//! It shares the data, the initial parameters and the order of the batches with the device, and no code.
+//! It shares the data, the initial parameters and the order of the batches with the device, but no code.
 
 use crate::data::Table;
 use crate::model::Dense;
@@ -34,10 +34,10 @@ pub(crate) fn train(
     (losses, model)
 }
 
-/// Rows that one thread takes at a time: 16 threads share a batch of 2,048.
+/// The rows per task: 16 threads share a batch of 2,048.
 const ROWS_PER_PART: usize = 128;
 
-/// What a batch adds up to.
+/// The sums over a batch.
 struct Sums {
     weight: Array1<f32>,
     bias: f32,
@@ -73,7 +73,7 @@ impl Sums {
     ) -> Self {
         let residual = inputs.dot(&model.weight) + model.bias[0] - targets;
         let mut weight = Array1::zeros(inputs.ncols());
-        // Row by row, so that memory is read in order.
+        // Row by row, so that memory is read sequentially.
         for (row, factor) in inputs.rows().into_iter().zip(&residual) {
             weight.scaled_add(*factor, &row);
         }
@@ -86,7 +86,7 @@ impl Sums {
     }
 }
 
-/// Adam as its authors write it (Kingma and Ba 2015, algorithm 1).
+/// Adam as published (Kingma and Ba 2015, algorithm 1).
 struct Adam {
     mean: Dense<Array1<f32>>,
     square: Dense<Array1<f32>>,

@@ -4,7 +4,7 @@ use gpumem_array::Gpu;
 use gpumem_array::pool::{Device, Pool};
 use gpumem_sim::SimConfig;
 
-/// On a new machine, whose work runs in the order of the seed.
+/// Creates a `Gpu` on a new machine, whose work runs in the order of the seed.
 pub(crate) fn gpu_with(config: SimConfig) -> Gpu {
     let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
     Gpu::new(&Pool::new(&device).unwrap()).unwrap()

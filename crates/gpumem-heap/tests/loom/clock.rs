@@ -1,4 +1,4 @@
-//! The clocks: what a `true` guarantees to its reader.
+//! The clocks: the guarantee of a `true` result to its reader.
 
 use gpumem_heap::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
 use loom::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ const THIRD: StreamIndex = StreamIndex(3);
 fn clocks() -> Arc<Epochs> {
     let epochs = Arc::new(Epochs::new());
     epochs.open(stream());
-    // The model knows only atomics that were made before its threads.
+    // Loom tracks only atomics created before the threads of the model.
     for slot in [SLOT, OTHER, THIRD] {
         epochs.raise_order(slot, &[Stamp::new(slot, 0)]);
         epochs.stamp(slot);
@@ -30,7 +30,7 @@ fn clocks() -> Arc<Epochs> {
 fn a_mark_covers_the_work_behind_every_stamp_that_it_closes() {
     loom::model(|| {
         let epochs = clocks();
-        // The driver serialises what is queued on a stream.
+        // The driver serialises the work queued on a stream.
         let queued = Arc::new(Mutex::new(false));
         let user = thread::spawn({
             let (epochs, queued) = (Arc::clone(&epochs), Arc::clone(&queued));
@@ -47,7 +47,7 @@ fn a_mark_covers_the_work_behind_every_stamp_that_it_closes() {
     });
 }
 
-/// A thread that reads that a stamp is ordered before a stream queues its work there behind the wait.
+/// If a thread reads that a stamp is ordered before a stream, the work that it queues there runs behind the wait.
 #[test]
 fn an_order_that_is_seen_has_been_queued() {
     loom::model(|| {
@@ -68,7 +68,7 @@ fn an_order_that_is_seen_has_been_queued() {
     });
 }
 
-/// Two markers at once: each closes an epoch of its own, and both carry what was known of a third stream.
+/// Two concurrent markers: each closes an epoch of its own, and both include what was known about a third stream.
 #[test]
 fn marks_made_at_once_close_different_epochs() {
     loom::model(|| {
@@ -86,8 +86,8 @@ fn marks_made_at_once_close_different_epochs() {
     });
 }
 
-/// A stream has ended, its last marker is complete, and its index passes to another stream, while a block of the former is dropped:
-/// that block's stamp is complete only once its work is, and work of the new stream is not.
+/// A stream has ended, its last marker is complete, and its index is reused by another stream, while a block of the old stream is
+/// dropped. The stamp of that block is complete only once the old stream's work is; the new stream's work is not.
 #[test]
 fn a_slot_that_goes_to_another_stream_misleads_nobody() {
     loom::model(|| {

@@ -1,5 +1,5 @@
-//! The lock of a thread's magazines, the order of a stamp behind the blocks that it covers, the clocks, and the end of a pool, in
-//! every interleaving that the memory model allows. Compiled with `--cfg gpumem_loom` only.
+//! The lock of a thread's magazines, the order between a stamp and the blocks that it covers, the clocks, and the end of a pool,
+//! in every interleaving that the memory model allows. Compiled with `--cfg gpumem_loom` only.
 
 #![cfg(gpumem_loom)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -15,14 +15,14 @@ use loom::thread;
 /// The owner's access to the value; at any time one thread of a test is the owner.
 #[allow(unsafe_code)]
 fn own<T, R>(locked: &BiasedLock<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-    // SAFETY: each test has one thread that calls this, and others only when that has ended.
+    // SAFETY: in each test one thread calls this; another one only after the first has ended.
     unsafe { locked.own(work) }
 }
 
-/// The owner's access without waiting.
+/// The owner's access, without waiting.
 #[allow(unsafe_code)]
 fn try_own<T, R>(locked: &BiasedLock<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-    // SAFETY: as in `own`.
+    // SAFETY: like `own`.
     unsafe { locked.try_own(work) }
 }
 
@@ -34,7 +34,7 @@ fn close<T, R>(locked: &BiasedLock<T>, work: impl FnOnce(&mut T) -> R) -> Option
     revoke_all([((), locked)]).pop().map(|((), revoked)| revoked.close(work))
 }
 
-/// An owner and another thread at one value.
+/// An owner and another thread access one value.
 fn an_owner_and_another() {
     loom::model(|| {
         let pair = Arc::new(BiasedLock::new((0, 0)));
@@ -61,7 +61,7 @@ fn nobody_sees_half_a_change() {
     an_owner_and_another();
 }
 
-/// Loom reports two threads at one value.
+/// Loom detects two threads that access one value concurrently.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_light_barrier_both_are_at_the_value() {
@@ -126,8 +126,9 @@ fn what_was_put_in_before_the_close_is_found_by_the_close_and_nothing_comes_late
     });
 }
 
-/// A thread queues work and then puts a block in; another makes a marker: it opens an epoch, then records an event, which covers
-/// what is queued by then. A thread that takes the block out and then reads the epoch has a stamp whose event covers the work.
+/// A thread queues work and then puts a block into the depot. Another makes a marker: it opens an epoch, then records an event,
+/// which covers all work queued by then. A thread that takes the block and then reads the epoch gets a stamp whose event covers
+/// the work.
 #[test]
 fn a_stamp_read_after_the_piece_has_left_covers_the_work_before_its_free() {
     loom::model(|| {
@@ -137,7 +138,7 @@ fn a_stamp_read_after_the_piece_has_left_covers_the_work_before_its_free() {
         let free = thread::spawn({
             let (set, queued) = (Arc::clone(&set), Arc::clone(&queued));
             move || {
-                // The driver serialises what is queued on a stream.
+                // The driver serialises the work queued on a stream.
                 queued.fetch_add(1, Ordering::SeqCst);
                 own(&set, |piece| *piece = Some(1));
             }

@@ -1,4 +1,4 @@
-//! The end of a pool comes once, after everything that threads did to it.
+//! The end of a pool happens once, after all uses by its threads.
 
 use gpumem_heap::sync::Lifetime;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,13 +9,13 @@ use loom::thread;
 struct Pool {
     lifetime: Lifetime,
     backend: Mutex<Option<u64>>,
-    /// Written by each thread before it counts, with no order of its own.
+    /// Written by each thread before it counts, with relaxed order.
     touched: [AtomicBool; 3],
     end_count: AtomicU64,
 }
 
 impl Pool {
-    /// `by_backend` blocks are alive that the backend counts, and others that it does not.
+    /// `by_backend` live blocks are counted by the backend, the others are not.
     fn new(by_backend: u64, others: u64) -> Arc<Self> {
         let lifetime = Lifetime::new();
         (0..others).for_each(|_| lifetime.count_in());
@@ -55,7 +55,7 @@ impl Pool {
     }
 }
 
-/// Three threads have more orders than there is time for: only those in which a thread is interrupted three times at most.
+/// Three threads have too many interleavings: only those with at most three preemptions are explored.
 fn model(body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

@@ -1,5 +1,5 @@
-//! Magazines, depot and drain under many random schedules: no block is lost, none has two holders, and no more is held than the cap
-//! allows. Compiled with `--cfg gpumem_shuttle` only. The test `climbs` of the pool covers the whole pool.
+//! Magazines, depot and drain under many random schedules: no block is lost or has two owners, and the caches stay within their
+//! capacity. Compiled with `--cfg gpumem_shuttle` only. The test `climbs` of the pool covers the whole pool.
 
 #![cfg(gpumem_shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -15,7 +15,7 @@ const SCHEDULES: usize = 100;
 const PAUSES: usize = 4;
 const CAP_BYTES: u64 = 128 << 10;
 
-/// Runs a body under many random schedules, and under others in which threads pause for long. A failure prints the schedule's seed.
+/// Runs a body under many random schedules, and under others with long pauses of threads. A failure prints the schedule's seed.
 fn check(body: fn()) {
     run(RandomScheduler::new(SCHEDULES), body);
     run(PctScheduler::new(PAUSES, SCHEDULES), body);
@@ -23,12 +23,12 @@ fn check(body: fn()) {
 
 fn run(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
-    // The caches are built on the stack before they are moved.
+    // The caches are built on the stack before they are moved to the heap.
     config.stack_size = 1 << 20;
     shuttle::Runner::new(scheduler, config).run(body);
 }
 
-/// The heap behind the caches: it never runs out, and knows which blocks are held.
+/// The heap behind the caches: it never runs out of memory, and tracks the blocks that it handed out.
 struct World {
     pool: ThreadCaches<u64>,
     next_record: AtomicU32,
@@ -79,7 +79,7 @@ impl World {
         self.back.lock().unwrap().extend(spill);
     }
 
-    /// Checks that every block that was ever handed out is back, once.
+    /// Checks that every block has been returned once.
     fn check_all_back(&self) {
         self.drain();
         assert_eq!(self.pool.granted_bytes(), 0);
@@ -89,7 +89,7 @@ impl World {
         assert_eq!(records, (0..self.next_record.load(Ordering::SeqCst)).collect::<Vec<_>>());
     }
 
-    /// Blocks that the heap handed out; a real heap would have counted them.
+    /// The number of blocks from the heap; a real heap would have counted them.
     fn heap_count(&self) -> u64 {
         u64::from(self.next_record.load(Ordering::SeqCst))
     }
@@ -98,7 +98,7 @@ impl World {
 /// The calling thread's access to a cache that it has adopted.
 #[allow(unsafe_code)]
 fn own(cache: &ThreadCache) -> OwnerGuard<'_> {
-    // SAFETY: each thread here uses the caches that it has adopted itself, until it hands them over.
+    // SAFETY: each thread here uses only the caches that it has adopted, until it hands them over.
     unsafe { cache.own() }
 }
 
@@ -150,7 +150,7 @@ fn a_producer_and_a_consumer() {
     });
 }
 
-/// A free during the close is counted by the close or refused, never both and never neither.
+/// A free during the close is either counted by the close or refused, and never both.
 #[test]
 fn frees_while_the_front_closes() {
     check(|| {

@@ -1,9 +1,10 @@
-//! Churn, as RMM's side of the comparison has it, number for number: blocks of log-uniform sizes, of which one at random
-//! is replaced at each step. Threads have a stream and a share of the blocks each.
+//! Churn with the numbers of RMM's side of the comparison: blocks of log-uniform sizes, one of which is replaced at random in
+//! each step. Each thread has a stream and a share of the blocks.
 //!
-//! `churn` reserves its memory ahead, as the peers' pools do; `churn_grown` lets the pool grow with the program, and measures
-//! the second of two rounds. The caching backend runs both under each of its profiles. What the driver took stands in rows of its own, by the prices of
-//! the simulator where it is one, and is no part of the first figure; a wait for another thread's call is.
+//! `churn` reserves its memory in advance, like the peers' pools; `churn_grown` lets the pool grow with the program, and measures
+//! the second of two rounds. The caching backend runs both under each of its profiles. Driver time has rows of its own and is not
+//! part of the first figure; on the simulator it is the virtual time. A wait for another thread's driver call is part of the
+//! first figure.
 
 use crate::{Bench, GROWN_BYTES, Outcome, Reading, per, together};
 use gpumem_pool::{BackendKind, PoolBuilder, Profile};
@@ -50,7 +51,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What a replacement takes one of the threads without the driver, and what all of them asked of that.
+    /// The time of a replacement for one thread without driver calls, and the driver calls of all threads.
     fn churn_once(&self, start: Start, builder: &PoolBuilder, plans: &[Plan]) -> Outcome<(f64, Reading)> {
         let (pool, streams) = (builder.clone().build()?, self.streams(plans.len())?);
         if start == Start::Reserved {
@@ -83,18 +84,18 @@ impl Bench {
     }
 }
 
-/// How the pool comes by its memory.
+/// The pool's initial memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Start {
     Reserved,
     Grown,
 }
 
-/// What one thread does.
+/// The work of one thread.
 pub(crate) struct Plan {
-    /// The blocks that are live at first.
+    /// The sizes of the initial blocks.
     pub(crate) initial_bytes: Vec<u64>,
-    /// Which of them is replaced, and by what size.
+    /// For each step, the index of the replaced block and the new size.
     pub(crate) steps: Vec<(usize, u64)>,
 }
 
@@ -107,7 +108,7 @@ impl Plan {
         Self { initial_bytes, steps }
     }
 
-    /// Of all numbers in their order, as 64-bit words with the lowest byte first.
+    /// The hash of all numbers in order, as 64-bit words with the lowest byte first.
     fn hash(&self) -> u64 {
         let steps = self.steps.iter().flat_map(|(place, size_bytes)| [*place as u64, *size_bytes]);
         let words = self.initial_bytes.iter().copied().chain(steps);
@@ -116,7 +117,7 @@ impl Plan {
             .fold(BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// Says whether this is the workload that the peers' figures are for.
+    /// Checks that this is the workload of the peers' figures.
     pub(crate) fn check() -> Result<(), String> {
         let plan = Self::new(42, 0, 1000, 20_000);
         let first = &plan.initial_bytes[..3];
@@ -127,7 +128,7 @@ impl Plan {
     }
 }
 
-/// What the peers' FNV-1a begins with; not the usual number.
+/// The initial value of the peers' FNV-1a, which differs from the standard one.
 const BASIS: u64 = 0x1465_0fb0_739d_0383;
 
 /// splitmix64.
@@ -142,7 +143,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// One of the 18 doublings from 256 bytes to 64 MiB, and any size within it.
+    /// A size: uniform over the 18 octaves from 256 bytes to 64 MiB, then uniform within the octave.
     fn size_bytes(&mut self) -> u64 {
         let least_bytes = 1 << (8 + self.next() % 18);
         least_bytes + (self.next() & (least_bytes - 1))

@@ -1,12 +1,12 @@
-//! What an allocation and its free cost the host: pairs, pairs on many threads, churn, and hand-over between threads.
+//! The host cost of an allocation and its free: pairs, pairs on many threads, churn, and hand-over between threads.
 //!
-//! Runs on the driver that `GPUMEM_DRIVER` names, or on whichever there is, and says which it took. Nothing is queued on
-//! the streams, so on the simulator the figures are the pool's own. Each figure is the best of some repeats; the
-//! median stands beside it.
+//! Runs on the driver that `GPUMEM_DRIVER` names, or on a GPU if there is one, and prints which. No work is queued on the
+//! streams, so on the simulator the figures are those of the pool alone. Each figure is the best of several repeats; the median
+//! stands beside it.
 //!
 //! `cargo bench -p gpumem-pool --bench pool -- [--backend NAME] [--only TEXT] [--repeats N] [--rows]`
 //!
-//! With `--rows` it prints what `cargo xtask bench` reads. Names of workloads are those of RMM's bench.
+//! With `--rows` it prints the format of `cargo xtask bench`. The names of workloads are those of RMM's bench.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // printing is what it is for
 
@@ -42,7 +42,7 @@ fn main() -> Outcome<()> {
     bench.churn()
 }
 
-/// Whichever driver there is. The simulator's device is as large as an H200.
+/// The available driver. The simulator's device is as large as an H200.
 fn driver() -> Outcome<Driver> {
     if let Ok(driver) = Driver::cuda() {
         return Ok(driver);
@@ -67,7 +67,7 @@ impl Options {
                 "--only" => options.only = value()?,
                 "--repeats" => options.repeats = value()?.parse()?,
                 "--rows" => options.as_rows = true,
-                // Cargo says it to every bench.
+                // Cargo passes this to every bench.
                 "--bench" => {}
                 other => return Err(format!("unknown option {other}").into()),
             }
@@ -85,7 +85,7 @@ struct Bench {
 const SIZES: [(&str, u64); 5] =
     [("256B", 256), ("4KiB", 4 << 10), ("64KiB", 64 << 10), ("1MiB", 1 << 20), ("64MiB", 64 << 20)];
 
-/// What a pool of many blocks begins with, as the peers' pools do.
+/// The initial memory of a pool with many blocks, like that of the peers' pools.
 const GROWN_BYTES: u64 = 24 << 30;
 
 impl Bench {
@@ -105,7 +105,7 @@ impl Bench {
         (0..count).map(|_| Stream::new(&self.device)).collect()
     }
 
-    /// A backend that was asked for is part of the name.
+    /// A backend selected by option is part of the name.
     fn name(&self, work: &str, thread_count: usize) -> String {
         let variant = self.options.backend.map(|backend| format!("@{backend}")).unwrap_or_default();
         format!("pool/{work}{variant}/{thread_count}")
@@ -115,12 +115,12 @@ impl Bench {
         name.contains(&self.options.only)
     }
 
-    /// One thread, one stream, nothing else alive.
+    /// One thread, one stream, no other live blocks.
     fn pairs(&self) -> Outcome<()> {
         let (pool, stream) = (self.pool()?, Stream::new(&self.device)?);
         for (size, size_bytes) in SIZES {
             self.row(&self.name(&format!("pair_{size}"), 1), || {
-                // Samples so short that most are not interrupted, and so many that a busy neighbour's moment passes.
+                // Samples are so short that most are not interrupted, and so many that a moment of interference has no effect.
                 let (samples, pairs) = (2000, 1000);
                 let mut best = Duration::MAX;
                 for _ in 0..samples {
@@ -136,8 +136,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Threads with a stream each: what a pair takes one of them in the mean, of one thread too, to compare with. The other
-    /// figures of one thread are its best moments.
+    /// Threads with a stream each: the mean time of a pair on one of them. One thread is measured too, for comparison; the other
+    /// figures for one thread are best cases.
     fn threads(&self) -> Outcome<()> {
         for (size, size_bytes) in [SIZES[3], SIZES[4]] {
             for thread_count in [1, 2, 4, 8, 16] {
@@ -161,8 +161,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Allocated by one thread on its stream, freed by another; and what it takes to bring the blocks from the one's caches into
-    /// the other's.
+    /// Allocated by one thread on its stream, freed by another, including the time to move the blocks between their caches.
     fn hand_over(&self) -> Outcome<()> {
         let (pool, stream) = (self.pool()?, Stream::new(&self.device)?);
         self.row(&self.name("handover_4KiB", 2), || Ok(handed_over(&pool, &stream)?.0))?;
@@ -202,13 +201,13 @@ impl Bench {
     }
 }
 
-/// What the driver has been asked for.
+/// The driver calls so far.
 #[derive(Clone, Copy, Default)]
 struct Reading {
     calls: u64,
     /// The host's time in calls.
     spent: Duration,
-    /// The same by the simulator's prices, where it is one.
+    /// The driver time by the simulator's prices, if the driver is a simulator.
     priced: Duration,
 }
 
@@ -222,15 +221,15 @@ impl Reading {
     }
 }
 
-/// How long several threads took.
+/// The times of several threads.
 struct Times {
-    /// From the first one's start to the last one's end.
+    /// From the start of the first thread to the end of the last.
     whole: Duration,
-    /// From their own starts to their own ends.
+    /// The mean of the threads' own times.
     mean: Duration,
 }
 
-/// Runs a body on so many threads that start together.
+/// Runs a body on several threads that start together.
 fn together(
     thread_count: usize,
     work: impl Fn(usize) -> Result<(), PoolError> + Sync,
@@ -241,7 +240,7 @@ fn together(
             let (ready_count, work) = (&ready_count, &work);
             scope.spawn(move || {
                 ready_count.fetch_add(1, Ordering::AcqRel);
-                // No barrier that sleeps: its threads wake one after the other.
+                // Not a barrier that sleeps, whose threads wake one after the other.
                 while ready_count.load(Ordering::Acquire) < thread_count {
                     std::thread::yield_now();
                 }
@@ -260,7 +259,7 @@ fn together(
     })
 }
 
-/// What a block takes both threads together: the pool's part, and that of passing it on.
+/// The time of a block for both threads together: the pool's part, and the part of the channel.
 fn handed_over(pool: &Pool, stream: &Stream) -> Outcome<(f64, f64)> {
     let (batches, batch) = (400, 250);
     let (sender, receiver) = mpsc::sync_channel::<Vec<Block>>(2);
@@ -289,7 +288,7 @@ fn handed_over(pool: &Pool, stream: &Stream) -> Outcome<(f64, f64)> {
         blocks.append(&mut own);
         allocating += end - start;
         passing += end.elapsed();
-        // A list for many makes the channel's part small, which nobody times.
+        // A list of many blocks makes the channel's part small.
         sender.send(blocks)?;
     }
     drop(sender);

@@ -1,4 +1,4 @@
-//! Time that all threads spend in the driver, so that a figure can say what is left.
+//! Measures the time that all threads spend in the driver.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -11,14 +11,14 @@ static REAL: OnceLock<Table> = OnceLock::new();
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static SPENT_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The same driver with every call counted and timed. Once in a program.
+/// Returns the driver with every call counted and timed. Can be used once in a program.
 pub(crate) fn metered(driver: &Driver) -> Driver {
     let _ = REAL.set(*driver.table());
     // SAFETY: each function calls the one that it replaces, with the same arguments.
     unsafe { driver.with_table(wrap) }
 }
 
-/// Calls so far, and the time that they took on the host.
+/// The calls so far, and their time on the host.
 pub(crate) fn reading() -> (u64, Duration) {
     (CALLS.load(Ordering::Relaxed), Duration::from_nanos(SPENT_NS.load(Ordering::Relaxed)))
 }
@@ -33,7 +33,7 @@ macro_rules! meter {
                         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
                     };
                     let start = Instant::now();
-                    // SAFETY: the caller's promises are those of the function that this stands in for.
+                    // SAFETY: the caller guarantees what the wrapped function requires.
                     let code = unsafe { real($($arg),*) };
                     SPENT_NS.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
                     CALLS.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What adaptors cost that are there: one that does nothing, and an event of a trace. And what a scope costs.
+//! The cost of an adaptor without effect, of an event of a trace, and of a scope.
 
 use super::{Bench, Outcome, per};
 use gpumem_pool::adaptor::{Adaptor, Budget};
@@ -7,12 +7,12 @@ use gpumem_pool::{Pool, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Passes everything on.
+/// An adaptor without effect.
 struct Nothing;
 
 impl Adaptor for Nothing {}
 
-/// Half a ring's events, so that none is dropped before the writer has been waited for.
+/// Half the events of a ring, so that none is dropped before the writer was waited for.
 const PAIR_COUNT: u32 = 1000;
 
 impl Bench {
@@ -31,7 +31,7 @@ impl Bench {
         let path = std::env::temp_dir().join(format!("gpumem-bench-{}.trace", std::process::id()));
         let trace = Trace::create(&path)?;
         let traced = pool(trace.clone())?;
-        // Both in turns: the machine is the same for both then.
+        // Measured alternately, so that the state of the machine is equal for both.
         let event = || {
             let (mut with, mut without) = (Duration::MAX, Duration::MAX);
             for _ in 0..30 {

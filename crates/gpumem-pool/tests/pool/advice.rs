@@ -29,7 +29,7 @@ fn says_who(advised: Result<(), PoolError>) -> bool {
 /// Memory of driver pools, from every source.
 #[test]
 fn advice_on_memory_of_driver_pools_is_refused_with_the_supporting_backends() {
-    // SAFETY: the stand-in calls the function that it replaces, or fails without doing anything.
+    // SAFETY: the wrapper calls the function that it replaces, or fails without effect.
     let driver = unsafe { gpumem_sim::driver(small()).unwrap().with_table(advices::install) };
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();

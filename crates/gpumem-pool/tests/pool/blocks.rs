@@ -66,7 +66,7 @@ fn a_full_device_is_an_error_and_recovers() {
     });
 }
 
-/// A free that is only queued, or memory kept for another size, must not make the next request fail.
+/// A pending free, or memory cached for another size, must not make the next request fail.
 #[test]
 fn memory_on_its_way_back_counts_as_there() {
     on_device_memory(&small(), |bench| {
@@ -78,7 +78,7 @@ fn memory_on_its_way_back_counts_as_there() {
             for _ in 0..20 {
                 bench.fill(&busy, 1, &stream);
             }
-            // Behind that work, and before the next stream's request.
+            // The free is behind that work, and before the next stream's request.
             drop(block);
         }
         let stream = bench.stream();
@@ -151,12 +151,12 @@ fn a_stream_may_be_dropped_before_its_blocks() {
     });
 }
 
-/// Every order in which the things a block needs can be dropped, with work still queued.
+/// Every order in which the objects that a block needs can be dropped, with pending work.
 #[test]
 fn any_order_of_drops_is_safe() {
     on_each_backend(&small().devices(2), |bench| {
         for order in permutations(5) {
-            // Nothing else holds the second device: its context ends with the last of these.
+            // The second device has no other owner: its context ends with the last of these.
             let device = Device::new(&bench.driver, 1).unwrap();
             let pool = Pool::builder(&device).backend(bench.backend).build().unwrap();
             let stream = Stream::new(&device).unwrap();

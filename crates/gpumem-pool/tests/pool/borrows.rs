@@ -20,10 +20,10 @@ const MODES: [CaptureMode; 3] = [CaptureMode::Global, CaptureMode::ThreadLocal, 
 type Unregister = unsafe extern "C" fn(*mut c_void) -> CUresult;
 type Unmap = unsafe extern "C" fn(CUdeviceptr, usize) -> CUresult;
 
-/// The driver's own functions, and the first byte of what was unregistered, or of what was unmapped, at that moment.
+/// The driver's own functions, and the first byte of memory at the moment when it was unregistered or unmapped.
 static REAL: Mutex<(Option<Unregister>, Option<Unmap>)> = Mutex::new((None, None));
 static SEEN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-/// Where [`unmap_and_look`] reads the imported memory: another mapping of it.
+/// Reads the imported memory for [`unmap_and_look`] through another mapping.
 static OTHER: Mutex<Option<Box<dyn Fn() -> u8 + Send>>> = Mutex::new(None);
 
 fn lock<T>(place: &'static Mutex<T>) -> MutexGuard<'static, T> {
@@ -31,10 +31,10 @@ fn lock<T>(place: &'static Mutex<T>) -> MutexGuard<'static, T> {
 }
 
 unsafe extern "C" fn look_and_unregister(host: *mut c_void) -> CUresult {
-    // SAFETY: only memory of these tests is registered, which is alive.
+    // SAFETY: only memory of these tests is registered, and it is alive.
     lock(&SEEN).push(unsafe { host.cast::<u8>().read_volatile() });
     let real = lock(&REAL).0.unwrap();
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller guarantees what the driver's function requires.
     unsafe { real(host) }
 }
 
@@ -43,11 +43,11 @@ unsafe extern "C" fn look_and_unmap(address: CUdeviceptr, size: usize) -> CUresu
         lock(&SEEN).push(look());
     }
     let real = lock(&REAL).1.unwrap();
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller guarantees what the driver's function requires.
     unsafe { real(address, size) }
 }
 
-/// A machine of a test's own. One at a time: functions in a table know no test.
+/// A machine for one test. Tests run one at a time, because the functions in a table are global.
 struct Rig {
     driver: Driver,
     device: Device,
@@ -78,11 +78,12 @@ impl Rig {
 
     fn fill(&self, address: CUdeviceptr, value: u8, stream: CUstream) {
         let _bound = self.device.bind().unwrap();
-        // SAFETY: the memory has so many bytes, and its end waits for the stream, which is alive.
+        // SAFETY: the memory has that many bytes, and its end waits for the stream, which is alive.
         unsafe { self.driver.cuMemsetD8Async(address, value, LEN, stream).unwrap() };
     }
 
-    /// Fills memory as `form` has it, with what `queue` queues, and says what it was filled with when it was unregistered.
+    /// Lends memory in the given form, and fills it with the work of `queue`. Returns the first byte at the moment when the
+    /// memory was unregistered, and the memory after the borrow.
     fn through(&self, form: Form, queue: impl FnOnce(CUdeviceptr)) -> (Vec<u8>, Vec<u8>) {
         let mut table = vec![1; LEN];
         match form {
@@ -98,7 +99,7 @@ impl Rig {
         (std::mem::take(&mut lock(&SEEN)), table)
     }
 
-    /// No race, nothing left, no call out of place.
+    /// Checks that there is no race, nothing is left, and no call was invalid.
     fn assert_clean(self) {
         let Self { driver, device, .. } = &self;
         device.synchronize().unwrap();
@@ -113,13 +114,13 @@ enum Form {
     Owner,
 }
 
-/// The kind of the stream that has the work.
+/// The kind of the stream with the work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Whose {
     Ours,
-    /// Queued before the stream began to capture.
+    /// The work was queued before the stream began to capture.
     Capturing,
-    /// Ours, and dropped at once.
+    /// A stream of the pool's crate, dropped right away.
     Dropped,
     Legacy,
     ThisThreads,
@@ -128,7 +129,7 @@ enum Whose {
     ForeignBlocking,
     Foreign,
     ForeignRetired,
-    /// All wraps of it are gone.
+    /// A stream of another library whose handles are all dropped.
     ForeignDropped,
 }
 
@@ -146,12 +147,12 @@ const EACH: [Whose; 10] = [
 ];
 
 impl Whose {
-    /// Whether its work can be waited for only with the whole device.
+    /// Whether only a wait for the whole device covers its work.
     fn needs_device(self) -> bool {
         matches!(self, Self::Foreign | Self::ForeignDropped)
     }
 
-    /// Queues a fill. What is returned has to live until the memory ends.
+    /// Queues a fill. The returned stream must live until the memory ends.
     fn fill(self, rig: &Rig, address: CUdeviceptr, captured: &Stream) -> Option<Stream> {
         let device = &rig.device;
         let foreign = |flags| {
@@ -173,7 +174,7 @@ impl Whose {
                     scope.spawn(|| {
                         let stream = Stream::per_thread(device).unwrap();
                         rig.fill(address, 7, stream.raw());
-                        // The wrap's end would mark it here, where that can be done.
+                        // The drop of the handle would record a marker here, if possible.
                         std::mem::forget(stream);
                     });
                 });
@@ -204,7 +205,7 @@ fn the_end_waits_for_work_on_any_stream() {
     }
 }
 
-/// On the capturing thread. The capture is kept, unless only a wait for the whole device covers the work.
+/// The borrow ends on the capturing thread. The capture stays valid, unless only a wait for the whole device covers the work.
 #[test]
 fn the_end_waits_under_a_capture_of_this_thread() {
     for (mode, whose) in MODES.into_iter().flat_map(|mode| EACH.map(|whose| (mode, whose))) {
@@ -226,7 +227,7 @@ fn the_end_waits_under_a_capture_of_this_thread() {
                     assert!(whose.needs_device(), "{context}");
                 }
             }
-            // Broken or not, the stream runs its work again and captures again.
+            // Whether the capture is valid or not, the stream runs work and captures again.
             captured.synchronize().unwrap();
             captured.begin_capture(mode).unwrap().end().unwrap();
             rig.assert_clean();
@@ -234,7 +235,7 @@ fn the_end_waits_under_a_capture_of_this_thread() {
     }
 }
 
-/// Another thread captures: it is left alone, and waited for where nothing else covers the work.
+/// Another thread captures: its capture stays valid, and is waited for if nothing else covers the work.
 #[test]
 fn the_end_waits_under_a_capture_of_another_thread() {
     for (mode, whose) in MODES.into_iter().flat_map(|mode| EACH.map(|whose| (mode, whose))) {
@@ -248,7 +249,7 @@ fn the_end_waits_under_a_capture_of_another_thread() {
                 may_begin.recv().unwrap();
                 let capture = captured.begin_capture(mode).unwrap();
                 begun.send(()).unwrap();
-                // By itself, if the end waits for that.
+                // Ends by itself after a while, in case the borrow's end waits for it.
                 let _ = may_end.recv_timeout(Duration::from_millis(30));
                 capture.end().map(drop)
             });
@@ -266,7 +267,7 @@ fn the_end_waits_under_a_capture_of_another_thread() {
     }
 }
 
-/// Another library's capture, on a stream of its own or a long-lived one and on another thread.
+/// Another library's capture on another thread, on a new stream or a long-lived one.
 struct Others<'a> {
     rig: &'a Rig,
     stream: RawStream,
@@ -276,9 +277,9 @@ struct Others<'a> {
 #[derive(Clone, Copy)]
 struct RawStream(CUstream);
 
-// SAFETY: the driver takes a stream's handle on any thread.
+// SAFETY: the driver accepts a stream's handle on any thread.
 unsafe impl Send for RawStream {}
-// SAFETY: it is a name that is never followed here.
+// SAFETY: the handle is never dereferenced here.
 unsafe impl Sync for RawStream {}
 
 const RAW_MODES: [CUstreamCaptureMode; 3] = [
@@ -288,7 +289,7 @@ const RAW_MODES: [CUstreamCaptureMode; 3] = [
 ];
 
 impl Rig {
-    /// A stream that this crate has no record of.
+    /// Creates a stream that the pool's crate does not know.
     fn raw_stream(&self, flags: u32) -> RawStream {
         let _bound = self.device.bind().unwrap();
         let mut raw = std::ptr::null_mut();
@@ -299,7 +300,7 @@ impl Rig {
 }
 
 impl Others<'_> {
-    /// Captures from within `body` until that ends, or for as long as a wait may have to wait. The end's answer.
+    /// Captures from within `body` until it ends, or as long as the pool may wait. Returns the result of the end.
     fn during<R>(&self, body: impl FnOnce(&dyn Fn()) -> R) -> (R, CUresult) {
         let ((begin, may_begin), (begun, has_begun)) = (channel(), channel());
         let (end, may_end) = channel::<()>();
@@ -332,13 +333,13 @@ impl Others<'_> {
     }
 }
 
-/// Markers cover all work of streams that are known here, so that the whole device need not be waited for.
+/// Markers cover all work of known streams, so a wait for the whole device is unnecessary.
 #[test]
 fn the_end_breaks_no_capture_of_another_library() {
     let known = [Whose::Ours, Whose::Dropped, Whose::ForeignRetired, Whose::Legacy, Whose::ForeignBlocking];
     let cases = RAW_MODES.into_iter().flat_map(|mode| known.map(|whose| (mode, whose)));
     for (mode, whose) in cases {
-        // No marker can be made in the legacy stream while a blocking stream captures.
+        // No marker can be recorded in the legacy stream while a blocking stream captures.
         let flags = if matches!(whose, Whose::Legacy | Whose::ForeignBlocking) { &[1][..] } else { &[0, 1] };
         for (form, flags) in
             [Form::Scope, Form::Owner].into_iter().flat_map(|form| flags.iter().map(move |f| (form, *f)))
@@ -358,7 +359,7 @@ fn the_end_breaks_no_capture_of_another_library() {
             assert_eq!(seen, [7], "{context}");
             assert!(table.iter().all(|byte| *byte == 7), "{context}");
             drop(captured);
-            // Asking the legacy stream is refused while a blocking stream captures, and breaks nothing.
+            // A query of the legacy stream is refused while a blocking stream captures, and leaves the capture valid.
             let findings = gpumem_sim::Sim::of(&rig.driver).unwrap().take_findings();
             let is_question =
                 |finding: &_| matches!(finding, Finding::Refused { call: "cuStreamIsCapturing", .. });
@@ -368,8 +369,8 @@ fn the_end_breaks_no_capture_of_another_library() {
     }
 }
 
-/// What a long-lived stream had queued when another library's capture began there, on another thread, has no marker. The capture
-/// is waited for, whatever its mode.
+/// Work that a long-lived stream had queued before another library's capture began there, on another thread, has no marker. The
+/// pool waits for the end of the capture, whatever its mode.
 #[test]
 fn the_end_waits_for_a_capture_of_another_library_on_a_long_lived_stream() {
     for (mode, form) in
@@ -377,7 +378,7 @@ fn the_end_waits_for_a_capture_of_another_library_on_a_long_lived_stream() {
     {
         let rig = Rig::new(&[]);
         let raw = rig.raw_stream(1);
-        // SAFETY: it is never destroyed.
+        // SAFETY: the stream is never destroyed.
         let _stream = unsafe { Stream::from_raw_long_lived(&rig.device, raw.0).unwrap() };
         let others = Others { rig: &rig, stream: raw, mode };
         let ((seen, table), ended) = others.during(|begin| {
@@ -393,13 +394,13 @@ fn the_end_waits_for_a_capture_of_another_library_on_a_long_lived_stream() {
     }
 }
 
-/// An owner's wait for another thread's capture has a time limit: then it keeps the buffer and reports it.
+/// An owner's wait for another thread's capture has a time limit: after it the owner keeps the buffer and reports it.
 #[test]
 fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
     let rig = Rig::new(&[]);
     let captured = Stream::new(&rig.device).unwrap();
     std::thread::scope(|scope| {
-        // Within the scope: a test that fails ends the other thread's wait.
+        // Inside of the scope, so that a failing test ends the other thread's wait.
         let ((begun, has_begun), (end, may_end)) = (channel(), channel::<()>());
         let captured = &captured;
         let other = scope.spawn(move || {
@@ -411,7 +412,7 @@ fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
         has_begun.recv().unwrap();
         let memory = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap();
         let (address, used) = (memory.address(), Whose::Foreign.fill(&rig, memory.address(), captured));
-        // Nothing is lost with the error.
+        // The error returns the buffer.
         let error = memory.into_inner().unwrap_err();
         assert!(matches!(error.error(), PoolError::Driver(_)), "{error}");
         drop(error.into_value());
@@ -422,13 +423,13 @@ fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
         let PoolError::Kept { address: told, size_bytes, .. } = kept else { panic!("{kept}") };
         assert_eq!((told, size_bytes), (address, LEN as u64));
         assert!(kept.to_string().contains("captures of other threads"), "{kept}");
-        // And given back at the first wait that covers its work, which another device may have, too.
+        // The buffer is returned at the first wait that covers its work, also one for another device.
         used.unwrap().synchronize().unwrap();
         let second = Device::new(&rig.driver, 1).unwrap();
         let stream = Stream::new(&second).unwrap();
         {
             let _bound = second.bind().unwrap();
-            // SAFETY: the memory is registered until the wait below covers this.
+            // SAFETY: the memory is registered until the wait below covers this work.
             unsafe { rig.driver.cuMemsetD8Async(address, 9, LEN, stream.raw()).unwrap() };
         }
         assert!(lock(&SEEN).is_empty());
@@ -437,7 +438,7 @@ fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
         rig.device.synchronize().unwrap();
         assert_eq!(*lock(&SEEN), [9]);
     });
-    // It is said once.
+    // The failure is reported once.
     rig.assert_clean();
 }
 
@@ -448,7 +449,7 @@ fn a_wait_that_the_driver_refuses_is_repeated() {
     let calls = ["cuCtxSynchronize#1", "cuCtxSynchronize", "cuEventSynchronize", "cuMemHostUnregister#1"];
     for (call, code) in calls.into_iter().flat_map(|call| codes.map(|code| (call, code))) {
         for form in [Form::Scope, Form::Owner] {
-            // Without the wait for the context, markers have to do.
+            // Without the wait for the context, markers are necessary.
             let both = [format!("{call}=fail:{code}"), format!("cuCtxSynchronize#2=fail:{code}")];
             let rig = Rig::new(&[&both[0], &both[1]]);
             let stream = Stream::new(&rig.device).unwrap();
@@ -459,7 +460,7 @@ fn a_wait_that_the_driver_refuses_is_repeated() {
     }
 }
 
-/// A call that waits for its own work returns what `queue` did, however its stream's end was seen.
+/// A call that waits for its own work returns the result of `queue`, however the end of its stream was detected.
 #[test]
 fn a_call_waits_by_other_ways_where_the_stream_refuses() {
     for refused in ["cuStreamSynchronize=fail:999", "cuStreamSynchronize=fail:700"] {
@@ -493,13 +494,13 @@ fn an_owner_keeps_the_buffer_where_every_wait_is_refused() {
     let told = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap_err();
     assert!(matches!(told.error(), PoolError::Kept { .. }), "{told}");
     assert_eq!(told.into_value().len(), LEN);
-    // No bytes need no wait: nothing is kept, and nothing reported.
+    // Empty memory needs no wait: nothing is kept or reported.
     for _ in 0..2 {
         drop(HostMemory::register(&rig.device, Vec::<u8>::new()).unwrap());
     }
 }
 
-/// A lost context runs nothing: the memory comes back at once.
+/// A lost context runs no work: the memory is returned right away.
 #[test]
 fn a_lost_device_ends_every_borrow() {
     for form in [Form::Scope, Form::Owner] {
@@ -507,7 +508,7 @@ fn a_lost_device_ends_every_borrow() {
         let stream = Stream::new(&rig.device).unwrap();
         let _ = rig.through(form, |address| {
             let _bound = rig.device.bind().unwrap();
-            // SAFETY: the memory has so many bytes. The device is lost meanwhile.
+            // SAFETY: the memory has that many bytes. The device is lost during this call.
             unsafe { rig.driver.cuMemsetD8Async(address, 7, LEN, stream.raw()).unwrap_err() };
         });
     }
@@ -530,7 +531,7 @@ fn a_panic_inside_the_closure_waits_too() {
     rig.assert_clean();
 }
 
-/// Registering and giving back break no capture, on no thread and in no mode.
+/// Registering and unregistering break no capture, on any thread and in any mode.
 #[test]
 fn registering_leaves_captures_alone() {
     for mode in MODES {
@@ -551,7 +552,7 @@ fn registering_leaves_captures_alone() {
     }
 }
 
-/// An imported block is unmapped when its work is done, or not at all.
+/// An imported block is unmapped after its work is complete, or not at all.
 #[cfg(all(unix, feature = "backend-caching"))]
 #[test]
 fn an_imported_block_is_unmapped_when_its_work_is_done() {
@@ -589,7 +590,7 @@ fn an_imported_block_is_unmapped_when_its_work_is_done() {
     }
 }
 
-/// The drop releases what was mapped until the failure, and nothing else.
+/// The drop releases the mappings made before the failure, and nothing else.
 #[cfg(all(unix, feature = "backend-caching"))]
 #[test]
 fn an_import_that_fails_half_way_leaves_nothing() {
@@ -607,7 +608,7 @@ fn an_import_that_fails_half_way_leaves_nothing() {
     rig.assert_clean();
 }
 
-/// A single refusal does not leave it mapped; a permanent one does, and is reported.
+/// After a single refusal the block is unmapped later; a permanent one leaves it mapped, and is reported.
 #[cfg(all(unix, feature = "backend-caching"))]
 #[test]
 fn an_imported_block_that_can_not_be_unmapped_is_reported() {

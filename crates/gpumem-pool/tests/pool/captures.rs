@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 type Finish = unsafe extern "C" fn() -> CUresult;
 type Others = (Sender<()>, Receiver<()>);
 
-/// The driver's wait for the device; whom to tell that one has been decided on, and who says that a capture goes on by then.
+/// The driver's wait for the device; the channel that announces such a wait, and the one that confirms an open capture.
 static FINISH: Mutex<(Option<Finish>, Option<Others>)> = Mutex::new((None, None));
 
 extern "C" fn tell_and_finish() -> CUresult {
@@ -25,11 +25,11 @@ extern "C" fn tell_and_finish() -> CUresult {
         tell.send(()).unwrap();
         let _ = told.recv_timeout(Duration::from_millis(20));
     }
-    // SAFETY: it takes nothing.
+    // SAFETY: the function has no parameters.
     real.map_or(CUresult::CUDA_ERROR_NOT_FOUND, |real| unsafe { real() })
 }
 
-/// A thread finds its pool full, and waits for the device, just as a capture begins.
+/// A thread finds its pool full and waits for the device just as a capture begins.
 #[test]
 fn a_capture_begins_while_another_thread_finds_no_room() {
     let install = |table: &mut Table| {
@@ -47,7 +47,7 @@ fn a_capture_begins_while_another_thread_finds_no_room() {
                 FINISH.lock().unwrap().1 = None;
                 assert!(matches!(refused, Err(PoolError::LimitReached(_))), "{refused:?}");
             });
-            // A backend that keeps nothing refuses at once.
+            // A backend without a cache refuses right away.
             let _is_waiting = told.recv_timeout(Duration::from_secs(5));
             let capture = captured.begin_capture(CaptureMode::Global).unwrap();
             let _nobody_waits_any_more = begun.send(());
@@ -58,7 +58,7 @@ fn a_capture_begins_while_another_thread_finds_no_room() {
     });
 }
 
-/// One of two openings of a GPU ends, with memory of an ended pool. A capture on the other one continues.
+/// One of two `Device`s for a GPU is dropped, with memory of an ended pool. A capture on the other one stays valid.
 #[test]
 fn a_device_that_is_opened_twice_ends_beside_a_capture() {
     on_device_memory(&small(), |bench| {
@@ -83,7 +83,7 @@ fn a_device_that_is_opened_twice_ends_beside_a_capture() {
     });
 }
 
-/// Streams of another device join: that device can't be waited for either.
+/// Streams of another device join: that device cannot be synchronised either.
 #[test]
 fn another_device_is_part_of_a_capture() {
     let config = SimConfig::new().devices(2).memory_bytes(1 << 30);

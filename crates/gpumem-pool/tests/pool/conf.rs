@@ -40,7 +40,7 @@ fn idle_memory_beyond_the_threshold_is_released_at_a_cache_miss() {
 #[cfg(feature = "backend-native")]
 stand_in!(trims, cuMemPoolTrimTo(pool: CUmemoryPool, keep_bytes: usize));
 
-/// A device of 1 GiB, and a pool of the driver's that should not hold more than 256 MiB without need.
+/// A device of 1 GiB, and a driver pool that should not hold more than 256 MiB without need.
 #[cfg(feature = "backend-native")]
 #[test]
 fn the_driver_s_pool_keeps_nothing_idle_when_it_grows_beyond_the_threshold() {
@@ -63,7 +63,7 @@ fn the_driver_s_pool_keeps_nothing_idle_when_it_grows_beyond_the_threshold() {
             let without_pieces_mib = reserved_mib(&whole);
             drop((held, whole));
             bench.device.synchronize().unwrap();
-            // It is more, but in pieces.
+            // The idle memory is larger, but fragmented.
             let pieces = pool(conf);
             let mut index = 0;
             let mut held = blocks(&pieces, 8);
@@ -75,7 +75,7 @@ fn the_driver_s_pool_keeps_nothing_idle_when_it_grows_beyond_the_threshold() {
             held.push(pieces.alloc(100 * MIB, &stream).unwrap());
             assert_eq!([without_pieces_mib, reserved_mib(&pieces)], expected_mib, "with {conf:?}");
         }
-        // A program that takes again what it has given back is left alone, beyond the threshold too.
+        // A program that reallocates the memory that it frees is not trimmed, even above the threshold.
         let steady = pool("garbage_collection_threshold:0.25");
         drop(blocks(&steady, 10));
         let before = trims::CALLS.load(Ordering::SeqCst);

@@ -5,7 +5,7 @@ use gpumem_pool::sys::Driver;
 use gpumem_pool::sys::types::CUcontext;
 use gpumem_pool::{Device, Event, Stream};
 
-/// Everything that this crate's public interface does.
+/// Calls every function of this crate's public interface.
 fn every_entry(bench: &Fixture) {
     let device = Device::new(&bench.driver, 0).unwrap();
     device.memory_info().unwrap();
@@ -78,7 +78,7 @@ fn guards_nest() {
     });
 }
 
-/// The last clone of everything may go on a thread that never had a context, or has another one.
+/// The last handle of everything may be dropped on a thread without a context, or with another one.
 #[test]
 fn drops_on_other_threads_leave_their_context_alone() {
     on_each_backend(&small().devices(2), |bench| {

@@ -47,7 +47,7 @@ fn each_device_has_its_own_memory_and_books() {
         for at in [0, 1] {
             assert!(bench.holds(&blocks[at], at as u8 + 1, &streams[at]));
         }
-        // An event and a stream of one order work on the other.
+        // An event and a stream of one device work on the other.
         let event = Event::new(&second).unwrap();
         event.record(&streams[1]).unwrap();
         streams[0].wait(&event).unwrap();
@@ -72,7 +72,7 @@ fn devices_must_not_be_mixed() {
     });
 }
 
-/// A stream of another machine is refused, or passed over where nothing is returned: it can't reach this memory.
+/// A stream of another machine is refused, or ignored by functions without a result: its work cannot use this memory.
 #[test]
 fn machines_must_not_be_mixed() {
     on_each_backend(&small(), |bench| {

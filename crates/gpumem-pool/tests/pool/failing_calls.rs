@@ -162,7 +162,7 @@ const PROGRAM: &[Step] = &[
         Ok(())
     }),
     ("a launch", |state| {
-        // SAFETY: it does nothing to memory.
+        // SAFETY: the graph accesses no memory.
         unsafe { state.exec.as_ref().unwrap().launch(&state.streams[1]) }
     }),
     ("no graph any more", |state| {
@@ -459,7 +459,7 @@ fn memory_taken_by_another_process_is_no_error_while_cached_memory_can_be_releas
         let blocks: Vec<Block> = (0..12).map(|_| pool.alloc(3 * MIB, &other).unwrap()).collect();
         for block in &blocks {
             let _bound = device.bind().unwrap();
-            // SAFETY: the block is alive until the work is done.
+            // SAFETY: the block is alive until the work is complete.
             unsafe { driver.cuMemsetD8Async(block.address(), 1, 3 << 20, other.raw()).unwrap() };
         }
         drop(blocks);

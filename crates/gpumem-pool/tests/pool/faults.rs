@@ -36,7 +36,7 @@ fn install(table: &mut Table) {
     context::install(table);
 }
 
-/// The stand-ins are shared by the tests of this file, which so run one after another.
+/// The stand-ins are shared by the tests of this file, so the tests run one after another.
 fn on_a_failing_driver(body: impl Fn(&Fixture)) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn: MutexGuard<'_, ()> = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +60,7 @@ fn free_fault(bench: &Fixture) -> &'static AtomicU32 {
     }
 }
 
-/// Whether a free is a call of the driver's, which can fail. That of `caching` is none.
+/// Whether a free makes a driver call, which can fail. `caching` makes none.
 fn frees_by_call(bench: &Fixture) -> bool {
     bench.backend != BackendKind::Caching
 }
@@ -94,7 +94,7 @@ fn a_refused_allocation_leaves_no_trace() {
     });
 }
 
-/// On a full device, the allocation is tried twice with a wait between, and with a trim by a backend that caches.
+/// On a full device, the allocation is tried twice with a wait between, and a backend with a cache trims it.
 #[test]
 fn an_allocation_is_retried_once_a_full_device_is_idle() {
     on_a_failing_driver(|bench| {
@@ -143,8 +143,8 @@ fn a_failed_free_poisons_the_pool_and_leaks_the_block() {
     });
 }
 
-/// What a drop asks of the driver: a wait for each stream that used the block, and none of the host's where the backend
-/// promises none. The simulated `cuMemFree` waits by itself, so that a wait which `none` forgets would not show.
+/// The driver calls of a drop: a wait for each stream that used the block, and no wait of the host if the backend guarantees
+/// none. The simulated `cuMemFree` waits itself, which would hide a wait missing in `none`.
 #[test]
 fn a_drop_orders_the_free_behind_each_use_once() {
     on_a_failing_driver(|bench| {
@@ -157,9 +157,9 @@ fn a_drop_orders_the_free_behind_each_use_once() {
         drop(block);
         let calls = [&wait::CALLS, &finish::CALLS].map(|count| count.load(Ordering::SeqCst));
         let expected = match bench.backend {
-            // One wait for the device covers all of its streams.
+            // One wait for the device covers all streams.
             BackendKind::None => [0, 1],
-            // It notes what the next user has to wait for.
+            // The heap records the wait that the next user needs.
             BackendKind::Caching => [0, 0],
             _ => [2, 0],
         };
@@ -167,7 +167,7 @@ fn a_drop_orders_the_free_behind_each_use_once() {
     });
 }
 
-/// If home can't be made to wait for a use, the block must not be freed at all.
+/// If the owner stream cannot be made to wait for a use, the block must not be freed.
 #[test]
 fn a_wait_that_fails_keeps_the_block() {
     on_a_failing_driver(|bench| {
@@ -212,7 +212,7 @@ fn a_dead_context_is_a_lost_device() {
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
         ] {
             set(alloc_fault(bench), code);
-            // More than is cached, if anything is.
+            // More than the pool caches.
             let error = pool.alloc(8 << 20, &stream).unwrap_err();
             assert!(matches!(error, PoolError::DeviceLost(inner) if inner.code() == code), "{error:?}");
         }
@@ -223,7 +223,7 @@ fn a_dead_context_is_a_lost_device() {
     });
 }
 
-/// The real thing rather than a stand-in: work that goes astray kills the simulated context.
+/// A real failure instead of a stand-in: a stray access kills the simulated context.
 #[test]
 fn faulting_work_is_reported_by_every_entry() {
     on_a_failing_driver(|bench| {
@@ -240,7 +240,7 @@ fn faulting_work_is_reported_by_every_entry() {
     });
 }
 
-/// Queues a kernel that reads where nothing is.
+/// Queues a kernel that reads outside of any allocation.
 fn queue_a_fault(bench: &Fixture, stream: &Stream) {
     static KERNELS: &[Kernel] = &[Kernel::new("astray", |launch| launch.read::<u8>(8, 1).map(drop))];
     gpumem_sim::Sim::of(&bench.driver).unwrap().register(KERNELS);

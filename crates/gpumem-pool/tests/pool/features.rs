@@ -1,4 +1,4 @@
-//! Aligned blocks, blocks as plain data, and pinned physical memory.
+//! Aligned blocks, raw blocks, and pinned physical memory.
 
 use crate::fixture::{on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUmemAllocationHandleType;
@@ -98,7 +98,7 @@ fn a_block_as_plain_data_is_alive_and_keeps_its_pool() {
         assert_eq!((status.in_use_bytes, status.block_count), (sizes.iter().sum(), 3));
         drop(pool);
         let carried = std::thread::spawn(move || {
-            // SAFETY: each came from `into_raw`, and is turned back once.
+            // SAFETY: each raw block comes from `into_raw`, and is converted once.
             raw.into_iter()
                 .map(|(address, home, raw)| (address, home, unsafe { Block::from_raw(raw) }))
                 .collect()
@@ -157,7 +157,7 @@ fn pinned_memory_is_neither_moved_nor_remapped() {
 
 #[test]
 fn a_pinned_handle_is_mapped_once() {
-    // The device is full with what the pool holds. Under a limit handles would be too small to have others beside these.
+    // The pool's memory fills the device. A limit would make the handles too small for others to fit beside these.
     on_each_backend_with(&SimConfig::new().memory_bytes(72 << 20), map::install, |bench| {
         if !bench.maps() {
             return;
@@ -173,7 +173,7 @@ fn a_pinned_handle_is_mapped_once() {
             }
             drop((first, last));
             let before = map::CALLS.load(Ordering::SeqCst);
-            // The end of the memory and its start, side by side.
+            // The end of the memory and its start, adjacent.
             let joined = pool.alloc(30 << 20, &stream);
             let maps = map::CALLS.load(Ordering::SeqCst) - before;
             assert_eq!((joined.is_err(), maps == 0), (is_pinned, is_pinned), "{joined:?}, {maps} maps");
@@ -197,7 +197,7 @@ fn exportable_memory_needs_an_exportable_pool() {
                 block.pin_backing().unwrap();
                 let (mut handle, mut descriptor) = (0, -1_i32);
                 let _bound = bench.device.bind().unwrap();
-                // SAFETY: locals outlive the calls; the block is alive, and the handle is given back once.
+                // SAFETY: locals outlive the calls; the block is alive, and the handle is released once.
                 unsafe {
                     let address = block.address() as *mut std::ffi::c_void;
                     bench.driver.cuMemRetainAllocationHandle(&mut handle, address).unwrap();

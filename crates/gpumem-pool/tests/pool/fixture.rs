@@ -1,4 +1,4 @@
-//! Helpers: a simulated machine with one backend to test, and driver functions that count their calls or fail.
+//! Helpers: a simulated machine with one backend under test, and driver functions that count their calls or fail.
 
 use gpumem_pool::sys::{Driver, Table};
 use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolBuilder, Stream};
@@ -9,7 +9,7 @@ pub(crate) struct Fixture {
     pub(crate) driver: Driver,
     pub(crate) device: Device,
     pub(crate) backend: BackendKind,
-    /// Over plain segments, where the backend has the choice.
+    /// Whether the backend uses plain segments.
     pub(crate) plain_segments: bool,
     pub(crate) kind: MemoryKind,
     pub(crate) seed: u64,
@@ -25,7 +25,7 @@ pub(crate) fn on_device_memory(config: &SimConfig, body: impl Fn(&Fixture)) {
     on_each_backend_with(config, |_| (), body);
 }
 
-/// Like [`on_device_memory`], with functions of the driver replaced by `change`, which is called once for each machine.
+/// Like [`on_device_memory`], with driver functions replaced by `change`, which is called once for each machine.
 pub(crate) fn on_each_backend_with(config: &SimConfig, change: impl Fn(&mut Table), body: impl Fn(&Fixture)) {
     let subjects = subjects().into_iter().filter(|(.., kind)| *kind == MemoryKind::Device).collect();
     on_each_of(subjects, config, change, body);
@@ -41,7 +41,7 @@ fn on_each_of(
         // All kinds run the same code: one schedule shows the differences.
         for seed in 0..if kind == MemoryKind::Device { SEED_COUNT } else { 1 } {
             let driver = gpumem_sim::driver(config.clone().seed(seed)).unwrap();
-            // SAFETY: what the tests put in calls the function that it replaces, or fails without doing anything.
+            // SAFETY: a replacement calls the function that it replaces, or fails without effect.
             let driver = unsafe { driver.with_table(&change) };
             let device = Device::new(&driver, 0).unwrap();
             let bench = Fixture { driver, device, backend, plain_segments, kind, seed };
@@ -52,7 +52,7 @@ fn on_each_of(
     }
 }
 
-/// Each backend, over plain segments where it has the choice, and with the other kinds of memory that it has.
+/// Each backend, also over plain segments if it supports them, and with each other kind of memory that it supports.
 fn subjects() -> Vec<(BackendKind, bool, MemoryKind)> {
     let of = |backend| {
         let kinds = [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host];
@@ -81,7 +81,7 @@ impl Fixture {
         if self.plain_segments { builder.conf("expandable_segments:false").unwrap() } else { builder }
     }
 
-    /// Whether pools map handles.
+    /// Whether pools use virtual memory.
     pub(crate) fn maps(&self) -> bool {
         self.backend == BackendKind::Caching && !self.plain_segments && self.kind == MemoryKind::Device
     }
@@ -97,7 +97,7 @@ impl Fixture {
     /// Queues a fill of the whole block on a stream.
     pub(crate) fn fill(&self, block: &Block, value: u8, stream: &Stream) {
         let _bound = stream.device().bind().unwrap();
-        // SAFETY: the block is alive, and its free will wait for the stream if the test is right.
+        // SAFETY: the block is alive, and its free waits for the stream if the test is right.
         unsafe {
             self.driver
                 .cuMemsetD8Async(block.address(), value, block.size_bytes() as usize, stream.raw())
@@ -135,8 +135,8 @@ impl Drop for PrintOnPanic<'_> {
     }
 }
 
-/// Makes a module with a stand-in for one function of the driver: `CALLS` counts, and `FAIL_WITH` (unless 0) is
-/// returned instead of calling the driver. One test at a time may use it.
+/// Makes a module with a stand-in for one driver function: `CALLS` counts, and `FAIL_WITH` (unless 0) is returned instead of
+/// calling the driver. One test at a time may use it.
 macro_rules! stand_in {
     ($module:ident, $function:ident($($arg:ident: $kind:ty),*)) => {
         mod $module {
@@ -163,7 +163,7 @@ macro_rules! stand_in {
                 let code = FAIL_WITH.load(Ordering::SeqCst);
                 let real = *REAL.lock().unwrap();
                 match real {
-                    // SAFETY: the caller's promises are those of the function that is replaced.
+                    // SAFETY: the caller guarantees what the replaced function requires.
                     Some(real) if code == 0 => unsafe { real($($arg),*) },
                     _ => CUresult(code),
                 }

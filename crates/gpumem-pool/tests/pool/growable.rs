@@ -1,4 +1,4 @@
-//! Blocks that grow in place.
+//! Growable blocks.
 
 use crate::fixture::{Fixture, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUresult;
@@ -29,7 +29,7 @@ pub(crate) fn fill(
 ) {
     let _bound = stream.device().bind().unwrap();
     let (address, count) = (block.address() + range.start, (range.end - range.start) as usize);
-    // SAFETY: the block has these bytes until the stream is done.
+    // SAFETY: the block has these bytes until the stream is complete.
     unsafe { bench.driver.cuMemsetD8Async(address, value, count, stream.raw()).unwrap() };
 }
 
@@ -131,7 +131,7 @@ fn its_memory_is_released_after_all_uses() {
         assert_eq!(byte(bench, &block, 40 * MIB - 1, &home), 2);
         assert_eq!(byte(bench, &block, 0, &home), 1);
         fill(bench, &block, 0..40 * MIB, 3, &home);
-        // The pool's last handle is the block's own; queued work goes on.
+        // The block is the last owner of the pool; queued work continues.
         drop(pool);
         drop(block);
         home.synchronize().unwrap();

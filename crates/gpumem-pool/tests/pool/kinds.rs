@@ -21,15 +21,15 @@ fn on_host_memory(body: impl Fn(&Fixture)) {
     });
 }
 
-/// Writes on the host, at once.
+/// Writes on the host, without waiting.
 fn write(block: &Block, value: u8) {
-    // SAFETY: the block has these bytes to itself, and nothing was queued for it.
+    // SAFETY: the block owns these bytes, and no work was queued for it.
     unsafe { block.host_ptr().unwrap().write_bytes(value, block.size_bytes() as usize) };
 }
 
-/// The bytes that the host reads.
+/// Whether the host reads this value in every byte.
 fn holds(block: &Block, value: u8) -> bool {
-    // SAFETY: the block has these bytes to itself, and what was queued for it is done.
+    // SAFETY: the block owns these bytes, and all work on it is complete.
     let bytes = unsafe {
         std::slice::from_raw_parts(block.host_ptr().unwrap().as_ptr(), block.size_bytes() as usize)
     };
@@ -56,7 +56,7 @@ fn a_block_names_its_kind_of_memory() {
     });
 }
 
-/// The host's write is in no stream's order: a block that queued work still uses must not be handed out, to the same stream
+/// A write of the host is not ordered behind any stream: a block with pending work must not be reused, on the same stream
 /// neither.
 #[test]
 fn memory_is_reused_when_every_use_is_complete() {
@@ -98,7 +98,7 @@ fn what_is_complete_needs_no_growth() {
     });
 }
 
-/// At the limit the host waits for what is in the way.
+/// At the limit the host waits for the memory that it needs.
 #[test]
 fn at_the_limit_the_host_waits() {
     on_host_memory(|bench| {
@@ -117,8 +117,8 @@ fn at_the_limit_the_host_waits() {
     });
 }
 
-/// While a stream captures, nobody can wait for the default stream: what it still uses is not to be had, and that is said at
-/// once.
+/// While a stream captures, the default stream cannot be synchronised: memory that it still uses is unavailable, and the request
+/// is refused right away.
 #[test]
 fn a_wait_that_a_capture_forbids_is_refused_at_once() {
     on_host_memory(|bench| {
@@ -141,7 +141,7 @@ fn a_wait_that_a_capture_forbids_is_refused_at_once() {
     });
 }
 
-/// Threads that write on the host what others' queued work has just let go of, at a limit that makes them share.
+/// Threads write on the host to memory that other threads have just freed with pending work, at a limit that makes them share it.
 #[test]
 fn no_queued_work_overwrites_bytes_of_the_host() {
     on_host_memory(|bench| {
@@ -161,7 +161,7 @@ fn no_queued_work_overwrites_bytes_of_the_host() {
                         if held.len() > 3 {
                             let (block, value) = held.swap_remove((draw >> 50) as usize % 4);
                             assert!(holds(&block, value), "thread {thread}, step {step}");
-                            // The device writes it yet, and it is not waited for.
+                            // The device still writes the block, without a wait.
                             bench.fill(&block, !value, &stream);
                         }
                     }
@@ -173,8 +173,8 @@ fn no_queued_work_overwrites_bytes_of_the_host() {
     });
 }
 
-/// What the host writes while a graph is made is there when the graph runs: no block has the place of another that the graph
-/// writes to.
+/// A write of the host while a graph is being captured is visible when the graph runs: no block overlaps another one that the
+/// graph writes.
 #[test]
 fn a_graph_leaves_the_hosts_bytes_alone() {
     on_host_memory(|bench| {
@@ -187,7 +187,7 @@ fn a_graph_leaves_the_hosts_bytes_alone() {
         write(&input, 5);
         let exec = capture.end().unwrap().instantiate().unwrap();
         for _ in 0..2 {
-            // SAFETY: what was queued uses only memory of the graph's own.
+            // SAFETY: the queued work uses only memory of the graph.
             unsafe { exec.launch(&stream).unwrap() };
         }
         stream.synchronize().unwrap();
@@ -199,7 +199,7 @@ fn a_graph_leaves_the_hosts_bytes_alone() {
     });
 }
 
-/// Each pool has a limit of its own, and host memory one that has nothing to do with the device.
+/// Each pool has its own limit, and the limit of host memory is independent of the device.
 #[test]
 fn each_kind_has_its_own_budget() {
     on_host_memory(|bench| {
@@ -268,7 +268,7 @@ fn unified_memory_leaves_the_device_a_margin() {
     }
 }
 
-/// At the limit, work of every device that uses what is in the way is waited for.
+/// At the limit, the pool waits for work of every device that uses the needed memory.
 #[test]
 fn at_the_limit_the_host_waits_for_other_devices_too() {
     on_each_backend(&small().devices(2).schedule(Schedule::Late), |bench| {
@@ -292,7 +292,7 @@ fn at_the_limit_the_host_waits_for_other_devices_too() {
     });
 }
 
-/// A pool may end while work uses what was its memory: that goes back once the work is done.
+/// A pool may end while work uses its memory, which is released after that work is complete.
 #[test]
 fn an_ended_pool_keeps_memory_that_work_uses() {
     on_host_memory(|bench| {
@@ -303,7 +303,7 @@ fn an_ended_pool_keeps_memory_that_work_uses() {
         used.iter().for_each(|block| bench.fill(block, 9, &other));
         used.iter().for_each(|block| block.record_use(&other));
         drop((used, pool));
-        // A block keeps its pool.
+        // A block keeps its pool alive.
         write(&kept, 3);
         bench.fill(&kept, 4, &stream);
         drop(kept);
@@ -320,7 +320,7 @@ stand_in!(pools, cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoo
 #[cfg(feature = "backend-native")]
 #[test]
 fn drivers_without_pools_of_a_kind_are_reported() {
-    // SAFETY: the stand-in calls what it replaces, or fails without doing anything.
+    // SAFETY: the wrapper calls the function that it replaces, or fails without effect.
     let driver = unsafe { gpumem_sim::driver(small()).unwrap().with_table(pools::install) };
     let device = Device::new(&driver, 0).unwrap();
     let invalid = CUresult::CUDA_ERROR_INVALID_VALUE.0;
@@ -352,24 +352,24 @@ fn unsupported_operations_of_kinds_and_backends_are_errors() {
             .build();
         assert!(matches!(exported, Err(PoolError::NotWithKind { kind: MemoryKind::Host, .. })));
     }
-    // SAFETY: a function that is missing is not called.
+    // SAFETY: a missing function is not called.
     let old =
         unsafe { gpumem_sim::driver(small()).unwrap().with_table(|table| table.cuMemAllocManaged = None) };
     let error = Pool::builder(&Device::new(&old, 0).unwrap()).kind(MemoryKind::Unified).build().unwrap_err();
     assert!(matches!(error, PoolError::KindUnsupported { kind: MemoryKind::Unified, .. }), "{error}");
 }
 
-/// A device on which host and device can't use managed memory at once has it all the same; the host is kept away.
+/// A device without concurrent access of host and device supports managed memory, but without host access.
 #[test]
 fn without_concurrent_access_the_host_is_kept_away() {
     unsafe extern "C" fn none(value: *mut i32, attribute: CUdevice_attribute, _: i32) -> CUresult {
         let has = attribute != CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
-        // SAFETY: the caller has a place for the result.
+        // SAFETY: the caller passes a valid out-pointer.
         unsafe { *value = i32::from(has) };
         CUresult::CUDA_SUCCESS
     }
     let driver = gpumem_sim::driver(small()).unwrap();
-    // SAFETY: the stand-in answers as the driver would, of another device.
+    // SAFETY: the wrapper returns what the driver would return for another device.
     let driver = unsafe { driver.with_table(|table| table.cuDeviceGetAttribute = Some(none)) };
     let device = Device::new(&driver, 0).unwrap();
     let pool = Pool::builder(&device).kind(MemoryKind::Unified).build().unwrap();

@@ -1,11 +1,11 @@
-//! Loops that keep blocks they should drop, programs that only build up what they need, and the report for each.
+//! Programs that keep blocks that they should drop, programs that only build up memory that they need, and the report of each.
 
 use crate::fixture::{Fixture, on_device_memory, small};
 use gpumem_pool::{Advice, Block, OutOfMemory, Pool, PoolError, Stream};
 
 const MIB: u64 = 1 << 20;
 
-/// A pool below a limit, what the program holds, and the refusal that ends it.
+/// A pool below a limit, the program's blocks, and the refusal that ends it.
 struct Program {
     pool: Pool,
     stream: Stream,
@@ -14,7 +14,7 @@ struct Program {
 
 impl Program {
     fn new(bench: &Fixture) -> Self {
-        // Use is looked at when the heap is: in a small one that should be often.
+        // The heap samples the use; in a small heap it should do so often.
         let options = bench.builder().hard_limit(400 * MIB).conf("handle_bytes_max:32MiB").unwrap();
         Self { pool: options.build().unwrap(), stream: bench.stream(), held: Vec::new() }
     }
@@ -28,15 +28,15 @@ impl Program {
         self.pool.alloc(size_bytes, &self.stream).map(drop)
     }
 
-    /// The error of the first refused request, if it does this until one is refused.
+    /// Repeats the step until a request is refused. Returns the report.
     fn runs(mut self, mut step: impl FnMut(&mut Self, u64) -> Result<(), PoolError>) -> OutOfMemory {
         let error = (0..).find_map(|count| step(&mut self, count).err()).unwrap();
         error.out_of_memory().unwrap().clone()
     }
 }
 
-/// One of a few blocks of any size, beside a model or not. Of two or three it might be a program that builds up: the report has
-/// the growth, and no advice for it.
+/// Keeps one block in a few, of any size, with a model beside it or without. One block in two or three may be a program that
+/// builds up: the report has the growth, but no advice.
 #[test]
 fn a_loop_that_keeps_some_of_its_blocks_leaks() {
     on_device_memory(&small(), |bench| {
@@ -61,7 +61,7 @@ fn a_loop_that_keeps_some_of_its_blocks_leaks() {
     });
 }
 
-/// Without steps there is no telling: it is said what grew, and no more.
+/// Without steps the cause is unknown: the report has the growth only.
 #[test]
 fn blocks_that_are_made_at_once_are_no_leak() {
     on_device_memory(&small(), |bench| {
@@ -84,7 +84,7 @@ fn growth_that_has_ended_is_not_reported() {
     });
 }
 
-/// Layers of parts of many sizes, each converted from a temporary, with a wait after each or without.
+/// Layers with parts of many sizes, each converted from a temporary block, with a wait after each or without.
 #[test]
 fn a_model_that_is_loaded_is_no_leak() {
     const LAYER_KIB: [u64; 7] = [2048, 512, 512, 2048, 7168, 7168, 7168];
@@ -102,7 +102,7 @@ fn a_model_that_is_loaded_is_no_leak() {
     });
 }
 
-/// The first step of a program, which keeps what its layers need on the way back.
+/// The first step of a program, whose layers keep memory for the backward pass.
 #[test]
 fn a_step_that_is_too_large_is_no_leak() {
     on_device_memory(&small(), |bench| {

@@ -1,4 +1,4 @@
-//! The hard limit: exact, and never in the way of memory that is only on its way back. For many threads, with a driver that
+//! The hard limit: exact, and never an obstacle because of memory that is being freed. For many threads, with a driver that
 //! counts, see the suites `limits` and `limit_stress` of the workspace.
 
 use crate::fixture::{on_device_memory, on_each_backend, small};
@@ -59,7 +59,7 @@ fn a_limit_that_no_block_fits_into_is_an_error() {
     });
 }
 
-/// A block dropped with work queued makes room at once, on every stream.
+/// A block dropped with pending work makes room right away, on every stream.
 #[test]
 fn a_queued_free_makes_room() {
     on_each_backend(&small(), |bench| {
@@ -105,7 +105,7 @@ fn the_limit_may_change() {
     });
 }
 
-/// A limit one byte below what idle memory is reserved gives memory back at once.
+/// A limit one byte below the reserved idle memory releases memory right away.
 #[test]
 fn a_limit_just_below_the_reserved_memory_takes_effect() {
     on_each_backend(&small(), |bench| {
@@ -136,7 +136,7 @@ fn a_limit_that_a_pool_was_built_with_may_change() {
     });
 }
 
-/// Memory above a raised limit is open to peers, subject to the soft limit, and counted in the peak.
+/// Memory above a raised limit is accessible to peers, subject to the soft limit, and counted in the peak.
 #[test]
 fn memory_above_a_raised_limit_is_like_the_rest() {
     on_each_backend(&small().devices(2), |bench| {
@@ -197,13 +197,13 @@ fn a_limit_that_is_set_later_holds_for_private_pools_too() {
     });
 }
 
-/// Eight threads allocate while the limit goes up and down. Once the pool has come below the lower one, it stays there.
+/// Eight threads allocate while the limit goes up and down. Once the pool is below the lower limit, it stays there.
 #[test]
 fn a_limit_that_changes_is_exact_for_all_threads() {
     const LOW_BYTES: u64 = 8 << 20;
     on_each_backend(&small(), |bench| {
         let pool = bench.pool();
-        // By the pool's own measure.
+        // By the pool's own counters.
         let held_bytes = || {
             let status = pool.status().unwrap();
             if bench.backend == BackendKind::Caching { status.reserved_bytes } else { status.in_use_bytes }
@@ -235,10 +235,10 @@ fn a_limit_that_changes_is_exact_for_all_threads() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
                 pool.set_hard_limit(LOW_BYTES).unwrap();
             });
-            // They may have been faster than this thread.
+            // The threads may have been faster than this one.
             pool.set_hard_limit(LOW_BYTES).unwrap();
-            // What was there already may be used for as long as threads let nobody give it back, and what was admitted
-            // under the higher limit may still come: so only now, with no call under way.
+            // Memory from before the change stays usable as long as the threads' calls prevent its release, and requests admitted
+            // under the higher limit may still complete. So the check comes only now, with no call in progress.
             bench.device.synchronize().unwrap();
             pool.trim_to(LOW_BYTES).unwrap();
             while_threads_allocate(&|| assert!(held_bytes() <= LOW_BYTES));

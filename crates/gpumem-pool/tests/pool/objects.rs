@@ -14,7 +14,7 @@ fn all_of_it_may_be_shared_by_threads() {
     shared::<PoolError>();
 }
 
-/// The driver's stack of contexts belongs to a thread: the guard must not leave it.
+/// The driver's stack of contexts belongs to a thread, so the guard must not change threads.
 #[test]
 fn a_bound_context_stays_on_its_thread() {
     trait Otherwise {
@@ -66,7 +66,7 @@ fn work_waits_for_the_other_stream() {
         let block = pool.alloc(4096, &home).unwrap();
         other.wait_for(&home).unwrap();
         for value in 0..10 {
-            // Ping, with an event that is dropped while it is waited for; pong, with the stream's own fence.
+            // One direction uses an event that is dropped while a stream waits for it; the other one uses the stream's own fence.
             bench.fill(&block, 2 * value, &other);
             let event = Event::new(&bench.device).unwrap();
             event.record(&other).unwrap();

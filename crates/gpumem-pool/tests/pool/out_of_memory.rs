@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 const MIB: u64 = 1 << 20;
 
-/// The report of the first refusal of the program, which the observer was shown too; as text, it is the snapshot's.
+/// The report of the program's first refusal. The observer must receive an equal report, and the text must match the snapshot.
 pub(crate) fn refused(
     bench: &Fixture,
     name: &str,
@@ -23,8 +23,7 @@ pub(crate) fn refused(
     let shown = seen.lock().unwrap().last().and_then(PoolError::out_of_memory).cloned();
     assert_eq!(shown.as_ref(), Some(report), "the observer is shown what is returned");
     assert_eq!(error.to_string(), report.to_string());
-    // One schedule of many: only how long things took differs. Over plain segments the advice is the same, and the bytes are
-    // other ones.
+    // One schedule of many, because they differ in times only. Over plain segments the advice is equal, but the bytes differ.
     if bench.seed == 0 && !bench.plain_segments {
         let mut settings = insta::Settings::clone_current();
         settings.set_prepend_module_to_snapshot(false);
@@ -75,7 +74,7 @@ fn another_process() {
     });
 }
 
-/// Small blocks that stay keep the memory between them from becoming a large one.
+/// Small long-lived blocks prevent the memory between them from being merged.
 #[test]
 fn fragmentation() {
     on_device_memory(&small(), |bench| {
@@ -96,12 +95,12 @@ fn fragmentation() {
     });
 }
 
-/// A loop that frees what it allocates, but for a little.
+/// A loop that frees most of the memory that it allocates.
 #[test]
 fn a_leak() {
     on_device_memory(&small(), |bench| {
         let (options, seen) = observed(bench);
-        // Use is looked at when the heap is: in a small one that should be often.
+        // The heap samples the use; in a small heap it should do so often.
         let options = options.hard_limit(256 * MIB).conf("handle_bytes_max:32MiB").unwrap();
         let (pool, stream) = (options.build().unwrap(), bench.stream());
         let mut kept = Vec::new();
@@ -129,7 +128,7 @@ fn a_program_that_wants_too_much() {
     });
 }
 
-/// Each layer comes with a temporary that it is converted from: that is no leak.
+/// Each layer is converted from a temporary block, which is not a leak.
 #[test]
 fn a_model_that_is_too_large() {
     on_device_memory(&small(), |bench| {
@@ -148,7 +147,7 @@ fn a_model_that_is_too_large() {
         let report = error.out_of_memory().unwrap();
         assert_ne!(report.advice(), Advice::FindTheLeak, "{report}");
         if !bench.maps() {
-            // The temporaries' places are what is left, in pieces.
+            // The remaining memory is the holes of the temporary blocks.
             return;
         }
         assert_eq!(report.advice(), Advice::NeedLess, "{report}");
@@ -158,7 +157,7 @@ fn a_model_that_is_too_large() {
     });
 }
 
-/// However long a tag is, its amount stands below the others.
+/// The amounts are aligned, however long a tag is.
 #[test]
 fn the_table_stays_one() {
     on_device_memory(&small(), |bench| {
@@ -170,7 +169,7 @@ fn the_table_stays_one() {
         let text = pool.alloc(40 * MIB, &stream).unwrap_err().to_string();
         let ends =
             |line: &str| line.find("iB").map(|start| start + 2).or(line.find("bytes").map(|start| start + 5));
-        // A step without a result is a sentence, and the advice is below it.
+        // Steps without a result are in a sentence above the advice.
         let rows: Vec<_> = text.lines().skip(1).take_while(|line| !line.contains([':', '→'])).collect();
         assert!(rows.len() > 5, "{text}");
         let ends: Vec<_> = rows.iter().map(|row| ends(row)).collect();
@@ -179,7 +178,7 @@ fn the_table_stays_one() {
     });
 }
 
-/// Unified memory that fills the device leaves it no room to work in.
+/// Unified memory that fills the device leaves no working memory.
 #[test]
 fn the_margin_of_unified_memory() {
     on_each_backend(&small(), |bench| {
@@ -220,7 +219,8 @@ fn other_pools_are_listed_by_name() {
     });
 }
 
-/// For each cause: the device's size, a limit, a quota, a budget, and growths beyond them; and for no other error.
+/// The observer is called for each cause: the device's size, a limit, a quota, a budget, and growths beyond them; and for no
+/// other error.
 #[test]
 fn the_observer_is_called_once_for_each_refusal() {
     on_each_backend(&small(), |bench| {
@@ -274,7 +274,7 @@ fn the_observer_is_called_once_for_each_refusal() {
     });
 }
 
-/// A request that a fallback or a retry serves in the end is not a refusal.
+/// A request that a fallback or a retry serves is not a refusal.
 #[test]
 fn a_request_that_succeeds_after_a_retry_is_no_refusal() {
     on_each_backend(&small(), |bench| {
@@ -293,7 +293,7 @@ fn a_request_that_succeeds_after_a_retry_is_no_refusal() {
     });
 }
 
-/// Memory that other pools only keep is there once the limit allows it.
+/// Memory that other pools merely cache is available once the limit allows it.
 #[test]
 fn a_limit_is_reported_before_memory_cached_by_other_pools() {
     on_device_memory(&small(), |bench| {
@@ -325,7 +325,7 @@ fn the_observer_may_use_the_pool() {
     });
 }
 
-/// An observer whose own request is refused is not called for it, and its panic reaches the caller.
+/// An observer is not called for its own refused request, and its panic reaches the caller.
 #[test]
 fn an_observer_is_not_called_for_its_own_requests() {
     type Kept = Mutex<Option<(Pool, Stream)>>;
@@ -342,7 +342,7 @@ fn an_observer_is_not_called_for_its_own_requests() {
         *kept.lock().unwrap() = Some((pool.clone(), stream.clone()));
         assert!(pool.alloc(80 * MIB, &stream).is_err());
         assert_eq!(told.load(Ordering::Relaxed), 1);
-        // The observer panics now, and is called the next time nevertheless.
+        // The observer panics now, and is still called the next time.
         for count in 2..4 {
             let refused = catch_unwind(AssertUnwindSafe(|| pool.alloc(80 * MIB, &stream)));
             assert!(refused.is_err());

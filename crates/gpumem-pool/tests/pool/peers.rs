@@ -1,4 +1,4 @@
-//! Memory of one device that another device may use.
+//! Memory of one device that another device can access.
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUresult;
@@ -13,7 +13,7 @@ fn pair() -> SimConfig {
 fn may_write(bench: &Fixture, block: &Block, home: &Stream, stream: &Stream) -> bool {
     stream.wait_for(home).unwrap();
     let _bound = stream.device().bind().unwrap();
-    // SAFETY: the block is alive, and its free will wait for the stream.
+    // SAFETY: the block is alive, and its free waits for the stream.
     let queued = unsafe {
         bench.driver.cuMemsetD8Async(block.address(), 9, block.size_bytes() as usize, stream.raw())
     };

@@ -1,4 +1,4 @@
-//! Points of streams: what a wait for one includes, and what it costs.
+//! Points of streams: the work that a wait for a point includes, and its cost.
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
 use gpumem_pool::{CaptureMode, PoolError, Stream};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// Virtual time on the host until everything that `stream` waits for is done.
+/// The virtual time on the host until all work that `stream` waits for is complete.
 fn time_of(bench: &Fixture, stream: &Stream) -> Duration {
     let sim = Sim::of(&bench.driver).unwrap();
     let begin = sim.host_time();
@@ -89,7 +89,7 @@ fn points_outlive_their_stream() {
         assert!(reader.wait_for_point(point).unwrap());
         block.record_use(&reader);
         assert!(bench.holds(&block, 7, &reader));
-        // Another stream may get the index, and its work is not that of the point.
+        // Another stream may get the index; its work is not covered by the point.
         let streams: Vec<_> = (0..4).map(|_| bench.stream()).collect();
         assert!(streams.iter().all(|stream| stream.wait_for_point(point).unwrap()));
     });
@@ -113,7 +113,7 @@ fn a_capture_defers_the_wait_to_its_launches() {
         assert!(captured.wait_for_point(joined.point()).unwrap());
         let graph = capture.end().unwrap().instantiate().unwrap();
         let launched = bench.stream();
-        // SAFETY: the block that the graph uses is alive until the launch is done.
+        // SAFETY: the block that the graph uses is alive until the launch is complete.
         unsafe { graph.launch(&launched).unwrap() };
         assert!(bench.holds(&block, 9, &launched));
     });

@@ -8,7 +8,7 @@ fn device() -> Device {
     Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(4 << 30)).unwrap(), 0).unwrap()
 }
 
-/// Blocks of changing sizes, a few alive at a time.
+/// Allocates blocks of changing sizes, a few of which are alive at a time.
 fn run(pool: &Pool, stream: &Stream) {
     let mut held = std::collections::VecDeque::new();
     for i in 0..400_u64 {
@@ -48,7 +48,7 @@ fn without_inserted_waits_streams_keep_to_themselves() {
     }
 }
 
-/// A pool that has more than it ever needed.
+/// A pool with more memory than it ever needed.
 fn ahead(device: &Device, profile: Profile) -> Pool {
     let builder = Pool::builder(device).backend(BackendKind::Caching).profile(profile);
     let pool = builder.hard_limit(GIB).build().unwrap();
@@ -75,7 +75,7 @@ fn a_thread_reuses_a_close_fit_from_memory_reserved_ahead() {
         let nearly = pool.alloc(33 * MIB, &stream).unwrap();
         assert_eq!(nearly.address(), within.start, "{profile}");
         assert_eq!(pool.status().unwrap().in_use_bytes, 33 * MIB);
-        // The rest of it is with it, or for the next one.
+        // The remainder stays with the block, or serves the next one.
         let next = pool.alloc(7 * MIB, &stream).unwrap();
         assert_eq!(within.contains(&next.address()), !is_whole, "{profile}");
         drop(nearly);

@@ -72,7 +72,7 @@ fn reclaim_callbacks_run_until_enough_is_free() {
     });
 }
 
-/// One that fails in some way, and one that works.
+/// A reclaimable that fails in some way.
 struct Broken(&'static str);
 
 impl Reclaimable for Broken {
@@ -167,7 +167,7 @@ fn a_report_lists_the_steps_after_a_reclaim() {
     });
 }
 
-/// Where a pool's own limit refuses, others keep what they have cached: it would be of no use.
+/// If a pool's own limit refuses, other pools keep their cached memory, because releasing it would not help.
 #[test]
 fn a_limit_of_one_s_own_takes_nothing_from_others() {
     on_device_memory(&cramped(), |bench| {
@@ -183,7 +183,7 @@ fn a_limit_of_one_s_own_takes_nothing_from_others() {
     });
 }
 
-/// The context may go on without us: another library has it as well.
+/// Another library has retained the context too, which outlives the device handle.
 #[test]
 fn the_end_of_a_device_releases_memory_of_its_ended_pools() {
     on_device_memory(&cramped(), |bench| {
@@ -200,7 +200,7 @@ fn the_end_of_a_device_releases_memory_of_its_ended_pools() {
         let stream = Stream::new(&device).unwrap();
         let block = pool.alloc(8 * MIB, &stream).unwrap();
         let bound = device.bind().unwrap();
-        // SAFETY: the block is alive, and its memory is not given back before its stream's work is done.
+        // SAFETY: the block is alive, and its memory is released after its stream's work.
         unsafe { driver.cuMemsetD8Async(block.address(), 1, 8 << 20, stream.raw()).unwrap() };
         drop(bound);
         drop((block, pool, stream, device));
@@ -310,7 +310,7 @@ fn memory_above_the_soft_limit_is_released_during_allocations() {
             let mut held = Vec::new();
             for _ in 0..20 {
                 wait_a_little();
-                // Small blocks take over what large ones left: the long way, every other time.
+                // Small blocks reuse the memory of large ones through the slow path, every other time.
                 held.push(pool.alloc(MIB, &stream).unwrap());
             }
             let reserved_bytes = pool.status().unwrap().reserved_bytes;
@@ -331,7 +331,7 @@ fn a_pool_that_is_idle_keeps_nothing() {
         let reserved = |pool: &Pool| pool.status().unwrap().reserved_bytes > 0;
         stream.synchronize().unwrap();
         let is_reserved = reserved(&pool);
-        // This thread may have been kept from running.
+        // This thread may have been delayed by the operating system.
         if start.elapsed() < IDLE {
             assert_eq!(is_reserved, keeps);
         }

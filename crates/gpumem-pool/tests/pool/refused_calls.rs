@@ -11,7 +11,7 @@ fn device(rule: &str) -> Device {
     Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap()
 }
 
-/// Whether `work` ends within some seconds.
+/// Whether `work` ends within a few seconds.
 fn ends(work: impl FnOnce() + Send + 'static) -> bool {
     let (tell, told) = channel();
     std::thread::spawn(move || {
@@ -21,8 +21,8 @@ fn ends(work: impl FnOnce() + Send + 'static) -> bool {
     told.recv_timeout(Duration::from_secs(8)).is_ok()
 }
 
-/// `Capture::end` promises that the stream runs its work again whatever comes of it. Nobody else could end the capture, and
-/// the end of a borrow would wait for it for ever.
+/// `Capture::end` guarantees that the stream runs work again, whatever the result. No one else can end the capture, and the end
+/// of a borrow would wait for it forever.
 #[test]
 fn one_refused_end_of_a_capture_leaves_no_capture() {
     for code in ["OUT_OF_MEMORY", "INVALID_VALUE", "NOT_READY"] {
@@ -42,15 +42,15 @@ fn one_refused_end_of_a_capture_leaves_no_capture() {
     }
 }
 
-/// No capture goes on, and the driver refuses to wait: that is what is told, and within a closure it ends the process after
-/// half a minute, where it waited for ever.
+/// No capture is open and the driver refuses to wait: this is the error, and inside of a closure it ends the process after half a
+/// minute. It used to wait forever.
 #[test]
 fn a_refused_wait_for_the_device_is_not_taken_for_a_capture() {
     let device = device("cuCtxSynchronize#1+=fail:OUT_OF_MEMORY");
     let mut raw = std::ptr::null_mut();
     {
         let _bound = device.bind().unwrap();
-        // SAFETY: the place outlives the call. Flag 1: the legacy stream does not wait for it.
+        // SAFETY: the out-pointer outlives the call. With flag 1 the legacy stream does not wait for the stream.
         unsafe { device.driver().cuStreamCreate(&mut raw, 1).unwrap() };
     }
     // SAFETY: the stream is never destroyed.
@@ -61,7 +61,8 @@ fn a_refused_wait_for_the_device_is_not_taken_for_a_capture() {
     assert_eq!(cause.code(), CUresult::CUDA_ERROR_OUT_OF_MEMORY, "{cause}");
 }
 
-/// Markers can't be made, but without the capture the device can be waited for: the capture is ended, not the process.
+/// Markers cannot be recorded, but without the capture the device can be synchronised: the capture is ended, and the process
+/// continues.
 #[test]
 fn a_capture_of_this_thread_ends_before_the_process_does() {
     let mut tried = 0;
@@ -77,8 +78,8 @@ fn a_capture_of_this_thread_ends_before_the_process_does() {
     assert!(tried > 0);
 }
 
-/// `record_use` can't return an error, so it must not lose the use: the block's memory would go to another while the graph's
-/// launches still write it.
+/// `record_use` cannot return an error, so it must not lose the use: another stream would reuse the block's memory while launches
+/// of the graph still write it.
 #[test]
 fn a_use_in_a_capture_counts_even_if_the_capture_state_is_unavailable() {
     let mut tried = 0;
@@ -100,8 +101,8 @@ fn a_use_in_a_capture_counts_even_if_the_capture_state_is_unavailable() {
     assert!(tried > 0);
 }
 
-/// A block that was allocated in a capture outlives it. What its stream does with it then comes after what was done with its
-/// memory before, though the driver refuses the wait.
+/// A block allocated in a capture outlives it. Later work of its stream on the block is ordered behind the earlier work on its
+/// memory, though the driver refuses the wait.
 #[test]
 fn a_block_of_a_capture_is_ordered_after_its_end_whatever_is_refused() {
     let mut tried = 0;
@@ -112,7 +113,7 @@ fn a_block_of_a_capture_is_ordered_after_its_end_whatever_is_refused() {
             let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
             let fill = |address, stream: &Stream| {
                 let _bound = device.bind().unwrap();
-                // SAFETY: the block has so many bytes, and is alive.
+                // SAFETY: the block has that many bytes, and is alive.
                 unsafe { device.driver().cuMemsetD8Async(address, 1, 3 << 20, stream.raw()).unwrap() };
             };
             let first = pool.alloc(3 << 20, &other).unwrap();

@@ -23,7 +23,7 @@ fn a_driver_that_refuses_although_memory_is_free() {
     });
 }
 
-/// Which of several limits it was, and where that was set.
+/// The report names which of several limits refused, and where it was set.
 #[test]
 fn limits_and_quotas_are_named_with_where_they_were_set() {
     on_each_backend(&small(), |bench| {
@@ -82,7 +82,7 @@ fn the_limit_that_is_proposed_is_enough() {
         let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
         let text = pool.alloc(64 * MIB + 1, &stream).unwrap_err().to_string();
         assert!(text.contains("the limit of 64.000 MiB refused 67108865 bytes"), "{text}");
-        // Our own heap takes as much of the driver as makes whole handles.
+        // The caching heap allocates whole handles.
         let proposed = if bench.backend == BackendKind::Caching { "66.000 MiB" } else { "64.001 MiB" };
         assert!(text.contains(&format!("raise it to {proposed} or more")), "{text}");
         pool.set_hard_limit(proposed.parse::<Limit>().unwrap()).unwrap();
@@ -92,7 +92,7 @@ fn the_limit_that_is_proposed_is_enough() {
     });
 }
 
-/// A limit that is no whole number of handles has no pieces beyond the last of them.
+/// A limit that is not a whole number of handles has no fragments beyond the last handle.
 #[test]
 fn an_odd_limit_is_too_low_where_the_last_handle_does_not_fit() {
     on_device_memory(&small(), |bench| {
@@ -109,7 +109,7 @@ fn an_odd_limit_is_too_low_where_the_last_handle_does_not_fit() {
     });
 }
 
-/// Memory that another pool keeps because of a small block belongs to this program, not to another process.
+/// Memory that another pool keeps because of a small live block belongs to this program, not to another process.
 #[cfg(feature = "backend-native")]
 #[test]
 fn memory_that_another_pool_cannot_release_is_reported_as_this_program_s() {
@@ -132,7 +132,7 @@ fn memory_that_another_pool_cannot_release_is_reported_as_this_program_s() {
     });
 }
 
-/// Dropping blocks does not free memory of graphs: the blocks are dropped already.
+/// Dropping blocks does not free the memory of graphs, whose blocks are already dropped.
 #[test]
 fn memory_that_graphs_keep() {
     on_device_memory(&small(), |bench| {
@@ -170,7 +170,7 @@ fn an_aligned_request_is_reported_as_requested() {
     });
 }
 
-/// Where sizes are rounded up there is nothing in pieces that a larger block could be made of.
+/// If sizes are rounded up, there are no fragments that could form a larger block.
 #[test]
 fn small_blocks_that_fill_a_limit() {
     on_device_memory(&small(), |bench| {
@@ -184,7 +184,7 @@ fn small_blocks_that_fill_a_limit() {
     });
 }
 
-/// Blocks that grow are no part of the others' count, and all that is in use may be theirs.
+/// Growable blocks do not count as blocks, and may own all memory in use.
 #[cfg(feature = "backend-caching")]
 #[test]
 fn blocks_that_grow() {

@@ -53,7 +53,7 @@ fn reclaim_callbacks_run_before_a_budget_refuses() {
     });
 }
 
-/// A pool that ended while its work was queued gives way to one of any backend.
+/// Memory of a pool that ended with pending work serves a pool of any backend.
 #[test]
 fn memory_of_an_ended_pool_is_reused() {
     on_device_memory(&cramped().schedule("late".parse().unwrap()), |bench| {
@@ -73,7 +73,7 @@ fn memory_of_an_ended_pool_is_reused() {
     });
 }
 
-/// Two libraries of one program open the same GPU.
+/// Two libraries of one program use the same GPU.
 #[test]
 fn devices_that_were_opened_apart_make_room_for_each_other() {
     on_each_backend(&cramped(), |bench| {
@@ -93,7 +93,7 @@ fn devices_that_were_opened_apart_make_room_for_each_other() {
     });
 }
 
-/// The margin of unified memory refuses, and the pool's own limit is the same number.
+/// The margin of unified memory refuses, and is equal to the pool's own limit.
 #[test]
 fn a_limit_like_the_one_that_refuses_is_not_taken_for_it() {
     let device = Device::new(&gpumem_sim::driver(cramped()).unwrap(), 0).unwrap();
@@ -115,7 +115,7 @@ fn memory_of_an_ended_pool_does_not_count_as_margin() {
         let held = unified.alloc(MIB, &stream).unwrap();
         let block = pool.alloc(40 * MIB, &stream).unwrap();
         let bound = device.bind().unwrap();
-        // SAFETY: the block is alive, and freed in the stream's order.
+        // SAFETY: the block is alive, and freed in the order of the stream.
         unsafe { device.driver().cuMemsetD8Async(block.address(), 1, 40 << 20, stream.raw()).unwrap() };
         drop((bound, block, pool));
         let next = Pool::builder(&device).backend(backend).build().unwrap();
@@ -138,7 +138,7 @@ fn a_growth_reclaims_the_missing_memory() {
     });
 }
 
-/// Takes its time to let go.
+/// A reclaimable that takes long to release its block.
 struct Slow(Mutex<Option<Block>>);
 
 impl Reclaimable for Slow {
@@ -147,7 +147,7 @@ impl Reclaimable for Slow {
     }
 
     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
-        // Others find nothing from here on.
+        // Later calls find nothing.
         let taken = self.0.lock().unwrap().take();
         std::thread::sleep(Duration::from_millis(if taken.is_some() { 10 } else { 0 }));
         Ok(())
@@ -165,14 +165,14 @@ fn no_thread_fails_while_another_is_making_room() {
         std::thread::scope(|scope| {
             let allocate = |stream: Stream| {
                 let mut held: Vec<_> = (0..8).map(|_| pool.alloc(2 * MIB, &stream)).collect();
-                // All come to the limit at once.
+                // All threads reach the limit together.
                 start.wait();
                 held.extend((0..2).map(|_| pool.alloc(2 * MIB, &stream)));
                 held
             };
             let streams = [(); 6].map(|()| bench.stream());
             let threads = streams.map(|stream| scope.spawn(move || allocate(stream)));
-            // Each keeps what it got until all are done.
+            // Each keeps its block until all are done.
             let held: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
             held.iter().flatten().for_each(|held| assert!(held.is_ok(), "{held:?}"));
         });

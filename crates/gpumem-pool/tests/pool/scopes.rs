@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 
-/// Tag, bytes and blocks in the status.
+/// Tag, bytes and blocks of each tag in the status.
 fn tags(pool: &Pool) -> Vec<(String, u64, u64)> {
     let tags = pool.status().unwrap().tags;
     tags.into_iter().map(|tag| (tag.tag, tag.in_use_bytes, tag.block_count)).collect()
@@ -18,7 +18,7 @@ fn tag(name: &str, in_use_bytes: u64, block_count: u64) -> (String, u64, u64) {
     (name.into(), in_use_bytes, block_count)
 }
 
-/// Allocated, freed, and the peak.
+/// Allocated and freed bytes, and the peak.
 fn bytes(usage: ScopeUsage) -> (u64, u64, u64) {
     (usage.allocated_bytes, usage.freed_bytes, usage.peak_bytes)
 }
@@ -43,11 +43,11 @@ fn blocks_count_for_the_scope_that_they_were_allocated_in() {
         // Padding for alignment counts for no tag.
         let padding_bytes = pool.status().unwrap().in_use_bytes - (sum + 200);
         assert!(padding_bytes == 0 || padding_bytes == (1 << 16) - 256, "{padding_bytes}");
-        // On any thread, and in any form.
+        // Blocks may be freed on any thread, also in raw form.
         let last = weights.pop().unwrap().into_raw();
         std::thread::scope(|scope| scope.spawn(move || drop(weights)).join().unwrap());
         assert_eq!(tags(&pool), [tag("weights", 0, 0)]);
-        // SAFETY: it was taken apart above, once.
+        // SAFETY: the raw block comes from `into_raw`, and is converted once.
         drop(unsafe { gpumem_pool::Block::from_raw(last) });
         drop((untagged, after));
         let status = pool.status().unwrap();
@@ -99,7 +99,7 @@ fn scopes_may_end_in_any_order() {
     });
 }
 
-/// Each thread has its own scopes, and all of them the same tags.
+/// Each thread has its own scopes; all threads share the tags.
 #[test]
 fn threads_count_for_one_tag_together() {
     on_each_backend(&small(), |bench| {
@@ -126,7 +126,7 @@ fn threads_count_for_one_tag_together() {
     });
 }
 
-/// A block that grows keeps the tag of where it was made, and counts as bytes.
+/// A growable block keeps the tag of its creation, and counts by its bytes.
 #[test]
 fn blocks_that_grow_count_for_their_tag() {
     crate::growable::on_caching(|bench| {
@@ -157,7 +157,7 @@ fn blocks_that_grow_count_for_their_tag() {
     });
 }
 
-/// A graph's memory counts as a whole, for as long as the graph keeps it.
+/// The memory of a graph counts as a whole, as long as the graph keeps it.
 #[test]
 fn memory_of_a_graph_counts_until_the_graph_ends() {
     on_each_backend(&small(), |bench| {
@@ -219,7 +219,7 @@ fn status_counts_blocks_by_stream() {
         assert_eq!(streams(), [(ids[0], 700, 1), (ids[1], 5 << 20, 1)]);
         drop(large);
         assert_eq!(streams(), [(ids[0], 700, 1)]);
-        // Its blocks outlive a stream.
+        // The blocks outlive a stream.
         two.synchronize().unwrap();
         one.synchronize().unwrap();
         drop((one, two));
@@ -250,7 +250,7 @@ fn peaks_can_be_reset() {
     });
 }
 
-/// With any cached memory, and any adaptors.
+/// The counts are exact with any cached memory and any adaptors.
 #[test]
 fn a_peak_is_exact_on_request() {
     on_each_backend(&small(), |bench| {
@@ -262,7 +262,7 @@ fn a_peak_is_exact_on_request() {
         let peak_bytes = |pool: &Pool| pool.status().unwrap().in_use_peak_bytes;
         let (mut blocks, mut most_bytes) = (VecDeque::new(), 0);
         for round in 0_u64..200 {
-            // Sizes of all sorts, each a few times; three blocks at a time.
+            // Various sizes, each a few times; three live blocks at a time.
             let size_bytes = 1 + (round / 3 * 7_777_777) % (20 * MIB) / (1 << (round % 7));
             blocks.push_back(pool.alloc(size_bytes, &stream).unwrap());
             most_bytes = most_bytes.max(pool.status().unwrap().in_use_bytes);
@@ -291,7 +291,7 @@ fn a_peak_is_exact_on_request() {
     });
 }
 
-/// Of what one thread does to the byte, whatever its blocks' sizes; and from a reset on of what is there by then.
+/// The peak is exact for one thread, whatever the sizes; a reset sets it to the bytes in use.
 #[test]
 fn tags_have_peaks() {
     on_each_backend(&small(), |bench| {
@@ -320,7 +320,7 @@ fn tags_have_peaks() {
     });
 }
 
-/// A thread's part of a peak is known to a megabyte, however much wanders from thread to thread.
+/// With several threads the peak is exact to a megabyte for each thread, however many blocks move between threads.
 #[test]
 fn peaks_of_several_threads_are_near() {
     on_each_backend(&small(), |bench| {
@@ -335,7 +335,7 @@ fn peaks_of_several_threads_are_near() {
             threads.spawn(move || receiver.into_iter().for_each(drop));
         });
         let tag = &pool.status().unwrap().tags[0];
-        // Ten at a time, of 37 MiB in all.
+        // Ten blocks at a time, 37 MiB in total.
         assert!((64 << 10..=3 << 20).contains(&tag.peak_bytes), "{}", tag.peak_bytes);
         assert_eq!((tag.in_use_bytes, tag.allocation_count), (0, 600));
     });

@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 
 type GetAttribute = unsafe extern "C" fn(*mut c_int, CUdevice_attribute, CUdevice) -> CUresult;
 
-/// The driver's own, for [`without_attribute`].
+/// The driver's own function, for [`without_attribute`].
 static GET_ATTRIBUTE: Mutex<Option<GetAttribute>> = Mutex::new(None);
 
 /// Reports that the device has no virtual memory management.
@@ -22,10 +22,10 @@ unsafe extern "C" fn without_attribute(
     device: CUdevice,
 ) -> CUresult {
     let real = GET_ATTRIBUTE.lock().unwrap().unwrap();
-    // SAFETY: the caller's promises are those of the function that is replaced.
+    // SAFETY: the caller guarantees what the replaced function requires.
     let code = unsafe { real(value, attribute, device) };
     if attribute == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED {
-        // SAFETY: the caller has a place for the value, which the function that is replaced has just written.
+        // SAFETY: the caller passes a valid out-pointer, which the replaced function has just written.
         unsafe { *value = 0 };
     }
     code
@@ -37,7 +37,7 @@ fn lacks() -> Vec<(&'static str, Driver)> {
         let rule = Rule::new(name, Effect::Fail(code));
         gpumem_sim::driver(SimConfig::new().rule(rule)).unwrap()
     };
-    // SAFETY: what is missing or replaced does what it replaces, or nothing.
+    // SAFETY: a replacement calls the function that it replaces, or returns an error; missing functions are not called.
     let changed =
         |change: fn(&mut Table)| unsafe { gpumem_sim::driver(SimConfig::new()).unwrap().with_table(change) };
     let hide = |table: &mut Table| {
@@ -144,7 +144,7 @@ fn on_segments(body: impl Fn(&Fixture)) {
     });
 }
 
-/// Segments are whole or not at all: one that holds a block stays, however small that is.
+/// Segments are released as a whole: a segment with a live block stays, however small the block.
 #[test]
 fn a_segment_goes_back_once_nothing_holds_it() {
     on_segments(|bench| {
@@ -162,13 +162,13 @@ fn a_segment_goes_back_once_nothing_holds_it() {
         drop(second);
         stream.synchronize().unwrap();
         assert_eq!((pool.trim_to(0).unwrap(), pool.check()), (32 * MIB, Ok(())));
-        // Their places are used again.
+        // Their memory is reused.
         drop(pool.alloc(30 * MIB, &stream).unwrap());
         assert_eq!((pool.status().unwrap().reserved_bytes, pool.check()), (30 * MIB, Ok(())));
     });
 }
 
-/// No block goes across the end of a segment, though the driver puts them side by side.
+/// No block crosses the boundary of two segments, though the driver allocates them adjacent.
 #[test]
 fn blocks_lie_in_one_segment_each() {
     on_segments(|bench| {
@@ -182,7 +182,7 @@ fn blocks_lie_in_one_segment_each() {
     });
 }
 
-/// At the limit what is free in pieces that are too small makes way.
+/// At the limit, free segments that are too small are released.
 #[test]
 fn small_segments_make_way_for_a_large_block() {
     on_segments(|bench| {
@@ -195,7 +195,7 @@ fn small_segments_make_way_for_a_large_block() {
     });
 }
 
-/// A block that stays keeps the segment that it was cut from; one that may not be cut up, only nearly its size has.
+/// A live block keeps its segment. A segment that may not be split serves only requests of nearly its size.
 #[test]
 fn large_segments_can_be_reserved_for_large_blocks() {
     on_segments(|bench| {
@@ -211,7 +211,7 @@ fn large_segments_can_be_reserved_for_large_blocks() {
             drop(again);
             if !is_cut_up {
                 assert_eq!(pool.status().unwrap().reserved_bytes, 694 * MIB);
-                // The rest of what it takes is too much to be left over.
+                // The remainder would be too large to be wasted.
                 drop(pool.alloc(500 * MIB, &stream).unwrap());
                 assert_eq!(pool.status().unwrap().reserved_bytes, 594 * MIB);
             }
@@ -221,7 +221,7 @@ fn large_segments_can_be_reserved_for_large_blocks() {
     });
 }
 
-/// Memory reserved ahead serves all sizes that may share a segment.
+/// Reserved memory serves all sizes that may share a segment.
 #[test]
 fn reserved_memory_may_be_split() {
     on_segments(|bench| {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// Holds a stream back until it is opened, and for a minute at most: what waits for the stream is a failed test then.
+/// Holds a stream back until it is opened, or for a minute: a wait for the stream then fails the test.
 struct Gate(Sender<()>);
 
 impl Gate {
@@ -26,21 +26,21 @@ impl Gate {
         let (opener, opened) = channel();
         let opened: *mut Receiver<()> = Box::into_raw(Box::new(opened));
         let _bound = stream.device().bind().unwrap();
-        // SAFETY: the function owns what it is given; the stream is alive and of the current context.
+        // SAFETY: the function owns its argument; the stream is alive and belongs to the current context.
         unsafe {
             stream.device().driver().cuLaunchHostFunc(stream.raw(), Some(wait), opened.cast()).unwrap()
         };
         Self(opener)
     }
 
-    /// False if the stream went on by itself.
+    /// Opens the gate. Returns false if the stream continued by itself.
     fn open(self) -> bool {
         self.0.send(()).is_ok()
     }
 }
 
 unsafe extern "C" fn wait(opened: *mut c_void) {
-    // SAFETY: it was made from a box of this type, for this call alone.
+    // SAFETY: the pointer comes from a box of this type, and this call alone has it.
     let opened = unsafe { Box::from_raw(opened.cast::<Receiver<()>>()) };
     let _ = opened.recv_timeout(Duration::from_secs(60));
 }
@@ -62,9 +62,9 @@ fn no_allocation_waits_for_a_full_device_beyond_its_deadline() {
         let is_named = report.unfinished.iter().any(|unfinished| unfinished.stream == hung.id());
         match bench.kind {
             MemoryKind::Device => assert!(is_named, "{error}"),
-            // The margin refuses before a wait, or after.
+            // The margin refuses before the wait or after it.
             MemoryKind::Unified => {}
-            // Nothing of it waits for work.
+            // The memory does not depend on pending work.
             _ => assert!(!is_named, "{error}"),
         }
         let reserved = pool.reserve(128 * MIB);
@@ -80,7 +80,7 @@ fn no_allocation_waits_for_a_full_device_beyond_its_deadline() {
     });
 }
 
-/// A driver that exports the call and answers that it is not supported.
+/// A driver that exports the function but returns "not supported".
 #[test]
 fn waits_need_no_event_of_the_context() {
     let rule: Rule = "cuCtxRecordEvent=fail:801".parse().unwrap();
@@ -152,7 +152,7 @@ impl Reclaimable for Cache {
     }
 }
 
-/// A reclaimable that names no kind of memory.
+/// A reclaimable that does not state a kind of memory.
 struct Workspace(AtomicU32);
 
 impl Reclaimable for Workspace {
@@ -162,8 +162,8 @@ impl Reclaimable for Workspace {
     }
 }
 
-/// A refused request for pinned memory leaves caches of device memory alone, asks for no device memory, and waits for no
-/// work that could not help.
+/// A refused request for pinned memory runs no callbacks for device memory, leaves cached device memory alone, and does not wait
+/// for unrelated work.
 #[test]
 fn a_refused_pinned_request_reclaims_only_pinned_memory() {
     for backend in built_backends() {
@@ -186,7 +186,7 @@ fn a_refused_pinned_request_reclaims_only_pinned_memory() {
         stream.synchronize().unwrap();
         let kept = || [&cached, &unified].map(|pool| pool.status().unwrap().reserved_bytes);
         let before = kept();
-        // Backend `none`, where it is the only one, keeps nothing.
+        // Backend `none` caches nothing.
         let keeps = cfg!(any(feature = "backend-caching", feature = "backend-native"));
         assert!(before.iter().all(|bytes| (*bytes > 0) == keeps), "nothing is cached: this shows nothing");
 
@@ -204,7 +204,7 @@ fn a_refused_pinned_request_reclaims_only_pinned_memory() {
         assert_eq!(kept(), before, "{backend}");
         drop(held);
 
-        // If device memory is short, callbacks of device memory and of unified memory both run.
+        // If device memory is short, callbacks for device memory and callbacks without a kind run.
         let own = Pool::builder(&device).backend(backend).build().unwrap();
         drop(own.alloc(230 * MIB, &stream).unwrap());
         assert_eq!(kept()[0], 0, "{backend}");
@@ -261,12 +261,11 @@ fn free_bytes(device: &Device) -> u64 {
     device.memory_info().unwrap().free_bytes
 }
 
-/// A handle that the driver would not take back once counts as reserved, the failure is reported, and the next time it goes
-/// back.
+/// A handle that the driver refuses to release counts as reserved, the failure is reported, and the release is retried.
 #[cfg(feature = "backend-caching")]
 #[test]
 fn a_handle_that_was_not_taken_back_is_given_back_later() {
-    // The first release is of the handle by which a pool sees whether there is virtual memory.
+    // The first release is of the handle with which a pool tests virtual memory.
     for (call, nth) in [("cuMemRelease", 2), ("cuMemRelease", 3), ("cuMemUnmap", 1), ("cuMemUnmap", 2)] {
         let device = failing(call, nth);
         let pool = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();
@@ -295,7 +294,7 @@ stand_in!(handle_release, cuMemRelease(handle: CUmemGenericAllocationHandle));
 #[test]
 fn a_handle_that_is_never_taken_back_is_reported_each_time() {
     let driver = gpumem_sim::driver(SimConfig::new().memory_bytes(256 * MIB)).unwrap();
-    // SAFETY: the stand-in calls what it replaces, or fails without doing anything.
+    // SAFETY: the wrapper calls the function that it replaces, or fails without effect.
     let driver = unsafe { driver.with_table(handle_release::install) };
     let device = Device::new(&driver, 0).unwrap();
     let pool = Pool::builder(&device).backend(BackendKind::Caching).hard_limit(64 * MIB).build().unwrap();
@@ -306,7 +305,7 @@ fn a_handle_that_is_never_taken_back_is_reported_each_time() {
         assert!(matches!(pool.reclaim(), Err(PoolError::Driver(_))));
         pool.check().unwrap();
     }
-    // One handle at least is refused, of 2 MiB.
+    // At least one handle of 2 MiB is refused.
     let error = pool.alloc(63 * MIB, &stream).unwrap_err();
     assert!(matches!(&error, PoolError::LimitReached(_)), "{error}");
     drop(pool.alloc(20 * MIB, &stream).unwrap());
@@ -315,7 +314,7 @@ fn a_handle_that_is_never_taken_back_is_reported_each_time() {
     assert_eq!(pool.status().unwrap().reserved_bytes, 0);
 }
 
-/// So do segments, and what other backends free.
+/// Refused releases of segments and of other backends' memory are handled in the same way.
 #[test]
 fn memory_that_the_driver_refused_to_free_is_freed_by_the_end_of_the_pool() {
     on_each_backend(&SimConfig::new().memory_bytes(256 * MIB), |bench| {
@@ -333,7 +332,7 @@ fn memory_that_the_driver_refused_to_free_is_freed_by_the_end_of_the_pool() {
             let blocks = [20, 40].map(|size_mib| pool.alloc(size_mib * MIB, &stream).unwrap());
             drop(blocks);
             stream.synchronize().unwrap();
-            // Reported here, at the next call, or not at all where it is the pool's end that fails.
+            // Reported here, at the next call, or never if the end of the pool fails.
             let reclaimed = pool.reclaim();
             pool.check().unwrap();
             if reclaimed.is_err() && bench.backend == BackendKind::Caching {
@@ -350,7 +349,7 @@ fn memory_that_the_driver_refused_to_free_is_freed_by_the_end_of_the_pool() {
     });
 }
 
-/// Addresses of blocks that grow are tried again like their memory.
+/// The release of a growable block's addresses is retried, like that of its memory.
 #[cfg(feature = "backend-caching")]
 #[test]
 fn memory_of_a_growable_block_is_released_later() {

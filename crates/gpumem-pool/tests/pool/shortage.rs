@@ -1,4 +1,4 @@
-//! Random programs that are always short of memory: no request fails that an explicit reclaim would have saved.
+//! Random programs that are always short of memory: no request fails that would succeed after an explicit reclaim.
 
 use crate::fixture::{Fixture, on_each_backend};
 use crate::growable;
@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const MIB: u64 = 1 << 20;
 
-/// It is a bug if an allocation fails that would have succeeded after a manual reclaim, of this pool or of any other.
+/// It is a bug if an allocation fails that would succeed after an explicit reclaim of this pool or of any other.
 #[test]
 fn no_request_fails_that_a_reclaim_would_have_saved() {
     let (refusal_count, run_count) = (AtomicU32::new(0), AtomicU32::new(0));
     on_each_backend(&cramped(), |bench| {
         let profiles = ["profile:fast", "profile:balanced", "profile:tight"];
-        // Threads cache more than the heap may grow by, of both sizes.
+        // Threads cache blocks of both sizes, more than the heap may grow by.
         let keeping = "growth_slack:0,growth_slack_max:0,magazine_share:1000,magazine_bytes_min:64MiB";
         let count = if bench.backend == BackendKind::Caching { 4 } else { 1 };
         for (index, conf) in profiles.into_iter().chain([keeping]).take(count).enumerate() {
@@ -26,7 +26,7 @@ fn no_request_fails_that_a_reclaim_would_have_saved() {
             run_count.fetch_add(1, Ordering::Relaxed);
         }
     });
-    // The programs are such that memory is short again and again.
+    // The programs run short of memory repeatedly.
     assert!(refusal_count.into_inner() > 5 * run_count.into_inner());
 }
 
@@ -43,7 +43,7 @@ fn no_growth_fails_that_a_reclaim_would_have_saved() {
     assert!(refusal_count.into_inner() > 5 * run_count.into_inner());
 }
 
-/// Under a limit of the pool's own, which other pools' memory has no part in.
+/// Under a limit of the pool itself, on which other pools' memory has no effect.
 #[test]
 fn no_growth_fails_while_its_pool_has_cached_memory() {
     growable::on_caching(|bench| {
@@ -69,7 +69,7 @@ fn no_growth_fails_while_its_pool_has_cached_memory() {
     });
 }
 
-/// Returns how often a request was refused.
+/// Returns the number of refused requests.
 fn run(bench: &Fixture, builder: PoolBuilder, mut random: Random, grows: bool) -> u32 {
     let parent = builder.clone().hard_limit(48 * MIB).build().unwrap();
     let pools = [
@@ -85,7 +85,7 @@ fn run(bench: &Fixture, builder: PoolBuilder, mut random: Random, grows: bool) -
     let growing = pools.iter().filter(|pool| grows && pool.backend() == BackendKind::Caching);
     let mut growing: Vec<GrowableBlock> =
         growing.map(|pool| pool.growable(60 * MIB, &streams[0]).unwrap()).collect();
-    // Others have nothing to reserve.
+    // The other backends cannot reserve memory.
     let choices = match bench.backend {
         _ if grows => 11,
         BackendKind::Caching => 9,
@@ -151,7 +151,7 @@ fn run(bench: &Fixture, builder: PoolBuilder, mut random: Random, grows: bool) -
     refusal_count
 }
 
-/// A block that grows is never refused what others have only cached, whatever they do meanwhile.
+/// A growable block is never refused memory that others merely cache, whatever they do meanwhile.
 #[test]
 fn growth_beside_busy_threads_is_not_refused() {
     on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |bench| {
@@ -159,7 +159,7 @@ fn growth_beside_busy_threads_is_not_refused() {
         let stream = bench.stream();
         let Ok(mut block) = pool.growable(64 * MIB, &stream) else { return };
         std::thread::scope(|scope| {
-            // Ends with this, even if by a panic: the threads go on as long.
+            // Dropped at the end of this scope, also by a panic; the threads run until then.
             let running = Arc::new(());
             for thread in 0..3 {
                 let (pool, stream, running) = (&pool, bench.stream(), Arc::downgrade(&running));

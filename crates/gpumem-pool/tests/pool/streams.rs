@@ -5,7 +5,7 @@ use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{BackendKind, CaptureMode, Device, Event, PoolError, Stream};
 
-/// A stream that the library has no record of.
+/// Creates a stream that the library does not know.
 fn make(bench: &Fixture) -> CUstream {
     let (_bound, mut raw) = (bench.device.bind().unwrap(), std::ptr::null_mut());
     // SAFETY: `raw` outlives the call.
@@ -15,12 +15,12 @@ fn make(bench: &Fixture) -> CUstream {
 
 fn destroy(bench: &Fixture, raw: CUstream) {
     let _bound = bench.device.bind().unwrap();
-    // SAFETY: each test destroys what it has made once, and names it no more.
+    // SAFETY: each test destroys its streams once, and does not use them again.
     unsafe { bench.driver.cuStreamDestroy_v2(raw).unwrap() };
 }
 
 fn wrap(bench: &Fixture, raw: CUstream) -> Stream {
-    // SAFETY: each test keeps the stream until nothing names it any more.
+    // SAFETY: each test keeps the stream alive until its last handle is dropped.
     unsafe { Stream::from_raw(&bench.device, raw).unwrap() }
 }
 
@@ -48,7 +48,7 @@ fn a_wrapped_handle_is_its_stream() {
         assert_eq!(wrap(bench, 1 as CUstream), Stream::legacy(&bench.device).unwrap());
         assert_eq!(wrap(bench, 2 as CUstream), Stream::per_thread(&bench.device).unwrap());
         let second = Device::new(&bench.driver, 1).unwrap();
-        // SAFETY: the stream is alive; that it is another device's is what is tried.
+        // SAFETY: the stream is alive; the test checks that a stream of another device is refused.
         let elsewhere = unsafe { Stream::from_raw(&second, raw) };
         assert!(matches!(elsewhere, Err(PoolError::WrongDevice { .. })));
         drop(elsewhere);
@@ -106,7 +106,8 @@ fn a_threads_own_stream_stays_on_its_thread() {
     });
 }
 
-/// A block freed on a stream that may be gone: `none` waits for the device, the others keep the memory until it may.
+/// A block freed on a stream that may have been destroyed: `none` waits for the device, the other backends keep the memory until
+/// it is safe.
 #[test]
 fn memory_freed_on_another_s_stream_comes_back_when_that_is_safe() {
     on_each_backend(&small(), |bench| {
@@ -160,7 +161,7 @@ fn a_stream_without_waits_is_never_made_to_wait_by_a_free() {
     });
 }
 
-/// More streams than have a bit of their own in a block.
+/// More streams than a block has bits for.
 #[test]
 fn a_block_may_be_used_by_a_hundred_streams() {
     on_each_backend(&small(), |bench| {
@@ -184,11 +185,11 @@ fn a_block_may_be_used_by_a_hundred_streams() {
     });
 }
 
-/// With a hundred streams about, a block still waits for those alone that have used it: the others stand still here.
+/// With a hundred live streams, a block waits only for those that used it: the other streams are blocked here.
 #[test]
 fn however_many_streams_there_are_a_free_waits_for_its_users_alone() {
     on_each_backend(&small(), |bench| {
-        // Its free waits for the whole device.
+        // A free of `none` waits for the whole device.
         if bench.backend == BackendKind::None {
             return;
         }
@@ -214,7 +215,7 @@ fn however_many_streams_there_are_a_free_waits_for_its_users_alone() {
             pair[0].synchronize().unwrap();
         }
         let _bound = bench.device.bind().unwrap();
-        // SAFETY: the memory is alive until the device has been waited for.
+        // SAFETY: the memory is alive until the device was synchronised.
         unsafe { driver.cuStreamWriteValue32_v2(streams[0].raw(), address, 1, 0).unwrap() };
         bench.device.synchronize().unwrap();
     });

@@ -65,7 +65,7 @@ fn streams_and_pools_come_and_go_on_all_threads() {
     });
 }
 
-/// One stream that many wait for at once: its fence is shared.
+/// Many streams wait for one stream: its fence is shared.
 #[test]
 fn many_threads_wait_for_one_stream() {
     on_each_backend(&small(), |bench| {
@@ -92,7 +92,7 @@ fn many_threads_wait_for_one_stream() {
 fn large_blocks_cached_by_a_thread_are_available_to_others() {
     let memory_bytes = 64 << 20;
     on_each_backend(&SimConfig::new().memory_bytes(memory_bytes), |bench| {
-        // The other thread's block may lie in the only segment that is large enough.
+        // The other thread's block may be in the only segment that is large enough.
         if bench.plain_segments || bench.backend == BackendKind::Native {
             return;
         }
@@ -100,12 +100,12 @@ fn large_blocks_cached_by_a_thread_are_available_to_others() {
         let most_bytes = memory_bytes / 4 * 3;
         let block = pool.alloc(most_bytes, &stream).unwrap();
         std::thread::scope(|scope| scope.spawn(|| drop(block)).join().unwrap());
-        // Another size, so that it is the last free of no thread.
+        // Another size, so that no thread has freed this size last.
         let block = pool.alloc(most_bytes - (1 << 20), &stream).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..20 {
-                    // Freed here again and again while the other thread has its own.
+                    // Freed here repeatedly while the other thread has its own block.
                     drop(pool.alloc(2 << 20, &bench.stream()).unwrap());
                 }
             });
@@ -118,13 +118,13 @@ fn large_blocks_cached_by_a_thread_are_available_to_others() {
     });
 }
 
-/// While threads allocate, and others free it, sums may lag behind, and never come to more than there can be.
+/// While threads allocate and other threads free, sums may lag behind, but never exceed the possible maximum.
 #[test]
 fn numbers_stay_possible_while_threads_hand_blocks_on() {
     on_each_backend(&small(), |bench| {
         let pool = bench.builder().hard_limit(256 << 20).build().unwrap();
         std::thread::scope(|scope| {
-            // Ends with this, even if by a panic: the threads go on as long.
+            // Dropped at the end of this scope, also by a panic; the threads run until then.
             let running = Arc::new(());
             for _ in 0..2 {
                 let (sender, receiver) = sync_channel::<Block>(0);

@@ -33,7 +33,7 @@ fn events_are_recorded_in_order() {
         home.synchronize().unwrap();
         mark.synchronize().unwrap();
         bench.device.synchronize().unwrap();
-        // SAFETY: nothing was queued that uses it, and the device is done.
+        // SAFETY: no work was queued that uses the block, and the device is synchronised.
         unsafe { second.free_completed() };
         drop(pool.alloc(0, &home).unwrap());
         drop(pool);
@@ -62,7 +62,7 @@ fn events_are_recorded_in_order() {
     });
 }
 
-/// Threads hand blocks to each other; no block is handed out twice in the record, and every one is freed.
+/// Threads hand blocks to each other. In the record no block is allocated twice, and every block is freed.
 #[test]
 fn threads_make_one_record() {
     on_each_backend(&small(), |bench| {
@@ -99,7 +99,7 @@ fn threads_make_one_record() {
     });
 }
 
-/// The names of the tags that allocations have.
+/// The names of the allocations' tags.
 fn names(recording: &Recording) -> impl Iterator<Item = Option<&str>> {
     recording.events.iter().filter_map(|event| match event.what {
         What::Alloc { pool, tag, .. } if tag != 0 => Some(recording.tag(pool, tag)),
@@ -220,7 +220,7 @@ fn a_graph_is_recorded_as_its_memory() {
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         drop(pool.alloc(1000, &stream).unwrap());
         let exec = capture.end().unwrap().instantiate().unwrap();
-        // SAFETY: there is nothing in it.
+        // SAFETY: the graph is empty.
         unsafe { exec.launch(&stream).unwrap() };
         drop(exec);
         drop(pool);
@@ -233,7 +233,7 @@ fn a_graph_is_recorded_as_its_memory() {
     });
 }
 
-/// This program again, with one of the children below.
+/// Starts this program again, with one of the children below.
 fn child(name: &str, trace: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([&format!("trace::{name}"), "--exact", "--ignored", "--nocapture"]);
@@ -275,7 +275,7 @@ fn the_trace_of_a_killed_process_is_readable() {
     let recording = Recording::read(&path).unwrap();
     assert!(count > 500 && recording.events.len() >= count, "{count} {}", recording.events.len());
     assert!(names(&recording).all(|name| name == Some("until the end")));
-    // Where it was killed in the middle of a write, the end says so; what was read is whole either way.
+    // If the process was killed during a write, the tail says so; the events before it are complete.
     assert!(recording.tail.is_none_or(|tail| tail.read_count as usize == recording.events.len()));
     std::fs::remove_file(path).unwrap();
 }
@@ -298,7 +298,7 @@ fn makes_pools_from_the_environment() {
             KEPT.lock().unwrap().push((pool.clone(), pool.alloc(3002, &stream).unwrap()));
         }
     }
-    // The last block is not dropped. Events slightly older than the end are in the file.
+    // The last block is not dropped. The file has all events except the most recent ones.
     let path = std::env::var("GPUMEM_TRACE").unwrap().replace("%p", &std::process::id().to_string());
     let end = Instant::now() + Duration::from_secs(10);
     while allocated_bytes(path.as_ref()).len() < 7 && Instant::now() < end {
@@ -306,7 +306,7 @@ fn makes_pools_from_the_environment() {
     }
 }
 
-/// The sizes of the allocations in a file, if it is one by now.
+/// The sizes of the allocations in a file; empty if it is not a trace yet.
 fn allocated_bytes(path: &Path) -> Vec<u64> {
     let events = Recording::read(path).map_or(Vec::new(), |recording| recording.events);
     let sizes = events.iter().filter_map(|event| match event.what {
@@ -344,7 +344,7 @@ fn traces_end_and_pools_go_on() {
         let block = pool.alloc(4096, &stream).unwrap();
         drop(traces);
         drop(pool);
-        // The last block: with it goes the pool, and with that the traces.
+        // This drops the last block, and with it the pool and the traces.
         drop(block);
         stream.synchronize().unwrap();
         for path in [path, second] {
@@ -358,7 +358,7 @@ fn traces_end_and_pools_go_on() {
     }
 }
 
-/// Two that write to one file would leave nothing that can be read.
+/// Two traces that write to one file would corrupt it, so the second is refused.
 #[test]
 fn a_trace_has_its_file_to_itself() {
     let path = scratch("alone");
@@ -403,7 +403,7 @@ fn a_trace_follows_no_link_to_a_file() {
     std::fs::remove_file(link).unwrap();
 }
 
-/// A regular file by its descriptor is refused: another may have opened it to keep what is in it.
+/// The descriptor of a regular file is refused: another process may have opened the file to keep its contents.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_descriptor_of_a_regular_file_is_refused() {

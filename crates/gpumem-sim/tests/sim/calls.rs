@@ -1,4 +1,4 @@
-//! Calls that most programs make beside the main ones.
+//! Less frequent calls that most programs make.
 
 use super::*;
 use gpumem_sim::{Kernel, KernelFault, Launch};
@@ -54,7 +54,7 @@ fn rows_with_a_pitch() {
     }
 }
 
-/// What a callback was told.
+/// The arguments that a callback received.
 #[derive(Default)]
 struct Told {
     count: AtomicU32,
@@ -87,7 +87,7 @@ fn callbacks_run_in_order_and_are_told_of_a_lost_context() {
             assert_eq!(code(gpu.cuStreamAddCallback(stream, None, data, 0)), INVALID_VALUE);
             assert_eq!(code(gpu.cuStreamAddCallback(stream, Some(tell), data, 1)), INVALID_VALUE);
 
-            // Nothing orders the fill before the free, so it may fault.
+            // The fill is not ordered before the free, so it may fault.
             let other = gpu.stream();
             gpu.fill(stream, memory, 2, 100);
             gpu.cuStreamAddCallback(stream, Some(tell), data, 0).unwrap();
@@ -134,7 +134,7 @@ fn occupancy() {
     assert_eq!((blocks(1025, 0).unwrap(), blocks(64, 49 << 10).unwrap()), (0, 0));
     assert_eq!([0, -1].map(|threads| code(blocks(threads, 0))), [INVALID_VALUE; 2]);
 
-    /// Half a KiB a thread.
+    /// Half a KiB for each thread.
     unsafe extern "C" fn shared_of(threads: c_int) -> usize {
         threads as usize * 512
     }
@@ -189,7 +189,7 @@ fn launches_in_their_other_forms() {
         gpu.cuLaunchCooperativeKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters).unwrap();
         gpu.cuLaunchKernelEx(&config, function, parameters, null_mut()).unwrap();
         assert_eq!(gpu.download(stream, memory, 4), [2, 0, 0, 0]);
-        // Clusters are nothing that a kernel here could see.
+        // Kernels here cannot observe clusters.
         (*config.attrs).id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
         let cluster = gpu.cuLaunchKernelEx(&config, function, parameters, null_mut());
         assert_eq!(code(cluster), CUresult::CUDA_ERROR_NOT_SUPPORTED);

@@ -56,7 +56,7 @@ fn host_ns(gpu: &Machine, body: impl FnOnce()) -> f64 {
     f64::from(elapsed_ms(gpu, gpu.stream(), body)) * 1e6
 }
 
-/// The time between two events on a stream, around what is done meanwhile.
+/// The time between two events on a stream, recorded before and after `body`.
 pub(super) fn elapsed_ms(gpu: &Machine, stream: CUstream, body: impl FnOnce()) -> f32 {
     let (mut start, mut end, mut elapsed_ms) = (null_mut(), null_mut(), 0.0);
     // SAFETY: locals outlive the calls.
@@ -78,7 +78,7 @@ fn calls_cost_the_host_what_they_cost_beside_a_gpu() {
     let pairs_ns = host_ns(&gpu, || {
         for _ in 0..1000 {
             let address = gpu.alloc(2 << 20);
-            // SAFETY: nothing uses it.
+            // SAFETY: no work uses the memory.
             unsafe { gpu.cuMemFree_v2(address).unwrap() };
         }
     });
@@ -91,7 +91,7 @@ fn calls_cost_the_host_what_they_cost_beside_a_gpu() {
 fn a_call_costs_more_while_another_thread_is_in_the_driver() {
     type Ends = (Sender<()>, Receiver<()>);
     extern "C" fn wait(ends: *mut c_void) {
-        // SAFETY: both outlive the stream's work, and are used here alone.
+        // SAFETY: both outlive the stream's work, and nothing else uses them.
         let (tell, wake) = unsafe { &*ends.cast::<Ends>() };
         let _ = (tell.send(()), wake.recv());
     }
@@ -116,7 +116,7 @@ fn a_call_costs_more_while_another_thread_is_in_the_driver() {
                 driver.cuStreamSynchronize(stream).unwrap();
             }
         });
-        // The other thread is inside its host function from here until it is woken.
+        // From here on the other thread is inside its host function until it is woken.
         told.recv().unwrap();
         let together_ns = record(1000);
         drop(waker);
@@ -134,8 +134,8 @@ fn costs_can_be_changed() {
     assert_eq!(code(gpu.try_alloc(64 << 20)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
 }
 
-/// Creating, mapping, giving access, unmapping and releasing so many handles, each in microseconds a handle. Access and
-/// unmapping are one call for all.
+/// Creates, maps, makes accessible, unmaps and releases a number of handles. Returns each time in microseconds per handle. Access
+/// and unmapping are one call for all handles.
 #[cfg(target_os = "linux")]
 fn handle_us(gpu: &Machine, count: usize, size_bytes: usize) -> [f64; 5] {
     use virtual_memory::{create, grant, reserve, unmap};
@@ -170,7 +170,7 @@ fn handles_cost_what_they_cost_beside_a_gpu() {
     for (count, size_bytes, measured) in measured {
         let gpu = machine(SimConfig::h200().schedule(Schedule::Early));
         for (found, measured) in handle_us(&gpu, count, size_bytes).into_iter().zip(measured) {
-            // The two events cost a little, too.
+            // The two events have a small cost too.
             let is_near = (found - measured).abs() < measured * 0.2 + 0.5 / count as f64;
             assert!(is_near, "{count} of {size_bytes}: {found} beside {measured}");
         }

@@ -100,7 +100,7 @@ fn handles_that_are_gone_or_were_never_made() {
         assert_eq!(code(gpu.cuStreamDestroy_v2(stream)), INVALID_HANDLE);
         assert_eq!(code(gpu.cuEventQuery(event)), INVALID_HANDLE);
         assert_eq!(code(gpu.cuEventDestroy_v2(event)), INVALID_HANDLE);
-        // A stream is no event.
+        // A stream is not an event.
         assert_eq!(code(gpu.cuEventQuery(gpu.stream().cast())), INVALID_HANDLE);
         assert_eq!(code(gpu.cuCtxSetCurrent(std::ptr::without_provenance_mut(64))), INVALID_CONTEXT);
     }
@@ -131,17 +131,17 @@ fn two_devices() {
         let pooled = gpu.alloc_on(here, 64);
         gpu.cuCtxSetCurrent(other).unwrap();
         let there = gpu.stream();
-        // An event is recorded by streams of its own context only, and waited for by all.
+        // Only streams of its own context can record an event; any stream can wait for it.
         assert_eq!(code(gpu.cuEventRecord(event, there)), INVALID_HANDLE);
         assert_eq!(code(gpu.cuEventRecord(event, here)), SUCCESS);
         assert_eq!(code(gpu.cuStreamWaitEvent(there, event, 0)), SUCCESS);
-        // A memset across needs access, and the stream survives the refusal.
+        // A memset on the other device needs access, and the stream stays usable after the refusal.
         assert_eq!(code(gpu.cuMemsetD8Async(home, 1, 64, there)), INVALID_VALUE);
         assert_eq!(code(gpu.cuCtxEnablePeerAccess(gpu.context, 0)), SUCCESS);
         let again = code(gpu.cuCtxEnablePeerAccess(gpu.context, 0));
         assert_eq!(again, CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
         assert_eq!(code(gpu.cuMemsetD8Async(home, 1, 64, there)), SUCCESS);
-        // Memory of a pool needs the pool to be shared, for copies too.
+        // Memory of a pool needs access granted by the pool, for copies too.
         let target = gpu.alloc(64);
         assert_eq!(code(gpu.cuMemcpyDtoDAsync_v2(target, pooled, 64, there)), INVALID_VALUE);
         let mut pool = null_mut();
@@ -153,7 +153,7 @@ fn two_devices() {
         gpu.cuMemPoolSetAccess(pool, &access, 1).unwrap();
         gpu.sync(here);
         assert_eq!(code(gpu.cuMemcpyDtoDAsync_v2(target, pooled, 64, there)), SUCCESS);
-        // Freed on the other device's stream.
+        // Freed on a stream of the other device.
         assert_eq!(code(gpu.cuMemFreeAsync(pooled, there)), SUCCESS);
         gpu.sync(there);
     }
@@ -185,7 +185,7 @@ fn attributes() {
         gpu.cuDriverGetVersion(&mut version).unwrap();
         gpu.cuDeviceTotalMem_v2(&mut total, 0).unwrap();
         assert_eq!((version, total), (13_000, 8 << 30));
-        // A name that does not fit is cut and still ends.
+        // A name that does not fit is truncated and NUL-terminated.
         gpu.cuDeviceGetName(name.as_mut_ptr(), 8, 0).unwrap();
         assert_eq!(name[7], 0);
     }
@@ -310,7 +310,7 @@ fn nothing_is_made_where_there_is_no_place_for_its_handle() {
         ..Default::default()
     };
     let (stream, mut pool) = (gpu.stream(), null_mut());
-    // SAFETY: null is what is tested; locals outlive the calls.
+    // SAFETY: null pointers are the subject of the test; locals outlive the calls.
     let codes = unsafe {
         gpu.cuMemPoolCreate(&mut pool, &properties).unwrap();
         [
@@ -332,7 +332,7 @@ fn nothing_is_made_where_there_is_no_place_for_its_handle() {
     assert_eq!(codes, [CUresult::CUDA_ERROR_INVALID_VALUE; 13]);
     let report = gpu.sim().report();
     assert_eq!((report.allocations.len(), report.stream_count, report.event_count), (0, 1, 0));
-    // SAFETY: the one holder gives the context back.
+    // SAFETY: this releases the only reference to the context.
     unsafe {
         gpu.cuMemPoolDestroy(pool).unwrap();
         gpu.cuDevicePrimaryCtxRelease_v2(0).unwrap();

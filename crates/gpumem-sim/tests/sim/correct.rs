@@ -1,4 +1,4 @@
-//! Correct programs that a careless detector would accuse: no findings under any seed. Some have an incorrect twin.
+//! Correct programs that a careless detector would report: no findings under any seed. Some have an incorrect twin.
 
 use super::races::{NOTHING, RACE, found};
 use super::*;
@@ -16,7 +16,7 @@ fn wait(gpu: &Machine, stream: CUstream, event: CUevent) {
     unsafe { gpu.cuStreamWaitEvent(stream, event, 0).unwrap() };
 }
 
-/// One thread synchronises and tells another, which goes on with another stream.
+/// One thread synchronises and signals another, which continues with another stream.
 #[test]
 fn threads_that_hand_over_by_a_channel() {
     assert_eq!(
@@ -91,7 +91,7 @@ fn streams_that_only_the_null_stream_orders() {
     );
 }
 
-/// A value orders the work before it, whether a stream or other work writes it.
+/// A value orders the work before it, whether a stream operation or other work writes it.
 #[test]
 fn streams_that_a_value_orders() {
     let program = |gpu: &Machine, [written, waited_for]: [u64; 2], is_memset| {
@@ -108,7 +108,7 @@ fn streams_that_a_value_orders() {
             gpu.cuStreamWaitValue32_v2(b, waited_for, 7, 1).unwrap();
         }
         gpu.fill(b, memory, 2, 8);
-        // Mappings last until the work on them is done.
+        // The mappings must live until all work on them is complete.
         gpu.sync(b);
     };
     for is_memset in [false, true] {
@@ -162,7 +162,7 @@ fn a_writer_that_waits_for_every_reader() {
     assert_eq!(found(|gpu| program(gpu, false)), [RACE]);
 }
 
-/// Launches of one executable follow each other, and a launch is work of its stream.
+/// Launches of one executable are serialised, and a launch is work of its stream.
 #[test]
 fn a_graph_that_is_launched_on_two_streams() {
     let program = |gpu: &Machine, is_ordered| {
@@ -210,7 +210,7 @@ fn pinned_memory_behind_a_query() {
     assert_eq!(found(|gpu| program(gpu, false)), [HOST_RACE]);
 }
 
-/// The program's own memory, registered for one copy; the next piece may have its addresses.
+/// Memory of the program, registered for one copy; the next buffer may have the same addresses.
 #[test]
 fn host_memory_that_is_registered_for_a_while() {
     assert_eq!(
@@ -219,11 +219,11 @@ fn host_memory_that_is_registered_for_a_while() {
             for stream in [gpu.stream(), gpu.stream()] {
                 let bytes = vec![0u8; 4096];
                 let host = bytes.as_ptr().cast_mut().cast();
-                // SAFETY: the bytes are alive until the stream is done.
+                // SAFETY: the bytes are alive until the stream is complete.
                 unsafe { gpu.cuMemHostRegister_v2(host, 4096, 0).unwrap() };
                 gpu.upload_from(stream, memory, bytes.as_ptr(), 4096);
                 gpu.sync(stream);
-                // SAFETY: nothing uses it.
+                // SAFETY: no work uses the memory.
                 unsafe { gpu.cuMemHostUnregister(host).unwrap() };
             }
         }),
@@ -257,7 +257,7 @@ fn managed_memory_that_is_prefetched_on_both_ways() {
     );
 }
 
-/// The blocking call returns once pageable bytes are staged: another stream has to wait for the copy.
+/// The blocking call returns once pageable bytes are staged: another stream must wait for the copy.
 #[test]
 fn an_upload_from_pageable_memory_may_outlast_the_call() {
     let program = |gpu: &Machine, stream: CUstream| {
@@ -270,7 +270,7 @@ fn an_upload_from_pageable_memory_may_outlast_the_call() {
     assert_eq!(found(|gpu| program(gpu, gpu.stream())), [RACE]);
 }
 
-/// From pinned memory it returns when the copy is done, and so does every copy from host to host.
+/// From pinned memory the call returns after the copy is complete, and so does every copy from host to host.
 #[test]
 fn copies_that_are_done_when_the_call_returns() {
     let upload = |gpu: &Machine| {
@@ -290,7 +290,7 @@ fn copies_that_are_done_when_the_call_returns() {
     assert_eq!(found(within_host), NOTHING);
 }
 
-/// Another device's stream has to be done before plain memory goes: the free waits for its own device only.
+/// Work of another device's stream must be complete before plain memory is freed: the free waits for its own device only.
 #[test]
 fn plain_memory_that_another_device_uses() {
     let program = |seed, waits: bool| {

@@ -1,4 +1,4 @@
-//! A process that is forked off while another thread holds the instance's lock.
+//! A process that forks while another thread holds the instance's lock.
 
 use super::*;
 use gpumem_sim::Kernel;
@@ -15,7 +15,7 @@ unsafe extern "C" {
 static IS_RUNNING: AtomicBool = AtomicBool::new(false);
 static MAY_END: AtomicBool = AtomicBool::new(false);
 
-/// It holds the instance's lock for as long as it runs.
+/// The kernel holds the instance's lock as long as it runs.
 static KERNELS: [Kernel; 1] = [Kernel::new("lingering", |_| {
     IS_RUNNING.store(true, Ordering::SeqCst);
     while !MAY_END.load(Ordering::SeqCst) {
@@ -62,14 +62,14 @@ fn a_forked_process_is_refused_and_does_not_wait_for_a_thread_that_it_lacks() {
     });
 }
 
-/// How a child ends that says whether all is well; none if it did not end by itself.
+/// Runs a child that exits with its result. Returns its exit status, or `None` if it did not exit by itself.
 fn status_of_child(is_well: impl FnOnce() -> bool) -> Option<i32> {
-    // SAFETY: the child calls the driver under test and nothing else that might need a lock of another thread's.
+    // SAFETY: the child only calls the driver under test, and needs no lock of another thread.
     let child = unsafe { fork() };
     assert!(child >= 0, "no process could be forked off");
     if child == 0 {
         let status = i32::from(!is_well());
-        // SAFETY: it ends here, without destructors of the process that it was.
+        // SAFETY: the child ends here, without running destructors of the parent.
         unsafe { _exit(status) };
     }
     const WITHOUT_WAITING: i32 = 1;
@@ -81,7 +81,7 @@ fn status_of_child(is_well: impl FnOnce() -> bool) -> Option<i32> {
             return Some(status);
         }
         if start.elapsed() > Duration::from_secs(20) {
-            // SAFETY: it is a child of this process, without a wait so far.
+            // SAFETY: the process is a child of this one, and was not waited for.
             unsafe {
                 kill(child, KILLED);
                 waitpid(child, &mut status, 0);

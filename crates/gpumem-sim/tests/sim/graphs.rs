@@ -17,10 +17,10 @@ impl Machine {
         unsafe { self.cuStreamBeginCapture_v2(stream, mode).unwrap() };
     }
 
-    /// Ends a capture and makes it executable; the graph itself is gone.
+    /// Ends a capture and instantiates the graph, which is then destroyed.
     fn end(&self, stream: CUstream) -> CUgraphExec {
         let (mut graph, mut exec) = (null_mut(), null_mut());
-        // SAFETY: `graph` and `exec` outlive the calls, and the graph is destroyed once, here, where its only handle is.
+        // SAFETY: `graph` and `exec` outlive the calls, and the graph is destroyed once, here, through its only handle.
         unsafe {
             self.cuStreamEndCapture(stream, &mut graph).unwrap();
             self.cuGraphInstantiateWithFlags(&mut exec, graph, 0).unwrap();
@@ -35,12 +35,12 @@ impl Machine {
     }
 
     fn end_exec(&self, exec: CUgraphExec) {
-        // SAFETY: the handle is one that the driver under test checks, also if it was destroyed before.
+        // SAFETY: the driver under test checks the handle, even if it was destroyed.
         unsafe { self.cuGraphExecDestroy(exec).unwrap() };
     }
 }
 
-/// A fork with a write on both branches, joined or not before a third stream's node; what is read in the end.
+/// A fork with a write on both branches, joined or not before a node of a third stream. Returns the final value.
 fn fork(gpu: &Machine, value_a: u8, value_b: u8) -> u8 {
     let (a, b, byte) = (gpu.stream(), gpu.stream(), gpu.alloc(1));
     gpu.begin(a);
@@ -105,7 +105,7 @@ fn edges_order_for_every_seed() {
         gpu.copy(a, bytes + 3, bytes + 1, 1);
         gpu.fill(a, bytes, 8, 1);
         let exec = gpu.end(a);
-        // Twice, on two streams: launches of one executable don't overlap.
+        // Launched twice, on two streams: launches of one executable do not overlap.
         gpu.launch(exec, a);
         gpu.launch(exec, b);
         gpu.sync(a);
@@ -245,7 +245,7 @@ fn a_graphs_memory_counts_from_its_launch_until_it_is_trimmed_or_gone() {
         unsafe { gpu.cuDeviceGraphMemTrim(0).unwrap() };
         assert_eq!(free_bytes(), before);
         gpu.launch(exec, stream);
-        // Work that is queued keeps what it needs.
+        // Queued work keeps the objects that it needs alive.
         gpu.end_exec(exec);
         gpu.sync(stream);
         assert_eq!(free_bytes(), before);
@@ -297,12 +297,12 @@ fn a_capture_goes_with_its_context() {
     let gpu = seeded(1);
     let stream = gpu.stream();
     gpu.begin(stream);
-    // SAFETY: device 0's primary context was retained once; it is made again.
+    // SAFETY: device 0's primary context was retained once; it is retained again.
     unsafe {
         gpu.cuDevicePrimaryCtxRelease_v2(0).unwrap();
         let context = primary(&gpu, 0);
         gpu.cuCtxSetCurrent(context).unwrap();
     }
-    // A plain allocation would be refused if the capture went on.
+    // A plain allocation would be refused if the capture were still open.
     gpu.alloc(1);
 }

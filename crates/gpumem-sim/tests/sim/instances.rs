@@ -1,11 +1,11 @@
-//! Instances: one for each slot, isolated from each other, whatever threads do.
+//! Instances: one for each slot, isolated from each other, with any use of threads.
 
 use super::*;
 use gpumem_sim::SimError;
 use std::sync::Mutex;
 use std::thread;
 
-/// Takes streams and memory of its own down when it is dropped, wherever that is.
+/// Destroys its own streams and memory on drop, on any thread.
 struct Owned {
     driver: Driver,
     context: usize,
@@ -126,7 +126,7 @@ fn a_slot_is_free_again_when_the_last_handle_is_gone() {
 #[test]
 fn a_table_that_outlives_its_driver_says_so() {
     let table = *seeded(4).table();
-    // The slot may be someone else's by now, whose devices would be counted.
+    // Another instance may have the slot by now, and its devices would be counted.
     // SAFETY: pointers are to locals that outlive the call; handles are checked by the driver.
     let code = unsafe { table.cuDeviceGetCount.unwrap()(&mut 0) };
     assert!(code == CUresult::CUDA_ERROR_DEINITIALIZED || code == CUresult::CUDA_SUCCESS);
@@ -167,7 +167,7 @@ fn a_released_context_takes_everything_with_it() {
     assert_eq!((report.allocations.len(), report.stream_count, report.event_count), (0, 0, 0));
 }
 
-/// A table with some functions replaced is another door to the same machine, behind the same lock.
+/// A table with some replaced functions accesses the same machine, behind the same lock.
 #[test]
 fn a_changed_table_reaches_the_same_machine() {
     let driver = seeded(0).driver;

@@ -1,4 +1,4 @@
-//! Handles of plain memory and events for other processes, for which other instances stand in.
+//! Handles of plain memory and events for other processes; other instances stand in for the processes.
 
 #![cfg(target_os = "linux")]
 
@@ -69,7 +69,7 @@ fn another_instance_opens_memory_with_what_is_in_it() {
         assert_eq!(a.download(stream_a, neighbour, 1000), [9; 1000]);
         assert_eq!(free_bytes(&b), before);
 
-        // One mapping a context, counted.
+        // One mapping for each context, with a reference count.
         assert_eq!(open(&b, export(&a, memory).unwrap()).unwrap(), opened);
         close(&b, opened).unwrap();
         assert_eq!(b.download(stream_b, opened + 19, 2), [2, 1]);
@@ -133,7 +133,7 @@ fn handles_of_memory_that_are_none() {
         let opened = open(&b, handle).unwrap();
         assert_eq!(code(b.cuMemFree_v2(opened)), INVALID_VALUE);
         close(&b, opened).unwrap();
-        // The whole chunk is gone with its only allocation.
+        // The whole chunk is freed with its only allocation.
         a.cuMemFree_v2(memory).unwrap();
     }
     assert_eq!(code(open(&b, handle)), INVALID_HANDLE);
@@ -155,7 +155,7 @@ fn work_before_a_shared_event_has_run_when_its_recording_returns() {
             b.cuStreamWaitEvent(stream_b, seen, 0).unwrap();
         }
         assert_eq!(b.download(stream_b, opened + 999, 1), [6], "seed {seed}");
-        // And back.
+        // And in the other direction.
         b.fill(stream_b, opened, 7, 1000);
         // SAFETY: handles are checked by the driver under test.
         unsafe {

@@ -37,7 +37,7 @@ impl Drop for Bomb {
 static KERNELS: [Kernel; 8] = [
     Kernel::new("axpy", axpy),
     Kernel::new("scribble", |launch| {
-        // Writes through what it asked to read, twice.
+        // Writes through a pointer declared for reading, twice.
         let (address, len) = (launch.arg::<u64>()?, launch.arg::<u32>()?);
         let numbers = launch.read::<f32>(address, len as usize)?;
         numbers.iter().for_each(|number| number.set(-1.0));
@@ -62,7 +62,7 @@ static KERNELS: [Kernel; 8] = [
     }),
 ];
 
-// What the kernel that looks at its machine looks at, and what it has seen.
+// The simulator that a kernel inspects, and the reports that it has read.
 thread_local! {
     static SIM: std::cell::RefCell<Option<Sim>> = const { std::cell::RefCell::new(None) };
     static LOOKS: std::cell::RefCell<Vec<(gpumem_sim::Report, u64)>> =
@@ -229,7 +229,7 @@ fn shapes_beyond_the_device_are_refused() {
 fn names_and_images_that_are_not_there() {
     let all = kernels(4);
     assert_eq!(code(all.function(c"nothing")), CUresult::CUDA_ERROR_NOT_FOUND);
-    // In the module, but no Rust function stands in for it.
+    // The module has the function, but no Rust twin is registered.
     assert_eq!(code(all.function(c"orphan")), CUresult::CUDA_ERROR_NOT_FOUND);
     let mut module = null_mut();
     // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
@@ -370,7 +370,7 @@ fn a_kernel_may_look_at_its_machine_but_not_change_it() {
     assert_eq!(code(kernels.gpu.try_sync(kernels.stream)), CUresult::CUDA_ERROR_NOT_PERMITTED);
     let faults = kernels.gpu.sim().report().faults;
     assert!(faults[0].contains("`meddling`") && faults[0].contains("`Sim::take_memory`"), "{faults:?}");
-    // The machine itself goes on.
+    // The machine continues.
     assert_eq!(kernels.gpu.sim().take_memory(0, 1), 1);
     SIM.set(None);
 }
@@ -380,8 +380,8 @@ fn a_captured_kernel_says_what_it_was_given() {
     let kernels = kernels(1);
     let (gpu, memory) = (&kernels.gpu, kernels.gpu.alloc(20));
     let (mut graph, mut node, mut count) = (null_mut(), null_mut(), 1);
-    // SAFETY: pointers are to locals that outlive the calls, as large as the signature says; what the driver tells is
-    // there until the graph goes.
+    // SAFETY: pointers are to locals that outlive the calls, as large as the signature says; the returned parameters are valid
+    // until the graph is destroyed.
     unsafe {
         gpu.cuStreamBeginCapture_v2(kernels.stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)
             .unwrap();
@@ -394,7 +394,7 @@ fn a_captured_kernel_says_what_it_was_given() {
         assert_eq!(told.func, kernels.function(c"shape").unwrap());
         assert_eq!((told.gridDimX, told.blockDimX, told.sharedMemBytes), (3, 64, 16));
         assert_eq!(told.kernelParams.cast::<*mut u64>().read().read_unaligned(), memory);
-        // It can be given back as it is.
+        // The parameters can be passed back unchanged.
         told.gridDimX = 4;
         gpu.cuGraphKernelNodeSetParams_v2(node, &told).unwrap();
         let mut again = std::mem::zeroed::<CUDA_KERNEL_NODE_PARAMS_v1>();

@@ -1,5 +1,5 @@
-//! A device that is lost at any call of a program: nothing hangs, every call on the context returns the error, and the end of the
-//! context frees everything.
+//! A device lost at any call of a program: nothing hangs, every call on the context returns the error, and the end of the context
+//! frees everything.
 
 use super::*;
 use gpumem_sim::{Effect, Finding, Rule};
@@ -16,8 +16,8 @@ fn everything(gpu: &Machine) -> Vec<(&'static str, CUresult)> {
     let (mut plain, mut pooled, mut managed, mut free, mut total) = (0, 0, 0, 0, 0);
     let (mut host, mut graph, mut exec) = (null_mut(), null_mut(), null_mut());
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-    // SAFETY: locals outlive the work, which is waited for in the end; handles, null ones too, are checked by the
-    // driver under test.
+    // SAFETY: locals outlive the work, which is synchronised at the end; the driver under test checks handles, including null
+    // ones.
     unsafe {
         say("cuStreamCreate", gpu.cuStreamCreate(&mut a, 1));
         say("cuStreamCreate", gpu.cuStreamCreate(&mut b, 0));
@@ -50,7 +50,7 @@ fn everything(gpu: &Machine) -> Vec<(&'static str, CUresult)> {
         say("cuStreamSynchronize", gpu.cuStreamSynchronize(a));
         say("cuStreamSynchronize", gpu.cuStreamSynchronize(b));
         say("cuCtxSynchronize", gpu.cuCtxSynchronize());
-        // Nothing to free is no error.
+        // Freeing a null address is not an error.
         for memory in [plain, managed].into_iter().filter(|&memory| memory != 0) {
             say("cuMemFree_v2", gpu.cuMemFree_v2(memory));
         }
@@ -69,7 +69,7 @@ fn a_device_lost_at_any_call() {
             assert!(codes.iter().all(|&(_, code)| code == CUresult::CUDA_SUCCESS), "{codes:?}");
             codes.len() as u64
         };
-        // Two calls come before, retaining the context and making it current, and three go unnoticed.
+        // The first two calls retain the context and make it current. The results of three more calls are not in the list.
         for nth in 3..length + 6 {
             let rule = Rule::new("*", Effect::LoseDevice { device: 0, code: LOST }).nth(nth);
             let gpu = machine(SimConfig::new().seed(seed).rule(rule));
@@ -77,7 +77,7 @@ fn a_device_lost_at_any_call() {
             let first = codes.iter().position(|&(_, code)| code == LOST);
             let behind = &codes[first.unwrap_or(codes.len())..];
             lost_count += usize::from(first.is_some());
-            // An event that could not be made is no event.
+            // An event that could not be created is an invalid handle.
             let is_refused = |code| [LOST, CUresult::CUDA_ERROR_INVALID_HANDLE].contains(&code);
             assert!(behind.iter().all(|&(_, code)| is_refused(code)), "seed {seed}, call {nth}: {behind:?}");
             assert_is_new_behind_a_reset(&gpu);
@@ -89,7 +89,7 @@ fn a_device_lost_at_any_call() {
     assert!(lost_count > 200, "{lost_count}");
 }
 
-/// Once the context is gone, a new one works, and all memory is there.
+/// After the context is destroyed, a new one works, and all memory is free.
 fn assert_is_new_behind_a_reset(gpu: &Machine) {
     // SAFETY: locals outlive the calls; handles and addresses are checked by the driver under test.
     unsafe {

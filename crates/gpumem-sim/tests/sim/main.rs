@@ -1,7 +1,6 @@
-//! The simulator as its users see it: through the table, by return codes, bytes and reports.
+//! The simulator from the outside: through the table, by return codes, bytes and reports.
 //!
-//! Everything here is also true of the real driver, as far as it was measured; the suite across both lives in the
-//! package `tests`.
+//! These tests also hold on the real driver, as far as it was measured; the package `tests` has the suite that runs on both.
 
 #![allow(missing_docs, clippy::unwrap_used)] // Helpers outside of the test functions unwrap, too.
 
@@ -74,7 +73,7 @@ fn primary(driver: &Driver, device: i32) -> CUcontext {
     context
 }
 
-// Each of these passes pointers to locals, or to slices that outlive the work: the tests wait before they look.
+// Each of these functions passes pointers to locals, or to slices that outlive the work: the tests synchronise before they read.
 impl Machine {
     fn sim(&self) -> &Sim {
         Sim::of(&self.driver).unwrap()
@@ -159,15 +158,15 @@ impl Machine {
 
     fn try_download(&self, stream: CUstream, source: u64, size_bytes: usize) -> Result<Vec<u8>, DriverError> {
         let mut bytes = vec![0; size_bytes];
-        // SAFETY: the copy into pageable memory is done when the call returns.
+        // SAFETY: the copy into pageable memory is complete when the call returns.
         unsafe { self.cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), source, size_bytes, stream)? };
         Ok(bytes)
     }
 
-    /// Pinned memory, until the machine goes. Cells: the device may write it at any time.
+    /// Pinned memory that lives until the machine is dropped, as cells, because the device may write it at any time.
     fn pinned(&self, size_bytes: usize) -> &[Cell<u8>] {
         let mut host: *mut c_void = null_mut();
-        // SAFETY: a local outlives the call; the driver hands out memory of its own, each block once.
+        // SAFETY: a local outlives the call; the driver allocates each block once.
         unsafe {
             self.cuMemHostAlloc(&mut host, size_bytes, 0).unwrap();
             std::slice::from_raw_parts(host.cast(), size_bytes)
@@ -183,7 +182,7 @@ impl Machine {
         unsafe { self.cuStreamSynchronize(stream) }
     }
 
-    /// `waiter` goes on only when what is queued on `stream` now is done.
+    /// Makes `waiter` wait for the work queued on `stream` so far.
     fn order(&self, stream: CUstream, waiter: CUstream) {
         let event = self.event();
         // SAFETY: handles are checked by the driver under test.
@@ -203,7 +202,7 @@ fn write(host: &[Cell<u8>], bytes: &[u8]) {
     host.iter().zip(bytes).for_each(|(cell, byte)| cell.set(*byte));
 }
 
-/// The code of a call that must not succeed.
+/// The error code of a call that must fail.
 #[track_caller]
 fn code<T>(result: Result<T, DriverError>) -> CUresult {
     match result {

@@ -5,10 +5,10 @@ use super::*;
 
 const MIB: usize = 1 << 20;
 
-/// Managed memory, until it is freed. Cells: the device may write it at any time.
+/// Managed memory until it is freed, as cells, because the device may write it at any time.
 fn managed(gpu: &Machine, size_bytes: usize) -> (u64, &[Cell<u8>]) {
     let mut address = 0;
-    // SAFETY: a local outlives the call; the driver hands out memory of its own, which the host may follow.
+    // SAFETY: a local outlives the call; the driver allocates host-accessible memory.
     unsafe {
         gpu.cuMemAllocManaged(&mut address, size_bytes, 1).unwrap();
         let host = std::ptr::with_exposed_provenance(address as usize);
@@ -66,18 +66,18 @@ fn pages_count_where_they_are_and_make_room() {
     prefetch(&gpu, stream, address, 48 * MIB, 0);
     gpu.sync(stream);
     assert_eq!(free_bytes(&gpu), 16 * MIB);
-    // Pages of managed memory make room for memory that can't move.
+    // Pages of managed memory are evicted in favour of memory that cannot move.
     let plain = gpu.alloc(40 * MIB);
     assert_eq!(free_bytes(&gpu), 0);
     prefetch(&gpu, stream, address, 48 * MIB, -1);
     gpu.sync(stream);
     assert_eq!(free_bytes(&gpu), 24 * MIB);
-    // More than the device has is no error.
+    // More managed memory than the device has is not an error.
     let (large, host) = managed(&gpu, 128 * MIB);
     gpu.fill(stream, large, 3, 128 * MIB);
     gpu.sync(stream);
     assert_eq!((free_bytes(&gpu), host[100 * MIB].get()), (0, 3));
-    // SAFETY: nothing uses them.
+    // SAFETY: no work uses them.
     unsafe { [large, plain, address].into_iter().for_each(|address| gpu.cuMemFree_v2(address).unwrap()) };
     assert_eq!(free_bytes(&gpu), 64 * MIB);
     assert!(gpu.sim().report().allocations.is_empty());

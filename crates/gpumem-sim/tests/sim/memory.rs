@@ -48,7 +48,7 @@ fn a_large_device_costs_what_is_touched() {
 fn device_addresses_are_no_host_addresses() {
     let gpu = machine(SimConfig::new().devices(2));
     let address = gpu.alloc(1);
-    // Neither half of a 48- or 57-bit address space, and not so once the top byte is ignored.
+    // Addresses outside of both halves of a 48- or 57-bit address space, even if the top byte is ignored.
     assert!(address >> 56 != 0 && address >> 56 != 0xFF && address >> 55 & 1 == 1);
     assert_ne!(address, seeded(0).alloc(1));
 }
@@ -73,7 +73,7 @@ fn bytes_through_every_direction() {
         let mut back = vec![0; 256];
         gpu.cuMemcpy(back.as_mut_ptr() as u64, a, 256).unwrap();
         assert_eq!(back, bytes_of(pinned));
-        // Host to host, too.
+        // From host to host, too.
         gpu.cuMemcpy(back.as_mut_ptr() as u64, bytes.as_ptr() as u64, 256).unwrap();
         assert_eq!(back, bytes);
     }
@@ -106,7 +106,7 @@ fn rows_with_pitches() {
     // SAFETY: addresses are checked by the driver; host memory outlives the calls.
     unsafe {
         gpu.cuMemsetD8Async(device, 0xEE, 64, stream).unwrap();
-        // Columns 1 and 2 of a 3 by 4 table, to rows of 8 bytes.
+        // Columns 1 and 2 of a table of 3 by 4, copied to rows of 8 bytes.
         let up = CUDA_MEMCPY2D {
             srcMemoryType: CUmemorytype::CU_MEMORYTYPE_HOST,
             srcHost: rows.as_ptr().cast(),
@@ -168,7 +168,7 @@ fn ranges_that_leave_their_allocation_are_refused_at_the_call() {
     gpu.sync(stream);
 }
 
-/// Work that nothing orders before the free of what it uses.
+/// Work that is not ordered before the free of its memory.
 fn use_and_free_on_two_streams(seed: u64) -> (CUresult, Vec<String>) {
     let gpu = seeded(seed);
     let (user, owner) = (gpu.stream(), gpu.stream());
@@ -179,10 +179,10 @@ fn use_and_free_on_two_streams(seed: u64) -> (CUresult, Vec<String>) {
     gpu.try_sync(owner).ok();
     let end = code(gpu.try_sync(user));
     if end != CUresult::CUDA_SUCCESS {
-        // The error stays until the context is gone.
+        // The error is permanent until the context is destroyed.
         assert_eq!(code(gpu.try_alloc(1)), end);
         // SAFETY: addresses are checked by the driver; host memory outlives the calls.
-        // SAFETY: the context is retained anew.
+        // SAFETY: the context is retained again.
         unsafe {
             gpu.cuDevicePrimaryCtxReset_v2(0).unwrap();
             gpu.cuCtxSetCurrent(primary(&gpu, 0)).unwrap();
@@ -225,7 +225,7 @@ fn a_block_may_be_taken_again_while_its_old_work_is_queued() {
         let gpu = seeded(seed);
         let stream = gpu.stream();
         let out = gpu.alloc(2);
-        // The large block's last use is queued before the small block that takes its place.
+        // The last use of the large block is queued before the small block that reuses its memory.
         let large = gpu.alloc_on(stream, 1 << 20);
         gpu.fill(stream, large, 1, 1 << 20);
         gpu.copy(stream, out, large + (1 << 20) - 1, 1);
@@ -239,7 +239,7 @@ fn a_block_may_be_taken_again_while_its_old_work_is_queued() {
     }
 }
 
-/// The free runs first for some seed. The block is back either way, and its late allocation harms nobody.
+/// Under some seed the free runs first. The block is freed either way, and its late allocation has no effect.
 #[test]
 fn a_free_before_an_unordered_allocation_is_found_for_some_seed_and_named() {
     let faults = (0..100).filter_map(|seed| {
@@ -248,7 +248,7 @@ fn a_free_before_an_unordered_allocation_is_found_for_some_seed_and_named() {
         let early = gpu.alloc_on(home, 40 << 20);
         gpu.fill(home, early, 1, 100);
         gpu.free_on(other, early);
-        // The same memory once more, given back to the device while the first allocation may still be queued.
+        // The same memory allocated again, and returned to the device while the first allocation may still be queued.
         if let Ok(again) = gpu.try_alloc_on(other, 40 << 20) {
             // SAFETY: addresses are checked by the driver under test.
             let _ = unsafe { gpu.cuMemFreeAsync(again, other) };
@@ -288,7 +288,7 @@ fn rows_and_ranges_that_no_address_can_hold_are_refused_at_the_call() {
         Height: 2,
         ..Default::default()
     };
-    // SAFETY: what does not fit is refused before it is touched, the one copy that does is within `host`.
+    // SAFETY: copies that do not fit are refused before any access; the one that fits is within `host`.
     unsafe {
         for pitch in [usize::MAX, usize::MAX - 1, isize::MAX as usize] {
             let copy = CUDA_MEMCPY2D { dstPitch: pitch, ..to_host };

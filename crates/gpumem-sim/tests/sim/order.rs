@@ -10,7 +10,7 @@ fn outcomes<T: Ord>(program: impl Fn(Machine) -> T) -> std::collections::BTreeSe
     (0..SEEDS).map(|seed| program(seeded(seed))).collect()
 }
 
-/// Fills on one stream, copies on another. Waits in between, or forgets to.
+/// Fills on one stream and copies on another, with a wait in between or without.
 fn fill_then_copy(gpu: &Machine, waits: bool) -> Vec<u8> {
     let (writer, reader) = (gpu.stream(), gpu.stream());
     let (source, target) = (gpu.alloc(4), gpu.alloc(4));
@@ -232,7 +232,7 @@ fn host_functions_run_in_order_and_may_not_call_the_driver() {
     unsafe extern "C" fn look(data: *mut c_void) {
         // SAFETY: the test passes a note that outlives the work.
         let note = unsafe { &mut *data.cast::<Note>() };
-        // SAFETY: pinned memory of the test's machine; the copy before this has run.
+        // SAFETY: the pinned memory belongs to the test's machine, and the copy before this has run.
         note.seen = unsafe { *note.pinned };
         // SAFETY: a local outlives the call.
         note.code = unsafe { note.driver.cuDeviceGetCount(&mut 0) }.unwrap_err().code();
@@ -256,7 +256,7 @@ fn host_functions_run_in_order_and_may_not_call_the_driver() {
 #[test]
 fn a_host_function_may_wait_for_a_thread_that_calls_the_driver() {
     unsafe extern "C" fn wait(data: *mut c_void) {
-        // SAFETY: the test passes a receiver that outlives the work, and uses it nowhere else.
+        // SAFETY: the test passes a receiver that outlives the work, and does not use it elsewhere.
         let _told = unsafe { &*data.cast::<Receiver<()>>() }.recv();
     }
     for seed in 0..8 {

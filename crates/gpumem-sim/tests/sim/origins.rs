@@ -22,7 +22,7 @@ fn allocates_again(gpu: &Machine, stream: CUstream) -> u64 {
     gpu.alloc_on(stream, 100)
 }
 
-/// The one finding says that the memory was made there, names nothing of the driver's own, and fits on a screen.
+/// Checks that there is one finding, that it names the place of the allocation and no internal function, and that it is short.
 #[track_caller]
 fn assert_says(findings: &[Finding], place: &str) {
     assert_eq!(findings.len(), 1, "{findings:?}");
@@ -39,7 +39,7 @@ fn a_use_after_free_says_where() {
     gpu.sync(a);
     gpu.fill(b, memory, 1, 100);
     gpu.free_on(a, memory);
-    // The address has a new owner, elsewhere in the program.
+    // Another place in the program reuses the address.
     assert_eq!(allocates_again(&gpu, a), memory);
     gpu.free_on(a, memory);
     gpu.sync(a);

@@ -113,7 +113,7 @@ fn trimming_gives_back_what_is_free() {
 #[test]
 fn a_pool_stays_within_its_size() {
     let gpu = seeded(3);
-    // Rounded up to 64 MiB.
+    // The maximum size is rounded up to 64 MiB.
     let (pool, stream) = (gpu.pool_with(40 << 20), gpu.stream());
     let first = gpu.try_alloc_from(pool, stream, 30 << 20).unwrap();
     let second = gpu.try_alloc_from(pool, stream, 30 << 20).unwrap();
@@ -121,7 +121,7 @@ fn a_pool_stays_within_its_size() {
     assert_eq!(gpu.attribute(pool, RESERVED), 64 << 20);
     gpu.free_on(stream, first);
     gpu.try_alloc_from(pool, stream, 4 << 20).unwrap();
-    // The handle goes at once, the pool with its last block.
+    // The handle is invalid right away, the pool lives until its last block is freed.
     // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
     unsafe { gpu.cuMemPoolDestroy(pool).unwrap() };
     assert_eq!(code(gpu.try_alloc_from(pool, stream, 1)), CUresult::CUDA_ERROR_INVALID_VALUE);

@@ -5,8 +5,8 @@ use gpumem_sim::{AccessKind, Finding};
 
 const SEEDS: u64 = 300;
 
-/// The names of what is found, which must not depend on the seed. Which of several accesses of one stream is named
-/// depends on it, so a name counts once.
+/// The names of the findings, which must not depend on the seed. The seed determines which of several accesses of one stream is
+/// reported, so each name counts once.
 #[track_caller]
 pub(super) fn found(program: impl Fn(&Machine)) -> Vec<&'static str> {
     let under = |seed| {
@@ -153,7 +153,7 @@ fn the_host_hands_on_what_it_synchronised_with() {
             gpu.cuEventRecord(event, stream).unwrap();
             gpu.cuEventSynchronize(event).unwrap();
         },
-        // SAFETY: the block is the test's own.
+        // SAFETY: the block belongs to the test.
         |gpu, _| unsafe { gpu.cuMemFree_v2(gpu.alloc(1)).unwrap() },
     ];
     for wait in waits {

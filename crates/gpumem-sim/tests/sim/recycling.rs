@@ -27,7 +27,7 @@ fn a_handle_moves_to_another_stream_behind_an_event() {
     assert_eq!(found(|gpu| program(gpu, false)), [ALIAS_RACE]);
 }
 
-/// The old mapping's uses are over, the new one's are not.
+/// All uses of the old mapping are complete; those of the new mapping are not.
 #[test]
 fn a_stale_mapping_goes_while_the_handle_is_in_use_elsewhere() {
     assert_eq!(
@@ -49,8 +49,8 @@ fn a_stale_mapping_goes_while_the_handle_is_in_use_elsewhere() {
     );
 }
 
-/// The use through the old mapping has run, or has not, and the new mapping has been written since: nothing tells the
-/// host that the old one is free to go, whatever the seed.
+/// The use through the old mapping may or may not have run, and the new mapping has been written since: the host has no proof
+/// that the old mapping can be removed, whatever the seed.
 #[test]
 fn a_stale_mapping_that_goes_too_early_is_found_under_every_seed() {
     for seed in 0..200 {
@@ -85,7 +85,7 @@ fn a_mapping_whose_readers_are_not_all_over_may_not_go() {
     }
 }
 
-/// Work that was queued for what was there before is not taken for the next mapping's.
+/// Work queued for the old mapping is not attributed to the new mapping.
 #[test]
 fn an_address_that_is_mapped_again_under_queued_work_is_found() {
     let mut seen = std::collections::BTreeSet::new();
@@ -99,7 +99,7 @@ fn an_address_that_is_mapped_again_under_queued_work_is_found() {
         grant(&gpu, base, PIECE, 0).unwrap();
         let _ = gpu.try_sync(stream);
         let names: Vec<_> = gpu.sim().take_findings().iter().map(Finding::name).collect();
-        // By the time it runs: done, nothing mapped, mapped without access, mapped.
+        // At the time of its execution: complete, nothing mapped, mapped without access, mapped.
         let expected = [
             UNMAPPED_IN_USE,
             USED_AFTER_UNMAP,
@@ -126,7 +126,7 @@ fn a_value_that_is_written_keeps_its_mapping() {
     }
 }
 
-/// A block is freed on one stream and handed to another after an event, at new addresses made of two handles.
+/// A block is freed on one stream and reused by another after an event, at new addresses made of two handles.
 #[test]
 fn blocks_stitched_from_recycled_handles_are_clean_and_hold_their_bytes() {
     for seed in 0..200 {
@@ -140,7 +140,7 @@ fn blocks_stitched_from_recycled_handles_are_clean_and_hold_their_bytes() {
         grant(&gpu, new, 2 * PIECE, 0).unwrap();
         gpu.order(a, b);
         gpu.fill(b, new, 2, 2 * PIECE);
-        // The handles that did not move are still the old block's.
+        // The handles that did not move still belong to the old block.
         gpu.fill(a, old + PIECE as u64, 3, 2 * PIECE);
         gpu.sync(a);
         unmap(&gpu, old + 3 * PIECE as u64, PIECE);
@@ -234,8 +234,8 @@ fn a_refused_range_changes_nothing() {
     assert_eq!(gpu.sim().report().allocations.len(), 4);
 }
 
-/// Each call of the life of two aliased handles fails once, at each of its turns. What was done before is undone by
-/// the calls that undo it, after which nothing is left.
+/// Each call in the life of two aliased handles fails once, at each of its occurrences. The calls that undo the earlier ones
+/// succeed, and nothing is left.
 #[test]
 fn a_call_that_fails_by_rule_leaves_everything_as_it_was() {
     let calls = [
@@ -260,18 +260,18 @@ fn a_call_that_fails_by_rule_leaves_everything_as_it_was() {
             assert_eq!(report.silent_findings(), [], "{call}#{nth}");
         }
     }
-    // Two of each call, and no more.
+    // Two occurrences of each call, and no more.
     assert_eq!(failure_count, 2 * calls.len());
 }
 
-/// Two addresses, two handles, each mapped at one, used, and all given back, whatever fails on the way.
+/// Two addresses and two handles, each mapped, used, and released, whichever call fails.
 fn live(gpu: &Machine) -> Result<(), DriverError> {
     let (mut undo, mut first_error) = (Vec::<Undo<'_>>::new(), Ok(()));
     for _ in 0..2 {
         first_error = first_error.and(step(gpu, &mut undo));
     }
     while let Some(undo) = undo.pop() {
-        // A call that fails by a rule succeeds at the second attempt.
+        // A call that fails by an injected rule succeeds at the second attempt.
         first_error = first_error.and(undo().or_else(|error| undo().and(Err(error))));
     }
     first_error
@@ -304,7 +304,7 @@ fn seventy_thousand_handles_are_mapped_twice_and_used() {
     let gpu = machine(SimConfig::h200());
     let (base, alias, stream) = (reserve(&gpu, COUNT * PIECE), reserve(&gpu, COUNT * PIECE), gpu.stream());
     let at = |base: u64, index: usize| base + (index * PIECE) as u64;
-    // A permutation that leaves no two neighbours together.
+    // A permutation that separates all neighbours.
     let moved = |index: usize| index * 7919 % COUNT;
     let handles: Vec<u64> = (0..COUNT).map(|_| create(&gpu, PIECE).unwrap()).collect();
     for (index, &handle) in handles.iter().enumerate() {

@@ -9,7 +9,7 @@ impl Machine {
     /// Registers bytes that outlive the machine's use of them.
     fn register(&self, bytes: &[Cell<u8>], flags: u32) -> u64 {
         let host: *mut c_void = bytes.as_ptr().cast_mut().cast();
-        // SAFETY: the tests keep the bytes until they have unregistered them, or until the machine is gone.
+        // SAFETY: the tests keep the bytes until they have unregistered them, or until the machine is dropped.
         unsafe { self.cuMemHostRegister_v2(host, bytes.len(), flags).unwrap() };
         bytes.as_ptr() as u64
     }
@@ -94,7 +94,7 @@ fn a_write_to_memory_registered_for_reading_only_fails_and_changes_nothing() {
         |gpu, stream, host, _| unsafe { gpu.cuMemsetD8Async(host, 7, 64, stream) },
         // SAFETY: addresses are checked by the driver under test.
         |gpu, stream, host, memory| unsafe { gpu.cuMemcpyAsync(host, memory, 64, stream) },
-        // SAFETY: the bytes live longer than the machine.
+        // SAFETY: the bytes outlive the machine.
         |gpu, stream, host, memory| unsafe {
             gpu.cuMemcpyDtoHAsync_v2(host as *mut c_void, memory, 64, stream)
         },

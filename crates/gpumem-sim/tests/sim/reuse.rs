@@ -1,4 +1,4 @@
-//! The three reuse policies of a pool, in every combination, with the free run and not.
+//! The three reuse policies of a pool, in every combination, with a free that has run or is pending.
 
 use super::pools::{RESERVED, THRESHOLD};
 use super::*;
@@ -10,7 +10,7 @@ const FOLLOW_EVENTS: CUmemPool_attribute =
 const OPPORTUNISTIC: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC;
 const WAIT: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
 
-/// Which policies are on.
+/// The enabled policies.
 #[derive(Clone, Copy, Debug)]
 struct On {
     follow: bool,
@@ -24,7 +24,7 @@ impl On {
     }
 }
 
-/// A machine and a pool of it, in which one block of stream `a` was used and freed, in its order.
+/// A machine with a pool, in which stream `a` has used and freed a block in order.
 struct Freed {
     gpu: Machine,
     pool: CUmemoryPool,
@@ -48,7 +48,7 @@ impl Freed {
         Self { gpu, pool, a, block, on }
     }
 
-    /// Whether a stream gets the freed block for its next one, which it uses. Nothing is wrong with that.
+    /// Whether a stream's next allocation is the freed block, which the stream then uses. This must be free of findings.
     fn is_reused_on(&self, stream: CUstream) -> bool {
         let address = self.gpu.try_alloc_from(self.pool, stream, SIZE_BYTES).unwrap();
         let reserved = self.gpu.attribute(self.pool, RESERVED);
@@ -61,10 +61,10 @@ impl Freed {
     }
 }
 
-/// Work runs in waits only; or all of it at once.
+/// Work runs in waits only, or right away.
 const SCHEDULES: [(Schedule, bool); 2] = [(Schedule::Late, false), (Schedule::Early, true)];
 
-/// Each schedule, and whether a free has run under it that nobody waited for, with each combination.
+/// Each schedule, with whether an unsynchronised free has run under it, and each combination of policies.
 fn everything() -> impl Iterator<Item = (Schedule, bool, On)> {
     let with_all =
         |(schedule, has_run): (Schedule, bool)| On::all().map(move |on| (schedule.clone(), has_run, on));
@@ -76,7 +76,7 @@ fn a_stream_that_waited_for_the_free_gets_the_block_by_following_events_or_when_
     for (schedule, has_run, on) in everything() {
         let freed = Freed::new(schedule, on, 0, false);
         let (b, c) = (freed.gpu.stream(), freed.gpu.stream());
-        // By way of a third.
+        // Ordered through a third stream.
         freed.gpu.order(freed.a, c);
         freed.gpu.order(c, b);
         assert_eq!(freed.is_reused_on(b), on.follow || on.opportunistic && has_run, "{on:?}");
@@ -120,7 +120,7 @@ fn the_legacy_streams_order_is_followed_too() {
             let scratch = freed.gpu.alloc(1);
             let b = freed.gpu.blocking_stream();
             freed.gpu.fill(null_mut(), scratch, 1, 1);
-            // What ran at once left no wait behind in the legacy stream, so that is not known.
+            // Work that ran right away left no wait in the legacy stream, so the order is unknown.
             let is_known = matches!(schedule, Schedule::Late);
             assert_eq!(freed.is_reused_on(b), follow && is_known, "{schedule}");
             let freed = Freed::new(schedule.clone(), on, 0, true);
@@ -135,7 +135,7 @@ fn memory_that_the_host_has_synchronised_with_is_free_for_all() {
         let freed = Freed::new(Schedule::Late, on, 0, false);
         freed.gpu.sync(freed.a);
         assert!(freed.is_reused_on(freed.gpu.stream()), "{on:?}");
-        // Another stream's end says nothing about it.
+        // The end of another stream's work proves nothing.
         let freed = Freed::new(Schedule::Early, on, 0, false);
         let (b, other) = (freed.gpu.stream(), freed.gpu.stream());
         freed.gpu.sync(other);
@@ -181,7 +181,7 @@ fn unused_memory_is_released_under_all_policies() {
     }
 }
 
-/// Under every seed, a block that changes hands early is free of races, and its bytes are the new owner's.
+/// Under every seed, early reuse of a block is free of races, and the block has the contents written by its new owner.
 #[test]
 fn a_block_that_changes_hands_before_its_free_has_run_is_in_order() {
     for seed in 0..200 {

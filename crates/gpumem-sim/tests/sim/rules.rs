@@ -98,7 +98,7 @@ fn the_report_names_seed_schedule_and_rules() {
     assert!(text.contains("rule: cuLaunchKernel%0.5=fail:CUDA_ERROR_OUT_OF_MEMORY"), "{text}");
 }
 
-/// Through safe code alone: a call that claims to have waited would end a borrow that queued work still uses.
+/// With safe code alone: if a call only claims to have waited, a borrow would end while queued work uses the memory.
 #[test]
 fn a_machine_with_a_rule_that_could_never_apply_or_lies_does_not_start() {
     use gpumem_sim::{RuleError, SimError};

@@ -8,7 +8,7 @@ fn scheduled(schedule: Schedule) -> Machine {
     machine(SimConfig::new().schedule(schedule))
 }
 
-/// A fill of pinned memory, and what the host sees of it without waiting.
+/// Fills pinned memory, and returns the value that the host reads without waiting.
 fn peek(gpu: &Machine) -> u8 {
     let (stream, byte, host) = (gpu.stream(), gpu.alloc(1), gpu.pinned(1));
     gpu.fill(stream, byte, 5, 1);
@@ -36,7 +36,7 @@ fn late_runs_only_what_a_wait_takes() {
     assert_eq!(gpu.sim().report().queued_count, 2);
 }
 
-/// The outcomes under every schedule, and how many there were.
+/// The outcomes under every schedule, and the number of schedules.
 fn every_outcome<T: Ord>(program: impl Fn(&Machine) -> T) -> (BTreeSet<T>, usize) {
     let (mut outcomes, mut count) = (BTreeSet::new(), 0);
     let mut next = Some(Schedule::Choices(vec![]));
@@ -58,7 +58,7 @@ fn every_order_of_two_streams_is_tried() {
             gpu.copy(stream, byte + 1, byte, 3);
             gpu.fill(stream, byte, value, 1);
         };
-        // Each push is two operations, so the other stream's may come between them.
+        // Each push is two operations, so an operation of the other stream may run between them.
         push(a, 1);
         push(b, 2);
         gpu.sync(a);
@@ -77,7 +77,7 @@ fn a_program_with_one_stream_that_waits_at_once_has_few_schedules() {
         gpu.sync(stream);
         gpu.download(stream, byte, 1)[0]
     });
-    // It runs at the end of the call that queues it, or when it is waited for.
+    // The operation runs at the end of the call that queues it, or when it is waited for.
     assert_eq!((Vec::from_iter(outcomes), count), (vec![5], 2));
 }
 

@@ -1,5 +1,5 @@
-//! Ten bugs that a GPU hides, in small programs: each is found and named under every seed, and its corrected twin has no finding
-//! under 10,000 seeds.
+//! Ten bugs that a GPU hides, in small programs: the simulator finds and names each under every seed, and the corrected twin has
+//! no finding under 10,000 seeds.
 
 use super::*;
 use gpumem_sim::{Effect, Finding, Rule};
@@ -7,7 +7,7 @@ use gpumem_sim::{Effect, Finding, Rule};
 const SEEDS_CORRECT: u64 = 10_000;
 const SEEDS_WRONG: u64 = 50;
 
-/// Runs a program that is told whether to be wrong.
+/// Runs a program with and without its bug.
 #[track_caller]
 fn seeded_bug(names: &[&str], program: impl Fn(&Machine, bool)) {
     seeded_bug_on(SimConfig::new(), names, program);
@@ -48,7 +48,7 @@ fn missing_wait() {
 
 #[test]
 fn freed_too_early_on_another_stream() {
-    // Where the free comes first, the use finds the memory gone.
+    // If the free runs first, the use is a use after free.
     seeded_bug(&["free not ordered after a use", "use after free"], |gpu, is_wrong| {
         let (user, owner) = (gpu.stream(), gpu.stream());
         let memory = gpu.alloc_on(owner, 64);
@@ -102,7 +102,7 @@ fn an_alias_used_unordered() {
             gpu.order(a, b);
         }
         gpu.fill(b, second, 2, 64);
-        // Mappings last until the work on them is done.
+        // The mappings must live until all work on them is complete.
         gpu.sync(a);
         gpu.sync(b);
     });

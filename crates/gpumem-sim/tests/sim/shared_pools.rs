@@ -70,7 +70,7 @@ fn import_pointer(
     Ok(address)
 }
 
-/// A pool, an import of it in another instance or the same, a block, and its import.
+/// A pool, its import in another instance or the same one, a block, and the import of the block.
 fn shared(a: &Machine, b: &Machine, stream: CUstream) -> (CUmemoryPool, CUmemoryPool, u64, u64) {
     let exporter = pool(a, POSIX).unwrap();
     let importer = import(b, export(a, exporter).unwrap().as_raw_fd()).unwrap();
@@ -182,7 +182,7 @@ fn a_file_that_is_no_export_is_refused() {
     for address in [own, gpu.alloc(100), block + 4, 0, 77] {
         assert_eq!(code(export_pointer(&gpu, address)), INVALID_VALUE, "{address:#x}");
     }
-    // Through a pool that is none, that was not imported, or that is another's import; cut short; of what is gone.
+    // Through an invalid pool, a pool that was not imported, or another import; with truncated data; of freed memory.
     let data = export_pointer(&gpu, block).unwrap();
     let other = import(&gpu, export(&gpu, pool(&gpu, POSIX).unwrap()).unwrap().as_raw_fd()).unwrap();
     for wrong in [null_mut(), exporter, private, other] {
@@ -233,7 +233,7 @@ fn unordered_uses_and_frees_of_an_import_are_found() {
         [a, b].into_iter().for_each(|stream| gpu.sync(stream));
         assert_eq!(names(&gpu), ["unordered use through an alias"], "seed {seed}");
 
-        // The free of the import has nothing to wait for but the import's own uses.
+        // The free of an import waits only for uses of the import.
         gpu.fill(a, block, 3, 1000);
         gpu.free_on(c, alias);
         [a, c].into_iter().for_each(|stream| gpu.sync(stream));

@@ -42,7 +42,7 @@ fn import(gpu: &Machine, descriptor: i32) -> Result<u64, DriverError> {
     Ok(handle)
 }
 
-/// A handle at an address of its own.
+/// Maps a handle at a new address.
 fn place(gpu: &Machine, handle: u64) -> u64 {
     let base = reserve(gpu, PIECE);
     map(gpu, base, handle).unwrap();
@@ -99,7 +99,7 @@ fn another_instance_has_the_same_bytes_and_keeps_them() {
     b.sync(stream_b);
     assert_eq!(a.download(stream_a, here + 15, 2), [4, 3]);
 
-    // An import can be handed on, and comes home as what it is.
+    // An import can be exported again, and an import into the creator is the original memory.
     let mut properties = CUmemAllocationProp::default();
     // SAFETY: a local outlives the call.
     unsafe { b.cuMemGetAllocationPropertiesFromHandle(&mut properties, imported).unwrap() };
@@ -176,7 +176,7 @@ fn a_file_that_is_no_export_is_refused() {
         release(&gpu, shared);
         assert_eq!(code(gpu.cuMemExportToShareableHandle(target, shared, POSIX, 0)), INVALID_VALUE);
     }
-    // Memory of a device that there is not here.
+    // Memory of a device that does not exist here.
     let properties = CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: POSIX,
@@ -199,7 +199,7 @@ fn attributes_list_the_supported_handle_types() {
         1
     );
     assert_eq!(attribute(&gpu, Attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED), 1);
-    // An H200 has fabric handles as well: 9.
+    // An H200 also supports fabric handles: 9.
     assert_eq!(attribute(&gpu, Attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES), 1);
     assert_eq!(attribute(&gpu, Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED), 0);
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Writes bytes and then a flag on one stream; another waits for the flag, or does not, and copies.
+/// Writes bytes and then a flag on one stream; another stream waits for the flag, or does not, and copies.
 fn hand_over(gpu: &Machine, waits: bool) -> u8 {
     let (writer, reader) = (gpu.stream(), gpu.stream());
     let (flag, bytes) = (gpu.alloc(8), gpu.alloc(2));
@@ -107,7 +107,7 @@ fn a_wait_on_memory_that_is_gone_ends_the_context() {
     gpu.sync(a);
     gpu.free_on(a, flag);
     gpu.sync(a);
-    // SAFETY: refused, since the address is not the program's any more.
+    // SAFETY: the call is refused, because the address no longer belongs to the program.
     let refused = unsafe { gpu.cuStreamWaitValue32_v2(b, flag, 1, 0) };
     assert_eq!(code(refused), CUresult::CUDA_ERROR_INVALID_VALUE);
     let flag = gpu.alloc_on(a, 4);

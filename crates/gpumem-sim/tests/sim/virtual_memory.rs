@@ -6,7 +6,7 @@ use super::*;
 
 pub(super) const PIECE: usize = 2 << 20;
 
-/// Reserved addresses, and handles of device 0 mapped side by side from their start.
+/// Reserves addresses, and maps handles of device 0 side by side from their start.
 pub(super) fn mapped(gpu: &Machine, handle_count: usize) -> (u64, Vec<u64>) {
     let base = reserve(gpu, handle_count * PIECE);
     let handles: Vec<u64> = (0..handle_count).map(|_| create(gpu, PIECE).unwrap()).collect();
@@ -17,7 +17,7 @@ pub(super) fn mapped(gpu: &Machine, handle_count: usize) -> (u64, Vec<u64>) {
     (base, handles)
 }
 
-/// One handle of device 0, mapped at two addresses.
+/// Maps one handle of device 0 at two addresses.
 pub(super) fn aliased(gpu: &Machine) -> (u64, u64) {
     let (base, handles) = mapped(gpu, 1);
     let alias = reserve(gpu, PIECE);
@@ -82,7 +82,7 @@ pub(super) fn free_bytes(gpu: &Machine) -> usize {
     free
 }
 
-/// That what is done to an address while work on it is queued is found, for some seeds, when the work runs.
+/// Checks that a change of an address with queued work is found, under some seeds, when the work runs.
 fn faults_when_work_runs(disturb: impl Fn(&Machine, CUdeviceptr), found: &str) {
     let mut lost = 0;
     for seed in 0..50 {
@@ -131,7 +131,7 @@ fn a_mapping_keeps_a_released_handle_and_its_bytes() {
     assert_eq!((report.handle_count, report.reservation_count, report.allocations.len()), (0, 1, 1));
     unmap(&gpu, base, PIECE);
     assert_eq!(free_bytes(&gpu), before);
-    // SAFETY: nothing is mapped.
+    // SAFETY: nothing is mapped there.
     unsafe { gpu.cuMemAddressFree(base, PIECE).unwrap() };
     assert_eq!(gpu.sim().report().reservation_count, 0);
 }
@@ -144,7 +144,7 @@ fn the_device_is_full_for_every_kind_of_memory_alike() {
     assert_eq!(code(gpu.try_alloc(2 * PIECE)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     gpu.alloc(PIECE);
     assert_eq!(code(create(&gpu, PIECE)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-    // SAFETY: nothing is mapped.
+    // SAFETY: nothing is mapped there.
     unsafe { gpu.cuMemRelease(handle).unwrap() };
     create(&gpu, 3 * PIECE).unwrap();
 }

@@ -1,8 +1,9 @@
-//! `cargo xtask bench`: every bench of the workspace and the replay of the recorded traces, in one table with the peers.
+//! `cargo xtask bench`: runs every bench of the workspace and the replay of the recorded traces, and prints one table with the
+//! peers.
 //!
-//! A bench is a program that, asked with `--rows`, prints its figures as rows ([`row`]). A peer that ran in the same run
-//! gives its figures by `--peer-file`, or a bench measures it itself; the figures of those that did not run are the stored
-//! ones (`peers.csv`), and are marked: absolute times move from machine to machine.
+//! A bench is a program that prints its figures as rows with `--rows` ([`row`]). Figures of peers from the same run come from
+//! `--peer-file` or from a bench itself. Other figures are the stored ones (`peers.csv`) and are marked, because absolute times
+//! differ between machines.
 
 pub(crate) mod peers;
 mod report;
@@ -20,13 +21,13 @@ use std::process::{Command, Stdio};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only this bench (a program's name, or `replay`); may be repeated [default: all]
+    /// Run only this bench (a program's name, or `replay`); may be repeated [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Figures of peers from this same run: what bench_rmm, bench_torch or bench_cudarc printed; may be repeated
+    /// Figures of peers from the same run, as printed by bench_rmm, bench_torch or bench_cudarc; may be repeated
     #[arg(long, value_name = "FILE")]
     peer_file: Vec<PathBuf>,
-    /// One JSON object a row, a line each
+    /// Print one JSON object a row, one row a line
     #[arg(long)]
     json: bool,
     /// The folder of the benches [default: benches/ beside this program]
@@ -76,7 +77,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Every file of a folder.
+/// All benches in a folder.
 fn programs(folder: PathBuf) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
     for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
@@ -88,10 +89,10 @@ fn programs(folder: PathBuf) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Starts a bench and takes its rows; what else it prints is shown.
+/// Starts a bench and parses its rows; all other output is passed on.
 fn rows_of(program: &Program) -> Result<Vec<Row>> {
     let mut command = Command::new(&program.path);
-    // As `cargo bench` starts them.
+    // With the arguments of `cargo bench`.
     let mut child = command.args(["--bench", "--rows"]).stdout(Stdio::piped()).spawn()?;
     let mut rows = Vec::new();
     for line in BufReader::new(child.stdout.take().context("the program has no output")?).lines() {
@@ -107,7 +108,7 @@ fn rows_of(program: &Program) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The recorded traces through the pool as it comes, and the peers' part of their headers.
+/// The recorded traces, replayed through the default pool, and the peers' figures in their headers.
 fn replay(traces: &Recorded) -> Result<(Vec<Row>, Vec<Figure>)> {
     let (machine, mut rows, mut figures) = (Machine::find()?, Vec::new(), Vec::new());
     for trace in traces.read()? {

@@ -1,16 +1,16 @@
-//! Figures of peers: those that are stored with their source, and those that a peer's program has just printed.
+//! Figures of peers: stored ones with their source, and those of the current run.
 
 use super::row::number;
 use anyhow::{Context, Result, ensure};
 
-/// What a peer took for the work of a bench.
+/// A peer's figure for the workload of a bench.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Figure {
     pub(crate) bench: String,
     pub(crate) peer: String,
     pub(crate) value: f64,
     pub(crate) unit: String,
-    /// Whether it is from another run, on another machine maybe.
+    /// Whether the figure is from another run, possibly on another machine.
     pub(crate) is_stored: bool,
 }
 
@@ -29,7 +29,7 @@ fn stored_figure(line: &str) -> Result<Figure> {
     Ok(Figure { bench: bench.into(), peer: peer.into(), value, unit: unit.into(), is_stored: true })
 }
 
-/// What peers' programs printed, one or several into the same file: lines `impl,workload,threads,ns_per_op` (bench_rmm,
+/// Parses the output of peers' programs, one or several in one file: lines `impl,workload,threads,ns_per_op` (bench_rmm,
 /// bench_torch), and bench_cudarc's text.
 pub(crate) fn measured(text: &str) -> Result<Vec<Figure>> {
     let figures: Vec<Figure> = lines(text).into_iter().chain(cudarc(text)).collect();
@@ -47,7 +47,7 @@ fn lines(text: &str) -> Vec<Figure> {
     text.lines().filter_map(figure).collect()
 }
 
-/// Two sections, with events and without, of lines such as `  alloc+drop pair 256: 814 ns`.
+/// Parses two sections, with events and without, of lines such as `  alloc+drop pair 256: 814 ns`.
 fn cudarc(text: &str) -> Vec<Figure> {
     let (mut figures, mut peer) = (Vec::new(), "cudarc");
     for line in text.lines().map(str::trim) {
@@ -73,7 +73,7 @@ fn of_pool(workload: &str, threads: u32, peer: &str, value: f64) -> Figure {
     Figure { bench, peer: peer.into(), value, unit: "ns".into(), is_stored: false }
 }
 
-/// RMM's names of workloads, whoever says it.
+/// RMM's name of a workload, for any peer.
 fn workload_of(name: &str) -> String {
     if name.starts_with("churn1000") {
         return "churn".into();

@@ -1,17 +1,18 @@
-//! Our rows beside the peers' figures: a line for each peer, best peer first.
+//! The rows beside the peers' figures: one line for each peer, best peer first.
 
 use super::peers::Figure;
 use super::row::{Row, times_better};
 use crate::table;
 use serde_json::json;
 
-/// A figure of ours, and a peer's if there is one.
+/// A figure of gpumem, and a peer's if there is one.
 pub(crate) struct Line<'a> {
     row: &'a Row,
     peer: Option<Figure>,
 }
 
-/// What a program measured itself wins over what a file says, and that over what is stored.
+/// Joins rows with the peers' figures. A figure measured by the bench itself takes precedence over one from a file, and that over
+/// a stored one.
 pub(crate) fn join<'a>(rows: &'a [Row], figures: &[Figure]) -> Vec<Line<'a>> {
     let of_rows = rows.iter().filter_map(|row| {
         let peer = row.peer.clone()?;
@@ -33,7 +34,7 @@ pub(crate) fn join<'a>(rows: &'a [Row], figures: &[Figure]) -> Vec<Line<'a>> {
                 peers.push(figure);
             }
         }
-        // The best peer is the one that we are the least ahead of.
+        // The best peer is the one with the smallest factor.
         peers.sort_by(|a, b| f64::total_cmp(&ahead(row, a), &ahead(row, b)));
         if peers.is_empty() {
             lines.push(Line { row, peer: None });
@@ -80,7 +81,7 @@ pub(crate) fn text(lines: &[Line<'_>]) -> String {
     text
 }
 
-/// One object a line.
+/// One JSON object a line.
 pub(crate) fn json(lines: &[Line<'_>]) -> String {
     let object = |Line { row, peer }: &Line<'_>| {
         let peer = peer.as_ref();
@@ -98,7 +99,7 @@ pub(crate) fn json(lines: &[Line<'_>]) -> String {
     lines.iter().map(object).collect()
 }
 
-/// Three figures that count.
+/// Three significant digits.
 fn decimals(value: f64) -> String {
     match value.abs() {
         large if large >= 100.0 => format!("{value:.0}"),
@@ -152,7 +153,7 @@ mod tests {
                 (Some("pool/other/1"), None, None, None),
             ]
         );
-        // Programs read these.
+        // These keys are a format that other programs read.
         for key in ["bench", "value", "unit", "peer", "peer_value", "ratio"] {
             assert!(json.iter().all(|line| line.get(key).is_some()), "{key}: {json:?}");
         }

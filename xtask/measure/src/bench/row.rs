@@ -16,12 +16,12 @@ pub(crate) struct Row {
     pub(crate) bench: String,
     pub(crate) value: f64,
     pub(crate) unit: String,
-    /// Whose figure it is; nobody is ours.
+    /// The peer whose figure this is; `None` for gpumem's own.
     pub(crate) peer: Option<String>,
 }
 
 impl Row {
-    /// The row of a line; nothing if the line is not one.
+    /// Parses the row in a line. Returns `None` if the line is not a row.
     pub(crate) fn parse(line: &str) -> Result<Option<Self>> {
         let mut fields = line.split('\t');
         if fields.next() != Some("row") {
@@ -36,19 +36,19 @@ impl Row {
         Ok(Some(Self { bench, value, unit, peer }))
     }
 
-    /// The name under which peers are looked up: without the variant.
+    /// The name that selects the peers' figures: without the variant.
     pub(crate) fn subject(&self) -> String {
         let parts = self.bench.split('/').map(|part| part.split_once('@').map_or(part, |(part, _)| part));
         parts.collect::<Vec<_>>().join("/")
     }
 }
 
-/// A figure is finite.
+/// Parses a finite figure.
 pub(crate) fn number(text: &str) -> Option<f64> {
     text.trim().parse().ok().filter(|value: &f64| value.is_finite())
 }
 
-/// How many times better the first is; nothing where that has no meaning.
+/// How many times better the first figure is; `None` if the ratio is meaningless.
 pub(crate) fn times_better(ours: f64, peers: f64, unit: &str) -> Option<f64> {
     let ratio = if MORE.contains(&unit) { ours / peers } else { peers / ours };
     Some(ratio).filter(|ratio| ratio.is_finite())
@@ -58,7 +58,7 @@ fn is_known(unit: &str) -> bool {
     LESS.contains(&unit) || MORE.contains(&unit)
 }
 
-/// Less is better, and more is.
+/// Units in which less is better, and units in which more is better.
 const LESS: [&str; 7] = ["ns", "us", "ms", "s", "ratio", "%", "calls"];
 const MORE: [&str; 2] = ["GB/s", "Mop/s"];
 

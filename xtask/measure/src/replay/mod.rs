@@ -1,8 +1,8 @@
-//! `cargo xtask replay`: recorded traces through a pool, and what that came to.
+//! `cargo xtask replay`: replays recorded traces through a pool, and prints the results.
 //!
-//! The replay itself is `gpumem_tests::replay`; this is its command line, the progress while it runs, and its words. It
-//! runs on the GPU if there is one, or where `GPUMEM_DRIVER` says, else on a simulator as large as an H200 and with
-//! its prices, which looks for no races: a replay touches no memory.
+//! `gpumem_tests::replay` does the replay; this is its command line, its progress bar and its output. It runs on the driver that
+//! `GPUMEM_DRIVER` names, or on a GPU if there is one, or else on a simulator with the size and the prices of an H200. The
+//! simulator's race detection is off, because a replay accesses no memory.
 
 mod pareto;
 mod random;
@@ -19,51 +19,51 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Traces, as tests/traces/README.md describes them [default: the recorded ones]
+    /// Traces in the format of tests/traces/README.md [default: the recorded ones]
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// A made-up trace: periodic, varlen, kv, churn, dataframe or prefetch; may be repeated
+    /// A generated trace: periodic, varlen, kv, churn, dataframe or prefetch; may be repeated
     #[arg(long, value_name = "NAME")]
     synthetic: Vec<Synthetic>,
-    /// Which of the made-up traces of that name
+    /// The seed of generated traces
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// How long made-up traces are: steps, tokens, tables, or thousands of blocks
+    /// The length of generated traces: steps, tokens, tables, or thousands of blocks
     #[arg(long, value_name = "N")]
     rounds: Option<u32>,
     /// The pool's backend: caching, native or none [default: the pool's]
     #[arg(long, value_name = "NAME")]
     backend: Option<BackendKind>,
-    /// What the backend `caching` trades: fast, balanced or tight [default: balanced]
+    /// The profile of the backend `caching`: fast, balanced or tight [default: balanced]
     #[arg(long, value_name = "NAME")]
     profile: Option<Profile>,
     /// The pool's hard limit: 100M, 1.5GiB, 50% or 10000; or 1.02x for a multiple of each trace's peak live bytes
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     limit: Vec<TraceLimit>,
-    /// So many random programs, from --seed on, under every profile: at 1.02, 1.05 and 1.1 times their peak live bytes, or at
-    /// every --limit (1.02x,1.1x)
+    /// Run this number of random programs, starting with --seed, under every profile: at 1.02, 1.05 and 1.1 times their peak live
+    /// bytes, or at every --limit (1.02x,1.1x)
     #[arg(long, value_name = "SEEDS", conflicts_with_all = ["files", "synthetic", "backend", "profile", "conf", "waits", "json", "streams"])]
     random: Option<u64>,
-    /// Options of the pool by name, as GPUMEM_CONF takes them; they win over the profile and the limit
+    /// Options of the pool by name, in the syntax of GPUMEM_CONF; they override the profile and the limit
     #[arg(long, value_name = "KEY:VALUE,…", default_value = "")]
     conf: String,
     /// Let the pool make a stream wait for another to get its memory; the waits are counted
     #[arg(long)]
     waits: bool,
-    /// Whose the streams are: own, foreign (another library's, named in each call as PyTorch does) or long-lived
+    /// The owner of the streams: own, foreign (another library's, named in each call as in PyTorch) or long-lived
     #[arg(long, value_name = "KIND", default_value_t)]
     streams: StreamKind,
-    /// One JSON object a trace, a line each
+    /// Print one JSON object a trace, one trace a line
     #[arg(long)]
     json: bool,
-    /// Every setting of the pool against the peers, as Markdown, on the simulator
+    /// Compare every setting of the pool with the peers, as Markdown, on the simulator
     #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "random", "streams"])]
     pareto: bool,
     #[command(flatten)]
     recorded: Recorded,
 }
 
-/// Where the recorded traces lie.
+/// The folder of the recorded traces.
 #[derive(clap::Args)]
 pub(crate) struct Recorded {
     /// The folder of the recorded traces [default: traces/ beside this program]
@@ -111,7 +111,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         if args.json {
             println!("{}", report::json(trace, &outcome));
         }
-        // Of the same pool each time.
+        // Every trace has the same options, so they are reported once.
         if outcomes.is_empty() {
             outcome.ignored_options.iter().for_each(|notice| eprintln!("warning: {notice}"));
         }
@@ -125,7 +125,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Whether a trace asked for more than its pool could get: the other traces may still fit.
+/// Whether a request was refused: the other traces may still fit.
 fn is_refusal(error: &anyhow::Error) -> bool {
     let refused = |error: &ReplayError| matches!(error, ReplayError::Event { error, .. } if error.out_of_memory().is_some());
     error.downcast_ref::<ReplayError>().is_some_and(refused)
@@ -148,7 +148,7 @@ impl Args {
 }
 
 impl Recorded {
-    /// All of them, by name.
+    /// All recorded traces, by name.
     pub(crate) fn read(&self) -> Result<Vec<Trace>> {
         let folder = self.folder.clone().map_or_else(|| crate::beside("traces"), Ok)?;
         let mut files = Vec::new();
@@ -162,7 +162,7 @@ impl Recorded {
     }
 }
 
-/// Replays with a bar on a terminal.
+/// Replays a trace with a progress bar, if the output is a terminal.
 pub(crate) fn watched(trace: &Trace, driver: &Driver, setup: &Setup) -> Result<Outcome> {
     let progress = ProgressBar::new(trace.events().len() as u64);
     progress.set_style(ProgressStyle::with_template("{prefix} {bar:40} {human_pos}/{human_len} {eta}")?);
@@ -172,7 +172,7 @@ pub(crate) fn watched(trace: &Trace, driver: &Driver, setup: &Setup) -> Result<O
     Ok(outcome?)
 }
 
-/// Where replays run: the vendor's driver, or a fresh simulator for each.
+/// The machine of replays: the vendor's driver, or a new simulator for each.
 pub(crate) struct Machine {
     pub(crate) kind: DriverKind,
 }
@@ -186,7 +186,7 @@ impl Machine {
         if self.kind == DriverKind::Cuda { Ok(Driver::cuda()?) } else { Self::simulated(None) }
     }
 
-    /// A simulator, with the prices of an idle or a busy device, or those of what it does.
+    /// A new simulator, with the prices of an idle device, a busy device, or one whose load follows the program's calls.
     fn simulated(is_busy: Option<bool>) -> Result<Driver> {
         let mut costs = Costs::h200();
         costs.is_busy = is_busy;
@@ -205,5 +205,5 @@ impl Machine {
     }
 }
 
-/// What an H200 has.
+/// The memory of an H200.
 const H200_BYTES: u64 = 143_771 << 20;

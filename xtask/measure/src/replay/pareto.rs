@@ -1,9 +1,9 @@
-//! `--pareto`: what each setting of the pool reserves against what it costs in the driver, beside the peers, as Markdown.
+//! `--pareto`: the reserved memory and the driver time of each setting of the pool, beside the peers, as Markdown.
 //!
-//! Driver time is a matter of prices, so this runs on the simulator wherever it runs: once at the prices of an idle
-//! H200, once at those of a busy one. The peers' reserved memory is from the traces' headers, their driver time from
-//! the stored figures, at idle prices. A setting is *dominated* if a peer reserves no more and costs no more. Of the many
-//! combinations of handle size and slack, those are shown that none of the others dominates.
+//! Driver time depends on prices, so this always runs on the simulator: once with the prices of an idle H200, once with those of
+//! a busy one. The peers' reserved memory comes from the headers of the traces, their driver time from the stored figures, at
+//! idle prices. A setting is *dominated* if a peer reserves no more and takes no more time. Of the combinations of handle size
+//! and slack, the table has those that no other one dominates.
 
 use super::Machine;
 use crate::bench::peers::{Figure, stored};
@@ -19,18 +19,18 @@ use std::thread;
 /// A setting to try.
 struct Point {
     label: String,
-    /// Shown only if no other of its kind is better.
+    /// Shown only if no other setting of the same kind dominates it.
     is_tuning: bool,
     setup: Setup,
 }
 
-/// The profiles, with inserted waits and without; handle sizes and slack around `balanced`; the driver's own pool, as the
-/// simulator models it.
+/// The settings: the profiles, with inserted waits and without; handle sizes and slack around `balanced`; the driver's own pool,
+/// as the simulator models it.
 fn points(trace: &Trace) -> Vec<Point> {
     let mut points = Vec::new();
     for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
         points.push(Point::new(format!("**{profile}**"), BackendKind::Caching, of(profile), false));
-        // One stream has nobody to wait for.
+        // A single stream has no other stream to wait for.
         if trace.stream_count() > 1 {
             points.push(Point::new(format!("**{profile}**, waits"), BackendKind::Caching, of(profile), true));
         }
@@ -93,14 +93,14 @@ program, `balanced` and `tight` may do so unless `inserted_waits` is off.
 
 ";
 
-/// A setting and what it came to.
+/// A setting and its results.
 struct Tried<'a> {
     point: &'a Point,
     outcome: Outcome,
     busy_ms: f64,
 }
 
-/// Everything on as many threads as there are cores, in the order of the tasks.
+/// Runs all tasks on one thread for each core, and returns the results in the order of the tasks.
 fn all<'a>(tasks: &[(&Trace, &'a Point)]) -> Result<Vec<Tried<'a>>> {
     let progress = ProgressBar::new(tasks.len() as u64);
     progress.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} {eta}")?);
@@ -136,7 +136,7 @@ fn tried<'a>(trace: &Trace, point: &'a Point) -> Result<Tried<'a>> {
     Ok(Tried { point, outcome, busy_ms: ms(&busy) })
 }
 
-/// A peer's place beside ours.
+/// The figures of a peer.
 struct PeerPoint {
     name: String,
     ratio: f64,
@@ -157,7 +157,7 @@ fn peers(trace: &Trace, stored: &[Figure]) -> Vec<PeerPoint> {
     trace.header().peers().map(point).collect()
 }
 
-/// The peers that reserve no more than this and cost no more.
+/// The peers that reserve no more and take no more time.
 fn dominating(ratio: f64, driver_ms: f64, peers: &[PeerPoint]) -> impl Iterator<Item = &str> {
     let is_better = move |peer: &&PeerPoint| {
         let Some(peer_ms) = peer.driver_ms else { return false };
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(by(1.4, 100.0), ["tight", "fast"]);
     }
 
-    /// What the default profile and `tight` are there for, on every recorded trace, at idle prices and without waits.
+    /// The goals of the default profile and of `tight`, on every recorded trace, at idle prices and without waits.
     #[test]
     fn profiles_keep_to_what_they_are_for_on_every_trace() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces").into();

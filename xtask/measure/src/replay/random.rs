@@ -1,4 +1,4 @@
-//! `--random`: random programs at a limit, under every profile: what completes, and what stands in the way of the rest.
+//! `--random`: random programs at a limit, under every profile: the share that completes, and the refused requests of the others.
 
 use crate::table;
 use anyhow::{Result, ensure};
@@ -7,8 +7,8 @@ use gpumem_tests::replay::profiles::{self, Comparison, Counts, PROFILES};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::Mutex;
 
-/// Compares so many seeds, prints counts and every difference, and fails when a profile completes too few of those
-/// that `tight` completes.
+/// Compares the profiles on a number of seeds, prints counts and every difference, and fails if a profile completes too few of
+/// the programs that `tight` completes.
 pub(super) fn run(first: u64, count: u64, limits: &[TraceLimit]) -> Result<()> {
     let factors = factors(limits)?;
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
@@ -63,14 +63,14 @@ fn factors(limits: &[TraceLimit]) -> Result<Vec<f64>> {
     Ok(if factors.is_empty() { FACTORS.into() } else { factors })
 }
 
-/// A line for each profile that another one differs from `tight` in.
+/// One line for each profile whose result differs from that of `tight`.
 fn differences(comparison: &Comparison) -> String {
     let Comparison { seed, factor, fits } = comparison;
     let differing = PROFILES.iter().zip(fits).filter(|(_, fit)| fit.is_complete() != fits[0].is_complete());
     differing.map(|(profile, fit)| format!("seed {seed}, {factor}x, {profile}: {fit}\n")).collect()
 }
 
-/// Multiples of peak live bytes.
+/// The limits, as multiples of peak live bytes.
 const FACTORS: [f64; 3] = [1.02, 1.05, 1.1];
-/// Of what `tight` completes.
+/// The minimum share of the programs completed by `tight`.
 const SHARE_MIN: f64 = 0.99;

@@ -1,4 +1,4 @@
-//! What replays came to, in a table and as JSON.
+//! The results of replays, as a table and as JSON.
 
 use crate::table;
 use gpumem_sys::DriverKind;
@@ -8,7 +8,7 @@ use gpumem_tests::trace::{TagSum, Trace};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
-/// One object for a trace.
+/// One JSON object for a trace.
 pub(super) fn json(trace: &Trace, outcome: &Outcome) -> Value {
     let live = outcome.live;
     let peers: Map<String, Value> = peers(trace, outcome).map(|(name, ratio)| (name, json!(ratio))).collect();
@@ -47,7 +47,7 @@ fn tag_json(sum: &TagSum) -> Value {
     })
 }
 
-/// What the tags of a recording had; nothing if it has none.
+/// The tags of a recording; empty if it has none.
 pub(super) fn tags_text(trace: &Trace) -> String {
     if trace.tags().is_empty() {
         return String::new();
@@ -65,12 +65,12 @@ pub(super) fn tags_text(trace: &Trace) -> String {
     format!("\n{}", table::render(headings, &rows.collect::<Vec<_>>()))
 }
 
-/// A name from a file: its control characters are not the terminal's.
+/// A name from a file, without control characters, which would affect the terminal.
 fn printable(name: &str) -> String {
     name.chars().map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
 }
 
-/// Two tables: the figures, and the calls that make up the driver's part of them.
+/// Two tables: the figures, and the driver calls.
 pub(super) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String {
     let headings = [
         "trace",
@@ -139,13 +139,13 @@ pub(super) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String
            half of the events\n"
 }
 
-/// The peers' peak reserved over the same peak live.
+/// The peers' peak of reserved memory divided by the peak of live memory.
 fn peers<'a>(trace: &'a Trace, outcome: &Outcome) -> impl Iterator<Item = (String, f64)> + 'a {
     let live_bytes = outcome.live.live_incl_deferred_bytes.max(1);
     trace.header().peers().map(move |peer| (peer.name, peer.peak_reserved_bytes as f64 / live_bytes as f64))
 }
 
-/// The driver's part of the time that the recorded program took.
+/// The driver time as a share of the recorded program's time.
 pub(crate) fn driver_share(trace: &Trace, outcome: &Outcome) -> Option<f64> {
     trace.header().run_seconds.map(|seconds| outcome.driver_time.as_secs_f64() / seconds)
 }
@@ -161,7 +161,7 @@ mod tests {
     use gpumem_tests::replay::{Setup, replay};
     use gpumem_tests::trace::Synthetic;
 
-    /// Programs read these.
+    /// These keys are a format that other programs read.
     #[test]
     fn the_object_of_a_trace_is_one_line_with_the_promised_keys() {
         let trace = Synthetic::Kv.trace(0, 2);

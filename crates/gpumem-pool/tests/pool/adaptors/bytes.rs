@@ -8,11 +8,11 @@ use gpumem_pool::{Block, CaptureMode, PoolError, Stream};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-/// Writes around a block: `at` counts from its start.
+/// Writes a byte in or around a block: `at` is relative to its start.
 fn poke(bench: &Fixture, block: &Block, at: i64, value: u8, stream: &Stream) {
     let _bound = stream.device().bind().unwrap();
     let address = block.address().wrapping_add_signed(at);
-    // SAFETY: the guard's bytes are granted with the block.
+    // SAFETY: the bytes of the guard belong to the grant of the block.
     unsafe { bench.driver.cuMemsetD8Async(address, value, 1, stream.raw()).unwrap() };
 }
 
@@ -37,7 +37,7 @@ fn no_block_shows_bytes_of_another(bench: &Fixture, fill: Fill) {
             if round == 3 {
                 other.synchronize().unwrap();
                 home.synchronize().unwrap();
-                // SAFETY: both streams are done.
+                // SAFETY: both streams are complete.
                 unsafe { block.free_completed() };
             }
         }
@@ -55,7 +55,7 @@ fn zeroes_on_free() {
     on_each_backend(&small(), |bench| no_block_shows_bytes_of_another(bench, Fill::zero_on_free()));
 }
 
-/// A promise that all work is done does not cover what the adaptor queued.
+/// A guarantee that all work is complete does not cover work queued by the adaptor.
 #[test]
 fn work_queued_at_the_allocation_is_ordered_before_the_free() {
     on_each_backend(&small(), |bench| {
@@ -63,7 +63,7 @@ fn work_queued_at_the_allocation_is_ordered_before_the_free() {
         let (home, other) = (bench.stream(), bench.stream());
         for _ in 0..4 {
             let block = pool.alloc(MIB, &home).unwrap();
-            // SAFETY: nothing has used it.
+            // SAFETY: the block was never used.
             unsafe { block.free_completed() };
             let block = pool.alloc(MIB, &other).unwrap();
             bench.fill(&block, 9, &other);
@@ -72,7 +72,7 @@ fn work_queued_at_the_allocation_is_ordered_before_the_free() {
     });
 }
 
-/// A free that can't be followed by work on its stream is made up for at the next allocations.
+/// If the work of a free cannot be queued on its stream, the next allocations do it.
 #[test]
 fn bytes_that_cannot_be_filled_at_the_free_are_filled_later() {
     on_each_backend(&small(), |bench| {
@@ -90,7 +90,7 @@ fn bytes_that_cannot_be_filled_at_the_free_are_filled_later() {
             assert!(bench.holds(&block, 0, stream));
             bench.fill(&block, 5, stream);
         }
-        // A stream that is gone, too.
+        // With a dropped stream, too.
         let short = bench.stream();
         let block = pool.alloc(3 * MIB, &short).unwrap();
         bench.fill(&block, 6, &short);
@@ -112,7 +112,7 @@ fn debug_bytes_are_seen() {
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         let part = pool.alloc(5000, &stream).unwrap();
         let exec = capture.end().unwrap().instantiate().unwrap();
-        // SAFETY: there is nothing in it.
+        // SAFETY: the graph is empty.
         unsafe { exec.launch(&stream).unwrap() };
         assert!(bench.holds(&part, 0xA5, &stream), "the chunk was filled before the launch");
         drop((block, exec));
@@ -161,7 +161,7 @@ fn a_guard_reports_the_written_bytes() {
     });
 }
 
-/// It is the error of the next allocation, once, or the observer's business.
+/// Damage is the error of the next allocation, once, or is passed to the observer.
 #[test]
 fn damage_is_reported() {
     on_each_backend(&small(), |bench| {
@@ -193,7 +193,7 @@ fn damage_is_reported() {
     });
 }
 
-/// Threads' blocks, a graph's, those of streams that are gone or another's, and more at once than there are slots.
+/// Blocks of threads, of a graph, of dropped and of foreign streams, and more at one time than there are slots.
 #[test]
 fn guards_check_the_bytes_that_they_can_read() {
     on_each_backend(&small(), |bench| {
@@ -208,7 +208,7 @@ fn guards_check_the_bytes_that_they_can_read() {
         poke(bench, &part, 1024, 0x42, &home);
         drop(part);
         let exec = capture.end().unwrap().instantiate().unwrap();
-        // SAFETY: what it writes too much is the guard's.
+        // SAFETY: the byte past the end belongs to the guard.
         unsafe { exec.launch(&home).unwrap() };
         home.synchronize().unwrap();
         assert_eq!(guard.checked_count(), 0);
@@ -241,7 +241,8 @@ stand_in!(fills, cuMemsetD8Async(address: CUdeviceptr, value: u8, count: usize, 
 stand_in!(copies, cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, count: usize, stream: CUstream));
 stand_in!(host, cuMemHostAlloc(target: *mut *mut core::ffi::c_void, count: usize, flags: core::ffi::c_uint));
 
-/// Each driver call of an adaptor may fail: an allocation returns the error and leaves nothing, a drop does what it can.
+/// If a driver call of an adaptor fails, an allocation returns the error and leaks nothing, and a drop continues as far as
+/// possible.
 #[test]
 fn a_refused_fill_is_reported_or_repeated() {
     let install = |table: &mut gpumem_pool::sys::Table| {

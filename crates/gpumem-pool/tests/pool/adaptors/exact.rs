@@ -77,7 +77,7 @@ fn a_budget_refuses_from_the_first_byte_too_many() {
         drop(pool.alloc(2048, &stream).unwrap());
         assert_eq!((budget.limit_bytes(), budget.in_use_peak_bytes()), (2048, 2048));
 
-        // A grant that is larger than the request counts with its own size, and may be too large.
+        // A grant larger than the request counts with its own size, and may exceed the budget.
         let generous = Wrong(|request: &Request<'_>, next: Next<'_>| next.alloc(&request.with_size(1500)));
         let builder = bench.builder().adaptor(Arc::new(generous)).adaptor(budget.clone());
         let pool = builder.build().unwrap();
@@ -123,7 +123,7 @@ fn failures_count_the_requests_that_they_examine() {
         drop(pool.alloc(4096, &stream).unwrap());
         assert!(pool.alloc(4097, &stream).is_err());
         assert_eq!((failures.seen_count(), failures.failed_count()), (2, 1));
-        // By the number of the request alone: about the configured share, and other requests for another seed.
+        // The number of the request decides alone: about the configured share fails, and other requests with another seed.
         let which = |share: f64, seed: u64| -> Vec<u64> {
             let pool = bench.builder().adaptor(Arc::new(Failures::share(share, seed))).build().unwrap();
             (0..400).filter(|_| pool.alloc(256, &stream).is_err()).collect()
@@ -191,7 +191,7 @@ fn grants_are_returned_to_their_adaptor() {
     });
 }
 
-/// Blocks that lie one in the other start at one address, and are tracked each for itself.
+/// Nested blocks start at one address, and each of them is tracked.
 #[test]
 fn tracking_distinguishes_blocks_at_one_address() {
     thread_local!(static IS_INNER: Cell<bool> = const { Cell::new(false) });
@@ -225,7 +225,7 @@ fn tracking_distinguishes_blocks_at_one_address() {
     });
 }
 
-/// The most bytes that blocks had together, blocks that grow among them, and from when the peak was reset.
+/// The peak of the total size of blocks, including growable ones, and after a reset.
 #[test]
 fn exact_peaks_are_exact() {
     on_device_memory(&small(), |bench| {
@@ -283,7 +283,7 @@ impl Adaptor for Changes {
     }
 }
 
-/// A shrink by nothing is none; an end is one to nothing, once.
+/// A shrink by zero bytes is not reported; the end of a block is one shrink to zero.
 #[test]
 fn changes_say_from_where_to_where() {
     on_device_memory(&small(), |bench| {

@@ -1,4 +1,4 @@
-//! Adaptors and blocks that grow.
+//! Adaptors and growable blocks.
 
 use super::{Ear, MIB};
 use crate::growable::{byte, fill, on_caching};
@@ -30,7 +30,7 @@ fn adaptors_run_before_and_after_a_growth() {
     });
 }
 
-/// Agrees to a growth, then refuses it, or panics.
+/// Accepts a growth and then refuses it, or panics.
 struct Fickle(Mutex<&'static str>);
 
 impl Adaptor for Fickle {
@@ -52,7 +52,7 @@ impl Adaptor for Fickle {
     }
 }
 
-/// A growth that does not please in the end is taken back by all, the pool included; and no panic leaves a drop.
+/// A growth that an adaptor refuses in the end is undone by all adaptors and the pool, and no panic escapes a drop.
 #[test]
 fn a_growth_that_an_adaptor_rejects_is_undone() {
     on_caching(|bench| {
@@ -87,7 +87,7 @@ fn a_growth_that_an_adaptor_rejects_is_undone() {
     });
 }
 
-/// Guard bytes and fills would need waits in every growth: both refuse instead, and nothing has grown.
+/// Guard bytes and fills would need waits in every growth: both adaptors refuse instead, and the block keeps its size.
 #[test]
 fn adaptors_of_bytes_refuse_to_grow() {
     on_caching(|bench| {
@@ -107,7 +107,7 @@ fn adaptors_of_bytes_refuse_to_grow() {
     });
 }
 
-/// All adaptors at once, and growth that is refused now and then by any of them.
+/// All adaptors together, with growth that any of them sometimes refuses.
 #[test]
 fn any_of_them_may_refuse() {
     on_caching(|bench| {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
-/// Records the calls that it gets.
+/// Records the calls that it receives.
 struct Ear(&'static str, Arc<Mutex<Vec<String>>>);
 
 impl Ear {
@@ -108,13 +108,13 @@ fn every_kind_of_request_passes_the_adaptors() {
             aligned.record_use(&other);
             let raw = pool.alloc(size_bytes, &home).unwrap().into_raw();
             assert!(budget.in_use_bytes() >= 2 * (size_bytes + 512));
-            // SAFETY: it came from `into_raw`, and is turned back once.
+            // SAFETY: the raw block comes from `into_raw`, and is converted once.
             drop(unsafe { Block::from_raw(raw) });
             let pinned = pool.alloc(size_bytes, &other).unwrap();
             assert_eq!(pinned.pin_backing().is_ok(), bench.backend.to_string() != "native");
             home.synchronize().unwrap();
             other.synchronize().unwrap();
-            // SAFETY: nothing was ever queued that uses it, and both streams are done.
+            // SAFETY: no work was ever queued that uses the block, and both streams are complete.
             unsafe { pinned.free_completed() };
             std::thread::scope(|scope| scope.spawn(move || drop(aligned)).join().unwrap());
             assert_eq!(budget.in_use_bytes(), 0);
@@ -140,7 +140,7 @@ fn alignment_passes() {
     });
 }
 
-/// Memory of a graph is seen as the chunk that it is, from before the capture's end until the graph is gone.
+/// Adaptors see the memory of a graph as one chunk, from before the capture's end until the graph is dropped.
 #[test]
 fn graphs_count_until_they_are_gone() {
     on_each_backend(&small(), |bench| {
@@ -158,7 +158,7 @@ fn graphs_count_until_they_are_gone() {
         let exec = graph.instantiate().unwrap();
         drop(graph);
         assert_eq!(budget.in_use_bytes(), 9 * MIB, "the graph has it");
-        // SAFETY: all it uses is its own.
+        // SAFETY: the graph uses only its own memory.
         unsafe { exec.launch(&stream).unwrap() };
         drop(exec);
         assert_eq!(budget.in_use_bytes(), 0);
@@ -269,7 +269,7 @@ fn a_grant_that_does_not_fit_is_refused_and_freed() {
     });
 }
 
-/// Kept memory may be handed out once, to whom it was granted; what is left of it ends with the adaptor.
+/// Kept memory may be handed out once, by the adaptor to which it was granted; the remainder is freed with the adaptor.
 #[test]
 fn a_block_that_an_adaptor_keeps_is_safe() {
     on_each_backend(&small(), |bench| {
@@ -307,7 +307,7 @@ fn a_block_that_an_adaptor_keeps_is_safe() {
     });
 }
 
-/// Memory of another pool lives in ours as any: counted there, freed behind our uses.
+/// Memory of another pool behaves like the pool's own: it counts there, and is freed behind all uses.
 #[test]
 fn blocks_of_another_pool_are_accepted_as_grants() {
     on_each_backend(&small(), |bench| {
@@ -336,14 +336,14 @@ fn blocks_of_another_pool_are_accepted_as_grants() {
         drop(pool);
         drop(block);
         assert_eq!((outer.in_use_bytes(), other_pool.status().unwrap().in_use_bytes), (0, 0));
-        // The races that the simulator reports would be between this and the fill.
+        // The simulator would report a race between this block and the fill.
         let again = other_pool.alloc(MIB, &home).unwrap();
         bench.fill(&again, 2, &home);
         assert!(bench.holds(&again, 2, &home));
     });
 }
 
-/// A panic in an allocation is the caller's, one in a drop ends there; the books come out even.
+/// A panic in an allocation reaches the caller, and one in a drop is caught; the counters stay balanced.
 #[test]
 fn a_panic_breaks_nothing() {
     struct Bomb;

@@ -1,4 +1,4 @@
-//! All adaptors at once, in many orders, under random use.
+//! All adaptors together, in many orders, under random use.
 
 use super::MIB;
 use crate::fixture::{Fixture, on_each_backend, small};
@@ -6,7 +6,7 @@ use gpumem_pool::adaptor::{Adaptor, Budget, Failures, Fallback, Fill, Guard, Tra
 use gpumem_pool::{Block, PoolError, Stream};
 use std::sync::Arc;
 
-/// A number below `end`, from the last one.
+/// A pseudo-random number below `end`.
 fn next(state: &mut u64, end: u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) % end
@@ -51,7 +51,7 @@ fn use_at_random(bench: &Fixture, order: &mut u64) {
                     continue;
                 }
             };
-            // Where the innermost adaptors ask another pool, what is outside of them still fills.
+            // If the innermost adaptors ask another pool, the adaptors outside of them still fill.
             let is_zero = bench.holds(&block, 0, home);
             assert!(is_zero || fallback.taken_count() > 0, "{names:?}");
             let value = step as u8;

@@ -7,7 +7,7 @@ use gpumem_pool::adaptor::{Adaptor, Budget, Change, Grant, Next, PoolId, Release
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::Arc;
 
-/// Panics in one of its hooks, with something that panics again when it is dropped.
+/// Panics in one of its hooks, with a payload that panics again when it is dropped.
 struct Breaks(&'static str);
 
 struct Bomb;
@@ -50,7 +50,7 @@ impl Adaptor for Breaks {
     }
 }
 
-/// Between two budgets.
+/// A pool with the panicking adaptor between two budgets.
 fn broken(bench: &Fixture, hook: &'static str) -> (gpumem_pool::Pool, [Arc<Budget>; 2]) {
     let budgets = [(); 2].map(|()| Arc::new(Budget::new(100 * MIB)));
     let builder = bench.builder().adaptor(budgets[0].clone()).adaptor(Arc::new(Breaks(hook)));

@@ -109,7 +109,7 @@ fn a_fallback_serves_requests_when_memory_is_short() {
     });
 }
 
-/// The pool that is asked next may be another backend's and of another kind, and its block goes through plain data, captures and threads.
+/// The fallback pool may have another backend and another kind, and its block passes through raw form, captures and threads.
 #[test]
 fn a_lent_block_is_like_any_other() {
     on_each_backend(&small(), |bench| {
@@ -120,7 +120,7 @@ fn a_lent_block_is_like_any_other() {
         let pool = bench.builder().adaptor(budget.clone()).adaptor(fallback).build().unwrap();
         let stream = bench.stream();
         let raw = pool.alloc(2 * MIB, &stream).unwrap().into_raw();
-        // SAFETY: it came from `into_raw`, and is turned back once.
+        // SAFETY: the raw block comes from `into_raw`, and is converted once.
         let block = unsafe { Block::from_raw(raw) };
         block.pin_backing().unwrap();
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
@@ -131,7 +131,7 @@ fn a_lent_block_is_like_any_other() {
         drop((part, block));
         let exec = capture.end().unwrap().instantiate().unwrap();
         assert_eq!((budget.in_use_bytes(), spare.status().unwrap().block_count), (0, 2));
-        // SAFETY: all it uses is kept for it.
+        // SAFETY: the graph keeps all memory that it uses.
         unsafe { exec.launch(&stream).unwrap() };
         stream.synchronize().unwrap();
         drop(exec);
@@ -150,7 +150,7 @@ fn lent_memory_names_its_pool() {
             let spare = Pool::builder(&bench.device).kind(kind).build().unwrap();
             let lender = Pool::builder(&bench.device).kind(kind).hard_limit(2 * MIB);
             let lender = lender.adaptor(Arc::new(Fallback::new(&spare))).build().unwrap();
-            // One that lends what it was lent.
+            // The second lender lends memory that was lent to it.
             for lender in [&spare, &lender] {
                 let builder = bench.builder().hard_limit(4 * MIB);
                 let pool = builder.adaptor(Arc::new(Fallback::new(lender))).build().unwrap();

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 thread_local! {
-    /// How many requests of an adaptor's own this thread is in.
+    /// The nesting depth of an adaptor's own requests on this thread.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -29,14 +29,14 @@ fn deeper<R>(request: impl FnOnce() -> R) -> R {
     request()
 }
 
-/// A pool that an adaptor of its own has, until this is dropped.
+/// A pool owned by its own adaptor, until this is dropped.
 struct Knotted {
     pool: Pool,
     own: Arc<Mutex<Option<Pool>>>,
 }
 
 impl Knotted {
-    /// Every block is one of the same pool within it, so many times.
+    /// Builds a pool in which every block is nested in blocks of this pool, `depth` times.
     fn new(builder: PoolBuilder, depth: u32) -> Self {
         let own = Arc::new(Mutex::new(None::<Pool>));
         let known = Arc::clone(&own);
@@ -61,7 +61,7 @@ impl Drop for Knotted {
     }
 }
 
-/// Blocks that live at a time, each filled with its own value.
+/// Live blocks, each filled with its own value.
 #[derive(Default)]
 struct Held(Vec<(Block, u8, Stream)>);
 
@@ -83,7 +83,7 @@ impl Held {
     }
 }
 
-/// Lent by a fallback, within another block of the pool: both have one address.
+/// Lent by a fallback and nested in another block of the pool: both have one address.
 #[test]
 fn a_lent_block_within_a_block_of_its_pool_stays_lent() {
     on_each_backend(&small(), |bench| {
@@ -107,7 +107,7 @@ fn a_lent_block_within_a_block_of_its_pool_stays_lent() {
     });
 }
 
-/// Narrowed by a guard, within another block of the pool.
+/// Shrunk by a guard and nested in another block of the pool.
 #[test]
 fn a_guarded_block_within_a_block_of_its_pool_is_freed_once() {
     on_each_backend(&small(), |bench| {
@@ -137,7 +137,7 @@ fn a_guarded_block_within_a_block_of_its_pool_is_freed_once() {
     });
 }
 
-/// Such blocks are the graph's, too, that uses them, and their kind is that of the memory.
+/// Nested blocks also belong to the graph that uses them, and have the kind of the memory.
 #[test]
 fn a_block_within_a_block_is_like_any_other() {
     on_each_backend(&small(), |bench| {
@@ -169,7 +169,7 @@ fn a_block_within_a_block_is_like_any_other() {
     });
 }
 
-/// A pool's memory in a block of a second pool's, in a block of the first's.
+/// Memory of a pool in a block of a second pool, in a block of the first.
 #[test]
 fn pools_that_lend_to_each_other_free_in_order() {
     on_each_backend(&small(), |bench| {
@@ -211,7 +211,7 @@ fn pools_that_lend_to_each_other_free_in_order() {
     });
 }
 
-/// A block within a block within a block: as deep as that may go, all of it is freed by one drop.
+/// Blocks nested to the maximum depth are all freed by one drop.
 #[test]
 fn blocks_lie_in_each_other_only_so_deep() {
     on_each_backend(&small(), |bench| {
@@ -240,7 +240,7 @@ fn blocks_lie_in_each_other_only_so_deep() {
     });
 }
 
-/// Changes to the stream of a request, before or after the next adaptor is called.
+/// Changes the stream of a request, before or after the next adaptor is called.
 fn disturbed(
     bench: &Fixture,
     stream: &Stream,
@@ -269,7 +269,7 @@ thread_local! {
     static CAPTURE: Cell<Option<Capture>> = const { Cell::new(None) };
 }
 
-/// Nothing is allocated on a stream that is no more what the pool has looked at.
+/// No memory is allocated on a stream whose state differs from the one that the pool checked.
 #[test]
 fn a_stream_that_an_adaptor_changes_is_refused() {
     on_each_backend(&small(), |bench| {
@@ -286,7 +286,7 @@ fn a_stream_that_an_adaptor_changes_is_refused() {
     });
 }
 
-/// A thread's default stream is another one on every other thread.
+/// A per-thread default stream is a different stream on every thread.
 #[test]
 fn another_thread_cannot_request_on_a_per_thread_stream() {
     on_each_backend(&small(), |bench| {
@@ -301,7 +301,7 @@ fn another_thread_cannot_request_on_a_per_thread_stream() {
     });
 }
 
-/// As a block, which is dropped then.
+/// A kept grant behaves like a block that is dropped in the capture.
 #[test]
 fn a_grant_that_is_dropped_while_its_stream_captures_stays_for_the_graph() {
     on_each_backend(&small(), |bench| {
@@ -328,7 +328,7 @@ fn a_grant_that_is_dropped_while_its_stream_captures_stays_for_the_graph() {
     });
 }
 
-/// The pool's last handle takes its adaptors with it, and is a drop.
+/// The drop of the pool's last handle drops its adaptors, and must not panic.
 #[test]
 fn an_adaptor_that_panics_at_its_end_ends_there() {
     struct Last(Arc<AtomicU64>);
@@ -352,12 +352,12 @@ fn an_adaptor_that_panics_at_its_end_ends_there() {
     });
 }
 
-/// The host may use pinned and unified memory as soon as it has it, whatever its stream still does with it.
+/// The host may use pinned and unified memory as soon as it gets the block, even if the stream has pending work on it.
 #[test]
 fn a_block_with_work_pending_is_complete_before_the_host_has_it() {
     on_each_backend(&small(), |bench| {
         for kind in [MemoryKind::Unified, MemoryKind::Host] {
-            // Also with a pool of device memory that lends it.
+            // Also with a pool of device memory that lends the block.
             let full = Pool::builder(&bench.device).backend(bench.backend).hard_limit(2 * MIB);
             let spare = Pool::builder(&bench.device).backend(bench.backend).kind(kind).build().unwrap();
             let lending = full.adaptor(Arc::new(Fallback::new(&spare))).build().unwrap();
@@ -405,7 +405,7 @@ fn a_graphs_parts_are_of_the_kind_that_is_lent() {
     });
 }
 
-/// An adaptor that keeps, returns, forgets, narrows and panics at random.
+/// An adaptor that keeps, returns, leaks, shrinks and panics at random.
 struct Chaos {
     own: Arc<Mutex<Option<Pool>>>,
     others: Vec<Pool>,
@@ -509,7 +509,7 @@ impl Adaptor for Chaos {
             }
             16 => {
                 let _grant = next.alloc(request)?;
-                // Without a message on the test's output.
+                // `resume_unwind` prints no message to the test's output.
                 resume_unwind(Box::new("at random"))
             }
             17 => Ok(Grant::from_block(deeper(|| self.others[0].alloc(0, request.stream()))?)),
