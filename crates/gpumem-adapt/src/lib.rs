@@ -23,7 +23,7 @@
 //!
 //! # Features
 //!
-//! Those of [`mod@array`]: `backend-caching` and `backend-native` (both default), and `sim`.
+//! The features of [`mod@array`]: `backend-caching` and `backend-native` (both default), and `sim`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

@@ -42,7 +42,7 @@ fn turns(is_read: bool) -> impl Strategy<Value = Vec<Turn>> {
     proptest::collection::vec(turn, 0..4)
 }
 
-/// What `turn` means for a shape.
+/// The slice of a shape that a turn selects.
 fn elements(shape: &[usize], axes: &[(usize, usize, isize, bool)]) -> Vec<SliceInfoElem> {
     let element = |(len, (start, end, step, is_index)): (&usize, &(usize, usize, isize, bool))| {
         if *is_index && *len > 0 {
@@ -119,7 +119,7 @@ fn turned<'a, T: Element>(
     (ours, theirs)
 }
 
-/// As [`turned`], for views that write: the same turns on both, in place.
+/// Like [`turned`], for mutable views: applies the turns to both in place.
 fn turned_mut<'a, T: Element>(
     mut ours: GpuViewMut<'a, T, IxDyn>,
     mut theirs: ArrayViewMutD<'a, T>,

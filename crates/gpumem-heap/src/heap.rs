@@ -80,9 +80,9 @@ use stamps::Owner;
 /// A request for a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// In bytes; not zero. Rounded up to 256.
+    /// The size in bytes; not zero. Rounded up to a multiple of 256.
     pub size_bytes: u64,
-    /// Of the address, in bytes: a power of two.
+    /// The alignment of the address in bytes: a power of two.
     pub alignment: u64,
     /// The stream that uses the block first.
     pub stream: StreamIndex,
@@ -155,11 +155,11 @@ impl Heap {
         Self { segments: Some(Segments::default()), ..Self::new(tuning, [(0, SPACE_BYTES_MAX); 2]) }
     }
 
-    /// Takes a block back, which becomes usable once all `uses` are complete or ordered before the next user. Without uses it is
-    /// ready at once.
+    /// Returns a block to the heap. The memory becomes usable once all `uses` are complete or ordered before the next user; without
+    /// uses, right away.
     ///
-    /// `uses` covers the stream that the block was taken for, unless all work that was queued there before the block was taken is
-    /// complete too.
+    /// `uses` must include the stream that the block was taken for, unless all work queued on it before the block was taken is
+    /// complete.
     pub fn give(&mut self, record: u32, uses: &[Stamp]) {
         let Some(Record { kind: Kind::Live, space, size_bytes, owner, .. }) =
             self.records.get(record).copied()
@@ -212,12 +212,12 @@ impl Heap {
         self.reserved_peak_bytes
     }
 
-    /// The size of all blocks that were taken and not given back, those in thread caches included.
+    /// The size of all blocks outside of the heap, including those in thread caches.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
 
-    /// The actual size of a block, at least its requested size; 0 if the record names no block.
+    /// The actual size of a block, at least its requested size; 0 if the record is invalid.
     pub fn room_bytes(&self, record: u32) -> u64 {
         self.records.get(record).map_or(0, |record| record.size_bytes)
     }

@@ -1,19 +1,19 @@
 //! [`PhysicalMemory`]: creates, maps, unmaps and releases memory for a heap.
 
-/// Names an allocation of physical memory, as its creator chose: a handle, or, for a heap over segments, the address of a segment.
+/// Identifies an allocation of physical memory: its handle or, for a heap over segments, the address of the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawHandle(pub u64);
 
 /// Physical memory that can be mapped at addresses. For a heap over segments only [`create`](Self::create) and
 /// [`release`](Self::release) are called.
 ///
-/// The heap calls these functions only when a request finds no free memory that is mapped already, and when memory is given back.
+/// The heap calls these functions only if a request finds no free mapped memory, and to release memory.
 pub trait PhysicalMemory {
-    /// Why a call failed. Functions of the heap return it unchanged.
+    /// The error of a failed call. Functions of the heap return it unchanged.
     type Error: Copy;
 
-    /// Why memory was not created: the call failed, or the caller's own limit refused it. Functions of the heap that may create
-    /// memory return it unchanged.
+    /// The error of `create`: the call failed, or the caller's own limit refused it. Functions of the heap that may create memory
+    /// return it unchanged.
     type Refusal: Copy + From<Self::Error>;
 
     /// Creates `size_bytes` of physical memory.

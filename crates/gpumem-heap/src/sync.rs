@@ -87,14 +87,14 @@ mod primitives {
         unless(Missing::Heavy);
     }
 
-    /// The fence that a model leaves out, to show that loom notices.
+    /// A fence that a model omits, to show that loom detects it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Missing {
         /// None.
         Nothing,
-        /// The owner's.
+        /// The owner's fence.
         Light,
-        /// The other threads'.
+        /// The other threads' fence.
         Heavy,
     }
 

@@ -15,14 +15,14 @@ pub struct Tuning {
     pub handle_max_pages: u32,
     /// The heap grows by at least its reserved memory divided by this; not zero.
     pub growth_divisor: u32,
-    /// Over segments, larger blocks have a segment each, which no smaller block is cut from. A multiple of 2 MiB, at least
+    /// Over segments, larger blocks get a segment each, which is never split for smaller blocks. A multiple of 2 MiB, at least
     /// [`SPLIT_BYTES_MAX_MIN`]; [`u64::MAX`] for no such limit.
     pub split_bytes_max: u64,
     /// The combined capacity of magazines and depot, in thousandths of the reserved memory.
     pub magazine_share_per_mille: u32,
-    /// The least combined capacity of magazines and depot, in bytes.
+    /// The minimum combined capacity of magazines and depot, in bytes.
     pub magazine_bytes_min: u64,
-    /// The most mappings that stay after their memory has moved to another one.
+    /// The maximum number of mappings that stay after their memory has moved to another one.
     pub empty_mappings_max: u32,
 }
 
@@ -111,8 +111,8 @@ impl Tuning {
     }
 }
 
-/// The least [`Tuning::split_bytes_max`], in bytes: more than what a block leaves over of a segment of its own, so that no other
-/// block fits there.
+/// The minimum of [`Tuning::split_bytes_max`], in bytes: more than the remainder of a segment with one block, so that no other block
+/// fits into it.
 pub const SPLIT_BYTES_MAX_MIN: u64 = 20 << 20;
 
 const PAGE_BYTES: u64 = 2 << 20;

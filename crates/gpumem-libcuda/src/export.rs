@@ -12,7 +12,7 @@ macro_rules! export {
             ///
             /// # Safety
             ///
-            /// What the driver's documentation asks of the caller of this function.
+            /// The requirements of the driver's documentation for this function.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $kind),*) -> CUresult {
                 let Some(table) = process::table() else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };

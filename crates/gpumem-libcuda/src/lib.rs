@@ -1,10 +1,10 @@
-//! gpumem's simulator as a drop-in for NVIDIA's `libcuda.so.1`, for programs that know nothing of gpumem.
+//! gpumem's simulator as a drop-in for NVIDIA's `libcuda.so.1`, for programs that do not use gpumem.
 //!
-//! The library exports every function of the driver API. Each forwards to one simulator of the process, made by
-//! the first call from the `GPUMEM_SIM_…` variables. A function that
-//! the simulator lacks answers `CUDA_ERROR_NOT_SUPPORTED`. Kernels have no Rust twins here: modules load, but no
-//! function is found in them (`CUDA_ERROR_NOT_FOUND`), so that nothing pretends to have computed. When the process
-//! exits, the races and faults that the simulator has found are written to standard error.
+//! The library exports every function of the driver API. Each forwards to one simulator of the process, which the
+//! first call creates from the `GPUMEM_SIM_…` variables. A function that the simulator lacks returns
+//! `CUDA_ERROR_NOT_SUPPORTED`. Kernels have no Rust twins here: modules load, but no function is found in them
+//! (`CUDA_ERROR_NOT_FOUND`), so no launch silently computes nothing. When the process exits, the races and faults that
+//! the simulator has found are written to standard error.
 //!
 //! `cargo xtask drop-in DIR` lays the library out under the names that programs look for:
 //!
@@ -14,8 +14,8 @@
 //! ```
 //!
 //! This crate decides nothing. Behaviour belongs to the simulator in `gpumem-sim`; Rust code that can take a driver as
-//! an argument is better tested with that crate. Programs built on it recognise this library by
-//! [`gpumem_simulator`] and refuse to take it for a GPU.
+//! an argument is better tested with that crate. Programs built on that crate recognise this library by
+//! [`gpumem_simulator`] and refuse to use it as a GPU.
 
 mod export;
 mod process;

@@ -1,5 +1,5 @@
-//! The one simulator of this process. It is never dropped: at exit the program's threads and static destructors
-//! may still be calling. What it has found against the program is said then, since nobody can ask for it.
+//! The one simulator of this process. It is never dropped: at exit the program's threads and static destructors may
+//! still be calling. Its findings are printed then, because no caller can query them.
 
 use gpumem_sim::sys::{Driver, Table};
 use gpumem_sim::{Finding, SimConfig, SimError};
@@ -60,7 +60,7 @@ fn is_worth_saying(finding: &Finding) -> bool {
     !matches!(finding, Finding::Refused { .. } | Finding::Leak { .. })
 }
 
-/// On standard error, since the driver API has no other place; what can't be written is lost.
+/// Writes to standard error, because the driver API has no channel for findings. Output that cannot be written is lost.
 fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

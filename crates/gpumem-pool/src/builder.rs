@@ -65,8 +65,8 @@ impl PoolBuilder {
         }
     }
 
-    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`,
-    /// `GPUMEM_SOFT_LIMIT` and `GPUMEM_TRACE`. Later calls on the builder win.
+    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
+    /// `GPUMEM_TRACE`. Later calls on the builder override the variables.
     ///
     /// # Errors
     ///

@@ -260,9 +260,9 @@ pub enum PoolError {
         Bytes(*.size_bytes)
     )]
     Poisoned {
-        /// The block's address.
+        /// The address of the block.
         address: u64,
-        /// Its size.
+        /// The size of the block.
         size_bytes: u64,
         /// The driver's error.
         cause: DriverError,
@@ -279,9 +279,9 @@ pub enum PoolError {
     Kept {
         /// The kind of memory.
         what: &'static str,
-        /// Its address.
+        /// The address of the memory.
         address: u64,
-        /// Its size.
+        /// The size of the memory.
         size_bytes: u64,
         /// The error of the failed wait or release.
         cause: DriverError,

@@ -97,8 +97,8 @@ impl Stream {
     /// Begins to capture the work queued on this stream, instead of running it. Streams that are made to wait for this
     /// stream join the capture.
     ///
-    /// It waits for calls on other threads that are queueing work on this stream, so that all of their work runs. The
-    /// end of the capture waits for such calls too, so that all of their work is captured.
+    /// Waits for calls on other threads that are queueing work on this stream, so that all of their work runs. The end
+    /// of the capture waits for such calls too, so that all of their work is captured.
     ///
     /// # Errors
     ///
@@ -207,7 +207,7 @@ impl Drop for Capture {
 }
 
 impl Graph {
-    /// Creates an executable of the graph. It can be called more than once.
+    /// Creates an executable of the graph. May be called several times.
     ///
     /// # Errors
     ///

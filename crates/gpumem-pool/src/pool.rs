@@ -92,7 +92,7 @@ impl Pool {
     /// are unspecified.
     ///
     /// A request for zero bytes returns a block at address 0 and costs no driver call. When the device or the limit is
-    /// full, the pool waits for the device and gives back its cached memory. If that is not enough, it runs the
+    /// full, the pool waits for the device and releases its cached memory. If that is not enough, it runs the
     /// registered reclaim callbacks ([`Reclaimable`](crate::Reclaimable)), trims the device's other pools, and retries.
     /// No other allocation waits.
     ///
@@ -117,8 +117,8 @@ impl Pool {
         self.0.backend().kind()
     }
 
-    /// Returns the options that were set, by name, builder or environment, and that have no effect on this backend, a
-    /// soft limit above the hard limit among them.
+    /// Returns the options that were set, by name, builder or environment, and that have no effect on this backend,
+    /// including a soft limit above the hard limit.
     #[must_use]
     pub fn ignored_options(&self) -> Vec<IgnoredOption> {
         let (can_map, limits) = (self.0.backend().growing().is_some(), self.0.limits());
@@ -188,7 +188,7 @@ impl Pool {
     }
 
     /// Runs the reclaim callbacks registered with the device ([`Reclaimable`](crate::Reclaimable)), waits for the
-    /// device, then gives back all memory that no block holds. Returns the number of bytes given back.
+    /// device, then releases all memory that no block holds. Returns the number of bytes released.
     ///
     /// An allocation does this by itself when the device is full. Call it to leave room for other users of the
     /// device.
@@ -205,8 +205,8 @@ impl Pool {
     /// threads. After this call returns, the pool does not grow beyond the limit. `Limit::Bytes(u64::MAX)` removes
     /// the limit. A share of the device corresponds to PyTorch's per-process memory fraction.
     ///
-    /// When the pool already holds more, memory that no block holds is given back. What needs no wait is given back
-    /// now; the rest follows, as blocks are freed, whenever the host waits. Until then the pool does not grow.
+    /// When the pool already holds more, memory that no block holds is released: memory that needs no wait right away,
+    /// the rest as blocks are freed, whenever the host waits. Until then the pool does not grow.
     ///
     /// ```
     /// use gpumem_pool::{Device, Limit, Pool, PoolError, Stream};
@@ -230,15 +230,15 @@ impl Pool {
     /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid share.
     /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails. The limit is in force then, and memory that could be given back may
+    /// - [`PoolError::Driver`] if a call fails. The limit is in force then, but memory that could be released may
     ///   remain.
     pub fn set_hard_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
         self.0.set_hard_limit(limit.into())
     }
 
-    /// Changes the soft limit ([`PoolBuilder::soft_limit`](crate::PoolBuilder::soft_limit)). Cached memory beyond
-    /// it is given back: what needs no wait now, the rest whenever the host waits. `Limit::Bytes(u64::MAX)` removes
-    /// the limit.
+    /// Changes the soft limit ([`PoolBuilder::soft_limit`](crate::PoolBuilder::soft_limit)). Cached memory beyond it is
+    /// released: memory that needs no wait right away, the rest whenever the host waits. `Limit::Bytes(u64::MAX)`
+    /// removes the limit.
     ///
     /// # Errors
     ///
@@ -250,8 +250,8 @@ impl Pool {
         self.0.set_soft_limit(limit.into())
     }
 
-    /// Gives back memory that no block holds until `keep_bytes` are reserved. Live blocks, and frees that the
-    /// device has not reached yet, may keep more reserved. Does not wait. Returns the number of bytes given back.
+    /// Releases memory that no block holds, until `keep_bytes` are reserved. Live blocks, and frees that the device has
+    /// not reached yet, may keep more reserved. Does not wait. Returns the number of bytes released.
     ///
     /// # Errors
     ///

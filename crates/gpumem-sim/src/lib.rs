@@ -5,17 +5,17 @@
 //! (on Linux, also in another process). A call reaches its instance through the function table, from any thread. The instance
 //! ends with its last handle.
 //!
-//! **Queued work runs later.** A call that queues work returns at once. The work runs during later calls, at the latest when
-//! the program waits for it, in an order that the seed chooses among all orders that streams and events allow. A program that
-//! forgot to wait is wrong for some seed, and every time for that seed. A thread that waits for the device without calling
-//! the driver, for example by polling pinned memory, waits forever: work runs only inside of calls.
+//! **Queued work runs later.** A call that queues work returns at once. The work runs during later calls, at the latest when the program
+//! waits for it, in an order that the seed chooses among all orders that streams and events allow. A program that lacks a wait is wrong for
+//! some seed, and every time for that seed. A thread that waits for the device without calling the driver, for example by polling pinned
+//! memory, waits forever: work runs only inside of calls.
 //!
-//! **Misuse is refused.** A mistake that the driver can check at the call gets the driver's return code. One that shows only when work runs,
-//! such as memory that was freed, is not yet allocated in stream order, or is too short, ends the context with a sticky
+//! **Misuse is refused.** An error that the driver can detect in the call gets the driver's return code. An error that appears only when
+//! work runs, such as a use of memory that was freed, is not yet allocated in stream order, or is too short, ends the context with a sticky
 //! error, and [`Sim::report`] names the allocation.
 //!
-//! **Races are found.** Two accesses that nothing orders are reported together ([`Finding`]), whatever order the schedule
-//! chose. The order is random, early, late, or every possible one ([`Schedule`]). Faults are injected by rules ([`Rule`]).
+//! **Races are found.** Two accesses that are not ordered are reported together ([`Finding`]), whatever order the schedule chose. The order
+//! is random, early, late, or every possible one ([`Schedule`]). Faults are injected by rules ([`Rule`]).
 //!
 //! **Other systems than Linux** have no virtual memory management and no memory for other processes: these calls return
 //! `CUDA_ERROR_NOT_SUPPORTED`, and the attributes of the device agree.
@@ -24,8 +24,8 @@
 //! `CUDA_ERROR_NOT_INITIALIZED` in the child. The functions of a [`Sim`] from the parent may block forever there. The child
 //! can start an instance of its own.
 //!
-//! **Memory costs what is touched.** A device of 141 GiB is mapped lazily. Device addresses lie where no host pointer can be,
-//! so an address that leaks into host code faults.
+//! **Only touched memory takes host memory.** A device of 141 GiB is mapped lazily. Device addresses lie where no host pointer can be, so
+//! an address that leaks into host code faults.
 //!
 //! ```
 //! use gpumem_sim::SimConfig;

@@ -47,7 +47,7 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveAllocation {
-    /// Its first address.
+    /// The first address.
     pub address: u64,
     /// The requested size.
     pub size_bytes: u64,

@@ -31,7 +31,8 @@ impl Sim {
         Ok((Self(shared), table))
     }
 
-    /// Registers kernels. Modules find them by name, whether loaded before or after. The last kernel of a name wins.
+    /// Registers kernels. Modules find them by name, whether loaded before or after. A later kernel replaces an earlier one with the
+    /// same name.
     pub fn register(&self, kernels: &'static [Kernel]) {
         let named = kernels.iter().map(|kernel| (kernel.name, *kernel));
         self.0.change("register", |machine| machine.kernels.extend(named));

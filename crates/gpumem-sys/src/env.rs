@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct Variable {
     /// The name.
     pub name: &'static str,
-    /// Its values and meaning, in one line.
+    /// The values and their meaning, in one line.
     pub meaning: &'static str,
 }
 
@@ -86,7 +86,7 @@ pub enum EnvError {
     BadValue {
         /// The variable.
         name: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
         /// The values that are accepted.
         expected: String,

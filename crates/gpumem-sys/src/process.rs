@@ -6,11 +6,11 @@ use core::fmt;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProcessUsage {
-    /// Its process ID on the host of the management library, which may differ from the ID in a container.
+    /// The process ID on the host of the management library, which may differ from the ID in a container.
     pub id: Option<u32>,
-    /// Its name, if this system knows the ID.
+    /// The process name, if the ID exists on this system.
     pub name: Option<String>,
-    /// Its memory on the device, if the management library reports it.
+    /// The bytes on the device, if the management library reports them.
     pub in_use_bytes: Option<u64>,
 }
 

@@ -1,8 +1,8 @@
 //! Fits a linear model with mini-batch Adam on the GPU, and holds the result against the same training on the host.
 //!
-//! `cargo run --release --example train` learns from the data set beside this file; `--synthetic 300000x1000
-//! --epochs 100 --hard-limit 4GiB` from random numbers; `--help` lists the rest. Without a GPU it runs on the simulator
-//! , and says so.
+//! `cargo run --release --example train` learns from the data set beside this file; `--synthetic 300000x1000 --epochs
+//! 100 --hard-limit 4GiB` from random numbers; `--help` lists the rest. Without a GPU it runs on the simulator, which
+//! it prints.
 //!
 //! `options` what the user chose · `data` the table · `model` what is fitted · `device` the training, with `adam` and
 //! `kernels` · `reference` the same on the host · `report` what is printed.

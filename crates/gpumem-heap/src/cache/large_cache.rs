@@ -14,16 +14,16 @@
 
 use crate::block::HeapBlock;
 
-/// A block beyond the size classes, and when it was freed.
+/// A freed block beyond the size classes, with the stamp of its free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LargeBlock {
-    /// Its address and the heap's record.
+    /// The address and the heap's record.
     pub block: HeapBlock,
     /// The size that was requested.
     pub size_bytes: u64,
-    /// A lower bound of its actual size.
+    /// A lower bound of the actual size.
     pub step: SizeStep,
-    /// The [`Stamp`](crate::order::Stamp) of its free, as a word.
+    /// The [`Stamp`](crate::order::Stamp) of the free, as a word.
     pub stamp: u64,
 }
 

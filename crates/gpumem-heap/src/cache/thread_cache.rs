@@ -53,7 +53,7 @@ impl ThreadCache {
         }
     }
 
-    /// The number of its stream.
+    /// The number of the cache's stream.
     #[inline]
     pub fn stream(&self) -> u64 {
         self.stream
@@ -155,8 +155,8 @@ impl OwnerGuard<'_> {
         })?
     }
 
-    /// Puts a block back and counts it. False if there is no room, or if another thread has revoked the cache. Once this returns
-    /// true, nothing of the pool may be touched any more: it may have been the pool's last block.
+    /// Puts a block back and counts it. False if there is no room, or if another thread has revoked the cache. After this has
+    /// returned true, the caller must not access the pool: the block may have been its last one.
     #[inline]
     pub fn put(self, class: SizeClass, size_bytes: u64, block: HeapBlock) -> bool {
         let put = self.try_with(|magazines| {
@@ -223,7 +223,7 @@ impl OwnerGuard<'_> {
         self.with(|magazines| magazines.large.make_way(leaves));
     }
 
-    /// Notes that the heap has handed out a large block, and the retention that it allows from now on.
+    /// Records that the heap handed out a large block, and the retention that applies from now on.
     pub fn note_out(self, record: u32, retention: Retention) {
         self.with(|magazines| magazines.large.note_out(record, retention));
     }

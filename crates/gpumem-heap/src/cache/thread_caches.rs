@@ -70,7 +70,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         }
     }
 
-    /// Sets the combined capacity of all magazines and the depot. A lower capacity takes nothing away by itself.
+    /// Sets the combined capacity of all magazines and the depot. A lower capacity does not drain any cache.
     pub fn set_cap(&self, cap_bytes: u64) {
         self.budget.set_cap(cap_bytes);
     }
@@ -80,7 +80,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         u64::from(self.cache_count.load(Ordering::Relaxed))
     }
 
-    /// A cache for a thread that has none for the stream: one whose thread has ended, or a new one. `None` once closed.
+    /// Returns a cache for a thread without a cache for the stream: the cache of an ended thread, or a new one. `None` once closed.
     pub fn adopt(&self, stream: u64) -> Option<Arc<ThreadCache>> {
         let mut registry = self.lock();
         if registry.is_closed {
@@ -100,8 +100,8 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
     }
 
     /// Fills the empty magazine of a class from the depot, and takes and counts a block of it. `None` if the depot has no batch
-    /// that `may_have` accepts. A cache that runs empty allocates more than it frees, so it also gives up most of its room:
-    /// allocated blocks leave theirs behind.
+    /// that `may_have` accepts. A cache that runs empty allocates more than it frees, so it also returns most of its allowance,
+    /// which allocated blocks no longer use.
     pub fn refill(
         &self,
         cache: OwnerGuard<'_>,
@@ -130,8 +130,8 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         taken?
     }
 
-    /// Makes room in a cache for one more block of a class. False if the budget allows none. The caller puts the block in
-    /// afterwards.
+    /// Makes room in a cache for one more block of a class. False if the budget allows none. The caller puts the block into the
+    /// cache afterwards.
     pub fn make_way(
         &self,
         cache: OwnerGuard<'_>,
@@ -217,7 +217,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         kept_bytes
     }
 
-    /// Drains everything for good, and returns the sum of all counters. Nothing is counted here afterwards.
+    /// Drains and closes all caches, and returns the sum of all counters. Later operations are not counted here.
     pub fn close(&self, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) -> Counters {
         let mut registry = self.lock();
         registry.is_closed = true;
@@ -234,7 +234,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         registry.caches.iter().fold(elsewhere, |sum, cache| sum + cache.counters())
     }
 
-    /// The counters of each stream; under `None` the sum of those that are gone.
+    /// The counters of each stream; under `None` the sum over destroyed streams.
     pub fn streams(&self, is_gone: impl Fn(u64) -> bool) -> BTreeMap<Option<u64>, Counters> {
         let registry = self.lock();
         let mut streams = BTreeMap::from([(None, registry.retired)]);

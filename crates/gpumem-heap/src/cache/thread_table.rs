@@ -9,7 +9,7 @@ use core::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Runs `work` on the thread's cache for a pool and a stream. `None` if the table does not have it.
+/// Runs `work` on the thread's cache for a pool and a stream. `None` if the table does not contain it.
 #[inline]
 pub fn with_cache<R>(pool: u64, stream: u64, work: impl FnOnce(OwnerGuard<'_>) -> R) -> Option<R> {
     let entry = TABLE.with(|table| table[place(pool, stream)].get());
@@ -23,7 +23,7 @@ pub fn with_cache<R>(pool: u64, stream: u64, work: impl FnOnce(OwnerGuard<'_>) -
 }
 
 /// Like [`with_cache`], but falls back to the thread's map, and then to `adopt`, and adds the cache that it finds to the table.
-/// `None` if `adopt` finds none, or if the thread is past the destructors of its caches.
+/// `None` if `adopt` returns none, or if the thread has already destroyed its caches.
 #[cold]
 pub fn with_cache_or_adopt<R>(
     pool: u64,
@@ -51,7 +51,7 @@ fn add_entry(pool: u64, stream: u64, adopt: impl FnOnce() -> Option<Arc<ThreadCa
     brought.ok().flatten()
 }
 
-/// Runs `work` on all caches that the calling thread has of a pool.
+/// Runs `work` on all caches of the calling thread for a pool.
 pub fn each_cache(pool: u64, mut work: impl FnMut(OwnerGuard<'_>)) {
     // A thread past its destructors has handed its caches over.
     let _ = CACHES.try_with(|caches| {

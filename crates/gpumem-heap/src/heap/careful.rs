@@ -77,7 +77,7 @@ impl TuningByLimit {
 }
 
 impl Heap {
-    /// StampSets the bytes that may be reserved, as the caller's limits allow; [`u64::MAX`] for no limit. Without virtual memory this
+    /// Sets the bytes that may be reserved, as the caller's limits allow; [`u64::MAX`] for no limit. Without virtual memory this
     /// changes nothing, because segments cannot be remapped. Call this once for each allocation that misses the thread caches: the
     /// peak of use that determines the distance from the limit decays with each call.
     pub fn set_limit_bytes(&mut self, limit_bytes: u64) {

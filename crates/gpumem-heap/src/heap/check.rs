@@ -10,7 +10,7 @@ use super::stamps::{Owner, Pending};
 use std::collections::BTreeMap;
 
 impl Heap {
-    /// Checks all invariants, and returns the number of blocks that were taken and not given back.
+    /// Checks all invariants, and returns the number of blocks outside of the heap.
     ///
     /// # Errors
     ///

@@ -32,7 +32,7 @@ impl FreeVaRanges {
         self.list.insert(slot, count);
     }
 
-    /// Removes a range that is in use now. Does nothing unless one free range covers it.
+    /// Removes a range that is now in use. Does nothing unless one free range covers it.
     pub fn fill(&mut self, slot: u64, count: u64) {
         let Some((start, free_range_count)) =
             self.list.range(..=slot).next_back().map(|(slot, count)| (*slot, *count))

@@ -177,11 +177,11 @@ impl Heap {
         Ok(is_made)
     }
 
-    /// Notes the large blocks that one thread cache retains: the bytes at its last visit, and now.
+    /// Updates the bytes of large blocks that one thread cache retains: at its last visit, and now.
     ///
-    /// The sum over all caches mixes as many moments as there are caches, and only guides how much they may retain. If a cache was
-    /// drained since its last visit, too much counts as retained until its thread comes again; an allocation that finds too little
-    /// memory empties the caches then. If a cache retains more since, that counts as needed, and caches may retain less.
+    /// The sum over all caches combines values of different times, and only limits how much they may retain. After a drain, the
+    /// sum is too high until the thread's next visit; an allocation that lacks memory empties the caches in that case. Blocks
+    /// retained since the last visit count as needed memory, so caches may retain less.
     pub fn note_kept(&mut self, before_bytes: u64, now_bytes: u64) {
         self.kept_bytes = (self.kept_bytes + now_bytes).saturating_sub(before_bytes);
     }

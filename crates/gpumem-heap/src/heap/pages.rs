@@ -188,7 +188,7 @@ impl Pages {
         self.empty_count
     }
 
-    /// StampSets the pages that are resident in a mapping, as a whole and in part.
+    /// Sets the pages that are resident in a mapping, as a whole and in part.
     pub(super) fn set_resident(&mut self, id: MappingId, resident: (u64, u64)) {
         let page_count = self.handle(self.handle_of(id)).page_count;
         let mappings = &mut self.mappings[id.space()];

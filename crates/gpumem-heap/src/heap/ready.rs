@@ -9,7 +9,7 @@ use crate::block::HeapBlock;
 use crate::order::{Order, StreamIndex};
 
 impl Heap {
-    /// Takes a block of memory that is free already. Calls no [`PhysicalMemory`](crate::PhysicalMemory) function.
+    /// Takes a block of free, mapped memory. Calls no [`PhysicalMemory`](crate::PhysicalMemory) function.
     pub fn take_ready(&mut self, request: &Request, order: &impl Order) -> Option<HeapBlock> {
         let with_ready = self.may_take_ready(request);
         let alignment = if self.starts_in_pages(request) { PAGE_BYTES } else { request.alignment };
@@ -46,7 +46,7 @@ impl Heap {
             )
     }
 
-    /// True if more memory is ready than was ever in use at once, so that streams need not be sparing with it.
+    /// True if more memory is ready than was ever in use at once, so that streams need not economise.
     pub fn has_plenty(&self) -> bool {
         let ready = self.spaces[LARGE_SPACE].fit(Owner::READY);
         self.keepable_bytes > 0 || ready.is_some_and(|fit| fit.size_bytes > self.used_peak_bytes)

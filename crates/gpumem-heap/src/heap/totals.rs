@@ -19,7 +19,7 @@ impl Heap {
         free_bytes.cast_signed() - self.reserved_bytes().cast_signed()
     }
 
-    /// Free memory that waits for a stream, as far as the heap was told.
+    /// Free memory that is not ready for all streams: uses on the stream that freed it may be pending.
     pub fn pending_bytes(&self) -> u64 {
         let fits = self.spaces.iter().flat_map(|space| space.fits_by_owner());
         fits.filter(|(owner, _)| *owner != Owner::READY.index()).map(|(_, fit)| fit.size_bytes).sum()

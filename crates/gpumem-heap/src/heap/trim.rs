@@ -20,7 +20,7 @@ impl Heap {
     ///
     /// # Errors
     ///
-    /// The error of the [`PhysicalMemory`] call that failed. What was released before it stays released.
+    /// The error of the [`PhysicalMemory`] call that failed. Memory released before the failure stays released.
     pub fn trim<M: PhysicalMemory>(
         &mut self,
         keep_bytes: u64,
@@ -45,11 +45,11 @@ impl Heap {
     }
 
     /// Unmaps mappings in which nothing is resident, until `keep_count` are left or none of the others may be unmapped. Their
-    /// addresses are used again. Returns the number of mappings.
+    /// addresses are reused. Returns the number of mappings.
     ///
     /// # Errors
     ///
-    /// The error of the [`PhysicalMemory`] call that failed. What was unmapped before it stays unmapped.
+    /// The error of the [`PhysicalMemory`] call that failed. Mappings removed before the failure stay unmapped.
     pub fn unmap_empty<M: PhysicalMemory>(
         &mut self,
         keep_count: usize,
@@ -95,7 +95,7 @@ impl Heap {
         streams.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Makes free memory ready for all streams if all that it waits for is complete. Worthwhile after the clocks have moved.
+    /// Makes free memory ready for all streams if all its uses are complete. Useful after the clocks have advanced.
     pub fn settle(&mut self, order: &impl Order) {
         for space in &mut self.spaces {
             let pending = space.fits_by_owner().filter(|(owner, _)| *owner != Owner::READY.index());

@@ -40,11 +40,11 @@ struct Row {
 
 type Chunk = Box<[LoomAtomicU64]>;
 
-/// What [`Epochs::check`] found: for each clock, by its name, its stream and the stream it is about, the value.
+/// The clock values that [`Epochs::check`] read, by the name of the clock, its stream, and the stream that it refers to.
 pub type Seen = BTreeMap<(&'static str, u16, u16), u64>;
 
 impl Epochs {
-    /// Creates the clocks of streams of which none has queued anything.
+    /// Creates clocks for streams without queued work.
     pub fn new() -> Self {
         Self::default()
     }
@@ -90,8 +90,8 @@ impl Epochs {
         Some(self.covered(Stamp::new(index, closed)))
     }
 
-    /// Like [`Epochs::close`], for a stream on which nothing will be queued any more. The epoch stays, so that later frees are
-    /// stamped with an epoch that the last marker covers.
+    /// Like [`Epochs::close`], for a stream on which no more work will be queued. The epoch stays, so that later frees are stamped
+    /// with an epoch that the last marker covers.
     pub fn close_for_good(&self, index: StreamIndex) -> Box<[Stamp]> {
         self.covered(self.stamp(index))
     }
@@ -102,7 +102,7 @@ impl Epochs {
         core::iter::once(own).chain(known).collect()
     }
 
-    /// What is ordered before the stream's next operation.
+    /// The stamps that are ordered before the stream's next operation.
     fn known(&self, index: StreamIndex) -> impl Iterator<Item = Stamp> {
         let chunks = self.row(index).order.iter().enumerate();
         chunks.filter_map(|(index, chunk)| Some((index, chunk.get()?))).flat_map(|(index, chunk)| {
@@ -124,7 +124,7 @@ impl Epochs {
         }
     }
 
-    /// Notes that a marker that covers these stamps is complete. Returns true if that was news.
+    /// Notes that a marker that covers these stamps is complete. Returns true if this was not known before.
     pub fn raise_complete(&self, covered: &[Stamp]) -> bool {
         covered.iter().fold(false, |news, stamp| {
             let before = self.row(stamp.stream_index()).complete.fetch_max(stamp.epoch(), Ordering::AcqRel);
@@ -137,7 +137,7 @@ impl Epochs {
     ///
     /// # Errors
     ///
-    /// A description of the first clock that went back, or that is ahead of the epoch of the stream it is about.
+    /// A description of the first clock that went back, or that is ahead of the epoch of the stream that it refers to.
     pub fn check(&self, index_count: usize, seen: &mut Seen) -> Result<(), String> {
         for index in (0..index_count).map(|index| StreamIndex(index as u16)) {
             let complete = Stamp::new(index, self.row(index).complete.load(Ordering::Acquire));

@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-/// A small number that a stream has for its life, dense so that clocks are arrays. It passes to another stream only when everything
-/// that the former one queued is complete.
+/// The index of a stream: small and dense, so that clocks are arrays. It is reused for another stream only after all work of the
+/// former stream is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamIndex(pub u16);
 
@@ -15,7 +15,7 @@ impl StreamIndex {
     pub const HOST: Self = Self(u16::MAX);
 }
 
-/// Names a stream: unique in the process and never used again, unlike the driver's handle.
+/// Identifies a stream: unique in the process and never reused, unlike the driver's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct StreamId(u64);
@@ -90,8 +90,8 @@ impl From<u64> for Stamp {
     }
 }
 
-/// Answers two questions about stamps. A trait, so that the heap can be tested without streams. Called only after a request has
-/// missed the thread caches.
+/// Determines which work is ordered and which is complete. A trait, so that the heap can be tested without streams. Called only
+/// after a request has missed the thread caches.
 pub trait Order {
     /// True if everything that the stamp stands for is ordered before the next operation on `before`, so that `before` may use the
     /// memory.

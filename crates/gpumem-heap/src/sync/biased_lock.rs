@@ -30,7 +30,7 @@ const CLOSED: u32 = 2;
 /// Not revoked, for an owner that makes full fences.
 const FENCED: u32 = 3;
 
-/// A value that was taken from its owner, until this is dropped.
+/// A value that is revoked from its owner until this is dropped.
 #[derive(Debug)]
 pub struct Revoked<'a, T> {
     locked: &'a BiasedLock<T>,
@@ -82,7 +82,7 @@ impl<T> BiasedLock<T> {
     ///
     /// # Safety
     ///
-    /// As [`BiasedLock::try_own`].
+    /// The requirements of [`BiasedLock::try_own`].
     pub unsafe fn own<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         let mut work = Some(work);
         for turn in 0.. {
@@ -148,7 +148,7 @@ pub fn revoke_all<'a, K, T>(
 }
 
 impl<T> Revoked<'_, T> {
-    /// Runs `work` on the value, once the owner does not hold it. Then it is the owner's again.
+    /// Waits until the owner has released the value, and runs `work` on it. Afterwards the owner can use the value again.
     pub fn with<R>(self, work: impl FnOnce(&mut T) -> R) -> R {
         // Acquire: makes the owner's changes visible.
         for turn in 0.. {

@@ -9,7 +9,7 @@
 
 use super::{LoomAtomicU64, Ordering};
 
-/// Counts what keeps a pool alive: handles, and blocks that its backend does not count.
+/// Counts the objects that keep a pool alive: handles, and blocks that its backend does not count.
 pub struct Lifetime {
     handle_count: LoomAtomicU64,
     /// Blocks that are counted here, plus [`OPEN`] while there is a handle.

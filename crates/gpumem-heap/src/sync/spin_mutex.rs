@@ -46,7 +46,7 @@ impl<T> SpinMutex<T> {
         SpinMutexGuard { _hint: Hint(&self.is_taken.0), value }
     }
 
-    /// Access without a lock, because the caller has the mutex alone.
+    /// Access without a lock, because the caller has exclusive access.
     pub fn get_mut(&mut self) -> &mut T {
         &mut self.value.get_mut().unwrap_or_else(PoisonError::into_inner).0
     }

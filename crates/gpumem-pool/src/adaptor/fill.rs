@@ -45,7 +45,7 @@ impl Fill {
         Self { on_free: Some(0), ..Self::default() }
     }
 
-    /// Sets both, to conspicuous values.
+    /// Sets allocated and freed memory to conspicuous values.
     #[must_use]
     pub fn debug() -> Self {
         Self { on_alloc: Some(0xA5), on_free: Some(0x5A), ..Self::default() }

@@ -44,7 +44,7 @@ impl Budget {
         self.in_use_bytes.load(Ordering::Relaxed)
     }
 
-    /// The peak of those bytes.
+    /// The peak of [`Budget::in_use_bytes`].
     #[must_use]
     pub fn in_use_peak_bytes(&self) -> u64 {
         self.in_use_peak_bytes.load(Ordering::Relaxed)

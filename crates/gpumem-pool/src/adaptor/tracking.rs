@@ -56,10 +56,10 @@ impl LiveTable {
     }
 }
 
-/// Live blocks, the largest first. Printed, a list of the first ones with their details.
+/// The live blocks, largest first. `Display` lists the first ones with their details.
 #[derive(Clone, Debug, Default)]
 pub struct LiveBlocks {
-    /// All of them.
+    /// The blocks.
     pub blocks: Vec<LiveBlock>,
 }
 
@@ -67,7 +67,7 @@ pub struct LiveBlocks {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LiveBlock {
-    /// Its number among all tracked blocks, from 1.
+    /// The number among all tracked blocks, from 1.
     pub number: u64,
     /// The address.
     pub address: CUdeviceptr,
@@ -141,7 +141,7 @@ impl LiveBlocks {
         Self { blocks }
     }
 
-    /// The sum of their sizes.
+    /// The sum of the sizes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.size_bytes).sum()

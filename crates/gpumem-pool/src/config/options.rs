@@ -300,9 +300,9 @@ options! {
     /// # Rounding by size
     ///
     /// The list of `roundup_power2_divisions` has PyTorch's syntax. Each size is the exclusive end of its interval, in MiB,
-    /// and a power of two. `>` stands for all larger sizes and comes last. Without it, larger blocks are not rounded. A
-    /// divisor of 0 rounds nothing. This follows PyTorch's manual. PyTorch's code, as of version 2.11, treats each size as
-    /// the start of its interval, and does not round sizes whose divisor is 1.
+    /// and a power of two. `>` stands for all larger sizes and comes last. Without it, larger blocks are not rounded. With a
+    /// divisor of 0, sizes are not rounded. This follows PyTorch's manual. PyTorch's code, as of version 2.11, treats each
+    /// size as the start of its interval, and does not round sizes whose divisor is 1.
     ///
     /// ```
     /// # use gpumem_pool::{Device, Pool};

@@ -54,9 +54,9 @@ impl fmt::Debug for ContextGuard<'_> {
     }
 }
 
-/// Keeps this thread in the relaxed capture mode, in which the driver allows calls that an active capture would
-/// otherwise forbid and be broken by. The pool queries events and allocates memory in this mode, whether its callers
-/// capture or not. See [`Device::relax`](crate::Device::relax).
+/// Keeps this thread in the relaxed capture mode, in which the driver allows calls that it would otherwise refuse
+/// during a capture, and that would break the capture. The pool queries events and allocates memory in this mode,
+/// whether its callers capture or not. See [`Device::relax`](crate::Device::relax).
 ///
 /// Guards nest: drop the inner one first.
 #[must_use = "it holds only while this lives"]

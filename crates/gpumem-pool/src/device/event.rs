@@ -79,8 +79,8 @@ impl Event {
 
     /// Whether the last recorded work is complete; true for an event that was never recorded.
     ///
-    /// It never waits, but once a millisecond it may take up to the pools'
-    /// [`release_budget_us`](crate::conf) to release memory above a soft limit.
+    /// Never waits, but once a millisecond it may take up to the pools' [`release_budget_us`](crate::conf) to release
+    /// memory above a soft limit.
     ///
     /// # Errors
     ///

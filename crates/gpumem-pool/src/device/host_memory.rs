@@ -29,7 +29,7 @@ mod buffer;
 /// non-blocking stream of [`Stream::from_raw`](crate::Stream::from_raw) that is not retired requires a wait for its
 /// whole context:
 ///
-/// - A capture that this thread has begun through this crate is ended for that ([`PoolError::CaptureBroken`] at its
+/// - A capture that this thread has begun through this crate is ended for this wait ([`PoolError::CaptureBroken`] at its
 ///   end). Any other known capture (through this crate, or on a long-lived stream) is waited for.
 /// - A capture that another library has begun on another stream is not visible. The driver refuses the wait and breaks
 ///   the capture (`CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` at its end), and the drop waits for that end. If such a

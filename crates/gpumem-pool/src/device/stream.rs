@@ -100,7 +100,7 @@ impl Stream {
         self.0.raw.0
     }
 
-    /// Its identity, unique in the process.
+    /// The identifier, unique in the process.
     #[inline]
     #[must_use]
     pub fn id(&self) -> StreamId {
@@ -128,8 +128,8 @@ impl Stream {
 
     /// Whether everything queued on this stream so far is done.
     ///
-    /// It never waits, but once a millisecond it may take up to the pools'
-    /// [`release_budget_us`](crate::conf) to release memory above a soft limit.
+    /// Never waits, but once a millisecond it may take up to the pools' [`release_budget_us`](crate::conf) to release
+    /// memory above a soft limit.
     ///
     /// # Errors
     ///

@@ -70,8 +70,8 @@ pub struct OutOfMemory {
     pub device_total_bytes: u64,
     /// Bytes held by other pools of this [`Device`](crate::Device), a part of [`OutOfMemory::others_bytes`].
     pub other_pools_bytes: u64,
-    /// The known other processes on the device, the largest first. They are looked up only if memory outside this pool
-    /// is in the way, and only with the feature `nvml` or on the simulator.
+    /// The known other processes on the device, the largest first. They are queried only if memory outside of this
+    /// pool is the cause, and only with the feature `nvml` or on the simulator.
     pub processes: Vec<ProcessUsage>,
     /// The attempts to make room, in order. Repeated attempts are merged into one entry.
     pub attempts: Vec<Attempt>,

@@ -91,8 +91,8 @@ pub trait Adaptor: Send + Sync {
         next.alloc(request)
     }
 
-    /// Called before memory that the adaptor returned from [`Adaptor::alloc`] is given back. Update bookkeeping
-    /// here, before another allocation can get this address. Must not wait.
+    /// Called before memory that the adaptor returned from [`Adaptor::alloc`] is freed. Update bookkeeping here, before
+    /// another allocation can get this address. Must not wait.
     fn free(&self, release: &Release<'_>) {
         let _ = release;
     }
@@ -107,8 +107,8 @@ pub trait Adaptor: Send + Sync {
         Ok(())
     }
 
-    /// Called after a growable block has got more memory, and before the program may use it. The innermost adaptor
-    /// is called first.
+    /// Called after a growable block has grown, and before the program may use the new memory. The innermost adaptor is
+    /// called first.
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ pub trait Adaptor: Send + Sync {
         Ok(())
     }
 
-    /// Called before a growable block loses memory, in the end all of it. Also called when a growth fails
+    /// Called before a growable block loses memory, also when it is dropped. Also called when a growth fails
     /// ([`Change::is_undone`]). Must not wait.
     fn shrink(&self, change: &Change<'_>) {
         let _ = change;

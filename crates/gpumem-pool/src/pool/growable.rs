@@ -14,10 +14,10 @@ use std::sync::Arc;
 /// they are, and pointers to them stay valid.
 ///
 /// At creation only addresses are reserved. Its memory counts as reserved by the pool and against its limits, in
-/// units of 2 MiB. Memory that a shrink removes goes back to the driver, not to other blocks. Like a
+/// units of 2 MiB. Memory that a shrink removes is released to the driver, and does not serve other blocks. Like a
 /// [`Block`](crate::Block), a growable block has an owner stream, in whose order it is freed when dropped. Uses on
-/// other streams are recorded, and its bytes count for the tag of the scope that it was created in. It is not
-/// counted as a block. A graph does not keep it: it must live as long as graphs that use it are launched.
+/// other streams are recorded, and its bytes count for the tag of the scope that it was created in. It is not counted
+/// as a block. A graph does not keep it: it must live as long as graphs that use it are launched.
 ///
 /// ```
 /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
@@ -127,7 +127,7 @@ impl GrowableBlock {
 
     /// Grows the block to at least `size_bytes`, for all work queued after this call. The contents of the new bytes
     /// are unspecified. A block that is already large enough stays unchanged. When the limit or the device is full,
-    /// the pool waits for the device and gives back its cached memory first.
+    /// the pool waits for the device and releases its cached memory first.
     ///
     /// Memory that an earlier shrink removed may be added again immediately. The earlier work on that memory
     /// belongs to this block, so new work comes after it only if their streams are ordered.
@@ -170,10 +170,10 @@ impl GrowableBlock {
         stack.grow(&self.subject(), (self.size_bytes, size_bytes), grow, shrink)
     }
 
-    /// Shrinks the block to at most `size_bytes`: work queued after this call must not use the bytes behind. Memory
-    /// that queued work may still use stays until that work is complete. Unused memory is given back now, the rest
-    /// at the next change of the block or when the pool gives memory back. Handles are released as a whole, so up
-    /// to a sixteenth of the block may stay.
+    /// Shrinks the block to at most `size_bytes`: work queued after this call must not use the bytes behind the new
+    /// size. Memory that queued work may still use stays until that work is complete. Unused memory is released right
+    /// away, the rest at the next change of the block or when the pool releases memory. Handles are released as a
+    /// whole, so up to a sixteenth of the block may stay.
     ///
     /// # Errors
     ///

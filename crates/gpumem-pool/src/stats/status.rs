@@ -39,12 +39,12 @@ pub struct Status {
     pub cached_bytes: u64,
     /// The peak of memory in use, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
     ///
-    /// It is exact with the option `exact_peaks:true` ([`conf`](crate::conf)), and on `native` and `none`.
-    /// Otherwise it is an upper bound: `caching` counts all memory that its heap has allocated, which is never more
-    /// than [`reserved_peak_bytes`](Self::reserved_peak_bytes). That includes rounding, and the freed blocks in thread
+    /// It is exact with the option `exact_peaks:true` ([`conf`](crate::conf)), and on `native` and `none`. Otherwise
+    /// it is an upper bound: `caching` counts all memory that its heap has allocated, which is never more than
+    /// [`reserved_peak_bytes`](Self::reserved_peak_bytes). That includes rounding, and the freed blocks in thread
     /// caches. Blocks up to 1 MiB are bounded in total by [`magazine_share`](crate::conf) and
-    /// [`magazine_bytes_min`](crate::conf). Larger blocks are the last four of each thread and
-    /// stream, and, while memory that was reserved ahead was never needed, as much as that.
+    /// [`magazine_bytes_min`](crate::conf). Of larger blocks, each thread retains the last four of each stream, and
+    /// further ones within memory that was reserved ahead and never needed.
     pub in_use_peak_bytes: u64,
     /// The peak of reserved memory.
     pub reserved_peak_bytes: u64,

@@ -26,7 +26,7 @@ pub enum What {
         size_bytes: u64,
         /// The owner stream.
         stream: u64,
-        /// The number of its tag, which [`Recording::tag`](super::Recording::tag) maps to the name; 0 for none.
+        /// The number of the tag, which [`Recording::tag`](super::Recording::tag) maps to the name; 0 for none.
         tag: u32,
     },
     /// A block that is about to be freed, or to shrink, has been used on a stream other than its owner stream.
@@ -59,7 +59,7 @@ pub enum What {
         size_bytes: u64,
         /// The owner stream.
         stream: u64,
-        /// The number of its tag, as for an allocation.
+        /// The number of the tag, as in [`What::Alloc`].
         tag: u32,
     },
     /// A stream was made to wait for all work queued on another.
@@ -69,7 +69,7 @@ pub enum What {
         /// The other stream.
         source: u64,
     },
-    /// An event of the driver's was recorded.
+    /// A driver event was recorded.
     Mark {
         /// The event.
         event: u64,

@@ -27,7 +27,7 @@ pub struct Recording {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tail {
-    /// Its offset in bytes.
+    /// The offset in the file, in bytes.
     pub offset: u64,
     /// The number of events read before it.
     pub read_count: u64,

@@ -28,7 +28,7 @@ pub enum Schedule {
     Late,
     /// As early as possible: work has run when the call that queued it returns.
     Early,
-    /// These choices, one after the other, and 0 after the end of the list.
+    /// The given choices in order, and 0 after the end of the list.
     Choices(Vec<u32>),
 }
 

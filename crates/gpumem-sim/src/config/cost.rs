@@ -18,7 +18,7 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Costs {
-    /// Calls of the driver, in percent of what they cost beside an H200: alone, while the device is busy, and with
+    /// The cost of driver calls, in percent of the cost on an H200's host: with an idle device, with a busy device, and with
     /// other threads in the driver.
     pub calls_percent: u64,
     /// Whether calls cost as much as with a busy device: always, never, or (`None`) while any stream has work.
@@ -56,7 +56,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// As measured on one H200.
+    /// The costs measured on one H200.
     #[must_use]
     pub fn h200() -> Self {
         Self {

@@ -69,7 +69,7 @@ pub struct KernelFault {
 }
 
 impl KernelFault {
-    /// A kernel's own reason to stop, as an assertion on the device would.
+    /// An error raised by the kernel itself, like a failed assertion on a device.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self {
@@ -220,8 +220,8 @@ impl<'a> Launch<'a> {
         })
     }
 
-    /// `len` elements of device memory, to be read. Cells, because two parameters may name the same memory. Of host memory that
-    /// is registered for reading only it is a copy.
+    /// `len` elements of device memory, to be read. The elements are cells, because two parameters may name the same memory. For
+    /// host memory registered for reading only, the result is a copy.
     ///
     /// # Errors
     ///
@@ -234,7 +234,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// [`KernelFault`] as for [`Launch::read`]; also for memory that is registered for reading only.
+    /// [`KernelFault`] under the conditions of [`Launch::read`], and for memory registered for reading only.
     pub fn write<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
         self.range(true, address, len)
     }

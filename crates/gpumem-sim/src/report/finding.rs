@@ -9,7 +9,7 @@ use gpumem_sys::types::CUresult;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// Two accesses to the same bytes, at least one of them a write, that nothing orders. Both calls succeeded, as on a GPU.
+    /// Two accesses to the same bytes that are not ordered, at least one of them a write. Both calls succeeded, as on a GPU.
     Race {
         /// The access that ran first under this schedule.
         first: Access,
@@ -69,25 +69,25 @@ pub enum Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// It used memory that was freed before.
+    /// The work used memory that was freed before.
     UseAfterFree,
-    /// It used an address that was unmapped before.
+    /// The work used an address that was unmapped before.
     UseAfterUnmap,
-    /// It used memory whose allocation, on another stream, had not run.
+    /// The work used memory whose allocation, on another stream, had not run.
     UseBeforeAllocation,
-    /// It freed memory whose allocation, on another stream, had not run.
+    /// The work freed memory whose allocation, on another stream, had not run.
     FreeBeforeAllocation,
-    /// It ran past the end of an allocation.
+    /// The work accessed bytes past the end of an allocation.
     OutOfBounds,
-    /// It used an address that is in no allocation.
+    /// The work used an address that is in no allocation.
     NoAllocation,
-    /// It used another device's memory without access.
+    /// The work used another device's memory without access.
     WrongDevice,
-    /// It wrote host memory that was registered for reading only.
+    /// The work wrote host memory that was registered for reading only.
     ReadOnly,
     /// A kernel stopped by itself, misread its parameters or panicked.
     Kernel,
-    /// A rule took the device away.
+    /// An injected fault lost the device.
     DeviceLost,
     /// The host has no memory or address space left to simulate the device.
     Host,
@@ -97,15 +97,15 @@ pub enum FaultKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// It freed memory that was freed before.
+    /// The call freed memory that was freed before.
     DoubleFree,
-    /// It freed an address that the driver never gave out, or one inside an allocation.
+    /// The call freed an address that the driver never returned, or one inside an allocation.
     ForeignFree,
-    /// It freed memory of a context that is lost.
+    /// The call freed memory of a context that is lost.
     FreeOnLostDevice,
-    /// It used another device's memory without access.
+    /// The call used another device's memory without access.
     WrongDevice,
-    /// It is not allowed while a stream captures, or it broke the capture.
+    /// The call is not allowed while a stream captures, or it broke the capture.
     InsideCapture,
 }
 
@@ -165,7 +165,7 @@ pub enum AccessKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Origin {
-    /// Its first address.
+    /// The first address.
     pub address: u64,
     /// The requested size.
     pub size_bytes: u64,

@@ -58,9 +58,9 @@ struct Borrow<'a> {
 }
 
 impl Stream {
-    /// Calls `queue`, which queues work on this stream that uses memory of the caller, and waits until that work is
-    /// done, even if `queue` panics, but not for what other threads queue later. Meanwhile the stream is alive and does not capture; `queue` must not retire it or
-    /// begin a capture on it.
+    /// Calls `queue`, which queues work on this stream that uses memory of the caller. Waits until that work is complete,
+    /// even if `queue` panics, but not for work that other threads queue later. During the call the stream stays alive and
+    /// does not begin a capture; `queue` must neither retire the stream nor begin a capture on it.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};

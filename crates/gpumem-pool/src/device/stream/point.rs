@@ -10,7 +10,7 @@ use crate::error::PoolError;
 use core::fmt;
 use gpumem_heap::order::Order;
 
-/// Everything queued on a stream up to one moment. It needs no driver object, and outlives the stream.
+/// All work queued on a stream up to one moment. It needs no driver object, and outlives the stream.
 ///
 /// A point belongs to the driver of its stream, and has no meaning for streams and devices of another driver.
 ///
@@ -62,14 +62,15 @@ impl StreamPoint {
 }
 
 impl Stream {
-    /// Everything queued on this stream so far, which includes what this thread has queued.
+    /// The point behind all work queued on this stream so far, including all work of this thread.
     #[inline]
     #[must_use]
     pub fn point(&self) -> StreamPoint {
         StreamPoint(self.clocks().stamp_of(self.id()))
     }
 
-    /// Everything queued on this stream until the point is waited for: for work that is about to be queued.
+    /// A point behind all work that is queued on this stream before the point is waited for. Use it for work that is
+    /// about to be queued.
     #[inline]
     #[must_use]
     pub fn latest_point(&self) -> StreamPoint {
@@ -100,8 +101,8 @@ impl Stream {
         self.clocks().has_waiters(self.stream_index())
     }
 
-    /// Records a marker, so that waits for earlier points of this stream do not include later work. False if the stream
-    /// captures or is retired: then there is nothing to mark.
+    /// Records a marker, so that waits for earlier points of this stream do not include later work. Returns false if the
+    /// stream captures or is retired.
     ///
     /// # Errors
     ///
@@ -122,8 +123,8 @@ impl Stream {
     ///
     /// In a capture, the wait becomes part of the launches, like that of [`Stream::wait_for`].
     ///
-    /// False, without a wait, if the point's stream belongs to another library and has no marker behind the point: such
-    /// a stream can only be waited for by name, with [`Stream::wait_for`].
+    /// Returns false without a wait if the point's stream belongs to another library and has no marker behind the point:
+    /// such a stream can only be waited for by name, with [`Stream::wait_for`].
     ///
     /// # Errors
     ///
@@ -183,8 +184,8 @@ impl Device {
     /// Waits on the host until the point is complete. Later work of its stream is not waited for if a marker
     /// ([`Stream::mark`]) lies between.
     ///
-    /// False, without a wait, if the point's stream captures, or belongs to another library and has no marker behind the
-    /// point.
+    /// Returns false without a wait if the point's stream captures, or belongs to another library and has no marker
+    /// behind the point.
     ///
     /// # Errors
     ///

@@ -22,7 +22,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Memory that an adaptor obtained from the next adaptor, or from another source, and passes on. Dropping the grant
-/// gives the memory back.
+/// frees the memory.
 #[must_use = "dropping it gives the memory back"]
 pub struct Grant {
     /// Moved out when the grant becomes a block or is dropped.
@@ -284,7 +284,7 @@ impl fmt::Debug for Grant {
     }
 }
 
-/// Memory that is about to be given back, with the address and size that the notified adaptor returned.
+/// Memory that is about to be freed, with the address and size that the notified adaptor returned.
 pub struct Release<'a> {
     address: CUdeviceptr,
     size_bytes: u64,

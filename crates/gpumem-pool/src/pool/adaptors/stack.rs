@@ -54,8 +54,8 @@ pub struct Next<'a> {
 }
 
 impl Next<'_> {
-    /// Passes a request to the next adaptor or to the backend. May be called any number of times: grants that are
-    /// not returned are given back.
+    /// Passes a request to the next adaptor or to the backend. May be called any number of times: grants that are not
+    /// returned are freed.
     ///
     /// # Errors
     ///
