@@ -6,6 +6,7 @@
 
 pub(crate) mod captures;
 pub(crate) mod capturing;
+pub(crate) mod completion;
 pub(crate) mod context;
 pub(crate) mod deadline;
 pub(crate) mod event;
@@ -21,6 +22,7 @@ mod settle;
 mod wait;
 
 pub(crate) use captures::Captures;
+pub use completion::Completion;
 pub(crate) use context::Handle;
 pub use context::{CaptureModeGuard, ContextGuard};
 pub use event::Event;
@@ -28,7 +30,7 @@ pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory,
 pub(crate) use maintenance::{DeferredRelease, HowFar, Idle, Maintenance, Waiting};
 pub use order::StreamId;
 pub(crate) use order::{
-    Clocks, GRAPH_BIT, Life, MarkerEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
+    Clocks, GRAPH_BIT, Life, Marker, MarkerEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
 };
 pub(crate) use slow_path_flag::SlowPathFlag;
 pub(crate) use stream::{LEGACY, WeakStream};
@@ -39,6 +41,8 @@ use crate::config::Bytes;
 use crate::error::{PoolError, UnfinishedStream, is_sticky};
 use crate::limits::DeviceBudget;
 use crate::reclaim::{Reclaimable, Registration};
+use completion::lanes::Lanes;
+use completion::notifier;
 use core::cmp::Reverse;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
@@ -82,6 +86,8 @@ struct Inner {
     name: String,
     total_bytes: u64,
     compute_capability: (u32, u32),
+    /// The streams that notify of completed work.
+    lanes: Lanes,
 }
 
 /// The state shared by all `Device`s opened on one GPU, because they share its memory.
@@ -163,6 +169,7 @@ impl Device {
             name,
             total_bytes,
             compute_capability,
+            lanes: Lanes::default(),
         }));
         device.clocks().add_device(&device);
         Ok(device)
@@ -299,6 +306,7 @@ impl Device {
             if is_sticky(error.code()) {
                 let _first_counts = self.0.lost.set(*error);
                 self.clocks().captures().slow_path().add_lost();
+                notifier::check_all();
             }
         })
     }
@@ -324,6 +332,10 @@ impl Device {
     /// Stream order and completion, over all streams of the machine.
     pub(crate) fn clocks(&self) -> &Arc<Clocks> {
         &self.0.clocks
+    }
+
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.0.lanes
     }
 
     pub(crate) fn downgrade(&self) -> WeakDevice {
@@ -359,6 +371,7 @@ impl WeakDevice {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.give_back_what_is_left();
+        self.lanes.destroy(&self.driver, self.context.0);
         self.clocks.close_device(&self.own, self.context.0);
         let _guard = self.driver.teardown();
         // SAFETY: the context was retained once for this value. The error is ignored: it means that the driver is

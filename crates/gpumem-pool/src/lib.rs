@@ -16,7 +16,7 @@
 //! | `limits` | how many bytes a pool may hold, alone and together with other pools |
 //! | `stats` | counters, tags, [`Status`] |
 //! | `reclaim` | [`Reclaimable`]: callbacks that release memory of the program when a device is out of memory |
-//! | `device` | [`Device`], [`Stream`], [`Event`], [`HostMemory`]; which work is ordered and which is complete; maintenance while the host waits |
+//! | `device` | [`Device`], [`Stream`], [`Event`], [`Completion`], [`HostMemory`]; which work is ordered and which is complete; maintenance while the host waits |
 //! | `backend` | the sources of memory: `caching`, `native`, `none` |
 //! | `pool` | [`Pool`], [`Block`], and how a request runs: adaptors, backend, graphs |
 //! | [`trace`] | recording and reading the requests of pools |
@@ -93,8 +93,8 @@ pub use config::{
     BackendKind, Bytes, ConfigError, IgnoredOption, Limit, MemoryKind, Profile, VARIABLES, conf,
 };
 pub use device::{
-    BorrowedHostMemory, CaptureModeGuard, ContextGuard, Device, Event, HostBuffer, HostBufferMut, HostMemory,
-    HostMemoryError, MemoryInfo, Stream, StreamBuilder, StreamId, StreamPoint,
+    BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,
+    HostMemory, HostMemoryError, MemoryInfo, Stream, StreamBuilder, StreamId, StreamPoint,
 };
 pub use error::{
     Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, ProcessUsage, RefusedBy, UnfinishedStream,

@@ -192,6 +192,11 @@ impl Event {
         Ok(())
     }
 
+    /// Calls `with` with the stamps of the last record, which is not replaced meanwhile; `None` after a record in a capture.
+    pub(crate) fn with_record<R>(&self, with: impl FnOnce(Option<&[Stamp]>) -> R) -> R {
+        with(self.covered().as_deref())
+    }
+
     pub(crate) fn make_wait(&self, stream: &Stream) -> Result<(), DriverError> {
         let covered = self.covered();
         self.clocks().queue_wait(stream.stream_index(), self.raw.0, covered.as_deref()).map(drop)

@@ -36,7 +36,7 @@ pub use gpumem_heap::order::StreamId;
 use gpumem_heap::order::{Epochs, Seen};
 pub(crate) use gpumem_heap::order::{Order, Stamp, StreamIndex};
 use gpumem_sys::Driver;
-pub(crate) use marker::MarkerEvent;
+pub(crate) use marker::{Marker, MarkerEvent};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use stream_state::StreamStates;

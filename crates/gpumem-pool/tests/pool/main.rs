@@ -20,6 +20,7 @@ mod failing_calls;
 mod faults;
 mod features;
 mod fixture;
+mod futures;
 mod growable;
 mod kinds;
 mod leaks;

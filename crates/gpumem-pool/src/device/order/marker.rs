@@ -14,8 +14,17 @@ pub(crate) struct Marker {
 }
 
 impl Marker {
+    /// A marker in a stream that is not known to the clocks. Its event covers these stamps.
+    pub(crate) fn new(event: MarkerEvent, covered: &[Stamp]) -> Self {
+        Self { event, covered: covered.into(), made_at: Instant::now() }
+    }
+
+    pub(crate) fn event(&self) -> &MarkerEvent {
+        &self.event
+    }
+
     /// The last stamp of its stream that it covers.
-    pub(super) fn closed(&self) -> Stamp {
+    pub(crate) fn closed(&self) -> Stamp {
         self.covered.first().copied().unwrap_or(Stamp::COMPLETE)
     }
 }
@@ -36,12 +45,12 @@ impl MarkerEvent {
         Ok(Self { device: device.downgrade(), raw: Handle(raw) })
     }
 
-    pub(super) fn raw(&self) -> CUevent {
+    pub(crate) fn raw(&self) -> CUevent {
         self.raw.0
     }
 
     /// Records the event. The context is current, and the stream belongs to it and is alive.
-    pub(super) fn record(&self, device: &Device, stream: CUstream) -> Result<(), DriverError> {
+    pub(crate) fn record(&self, device: &Device, stream: CUstream) -> Result<(), DriverError> {
         // SAFETY: the event is alive as long as this value, and the caller guarantees that the stream is.
         unsafe { device.driver().cuEventRecord(self.raw.0, stream) }
     }

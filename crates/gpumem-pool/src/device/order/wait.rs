@@ -392,11 +392,31 @@ impl Clocks {
         Ok(true)
     }
 
-    fn synchronize_marker(&self, device: &Device, mark: &Marker) -> Result<(), DriverError> {
+    /// Records a marker behind everything queued so far on a stream that the call names. `None` if none may be recorded
+    /// now.
+    pub(crate) fn marker_by_user(&self, index: StreamIndex) -> Result<Option<Arc<Marker>>, DriverError> {
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        self.with_stream_state(index, |state| state.record_marker(index, &self.epochs, Asker::User))
+            .map(Option::flatten)
+    }
+
+    /// Waits on the host for a marker.
+    pub(crate) fn synchronize_marker(&self, device: &Device, mark: &Marker) -> Result<(), DriverError> {
         let _bound = device.enter()?;
         device.noting(mark.event.synchronize(device))?;
         self.epochs.raise_complete(&mark.covered);
         Ok(())
+    }
+
+    /// Whether a marker is complete, without a wait.
+    pub(crate) fn query_marker(&self, device: &Device, mark: &Marker) -> Result<bool, DriverError> {
+        let _bound = device.enter()?;
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        let is_complete = device.noting(mark.event.query(device))?;
+        if is_complete {
+            self.epochs.raise_complete(&mark.covered);
+        }
+        Ok(is_complete)
     }
 
     /// Whether a stream can be waited for up to a stamp later on: there is a marker, which this call may record.

@@ -1,0 +1,319 @@
+//! [`Completion`]: a future that resolves when work of a stream is complete.
+//!
+//! A completion has a marker behind the work that it waits for. When it is polled and the marker is not complete, it is
+//! listed with the [`notifier`], one thread for the process, and a host function behind the marker tells that thread to
+//! query the marker. The host function itself queries and wakes nothing, because it must not call the driver, and a
+//! waker may. The thread also queries without being told, at growing intervals: a lost context runs no host function, and
+//! some drivers have none.
+//!
+//! Three parts keep a pending completion sound without a wait in its drop. The host function gets a number, not an
+//! address. The list holds the marker, and with it the device, until the completion is dropped or resolved. The driver
+//! keeps what a queued wait needs of a destroyed event.
+
+pub(super) mod lanes;
+pub(super) mod notifier;
+
+use crate::device::{CaptureModeGuard, Device, Event, Marker, MarkerEvent, Stream, StreamIndex};
+use crate::error::PoolError;
+use core::fmt;
+use core::future::{Future, IntoFuture};
+use core::pin::Pin;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::task::{Context, Poll, Waker};
+use gpumem_sys::DriverError;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A future that resolves when work of a stream is complete; see [`Stream::completion`] and [`Event::completion`]. Any
+/// executor can poll it, on any thread. No thread is blocked: a thread of this crate, which starts at the first use, calls
+/// the waker.
+///
+/// The future resolves with an error if the context is lost. After it has resolved, it returns the result again.
+/// Dropping a pending future waits for nothing.
+///
+/// ```
+/// use gpumem_pool::{Device, Event, Stream};
+/// use gpumem_sim::SimConfig;
+///
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+/// let (upload, compute) = (Stream::new(&device)?, Stream::new(&device)?);
+/// let uploaded = Event::new(&device)?;
+/// uploaded.record(&upload)?;
+///
+/// let both = async {
+///     (&uploaded).await?; // the last record
+///     (&compute).await // everything queued so far
+/// };
+/// pollster::block_on(both)?; // any executor
+///
+/// compute.completion().wait()?; // without one: blocks this thread
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a future does nothing unless it is awaited or polled"]
+pub struct Completion(State);
+
+enum State {
+    Over(Result<(), PoolError>),
+    Pending(Arc<Pending>),
+}
+
+/// Work that was not complete when it was last queried.
+struct Pending {
+    /// The number by which the notifier and the host function know it; unique in the process.
+    id: u64,
+    /// Declared before the device, which its event needs.
+    marker: Arc<Marker>,
+    /// The stream of the work.
+    source: StreamIndex,
+    device: Device,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    outcome: Option<Result<(), PoolError>>,
+    /// The waker of the last poll.
+    waker: Option<Waker>,
+    is_listed: bool,
+}
+
+impl Stream {
+    /// A future for everything queued on this stream so far. Later work is not waited for. The future keeps the device
+    /// alive, and not the stream.
+    ///
+    /// It resolves with the errors of [`Stream::synchronize`]: [`PoolError::NotInCapture`] or
+    /// [`PoolError::CaptureBroken`] if the stream captures now, [`PoolError::StreamRetired`] if it was retired,
+    /// [`PoolError::WrongThread`] if it is another thread's default stream, [`PoolError::Driver`] or
+    /// [`PoolError::DeviceLost`] if a call or the work failed.
+    pub fn completion(&self) -> Completion {
+        Completion::of(self.pending())
+    }
+
+    fn pending(&self) -> Result<Option<Pending>, PoolError> {
+        let _call = self.call()?;
+        self.check_runs(AWAITING)?;
+        match self.clocks().marker_by_user(self.stream_index())? {
+            Some(marker) => Ok(Some(Pending::new(self.device(), self.stream_index(), marker))),
+            None => {
+                self.check_usable()?;
+                // Fails on a lost context.
+                self.device().memory_info()?;
+                // A capture that was begun without this crate.
+                Err(PoolError::NotInCapture { operation: AWAITING })
+            }
+        }
+    }
+}
+
+impl Event {
+    /// A future for the last record of this event; complete if it was never recorded. A later record does not change what
+    /// the future waits for. The event may be dropped.
+    ///
+    /// It resolves with the errors of [`Event::synchronize`]: [`PoolError::NotInCapture`] if the event was last recorded
+    /// in a capture, [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call or the work failed.
+    pub fn completion(&self) -> Completion {
+        Completion::of(self.pending())
+    }
+
+    fn pending(&self) -> Result<Option<Pending>, PoolError> {
+        if self.is_complete()? {
+            return Ok(None);
+        }
+        let device = self.device();
+        let _bound = device.enter()?;
+        let _relaxed = CaptureModeGuard::enter(device.driver())?;
+        let marker = MarkerEvent::create(device)?;
+        // A record by another thread meanwhile counts: the stamps and the wait are of one record.
+        self.with_record(|covered| {
+            let covered = covered.ok_or(PoolError::NotInCapture { operation: AWAITING })?;
+            let source = covered.first().map_or(StreamIndex::HOST, |stamp| stamp.stream_index());
+            device.lanes().queue_behind(device, source, self.raw(), |lane| marker.record(device, lane))?;
+            Ok(Some(Pending::new(device, source, Arc::new(Marker::new(marker, covered)))))
+        })
+    }
+}
+
+impl Completion {
+    fn of(pending: Result<Option<Pending>, PoolError>) -> Self {
+        Self(match pending {
+            Ok(Some(pending)) => State::Pending(Arc::new(pending)),
+            Ok(None) => State::Over(Ok(())),
+            Err(error) => State::Over(Err(error)),
+        })
+    }
+
+    /// Whether the work is complete. Queries the driver once, and does not wait.
+    ///
+    /// # Errors
+    ///
+    /// The error that the future resolves with.
+    pub fn is_complete(&self) -> Result<bool, PoolError> {
+        match &self.0 {
+            State::Over(outcome) => outcome.clone().map(|()| true),
+            State::Pending(pending) => match pending.query() {
+                Some(outcome) => outcome.map(|()| true),
+                None => Ok(false),
+            },
+        }
+    }
+
+    /// Waits on the host until the work is complete: blocks this thread.
+    ///
+    /// # Errors
+    ///
+    /// The error that the future resolves with.
+    pub fn wait(self) -> Result<(), PoolError> {
+        match &self.0 {
+            State::Over(outcome) => outcome.clone(),
+            State::Pending(pending) => pending.wait(),
+        }
+    }
+}
+
+impl Future for Completion {
+    type Output = Result<(), PoolError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = match &self.0 {
+            State::Over(outcome) => return Poll::Ready(outcome.clone()),
+            State::Pending(pending) => pending.poll(context.waker()),
+        };
+        if let Poll::Ready(outcome) = &outcome {
+            // The marker and the device are released with the result, not with the future.
+            let before = core::mem::replace(&mut self.0, State::Over(outcome.clone()));
+            before.unlist();
+        }
+        outcome
+    }
+}
+
+impl IntoFuture for &Stream {
+    type Output = Result<(), PoolError>;
+    type IntoFuture = Completion;
+
+    /// As [`Stream::completion`].
+    fn into_future(self) -> Completion {
+        self.completion()
+    }
+}
+
+impl IntoFuture for &Event {
+    type Output = Result<(), PoolError>;
+    type IntoFuture = Completion;
+
+    /// As [`Event::completion`].
+    fn into_future(self) -> Completion {
+        self.completion()
+    }
+}
+
+impl State {
+    fn unlist(&self) {
+        if let Self::Pending(pending) = self
+            && pending.progress().is_listed
+        {
+            notifier::remove(pending.id);
+        }
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        self.0.unlist();
+    }
+}
+
+impl Pending {
+    fn new(device: &Device, source: StreamIndex, marker: Arc<Marker>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { id, marker, source, device: device.clone(), progress: Mutex::default() }
+    }
+
+    fn poll(self: &Arc<Self>, waker: &Waker) -> Poll<Result<(), PoolError>> {
+        // Cloned and dropped without the lock: both are code of the executor.
+        let waker = waker.clone();
+        let (previous, is_first) = {
+            let mut progress = self.progress();
+            if let Some(outcome) = &progress.outcome {
+                return Poll::Ready(outcome.clone());
+            }
+            let is_first = !core::mem::replace(&mut progress.is_listed, true);
+            (progress.waker.replace(waker), is_first)
+        };
+        drop(previous);
+        if !is_first {
+            return Poll::Pending;
+        }
+        // The waker is stored already, so no completion after this query is missed.
+        if let Some(outcome) = self.query() {
+            return Poll::Ready(outcome);
+        }
+        if notifier::add(self) {
+            // Without a host function, the notifier queries.
+            let _ = self.queue_notification();
+        } else {
+            // There is no thread, and none can be started: the executor polls until the work is complete.
+            let mut progress = self.progress();
+            progress.is_listed = false;
+            let waker = progress.waker.take();
+            drop(progress);
+            waker.into_iter().for_each(Waker::wake);
+        }
+        Poll::Pending
+    }
+
+    /// Queues the host function behind the marker.
+    fn queue_notification(&self) -> Result<(), DriverError> {
+        let device = &self.device;
+        let _bound = device.enter()?;
+        let _relaxed = CaptureModeGuard::enter(device.driver())?;
+        let event = self.marker.event().raw();
+        device.lanes().queue_behind(device, self.source, event, |lane| lanes::notify(device, lane, self.id))
+    }
+
+    /// The outcome, if the marker is complete or the context is lost.
+    fn query(&self) -> Option<Result<(), PoolError>> {
+        if let Some(outcome) = &self.progress().outcome {
+            return Some(outcome.clone());
+        }
+        let outcome = match self.device.clocks().query_marker(&self.device, &self.marker) {
+            Ok(false) => return None,
+            Ok(true) => {
+                self.device.serve();
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        };
+        let mut progress = self.progress();
+        Some(progress.outcome.get_or_insert(outcome).clone())
+    }
+
+    fn wait(&self) -> Result<(), PoolError> {
+        if let Some(outcome) = &self.progress().outcome {
+            return outcome.clone();
+        }
+        let _bound = self.device.enter()?;
+        self.device.maintenance().before_wait();
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        self.device.clocks().synchronize_marker(&self.device, &self.marker)?;
+        self.device.after_wait();
+        Ok(())
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = f.debug_struct("Completion");
+        match &self.0 {
+            State::Over(outcome) => fields.field("outcome", outcome),
+            State::Pending(pending) => fields.field("device", &pending.device.ordinal()),
+        };
+        fields.finish_non_exhaustive()
+    }
+}
+
+const AWAITING: &str = "awaiting its completion";

@@ -1,0 +1,92 @@
+//! [`Lanes`]: streams of a device on which host functions run behind markers of other streams.
+//!
+//! A host function in the program's own stream would delay the work behind it until the host has run the function. So a
+//! lane waits for the marker, and the host function is queued on the lane. Work of one stream is complete in order, so all
+//! of its markers use one lane. A lane is not given to another stream before it is idle, unless all lanes are in use: then
+//! a notification may be late, and the notifier's own queries are in time.
+
+use super::notifier;
+use crate::device::{ContextGuard, Device, Handle, StreamIndex};
+use core::ffi::c_void;
+use gpumem_sys::types::{CUcontext, CUevent, CUstream, CUstream_flags, CUstream_st};
+use gpumem_sys::{Driver, DriverError};
+use std::sync::{Mutex, PoisonError};
+
+#[derive(Default)]
+pub(crate) struct Lanes(Mutex<Vec<Lane>>);
+
+struct Lane {
+    raw: Handle<CUstream_st>,
+    /// The stream whose markers it waits for.
+    source: StreamIndex,
+}
+
+impl Lanes {
+    /// Queues work on a lane, behind a live event of the stream `source`. The context is current.
+    pub(super) fn queue_behind(
+        &self,
+        device: &Device,
+        source: StreamIndex,
+        event: CUevent,
+        work: impl FnOnce(CUstream) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        let mut lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = match lanes.iter().position(|lane| lane.source == source) {
+            Some(index) => index,
+            None => choose(&mut lanes, device, source)?,
+        };
+        let lane = &mut lanes[index];
+        lane.source = source;
+        // SAFETY: the lane is alive, its context is current, and the caller keeps the event alive during the call.
+        unsafe { device.driver().cuStreamWaitEvent(lane.raw.0, event, 0)? };
+        work(lane.raw.0)
+    }
+
+    /// Destroys all lanes. The device is being dropped, so no marker is pending.
+    pub(crate) fn destroy(&mut self, driver: &Driver, context: CUcontext) {
+        let lanes = core::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if lanes.is_empty() {
+            return;
+        }
+        // Without its context, a stream no longer exists.
+        let Ok(_bound) = ContextGuard::enter(driver, context) else { return };
+        let _guard = driver.teardown();
+        for lane in lanes {
+            // SAFETY: the handle is not used after this. The error is ignored, because a drop cannot report it.
+            let _ = unsafe { driver.cuStreamDestroy_v2(lane.raw.0) };
+        }
+    }
+}
+
+/// A lane for a stream that has none: an idle one, a new one, or one in use.
+fn choose(lanes: &mut Vec<Lane>, device: &Device, source: StreamIndex) -> Result<usize, DriverError> {
+    let driver = device.driver();
+    // SAFETY: the lanes are alive, and their context is current.
+    let is_idle = |lane: &Lane| unsafe { driver.cuStreamQuery(lane.raw.0) }.is_ok();
+    if let Some(index) = lanes.iter().position(is_idle) {
+        return Ok(index);
+    }
+    if lanes.len() >= LANES_MAX {
+        return Ok(usize::from(source.0) % lanes.len());
+    }
+    let mut raw = core::ptr::null_mut();
+    // SAFETY: `raw` outlives the call, and the context is current.
+    unsafe { driver.cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)? };
+    lanes.push(Lane { raw: Handle(raw), source });
+    Ok(lanes.len() - 1)
+}
+
+/// Queues the host function that reports a number to the notifier. The lane is alive, and its context current.
+pub(super) fn notify(device: &Device, lane: CUstream, id: u64) -> Result<(), DriverError> {
+    // SAFETY: the function may be called at any time, with any argument, once or never.
+    unsafe {
+        device.driver().cuLaunchHostFunc(lane, Some(reached), core::ptr::without_provenance_mut(id as usize))
+    }
+}
+
+/// The host function. Its argument is a number.
+unsafe extern "C" fn reached(id: *mut c_void) {
+    notifier::report(id.addr() as u64);
+}
+
+const LANES_MAX: usize = 16;

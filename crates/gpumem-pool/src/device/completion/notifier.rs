@@ -1,0 +1,139 @@
+//! The notifier: the thread that queries pending completions and wakes their tasks.
+//!
+//! It starts with the first pending completion, and sleeps while there is none. It is never joined, so the process ends
+//! without it. Host functions take its lock, and must not wait for the driver: no driver call and no waker runs under the
+//! lock.
+
+use super::Pending;
+use crate::reclaim::catch_panic::catch_panic;
+use core::task::Waker;
+use core::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+static LIST: Mutex<List> = Mutex::new(List {
+    pending: BTreeMap::new(),
+    reported: Vec::new(),
+    checks_all: false,
+    has_thread: false,
+    sleeps_long: false,
+    changed_at: None,
+});
+static CHANGED: Condvar = Condvar::new();
+
+struct List {
+    pending: BTreeMap<u64, Arc<Pending>>,
+    /// The numbers that host functions have reported.
+    reported: Vec<u64>,
+    /// Whether everything is to be queried at once.
+    checks_all: bool,
+    has_thread: bool,
+    /// Whether the thread sleeps longer than a new entry should wait.
+    sleeps_long: bool,
+    /// The last time that an entry was added or resolved.
+    changed_at: Option<Instant>,
+}
+
+/// Adds a completion that has not been complete. False if there is no thread, and none can be started.
+pub(super) fn add(pending: &Arc<Pending>) -> bool {
+    let mut list = lock();
+    if !list.has_thread {
+        let thread = std::thread::Builder::new().name("gpumem notifier".into());
+        // Detached: nothing waits for it.
+        list.has_thread = thread.spawn(run).is_ok();
+    }
+    if list.has_thread {
+        list.pending.insert(pending.id, pending.clone());
+        list.changed_at = Some(Instant::now());
+        if list.sleeps_long {
+            CHANGED.notify_one();
+        }
+    }
+    list.has_thread
+}
+
+/// Removes a completion, which may have been resolved already.
+pub(super) fn remove(id: u64) {
+    let removed = lock().pending.remove(&id);
+    // Dropped without the lock: it may be the last user of its device.
+    drop(removed);
+}
+
+/// A host function has run.
+pub(super) fn report(id: u64) {
+    lock().reported.push(id);
+    CHANGED.notify_one();
+}
+
+/// Queries all pending completions soon: a context is lost.
+pub(crate) fn check_all() {
+    let mut list = lock();
+    if !list.pending.is_empty() {
+        list.checks_all = true;
+        CHANGED.notify_one();
+    }
+}
+
+fn lock() -> MutexGuard<'static, List> {
+    LIST.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn run() {
+    let (mut checked_at, mut cost) = (Instant::now(), Duration::ZERO);
+    loop {
+        let (due, is_all) = next_due(checked_at, cost);
+        let start = Instant::now();
+        for id in due {
+            // One at a time: a completion that a waker drops is not kept alive here.
+            let pending = lock().pending.get(&id).cloned();
+            // A panic is the waker's, or of code that maintenance calls. The others still need this thread.
+            let _ = catch_panic(|| pending.and_then(settle).into_iter().for_each(Waker::wake));
+        }
+        if is_all {
+            (checked_at, cost) = (Instant::now(), start.elapsed());
+        }
+    }
+}
+
+/// Queries a completion. Returns the waker if it is resolved.
+fn settle(pending: Arc<Pending>) -> Option<Waker> {
+    let _outcome = pending.query()?;
+    let mut list = lock();
+    list.changed_at = Some(Instant::now());
+    let removed = list.pending.remove(&pending.id);
+    drop(list);
+    drop(removed);
+    pending.progress().waker.take()
+}
+
+/// Sleeps until there are completions to query: those that were reported, or all.
+fn next_due(checked_at: Instant, cost: Duration) -> (Vec<u64>, bool) {
+    let mut list = lock();
+    loop {
+        if !list.reported.is_empty() {
+            return (core::mem::take(&mut list.reported), false);
+        }
+        if list.pending.is_empty() {
+            (list.sleeps_long, list.checks_all) = (true, false);
+            list = CHANGED.wait(list).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        let now = Instant::now();
+        let unchanged_for = list.changed_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let pause = (unchanged_for / QUERY_SHARE).max(cost * QUERY_SHARE).clamp(PAUSE_MIN, PAUSE_MAX);
+        let left = (checked_at + pause).saturating_duration_since(now);
+        if left.is_zero() || core::mem::take(&mut list.checks_all) {
+            return (list.pending.keys().copied().collect(), true);
+        }
+        list.sleeps_long = pause > 2 * PAUSE_MIN;
+        list = CHANGED.wait_timeout(list, left).unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+/// Queries without a report take at most this share of the time, one part in it, and are late by at most this share of
+/// the time waited so far.
+const QUERY_SHARE: u32 = 8;
+const PAUSE_MIN: Duration = Duration::from_micros(500);
+/// Bounds how late a lost context is noticed that no other call has reported.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
