@@ -24,12 +24,12 @@ pub(crate) fn uuid(instance: u64, device: usize) -> [u8; 16] {
     bytes
 }
 
-/// Where a device is on the bus, as its attributes say, in the form that tools print.
+/// The position of a device on the bus, as in its attributes, in the form that tools print.
 pub(crate) fn bus_name(ordinal: usize) -> String {
     format!("0000:{:02X}:00.0", ordinal + 1)
 }
 
-/// The shared memory a block may have without asking, and at most.
+/// The shared memory of a block by default, and at most.
 pub(crate) const SHARED_BYTES: i32 = 48 << 10;
 pub(crate) const SHARED_BYTES_OPTIN: i32 = 227 << 10;
 
@@ -38,7 +38,7 @@ pub(crate) const GRID_MAX: [u32; 3] = [2_147_483_647, 65_535, 65_535];
 pub(crate) const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
 pub(crate) const BLOCK_THREADS_MAX: u64 = 1024;
 
-/// An attribute of any device; 0 for a capability that is missing, `None` for a number that is no attribute.
+/// An attribute of any device; 0 for a missing capability, `None` for an unknown attribute.
 pub(crate) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
     if attribute.0 == 0 || attribute.0 >= Attribute::CU_DEVICE_ATTRIBUTE_MAX.0 {
         return None;
@@ -56,7 +56,7 @@ pub(crate) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
     Some(known.map_or(0, |(_, value)| *value))
 }
 
-/// What stands or falls with what `pages` has. Of the ways to share a pool, descriptors are number 1; an H200 also has
+/// Attributes that require the files of `pages`. Of the ways to share a pool, descriptors have number 1; an H200 also supports
 /// fabric handles.
 const NEEDS_PAGES: &[Attribute] = &[
     Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,

@@ -1,8 +1,8 @@
-//! Graphs: work that is described once, as nodes with dependencies, to be launched again and again.
+//! Graphs: work that is described once, as nodes with dependencies, and launched repeatedly.
 //!
-//! A [`Graph`] only describes. `exec` makes it executable and launches it, `memory` keeps the allocations that its
-//! nodes make. Nodes come from a capture (`stream/capture.rs`) or are added by hand; the second kind is made by capturing
-//! the one operation on a stream that exists for that moment, so both are checked alike.
+//! A [`Graph`] is only a description. `exec` instantiates and launches it, `memory` keeps the allocations of its nodes. Nodes
+//! come from a capture (`stream/capture.rs`) or are added explicitly. An explicit node is made by capturing its operation on a
+//! temporary stream, so both kinds are checked alike.
 
 pub(crate) mod exec;
 pub(crate) mod memory;
@@ -18,30 +18,30 @@ use crate::stream::operation::Operation;
 use gpumem_sys::types::CUgraphNodeType as NodeType;
 use std::collections::BTreeMap;
 
-/// Every graph of an instance, what they are made of and what was made of them.
+/// The graphs, nodes and executables of an instance.
 pub(crate) struct Graphs {
     pub(crate) graphs: Slab<Graph>,
     pub(crate) nodes: Slab<Node>,
     pub(crate) execs: Slab<Exec>,
     pub(crate) memory: BTreeMap<u64, GraphMemory>,
-    /// By device.
+    /// The memory of graphs, by device.
     pub(crate) memory_use: BTreeMap<usize, MemoryUse>,
 }
 
 /// One graph.
 #[derive(Default)]
 pub(crate) struct Graph {
-    /// In the order in which they were added.
+    /// The nodes, in the order in which they were added.
     pub(crate) nodes: Vec<Handle>,
-    /// Whether a node allocates or frees: such a graph can't be copied, and only one executable of it may exist.
+    /// Whether a node allocates or frees: such a graph cannot be cloned, and has at most one executable.
     pub(crate) has_memory: bool,
-    /// A child graph belongs to its node.
+    /// Whether this is a child graph, which belongs to its node.
     pub(crate) is_child: bool,
-    /// For a clone, its nodes by those of the original.
+    /// For a clone: its nodes, by the nodes of the original.
     pub(crate) clones: BTreeMap<Handle, Handle>,
 }
 
-/// One piece of work of a graph.
+/// One node of a graph.
 pub(crate) struct Node {
     pub(crate) graph: Handle,
     pub(crate) context: Handle,
@@ -53,17 +53,17 @@ pub(crate) struct Node {
 /// The operation of a node.
 #[derive(Clone)]
 pub(crate) enum Work {
-    /// A kernel, a copy, a memset, a host function, or nothing but a place in the order.
+    /// A kernel, a copy, a memset, a host function, or an empty node.
     Queue(Operation),
     /// Records an event for work outside of the graph.
     Record(Handle),
-    /// Waits for an event, as it stands at the launch.
+    /// Waits for an event, as recorded at the time of the launch.
     Wait(Handle),
     /// Allocates the graph's memory at this address.
     Alloc(u64),
     /// Frees a graph's memory.
     Free(u64),
-    /// A graph of its own.
+    /// A child graph.
     Child(Handle),
 }
 
@@ -80,7 +80,7 @@ impl Graphs {
 }
 
 impl Work {
-    /// Another event for what records one, or waits for one.
+    /// Replaces the event of a node that records one or waits for one.
     pub(crate) fn set_event(&mut self, event: Handle, is_wait: bool) -> Answer<()> {
         match self {
             Self::Wait(given) if is_wait => *given = event,

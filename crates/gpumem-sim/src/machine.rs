@@ -1,8 +1,8 @@
-//! [`Machine`]: the state of one instance, and what each call does to it.
+//! [`Machine`]: the state of one instance, and the effects of each call.
 //!
 //! The types of its fields are in the rooms below. The methods of `Machine` are in the files of this folder, by subject:
-//! `machine/memory/pool.rs` has what calls do to the types of `memory/pool.rs`. Nothing here waits: a call that has to wait
-//! for work does so in `entry/call.rs`, a step at a time.
+//! `machine/memory/pool.rs` has the effects of calls on the types of `memory/pool.rs`. Nothing here waits: a call that must wait
+//! for work does so in `entry/call.rs`, one step at a time.
 
 pub(crate) mod call_cost;
 pub(crate) mod device;
@@ -47,7 +47,7 @@ pub(crate) struct Machine {
     /// Each thread's stack of contexts; the last one is current.
     pub(crate) current: BTreeMap<ThreadKey, Vec<Handle>>,
     pub(crate) streams: Slab<Stream>,
-    /// The streams that have work left.
+    /// The streams with pending work.
     pub(crate) active: Vec<Handle>,
     pub(crate) events: Slab<Event>,
     pub(crate) captures: Captures,
@@ -60,26 +60,26 @@ pub(crate) struct Machine {
     pub(crate) managed: Managed,
     pub(crate) virtual_memory: VirtualMemory,
     pub(crate) imports: BTreeMap<u64, Import>,
-    /// The driver's own pinned memory.
+    /// The driver's pinned memory.
     pub(crate) host: BTreeMap<u64, Backing>,
     pub(crate) schedule: Scheduler,
     pub(crate) rules: Rules,
-    /// The host's place on the virtual clock.
+    /// The host's time on the virtual clock.
     pub(crate) host_ns: u64,
-    /// The latest end of any work that has run, marks apart, there.
+    /// The latest end of any completed work on that clock, markers excluded.
     pub(crate) work_ns: u64,
-    /// Pageable memory that queued copies hold.
+    /// The bytes of pageable memory held by queued copies.
     pub(crate) staged_bytes: u64,
-    /// The detector of races, if it is on.
+    /// The race detector, if it is on.
     pub(crate) races: Option<Races>,
     pub(crate) findings: Findings,
-    /// The operation that runs now.
+    /// The operation that is running.
     pub(crate) running: Option<Running>,
-    /// The calls so far, this one included, and the thread of this one.
+    /// The number of calls so far, including the current one, and the thread of the current one.
     pub(crate) call_count: u64,
     pub(crate) caller: ThreadKey,
     pub(crate) call_name: &'static str,
-    /// The streams that have been used.
+    /// The number of streams used so far.
     pub(crate) stream_number: u32,
     /// The texts of faults of queued work.
     pub(crate) faults: Vec<String>,
@@ -90,7 +90,7 @@ impl Machine {
         let mut pools = Slab::new(Kind::Pool, instance);
         let devices = (0..config.device_count as usize)
             .map(|index| {
-                // There is room: devices are few.
+                // There is room: the number of devices is small.
                 let pool = pools.insert(Pool::new(index, true, 0)).unwrap_or(Handle::NONE);
                 Device::new(slot, index, config.memory_bytes, pool)
             })
@@ -132,7 +132,7 @@ impl Machine {
         }
     }
 
-    /// The device that a number names.
+    /// The index of the device with this ordinal.
     pub(crate) fn device_index(&self, ordinal: i32) -> Answer<usize> {
         usize::try_from(ordinal).ok().filter(|&index| index < self.devices.len()).ok_or(INVALID_DEVICE)
     }

@@ -1,13 +1,13 @@
-//! Memory: which addresses are allocated, seen from two sides, and the bytes behind them.
+//! Memory: the allocated addresses, seen from two sides, and the bytes behind them.
 //!
-//! The host's view ([`Memory::at_call`]) changes when the program calls: it says what may be passed to the driver.
-//! The device's view ([`Memory::at_run`]) changes when queued work runs: stream-ordered memory appears there when its
-//! allocation's turn comes and vanishes at its free's. Work looks addresses up in the second when it runs, so a use
-//! that nothing orders after the allocation, or before the free, is found out for some seed, and the same address can
-//! belong to an old block for work queued earlier and to a new one for work queued later.
+//! The host's view ([`Memory::at_call`]) changes when the program calls: it determines which addresses may be passed to the
+//! driver. The device's view ([`Memory::at_run`]) changes when queued work runs: stream-ordered memory appears there when its
+//! allocation runs and disappears when its free runs. Work resolves addresses in the device's view when it runs. So a use that is
+//! not ordered after the allocation, or before the free, is detected for some seed, and an address can belong to an old block for
+//! work queued earlier and to a new block for work queued later.
 //!
-//! Device addresses start at [`DEVICE_SPACE`], where no host allocation can be. Host memory that the program pins
-//! has the same address on both sides.
+//! Device addresses start at [`DEVICE_SPACE`], where no host allocation can be. Pinned host memory has the same address on both
+//! sides.
 
 pub(crate) mod device;
 pub(crate) mod import;
@@ -37,11 +37,11 @@ use std::collections::{BTreeMap, VecDeque};
 pub(crate) struct Memory {
     pub(crate) at_call: BTreeMap<u64, Allocation>,
     pub(crate) at_run: BTreeMap<u64, Allocation>,
-    /// Allocations in stream order that were freed before their turn came, and so never appear.
+    /// Stream-ordered allocations that were freed before they ran, and so never appear.
     pub(crate) stillborn: Vec<Point>,
-    /// The addresses that the program has given back last.
+    /// The addresses that the program freed last.
     pub(crate) retired: VecDeque<u64>,
-    /// The last few that are gone, to name them in a report.
+    /// The last few freed allocations, for reports.
     gone: VecDeque<Allocation>,
     pub(crate) origins: Origins,
 }
@@ -55,9 +55,9 @@ pub(crate) struct Allocation {
     pub(crate) device: usize,
     pub(crate) context: Handle,
     pub(crate) owner: Owner,
-    /// The call that made it.
+    /// The number of the call that made it.
     pub(crate) call: u64,
-    /// The end of its allocation in stream order; none where it was there at once.
+    /// The point of its allocation in stream order; `None` if it was available right away.
     pub(crate) born: Option<Point>,
 }
 
@@ -75,7 +75,7 @@ impl Allocation {
         offset_bytes <= self.size_bytes && size_bytes <= self.size_bytes - offset_bytes
     }
 
-    /// Where an address inside it lies in this process.
+    /// The location in this process of an address inside of it.
     pub(crate) fn bytes_at(&self, address: u64) -> Bytes {
         self.bytes.at(address - self.base)
     }
@@ -86,29 +86,29 @@ impl Memory {
         Self { origins, ..Self::default() }
     }
 
-    /// The allocation that a program may use these bytes of, as of now.
+    /// The allocation in which a program may use these bytes now.
     pub(crate) fn known(&self, address: u64, size_bytes: u64) -> Option<Allocation> {
         find(&self.at_call, address, size_bytes)
     }
 
-    /// The allocation that holds these bytes while work runs.
+    /// The allocation that contains these bytes while work runs.
     pub(crate) fn live(&self, address: u64, size_bytes: u64) -> Option<Allocation> {
         find(&self.at_run, address, size_bytes)
     }
 
-    /// Memory that is there for the host and the device at once.
+    /// Adds memory that is available to host and device right away.
     pub(crate) fn insert(&mut self, allocation: Allocation) {
         self.at_call.insert(allocation.base, allocation);
         self.at_run.insert(allocation.base, allocation);
     }
 
-    /// Memory that both sides lose at once.
+    /// Removes memory from both views.
     pub(crate) fn remove(&mut self, base: u64) {
         self.at_call.remove(&base);
         self.free_now(base);
     }
 
-    /// The device's side of an allocation in stream order, whose turn has come. Whether it was not freed before.
+    /// Adds a stream-ordered allocation, which now runs, to the device's view. Returns false if it was freed before.
     pub(crate) fn born(&mut self, allocation: Allocation, at: Point) -> bool {
         match self.stillborn.iter().position(|&stillborn| stillborn == at) {
             Some(index) => {
@@ -122,7 +122,7 @@ impl Memory {
         }
     }
 
-    /// The device's side of a free.
+    /// Removes memory from the device's view.
     pub(crate) fn free_now(&mut self, base: u64) {
         let Some(allocation) = self.at_run.remove(&base) else { return };
         self.gone.push_back(allocation);
@@ -134,13 +134,13 @@ impl Memory {
         }
     }
 
-    /// The last that is gone of what held an address.
+    /// The last freed allocation that contained an address.
     pub(crate) fn gone_at(&self, address: u64) -> Option<Allocation> {
         let covers = |gone: &&Allocation| gone.base <= address && gone.holds(address, 1);
         self.gone.iter().rev().find(covers).copied()
     }
 
-    /// Why work could not use an address: the kind of fault, in words, and the allocation that is or was there.
+    /// The reason why work could not use an address: the kind of fault, a text, and the allocation that is or was there.
     pub(crate) fn describe(&self, address: u64, size_bytes: u64) -> (FaultKind, String, Option<Allocation>) {
         let covers = |allocation: &&Allocation| {
             allocation.base <= address && address - allocation.base < allocation.size_bytes.max(1)
@@ -156,7 +156,7 @@ impl Memory {
             );
             return (FaultKind::OutOfBounds, text, Some(*allocation));
         }
-        // An import is there from its call on, until what it is of goes.
+        // An import is available from its call until its source is freed.
         let is_unborn = |found: &&Allocation| covers(found) && !matches!(found.owner, Owner::Imported(_));
         if let Some(allocation) = below(&self.at_call, address).filter(is_unborn) {
             let text = format!(
@@ -188,7 +188,8 @@ fn find(view: &BTreeMap<u64, Allocation>, address: u64, size_bytes: u64) -> Opti
     }
 }
 
-/// Handles mapped side by side are one range of memory, in this process too. Devices reach it that reach all of it.
+/// Handles mapped side by side form one range of memory, in this process too. A device can access the range if it can access all
+/// of it.
 fn side_by_side(
     view: &BTreeMap<u64, Allocation>,
     first: &Allocation,

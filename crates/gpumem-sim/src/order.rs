@@ -12,7 +12,7 @@ pub(crate) mod usage;
 
 use crate::base::handle::Handle;
 
-/// A place in a stream: everything up to the operation that made it.
+/// A position in a stream: all work up to and including an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
     pub(crate) stream: Handle,

@@ -1,8 +1,8 @@
-//! Streams: queues of work that has not run yet, and the points in them that other work waits for.
+//! Streams: queues of pending work, and the points in them for which other work waits.
 //!
-//! A stream is first in, first out. An operation is known by its [`Point`]: the stream and how many operations were
-//! queued there up to it. Since streams never overtake themselves, a point is done when that many are done; events,
-//! the legacy stream's implicit order and every wait of the host come down to points.
+//! A stream is first in, first out. An operation is identified by its [`Point`]: the stream, and the number of operations queued
+//! there up to and including it. Streams run in order, so a point is complete when that number of operations is complete. Events,
+//! the legacy stream's implicit order and every wait of the host are reduced to points.
 
 pub(crate) mod capture;
 pub(crate) mod event;
@@ -29,15 +29,15 @@ pub(crate) struct Stream {
     pub(crate) queue: VecDeque<Queued>,
     pub(crate) queued_count: u64,
     pub(crate) done_count: u64,
-    /// When the last operation that ran was over, on the virtual clock.
+    /// The end of the last completed operation, on the virtual clock.
     pub(crate) time_ns: u64,
-    /// A host function of this stream is running, outside the lock.
+    /// Whether a host function of this stream is running, outside of the lock.
     pub(crate) is_busy: bool,
-    /// Destroyed by the program; goes when its queue is empty.
+    /// Whether the program destroyed it; it is removed when its queue is empty.
     pub(crate) is_closing: bool,
-    /// The capture that it is part of: what is queued becomes nodes of a graph.
+    /// The capture that it is part of: queued work becomes nodes of a graph.
     pub(crate) capture: Option<Box<Joined>>,
-    /// The last point of the legacy stream that this one was made to wait for; in the legacy stream itself, unused.
+    /// The last point of the legacy stream that this stream was made to wait for; unused in the legacy stream itself.
     pub(crate) ordered_after_legacy: u64,
     /// The last point of this stream that the legacy stream was made to wait for.
     pub(crate) ordered_before_legacy: u64,
@@ -48,17 +48,17 @@ pub(crate) struct Stream {
 /// The role of a stream in its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The null stream, which waits for the blocking streams and they for it.
+    /// The null stream: it and the blocking streams wait for each other.
     Legacy,
-    /// One thread's default stream.
+    /// A per-thread default stream.
     OfThread,
-    /// Any other: the program made it.
+    /// A stream that the program created.
     Made,
-    /// The driver's own: the nodes of a graph run on it.
+    /// An internal stream on which nodes of a graph run.
     Lane,
 }
 
-/// An operation and the moment it was handed over, on the virtual clock.
+/// An operation, and the time of its call on the virtual clock.
 pub(crate) struct Queued {
     pub(crate) operation: Operation,
     pub(crate) from_ns: u64,
@@ -96,7 +96,7 @@ impl Stream {
         self.flags & NON_BLOCKING == 0
     }
 
-    /// Made by the program and not destroyed.
+    /// Whether the program created it and has not destroyed it.
     pub(crate) fn is_of_program(&self) -> bool {
         self.role == Role::Made && !self.is_closing
     }
@@ -106,10 +106,10 @@ impl Stream {
     }
 }
 
-/// The numbers that the driver gives priorities: less is more urgent. They are remembered; the schedule ignores them,
-/// since they promise nothing.
+/// The range of priorities: smaller is more urgent. They are stored, but the schedule ignores them, because they guarantee
+/// nothing.
 pub(crate) const LEAST_PRIORITY: i32 = 0;
 pub(crate) const GREATEST_PRIORITY: i32 = -5;
 
-/// The flag of a stream that the legacy stream leaves alone.
+/// The flag of a stream without implicit order with the legacy stream.
 pub(crate) const NON_BLOCKING: u32 = 1;

@@ -1,8 +1,8 @@
-//! Tickets: the 64 bytes that name an object of an instance to other processes.
+//! Tickets: 64 bytes that identify an object of an instance to other processes.
 //!
-//! A ticket is the label of an exported file, and the content of the driver's handles for other processes. It comes back through the
-//! program, which may have changed it: a ticket that no instance wrote, or that was changed or truncated, is refused by its checksum.
-//! Without side effects, except for the random number that identifies this process.
+//! A ticket is the label of an exported file, and the content of the driver's handles for other processes. The program passes it
+//! back and may have changed it: the checksum refuses a ticket that no instance wrote, or that was changed or truncated. This
+//! module has no side effects, except for the random number that identifies this process.
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 use std::hash::{BuildHasher, Hasher, RandomState};

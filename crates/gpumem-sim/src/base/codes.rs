@@ -1,4 +1,4 @@
-//! The result codes that the simulator gives, under short names, and the `Result` that its parts return.
+//! The result codes that the simulator returns, under short names, and the internal `Result` type.
 
 use gpumem_sys::types::CUresult;
 

@@ -12,7 +12,7 @@ pub(crate) struct Extents {
 }
 
 impl Extents {
-    /// Takes `size_bytes` from the smallest range that holds them, the lowest of several.
+    /// Takes `size_bytes` from the smallest range that holds them; of several, the lowest.
     pub(crate) fn take(&mut self, size_bytes: u64) -> Option<u64> {
         let (found_bytes, base) = self.by_size.range((size_bytes, 0)..).next().copied()?;
         self.remove(base, found_bytes);
@@ -22,7 +22,7 @@ impl Extents {
         Some(base)
     }
 
-    /// Gives a range back; the caller took it before, so it overlaps nothing that is free.
+    /// Returns a range. The caller has taken it before, so it overlaps no free range.
     pub(crate) fn give(&mut self, base: u64, size_bytes: u64) {
         let (mut base, mut size_bytes) = (base, size_bytes);
         if let Some((&before, &before_bytes)) = self.by_base.range(..base).next_back() {
@@ -39,7 +39,7 @@ impl Extents {
         self.insert(base, size_bytes);
     }
 
-    /// Takes exactly this range, if it is free and merged with nothing else.
+    /// Takes exactly this range, if it is free and not merged with another.
     pub(crate) fn take_whole(&mut self, base: u64, size_bytes: u64) -> bool {
         let whole = self.is_whole(base, size_bytes);
         if whole {
@@ -48,12 +48,12 @@ impl Extents {
         whole
     }
 
-    /// Whether exactly this range is free and merged with nothing else.
+    /// Whether exactly this range is free and not merged with another.
     pub(crate) fn is_whole(&self, base: u64, size_bytes: u64) -> bool {
         self.by_base.get(&base) == Some(&size_bytes)
     }
 
-    /// How much of a range is free that no free range crosses the ends of.
+    /// The free bytes of a range, in free ranges that do not cross its ends.
     pub(crate) fn bytes_within(&self, base: u64, size_bytes: u64) -> u64 {
         self.by_base.range(base..base + size_bytes).map(|(_, found)| found).sum()
     }
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(free.take(1), None);
     }
 
-    /// Against the obvious twin: one flag a unit.
+    /// Compared with a naive twin: one flag for each unit.
     #[test]
     fn no_unit_is_handed_out_twice_and_none_is_lost() {
         let mut random = Random::new(9);

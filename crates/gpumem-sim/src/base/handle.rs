@@ -12,7 +12,7 @@ use core::fmt;
 pub(crate) struct Handle(u64);
 
 impl Handle {
-    /// Names nothing.
+    /// Refers to no object.
     pub(crate) const NONE: Self = Self(0);
 
     /// A handle as the caller passed it, unchecked.
@@ -20,12 +20,12 @@ impl Handle {
         Self(handle.addr() as u64)
     }
 
-    /// For the handles that are numbers.
+    /// From a handle that is an integer.
     pub(crate) fn from_bits(handle: u64) -> Self {
         Self(handle)
     }
 
-    /// The form that the caller gets: a number in a pointer's clothes.
+    /// The form that the caller gets: a number cast to a pointer.
     pub(crate) fn to_ptr<T>(self) -> *mut T {
         core::ptr::without_provenance_mut(self.0 as usize)
     }
@@ -73,7 +73,7 @@ struct Entry<T> {
 }
 
 impl<T> Slab<T> {
-    /// Of the instance's number, the low byte goes into the handles.
+    /// The low byte of the instance's number becomes part of the handles.
     pub(crate) fn new(kind: Kind, instance: u64) -> Self {
         let tag = kind as u64 | (instance << (KIND_BITS + INDEX_BITS + 32));
         Self { tag, entries: Vec::new(), vacant: Vec::new() }
@@ -81,7 +81,7 @@ impl<T> Slab<T> {
 
     /// # Errors
     ///
-    /// `OUT_OF_MEMORY` when there are as many as handles can tell apart.
+    /// `OUT_OF_MEMORY` if all handles of the kind are in use.
     pub(crate) fn insert(&mut self, value: T) -> Answer<Handle> {
         let index = match self.vacant.pop() {
             Some(index) => index,
@@ -115,7 +115,7 @@ impl<T> Slab<T> {
         self.entries.get_mut(handle.index())?.value.take()
     }
 
-    /// Removes what the test refuses.
+    /// Removes the objects for which `keep` returns false.
     pub(crate) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         for (index, entry) in self.entries.iter_mut().enumerate() {
             if entry.value.as_ref().is_some_and(|value| !keep(value)) {

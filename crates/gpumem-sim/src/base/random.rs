@@ -1,4 +1,4 @@
-//! The one source of chance: SplitMix64. Small, fast, and the same on every machine.
+//! The only source of randomness: SplitMix64. It is small and fast, and gives equal numbers on every machine.
 
 /// A stream of numbers that a seed determines.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl Random {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 
-    /// A number from 0 up to but not 1.
+    /// A number from 0 (inclusive) to 1 (exclusive).
     pub(crate) fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -1,4 +1,4 @@
-//! Functions by name and version, and the words of result codes as C strings.
+//! Functions by name and version, and the texts of result codes as C strings.
 
 use core::ffi::{CStr, c_int, c_void};
 use gpumem_sys::types::CUresult;

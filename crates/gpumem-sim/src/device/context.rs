@@ -1,7 +1,7 @@
 //! Contexts: the owners of streams and memory, the current context of a thread, and failed contexts.
 //!
-//! A thread's stack of contexts is kept here, under the thread's number, not in the thread: it dies with the
-//! instance, and a destructor of a thread-local may still call the driver.
+//! The stack of contexts of a thread is stored here under the thread's number, not in a thread-local: it ends with the instance,
+//! and the destructor of a thread-local may still call the driver.
 
 use crate::base::handle::Handle;
 use crate::base::thread::ThreadKey;
@@ -15,7 +15,7 @@ pub(crate) struct Context {
     pub(crate) is_primary: bool,
     /// The null stream.
     pub(crate) legacy: Handle,
-    /// The per-thread default streams, made when first used.
+    /// The per-thread default streams, created on first use.
     pub(crate) of_thread: BTreeMap<ThreadKey, Handle>,
     /// The error that every later call returns.
     pub(crate) error: Option<CUresult>,

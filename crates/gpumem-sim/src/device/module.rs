@@ -19,7 +19,7 @@ impl Module {
     }
 }
 
-/// An entry of a module, with the Rust function that stands in for its body.
+/// An entry of a module, with the Rust function that replaces its body.
 pub(crate) struct Function {
     pub(crate) module: Handle,
     pub(crate) context: Handle,
@@ -29,7 +29,7 @@ pub(crate) struct Function {
     pub(crate) target: u32,
 }
 
-/// How a kernel is to be run.
+/// The shape of a kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) grid: [u32; 3],

@@ -7,7 +7,7 @@ use crate::base::codes::{Answer, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// One module's text, as far as it is read.
+/// The parsed part of a module's text.
 #[derive(Debug)]
 pub(crate) struct Ptx {
     /// The target's compute capability, 70 for `sm_70`.
@@ -30,7 +30,7 @@ pub(crate) struct Parameter {
 }
 
 impl Ptx {
-    /// Reads a module's image.
+    /// Parses a module's image.
     pub(crate) fn parse(image: &[u8]) -> Answer<Self> {
         if image.starts_with(b"\x7fELF") || image.starts_with(&FAT_BINARY_MAGIC) {
             return Err(NO_BINARY_FOR_GPU);

@@ -40,10 +40,10 @@ impl Default for Settings {
     }
 }
 
-/// Stack of a thread, buffer of `printf`, heap of `malloc`, depth of nested synchronisation, pending nested launches,
-/// bytes that L2 fetches at once, L2 set aside.
+/// Stack of a thread, buffer of `printf`, heap of `malloc`, depth of nested synchronisation, pending nested launches, bytes of an
+/// L2 fetch, persisting L2 bytes.
 const LIMIT_DEFAULTS: [usize; 7] = [1 << 10, 1 << 20, 8 << 20, 2, 2048, 64, 0];
 const L2_FETCH_BYTES_MAX: usize = 128;
 
-/// How to wait, mapped host memory, local memory kept, and what became of core dumps.
+/// How to wait, mapped host memory, local memory kept, and core dumps.
 const FLAGS_KNOWN: u32 = 0x1ff;

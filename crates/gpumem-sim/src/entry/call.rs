@@ -23,10 +23,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-/// A call in progress: the machine, locked, and who is calling.
+/// A call in progress: the locked machine, and the calling thread.
 pub(crate) struct Call<'a> {
     shared: &'a Arc<Shared>,
-    /// None only while a host function runs.
+    /// `None` only while a host function runs.
     machine: Option<MutexGuard<'a, Machine>>,
     pub(crate) thread: ThreadKey,
 }

@@ -55,7 +55,7 @@ pub(crate) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
     rule_names::check_all(&config.rules, config.device_count)?;
     static STARTED: AtomicU64 = AtomicU64::new(0);
     for (slot, holder) in SLOTS.iter().enumerate() {
-        // A slot whose lock is held is in use. In a forked child it may stay locked for ever.
+        // A slot whose lock is held is in use. In a forked child it may stay locked forever.
         let mut holder = match holder.try_lock() {
             Ok(holder) => holder,
             Err(TryLockError::Poisoned(holder)) => holder.into_inner(),

@@ -1,10 +1,10 @@
-//! Executable graphs: what instantiation makes of a graph, and how a launch queues it.
+//! Executable graphs: the result of an instantiation, and how a launch queues it.
 //!
-//! Instantiation sorts the nodes and puts them on *lanes*: streams of the driver's own, each a chain in which every
-//! node depends on the one before. A launch queues the nodes on the lanes, with waits where an edge leads from one to
-//! another; the lanes wait for the launching stream, and that one for what nothing in the graph comes after. So the
-//! schedule has for a graph's nodes exactly the freedom that its edges leave, among themselves and towards the work
-//! of other streams, and all that is known about streams holds for them. Launches of one executable never overlap.
+//! Instantiation sorts the nodes and puts them on *lanes*: internal streams, each a chain in which every node depends on the one
+//! before. A launch queues the nodes on the lanes, with a wait for each edge between two lanes. The lanes wait for the launching
+//! stream, which then waits for the nodes without successors. So the schedule can order the nodes of a graph, among themselves
+//! and relative to other streams, exactly as freely as the edges allow, and all rules of streams apply to them. Launches of one
+//! executable never overlap.
 
 use crate::base::handle::Handle;
 use crate::graph::Work;
@@ -13,7 +13,7 @@ use gpumem_sys::types::CUgraphExecUpdateResult as UpdateResult;
 
 /// One executable.
 pub(crate) struct Exec {
-    /// The graph that it was made of, which may be destroyed.
+    /// The graph that it was instantiated from, which may have been destroyed.
     pub(crate) graph: Handle,
     pub(crate) flags: u64,
     pub(crate) steps: Vec<Step>,
@@ -22,25 +22,25 @@ pub(crate) struct Exec {
     pub(crate) last: Option<Point>,
 }
 
-/// One node, after all that it depends on.
+/// A node, behind all nodes that it depends on.
 #[derive(Clone)]
 pub(crate) struct Step {
     pub(crate) node: Handle,
     pub(crate) context: Handle,
     pub(crate) work: Work,
-    /// The steps that it comes after, by index.
+    /// The steps that it depends on, by index.
     pub(crate) after: Vec<usize>,
     pub(crate) lane: usize,
-    /// Whether another step comes after it.
+    /// Whether another step depends on it.
     pub(crate) is_waited_for: bool,
     pub(crate) is_enabled: bool,
 }
 
-/// Why an executable could not be updated.
+/// The reason why an executable could not be updated.
 pub(crate) struct UpdateRefused {
     pub(crate) code: gpumem_sys::types::CUresult,
     pub(crate) result: UpdateResult,
-    /// The node of the new graph that does not fit, or none.
+    /// The node of the new graph that does not match, or `NONE`.
     pub(crate) node: Handle,
 }
 

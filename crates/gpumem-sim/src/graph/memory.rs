@@ -1,14 +1,14 @@
-//! The memory of graphs: an allocation node's address is fixed when the node is made, its bytes live from the node's
-//! turn in a launch until they are freed.
+//! The memory of graphs: the address of an allocation node is fixed when the node is created; the bytes live from the execution
+//! of the node in a launch until they are freed.
 //!
-//! The address is known to the host for as long as the graph or an executable of it lives, so that other nodes can be
-//! made for it. The device's capacity is taken at the first launch, and kept for the next one until the device's
-//! graph memory is trimmed or the graph is gone.
+//! The program may use the address as long as the graph or one of its executables lives, so that other nodes can refer to it. The
+//! capacity of the device is taken at the first launch, and kept for the next one until the device's graph memory is trimmed or
+//! the graph is destroyed.
 //!
-//! A known difference: every allocation has an address and memory of its own. The real driver lays allocations of one
-//! graph over each other when one is freed before the other is made, and graphs over each other whose launches are in
-//! order, so a graph takes less there and addresses of different nodes may be equal. Here they never are, on purpose: a
-//! node that uses the first allocation after its free is found out instead of reading the second one's bytes.
+//! A known difference: every allocation has its own address and memory. The vendor's driver overlaps allocations of one graph if
+//! one is freed before the other is made, and the memory of graphs whose launches are ordered. So a graph takes less memory
+//! there, and addresses of different nodes may be equal. The simulator never overlaps them: a node that uses the first allocation
+//! after its free is reported, instead of reading the bytes of the second one.
 
 use crate::backing::Backing;
 use crate::base::handle::Handle;
@@ -21,15 +21,15 @@ pub(crate) struct GraphMemory {
     pub(crate) graph: Handle,
     pub(crate) mapped_bytes: u64,
     pub(crate) backing: Backing,
-    /// The node, and the executable that was made of its graph.
+    /// The number of owners: the node, and the executable of its graph.
     pub(crate) holder_count: u32,
-    /// A node of the graph frees it, so the program must not.
+    /// Whether a node of the graph frees it, so that the program must not.
     pub(crate) is_freed_within: bool,
-    /// Launched and not freed, as the program sees it.
+    /// Whether it was launched and not freed, as the program sees it.
     pub(crate) is_live: bool,
-    /// The launches whose free has not run.
+    /// The number of launches whose free has not run.
     pub(crate) pending_count: u64,
-    /// Counted against the device's capacity.
+    /// Whether it counts against the device's capacity.
     pub(crate) is_resident: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Returns the parameters of graph nodes to the program.
 //!
-//! Nodes keep operations, not the structures that they were made of. So the parameters of a copy have the offsets of its box
-//! added to the addresses, and a captured node looks like one that was added explicitly.
+//! Nodes keep operations, not the structures passed by the program. So the parameters of a copy have the offsets of its box added
+//! to the addresses, and a captured node looks like one that was added explicitly.
 
 use core::ffi::c_void;
 

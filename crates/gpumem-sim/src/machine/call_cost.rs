@@ -1,23 +1,23 @@
-//! The cost of calls for the host on the virtual clock: alone, while the device is busy, for each thread that is in the driver at
-//! the same time, and by size.
+//! The cost of calls for the host on the virtual clock: the base cost, the cost while the device is busy, for each other thread
+//! in the driver, and by size.
 //!
-//! The driver serialises on one lock, so each other thread adds about the same cost to a call. A call that is not in the table
+//! The driver serialises on one lock, so each other thread adds about an equal cost to a call. A call that is not in the table
 //! costs as much as the cheap calls that reach the device.
 
 use crate::machine::Machine;
 
-/// One call's price.
+/// The cost of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallCost {
     alone_ns: u64,
-    /// More while a device has work.
+    /// The additional cost while a device has work.
     busy_ns: u64,
-    /// More for each other thread that is in the driver.
+    /// The additional cost for each other thread in the driver.
     other_thread_ns: u64,
 }
 
 impl CallCost {
-    /// The price of a function, looked up when its entry is compiled.
+    /// The cost of a function, looked up when its entry is compiled.
     pub(crate) const fn of(name: &str) -> Self {
         let mut index = 0;
         while index < CALLS.len() {
@@ -45,8 +45,8 @@ const fn is_equal(left: &[u8], right: &[u8]) -> bool {
     true
 }
 
-/// Alone, more while busy, more for each other thread; nanoseconds. One H200's figures; where only a pair was measured,
-/// each of the two is half of it.
+/// The base cost, the additional cost while busy, and the additional cost for each other thread, in nanoseconds, measured on one
+/// H200. If only a pair of calls was measured, each has half of the cost.
 const CALLS: &[(&str, [u64; 3])] = &[
     ("cuInit", [208_000_000, 0, 0]),
     ("cuDevicePrimaryCtxRetain", [109_000_000, 0, 0]),
@@ -86,27 +86,27 @@ const CALLS: &[(&str, [u64; 3])] = &[
 ];
 
 impl Machine {
-    /// A call begins, while so many other threads are in the driver.
+    /// Charges the begin of a call, while this number of other threads are in the driver.
     pub(crate) fn charge_call(&mut self, cost: CallCost, other_threads: u64) {
-        // Work may have run here already that is not over on the clock.
+        // Work that has run here may end later on the clock.
         let has_work = !self.active.is_empty() || self.work_ns > self.host_ns;
         let is_busy = self.config.costs.is_busy.unwrap_or(has_work);
         let busy_ns = if is_busy { cost.busy_ns } else { 0 };
         self.charge(cost.alone_ns + busy_ns + cost.other_thread_ns * other_threads);
     }
 
-    /// The host is busy with a call for so long beside an H200.
+    /// Charges host time, given as the time on an H200's host.
     pub(crate) fn charge(&mut self, h200_ns: u64) {
         self.host_ns += h200_ns * self.config.costs.calls_percent / 100;
     }
 
-    /// Pages are given to plain memory, or taken back.
+    /// Charges the allocation or release of the pages of plain memory.
     pub(crate) fn charge_chunk(&mut self, size_bytes: u64) {
         self.charge(CHUNK_NS);
         self.charge_pages(size_bytes, CHUNK_NS_PER_MIB);
     }
 
-    /// A call has to do with every page of so much memory.
+    /// Charges a call that handles every page of this much memory.
     pub(crate) fn charge_pages(&mut self, size_bytes: u64, h200_ns_per_mib: u64) {
         self.charge(((u128::from(size_bytes) * u128::from(h200_ns_per_mib)) >> 20) as u64);
     }
@@ -120,7 +120,7 @@ pub(crate) const REGISTER_NS_PER_MIB: u64 = 27_000;
 pub(crate) const UNREGISTER_NS_PER_MIB: u64 = 13_000;
 pub(crate) const CREATE_NS_PER_MIB: u64 = 8;
 pub(crate) const RELEASE_NS_PER_MIB: u64 = 200;
-/// Each handle after the first of a range.
+/// The cost of each handle of a range after the first.
 pub(crate) const ACCESS_NS_PER_HANDLE: u64 = 22_000;
 pub(crate) const UNMAP_NS_PER_HANDLE: u64 = 13_600;
 pub(crate) const ACCESS_NS_PER_MIB: u64 = 25;

@@ -1,4 +1,4 @@
-//! The memory that another process takes of a device.
+//! The device memory that another process has allocated.
 
 pub(crate) mod context;
 pub(crate) mod launch;
@@ -11,7 +11,7 @@ pub(crate) mod view;
 use crate::machine::Machine;
 
 impl Machine {
-    /// Another process takes what it can get of so much of a device's memory.
+    /// Lets another process allocate up to this much memory of a device. Returns the allocated bytes.
     pub(crate) fn take_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
         let Some(found) = self.devices.get_mut(device as usize) else { return 0 };
         let taken_bytes = found.take_for_others(size_bytes);
@@ -19,12 +19,12 @@ impl Machine {
         taken_bytes
     }
 
-    /// The memory of a device that another process has.
+    /// The device memory that another process has allocated.
     pub(crate) fn others_bytes(&self, device: u32) -> u64 {
         self.devices.get(device as usize).map_or(0, |found| found.others_bytes)
     }
 
-    /// Another process gives back so much, if it has it.
+    /// Lets another process free up to this much memory. Returns the freed bytes.
     pub(crate) fn return_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
         self.devices.get_mut(device as usize).map_or(0, |found| found.return_from_others(size_bytes))
     }

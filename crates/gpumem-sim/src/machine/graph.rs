@@ -20,7 +20,7 @@ impl Machine {
         self.graphs.graphs.insert(Graph::default())
     }
 
-    /// Its executables stay, and so does memory that it allocated and that is not freed.
+    /// Destroys a graph. Its executables stay, and so does memory that it allocated and that is not freed.
     pub(crate) fn graph_destroy(&mut self, handle: Handle) -> Answer<()> {
         let graph = self.graphs.graphs.remove(handle).ok_or(INVALID_VALUE)?;
         for node in graph.nodes {
@@ -33,7 +33,7 @@ impl Machine {
         match self.graphs.nodes.remove(handle).map(|node| node.work) {
             Some(Work::Alloc(base)) => self.graph_memory_unhold(base),
             Some(Work::Child(graph)) => {
-                // Only its node refers to it, so it exists.
+                // Only its node refers to the child graph, so it exists.
                 let _ = self.graph_destroy(graph);
             }
             _ => {}
@@ -65,7 +65,7 @@ impl Machine {
         self.graphs.nodes.get(handle).ok_or(INVALID_VALUE)
     }
 
-    /// Whether some nodes are all a graph's, none twice.
+    /// Checks that the nodes belong to the graph, without duplicates.
     pub(crate) fn graph_check_nodes(&self, graph: Handle, nodes: &[Handle]) -> Answer<()> {
         self.graph(graph)?;
         let mut seen = BTreeSet::new();
@@ -75,7 +75,7 @@ impl Machine {
         if nodes.iter().all(is_good) { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
-    /// Adds a node behind others.
+    /// Adds a node with its dependencies.
     pub(crate) fn graph_add(
         &mut self,
         graph: Handle,
@@ -98,7 +98,7 @@ impl Machine {
         Ok(node)
     }
 
-    /// Adds the node that some work queued on a stream of the context is captured as.
+    /// Adds the node that `queue` captures on a stream of the context.
     pub(crate) fn graph_add_by(
         &mut self,
         graph: Handle,
@@ -115,11 +115,11 @@ impl Machine {
         let joined = self.streams.remove(stream).and_then(|stream| stream.capture);
         queued?;
         let added = joined.filter(|joined| joined.after != after);
-        // Work of no size is no work, and no node.
+        // An operation of size zero makes no node.
         added.and_then(|joined| joined.after.last().copied()).ok_or(INVALID_VALUE)
     }
 
-    /// Gives a node the work of the kind it has, as queued on a stream of the context.
+    /// Replaces the work of a node by work of the same kind, queued on a stream of the context.
     pub(crate) fn node_set_by(
         &mut self,
         handle: Handle,
@@ -131,7 +131,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The work of a node's kind that some queueing on a stream of the context comes to.
+    /// The work that `queue` captures on a stream of the context, if it is of the node's kind.
     fn work_by(
         &mut self,
         handle: Handle,
@@ -148,13 +148,13 @@ impl Machine {
         work
     }
 
-    /// A stream of the driver's own, on which a chain of nodes runs.
+    /// Creates an internal stream for a chain of nodes.
     fn lane_create(&mut self, context: Handle) -> Answer<Handle> {
         let device = self.context_device(context)?;
         self.streams.insert(Stream::new(context, device, NON_BLOCKING, 0, Role::Lane))
     }
 
-    /// Some nodes, and everything that they come after.
+    /// Some nodes, and all nodes that they depend on.
     pub(crate) fn graph_ancestors(&self, nodes: &[Handle]) -> BTreeSet<Handle> {
         let mut found = BTreeSet::new();
         let mut left = nodes.to_vec();
@@ -168,7 +168,7 @@ impl Machine {
         found
     }
 
-    /// The references of the program.
+    /// The number of graphs that the program refers to.
     pub(crate) fn graph_count(&self) -> usize {
         self.graphs.graphs.iter().filter(|(_, graph)| !graph.is_child).count()
     }
@@ -182,7 +182,7 @@ impl Machine {
         Ok(self.graph(graph)?.nodes.iter().copied().filter(is_root).collect())
     }
 
-    /// Pairs of a node and one that comes after it.
+    /// The edges: pairs of a node and a node that depends on it.
     pub(crate) fn graph_edges(&self, graph: Handle) -> Answer<Vec<(Handle, Handle)>> {
         let mut edges = Vec::new();
         for &to in &self.graph(graph)?.nodes {
@@ -204,7 +204,7 @@ impl Machine {
         Ok(edges.into_iter().filter(|&(from, _)| from == node).map(|(_, to)| to).collect())
     }
 
-    /// Adds edges, each of which must be new. A cycle shows when the graph is instantiated.
+    /// Adds edges, each of which must be new. A cycle is detected when the graph is instantiated.
     pub(crate) fn graph_connect(&mut self, graph: Handle, edges: &[(Handle, Handle)]) -> Answer<()> {
         for &(from, to) in edges {
             self.graph_check_nodes(graph, &[from, to])?;
@@ -252,7 +252,7 @@ impl Machine {
         }
     }
 
-    /// A node that records an event or waits for one.
+    /// Adds a node that records an event or waits for one.
     pub(crate) fn graph_add_event(
         &mut self,
         graph: Handle,

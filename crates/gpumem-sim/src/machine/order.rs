@@ -1,4 +1,4 @@
-//! The order of calls and operations, as the machine keeps it.
+//! The order of calls and operations: methods of the machine.
 
 pub(crate) mod clock;
 pub(crate) mod happens_before;

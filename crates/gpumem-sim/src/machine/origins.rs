@@ -6,13 +6,13 @@ use crate::report::AllocationKind;
 use crate::report::finding::Origin;
 
 impl Machine {
-    /// Remembers where the allocation is made that this call makes; its number.
+    /// Records the origin of the allocation made by this call. Returns its number.
     pub(crate) fn made_here(&mut self) -> u64 {
         self.memory.origins.note(self.call_count, self.caller);
         self.call_count
     }
 
-    /// The allocation that an address lies in.
+    /// The origin of the allocation that contains an address.
     pub(crate) fn origin(&self, address: u64) -> Option<Origin> {
         let found = self.memory.live(address, 1).or_else(|| self.memory.gone_at(address));
         found.map(|found| self.origin_of(&found))

@@ -35,7 +35,7 @@ impl Machine {
         }
     }
 
-    /// The leaks: memory that is allocated or mapped, and handles that are mapped nowhere.
+    /// The leaks: allocated or mapped memory, and handles without a mapping.
     fn leaks(&self) -> Vec<Origin> {
         let is_live =
             |found: &&Allocation| found.owner != Owner::Graph || self.graph_memory_is_live(found.base);

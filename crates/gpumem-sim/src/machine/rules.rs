@@ -7,7 +7,7 @@ use crate::report::finding::FaultKind;
 use gpumem_sys::types::CUresult;
 
 impl Machine {
-    /// Applies the rules to a call. Returns the code that the call returns at once, if a rule makes it fail.
+    /// Applies the rules to a call. Returns the code for an immediate return, if a rule makes the call fail.
     pub(crate) fn offer(&mut self, call: &str) -> Option<CUresult> {
         if self.rules.rules.is_empty() {
             return None;

@@ -1,4 +1,4 @@
-//! Streams: queueing work, the implicit order with the legacy stream, and what is idle.
+//! Streams: queueing work, the implicit order with the legacy stream, and completion.
 
 pub(crate) mod capture;
 pub(crate) mod capture_refusal;
@@ -20,10 +20,10 @@ use crate::stream::operation::Operation;
 use crate::stream::{GREATEST_PRIORITY, LEAST_PRIORITY, NON_BLOCKING, Queued, Role, Stream};
 
 impl Machine {
-    /// Hands an operation over to a stream, or to the graph that it captures; what is captured counts as done.
+    /// Queues an operation on a stream, or adds it to the graph that the stream captures. Captured work counts as complete.
     pub(crate) fn enqueue(&mut self, handle: Handle, operation: Operation) -> Point {
         if self.is_capturing(handle) {
-            // The stream and its graph are there, so the node can be added.
+            // The stream and its graph exist, so the node can be added.
             let _ = self.capture_work(handle, Work::Queue(operation));
             return Point { stream: handle, position: 0 };
         }
@@ -47,7 +47,7 @@ impl Machine {
         Point { stream: handle, position: stream.queued_count }
     }
 
-    /// Puts the legacy stream's implicit waits before what is queued next.
+    /// Queues the implicit waits of the legacy stream before the next operation.
     pub(crate) fn order_with_legacy(&mut self, handle: Handle) {
         let Some(stream) = self.streams.get(handle) else { return };
         if stream.role == Role::Legacy {
@@ -81,13 +81,13 @@ impl Machine {
         }
     }
 
-    /// The end of what is queued on a stream, if any of it has yet to run.
+    /// The last point of a stream, if work before it is pending.
     pub(crate) fn tail(&self, handle: Handle) -> Option<Point> {
         let stream = self.streams.get(handle)?;
         (!stream.is_idle()).then_some(Point { stream: handle, position: stream.queued_count })
     }
 
-    /// Whether everything up to a point has run. A stream that is gone has run dry before.
+    /// Whether all work up to a point has run. A destroyed stream has completed its work.
     pub(crate) fn is_done(&self, point: Point) -> bool {
         self.streams.get(point.stream).is_none_or(|stream| stream.done_count >= point.position)
     }
@@ -111,12 +111,12 @@ impl Machine {
         self.streams.get(handle).is_none_or(Stream::is_idle)
     }
 
-    /// Whether no stream of a context has work left.
+    /// Whether no stream of a context has pending work.
     pub(crate) fn is_context_idle(&self, context: Handle) -> bool {
         !self.active.iter().any(|&stream| self.streams.get(stream).is_some_and(|s| s.context == context))
     }
 
-    /// Whether no stream of a device has work left.
+    /// Whether no stream of a device has pending work.
     pub(crate) fn is_device_idle(&self, device: usize) -> bool {
         !self.active.iter().any(|&stream| self.streams.get(stream).is_some_and(|s| s.device == device))
     }
@@ -130,7 +130,7 @@ impl Machine {
         self.streams.insert(Stream::new(context, device, flags, priority, Role::Made))
     }
 
-    /// Forgets the handle at once; the stream goes when what is queued has run.
+    /// Removes the handle right away. The stream is removed after its queued work has run.
     pub(crate) fn stream_destroy(&mut self, handle: Handle) -> Answer<()> {
         let stream =
             self.streams.get_mut(handle).filter(|stream| !stream.is_closing).ok_or(INVALID_HANDLE)?;

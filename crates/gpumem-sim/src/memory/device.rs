@@ -1,4 +1,4 @@
-//! [`Device`]: the memory of a device, and what it belongs to.
+//! [`Device`]: the memory of a device, and the objects that it belongs to.
 
 use crate::backing::{Backing, Spares};
 use crate::base::address::{DEVICE_SPACE_BYTES, device_space};
@@ -10,11 +10,11 @@ use crate::memory::plain::{GAP_BYTES, Plain};
 /// One device.
 pub(crate) struct Device {
     pub(crate) total_bytes: u64,
-    /// Plain chunks, the pools' segments, handles, and what other processes have.
+    /// Plain chunks, the pools' segments, handles, and the memory of other processes.
     pub(crate) reserved_bytes: u64,
     /// The memory of other processes.
     pub(crate) others_bytes: u64,
-    /// Addresses without memory behind them.
+    /// Free addresses.
     pub(crate) space: Extents,
     pub(crate) spares: Spares,
     pub(crate) plain: Plain,
@@ -22,7 +22,7 @@ pub(crate) struct Device {
     pub(crate) primary_count: u32,
     pub(crate) primary_flags: u32,
     pub(crate) default_pool: Handle,
-    /// The pool that `cuMemAllocAsync` takes from.
+    /// The pool that `cuMemAllocAsync` allocates from.
     pub(crate) pool: Handle,
 }
 
@@ -65,12 +65,12 @@ impl Device {
 }
 
 impl Device {
-    /// Addresses with memory behind them; the caller has had them admitted.
+    /// Allocates addresses with memory. The caller has had the memory admitted.
     pub(crate) fn map(&mut self, size_bytes: u64) -> Answer<(u64, Backing)> {
         self.map_with(size_bytes, |spares| spares.take(size_bytes))
     }
 
-    /// Like `map`, with memory of the caller.
+    /// Like `map`, with memory supplied by the caller.
     pub(crate) fn map_with(
         &mut self,
         size_bytes: u64,
@@ -84,7 +84,7 @@ impl Device {
         mapped.inspect_err(|_| self.reserved_bytes -= size_bytes)
     }
 
-    /// Gives back what [`Device::map`] gave, capacity included.
+    /// Frees the result of [`Device::map`], including its capacity.
     pub(crate) fn unmap(&mut self, base: u64, size_bytes: u64, backing: Backing) {
         self.space.give(base, size_bytes + GAP_BYTES);
         self.reserved_bytes -= size_bytes;

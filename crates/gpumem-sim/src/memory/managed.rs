@@ -1,10 +1,10 @@
-//! Managed memory: one address for the host and every device, and books about where its pages would be.
+//! Managed memory: one address for the host and every device, and a record of the location of its pages.
 //!
-//! The bytes are host memory, which the program follows directly; devices use them when their work runs. So a program
-//! that reads without waiting reads old bytes, as it can on a device with concurrent access. Where the pages are
-//! decides what work costs and how much memory a device has free, never what is computed: a device's use brings a
-//! group of pages to it (or leaves it where advice wants it), a prefetch moves it ahead of use, and what does not fit
-//! goes back to the host. What the host touches can't be seen here, so its faults have no price.
+//! The bytes are host memory, which the program accesses directly; devices access them when their work runs. So a program that
+//! reads without waiting reads old bytes, as it can on a device with concurrent access. The location of pages determines the cost
+//! of work and the free memory of a device, never the results: a use by a device moves a group of pages to it (unless advice
+//! keeps the group elsewhere), a prefetch moves it ahead of use, and groups that do not fit are evicted to the host. Accesses of
+//! the host cannot be observed, so its faults cost nothing.
 
 use crate::backing::Backing;
 use crate::base::codes::{Answer, INVALID_VALUE};
@@ -22,7 +22,7 @@ pub(crate) struct Managed {
     pub(crate) fault_ns: Cell<u64>,
 }
 
-/// The pages of one allocation, or of one segment of a pool, which has its memory itself.
+/// The pages of one allocation, or of one segment of a pool, which owns its memory itself.
 pub(crate) struct Pages {
     pub(crate) backing: Option<Backing>,
     pub(crate) groups: Vec<Cell<Group>>,
@@ -31,7 +31,7 @@ pub(crate) struct Pages {
 /// The state of [`GROUP_BYTES`] of pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Group {
-    /// None before anything but the host has used them.
+    /// `None` before a device has used them.
     pub(crate) resident: Option<Place>,
     pub(crate) preferred: Option<Place>,
     pub(crate) last_prefetch: Option<Place>,
@@ -57,7 +57,7 @@ impl Managed {
         }
     }
 
-    /// Books for memory that is new.
+    /// Adds a record for new memory.
     pub(crate) fn add(&mut self, base: u64, size_bytes: u64, backing: Option<Backing>) {
         let groups = vec![Cell::default(); size_bytes.div_ceil(GROUP_BYTES) as usize];
         self.allocations.insert(base, Pages { backing, groups });
@@ -68,12 +68,12 @@ impl Managed {
         self.resident_bytes.get(device).map_or(0, Cell::get)
     }
 
-    /// What the running operation has spent on faults; the next one starts from nothing.
+    /// The time that the running operation has spent on faults. Resets it for the next operation.
     pub(crate) fn take_fault_ns(&self) -> u64 {
         self.fault_ns.take()
     }
 
-    /// The groups that a range lies in, whole or in part. All of one allocation.
+    /// The groups that a range touches. The range must lie in one allocation.
     pub(crate) fn groups(&self, address: u64, size_bytes: u64) -> Answer<&[Cell<Group>]> {
         let (&base, pages) = self.allocations.range(..=address).next_back().ok_or(INVALID_VALUE)?;
         let last =
@@ -112,7 +112,7 @@ impl Managed {
         }
     }
 
-    /// Sends groups to the host until no more than this is on a device, lowest addresses first.
+    /// Moves groups to the host until at most `keep_bytes` are on a device, lowest addresses first.
     pub(crate) fn evict(&self, device: usize, keep_bytes: u64) {
         for cell in self.allocations.values().flat_map(|pages| &pages.groups) {
             if self.resident_bytes(device) <= keep_bytes {
@@ -145,8 +145,8 @@ impl Place {
 /// The unit in which pages move.
 const GROUP_BYTES: u64 = 64 << 10;
 
-/// In [`Group::accessed_by`].
+/// The bit of the host in [`Group::accessed_by`].
 pub(crate) const HOST_BIT: u128 = 1 << 64;
 
-/// The host, where a device's number is asked for.
+/// The host, in place of a device number.
 pub(crate) const HOST_NUMBER: i32 = -1;

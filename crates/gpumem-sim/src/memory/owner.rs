@@ -14,20 +14,20 @@ pub(crate) enum Owner {
     PinnedPool(Handle),
     /// A pool of managed memory.
     ManagedPool(Handle),
-    /// Another address of a pool's memory, one's own or another's: the pool that it was imported through.
+    /// A second address of a pool's memory, of this instance or another: the pool that it was imported through.
     Imported(Handle),
     /// Plain memory of another process, opened by its handle.
     Opened,
     /// An allocation node of a graph.
     Graph,
-    /// Pinned host memory of the driver's.
+    /// Pinned host memory of the driver.
     Host { flags: u32 },
     /// The program's own memory, pinned.
     Registered { flags: u32 },
     /// Managed memory, which host and devices share.
     Managed,
-    /// A handle of virtual memory management, mapped at an address of the program's choice. One bit for each device
-    /// that has been given access.
+    /// A handle of virtual memory management, mapped at an address chosen by the program. One bit for each device that has been
+    /// given access.
     Mapped { handle: Handle, devices: u64 },
 }
 

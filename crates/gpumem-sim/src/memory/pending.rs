@@ -20,7 +20,7 @@ impl Pending {
         self.by_base.is_empty()
     }
 
-    /// A free is queued; `freed` is its point.
+    /// Adds a block whose free is queued; `freed` is the point of the free.
     pub(crate) fn insert(&mut self, base: u64, size_bytes: u64, freed: Point) {
         self.by_base.insert(base, (size_bytes, freed));
         self.by_size.insert((freed.stream, size_bytes, base));
@@ -40,12 +40,12 @@ impl Pending {
         (*owner == stream).then_some(*base)
     }
 
-    /// The first block that is large enough, freed on any stream.
+    /// The first sufficiently large block, freed on any stream.
     pub(crate) fn of_any(&self, size_bytes: u64) -> Option<u64> {
         self.by_base.iter().find(|(_, (found, _))| *found >= size_bytes).map(|(&base, _)| base)
     }
 
-    /// A block that is large enough, of those that a stream freed up to a position that is known of it.
+    /// A sufficiently large block, among those that a stream freed up to its known position.
     pub(crate) fn of_known(&self, size_bytes: u64, known: impl Fn(Handle) -> Option<u64>) -> Option<u64> {
         let is_good = |base: &u64| self.by_base.get(base).is_some_and(|(found, _)| *found >= size_bytes);
         let mut from = Handle::NONE;
@@ -69,14 +69,14 @@ impl Pending {
         freed.into_iter().filter_map(|base| Some((base, self.remove(base)?.0))).collect()
     }
 
-    /// Takes every block that is meant, by its address and the point of its free.
+    /// Removes every block that `is_meant` accepts. Returns address and size of each.
     pub(crate) fn take_where(&mut self, is_meant: impl Fn(u64, Point) -> bool) -> Vec<(u64, u64)> {
         let meant = self.by_base.iter().filter(|&(&base, &(_, freed))| is_meant(base, freed));
         let meant: Vec<u64> = meant.map(|(&base, _)| base).collect();
         meant.into_iter().filter_map(|base| Some((base, self.remove(base)?.0))).collect()
     }
 
-    /// The bytes of a range that are in blocks with such a free.
+    /// The bytes of a range in blocks whose free `is_meant` accepts.
     pub(crate) fn bytes_within(&self, base: u64, size_bytes: u64, is_meant: impl Fn(Point) -> bool) -> u64 {
         let within = self.by_base.range(base..base + size_bytes);
         within.filter(|(_, (_, freed))| is_meant(*freed)).map(|(_, (found, _))| found).sum()
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(pending.of_stream(Handle::NONE, 101), None);
         assert_eq!(pending.of_stream(Handle::NONE, 30), Some(0));
         assert_eq!(pending.split(0, 30), Some(point(1)));
-        // The front is taken again and freed again, later.
+        // The front is allocated and freed again later.
         pending.insert(0, 30, point(2));
         assert_eq!(pending.take_freed(0, 100, point(1)), [(30, 70)]);
         assert_eq!(pending.take_freed(0, 30, point(2)), [(0, 30)]);

@@ -1,7 +1,7 @@
 //! Plain device memory (`cuMemAlloc`): chunks of 2 MiB for small blocks, chunks of their own for large ones.
 //!
-//! Chunks are what counts against the device's capacity, like the pages of the real one. Between two chunks lies a
-//! gap of addresses: free ranges of different chunks never merge, and running off a chunk's end hits nothing.
+//! Chunks count against the device's capacity, like the pages of a real device. Between two chunks lies a gap of addresses: free
+//! ranges of different chunks never merge, and an access past the end of a chunk faults.
 
 use crate::backing::Backing;
 use crate::backing::pages::PageFile;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 pub(crate) struct Plain {
     pub(crate) chunks: BTreeMap<u64, Chunk>,
-    /// The free ranges in the chunks for small blocks.
+    /// The free ranges in the chunks of small blocks.
     pub(crate) free: Extents,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Chunk {
     pub(crate) backing: Backing,
     pub(crate) size_bytes: u64,
     pub(crate) is_shared: bool,
-    /// The file that other processes open, if they may.
+    /// The file that other processes open, if the chunk is exported.
     pub(crate) file: Option<(PageFile, Ticket)>,
 }
 
@@ -33,7 +33,7 @@ impl Plain {
     }
 }
 
-/// Rounds up to a multiple; beyond any device's size is out of memory.
+/// Rounds up to a multiple. Sizes beyond any device are out of memory.
 pub(crate) fn round_up(size_bytes: u64, multiple: u64) -> Answer<u64> {
     size_bytes.checked_next_multiple_of(multiple).filter(|&bytes| bytes < 1 << 60).ok_or(OUT_OF_MEMORY)
 }

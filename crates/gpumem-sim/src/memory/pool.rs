@@ -21,7 +21,7 @@ pub(crate) struct Pool {
     pub(crate) device: usize,
     pub(crate) is_default: bool,
     pub(crate) is_closing: bool,
-    /// The most it may reserve.
+    /// The maximum of reserved bytes.
     pub(crate) bytes_max: u64,
     pub(crate) segments: BTreeMap<u64, Segment>,
     /// The ranges that are free for all streams.
@@ -33,7 +33,7 @@ pub(crate) struct Pool {
     pub(crate) policies: Policies,
     /// The other devices that may use its memory.
     pub(crate) shared_with: BTreeSet<usize>,
-    /// Whether the host was given access to managed memory, which it has anyway.
+    /// Whether the host was given access to managed memory, which it always has.
     pub(crate) is_hosts: bool,
     pub(crate) sharing: Sharing,
 }
@@ -41,11 +41,11 @@ pub(crate) struct Pool {
 pub(crate) struct Segment {
     pub(crate) backing: Backing,
     pub(crate) size_bytes: u64,
-    /// Its place in the pool's file, if it has one.
+    /// The offset in the pool's file, if it has one.
     pub(crate) file_offset_bytes: u64,
 }
 
-/// A number of bytes and the most that it has been.
+/// A number of bytes, and its peak.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gauge {
     pub(crate) current: u64,
@@ -95,7 +95,7 @@ impl Pool {
         Some(segment.file_offset_bytes + (address - base))
     }
 
-    /// The address of a place in the pool's file.
+    /// The address of an offset in the pool's file.
     pub(crate) fn address_at(&self, file_offset_bytes: u64) -> Option<u64> {
         self.segments.iter().find_map(|(base, segment)| {
             let offset_bytes = file_offset_bytes.checked_sub(segment.file_offset_bytes)?;
@@ -103,20 +103,20 @@ impl Pool {
         })
     }
 
-    /// The segments that hold nothing, largest address first.
+    /// The segment without blocks that has the largest address.
     pub(crate) fn idle_segment(&self) -> Option<(u64, u64)> {
         let idle = |&(&base, segment): &(&u64, &Segment)| self.free.is_whole(base, segment.size_bytes);
         self.segments.iter().rev().find(idle).map(|(&base, segment)| (base, segment.size_bytes))
     }
 }
 
-/// An attribute's value, as wide as the driver writes it.
+/// The value of an attribute, in the width that the driver writes.
 pub(crate) enum PoolValue {
     Int(u32),
     Long(u64),
 }
 
-/// The most that a pool reserves for a `maxSize`: whole segments, and 0 is no bound.
+/// The maximum of reserved bytes for a `maxSize`: whole segments; 0 means no bound.
 fn reserve_max_bytes(max_size_bytes: u64) -> u64 {
     match max_size_bytes {
         0 => u64::MAX,

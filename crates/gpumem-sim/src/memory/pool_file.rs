@@ -1,7 +1,7 @@
-//! Pools that others may have as well: the file behind one, its export, and what an import of it is.
+//! Pools that other processes can access: the file of a pool, its export, and imported pools.
 //!
-//! An exportable pool takes its segments from one file, of which a descriptor is the export. A block is named by its
-//! place in that file. An imported pool allocates nothing; it is what blocks are imported through (`import.rs`).
+//! An exportable pool takes its segments from one file; the export is a descriptor of that file. A block is identified by its
+//! offset in the file. An imported pool cannot allocate; blocks are imported through it (`import.rs`).
 
 use crate::backing::pages::PageFile;
 use crate::backing::ticket::{Ticket, TicketKind};
@@ -28,7 +28,7 @@ pub(crate) struct PoolFile {
     label: Ticket,
     /// The parts of the file that no segment uses.
     pieces: Extents,
-    /// Before the first export, no process can have imported it, and its blocks have no tickets.
+    /// Whether the pool was exported. Before that, no process can have imported it, and its blocks have no tickets.
     pub(crate) was_exported: bool,
 }
 
@@ -58,7 +58,7 @@ impl Sharing {
         }
     }
 
-    /// Addresses of the device with memory for a segment, and its place in the file.
+    /// Allocates addresses of the device with memory for a segment, and the offset in the file.
     pub(crate) fn map(&mut self, device: &mut Device, size_bytes: u64) -> Answer<(u64, (Backing, u64))> {
         let Self::Exportable(PoolFile { file, pieces, .. }) = self else {
             return device.map(size_bytes).map(|(base, backing)| (base, (backing, 0)));
@@ -72,7 +72,7 @@ impl Sharing {
         mapped.map(|(base, backing)| (base, (backing, offset_bytes)))
     }
 
-    /// A segment is gone.
+    /// Releases the pages of a removed segment.
     pub(crate) fn discard(&mut self, offset_bytes: u64, size_bytes: u64) {
         if let Self::Exportable(PoolFile { file, pieces, .. }) = self {
             file.discard(offset_bytes, size_bytes);

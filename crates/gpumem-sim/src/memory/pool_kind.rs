@@ -4,10 +4,9 @@
 //! | --- | --- | --- | --- |
 //! | of a device | that device's memory | its own, and those that were given access | never |
 //! | pinned host memory | this process's, at one address for all | those that were given access | always |
-//! | managed memory | the same, with books about its pages | all | always |
+//! | managed memory | this process's, with a record of its pages | all | always |
 //!
-//! To the driver, pinned memory of a pool is host memory and nothing else: in copies that name a direction it is the host's
-//! end alone.
+//! The driver treats pinned memory of a pool as host memory only: in copies that state a direction it is always the host's side.
 
 use crate::base::handle::Handle;
 use crate::memory::owner::Owner;

@@ -30,7 +30,7 @@ impl Default for Policies {
 }
 
 impl Policies {
-    /// The switch that an attribute is, if it is one.
+    /// The switch of an attribute, if the attribute is a reuse policy.
     pub(crate) fn switch(&mut self, attribute: Attribute) -> Answer<&mut bool> {
         match attribute {
             Attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES => Ok(&mut self.follows_events),

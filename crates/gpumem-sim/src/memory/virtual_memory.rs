@@ -1,11 +1,11 @@
-//! Virtual memory management: reserved addresses, handles of physical memory, and what is mapped where.
+//! Virtual memory management: reserved addresses, handles of physical memory, and their mappings.
 //!
-//! A handle is memory of one device; it counts against the device from its creation until the program has released
-//! it and no mapping is left. A mapping is an allocation like any other, in both views of `memory.rs` from the
-//! call on: mapping and unmapping wait for nothing, so work that is still queued for an address that is unmapped
-//! faults when it runs. A mapping belongs to no device until access is given.
+//! A handle is memory of one device. It counts against the device from its creation until the program has released it and no
+//! mapping is left. A mapping is an allocation like any other, in both views of `memory.rs` from the call on: mapping and
+//! unmapping do not wait, so work queued for an address that is unmapped faults when it runs. A mapping is accessible to no
+//! device until access is given.
 //!
-//! Handles that are to be shared are in `shared`.
+//! Exportable handles are in `shared`.
 
 use crate::backing::pages::{AddressRange, PageFile};
 use crate::base::address::{CHUNK_BYTES, DEVICE_SPACE_BYTES, RESERVED_SPACE_BYTES, reserved_space};
@@ -25,18 +25,18 @@ pub(crate) struct VirtualMemory {
     pub(crate) handles: Slab<Physical>,
     /// Addresses that are not reserved.
     pub(crate) space: Extents,
-    /// Made with the first handle, as many bytes as `pieces` gives out.
+    /// Created with the first handle; its size is that of all pieces taken.
     pub(crate) file: Option<PageFile>,
     /// The parts of the file that no handle uses.
     pub(crate) pieces: Extents,
     pub(crate) windows: Windows,
 }
 
-/// A range of addresses, the program's and this process's.
+/// A reserved range of addresses, of the program and of this process.
 pub(crate) struct Reservation {
     pub(crate) size_bytes: u64,
     pub(crate) range: AddressRange,
-    /// What was taken from the space for it: more than it has, for its alignment and a gap behind it.
+    /// The range taken from the space, which also contains the alignment and a gap behind it.
     pub(crate) taken: (u64, u64),
 }
 
@@ -44,14 +44,14 @@ pub(crate) struct Reservation {
 pub(crate) struct Physical {
     pub(crate) device: usize,
     pub(crate) size_bytes: u64,
-    /// Its offset in the instance's file. A handle with a file of its own has an offset too, so that offsets are unique.
+    /// The offset in the instance's file. A handle with a file of its own has an offset too, so that offsets are unique.
     pub(crate) file_offset_bytes: u64,
-    /// Its own file, if it is to be shared.
+    /// The handle's own file, if it is exportable.
     pub(crate) shared: Option<Shared>,
-    /// The call that created it.
+    /// The number of the call that created it.
     pub(crate) call: u64,
     pub(crate) flags: AllocationFlags,
-    /// How often the program has to release it.
+    /// The number of references that the program must release.
     pub(crate) holder_count: u32,
     pub(crate) mapping_count: u32,
 }
@@ -71,20 +71,19 @@ impl VirtualMemory {
         }
     }
 
-    /// The handles that the program has to release yet.
+    /// The number of handles that the program has not released.
     pub(crate) fn handle_count(&self) -> usize {
         self.handles.iter().filter(|(_, physical)| physical.holder_count > 0).count()
     }
 
-    /// The handles that the program has to release yet and that are mapped nowhere: device, size, and the call
-    /// that created each.
+    /// The handles without a mapping that the program has not released: device, size, and the call that created each.
     pub(crate) fn unmapped(&self) -> impl Iterator<Item = (Handle, usize, u64, u64)> {
         let is_unmapped = |physical: &Physical| physical.holder_count > 0 && physical.mapping_count == 0;
         let unmapped = self.handles.iter().filter(move |(_, physical)| is_unmapped(physical));
         unmapped.map(|(handle, physical)| (handle, physical.device, physical.size_bytes, physical.call))
     }
 
-    /// A handle that the program holds; one that only mappings keep is no longer its own.
+    /// A handle with a reference of the program. A handle kept by mappings only is not found.
     pub(crate) fn held(&mut self, handle: Handle) -> Answer<&mut Physical> {
         self.handles.get_mut(handle).filter(|physical| physical.holder_count > 0).ok_or(INVALID_VALUE)
     }
@@ -95,7 +94,7 @@ impl VirtualMemory {
         self.handles.get(handle).map(|physical| physical.file_offset_bytes)
     }
 
-    /// The reservation that a range of addresses lies in, whole.
+    /// The reservation that contains a whole range of addresses.
     pub(crate) fn reservation(&self, base: u64, size_bytes: u64) -> Answer<(u64, &Reservation)> {
         let (&start, found) = self.reservations.range(..=base).next_back().ok_or(INVALID_VALUE)?;
         let end = base.checked_add(size_bytes).ok_or(INVALID_VALUE)?;
@@ -130,5 +129,5 @@ impl VirtualMemory {
     }
 }
 
-/// The unit of sizes and addresses, the least and the recommended.
+/// The unit of sizes and addresses, both the minimum and the recommended one.
 pub(crate) const GRANULARITY_BYTES: u64 = CHUNK_BYTES;

@@ -13,11 +13,11 @@ use crate::memory::owner::Owner;
 use crate::memory::virtual_memory::{Physical, VirtualMemory};
 use gpumem_sys::types::CUmemAllocationHandleType as HandleType;
 
-/// Memory that other processes may have as well.
+/// Memory that other processes can access.
 pub(crate) struct Shared {
     pub(crate) file: PageFile,
     pub(crate) label: Ticket,
-    /// Imported memory counts at its creator.
+    /// Whether it is imported: imported memory counts at its creator.
     pub(crate) is_imported: bool,
 }
 
@@ -32,7 +32,7 @@ impl VirtualMemory {
         }
     }
 
-    /// In which forms a mapped handle can be exported.
+    /// The forms in which a mapped handle can be exported.
     pub(crate) fn handle_types(&self, handle: Handle) -> HandleType {
         self.handles.get(handle).map_or(HandleType::CU_MEM_HANDLE_TYPE_NONE, Physical::handle_types)
     }

@@ -22,7 +22,7 @@ pub(crate) struct Epoch {
     pub(crate) time: u64,
 }
 
-/// The host's place among the clocks; streams count from 0.
+/// The index of the host among the clocks; streams count from 0.
 pub(crate) const HOST: u32 = u32::MAX;
 
 /// The vector clock of a stream, an operation or the host: all that happens before it.
@@ -105,7 +105,7 @@ pub(crate) struct Order {
 pub(crate) struct StreamClock {
     /// Assigned with the first operation.
     pub(crate) stream_index: Option<u32>,
-    /// Among the streams in the order of first use, from 1.
+    /// The stream's number in the order of first use, from 1.
     pub(crate) number: u32,
     /// The time of the stream index when the stream got it.
     pub(crate) base: u64,
@@ -118,7 +118,7 @@ pub(crate) struct StreamClock {
 }
 
 impl StreamClock {
-    /// Whether an access is ordered before what the stream does now.
+    /// Whether an access is ordered before the stream's current operation.
     pub(crate) fn covers(&self, epoch: Epoch) -> bool {
         self.stream_index == Some(epoch.stream_index) || self.vector.covers(epoch)
     }

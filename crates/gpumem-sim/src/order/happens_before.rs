@@ -12,12 +12,12 @@ use crate::base::handle::Handle;
 use crate::order::Point;
 use std::sync::Arc;
 
-/// Points that something comes after: of each stream the latest, ordered by stream.
+/// Points that happen before: the latest of each stream, ordered by stream.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HappensBefore(pub(crate) Arc<Vec<Point>>);
 
 impl HappensBefore {
-    /// Whether a point is among those, or before one.
+    /// Whether a point is one of those or before one of them.
     pub(crate) fn covers(&self, point: Point) -> bool {
         self.known(point.stream) >= Some(point.position)
     }

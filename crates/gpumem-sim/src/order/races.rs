@@ -27,7 +27,7 @@ pub(crate) struct Races {
     pub(crate) is_unwritten_wanted: bool,
 }
 
-/// The findings, up to a readable number.
+/// The findings, up to a maximum number.
 #[derive(Default)]
 pub(crate) struct Findings {
     list: Vec<Finding>,
@@ -54,7 +54,7 @@ impl Findings {
     }
 }
 
-/// Whether two races are between the same operations: a row by row copy is one access to a reader.
+/// Whether two races are between the same operations: to a reader, a copy row by row is one access.
 fn is_same_pair(known: &Finding, finding: &Finding) -> bool {
     match (known, finding) {
         (
@@ -68,7 +68,7 @@ fn is_same_pair(known: &Finding, finding: &Finding) -> bool {
     }
 }
 
-/// The operation that runs now.
+/// The operation that is running.
 #[derive(Clone, Copy)]
 pub(crate) struct Running {
     pub(crate) stream: Handle,

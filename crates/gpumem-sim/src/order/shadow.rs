@@ -1,9 +1,9 @@
 //! The accesses to bytes: the last writer of each range, and the readers since. Pure.
 //!
-//! Ranges are of the bytes themselves, not of their addresses, so that two mappings of the same memory share a history.
-//! Neighbours with the same history are one range; an access splits ranges at its ends.
+//! Ranges refer to the bytes themselves, not to their addresses, so that two mappings of one memory share a history. Neighbours
+//! with equal histories are one range; an access splits ranges at its ends.
 //!
-//! A reader is dropped when a reader that is ordered after it reads too: a later write that conflicts with the first one
+//! A reader is dropped when a reader that is ordered after it also reads: a later write that conflicts with the first one
 //! conflicts with the second one, or is ordered after both. A writer is dropped at the next write.
 
 use crate::base::handle::Handle;
@@ -12,15 +12,15 @@ use crate::report::finding::AccessKind;
 use core::ops::Range;
 use std::collections::BTreeMap;
 
-/// One access, as it is remembered.
+/// One recorded access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trace {
     pub(crate) epoch: Epoch,
     pub(crate) kind: AccessKind,
-    /// None for the host.
+    /// `None` for the host.
     pub(crate) stream: Option<Handle>,
     pub(crate) stream_number: u32,
-    /// In the stream, from 1.
+    /// The position in the stream, from 1.
     pub(crate) position: u64,
     /// The number of the call that queued it.
     pub(crate) call: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Trace {
 /// The histories of all bytes that were accessed.
 #[derive(Default)]
 pub(crate) struct Shadow {
-    /// By first byte.
+    /// By the first byte.
     ranges: BTreeMap<u64, History>,
 }
 
@@ -42,7 +42,7 @@ struct History {
     reads: Vec<Trace>,
 }
 
-/// A conflict with an earlier access, and where.
+/// A conflict with an earlier access, and the bytes.
 pub(crate) type Conflict = (Range<u64>, Trace);
 
 impl Shadow {
@@ -65,7 +65,7 @@ impl Shadow {
         self.merge(bytes.start);
     }
 
-    /// A read.
+    /// Records a read.
     pub(crate) fn read(
         &mut self,
         bytes: Range<u64>,
@@ -101,7 +101,7 @@ impl Shadow {
         history.write.filter(|_| byte < history.end).map(|write| write.epoch)
     }
 
-    /// The end of the bytes, as far as their history goes: what was not ordered before goes to `conflicts`.
+    /// Ends the history of the bytes. Accesses that are not ordered before this go to `conflicts`.
     pub(crate) fn check_and_clear(
         &mut self,
         bytes: Range<u64>,
@@ -134,7 +134,7 @@ impl Shadow {
         (at < bytes.end).then_some(at..bytes.end)
     }
 
-    /// Cuts the range that `at` lies inside of.
+    /// Splits the range that contains `at`.
     fn split(&mut self, at: u64) {
         if let Some((_, history)) = self.ranges.range_mut(..at).next_back()
             && history.end > at
@@ -243,8 +243,8 @@ mod tests {
         assert_eq!(shadow.unwritten(25..40), Some(30..40));
     }
 
-    /// Against the obvious twin: a full list of accesses for each byte, none forgotten. Two streams that learn of each
-    /// other now and then; a race is found by one if and only if by the other.
+    /// Compared with a naive twin: a complete list of accesses for each byte. Two streams sometimes synchronise with each other;
+    /// both find a race or neither does.
     #[test]
     fn a_race_is_found_if_and_only_if_there_is_one() {
         let mut random = Random::new(4);
@@ -282,7 +282,7 @@ mod tests {
                 }
                 assert!(conflicts.is_empty() || is_race);
                 if is_race {
-                    // Later verdicts may differ: after a race, the forgotten access depends on the order.
+                    // Later results may differ: after a race, the dropped access depends on the order.
                     assert!(!conflicts.is_empty());
                     break;
                 }

@@ -14,6 +14,6 @@ pub(crate) struct Usage(pub(crate) BTreeMap<u64, MappingUse>);
 
 pub(crate) struct MappingUse {
     pub(crate) made_by: Trace,
-    /// Those that no other here is ordered after.
+    /// The uses after which no other use in this list is ordered.
     pub(crate) uses: Vec<Trace>,
 }

@@ -13,11 +13,11 @@ use crate::base::thread::ThreadKey;
 use gpumem_sys::types::{CUgraphNode, CUstreamCaptureMode as Mode};
 use std::collections::BTreeMap;
 
-/// The captures that go on, and each thread's mode.
+/// The active captures, and the mode of each thread.
 #[derive(Default)]
 pub(crate) struct Captures {
     pub(crate) live: BTreeMap<u64, Capture>,
-    /// Threads that have exchanged their mode; the others' is `GLOBAL`.
+    /// The threads that have exchanged their mode; the mode of other threads is `GLOBAL`.
     pub(crate) modes: BTreeMap<ThreadKey, Mode>,
     pub(crate) last_id: u64,
 }
@@ -28,12 +28,12 @@ pub(crate) struct Capture {
     pub(crate) thread: ThreadKey,
     pub(crate) mode: Mode,
     pub(crate) graph: Handle,
-    /// Whether the graph was made for it and dies with it if it fails.
+    /// Whether the graph was created for the capture and is destroyed if it fails.
     pub(crate) owns_graph: bool,
     pub(crate) is_broken: bool,
 }
 
-/// A stream's part in a capture.
+/// A stream in a capture.
 pub(crate) struct Joined {
     pub(crate) id: u64,
     pub(crate) graph: Handle,

@@ -13,11 +13,11 @@ use crate::stream::capture::CapturedAt;
 pub(crate) struct Event {
     pub(crate) context: Handle,
     pub(crate) flags: u32,
-    /// Other processes know it.
+    /// Whether other processes can open it.
     pub(crate) is_shared: bool,
     /// The point of the last record.
     pub(crate) point: Option<Point>,
-    /// When the last recording that ran did so.
+    /// The time of the last record that ran.
     pub(crate) time_ns: Option<u64>,
     /// The place of the last record, if it was in a capture.
     pub(crate) captured: Option<CapturedAt>,

@@ -1,4 +1,4 @@
-//! Operations: what a stream's queue holds, and the host memory that queued work keeps.
+//! Operations: the entries of a stream's queue, and the host memory that queued work keeps.
 
 use crate::base::handle::Handle;
 use crate::device::launch::QueuedLaunch;
@@ -12,37 +12,37 @@ use gpumem_sys::types::{CUresult, CUstream};
 /// One piece of queued work. Addresses are looked up when it runs, not when it is queued.
 #[derive(Clone)]
 pub(crate) enum Operation {
-    /// A place in the order, to be waited for.
+    /// An empty operation that other work can wait for.
     Nothing,
-    /// Bytes from one place to another, either of them on a device or in host memory.
+    /// A copy between device or host addresses.
     Copy { target: u64, source: u64, size_bytes: u64, route: Route },
-    /// Pageable host memory, read at the call, written when it runs.
+    /// A copy from pageable host memory: read during the call, written when it runs.
     Staged { target: u64, bytes: Box<[u8]> },
-    /// Rows with pitches, and slices of them.
+    /// A copy of rows with pitches, or of slices of rows.
     CopyRows(Box<CopyRows>),
-    /// A pattern of one, two or four bytes, over and over.
+    /// A pattern of one, two or four bytes, repeated.
     Fill(Fill),
     /// A kernel.
     Launch(Box<QueuedLaunch>),
     /// A function of the program, called without the instance's lock.
     Call(HostCall),
-    /// Marks an event.
+    /// Records an event.
     Record { event: Handle },
     /// The operations behind it run once the point is complete. `event` is the named event, whose time counts.
     Wait { point: Point, event: Option<Handle> },
-    /// Nothing behind it runs before a value in memory is as asked.
+    /// Work behind it runs only after a value in memory meets the condition.
     WaitValue(Value, Condition),
-    /// A value in memory.
+    /// Writes a value to memory.
     WriteValue(Value),
-    /// Pages of managed memory move.
+    /// Moves pages of managed memory.
     Prefetch { address: u64, size_bytes: u64, to: Place },
-    /// Stream-ordered memory comes to life on the device.
+    /// Stream-ordered memory is allocated on the device.
     Alloc(Allocation),
-    /// Stream-ordered memory dies on the device.
+    /// Stream-ordered memory is freed on the device.
     Free(Allocation),
 }
 
-/// Which engine moves the bytes; decides the price only.
+/// The route of a copy, which determines its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// Host to device, from pinned memory.
@@ -83,17 +83,17 @@ pub(crate) struct Fill {
     pub(crate) height: u64,
 }
 
-/// A function that the program wants called in stream order.
+/// A function of the program, called in stream order.
 #[derive(Clone, Copy)]
 pub(crate) struct HostCall {
     pub(crate) run: HostFunction,
     pub(crate) data: *mut c_void,
 }
 
-/// The two forms of such a function.
+/// The two forms of host functions.
 #[derive(Clone, Copy)]
 pub(crate) enum HostFunction {
-    /// Not called in a context that has failed.
+    /// Skipped in a context that has failed.
     Plain(unsafe extern "C" fn(*mut c_void)),
     /// Called with the stream as the program named it, and the status of its context.
     Callback { run: unsafe extern "C" fn(CUstream, CUresult, *mut c_void), stream: Handle, status: CUresult },
@@ -102,9 +102,9 @@ pub(crate) enum HostFunction {
 impl HostCall {
     /// # Safety
     ///
-    /// The program asked for this call, and its turn in the stream has come.
+    /// The program requested this call, and the stream has reached it.
     pub(crate) unsafe fn invoke(self) {
-        // SAFETY: the program promised that the function may be called then, with this argument.
+        // SAFETY: the program guaranteed that the function may be called at this time, with this argument.
         unsafe {
             match self.run {
                 HostFunction::Plain(run) => run(self.data),
@@ -114,11 +114,11 @@ impl HostCall {
     }
 }
 
-// SAFETY: the program handed function and data over to be called on a thread of the driver's choice.
+// SAFETY: the program passed function and data to be called on any thread of the driver.
 unsafe impl Send for HostCall {}
 
 impl Operation {
-    /// The host memory that it holds until it runs.
+    /// The host memory that it keeps until it runs.
     pub(crate) fn staged_bytes(&self) -> u64 {
         match self {
             Self::Staged { bytes, .. } => bytes.len() as u64,

@@ -4,7 +4,7 @@ use crate::config::cost::Costs;
 use crate::stream::operation::{Fill, Route};
 
 impl Costs {
-    /// Moving bytes.
+    /// A copy.
     pub(crate) fn of_copy(&self, route: Route, size_bytes: u64) -> u64 {
         let bytes_per_us = match route {
             Route::Up => self.upload_bytes_per_us,
@@ -17,7 +17,7 @@ impl Costs {
         self.copy_ns + transfer_ns(size_bytes, bytes_per_us)
     }
 
-    /// Moving bytes that were staged from pageable memory.
+    /// A copy of bytes staged from pageable memory.
     pub(crate) fn of_staged(&self, size_bytes: u64) -> u64 {
         self.copy_ns + transfer_ns(size_bytes, self.staged_upload_bytes_per_us)
     }
@@ -28,12 +28,12 @@ impl Costs {
         self.fill_ns + transfer_ns(size_bytes, self.fill_bytes_per_us)
     }
 
-    /// Bringing pages of managed memory to a device that uses them.
+    /// Page faults: moving pages of managed memory to the device that uses them.
     pub(crate) fn of_faults(&self, size_bytes: u64) -> u64 {
         transfer_ns(size_bytes, self.fault_bytes_per_us)
     }
 
-    /// Moving pages of managed memory ahead of use.
+    /// A prefetch of managed memory.
     pub(crate) fn of_prefetch(&self, is_to_host: bool, size_bytes: u64) -> u64 {
         let rates = [self.prefetch_bytes_per_us, self.prefetch_to_host_bytes_per_us];
         self.mark_ns + transfer_ns(size_bytes, rates[usize::from(is_to_host)])

@@ -15,11 +15,11 @@ pub(crate) struct Scheduler {
     pub(crate) mode: Schedule,
     /// The choices so far.
     choices: Vec<Choice>,
-    /// A call may end now, with work left to run.
+    /// Whether a call may return now, with pending work.
     pub(crate) may_stop: bool,
     /// The stream that a call waits for.
     pub(crate) goal: Option<Handle>,
-    /// Streams that rules hold back, by number, and for how many operations.
+    /// Streams delayed by rules, by number, and the number of operations left.
     pub(crate) delays: Vec<(u32, u64)>,
     pub(crate) random: Random,
     pace: Pace,
@@ -27,7 +27,7 @@ pub(crate) struct Scheduler {
     pub(crate) burst_left: usize,
 }
 
-/// How much runs by itself at a call of the driver.
+/// The amount of work that runs at a driver call.
 #[derive(Clone, Copy, Debug)]
 enum Pace {
     Never,
@@ -42,8 +42,7 @@ pub(crate) enum Step {
     Ran,
     /// A host function is due: the caller runs it without the lock, then reports its end.
     Call(Handle, HostCall),
-    /// Everything that is left stands behind a host function that another thread is running, or behind a value that
-    /// is still to be written.
+    /// All remaining work is behind a host function that another thread is running, or behind a value that is not yet written.
     Busy,
     /// Nothing is queued.
     Idle,
@@ -84,7 +83,7 @@ impl Scheduler {
         self.delays.push((stream_number, step_count));
     }
 
-    /// One of `count` alternatives, from the list.
+    /// Chooses one of `count` alternatives, from the list.
     pub(crate) fn choose(&mut self, count: usize) -> usize {
         if count < 2 {
             return 0;
@@ -95,7 +94,7 @@ impl Scheduler {
         taken
     }
 
-    /// How many operations run by themselves at this call.
+    /// The number of operations that run at this call.
     pub(crate) fn allowance(&mut self) -> usize {
         match self.mode {
             Schedule::Random => self.allowance_of_pace(),

@@ -5,7 +5,7 @@
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 
-/// An unsigned number of four or eight bytes at an address, and what it is compared with or becomes.
+/// An unsigned number of four or eight bytes at an address: the operand of a comparison or of a write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Value {
     pub(crate) address: u64,
@@ -16,17 +16,17 @@ pub(crate) struct Value {
 /// The condition of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// Not before it, counting round.
+    /// The value is reached or passed, as a cyclic comparison.
     Reached,
     Equal,
-    /// A bit in common.
+    /// Any common bit.
     AnyBit,
-    /// Not all the bits, in either.
+    /// Not all bits are set in the union of both.
     Nor,
 }
 
 impl Condition {
-    /// What the flags of a call ask for; the flush of remote writes has nothing to do here.
+    /// Parses the flags of a call. The flush of remote writes has no effect here.
     pub(crate) fn from_flags(flags: u32) -> Answer<Self> {
         match flags & !FLUSH {
             0 => Ok(Self::Reached),

@@ -1,4 +1,4 @@
-//! Contexts: creation, the stack of each thread, and the streams that a call means.
+//! Contexts: creation, the stack of each thread, and the streams that calls refer to.
 
 use crate::base::codes::{Answer, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE};
 use crate::base::handle::Handle;
@@ -14,7 +14,7 @@ impl Machine {
         let context = Context {
             device,
             is_primary,
-            // Replaced below: the stream needs the context's handle, and the context the stream's.
+            // Replaced below: the stream needs the handle of the context, and the context that of the stream.
             legacy: Handle::NONE,
             of_thread: BTreeMap::new(),
             error: None,
@@ -30,7 +30,7 @@ impl Machine {
         Ok(handle)
     }
 
-    /// Takes a context down with everything that it owns. Its work has run before.
+    /// Destroys a context with everything that it owns. Its work is complete.
     pub(crate) fn context_destroy(&mut self, handle: Handle) {
         self.host_learns_context(handle);
         let Some(context) = self.contexts.remove(handle) else { return };
@@ -62,7 +62,7 @@ impl Machine {
         Ok(handle)
     }
 
-    /// One holder less; the handle if that was the last one, to be destroyed once its work has run.
+    /// Releases a reference. Returns the handle if it was the last one; the caller destroys the context after its work.
     pub(crate) fn primary_release(&mut self, device: usize) -> Answer<Option<Handle>> {
         let device = self.devices.get_mut(device).ok_or(INVALID_DEVICE)?;
         let handle = device.primary.ok_or(INVALID_CONTEXT)?;
@@ -74,12 +74,12 @@ impl Machine {
         Ok(Some(handle))
     }
 
-    /// The context that is current on a thread.
+    /// The current context of a thread.
     pub(crate) fn current_handle(&self, thread: ThreadKey) -> Option<Handle> {
         self.current.get(&thread)?.last().copied()
     }
 
-    /// Replaces the current context, or takes it away.
+    /// Replaces or removes the current context.
     pub(crate) fn set_current(&mut self, thread: ThreadKey, context: Option<Handle>) -> Answer<()> {
         if context.is_some_and(|handle| self.contexts.get(handle).is_none()) {
             return Err(INVALID_CONTEXT);
@@ -124,7 +124,7 @@ impl Machine {
         self.contexts.get(handle).ok_or(INVALID_CONTEXT)?.error.map_or(Ok(()), Err)
     }
 
-    /// The stream that a caller names, which may be one of the pseudo handles.
+    /// The stream that a caller refers to, possibly by a pseudo handle.
     pub(crate) fn stream(&mut self, thread: ThreadKey, handle: Handle) -> Answer<Handle> {
         let current = self.context(thread)?;
         let stream = match handle.to_bits() {

@@ -19,7 +19,7 @@ impl Machine {
         let name = queued.kernel.name;
         let _inside = Inside::enter();
         let view = View::open(self);
-        // A panic may not leave the driver. What it leaves half done is device memory of a context that is lost.
+        // A panic must not unwind through the driver. Partial results are in device memory of a context that is lost.
         let outcome = catch_unwind(AssertUnwindSafe(|| (queued.kernel.run)(&mut launch)));
         let touched = launch.into_touched();
         let outcome = match view.refused() {
@@ -45,7 +45,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// Reads count before writes: a kernel that reads what it writes reads what was there before.
+    /// Notes the reads before the writes: a kernel that reads and writes an address reads the earlier value.
     fn note_touched(&mut self, name: &'static str, touched: &[Touch]) {
         for touch in touched.iter().filter(|touch| !touch.is_write) {
             self.note_read(AccessKind::KernelRead(name), touch.address, touch.size_bytes, touch.bytes);

@@ -1,5 +1,5 @@
-//! How many blocks of a kernel a multiprocessor holds at once: an H200's limits, for a kernel with the registers that
-//! `module.rs` gives each.
+//! The number of blocks of a kernel that a multiprocessor can hold: an H200's limits, for a kernel with the registers stated in
+//! `module.rs`.
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::base::handle::Handle;
@@ -8,7 +8,7 @@ use crate::device::{BLOCK_THREADS_MAX, SHARED_BYTES_OPTIN};
 use crate::machine::Machine;
 
 impl Machine {
-    /// The blocks of a size, and with so much dynamic shared memory, that a multiprocessor holds.
+    /// The number of blocks with this size and dynamic shared memory that a multiprocessor holds.
     pub(crate) fn occupancy(&self, function: Handle, block_threads: i32, shared_bytes: u64) -> Answer<u32> {
         let shared_bytes_max = self.function(function)?.shared_bytes_max as u64;
         let threads = u64::try_from(block_threads).map_err(|_| INVALID_VALUE)?;
@@ -24,8 +24,8 @@ impl Machine {
         Ok((WARPS_MAX / warps).min(by_registers).min(by_shared).min(BLOCKS_MAX) as u32)
     }
 
-    /// The size of blocks that keeps most threads busy, the largest of several, and as many blocks as fill the device.
-    /// `sizes` are those that are allowed, in warps, each with its dynamic shared memory.
+    /// The block size with the most active threads, the largest of several, and the number of such blocks that fills the device.
+    /// `sizes` are the allowed sizes in warps, each with its dynamic shared memory.
     pub(crate) fn best_block(&self, function: Handle, sizes: &[(i32, u64)]) -> Answer<(i32, i32)> {
         let mut best = (0, 0, 0);
         for &(threads, shared_bytes) in sizes {
@@ -38,7 +38,7 @@ impl Machine {
         Ok((blocks * MULTIPROCESSORS, threads))
     }
 
-    /// The dynamic shared memory that each of so many blocks can have.
+    /// The dynamic shared memory available to each of this number of blocks.
     pub(crate) fn shared_for_blocks(&self, function: Handle, blocks: i32, block_threads: i32) -> Answer<u64> {
         if self.occupancy(function, block_threads, 0)? < u32::try_from(blocks).map_err(|_| INVALID_VALUE)? {
             return Err(INVALID_VALUE);
@@ -48,7 +48,7 @@ impl Machine {
     }
 }
 
-/// The sizes of blocks up to a limit: whole warps, and the limit itself.
+/// The block sizes up to a limit: whole warps, and the limit itself.
 pub(crate) fn block_sizes(limit: i32) -> impl Iterator<Item = i32> {
     let max = if limit <= 0 { BLOCK_THREADS_MAX as i32 } else { limit.min(BLOCK_THREADS_MAX as i32) };
     let is_partial = !(max as u64).is_multiple_of(WARP_THREADS);

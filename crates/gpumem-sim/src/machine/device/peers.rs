@@ -1,8 +1,8 @@
 //! Peers: linked devices, and their access to each other's memory.
 //!
-//! Access to another device's memory is granted in three ways, by the kind of memory: to a context for all plain
-//! memory of another (here), to a device for a pool (`pool`), to a device for a mapping (`virtual_memory`). Each needs
-//! a link. A copy needs none: without access it goes through the host.
+//! Access to another device's memory is granted in three ways, by the kind of memory: to a context for all plain memory of
+//! another context (here), to a device for a pool (`pool`), to a device for a mapping (`virtual_memory`). Each requires a link. A
+//! copy requires none: without access it goes through the host.
 
 use crate::base::codes::{
     Answer, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED,
@@ -13,13 +13,13 @@ use crate::machine::Machine;
 use gpumem_sys::types::CUdevice_P2PAttribute as Attribute;
 
 impl Machine {
-    /// Whether two devices can be given access to each other's memory. A device is no peer of itself.
+    /// Whether two devices can be given access to each other's memory. A device is not a peer of itself.
     pub(crate) fn is_linked(&self, device: usize, peer: usize) -> bool {
         let pair = (device.min(peer) as u32, device.max(peer) as u32);
         device != peer && !self.config.severed.contains(&pair)
     }
 
-    /// Whether a device can be given access to memory of a device.
+    /// Checks that a device can be given access to memory of a device.
     pub(crate) fn check_reach(&self, device: usize, owner: usize) -> Answer<()> {
         if device == owner || self.is_linked(device, owner) { Ok(()) } else { Err(INVALID_DEVICE) }
     }
@@ -31,7 +31,7 @@ impl Machine {
         }
         let is_linked = i32::from(self.is_linked(device, peer));
         match attribute {
-            // The best of one kind of link.
+            // The best rank, because there is one kind of link.
             Attribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK => Ok(0),
             Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED
             | Attribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED

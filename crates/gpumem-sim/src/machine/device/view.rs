@@ -8,7 +8,7 @@ use crate::machine::Machine;
 use core::cell::Cell;
 use core::marker::PhantomData;
 
-/// For as long as it lives, its thread runs a kernel of this machine.
+/// While this lives, its thread runs a kernel of this machine.
 pub(crate) struct View<'a> {
     before: Option<Running>,
     machine: PhantomData<&'a Machine>,
@@ -19,7 +19,7 @@ pub(crate) struct View<'a> {
 struct Running {
     machine: *const Machine,
     instance: u64,
-    /// The function that it called and that would have changed the machine.
+    /// The refused call that would have changed the machine.
     refused: Option<&'static str>,
 }
 
@@ -41,11 +41,11 @@ impl Drop for View<'_> {
     }
 }
 
-/// Shows the machine of this instance to `look`, if a kernel of it runs on this thread.
+/// Passes the machine of this instance to `look`, if one of its kernels runs on this thread.
 pub(crate) fn with<T>(instance: u64, look: impl FnOnce(&Machine) -> T) -> Option<T> {
     let running = RUNNING.get().filter(|running| running.instance == instance)?;
-    // SAFETY: the view on this thread borrows the machine, shared, until it drops and takes this pointer away; `look` has
-    // returned before that.
+    // SAFETY: the view on this thread borrows the machine, shared, until its drop removes this pointer; `look` has returned
+    // before that.
     Some(look(unsafe { &*running.machine }))
 }
 

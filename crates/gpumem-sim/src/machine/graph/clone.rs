@@ -1,4 +1,4 @@
-//! Copies of graphs, by themselves and as nodes of others.
+//! Copies of graphs: clones, and child graphs.
 
 use crate::base::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::base::handle::Handle;
@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use std::collections::BTreeMap;
 
 impl Machine {
-    /// A copy of a graph that has no memory of its own.
+    /// Clones a graph without memory nodes.
     pub(crate) fn graph_clone(&mut self, original: Handle) -> Answer<Handle> {
         if self.graph_has_memory(original)? {
             return Err(NOT_SUPPORTED);
@@ -23,7 +23,7 @@ impl Machine {
             };
             clones.insert(node, self.graph_add(clone, context, work, Vec::new())?);
         }
-        // By hand, edges may lead to a node that was added earlier.
+        // Edges added explicitly may lead to a node that was added earlier.
         for (&node, &twin) in &clones {
             let after =
                 self.node(node)?.after.iter().filter_map(|after| clones.get(after)).copied().collect();
@@ -39,7 +39,7 @@ impl Machine {
         Ok(Work::Child(clone))
     }
 
-    /// Adds a copy of a graph as one node.
+    /// Adds a copy of a graph as a child node.
     pub(crate) fn graph_add_child(
         &mut self,
         graph: Handle,
@@ -52,7 +52,7 @@ impl Machine {
         self.graph_add(graph, context, work, after)
     }
 
-    /// The graph inside of a node.
+    /// The child graph of a node.
     pub(crate) fn node_child(&self, node: Handle) -> Answer<Handle> {
         match self.node(node)?.work {
             Work::Child(child) => Ok(child),
@@ -60,7 +60,7 @@ impl Machine {
         }
     }
 
-    /// The twin of a node in a clone of its graph.
+    /// The counterpart of a node in a clone of its graph.
     pub(crate) fn node_in_clone(&self, node: Handle, clone: Handle) -> Answer<Handle> {
         self.graph(clone)?.clones.get(&node).copied().ok_or(INVALID_VALUE)
     }

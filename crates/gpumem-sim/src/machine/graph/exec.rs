@@ -1,4 +1,4 @@
-//! Executable graphs: instantiation, launch, and changes of their nodes.
+//! Executable graphs: instantiation, launch, and changes to their nodes.
 
 use crate::base::codes::{Answer, GRAPH_EXEC_UPDATE_FAILURE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
 use crate::base::handle::Handle;
@@ -31,7 +31,7 @@ impl Machine {
         Ok(exec)
     }
 
-    /// A graph's nodes in an order that its edges allow, child graphs spelled out between a first and a last step.
+    /// The nodes of a graph in topological order; a child graph is expanded between a first and a last step.
     fn graph_steps(&self, graph: Handle) -> Answer<Vec<Step>> {
         let mut steps = Vec::new();
         self.graph_steps_into(graph, &[], &mut steps)?;
@@ -43,7 +43,7 @@ impl Machine {
         Ok(steps)
     }
 
-    /// Appends a graph behind some steps; what nothing in it comes after.
+    /// Appends a graph behind some steps. Returns its steps without successors.
     fn graph_steps_into(
         &self,
         graph: Handle,
@@ -61,7 +61,7 @@ impl Machine {
             };
             let (ready, rest): (Vec<Handle>, Vec<Handle>) = left.into_iter().partition(is_ready);
             if ready.is_empty() {
-                // Only a cycle keeps every node that is left waiting.
+                // If no node is ready, the remaining ones form a cycle.
                 return Err(INVALID_VALUE);
             }
             for handle in ready {
@@ -91,7 +91,7 @@ impl Machine {
         Ok(placed.values().copied().filter(is_leaf).collect())
     }
 
-    /// Puts each step behind one that it depends on and that ends a lane, or on a lane of its own.
+    /// Puts each step behind one that it depends on and that is the last of its lane, or on a new lane.
     fn lanes_for(&mut self, steps: &mut [Step]) -> Answer<Vec<Handle>> {
         let (mut lanes, mut tails) = (Vec::new(), Vec::<usize>::new());
         for index in 0..steps.len() {
@@ -115,7 +115,7 @@ impl Machine {
         Ok(lanes)
     }
 
-    /// Queued launches still run.
+    /// Destroys an executable. Queued launches still run.
     pub(crate) fn exec_destroy(&mut self, handle: Handle) -> Answer<()> {
         let exec = self.graphs.execs.remove(handle).ok_or(INVALID_VALUE)?;
         for lane in exec.lanes {
@@ -137,14 +137,14 @@ impl Machine {
         Ok(self.graphs.execs.get(handle).ok_or(INVALID_VALUE)?.flags)
     }
 
-    /// Takes the memory that a launch will need.
+    /// Takes the memory that a launch needs.
     pub(crate) fn exec_upload(&mut self, handle: Handle) -> Answer<()> {
         let exec = self.graphs.execs.get(handle).ok_or(INVALID_VALUE)?;
         let works: Vec<Work> = exec.steps.iter().map(|step| step.work.clone()).collect();
         self.graph_memory_admit(&works)
     }
 
-    /// Queues the whole graph on a stream. One that captures refuses it: a graph in a graph is made by hand.
+    /// Queues the whole graph on a stream. A capturing stream refuses it, because a capture cannot contain a launch.
     pub(crate) fn exec_launch(&mut self, handle: Handle, stream: Handle) -> Answer<()> {
         let exec = self.graphs.execs.get(handle).ok_or(INVALID_VALUE)?;
         let (steps, lanes, last, flags) = (exec.steps.clone(), exec.lanes.clone(), exec.last, exec.flags);
@@ -171,7 +171,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Queues the steps on their lanes; the point of each.
+    /// Queues the steps on their lanes. Returns the point of each.
     fn steps_enqueue(&mut self, steps: &[Step], lanes: &[Handle], fork: Point) -> Answer<Vec<Point>> {
         let mut points = Vec::with_capacity(steps.len());
         for step in steps {
@@ -210,7 +210,7 @@ impl Machine {
         Ok(point)
     }
 
-    /// Replaces what an executable's nodes do by what those of a graph of the same form do.
+    /// Replaces the work of an executable's nodes by that of a graph with the same topology.
     pub(crate) fn exec_update(&mut self, handle: Handle, graph: Handle) -> Result<(), UpdateRefused> {
         let exec = self.graphs.execs.get(handle).ok_or(UpdateRefused::of(INVALID_VALUE))?;
         let steps = self.graph_steps(graph).map_err(UpdateRefused::of)?;
@@ -237,7 +237,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives one node of an executable the work that some queueing on a stream of the context comes to.
+    /// Replaces the work of one node by the work that `queue` captures on a stream of the context.
     pub(crate) fn exec_set_by(
         &mut self,
         handle: Handle,
@@ -251,7 +251,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives a node of an executable that records an event, or waits for one, another event.
+    /// Replaces the event of a node that records one or waits for one.
     pub(crate) fn exec_set_event(
         &mut self,
         handle: Handle,
@@ -263,7 +263,7 @@ impl Machine {
         self.exec_step(handle, node)?.work.set_event(event, is_wait)
     }
 
-    /// Makes a kernel, memset or copy of an executable do nothing, or something again.
+    /// Disables or enables a kernel, memset or copy of an executable.
     pub(crate) fn exec_enable(&mut self, handle: Handle, node: Handle, enables: bool) -> Answer<()> {
         let step = self.exec_step(handle, node)?;
         match step.work {
@@ -280,7 +280,7 @@ impl Machine {
         Ok(self.exec_step(handle, node)?.is_enabled)
     }
 
-    /// The step of a node of the graph that the executable was made of.
+    /// The step of a node of the original graph.
     fn exec_step(&mut self, handle: Handle, node: Handle) -> Answer<&mut Step> {
         let exec = self.graphs.execs.get_mut(handle).ok_or(INVALID_VALUE)?;
         exec.steps.iter_mut().rev().find(|step| step.node == node).ok_or(INVALID_VALUE)

@@ -1,4 +1,4 @@
-//! Memory of graphs: allocation and free nodes, and what an executable holds between launches.
+//! Memory of graphs: allocation and free nodes, and the memory that an executable keeps between launches.
 
 use crate::base::address::CHUNK_BYTES;
 use crate::base::codes::{Answer, INVALID_DEVICE, INVALID_VALUE};
@@ -14,7 +14,7 @@ use crate::stream::operation::Operation;
 use gpumem_sys::types::CUgraphMem_attribute as Attribute;
 
 impl Machine {
-    /// Allocates as a node of the graph that a stream captures; null for no bytes.
+    /// Adds an allocation node to the graph that a stream captures. Returns null for zero bytes.
     pub(crate) fn capture_alloc(&mut self, stream: Handle, device: usize, size_bytes: u64) -> Answer<u64> {
         let found = self.streams.get(stream).ok_or(INVALID_VALUE)?;
         let (context, joined) = (found.context, found.capture.as_ref().ok_or(INVALID_VALUE)?);
@@ -27,7 +27,7 @@ impl Machine {
         Ok(base)
     }
 
-    /// Frees as a node of the graph that a stream captures.
+    /// Adds a free node to the graph that a stream captures.
     pub(crate) fn capture_free(&mut self, stream: Handle, base: u64) -> Answer<()> {
         let joined = self.streams.get(stream).and_then(|stream| stream.capture.as_ref());
         let graph = joined.ok_or(INVALID_VALUE)?.graph;
@@ -35,7 +35,7 @@ impl Machine {
         self.capture_work(stream, Work::Free(base)).map(drop)
     }
 
-    /// Adds an allocation node by hand; also its address.
+    /// Adds an allocation node explicitly. Returns the node and its address.
     pub(crate) fn graph_add_alloc(
         &mut self,
         graph: Handle,
@@ -51,7 +51,7 @@ impl Machine {
         Ok((self.graph_add(graph, context, Work::Alloc(base), after)?, base))
     }
 
-    /// Adds a free node by hand.
+    /// Adds a free node explicitly.
     pub(crate) fn graph_add_free(
         &mut self,
         graph: Handle,
@@ -73,7 +73,7 @@ impl Machine {
     ) -> Answer<u64> {
         let mapped_bytes = round_up(size_bytes, CHUNK_BYTES)?;
         let owner = self.devices.get_mut(device).ok_or(INVALID_DEVICE)?;
-        // Capacity is counted by launches; `map` takes what has been admitted off again where it fails.
+        // Launches count the capacity. `map` subtracts the admitted bytes if it fails.
         owner.reserved_bytes += mapped_bytes;
         let (base, backing) = owner.map(mapped_bytes)?;
         owner.reserved_bytes -= mapped_bytes;
@@ -101,7 +101,7 @@ impl Machine {
         self.graphs.memory.get_mut(&base).ok_or(INVALID_VALUE)
     }
 
-    /// A graph is to free an allocation, its own at most once.
+    /// Notes that a graph frees an allocation: its own at most once.
     fn graph_memory_free_within(&mut self, graph: Handle, base: u64) -> Answer<()> {
         let memory = self.graph_memory(base)?;
         if memory.is_freed_within {
@@ -117,7 +117,7 @@ impl Machine {
         }
     }
 
-    /// The node or the executable is gone.
+    /// Releases one owner: the node or the executable.
     pub(crate) fn graph_memory_unhold(&mut self, base: u64) {
         if let Some(memory) = self.graphs.memory.get_mut(&base) {
             memory.holder_count = memory.holder_count.saturating_sub(1);
@@ -125,8 +125,8 @@ impl Machine {
         self.graph_memory_drop_if_unused(base);
     }
 
-    /// Whether a launch may allocate again what an earlier one has; what is to be freed first if the executable
-    /// frees by itself.
+    /// Checks that a launch may allocate again the memory of an earlier one. Returns the memory to free first, if the executable
+    /// frees automatically.
     pub(crate) fn graph_memory_check(&self, works: &[Work], frees_first: bool) -> Answer<Vec<u64>> {
         let mut stale = Vec::new();
         let is_allocated_here =
@@ -134,7 +134,7 @@ impl Machine {
         for work in works {
             match work {
                 Work::Alloc(base) if self.graph_memory_is_live(*base) => stale.push(*base),
-                // Memory of another graph has to be there.
+                // Memory of another graph must be allocated.
                 Work::Free(base) if !is_allocated_here(*base) && !self.graph_memory_is_live(*base) => {
                     return Err(INVALID_VALUE);
                 }
@@ -144,7 +144,7 @@ impl Machine {
         if stale.is_empty() || frees_first { Ok(stale) } else { Err(INVALID_VALUE) }
     }
 
-    /// Takes the capacity that a launch needs and does not have; all of it or nothing.
+    /// Takes the capacity that a launch needs and does not have; all of it or none.
     pub(crate) fn graph_memory_admit(&mut self, works: &[Work]) -> Answer<()> {
         let mut admitted = Vec::new();
         for work in works {
@@ -192,7 +192,7 @@ impl Machine {
         Ok(Operation::Free(memory.allocation))
     }
 
-    /// An allocation node is queued, and this is its point.
+    /// Notes the point of a queued allocation node.
     pub(crate) fn graph_memory_born(&mut self, base: u64, born: Point) {
         if let Some(memory) = self.graphs.memory.get_mut(&base) {
             memory.allocation.born = Some(born);
@@ -200,19 +200,19 @@ impl Machine {
         }
     }
 
-    /// Whether the program may free it: launched, not freed, and no business of a node's.
+    /// Whether the program may free it: launched, not freed, and not freed by a node.
     pub(crate) fn graph_memory_is_live(&self, base: u64) -> bool {
         self.graphs.memory.get(&base).is_some_and(|memory| memory.is_live)
     }
 
-    /// The program has freed it.
+    /// Notes that the program has freed it.
     pub(crate) fn graph_memory_retire(&mut self, base: u64) {
         if let Some(memory) = self.graphs.memory.get_mut(&base) {
             memory.is_live = false;
         }
     }
 
-    /// A free has run.
+    /// Notes that a free has run.
     pub(crate) fn graph_memory_released(&mut self, base: u64) {
         if let Some(memory) = self.graphs.memory.get_mut(&base) {
             memory.pending_count = memory.pending_count.saturating_sub(1);
@@ -230,7 +230,7 @@ impl Machine {
         }
     }
 
-    /// Takes it away whatever its state, with its context.
+    /// Removes it in any state, with its context.
     pub(crate) fn graph_memory_remove(&mut self, base: u64) {
         self.graph_memory_evict(base);
         self.memory.remove(base);
@@ -241,7 +241,7 @@ impl Machine {
         }
     }
 
-    /// Gives back the capacity of what no launch is using.
+    /// Releases the capacity of memory that no launch uses.
     pub(crate) fn graph_memory_trim(&mut self, device: usize) {
         let is_idle = |memory: &&GraphMemory| {
             memory.allocation.device == device && !memory.is_live && memory.pending_count == 0
@@ -262,7 +262,7 @@ impl Machine {
         }
     }
 
-    /// The two peaks may be reset, to zero only.
+    /// Sets an attribute: the two peaks may be reset, to zero only.
     pub(crate) fn graph_memory_set_attribute(
         &mut self,
         device: usize,

@@ -56,7 +56,7 @@ impl Machine {
         }
     }
 
-    /// A copy between two places: of each the address, the pitch of rows, and the bytes of a slice.
+    /// A copy between two locations: of each the address, the pitch of rows, and the bytes of a slice.
     fn copy_told(
         &self,
         target: (u64, u64, u64),
@@ -109,14 +109,14 @@ impl Machine {
         }
     }
 
-    /// The device, size and address of what a node allocates.
+    /// The device, size and address of an allocation node.
     pub(crate) fn node_alloc(&self, node: Handle) -> Answer<(usize, u64, u64)> {
         let Work::Alloc(base) = self.node(node)?.work else { return Err(INVALID_VALUE) };
         let found = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?;
         Ok((found.device, found.size_bytes, base))
     }
 
-    /// Gives a node that records an event, or waits for one, another event.
+    /// Replaces the event of a node that records one or waits for one.
     pub(crate) fn node_set_event(&mut self, node: Handle, event: Handle, is_wait: bool) -> Answer<()> {
         self.events.get(event).ok_or(INVALID_HANDLE)?;
         self.graphs.nodes.get_mut(node).ok_or(INVALID_VALUE)?.work.set_event(event, is_wait)

@@ -29,7 +29,7 @@ impl Machine {
         Ok(base)
     }
 
-    /// The devices' work is complete.
+    /// Frees pinned memory. The devices' work is complete.
     pub(crate) fn host_free(&mut self, base: u64) -> Answer<()> {
         let size_bytes = self.host.get(&base).ok_or(INVALID_VALUE)?.size_bytes();
         self.charge_pages(size_bytes, UNPIN_NS_PER_MIB);
@@ -59,7 +59,7 @@ impl Machine {
         self.pin(context, base, size_bytes, Owner::Registered { flags })
     }
 
-    /// The devices' work is complete. Uses that the host has not waited for are findings.
+    /// Unregisters memory. The devices' work is complete. Uses that the host has not waited for are findings.
     pub(crate) fn host_unregister(&mut self, base: u64) -> Answer<()> {
         match self.memory.at_call.get(&base).copied() {
             Some(Allocation { owner: Owner::Registered { .. }, size_bytes, .. }) => {

@@ -127,7 +127,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The program has freed a block; the device may still use its bytes.
+    /// Notes that the program has freed a block; the device may still use its bytes.
     pub(crate) fn pool_retire(&mut self, handle: Handle, size_bytes: u64) {
         if let Some(pool) = self.pools.get_mut(handle) {
             pool.used.current -= size_bytes;

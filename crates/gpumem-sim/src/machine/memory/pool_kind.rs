@@ -14,7 +14,7 @@ use gpumem_sys::types::{
 };
 
 impl Machine {
-    /// `home` is the device of the caller's context, for properties that name no device.
+    /// Creates a pool. `home` is the device of the caller's context, for properties that name no device.
     pub(crate) fn pool_create(&mut self, props: &CUmemPoolProps, home: usize) -> Answer<Handle> {
         let (kind, device) = self.pool_kind(props, home)?;
         let is_private = props.handleTypes == HandleType::CU_MEM_HANDLE_TYPE_NONE;
@@ -54,7 +54,7 @@ impl Machine {
         }
     }
 
-    /// Grants or revokes access to a pool. The own device of a pool of device memory keeps its access.
+    /// Grants or revokes access to a pool. The owning device of a pool of device memory keeps its access.
     pub(crate) fn pool_set_access(&mut self, handle: Handle, user: User, flags: Access) -> Answer<()> {
         let (kind, owner) = self.pool(handle).map(|pool| (pool.kind, pool.device))?;
         match user {

@@ -12,8 +12,8 @@ use crate::stream::operation::Operation;
 use gpumem_sys::types::CUmemPool_attribute as Attribute;
 
 impl Machine {
-    /// Searches in this order: frees of this stream, frees that happen before its next operation, memory that is free for all streams, new
-    /// memory, another stream's free with a wait.
+    /// Finds memory in this order: frees of this stream, frees that happen before its next operation, memory that is free for all
+    /// streams, new memory, another stream's free with a wait.
     pub(crate) fn pool_take(&mut self, handle: Handle, size_bytes: u64, stream: Handle) -> Answer<u64> {
         if let Some(base) = self.pool_take_own(handle, size_bytes, stream) {
             return Ok(base);
@@ -62,7 +62,8 @@ impl Machine {
         Some(base)
     }
 
-    /// A free has run. If the pool is opportunistic, memory that its stream has not reused becomes free for all streams.
+    /// Notes that a free has run. If the pool is opportunistic, memory that its stream has not reused becomes free for all
+    /// streams.
     pub(crate) fn pool_release(&mut self, handle: Handle, base: u64, size_bytes: u64, at: Option<Point>) {
         let Some(pool) = self.pools.get_mut(handle) else { return };
         let size_bytes = size_bytes.next_multiple_of(ALIGNMENT_BYTES);
@@ -79,7 +80,7 @@ impl Machine {
         self.pool_close_if_empty(handle);
     }
 
-    /// The host has observed that all work of some streams is complete, and so the points that happen before it.
+    /// Notes that the host has observed the completion of all work of some streams, and so of the points that happen before it.
     pub(crate) fn pools_seen(&mut self, is_meant: impl Fn(Handle, &Stream) -> bool) {
         if !self.has_hesitant_pools() {
             return;
@@ -94,7 +95,7 @@ impl Machine {
         self.pools_free_seen(&seen);
     }
 
-    /// The host has observed that an event is complete.
+    /// Notes that the host has observed the completion of an event.
     pub(crate) fn pools_seen_event(&mut self, event: Handle) {
         if let Some(event) = self.events.get(event).filter(|_| self.has_hesitant_pools())
             && let Some(point) = event.point
@@ -111,8 +112,8 @@ impl Machine {
         self.pools.iter().any(|(_, pool)| is_hesitant(pool))
     }
 
-    /// Memory whose free the host has observed is free for all streams. A destroyed stream counts as observed, because nothing can wait
-    /// for it.
+    /// Makes memory whose free the host has observed free for all streams. A destroyed stream counts as observed, because nothing
+    /// can wait for it.
     fn pools_free_seen(&mut self, seen: &HappensBefore) {
         let streams = &self.streams;
         for pool in self.pools.values_mut() {

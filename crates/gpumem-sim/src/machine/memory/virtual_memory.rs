@@ -126,7 +126,7 @@ impl Machine {
         self.charge_pages(physical.size_bytes, RELEASE_NS_PER_MIB);
     }
 
-    /// The handle that is mapped at an address, with one reference more.
+    /// The handle that is mapped at an address, with one additional reference.
     pub(crate) fn physical_retain(&mut self, address: u64) -> Answer<Handle> {
         let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
         let Owner::Mapped { handle, .. } = found.owner else { return Err(INVALID_VALUE) };

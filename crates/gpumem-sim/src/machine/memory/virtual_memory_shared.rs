@@ -16,7 +16,7 @@ impl Machine {
         self.virtual_memory.held(handle)?.shared.as_ref().ok_or(INVALID_VALUE)?.file.export()
     }
 
-    /// Imports a descriptor: a known handle with one reference more, or a new one.
+    /// Imports a descriptor: a known handle with an additional reference, or a new one.
     pub(crate) fn physical_import(&mut self, descriptor: i32) -> Answer<Handle> {
         let (file, label) = PageFile::open(descriptor, TicketKind::Physical)?;
         let device = self.device_index(label.device as i32)?;

@@ -9,7 +9,7 @@ use crate::stream::{Queued, Role, Stream};
 use std::sync::{Arc, OnceLock};
 
 impl Machine {
-    /// The clock of an operation that is queued now, if races are detected.
+    /// The clock of an operation that is being queued, if race detection is on.
     pub(crate) fn order_of(&mut self, handle: Handle, operation: &Operation) -> Order {
         self.number_stream(handle);
         if self.races.is_none() {
@@ -39,7 +39,7 @@ impl Machine {
         Order { call: self.call_count, host_clock: host_clock.map(Box::new), waits_for, mark: None }
     }
 
-    /// Sets the clock of an internal stream: it has no number among the program's streams, and comes after all work of
+    /// Sets the clock of an internal stream: it has no number among the program's streams, and is ordered after all work of
     /// destroyed streams of its context.
     pub(crate) fn clock_stands_apart(&mut self, handle: Handle, context: Handle) {
         let Some(stream) = self.streams.get_mut(handle) else { return };
@@ -50,7 +50,7 @@ impl Machine {
         }
     }
 
-    /// Streams count from 1, in the order in which they are first used.
+    /// Assigns the stream's number: from 1, in the order of first use.
     fn number_stream(&mut self, handle: Handle) {
         if let Some(stream) = self.streams.get_mut(handle).filter(|stream| stream.clock.number == 0) {
             self.stream_number += 1;
@@ -91,8 +91,8 @@ impl Machine {
         knowledge
     }
 
-    /// The snapshot to merge after a wait for a point. For a point that was passed before the wait, the present clock of
-    /// its stream.
+    /// The snapshot to merge after a wait for a point. For a point that was passed before the wait, the current clock of its
+    /// stream.
     fn lesson_of(&mut self, point: Point) -> Option<Mark> {
         self.mark_at(point).or_else(|| {
             let snapshot = self.streams.get(point.stream)?.clock.snapshot(point.position)?;
@@ -109,7 +109,7 @@ impl Machine {
         Some(queued.order.mark.get_or_insert_default().clone())
     }
 
-    /// An operation runs: merges its clock into that of its stream.
+    /// Called before an operation runs: merges its clock into that of its stream.
     pub(crate) fn order_before(&mut self, handle: Handle, queued: &mut Queued) -> Order {
         let order = core::mem::take(&mut queued.order);
         if self.races.is_none() {
@@ -127,7 +127,7 @@ impl Machine {
         order
     }
 
-    /// An operation has run: publishes its snapshot for the operations that wait for it.
+    /// Called after an operation has run: publishes its snapshot for the operations that wait for it.
     pub(crate) fn order_after(&mut self, handle: Handle, order: &Order) {
         let Some(mark) = &order.mark else { return };
         if let Some(stream) = self.streams.get(handle)
@@ -138,7 +138,7 @@ impl Machine {
         }
     }
 
-    /// The operation that runs now writes a value that others may wait for.
+    /// Notes that the running operation writes a value for which others may wait.
     pub(crate) fn clock_tells_value(&mut self, place: u64) {
         let Some(running) = self.running else { return };
         let (Some(races), Some(stream)) = (&mut self.races, self.streams.get(running.stream)) else { return };
@@ -147,8 +147,8 @@ impl Machine {
         }
     }
 
-    /// The operation that runs now has waited for a value: a stream wrote it as such or with other work, or the host if
-    /// it could.
+    /// Notes that the running operation has waited for a value that a stream wrote, by a value write or other work, or the host
+    /// if it has access.
     pub(crate) fn clock_learns_value(&mut self, place: u64, may_be_hosts: bool) {
         let (Some(running), call_count) = (self.running, self.call_count) else { return };
         let (Some(races), Some(stream)) = (&self.races, self.streams.get_mut(running.stream)) else { return };
@@ -165,7 +165,7 @@ impl Machine {
         }
     }
 
-    /// A stream is destroyed. Its clock is kept until the host's clock includes it.
+    /// Notes that a stream is destroyed. Its clock is kept until the host's clock includes it.
     pub(crate) fn clock_gone(&mut self, stream: &Stream) {
         let Some(races) = &mut self.races else { return };
         if let Some(end) = stream.snapshot() {
@@ -174,7 +174,7 @@ impl Machine {
         }
     }
 
-    /// The host has seen all of a stream's work that has run.
+    /// Notes that the host has observed all completed work of a stream.
     pub(crate) fn host_learns_stream(&mut self, handle: Handle) {
         self.pools_seen(|seen, _| seen == handle);
         if let (Some(races), Some(stream)) = (&mut self.races, self.streams.get(handle)) {
@@ -218,8 +218,8 @@ impl Machine {
         }
     }
 
-    /// A host function of a stream has returned: host code that ran after the stream's work and before the rest of it,
-    /// so the clocks of stream and host include each other.
+    /// Notes that a host function of a stream has returned. It ran after the earlier work of the stream and before the later
+    /// work, so the clocks of stream and host include each other.
     pub(crate) fn host_function_ran(&mut self, handle: Handle) {
         let call_count = self.call_count;
         let (Some(races), Some(stream)) = (&mut self.races, self.streams.get_mut(handle)) else { return };

@@ -1,4 +1,4 @@
-//! The order that the program has stated so far, updated by each wait: pools decide reuse by it.
+//! The order that the program has stated so far, updated by each wait. Pools base reuse on it.
 
 use crate::base::handle::Handle;
 use crate::machine::Machine;
@@ -7,7 +7,7 @@ use crate::order::happens_before::HappensBefore;
 use crate::stream::{Role, Stream};
 
 impl Machine {
-    /// A wait for a point is queued on a stream.
+    /// Notes a wait for a point, queued on a stream.
     pub(crate) fn happens_before_wait(&mut self, handle: Handle, point: Point, event: Option<Handle>) {
         let happens_before = match event.and_then(|event| self.events.get(event)) {
             Some(event) if event.point == Some(point) => event.happens_before.clone(),
@@ -32,13 +32,14 @@ impl Machine {
         stream.map(|stream| stream.happens_before.clone()).unwrap_or_default()
     }
 
-    /// Up to which position of another stream whatever a stream is given next surely comes after it.
+    /// The last position of another stream that is certainly ordered before the next work of a stream.
     pub(crate) fn happens_before_of(&self, handle: Handle, other: Handle) -> Option<u64> {
         let stream = self.streams.get(handle)?;
         stream.happens_before.known(other).max(self.happens_before_by_legacy(stream, other))
     }
 
-    /// The points before it by the implicit order of the legacy stream. Streams without pending work are included here.
+    /// The points before the stream's next work by the implicit order of the legacy stream. Streams without pending work are
+    /// included here.
     fn happens_before_by_legacy(&self, stream: &Stream, other: Handle) -> Option<u64> {
         if stream.role == Role::Legacy {
             let other = self.streams.get(other)?;

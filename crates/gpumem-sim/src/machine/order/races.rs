@@ -14,7 +14,7 @@ use core::ops::{Range, RangeInclusive};
 use gpumem_sys::types::CUresult;
 
 impl Machine {
-    /// The operation that runs now reads device or pinned memory.
+    /// Notes that the running operation reads device or pinned memory.
     pub(crate) fn note_read(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
         self.each_piece(kind, address, size_bytes, bytes, |machine, address, range| {
             machine.note_read_of(kind, address, range);
@@ -43,7 +43,7 @@ impl Machine {
         }
     }
 
-    /// The operation that runs now writes device or pinned memory.
+    /// Notes that the running operation writes device or pinned memory.
     pub(crate) fn note_write(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
         self.each_piece(kind, address, size_bytes, bytes, |machine, address, range| {
             machine.note_write_of(kind, address, range);
@@ -61,7 +61,7 @@ impl Machine {
         self.report_races(trace, &conflicts);
     }
 
-    /// The host reads or writes memory that devices reach, or frees or unregisters memory at a call.
+    /// Notes that the host reads or writes device-accessible memory, or frees or unregisters memory in a call.
     pub(crate) fn note_host(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
         let call = self.call_count;
         let Some(races) = &mut self.races else { return };
@@ -85,7 +85,7 @@ impl Machine {
         self.report_races(trace, &conflicts);
     }
 
-    /// Memory of this allocation is gone for the device: by an operation of a stream, or by a call.
+    /// Notes that the memory of an allocation is freed on the device: by an operation of a stream, or by a call.
     pub(crate) fn note_free(&mut self, allocation: &Allocation) {
         if self.races.is_none() {
             return;
@@ -106,14 +106,14 @@ impl Machine {
         }
     }
 
-    /// Pinned memory is about to go at a call, freed or unregistered.
+    /// Notes that pinned memory is about to be freed or unregistered by a call.
     pub(crate) fn note_host_free(&mut self, base: u64, kind: AccessKind) {
         if let Some(Allocation { size_bytes, bytes, .. }) = self.memory.at_call.get(&base).copied() {
             self.note_host(kind, base, size_bytes, bytes);
         }
     }
 
-    /// The program declares an access of the host. Memory that no device can reach is ignored.
+    /// Notes a declared access of the host. Memory that no device can access is ignored.
     pub(crate) fn host_touches(&mut self, kind: AccessKind, address: usize, size_bytes: usize) {
         let (address, size_bytes) = (address as u64, size_bytes as u64);
         self.call_count += 1;
@@ -122,13 +122,13 @@ impl Machine {
         }
     }
 
-    /// A fault of queued work.
+    /// Reports a fault of queued work.
     pub(crate) fn note_fault(&mut self, fault: Fault) {
         let Fault { kind, code, text, allocation } = fault;
         self.findings.add(Finding::Fault { kind, code, text, allocation: allocation.map(|origin| *origin) });
     }
 
-    /// Reports the mistake of a refused free.
+    /// Reports a refused free as misuse.
     pub(crate) fn note_if_refused<T>(&mut self, address: u64, answer: Answer<T>) -> Answer<T> {
         let code = match &answer {
             Err(code) if address != 0 => *code,
@@ -159,7 +159,7 @@ impl Machine {
         }
     }
 
-    /// A call that was refused because it is wrong in itself.
+    /// Reports a refused call as misuse.
     fn note_refused(&mut self, misuse: Misuse, code: CUresult, address: u64) {
         let allocation = self.origin(address);
         let call = self.call_name;
@@ -224,7 +224,7 @@ impl Machine {
         }
     }
 
-    /// A handle's memory is the device's again.
+    /// Notes that the memory of a handle is released to the device.
     pub(crate) fn note_physical_gone(&mut self, file_offset_bytes: u64, size_bytes: u64) {
         if let Some(races) = &mut self.races {
             let start = FILE_SPACE + file_offset_bytes;

@@ -1,4 +1,4 @@
-//! Uses of mappings: recorded when an operation follows an address, checked when the mapping ends.
+//! Uses of mappings: recorded when an operation accesses an address, checked when the mapping ends.
 
 use crate::machine::Machine;
 use crate::memory::Allocation;
@@ -9,7 +9,7 @@ use crate::report::finding::AccessKind;
 use core::ops::Range;
 
 impl Machine {
-    /// A handle has been mapped.
+    /// Notes that a handle was mapped.
     pub(crate) fn note_mapped(&mut self, base: u64) {
         let made_by = self.host_trace(AccessKind::Map, base);
         if let Some(races) = &mut self.races {
@@ -17,7 +17,7 @@ impl Machine {
         }
     }
 
-    /// The operation that runs now follows an address of a mapping to these bytes.
+    /// Notes that the running operation accesses these bytes through a mapping.
     pub(crate) fn note_use(&mut self, kind: AccessKind, address: u64, base: u64, bytes: &Range<u64>) {
         let Some(trace) = self.trace(kind, address, bytes) else { return };
         let stream = trace.stream.and_then(|stream| self.streams.get(stream));
@@ -31,16 +31,15 @@ impl Machine {
         }
     }
 
-    /// The operation that runs now writes a value or has waited for one, which races with nothing but the end of a
-    /// mapping.
+    /// Notes that the running operation writes a value or has waited for one, which can conflict with the end of a mapping only.
     pub(crate) fn note_value(&mut self, kind: AccessKind, address: u64, found: &Allocation) {
         if found.is_mapped() {
             self.note_use(kind, address, found.base, &(0..1));
         }
     }
 
-    /// A mapping is removed by a call that does not wait: all accesses through it must be complete by the host's
-    /// clock. Accesses through other mappings of the memory do not matter, and the access history is kept.
+    /// Notes that a call removes a mapping without waiting: all accesses through it must be complete by the host's clock.
+    /// Accesses through other mappings of the memory have no effect, and the access history is kept.
     pub(crate) fn note_unmapped(&mut self, mapping: &Allocation) {
         let trace = self.host_trace(AccessKind::Unmap, mapping.base);
         let Some(races) = &mut self.races else { return };
@@ -53,7 +52,8 @@ impl Machine {
         self.report_races(trace, &conflicts);
     }
 
-    /// An import is about to go, at a call or in a stream's order: as for an unmapping, its own uses have to be over.
+    /// Notes that an import is about to be freed, by a call or in stream order: its own uses must be complete, as for an
+    /// unmapping.
     pub(crate) fn note_import_gone(&mut self, import: &Allocation) {
         let of_stream = self.trace(AccessKind::Free, import.base, &(0..1));
         let trace = of_stream.unwrap_or_else(|| self.host_trace(AccessKind::Free, import.base));

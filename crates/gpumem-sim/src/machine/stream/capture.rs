@@ -15,12 +15,12 @@ use gpumem_sys::types::{CUstreamCaptureMode as Mode, CUstreamCaptureStatus as St
 use std::collections::BTreeSet;
 
 impl Machine {
-    /// Whether what is queued on a stream becomes part of a graph.
+    /// Whether work queued on a stream becomes part of a graph.
     pub(crate) fn is_capturing(&self, stream: Handle) -> bool {
         self.streams.get(stream).is_some_and(|stream| stream.capture.is_some())
     }
 
-    /// Begins a capture, into a graph of its own or behind some nodes of a given one.
+    /// Begins a capture, into a new graph or behind some nodes of an existing one.
     pub(crate) fn capture_begin(
         &mut self,
         handle: Handle,
@@ -51,7 +51,7 @@ impl Machine {
         self.join(handle, Joined::new(id, graph, after))
     }
 
-    /// Ends the capture that began on a stream; every stream that joined it leaves it, whatever comes of it.
+    /// Ends the capture that began on a stream. Every stream that joined leaves it, whatever the result.
     pub(crate) fn capture_end(&mut self, handle: Handle, thread: ThreadKey) -> Answer<Handle> {
         let stream = self.streams.get(handle).ok_or(INVALID_HANDLE)?;
         let joined = stream.capture.as_ref().ok_or(ILLEGAL_STATE)?;
@@ -78,7 +78,7 @@ impl Machine {
         Err(code)
     }
 
-    /// Takes every stream out of a capture; what their next nodes would have come after.
+    /// Removes every stream from a capture. Returns the nodes on which their next nodes would have depended.
     fn capture_leave(&mut self, id: u64) -> BTreeSet<Handle> {
         let mut left = BTreeSet::new();
         for handle in self.streams.handles() {
@@ -102,7 +102,7 @@ impl Machine {
         Ok(node)
     }
 
-    /// Records an event on a capturing stream: from now on it stands for a place in the graph.
+    /// Records an event on a capturing stream: from now on it refers to a position in the graph.
     pub(crate) fn capture_record(&mut self, event: Handle, stream: Handle) -> Answer<()> {
         let joined = self.streams.get(stream).and_then(|stream| stream.capture.as_ref());
         let joined = joined.ok_or(ILLEGAL_STATE)?;
@@ -112,7 +112,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A wait that involves a capture: the stream joins it, or what it records next also comes after the event.
+    /// A wait that involves a capture: the stream joins it, or its next node also depends on the event.
     pub(crate) fn capture_wait(&mut self, stream: Handle, event: Handle) -> Answer<()> {
         let found = self.streams.get(stream).ok_or(INVALID_HANDLE)?;
         let role = found.role;
@@ -137,7 +137,7 @@ impl Machine {
         }
     }
 
-    /// Records an event, or waits for one, as a node of its own: for work outside of the graph. Only while capturing.
+    /// Records an event, or waits for one, as a separate node that refers to work outside of the graph. Only while capturing.
     pub(crate) fn capture_external(&mut self, event: Handle, stream: Handle, is_wait: bool) -> Answer<()> {
         self.events.get(event).ok_or(INVALID_HANDLE)?;
         if !self.is_capturing(stream) {
@@ -176,7 +176,7 @@ impl Machine {
         })
     }
 
-    /// The capture on a stream, if there is one that can still become a graph.
+    /// The capture on a stream, if there is one that is valid.
     pub(crate) fn capture_info(&mut self, stream: Handle) -> Answer<Option<CaptureInfo>> {
         if self.capture_status(stream)? != Status::CU_STREAM_CAPTURE_STATUS_ACTIVE {
             return Ok(None);
@@ -193,7 +193,7 @@ impl Machine {
         }))
     }
 
-    /// Adds to what a stream's next node comes after, or replaces it.
+    /// Adds to the dependencies of a stream's next node, or replaces them.
     pub(crate) fn capture_set_after(
         &mut self,
         stream: Handle,
@@ -214,7 +214,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Exchanges a thread's mode; the one it had.
+    /// Exchanges a thread's mode. Returns the previous one.
     pub(crate) fn capture_exchange_mode(&mut self, thread: ThreadKey, mode: Mode) -> Answer<Mode> {
         if mode.0 > Mode::CU_STREAM_CAPTURE_MODE_RELAXED.0 {
             return Err(INVALID_VALUE);
@@ -223,7 +223,7 @@ impl Machine {
         Ok(before.unwrap_or(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL))
     }
 
-    /// Captures whose origin was destroyed with its context.
+    /// Removes captures whose origin was destroyed with its context.
     pub(crate) fn captures_forget(&mut self) {
         let streams = &self.streams;
         let gone = self.captures.live.iter().filter(|(_, capture)| streams.get(capture.origin).is_none());
@@ -232,7 +232,7 @@ impl Machine {
             self.capture_leave(id);
             let Some(capture) = self.captures.live.remove(&id) else { continue };
             if capture.owns_graph {
-                // The program never had the handle, so it is not destroyed.
+                // The program never got the handle, so the graph exists.
                 let _ = self.graph_destroy(capture.graph);
             }
         }

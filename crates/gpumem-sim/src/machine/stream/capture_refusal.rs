@@ -11,8 +11,8 @@ use crate::stream::{Role, Stream};
 use gpumem_sys::types::{CUresult, CUstreamCaptureMode as Mode};
 
 impl Machine {
-    /// Before work is queued on a stream: a broken capture takes none, and the null stream none that would tie it to
-    /// a blocking stream that captures.
+    /// Called before work is queued on a stream: an invalidated capture accepts none, and the null stream accepts none that it
+    /// would order with a blocking stream that captures.
     pub(crate) fn capture_check(&mut self, stream: Handle) -> Answer<()> {
         if self.captures.live.is_empty() {
             return Ok(());
@@ -28,7 +28,7 @@ impl Machine {
         }
     }
 
-    /// Before the host looks at how far a stream has come: one that captures has come nowhere.
+    /// Called before the host queries or waits for a stream: a capturing stream has no progress to observe.
     pub(crate) fn capture_check_observed(&mut self, stream: Handle, thread: ThreadKey) -> Answer<()> {
         self.capture_check(stream)?;
         let own = self.streams.get(stream).and_then(|stream| stream.capture.as_ref()).map(|joined| joined.id);
@@ -36,7 +36,7 @@ impl Machine {
         self.capture_check_unsafe(thread)
     }
 
-    /// Before the host looks at whether an event has passed.
+    /// Called before the host queries or waits for an event.
     pub(crate) fn capture_check_event(&mut self, event: Handle, thread: ThreadKey) -> Answer<()> {
         if let Some(at) = &self.events.get(event).ok_or(INVALID_HANDLE)?.captured {
             let id = at.id;
@@ -45,13 +45,13 @@ impl Machine {
         self.capture_check_unsafe(thread)
     }
 
-    /// Before the host waits for a whole context.
+    /// Called before the host waits for a whole context.
     pub(crate) fn capture_check_context(&mut self, context: Handle) -> Answer<()> {
         let within: Vec<u64> = self.captures_where(|stream| stream.context == context);
         self.capture_refuse(within, CAPTURE_UNSUPPORTED)
     }
 
-    /// Before a call that may wait for the device behind the program's back: refused as the modes say.
+    /// Called before a call that may implicitly wait for the device, which the modes may refuse.
     pub(crate) fn capture_check_unsafe(&mut self, thread: ThreadKey) -> Answer<()> {
         if self.captures.live.is_empty() {
             return Ok(());
@@ -70,7 +70,7 @@ impl Machine {
         self.capture_refuse(hit, CAPTURE_UNSUPPORTED)
     }
 
-    /// Refuses with a code if there is any capture to refuse for, and breaks those.
+    /// Refuses with a code and invalidates the captures, if there are any.
     pub(crate) fn capture_refuse(
         &mut self,
         ids: impl IntoIterator<Item = u64>,
@@ -94,7 +94,7 @@ impl Machine {
         self.captures.live.get(&id).is_none_or(|capture| capture.is_broken)
     }
 
-    /// The captures that work on a stream would be tied to by the null stream's implicit order.
+    /// The captures that work on a stream would join by the implicit order of the null stream.
     pub(crate) fn captures_implied_by(&self, stream: Handle) -> Vec<u64> {
         match self.streams.get(stream) {
             Some(stream) if stream.role == Role::Legacy => {
@@ -112,8 +112,8 @@ impl Machine {
         joined.filter_map(|(_, stream)| Some(stream.capture.as_ref()?.id)).collect()
     }
 
-    /// Before what no capturing stream takes (its end, a launch of a graph, attaching memory): refused, and the capture
-    /// is broken.
+    /// Called before calls that a capturing stream never accepts (its destruction, a launch of a graph, attaching memory):
+    /// refuses and invalidates the capture.
     pub(crate) fn capture_check_outside(&mut self, stream: Handle) -> Answer<()> {
         let own = self.streams.get(stream).and_then(|stream| stream.capture.as_ref()).map(|joined| joined.id);
         self.capture_refuse(own, CAPTURE_UNSUPPORTED)

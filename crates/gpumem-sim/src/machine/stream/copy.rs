@@ -1,10 +1,11 @@
-//! Copies and memsets at the call: what the addresses are, whether they may be used, when the host may go on.
+//! Copies and memsets at the time of the call: the kinds of the addresses, the access checks, and the point for which the call
+//! waits.
 //!
-//! Between host and device, pinned memory is read or written when the copy runs; pageable memory is read at the call
-//! (staged), and a copy into it is done when the call returns. The calls without a stream go through the null stream.
-//! They wait for copies that pinned memory takes part in; from pageable memory, only for what was queued there before,
-//! and return once the bytes are staged; copies within and between devices, and memsets, are never waited for. Copies
-//! from host memory to host memory are done when any call returns.
+//! Between host and device, pinned memory is read or written when the copy runs. Pageable memory is read during the call
+//! (staged), and a copy into it is complete when the call returns. The calls without a stream use the null stream. They wait for
+//! copies to or from pinned memory. For copies from pageable memory they wait only for earlier work, and return once the bytes
+//! are staged. They never wait for copies within and between devices, or for memsets. Copies from host memory to host memory are
+//! complete when any call returns.
 
 use crate::base::address::is_device_address;
 use crate::base::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
@@ -16,13 +17,13 @@ use crate::order::Point;
 use crate::stream::operation::{CopyRows, Fill, Operation, Route};
 use gpumem_sys::types::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUmemorytype};
 
-/// Which directions a call allows.
+/// The directions that a call allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     HostToDevice,
     DeviceToHost,
     DeviceToDevice,
-    /// The kind follows from the addresses.
+    /// The addresses determine the direction.
     Any,
 }
 
@@ -45,7 +46,7 @@ enum End {
     Device(Allocation),
     Managed,
     Pinned,
-    /// Pinned host memory of a pool, which no device's address is taken for.
+    /// Pinned host memory of a pool, which is never treated as device memory.
     PinnedPool(Allocation),
     Pageable,
 }
@@ -57,8 +58,8 @@ impl End {
 }
 
 impl Machine {
-    /// Queues a copy. The point is to be waited for before the call returns: pageable memory is its target, or
-    /// `is_blocking` and the host takes part.
+    /// Queues a copy. Returns the point to wait for before the call returns: pageable memory is its target, or `is_blocking` is
+    /// set and the host takes part.
     pub(crate) fn copy(
         &mut self,
         stream: Handle,
@@ -79,7 +80,7 @@ impl Machine {
             || is_blocking && route.touches_host() && !is_staged;
         let before = self.tail(stream).filter(|_| is_blocking);
         let operation = match ends.1 {
-            // A graph keeps no bytes: its copies read the source whenever they run.
+            // A graph stores no bytes: its copies read the source whenever they run.
             End::Pageable if is_staged => Operation::Staged { target, bytes: stage(source, size_bytes) },
             _ => Operation::Copy { target, source, size_bytes, route },
         };
@@ -87,7 +88,7 @@ impl Machine {
         Ok(if is_host_waiting { Some(point) } else { before.filter(|_| is_staged) })
     }
 
-    /// A copy of rows.
+    /// Queues a copy of rows.
     pub(crate) fn copy_2d(
         &mut self,
         stream: Handle,
@@ -115,7 +116,7 @@ impl Machine {
         self.copy_3d(stream, &slice, is_blocking)
     }
 
-    /// A copy of slices of rows.
+    /// Queues a copy of slices of rows.
     pub(crate) fn copy_3d(
         &mut self,
         stream: Handle,
@@ -146,7 +147,7 @@ impl Machine {
         self.copy_rows(stream, (target, source), extent, direction, is_blocking)
     }
 
-    /// Queues a copy of rows; there are some. Pageable memory makes it blocking in either direction: rows are not staged.
+    /// Queues a copy of at least one row. Pageable memory makes it blocking in both directions: rows are not staged.
     fn copy_rows(
         &mut self,
         stream: Handle,
@@ -178,7 +179,7 @@ impl Machine {
         Ok((is_pageable || is_blocking && route.touches_host()).then_some(point))
     }
 
-    /// Queues a memset. To be waited for where the target is host memory and the call is a blocking one.
+    /// Queues a memset. Returns the point to wait for if the target is host memory and the call is blocking.
     pub(crate) fn fill(&mut self, stream: Handle, fill: Fill, is_blocking: bool) -> Answer<Option<Point>> {
         let row_bytes = fill.width.checked_mul(fill.pattern_bytes).ok_or(INVALID_VALUE)?;
         if row_bytes == 0 || fill.height == 0 {
@@ -243,13 +244,13 @@ impl Machine {
         }
     }
 
-    /// Whether a stream's device may use memory with its own engines: else `INVALID_VALUE`.
+    /// Checks that the copy engines of a stream's device may access memory: otherwise `INVALID_VALUE`.
     pub(crate) fn check_access(&self, stream: Handle, allocation: &Allocation) -> Answer<()> {
         if self.has_peer_access(stream, allocation)? { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
-    /// Memory of another device's pool has to be shared before this device's streams may copy it, and mapped memory
-    /// is for the devices that were given access; plain memory is staged through the host instead.
+    /// Memory of another device's pool must be shared before this device's streams may copy it, and mapped memory is accessible
+    /// to devices that were given access. Plain memory is staged through the host instead.
     fn check_granted(&self, device: usize, allocation: &Allocation) -> Answer<()> {
         let is_granted = match allocation.owner {
             Owner::Pool(pool) | Owner::Imported(pool) if allocation.device != device => {
@@ -266,7 +267,7 @@ impl Machine {
         self.may_use(context, allocation).ok_or(INVALID_CONTEXT)
     }
 
-    /// Whether kernels of a context reach an allocation.
+    /// Whether kernels of a context may access an allocation.
     pub(crate) fn may_use(&self, handle: Handle, allocation: &Allocation) -> Option<bool> {
         let context = self.contexts.get(handle)?;
         Some(match allocation.owner {
@@ -276,7 +277,7 @@ impl Machine {
             _ if allocation.device == context.device => true,
             Owner::Host { .. } | Owner::Registered { .. } => true,
             Owner::Plain => context.peers.contains(&allocation.context),
-            // Opening has given access to the context that opened it.
+            // The context that opened the memory has access.
             Owner::Opened => allocation.context == handle,
             Owner::Graph => false,
             Owner::Pool(pool) | Owner::Imported(pool) => {
@@ -322,7 +323,7 @@ impl Volume {
         Ok((first, bytes_to(depth - 1, height - 1, width_bytes).ok_or(INVALID_VALUE)?))
     }
 
-    /// From one slice to the next; of a single slice, anything.
+    /// The distance between slices; arbitrary for a single slice.
     fn slice_bytes(&self) -> u64 {
         self.pitch.saturating_mul(self.slice_rows)
     }
@@ -335,12 +336,12 @@ fn base_of(kind: CUmemorytype, host: usize, device: u64) -> Answer<u64> {
         CUmemorytype::CU_MEMORYTYPE_ARRAY => return Err(NOT_SUPPORTED),
         _ => return Err(INVALID_VALUE),
     };
-    // Null stays null, wherever the first row begins.
+    // Null stays null, wherever the first row starts.
     if base == 0 { Err(INVALID_VALUE) } else { Ok(base) }
 }
 
 fn check_direction(direction: Direction, (target, source): (End, End)) -> Answer<()> {
-    // Managed memory is as good as pinned to a copy, in either direction.
+    // A copy treats managed memory like pinned memory, in both directions.
     let is_device = |end| matches!(end, End::Device(_) | End::Managed | End::Pinned);
     let is_host = |end| matches!(end, End::Pageable | End::Managed | End::Pinned | End::PinnedPool(_));
     let is_allowed = match direction {
@@ -354,6 +355,6 @@ fn check_direction(direction: Direction, (target, source): (End, End)) -> Answer
 
 fn stage(source: u64, size_bytes: u64) -> Box<[u8]> {
     let source = core::ptr::with_exposed_provenance::<u8>(source as usize);
-    // SAFETY: not a device address, so the program vouches for that many readable bytes, as the driver asks.
+    // SAFETY: the address is not a device address, so the program guarantees that many readable bytes, as the driver requires.
     unsafe { core::slice::from_raw_parts(source, size_bytes as usize) }.into()
 }

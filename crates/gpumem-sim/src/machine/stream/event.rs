@@ -71,7 +71,8 @@ impl Machine {
         recorded
     }
 
-    /// Makes a stream wait for an event of any context. Also when it is done already: the wait carries its time over.
+    /// Makes a stream wait for an event of any context. A wait for a complete event is queued too, because it carries the event's
+    /// time.
     pub(crate) fn stream_wait(&mut self, stream: Handle, event: Handle) -> Answer<()> {
         if self.is_capturing(stream) || self.events.get(event).is_some_and(|event| event.captured.is_some()) {
             return self.capture_wait(stream, event);
@@ -85,14 +86,14 @@ impl Machine {
         Ok(())
     }
 
-    /// The point to wait for, unless it is done already.
+    /// The point to wait for, unless the event is complete.
     pub(crate) fn event_point(&self, event: Handle) -> Answer<Option<Point>> {
         let event = self.events.get(event).ok_or(INVALID_HANDLE)?;
         self.check_context(event.context)?;
         Ok(event.point.filter(|&point| !self.is_done(point)))
     }
 
-    /// The operation of a recording runs. A later recording of the same event has taken its place by then, or not.
+    /// Called when a record runs. A later record of the event may have replaced its point by then.
     pub(crate) fn event_mark(&mut self, event: Handle, at: Point, time_ns: u64) {
         if let Some(event) = self.events.get_mut(event).filter(|event| event.point == Some(at)) {
             event.time_ns = Some(time_ns);

@@ -26,7 +26,7 @@ pub(crate) struct Fault {
 }
 
 impl Machine {
-    /// Runs one operation of a stream and moves the stream's clock.
+    /// Runs one operation of a stream and advances the stream's clock.
     pub(crate) fn execute(&mut self, handle: Handle, queued: Queued) {
         self.close_windows_if_many();
         let Some(stream) = self.streams.get(handle) else { return };
@@ -68,14 +68,14 @@ impl Machine {
         }
     }
 
-    /// When a point was reached: the event's own time, if it still stands for that point, else its stream's clock.
+    /// The time at which a point was reached: the event's own time if it still refers to that point, else its stream's clock.
     fn time_of(&self, point: Point, event: Option<Handle>) -> u64 {
         let event = event.and_then(|event| self.events.get(event)).filter(|event| event.point == Some(point));
         let stream_ns = || self.streams.get(point.stream).map_or(0, |stream| stream.time_ns);
         event.and_then(|event| event.time_ns).unwrap_or_else(stream_ns)
     }
 
-    /// The work of an operation, and what it took.
+    /// Runs the work of an operation. Returns its duration.
     fn execute_work(&mut self, context: Handle, operation: Operation) -> Result<u64, Fault> {
         match operation {
             Operation::Copy { target, source, size_bytes, route } => {
@@ -98,7 +98,7 @@ impl Machine {
             Operation::WaitValue(wish, _) => self.execute_value(&wish, false),
             Operation::WriteValue(wish) => self.execute_value(&wish, true),
             Operation::Launch(launch) => self.execute_launch(context, &launch),
-            // Host functions have run outside; the others have been dealt with.
+            // Host functions have run outside; the remaining operations were handled before.
             _ => Ok(0),
         }
     }
@@ -124,7 +124,7 @@ impl Machine {
         Ok(self.config.costs.of_fill(fill))
     }
 
-    /// The bytes behind an address: the device's as allocated now, the host's as they are.
+    /// The bytes at an address: in the device's current allocations, or in host memory.
     fn reach(
         &mut self,
         context: Handle,
@@ -136,7 +136,7 @@ impl Machine {
             self.managed_touch(context, address, size_bytes);
         }
         let (kind, why, allocation) = match self.memory.live(address, size_bytes) {
-            // Other memory may be copied by any device, staged through the host if need be.
+            // Any device may copy other memory, staged through the host if necessary.
             Some(found) if found.is_mapped() && self.may_use(context, &found) != Some(true) => {
                 let why = format!("{address:#x} is mapped, but this device has no access to all of it");
                 (FaultKind::WrongDevice, why, Some(found))
@@ -168,7 +168,7 @@ impl Machine {
         Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation })
     }
 
-    /// The context is lost. Work that failed takes no time.
+    /// Marks the context as lost. Failed work takes no time.
     fn fail(&mut self, context: Handle, fault: Fault) -> u64 {
         if let Some(context) = self.contexts.get_mut(context) {
             context.error = Some(fault.code);
@@ -205,15 +205,15 @@ fn freed_early(allocation: Origin) -> Fault {
 }
 
 fn copy_bytes(source: Bytes, target: Bytes, size_bytes: u64) {
-    // SAFETY: device ranges were found whole in a live mapping of this instance, host ranges are what the program
-    // promised the driver to keep until the copy is done; they may overlap, which `copy` allows.
+    // SAFETY: device ranges lie in a live mapping of this instance. The program guaranteed to the driver that host ranges stay
+    // valid until the copy is complete. The ranges may overlap, which `copy` allows.
     unsafe { core::ptr::copy(source.0, target.0, size_bytes as usize) };
 }
 
 fn fill_bytes(target: Bytes, fill: &Fill) {
     let len = fill.width as usize;
-    // SAFETY: the row was found whole in a live mapping of this instance, or is host memory that the program pinned
-    // and keeps; the call checked that the address is a multiple of the pattern's size, and mappings begin at pages.
+    // SAFETY: the row lies in a live mapping of this instance, or in host memory that the program pinned and keeps. The call
+    // checked that the address is a multiple of the pattern's size, and mappings begin at pages.
     unsafe {
         match fill.pattern_bytes {
             1 => target.0.write_bytes(fill.pattern as u8, len),

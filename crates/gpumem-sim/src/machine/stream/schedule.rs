@@ -8,7 +8,7 @@ use crate::stream::operation::{HostCall, HostFunction, Operation};
 use crate::stream::schedule::Step;
 
 impl Machine {
-    /// How many operations run by themselves when a call has done its own part.
+    /// The number of operations that run at the end of a call that does not wait.
     pub(crate) fn progress_count(&mut self) -> usize {
         if self.active.is_empty() { 0 } else { self.schedule.allowance() }
     }
@@ -21,7 +21,7 @@ impl Machine {
         }
     }
 
-    /// Whether a stream has as much queued as it may.
+    /// Whether a stream's queue is full.
     pub(crate) fn is_full(&self, stream: Handle) -> bool {
         self.staged_bytes > STAGED_BYTES_MAX
             || self.streams.get(stream).is_some_and(|stream| stream.queue.len() > QUEUE_MAX)
@@ -39,7 +39,7 @@ impl Machine {
         Step::Ran
     }
 
-    /// A stream whose first operation is ready; one that a rule holds back only if there is no other.
+    /// A stream whose first operation is ready. A stream delayed by a rule is chosen only if there is no other.
     fn draw(&mut self) -> Option<Handle> {
         if self.schedule.delays.is_empty() {
             return self.draw_any();
@@ -100,8 +100,8 @@ impl Machine {
         found
     }
 
-    /// This stream if its first operation is ready; else the one that it waits for, or that one's, which must come
-    /// first anyway. `None` if it waits for a host function, or for a value that is not written yet.
+    /// This stream if its first operation is ready; otherwise the stream that it waits for, recursively, whose work must run
+    /// first. `None` if it waits for a host function, or for a value that is not written yet.
     fn runnable(&self, stream: Handle) -> Option<Handle> {
         let mut at = stream;
         loop {

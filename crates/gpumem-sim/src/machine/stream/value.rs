@@ -17,7 +17,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Queues the writing of a value.
+    /// Queues a write of a value.
     pub(crate) fn value_write(&mut self, stream: Handle, wish: Value) -> Answer<()> {
         self.value_check(stream, &wish)?;
         self.enqueue(stream, Operation::WriteValue(wish));
@@ -32,7 +32,7 @@ impl Machine {
         self.check_access(stream, &found)
     }
 
-    /// Whether a wait is over. One that can't be kept is over too: it fails when it runs.
+    /// Whether a wait is complete. A wait for invalid memory is complete too: it fails when it runs.
     pub(crate) fn value_is_met(&self, stream: Handle, wish: &Value, condition: Condition) -> bool {
         let context = self.streams.get(stream).and_then(|stream| self.contexts.get(stream.context));
         if context.is_none_or(|context| context.error.is_some()) {
@@ -43,8 +43,8 @@ impl Machine {
             return true;
         }
         let bytes = found.bytes_at(wish.address).0;
-        // SAFETY: the range lies whole in memory that is alive, and the call checked that the address is a multiple of
-        // the size. The program may write pinned memory at the same time, so it is read by one atomic access.
+        // SAFETY: the range lies in live memory, and the call checked that the address is a multiple of the size. The program may
+        // write pinned memory concurrently, so it is read by one atomic access.
         let found = unsafe {
             if wish.is_wide {
                 AtomicU64::from_ptr(bytes.cast()).load(Ordering::Acquire)
@@ -55,8 +55,8 @@ impl Machine {
         condition.is_met(found, wish)
     }
 
-    /// Writes a value, or ends a wait for one. Its memory must exist. Such accesses are no races; the clock of a waiting
-    /// stream includes that of the writer.
+    /// Writes a value, or ends a wait for one. The memory must exist. Such accesses are not races; the clock of a waiting stream
+    /// includes that of the writer.
     pub(crate) fn execute_value(&mut self, wish: &Value, is_write: bool) -> Result<u64, Fault> {
         let size_bytes = wish.size_bytes();
         let Some(found) = self.memory.live(wish.address, size_bytes) else {
@@ -80,8 +80,8 @@ impl Machine {
         }
         self.clock_tells_value(self.place_of(wish.address, &found));
         let bytes = found.bytes_at(wish.address).0;
-        // SAFETY: the range lies whole in memory that is alive, devices may write it, and the call checked that the
-        // address is a multiple of the size. The program may read pinned memory at the same time, so it is one access.
+        // SAFETY: the range lies in live memory that devices may write, and the call checked that the address is a multiple of
+        // the size. The program may read pinned memory concurrently, so this is one access.
         unsafe {
             if wish.is_wide {
                 AtomicU64::from_ptr(bytes.cast()).store(wish.value, Ordering::Release);
