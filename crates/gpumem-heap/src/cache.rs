@@ -1,4 +1,4 @@
-//! Thread caches: what each thread keeps of a stream's freed blocks, so that most requests reach neither the heap nor its lock.
+//! Thread caches: freed blocks that each thread keeps for a stream, so that most requests reach neither the heap nor its lock.
 //!
 //! | file | job |
 //! | --- | --- |

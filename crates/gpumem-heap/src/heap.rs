@@ -17,9 +17,9 @@
 //!
 //! # Host memory
 //!
-//! 48 bytes for each block and each free range, and up to as much again in reserve; likewise for each handle, with a word for each
-//! stream that has used it; 12 bytes, and a sixteenth of that, for each 2 MiB of addresses ever used; and 5 KiB of lists for each
-//! stream and space. Mappings that cannot be unmapped yet need no more, although there may be a hundred for each page.
+//! 48 bytes for each block and each free range, and up to as much again in reserve; an equal amount for each handle, with a word
+//! for each stream that has used it; 12 bytes, and a sixteenth of that, for each 2 MiB of addresses ever used; and 5 KiB of lists
+//! for each stream and space. Mappings that cannot be unmapped yet need no more, although there may be a hundred for each page.
 //!
 //! # Terms
 //!
@@ -109,12 +109,12 @@ pub struct Heap {
     kept_bytes: u64,
     /// How much thread caches may retain, as of the last request for it.
     keepable_bytes: u64,
-    /// The part of `blocks_bytes` that was reserved before it was needed, and that has not been given back since.
+    /// The part of `blocks_bytes` that was reserved before it was needed, and that has not been released since.
     reserved_ahead_bytes: u64,
     lost: Lost,
     /// Memory of the caller that counts against the same limit.
     outside_bytes: u64,
-    /// Mappings that may still be made before the heap grows instead, in thousandths.
+    /// The mappings that may be made before the heap grows instead, in thousandths.
     mapping_credit: u32,
     /// The number of empty mappings from which on those that could not be unmapped are tried again.
     empty_retry: usize,
@@ -277,7 +277,7 @@ fn pages_in(size_bytes: u64) -> u32 {
 
 /// The largest space, in bytes: more than any device has. Addresses cost nothing.
 const SPACE_BYTES_MAX: u64 = 1 << 50;
-/// What a program may use up before its first large blocks have earned any.
+/// The mapping credit of a program before its first large blocks.
 const MAPPING_CREDIT_MAX: u32 = 512 * 1000;
 const LARGE_SPACE: usize = 1;
 const SMALL_MAX_BYTES: u64 = 1 << 20;

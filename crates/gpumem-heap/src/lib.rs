@@ -1,7 +1,7 @@
 //! Thread caches and a heap for stream-ordered memory.
 //!
-//! This crate keeps books about memory that it never accesses: which bytes are free, in the order of which stream, and how physical
-//! memory is mapped at addresses. It calls no driver. Two traits supply the rest:
+//! This crate does the book-keeping for memory that it never accesses: which bytes are free, in the order of which stream, and how
+//! physical memory is mapped at addresses. It calls no driver. Two traits supply the rest:
 //!
 //! - [`PhysicalMemory`]: creates, maps, unmaps and releases physical memory;
 //! - [`Order`](order::Order): which uses of memory are ordered before a stream's next operation, and which are complete.
@@ -9,8 +9,8 @@
 //! Functions that use them are generic, so a pool that implements both gets its own copies without dynamic calls. Neither trait is
 //! called before a request misses the thread caches.
 //!
-//! Arguments out of range are refused or clamped, and never panic in a release build. Debug assertions and
-//! [`heap::Heap::check`] find a caller that gives a block back twice.
+//! Arguments out of range are refused or clamped, and never panic in a release build. Debug assertions and [`heap::Heap::check`] detect a
+//! caller that returns a block twice.
 //!
 //! # Rooms
 //!

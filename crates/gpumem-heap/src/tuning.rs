@@ -116,7 +116,7 @@ impl Tuning {
 pub const SPLIT_BYTES_MAX_MIN: u64 = 20 << 20;
 
 const PAGE_BYTES: u64 = 2 << 20;
-/// A thousand times everything: more would overflow, and means nothing.
+/// A factor of a thousand: larger values would overflow and have no meaning.
 const PER_MILLE_MAX: u32 = 1_000_000;
 /// A bit of a word for each page.
 const HANDLE_PAGES_MAX: u32 = 64;

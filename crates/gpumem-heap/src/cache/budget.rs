@@ -1,9 +1,9 @@
 //! [`Budget`]: limits the combined size of a pool's magazines and depot.
 //!
-//! Each thread cache and each batch has an *allowance* in bytes. The budget grants it before blocks are put in, and
-//! takes it back after they have left; blocks that move between a magazine and the depot take their allowance along. So the bytes
-//! held never exceed the sum of the allowances, which never exceeds the cap, however many threads there are. A lower cap takes
-//! nothing away by itself: no more is granted until enough has been given back.
+//! Each thread cache and each batch has an *allowance* in bytes. The budget grants it before blocks are put in, and revokes it
+//! after they have left; blocks that move between a magazine and the depot take their allowance along. So the bytes held never
+//! exceed the sum of the allowances, which never exceeds the cap, however many threads there are. A lower cap drains nothing: no
+//! more is granted until enough has been returned.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -30,7 +30,7 @@ impl Budget {
         self.granted_bytes.load(Ordering::Relaxed)
     }
 
-    /// Grants `wanted_bytes`, or as much of it as is left if that is at least `needed_bytes`; else 0.
+    /// Grants `wanted_bytes`, or the remaining bytes if they are at least `needed_bytes`; else 0.
     pub(super) fn grant(&self, needed_bytes: u64, wanted_bytes: u64) -> u64 {
         let cap_bytes = self.cap_bytes();
         let mut granted_bytes = self.granted_bytes();

@@ -159,7 +159,7 @@ impl LargeCache {
         true
     }
 
-    /// Notes that the heap has handed out a block, and the retention that it allows from now on.
+    /// Records that the heap handed out a block, and the retention that applies from now on.
     pub(super) fn note_out(&mut self, record: u32, retention: Retention) {
         self.last_out = record;
         self.retention = retention;
@@ -171,7 +171,7 @@ impl LargeCache {
         self.retention.keep_bytes > 0
     }
 
-    /// True if a small block may stand in for one of a smaller class.
+    /// True if a small block may replace one of a smaller class.
     pub(super) fn is_loose(&self) -> bool {
         self.keeps() && self.retention.excess_steps >= LOOSE_STEPS
     }
@@ -195,7 +195,7 @@ impl LargeCache {
         core::mem::take(&mut self.published_bytes)
     }
 
-    /// Removes some of the oldest blocks. Few at a time, since other threads wait for the heap meanwhile.
+    /// Removes some of the oldest blocks. Few at a time, because other threads wait for the heap meanwhile.
     pub(super) fn make_way(&mut self, leaves: impl FnMut(LargeBlock)) {
         let count = self.list.len();
         self.leave(if count <= COUNT_FREE { count } else { count.div_ceil(4).min(LEAVING_MAX) }, leaves);
@@ -220,7 +220,7 @@ const COUNT_FREE: usize = 4;
 const COUNT_MAX: usize = 1 << PLACE_BITS;
 const PLACE_BITS: u32 = 7;
 
-/// Blocks that leave at once, at most.
+/// The maximum number of blocks that leave at one time.
 const LEAVING_MAX: usize = 8;
 
 /// [`Retention::excess_steps`] for a quarter of a power of two.

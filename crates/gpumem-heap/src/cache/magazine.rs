@@ -73,7 +73,7 @@ impl Magazines {
         true
     }
 
-    /// Makes space for one more block in the stack of a class. A stack of the maximum length gives up its older half, with the
+    /// Makes space for one more block in the stack of a class. A stack of the maximum length loses its older half, with the
     /// allowance.
     pub(super) fn make_space(&mut self, class: SizeClass) -> Option<Vec<HeapBlock>> {
         let stack = &mut self.stacks[class.index()].blocks;
@@ -124,7 +124,7 @@ impl Magazines {
         self.allowance_bytes += granted_bytes;
     }
 
-    /// Gives up room beyond `keep_bytes`. Returns the bytes given up.
+    /// Returns room beyond `keep_bytes` to the budget. The result is its size in bytes.
     pub(super) fn give_up_room(&mut self, keep_bytes: u64) -> u64 {
         let excess_bytes = self.room_bytes.saturating_sub(keep_bytes);
         self.room_bytes -= excess_bytes;
@@ -147,8 +147,7 @@ impl Magazines {
         self.stacks.iter().map(|stack| stack.size_bytes * stack.blocks.len() as u64).sum()
     }
 
-    /// Gives up allowance until no more than `keep_bytes` are left: unused room first, then blocks, large ones first. Returns the
-    /// bytes given up.
+    /// Reduces the allowance to `keep_bytes`: unused room first, then blocks, large ones first. Returns the difference in bytes.
     pub(super) fn shrink(&mut self, keep_bytes: u64, mut leaves: impl FnMut(HeapBlock)) -> u64 {
         let before_bytes = self.allowance_bytes;
         let mut held_bytes = self.held_bytes();

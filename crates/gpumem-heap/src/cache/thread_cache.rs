@@ -3,7 +3,7 @@
 //!
 //! Every block in a cache was freed on the cache's stream, or was ready for all streams, so an allocation on that stream may take
 //! any of them without a check. The owning thread uses the cache through an [`OwnerGuard`]. Other threads revoke it for a moment,
-//! to drain it or to take its allowance back. Any thread reads its counters and its allowance without the lock.
+//! to drain it or to reduce its allowance. Any thread reads its counters and its allowance without the lock.
 
 use super::large_cache::{LargeBlock, Retention};
 use super::magazine::Magazines;

@@ -33,8 +33,8 @@ pub struct ThreadCaches<S> {
     budget: Budget,
     depot: Depot<S>,
     registry: Mutex<Registry>,
-    /// Counters by stream, for frees and allocations that have no thread cache: a thread past its destructors, a stream that is
-    /// gone. `None` once closed.
+    /// Counters by stream, for frees and allocations without a thread cache: on a thread that has destroyed its caches, or of a
+    /// destroyed stream. `None` once closed.
     common: Mutex<Option<BTreeMap<u64, Counters>>>,
     refusal_count: AtomicU32,
     /// The number of caches. Written under the registry's lock.
@@ -297,8 +297,8 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         granted_bytes > 0
     }
 
-    /// Takes allowance back: all of it from caches that were not used since the previous rebalance, and from the others what
-    /// exceeds an equal share. The depot gives up the oldest batch of each shelf.
+    /// Reclaims allowance: all of it from caches that were not used since the previous rebalance, and from the others the part
+    /// beyond an equal share. The depot loses the oldest batch of each shelf.
     fn rebalance(&self, asking: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
         // The holder of the lock rebalances too, or changes the list of caches.
         let Ok(registry) = self.registry.try_lock() else { return };
@@ -356,7 +356,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         (sum, kept_bytes)
     }
 
-    /// Adds a batch to the depot; what does not fit goes to the spill. Returns an empty list for the next batch.
+    /// Adds a batch to the depot, or to the spill if it does not fit. Returns an empty list for the next batch.
     fn shelve(&self, class: SizeClass, batch: Batch<S>, spill: &mut Spill<S>) -> Vec<HeapBlock> {
         self.depot.add(class, batch).unwrap_or_else(|batch| {
             self.leave(class, batch, spill);
@@ -409,7 +409,7 @@ fn stamped<S: Copy>(
     }
 }
 
-/// The least that a cache is granted at a time, so that small blocks seldom ask.
+/// The minimum grant of a cache, so that small blocks rarely need one.
 const GRANT_BYTES: u64 = 64 << 10;
 
 /// The room that a cache keeps when it runs empty.

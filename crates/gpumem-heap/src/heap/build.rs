@@ -1,8 +1,8 @@
 //! [`make`]: makes a row of mappings, or leaves everything as it was.
 //!
 //! The memory is called first, and the heap's books change only once all calls have succeeded. If one fails, the calls before it
-//! are undone. If even that fails, what stays mapped or created counts as reserved and goes to [`Lost`](super::lost::Lost): its
-//! addresses are not used again before it is unmapped.
+//! are undone. If even that fails, the remaining mappings and handles count as reserved and go to [`Lost`](super::lost::Lost):
+//! their addresses are not reused before they are unmapped.
 
 use super::extension::Extension;
 use super::mappings::HANDLES_MAX;
@@ -200,7 +200,7 @@ fn ask<M: PhysicalMemory>(
     Ok(backing.set_access(base, address - base)?)
 }
 
-/// Undoes the calls, and returns what is still mapped. If that is anything, the new handles stay too.
+/// Undoes the calls, and returns the remaining mappings. If there are any, the new handles stay too.
 fn undo(heap: &mut Heap, done: &Done, backing: &mut impl PhysicalMemory) -> Vec<(u64, u64)> {
     let mut mapped = done.mapped.clone();
     mapped.retain(|(address, size_bytes)| backing.unmap(*address, *size_bytes).is_err());

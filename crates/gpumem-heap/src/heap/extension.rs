@@ -10,7 +10,7 @@ use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
 use super::{Heap, pages_in};
 use crate::order::Order;
 
-/// Where a block would start, and what is missing to make it fit.
+/// The start of a block, and the pages that are missing there.
 #[derive(Debug)]
 pub(super) struct Extension {
     pub(super) start: u64,
@@ -32,8 +32,8 @@ impl Extension {
 }
 
 impl Heap {
-    /// The extensions that miss the fewest pages, fewest first. The end of the space, which suits any alignment, is the last,
-    /// whatever it misses.
+    /// The extensions with the fewest missing pages, fewest first. The end of the space, which suits any alignment, is always
+    /// the last one.
     pub(super) fn extensions(
         &self,
         index: usize,

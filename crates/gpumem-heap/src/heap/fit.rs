@@ -1,8 +1,8 @@
 //! [`Fit`]: the free records of one owner, by size (two-level segregated fit: Masmano, Ripoll, Crespo and Real, "TLSF", ECRTS
 //! 2004).
 //!
-//! The first level is the size's power of two, the second has 32 steps within it. Bitmaps tell which lists are not empty, so that a
-//! search looks at a few records of the request's own step and then takes the first record of the next step that has any.
+//! The first level is the size's power of two, the second has 32 steps within it. Bitmaps record which lists are not empty, so that
+//! a search looks at a few records of the request's own step and then takes the first record of the next step that has any.
 
 use super::record::{NONE, Record, Records};
 
@@ -119,7 +119,7 @@ impl Fit {
         Some(row * STEPS + self.steps[row].trailing_zeros() as usize)
     }
 
-    /// All records from a size on; a few slightly smaller ones may come along.
+    /// All records from a size on; the result may contain a few slightly smaller ones.
     pub(super) fn ids<'a>(&'a self, records: &'a Records, size_bytes: u64) -> impl Iterator<Item = u32> + 'a {
         let first = self.next_step(step_of(size_bytes));
         let steps = core::iter::successors(first, |step| self.next_step(step + 1));
@@ -142,7 +142,7 @@ impl Fit {
     }
 }
 
-/// The first place in a record for so many bytes, with the alignment counted from `-base`.
+/// The first place in a record for this many bytes, with the alignment relative to `-base`.
 pub(super) fn place(record: &Record, size_bytes: u64, base: u64, alignment: u64) -> Option<u64> {
     let start = (base + record.start).checked_next_multiple_of(alignment)? - base;
     (start.checked_add(size_bytes)? <= record.end()).then_some(start)

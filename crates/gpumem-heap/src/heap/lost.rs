@@ -1,5 +1,5 @@
-//! [`Lost`]: memory that could not be released when the heap tried. It counts as reserved, and is tried again whenever memory is
-//! given back.
+//! [`Lost`]: memory that could not be released when the heap tried. It counts as reserved, and its release is retried whenever
+//! memory is released.
 
 use super::Heap;
 use super::space::PAGE_SHIFT;
@@ -8,7 +8,7 @@ use crate::memory::{PhysicalMemory, RawHandle};
 /// Physical memory that could not be released.
 #[derive(Debug, Default)]
 pub struct Lost {
-    /// Handles that are not mapped any more, each with its size.
+    /// Handles without mappings, each with its size.
     handles: Vec<(RawHandle, u64)>,
     rows: Vec<LostMappings>,
     bytes: u64,

@@ -1,5 +1,4 @@
-//! [`Mappings`]: what is mapped where in one space. One word for each page of addresses, and another that links a handle's
-//! mappings.
+//! [`Mappings`]: the mappings of one space. One word for each page of addresses, and another that links a handle's mappings.
 //!
 //! Mappings that their memory has left are kept by the thousand, and while the device is far behind none of them may be unmapped.
 //! So mappings have no records of their own: all data of a mapping is in the table of its page addresses. Such a page-sized place

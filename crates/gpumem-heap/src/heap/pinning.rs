@@ -1,4 +1,4 @@
-//! Physical memory that others know: where it is mapped, and how it stays there.
+//! Physical memory that other devices or processes use: its addresses, and how it stays there.
 
 use super::Heap;
 use super::record::Record;

@@ -1,4 +1,4 @@
-//! [`plan`]: which parts of which handles a row of mappings is made of.
+//! [`plan`]: selects the handles, and the parts of them, for a row of mappings.
 //!
 //! A handle is mapped as a whole, so adjacent memory in a row of mappings is the end of one handle, whole handles, and the start of
 //! another. Each part costs one mapping, whatever its size. The plan with the fewest parts wins, and among those the one that

@@ -16,8 +16,8 @@ impl Heap {
         self.take_free(space_of(request), &Request { alignment, ..*request }, order, with_ready)
     }
 
-    /// True if memory is dealt to streams by the page: there is no slack, and other streams could not use what this stream leaves
-    /// over of a page.
+    /// True if memory is dealt to streams by the page: there is no slack, and other streams could not use the rest of this
+    /// stream's page.
     pub(super) fn keeps_pages(&self, stream: StreamIndex) -> bool {
         self.tuning().growth_slack_per_mille == 0 && self.segments.is_none() && self.shares.has_others(stream)
     }

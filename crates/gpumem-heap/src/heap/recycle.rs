@@ -12,14 +12,14 @@ use crate::block::HeapBlock;
 use crate::memory::PhysicalMemory;
 use crate::order::Order;
 
-/// How idle memory can come to the addresses of a block.
+/// The way in which idle memory moves to the addresses of a block.
 enum Found {
     Remapped(Remap),
-    /// What the new mappings extend, and the mappings.
+    /// The extended range, if any, and the new mappings.
     Planned(Option<Extension>, MappingPlan),
 }
 
-/// Which memory is searched, and whether the block starts at a page boundary or with a partial page.
+/// The memory to search, and whether the block starts at a page boundary or with a partial page.
 #[derive(Clone, Copy)]
 struct Look {
     with_ready: bool,
@@ -224,7 +224,7 @@ impl Heap {
 /// The part of their own space that small blocks take over at a time, while more memory is ready than was ever in use.
 const PLENTY_PER_MILLE: u32 = 100;
 
-/// The part of what thread caches may retain that small blocks take over at a time.
+/// The part of the retainable memory that small blocks take over at a time.
 const SPARE_DIVISOR: u64 = 64;
 
 /// The most that small blocks take over at a time: the heap's lock is held while it is mapped.

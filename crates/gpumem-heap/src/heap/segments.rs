@@ -5,8 +5,8 @@
 //! used in its place, and a segment that is free as a whole is released.
 //!
 //! A segment that was split is whole again only when all of its blocks are freed. So that small blocks do not keep a large segment
-//! from that, segments above a size can be reserved for blocks that need nearly all of them (`split_bytes_max`). What such a block
-//! leaves over is unused until the block is freed.
+//! from that, segments above a size can be reserved for blocks that need nearly all of them (`split_bytes_max`). The remainder of
+//! such a segment is unused until the block is freed.
 
 use super::idle_scan::View;
 use super::record::Records;

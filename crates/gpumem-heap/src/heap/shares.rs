@@ -1,4 +1,4 @@
-//! [`Shares`]: how much each stream uses, and whether it may take more of the memory that is ready for all streams.
+//! [`Shares`]: the memory that each stream uses, and whether it may take more of the memory that is ready for all streams.
 //!
 //! Ready memory becomes a stream's own once the stream has used and freed it; other streams can reuse it only after a marker of
 //! that stream is complete. If markers are rare, a stream that takes ready memory whenever its own free blocks have the wrong size

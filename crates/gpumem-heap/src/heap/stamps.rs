@@ -1,4 +1,4 @@
-//! [`Owner`] and [`StampSets`]: what a free record waits for.
+//! [`Owner`] and [`StampSets`]: the uses that a free record waits for.
 //!
 //! Nearly every free waits for one stream, and carries one stamp. A free of a block that several streams used carries a set of
 //! stamps, which is kept here once and shared by the records that were split from it.
@@ -15,7 +15,7 @@ impl Owner {
     /// No stream: several streams used it last. The record's stamp names a set.
     pub(super) const MULTI_STREAM: Self = Self(1);
 
-    /// The owner of what a stream frees, which it takes first.
+    /// The owner of the memory that a stream frees, which the stream reuses first.
     pub(super) fn of(stream: StreamIndex) -> Self {
         Self(stream.0.saturating_add(2))
     }
@@ -49,7 +49,7 @@ pub(super) struct StampSets {
 }
 
 impl StampSets {
-    /// What a free with these uses waits for.
+    /// The pending uses of a free.
     pub(super) fn pending(&mut self, uses: &[Stamp]) -> Pending {
         let mut stamps: Vec<Stamp> = uses.iter().copied().filter(|stamp| *stamp != Stamp::COMPLETE).collect();
         join(&mut stamps, &[]);

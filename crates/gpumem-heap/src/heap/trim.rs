@@ -194,7 +194,7 @@ fn may_unmap_early() -> bool {
     false
 }
 
-/// They take 100 bytes then, 0.005 % of the page.
+/// The number of empty mappings kept for each page. They take 100 bytes, 0.005 % of the page.
 const MAPPINGS_A_PAGE: usize = 8;
 /// The least number, for small heaps.
 const MAPPINGS_MIN: usize = 256;

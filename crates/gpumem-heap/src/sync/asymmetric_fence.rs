@@ -11,9 +11,9 @@
 //!   can fall into the owner's steps. After the owner's write: then a read behind the heavy fence sees the write. Before the
 //!   owner's write: then the owner's read comes later still, and sees everything written before the heavy fence.
 //!
-//! Without `membarrier` both make full fences, and the language guarantees the same. [`is_light`] tells which of the two an owner
-//! uses from now on. If the system refuses `membarrier` later, owners that still use light fences are met with
-//! [`asymmetric_fence_heavy`] until they switch.
+//! Without `membarrier` both make full fences, and the language guarantees the same. [`is_light`] determines which of the two an
+//! owner uses from now on. If the system refuses `membarrier` later, [`asymmetric_fence_heavy`] still works with owners that use
+//! light fences, until they switch.
 
 use core::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 use std::sync::Once;
