@@ -27,7 +27,7 @@ pub(crate) use context::Handle;
 pub use context::{CaptureModeGuard, ContextGuard};
 pub use event::Event;
 pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
-pub(crate) use maintenance::{DeferredRelease, HowFar, Idle, Maintenance, Waiting};
+pub(crate) use maintenance::{DeferredRelease, HowFar, Idle, Maintenance, PoolMaintenance};
 pub use order::StreamId;
 pub(crate) use order::{
     Clocks, GRAPH_BIT, Life, Marker, MarkerEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
@@ -370,7 +370,7 @@ impl WeakDevice {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.give_back_what_is_left();
+        self.release_deferred();
         self.lanes.destroy(&self.driver, self.context.0);
         self.clocks.close_device(&self.own, self.context.0);
         let _guard = self.driver.teardown();
@@ -382,10 +382,10 @@ impl Drop for Inner {
 
 impl Inner {
     /// Releases the memory of pools that were dropped while work was queued.
-    fn give_back_what_is_left(&self) {
+    fn release_deferred(&self) {
         // Another `Device` of this GPU releases it later.
         let has_heir = self.clocks.devices().iter().any(|other| other.context() == self.context.0);
-        if has_heir || !self.common.maintenance.has_left() {
+        if has_heir || !self.common.maintenance.has_deferred() {
             return;
         }
         let Ok(_bound) = ContextGuard::enter(&self.driver, self.context.0) else { return };

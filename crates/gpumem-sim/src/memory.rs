@@ -9,10 +9,10 @@
 //! Device addresses start at [`DEVICE_SPACE`], where no host allocation can be. Pinned host memory has the same address on both
 //! sides.
 
+pub(crate) mod allocated_by;
 pub(crate) mod device;
 pub(crate) mod import;
 pub(crate) mod managed;
-pub(crate) mod owner;
 pub(crate) mod pending;
 pub(crate) mod plain;
 pub(crate) mod pool;
@@ -26,7 +26,7 @@ pub(crate) mod window;
 
 use crate::backing::Bytes;
 use crate::base::handle::Handle;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::order::Point;
 use crate::report::finding::FaultKind;
 use crate::report::origins::Origins;
@@ -54,7 +54,7 @@ pub(crate) struct Allocation {
     pub(crate) bytes: Bytes,
     pub(crate) device: usize,
     pub(crate) context: Handle,
-    pub(crate) owner: Owner,
+    pub(crate) allocated_by: AllocatedBy,
     /// The number of the call that made it.
     pub(crate) call: u64,
     /// The point of its allocation in stream order; `None` if it was available right away.
@@ -63,7 +63,7 @@ pub(crate) struct Allocation {
 
 impl Allocation {
     pub(crate) fn is_mapped(&self) -> bool {
-        matches!(self.owner, Owner::Mapped { .. })
+        matches!(self.allocated_by, AllocatedBy::Mapped { .. })
     }
 
     pub(crate) fn end(&self) -> u64 {
@@ -157,7 +157,8 @@ impl Memory {
             return (FaultKind::OutOfBounds, text, Some(*allocation));
         }
         // An import is available from its call until its source is freed.
-        let is_unborn = |found: &&Allocation| covers(found) && !matches!(found.owner, Owner::Imported(_));
+        let is_unborn =
+            |found: &&Allocation| covers(found) && !matches!(found.allocated_by, AllocatedBy::Imported(_));
         if let Some(allocation) = below(&self.at_call, address).filter(is_unborn) {
             let text = format!(
                 "{address:#x} is in {}, whose allocation on its stream nothing orders before this use",
@@ -196,17 +197,17 @@ fn side_by_side(
     address: u64,
     size_bytes: u64,
 ) -> Option<Allocation> {
-    let Owner::Mapped { handle, mut devices } = first.owner else { return None };
+    let AllocatedBy::Mapped { handle, mut devices } = first.allocated_by else { return None };
     let mut whole = *first;
     for next in view.range(first.end()..).map(|(_, next)| next) {
-        let Owner::Mapped { devices: also, .. } = next.owner else { break };
+        let AllocatedBy::Mapped { devices: also, .. } = next.allocated_by else { break };
         if next.base != whole.end() {
             break;
         }
         devices &= also;
         whole.size_bytes += next.size_bytes;
         if whole.holds(address, size_bytes) {
-            return Some(Allocation { owner: Owner::Mapped { handle, devices }, ..whole });
+            return Some(Allocation { allocated_by: AllocatedBy::Mapped { handle, devices }, ..whole });
         }
     }
     None

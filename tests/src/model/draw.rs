@@ -22,7 +22,7 @@ pub fn case() -> impl Strategy<Value = Case> {
     let more = weighted(0.3, vec(moving(), 8..=32));
     let program = (machine, 1..=4_usize, vec(operation(), 1..=100), more);
     program.prop_map(|(machine, stream_count, mut operations, more)| {
-        let (sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes, (polls, empty_windows_max)) =
+        let (sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes, (polls, empty_mappings_max)) =
             machine;
         operations.extend(more.into_iter().flatten());
         Case {
@@ -31,7 +31,7 @@ pub fn case() -> impl Strategy<Value = Case> {
             hard_limit_bytes,
             soft_limit_bytes,
             polls,
-            empty_windows_max,
+            empty_mappings_max,
             stream_count,
             operations,
         }

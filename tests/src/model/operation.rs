@@ -22,7 +22,7 @@ pub struct Case {
     /// would make cases differ.
     pub polls: bool,
     /// The maximum number of empty mappings that the pool keeps, if it differs from the profile's.
-    pub empty_windows_max: Option<u32>,
+    pub empty_mappings_max: Option<u32>,
     /// The number of streams before the first operation.
     pub stream_count: usize,
     /// The operations.

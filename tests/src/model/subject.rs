@@ -117,7 +117,7 @@ impl Subject {
         // Few programs have more empty mappings than a profile keeps. These two keep at most two, so that the limit is exercised.
         let keeps_few = self.profile == Some(Profile::Tight) || self.is_adapted;
         let few = keeps_few.then_some((case.sim_seed % 3) as u32);
-        if let Some(count) = case.empty_windows_max.or(few) {
+        if let Some(count) = case.empty_mappings_max.or(few) {
             conf += &format!(",empty_mappings_max:{count}");
         }
         conf
@@ -151,7 +151,7 @@ impl Subject {
         if let Some(limit_bytes) = case.soft_limit_bytes {
             builder = builder.soft_limit(limit_bytes);
         }
-        if case.empty_windows_max.is_some() {
+        if case.empty_mappings_max.is_some() {
             builder = builder.conf("garbage_collection_threshold:0.5")?;
         }
         let pool = builder.profile(self.profile.unwrap_or_default()).conf(&self.tuning(case))?.build()?;

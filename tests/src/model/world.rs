@@ -155,11 +155,11 @@ impl<'a> World<'a> {
 
     fn say_setup(&self, case: &Case, transcript: &mut Vec<String>) {
         let Case { sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes, stream_count, .. } = case;
-        let Case { polls, empty_windows_max, .. } = case;
+        let Case { polls, empty_mappings_max, .. } = case;
         transcript.push(format!("SimConfig::new().seed({sim_seed}).memory_bytes({memory_bytes})"));
         transcript.push(format!(
             "pool: {}, hard limit {hard_limit_bytes:?}, soft limit {soft_limit_bytes:?}, polls {polls}, \
-             empty windows {empty_windows_max:?}; streams s0 to s{}",
+             empty mappings {empty_mappings_max:?}; streams s0 to s{}",
             self.subject,
             stream_count - 1
         ));

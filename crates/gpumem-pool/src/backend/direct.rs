@@ -51,7 +51,7 @@ pub(crate) trait DriverAllocator {
 
     /// Like [`sweep`](Self::sweep), after polling for completed work. Records markers for pending work, so that a
     /// later poll can detect its completion.
-    fn look(&self) -> Result<(), DriverError> {
+    fn poll_and_sweep(&self) -> Result<(), DriverError> {
         Ok(())
     }
 
@@ -223,7 +223,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         let kind = self.admission.kind();
         let needs_wait = kind != MemoryKind::Host
             || self.calls.has_waiting()
-            || self.device.maintenance().has_left_for(kind);
+            || self.device.maintenance().has_deferred_for(kind);
         if needs_wait {
             let until = deadline::until(self.wait_deadline);
             self.device.finish_with_maintenance_until(until)?;
@@ -390,7 +390,7 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
             let acquired = acquire(backend, size_bytes, self.stream);
             Ok(acquired.inspect_err(|_| backend.admission.give_back(size_bytes))?)
         });
-        self.refusal = acquired.err().map(Refusal::shortage).transpose()?;
+        self.refusal = acquired.err().map(Refusal::if_out_of_memory).transpose()?;
         let Ok(address) = acquired else { return Ok(None) };
         backend.counters.count_out(size_bytes);
         backend.lock_streams().entry(self.stream.id()).or_default().count_out(size_bytes);

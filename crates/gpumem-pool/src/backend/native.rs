@@ -134,10 +134,10 @@ impl DriverAllocator for NativeAllocator {
         }
     }
 
-    fn look(&self) -> Result<(), DriverError> {
+    fn poll_and_sweep(&self) -> Result<(), DriverError> {
         match &self.frees {
             Frees::Ordered(ordered) => ordered.sweep().map(drop),
-            Frees::Complete(complete) => complete.free_what_may_be_done(),
+            Frees::Complete(complete) => complete.poll_and_sweep(),
         }
     }
 

@@ -35,14 +35,14 @@ pub(crate) struct Maintenance {
 
 #[derive(Default)]
 struct Work {
-    pools: Vec<Weak<dyn Waiting>>,
-    left: Vec<Box<dyn DeferredRelease>>,
+    pools: Vec<Weak<dyn PoolMaintenance>>,
+    deferred: Vec<Box<dyn DeferredRelease>>,
     /// All pools that cache memory.
     trimmables: Vec<Weak<dyn Trimmable>>,
 }
 
 /// A pool that does maintenance around host waits.
-pub(crate) trait Waiting: Send + Sync {
+pub(crate) trait PoolMaintenance: Send + Sync {
     /// Called before the host waits for a stream or the device.
     fn before_wait(&self);
 
@@ -84,7 +84,7 @@ impl HowFar {
 }
 
 impl Maintenance {
-    pub(crate) fn add_pool(&self, pool: Weak<dyn Waiting>) {
+    pub(crate) fn add_pool(&self, pool: Weak<dyn PoolMaintenance>) {
         let mut work = self.work();
         work.pools.retain(|other| other.strong_count() > 0);
         work.pools.push(pool);
@@ -116,8 +116,8 @@ impl Maintenance {
     }
 
     /// Takes over the memory of a dropped pool.
-    pub(crate) fn add_left(&self, left: Box<dyn DeferredRelease>) {
-        self.work().left.push(left);
+    pub(crate) fn defer_release(&self, memory: Box<dyn DeferredRelease>) {
+        self.work().deferred.push(memory);
         self.is_needed.store(true, Ordering::Relaxed);
     }
 
@@ -146,22 +146,22 @@ impl Maintenance {
         let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
         pools.iter().for_each(|pool| pool.serve());
         // A failure is ignored: the next call tries again.
-        let _ = self.serve_left(device);
+        let _ = self.serve_deferred(device);
     }
 
     /// Releases some of the memory of dropped pools.
-    fn serve_left(&self, device: &Device) -> Result<(), DriverError> {
-        if !self.has_left() {
+    fn serve_deferred(&self, device: &Device) -> Result<(), DriverError> {
+        if !self.has_deferred() {
             return Ok(());
         }
         let (driver, clocks) = (device.driver(), device.clocks());
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(driver)?;
-        clocks.poll(LEFT_POLL_BUDGET)?;
-        let is_idle = self.work().left.iter().any(|left| left.waits()) && device.is_idle()?;
-        let how = HowFar::Until(Instant::now() + LEFT_BUDGET);
+        clocks.poll(DEFERRED_POLL_BUDGET)?;
+        let is_idle = self.work().deferred.iter().any(|left| left.waits()) && device.is_idle()?;
+        let how = HowFar::Until(Instant::now() + DEFERRED_BUDGET);
         let mut work = self.work();
-        work.left.retain_mut(|left| {
+        work.deferred.retain_mut(|left| {
             let is_skipped = how.is_over() || left.waits() && !is_idle;
             is_skipped || !left.give_back(driver, clocks, how)
         });
@@ -187,10 +187,10 @@ impl Maintenance {
         // Releasing memory here must not break a capture.
         let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return };
         let mut work = self.work();
-        work.left.retain_mut(|left| !left.give_back(driver, clocks, HowFar::Known));
+        work.deferred.retain_mut(|left| !left.give_back(driver, clocks, HowFar::Known));
         let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();
         work.pools.retain(|pool| pool.strong_count() > 0);
-        self.is_needed.store(!(work.pools.is_empty() && work.left.is_empty()), Ordering::Relaxed);
+        self.is_needed.store(!(work.pools.is_empty() && work.deferred.is_empty()), Ordering::Relaxed);
         // Unlocked first: if a pool's last handle was dropped meanwhile, the pool is dropped here and takes the lock.
         drop(work);
         pools.iter().for_each(|pool| pool.after_wait());
@@ -202,24 +202,24 @@ impl Maintenance {
         if self.is_needed.load(Ordering::Relaxed) {
             let give_back =
                 |left: &mut Box<dyn DeferredRelease>| left.give_back(driver, clocks, HowFar::Known);
-            self.work().left.retain_mut(|left| left.waits() || !give_back(left));
+            self.work().deferred.retain_mut(|left| left.waits() || !give_back(left));
         }
     }
 
     /// Whether a dropped pool left memory behind.
-    pub(crate) fn has_left(&self) -> bool {
-        !self.work().left.is_empty()
+    pub(crate) fn has_deferred(&self) -> bool {
+        !self.work().deferred.is_empty()
     }
 
     /// Whether a dropped pool left memory behind whose release helps this kind.
-    pub(crate) fn has_left_for(&self, kind: MemoryKind) -> bool {
-        self.work().left.iter().any(|left| left.kind().helps(kind))
+    pub(crate) fn has_deferred_for(&self, kind: MemoryKind) -> bool {
+        self.work().deferred.iter().any(|left| left.kind().helps(kind))
     }
 
     /// Releases everything when the device is dropped: all its work is done.
     pub(crate) fn finish(&self, driver: &Driver, clocks: &Clocks) {
         // Memory that cannot be released goes with the context.
-        for mut left in self.work().left.drain(..) {
+        for mut left in self.work().deferred.drain(..) {
             left.give_back(driver, clocks, HowFar::All);
         }
     }
@@ -267,8 +267,8 @@ impl Idle {
 const SERVED_EVERY: Duration = Duration::from_millis(1);
 
 /// Budgets for memory of dropped pools, whose tuning options are gone: the defaults of those options.
-const LEFT_BUDGET: Duration = Duration::from_micros(200);
-const LEFT_POLL_BUDGET: Duration = Duration::from_micros(20);
+const DEFERRED_BUDGET: Duration = Duration::from_micros(200);
+const DEFERRED_POLL_BUDGET: Duration = Duration::from_micros(20);
 
 #[cfg(test)]
 mod tests {
@@ -276,7 +276,7 @@ mod tests {
 
     struct Quiet;
 
-    impl Waiting for Quiet {
+    impl PoolMaintenance for Quiet {
         fn before_wait(&self) {}
         fn after_wait(&self) {}
         fn serve(&self) {}
@@ -288,7 +288,7 @@ mod tests {
         let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
         let maintenance = Maintenance::default();
         let add = || {
-            let pool: Arc<dyn Waiting> = Arc::new(Quiet);
+            let pool: Arc<dyn PoolMaintenance> = Arc::new(Quiet);
             maintenance.add_pool(Arc::downgrade(&pool));
             pool
         };

@@ -119,9 +119,9 @@ pub(crate) struct PoolFacts {
     /// Whether idle memory can be remapped.
     pub(crate) can_map: bool,
     /// Whether the limit belongs to the parent pool.
-    pub(crate) is_limit_above: bool,
+    pub(crate) is_parent_limit: bool,
     /// A parent's limit that would refuse too.
-    pub(crate) limit_above_bytes: Option<u64>,
+    pub(crate) parent_limit_bytes: Option<u64>,
     /// Whether the tuning options are those of the profile `tight`.
     pub(crate) is_tight: bool,
     /// Bytes cached by other pools of the device. They are not reclaimed while one of this pool's limits refuses.
@@ -270,7 +270,7 @@ impl fmt::Display for OutOfMemory {
         if let Some(growth) = &self.growth {
             writeln!(f, "  {growth}")?;
         }
-        write!(f, "  → {}", self.advised())
+        write!(f, "  → {}", self.advice_text())
     }
 }
 

@@ -19,7 +19,7 @@ impl Refusal {
     /// # Errors
     ///
     /// `PoolError::Driver` or `PoolError::DeviceLost` if a driver call failed for another reason.
-    pub(crate) fn shortage(self) -> Result<Self, PoolError> {
+    pub(crate) fn if_out_of_memory(self) -> Result<Self, PoolError> {
         match self {
             Self::Driver(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(error.into()),
             shortage => Ok(shortage),

@@ -52,8 +52,8 @@ impl Admission {
 
     /// The limit that this many further bytes would exceed, if any.
     #[cfg(feature = "backend-caching")]
-    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<LimitExceeded> {
-        let budget = || self.budget.full_for(self.kind, size_bytes).filter(|_| !self.oversubscribes);
-        self.node.full_for(size_bytes).or_else(budget)
+    pub(crate) fn limit_exceeded_by(&self, size_bytes: u64) -> Option<LimitExceeded> {
+        let budget = || self.budget.limit_exceeded_by(self.kind, size_bytes).filter(|_| !self.oversubscribes);
+        self.node.limit_exceeded_by(size_bytes).or_else(budget)
     }
 }

@@ -64,7 +64,7 @@ impl DeviceBudget {
 
     /// The margin, if this many further bytes would exceed the sum.
     #[cfg(any(test, feature = "backend-caching"))]
-    pub(crate) fn full_for(&self, kind: MemoryKind, size_bytes: u64) -> Option<LimitExceeded> {
+    pub(crate) fn limit_exceeded_by(&self, kind: MemoryKind, size_bytes: u64) -> Option<LimitExceeded> {
         let has_room = self.room_bytes(kind).is_some_and(|room_bytes| room_bytes >= size_bytes);
         (!has_room).then(|| self.margin())
     }
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(budget.admit(Unified, 400, false), Ok(()));
         assert_eq!(budget.admit(Unified, 101, false), Err(margin(1400)));
         assert_eq!(
-            (budget.room_bytes(Device), budget.full_for(Device, 101)),
+            (budget.room_bytes(Device), budget.limit_exceeded_by(Device, 101)),
             (Some(100), Some(margin(1400)))
         );
         assert_eq!(budget.admit(Device, 101, false), Err(margin(1400)));
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!((budget.room_bytes(Device), budget.admit(Host, u64::MAX, false)), (None, Ok(())));
         budget.give_back(Unified, 400);
         assert_eq!(
-            (budget.admit(Device, 1600, false), budget.full_for(Unified, 0)),
+            (budget.admit(Device, 1600, false), budget.limit_exceeded_by(Unified, 0)),
             (Ok(()), Some(margin(2701)))
         );
     }

@@ -18,7 +18,7 @@ pub(crate) struct LimitNode {
     /// Whether the limit was ever set below the held bytes.
     was_lowered: AtomicBool,
     held_bytes: AtomicU64,
-    above: Option<Arc<LimitNode>>,
+    parent: Option<Arc<LimitNode>>,
     /// The pools that cache memory; used in the topmost node only.
     #[cfg(feature = "backend-caching")]
     trimmables: Mutex<Vec<Weak<dyn Trimmable>>>,
@@ -48,18 +48,18 @@ impl fmt::Debug for LimitNode {
         f.debug_struct("LimitNode")
             .field("limit_bytes", &self.limit_bytes)
             .field("held_bytes", &self.held_bytes)
-            .field("above", &self.above)
+            .field("parent", &self.parent)
             .finish_non_exhaustive()
     }
 }
 
 impl LimitNode {
-    pub(crate) fn new(limit_bytes: u64, above: Option<Arc<Self>>) -> Arc<Self> {
+    pub(crate) fn new(limit_bytes: u64, parent: Option<Arc<Self>>) -> Arc<Self> {
         Arc::new(Self {
             limit_bytes: AtomicU64::new(limit_bytes),
             was_lowered: AtomicBool::new(false),
             held_bytes: AtomicU64::new(0),
-            above,
+            parent,
             #[cfg(feature = "backend-caching")]
             trimmables: Mutex::default(),
         })
@@ -77,8 +77,8 @@ impl LimitNode {
             self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
             return Err(self.exceeded_at(held_bytes - size_bytes));
         }
-        let Some(above) = &self.above else { return Ok(()) };
-        above.admit(size_bytes).inspect_err(|_| {
+        let Some(parent) = &self.parent else { return Ok(()) };
+        parent.admit(size_bytes).inspect_err(|_| {
             self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
         })
     }
@@ -116,8 +116,8 @@ impl LimitNode {
     /// Uncounts bytes, after the driver has released them.
     pub(crate) fn give_back(&self, size_bytes: u64) {
         self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
-        if let Some(above) = &self.above {
-            above.give_back(size_bytes);
+        if let Some(parent) = &self.parent {
+            parent.give_back(size_bytes);
         }
     }
 
@@ -125,27 +125,27 @@ impl LimitNode {
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn room_bytes(&self) -> u64 {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
-        self.above.as_ref().map_or(own_bytes, |above| own_bytes.min(above.room_bytes()))
+        self.parent.as_ref().map_or(own_bytes, |parent| own_bytes.min(parent.room_bytes()))
     }
 
     /// Whether other pools under a shared limit would have to release memory for this pool to hold more.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn is_short_of_others(&self) -> bool {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
-        self.above.as_ref().is_none_or(|above| above.room_bytes() < own_bytes)
+        self.parent.as_ref().is_none_or(|parent| parent.room_bytes() < own_bytes)
     }
 
     /// The limit that this many further bytes would exceed, if any.
-    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<LimitExceeded> {
-        match self.is_full_for(size_bytes) {
+    pub(crate) fn limit_exceeded_by(&self, size_bytes: u64) -> Option<LimitExceeded> {
+        match self.is_exceeded_by(size_bytes) {
             true => Some(self.exceeded_at(self.held_bytes.load(Ordering::Relaxed))),
-            false => self.above.as_ref()?.full_for(size_bytes),
+            false => self.parent.as_ref()?.limit_exceeded_by(size_bytes),
         }
     }
 
     /// The refusal of this limit at a number of held bytes.
     pub(crate) fn exceeded_at(&self, held_bytes: u64) -> LimitExceeded {
-        let by = if self.above.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
+        let by = if self.parent.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
         LimitExceeded { by, limit_bytes: self.limit_bytes(), held_bytes }
     }
 
@@ -155,19 +155,19 @@ impl LimitNode {
         own.by == by && Some(own.limit_bytes) == limit_bytes
     }
 
-    pub(crate) fn above(&self) -> Option<&Arc<Self>> {
-        self.above.as_ref()
+    pub(crate) fn parent(&self) -> Option<&Arc<Self>> {
+        self.parent.as_ref()
     }
 
     /// Whether this node's own limit refuses this many further bytes.
-    pub(crate) fn is_full_for(&self, size_bytes: u64) -> bool {
+    pub(crate) fn is_exceeded_by(&self, size_bytes: u64) -> bool {
         self.held_bytes.load(Ordering::Relaxed).saturating_add(size_bytes) > self.limit_bytes()
     }
 
     #[cfg(feature = "backend-caching")]
     pub(crate) fn add_trimmable(&self, member: Weak<dyn Trimmable>) {
-        if let Some(above) = &self.above {
-            return above.add_trimmable(member);
+        if let Some(parent) = &self.parent {
+            return parent.add_trimmable(member);
         }
         let mut trimmables = self.trimmables.lock().unwrap_or_else(PoisonError::into_inner);
         trimmables.retain(|other| other.strong_count() > 0);
@@ -177,8 +177,8 @@ impl LimitNode {
     /// All pools under the topmost node.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn trimmables(&self) -> Vec<Arc<dyn Trimmable>> {
-        match &self.above {
-            Some(above) => above.trimmables(),
+        match &self.parent {
+            Some(parent) => parent.trimmables(),
             None => {
                 let trimmables = self.trimmables.lock().unwrap_or_else(PoisonError::into_inner);
                 trimmables.iter().filter_map(Weak::upgrade).collect()
@@ -206,8 +206,11 @@ mod tests {
             (LimitNode::new(70, Some(Arc::clone(&root))), LimitNode::new(70, Some(Arc::clone(&root))));
         assert_eq!(left.admit(71), Err(quota(70, 0)));
         assert_eq!(left.admit(60), Ok(()));
-        assert_eq!((right.full_for(41), right.full_for(71)), (Some(limit(100, 60)), Some(quota(70, 0))));
-        assert_eq!(right.full_for(40), None);
+        assert_eq!(
+            (right.limit_exceeded_by(41), right.limit_exceeded_by(71)),
+            (Some(limit(100, 60)), Some(quota(70, 0)))
+        );
+        assert_eq!(right.limit_exceeded_by(40), None);
         assert_eq!(right.admit(41), Err(limit(100, 60)));
         assert_eq!(right.admit(40), Ok(()));
         assert_eq!(root.admit(1), Err(limit(100, 100)));

@@ -182,7 +182,7 @@ impl GrowableBlock {
         if size_bytes >= self.size_bytes {
             return Ok(());
         }
-        self.tell_of_shrinking(size_bytes);
+        self.notify_shrink(size_bytes);
         self.size_bytes = size_bytes;
         self.pool.growing()?.shrink_to(self.id, size_bytes, &self.stamps())
     }
@@ -195,7 +195,7 @@ impl GrowableBlock {
         }
     }
 
-    fn tell_of_shrinking(&self, to_bytes: u64) {
+    fn notify_shrink(&self, to_bytes: u64) {
         if let Some(stack) = self.pool.0.stack() {
             stack.shrink(&self.subject(), self.size_bytes, to_bytes);
         }
@@ -215,7 +215,7 @@ impl GrowableBlock {
 
 impl Drop for GrowableBlock {
     fn drop(&mut self) {
-        self.tell_of_shrinking(0);
+        self.notify_shrink(0);
         if let Ok(growing) = self.pool.growing() {
             growing.remove(self.id, &self.stamps());
         }

@@ -6,28 +6,28 @@ use gpumem_sim::SimConfig;
 
 #[test]
 fn a_block_is_memory_of_its_own() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let sizes = [1, 255, 256, 4096, (1 << 20) + 3];
         let blocks: Vec<Block> = sizes.iter().map(|size| pool.alloc(*size, &stream).unwrap()).collect();
         for (value, block) in blocks.iter().enumerate() {
             assert_eq!(block.size_bytes(), sizes[value]);
             assert_eq!(block.address() % 256, 0);
-            bench.fill(block, value as u8 + 1, &stream);
+            fixture.fill(block, value as u8 + 1, &stream);
         }
         for (value, block) in blocks.iter().enumerate() {
-            assert!(bench.holds(block, value as u8 + 1, &stream), "{block:?}");
+            assert!(fixture.holds(block, value as u8 + 1, &stream), "{block:?}");
         }
     });
 }
 
 #[test]
 fn zero_bytes_are_a_block_and_count_as_nothing() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let empty = pool.alloc(0, &stream).unwrap();
         assert_eq!((empty.address(), empty.size_bytes()), (0, 0));
-        empty.record_use(&bench.stream());
+        empty.record_use(&fixture.stream());
         let status = pool.status().unwrap();
         assert_eq!((status.block_count, status.allocation_count, status.in_use_bytes), (0, 0, 0));
     });
@@ -35,8 +35,8 @@ fn zero_bytes_are_a_block_and_count_as_nothing() {
 
 #[test]
 fn a_request_larger_than_the_device_has_its_own_error() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         for size_bytes in [(1 << 30) + 1, 1 << 63, i64::MAX as u64, u64::MAX] {
             match pool.alloc(size_bytes, &stream) {
                 Err(PoolError::TooLarge { requested_bytes, device_bytes }) => {
@@ -51,8 +51,8 @@ fn a_request_larger_than_the_device_has_its_own_error() {
 
 #[test]
 fn a_full_device_is_an_error_and_recovers() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let held = pool.alloc(700 << 20, &stream).unwrap();
         let error = pool.alloc(700 << 20, &stream).unwrap_err();
         let PoolError::OutOfMemory(report) = &error else { panic!("{error:?}") };
@@ -69,83 +69,83 @@ fn a_full_device_is_an_error_and_recovers() {
 /// A pending free, or memory cached for another size, must not make the next request fail.
 #[test]
 fn memory_on_its_way_back_counts_as_there() {
-    on_device_memory(&small(), |bench| {
-        let pool = bench.pool();
+    on_device_memory(&small(), |fixture| {
+        let pool = fixture.pool();
         for round in 0..8 {
-            let stream = bench.stream();
+            let stream = fixture.stream();
             let (block, busy) =
                 (pool.alloc((600 + round) << 20, &stream).unwrap(), pool.alloc(64, &stream).unwrap());
             for _ in 0..20 {
-                bench.fill(&busy, 1, &stream);
+                fixture.fill(&busy, 1, &stream);
             }
             // The free is behind that work, and before the next stream's request.
             drop(block);
         }
-        let stream = bench.stream();
+        let stream = fixture.stream();
         let small: Vec<Block> = (0..40).map(|_| pool.alloc(20 << 20, &stream).unwrap()).collect();
         assert_eq!(pool.status().unwrap().in_use_bytes, (40 * 20) << 20);
         drop(small);
-        drop(pool.alloc(1000 << 20, &bench.stream()).unwrap());
+        drop(pool.alloc(1000 << 20, &fixture.stream()).unwrap());
     });
 }
 
 /// The main case: another stream still uses the block when it is dropped, and its memory is reused.
 #[test]
 fn a_free_waits_for_every_recorded_use() {
-    on_each_backend(&small(), |bench| {
-        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, home, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         for round in 0..20 {
             let block = pool.alloc(1 << 16, &home).unwrap();
-            bench.fill(&block, 1, &home);
+            fixture.fill(&block, 1, &home);
             other.wait_for(&home).unwrap();
             for _ in 0..4 {
-                bench.fill(&block, 2, &other);
+                fixture.fill(&block, 2, &other);
             }
             block.record_use(&other);
             block.record_use(&other);
             drop(block);
             let next = pool.alloc(1 << 16, &home).unwrap();
-            bench.fill(&next, 3, &home);
+            fixture.fill(&next, 3, &home);
             if round % 4 == 0 {
                 other.synchronize().unwrap();
-                assert!(bench.holds(&next, 3, &home), "a late write of the old block's user came through");
+                assert!(fixture.holds(&next, 3, &home), "a late write of the old block's user came through");
             }
         }
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
     });
 }
 
 /// Work queued after `record_use` and before the drop is covered too.
 #[test]
 fn a_use_may_be_recorded_before_its_work_is_queued() {
-    on_each_backend(&small(), |bench| {
-        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, home, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         for _ in 0..8 {
             let block = pool.alloc(1 << 16, &home).unwrap();
             other.wait_for(&home).unwrap();
             block.record_use(&other);
-            bench.fill(&block, 2, &other);
+            fixture.fill(&block, 2, &other);
             drop(block);
         }
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
     });
 }
 
 #[test]
 fn a_stream_may_be_dropped_before_its_blocks() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.pool();
-        let (home, other) = (bench.stream(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.pool();
+        let (home, other) = (fixture.stream(), fixture.stream());
         let block = pool.alloc(1 << 16, &home).unwrap();
-        bench.fill(&block, 7, &home);
+        fixture.fill(&block, 7, &home);
         other.wait_for(&home).unwrap();
-        bench.fill(&block, 8, &other);
+        fixture.fill(&block, 8, &other);
         block.record_use(&other);
         let id = home.id();
         drop((home, other));
-        assert_eq!((block.stream_id(), block.device()), (id, &bench.device));
-        bench.device.synchronize().unwrap();
-        assert!(bench.holds(&block, 8, &bench.stream()));
+        assert_eq!((block.stream_id(), block.device()), (id, &fixture.device));
+        fixture.device.synchronize().unwrap();
+        assert!(fixture.holds(&block, 8, &fixture.stream()));
         drop(block);
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
     });
@@ -154,15 +154,15 @@ fn a_stream_may_be_dropped_before_its_blocks() {
 /// Every order in which the objects that a block needs can be dropped, with pending work.
 #[test]
 fn any_order_of_drops_is_safe() {
-    on_each_backend(&small().devices(2), |bench| {
+    on_each_backend(&small().devices(2), |fixture| {
         for order in permutations(5) {
             // The second device has no other owner: its context ends with the last of these.
-            let device = Device::new(&bench.driver, 1).unwrap();
-            let pool = Pool::builder(&device).backend(bench.backend).build().unwrap();
+            let device = Device::new(&fixture.driver, 1).unwrap();
+            let pool = Pool::builder(&device).backend(fixture.backend).build().unwrap();
             let stream = Stream::new(&device).unwrap();
             let event = Event::new(&device).unwrap();
             let block = pool.alloc(1 << 12, &stream).unwrap();
-            bench.fill(&block, 1, &stream);
+            fixture.fill(&block, 1, &stream);
             event.record(&stream).unwrap();
             stream.wait(&event).unwrap();
             let mut things: [Option<Box<dyn std::any::Any>>; 5] = [
@@ -177,7 +177,7 @@ fn any_order_of_drops_is_safe() {
             }
         }
         // Their memory is freed, late frees included.
-        let device = Device::new(&bench.driver, 1).unwrap();
+        let device = Device::new(&fixture.driver, 1).unwrap();
         device.synchronize().unwrap();
         let info = device.memory_info().unwrap();
         assert_eq!(info.free_bytes, info.total_bytes);
@@ -186,15 +186,15 @@ fn any_order_of_drops_is_safe() {
 
 #[test]
 fn status_follows_blocks_and_peaks_stay() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.builder().soft_limit(16 << 20).build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().soft_limit(16 << 20).build().unwrap(), fixture.stream());
         let (one, two) = (pool.alloc(8 << 10, &stream).unwrap(), pool.alloc(1 << 20, &stream).unwrap());
         let both = pool.status().unwrap();
         assert_eq!((both.in_use_bytes, both.block_count), ((8 << 10) + (1 << 20), 2));
         assert!(both.reserved_bytes >= both.in_use_bytes);
         assert_eq!(both.cached_bytes, both.reserved_bytes - both.in_use_bytes);
         assert!(both.device_used_bytes >= both.reserved_bytes);
-        assert_eq!((both.backend, both.soft_limit_bytes), (bench.backend, Some(16 << 20)));
+        assert_eq!((both.backend, both.soft_limit_bytes), (fixture.backend, Some(16 << 20)));
         drop((one, two));
         let none = pool.status().unwrap();
         assert_eq!((none.in_use_bytes, none.block_count, none.allocation_count), (0, 0, 2));
@@ -206,12 +206,12 @@ fn status_follows_blocks_and_peaks_stay() {
 
 #[test]
 fn reclaim_releases_all_unused_memory() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let kept = pool.alloc(1 << 20, &stream).unwrap();
         drop(pool.alloc(100 << 20, &stream).unwrap());
         let before = pool.status().unwrap();
-        assert_eq!(before.cached_bytes > 0, caches(bench));
+        assert_eq!(before.cached_bytes > 0, caches(fixture));
         let given_back = pool.reclaim().unwrap();
         let after = pool.status().unwrap();
         assert_eq!(given_back, before.reserved_bytes - after.reserved_bytes);
@@ -219,34 +219,34 @@ fn reclaim_releases_all_unused_memory() {
         drop(kept);
         pool.reclaim().unwrap();
         assert_eq!(pool.status().unwrap().reserved_bytes, 0);
-        let info = bench.device.memory_info().unwrap();
+        let info = fixture.device.memory_info().unwrap();
         assert_eq!(info.free_bytes, info.total_bytes);
     });
 }
 
 #[test]
 fn trim_keeps_the_given_amount() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         drop(pool.alloc(200 << 20, &stream).unwrap());
         stream.synchronize().unwrap();
         assert_eq!(pool.trim_to(u64::MAX).unwrap(), 0);
         let given_back = pool.trim_to(0).unwrap();
-        assert_eq!(given_back > 0, caches(bench));
+        assert_eq!(given_back > 0, caches(fixture));
         assert_eq!(pool.status().unwrap().reserved_bytes, 0);
     });
 }
 
 #[test]
 fn cached_memory_stays_without_a_soft_limit_and_goes_with_one() {
-    on_each_backend(&small(), |bench| {
-        if !caches(bench) {
+    on_each_backend(&small(), |fixture| {
+        if !caches(fixture) {
             return;
         }
-        let stream = bench.stream();
-        let (lavish, frugal) = (bench.pool(), bench.builder().soft_limit(0).build().unwrap());
+        let stream = fixture.stream();
+        let (lavish, frugal) = (fixture.pool(), fixture.builder().soft_limit(0).build().unwrap());
         drop((lavish.alloc(1 << 20, &stream).unwrap(), frugal.alloc(1 << 20, &stream).unwrap()));
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
         assert!(lavish.status().unwrap().cached_bytes > 0);
         assert_eq!(frugal.status().unwrap().cached_bytes, 0);
     });
@@ -254,20 +254,20 @@ fn cached_memory_stays_without_a_soft_limit_and_goes_with_one() {
 
 #[test]
 fn a_pool_outlives_its_handles_for_its_blocks() {
-    on_each_backend(&SimConfig::new(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&SimConfig::new(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let twin = pool.clone();
         let block = pool.alloc(4096, &stream).unwrap();
         drop(pool);
         assert_eq!(twin.status().unwrap().block_count, 1);
         drop(twin);
-        bench.fill(&block, 5, &stream);
-        assert!(bench.holds(&block, 5, &stream));
+        fixture.fill(&block, 5, &stream);
+        assert!(fixture.holds(&block, 5, &stream));
     });
 }
 
-fn caches(bench: &Fixture) -> bool {
-    bench.backend != gpumem_pool::BackendKind::None
+fn caches(fixture: &Fixture) -> bool {
+    fixture.backend != gpumem_pool::BackendKind::None
 }
 
 fn permutations(count: usize) -> Vec<Vec<usize>> {

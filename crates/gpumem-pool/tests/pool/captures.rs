@@ -35,9 +35,9 @@ fn a_capture_begins_while_another_thread_finds_no_room() {
     let install = |table: &mut Table| {
         *FINISH.lock().unwrap() = (table.cuCtxSynchronize.replace(tell_and_finish), None);
     };
-    on_each_backend_with(&small(), install, |bench| {
-        let pool = bench.builder().hard_limit(16 * MIB).build().unwrap();
-        let (captured, other) = (bench.stream(), bench.stream());
+    on_each_backend_with(&small(), install, |fixture| {
+        let pool = fixture.builder().hard_limit(16 * MIB).build().unwrap();
+        let (captured, other) = (fixture.stream(), fixture.stream());
         let held = pool.alloc(12 * MIB, &other).unwrap();
         let ((tell, told), (begun, has_begun)) = (channel(), channel());
         FINISH.lock().unwrap().1 = Some((tell, has_begun));
@@ -51,7 +51,7 @@ fn a_capture_begins_while_another_thread_finds_no_room() {
             let _is_waiting = told.recv_timeout(Duration::from_secs(5));
             let capture = captured.begin_capture(CaptureMode::Global).unwrap();
             let _nobody_waits_any_more = begun.send(());
-            bench.fill(&pool.alloc(MIB, &captured).unwrap(), 1, &captured);
+            fixture.fill(&pool.alloc(MIB, &captured).unwrap(), 1, &captured);
             capture.end().unwrap();
         });
         drop(held);
@@ -61,24 +61,24 @@ fn a_capture_begins_while_another_thread_finds_no_room() {
 /// One of two `Device`s for a GPU is dropped, with memory of an ended pool. A capture on the other one stays valid.
 #[test]
 fn a_device_that_is_opened_twice_ends_beside_a_capture() {
-    on_device_memory(&small(), |bench| {
-        let opened = Device::new(&bench.driver, 0).unwrap();
-        let pool = Pool::builder(&opened).backend(bench.backend).build().unwrap();
+    on_device_memory(&small(), |fixture| {
+        let opened = Device::new(&fixture.driver, 0).unwrap();
+        let pool = Pool::builder(&opened).backend(fixture.backend).build().unwrap();
         let stream = Stream::new(&opened).unwrap();
         let block = pool.alloc(8 * MIB, &stream).unwrap();
-        bench.fill(&block, 1, &stream);
-        if bench.backend == BackendKind::None {
+        fixture.fill(&block, 1, &stream);
+        if fixture.backend == BackendKind::None {
             // A plain free waits for the device.
             drop(block);
             return;
         }
-        let captured = bench.stream();
+        let captured = fixture.stream();
         let capture = captured.begin_capture(CaptureMode::Global).unwrap();
         drop((block, pool, stream, opened));
-        bench.fill(&bench.pool().alloc(MIB, &captured).unwrap(), 1, &captured);
+        fixture.fill(&fixture.pool().alloc(MIB, &captured).unwrap(), 1, &captured);
         capture.end().unwrap();
-        bench.device.synchronize().unwrap();
-        let info = bench.device.memory_info().unwrap();
+        fixture.device.synchronize().unwrap();
+        let info = fixture.device.memory_info().unwrap();
         assert_eq!(info.free_bytes, info.total_bytes);
     });
 }
@@ -87,17 +87,17 @@ fn a_device_that_is_opened_twice_ends_beside_a_capture() {
 #[test]
 fn another_device_is_part_of_a_capture() {
     let config = SimConfig::new().devices(2).memory_bytes(1 << 30);
-    on_device_memory(&config, |bench| {
-        let there = Device::new(&bench.driver, 1).unwrap();
-        let (here, joined) = (bench.stream(), Stream::new(&there).unwrap());
-        let pool = Pool::builder(&there).backend(bench.backend).hard_limit(16 * MIB).build().unwrap();
+    on_device_memory(&config, |fixture| {
+        let there = Device::new(&fixture.driver, 1).unwrap();
+        let (here, joined) = (fixture.stream(), Stream::new(&there).unwrap());
+        let pool = Pool::builder(&there).backend(fixture.backend).hard_limit(16 * MIB).build().unwrap();
         let other = Stream::new(&there).unwrap();
         let held = pool.alloc(12 * MIB, &other).unwrap();
         for is_by_event in [false, true] {
             let capture = here.begin_capture(CaptureMode::Global).unwrap();
             there.synchronize().unwrap();
             if is_by_event {
-                let event = Event::new(&bench.device).unwrap();
+                let event = Event::new(&fixture.device).unwrap();
                 event.record(&here).unwrap();
                 joined.wait(&event).unwrap();
             } else {

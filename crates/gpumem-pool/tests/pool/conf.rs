@@ -14,22 +14,22 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn idle_memory_beyond_the_threshold_is_released_at_a_cache_miss() {
-    on_device_memory(&small(), |bench| {
+    on_device_memory(&small(), |fixture| {
         for is_asked in [false, true] {
             let conf = if is_asked {
                 "hard_limit:256MiB,garbage_collection_threshold:0.5"
             } else {
                 "hard_limit:256MiB"
             };
-            let (pool, stream) = (bench.builder().conf(conf).unwrap().build().unwrap(), bench.stream());
+            let (pool, stream) = (fixture.builder().conf(conf).unwrap().build().unwrap(), fixture.stream());
             drop((0..5).map(|_| pool.alloc(30 * MIB, &stream).unwrap()).collect::<Vec<_>>());
             stream.synchronize().unwrap();
             let _small = pool.alloc(100, &stream).unwrap();
             let reserved_bytes = pool.status().unwrap().reserved_bytes;
             let is_idle =
                 pool.ignored_options().iter().any(|notice| notice.option == "garbage_collection_threshold");
-            assert_eq!(is_idle, is_asked && bench.backend == BackendKind::None);
-            if bench.backend == BackendKind::Caching {
+            assert_eq!(is_idle, is_asked && fixture.backend == BackendKind::None);
+            if fixture.backend == BackendKind::Caching {
                 assert_eq!(reserved_bytes <= 128 * MIB, is_asked, "{reserved_bytes}");
             }
             pool.check().unwrap();
@@ -44,12 +44,12 @@ stand_in!(trims, cuMemPoolTrimTo(pool: CUmemoryPool, keep_bytes: usize));
 #[cfg(feature = "backend-native")]
 #[test]
 fn the_driver_s_pool_keeps_nothing_idle_when_it_grows_beyond_the_threshold() {
-    on_each_backend_with(&small(), trims::install, |bench| {
-        if bench.backend != BackendKind::Native {
+    on_each_backend_with(&small(), trims::install, |fixture| {
+        if fixture.backend != BackendKind::Native {
             return;
         }
-        let stream = bench.stream();
-        let pool = |conf: &str| bench.builder().conf(conf).unwrap().build().unwrap();
+        let stream = fixture.stream();
+        let pool = |conf: &str| fixture.builder().conf(conf).unwrap().build().unwrap();
         let blocks = |pool: &Pool, count| -> Vec<Block> {
             (0..count).map(|_| pool.alloc(32 * MIB, &stream).unwrap()).collect()
         };
@@ -62,7 +62,7 @@ fn the_driver_s_pool_keeps_nothing_idle_when_it_grows_beyond_the_threshold() {
             let held = whole.alloc(300 * MIB, &stream).unwrap();
             let without_pieces_mib = reserved_mib(&whole);
             drop((held, whole));
-            bench.device.synchronize().unwrap();
+            fixture.device.synchronize().unwrap();
             // The idle memory is larger, but fragmented.
             let pieces = pool(conf);
             let mut index = 0;
@@ -88,12 +88,12 @@ fn the_driver_s_pool_keeps_nothing_idle_when_it_grows_beyond_the_threshold() {
 
 #[test]
 fn sizes_are_rounded_up_to_a_part_of_their_power_of_two() {
-    on_device_memory(&small(), |bench| {
-        let options = bench.builder().conf("roundup_power2_divisions:2").unwrap();
-        let (pool, stream) = (options.build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let options = fixture.builder().conf("roundup_power2_divisions:2").unwrap();
+        let (pool, stream) = (options.build().unwrap(), fixture.stream());
         let block = pool.alloc(33 * MIB, &stream).unwrap();
         let is_idle = pool.ignored_options().iter().any(|notice| notice.option == "roundup_power2_divisions");
-        assert_eq!(is_idle, bench.backend != BackendKind::Caching);
+        assert_eq!(is_idle, fixture.backend != BackendKind::Caching);
         assert_eq!(block.size_bytes(), 33 * MIB);
         if !is_idle {
             assert!(pool.status().unwrap().reserved_bytes >= 48 * MIB);
@@ -103,12 +103,12 @@ fn sizes_are_rounded_up_to_a_part_of_their_power_of_two() {
 
 #[test]
 fn sizes_are_rounded_up_by_a_list() {
-    on_device_memory(&small(), |bench| {
-        if bench.backend != BackendKind::Caching {
+    on_device_memory(&small(), |fixture| {
+        if fixture.backend != BackendKind::Caching {
             return;
         }
-        let options = bench.builder().conf("roundup_power2_divisions:[16:1,64:2,>:0],growth_divisor:4096");
-        let (pool, stream) = (options.unwrap().build().unwrap(), bench.stream());
+        let options = fixture.builder().conf("roundup_power2_divisions:[16:1,64:2,>:0],growth_divisor:4096");
+        let (pool, stream) = (options.unwrap().build().unwrap(), fixture.stream());
         let mut held = Vec::new();
         for (size_mib, rounded_mib) in [(9, 16), (33, 48), (66, 66)] {
             let before_bytes = pool.status().unwrap().reserved_bytes;
@@ -122,19 +122,19 @@ fn sizes_are_rounded_up_by_a_list() {
 
 #[test]
 fn options_without_effect_are_reported() {
-    on_device_memory(&small(), |bench| {
+    on_device_memory(&small(), |fixture| {
         let told = |conf: &str| -> Vec<String> {
-            let pool = bench.builder().conf(conf).unwrap().build().unwrap();
+            let pool = fixture.builder().conf(conf).unwrap().build().unwrap();
             pool.ignored_options().iter().map(ToString::to_string).collect()
         };
         let is_idle = |conf: &str| match &told(conf)[..] {
             [] => false,
-            [notice] => notice.contains(&format!("no effect on the backend {}", bench.backend)),
+            [notice] => notice.contains(&format!("no effect on the backend {}", fixture.backend)),
             ignored_options => panic!("{ignored_options:?}"),
         };
-        assert_eq!(is_idle("max_split_size_mb:64"), !bench.plain_segments);
-        assert_eq!(is_idle("mapping_allowance:40"), !bench.maps());
-        assert_eq!(is_idle("profile:tight"), bench.backend != BackendKind::Caching);
+        assert_eq!(is_idle("max_split_size_mb:64"), !fixture.plain_segments);
+        assert_eq!(is_idle("mapping_allowance:40"), !fixture.maps());
+        assert_eq!(is_idle("profile:tight"), fixture.backend != BackendKind::Caching);
         assert!(!is_idle("kind:device"));
         assert!(told("").is_empty());
     });
@@ -142,9 +142,9 @@ fn options_without_effect_are_reported() {
 
 #[test]
 fn without_caching_a_pool_retains_no_memory() {
-    on_device_memory(&small(), |bench| {
-        let options = bench.builder().conf("no_caching:true").unwrap();
-        let (pool, stream) = (options.build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let options = fixture.builder().conf("no_caching:true").unwrap();
+        let (pool, stream) = (options.build().unwrap(), fixture.stream());
         assert_eq!(pool.backend(), BackendKind::None);
         drop(pool.alloc(5 * MIB, &stream).unwrap());
         assert_eq!(pool.status().unwrap().reserved_bytes, 0);

@@ -6,13 +6,13 @@ use gpumem_pool::sys::types::CUcontext;
 use gpumem_pool::{Device, Event, Stream};
 
 /// Calls every function of this crate's public interface.
-fn every_entry(bench: &Fixture) {
-    let device = Device::new(&bench.driver, 0).unwrap();
+fn every_entry(fixture: &Fixture) {
+    let device = Device::new(&fixture.driver, 0).unwrap();
     device.memory_info().unwrap();
     let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
     let (start, end) = (Event::with_timing(&device).unwrap(), Event::with_timing(&device).unwrap());
     start.record(&home).unwrap();
-    let pool = bench.builder().hard_limit(64 << 20).build().unwrap();
+    let pool = fixture.builder().hard_limit(64 << 20).build().unwrap();
     let block = pool.alloc(4096, &home).unwrap();
     other.wait_for(&home).unwrap();
     other.wait(&start).unwrap();
@@ -33,66 +33,66 @@ fn every_entry(bench: &Fixture) {
 
 #[test]
 fn a_thread_without_a_context_stays_without() {
-    on_each_backend(&small(), |bench| {
-        assert!(current(&bench.driver).is_null());
-        every_entry(bench);
-        assert!(current(&bench.driver).is_null());
+    on_each_backend(&small(), |fixture| {
+        assert!(current(&fixture.driver).is_null());
+        every_entry(fixture);
+        assert!(current(&fixture.driver).is_null());
     });
 }
 
 #[test]
 fn another_context_stays_current() {
-    on_each_backend(&small().devices(2), |bench| {
-        let other = Device::new(&bench.driver, 1).unwrap();
+    on_each_backend(&small().devices(2), |fixture| {
+        let other = Device::new(&fixture.driver, 1).unwrap();
         let bound = other.bind().unwrap();
-        every_entry(bench);
-        assert_eq!(current(&bench.driver), other.context());
+        every_entry(fixture);
+        assert_eq!(current(&fixture.driver), other.context());
         drop(bound);
-        assert!(current(&bench.driver).is_null());
+        assert!(current(&fixture.driver).is_null());
     });
 }
 
 #[test]
 fn the_own_context_stays_current() {
-    on_each_backend(&small(), |bench| {
-        let _bound = bench.device.bind().unwrap();
-        every_entry(bench);
-        assert_eq!(current(&bench.driver), bench.device.context());
+    on_each_backend(&small(), |fixture| {
+        let _bound = fixture.device.bind().unwrap();
+        every_entry(fixture);
+        assert_eq!(current(&fixture.driver), fixture.device.context());
     });
 }
 
 #[test]
 fn guards_nest() {
-    on_each_backend(&small().devices(2), |bench| {
-        let second = Device::new(&bench.driver, 1).unwrap();
-        let outer = bench.device.bind().unwrap();
-        let same = bench.device.bind().unwrap();
+    on_each_backend(&small().devices(2), |fixture| {
+        let second = Device::new(&fixture.driver, 1).unwrap();
+        let outer = fixture.device.bind().unwrap();
+        let same = fixture.device.bind().unwrap();
         let inner = second.bind().unwrap();
-        assert_eq!(current(&bench.driver), second.context());
+        assert_eq!(current(&fixture.driver), second.context());
         drop(inner);
-        assert_eq!(current(&bench.driver), bench.device.context());
+        assert_eq!(current(&fixture.driver), fixture.device.context());
         drop(same);
-        assert_eq!(current(&bench.driver), bench.device.context());
+        assert_eq!(current(&fixture.driver), fixture.device.context());
         drop(outer);
-        assert!(current(&bench.driver).is_null());
+        assert!(current(&fixture.driver).is_null());
     });
 }
 
 /// The last handle of everything may be dropped on a thread without a context, or with another one.
 #[test]
 fn drops_on_other_threads_leave_their_context_alone() {
-    on_each_backend(&small().devices(2), |bench| {
-        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+    on_each_backend(&small().devices(2), |fixture| {
+        let (pool, home, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         for with_another in [false, true] {
             let block = pool.alloc(4096, &home).unwrap();
             block.record_use(&other);
             std::thread::scope(|scope| {
                 scope.spawn(move || {
-                    let second = Device::new(&bench.driver, 1).unwrap();
+                    let second = Device::new(&fixture.driver, 1).unwrap();
                     let bound = with_another.then(|| second.bind().unwrap());
-                    let before = current(&bench.driver);
+                    let before = current(&fixture.driver);
                     drop(block);
-                    assert_eq!(current(&bench.driver), before);
+                    assert_eq!(current(&fixture.driver), before);
                     drop(bound);
                 });
             });

@@ -34,18 +34,18 @@ fn a_device_that_is_not_there_is_an_error() {
 
 #[test]
 fn each_device_has_its_own_memory_and_books() {
-    on_each_backend(&small().devices(2), |bench| {
-        let second = Device::new(&bench.driver, 1).unwrap();
-        let pools = [bench.pool(), Pool::builder(&second).backend(bench.backend).build().unwrap()];
-        let streams = [bench.stream(), Stream::new(&second).unwrap()];
+    on_each_backend(&small().devices(2), |fixture| {
+        let second = Device::new(&fixture.driver, 1).unwrap();
+        let pools = [fixture.pool(), Pool::builder(&second).backend(fixture.backend).build().unwrap()];
+        let streams = [fixture.stream(), Stream::new(&second).unwrap()];
         let blocks = [0, 1].map(|at| pools[at].alloc((at as u64 + 1) << 20, &streams[at]).unwrap());
         for at in [0, 1] {
-            bench.fill(&blocks[at], at as u8 + 1, &streams[at]);
+            fixture.fill(&blocks[at], at as u8 + 1, &streams[at]);
             assert_eq!(pools[at].status().unwrap().in_use_bytes, (at as u64 + 1) << 20);
             assert_eq!(pools[at].status().unwrap().device_ordinal, at as u32);
         }
         for at in [0, 1] {
-            assert!(bench.holds(&blocks[at], at as u8 + 1, &streams[at]));
+            assert!(fixture.holds(&blocks[at], at as u8 + 1, &streams[at]));
         }
         // An event and a stream of one device work on the other.
         let event = Event::new(&second).unwrap();
@@ -54,20 +54,20 @@ fn each_device_has_its_own_memory_and_books() {
         streams[1].wait_for(&streams[0]).unwrap();
         blocks[0].record_use(&streams[1]);
         drop(blocks);
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
         assert_eq!(pools[0].status().unwrap().block_count, 0);
     });
 }
 
 #[test]
 fn devices_must_not_be_mixed() {
-    on_each_backend(&small().devices(2), |bench| {
-        let second = Device::new(&bench.driver, 1).unwrap();
+    on_each_backend(&small().devices(2), |fixture| {
+        let second = Device::new(&fixture.driver, 1).unwrap();
         let stranger = Stream::new(&second).unwrap();
-        let error = bench.pool().alloc(4096, &stranger).unwrap_err();
+        let error = fixture.pool().alloc(4096, &stranger).unwrap_err();
         assert!(matches!(error, PoolError::WrongDevice { .. }), "{error:?}");
         assert!(error.to_string().contains("device 1"), "{error}");
-        let event = Event::new(&bench.device).unwrap();
+        let event = Event::new(&fixture.device).unwrap();
         assert!(matches!(event.record(&stranger), Err(PoolError::WrongDevice { .. })));
     });
 }
@@ -75,11 +75,11 @@ fn devices_must_not_be_mixed() {
 /// A stream of another machine is refused, or ignored by functions without a result: its work cannot use this memory.
 #[test]
 fn machines_must_not_be_mixed() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let elsewhere = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
         let stranger = Stream::new(&elsewhere).unwrap();
-        assert_ne!(bench.device, elsewhere);
-        let (pool, home) = (bench.pool(), bench.stream());
+        assert_ne!(fixture.device, elsewhere);
+        let (pool, home) = (fixture.pool(), fixture.stream());
         assert!(matches!(pool.alloc(4096, &stranger), Err(PoolError::WrongDevice { .. })));
         assert!(matches!(home.wait_for(&stranger), Err(PoolError::WrongDevice { .. })));
         let block = pool.alloc(4096, &home).unwrap();

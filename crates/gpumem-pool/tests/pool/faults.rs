@@ -44,25 +44,25 @@ fn on_a_failing_driver(body: impl Fn(&Fixture)) {
 }
 
 /// The driver function with which the backend allocates or frees.
-fn alloc_fault(bench: &Fixture) -> &'static AtomicU32 {
-    match bench.backend {
+fn alloc_fault(fixture: &Fixture) -> &'static AtomicU32 {
+    match fixture.backend {
         BackendKind::None => &plain_alloc::FAIL_WITH,
-        BackendKind::Caching if bench.plain_segments => &plain_alloc::FAIL_WITH,
+        BackendKind::Caching if fixture.plain_segments => &plain_alloc::FAIL_WITH,
         BackendKind::Caching => &memory_create::FAIL_WITH,
         _ => &pool_alloc::FAIL_WITH,
     }
 }
 
-fn free_fault(bench: &Fixture) -> &'static AtomicU32 {
-    match bench.backend {
+fn free_fault(fixture: &Fixture) -> &'static AtomicU32 {
+    match fixture.backend {
         BackendKind::None => &plain_free::FAIL_WITH,
         _ => &pool_free::FAIL_WITH,
     }
 }
 
 /// Whether a free makes a driver call, which can fail. `caching` makes none.
-fn frees_by_call(bench: &Fixture) -> bool {
-    bench.backend != BackendKind::Caching
+fn frees_by_call(fixture: &Fixture) -> bool {
+    fixture.backend != BackendKind::Caching
 }
 
 fn set(fault: &AtomicU32, code: CUresult) {
@@ -71,10 +71,10 @@ fn set(fault: &AtomicU32, code: CUresult) {
 
 #[test]
 fn a_refused_allocation_leaves_no_trace() {
-    on_a_failing_driver(|bench| {
-        let (pool, stream) = (bench.builder().hard_limit(4 << 20).build().unwrap(), bench.stream());
+    on_a_failing_driver(|fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(4 << 20).build().unwrap(), fixture.stream());
         for code in [CUresult::CUDA_ERROR_INVALID_VALUE, CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult(4242)] {
-            set(alloc_fault(bench), code);
+            set(alloc_fault(fixture), code);
             let error = pool.alloc(3 << 20, &stream).unwrap_err();
             match code {
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
@@ -86,7 +86,7 @@ fn a_refused_allocation_leaves_no_trace() {
                 _ => assert!(matches!(error, PoolError::Driver(inner) if inner.code() == code), "{error:?}"),
             }
         }
-        set(alloc_fault(bench), CUresult::CUDA_SUCCESS);
+        set(alloc_fault(fixture), CUresult::CUDA_SUCCESS);
         drop(pool.alloc(4 << 20, &stream).unwrap());
         let status = pool.status().unwrap();
         assert_eq!((status.in_use_bytes, status.in_use_peak_bytes), (0, 4 << 20));
@@ -97,15 +97,15 @@ fn a_refused_allocation_leaves_no_trace() {
 /// On a full device, the allocation is tried twice with a wait between, and a backend with a cache trims it.
 #[test]
 fn an_allocation_is_retried_once_a_full_device_is_idle() {
-    on_a_failing_driver(|bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
-        set(alloc_fault(bench), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    on_a_failing_driver(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
+        set(alloc_fault(fixture), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         assert!(matches!(pool.alloc(1 << 20, &stream), Err(PoolError::OutOfMemory { .. })));
         let calls = [&plain_alloc::CALLS, &pool_alloc::CALLS, &pool_trim::CALLS, &memory_create::CALLS];
         let [plain, pool, trim, create] = calls.map(|count| count.load(Ordering::SeqCst));
-        match bench.backend {
+        match fixture.backend {
             BackendKind::None => assert_eq!([plain, pool, trim, create], [2, 0, 0, 0]),
-            BackendKind::Caching if bench.plain_segments => assert!(plain > 1 && create == 0),
+            BackendKind::Caching if fixture.plain_segments => assert!(plain > 1 && create == 0),
             BackendKind::Caching => assert!(create > 1 && plain == 0),
             _ => assert_eq!([plain, pool, trim, create], [0, 2, 1, 0]),
         }
@@ -114,16 +114,16 @@ fn an_allocation_is_retried_once_a_full_device_is_idle() {
 
 #[test]
 fn a_failed_free_poisons_the_pool_and_leaks_the_block() {
-    on_a_failing_driver(|bench| {
-        if !frees_by_call(bench) {
+    on_a_failing_driver(|fixture| {
+        if !frees_by_call(fixture) {
             return;
         }
-        let (pool, stream) = (bench.pool(), bench.stream());
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let (bad, good) = (pool.alloc(1 << 20, &stream).unwrap(), pool.alloc(1 << 10, &stream).unwrap());
         let bad_address = bad.address();
-        set(free_fault(bench), CUresult::CUDA_ERROR_INVALID_VALUE);
+        set(free_fault(fixture), CUresult::CUDA_ERROR_INVALID_VALUE);
         drop(bad);
-        set(free_fault(bench), CUresult::CUDA_SUCCESS);
+        set(free_fault(fixture), CUresult::CUDA_SUCCESS);
         for attempt in [
             pool.alloc(1, &stream).map(drop),
             pool.alloc(0, &stream).map(drop),
@@ -139,7 +139,7 @@ fn a_failed_free_poisons_the_pool_and_leaks_the_block() {
         drop(good);
         let status = pool.status().unwrap();
         assert_eq!((status.in_use_bytes, status.block_count), (1 << 20, 1), "the leaked block stays counted");
-        drop(bench.pool().alloc(1 << 20, &stream).unwrap());
+        drop(fixture.pool().alloc(1 << 20, &stream).unwrap());
     });
 }
 
@@ -147,16 +147,16 @@ fn a_failed_free_poisons_the_pool_and_leaks_the_block() {
 /// none. The simulated `cuMemFree` waits itself, which would hide a wait missing in `none`.
 #[test]
 fn a_drop_orders_the_free_behind_each_use_once() {
-    on_a_failing_driver(|bench| {
-        let (pool, home) = (bench.pool(), bench.stream());
-        let others = [bench.stream(), bench.stream()];
+    on_a_failing_driver(|fixture| {
+        let (pool, home) = (fixture.pool(), fixture.stream());
+        let others = [fixture.stream(), fixture.stream()];
         let block = pool.alloc(1 << 20, &home).unwrap();
         for stream in [&others[0], &others[1], &home, &others[0]] {
             block.record_use(stream);
         }
         drop(block);
         let calls = [&wait::CALLS, &finish::CALLS].map(|count| count.load(Ordering::SeqCst));
-        let expected = match bench.backend {
+        let expected = match fixture.backend {
             // One wait for the device covers all streams.
             BackendKind::None => [0, 1],
             // The heap records the wait that the next user needs.
@@ -170,11 +170,11 @@ fn a_drop_orders_the_free_behind_each_use_once() {
 /// If the owner stream cannot be made to wait for a use, the block must not be freed.
 #[test]
 fn a_wait_that_fails_keeps_the_block() {
-    on_a_failing_driver(|bench| {
-        if !frees_by_call(bench) {
+    on_a_failing_driver(|fixture| {
+        if !frees_by_call(fixture) {
             return;
         }
-        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+        let (pool, home, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let block = pool.alloc(1 << 20, &home).unwrap();
         block.record_use(&other);
         set(&wait::FAIL_WITH, CUresult::CUDA_ERROR_INVALID_HANDLE);
@@ -190,12 +190,12 @@ fn a_wait_that_fails_keeps_the_block() {
 
 #[test]
 fn a_driver_that_shuts_down_takes_the_memory_with_it() {
-    on_a_failing_driver(|bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_a_failing_driver(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let block = pool.alloc(1 << 20, &stream).unwrap();
-        set(free_fault(bench), CUresult::CUDA_ERROR_DEINITIALIZED);
+        set(free_fault(fixture), CUresult::CUDA_ERROR_DEINITIALIZED);
         drop(block);
-        set(free_fault(bench), CUresult::CUDA_SUCCESS);
+        set(free_fault(fixture), CUresult::CUDA_SUCCESS);
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
         drop(pool.alloc(1, &stream).unwrap());
     });
@@ -203,56 +203,56 @@ fn a_driver_that_shuts_down_takes_the_memory_with_it() {
 
 #[test]
 fn a_dead_context_is_a_lost_device() {
-    on_a_failing_driver(|bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_a_failing_driver(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let block = pool.alloc(1 << 20, &stream).unwrap();
         for code in [
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
             CUresult::CUDA_ERROR_LAUNCH_FAILED,
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
         ] {
-            set(alloc_fault(bench), code);
+            set(alloc_fault(fixture), code);
             // More than the pool caches.
             let error = pool.alloc(8 << 20, &stream).unwrap_err();
             assert!(matches!(error, PoolError::DeviceLost(inner) if inner.code() == code), "{error:?}");
         }
-        set(alloc_fault(bench), CUresult::CUDA_SUCCESS);
-        set(free_fault(bench), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        set(alloc_fault(fixture), CUresult::CUDA_SUCCESS);
+        set(free_fault(fixture), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         drop(block);
-        assert_eq!(matches!(pool.alloc(1, &stream), Err(PoolError::DeviceLost(_))), frees_by_call(bench));
+        assert_eq!(matches!(pool.alloc(1, &stream), Err(PoolError::DeviceLost(_))), frees_by_call(fixture));
     });
 }
 
 /// A real failure instead of a stand-in: a stray access kills the simulated context.
 #[test]
 fn faulting_work_is_reported_by_every_entry() {
-    on_a_failing_driver(|bench| {
-        let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
+    on_a_failing_driver(|fixture| {
+        let (pool, stream, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let (block, kept) = (pool.alloc(4096, &stream).unwrap(), pool.alloc(4096, &stream).unwrap());
-        queue_a_fault(bench, &stream);
+        queue_a_fault(fixture, &stream);
         let error = stream.synchronize().unwrap_err();
         assert!(matches!(error, PoolError::DeviceLost(_)), "{error:?}");
         assert!(matches!(pool.alloc(1, &other), Err(PoolError::DeviceLost(_))));
         assert!(matches!(pool.reclaim(), Err(PoolError::DeviceLost(_))));
-        assert!(matches!(Event::new(&bench.device), Err(PoolError::DeviceLost(_))));
+        assert!(matches!(Event::new(&fixture.device), Err(PoolError::DeviceLost(_))));
         drop((block, kept));
         assert!(matches!(pool.alloc(1, &other), Err(PoolError::DeviceLost(_))));
     });
 }
 
 /// Queues a kernel that reads outside of any allocation.
-fn queue_a_fault(bench: &Fixture, stream: &Stream) {
+fn queue_a_fault(fixture: &Fixture, stream: &Stream) {
     static KERNELS: &[Kernel] = &[Kernel::new("astray", |launch| launch.read::<u8>(8, 1).map(drop))];
-    gpumem_sim::Sim::of(&bench.driver).unwrap().register(KERNELS);
+    gpumem_sim::Sim::of(&fixture.driver).unwrap().register(KERNELS);
     let ptx = c".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry astray()\n{ ret; }\n";
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
     let none = std::ptr::null_mut::<std::ffi::c_void>();
-    let _bound = bench.device.bind().unwrap();
+    let _bound = fixture.device.bind().unwrap();
     // SAFETY: both handles outlive the calls, and the kernel takes no parameters.
     unsafe {
-        bench.driver.cuModuleLoadData(&mut module, ptx.as_ptr().cast()).unwrap();
-        bench.driver.cuModuleGetFunction(&mut function, module, c"astray".as_ptr()).unwrap();
-        bench
+        fixture.driver.cuModuleLoadData(&mut module, ptx.as_ptr().cast()).unwrap();
+        fixture.driver.cuModuleGetFunction(&mut function, module, c"astray".as_ptr()).unwrap();
+        fixture
             .driver
             .cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream.raw(), none.cast(), none.cast())
             .unwrap();
@@ -261,27 +261,27 @@ fn queue_a_fault(bench: &Fixture, stream: &Stream) {
 
 #[test]
 fn a_context_that_cannot_be_made_current_breaks_nothing() {
-    on_a_failing_driver(|bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
-        let (block, event) = (pool.alloc(4096, &stream).unwrap(), Event::new(&bench.device).unwrap());
-        let spare = bench.stream();
+    on_a_failing_driver(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
+        let (block, event) = (pool.alloc(4096, &stream).unwrap(), Event::new(&fixture.device).unwrap());
+        let spare = fixture.stream();
         set(&context::FAIL_WITH, CUresult::CUDA_ERROR_INVALID_CONTEXT);
-        assert!(Stream::new(&bench.device).is_err() && stream.synchronize().is_err());
+        assert!(Stream::new(&fixture.device).is_err() && stream.synchronize().is_err());
         assert!(pool.alloc(8 << 20, &stream).is_err() && pool.status().is_err() && pool.reclaim().is_err());
         drop((block, event, spare));
         set(&context::FAIL_WITH, CUresult::CUDA_SUCCESS);
-        assert_eq!(matches!(pool.alloc(1, &stream), Err(PoolError::Poisoned { .. })), frees_by_call(bench));
+        assert_eq!(matches!(pool.alloc(1, &stream), Err(PoolError::Poisoned { .. })), frees_by_call(fixture));
     });
 }
 
 #[test]
 fn a_driver_pool_that_can_not_be_set_up_is_taken_down_again() {
-    on_a_failing_driver(|bench| {
-        if bench.backend != BackendKind::Native {
+    on_a_failing_driver(|fixture| {
+        if fixture.backend != BackendKind::Native {
             return;
         }
         set(&pool_attribute::FAIL_WITH, CUresult::CUDA_ERROR_INVALID_VALUE);
-        assert!(matches!(bench.builder().build(), Err(PoolError::Driver(DriverError::Failed { .. }))));
+        assert!(matches!(fixture.builder().build(), Err(PoolError::Driver(DriverError::Failed { .. }))));
         set(&pool_attribute::FAIL_WITH, CUresult::CUDA_SUCCESS);
         let counts = [&pool_create::CALLS, &pool_destroy::CALLS].map(|count| count.load(Ordering::SeqCst));
         assert_eq!(counts, [1, 1]);
@@ -295,13 +295,13 @@ fn a_driver_that_lacks_something_is_served_by_the_next_backend() {
         table.cuMemPoolCreate = None;
         table.cuMemAddressReserve = None;
     };
-    on_each_backend_with(&small(), without, |bench| {
-        let pool = gpumem_pool::Pool::new(&bench.device).unwrap();
+    on_each_backend_with(&small(), without, |fixture| {
+        let pool = gpumem_pool::Pool::new(&fixture.device).unwrap();
         let has_caching = cfg!(feature = "backend-caching");
         assert_eq!(pool.backend(), if has_caching { BackendKind::Caching } else { BackendKind::None });
         assert_eq!(pool.status().unwrap().plain_segments, has_caching);
-        if bench.backend == BackendKind::Native {
-            let error = bench.builder().build().unwrap_err();
+        if fixture.backend == BackendKind::Native {
+            let error = fixture.builder().build().unwrap_err();
             assert!(matches!(error, PoolError::BackendUnsupported { .. }), "{error:?}");
             assert!(error.to_string().contains("use the backend `none`"), "{error}");
         }

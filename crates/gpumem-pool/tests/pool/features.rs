@@ -9,20 +9,20 @@ use std::sync::atomic::Ordering;
 
 #[test]
 fn a_block_has_the_requested_alignment() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let mut blocks: Vec<(Block, u8)> = Vec::new();
         for (index, exponent) in (0..=24).chain([8, 21, 12]).enumerate() {
             let (alignment, size_bytes) = (1_u64 << exponent, 1 + 777 * index as u64);
             let block = pool.alloc_aligned(size_bytes, alignment, &stream).unwrap();
             assert_eq!((block.address() % alignment, block.size_bytes()), (0, size_bytes));
-            bench.fill(&block, index as u8 + 1, &stream);
+            fixture.fill(&block, index as u8 + 1, &stream);
             blocks.push((block, index as u8 + 1));
         }
         let large = pool.alloc_aligned(3 << 20, 4 << 20, &stream).unwrap();
         assert_eq!(large.address() % (4 << 20), 0);
         for (block, value) in &blocks {
-            assert!(bench.holds(block, *value, &stream), "{block:?}");
+            assert!(fixture.holds(block, *value, &stream), "{block:?}");
         }
         let asked_bytes = blocks.iter().map(|(block, _)| block.size_bytes()).sum::<u64>() + (3 << 20);
         assert!(pool.status().unwrap().in_use_bytes >= asked_bytes);
@@ -38,8 +38,8 @@ fn a_block_has_the_requested_alignment() {
 
 #[test]
 fn an_invalid_alignment_has_its_own_error() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         for alignment in [0, 3, 100, 257, (1 << 30) + 1, 1 << 31, 1 << 63, u64::MAX] {
             for size_bytes in [0, 1, 1 << 21, u64::MAX] {
                 let error = pool.alloc_aligned(size_bytes, alignment, &stream).unwrap_err();
@@ -60,9 +60,9 @@ fn an_invalid_alignment_has_its_own_error() {
 
 #[test]
 fn aligned_blocks_count_against_the_limit() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.builder().hard_limit(8 << 20).build().unwrap();
-        let stream = bench.stream();
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(8 << 20).build().unwrap();
+        let stream = fixture.stream();
         let mut blocks = Vec::new();
         let error = loop {
             match pool.alloc_aligned(300 << 10, 512 << 10, &stream) {
@@ -83,8 +83,8 @@ fn aligned_blocks_count_against_the_limit() {
 
 #[test]
 fn a_block_as_plain_data_is_alive_and_keeps_its_pool() {
-    on_each_backend(&small(), |bench| {
-        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, home, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let sizes = [0, 1, 4096, 3 << 20];
         let raw: Vec<_> = sizes
             .map(|size_bytes| {
@@ -109,8 +109,8 @@ fn a_block_as_plain_data_is_alive_and_keeps_its_pool() {
                 (block.address(), block.size_bytes(), block.stream_id()),
                 (*address, size_bytes, *stream_id)
             );
-            bench.fill(block, 7, &other);
-            assert!(bench.holds(block, 7, &other));
+            fixture.fill(block, 7, &other);
+            assert!(fixture.holds(block, 7, &other));
         }
         drop(carried);
         drop((home, other));
@@ -119,9 +119,9 @@ fn a_block_as_plain_data_is_alive_and_keeps_its_pool() {
 
 #[test]
 fn pinned_memory_is_neither_moved_nor_remapped() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.builder().hard_limit(256 << 20).build().unwrap();
-        let stream = bench.stream();
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(256 << 20).build().unwrap();
+        let stream = fixture.stream();
         let pinned = pool.alloc(3 << 20, &stream).unwrap();
         match pinned.pin_backing() {
             Err(PoolError::NotWithBackend { backend, .. }) => {
@@ -129,10 +129,10 @@ fn pinned_memory_is_neither_moved_nor_remapped() {
             }
             other => other.unwrap(),
         }
-        bench.fill(&pinned, 5, &stream);
+        fixture.fill(&pinned, 5, &stream);
         pool.alloc(0, &stream).unwrap().pin_backing().unwrap();
         pool.alloc(100, &stream).unwrap().pin_backing().unwrap();
-        let mut rng = bench.seed.wrapping_mul(2).wrapping_add(1);
+        let mut rng = fixture.seed.wrapping_mul(2).wrapping_add(1);
         let mut blocks: Vec<Block> = Vec::new();
         for _ in 0..200 {
             rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -147,7 +147,7 @@ fn pinned_memory_is_neither_moved_nor_remapped() {
             pool.check().unwrap();
         }
         drop(blocks);
-        assert!(bench.holds(&pinned, 5, &stream));
+        assert!(fixture.holds(&pinned, 5, &stream));
         drop(pinned);
         pool.reclaim().unwrap();
         assert_eq!(pool.status().unwrap().reserved_bytes, 0, "what is pinned goes back once nobody holds it");
@@ -158,13 +158,13 @@ fn pinned_memory_is_neither_moved_nor_remapped() {
 #[test]
 fn a_pinned_handle_is_mapped_once() {
     // The pool's memory fills the device. A limit would make the handles too small for others to fit beside these.
-    on_each_backend_with(&SimConfig::new().memory_bytes(72 << 20), map::install, |bench| {
-        if !bench.maps() {
+    on_each_backend_with(&SimConfig::new().memory_bytes(72 << 20), map::install, |fixture| {
+        if !fixture.maps() {
             return;
         }
         for is_pinned in [false, true] {
-            let pool = bench.builder().build().unwrap();
-            let stream = bench.stream();
+            let pool = fixture.builder().build().unwrap();
+            let stream = fixture.stream();
             pool.reserve(64 << 20).unwrap();
             let [first, second, third, last] = [(); 4].map(|()| pool.alloc(16 << 20, &stream).unwrap());
             if is_pinned {
@@ -186,37 +186,37 @@ fn a_pinned_handle_is_mapped_once() {
 
 #[test]
 fn exportable_memory_needs_an_exportable_pool() {
-    on_device_memory(&small(), |bench| {
-        let stream = bench.stream();
-        match bench.builder().conf("exportable:true").unwrap().build() {
+    on_device_memory(&small(), |fixture| {
+        let stream = fixture.stream();
+        match fixture.builder().conf("exportable:true").unwrap().build() {
             Ok(pool) => {
-                assert_eq!(bench.backend, BackendKind::Caching);
+                assert_eq!(fixture.backend, BackendKind::Caching);
                 let block = pool.alloc(4096, &stream).unwrap();
-                bench.fill(&block, 3, &stream);
-                assert!(bench.holds(&block, 3, &stream));
+                fixture.fill(&block, 3, &stream);
+                assert!(fixture.holds(&block, 3, &stream));
                 block.pin_backing().unwrap();
                 let (mut handle, mut descriptor) = (0, -1_i32);
-                let _bound = bench.device.bind().unwrap();
+                let _bound = fixture.device.bind().unwrap();
                 // SAFETY: locals outlive the calls; the block is alive, and the handle is released once.
                 unsafe {
                     let address = block.address() as *mut std::ffi::c_void;
-                    bench.driver.cuMemRetainAllocationHandle(&mut handle, address).unwrap();
+                    fixture.driver.cuMemRetainAllocationHandle(&mut handle, address).unwrap();
                     let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
                     let place = (&raw mut descriptor).cast();
-                    bench.driver.cuMemExportToShareableHandle(place, handle, kind, 0).unwrap();
-                    bench.driver.cuMemRelease(handle).unwrap();
+                    fixture.driver.cuMemExportToShareableHandle(place, handle, kind, 0).unwrap();
+                    fixture.driver.cuMemRelease(handle).unwrap();
                     drop(std::os::fd::OwnedFd::from_raw_fd(descriptor));
                 }
             }
             Err(PoolError::BackendUnsupported { reason, .. }) => {
-                assert!(bench.plain_segments && reason.contains("exported"), "{reason}");
+                assert!(fixture.plain_segments && reason.contains("exported"), "{reason}");
             }
             Err(error) => {
-                assert_ne!(bench.backend, BackendKind::Caching);
+                assert_ne!(fixture.backend, BackendKind::Caching);
                 assert!(matches!(error, PoolError::NotWithBackend { .. }), "{error}");
             }
         }
-        match (bench.backend, bench.builder().conf("rdma:true").unwrap().build()) {
+        match (fixture.backend, fixture.builder().conf("rdma:true").unwrap().build()) {
             (BackendKind::Native, result) => assert!(matches!(result, Err(PoolError::NotWithBackend { .. }))),
             (BackendKind::None, result) => drop(result.unwrap()),
             // The value that the device reports.

@@ -44,9 +44,9 @@ fn on_each_of(
             // SAFETY: a replacement calls the function that it replaces, or fails without effect.
             let driver = unsafe { driver.with_table(&change) };
             let device = Device::new(&driver, 0).unwrap();
-            let bench = Fixture { driver, device, backend, plain_segments, kind, seed };
-            let printed = PrintOnPanic(&bench);
-            body(&bench);
+            let fixture = Fixture { driver, device, backend, plain_segments, kind, seed };
+            let printed = PrintOnPanic(&fixture);
+            body(&fixture);
             drop(printed);
         }
     }

@@ -13,15 +13,15 @@ pub(crate) fn on_caching(body: impl Fn(&Fixture)) {
 }
 
 pub(crate) fn on_caching_with(config: &SimConfig, body: impl Fn(&Fixture)) {
-    on_each_backend(config, |bench| {
-        if bench.maps() {
-            body(bench);
+    on_each_backend(config, |fixture| {
+        if fixture.maps() {
+            body(fixture);
         }
     });
 }
 
 pub(crate) fn fill(
-    bench: &Fixture,
+    fixture: &Fixture,
     block: &GrowableBlock,
     range: std::ops::Range<u64>,
     value: u8,
@@ -30,15 +30,15 @@ pub(crate) fn fill(
     let _bound = stream.device().bind().unwrap();
     let (address, count) = (block.address() + range.start, (range.end - range.start) as usize);
     // SAFETY: the block has these bytes until the stream is complete.
-    unsafe { bench.driver.cuMemsetD8Async(address, value, count, stream.raw()).unwrap() };
+    unsafe { fixture.driver.cuMemsetD8Async(address, value, count, stream.raw()).unwrap() };
 }
 
-pub(crate) fn byte(bench: &Fixture, block: &GrowableBlock, at: u64, stream: &Stream) -> u8 {
+pub(crate) fn byte(fixture: &Fixture, block: &GrowableBlock, at: u64, stream: &Stream) -> u8 {
     stream.synchronize().unwrap();
     let _bound = stream.device().bind().unwrap();
     let mut value = 0_u8;
     // SAFETY: `value` has room for the byte.
-    unsafe { bench.driver.cuMemcpyDtoH_v2((&raw mut value).cast(), block.address() + at, 1).unwrap() };
+    unsafe { fixture.driver.cuMemcpyDtoH_v2((&raw mut value).cast(), block.address() + at, 1).unwrap() };
     value
 }
 
@@ -49,12 +49,12 @@ fn reserved(pool: &Pool) -> u64 {
 
 #[test]
 fn only_one_backend_has_them() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         match pool.growable(MIB, &stream) {
             Ok(block) => assert_eq!((pool.backend().to_string(), block.size_bytes()), ("caching".into(), 0)),
-            Err(PoolError::NeedsVirtualMemory { .. }) => assert!(bench.plain_segments),
-            Err(PoolError::NotWithKind { kind, .. }) => assert_eq!(kind, bench.kind),
+            Err(PoolError::NeedsVirtualMemory { .. }) => assert!(fixture.plain_segments),
+            Err(PoolError::NotWithKind { kind, .. }) => assert_eq!(kind, fixture.kind),
             Err(error) => assert!(matches!(error, PoolError::NotWithBackend { .. }), "{error}"),
         }
         for size_bytes in [(1 << 30) + 1, 1 << 63, u64::MAX] {
@@ -66,22 +66,22 @@ fn only_one_backend_has_them() {
 
 #[test]
 fn it_grows_in_place_and_keeps_its_contents() {
-    on_caching(|bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_caching(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let mut block = pool.growable(512 * MIB, &stream).unwrap();
         assert_eq!(reserved(&pool), 0);
         let (address, mut end) = (block.address(), 0);
         for (index, size_bytes) in [1, 5000, 3 * MIB, 3 * MIB + 1, 100 * MIB].into_iter().enumerate() {
             block.grow_to(size_bytes).unwrap();
             assert_eq!((block.address(), block.size_bytes()), (address, size_bytes));
-            fill(bench, &block, end..size_bytes, index as u8 + 1, &stream);
+            fill(fixture, &block, end..size_bytes, index as u8 + 1, &stream);
             end = size_bytes;
             let status = pool.status().unwrap();
             assert_eq!(status.in_use_bytes, size_bytes);
             pool.check().unwrap();
             assert_eq!(status.reserved_bytes, size_bytes.next_multiple_of(2 * MIB));
         }
-        let held = [0, 4999, 5000, 3 * MIB, 100 * MIB - 1].map(|at| byte(bench, &block, at, &stream));
+        let held = [0, 4999, 5000, 3 * MIB, 100 * MIB - 1].map(|at| byte(fixture, &block, at, &stream));
         assert_eq!(held, [1, 2, 3, 4, 5]);
         block.grow_to(10).unwrap();
         assert_eq!(block.size_bytes(), 100 * MIB, "growing never shrinks");
@@ -98,8 +98,8 @@ fn it_grows_in_place_and_keeps_its_contents() {
 
 #[test]
 fn memory_reserved_ahead_serves_other_blocks() {
-    on_caching(|bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_caching(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let mut block = pool.growable(64 * MIB, &stream).unwrap();
         block.grow_to(64 * MIB).unwrap();
         pool.reserve(64 * MIB).unwrap();
@@ -112,25 +112,25 @@ fn memory_reserved_ahead_serves_other_blocks() {
 
 #[test]
 fn its_memory_is_released_after_all_uses() {
-    on_caching(|bench| {
-        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+    on_caching(|fixture| {
+        let (pool, home, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let mut block = pool.growable(64 * MIB, &home).unwrap();
         block.grow_to(64 * MIB).unwrap();
         other.wait_for(&home).unwrap();
-        fill(bench, &block, 0..64 * MIB, 1, &other);
+        fill(fixture, &block, 0..64 * MIB, 1, &other);
         block.record_use(&other);
         block.shrink_to(10 * MIB).unwrap();
         block.shrink_to(20 * MIB).unwrap();
         assert_eq!((block.size_bytes(), pool.status().unwrap().in_use_bytes), (10 * MIB, 10 * MIB));
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
         pool.trim_to(0).unwrap();
         assert!((10 * MIB..=14 * MIB).contains(&reserved(&pool)), "{}", reserved(&pool));
-        assert_eq!(byte(bench, &block, 10 * MIB - 1, &other), 1);
+        assert_eq!(byte(fixture, &block, 10 * MIB - 1, &other), 1);
         block.grow_to(40 * MIB).unwrap();
-        fill(bench, &block, 10 * MIB..40 * MIB, 2, &home);
-        assert_eq!(byte(bench, &block, 40 * MIB - 1, &home), 2);
-        assert_eq!(byte(bench, &block, 0, &home), 1);
-        fill(bench, &block, 0..40 * MIB, 3, &home);
+        fill(fixture, &block, 10 * MIB..40 * MIB, 2, &home);
+        assert_eq!(byte(fixture, &block, 40 * MIB - 1, &home), 2);
+        assert_eq!(byte(fixture, &block, 0, &home), 1);
+        fill(fixture, &block, 0..40 * MIB, 3, &home);
         // The block is the last owner of the pool; queued work continues.
         drop(pool);
         drop(block);
@@ -140,9 +140,9 @@ fn its_memory_is_released_after_all_uses() {
 
 #[test]
 fn it_counts_against_the_limit_with_the_pools_blocks() {
-    on_caching(|bench| {
-        let pool = bench.builder().hard_limit(64 * MIB).build().unwrap();
-        let stream = bench.stream();
+    on_caching(|fixture| {
+        let pool = fixture.builder().hard_limit(64 * MIB).build().unwrap();
+        let stream = fixture.stream();
         let mut block = pool.growable(256 * MIB, &stream).unwrap();
         let plain = pool.alloc(30 * MIB, &stream).unwrap();
         block.grow_to(20 * MIB).unwrap();
@@ -162,8 +162,8 @@ fn it_counts_against_the_limit_with_the_pools_blocks() {
 
 #[test]
 fn a_refused_growth_reports_every_step() {
-    on_caching(|bench| {
-        let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
+    on_caching(|fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(64 * MIB).build().unwrap(), fixture.stream());
         drop(pool.alloc(20 * MIB, &stream).unwrap());
         let error = pool.growable(128 * MIB, &stream).unwrap().grow_to(70 * MIB).unwrap_err();
         let attempts = &error.out_of_memory().unwrap().attempts;
@@ -176,11 +176,11 @@ stand_in!(map, cuMemMap(address: CUdeviceptr, size: usize, offset: usize, handle
 
 #[test]
 fn a_refused_growth_is_undone() {
-    on_each_backend_with(&small(), map::install, |bench| {
-        if !bench.maps() {
+    on_each_backend_with(&small(), map::install, |fixture| {
+        if !fixture.maps() {
             return;
         }
-        let (pool, stream) = (bench.pool(), bench.stream());
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let mut block = pool.growable(128 * MIB, &stream).unwrap();
         block.grow_to(4 * MIB).unwrap();
         let before = reserved(&pool);
@@ -192,7 +192,7 @@ fn a_refused_growth_is_undone() {
             assert_eq!((block.size_bytes(), reserved(&pool)), (4 * MIB, before));
         }
         block.grow_to(100 * MIB).unwrap();
-        fill(bench, &block, 0..100 * MIB, 9, &stream);
-        assert_eq!(byte(bench, &block, 100 * MIB - 1, &stream), 9);
+        fill(fixture, &block, 0..100 * MIB, 9, &stream);
+        assert_eq!(byte(fixture, &block, 100 * MIB - 1, &stream), 9);
     });
 }

@@ -14,9 +14,9 @@ const MIB: u64 = 1 << 20;
 
 /// A simulated machine that runs work only in waits.
 fn on_host_memory(body: impl Fn(&Fixture)) {
-    on_each_backend(&small().schedule(Schedule::Late), |bench| {
-        if bench.kind.is_host_accessible() {
-            body(bench);
+    on_each_backend(&small().schedule(Schedule::Late), |fixture| {
+        if fixture.kind.is_host_accessible() {
+            body(fixture);
         }
     });
 }
@@ -38,21 +38,21 @@ fn holds(block: &Block, value: u8) -> bool {
 
 #[test]
 fn a_block_names_its_kind_of_memory() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let block = pool.alloc(5000, &stream).unwrap();
         assert_eq!(
             (pool.kind(), block.kind(), pool.status().unwrap().kind),
-            (bench.kind, bench.kind, bench.kind)
+            (fixture.kind, fixture.kind, fixture.kind)
         );
-        assert_eq!(block.host_ptr().is_some(), bench.kind.is_host_accessible());
+        assert_eq!(block.host_ptr().is_some(), fixture.kind.is_host_accessible());
         if let Some(host) = block.host_ptr() {
             assert_eq!(host.as_ptr().expose_provenance() as u64, block.address());
         }
         assert!(pool.alloc(0, &stream).unwrap().host_ptr().is_none());
-        assert!(pool.private(16 * MIB).unwrap().alloc(1, &stream).unwrap().kind() == bench.kind);
+        assert!(pool.private(16 * MIB).unwrap().alloc(1, &stream).unwrap().kind() == fixture.kind);
         let text = pool.status().unwrap().to_string();
-        assert_eq!(text.contains("memory on"), bench.kind.is_host_accessible(), "{text}");
+        assert_eq!(text.contains("memory on"), fixture.kind.is_host_accessible(), "{text}");
     });
 }
 
@@ -60,13 +60,13 @@ fn a_block_names_its_kind_of_memory() {
 /// neither.
 #[test]
 fn memory_is_reused_when_every_use_is_complete() {
-    on_host_memory(|bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_host_memory(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         for (round, size_bytes) in [300, 70_000, 3 * MIB, 50 * MIB].into_iter().enumerate() {
             let mut held = Vec::new();
             for step in 0..4_u8 {
                 let used = pool.alloc(size_bytes, &stream).unwrap();
-                bench.fill(&used, 100 + step, &stream);
+                fixture.fill(&used, 100 + step, &stream);
                 drop(used);
                 let block = pool.alloc(size_bytes, &stream).unwrap();
                 write(&block, step);
@@ -84,15 +84,15 @@ fn memory_is_reused_when_every_use_is_complete() {
 /// Memory is reused once its uses are complete, after a wait or a query.
 #[test]
 fn what_is_complete_needs_no_growth() {
-    on_host_memory(|bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_host_memory(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         drop(pool.alloc(20 * MIB, &stream).unwrap());
         let peak_bytes = pool.status().unwrap().reserved_peak_bytes;
         for step in 0..20 {
             stream.synchronize().unwrap();
             let block = pool.alloc(20 * MIB, &stream).unwrap();
             write(&block, step);
-            bench.fill(&block, 9, &stream);
+            fixture.fill(&block, 9, &stream);
         }
         assert_eq!(pool.status().unwrap().reserved_peak_bytes, peak_bytes);
     });
@@ -101,14 +101,14 @@ fn what_is_complete_needs_no_growth() {
 /// At the limit the host waits for the memory that it needs.
 #[test]
 fn at_the_limit_the_host_waits() {
-    on_host_memory(|bench| {
-        let pool = bench.builder().hard_limit(32 * MIB).build().unwrap();
-        let (stream, other) = (bench.stream(), bench.stream());
+    on_host_memory(|fixture| {
+        let pool = fixture.builder().hard_limit(32 * MIB).build().unwrap();
+        let (stream, other) = (fixture.stream(), fixture.stream());
         for step in 0..10_u8 {
             let block = pool.alloc(24 * MIB, if step % 3 == 0 { &other } else { &stream }).unwrap();
             write(&block, step);
             other.wait_for(&stream).unwrap();
-            bench.fill(&block, 200, &other);
+            fixture.fill(&block, 200, &other);
             block.record_use(&other);
         }
         assert!(matches!(pool.alloc(33 * MIB, &stream), Err(PoolError::LimitReached { .. })));
@@ -121,18 +121,18 @@ fn at_the_limit_the_host_waits() {
 /// is refused right away.
 #[test]
 fn a_wait_that_a_capture_forbids_is_refused_at_once() {
-    on_host_memory(|bench| {
-        let pool = bench.builder().hard_limit(32 * MIB).build().unwrap();
-        let (default, stream) = (Stream::legacy(&bench.device).unwrap(), bench.stream());
+    on_host_memory(|fixture| {
+        let pool = fixture.builder().hard_limit(32 * MIB).build().unwrap();
+        let (default, stream) = (Stream::legacy(&fixture.device).unwrap(), fixture.stream());
         let used = pool.alloc(32 * MIB, &default).unwrap();
-        bench.fill(&used, 1, &default);
+        fixture.fill(&used, 1, &default);
         drop(used);
         let capture = stream.begin_capture(CaptureMode::Global).unwrap();
         let start = std::time::Instant::now();
-        let refused = pool.alloc(MIB, &bench.stream());
+        let refused = pool.alloc(MIB, &fixture.stream());
         assert!(start.elapsed().as_secs() < 5, "{refused:?}");
         let advice = refused.as_ref().err().and_then(PoolError::out_of_memory).map(OutOfMemory::advice);
-        if bench.backend == BackendKind::Caching {
+        if fixture.backend == BackendKind::Caching {
             assert_eq!(advice, Some(Advice::WaitForWork), "{refused:?}");
         }
         drop((refused, capture));
@@ -144,11 +144,11 @@ fn a_wait_that_a_capture_forbids_is_refused_at_once() {
 /// Threads write on the host to memory that other threads have just freed with pending work, at a limit that makes them share it.
 #[test]
 fn no_queued_work_overwrites_bytes_of_the_host() {
-    on_host_memory(|bench| {
-        let pool = bench.builder().hard_limit(48 * MIB).build().unwrap();
+    on_host_memory(|fixture| {
+        let pool = fixture.builder().hard_limit(48 * MIB).build().unwrap();
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
-                let (pool, stream) = (&pool, bench.stream());
+                let (pool, stream) = (&pool, fixture.stream());
                 scope.spawn(move || {
                     let mut held: Vec<(Block, u8)> = Vec::new();
                     let mut draw = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(thread + 1);
@@ -162,7 +162,7 @@ fn no_queued_work_overwrites_bytes_of_the_host() {
                             let (block, value) = held.swap_remove((draw >> 50) as usize % 4);
                             assert!(holds(&block, value), "thread {thread}, step {step}");
                             // The device still writes the block, without a wait.
-                            bench.fill(&block, !value, &stream);
+                            fixture.fill(&block, !value, &stream);
                         }
                     }
                     assert!(held.iter().all(|(block, value)| holds(block, *value)), "thread {thread}");
@@ -177,11 +177,11 @@ fn no_queued_work_overwrites_bytes_of_the_host() {
 /// graph writes.
 #[test]
 fn a_graph_leaves_the_hosts_bytes_alone() {
-    on_host_memory(|bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_host_memory(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let capture = stream.begin_capture(CaptureMode::Global).unwrap();
         let scratch = pool.alloc(2 * MIB, &stream).unwrap();
-        bench.fill(&scratch, 9, &stream);
+        fixture.fill(&scratch, 9, &stream);
         drop(scratch);
         let input = pool.alloc(2 * MIB, &stream).unwrap();
         write(&input, 5);
@@ -202,14 +202,14 @@ fn a_graph_leaves_the_hosts_bytes_alone() {
 /// Each pool has its own limit, and the limit of host memory is independent of the device.
 #[test]
 fn each_kind_has_its_own_budget() {
-    on_host_memory(|bench| {
-        let stream = bench.stream();
-        let pools = [(); 2].map(|()| bench.builder().hard_limit(64 * MIB).build().unwrap());
+    on_host_memory(|fixture| {
+        let stream = fixture.stream();
+        let pools = [(); 2].map(|()| fixture.builder().hard_limit(64 * MIB).build().unwrap());
         let held = pools.each_ref().map(|pool| pool.alloc(64 * MIB, &stream).unwrap());
         assert!(pools.iter().all(|pool| pool.alloc(1, &stream).is_err()));
         drop(held);
-        let share = bench.builder().hard_limit(Limit::Percent(25.0)).build();
-        match bench.kind {
+        let share = fixture.builder().hard_limit(Limit::Percent(25.0)).build();
+        match fixture.kind {
             MemoryKind::Host => {
                 let error = share.unwrap_err();
                 assert!(matches!(&error, PoolError::Config(ConfigError::ShareOfHost { .. })), "{error}");
@@ -271,18 +271,18 @@ fn unified_memory_leaves_the_device_a_margin() {
 /// At the limit, the pool waits for work of every device that uses the needed memory.
 #[test]
 fn at_the_limit_the_host_waits_for_other_devices_too() {
-    on_each_backend(&small().devices(2).schedule(Schedule::Late), |bench| {
-        if !bench.kind.is_host_accessible() {
+    on_each_backend(&small().devices(2).schedule(Schedule::Late), |fixture| {
+        if !fixture.kind.is_host_accessible() {
             return;
         }
-        let pool = bench.builder().hard_limit(32 * MIB).build().unwrap();
-        let peer = Device::new(&bench.driver, 1).unwrap();
-        let (stream, away) = (bench.stream(), Stream::new(&peer).unwrap());
+        let pool = fixture.builder().hard_limit(32 * MIB).build().unwrap();
+        let peer = Device::new(&fixture.driver, 1).unwrap();
+        let (stream, away) = (fixture.stream(), Stream::new(&peer).unwrap());
         for step in 0..4 {
             let block = pool.alloc(24 * MIB, &stream).unwrap();
             write(&block, step);
             away.wait_for(&stream).unwrap();
-            bench.fill(&block, 200, &away);
+            fixture.fill(&block, 200, &away);
             block.record_use(&away);
         }
         let block = pool.alloc(24 * MIB, &stream).unwrap();
@@ -295,20 +295,20 @@ fn at_the_limit_the_host_waits_for_other_devices_too() {
 /// A pool may end while work uses its memory, which is released after that work is complete.
 #[test]
 fn an_ended_pool_keeps_memory_that_work_uses() {
-    on_host_memory(|bench| {
-        let (stream, other) = (bench.stream(), bench.stream());
-        let pool = bench.pool();
+    on_host_memory(|fixture| {
+        let (stream, other) = (fixture.stream(), fixture.stream());
+        let pool = fixture.pool();
         let kept = pool.alloc(MIB, &stream).unwrap();
         let used = [300, 5 * MIB].map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap());
-        used.iter().for_each(|block| bench.fill(block, 9, &other));
+        used.iter().for_each(|block| fixture.fill(block, 9, &other));
         used.iter().for_each(|block| block.record_use(&other));
         drop((used, pool));
         // A block keeps its pool alive.
         write(&kept, 3);
-        bench.fill(&kept, 4, &stream);
+        fixture.fill(&kept, 4, &stream);
         drop(kept);
-        bench.device.synchronize().unwrap();
-        let report = gpumem_sim::Sim::of(&bench.driver).unwrap().report();
+        fixture.device.synchronize().unwrap();
+        let report = gpumem_sim::Sim::of(&fixture.driver).unwrap().report();
         assert!(report.allocations.is_empty() && report.findings.is_empty(), "{report}");
     });
 }

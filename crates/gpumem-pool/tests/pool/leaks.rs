@@ -13,10 +13,10 @@ struct Program {
 }
 
 impl Program {
-    fn new(bench: &Fixture) -> Self {
+    fn new(fixture: &Fixture) -> Self {
         // The heap samples the use; in a small heap it should do so often.
-        let options = bench.builder().hard_limit(400 * MIB).conf("handle_bytes_max:32MiB").unwrap();
-        Self { pool: options.build().unwrap(), stream: bench.stream(), held: Vec::new() }
+        let options = fixture.builder().hard_limit(400 * MIB).conf("handle_bytes_max:32MiB").unwrap();
+        Self { pool: options.build().unwrap(), stream: fixture.stream(), held: Vec::new() }
     }
 
     fn keep(&mut self, size_bytes: u64) -> Result<(), PoolError> {
@@ -39,10 +39,10 @@ impl Program {
 /// builds up: the report has the growth, but no advice.
 #[test]
 fn a_loop_that_keeps_some_of_its_blocks_leaks() {
-    on_device_memory(&small(), |bench| {
+    on_device_memory(&small(), |fixture| {
         for (size_bytes, model_mib) in [(2 * MIB, 0), (MIB, 100), (200 << 10, 150)] {
             for others in [0, 1, 2, 3] {
-                let mut program = Program::new(bench);
+                let mut program = Program::new(fixture);
                 (0..model_mib / 50).for_each(|_| program.keep(50 * MIB).unwrap());
                 let report = program.runs(|program, _| {
                     program.keep(size_bytes)?;
@@ -64,8 +64,8 @@ fn a_loop_that_keeps_some_of_its_blocks_leaks() {
 /// Without steps the cause is unknown: the report has the growth only.
 #[test]
 fn blocks_that_are_made_at_once_are_no_leak() {
-    on_device_memory(&small(), |bench| {
-        let report = Program::new(bench).runs(|program, _| program.keep(2 * MIB));
+    on_device_memory(&small(), |fixture| {
+        let report = Program::new(fixture).runs(|program, _| program.keep(2 * MIB));
         assert_eq!(report.advice(), Advice::RaiseTheLimit, "{report}");
         assert!(report.to_string().contains("blocks are still in use; if a loop allocates them"), "{report}");
     });
@@ -74,8 +74,8 @@ fn blocks_that_are_made_at_once_are_no_leak() {
 /// Tags whose blocks were dropped do not grow.
 #[test]
 fn growth_that_has_ended_is_not_reported() {
-    on_device_memory(&small(), |bench| {
-        let mut program = Program::new(bench);
+    on_device_memory(&small(), |fixture| {
+        let mut program = Program::new(fixture);
         let step = |program: &mut Program| program.keep(2 * MIB).and_then(|()| program.use_shortly(2 * MIB));
         while step(&mut program).is_ok() {}
         program.held.truncate(program.held.len() / 4);
@@ -88,9 +88,9 @@ fn growth_that_has_ended_is_not_reported() {
 #[test]
 fn a_model_that_is_loaded_is_no_leak() {
     const LAYER_KIB: [u64; 7] = [2048, 512, 512, 2048, 7168, 7168, 7168];
-    on_device_memory(&small(), |bench| {
+    on_device_memory(&small(), |fixture| {
         for (temporaries, waits) in [(0, false), (1, false), (1, true), (2, true)] {
-            let report = Program::new(bench).runs(|program, count| {
+            let report = Program::new(fixture).runs(|program, count| {
                 let size_bytes = LAYER_KIB[count as usize % LAYER_KIB.len()] << 10;
                 (0..temporaries).try_for_each(|_| program.use_shortly(2 * size_bytes))?;
                 program.keep(size_bytes)?;
@@ -105,8 +105,8 @@ fn a_model_that_is_loaded_is_no_leak() {
 /// The first step of a program, whose layers keep memory for the backward pass.
 #[test]
 fn a_step_that_is_too_large_is_no_leak() {
-    on_device_memory(&small(), |bench| {
-        let mut program = Program::new(bench);
+    on_device_memory(&small(), |fixture| {
+        let mut program = Program::new(fixture);
         program.keep(120 * MIB).unwrap();
         let report = program.runs(|program, count| {
             let size_bytes = [1, 1, 1, 4, 1, 1, 4, 2][count as usize % 8] * MIB;

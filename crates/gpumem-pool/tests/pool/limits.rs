@@ -6,8 +6,8 @@ use gpumem_pool::{BackendKind, ConfigError, Device, Limit, PoolError, Stream};
 
 #[test]
 fn the_limit_is_exact() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(4 << 20).build().unwrap(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(4 << 20).build().unwrap(), fixture.stream());
         let held = pool.alloc(3 << 20, &stream).unwrap();
         let error = pool.alloc((1 << 20) + 1, &stream).unwrap_err();
         let PoolError::LimitReached(report) = &error else { panic!("{error:?}") };
@@ -27,10 +27,10 @@ fn the_limit_is_exact() {
 
 #[test]
 fn a_share_is_of_the_device() {
-    on_device_memory(&small(), |bench| {
-        let pool = bench.builder().hard_limit(Limit::Percent(50.0)).build().unwrap();
+    on_device_memory(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(Limit::Percent(50.0)).build().unwrap();
         assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(512 << 20));
-        let stream = bench.stream();
+        let stream = fixture.stream();
         assert!(matches!(pool.alloc((512 << 20) + 1, &stream), Err(PoolError::LimitReached { .. })));
         drop(pool.alloc(512 << 20, &stream).unwrap());
     });
@@ -38,11 +38,11 @@ fn a_share_is_of_the_device() {
 
 #[test]
 fn a_limit_that_no_block_fits_into_is_an_error() {
-    on_device_memory(&small(), |bench| {
+    on_device_memory(&small(), |fixture| {
         for limit in
             [Limit::Bytes(0), Limit::Bytes((2 << 20) - 1), Limit::Percent(0.0), "1KiB".parse().unwrap()]
         {
-            let error = bench.builder().hard_limit(limit).build().unwrap_err();
+            let error = fixture.builder().hard_limit(limit).build().unwrap_err();
             assert!(
                 matches!(error, PoolError::LimitTooSmall { minimum_bytes, .. } if minimum_bytes == 2 << 20)
             );
@@ -50,25 +50,25 @@ fn a_limit_that_no_block_fits_into_is_an_error() {
         }
         for share in [f64::NAN, 200.0, -1.0] {
             assert!(matches!(
-                bench.builder().hard_limit(Limit::Percent(share)).build(),
+                fixture.builder().hard_limit(Limit::Percent(share)).build(),
                 Err(PoolError::Config(ConfigError::LimitSyntax { .. }))
             ));
         }
-        drop(bench.builder().hard_limit(2 << 20).soft_limit(0).build().unwrap());
-        drop(bench.builder().hard_limit(u64::MAX).soft_limit(u64::MAX).build().unwrap());
+        drop(fixture.builder().hard_limit(2 << 20).soft_limit(0).build().unwrap());
+        drop(fixture.builder().hard_limit(u64::MAX).soft_limit(u64::MAX).build().unwrap());
     });
 }
 
 /// A block dropped with pending work makes room right away, on every stream.
 #[test]
 fn a_queued_free_makes_room() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.builder().hard_limit(64 << 20).build().unwrap();
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(64 << 20).build().unwrap();
         for round in 0..12 {
-            let stream = bench.stream();
+            let stream = fixture.stream();
             let (block, busy) =
                 (pool.alloc((63 - round) << 20, &stream).unwrap(), pool.alloc(64, &stream).unwrap());
-            bench.fill(&busy, 1, &stream);
+            fixture.fill(&busy, 1, &stream);
             drop(block);
         }
         assert!(pool.status().unwrap().in_use_peak_bytes <= 64 << 20);
@@ -77,8 +77,8 @@ fn a_queued_free_makes_room() {
 
 #[test]
 fn the_limit_may_change() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let held = pool.alloc(8 << 20, &stream).unwrap();
         pool.set_hard_limit(6 << 20).unwrap();
         assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(6 << 20));
@@ -90,7 +90,7 @@ fn the_limit_may_change() {
         stream.synchronize().unwrap();
         let held = pool.alloc(6 << 20, &stream).unwrap();
         assert!(matches!(pool.alloc(1, &stream), Err(PoolError::LimitReached { .. })));
-        assert!(pool.status().unwrap().reserved_bytes <= 6 << 20 || bench.backend == BackendKind::Native);
+        assert!(pool.status().unwrap().reserved_bytes <= 6 << 20 || fixture.backend == BackendKind::Native);
         pool.set_hard_limit(512 << 20).unwrap();
         let more = pool.alloc(300 << 20, &stream).unwrap();
         assert!(matches!(pool.alloc(300 << 20, &stream), Err(PoolError::LimitReached { .. })));
@@ -108,12 +108,12 @@ fn the_limit_may_change() {
 /// A limit one byte below the reserved idle memory releases memory right away.
 #[test]
 fn a_limit_just_below_the_reserved_memory_takes_effect() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         drop(pool.alloc(8 << 20, &stream).unwrap());
         stream.synchronize().unwrap();
         let reserved_bytes = pool.status().unwrap().reserved_bytes;
-        if bench.backend == BackendKind::Caching {
+        if fixture.backend == BackendKind::Caching {
             pool.set_hard_limit(reserved_bytes - 1).unwrap();
             assert!(pool.status().unwrap().reserved_bytes < reserved_bytes);
         }
@@ -122,8 +122,8 @@ fn a_limit_just_below_the_reserved_memory_takes_effect() {
 
 #[test]
 fn a_limit_that_a_pool_was_built_with_may_change() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(64 << 20).build().unwrap(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(64 << 20).build().unwrap(), fixture.stream());
         pool.set_hard_limit(32 << 20).unwrap();
         assert!(matches!(pool.alloc(48 << 20, &stream), Err(PoolError::LimitReached { .. })));
         pool.set_hard_limit(64 << 20).unwrap();
@@ -139,26 +139,26 @@ fn a_limit_that_a_pool_was_built_with_may_change() {
 /// Memory above a raised limit is accessible to peers, subject to the soft limit, and counted in the peak.
 #[test]
 fn memory_above_a_raised_limit_is_like_the_rest() {
-    on_each_backend(&small().devices(2), |bench| {
-        let peer = Device::new(&bench.driver, 1).unwrap();
-        let pool = bench
+    on_each_backend(&small().devices(2), |fixture| {
+        let peer = Device::new(&fixture.driver, 1).unwrap();
+        let pool = fixture
             .builder()
             .hard_limit(64 << 20)
             .soft_limit(48 << 20)
             .peer_access(std::slice::from_ref(&peer));
-        let (pool, stream, away) = (pool.build().unwrap(), bench.stream(), Stream::new(&peer).unwrap());
+        let (pool, stream, away) = (pool.build().unwrap(), fixture.stream(), Stream::new(&peer).unwrap());
         let first = pool.alloc(60 << 20, &stream).unwrap();
         pool.set_hard_limit(128 << 20).unwrap();
         let (second, small) = (pool.alloc(50 << 20, &stream).unwrap(), pool.alloc(5000, &stream).unwrap());
         assert!(pool.status().unwrap().reserved_peak_bytes >= 110 << 20);
         away.wait_for(&stream).unwrap();
-        bench.fill(&small, 7, &away);
+        fixture.fill(&small, 7, &away);
         small.record_use(&away);
         stream.wait_for(&away).unwrap();
-        assert!(bench.holds(&small, 7, &stream));
+        assert!(fixture.holds(&small, 7, &stream));
         drop((first, second, small));
         away.synchronize().unwrap();
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
         assert!(pool.status().unwrap().reserved_bytes <= 48 << 20, "{}", pool.status().unwrap());
         pool.reset_peaks().unwrap();
         assert!(pool.status().unwrap().reserved_peak_bytes <= 48 << 20);
@@ -167,8 +167,8 @@ fn memory_above_a_raised_limit_is_like_the_rest() {
 
 #[test]
 fn a_share_that_is_set_later_is_of_the_device() {
-    on_device_memory(&small(), |bench| {
-        let pool = bench.pool();
+    on_device_memory(&small(), |fixture| {
+        let pool = fixture.pool();
         pool.set_hard_limit(Limit::Percent(50.0)).unwrap();
         assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(512 << 20));
         assert!(matches!(pool.set_hard_limit(Limit::Percent(0.0)), Err(PoolError::LimitTooSmall { .. })));
@@ -183,8 +183,8 @@ fn a_share_that_is_set_later_is_of_the_device() {
 /// Memory of private pools counts, whether or not a limit was set when they were created.
 #[test]
 fn a_limit_that_is_set_later_holds_for_private_pools_too() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let private = pool.private(64 << 20).unwrap();
         let held = private.alloc(40 << 20, &stream).unwrap();
         pool.set_hard_limit(48 << 20).unwrap();
@@ -201,15 +201,15 @@ fn a_limit_that_is_set_later_holds_for_private_pools_too() {
 #[test]
 fn a_limit_that_changes_is_exact_for_all_threads() {
     const LOW_BYTES: u64 = 8 << 20;
-    on_each_backend(&small(), |bench| {
-        let pool = bench.pool();
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.pool();
         // By the pool's own counters.
         let held_bytes = || {
             let status = pool.status().unwrap();
-            if bench.backend == BackendKind::Caching { status.reserved_bytes } else { status.in_use_bytes }
+            if fixture.backend == BackendKind::Caching { status.reserved_bytes } else { status.in_use_bytes }
         };
         let allocate = |thread: u64| {
-            let (stream, mut held) = (bench.stream(), Vec::new());
+            let (stream, mut held) = (fixture.stream(), Vec::new());
             for step in thread..thread + 40 {
                 match pool.alloc((1 + step % 5) << 20, &stream) {
                     Ok(block) => held.push(block),
@@ -239,7 +239,7 @@ fn a_limit_that_changes_is_exact_for_all_threads() {
             pool.set_hard_limit(LOW_BYTES).unwrap();
             // Memory from before the change stays usable as long as the threads' calls prevent its release, and requests admitted
             // under the higher limit may still complete. So the check comes only now, with no call in progress.
-            bench.device.synchronize().unwrap();
+            fixture.device.synchronize().unwrap();
             pool.trim_to(LOW_BYTES).unwrap();
             while_threads_allocate(&|| assert!(held_bytes() <= LOW_BYTES));
         }
@@ -248,13 +248,13 @@ fn a_limit_that_changes_is_exact_for_all_threads() {
 
 #[test]
 fn a_soft_limit_may_change() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let fill = || drop([(); 4].map(|()| pool.alloc(16 << 20, &stream).unwrap()));
         fill();
         stream.synchronize().unwrap();
         let kept_bytes = pool.status().unwrap().reserved_bytes;
-        assert!(kept_bytes >= 64 << 20 || bench.backend == BackendKind::None);
+        assert!(kept_bytes >= 64 << 20 || fixture.backend == BackendKind::None);
         pool.set_soft_limit(16 << 20).unwrap();
         assert_eq!(pool.status().unwrap().soft_limit_bytes, Some(16 << 20));
         assert!(pool.status().unwrap().reserved_bytes <= 32 << 20);

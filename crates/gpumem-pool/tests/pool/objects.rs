@@ -31,26 +31,26 @@ fn a_bound_context_stays_on_its_thread() {
 
 #[test]
 fn streams_have_names_of_their_own() {
-    on_each_backend(&small(), |bench| {
-        let first = bench.stream();
+    on_each_backend(&small(), |fixture| {
+        let first = fixture.stream();
         let name = first.id();
         assert_eq!(first, first.clone());
         drop(first);
-        let second = bench.stream();
+        let second = fixture.stream();
         assert_ne!(second.id(), name, "a name is never used again");
     });
 }
 
 #[test]
 fn an_event_marks_a_point() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let block = pool.alloc(1 << 20, &stream).unwrap();
-        let event = Event::new(&bench.device).unwrap();
+        let event = Event::new(&fixture.device).unwrap();
         assert!(event.is_complete().unwrap(), "nothing to wait for yet");
         event.synchronize().unwrap();
         stream.wait(&event).unwrap();
-        bench.fill(&block, 1, &stream);
+        fixture.fill(&block, 1, &stream);
         event.record(&stream).unwrap();
         event.synchronize().unwrap();
         assert!(event.is_complete().unwrap());
@@ -61,32 +61,32 @@ fn an_event_marks_a_point() {
 
 #[test]
 fn work_waits_for_the_other_stream() {
-    on_each_backend(&small(), |bench| {
-        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, home, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let block = pool.alloc(4096, &home).unwrap();
         other.wait_for(&home).unwrap();
         for value in 0..10 {
             // One direction uses an event that is dropped while a stream waits for it; the other one uses the stream's own fence.
-            bench.fill(&block, 2 * value, &other);
-            let event = Event::new(&bench.device).unwrap();
+            fixture.fill(&block, 2 * value, &other);
+            let event = Event::new(&fixture.device).unwrap();
             event.record(&other).unwrap();
             home.wait(&event).unwrap();
             drop(event);
-            bench.fill(&block, 2 * value + 1, &home);
+            fixture.fill(&block, 2 * value + 1, &home);
             other.wait_for(&home).unwrap();
         }
         home.wait_for(&home).unwrap();
-        assert!(bench.holds(&block, 19, &other));
+        assert!(fixture.holds(&block, 19, &other));
         block.record_use(&other);
     });
 }
 
 #[test]
 fn only_timed_events_tell_time() {
-    on_each_backend(&small(), |bench| {
-        let stream = bench.stream();
-        let timed = [(); 2].map(|()| Event::with_timing(&bench.device).unwrap());
-        let untimed = Event::new(&bench.device).unwrap();
+    on_each_backend(&small(), |fixture| {
+        let stream = fixture.stream();
+        let timed = [(); 2].map(|()| Event::with_timing(&fixture.device).unwrap());
+        let untimed = Event::new(&fixture.device).unwrap();
         for event in [&timed[0], &timed[1], &untimed] {
             event.record(&stream).unwrap();
         }
@@ -100,11 +100,11 @@ fn only_timed_events_tell_time() {
 
 #[test]
 fn debug_output_makes_no_driver_call() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let block = pool.alloc(4096, &stream).unwrap();
-        let event = Event::new(&bench.device).unwrap();
-        let text = format!("{:?} {pool:?} {stream:?} {block:?} {event:?}", bench.device);
+        let event = Event::new(&fixture.device).unwrap();
+        let text = format!("{:?} {pool:?} {stream:?} {block:?} {event:?}", fixture.device);
         for part in ["Device", "Pool", "Stream", "Block", "Event", "4096", "in_use_bytes: 4096"] {
             assert!(text.contains(part), "{part} is missing in {text}");
         }

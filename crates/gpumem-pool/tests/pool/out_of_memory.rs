@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 
 /// The report of the program's first refusal. The observer must receive an equal report, and the text must match the snapshot.
 pub(crate) fn refused(
-    bench: &Fixture,
+    fixture: &Fixture,
     name: &str,
     error: &PoolError,
     seen: &Mutex<Vec<PoolError>>,
@@ -24,21 +24,21 @@ pub(crate) fn refused(
     assert_eq!(shown.as_ref(), Some(report), "the observer is shown what is returned");
     assert_eq!(error.to_string(), report.to_string());
     // One schedule of many, because they differ in times only. Over plain segments the advice is equal, but the bytes differ.
-    if bench.seed == 0 && !bench.plain_segments {
+    if fixture.seed == 0 && !fixture.plain_segments {
         let mut settings = insta::Settings::clone_current();
         settings.set_prepend_module_to_snapshot(false);
         settings.add_filter(r"in [0-9.]+(ns|µs|ms|s)\n", "in TIME\n");
         settings.add_filter(r"success, in [0-9.]+(ns|µs|ms|s):", "success, in TIME:");
         settings.add_filter(r" \([0-9.]+(ns|µs|ms|s)\)", "");
-        settings.bind(|| insta::assert_snapshot!(format!("{name}_{}", bench.backend), report));
+        settings.bind(|| insta::assert_snapshot!(format!("{name}_{}", fixture.backend), report));
     }
     report.advice()
 }
 
-pub(crate) fn observed(bench: &Fixture) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<PoolError>>>) {
+pub(crate) fn observed(fixture: &Fixture) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<PoolError>>>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&seen);
-    (bench.builder().on_out_of_memory(move |error| told.lock().unwrap().push(error.clone())), seen)
+    (fixture.builder().on_out_of_memory(move |error| told.lock().unwrap().push(error.clone())), seen)
 }
 
 pub(crate) fn until_refused(pool: &Pool, size_bytes: u64, stream: &Stream) -> (Vec<Block>, PoolError) {
@@ -53,37 +53,37 @@ pub(crate) fn until_refused(pool: &Pool, size_bytes: u64, stream: &Stream) -> (V
 
 #[test]
 fn a_limit_that_is_too_low() {
-    on_device_memory(&small(), |bench| {
-        let (options, seen) = observed(bench);
-        let (pool, stream) = (options.hard_limit(288 * MIB).build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (options, seen) = observed(fixture);
+        let (pool, stream) = (options.hard_limit(288 * MIB).build().unwrap(), fixture.stream());
         let (_held, error) = until_refused(&pool, 64 * MIB, &stream);
         assert!(matches!(error, PoolError::LimitReached(_)));
-        assert_eq!(refused(bench, "limit_too_low", &error, &seen), Advice::RaiseTheLimit);
+        assert_eq!(refused(fixture, "limit_too_low", &error, &seen), Advice::RaiseTheLimit);
     });
 }
 
 #[test]
 fn another_process() {
-    on_device_memory(&small(), |bench| {
-        let (options, seen) = observed(bench);
-        let (pool, stream) = (options.build().unwrap(), bench.stream());
-        gpumem_sim::Sim::of(&bench.driver).unwrap().take_memory(0, 700 * MIB);
+    on_device_memory(&small(), |fixture| {
+        let (options, seen) = observed(fixture);
+        let (pool, stream) = (options.build().unwrap(), fixture.stream());
+        gpumem_sim::Sim::of(&fixture.driver).unwrap().take_memory(0, 700 * MIB);
         let (_held, error) = until_refused(&pool, 100 * MIB, &stream);
         assert!(matches!(error, PoolError::OutOfMemory(_)));
-        assert_eq!(refused(bench, "another_process", &error, &seen), Advice::FreeTheDevice);
+        assert_eq!(refused(fixture, "another_process", &error, &seen), Advice::FreeTheDevice);
     });
 }
 
 /// Small long-lived blocks prevent the memory between them from being merged.
 #[test]
 fn fragmentation() {
-    on_device_memory(&small(), |bench| {
-        if bench.backend != BackendKind::Caching {
+    on_device_memory(&small(), |fixture| {
+        if fixture.backend != BackendKind::Caching {
             return;
         }
-        let (options, seen) = observed(bench);
+        let (options, seen) = observed(fixture);
         let pool = options.profile(Profile::Tight).hard_limit(256 * MIB).build().unwrap();
-        let stream = bench.stream();
+        let stream = fixture.stream();
         let (mut blocks, _) = until_refused(&pool, MIB, &stream);
         let mut index = 0;
         blocks.retain(|_| {
@@ -91,18 +91,18 @@ fn fragmentation() {
             index % 2 == 0
         });
         let error = pool.alloc(64 * MIB, &stream).unwrap_err();
-        assert_eq!(refused(bench, "fragmentation", &error, &seen), Advice::Defragment);
+        assert_eq!(refused(fixture, "fragmentation", &error, &seen), Advice::Defragment);
     });
 }
 
 /// A loop that frees most of the memory that it allocates.
 #[test]
 fn a_leak() {
-    on_device_memory(&small(), |bench| {
-        let (options, seen) = observed(bench);
+    on_device_memory(&small(), |fixture| {
+        let (options, seen) = observed(fixture);
         // The heap samples the use; in a small heap it should do so often.
         let options = options.hard_limit(256 * MIB).conf("handle_bytes_max:32MiB").unwrap();
-        let (pool, stream) = (options.build().unwrap(), bench.stream());
+        let (pool, stream) = (options.build().unwrap(), fixture.stream());
         let mut kept = Vec::new();
         let step = |kept: &mut Vec<Block>| {
             let work: Result<Vec<_>, _> = (1..=4).map(|size| pool.alloc(size * MIB, &stream)).collect();
@@ -114,25 +114,25 @@ fn a_leak() {
                 break error;
             }
         };
-        assert_eq!(refused(bench, "leak", &error, &seen), Advice::FindTheLeak);
+        assert_eq!(refused(fixture, "leak", &error, &seen), Advice::FindTheLeak);
     });
 }
 
 #[test]
 fn a_program_that_wants_too_much() {
-    on_device_memory(&small(), |bench| {
-        let (options, seen) = observed(bench);
-        let (pool, stream) = (options.build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (options, seen) = observed(fixture);
+        let (pool, stream) = (options.build().unwrap(), fixture.stream());
         let (_held, error) = until_refused(&pool, 300 * MIB, &stream);
-        assert_eq!(refused(bench, "too_much", &error, &seen), Advice::NeedLess);
+        assert_eq!(refused(fixture, "too_much", &error, &seen), Advice::NeedLess);
     });
 }
 
 /// Each layer is converted from a temporary block, which is not a leak.
 #[test]
 fn a_model_that_is_too_large() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let layer = || {
             let temporary = pool.alloc(48 * MIB, &stream)?;
             pool.alloc(24 * MIB, &stream).inspect(|_| drop(temporary))
@@ -146,7 +146,7 @@ fn a_model_that_is_too_large() {
         };
         let report = error.out_of_memory().unwrap();
         assert_ne!(report.advice(), Advice::FindTheLeak, "{report}");
-        if !bench.maps() {
+        if !fixture.maps() {
             // The remaining memory is the holes of the temporary blocks.
             return;
         }
@@ -160,8 +160,8 @@ fn a_model_that_is_too_large() {
 /// The amounts are aligned, however long a tag is.
 #[test]
 fn the_table_stays_one() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(64 * MIB).build().unwrap(), fixture.stream());
         let held = ["weights", "the optimizer's state, of both moments"].map(|tag| {
             let _scope = pool.scope(tag);
             pool.alloc(20 * MIB, &stream).unwrap()
@@ -181,14 +181,14 @@ fn the_table_stays_one() {
 /// Unified memory that fills the device leaves no working memory.
 #[test]
 fn the_margin_of_unified_memory() {
-    on_each_backend(&small(), |bench| {
-        if bench.kind == MemoryKind::Unified {
-            let (options, seen) = observed(bench);
-            let (pool, stream) = (options.build().unwrap(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        if fixture.kind == MemoryKind::Unified {
+            let (options, seen) = observed(fixture);
+            let (pool, stream) = (options.build().unwrap(), fixture.stream());
             let (_held, error) = until_refused(&pool, 300 * MIB, &stream);
             assert!(matches!(error, PoolError::LimitReached(_)));
             assert_eq!(error.out_of_memory().unwrap().refused_by, RefusedBy::Margin);
-            assert_eq!(refused(bench, "margin", &error, &seen), Advice::Oversubscribe);
+            assert_eq!(refused(fixture, "margin", &error, &seen), Advice::Oversubscribe);
         }
     });
 }
@@ -196,8 +196,8 @@ fn the_margin_of_unified_memory() {
 /// The owners of the memory that counts against a limit, and of the memory on the device.
 #[test]
 fn other_pools_are_listed_by_name() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(256 * MIB).build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(256 * MIB).build().unwrap(), fixture.stream());
         let private = pool.private(200 * MIB).unwrap();
         let held = private.alloc(190 * MIB, &stream).unwrap();
         let text = |error: PoolError, by: RefusedBy| {
@@ -210,9 +210,9 @@ fn other_pools_are_listed_by_name() {
         let quota = text(private.alloc(20 * MIB, &stream).unwrap_err(), RefusedBy::Quota);
         assert!(quota.contains("the quota of 200.000 MiB") && quota.contains("Pool::private"), "{quota}");
         drop((held, private, pool));
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
 
-        let (full, other) = (bench.pool(), bench.pool());
+        let (full, other) = (fixture.pool(), fixture.pool());
         let _held = full.alloc(800 * MIB, &stream).unwrap();
         let error = text(other.alloc(400 * MIB, &stream).unwrap_err(), RefusedBy::Device);
         assert!(error.contains("other pools of this program hold 800.000 MiB"), "{error}");
@@ -223,11 +223,11 @@ fn other_pools_are_listed_by_name() {
 /// other error.
 #[test]
 fn the_observer_is_called_once_for_each_refusal() {
-    on_each_backend(&small(), |bench| {
-        let (options, seen) = observed(bench);
+    on_each_backend(&small(), |fixture| {
+        let (options, seen) = observed(fixture);
         let budget = Arc::new(Budget::new(96 * MIB));
         let pool = options.hard_limit(64 * MIB).adaptor(budget.clone()).build().unwrap();
-        let (stream, is_host) = (bench.stream(), bench.kind == MemoryKind::Host);
+        let (stream, is_host) = (fixture.stream(), fixture.kind == MemoryKind::Host);
         let hears = |what: &str, error: Option<PoolError>, expected: usize| {
             let heard: Vec<_> = seen.lock().unwrap().drain(..).map(|heard| heard.to_string()).collect();
             assert_eq!(heard.len(), expected, "{what}: {heard:?}");
@@ -250,7 +250,7 @@ fn the_observer_is_called_once_for_each_refusal() {
         hears(
             "what is reserved",
             pool.reserve(2 << 30).err(),
-            usize::from(!is_host || bench.backend == BackendKind::Caching),
+            usize::from(!is_host || fixture.backend == BackendKind::Caching),
         );
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         hears("a part of a graph", pool.alloc(2 << 30, &stream).err(), 1);
@@ -277,13 +277,13 @@ fn the_observer_is_called_once_for_each_refusal() {
 /// A request that a fallback or a retry serves is not a refusal.
 #[test]
 fn a_request_that_succeeds_after_a_retry_is_no_refusal() {
-    on_each_backend(&small(), |bench| {
-        let (options, seen) = observed(bench);
-        let spare = bench.builder().hard_limit(128 * MIB).build().unwrap();
+    on_each_backend(&small(), |fixture| {
+        let (options, seen) = observed(fixture);
+        let spare = fixture.builder().hard_limit(128 * MIB).build().unwrap();
         let budget = Arc::new(Budget::new(8 * MIB));
         let options =
             options.hard_limit(64 * MIB).adaptor(budget.clone()).adaptor(Arc::new(Fallback::new(&spare)));
-        let (pool, stream) = (options.build().unwrap(), bench.stream());
+        let (pool, stream) = (options.build().unwrap(), fixture.stream());
         let lent = [pool.alloc(9 * MIB, &stream).unwrap(), pool.alloc(9 * MIB, &stream).unwrap()];
         budget.set_limit(u64::MAX);
         let _lent = (lent, pool.alloc(80 * MIB, &stream).unwrap());
@@ -296,11 +296,11 @@ fn a_request_that_succeeds_after_a_retry_is_no_refusal() {
 /// Memory that other pools merely cache is available once the limit allows it.
 #[test]
 fn a_limit_is_reported_before_memory_cached_by_other_pools() {
-    on_device_memory(&small(), |bench| {
-        let (other, stream) = (bench.pool(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (other, stream) = (fixture.pool(), fixture.stream());
         let _small = other.alloc(20 * MIB, &stream).unwrap();
         drop(other.alloc(750 * MIB, &stream).unwrap());
-        let pool = bench.builder().hard_limit(200 * MIB).build().unwrap();
+        let pool = fixture.builder().hard_limit(200 * MIB).build().unwrap();
         let held = pool.alloc(200 * MIB, &stream).unwrap();
         let error = pool.alloc(150 * MIB, &stream).unwrap_err();
         let report = error.out_of_memory().unwrap();
@@ -313,12 +313,12 @@ fn a_limit_is_reported_before_memory_cached_by_other_pools() {
 /// The observer may free memory: the refused request fails, the next one succeeds.
 #[test]
 fn the_observer_may_use_the_pool() {
-    on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |bench| {
+    on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |fixture| {
         let cache: Arc<Mutex<Vec<Block>>> = Arc::default();
         let dropped = Arc::clone(&cache);
-        let options = bench.builder().hard_limit(64 * MIB);
+        let options = fixture.builder().hard_limit(64 * MIB);
         let pool = options.on_out_of_memory(move |_| dropped.lock().unwrap().clear()).build().unwrap();
-        let stream = bench.stream();
+        let stream = fixture.stream();
         cache.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
         assert!(pool.alloc(40 * MIB, &stream).is_err());
         drop(pool.alloc(40 * MIB, &stream).unwrap());
@@ -329,16 +329,16 @@ fn the_observer_may_use_the_pool() {
 #[test]
 fn an_observer_is_not_called_for_its_own_requests() {
     type Kept = Mutex<Option<(Pool, Stream)>>;
-    on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |bench| {
+    on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |fixture| {
         let (kept, told) = (Arc::new(Kept::default()), Arc::new(AtomicU32::new(0)));
         let (own, count) = (Arc::clone(&kept), Arc::clone(&told));
-        let pool = bench.builder().hard_limit(64 * MIB).on_out_of_memory(move |_| {
+        let pool = fixture.builder().hard_limit(64 * MIB).on_out_of_memory(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             let own = own.lock().unwrap_or_else(PoisonError::into_inner).take();
             let (pool, stream) = own.expect("it is there");
             assert!(pool.alloc(80 * MIB, &stream).is_err());
         });
-        let (pool, stream) = (pool.build().unwrap(), bench.stream());
+        let (pool, stream) = (pool.build().unwrap(), fixture.stream());
         *kept.lock().unwrap() = Some((pool.clone(), stream.clone()));
         assert!(pool.alloc(80 * MIB, &stream).is_err());
         assert_eq!(told.load(Ordering::Relaxed), 1);

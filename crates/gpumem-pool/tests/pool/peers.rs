@@ -10,12 +10,12 @@ fn pair() -> SimConfig {
 }
 
 /// Whether another device may write the block.
-fn may_write(bench: &Fixture, block: &Block, home: &Stream, stream: &Stream) -> bool {
+fn may_write(fixture: &Fixture, block: &Block, home: &Stream, stream: &Stream) -> bool {
     stream.wait_for(home).unwrap();
     let _bound = stream.device().bind().unwrap();
     // SAFETY: the block is alive, and its free waits for the stream.
     let queued = unsafe {
-        bench.driver.cuMemsetD8Async(block.address(), 9, block.size_bytes() as usize, stream.raw())
+        fixture.driver.cuMemsetD8Async(block.address(), 9, block.size_bytes() as usize, stream.raw())
     };
     block.record_use(stream);
     stream.synchronize().unwrap();
@@ -24,28 +24,28 @@ fn may_write(bench: &Fixture, block: &Block, home: &Stream, stream: &Stream) -> 
 
 #[test]
 fn a_peer_may_use_present_and_future_memory() {
-    on_device_memory(&pair(), |bench| {
-        let (pool, home) = (bench.pool(), bench.stream());
-        let peer = Device::new(&bench.driver, 1).unwrap();
+    on_device_memory(&pair(), |fixture| {
+        let (pool, home) = (fixture.pool(), fixture.stream());
+        let peer = Device::new(&fixture.driver, 1).unwrap();
         let other = Stream::new(&peer).unwrap();
         let sizes = [4096, 1 << 20, 5 << 20];
         let before: Vec<Block> = sizes.iter().map(|size| pool.alloc(*size, &home).unwrap()).collect();
-        assert!(!may_write(bench, &before[0], &home, &other), "nobody has allowed it");
+        assert!(!may_write(fixture, &before[0], &home, &other), "nobody has allowed it");
 
         pool.enable_peer_access(&peer).unwrap();
         pool.enable_peer_access(&peer).unwrap();
-        pool.enable_peer_access(&bench.device).unwrap();
+        pool.enable_peer_access(&fixture.device).unwrap();
         let after: Vec<Block> =
             sizes.iter().map(|size| pool.alloc(16 * *size + 256, &home).unwrap()).collect();
         for block in before.iter().chain(&after) {
-            assert!(may_write(bench, block, &home, &other), "{block:?}");
-            assert!(bench.holds(block, 9, &home));
+            assert!(may_write(fixture, block, &home, &other), "{block:?}");
+            assert!(fixture.holds(block, 9, &home));
         }
         drop((before, after));
         // Memory that was released and created again is accessible too.
         pool.reclaim().unwrap();
         let again = pool.alloc(7 << 20, &home).unwrap();
-        assert!(may_write(bench, &again, &home, &other));
+        assert!(may_write(fixture, &again, &home, &other));
         drop(again);
         pool.check().unwrap();
     });
@@ -53,29 +53,29 @@ fn a_peer_may_use_present_and_future_memory() {
 
 #[test]
 fn a_pool_can_be_open_from_the_start() {
-    on_each_backend(&pair(), |bench| {
-        let peer = Device::new(&bench.driver, 1).unwrap();
-        let pool = bench.builder().peer_access(std::slice::from_ref(&peer)).build().unwrap();
-        let (home, other) = (bench.stream(), Stream::new(&peer).unwrap());
+    on_each_backend(&pair(), |fixture| {
+        let peer = Device::new(&fixture.driver, 1).unwrap();
+        let pool = fixture.builder().peer_access(std::slice::from_ref(&peer)).build().unwrap();
+        let (home, other) = (fixture.stream(), Stream::new(&peer).unwrap());
         let block = pool.alloc(4096, &home).unwrap();
-        assert!(may_write(bench, &block, &home, &other));
+        assert!(may_write(fixture, &block, &home, &other));
     });
 }
 
 #[test]
 fn a_device_without_a_link_is_refused() {
-    on_device_memory(&pair(), |bench| {
-        let far = Device::new(&bench.driver, 2).unwrap();
-        let pool = bench.pool();
+    on_device_memory(&pair(), |fixture| {
+        let far = Device::new(&fixture.driver, 2).unwrap();
+        let pool = fixture.pool();
         assert!(matches!(pool.enable_peer_access(&far), Err(PoolError::NoPeerAccess { .. })));
-        let built = bench.builder().peer_access(std::slice::from_ref(&far)).build();
+        let built = fixture.builder().peer_access(std::slice::from_ref(&far)).build();
         assert!(matches!(built, Err(PoolError::NoPeerAccess { .. })));
         let elsewhere = gpumem_sim::driver(pair()).unwrap();
         let elsewhere = Device::new(&elsewhere, 1).unwrap();
         assert!(matches!(pool.enable_peer_access(&elsewhere), Err(PoolError::NoPeerAccess { .. })));
-        let home = bench.stream();
+        let home = fixture.stream();
         let block = pool.alloc(4096, &home).unwrap();
-        assert!(!may_write(bench, &block, &home, &Stream::new(&far).unwrap()));
+        assert!(!may_write(fixture, &block, &home, &Stream::new(&far).unwrap()));
     });
 }
 
@@ -84,22 +84,22 @@ stand_in!(set_access, cuMemSetAccess(address: CUdeviceptr, size: usize, access: 
 #[test]
 fn a_refusal_leaves_the_pool_as_it_was() {
     use std::sync::atomic::Ordering;
-    on_each_backend_with(&pair(), set_access::install, |bench| {
-        if !bench.maps() {
+    on_each_backend_with(&pair(), set_access::install, |fixture| {
+        if !fixture.maps() {
             return;
         }
-        let (pool, home) = (bench.pool(), bench.stream());
-        let peer = Device::new(&bench.driver, 1).unwrap();
+        let (pool, home) = (fixture.pool(), fixture.stream());
+        let peer = Device::new(&fixture.driver, 1).unwrap();
         let other = Stream::new(&peer).unwrap();
         let block = pool.alloc(4096, &home).unwrap();
         set_access::FAIL_WITH.store(CUresult::CUDA_ERROR_INVALID_VALUE.0, Ordering::SeqCst);
         assert!(matches!(pool.enable_peer_access(&peer), Err(PoolError::Driver(_))));
         set_access::FAIL_WITH.store(0, Ordering::SeqCst);
-        assert!(!may_write(bench, &block, &home, &other));
+        assert!(!may_write(fixture, &block, &home, &other));
         let next = pool.alloc(9 << 20, &home).unwrap();
-        assert!(!may_write(bench, &next, &home, &other));
+        assert!(!may_write(fixture, &next, &home, &other));
         pool.enable_peer_access(&peer).unwrap();
-        assert!(may_write(bench, &block, &home, &other) && may_write(bench, &next, &home, &other));
+        assert!(may_write(fixture, &block, &home, &other) && may_write(fixture, &next, &home, &other));
         pool.check().unwrap();
     });
 }

@@ -21,10 +21,10 @@ fn held(pool: &Pool) -> u64 {
 
 #[test]
 fn a_quota_also_counts_against_the_parent() {
-    on_device_memory(&small(), |bench| {
-        let pool = bench.builder().hard_limit(64 * MIB).build().unwrap();
+    on_device_memory(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(64 * MIB).build().unwrap();
         let (left, right) = (pool.private(40 * MIB).unwrap(), pool.private(Limit::Percent(90.0)).unwrap());
-        let stream = bench.stream();
+        let stream = fixture.stream();
         assert_eq!(
             (left.backend(), left.status().unwrap().hard_limit_bytes),
             (pool.backend(), Some(40 * MIB))
@@ -41,10 +41,10 @@ fn a_quota_also_counts_against_the_parent() {
         assert_eq!(statuses, [20 * MIB, 30 * MIB, 10 * MIB], "each counts its own");
         assert!(held(&pool) + held(&left) + held(&right) <= 64 * MIB);
         for (value, block) in [&a, &b, &c].into_iter().enumerate() {
-            bench.fill(block, value as u8, &stream);
+            fixture.fill(block, value as u8, &stream);
         }
         for (value, block) in [&a, &b, &c].into_iter().enumerate() {
-            assert!(bench.holds(block, value as u8, &stream));
+            assert!(fixture.holds(block, value as u8, &stream));
         }
         // Memory cached by one pool does not prevent a request of another.
         drop((a, b));
@@ -57,9 +57,9 @@ fn a_quota_also_counts_against_the_parent() {
 /// Memory of one pool in a thread cache is released for another pool too.
 #[test]
 fn small_blocks_of_one_make_room_for_another() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.builder().hard_limit(2 * MIB).build().unwrap();
-        let (inner, stream) = (pool.private(2 * MIB).unwrap(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(2 * MIB).build().unwrap();
+        let (inner, stream) = (pool.private(2 * MIB).unwrap(), fixture.stream());
         for _ in 0..3 {
             drop(inner.alloc(1000, &stream).unwrap());
             drop(pool.alloc(1000, &stream).unwrap());
@@ -70,31 +70,31 @@ fn small_blocks_of_one_make_room_for_another() {
 /// Unused memory of other pools under the limit does not prevent a reservation.
 #[test]
 fn a_reservation_reclaims_memory_cached_by_other_pools() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(48 * MIB).build().unwrap(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(48 * MIB).build().unwrap(), fixture.stream());
         let private = pool.private(32 * MIB).unwrap();
         drop(private.alloc(30 * MIB, &stream).unwrap());
         pool.reserve(40 * MIB).unwrap();
         drop(pool.alloc(40 * MIB, &stream).unwrap());
         let _held = private.alloc(20 * MIB, &stream).unwrap();
-        assert!(bench.backend != BackendKind::Caching || pool.reserve(40 * MIB).is_err());
+        assert!(fixture.backend != BackendKind::Caching || pool.reserve(40 * MIB).is_err());
     });
 }
 
 #[test]
 fn an_ended_pool_leaves_its_memory_to_others() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.builder().hard_limit(32 * MIB).build().unwrap();
-        let stream = bench.stream();
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(32 * MIB).build().unwrap();
+        let stream = fixture.stream();
         for round in 0..5 {
             let inner = pool.private(32 * MIB).unwrap().private(24 * MIB).unwrap();
             let block = inner.alloc(24 * MIB, &stream).unwrap();
-            bench.fill(&block, round, &stream);
+            fixture.fill(&block, round, &stream);
             assert!(is_refused_by(inner.alloc(MIB, &stream), 24 * MIB));
             assert!(is_refused_by(pool.alloc(16 * MIB, &stream), 32 * MIB));
             drop(inner);
             drop(block);
-            bench.device.synchronize().unwrap();
+            fixture.device.synchronize().unwrap();
             drop(pool.alloc(30 * MIB, &stream).unwrap());
         }
         let inner = pool.private(16 * MIB).unwrap();
@@ -105,10 +105,10 @@ fn an_ended_pool_leaves_its_memory_to_others() {
 
 #[test]
 fn a_pool_without_a_limit_has_private_pools_too() {
-    on_device_memory(&small(), |bench| {
-        let pool = bench.pool();
+    on_device_memory(&small(), |fixture| {
+        let pool = fixture.pool();
         let inner = pool.private(8 * MIB).unwrap();
-        let stream = bench.stream();
+        let stream = fixture.stream();
         assert!(is_refused_by(inner.alloc(9 * MIB, &stream), 8 * MIB));
         drop(pool.alloc(512 * MIB, &stream).unwrap());
         drop(inner.alloc(8 * MIB, &stream).unwrap());
@@ -122,12 +122,12 @@ fn a_pool_without_a_limit_has_private_pools_too() {
 
 #[test]
 fn threads_can_not_pass_the_shared_limit() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.builder().hard_limit(48 * MIB).build().unwrap();
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(48 * MIB).build().unwrap();
         let members = [pool.clone(), pool.private(32 * MIB).unwrap(), pool.private(32 * MIB).unwrap()];
         std::thread::scope(|scope| {
             for (number, member) in members.iter().enumerate() {
-                let stream = bench.stream();
+                let stream = fixture.stream();
                 scope.spawn(move || {
                     for round in 0..30 {
                         let size_bytes = (3 + (number as u64 * 7 + round * 5) % 20) * MIB;
@@ -145,7 +145,7 @@ fn threads_can_not_pass_the_shared_limit() {
         });
         assert!(members.iter().map(held).sum::<u64>() <= 48 * MIB);
         members.iter().for_each(|member| member.reclaim().map(drop).unwrap());
-        let all = [(); 3].map(|()| bench.stream());
+        let all = [(); 3].map(|()| fixture.stream());
         let blocks: Vec<Block> = members
             .iter()
             .zip(&all)

@@ -44,9 +44,9 @@ impl Reclaimable for Shelf {
 
 #[test]
 fn reclaim_callbacks_run_until_enough_is_free() {
-    on_device_memory(&cramped(), |bench| {
-        let (pool, stream, shelf) = (bench.pool(), bench.stream(), Arc::new(Shelf::default()));
-        let registration = bench.device.register_reclaimable(&shelf);
+    on_device_memory(&cramped(), |fixture| {
+        let (pool, stream, shelf) = (fixture.pool(), fixture.stream(), Arc::new(Shelf::default()));
+        let registration = fixture.device.register_reclaimable(&shelf);
         let stock = || {
             *shelf.cheap.lock().unwrap() = vec![pool.alloc(20 * MIB, &stream).unwrap()];
             *shelf.dear.lock().unwrap() = vec![pool.alloc(20 * MIB, &stream).unwrap()];
@@ -101,11 +101,11 @@ impl Drop for Worse {
 
 #[test]
 fn a_failing_callback_does_not_stop_the_others() {
-    on_device_memory(&cramped(), |bench| {
-        let (pool, stream, shelf) = (bench.pool(), bench.stream(), Arc::new(Shelf::default()));
+    on_device_memory(&cramped(), |fixture| {
+        let (pool, stream, shelf) = (fixture.pool(), fixture.stream(), Arc::new(Shelf::default()));
         let broken = ["error", "panic", "name", "worse"].map(|how| Arc::new(Broken(how)));
-        let registrations = broken.each_ref().map(|one| bench.device.register_reclaimable(one));
-        let last = bench.device.register_reclaimable(&shelf);
+        let registrations = broken.each_ref().map(|one| fixture.device.register_reclaimable(one));
+        let last = fixture.device.register_reclaimable(&shelf);
         shelf.cheap.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
         let block = pool.alloc(40 * MIB, &stream).unwrap();
         let report = pool.alloc(40 * MIB, &stream).unwrap_err().to_string();
@@ -124,18 +124,18 @@ fn a_failing_callback_does_not_stop_the_others() {
 /// The report has the steps before the reclaim callbacks, even if the callbacks did not suffice.
 #[test]
 fn a_report_lists_every_step() {
-    on_device_memory(&cramped(), |bench| {
-        let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
+    on_device_memory(&cramped(), |fixture| {
+        let (pool, stream, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let broken = Arc::new(Broken("error"));
-        let registration = bench.device.register_reclaimable(&broken);
+        let registration = fixture.device.register_reclaimable(&broken);
         let held = pool.alloc(30 * MIB, &stream).unwrap();
         let freed = pool.alloc(20 * MIB, &other).unwrap();
-        bench.fill(&freed, 1, &other);
+        fixture.fill(&freed, 1, &other);
         drop(freed);
         let error = pool.alloc(40 * MIB, &stream).unwrap_err();
         let attempts = &error.out_of_memory().unwrap().attempts;
         let gained_bytes: u64 = attempts.iter().map(|attempt| attempt.gained_bytes).sum();
-        assert!(gained_bytes >= 20 * MIB || bench.backend != BackendKind::Caching, "{error}");
+        assert!(gained_bytes >= 20 * MIB || fixture.backend != BackendKind::Caching, "{error}");
         let mut names: Vec<_> = attempts.iter().map(|attempt| attempt.name).collect();
         assert_eq!(*names.last().unwrap(), "ask holders to release", "{error}");
         names.sort();
@@ -150,19 +150,19 @@ fn a_report_lists_every_step() {
 /// Memory that a callback frees may need a wait: the report has the steps of the second attempt too.
 #[test]
 fn a_report_lists_the_steps_after_a_reclaim() {
-    on_device_memory(&cramped(), |bench| {
-        let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
+    on_device_memory(&cramped(), |fixture| {
+        let (pool, stream, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let shelf = Arc::new(Shelf::default());
-        let registration = bench.device.register_reclaimable(&shelf);
+        let registration = fixture.device.register_reclaimable(&shelf);
         let held = pool.alloc(30 * MIB, &stream).unwrap();
         let cached = pool.alloc(20 * MIB, &other).unwrap();
-        bench.fill(&cached, 1, &other);
+        fixture.fill(&cached, 1, &other);
         shelf.cheap.lock().unwrap().push(cached);
         let error = pool.alloc(40 * MIB, &stream).unwrap_err();
         let attempts = &error.out_of_memory().unwrap().attempts;
         let own = attempts.iter().filter(|attempt| !attempt.name.starts_with("ask holders"));
         let gained_bytes: u64 = own.map(|attempt| attempt.gained_bytes).sum();
-        assert!(gained_bytes >= 20 * MIB || bench.backend != BackendKind::Caching, "{error}");
+        assert!(gained_bytes >= 20 * MIB || fixture.backend != BackendKind::Caching, "{error}");
         drop((held, registration));
     });
 }
@@ -170,12 +170,12 @@ fn a_report_lists_the_steps_after_a_reclaim() {
 /// If a pool's own limit refuses, other pools keep their cached memory, because releasing it would not help.
 #[test]
 fn a_limit_of_one_s_own_takes_nothing_from_others() {
-    on_device_memory(&cramped(), |bench| {
-        let (other, stream) = (bench.pool(), bench.stream());
+    on_device_memory(&cramped(), |fixture| {
+        let (other, stream) = (fixture.pool(), fixture.stream());
         drop(other.alloc(20 * MIB, &stream).unwrap());
         stream.synchronize().unwrap();
         let kept_bytes = other.status().unwrap().reserved_bytes;
-        let pool = bench.builder().hard_limit(16 * MIB).build().unwrap();
+        let pool = fixture.builder().hard_limit(16 * MIB).build().unwrap();
         let held = pool.alloc(10 * MIB, &stream).unwrap();
         assert!(matches!(pool.alloc(10 * MIB, &stream), Err(PoolError::LimitReached(_))));
         assert_eq!(other.status().unwrap().reserved_bytes, kept_bytes);
@@ -186,15 +186,15 @@ fn a_limit_of_one_s_own_takes_nothing_from_others() {
 /// Another library has retained the context too, which outlives the device handle.
 #[test]
 fn the_end_of_a_device_releases_memory_of_its_ended_pools() {
-    on_device_memory(&cramped(), |bench| {
-        let driver = gpumem_sim::driver(cramped().seed(bench.seed)).unwrap();
+    on_device_memory(&cramped(), |fixture| {
+        let driver = gpumem_sim::driver(cramped().seed(fixture.seed)).unwrap();
         let (mut context, mut free_bytes, mut total_bytes) = (std::ptr::null_mut(), 0, 0);
         // SAFETY: the context outlives the call, and is released at the end.
         unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, 0).unwrap() };
         let device = Device::new(&driver, 0).unwrap();
-        let builder = Pool::builder(&device).backend(bench.backend);
+        let builder = Pool::builder(&device).backend(fixture.backend);
         let pool =
-            if bench.plain_segments { builder.conf("expandable_segments:false").unwrap() } else { builder }
+            if fixture.plain_segments { builder.conf("expandable_segments:false").unwrap() } else { builder }
                 .build()
                 .unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -239,14 +239,14 @@ impl Reclaimable for Busy {
 
 #[test]
 fn a_reclaim_callback_may_use_the_pool() {
-    on_device_memory(&cramped(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_device_memory(&cramped(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let busy = Arc::new(Busy {
             pool: Mutex::new(Some((pool.clone(), stream.clone()))),
             held: Mutex::new(Some(pool.alloc(40 * MIB, &stream).unwrap())),
             calls: AtomicU32::new(0),
         });
-        let registration = bench.device.register_reclaimable(&busy);
+        let registration = fixture.device.register_reclaimable(&busy);
         drop(pool.alloc(40 * MIB, &stream).unwrap());
         assert_eq!(busy.calls.load(Ordering::Relaxed), 1);
         *busy.pool.lock().unwrap() = None;
@@ -270,10 +270,10 @@ fn a_dropped_reclaimable_is_not_called() {
 /// On a full device, unused memory of one pool serves another.
 #[test]
 fn pools_of_a_device_make_room_for_each_other() {
-    on_device_memory(&cramped(), |bench| {
+    on_device_memory(&cramped(), |fixture| {
         for backend in built_backends() {
-            let (pool, stream) = (bench.pool(), bench.stream());
-            let other = Pool::builder(&bench.device).backend(backend).build().unwrap();
+            let (pool, stream) = (fixture.pool(), fixture.stream());
+            let other = Pool::builder(&fixture.device).backend(backend).build().unwrap();
             drop([other.alloc(20 * MIB, &stream).unwrap(), other.alloc(20 * MIB, &stream).unwrap()]);
             drop(pool.alloc(50 * MIB, &stream).unwrap());
             drop(other.alloc(50 * MIB, &stream).unwrap());
@@ -298,13 +298,13 @@ fn wait_a_little() {
 
 #[test]
 fn memory_above_the_soft_limit_is_released_during_allocations() {
-    on_device_memory(&SimConfig::new().memory_bytes(1024 * MIB), |bench| {
-        if bench.backend != BackendKind::Caching {
+    on_device_memory(&SimConfig::new().memory_bytes(1024 * MIB), |fixture| {
+        if fixture.backend != BackendKind::Caching {
             return;
         }
         for (conf, is_served) in [("release_budget_us:1000000", true), ("release_budget_us:0", false)] {
-            let pool = bench.builder().conf(conf).unwrap().soft_limit(64 * MIB).build().unwrap();
-            let stream = bench.stream();
+            let pool = fixture.builder().conf(conf).unwrap().soft_limit(64 * MIB).build().unwrap();
+            let stream = fixture.stream();
             let blocks: Vec<Block> = (0..20).map(|_| pool.alloc(20 * MIB, &stream).unwrap()).collect();
             drop(blocks);
             let mut held = Vec::new();
@@ -323,9 +323,9 @@ fn memory_above_the_soft_limit_is_released_during_allocations() {
 #[test]
 fn a_pool_that_is_idle_keeps_nothing() {
     const IDLE: Duration = Duration::from_millis(30);
-    on_device_memory(&cramped(), |bench| {
-        let pool = bench.builder().conf("trim_when_idle_ms:30").unwrap().build().unwrap();
-        let (stream, start) = (bench.stream(), Instant::now());
+    on_device_memory(&cramped(), |fixture| {
+        let pool = fixture.builder().conf("trim_when_idle_ms:30").unwrap().build().unwrap();
+        let (stream, start) = (fixture.stream(), Instant::now());
         drop(pool.alloc(20 * MIB, &stream).unwrap());
         let keeps = pool.backend() != BackendKind::None;
         let reserved = |pool: &Pool| pool.status().unwrap().reserved_bytes > 0;
@@ -343,7 +343,7 @@ fn a_pool_that_is_idle_keeps_nothing() {
         drop(pool.alloc(20 * MIB, &stream).unwrap());
         stream.synchronize().unwrap();
         std::thread::sleep(IDLE);
-        drop(bench.pool().alloc(20 * MIB, &stream).unwrap());
+        drop(fixture.pool().alloc(20 * MIB, &stream).unwrap());
         assert!(!reserved(&pool));
     });
 }

@@ -14,20 +14,20 @@ fn a_driver_that_refuses_although_memory_is_free() {
     let full = || Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     let config = ["cuMemAlloc*", "cuMemCreate"].map(|call| Rule::new(call, full()));
     let config = config.into_iter().fold(small(), |config, rule| config.rule(rule));
-    on_device_memory(&config, |bench| {
-        gpumem_sim::Sim::of(&bench.driver).unwrap().take_memory(0, 600 * MIB);
-        let (options, seen) = observed(bench);
-        let (pool, stream) = (options.build().unwrap(), bench.stream());
+    on_device_memory(&config, |fixture| {
+        gpumem_sim::Sim::of(&fixture.driver).unwrap().take_memory(0, 600 * MIB);
+        let (options, seen) = observed(fixture);
+        let (pool, stream) = (options.build().unwrap(), fixture.stream());
         let error = pool.alloc(100 * MIB, &stream).unwrap_err();
-        assert_eq!(refused(bench, "withheld", &error, &seen), Advice::TryDifferently);
+        assert_eq!(refused(fixture, "withheld", &error, &seen), Advice::TryDifferently);
     });
 }
 
 /// The report names which of several limits refused, and where it was set.
 #[test]
 fn limits_and_quotas_are_named_with_where_they_were_set() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(300 * MIB).build().unwrap(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(300 * MIB).build().unwrap(), fixture.stream());
         let (private, whole) = (pool.private(100 * MIB).unwrap(), pool.private(2 << 30).unwrap());
         let nested = private.private(50 * MIB).unwrap();
         let says = |error: PoolError, by: RefusedBy, texts: &[&str], never: &str| {
@@ -78,16 +78,16 @@ fn limits_and_quotas_are_named_with_where_they_were_set() {
 /// The proposed limit is not rounded down.
 #[test]
 fn the_limit_that_is_proposed_is_enough() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(64 * MIB).build().unwrap(), fixture.stream());
         let text = pool.alloc(64 * MIB + 1, &stream).unwrap_err().to_string();
         assert!(text.contains("the limit of 64.000 MiB refused 67108865 bytes"), "{text}");
         // The caching heap allocates whole handles.
-        let proposed = if bench.backend == BackendKind::Caching { "66.000 MiB" } else { "64.001 MiB" };
+        let proposed = if fixture.backend == BackendKind::Caching { "66.000 MiB" } else { "64.001 MiB" };
         assert!(text.contains(&format!("raise it to {proposed} or more")), "{text}");
         pool.set_hard_limit(proposed.parse::<Limit>().unwrap()).unwrap();
         drop(pool.alloc(64 * MIB + 1, &stream).unwrap());
-        let is_on_device = bench.kind != MemoryKind::Host;
+        let is_on_device = fixture.kind != MemoryKind::Host;
         assert_eq!(text.contains("device free"), is_on_device, "{text}");
     });
 }
@@ -95,8 +95,8 @@ fn the_limit_that_is_proposed_is_enough() {
 /// A limit that is not a whole number of handles has no fragments beyond the last handle.
 #[test]
 fn an_odd_limit_is_too_low_where_the_last_handle_does_not_fit() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(5 * MIB).build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(5 * MIB).build().unwrap(), fixture.stream());
         let Err(error) = pool.alloc(5 * MIB, &stream) else { return };
         assert_eq!(
             error.out_of_memory().map(|report| report.advice()),
@@ -113,14 +113,14 @@ fn an_odd_limit_is_too_low_where_the_last_handle_does_not_fit() {
 #[cfg(feature = "backend-native")]
 #[test]
 fn memory_that_another_pool_cannot_release_is_reported_as_this_program_s() {
-    on_device_memory(&small(), |bench| {
-        if bench.backend != BackendKind::Native {
+    on_device_memory(&small(), |fixture| {
+        if fixture.backend != BackendKind::Native {
             return;
         }
-        let (other, stream) = (bench.pool(), bench.stream());
+        let (other, stream) = (fixture.pool(), fixture.stream());
         drop(other.alloc(600 * MIB, &stream).unwrap());
         let _small = other.alloc(MIB, &stream).unwrap();
-        let pool = bench.pool();
+        let pool = fixture.pool();
         let _held = pool.alloc(300 * MIB, &stream).unwrap();
         let error = pool.alloc(400 * MIB, &stream).unwrap_err();
         assert_eq!(
@@ -135,9 +135,9 @@ fn memory_that_another_pool_cannot_release_is_reported_as_this_program_s() {
 /// Dropping blocks does not free the memory of graphs, whose blocks are already dropped.
 #[test]
 fn memory_that_graphs_keep() {
-    on_device_memory(&small(), |bench| {
-        let (options, seen) = observed(bench);
-        let (pool, stream) = (options.build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (options, seen) = observed(fixture);
+        let (pool, stream) = (options.build().unwrap(), fixture.stream());
         let used = pool.alloc(300 * MIB, &stream).unwrap();
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         let [scratch, result] = [300, 64].map(|size| pool.alloc(size * MIB, &stream).unwrap());
@@ -146,9 +146,9 @@ fn memory_that_graphs_keep() {
         let graph = capture.end().unwrap();
         let error = pool.alloc(500 * MIB, &stream).unwrap_err();
         assert_eq!(error.out_of_memory().map(|report| report.graph_bytes), Some(600 * MIB), "{error}");
-        assert_eq!(refused(bench, "graphs", &error, &seen), Advice::DropGraphs);
+        assert_eq!(refused(fixture, "graphs", &error, &seen), Advice::DropGraphs);
         drop((graph, pool.alloc(50 * MIB, &stream).unwrap()));
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
         drop(pool.alloc(500 * MIB, &stream).unwrap());
         drop(result);
     });
@@ -157,8 +157,8 @@ fn memory_that_graphs_keep() {
 /// The padding for a large alignment is part of the reported size.
 #[test]
 fn an_aligned_request_is_reported_as_requested() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(64 * MIB).build().unwrap(), fixture.stream());
         let error = pool.alloc_aligned(40 * MIB, 32 * MIB, &stream).unwrap_err();
         let report = error.out_of_memory().unwrap();
         assert_eq!((report.requested_bytes, report.alignment), (40 * MIB, 32 * MIB));
@@ -173,12 +173,12 @@ fn an_aligned_request_is_reported_as_requested() {
 /// If sizes are rounded up, there are no fragments that could form a larger block.
 #[test]
 fn small_blocks_that_fill_a_limit() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(8 * MIB).build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(8 * MIB).build().unwrap(), fixture.stream());
         let (held, error) = until_refused(&pool, 1000, &stream);
         let report = error.out_of_memory().unwrap();
         assert_eq!(report.advice(), Advice::RaiseTheLimit, "{report}");
-        let is_rounded = bench.backend == BackendKind::Caching;
+        let is_rounded = fixture.backend == BackendKind::Caching;
         assert_eq!(report.rounding_bytes, if is_rounded { 24 * held.len() as u64 } else { 0 }, "{report}");
         assert_eq!(error.to_string().contains("  rounding"), is_rounded, "{report}");
     });
@@ -188,8 +188,8 @@ fn small_blocks_that_fill_a_limit() {
 #[cfg(feature = "backend-caching")]
 #[test]
 fn blocks_that_grow() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(128 * MIB).build().unwrap(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(128 * MIB).build().unwrap(), fixture.stream());
         let Ok(mut block) = pool.growable(1 << 30, &stream) else { return };
         block.grow_to(100 * MIB).unwrap();
         let error = block.grow_to(130 * MIB).unwrap_err();
@@ -204,15 +204,15 @@ fn blocks_that_grow() {
 /// Each rung of the ladder runs before a request is refused, and the report lists it, even without a result.
 #[test]
 fn every_rung_is_reported() {
-    on_device_memory(&small(), |bench| {
-        let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let held = pool.alloc(600 * MIB, &stream).unwrap();
         let freed = pool.alloc(100 * MIB, &other).unwrap();
-        bench.fill(&freed, 1, &other);
+        fixture.fill(&freed, 1, &other);
         drop(freed);
         let error = pool.alloc(600 * MIB, &stream).unwrap_err();
         let attempts = &error.out_of_memory().unwrap().attempts;
-        let expected = if bench.backend == BackendKind::Caching { 12 } else { 1 };
+        let expected = if fixture.backend == BackendKind::Caching { 12 } else { 1 };
         assert_eq!(attempts.len(), expected, "{error}");
         let text = error.to_string();
         for attempt in attempts {
@@ -221,7 +221,7 @@ fn every_rung_is_reported() {
             assert_eq!(line.contains("tried: "), attempt.gained_bytes > 0, "{text}");
         }
         let gained_bytes: u64 = attempts.iter().map(|attempt| attempt.gained_bytes).sum();
-        assert!(gained_bytes >= 100 * MIB || bench.backend != BackendKind::Caching, "{text}");
+        assert!(gained_bytes >= 100 * MIB || fixture.backend != BackendKind::Caching, "{text}");
         drop(held);
     });
 }

@@ -33,11 +33,11 @@ impl Reclaimable for Shelf {
 
 #[test]
 fn reclaim_callbacks_run_before_a_budget_refuses() {
-    on_each_backend(&small(), |bench| {
-        let (stream, shelf) = (bench.stream(), Arc::new(Shelf::default()));
+    on_each_backend(&small(), |fixture| {
+        let (stream, shelf) = (fixture.stream(), Arc::new(Shelf::default()));
         let budget = Arc::new(Budget::new(64 * MIB));
-        let pool = bench.builder().adaptor(budget).build().unwrap();
-        let _registration = bench.device.register_reclaimable(&shelf);
+        let pool = fixture.builder().adaptor(budget).build().unwrap();
+        let _registration = fixture.device.register_reclaimable(&shelf);
         shelf.0.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
         let block = pool.alloc(40 * MIB, &stream).unwrap();
         assert_eq!(shelf.1.swap(0, Ordering::Relaxed), 1);
@@ -56,35 +56,35 @@ fn reclaim_callbacks_run_before_a_budget_refuses() {
 /// Memory of a pool that ended with pending work serves a pool of any backend.
 #[test]
 fn memory_of_an_ended_pool_is_reused() {
-    on_device_memory(&cramped().schedule("late".parse().unwrap()), |bench| {
+    on_device_memory(&cramped().schedule("late".parse().unwrap()), |fixture| {
         for backend in built_backends() {
-            let (pool, stream) = (bench.pool(), bench.stream());
+            let (pool, stream) = (fixture.pool(), fixture.stream());
             let block = pool.alloc(40 * MIB, &stream).unwrap();
-            bench.fill(&block, 1, &stream);
+            fixture.fill(&block, 1, &stream);
             drop((block, pool));
-            let next = Pool::builder(&bench.device).backend(backend).build().unwrap();
+            let next = Pool::builder(&fixture.device).backend(backend).build().unwrap();
             drop(next.alloc(40 * MIB, &stream).unwrap());
         }
-        let (pool, stream) = (bench.pool(), bench.stream());
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let block = pool.alloc(40 * MIB, &stream).unwrap();
-        bench.fill(&block, 1, &stream);
+        fixture.fill(&block, 1, &stream);
         drop((block, pool));
-        Pool::new(&bench.device).unwrap().reserve(40 * MIB).unwrap();
+        Pool::new(&fixture.device).unwrap().reserve(40 * MIB).unwrap();
     });
 }
 
 /// Two libraries of one program use the same GPU.
 #[test]
 fn devices_that_were_opened_apart_make_room_for_each_other() {
-    on_each_backend(&cramped(), |bench| {
-        if bench.kind == MemoryKind::Host {
+    on_each_backend(&cramped(), |fixture| {
+        if fixture.kind == MemoryKind::Host {
             return;
         }
-        let other = Device::new(&bench.driver, 0).unwrap();
-        let (pool, stream, shelf) = (bench.pool(), bench.stream(), Arc::new(Shelf::default()));
+        let other = Device::new(&fixture.driver, 0).unwrap();
+        let (pool, stream, shelf) = (fixture.pool(), fixture.stream(), Arc::new(Shelf::default()));
         let _registration = other.register_reclaimable(&shelf);
         drop(pool.alloc(40 * MIB, &stream).unwrap());
-        let others = Fixture { driver: bench.driver.clone(), device: other, ..*bench };
+        let others = Fixture { driver: fixture.driver.clone(), device: other, ..*fixture };
         let (others_pool, others_stream) = (others.pool(), others.stream());
         let block = others_pool.alloc(40 * MIB, &others_stream).unwrap();
         shelf.0.lock().unwrap().push(block);
@@ -126,11 +126,11 @@ fn memory_of_an_ended_pool_does_not_count_as_margin() {
 /// A growth within its limit reclaims the missing memory from other pools.
 #[test]
 fn a_growth_reclaims_the_missing_memory() {
-    on_device_memory(&cramped(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(40 * MIB).build().unwrap(), bench.stream());
+    on_device_memory(&cramped(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(40 * MIB).build().unwrap(), fixture.stream());
         let Ok(mut growable) = pool.growable(60 * MIB, &stream) else { return };
         growable.grow_to(20 * MIB).unwrap();
-        let other = Pool::new(&bench.device).unwrap();
+        let other = Pool::new(&fixture.device).unwrap();
         drop(other.alloc(30 * MIB, &stream).unwrap());
         growable.grow_to(38 * MIB).unwrap();
         let refused = growable.grow_to(50 * MIB).unwrap_err();
@@ -157,10 +157,10 @@ impl Reclaimable for Slow {
 /// Memory that is being reclaimed for one thread also counts for the others.
 #[test]
 fn no_thread_fails_while_another_is_making_room() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.builder().hard_limit(160 * MIB).build().unwrap();
-        let slow = Arc::new(Slow(Mutex::new(Some(pool.alloc(60 * MIB, &bench.stream()).unwrap()))));
-        let _registration = bench.device.register_reclaimable(&slow);
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(160 * MIB).build().unwrap();
+        let slow = Arc::new(Slow(Mutex::new(Some(pool.alloc(60 * MIB, &fixture.stream()).unwrap()))));
+        let _registration = fixture.device.register_reclaimable(&slow);
         let start = Barrier::new(6);
         std::thread::scope(|scope| {
             let allocate = |stream: Stream| {
@@ -170,7 +170,7 @@ fn no_thread_fails_while_another_is_making_room() {
                 held.extend((0..2).map(|_| pool.alloc(2 * MIB, &stream)));
                 held
             };
-            let streams = [(); 6].map(|()| bench.stream());
+            let streams = [(); 6].map(|()| fixture.stream());
             let threads = streams.map(|stream| scope.spawn(move || allocate(stream)));
             // Each keeps its block until all are done.
             let held: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();

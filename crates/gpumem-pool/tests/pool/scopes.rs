@@ -25,8 +25,8 @@ fn bytes(usage: ScopeUsage) -> (u64, u64, u64) {
 
 #[test]
 fn blocks_count_for_the_scope_that_they_were_allocated_in() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let untagged = pool.alloc(100, &stream).unwrap();
         assert_eq!(tags(&pool), []);
         let scope = pool.scope("weights");
@@ -58,8 +58,8 @@ fn blocks_count_for_the_scope_that_they_were_allocated_in() {
 
 #[test]
 fn the_innermost_scope_counts_and_the_outer_one_has_it_in_the_end() {
-    on_each_backend(&small(), |bench| {
-        let (pool, other, stream) = (bench.pool(), bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, other, stream) = (fixture.pool(), fixture.pool(), fixture.stream());
         let step = pool.scope("step");
         let first = pool.alloc(10_000, &stream).unwrap();
         let forward = pool.scope("forward");
@@ -86,8 +86,8 @@ fn the_innermost_scope_counts_and_the_outer_one_has_it_in_the_end() {
 
 #[test]
 fn scopes_may_end_in_any_order() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let [outer, inner] = ["outer", "inner"].map(|name| pool.scope(name));
         drop(outer);
         let block = pool.alloc(300, &stream).unwrap();
@@ -102,8 +102,8 @@ fn scopes_may_end_in_any_order() {
 /// Each thread has its own scopes; all threads share the tags.
 #[test]
 fn threads_count_for_one_tag_together() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let main = pool.scope("main");
         let work = |_| {
             let untagged = pool.alloc(50, &stream).unwrap();
@@ -129,8 +129,8 @@ fn threads_count_for_one_tag_together() {
 /// A growable block keeps the tag of its creation, and counts by its bytes.
 #[test]
 fn blocks_that_grow_count_for_their_tag() {
-    crate::growable::on_caching(|bench| {
-        let (pool, stream) = (bench.builder().hard_limit(64 << 20).build().unwrap(), bench.stream());
+    crate::growable::on_caching(|fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(64 << 20).build().unwrap(), fixture.stream());
         let scope = pool.scope("log");
         let mut log = pool.growable(100 << 20, &stream).unwrap();
         log.grow_to(5 << 20).unwrap();
@@ -160,11 +160,11 @@ fn blocks_that_grow_count_for_their_tag() {
 /// The memory of a graph counts as a whole, as long as the graph keeps it.
 #[test]
 fn memory_of_a_graph_counts_until_the_graph_ends() {
-    on_each_backend(&small(), |bench| {
-        if bench.kind != gpumem_pool::MemoryKind::Device {
+    on_each_backend(&small(), |fixture| {
+        if fixture.kind != gpumem_pool::MemoryKind::Device {
             return;
         }
-        let (pool, stream) = (bench.pool(), bench.stream());
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let capture = stream.begin_capture(CaptureMode::Global).unwrap();
         let scope = pool.scope("graph");
         drop(pool.alloc(1000, &stream).unwrap());
@@ -181,8 +181,8 @@ fn memory_of_a_graph_counts_until_the_graph_ends() {
 
 #[test]
 fn a_refusal_names_the_largest_holders() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.builder().hard_limit(64 << 20).build().unwrap(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(64 << 20).build().unwrap(), fixture.stream());
         let mut held = Vec::new();
         for (name, size_bytes) in [("small", 1 << 20), ("large", 40 << 20)] {
             let _scope = pool.scope(name);
@@ -199,8 +199,8 @@ fn a_refusal_names_the_largest_holders() {
 
 #[test]
 fn status_counts_blocks_by_stream() {
-    on_each_backend(&small(), |bench| {
-        let (pool, one, two) = (bench.pool(), bench.stream(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, one, two) = (fixture.pool(), fixture.stream(), fixture.stream());
         let streams = || {
             let streams = pool.status().unwrap().streams;
             let mut streams: Vec<_> = streams
@@ -233,8 +233,8 @@ fn status_counts_blocks_by_stream() {
 
 #[test]
 fn peaks_can_be_reset() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         drop(pool.alloc(100 << 20, &stream).unwrap());
         let kept = pool.alloc(8 << 20, &stream).unwrap();
         pool.reclaim().unwrap();
@@ -253,10 +253,10 @@ fn peaks_can_be_reset() {
 /// The counts are exact with any cached memory and any adaptors.
 #[test]
 fn a_peak_is_exact_on_request() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let builder =
-            bench.builder().profile(Profile::Fast).hard_limit(512 * MIB).conf("exact_peaks:true").unwrap();
-        let (pool, stream) = (builder.adaptor(Arc::new(Guard::new())).build().unwrap(), bench.stream());
+            fixture.builder().profile(Profile::Fast).hard_limit(512 * MIB).conf("exact_peaks:true").unwrap();
+        let (pool, stream) = (builder.adaptor(Arc::new(Guard::new())).build().unwrap(), fixture.stream());
         pool.reserve(300 * MIB).unwrap();
         let private = pool.private(256 * MIB).unwrap();
         let peak_bytes = |pool: &Pool| pool.status().unwrap().in_use_peak_bytes;
@@ -276,7 +276,7 @@ fn a_peak_is_exact_on_request() {
         drop(blocks);
         pool.reset_peaks().unwrap();
         assert_eq!(peak_bytes(&pool), 0);
-        let pool = bench.builder().hard_limit(512 * MIB).conf("exact_peaks:true").unwrap().build().unwrap();
+        let pool = fixture.builder().hard_limit(512 * MIB).conf("exact_peaks:true").unwrap().build().unwrap();
         if let Ok(mut block) = pool.growable(700 * MIB, &stream) {
             block.grow_to(30 * MIB).unwrap();
             block.shrink_to(7 * MIB).unwrap();
@@ -294,8 +294,8 @@ fn a_peak_is_exact_on_request() {
 /// The peak is exact for one thread, whatever the sizes; a reset sets it to the bytes in use.
 #[test]
 fn tags_have_peaks() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let peaks = || -> Vec<(String, u64, u64)> {
             let tags = pool.status().unwrap().tags.into_iter();
             tags.map(|tag| (tag.tag, tag.in_use_bytes, tag.peak_bytes)).collect()
@@ -323,8 +323,8 @@ fn tags_have_peaks() {
 /// With several threads the peak is exact to a megabyte for each thread, however many blocks move between threads.
 #[test]
 fn peaks_of_several_threads_are_near() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let (sender, receiver) = std::sync::mpsc::sync_channel(8);
         std::thread::scope(|threads| {
             let (pool, stream) = (&pool, &stream);
@@ -343,8 +343,8 @@ fn peaks_of_several_threads_are_near() {
 
 #[test]
 fn a_scope_keeps_its_pool_and_may_be_forgotten() {
-    on_each_backend(&small(), |bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let scope: Scope = pool.scope("kept");
         let block = pool.alloc(10, &stream).unwrap();
         drop(pool);

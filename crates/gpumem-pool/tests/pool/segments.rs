@@ -137,9 +137,9 @@ fn virtual_memory_is_taken_where_there_is_some() {
 }
 
 fn on_segments(body: impl Fn(&Fixture)) {
-    on_each_backend(&small(), |bench| {
-        if bench.plain_segments {
-            body(bench);
+    on_each_backend(&small(), |fixture| {
+        if fixture.plain_segments {
+            body(fixture);
         }
     });
 }
@@ -147,8 +147,8 @@ fn on_segments(body: impl Fn(&Fixture)) {
 /// Segments are released as a whole: a segment with a live block stays, however small the block.
 #[test]
 fn a_segment_goes_back_once_nothing_holds_it() {
-    on_segments(|bench| {
-        let (pool, stream) = (bench.builder().profile(Profile::Tight).build().unwrap(), bench.stream());
+    on_segments(|fixture| {
+        let (pool, stream) = (fixture.builder().profile(Profile::Tight).build().unwrap(), fixture.stream());
         pool.reserve(32 * MIB).unwrap();
         assert_eq!(pool.status().unwrap().reserved_bytes, 32 * MIB);
         let [first, second] = [(); 2].map(|()| pool.alloc(12 * MIB, &stream).unwrap());
@@ -157,8 +157,8 @@ fn a_segment_goes_back_once_nothing_holds_it() {
         drop((first, apart));
         stream.synchronize().unwrap();
         assert_eq!((pool.trim_to(0).unwrap(), pool.check()), (20 * MIB, Ok(())));
-        bench.fill(&second, 7, &stream);
-        assert!(bench.holds(&second, 7, &stream));
+        fixture.fill(&second, 7, &stream);
+        assert!(fixture.holds(&second, 7, &stream));
         drop(second);
         stream.synchronize().unwrap();
         assert_eq!((pool.trim_to(0).unwrap(), pool.check()), (32 * MIB, Ok(())));
@@ -171,22 +171,22 @@ fn a_segment_goes_back_once_nothing_holds_it() {
 /// No block crosses the boundary of two segments, though the driver allocates them adjacent.
 #[test]
 fn blocks_lie_in_one_segment_each() {
-    on_segments(|bench| {
-        let (pool, stream) = (bench.builder().profile(Profile::Tight).build().unwrap(), bench.stream());
+    on_segments(|fixture| {
+        let (pool, stream) = (fixture.builder().profile(Profile::Tight).build().unwrap(), fixture.stream());
         drop([(); 4].map(|()| pool.alloc(4 * MIB, &stream).unwrap()));
         assert_eq!(pool.status().unwrap().reserved_bytes, 16 * MIB);
         let larger = pool.alloc(6 * MIB, &stream).unwrap();
         assert_eq!(pool.status().unwrap().reserved_bytes, 22 * MIB);
-        bench.fill(&larger, 1, &stream);
-        assert!(bench.holds(&larger, 1, &stream));
+        fixture.fill(&larger, 1, &stream);
+        assert!(fixture.holds(&larger, 1, &stream));
     });
 }
 
 /// At the limit, free segments that are too small are released.
 #[test]
 fn small_segments_make_way_for_a_large_block() {
-    on_segments(|bench| {
-        let (pool, stream) = (bench.builder().hard_limit(16 * MIB).build().unwrap(), bench.stream());
+    on_segments(|fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(16 * MIB).build().unwrap(), fixture.stream());
         drop([(); 4].map(|()| pool.alloc(4 * MIB, &stream).unwrap()));
         drop(pool.alloc(16 * MIB, &stream).unwrap());
         let status = pool.status().unwrap();
@@ -198,9 +198,9 @@ fn small_segments_make_way_for_a_large_block() {
 /// A live block keeps its segment. A segment that may not be split serves only requests of nearly its size.
 #[test]
 fn large_segments_can_be_reserved_for_large_blocks() {
-    on_segments(|bench| {
+    on_segments(|fixture| {
         for conf in ["handle_bytes_max:2MiB", "handle_bytes_max:2MiB,max_split_size_mb:64"] {
-            let (pool, stream) = (bench.builder().conf(conf).unwrap().build().unwrap(), bench.stream());
+            let (pool, stream) = (fixture.builder().conf(conf).unwrap().build().unwrap(), fixture.stream());
             assert!(pool.ignored_options().is_empty());
             drop(pool.alloc(600 * MIB, &stream).unwrap());
             let small: Vec<_> = [30, 64].map(|mib| pool.alloc(mib * MIB, &stream).unwrap()).into();
@@ -224,9 +224,9 @@ fn large_segments_can_be_reserved_for_large_blocks() {
 /// Reserved memory serves all sizes that may share a segment.
 #[test]
 fn reserved_memory_may_be_split() {
-    on_segments(|bench| {
-        let options = bench.builder().conf("max_split_size_mb:64").unwrap();
-        let (pool, stream) = (options.build().unwrap(), bench.stream());
+    on_segments(|fixture| {
+        let options = fixture.builder().conf("max_split_size_mb:64").unwrap();
+        let (pool, stream) = (options.build().unwrap(), fixture.stream());
         pool.reserve(160 * MIB).unwrap();
         let _held: Vec<_> = (0..5).map(|_| pool.alloc(30 * MIB, &stream).unwrap()).collect();
         assert_eq!((pool.status().unwrap().reserved_bytes, pool.check()), (160 * MIB, Ok(())));
@@ -235,19 +235,19 @@ fn reserved_memory_may_be_split() {
 
 #[test]
 fn alignment_needs_no_help_from_the_driver() {
-    on_segments(|bench| {
-        let (pool, stream) = (bench.pool(), bench.stream());
+    on_segments(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let mut held = Vec::new();
         for alignment in [512, 4096, 2 * MIB, 16 * MIB] {
             for size_bytes in [1, 3000, 5 * MIB] {
                 let block = pool.alloc_aligned(size_bytes, alignment, &stream).unwrap();
                 assert!(block.address().is_multiple_of(alignment), "{size_bytes} bytes at {alignment}");
-                bench.fill(&block, held.len() as u8, &stream);
+                fixture.fill(&block, held.len() as u8, &stream);
                 held.push(block);
             }
         }
         pool.check().unwrap();
-        assert!(held.iter().enumerate().all(|(value, block)| bench.holds(block, value as u8, &stream)));
+        assert!(held.iter().enumerate().all(|(value, block)| fixture.holds(block, value as u8, &stream)));
         drop(held);
         pool.reclaim().unwrap();
         assert_eq!((pool.status().unwrap().reserved_bytes, pool.check()), (0, Ok(())));

@@ -48,11 +48,11 @@ unsafe extern "C" fn wait(opened: *mut c_void) {
 /// The wait for a stream that hangs ends, on a full device and at a limit.
 #[test]
 fn no_allocation_waits_for_a_full_device_beyond_its_deadline() {
-    on_each_backend(&SimConfig::new().memory_bytes(128 * MIB), |bench| {
-        let builder = bench.builder().conf("wait_deadline_ms:50").unwrap();
-        let pool = if bench.kind == MemoryKind::Host { builder.hard_limit(96 * MIB) } else { builder };
-        let (pool, hung, stream) = (pool.build().unwrap(), bench.stream(), bench.stream());
-        let sibling = bench.pool();
+    on_each_backend(&SimConfig::new().memory_bytes(128 * MIB), |fixture| {
+        let builder = fixture.builder().conf("wait_deadline_ms:50").unwrap();
+        let pool = if fixture.kind == MemoryKind::Host { builder.hard_limit(96 * MIB) } else { builder };
+        let (pool, hung, stream) = (pool.build().unwrap(), fixture.stream(), fixture.stream());
+        let sibling = fixture.pool();
         drop(sibling.alloc(8 * MIB, &stream).unwrap());
         let _small = sibling.alloc(4 * MIB, &stream).unwrap();
         let held = pool.alloc(80 * MIB, &hung).unwrap();
@@ -60,7 +60,7 @@ fn no_allocation_waits_for_a_full_device_beyond_its_deadline() {
         let error = pool.alloc(60 * MIB, &stream).unwrap_err();
         let report = error.out_of_memory().unwrap();
         let is_named = report.unfinished.iter().any(|unfinished| unfinished.stream == hung.id());
-        match bench.kind {
+        match fixture.kind {
             MemoryKind::Device => assert!(is_named, "{error}"),
             // The margin refuses before the wait or after it.
             MemoryKind::Unified => {}
@@ -68,7 +68,7 @@ fn no_allocation_waits_for_a_full_device_beyond_its_deadline() {
             _ => assert!(!is_named, "{error}"),
         }
         let reserved = pool.reserve(128 * MIB);
-        assert!(bench.backend != BackendKind::Caching || reserved.is_err());
+        assert!(fixture.backend != BackendKind::Caching || reserved.is_err());
         if let Ok(mut growable) = pool.growable(100 * MIB, &stream) {
             assert!(growable.grow_to(60 * MIB).is_err());
         }
@@ -84,14 +84,14 @@ fn no_allocation_waits_for_a_full_device_beyond_its_deadline() {
 #[test]
 fn waits_need_no_event_of_the_context() {
     let rule: Rule = "cuCtxRecordEvent=fail:801".parse().unwrap();
-    on_each_backend(&SimConfig::new().memory_bytes(128 * MIB).rule(rule), |bench| {
-        let pool = match bench.kind {
-            MemoryKind::Host => bench.builder().hard_limit(96 * MIB).build().unwrap(),
-            _ => bench.pool(),
+    on_each_backend(&SimConfig::new().memory_bytes(128 * MIB).rule(rule), |fixture| {
+        let pool = match fixture.kind {
+            MemoryKind::Host => fixture.builder().hard_limit(96 * MIB).build().unwrap(),
+            _ => fixture.pool(),
         };
-        let (busy, stream) = (bench.stream(), bench.stream());
+        let (busy, stream) = (fixture.stream(), fixture.stream());
         let held = pool.alloc(60 * MIB, &busy).unwrap();
-        bench.fill(&held, 1, &busy);
+        fixture.fill(&held, 1, &busy);
         drop(held);
         drop(pool.alloc(70 * MIB, &stream).unwrap());
         drop(pool);
@@ -102,11 +102,11 @@ fn waits_need_no_event_of_the_context() {
 /// Calls that release an ended pool's memory wait for the device, so queries make them only while it is idle.
 #[test]
 fn memory_of_an_ended_pool_is_released_when_the_device_is_idle() {
-    on_each_backend(&SimConfig::new(), |bench| {
-        let (busy, stream, pool) = (bench.stream(), bench.stream(), bench.pool());
+    on_each_backend(&SimConfig::new(), |fixture| {
+        let (busy, stream, pool) = (fixture.stream(), fixture.stream(), fixture.pool());
         let block = pool.alloc(4 * MIB, &stream).unwrap();
         if pool.backend() == BackendKind::Caching {
-            bench.fill(&block, 1, &stream);
+            fixture.fill(&block, 1, &stream);
             drop(block);
             let gate = Gate::close(&busy);
             drop(pool);
@@ -123,12 +123,12 @@ fn memory_of_an_ended_pool_is_released_when_the_device_is_idle() {
 /// An idle pool that a query may not trim is still idle at the next wait.
 #[test]
 fn an_idle_pool_is_trimmed_by_the_wait_where_queries_may_not() {
-    on_each_backend(&SimConfig::new(), |bench| {
-        if bench.backend != BackendKind::Caching {
+    on_each_backend(&SimConfig::new(), |fixture| {
+        if fixture.backend != BackendKind::Caching {
             return;
         }
-        let builder = bench.builder().conf("trim_when_idle_ms:20,release_budget_us:0").unwrap();
-        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        let builder = fixture.builder().conf("trim_when_idle_ms:20,release_budget_us:0").unwrap();
+        let (pool, stream) = (builder.build().unwrap(), fixture.stream());
         drop(pool.alloc(4 * MIB, &stream).unwrap());
         stream.synchronize().unwrap();
         assert!(pool.status().unwrap().reserved_bytes > 0);
@@ -317,13 +317,13 @@ fn a_handle_that_is_never_taken_back_is_reported_each_time() {
 /// Refused releases of segments and of other backends' memory are handled in the same way.
 #[test]
 fn memory_that_the_driver_refused_to_free_is_freed_by_the_end_of_the_pool() {
-    on_each_backend(&SimConfig::new().memory_bytes(256 * MIB), |bench| {
+    on_each_backend(&SimConfig::new().memory_bytes(256 * MIB), |fixture| {
         for call in
             ["cuMemFree_v2", "cuMemFreeHost", "cuMemFreeAsync", "cuMemPoolDestroy", "cuMemAddressFree"]
         {
             let device = failing(call, 1);
-            let builder = Pool::builder(&device).backend(bench.backend).kind(bench.kind);
-            let builder = if bench.plain_segments {
+            let builder = Pool::builder(&device).backend(fixture.backend).kind(fixture.kind);
+            let builder = if fixture.plain_segments {
                 builder.conf("expandable_segments:false").unwrap()
             } else {
                 builder
@@ -335,7 +335,7 @@ fn memory_that_the_driver_refused_to_free_is_freed_by_the_end_of_the_pool() {
             // Reported here, at the next call, or never if the end of the pool fails.
             let reclaimed = pool.reclaim();
             pool.check().unwrap();
-            if reclaimed.is_err() && bench.backend == BackendKind::Caching {
+            if reclaimed.is_err() && fixture.backend == BackendKind::Caching {
                 pool.reclaim().unwrap();
                 assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{call}");
             }

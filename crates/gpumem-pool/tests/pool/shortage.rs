@@ -14,14 +14,14 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn no_request_fails_that_a_reclaim_would_have_saved() {
     let (refusal_count, run_count) = (AtomicU32::new(0), AtomicU32::new(0));
-    on_each_backend(&cramped(), |bench| {
+    on_each_backend(&cramped(), |fixture| {
         let profiles = ["profile:fast", "profile:balanced", "profile:tight"];
         // Threads cache blocks of both sizes, more than the heap may grow by.
         let keeping = "growth_slack:0,growth_slack_max:0,magazine_share:1000,magazine_bytes_min:64MiB";
-        let count = if bench.backend == BackendKind::Caching { 4 } else { 1 };
+        let count = if fixture.backend == BackendKind::Caching { 4 } else { 1 };
         for (index, conf) in profiles.into_iter().chain([keeping]).take(count).enumerate() {
-            let random = Random(bench.seed << 8 | index as u64);
-            let refused_count = run(bench, bench.builder().conf(conf).unwrap(), random, false);
+            let random = Random(fixture.seed << 8 | index as u64);
+            let refused_count = run(fixture, fixture.builder().conf(conf).unwrap(), random, false);
             refusal_count.fetch_add(refused_count, Ordering::Relaxed);
             run_count.fetch_add(1, Ordering::Relaxed);
         }
@@ -35,8 +35,8 @@ fn no_request_fails_that_a_reclaim_would_have_saved() {
 #[test]
 fn no_growth_fails_that_a_reclaim_would_have_saved() {
     let (refusal_count, run_count) = (AtomicU32::new(0), AtomicU32::new(0));
-    growable::on_caching_with(&cramped(), |bench| {
-        let refused_count = run(bench, bench.builder(), Random(bench.seed), true);
+    growable::on_caching_with(&cramped(), |fixture| {
+        let refused_count = run(fixture, fixture.builder(), Random(fixture.seed), true);
         refusal_count.fetch_add(refused_count, Ordering::Relaxed);
         run_count.fetch_add(1, Ordering::Relaxed);
     });
@@ -46,10 +46,10 @@ fn no_growth_fails_that_a_reclaim_would_have_saved() {
 /// Under a limit of the pool itself, on which other pools' memory has no effect.
 #[test]
 fn no_growth_fails_while_its_pool_has_cached_memory() {
-    growable::on_caching(|bench| {
-        let (pool, stream) = (bench.builder().hard_limit(48 * MIB).build().unwrap(), bench.stream());
+    growable::on_caching(|fixture| {
+        let (pool, stream) = (fixture.builder().hard_limit(48 * MIB).build().unwrap(), fixture.stream());
         let mut growing = [(); 2].map(|()| pool.growable(60 * MIB, &stream).unwrap());
-        let (mut random, mut held, mut refusal_count) = (Random(bench.seed), Vec::new(), 0);
+        let (mut random, mut held, mut refusal_count) = (Random(fixture.seed), Vec::new(), 0);
         for _ in 0..80 {
             match random.below(4) {
                 0 => held.extend(pool.alloc(random.below(12 * MIB), &stream).ok()),
@@ -70,23 +70,23 @@ fn no_growth_fails_while_its_pool_has_cached_memory() {
 }
 
 /// Returns the number of refused requests.
-fn run(bench: &Fixture, builder: PoolBuilder, mut random: Random, grows: bool) -> u32 {
+fn run(fixture: &Fixture, builder: PoolBuilder, mut random: Random, grows: bool) -> u32 {
     let parent = builder.clone().hard_limit(48 * MIB).build().unwrap();
     let pools = [
         parent.private(30 * MIB).unwrap(),
         parent.private(40 * MIB).unwrap(),
         parent,
         builder.build().unwrap(),
-        Pool::new(&bench.device).unwrap(),
+        Pool::new(&fixture.device).unwrap(),
     ];
-    let no_waits = Stream::builder(&bench.device).no_waits().build().unwrap();
-    let streams = [bench.stream(), bench.stream(), no_waits];
+    let no_waits = Stream::builder(&fixture.device).no_waits().build().unwrap();
+    let streams = [fixture.stream(), fixture.stream(), no_waits];
     let (mut held, mut refusal_count): (Vec<Block>, _) = (Vec::new(), 0);
     let growing = pools.iter().filter(|pool| grows && pool.backend() == BackendKind::Caching);
     let mut growing: Vec<GrowableBlock> =
         growing.map(|pool| pool.growable(60 * MIB, &streams[0]).unwrap()).collect();
     // The other backends cannot reserve memory.
-    let choices = match bench.backend {
+    let choices = match fixture.backend {
         _ if grows => 11,
         BackendKind::Caching => 9,
         _ => 8,
@@ -98,7 +98,7 @@ fn run(bench: &Fixture, builder: PoolBuilder, mut random: Random, grows: bool) -
                 let (pool, size_bytes) = (&pools[random.below(5) as usize], random.size_bytes());
                 match pool.alloc(size_bytes, stream) {
                     Ok(block) => {
-                        bench.fill(&block, 1, stream);
+                        fixture.fill(&block, 1, stream);
                         held.push(block);
                     }
                     Err(error) => {
@@ -139,7 +139,7 @@ fn run(bench: &Fixture, builder: PoolBuilder, mut random: Random, grows: bool) -
                     assert!(block.grow_to(size_bytes).is_err(), "refused before: {error}");
                     assert_eq!(block.size_bytes(), before_bytes);
                 } else if size_bytes > 0 {
-                    growable::fill(bench, block, size_bytes - 1..size_bytes, 2, stream);
+                    growable::fill(fixture, block, size_bytes - 1..size_bytes, 2, stream);
                     block.record_use(stream);
                 }
             }
@@ -154,16 +154,16 @@ fn run(bench: &Fixture, builder: PoolBuilder, mut random: Random, grows: bool) -
 /// A growable block is never refused memory that others merely cache, whatever they do meanwhile.
 #[test]
 fn growth_beside_busy_threads_is_not_refused() {
-    on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |bench| {
-        let pool = bench.builder().hard_limit(96 * MIB).build().unwrap();
-        let stream = bench.stream();
+    on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |fixture| {
+        let pool = fixture.builder().hard_limit(96 * MIB).build().unwrap();
+        let stream = fixture.stream();
         let Ok(mut block) = pool.growable(64 * MIB, &stream) else { return };
         std::thread::scope(|scope| {
             // Dropped at the end of this scope, also by a panic; the threads run until then.
             let running = Arc::new(());
             for thread in 0..3 {
-                let (pool, stream, running) = (&pool, bench.stream(), Arc::downgrade(&running));
-                let mut random = Random(bench.seed << 8 | thread);
+                let (pool, stream, running) = (&pool, fixture.stream(), Arc::downgrade(&running));
+                let mut random = Random(fixture.seed << 8 | thread);
                 scope.spawn(move || {
                     while running.strong_count() > 0 {
                         drop(pool.alloc(1 + random.below(8 * MIB), &stream).unwrap());

@@ -6,32 +6,32 @@ use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{BackendKind, CaptureMode, Device, Event, PoolError, Stream};
 
 /// Creates a stream that the library does not know.
-fn make(bench: &Fixture) -> CUstream {
-    let (_bound, mut raw) = (bench.device.bind().unwrap(), std::ptr::null_mut());
+fn make(fixture: &Fixture) -> CUstream {
+    let (_bound, mut raw) = (fixture.device.bind().unwrap(), std::ptr::null_mut());
     // SAFETY: `raw` outlives the call.
-    unsafe { bench.driver.cuStreamCreate(&mut raw, 1).unwrap() };
+    unsafe { fixture.driver.cuStreamCreate(&mut raw, 1).unwrap() };
     raw
 }
 
-fn destroy(bench: &Fixture, raw: CUstream) {
-    let _bound = bench.device.bind().unwrap();
+fn destroy(fixture: &Fixture, raw: CUstream) {
+    let _bound = fixture.device.bind().unwrap();
     // SAFETY: each test destroys its streams once, and does not use them again.
-    unsafe { bench.driver.cuStreamDestroy_v2(raw).unwrap() };
+    unsafe { fixture.driver.cuStreamDestroy_v2(raw).unwrap() };
 }
 
-fn wrap(bench: &Fixture, raw: CUstream) -> Stream {
+fn wrap(fixture: &Fixture, raw: CUstream) -> Stream {
     // SAFETY: each test keeps the stream alive until its last handle is dropped.
-    unsafe { Stream::from_raw(&bench.device, raw).unwrap() }
+    unsafe { Stream::from_raw(&fixture.device, raw).unwrap() }
 }
 
 #[test]
 fn a_priority_is_the_nearest_that_there_is() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         for (asked, given) in [(0, 0), (-1, -1), (7, 0), (-100, -5)] {
-            let stream = Stream::builder(&bench.device).priority(asked).build().unwrap();
-            let (_bound, mut found) = (bench.device.bind().unwrap(), 1);
+            let stream = Stream::builder(&fixture.device).priority(asked).build().unwrap();
+            let (_bound, mut found) = (fixture.device.bind().unwrap(), 1);
             // SAFETY: the stream is alive, and `found` outlives the call.
-            unsafe { bench.driver.cuStreamGetPriority(stream.raw(), &mut found).unwrap() };
+            unsafe { fixture.driver.cuStreamGetPriority(stream.raw(), &mut found).unwrap() };
             assert_eq!(found, given);
         }
     });
@@ -39,33 +39,33 @@ fn a_priority_is_the_nearest_that_there_is() {
 
 #[test]
 fn a_wrapped_handle_is_its_stream() {
-    on_each_backend(&small().devices(2), |bench| {
-        let (own, raw) = (bench.stream(), make(bench));
-        let foreign = wrap(bench, raw);
-        assert_eq!((wrap(bench, raw), foreign.raw()), (foreign.clone(), raw));
-        assert_eq!(wrap(bench, own.raw()), own, "a handle of this crate's is its stream");
-        assert_eq!(wrap(bench, std::ptr::null_mut()), Stream::legacy(&bench.device).unwrap());
-        assert_eq!(wrap(bench, 1 as CUstream), Stream::legacy(&bench.device).unwrap());
-        assert_eq!(wrap(bench, 2 as CUstream), Stream::per_thread(&bench.device).unwrap());
-        let second = Device::new(&bench.driver, 1).unwrap();
+    on_each_backend(&small().devices(2), |fixture| {
+        let (own, raw) = (fixture.stream(), make(fixture));
+        let foreign = wrap(fixture, raw);
+        assert_eq!((wrap(fixture, raw), foreign.raw()), (foreign.clone(), raw));
+        assert_eq!(wrap(fixture, own.raw()), own, "a handle of this crate's is its stream");
+        assert_eq!(wrap(fixture, std::ptr::null_mut()), Stream::legacy(&fixture.device).unwrap());
+        assert_eq!(wrap(fixture, 1 as CUstream), Stream::legacy(&fixture.device).unwrap());
+        assert_eq!(wrap(fixture, 2 as CUstream), Stream::per_thread(&fixture.device).unwrap());
+        let second = Device::new(&fixture.driver, 1).unwrap();
         // SAFETY: the stream is alive; the test checks that a stream of another device is refused.
         let elsewhere = unsafe { Stream::from_raw(&second, raw) };
         assert!(matches!(elsewhere, Err(PoolError::WrongDevice { .. })));
         drop(elsewhere);
         foreign.retire().unwrap();
-        destroy(bench, raw);
+        destroy(fixture, raw);
     });
 }
 
 #[test]
 fn nothing_names_a_stream_after_it_was_retired() {
-    on_each_backend(&small(), |bench| {
-        let (pool, raw, event) = (bench.pool(), make(bench), Event::new(&bench.device).unwrap());
-        let (foreign, own) = (wrap(bench, raw), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, raw, event) = (fixture.pool(), make(fixture), Event::new(&fixture.device).unwrap());
+        let (foreign, own) = (wrap(fixture, raw), fixture.stream());
         foreign.retire().unwrap();
         own.retire().unwrap();
         own.synchronize().unwrap();
-        destroy(bench, raw);
+        destroy(fixture, raw);
         for refused in [
             foreign.retire(),
             foreign.synchronize(),
@@ -86,14 +86,14 @@ fn nothing_names_a_stream_after_it_was_retired() {
 
 #[test]
 fn a_threads_own_stream_stays_on_its_thread() {
-    on_each_backend(&small(), |bench| {
-        let (pool, own) = (bench.pool(), Stream::per_thread(&bench.device).unwrap());
+    on_each_backend(&small(), |fixture| {
+        let (pool, own) = (fixture.pool(), Stream::per_thread(&fixture.device).unwrap());
         let block = pool.alloc(4096, &own).unwrap();
-        bench.fill(&block, 5, &own);
-        assert!(bench.holds(&block, 5, &own));
+        fixture.fill(&block, 5, &own);
+        assert!(fixture.holds(&block, 5, &own));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                assert_ne!(Stream::per_thread(&bench.device).unwrap().id(), own.id());
+                assert_ne!(Stream::per_thread(&fixture.device).unwrap().id(), own.id());
                 assert!(matches!(own.synchronize(), Err(PoolError::WrongThread)));
                 assert!(matches!(pool.alloc(1, &own), Err(PoolError::WrongThread)));
                 drop(block);
@@ -110,16 +110,16 @@ fn a_threads_own_stream_stays_on_its_thread() {
 /// it is safe.
 #[test]
 fn memory_freed_on_another_s_stream_comes_back_when_that_is_safe() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         for how in ["retired", "waited for", "destroyed"] {
-            let (pool, raw) = (bench.pool(), make(bench));
-            let foreign = wrap(bench, raw);
+            let (pool, raw) = (fixture.pool(), make(fixture));
+            let foreign = wrap(fixture, raw);
             let block = pool.alloc(8 << 20, &foreign).unwrap();
-            bench.fill(&block, 1, &foreign);
+            fixture.fill(&block, 1, &foreign);
             drop(block);
             assert_eq!(pool.status().unwrap().in_use_bytes, 0);
             pool.trim_to(0).unwrap();
-            let kept_bytes = match bench.backend {
+            let kept_bytes = match fixture.backend {
                 BackendKind::None => 0,
                 BackendKind::Native => 32 << 20,
                 _ => 8 << 20,
@@ -130,77 +130,77 @@ fn memory_freed_on_another_s_stream_comes_back_when_that_is_safe() {
                 "waited for" => foreign.synchronize().unwrap(),
                 _ => drop(foreign),
             }
-            destroy(bench, raw);
+            destroy(fixture, raw);
             pool.reclaim().unwrap();
             assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{how}");
         }
-        assert_eq!(gpumem_sim::Sim::of(&bench.driver).unwrap().report().silent_findings(), []);
+        assert_eq!(gpumem_sim::Sim::of(&fixture.driver).unwrap().report().silent_findings(), []);
     });
 }
 
 #[test]
 fn a_stream_without_waits_is_never_made_to_wait_by_a_free() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.pool();
-        let home = Stream::builder(&bench.device).no_waits().build().unwrap();
-        let other = bench.stream();
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.pool();
+        let home = Stream::builder(&fixture.device).no_waits().build().unwrap();
+        let other = fixture.stream();
         for _ in 0..4 {
             let block = pool.alloc(1 << 20, &home).unwrap();
-            bench.fill(&block, 1, &home);
+            fixture.fill(&block, 1, &home);
             other.wait_for(&home).unwrap();
-            bench.fill(&block, 2, &other);
+            fixture.fill(&block, 2, &other);
             block.record_use(&other);
             drop(block);
             let next = pool.alloc(1 << 20, &home).unwrap();
-            bench.fill(&next, 3, &home);
-            assert!(bench.holds(&next, 3, &home));
+            fixture.fill(&next, 3, &home);
+            assert!(fixture.holds(&next, 3, &home));
         }
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
-        assert_eq!(gpumem_sim::Sim::of(&bench.driver).unwrap().report().findings, []);
+        assert_eq!(gpumem_sim::Sim::of(&fixture.driver).unwrap().report().findings, []);
     });
 }
 
 /// More streams than a block has bits for.
 #[test]
 fn a_block_may_be_used_by_a_hundred_streams() {
-    on_each_backend(&small(), |bench| {
-        let (pool, home) = (bench.pool(), bench.stream());
-        let others: Vec<Stream> = (0..100).map(|_| bench.stream()).collect();
+    on_each_backend(&small(), |fixture| {
+        let (pool, home) = (fixture.pool(), fixture.stream());
+        let others: Vec<Stream> = (0..100).map(|_| fixture.stream()).collect();
         for _ in 0..2 {
             let block = pool.alloc(1 << 16, &home).unwrap();
             for (value, other) in others.iter().enumerate() {
                 other.wait_for(if value == 0 { &home } else { &others[value - 1] }).unwrap();
-                bench.fill(&block, value as u8, other);
+                fixture.fill(&block, value as u8, other);
                 block.record_use(other);
             }
             drop(block);
             let next = pool.alloc(1 << 16, &home).unwrap();
-            bench.fill(&next, 200, &home);
-            assert!(bench.holds(&next, 200, &home));
+            fixture.fill(&next, 200, &home);
+            assert!(fixture.holds(&next, 200, &home));
         }
         drop(others);
-        bench.device.synchronize().unwrap();
-        assert_eq!(gpumem_sim::Sim::of(&bench.driver).unwrap().report().findings, []);
+        fixture.device.synchronize().unwrap();
+        assert_eq!(gpumem_sim::Sim::of(&fixture.driver).unwrap().report().findings, []);
     });
 }
 
 /// With a hundred live streams, a block waits only for those that used it: the other streams are blocked here.
 #[test]
 fn however_many_streams_there_are_a_free_waits_for_its_users_alone() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         // A free of `none` waits for the whole device.
-        if bench.backend == BackendKind::None {
+        if fixture.backend == BackendKind::None {
             return;
         }
-        let pool = bench.builder().hard_limit(4 << 20).build().unwrap();
-        let streams: Vec<Stream> = (0..130).map(|_| bench.stream()).collect();
+        let pool = fixture.builder().hard_limit(4 << 20).build().unwrap();
+        let streams: Vec<Stream> = (0..130).map(|_| fixture.stream()).collect();
         let gate = pool.alloc(4, &streams[0]).unwrap();
-        bench.fill(&gate, 0, &streams[0]);
+        fixture.fill(&gate, 0, &streams[0]);
         streams[0].synchronize().unwrap();
-        let (driver, address) = (&bench.driver, gate.address());
+        let (driver, address) = (&fixture.driver, gate.address());
         for still in &streams[60..100] {
-            let _bound = bench.device.bind().unwrap();
+            let _bound = fixture.device.bind().unwrap();
             // SAFETY: the memory is alive until all streams have passed.
             unsafe { driver.cuStreamWaitValue32_v2(still.raw(), address, 1, 0).unwrap() };
         }
@@ -208,15 +208,15 @@ fn however_many_streams_there_are_a_free_waits_for_its_users_alone() {
         for (value, pair) in users.windows(2).enumerate() {
             let block = pool.alloc(2 << 20, pair[0]).unwrap();
             pair[1].wait_for(pair[0]).unwrap();
-            bench.fill(&block, value as u8, pair[1]);
+            fixture.fill(&block, value as u8, pair[1]);
             block.record_use(pair[1]);
             drop(block);
             pair[1].synchronize().unwrap();
             pair[0].synchronize().unwrap();
         }
-        let _bound = bench.device.bind().unwrap();
+        let _bound = fixture.device.bind().unwrap();
         // SAFETY: the memory is alive until the device was synchronised.
         unsafe { driver.cuStreamWriteValue32_v2(streams[0].raw(), address, 1, 0).unwrap() };
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
     });
 }

@@ -8,23 +8,23 @@ use std::sync::{Arc, Mutex};
 
 #[test]
 fn blocks_cross_threads() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.pool();
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.pool();
         let shelf = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for thread in 0..8_u8 {
                 let (pool, shelf) = (&pool, &shelf);
                 scope.spawn(move || {
-                    let stream = bench.stream();
+                    let stream = fixture.stream();
                     for step in 0..30_u64 {
                         let block = pool.alloc(256 << (step % 6), &stream).unwrap();
-                        bench.fill(&block, thread, &stream);
+                        fixture.fill(&block, thread, &stream);
                         shelf.lock().unwrap().push((block, thread, stream.clone()));
                         let taken = if step % 2 == 0 { shelf.lock().unwrap().pop() } else { None };
                         if let Some((block, value, home)) = taken {
                             stream.wait_for(&home).unwrap();
                             block.record_use(&stream);
-                            assert!(bench.holds(&block, value, &stream));
+                            assert!(fixture.holds(&block, value, &stream));
                         }
                     }
                 });
@@ -36,7 +36,7 @@ fn blocks_cross_threads() {
         assert_eq!(status.block_count, left.len() as u64);
         assert_eq!(status.in_use_bytes, left.iter().map(|(block, ..)| block.size_bytes()).sum::<u64>());
         for (block, value, home) in &left {
-            assert!(bench.holds(block, *value, home));
+            assert!(fixture.holds(block, *value, home));
         }
         drop(left);
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
@@ -45,22 +45,22 @@ fn blocks_cross_threads() {
 
 #[test]
 fn streams_and_pools_come_and_go_on_all_threads() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(move || {
                     for _ in 0..10 {
-                        let (pool, one, two) = (bench.pool(), bench.stream(), bench.stream());
+                        let (pool, one, two) = (fixture.pool(), fixture.stream(), fixture.stream());
                         let block = pool.alloc(1 << 16, &one).unwrap();
                         two.wait_for(&one).unwrap();
-                        bench.fill(&block, 3, &two);
+                        fixture.fill(&block, 3, &two);
                         block.record_use(&two);
                     }
                 });
             }
         });
-        bench.device.synchronize().unwrap();
-        let info = bench.device.memory_info().unwrap();
+        fixture.device.synchronize().unwrap();
+        let info = fixture.device.memory_info().unwrap();
         assert_eq!(info.free_bytes, info.total_bytes);
     });
 }
@@ -68,20 +68,20 @@ fn streams_and_pools_come_and_go_on_all_threads() {
 /// Many streams wait for one stream: its fence is shared.
 #[test]
 fn many_threads_wait_for_one_stream() {
-    on_each_backend(&small(), |bench| {
-        let (pool, source) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (pool, source) = (fixture.pool(), fixture.stream());
         let block = pool.alloc(4096, &source).unwrap();
-        bench.fill(&block, 9, &source);
+        fixture.fill(&block, 9, &source);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 let (block, source) = (&block, &source);
                 scope.spawn(move || {
-                    let stream = bench.stream();
+                    let stream = fixture.stream();
                     for _ in 0..10 {
                         stream.wait_for(source).unwrap();
                     }
                     block.record_use(&stream);
-                    assert!(bench.holds(block, 9, &stream));
+                    assert!(fixture.holds(block, 9, &stream));
                 });
             }
         });
@@ -91,12 +91,12 @@ fn many_threads_wait_for_one_stream() {
 #[test]
 fn large_blocks_cached_by_a_thread_are_available_to_others() {
     let memory_bytes = 64 << 20;
-    on_each_backend(&SimConfig::new().memory_bytes(memory_bytes), |bench| {
+    on_each_backend(&SimConfig::new().memory_bytes(memory_bytes), |fixture| {
         // The other thread's block may be in the only segment that is large enough.
-        if bench.plain_segments || bench.backend == BackendKind::Native {
+        if fixture.plain_segments || fixture.backend == BackendKind::Native {
             return;
         }
-        let (pool, stream) = (bench.pool(), bench.stream());
+        let (pool, stream) = (fixture.pool(), fixture.stream());
         let most_bytes = memory_bytes / 4 * 3;
         let block = pool.alloc(most_bytes, &stream).unwrap();
         std::thread::scope(|scope| scope.spawn(|| drop(block)).join().unwrap());
@@ -106,11 +106,11 @@ fn large_blocks_cached_by_a_thread_are_available_to_others() {
             scope.spawn(|| {
                 for _ in 0..20 {
                     // Freed here repeatedly while the other thread has its own block.
-                    drop(pool.alloc(2 << 20, &bench.stream()).unwrap());
+                    drop(pool.alloc(2 << 20, &fixture.stream()).unwrap());
                 }
             });
             drop(block);
-            let other = bench.stream();
+            let other = fixture.stream();
             drop(pool.alloc(most_bytes, &other).unwrap());
         });
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
@@ -121,14 +121,14 @@ fn large_blocks_cached_by_a_thread_are_available_to_others() {
 /// While threads allocate and other threads free, sums may lag behind, but never exceed the possible maximum.
 #[test]
 fn numbers_stay_possible_while_threads_hand_blocks_on() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.builder().hard_limit(256 << 20).build().unwrap();
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(256 << 20).build().unwrap();
         std::thread::scope(|scope| {
             // Dropped at the end of this scope, also by a panic; the threads run until then.
             let running = Arc::new(());
             for _ in 0..2 {
                 let (sender, receiver) = sync_channel::<Block>(0);
-                let (pool, running, stream) = (&pool, Arc::downgrade(&running), bench.stream());
+                let (pool, running, stream) = (&pool, Arc::downgrade(&running), fixture.stream());
                 scope.spawn(move || {
                     while running.strong_count() > 0 {
                         let _scope = pool.scope("on its way");

@@ -16,23 +16,23 @@ fn scratch(name: &str) -> PathBuf {
 
 #[test]
 fn events_are_recorded_in_order() {
-    on_each_backend(&small(), |bench| {
-        let path = scratch(&format!("order-{}-{}-{}", bench.backend, bench.plain_segments, bench.kind));
+    on_each_backend(&small(), |fixture| {
+        let path = scratch(&format!("order-{}-{}-{}", fixture.backend, fixture.plain_segments, fixture.kind));
         let trace = Trace::create(&path).unwrap();
-        let pool = bench.builder().adaptor(trace.clone()).build().unwrap();
-        let (home, other) = (bench.stream(), bench.stream());
+        let pool = fixture.builder().adaptor(trace.clone()).build().unwrap();
+        let (home, other) = (fixture.stream(), fixture.stream());
         let first = pool.alloc(1000, &home).unwrap();
         let second = pool.alloc_aligned(5000, 4096, &other).unwrap();
         let (first_at, second_at) = (first.address(), second.address());
         other.wait_for(&home).unwrap();
-        let mark = Event::new(&bench.device).unwrap();
+        let mark = Event::new(&fixture.device).unwrap();
         first.record_use(&other);
         std::thread::scope(|scope| scope.spawn(|| drop(first)).join().unwrap());
         mark.record(&other).unwrap();
         home.wait(&mark).unwrap();
         home.synchronize().unwrap();
         mark.synchronize().unwrap();
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
         // SAFETY: no work was queued that uses the block, and the device is synchronised.
         unsafe { second.free_completed() };
         drop(pool.alloc(0, &home).unwrap());
@@ -65,14 +65,15 @@ fn events_are_recorded_in_order() {
 /// Threads hand blocks to each other. In the record no block is allocated twice, and every block is freed.
 #[test]
 fn threads_make_one_record() {
-    on_each_backend(&small(), |bench| {
-        let path = scratch(&format!("threads-{}-{}-{}", bench.backend, bench.plain_segments, bench.kind));
+    on_each_backend(&small(), |fixture| {
+        let path =
+            scratch(&format!("threads-{}-{}-{}", fixture.backend, fixture.plain_segments, fixture.kind));
         let trace = Trace::create(&path).unwrap();
-        let pool = bench.builder().adaptor(trace.clone()).build().unwrap();
+        let pool = fixture.builder().adaptor(trace.clone()).build().unwrap();
         let (sender, receiver) = std::sync::mpsc::sync_channel(8);
         std::thread::scope(|scope| {
             for thread in 0..3_u64 {
-                let (pool, stream, sender) = (&pool, bench.stream(), sender.clone());
+                let (pool, stream, sender) = (&pool, fixture.stream(), sender.clone());
                 scope.spawn(move || {
                     for step in 0..200 {
                         sender.send(pool.alloc(256 << ((thread + step) % 6), &stream).unwrap()).unwrap();
@@ -110,12 +111,12 @@ fn names(recording: &Recording) -> impl Iterator<Item = Option<&str>> {
 /// The tag of an allocation is the innermost scope of its pool on its thread.
 #[test]
 fn tags_are_recorded_with_their_names() {
-    on_each_backend(&small(), |bench| {
-        let path = scratch(&format!("tags-{}-{}-{}", bench.backend, bench.plain_segments, bench.kind));
+    on_each_backend(&small(), |fixture| {
+        let path = scratch(&format!("tags-{}-{}-{}", fixture.backend, fixture.plain_segments, fixture.kind));
         let trace = Trace::create(&path).unwrap();
         let (outer, inner) = (Arc::new(Seen::default()), Arc::new(Seen::default()));
-        let builder = bench.builder().adaptor(inner.clone()).adaptor(trace).adaptor(outer.clone());
-        let (pool, other, stream) = (builder.build().unwrap(), bench.pool(), bench.stream());
+        let builder = fixture.builder().adaptor(inner.clone()).adaptor(trace).adaptor(outer.clone());
+        let (pool, other, stream) = (builder.build().unwrap(), fixture.pool(), fixture.stream());
         let private = pool.private(64 << 20).unwrap();
         drop(pool.alloc(1001, &stream).unwrap());
         let forward = pool.scope("forward");
@@ -170,10 +171,10 @@ fn tags_are_recorded_with_their_names() {
 /// A growable block: each of its sizes, the users of the memory that it released, and its tag.
 #[test]
 fn blocks_that_grow_are_recorded() {
-    crate::growable::on_caching(|bench| {
-        let path = scratch(&format!("growing-{}", bench.seed));
-        let builder = bench.builder().hard_limit(32 << 20).adaptor(Trace::create(&path).unwrap());
-        let (pool, home, other) = (builder.build().unwrap(), bench.stream(), bench.stream());
+    crate::growable::on_caching(|fixture| {
+        let path = scratch(&format!("growing-{}", fixture.seed));
+        let builder = fixture.builder().hard_limit(32 << 20).adaptor(Trace::create(&path).unwrap());
+        let (pool, home, other) = (builder.build().unwrap(), fixture.stream(), fixture.stream());
         let scope = pool.scope("log");
         let mut block = pool.growable(64 << 20, &home).unwrap();
         drop(scope);
@@ -213,10 +214,10 @@ impl Adaptor for Seen {
 /// A graph's memory is one block from its allocation to the graph's end.
 #[test]
 fn a_graph_is_recorded_as_its_memory() {
-    on_each_backend(&small(), |bench| {
-        let path = scratch(&format!("graph-{}-{}-{}", bench.backend, bench.plain_segments, bench.kind));
+    on_each_backend(&small(), |fixture| {
+        let path = scratch(&format!("graph-{}-{}-{}", fixture.backend, fixture.plain_segments, fixture.kind));
         let trace = Trace::create(&path).unwrap();
-        let (pool, stream) = (bench.builder().adaptor(trace).build().unwrap(), bench.stream());
+        let (pool, stream) = (fixture.builder().adaptor(trace).build().unwrap(), fixture.stream());
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         drop(pool.alloc(1000, &stream).unwrap());
         let exec = capture.end().unwrap().instantiate().unwrap();

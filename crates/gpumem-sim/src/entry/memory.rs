@@ -7,7 +7,7 @@ use crate::entry::call::Call;
 use crate::entry::entries;
 use crate::machine::memory::pointer::PointerValue;
 use crate::memory::Allocation;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::plain::{ALIGNMENT_BYTES, round_up};
 use core::ffi::{c_uint, c_void};
 use gpumem_sys::Table;
@@ -133,7 +133,7 @@ entries! {
     ) {
         call.context(call.thread)?;
         // The driver treats it as host memory.
-        let is_range = |found: &Allocation| !matches!(found.owner, Owner::PinnedPool(_));
+        let is_range = |found: &Allocation| !matches!(found.allocated_by, AllocatedBy::PinnedPool(_));
         let found = call.memory.known(address, 1).filter(is_range).ok_or(crate::base::codes::NOT_FOUND)?;
         put_if_wanted(base, found.base)?;
         put_if_wanted(size_bytes, found.size_bytes as usize)
@@ -173,7 +173,7 @@ fn free(call: &mut Call<'_>, address: CUdeviceptr) -> Answer<()> {
     call.context(call.thread)?;
     call.refuse_unsafe()?;
     let found = call.device_allocation(address)?;
-    if found.owner.is_managed() || found.owner.is_host() {
+    if found.allocated_by.is_managed() || found.allocated_by.is_host() {
         call.wait_for_all()?;
     }
     call.wait_for_device(found.device)?;

@@ -18,19 +18,20 @@ pub(crate) mod window;
 use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::base::handle::Handle;
 use crate::machine::Machine;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::{Allocation, GONE_MAX};
 use crate::order::Point;
 
 impl Machine {
     /// Frees the memory of a context; for a primary context, also the blocks of its device's pools.
     pub(crate) fn memory_forget(&mut self, context: Handle, device: Option<usize>) {
-        let owned = |allocation: &&Allocation| match allocation.owner {
-            Owner::Pool(_) | Owner::PinnedPool(_) | Owner::ManagedPool(_) | Owner::Imported(_) => {
-                Some(allocation.device) == device
-            }
+        let owned = |allocation: &&Allocation| match allocation.allocated_by {
+            AllocatedBy::Pool(_)
+            | AllocatedBy::PinnedPool(_)
+            | AllocatedBy::ManagedPool(_)
+            | AllocatedBy::Imported(_) => Some(allocation.device) == device,
             // Handles belong to no context.
-            Owner::Mapped { .. } => false,
+            AllocatedBy::Mapped { .. } => false,
             _ => allocation.context == context,
         };
         let bases: Vec<u64> = self.memory.at_call.values().filter(owned).map(|found| found.base).collect();
@@ -45,25 +46,25 @@ impl Machine {
 
     /// Frees device memory or pinned memory of either kind, once its uses are complete.
     fn free_any(&mut self, base: u64) -> Answer<()> {
-        let owner = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.owner;
-        match owner {
-            Owner::Plain
-            | Owner::Pool(_)
-            | Owner::PinnedPool(_)
-            | Owner::ManagedPool(_)
-            | Owner::Imported(_)
-            | Owner::Managed
-            | Owner::Mapped { .. } => self.free(base),
-            Owner::Opened => {
+        let allocated_by = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.allocated_by;
+        match allocated_by {
+            AllocatedBy::Plain
+            | AllocatedBy::Pool(_)
+            | AllocatedBy::PinnedPool(_)
+            | AllocatedBy::ManagedPool(_)
+            | AllocatedBy::Imported(_)
+            | AllocatedBy::Managed
+            | AllocatedBy::Mapped { .. } => self.free(base),
+            AllocatedBy::Opened => {
                 self.import_close(base);
                 Ok(())
             }
-            Owner::Graph => {
+            AllocatedBy::Graph => {
                 self.graph_memory_remove(base);
                 Ok(())
             }
-            Owner::Host { .. } => self.host_free(base),
-            Owner::Registered { .. } => self.host_unregister(base),
+            AllocatedBy::Host { .. } => self.host_free(base),
+            AllocatedBy::Registered { .. } => self.host_unregister(base),
         }
     }
 
@@ -78,26 +79,26 @@ impl Machine {
     /// The freeable device memory that begins at an address. Mapped memory is not freeable: it is unmapped.
     pub(crate) fn device_allocation(&self, base: u64) -> Answer<Allocation> {
         let found = *self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?;
-        match found.owner {
-            Owner::Plain
-            | Owner::Pool(_)
-            | Owner::PinnedPool(_)
-            | Owner::ManagedPool(_)
-            | Owner::Imported(_)
-            | Owner::Managed => Ok(found),
-            Owner::Graph if self.graph_memory_is_live(base) => Ok(found),
-            Owner::Host { .. }
-            | Owner::Registered { .. }
-            | Owner::Mapped { .. }
-            | Owner::Opened
-            | Owner::Graph => Err(INVALID_VALUE),
+        match found.allocated_by {
+            AllocatedBy::Plain
+            | AllocatedBy::Pool(_)
+            | AllocatedBy::PinnedPool(_)
+            | AllocatedBy::ManagedPool(_)
+            | AllocatedBy::Imported(_)
+            | AllocatedBy::Managed => Ok(found),
+            AllocatedBy::Graph if self.graph_memory_is_live(base) => Ok(found),
+            AllocatedBy::Host { .. }
+            | AllocatedBy::Registered { .. }
+            | AllocatedBy::Mapped { .. }
+            | AllocatedBy::Opened
+            | AllocatedBy::Graph => Err(INVALID_VALUE),
         }
     }
 
     /// The host's side of a free: from now on the program may not pass the address to the driver.
     pub(crate) fn retire(&mut self, base: u64) {
         // A graph keeps its addresses.
-        if self.memory.at_call.get(&base).is_some_and(|found| found.owner == Owner::Graph) {
+        if self.memory.at_call.get(&base).is_some_and(|found| found.allocated_by == AllocatedBy::Graph) {
             return self.graph_memory_retire(base);
         }
         let Some(allocation) = self.memory.at_call.remove(&base) else { return };
@@ -105,7 +106,7 @@ impl Machine {
             self.memory.retired.pop_front();
         }
         self.memory.retired.push_back(base);
-        if let Some(pool) = allocation.owner.pool() {
+        if let Some(pool) = allocation.allocated_by.pool() {
             self.pool_retire(pool, allocation.size_bytes);
         }
     }
@@ -122,19 +123,19 @@ impl Machine {
             None => self.memory.free_now(allocation.base),
         }
         self.note_free(allocation);
-        match allocation.owner {
-            Owner::Plain => self.plain_release(allocation),
-            Owner::Graph => self.graph_memory_released(allocation.base),
-            Owner::Pool(pool) => {
+        match allocation.allocated_by {
+            AllocatedBy::Plain => self.plain_release(allocation),
+            AllocatedBy::Graph => self.graph_memory_released(allocation.base),
+            AllocatedBy::Pool(pool) => {
                 self.imports_lose(allocation);
                 self.pool_release(pool, allocation.base, allocation.size_bytes, at);
             }
-            Owner::PinnedPool(pool) | Owner::ManagedPool(pool) => {
+            AllocatedBy::PinnedPool(pool) | AllocatedBy::ManagedPool(pool) => {
                 self.pool_release(pool, allocation.base, allocation.size_bytes, at);
             }
-            Owner::Imported(_) | Owner::Opened => self.import_release(allocation.base),
-            Owner::Managed => self.managed_release(allocation.base),
-            Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } => {}
+            AllocatedBy::Imported(_) | AllocatedBy::Opened => self.import_release(allocation.base),
+            AllocatedBy::Managed => self.managed_release(allocation.base),
+            AllocatedBy::Host { .. } | AllocatedBy::Registered { .. } | AllocatedBy::Mapped { .. } => {}
         }
     }
 }

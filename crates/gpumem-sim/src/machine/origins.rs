@@ -23,7 +23,7 @@ impl Machine {
     }
 
     pub(crate) fn origin_of(&self, found: &Allocation) -> Origin {
-        self.origin_made(found.base, found.size_bytes, (found.device, found.owner.kind()), found.call)
+        self.origin_made(found.base, found.size_bytes, (found.device, found.allocated_by.kind()), found.call)
     }
 
     /// The origin of an allocation, or of a handle by its number.

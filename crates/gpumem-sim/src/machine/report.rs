@@ -2,19 +2,20 @@
 
 use crate::machine::Machine;
 use crate::memory::Allocation;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::report::finding::Origin;
 use crate::report::{AllocationKind, LiveAllocation, Report};
 
 impl Machine {
     pub(crate) fn report(&self) -> Report {
-        let is_live =
-            |found: &&Allocation| found.owner != Owner::Graph || self.graph_memory_is_live(found.base);
+        let is_live = |found: &&Allocation| {
+            found.allocated_by != AllocatedBy::Graph || self.graph_memory_is_live(found.base)
+        };
         let allocations = self.memory.at_call.values().filter(is_live).map(|found| LiveAllocation {
             address: found.base,
             size_bytes: found.size_bytes,
             device: found.device as u32,
-            kind: found.owner.kind(),
+            kind: found.allocated_by.kind(),
         });
         Report {
             seed: self.config.seed,
@@ -37,8 +38,9 @@ impl Machine {
 
     /// The leaks: allocated or mapped memory, and handles without a mapping.
     fn leaks(&self) -> Vec<Origin> {
-        let is_live =
-            |found: &&Allocation| found.owner != Owner::Graph || self.graph_memory_is_live(found.base);
+        let is_live = |found: &&Allocation| {
+            found.allocated_by != AllocatedBy::Graph || self.graph_memory_is_live(found.base)
+        };
         let allocations = self.memory.at_call.values().filter(is_live).map(|found| self.origin_of(found));
         let handles = self.virtual_memory.unmapped().map(|(handle, device, size_bytes, call)| {
             self.origin_made(handle.to_bits(), size_bytes, (device, AllocationKind::Handle), call)

@@ -9,7 +9,7 @@
 //! The driver treats pinned memory of a pool as host memory only: in copies that state a direction it is always the host's side.
 
 use crate::base::handle::Handle;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 
 /// The kind of a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,11 +20,11 @@ pub(crate) enum PoolKind {
 }
 
 impl PoolKind {
-    pub(crate) fn owner(self, pool: Handle) -> Owner {
+    pub(crate) fn allocated_by(self, pool: Handle) -> AllocatedBy {
         match self {
-            Self::Device => Owner::Pool(pool),
-            Self::Pinned => Owner::PinnedPool(pool),
-            Self::Managed => Owner::ManagedPool(pool),
+            Self::Device => AllocatedBy::Pool(pool),
+            Self::Pinned => AllocatedBy::PinnedPool(pool),
+            Self::Managed => AllocatedBy::ManagedPool(pool),
         }
     }
 }

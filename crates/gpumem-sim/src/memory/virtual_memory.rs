@@ -13,7 +13,7 @@ use crate::base::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::base::extents::Extents;
 use crate::base::handle::{Handle, Kind, Slab};
 use crate::memory::Allocation;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::virtual_memory_shared::Shared;
 use crate::memory::window::Windows;
 use gpumem_sys::types::CUmemAllocationProp_st__bindgen_ty_1 as AllocationFlags;
@@ -90,7 +90,7 @@ impl VirtualMemory {
 
     /// The offset of a mapping's bytes in the file, which is the same for all mappings of its handle.
     pub(crate) fn file_offset_of(&self, mapping: &Allocation) -> Option<u64> {
-        let Owner::Mapped { handle, .. } = mapping.owner else { return None };
+        let AllocatedBy::Mapped { handle, .. } = mapping.allocated_by else { return None };
         self.handles.get(handle).map(|physical| physical.file_offset_bytes)
     }
 

@@ -9,7 +9,7 @@ use crate::backing::ticket::{Ticket, TicketKind};
 use crate::base::codes::Answer;
 use crate::base::handle::Handle;
 use crate::memory::Allocation;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::virtual_memory::{Physical, VirtualMemory};
 use gpumem_sys::types::CUmemAllocationHandleType as HandleType;
 
@@ -24,7 +24,7 @@ pub(crate) struct Shared {
 impl VirtualMemory {
     /// The file with the bytes of a mapping, and their offset.
     pub(crate) fn pages_of(&self, mapping: &Allocation) -> Option<(&PageFile, u64)> {
-        let Owner::Mapped { handle, .. } = mapping.owner else { return None };
+        let AllocatedBy::Mapped { handle, .. } = mapping.allocated_by else { return None };
         let physical = self.handles.get(handle)?;
         match &physical.shared {
             Some(shared) => Some((&shared.file, 0)),

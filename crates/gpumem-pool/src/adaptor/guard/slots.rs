@@ -164,7 +164,7 @@ impl Drop for Slots {
         for slab in self.lock().drain(..) {
             // Without its context, the memory no longer exists.
             if let Some(device) = slab.device.upgrade() {
-                device.maintenance().add_left(Box::new(slab));
+                device.maintenance().defer_release(Box::new(slab));
             }
         }
     }

@@ -266,7 +266,7 @@ impl GrowSearch<'_> {
             Goal::Extent(id) => self.grow_extent(id)?,
             Goal::Blocks => self.grow_heap(),
         };
-        self.refusal = refusal.map(Refusal::shortage).transpose()?;
+        self.refusal = refusal.map(Refusal::if_out_of_memory).transpose()?;
         Ok(is_grown.then_some(()))
     }
 
@@ -345,7 +345,7 @@ impl Search<()> for GrowSearch<'_> {
     }
 
     fn shortage(&self) -> Result<Shortage, PoolError> {
-        Ok(self.pool.shortage(self.missing_bytes(), self.refusal))
+        Ok(self.pool.describe_shortage(self.missing_bytes(), self.refusal))
     }
 }
 

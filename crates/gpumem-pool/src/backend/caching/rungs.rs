@@ -122,7 +122,7 @@ impl Search<Allocation> for BlockSearch<'_> {
 
     fn shortage(&self) -> Result<Shortage, PoolError> {
         let alignment = if self.alignment > ALIGNMENT_MIN { self.alignment } else { 0 };
-        Ok(Shortage { alignment, ..self.pool.shortage(self.size_bytes, self.refusal) })
+        Ok(Shortage { alignment, ..self.pool.describe_shortage(self.size_bytes, self.refusal) })
     }
 }
 
@@ -264,7 +264,7 @@ fn growth_to_limit(search: &mut BlockSearch<'_>, request: &Request) -> Made {
 fn grow(search: &mut BlockSearch<'_>, request: &Request, reserved_max_bytes: u64) -> Made {
     let (pool, mut vmm) = (search.pool, search.pool.vmm());
     let grown = pool.core().heap.take_grown(request, pool.clocks(), &mut vmm, reserved_max_bytes);
-    search.refusal = grown.err().map(Refusal::shortage).transpose()?;
+    search.refusal = grown.err().map(Refusal::if_out_of_memory).transpose()?;
     Ok(made(grown.ok().flatten()))
 }
 
@@ -272,7 +272,7 @@ fn grow(search: &mut BlockSearch<'_>, request: &Request, reserved_max_bytes: u64
 fn unless_short(taken: Result<Option<HeapBlock>, Refusal>) -> Made {
     match taken {
         Ok(block) => Ok(made(block)),
-        Err(refusal) => refusal.shortage().map(|_| Step::Skipped),
+        Err(refusal) => refusal.if_out_of_memory().map(|_| Step::Skipped),
     }
 }
 

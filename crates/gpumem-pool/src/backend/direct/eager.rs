@@ -8,7 +8,7 @@
 
 use super::{DirectBackend, DriverAllocator};
 use crate::config::MemoryKind;
-use crate::device::{CaptureModeGuard, MarkerEvent, StreamIndex, Waiting};
+use crate::device::{CaptureModeGuard, MarkerEvent, PoolMaintenance, StreamIndex};
 use crate::limits::Trimmable;
 use gpumem_sys::DriverError;
 use std::sync::{MutexGuard, PoisonError};
@@ -35,12 +35,12 @@ impl<C: DriverAllocator> DirectBackend<C> {
             return Ok(());
         }
         let keep_bytes = if is_idle { 0 } else { self.limits.soft_bytes().unwrap_or(u64::MAX) };
-        self.calls.look()?;
+        self.calls.poll_and_sweep()?;
         self.calls.trim_to(&self.device, keep_bytes)?;
         let held_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
         let has_excess = held_bytes > keep_bytes.max(self.counters.in_use_bytes());
-        if has_excess && self.show_what_is_done()? {
-            self.give_back_what_is_free(keep_bytes);
+        if has_excess && self.show_completed()? {
+            self.release_free(keep_bytes);
         }
         if is_idle && self.unseen().is_empty() {
             self.idle.begin_again();
@@ -50,7 +50,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
 
     /// Shows the driver the work that streams have completed since the last call, without a wait. Returns whether
     /// there is any.
-    fn show_what_is_done(&self) -> Result<bool, DriverError> {
+    fn show_completed(&self) -> Result<bool, DriverError> {
         let _bound = self.device.enter()?;
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let mut unseen = self.unseen();
@@ -76,7 +76,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     }
 
     /// A failure leaves the memory reserved.
-    fn give_back_what_is_free(&self, keep_bytes: u64) {
+    fn release_free(&self, keep_bytes: u64) {
         let _ = self.calls.sweep();
         let _ = self.calls.trim_to(&self.device, keep_bytes);
     }
@@ -90,7 +90,7 @@ impl<C: DriverAllocator + Send + Sync> Trimmable for DirectBackend<C> {
     }
 
     fn give_back_all(&self, _is_idle: bool) {
-        self.give_back_what_is_free(0);
+        self.release_free(0);
     }
 
     fn cached_bytes(&self) -> u64 {
@@ -107,16 +107,16 @@ impl<C: DriverAllocator + Send + Sync> Trimmable for DirectBackend<C> {
     }
 }
 
-impl<C: DriverAllocator + Send + Sync> Waiting for DirectBackend<C> {
+impl<C: DriverAllocator + Send + Sync> PoolMaintenance for DirectBackend<C> {
     fn before_wait(&self) {}
 
     /// The host may have waited for another stream than the one that the driver checks.
     fn after_wait(&self) {
         if self.is_over_soft_limit() {
-            self.give_back_what_is_free(self.limits.soft_bytes().unwrap_or(u64::MAX));
+            self.release_free(self.limits.soft_bytes().unwrap_or(u64::MAX));
         }
         if self.is_idle() {
-            self.give_back_what_is_free(0);
+            self.release_free(0);
             self.idle.begin_again();
         }
     }

@@ -63,7 +63,7 @@ impl Complete {
         size_bytes: u64,
         most_bytes: u64,
     ) -> Result<CUdeviceptr, DriverError> {
-        self.free_what_may_be_done()?;
+        self.poll_and_sweep()?;
         let held_bytes = self.held_bytes.fetch_add(size_bytes, Ordering::AcqRel).saturating_add(size_bytes);
         let acquired = match held_bytes <= most_bytes {
             true => chain.acquire(size_bytes, self.quiet.raw.0),
@@ -113,7 +113,7 @@ impl Complete {
 
     /// Polls for completed work and frees the blocks it used. Records markers in streams with pending uses, so that a
     /// later poll can detect their completion.
-    pub(super) fn free_what_may_be_done(&self) -> Result<(), DriverError> {
+    pub(super) fn poll_and_sweep(&self) -> Result<(), DriverError> {
         if !self.pending.has_waiting() {
             return Ok(());
         }
@@ -143,7 +143,7 @@ impl Drop for Complete {
     fn drop(&mut self) {
         self.pending.retry_failed();
         // Markers let the device detect when the pending work is complete.
-        let _ = self.free_what_may_be_done();
+        let _ = self.poll_and_sweep();
         let quiet = Arc::clone(&self.quiet);
         self.pending.leave_to(&self.device, (self.kind, false), move |_, address| quiet.free(address));
     }

@@ -153,7 +153,7 @@ impl Drop for DriverPool {
         });
         // A drop cannot report a failure, so the device's maintenance retries the call.
         if destroyed.is_err() {
-            self.device.maintenance().add_left(Box::new(left));
+            self.device.maintenance().defer_release(Box::new(left));
         }
     }
 }

@@ -103,7 +103,7 @@ impl PendingFrees {
     ) {
         let frees = core::mem::take(&mut *self.lock());
         if !frees.is_empty() {
-            device.maintenance().add_left(Box::new(OrphanedFrees { kind, waits, frees, release }));
+            device.maintenance().defer_release(Box::new(OrphanedFrees { kind, waits, frees, release }));
         }
     }
 

@@ -87,114 +87,119 @@ fn soon() -> Instant {
 
 #[test]
 fn a_stamp_is_ordered_on_its_own_stream_alone() {
-    let bench = Bench::new();
-    let stamp = bench.work(&bench.a);
-    assert!(bench.clocks().is_ordered(stamp, bench.a.stream_index()));
-    assert!(!bench.clocks().is_ordered(stamp, bench.b.stream_index()) && !bench.clocks().is_complete(stamp));
+    let fixture = Bench::new();
+    let stamp = fixture.work(&fixture.a);
+    assert!(fixture.clocks().is_ordered(stamp, fixture.a.stream_index()));
+    assert!(
+        !fixture.clocks().is_ordered(stamp, fixture.b.stream_index()) && !fixture.clocks().is_complete(stamp)
+    );
 }
 
 #[test]
 fn waiting_for_a_stream_orders_what_was_stamped_before() {
-    let bench = Bench::new();
-    let before = bench.work(&bench.a);
-    bench.b.wait_for(&bench.a).unwrap();
-    let after = bench.work(&bench.a);
-    assert!(bench.clocks().is_ordered(before, bench.b.stream_index()));
-    assert!(!bench.clocks().is_ordered(after, bench.b.stream_index()) && !bench.clocks().is_complete(before));
+    let fixture = Bench::new();
+    let before = fixture.work(&fixture.a);
+    fixture.b.wait_for(&fixture.a).unwrap();
+    let after = fixture.work(&fixture.a);
+    assert!(fixture.clocks().is_ordered(before, fixture.b.stream_index()));
+    assert!(
+        !fixture.clocks().is_ordered(after, fixture.b.stream_index())
+            && !fixture.clocks().is_complete(before)
+    );
 }
 
 #[test]
 fn an_event_orders_what_was_stamped_before_its_record_and_goes_on_through_others() {
-    let bench = Bench::new();
-    let third = Stream::new(&bench.device).unwrap();
-    let (event, next) = (Event::new(&bench.device).unwrap(), Event::new(&bench.device).unwrap());
-    let stamp = bench.work(&bench.a);
-    event.record(&bench.a).unwrap();
-    let late = bench.work(&bench.a);
-    next.record(&bench.b).unwrap();
-    bench.b.wait(&event).unwrap();
+    let fixture = Bench::new();
+    let third = Stream::new(&fixture.device).unwrap();
+    let (event, next) = (Event::new(&fixture.device).unwrap(), Event::new(&fixture.device).unwrap());
+    let stamp = fixture.work(&fixture.a);
+    event.record(&fixture.a).unwrap();
+    let late = fixture.work(&fixture.a);
+    next.record(&fixture.b).unwrap();
+    fixture.b.wait(&event).unwrap();
     third.wait(&next).unwrap();
-    assert!(!bench.clocks().is_ordered(stamp, third.stream_index()), "recorded before the wait");
-    next.record(&bench.b).unwrap();
+    assert!(!fixture.clocks().is_ordered(stamp, third.stream_index()), "recorded before the wait");
+    next.record(&fixture.b).unwrap();
     third.wait(&next).unwrap();
     assert!(
-        bench.clocks().is_ordered(stamp, third.stream_index())
-            && !bench.clocks().is_ordered(late, third.stream_index())
+        fixture.clocks().is_ordered(stamp, third.stream_index())
+            && !fixture.clocks().is_ordered(late, third.stream_index())
     );
     next.synchronize().unwrap();
-    assert!(bench.clocks().is_complete(stamp) && !bench.clocks().is_complete(late));
+    assert!(fixture.clocks().is_complete(stamp) && !fixture.clocks().is_complete(late));
 }
 
 #[test]
 fn every_wait_of_the_host_completes_what_was_stamped_before() {
     let waits: [fn(&Bench); 3] = [
-        |bench| bench.a.synchronize().unwrap(),
-        |bench| bench.device.synchronize().unwrap(),
-        |bench| while !bench.a.is_complete().unwrap() {},
+        |fixture| fixture.a.synchronize().unwrap(),
+        |fixture| fixture.device.synchronize().unwrap(),
+        |fixture| while !fixture.a.is_complete().unwrap() {},
     ];
     for wait in waits {
-        let bench = Bench::new();
-        let other = bench.work(&bench.b);
-        bench.a.wait_for(&bench.b).unwrap();
-        let stamp = bench.work(&bench.a);
-        wait(&bench);
-        assert!(bench.clocks().is_complete(stamp) && bench.clocks().is_complete(other));
-        assert!(!bench.clocks().is_complete(bench.work(&bench.a)));
+        let fixture = Bench::new();
+        let other = fixture.work(&fixture.b);
+        fixture.a.wait_for(&fixture.b).unwrap();
+        let stamp = fixture.work(&fixture.a);
+        wait(&fixture);
+        assert!(fixture.clocks().is_complete(stamp) && fixture.clocks().is_complete(other));
+        assert!(!fixture.clocks().is_complete(fixture.work(&fixture.a)));
     }
 }
 
 #[test]
 fn a_tick_lets_a_poll_see() {
-    let bench = Bench::new();
-    let stamp = bench.work(&bench.a);
-    while bench.clocks().poll(Duration::from_millis(1)).unwrap() {}
-    assert!(!bench.clocks().is_complete(stamp), "nothing marks it");
-    assert!(bench.clocks().record_marker(bench.a.stream_index()).unwrap());
-    let late = bench.work(&bench.a);
-    assert!(!bench.clocks().poll(Duration::ZERO).unwrap(), "no time, no question");
-    while !bench.clocks().is_complete(stamp) {
-        bench.clocks().poll(Duration::from_millis(1)).unwrap();
+    let fixture = Bench::new();
+    let stamp = fixture.work(&fixture.a);
+    while fixture.clocks().poll(Duration::from_millis(1)).unwrap() {}
+    assert!(!fixture.clocks().is_complete(stamp), "nothing marks it");
+    assert!(fixture.clocks().record_marker(fixture.a.stream_index()).unwrap());
+    let late = fixture.work(&fixture.a);
+    assert!(!fixture.clocks().poll(Duration::ZERO).unwrap(), "no time, no question");
+    while !fixture.clocks().is_complete(stamp) {
+        fixture.clocks().poll(Duration::from_millis(1)).unwrap();
     }
-    assert!(!bench.clocks().is_complete(late));
+    assert!(!fixture.clocks().is_complete(late));
 }
 
 /// Repeated polls of a few streams each reach all streams in turn.
 #[test]
 fn polls_of_one_stream_reach_each() {
-    let bench = Bench::new();
-    let stamps = [&bench.a, &bench.b].map(|stream| {
-        let stamp = bench.work(stream);
-        assert!(bench.clocks().record_marker(stream.stream_index()).unwrap());
+    let fixture = Bench::new();
+    let stamps = [&fixture.a, &fixture.b].map(|stream| {
+        let stamp = fixture.work(stream);
+        assert!(fixture.clocks().record_marker(stream.stream_index()).unwrap());
         stamp
     });
     // Without the clocks.
-    let _bound = bench.device.bind().unwrap();
+    let _bound = fixture.device.bind().unwrap();
     // SAFETY: the context is current.
-    unsafe { bench.device.driver().cuCtxSynchronize().unwrap() };
-    let index_count = bench.clocks().index_count.load(Ordering::Acquire);
+    unsafe { fixture.device.driver().cuCtxSynchronize().unwrap() };
+    let index_count = fixture.clocks().index_count.load(Ordering::Acquire);
     for _ in 0..index_count {
-        bench.clocks().poll_next(1).unwrap();
+        fixture.clocks().poll_next(1).unwrap();
     }
-    assert!(stamps.iter().all(|stamp| bench.clocks().is_complete(*stamp)));
+    assert!(stamps.iter().all(|stamp| fixture.clocks().is_complete(*stamp)));
 }
 
 /// A single poll that finds several complete markers reports progress.
 #[test]
 fn a_poll_says_that_it_has_seen_something() {
-    let bench = Bench::new();
+    let fixture = Bench::new();
     let stamps = [(); 2].map(|()| {
-        let stamp = bench.work(&bench.a);
-        assert!(bench.clocks().record_marker(bench.a.stream_index()).unwrap());
+        let stamp = fixture.work(&fixture.a);
+        assert!(fixture.clocks().record_marker(fixture.a.stream_index()).unwrap());
         stamp
     });
     // Without the clocks.
-    let _bound = bench.device.bind().unwrap();
+    let _bound = fixture.device.bind().unwrap();
     // SAFETY: the stream is alive.
-    unsafe { bench.device.driver().cuStreamSynchronize(bench.a.raw()).unwrap() };
-    assert!(stamps.iter().all(|stamp| !bench.clocks().is_complete(*stamp)));
-    assert!(bench.clocks().poll(Duration::MAX).unwrap());
-    assert!(stamps.iter().all(|stamp| bench.clocks().is_complete(*stamp)));
-    assert!(!bench.clocks().poll(Duration::MAX).unwrap());
+    unsafe { fixture.device.driver().cuStreamSynchronize(fixture.a.raw()).unwrap() };
+    assert!(stamps.iter().all(|stamp| !fixture.clocks().is_complete(*stamp)));
+    assert!(fixture.clocks().poll(Duration::MAX).unwrap());
+    assert!(stamps.iter().all(|stamp| fixture.clocks().is_complete(*stamp)));
+    assert!(!fixture.clocks().poll(Duration::MAX).unwrap());
 }
 
 /// The events of complete markers are reused: a stream needs few, however often it is marked.
@@ -229,41 +234,41 @@ fn marks_that_have_been_passed_leave_their_events() {
 /// Markers are thinned out; each stamp is still covered by a remaining one.
 #[test]
 fn more_marks_than_are_kept_lose_nothing() {
-    let bench = Bench::new();
+    let fixture = Bench::new();
     let mut stamps = Vec::new();
     for _ in 0..100 {
-        stamps.push(bench.work(&bench.a));
-        assert!(bench.clocks().record_marker(bench.a.stream_index()).unwrap());
+        stamps.push(fixture.work(&fixture.a));
+        assert!(fixture.clocks().record_marker(fixture.a.stream_index()).unwrap());
     }
-    let epoch = bench.clocks().stamp(bench.a.stream_index());
-    assert!(bench.clocks().insert_wait(stamps[50], bench.b.stream_index()).unwrap());
-    assert_eq!(epoch, bench.clocks().stamp(bench.a.stream_index()), "a mark that is there is enough");
-    assert!(bench.clocks().is_ordered(stamps[50], bench.b.stream_index()));
-    assert!(!bench.clocks().is_ordered(stamps[90], bench.b.stream_index()), "and no more than needed");
-    assert!(bench.clocks().wait_on_host(&stamps, soon()).unwrap());
-    assert!(stamps.iter().all(|stamp| bench.clocks().is_complete(*stamp)));
+    let epoch = fixture.clocks().stamp(fixture.a.stream_index());
+    assert!(fixture.clocks().insert_wait(stamps[50], fixture.b.stream_index()).unwrap());
+    assert_eq!(epoch, fixture.clocks().stamp(fixture.a.stream_index()), "a mark that is there is enough");
+    assert!(fixture.clocks().is_ordered(stamps[50], fixture.b.stream_index()));
+    assert!(!fixture.clocks().is_ordered(stamps[90], fixture.b.stream_index()), "and no more than needed");
+    assert!(fixture.clocks().wait_on_host(&stamps, soon()).unwrap());
+    assert!(stamps.iter().all(|stamp| fixture.clocks().is_complete(*stamp)));
 }
 
 #[test]
 fn a_wait_of_the_host_makes_the_marks_that_it_needs_and_ends_in_time() {
-    let bench = Bench::new();
-    let stamps = [bench.work(&bench.a), bench.work(&bench.b), Stamp::COMPLETE];
-    assert!(bench.clocks().wait_on_host(&stamps, soon()).unwrap());
-    bench.hold_up(&bench.a);
-    let stamp = bench.work(&bench.a);
+    let fixture = Bench::new();
+    let stamps = [fixture.work(&fixture.a), fixture.work(&fixture.b), Stamp::COMPLETE];
+    assert!(fixture.clocks().wait_on_host(&stamps, soon()).unwrap());
+    fixture.hold_up(&fixture.a);
+    let stamp = fixture.work(&fixture.a);
     let deadline = Instant::now() + Duration::from_millis(5);
-    assert!(!bench.clocks().wait_on_host(&[stamp], deadline).unwrap());
-    assert!(!bench.clocks().is_complete(stamp));
-    bench.let_go();
-    assert!(bench.clocks().wait_on_host(&[stamp], soon()).unwrap());
+    assert!(!fixture.clocks().wait_on_host(&[stamp], deadline).unwrap());
+    assert!(!fixture.clocks().is_complete(stamp));
+    fixture.let_go();
+    assert!(fixture.clocks().wait_on_host(&[stamp], soon()).unwrap());
 }
 
 #[test]
 fn a_stream_that_is_gone_leaves_a_mark_and_then_its_slot() {
-    let bench = Bench::new();
-    let other = bench.work(&bench.b);
-    bench.a.wait_for(&bench.b).unwrap();
-    let Bench { device, a, b, .. } = bench;
+    let fixture = Bench::new();
+    let other = fixture.work(&fixture.b);
+    fixture.a.wait_for(&fixture.b).unwrap();
+    let Bench { device, a, b, .. } = fixture;
     let (gone, clocks) = (a.id(), device.clocks());
     let stamp = clocks.stamp(a.stream_index());
     drop(a);
@@ -283,47 +288,47 @@ fn a_stream_that_is_gone_leaves_a_mark_and_then_its_slot() {
 
 #[test]
 fn a_slot_with_work_left_is_not_given_away() {
-    let bench = Bench::new();
-    let mut used = vec![bench.a.stream_index(), bench.b.stream_index()];
+    let fixture = Bench::new();
+    let mut used = vec![fixture.a.stream_index(), fixture.b.stream_index()];
     for _ in 0..50 {
-        let stream = Stream::new(&bench.device).unwrap();
+        let stream = Stream::new(&fixture.device).unwrap();
         assert!(
             !used.contains(&stream.stream_index())
-                || bench.clocks().is_complete(Stamp::new(stream.stream_index(), 1))
+                || fixture.clocks().is_complete(Stamp::new(stream.stream_index(), 1))
         );
-        let stamp = bench.work(&stream);
+        let stamp = fixture.work(&stream);
         used.push(stream.stream_index());
         drop(stream);
-        let next = Stream::new(&bench.device).unwrap();
-        assert!(next.stream_index() != stamp.stream_index() || bench.clocks().is_complete(stamp));
+        let next = Stream::new(&fixture.device).unwrap();
+        assert!(next.stream_index() != stamp.stream_index() || fixture.clocks().is_complete(stamp));
     }
-    assert!(bench.clocks().used_indices().count() < 20, "indices are used again");
+    assert!(fixture.clocks().used_indices().count() < 20, "indices are used again");
 }
 
 /// The index of a complete stream is reused, however many other streams are incomplete.
 #[test]
 fn streams_that_come_and_go_beside_unfinished_ones_take_no_more_slots() {
-    let bench = Bench::with(SimConfig::new().schedule(Schedule::Early));
-    bench.hold_up(&bench.a);
+    let fixture = Bench::with(SimConfig::new().schedule(Schedule::Early));
+    fixture.hold_up(&fixture.a);
     for _ in 0..6 {
-        Stream::new(&bench.device).unwrap().wait_for(&bench.a).unwrap();
+        Stream::new(&fixture.device).unwrap().wait_for(&fixture.a).unwrap();
     }
     for _ in 0..50 {
-        drop(Stream::new(&bench.device).unwrap());
+        drop(Stream::new(&fixture.device).unwrap());
     }
-    let index_count = bench.clocks().used_indices().count();
-    bench.let_go();
+    let index_count = fixture.clocks().used_indices().count();
+    fixture.let_go();
     assert!(index_count <= 9, "{index_count} for two streams that live, six unfinished and one at a time");
 }
 
 #[test]
 fn a_wait_for_a_stream_that_has_been_retired_is_no_wait() {
-    let bench = Bench::new();
-    let other = Stream::legacy(&bench.device).unwrap();
-    bench.a.queue_wait_for(&other).unwrap();
+    let fixture = Bench::new();
+    let other = Stream::legacy(&fixture.device).unwrap();
+    fixture.a.queue_wait_for(&other).unwrap();
     other.retire().unwrap();
     // As if another thread had just retired it.
-    assert!(matches!(bench.a.queue_wait_for(&other), Err(crate::PoolError::StreamRetired)));
+    assert!(matches!(fixture.a.queue_wait_for(&other), Err(crate::PoolError::StreamRetired)));
 }
 
 #[test]
@@ -349,37 +354,38 @@ fn a_failed_wait_raises_nothing() {
 /// A capturing stream is not marked, and polling other streams does not break the capture.
 #[test]
 fn a_capture_is_neither_broken_nor_believed() {
-    let bench = Bench::new();
-    let outside = bench.work(&bench.b);
-    assert!(bench.clocks().record_marker(bench.b.stream_index()).unwrap());
-    let event = Event::new(&bench.device).unwrap();
-    let before = bench.work(&bench.a);
-    bench.begin_capture(&bench.a);
-    let captured = bench.work(&bench.a);
-    assert!(!bench.clocks().order_request(captured, bench.b.id()).unwrap());
-    assert!(bench.clocks().order_request(before, bench.b.id()).unwrap());
-    assert!(bench.clocks().wait_on_host(&[before], soon()).unwrap());
-    assert!(!bench.clocks().record_marker(bench.a.stream_index()).unwrap());
-    assert!(!bench.clocks().insert_wait(captured, bench.b.stream_index()).unwrap());
-    assert!(!bench.clocks().insert_wait(outside, bench.a.stream_index()).unwrap());
-    assert!(!bench.clocks().wait_on_host(&[captured], soon()).unwrap());
-    while !bench.clocks().is_complete(outside) {
-        bench.clocks().poll(Duration::from_millis(1)).unwrap();
+    let fixture = Bench::new();
+    let outside = fixture.work(&fixture.b);
+    assert!(fixture.clocks().record_marker(fixture.b.stream_index()).unwrap());
+    let event = Event::new(&fixture.device).unwrap();
+    let before = fixture.work(&fixture.a);
+    fixture.begin_capture(&fixture.a);
+    let captured = fixture.work(&fixture.a);
+    assert!(!fixture.clocks().order_request(captured, fixture.b.id()).unwrap());
+    assert!(fixture.clocks().order_request(before, fixture.b.id()).unwrap());
+    assert!(fixture.clocks().wait_on_host(&[before], soon()).unwrap());
+    assert!(!fixture.clocks().record_marker(fixture.a.stream_index()).unwrap());
+    assert!(!fixture.clocks().insert_wait(captured, fixture.b.stream_index()).unwrap());
+    assert!(!fixture.clocks().insert_wait(outside, fixture.a.stream_index()).unwrap());
+    assert!(!fixture.clocks().wait_on_host(&[captured], soon()).unwrap());
+    while !fixture.clocks().is_complete(outside) {
+        fixture.clocks().poll(Duration::from_millis(1)).unwrap();
     }
-    event.record(&bench.a).unwrap();
-    let [fork, other_fork] = [(); 2].map(|()| Stream::new(&bench.device).unwrap());
-    let before = [&fork, &other_fork].map(|stream| bench.work(stream));
+    event.record(&fixture.a).unwrap();
+    let [fork, other_fork] = [(); 2].map(|()| Stream::new(&fixture.device).unwrap());
+    let before = [&fork, &other_fork].map(|stream| fixture.work(stream));
     fork.wait(&event).unwrap();
     other_fork.wait_for(&fork).unwrap();
-    assert!(bench.clocks().order_request(before[0], bench.b.id()).unwrap());
-    assert!(bench.clocks().wait_on_host(&before, soon()).unwrap());
+    assert!(fixture.clocks().order_request(before[0], fixture.b.id()).unwrap());
+    assert!(fixture.clocks().wait_on_host(&before, soon()).unwrap());
     fork.wait_for(&other_fork).unwrap();
-    bench.a.wait_for(&fork).unwrap();
+    fixture.a.wait_for(&fork).unwrap();
     assert!(
-        !bench.clocks().is_ordered(captured, fork.stream_index()) && !bench.clocks().is_complete(captured)
+        !fixture.clocks().is_ordered(captured, fork.stream_index())
+            && !fixture.clocks().is_complete(captured)
     );
-    bench.end_capture(&bench.a);
-    assert!(bench.clocks().record_marker(bench.a.stream_index()).unwrap());
+    fixture.end_capture(&fixture.a);
+    assert!(fixture.clocks().record_marker(fixture.a.stream_index()).unwrap());
 }
 
 #[test]
@@ -412,54 +418,55 @@ fn a_device_that_could_not_be_waited_for_leaves_nothing_complete() {
 /// Markers from other threads, in short-lived streams.
 #[test]
 fn streams_end_while_others_tick_and_poll_and_wait() {
-    let bench = Bench::new();
+    let fixture = Bench::new();
     std::thread::scope(|scope| {
         // Dropped with this scope, even by a panic: the threads run as long.
         let running = Arc::new(());
         for _ in 0..3 {
-            let (bench, running) = (&bench, Arc::downgrade(&running));
+            let (fixture, running) = (&fixture, Arc::downgrade(&running));
             scope.spawn(move || {
-                let own = Stream::new(&bench.device).unwrap();
+                let own = Stream::new(&fixture.device).unwrap();
                 while running.strong_count() > 0 {
-                    for index in bench.clocks().used_indices().filter(|index| *index != own.stream_index()) {
-                        bench.clocks().record_marker(index).unwrap();
-                        let stamp = bench.clocks().stamp(index);
-                        bench.clocks().insert_wait(stamp, own.stream_index()).unwrap();
-                        bench.clocks().poll(Duration::from_micros(10)).unwrap();
+                    for index in fixture.clocks().used_indices().filter(|index| *index != own.stream_index())
+                    {
+                        fixture.clocks().record_marker(index).unwrap();
+                        let stamp = fixture.clocks().stamp(index);
+                        fixture.clocks().insert_wait(stamp, own.stream_index()).unwrap();
+                        fixture.clocks().poll(Duration::from_micros(10)).unwrap();
                     }
                 }
             });
         }
         for _ in 0..200 {
-            let stream = Stream::new(&bench.device).unwrap();
-            let stamp = bench.clocks().stamp(stream.stream_index());
+            let stream = Stream::new(&fixture.device).unwrap();
+            let stamp = fixture.clocks().stamp(stream.stream_index());
             assert!(
-                !bench.clocks().is_complete(stamp) || bench.clocks().stamp(stream.stream_index()) > stamp
+                !fixture.clocks().is_complete(stamp) || fixture.clocks().stamp(stream.stream_index()) > stamp
             );
         }
     });
-    assert_eq!(bench.clocks().active_streams(), 2);
+    assert_eq!(fixture.clocks().active_streams(), 2);
 }
 
 /// Only calls naming another library's stream mark it; without a last marker its index waits for the device.
 #[test]
 fn a_stream_of_somebody_elses_is_left_alone() {
-    let bench = Bench::new();
-    let (device, clocks, mut raw) = (&bench.device, bench.clocks(), core::ptr::null_mut());
+    let fixture = Bench::new();
+    let (device, clocks, mut raw) = (&fixture.device, fixture.clocks(), core::ptr::null_mut());
     let _bound = device.bind().unwrap();
     // SAFETY: `raw` outlives the call.
     unsafe { device.driver().cuStreamCreate(&mut raw, 1).unwrap() };
     // SAFETY: the stream is alive until the end of this test.
     let wrap = || unsafe { Stream::from_raw(device, raw).unwrap() };
     let foreign = wrap();
-    let stamp = bench.work(&foreign);
+    let stamp = fixture.work(&foreign);
     assert!(!clocks.record_marker(foreign.stream_index()).unwrap());
-    assert!(!clocks.insert_wait(stamp, bench.b.stream_index()).unwrap());
+    assert!(!clocks.insert_wait(stamp, fixture.b.stream_index()).unwrap());
     assert!(!clocks.wait_on_host(&[stamp], soon()).unwrap());
     assert!(clocks.record_marker_by_user(foreign.stream_index()).unwrap());
     assert!(clocks.wait_on_host(&[stamp], soon()).unwrap() && clocks.is_complete(stamp));
 
-    let (id, stamp) = (foreign.id(), bench.work(&foreign));
+    let (id, stamp) = (foreign.id(), fixture.work(&foreign));
     drop(foreign);
     assert!(!clocks.wait_on_host(&[stamp], soon()).unwrap(), "nobody may mark it");
     let foreign = wrap();
@@ -468,9 +475,9 @@ fn a_stream_of_somebody_elses_is_left_alone() {
     device.synchronize().unwrap();
     assert!(clocks.is_complete(stamp));
     let foreign = wrap();
-    assert!(foreign.id() == id && !clocks.is_complete(bench.work(&foreign)), "what comes now was not seen");
+    assert!(foreign.id() == id && !clocks.is_complete(fixture.work(&foreign)), "what comes now was not seen");
 
-    let stamp = bench.work(&foreign);
+    let stamp = fixture.work(&foreign);
     foreign.retire().unwrap();
     assert!(clocks.wait_on_host(&[stamp], soon()).unwrap(), "the last mark");
     let again = wrap();
@@ -484,11 +491,11 @@ fn a_stream_of_somebody_elses_is_left_alone() {
 struct Foreign<'a>(&'a Bench, CUstream);
 
 impl<'a> Foreign<'a> {
-    fn new(bench: &'a Bench) -> Self {
-        let (_bound, mut raw) = (bench.device.bind().unwrap(), core::ptr::null_mut());
+    fn new(fixture: &'a Bench) -> Self {
+        let (_bound, mut raw) = (fixture.device.bind().unwrap(), core::ptr::null_mut());
         // SAFETY: `raw` outlives the call.
-        unsafe { bench.device.driver().cuStreamCreate(&mut raw, 1).unwrap() };
-        Self(bench, raw)
+        unsafe { fixture.device.driver().cuStreamCreate(&mut raw, 1).unwrap() };
+        Self(fixture, raw)
     }
 
     fn wrap(&self) -> Stream {
@@ -530,27 +537,27 @@ impl Drop for Foreign<'_> {
 /// A long-lived stream is marked, waited for and made to wait like an owned one, with and without a clone.
 #[test]
 fn a_long_lived_stream_of_somebody_elses_is_like_ours() {
-    let bench = Bench::new();
-    let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
+    let fixture = Bench::new();
+    let (clocks, foreign) = (fixture.clocks(), Foreign::new(&fixture));
     let long = foreign.wrap_long_lived();
-    let (id, ours, stamp) = (long.id(), bench.work(&bench.a), bench.work(&long));
+    let (id, ours, stamp) = (long.id(), fixture.work(&fixture.a), fixture.work(&long));
     assert!(
-        clocks.insert_wait(stamp, bench.b.stream_index()).unwrap()
-            && clocks.is_ordered(stamp, bench.b.stream_index())
+        clocks.insert_wait(stamp, fixture.b.stream_index()).unwrap()
+            && clocks.is_ordered(stamp, fixture.b.stream_index())
     );
     assert!(
         clocks.insert_wait(ours, long.stream_index()).unwrap()
             && clocks.is_ordered(ours, long.stream_index())
     );
-    let stamp = bench.work(&long);
-    assert!(clocks.order_request(bench.work(&bench.a), long.id()).unwrap(), "a free of its user's");
+    let stamp = fixture.work(&long);
+    assert!(clocks.order_request(fixture.work(&fixture.a), long.id()).unwrap(), "a free of its user's");
     drop(long);
     assert!(
         clocks.record_marker(id.stream_index()).unwrap() && clocks.wait_on_host(&[stamp], soon()).unwrap()
     );
     let [long, plain] = [foreign.wrap_long_lived(), foreign.wrap()];
     assert_eq!((long.id(), plain.id(), clocks.active_streams()), (id, id, 3));
-    let stamp = bench.work(&long);
+    let stamp = fixture.work(&long);
     drop((long, plain));
     foreign.wrap().retire().unwrap();
     assert!(clocks.wait_on_host(&[stamp], soon()).unwrap(), "the last mark");
@@ -560,25 +567,25 @@ fn a_long_lived_stream_of_somebody_elses_is_like_ours() {
 
 #[test]
 fn a_promise_counts_from_when_it_is_made_and_waits_stay_off() {
-    let bench = Bench::new();
-    let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
+    let fixture = Bench::new();
+    let (clocks, foreign) = (fixture.clocks(), Foreign::new(&fixture));
     let plain = foreign.wrap();
     assert!(!clocks.record_marker(plain.stream_index()).unwrap());
     let long = foreign.wrap_long_lived();
     assert!(long == plain && clocks.record_marker(plain.stream_index()).unwrap());
-    let waits = |stamp| clocks.insert_wait(stamp, bench.b.stream_index()).unwrap();
-    assert!(waits(bench.work(&plain)));
+    let waits = |stamp| clocks.insert_wait(stamp, fixture.b.stream_index()).unwrap();
+    assert!(waits(fixture.work(&plain)));
     // SAFETY: the stream is alive for as long as `foreign`, which outlives its wraps' last use.
-    let quiet = unsafe { Stream::builder(&bench.device).no_waits().wrap(foreign.1).unwrap() };
-    assert!(quiet == long && !waits(bench.work(&plain)));
-    assert!(!clocks.insert_wait(bench.work(&bench.a), long.stream_index()).unwrap());
+    let quiet = unsafe { Stream::builder(&fixture.device).no_waits().wrap(foreign.1).unwrap() };
+    assert!(quiet == long && !waits(fixture.work(&plain)));
+    assert!(!clocks.insert_wait(fixture.work(&fixture.a), long.stream_index()).unwrap());
     drop(foreign.wrap_long_lived());
-    assert!(!waits(bench.work(&plain)), "once asked for, it stays");
+    assert!(!waits(fixture.work(&plain)), "once asked for, it stays");
     plain.retire().unwrap();
-    let other = Foreign::new(&bench);
+    let other = Foreign::new(&fixture);
     // SAFETY: the stream is alive for as long as `other`, and retired below before that goes.
-    let quiet = unsafe { Stream::builder(&bench.device).no_waits().wrap_long_lived(other.1).unwrap() };
-    let stamp = bench.work(&quiet);
+    let quiet = unsafe { Stream::builder(&fixture.device).no_waits().wrap_long_lived(other.1).unwrap() };
+    let stamp = fixture.work(&quiet);
     assert!(!waits(stamp) && clocks.record_marker(quiet.stream_index()).unwrap() && !waits(stamp));
     quiet.retire().unwrap();
 }
@@ -611,20 +618,20 @@ fn a_long_lived_stream_goes_with_its_device() {
 /// call.
 #[test]
 fn a_mark_that_is_wanted_is_made_by_the_next_call_that_names_the_stream() {
-    let bench = Bench::new();
-    let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
+    let fixture = Bench::new();
+    let (clocks, foreign) = (fixture.clocks(), Foreign::new(&fixture));
     let stream = foreign.wrap();
-    let stamp = bench.work(&stream);
+    let stamp = fixture.work(&stream);
     stream.note_named();
     assert!(!clocks.wait_on_host(&[stamp], soon()).unwrap(), "nobody has wanted one");
     assert_eq!(stream.fast_path_id(), 0);
     stream.note_named();
     assert_ne!(stream.fast_path_id(), 0);
-    assert!(clocks.allows_wait_for(stamp) && clocks.insert_wait(stamp, bench.b.stream_index()).unwrap());
-    let late = bench.work(&stream);
-    assert!(!clocks.allows_wait_for(late) && !clocks.insert_wait(late, bench.b.stream_index()).unwrap());
+    assert!(clocks.allows_wait_for(stamp) && clocks.insert_wait(stamp, fixture.b.stream_index()).unwrap());
+    let late = fixture.work(&stream);
+    assert!(!clocks.allows_wait_for(late) && !clocks.insert_wait(late, fixture.b.stream_index()).unwrap());
     // Such calls also insert the stream's own waits.
-    let ours = bench.work(&bench.a);
+    let ours = fixture.work(&fixture.a);
     assert!(
         clocks.insert_wait(ours, stream.stream_index()).unwrap()
             && clocks.is_ordered(ours, stream.stream_index())
@@ -640,17 +647,17 @@ fn a_mark_that_is_wanted_is_made_by_the_next_call_that_names_the_stream() {
 /// The owner of a stream begins a capture without this crate.
 #[test]
 fn a_capture_of_the_owners_is_neither_broken_nor_believed() {
-    let bench = Bench::new();
-    let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
+    let fixture = Bench::new();
+    let (clocks, foreign) = (fixture.clocks(), Foreign::new(&fixture));
     let long = foreign.wrap_long_lived();
-    let ours = bench.work(&bench.a);
+    let ours = fixture.work(&fixture.a);
     foreign.begin_capture();
     let captured = clocks.stamp(long.stream_index());
     assert!(
         !clocks.record_marker(long.stream_index()).unwrap()
             && !clocks.record_marker_by_user(long.stream_index()).unwrap()
     );
-    assert!(!clocks.insert_wait(captured, bench.b.stream_index()).unwrap());
+    assert!(!clocks.insert_wait(captured, fixture.b.stream_index()).unwrap());
     assert!(!clocks.insert_wait(ours, long.stream_index()).unwrap());
     assert!(!clocks.wait_on_host(&[captured], soon()).unwrap());
     foreign.end_capture();
@@ -671,16 +678,17 @@ fn a_capture_that_begins_while_a_mark_is_made_is_not_believed() {
         unsafe { *status = CUstreamCaptureStatus(if is_first { 0 } else { 1 }) };
         gpumem_sys::types::CUresult::CUDA_SUCCESS
     }
-    let bench = Bench::new();
-    let foreign = Foreign::new(&bench);
+    let fixture = Bench::new();
+    let foreign = Foreign::new(&fixture);
     // SAFETY: the driver may report this sequence while the stream's owner begins a capture on another thread.
-    let driver = unsafe { bench.device.driver().with_table(|table| table.cuStreamIsCapturing = Some(late)) };
+    let driver =
+        unsafe { fixture.device.driver().with_table(|table| table.cuStreamIsCapturing = Some(late)) };
     let device = Device::new(&driver, 0).unwrap();
     // SAFETY: the stream is alive until the end of this test.
     let long = unsafe { Stream::from_raw_long_lived(&device, foreign.1).unwrap() };
     let stamp = device.clocks().stamp(long.stream_index());
     assert!(!device.clocks().record_marker(long.stream_index()).unwrap());
-    assert!(!device.clocks().insert_wait(stamp, bench.b.stream_index()).unwrap());
+    assert!(!device.clocks().insert_wait(stamp, fixture.b.stream_index()).unwrap());
     long.retire().unwrap();
     assert!(!device.clocks().wait_on_host(&[stamp], soon()).unwrap());
 }
@@ -689,17 +697,17 @@ fn a_capture_that_begins_while_a_mark_is_made_is_not_believed() {
 /// its index.
 #[test]
 fn a_wait_for_a_stream_whose_slot_has_gone_to_another_sees_nothing_of_that() {
-    let bench = Bench::new();
-    let gone = Stream::legacy(&bench.device).unwrap();
+    let fixture = Bench::new();
+    let gone = Stream::legacy(&fixture.device).unwrap();
     gone.retire().unwrap();
-    bench.device.synchronize().unwrap();
-    let next = Stream::new(&bench.device).unwrap();
+    fixture.device.synchronize().unwrap();
+    let next = Stream::new(&fixture.device).unwrap();
     assert_eq!(next.stream_index(), gone.stream_index());
-    bench.hold_up(&next);
-    let stamp = bench.work(&next);
+    fixture.hold_up(&next);
+    let stamp = fixture.work(&next);
     // As if it had been retired after the check.
     gone.finish().unwrap();
-    let is_complete = bench.clocks().is_complete(stamp);
-    bench.let_go();
+    let is_complete = fixture.clocks().is_complete(stamp);
+    fixture.let_go();
     assert!(!is_complete);
 }

@@ -14,7 +14,7 @@ impl OutOfMemory {
             }
             other => other,
         };
-        let whose = if self.facts.is_limit_above { " of the parent pool" } else { "" };
+        let whose = if self.facts.is_parent_limit { " of the parent pool" } else { "" };
         let memory = match self.kind {
             MemoryKind::Device => "GPU memory",
             MemoryKind::Unified => "unified memory",
@@ -45,7 +45,7 @@ impl OutOfMemory {
     }
 
     /// The advice as a sentence: cause, then action.
-    pub(super) fn advised(&self) -> String {
+    pub(super) fn advice_text(&self) -> String {
         let needed = Bytes(self.needed_bytes());
         match self.advice() {
             Advice::RaiseTheLimit => self.raise_the_limit(),
@@ -117,7 +117,7 @@ impl OutOfMemory {
     fn raise_the_limit(&self) -> String {
         let raised = self.raised();
         let limit = if self.refused_by == RefusedBy::Quota { "quota" } else { "limit" };
-        let whose = if self.facts.is_limit_above { "the parent pool's" } else { "the pool's" };
+        let whose = if self.facts.is_parent_limit { "the parent pool's" } else { "the pool's" };
         match () {
             () if self.limit_others_bytes > self.in_use_bytes => format!(
                 "other pools hold {} of the limit: free memory there, or {raised}",
@@ -132,7 +132,7 @@ impl OutOfMemory {
 
     /// The limit that allows the request, and where to set it.
     fn raised(&self) -> String {
-        let how = match (self.refused_by, self.facts.is_limit_above) {
+        let how = match (self.refused_by, self.facts.is_parent_limit) {
             (RefusedBy::Quota, false) => "at Pool::private, or with Pool::set_hard_limit",
             (RefusedBy::Quota, true) => {
                 "at the parent's Pool::private, or with Pool::set_hard_limit of the parent"
@@ -143,7 +143,7 @@ impl OutOfMemory {
         let needed = Bytes(self.needed_bytes()).rounded_up();
         let more = self
             .facts
-            .limit_above_bytes
+            .parent_limit_bytes
             .map(Bytes)
             .map_or(String::new(), |above| format!(", and also the parent pool's limit of {above}"));
         format!("raise it to {needed} or more ({how}){more}")

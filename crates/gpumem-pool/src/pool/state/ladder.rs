@@ -55,7 +55,7 @@ impl State {
                 continue;
             }
             if !outside.any(|(name, rung)| self.climb_outside(search, name, rung, &mut attempts)) {
-                return Err(self.refusal(&search.shortage()?, attempts));
+                return Err(self.out_of_memory_error(&search.shortage()?, attempts));
             }
         }
     }
@@ -152,14 +152,14 @@ impl State {
         let is_ours = limit.is_some_and(|limit| {
             matches!(limit.by, RefusedBy::HardLimit | RefusedBy::Quota)
                 && Some(limit.limit_bytes) == self.limits.hard_bytes()
-                && self.limits.node().is_full_for(shortage.requested_bytes)
+                && self.limits.node().is_exceeded_by(shortage.requested_bytes)
         });
         let kind = self.setup.config.kind;
         let mut trimmables = self.device.maintenance().trimmables();
         trimmables.retain(|member| member.kind().helps(kind));
         // One of the entries is this pool itself.
         let has_others = trimmables.len() > usize::from(self.backend.keeps_memory())
-            || self.device.maintenance().has_left_for(kind);
+            || self.device.maintenance().has_deferred_for(kind);
         if is_ours || !has_others {
             return None;
         }

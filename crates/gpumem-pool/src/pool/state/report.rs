@@ -1,4 +1,4 @@
-//! The report of a refused request: [`State::refusal`] states the figures at the end of the ladder, and [`State::with_report`]
+//! The report of a refused request: [`State::out_of_memory_error`] states the figures at the end of the ladder, and [`State::with_report`]
 //! adds who holds the memory, once the request leaves the pool.
 
 use super::State;
@@ -19,7 +19,7 @@ struct Others {
 impl State {
     /// Builds the error of a request that found no memory: `PoolError::LimitReached` if a limit refused it, else
     /// `PoolError::OutOfMemory`. Without the figures of the device, the driver's own refusal.
-    pub(super) fn refusal(&self, shortage: &Shortage, attempts: Vec<Attempt>) -> PoolError {
+    pub(super) fn out_of_memory_error(&self, shortage: &Shortage, attempts: Vec<Attempt>) -> PoolError {
         let Shortage { requested_bytes, alignment, admitted_bytes, refusal } = *shortage;
         let mut report = OutOfMemory { requested_bytes, alignment, attempts, ..OutOfMemory::default() };
         if let Some(limit) = refusal.and_then(Refusal::limit) {
@@ -66,11 +66,11 @@ impl State {
         report.other_pools_bytes = others.held_bytes.min(report.others_bytes());
         let is_by_own = self.limits.node().is_of(report.refused_by, report.limit_bytes);
         let is_by_limit = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota);
-        let above = self.limits.node().above().filter(|_| is_by_own);
+        let parent = self.limits.node().parent().filter(|_| is_by_own);
         report.facts = PoolFacts {
-            is_limit_above: is_by_limit && !is_by_own,
-            limit_above_bytes: above
-                .and_then(|above| Some(above.full_for(report.requested_bytes)?.limit_bytes)),
+            is_parent_limit: is_by_limit && !is_by_own,
+            parent_limit_bytes: parent
+                .and_then(|parent| Some(parent.limit_exceeded_by(report.requested_bytes)?.limit_bytes)),
             backend: Some(backend),
             can_map: self.backend.growing().is_some(),
             is_tight: self.setup.config.tuning == Profile::Tight.into(),

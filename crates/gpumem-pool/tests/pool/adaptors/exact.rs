@@ -31,11 +31,11 @@ fn a_fallback_lends_for_want_of_memory_alone() {
         |requested_bytes| PoolError::TooLarge { requested_bytes, device_bytes: 1 },
         |requested_bytes| PoolError::OverBudget { requested_bytes, in_use_bytes: 0, limit_bytes: 1 },
     ];
-    on_each_backend(&small(), |bench| {
-        let (spare, stream) = (bench.pool(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (spare, stream) = (fixture.pool(), fixture.stream());
         let asked = |failures: Failures| {
             let fallback = Arc::new(Fallback::new(&spare));
-            let builder = bench.builder().adaptor(Arc::new(failures)).adaptor(fallback.clone());
+            let builder = fixture.builder().adaptor(Arc::new(failures)).adaptor(fallback.clone());
             let result = builder.build().unwrap().alloc(4096, &stream);
             assert_eq!(spare.status().unwrap().block_count, fallback.taken_count());
             result.map(|_| fallback.taken_count())
@@ -54,9 +54,9 @@ fn a_fallback_lends_for_want_of_memory_alone() {
 
 #[test]
 fn a_budget_refuses_from_the_first_byte_too_many() {
-    on_each_backend(&small(), |bench| {
-        let (budget, stream) = (Arc::new(Budget::new(1024)), bench.stream());
-        let pool = bench.builder().adaptor(budget.clone()).build().unwrap();
+    on_each_backend(&small(), |fixture| {
+        let (budget, stream) = (Arc::new(Budget::new(1024)), fixture.stream());
+        let pool = fixture.builder().adaptor(budget.clone()).build().unwrap();
         assert_eq!(budget.limit_bytes(), 1024);
         let error = pool.alloc(1025, &stream).unwrap_err();
         let PoolError::OverBudget { requested_bytes, in_use_bytes, limit_bytes } = error else {
@@ -79,7 +79,7 @@ fn a_budget_refuses_from_the_first_byte_too_many() {
 
         // A grant larger than the request counts with its own size, and may exceed the budget.
         let generous = Wrong(|request: &Request<'_>, next: Next<'_>| next.alloc(&request.with_size(1500)));
-        let builder = bench.builder().adaptor(Arc::new(generous)).adaptor(budget.clone());
+        let builder = fixture.builder().adaptor(Arc::new(generous)).adaptor(budget.clone());
         let pool = builder.build().unwrap();
         let block = pool.alloc(100, &stream).unwrap();
         assert_eq!((block.size_bytes(), budget.in_use_bytes()), (100, 1536));
@@ -92,11 +92,11 @@ fn a_budget_refuses_from_the_first_byte_too_many() {
 
 #[test]
 fn a_budget_counts_growth() {
-    on_device_memory(&small(), |bench| {
+    on_device_memory(&small(), |fixture| {
         let budget = Arc::new(Budget::new(6 * MIB));
         let fails = Arc::new(Failures::above(5 * MIB));
-        let builder = bench.builder().adaptor(fails.clone()).adaptor(budget.clone());
-        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        let builder = fixture.builder().adaptor(fails.clone()).adaptor(budget.clone());
+        let (pool, stream) = (builder.build().unwrap(), fixture.stream());
         let Ok(mut block) = pool.growable(16 * MIB, &stream) else { return };
         block.grow_to(1000).unwrap();
         assert_eq!(budget.in_use_bytes(), 1024);
@@ -117,22 +117,22 @@ fn a_budget_counts_growth() {
 
 #[test]
 fn failures_count_the_requests_that_they_examine() {
-    on_device_memory(&small(), |bench| {
+    on_device_memory(&small(), |fixture| {
         let failures = Arc::new(Failures::above(4096));
-        let (pool, stream) = (bench.builder().adaptor(failures.clone()).build().unwrap(), bench.stream());
+        let (pool, stream) = (fixture.builder().adaptor(failures.clone()).build().unwrap(), fixture.stream());
         drop(pool.alloc(4096, &stream).unwrap());
         assert!(pool.alloc(4097, &stream).is_err());
         assert_eq!((failures.seen_count(), failures.failed_count()), (2, 1));
         // The number of the request decides alone: about the configured share fails, and other requests with another seed.
         let which = |share: f64, seed: u64| -> Vec<u64> {
-            let pool = bench.builder().adaptor(Arc::new(Failures::share(share, seed))).build().unwrap();
+            let pool = fixture.builder().adaptor(Arc::new(Failures::share(share, seed))).build().unwrap();
             (0..400).filter(|_| pool.alloc(256, &stream).is_err()).collect()
         };
         let (rare, often) = (which(0.1, 1).len(), which(0.8, 1).len());
         assert!((15..75).contains(&rare) && (280..360).contains(&often), "{rare}, {often}");
         assert_ne!(which(0.5, 1), which(0.5, 2));
         let when = Arc::new(Failures::when(|_| true));
-        let pool = bench.builder().adaptor(when.clone()).build().unwrap();
+        let pool = fixture.builder().adaptor(when.clone()).build().unwrap();
         assert!(pool.alloc(1, &stream).is_err());
         if let Ok(mut block) = pool.growable(MIB, &stream) {
             block.grow_to(MIB).unwrap();
@@ -176,11 +176,11 @@ impl Adaptor for Seen {
 /// Each adaptor gets the grants back that it returned, without the bytes that other adaptors added.
 #[test]
 fn grants_are_returned_to_their_adaptor() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let seen = [(); 2].map(|()| Arc::new(Seen::default()));
         let plain = Wrong(|request: &Request<'_>, next: Next<'_>| next.alloc(request));
-        let builder = bench.builder().adaptor(seen[0].clone()).adaptor(Arc::new(plain));
-        let (pool, stream) = (builder.adaptor(seen[1].clone()).build().unwrap(), bench.stream());
+        let builder = fixture.builder().adaptor(seen[0].clone()).adaptor(Arc::new(plain));
+        let (pool, stream) = (builder.adaptor(seen[1].clone()).build().unwrap(), fixture.stream());
         for size_bytes in [1, 4096, 3 * MIB] {
             let block = pool.alloc_aligned(size_bytes, 256, &stream).unwrap();
             assert_eq!(pool.status().unwrap().in_use_bytes, size_bytes + 2048);
@@ -195,7 +195,7 @@ fn grants_are_returned_to_their_adaptor() {
 #[test]
 fn tracking_distinguishes_blocks_at_one_address() {
     thread_local!(static IS_INNER: Cell<bool> = const { Cell::new(false) });
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let (tracking, own) = (Arc::new(Tracking::new()), Arc::new(Mutex::new(None::<Pool>)));
         let known = Arc::clone(&own);
         let nest = Wrong(move |request: &Request<'_>, next: Next<'_>| {
@@ -206,9 +206,9 @@ fn tracking_distinguishes_blocks_at_one_address() {
             let pool = known.lock().unwrap().clone().unwrap();
             Grant::from_pool(&pool, request)
         });
-        let pool = bench.builder().adaptor(Arc::new(nest)).adaptor(tracking.clone()).build().unwrap();
+        let pool = fixture.builder().adaptor(Arc::new(nest)).adaptor(tracking.clone()).build().unwrap();
         *own.lock().unwrap() = Some(pool.clone());
-        let stream = bench.stream();
+        let stream = fixture.stream();
         let blocks = [(); 2].map(|()| pool.alloc(4096, &stream).unwrap());
         let numbers = || {
             let mut numbers: Vec<_> = tracking.live().blocks.iter().map(|block| block.number).collect();
@@ -228,11 +228,11 @@ fn tracking_distinguishes_blocks_at_one_address() {
 /// The peak of the total size of blocks, including growable ones, and after a reset.
 #[test]
 fn exact_peaks_are_exact() {
-    on_device_memory(&small(), |bench| {
+    on_device_memory(&small(), |fixture| {
         let (pool, stream) =
-            (bench.builder().conf("exact_peaks:true").unwrap().build().unwrap(), bench.stream());
+            (fixture.builder().conf("exact_peaks:true").unwrap().build().unwrap(), fixture.stream());
         let peak = || pool.status().unwrap().in_use_peak_bytes;
-        if bench.backend.to_string() != "caching" {
+        if fixture.backend.to_string() != "caching" {
             return;
         }
         drop([100, 5000, 300].map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap()));
@@ -286,9 +286,9 @@ impl Adaptor for Changes {
 /// A shrink by zero bytes is not reported; the end of a block is one shrink to zero.
 #[test]
 fn changes_say_from_where_to_where() {
-    on_device_memory(&small(), |bench| {
+    on_device_memory(&small(), |fixture| {
         let changes = Arc::new(Changes::default());
-        let (pool, stream) = (bench.builder().adaptor(changes.clone()).build().unwrap(), bench.stream());
+        let (pool, stream) = (fixture.builder().adaptor(changes.clone()).build().unwrap(), fixture.stream());
         let Ok(mut block) = pool.growable(4 * MIB, &stream) else { return };
         block.grow_to(0).unwrap();
         block.grow_to(100).unwrap();

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 
 #[test]
 fn adaptors_run_before_and_after_a_growth() {
-    on_caching(|bench| {
+    on_caching(|fixture| {
         let budget = Arc::new(Budget::new(10 * MIB));
         let (ears, heard) = Ear::pair();
-        let builder = bench.builder().adaptor(budget.clone()).adaptor(ears[1].clone());
-        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        let builder = fixture.builder().adaptor(budget.clone()).adaptor(ears[1].clone());
+        let (pool, stream) = (builder.build().unwrap(), fixture.stream());
         let mut block = pool.growable(64 * MIB, &stream).unwrap();
         block.grow_to(6 * MIB).unwrap();
         assert!(matches!(block.grow_to(11 * MIB), Err(PoolError::OverBudget { .. })));
@@ -55,17 +55,17 @@ impl Adaptor for Fickle {
 /// A growth that an adaptor refuses in the end is undone by all adaptors and the pool, and no panic escapes a drop.
 #[test]
 fn a_growth_that_an_adaptor_rejects_is_undone() {
-    on_caching(|bench| {
+    on_caching(|fixture| {
         let fickle = Arc::new(Fickle(Mutex::new("")));
         let (inner, outer) = (Arc::new(Budget::new(64 * MIB)), Arc::new(Budget::new(64 * MIB)));
         let tracking = Arc::new(Tracking::new());
-        let builder = bench.builder().adaptor(inner.clone()).adaptor(tracking.clone());
+        let builder = fixture.builder().adaptor(inner.clone()).adaptor(tracking.clone());
         let (pool, stream) =
-            (builder.adaptor(fickle.clone()).adaptor(outer.clone()).build().unwrap(), bench.stream());
+            (builder.adaptor(fickle.clone()).adaptor(outer.clone()).build().unwrap(), fixture.stream());
         let mut block = pool.growable(64 * MIB, &stream).unwrap();
         for before_bytes in [0, 3 * MIB + 100] {
             block.grow_to(before_bytes).unwrap();
-            fill(bench, &block, 0..before_bytes, 1, &stream);
+            fill(fixture, &block, 0..before_bytes, 1, &stream);
             *fickle.0.lock().unwrap() = "does not like it";
             let error = block.grow_to(9 * MIB + 7).unwrap_err();
             assert!(error.to_string().ends_with("it does not like it"), "{error}");
@@ -80,7 +80,7 @@ fn a_growth_that_an_adaptor_rejects_is_undone() {
             }
         }
         block.grow_to(5 * MIB).unwrap();
-        assert_eq!(byte(bench, &block, 3 * MIB + 99, &stream), 1);
+        assert_eq!(byte(fixture, &block, 3 * MIB + 99, &stream), 1);
         drop(block);
         assert_eq!(outer.in_use_bytes(), 0);
         pool.check().unwrap();
@@ -90,13 +90,13 @@ fn a_growth_that_an_adaptor_rejects_is_undone() {
 /// Guard bytes and fills would need waits in every growth: both adaptors refuse instead, and the block keeps its size.
 #[test]
 fn adaptors_of_bytes_refuse_to_grow() {
-    on_caching(|bench| {
+    on_caching(|fixture| {
         let (guard, fill): (Arc<dyn Adaptor>, Arc<dyn Adaptor>) =
             (Arc::new(Guard::new()), Arc::new(Fill::zero_on_alloc()));
         for (adaptor, name) in [(guard, "guard"), (fill, "fill")] {
             let budget = Arc::new(Budget::new(64 * MIB));
-            let pool = bench.builder().adaptor(adaptor).adaptor(budget.clone()).build().unwrap();
-            let mut block = pool.growable(64 * MIB, &bench.stream()).unwrap();
+            let pool = fixture.builder().adaptor(adaptor).adaptor(budget.clone()).build().unwrap();
+            let mut block = pool.growable(64 * MIB, &fixture.stream()).unwrap();
             let error = block.grow_to(MIB).unwrap_err();
             let PoolError::Refused { adaptor, requested_bytes, .. } = &error else { panic!("{error}") };
             assert_eq!((&**adaptor, *requested_bytes), (name, MIB));
@@ -110,14 +110,14 @@ fn adaptors_of_bytes_refuse_to_grow() {
 /// All adaptors together, with growth that any of them sometimes refuses.
 #[test]
 fn any_of_them_may_refuse() {
-    on_caching(|bench| {
-        let failures = Arc::new(Failures::share(0.2, bench.seed));
+    on_caching(|fixture| {
+        let failures = Arc::new(Failures::share(0.2, fixture.seed));
         let (budget, tracking) = (Arc::new(Budget::new(20 * MIB)), Arc::new(Tracking::new()));
-        let builder = bench.builder().hard_limit(24 * MIB).adaptor(budget.clone()).adaptor(failures);
+        let builder = fixture.builder().hard_limit(24 * MIB).adaptor(budget.clone()).adaptor(failures);
         let pool = builder.adaptor(tracking.clone()).build().unwrap();
-        let streams = [bench.stream(), bench.stream()];
+        let streams = [fixture.stream(), fixture.stream()];
         let mut block = pool.growable(32 * MIB, &streams[0]).unwrap();
-        let mut random = crate::shortage::Random(bench.seed);
+        let mut random = crate::shortage::Random(fixture.seed);
         let mut refusal_count = 0;
         for _ in 0..30 {
             let (size_bytes, before_bytes) = (random.below(26 * MIB), block.size_bytes());
@@ -129,7 +129,7 @@ fn any_of_them_may_refuse() {
                 assert!(is_known && block.size_bytes() == before_bytes, "{error}");
                 refusal_count += 1;
             } else if size_bytes > before_bytes {
-                fill(bench, &block, before_bytes..size_bytes, 7, &streams[1]);
+                fill(fixture, &block, before_bytes..size_bytes, 7, &streams[1]);
                 block.record_use(&streams[1]);
             }
             assert_eq!(budget.in_use_bytes(), block.size_bytes().next_multiple_of(256));

@@ -67,15 +67,15 @@ impl Adaptor for Ear {
 
 #[test]
 fn the_last_added_adaptor_is_called_first() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let (ears, heard) = Ear::pair();
-        let builder = ears.iter().fold(bench.builder(), |builder, ear| builder.adaptor(ear.clone()));
-        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        let builder = ears.iter().fold(fixture.builder(), |builder, ear| builder.adaptor(ear.clone()));
+        let (pool, stream) = (builder.build().unwrap(), fixture.stream());
         let block = pool.alloc(1000, &stream).unwrap();
         assert_eq!((block.size_bytes(), block.address() % 256), (1000, 0));
         assert_eq!(pool.status().unwrap().in_use_bytes, 2024, "what the backend was asked for");
-        bench.fill(&block, 7, &stream);
-        assert!(bench.holds(&block, 7, &stream));
+        fixture.fill(&block, 7, &stream);
+        assert!(fixture.holds(&block, 7, &stream));
         drop(pool.alloc(0, &stream).unwrap());
         drop(pool);
         drop(block);
@@ -96,12 +96,12 @@ fn the_last_added_adaptor_is_called_first() {
 /// Allocates and frees blocks in every way.
 #[test]
 fn every_kind_of_request_passes_the_adaptors() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let budget = Arc::new(Budget::new(100 * MIB));
         let (ears, _) = Ear::pair();
-        let builder = bench.builder().adaptor(ears[0].clone()).adaptor(budget.clone());
+        let builder = fixture.builder().adaptor(ears[0].clone()).adaptor(budget.clone());
         let pool = builder.adaptor(ears[1].clone()).build().unwrap();
-        let (home, other) = (bench.stream(), bench.stream());
+        let (home, other) = (fixture.stream(), fixture.stream());
         for size_bytes in [1, 5000, 3 * MIB] {
             let aligned = pool.alloc_aligned(size_bytes, 256, &home).unwrap();
             assert_eq!(aligned.address() % 256, 0);
@@ -111,7 +111,7 @@ fn every_kind_of_request_passes_the_adaptors() {
             // SAFETY: the raw block comes from `into_raw`, and is converted once.
             drop(unsafe { Block::from_raw(raw) });
             let pinned = pool.alloc(size_bytes, &other).unwrap();
-            assert_eq!(pinned.pin_backing().is_ok(), bench.backend.to_string() != "native");
+            assert_eq!(pinned.pin_backing().is_ok(), fixture.backend.to_string() != "native");
             home.synchronize().unwrap();
             other.synchronize().unwrap();
             // SAFETY: no work was ever queued that uses the block, and both streams are complete.
@@ -127,9 +127,9 @@ fn every_kind_of_request_passes_the_adaptors() {
 /// An adaptor that passes size and alignment unchanged needs no entry for a block.
 #[test]
 fn alignment_passes() {
-    on_each_backend(&small(), |bench| {
-        let pool = bench.builder().adaptor(Arc::new(Budget::new(1 << 30))).build().unwrap();
-        let stream = bench.stream();
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.builder().adaptor(Arc::new(Budget::new(1 << 30))).build().unwrap();
+        let stream = fixture.stream();
         let block = pool.alloc_aligned(3000, MIB, &stream).unwrap();
         assert_eq!((block.address() % MIB, block.size_bytes()), (0, 3000));
         assert!(matches!(pool.alloc_aligned(3000, 3, &stream), Err(PoolError::BadAlignment { .. })));
@@ -143,15 +143,15 @@ fn alignment_passes() {
 /// Adaptors see the memory of a graph as one chunk, from before the capture's end until the graph is dropped.
 #[test]
 fn graphs_count_until_they_are_gone() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let budget = Arc::new(Budget::new(64 * MIB));
-        let (pool, stream) = (bench.builder().adaptor(budget.clone()).build().unwrap(), bench.stream());
+        let (pool, stream) = (fixture.builder().adaptor(budget.clone()).build().unwrap(), fixture.stream());
         let outside = pool.alloc(MIB, &stream).unwrap();
         let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
         let part = pool.alloc(8 * MIB, &stream).unwrap();
         assert_eq!(budget.in_use_bytes(), 9 * MIB);
         assert!(matches!(pool.alloc(56 * MIB, &stream), Err(PoolError::OverBudget { .. })));
-        bench.fill(&part, 3, &stream);
+        fixture.fill(&part, 3, &stream);
         outside.record_use(&stream);
         drop((part, outside));
         let graph = capture.end().unwrap();
@@ -169,10 +169,10 @@ fn graphs_count_until_they_are_gone() {
 /// A private pool has the same adaptors: one budget for both.
 #[test]
 fn private_pools_share_them() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let budget = Arc::new(Budget::new(8 * MIB));
-        let pool = bench.builder().adaptor(budget.clone()).build().unwrap();
-        let (inner, stream) = (pool.private(64 * MIB).unwrap(), bench.stream());
+        let pool = fixture.builder().adaptor(budget.clone()).build().unwrap();
+        let (inner, stream) = (pool.private(64 * MIB).unwrap(), fixture.stream());
         let block = inner.alloc(6 * MIB, &stream).unwrap();
         assert!(matches!(pool.alloc(3 * MIB, &stream), Err(PoolError::OverBudget { .. })));
         drop(inner);
@@ -199,12 +199,12 @@ where
 }
 
 /// The text of the refusal, below an adaptor whose counters must balance.
-fn refusal<F>(bench: &Fixture, stream: &Stream, wrong: F) -> String
+fn refusal<F>(fixture: &Fixture, stream: &Stream, wrong: F) -> String
 where
     F: Fn(&Request<'_>, Next<'_>) -> Result<Grant, PoolError> + Send + Sync + 'static,
 {
     let (below, above) = (Arc::new(Budget::new(1 << 30)), Arc::new(Budget::new(1 << 30)));
-    let builder = bench.builder().adaptor(below.clone()).adaptor(Arc::new(Wrong(wrong)));
+    let builder = fixture.builder().adaptor(below.clone()).adaptor(Arc::new(Wrong(wrong)));
     let pool = builder.adaptor(above.clone()).build().unwrap();
     let error = pool.alloc_aligned(4096, 4096, stream).unwrap_err();
     assert_eq!((below.in_use_bytes(), above.in_use_bytes()), (0, 0));
@@ -214,13 +214,13 @@ where
 
 #[test]
 fn a_grant_that_does_not_fit_is_refused_and_freed() {
-    on_each_backend(&small(), |bench| {
-        let (home, other) = (bench.stream(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (home, other) = (fixture.stream(), fixture.stream());
         let says = |text: String, what: &str| {
             assert_eq!(text, format!("the adaptor `wrong` refused 4.000 KiB: it {what}"));
         };
         says(
-            refusal(bench, &home, |request, next| next.alloc(&request.with_size(4095))),
+            refusal(fixture, &home, |request, next| next.alloc(&request.with_size(4095))),
             "returned less than was asked for",
         );
         let shifted = |request: &Request<'_>, next: Next<'_>| {
@@ -228,38 +228,38 @@ fn a_grant_that_does_not_fit_is_refused_and_freed() {
             assert!(grant.narrow(256, 4096));
             Ok(grant)
         };
-        says(refusal(bench, &home, shifted), "returned memory that is not aligned");
-        let text = refusal(bench, &home, |request, next| next.alloc(&request.with_alignment(257)));
+        says(refusal(fixture, &home, shifted), "returned memory that is not aligned");
+        let text = refusal(fixture, &home, |request, next| next.alloc(&request.with_alignment(257)));
         assert!(text.starts_with("invalid alignment 257"), "{text}");
 
-        let pool = bench.pool();
+        let pool = fixture.pool();
         let theirs = other.clone();
         let elsewhere = pool.clone();
         says(
-            refusal(bench, &home, move |_, _| {
+            refusal(fixture, &home, move |_, _| {
                 Ok(Grant::from_block(elsewhere.alloc_aligned(4096, 4096, &theirs)?))
             }),
             "returned memory of another stream",
         );
         let elsewhere = pool.clone();
         says(
-            refusal(bench, &home, move |request, _| {
+            refusal(fixture, &home, move |request, _| {
                 let block = elsewhere.alloc_aligned(4096, 4096, request.stream())?;
                 block.record_use(&other);
                 Ok(Grant::from_block(block))
             }),
             "returned a block that other streams use",
         );
-        if bench.kind != MemoryKind::Device {
-            let device_pool = Pool::new(&bench.device).unwrap();
+        if fixture.kind != MemoryKind::Device {
+            let device_pool = Pool::new(&fixture.device).unwrap();
             says(
-                refusal(bench, &home, move |request, _| {
+                refusal(fixture, &home, move |request, _| {
                     Ok(Grant::from_block(device_pool.alloc_aligned(4096, 4096, request.stream())?))
                 }),
                 "returned memory that the host can't use",
             );
         }
-        let text = refusal(bench, &home, |request, next| {
+        let text = refusal(fixture, &home, |request, next| {
             drop(next.alloc(request)?);
             let reason = "would rather not".into();
             Err(PoolError::Refused { adaptor: "wrong".into(), requested_bytes: 1, reason })
@@ -272,7 +272,7 @@ fn a_grant_that_does_not_fit_is_refused_and_freed() {
 /// Kept memory may be handed out once, by the adaptor to which it was granted; the remainder is freed with the adaptor.
 #[test]
 fn a_block_that_an_adaptor_keeps_is_safe() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let kept = Arc::new(Mutex::new(Vec::new()));
         let hoard = Arc::clone(&kept);
         let miser = Wrong(move |request: &Request<'_>, next: Next<'_>| {
@@ -285,8 +285,8 @@ fn a_block_that_an_adaptor_keeps_is_safe() {
         });
         let miser = Arc::new(miser);
         let budget = Arc::new(Budget::new(1 << 30));
-        let pool = bench.builder().adaptor(budget.clone()).adaptor(miser.clone()).build().unwrap();
-        let (home, other) = (bench.stream(), bench.stream());
+        let pool = fixture.builder().adaptor(budget.clone()).adaptor(miser.clone()).build().unwrap();
+        let (home, other) = (fixture.stream(), fixture.stream());
         let first = pool.alloc(4096, &home).unwrap();
         let second = pool.alloc(4096, &home).unwrap();
         assert_ne!(first.address(), second.address());
@@ -310,8 +310,8 @@ fn a_block_that_an_adaptor_keeps_is_safe() {
 /// Memory of another pool behaves like the pool's own: it counts there, and is freed behind all uses.
 #[test]
 fn blocks_of_another_pool_are_accepted_as_grants() {
-    on_each_backend(&small(), |bench| {
-        let other_pool = bench.pool();
+    on_each_backend(&small(), |fixture| {
+        let other_pool = fixture.pool();
         let lender = other_pool.clone();
         let borrow = Wrong(move |request: &Request<'_>, _: Next<'_>| {
             let larger_bytes = request.size_bytes() + 512;
@@ -321,25 +321,25 @@ fn blocks_of_another_pool_are_accepted_as_grants() {
             Ok(grant)
         });
         let (inner, outer) = (Arc::new(Budget::new(1 << 30)), Arc::new(Budget::new(1 << 30)));
-        let builder = bench.builder().adaptor(inner.clone()).adaptor(Arc::new(borrow));
+        let builder = fixture.builder().adaptor(inner.clone()).adaptor(Arc::new(borrow));
         let builder = builder.adaptor(outer.clone()).adaptor(Arc::new(Budget::new(1 << 30)));
         let pool = builder.build().unwrap();
-        let (home, user) = (bench.stream(), bench.stream());
+        let (home, user) = (fixture.stream(), fixture.stream());
         let block = pool.alloc(MIB, &home).unwrap();
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
         assert_eq!(other_pool.status().unwrap().in_use_bytes, MIB + 512);
         assert_eq!((inner.in_use_bytes(), outer.in_use_bytes()), (0, MIB));
-        assert_eq!(block.pin_backing().is_ok(), bench.backend.to_string() != "native");
+        assert_eq!(block.pin_backing().is_ok(), fixture.backend.to_string() != "native");
         user.wait_for(&home).unwrap();
-        bench.fill(&block, 1, &user);
+        fixture.fill(&block, 1, &user);
         block.record_use(&user);
         drop(pool);
         drop(block);
         assert_eq!((outer.in_use_bytes(), other_pool.status().unwrap().in_use_bytes), (0, 0));
         // The simulator would report a race between this block and the fill.
         let again = other_pool.alloc(MIB, &home).unwrap();
-        bench.fill(&again, 2, &home);
-        assert!(bench.holds(&again, 2, &home));
+        fixture.fill(&again, 2, &home);
+        assert!(fixture.holds(&again, 2, &home));
     });
 }
 
@@ -358,10 +358,10 @@ fn a_panic_breaks_nothing() {
             assert!(release.size_bytes() != 777, "on purpose");
         }
     }
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let budget = Arc::new(Budget::new(1 << 30));
-        let builder = bench.builder().adaptor(budget.clone()).adaptor(Arc::new(Bomb));
-        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        let builder = fixture.builder().adaptor(budget.clone()).adaptor(Arc::new(Bomb));
+        let (pool, stream) = (builder.build().unwrap(), fixture.stream());
         assert!(catch_unwind(AssertUnwindSafe(|| pool.alloc(666, &stream))).is_err());
         drop(pool.alloc(777, &stream).unwrap());
         assert_eq!((budget.in_use_bytes(), pool.status().unwrap().in_use_bytes), (0, 0));

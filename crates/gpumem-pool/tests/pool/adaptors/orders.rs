@@ -12,11 +12,11 @@ fn next(state: &mut u64, end: u64) -> u64 {
     (*state >> 33) % end
 }
 
-fn use_at_random(bench: &Fixture, order: &mut u64) {
-    let spare = bench.builder().hard_limit(64 * MIB).build().unwrap();
+fn use_at_random(fixture: &Fixture, order: &mut u64) {
+    let spare = fixture.builder().hard_limit(64 * MIB).build().unwrap();
     let (guard, tracking) = (Arc::new(Guard::new()), Arc::new(Tracking::new()));
     let (budget, fallback) = (Arc::new(Budget::new(24 * MIB)), Arc::new(Fallback::new(&spare)));
-    let failures = Arc::new(Failures::share(0.1, bench.seed));
+    let failures = Arc::new(Failures::share(0.1, fixture.seed));
     let mut all: Vec<Arc<dyn Adaptor>> = vec![
         guard.clone(),
         tracking.clone(),
@@ -27,7 +27,7 @@ fn use_at_random(bench: &Fixture, order: &mut u64) {
         Arc::new(Fill::zero_on_alloc()),
         Arc::new(Guard::new()),
     ];
-    let mut builder = bench.builder().hard_limit(32 * MIB);
+    let mut builder = fixture.builder().hard_limit(32 * MIB);
     let mut names = Vec::new();
     while !all.is_empty() {
         let adaptor = all.swap_remove(next(order, all.len() as u64) as usize);
@@ -35,7 +35,7 @@ fn use_at_random(bench: &Fixture, order: &mut u64) {
         builder = builder.adaptor(adaptor);
     }
     let pool = builder.build().unwrap();
-    let streams: [Stream; 3] = [(); 3].map(|()| bench.stream());
+    let streams: [Stream; 3] = [(); 3].map(|()| fixture.stream());
     let mut live: Vec<(Block, u8)> = Vec::new();
     let mut done_count = 0;
     for step in 0..100_u64 {
@@ -52,13 +52,13 @@ fn use_at_random(bench: &Fixture, order: &mut u64) {
                 }
             };
             // If the innermost adaptors ask another pool, the adaptors outside of them still fill.
-            let is_zero = bench.holds(&block, 0, home);
+            let is_zero = fixture.holds(&block, 0, home);
             assert!(is_zero || fallback.taken_count() > 0, "{names:?}");
             let value = step as u8;
-            bench.fill(&block, value, home);
+            fixture.fill(&block, value, home);
             if other != home {
                 other.wait_for(home).unwrap();
-                bench.fill(&block, value, other);
+                fixture.fill(&block, value, other);
                 block.record_use(other);
                 home.wait_for(other).unwrap();
             }
@@ -67,7 +67,7 @@ fn use_at_random(bench: &Fixture, order: &mut u64) {
         } else {
             let (block, value) = live.swap_remove(next(order, live.len() as u64) as usize);
             let stream = streams.iter().find(|stream| stream.id() == block.stream_id()).unwrap();
-            assert!(bench.holds(&block, value, stream), "{names:?}");
+            assert!(fixture.holds(&block, value, stream), "{names:?}");
             drop(block);
             done_count += 1;
         }
@@ -76,17 +76,17 @@ fn use_at_random(bench: &Fixture, order: &mut u64) {
     }
     assert!(done_count > 50, "{names:?}: {done_count}");
     drop((live, pool));
-    bench.device.synchronize().unwrap();
+    fixture.device.synchronize().unwrap();
     assert_eq!(guard.settle(), [], "{names:?}");
     assert!(tracking.live().blocks.is_empty() && budget.in_use_bytes() == 0, "{names:?}");
     assert_eq!(spare.status().unwrap().block_count, 0, "{names:?}");
-    assert_eq!(gpumem_sim::Sim::of(&bench.driver).unwrap().report().findings, [], "{names:?}");
+    assert_eq!(gpumem_sim::Sim::of(&fixture.driver).unwrap().report().findings, [], "{names:?}");
 }
 
 #[test]
 fn any_order_works() {
-    on_each_backend(&small(), |bench| {
-        let mut order = bench.seed + 1;
-        (0..2).for_each(|_| use_at_random(bench, &mut order));
+    on_each_backend(&small(), |fixture| {
+        let mut order = fixture.seed + 1;
+        (0..2).for_each(|_| use_at_random(fixture, &mut order));
     });
 }

@@ -51,18 +51,18 @@ impl Adaptor for Breaks {
 }
 
 /// A pool with the panicking adaptor between two budgets.
-fn broken(bench: &Fixture, hook: &'static str) -> (gpumem_pool::Pool, [Arc<Budget>; 2]) {
+fn broken(fixture: &Fixture, hook: &'static str) -> (gpumem_pool::Pool, [Arc<Budget>; 2]) {
     let budgets = [(); 2].map(|()| Arc::new(Budget::new(100 * MIB)));
-    let builder = bench.builder().adaptor(budgets[0].clone()).adaptor(Arc::new(Breaks(hook)));
+    let builder = fixture.builder().adaptor(budgets[0].clone()).adaptor(Arc::new(Breaks(hook)));
     (builder.adaptor(budgets[1].clone()).build().unwrap(), budgets)
 }
 
 #[test]
 fn panics_end_in_drops() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         for hook in ["free", "shrink", "close"] {
-            let (pool, budgets) = broken(bench, hook);
-            let (stream, before) = (bench.stream(), bench.device.memory_info().unwrap());
+            let (pool, budgets) = broken(fixture, hook);
+            let (stream, before) = (fixture.stream(), fixture.device.memory_info().unwrap());
             let block = pool.alloc(3 * MIB, &stream).unwrap();
             if let Ok(mut growable) = pool.growable(8 * MIB, &stream) {
                 growable.grow_to(5 * MIB).unwrap();
@@ -72,22 +72,22 @@ fn panics_end_in_drops() {
             drop(block);
             assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [0; 2], "{hook}");
             drop(pool);
-            bench.device.synchronize().unwrap();
-            assert_eq!(bench.device.memory_info().unwrap(), before, "{hook}: the pool has ended");
+            fixture.device.synchronize().unwrap();
+            assert_eq!(fixture.device.memory_info().unwrap(), before, "{hook}: the pool has ended");
         }
     });
 }
 
 #[test]
 fn panics_in_an_allocation_are_the_callers_and_count_nowhere() {
-    on_each_backend(&small(), |bench| {
-        let stream = bench.stream();
-        let (pool, budgets) = broken(bench, "alloc");
+    on_each_backend(&small(), |fixture| {
+        let stream = fixture.stream();
+        let (pool, budgets) = broken(fixture, "alloc");
         let caught = catch_unwind(AssertUnwindSafe(|| pool.alloc(3 * MIB, &stream))).unwrap_err();
         std::mem::forget(caught);
         assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [0; 2]);
 
-        let (pool, budgets) = broken(bench, "grow");
+        let (pool, budgets) = broken(fixture, "grow");
         if let Ok(mut growable) = pool.growable(8 * MIB, &stream) {
             let caught = catch_unwind(AssertUnwindSafe(|| growable.grow_to(3 * MIB))).unwrap_err();
             std::mem::forget(caught);

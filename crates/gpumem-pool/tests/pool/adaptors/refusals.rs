@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 #[test]
 fn failures_come_when_they_are_due() {
-    on_each_backend(&small(), |bench| {
-        let stream = bench.stream();
+    on_each_backend(&small(), |fixture| {
+        let stream = fixture.stream();
         let fails = |failures: Failures| -> (Vec<usize>, Pool) {
-            let pool = bench.builder().adaptor(Arc::new(failures)).build().unwrap();
+            let pool = fixture.builder().adaptor(Arc::new(failures)).build().unwrap();
             let asked = (1..=12).filter(|size_bytes| pool.alloc(*size_bytes as u64, &stream).is_err());
             (asked.collect(), pool)
         };
@@ -27,14 +27,14 @@ fn failures_come_when_they_are_due() {
         assert_eq!(fails(Failures::share(0.5, 7)).0, half);
         assert!((2..=10).contains(&half.len()), "{half:?}");
 
-        let builder = bench.builder().adaptor(Arc::new(Failures::nth(1)));
+        let builder = fixture.builder().adaptor(Arc::new(Failures::nth(1)));
         let error = builder.build().unwrap().alloc(5, &stream).unwrap_err().to_string();
         assert!(error.contains("the adaptor `failures` refused 5 bytes"), "{error}");
         assert!(error.contains("injected") && !error.contains("nvidia"), "{error}");
 
         let chosen = Failures::nth(1)
             .with_error(|requested_bytes| PoolError::TooLarge { requested_bytes, device_bytes: 0 });
-        let pool = bench.builder().adaptor(Arc::new(chosen)).build().unwrap();
+        let pool = fixture.builder().adaptor(Arc::new(chosen)).build().unwrap();
         assert!(matches!(pool.alloc(5, &stream), Err(PoolError::TooLarge { requested_bytes: 5, .. })));
         assert_eq!(pool.status().unwrap().allocation_count, 0);
     });
@@ -42,13 +42,13 @@ fn failures_come_when_they_are_due() {
 
 #[test]
 fn a_budget_is_exact_for_any_number_of_threads() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let budget = Arc::new(Budget::new(8 * MIB));
-        let pool = bench.builder().adaptor(budget.clone()).build().unwrap();
+        let pool = fixture.builder().adaptor(budget.clone()).build().unwrap();
         let held_bytes = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
-                let (pool, held_bytes, stream) = (&pool, &held_bytes, bench.stream());
+                let (pool, held_bytes, stream) = (&pool, &held_bytes, fixture.stream());
                 scope.spawn(move || {
                     let mut held: Vec<Block> = Vec::new();
                     for step in 0..60 {
@@ -72,7 +72,7 @@ fn a_budget_is_exact_for_any_number_of_threads() {
         });
         assert_eq!(budget.in_use_bytes(), 0);
         assert!(budget.in_use_peak_bytes() > 4 * MIB && budget.in_use_peak_bytes() <= 8 * MIB);
-        let stream = bench.stream();
+        let stream = fixture.stream();
         let block = pool.alloc(100, &stream).unwrap();
         assert_eq!(budget.in_use_bytes(), 256);
         budget.set_limit(255);
@@ -84,11 +84,11 @@ fn a_budget_is_exact_for_any_number_of_threads() {
 
 #[test]
 fn a_fallback_serves_requests_when_memory_is_short() {
-    on_each_backend(&small(), |bench| {
-        let spare = bench.builder().hard_limit(16 * MIB).build().unwrap();
+    on_each_backend(&small(), |fixture| {
+        let spare = fixture.builder().hard_limit(16 * MIB).build().unwrap();
         let fallback = Arc::new(Fallback::new(&spare));
-        let pool = bench.builder().hard_limit(8 * MIB).adaptor(fallback.clone()).build().unwrap();
-        let (home, other) = (bench.stream(), bench.stream());
+        let pool = fixture.builder().hard_limit(8 * MIB).adaptor(fallback.clone()).build().unwrap();
+        let (home, other) = (fixture.stream(), fixture.stream());
         let own = pool.alloc(6 * MIB, &home).unwrap();
         let lent = pool.alloc_aligned(6 * MIB, MIB, &home).unwrap();
         assert_eq!(lent.address() % MIB, 0);
@@ -96,12 +96,12 @@ fn a_fallback_serves_requests_when_memory_is_short() {
         let error = pool.alloc(20 * MIB, &home).unwrap_err();
         assert!(error.out_of_memory().unwrap().limit_bytes == Some(8 * MIB), "the first refusal: {error}");
         let error = pool.alloc(2 << 30, &home).unwrap_err();
-        assert!(bench.kind == MemoryKind::Host || matches!(error, PoolError::TooLarge { .. }), "{error}");
-        bench.fill(&own, 1, &home);
+        assert!(fixture.kind == MemoryKind::Host || matches!(error, PoolError::TooLarge { .. }), "{error}");
+        fixture.fill(&own, 1, &home);
         other.wait_for(&home).unwrap();
-        bench.fill(&lent, 2, &other);
+        fixture.fill(&lent, 2, &other);
         lent.record_use(&other);
-        assert!(bench.holds(&own, 1, &home) && bench.holds(&lent, 2, &other));
+        assert!(fixture.holds(&own, 1, &home) && fixture.holds(&lent, 2, &other));
         drop(pool);
         drop((own, lent));
         assert_eq!(spare.status().unwrap().in_use_bytes, 0);
@@ -112,21 +112,21 @@ fn a_fallback_serves_requests_when_memory_is_short() {
 /// The fallback pool may have another backend and another kind, and its block passes through raw form, captures and threads.
 #[test]
 fn a_lent_block_is_like_any_other() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let spare =
-            Pool::builder(&bench.device).backend(BackendKind::None).kind(MemoryKind::Host).build().unwrap();
+            Pool::builder(&fixture.device).backend(BackendKind::None).kind(MemoryKind::Host).build().unwrap();
         let budget = Arc::new(Budget::new(MIB));
         let fallback = Arc::new(Fallback::new(&spare));
-        let pool = bench.builder().adaptor(budget.clone()).adaptor(fallback).build().unwrap();
-        let stream = bench.stream();
+        let pool = fixture.builder().adaptor(budget.clone()).adaptor(fallback).build().unwrap();
+        let stream = fixture.stream();
         let raw = pool.alloc(2 * MIB, &stream).unwrap().into_raw();
         // SAFETY: the raw block comes from `into_raw`, and is converted once.
         let block = unsafe { Block::from_raw(raw) };
         block.pin_backing().unwrap();
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         let part = pool.alloc(2 * MIB, &stream).unwrap();
-        bench.fill(&part, 1, &stream);
-        bench.fill(&block, 1, &stream);
+        fixture.fill(&part, 1, &stream);
+        fixture.fill(&block, 1, &stream);
         block.record_use(&stream);
         drop((part, block));
         let exec = capture.end().unwrap().instantiate().unwrap();
@@ -141,22 +141,22 @@ fn a_lent_block_is_like_any_other() {
 
 #[test]
 fn lent_memory_names_its_pool() {
-    on_each_backend(&small(), |bench| {
-        let stream = bench.stream();
+    on_each_backend(&small(), |fixture| {
+        let stream = fixture.stream();
         for kind in [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host] {
-            if bench.kind != MemoryKind::Device && kind == MemoryKind::Device {
+            if fixture.kind != MemoryKind::Device && kind == MemoryKind::Device {
                 continue;
             }
-            let spare = Pool::builder(&bench.device).kind(kind).build().unwrap();
-            let lender = Pool::builder(&bench.device).kind(kind).hard_limit(2 * MIB);
+            let spare = Pool::builder(&fixture.device).kind(kind).build().unwrap();
+            let lender = Pool::builder(&fixture.device).kind(kind).hard_limit(2 * MIB);
             let lender = lender.adaptor(Arc::new(Fallback::new(&spare))).build().unwrap();
             // The second lender lends memory that was lent to it.
             for lender in [&spare, &lender] {
-                let builder = bench.builder().hard_limit(4 * MIB);
+                let builder = fixture.builder().hard_limit(4 * MIB);
                 let pool = builder.adaptor(Arc::new(Fallback::new(lender))).build().unwrap();
                 let (own, lent) = (pool.alloc(MIB, &stream).unwrap(), pool.alloc(8 * MIB, &stream).unwrap());
-                assert_eq!((own.kind(), lent.kind()), (bench.kind, kind));
-                assert_eq!(own.host_ptr().is_some(), bench.kind.is_host_accessible());
+                assert_eq!((own.kind(), lent.kind()), (fixture.kind, kind));
+                assert_eq!(own.host_ptr().is_some(), fixture.kind.is_host_accessible());
                 assert_eq!(lent.host_ptr().is_some(), kind.is_host_accessible());
                 let moved = lent.prefetch(0..MIB, Location::Host, &stream);
                 assert_eq!(moved.is_ok(), kind == MemoryKind::Unified);

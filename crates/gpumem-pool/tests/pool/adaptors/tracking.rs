@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 
 #[test]
 fn live_blocks_are_listed() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let told = Arc::new(Mutex::new(Vec::new()));
         let teller = told.clone();
         let tracking = Tracking::new().on_end(move |live| teller.lock().unwrap().push(live.clone()));
         let tracking = Arc::new(tracking);
-        let pool = bench.builder().adaptor(tracking.clone()).build().unwrap();
-        let (private, stream) = (pool.private(64 * MIB).unwrap(), bench.stream());
+        let pool = fixture.builder().adaptor(tracking.clone()).build().unwrap();
+        let (private, stream) = (pool.private(64 * MIB).unwrap(), fixture.stream());
         let small = pool.alloc(4096, &stream).unwrap();
         let large = std::thread::scope(|scope| {
             let ask = std::thread::Builder::new().name("asker".into());
@@ -50,13 +50,13 @@ fn a_name_to_find(pool: &gpumem_pool::Pool, stream: &gpumem_pool::Stream) -> gpu
 
 #[test]
 fn backtraces_name_the_caller() {
-    on_each_backend(&small(), |bench| {
-        if bench.seed > 0 {
+    on_each_backend(&small(), |fixture| {
+        if fixture.seed > 0 {
             return;
         }
         let tracking = Arc::new(Tracking::new().with_backtraces());
-        let pool = bench.builder().adaptor(tracking.clone()).build().unwrap();
-        let block = a_name_to_find(&pool, &bench.stream());
+        let pool = fixture.builder().adaptor(tracking.clone()).build().unwrap();
+        let block = a_name_to_find(&pool, &fixture.stream());
         let text = tracking.live().to_string();
         assert!(text.contains("a_name_to_find"), "{text}");
         drop(block);
@@ -65,10 +65,10 @@ fn backtraces_name_the_caller() {
 
 #[test]
 fn growable_blocks_are_tracked() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let tracking = Arc::new(Tracking::new());
-        let pool = bench.builder().adaptor(tracking.clone()).hard_limit(32 * MIB).build().unwrap();
-        let (home, scope) = (bench.stream(), pool.scope("log"));
+        let pool = fixture.builder().adaptor(tracking.clone()).hard_limit(32 * MIB).build().unwrap();
+        let (home, scope) = (fixture.stream(), pool.scope("log"));
         let Ok(mut block) = pool.growable(64 * MIB, &home) else { return };
         drop(scope);
         let size = || tracking.live().blocks.first().map(|block| block.size_bytes);
@@ -90,9 +90,9 @@ fn growable_blocks_are_tracked() {
 
 #[test]
 fn long_lists_are_cut() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let tracking = Arc::new(Tracking::new());
-        let (pool, stream) = (bench.builder().adaptor(tracking.clone()).build().unwrap(), bench.stream());
+        let (pool, stream) = (fixture.builder().adaptor(tracking.clone()).build().unwrap(), fixture.stream());
         let blocks: Vec<_> = (0..23).map(|_| pool.alloc(256, &stream).unwrap()).collect();
         assert!(tracking.live().to_string().ends_with("\n  and 3 more"));
         drop(blocks);

@@ -66,19 +66,19 @@ impl Drop for Knotted {
 struct Held(Vec<(Block, u8, Stream)>);
 
 impl Held {
-    fn add(&mut self, bench: &Fixture, block: Block, value: u8, stream: &Stream) {
+    fn add(&mut self, fixture: &Fixture, block: Block, value: u8, stream: &Stream) {
         let (start, end) = (block.address(), block.address() + block.size_bytes());
         for (other, ..) in &self.0 {
             let is_apart = end <= other.address() || other.address() + other.size_bytes() <= start;
             assert!(is_apart, "{block:?} shares memory with {other:?}");
         }
-        bench.fill(&block, value, stream);
+        fixture.fill(&block, value, stream);
         self.0.push((block, value, stream.clone()));
     }
 
-    fn check(&self, bench: &Fixture) {
+    fn check(&self, fixture: &Fixture) {
         for (block, value, stream) in &self.0 {
-            assert!(bench.holds(block, *value, stream), "{block:?} has been overwritten");
+            assert!(fixture.holds(block, *value, stream), "{block:?} has been overwritten");
         }
     }
 }
@@ -86,20 +86,20 @@ impl Held {
 /// Lent by a fallback and nested in another block of the pool: both have one address.
 #[test]
 fn a_lent_block_within_a_block_of_its_pool_stays_lent() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         for depth in 1..4 {
-            let spare = bench.pool();
-            let builder = bench.builder().hard_limit(4 * MIB).adaptor(Arc::new(Fallback::new(&spare)));
+            let spare = fixture.pool();
+            let builder = fixture.builder().hard_limit(4 * MIB).adaptor(Arc::new(Fallback::new(&spare)));
             let knotted = Knotted::new(builder, depth);
-            let (stream, mut held) = (bench.stream(), Held::default());
-            held.add(bench, knotted.pool.alloc(6 * MIB, &stream).unwrap(), 1, &stream);
+            let (stream, mut held) = (fixture.stream(), Held::default());
+            held.add(fixture, knotted.pool.alloc(6 * MIB, &stream).unwrap(), 1, &stream);
             assert_eq!(spare.status().unwrap().in_use_bytes, 6 * MIB, "depth {depth}");
-            held.add(bench, spare.alloc(6 * MIB, &stream).unwrap(), 2, &stream);
-            held.add(bench, knotted.pool.alloc(6 * MIB, &stream).unwrap(), 3, &stream);
-            held.check(bench);
+            held.add(fixture, spare.alloc(6 * MIB, &stream).unwrap(), 2, &stream);
+            held.add(fixture, knotted.pool.alloc(6 * MIB, &stream).unwrap(), 3, &stream);
+            held.check(fixture);
             drop(held.0.remove(0));
             assert_eq!(spare.status().unwrap().in_use_bytes, 12 * MIB);
-            held.check(bench);
+            held.check(fixture);
             held.0.clear();
             assert_eq!(spare.status().unwrap().block_count, 0);
             spare.check().unwrap();
@@ -110,14 +110,14 @@ fn a_lent_block_within_a_block_of_its_pool_stays_lent() {
 /// Shrunk by a guard and nested in another block of the pool.
 #[test]
 fn a_guarded_block_within_a_block_of_its_pool_is_freed_once() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         for depth in 1..4 {
             let (guard, budget) = (Arc::new(Guard::new()), Arc::new(Budget::new(1 << 30)));
-            let builder = bench.builder().adaptor(budget.clone()).adaptor(guard.clone());
+            let builder = fixture.builder().adaptor(budget.clone()).adaptor(guard.clone());
             let knotted = Knotted::new(builder, depth);
-            let (pool, stream, mut held) = (&knotted.pool, bench.stream(), Held::default());
+            let (pool, stream, mut held) = (&knotted.pool, fixture.stream(), Held::default());
             for value in 0..12 {
-                held.add(bench, pool.alloc(5000 * u64::from(value + 1), &stream).unwrap(), value, &stream);
+                held.add(fixture, pool.alloc(5000 * u64::from(value + 1), &stream).unwrap(), value, &stream);
                 if value % 3 == 2 {
                     drop(held.0.remove(usize::from(value) / 3));
                 }
@@ -126,11 +126,11 @@ fn a_guarded_block_within_a_block_of_its_pool_is_freed_once() {
             let in_use_bytes = pool.status().unwrap().in_use_bytes;
             assert!((raw_bytes..raw_bytes + 512 * 12).contains(&in_use_bytes), "depth {depth}");
             assert_eq!(pool.status().unwrap().block_count, held.0.len() as u64);
-            held.check(bench);
+            held.check(fixture);
             pool.check().unwrap();
             held.0.clear();
             assert_eq!((pool.status().unwrap().in_use_bytes, budget.in_use_bytes()), (0, 0));
-            bench.device.synchronize().unwrap();
+            fixture.device.synchronize().unwrap();
             assert_eq!(guard.settle(), [], "depth {depth}");
             pool.check().unwrap();
         }
@@ -140,18 +140,18 @@ fn a_guarded_block_within_a_block_of_its_pool_is_freed_once() {
 /// Nested blocks also belong to the graph that uses them, and have the kind of the memory.
 #[test]
 fn a_block_within_a_block_is_like_any_other() {
-    on_each_backend(&small(), |bench| {
-        let builder = bench.builder().adaptor(Arc::new(Guard::new()));
+    on_each_backend(&small(), |fixture| {
+        let builder = fixture.builder().adaptor(Arc::new(Guard::new()));
         let knotted = Knotted::new(builder, 2);
-        let (pool, stream, other) = (&knotted.pool, bench.stream(), bench.stream());
+        let (pool, stream, other) = (&knotted.pool, fixture.stream(), fixture.stream());
         let block = pool.alloc(MIB, &stream).unwrap();
-        assert_eq!(block.kind(), bench.kind);
-        assert_eq!(block.host_ptr().is_some(), bench.kind != MemoryKind::Device);
-        assert_eq!(block.pin_backing().is_ok(), bench.backend.to_string() != "native");
+        assert_eq!(block.kind(), fixture.kind);
+        assert_eq!(block.host_ptr().is_some(), fixture.kind != MemoryKind::Device);
+        assert_eq!(block.pin_backing().is_ok(), fixture.backend.to_string() != "native");
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         let part = pool.alloc(MIB, &stream).unwrap();
-        bench.fill(&part, 1, &stream);
-        bench.fill(&block, 1, &stream);
+        fixture.fill(&part, 1, &stream);
+        fixture.fill(&block, 1, &stream);
         block.record_use(&stream);
         drop((part, block));
         let exec = capture.end().unwrap().instantiate().unwrap();
@@ -160,19 +160,19 @@ fn a_block_within_a_block_is_like_any_other() {
         assert_eq!(pool.status().unwrap().block_count, 0);
         let block = pool.alloc(MIB, &stream).unwrap();
         other.wait_for(&stream).unwrap();
-        bench.fill(&block, 2, &other);
+        fixture.fill(&block, 2, &other);
         block.record_use(&other);
         drop(block);
         let block = pool.alloc(MIB, &stream).unwrap();
-        bench.fill(&block, 3, &stream);
-        assert!(bench.holds(&block, 3, &stream));
+        fixture.fill(&block, 3, &stream);
+        assert!(fixture.holds(&block, 3, &stream));
     });
 }
 
 /// Memory of a pool in a block of a second pool, in a block of the first.
 #[test]
 fn pools_that_lend_to_each_other_free_in_order() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let (guards, own) = ([(); 2].map(|()| Arc::new(Guard::new())), Arc::new(Mutex::new(None::<Pool>)));
         let known = Arc::clone(&own);
         let lend = Wrong(move |request: &Request<'_>, next: Next<'_>| {
@@ -183,30 +183,30 @@ fn pools_that_lend_to_each_other_free_in_order() {
             let block = deeper(|| pool.alloc_aligned(request.size_bytes(), 256, request.stream()))?;
             Ok(Grant::from_block(block))
         });
-        let first = bench.builder().adaptor(guards[0].clone()).adaptor(Arc::new(lend)).build().unwrap();
+        let first = fixture.builder().adaptor(guards[0].clone()).adaptor(Arc::new(lend)).build().unwrap();
         let lender = first.clone();
         let borrow = Wrong(move |request: &Request<'_>, _: Next<'_>| {
             let block = deeper(|| lender.alloc_aligned(request.size_bytes(), 256, request.stream()))?;
             Ok(Grant::from_block(block))
         });
-        let second = bench.builder().adaptor(Arc::new(borrow)).adaptor(guards[1].clone()).build().unwrap();
+        let second = fixture.builder().adaptor(Arc::new(borrow)).adaptor(guards[1].clone()).build().unwrap();
         *own.lock().unwrap() = Some(second.clone());
-        let (stream, mut held) = (bench.stream(), Held::default());
+        let (stream, mut held) = (fixture.stream(), Held::default());
         for value in 0..8 {
             let pool = [&first, &second][usize::from(value % 2)];
-            held.add(bench, pool.alloc(3000, &stream).unwrap(), value, &stream);
+            held.add(fixture, pool.alloc(3000, &stream).unwrap(), value, &stream);
             if value % 3 == 2 {
                 drop(held.0.remove(0));
             }
         }
-        held.check(bench);
+        held.check(fixture);
         assert_eq!(first.status().unwrap().block_count, held.0.len() as u64);
         assert_eq!(second.status().unwrap().block_count, 0, "all of it is the first one's");
         *own.lock().unwrap() = None;
         drop((first, second));
-        held.check(bench);
+        held.check(fixture);
         held.0.clear();
-        bench.device.synchronize().unwrap();
+        fixture.device.synchronize().unwrap();
         assert!(guards.iter().all(|guard| guard.settle().is_empty()));
     });
 }
@@ -214,7 +214,7 @@ fn pools_that_lend_to_each_other_free_in_order() {
 /// Blocks nested to the maximum depth are all freed by one drop.
 #[test]
 fn blocks_lie_in_each_other_only_so_deep() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let last = Arc::new(Mutex::new(None::<Block>));
         let kept = Arc::clone(&last);
         let wrap = Wrong(move |request: &Request<'_>, next: Next<'_>| match kept.lock().unwrap().take() {
@@ -222,8 +222,8 @@ fn blocks_lie_in_each_other_only_so_deep() {
             None => next.alloc(request),
         });
         let budget = Arc::new(Budget::new(1 << 30));
-        let builder = bench.builder().adaptor(Arc::new(wrap)).adaptor(budget.clone());
-        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        let builder = fixture.builder().adaptor(Arc::new(wrap)).adaptor(budget.clone());
+        let (pool, stream) = (builder.build().unwrap(), fixture.stream());
         let wrapped = |_| {
             let block = pool.alloc(4096, &stream);
             block.map(|block| *last.lock().unwrap() = Some(block))
@@ -242,7 +242,7 @@ fn blocks_lie_in_each_other_only_so_deep() {
 
 /// Changes the stream of a request, before or after the next adaptor is called.
 fn disturbed(
-    bench: &Fixture,
+    fixture: &Fixture,
     stream: &Stream,
     is_before: bool,
     disturb: impl Fn(&Stream) + Send + Sync + 'static,
@@ -257,7 +257,7 @@ fn disturbed(
         disturb(request.stream());
         Ok(grant)
     });
-    let builder = bench.builder().adaptor(budget.clone()).adaptor(Arc::new(Fill::zero_on_alloc()));
+    let builder = fixture.builder().adaptor(budget.clone()).adaptor(Arc::new(Fill::zero_on_alloc()));
     let pool = builder.adaptor(Arc::new(wrong)).adaptor(Arc::new(Fill::debug())).build().unwrap();
     let error = pool.alloc(4096, stream).unwrap_err();
     CAPTURE.take();
@@ -272,15 +272,15 @@ thread_local! {
 /// No memory is allocated on a stream whose state differs from the one that the pool checked.
 #[test]
 fn a_stream_that_an_adaptor_changes_is_refused() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         for is_before in [true, false] {
-            let stream = Stream::per_thread(&bench.device).unwrap();
-            let error = disturbed(bench, &stream, is_before, |stream| stream.retire().unwrap());
+            let stream = Stream::per_thread(&fixture.device).unwrap();
+            let error = disturbed(fixture, &stream, is_before, |stream| stream.retire().unwrap());
             assert!(matches!(error, PoolError::StreamRetired), "{error}");
             let capture = |stream: &Stream| {
                 CAPTURE.set(Some(stream.begin_capture(CaptureMode::Relaxed).unwrap()));
             };
-            let error = disturbed(bench, &bench.stream(), is_before, capture);
+            let error = disturbed(fixture, &fixture.stream(), is_before, capture);
             assert!(matches!(error, PoolError::NotInCapture { .. }), "{error}");
         }
     });
@@ -289,14 +289,14 @@ fn a_stream_that_an_adaptor_changes_is_refused() {
 /// A per-thread default stream is a different stream on every thread.
 #[test]
 fn another_thread_cannot_request_on_a_per_thread_stream() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let elsewhere = Wrong(|request: &Request<'_>, next: Next<'_>| {
             std::thread::scope(|scope| scope.spawn(|| next.alloc(request)).join().unwrap())
         });
-        let pool = bench.builder().adaptor(Arc::new(elsewhere)).build().unwrap();
-        let error = pool.alloc(4096, &Stream::per_thread(&bench.device).unwrap()).unwrap_err();
+        let pool = fixture.builder().adaptor(Arc::new(elsewhere)).build().unwrap();
+        let error = pool.alloc(4096, &Stream::per_thread(&fixture.device).unwrap()).unwrap_err();
         assert!(matches!(error, PoolError::WrongThread), "{error}");
-        drop(pool.alloc(4096, &bench.stream()).unwrap());
+        drop(pool.alloc(4096, &fixture.stream()).unwrap());
         assert_eq!(pool.status().unwrap().block_count, 0);
     });
 }
@@ -304,7 +304,7 @@ fn another_thread_cannot_request_on_a_per_thread_stream() {
 /// A kept grant behaves like a block that is dropped in the capture.
 #[test]
 fn a_grant_that_is_dropped_while_its_stream_captures_stays_for_the_graph() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let kept = Arc::new(Mutex::new(Vec::new()));
         let hoard = Arc::clone(&kept);
         let miser = Wrong(move |request: &Request<'_>, next: Next<'_>| {
@@ -314,8 +314,8 @@ fn a_grant_that_is_dropped_while_its_stream_captures_stays_for_the_graph() {
             next.alloc(request)
         });
         let budgets = [(); 2].map(|()| Arc::new(Budget::new(1 << 30)));
-        let builder = bench.builder().adaptor(budgets[0].clone()).adaptor(Arc::new(miser));
-        let (pool, stream) = (builder.adaptor(budgets[1].clone()).build().unwrap(), bench.stream());
+        let builder = fixture.builder().adaptor(budgets[0].clone()).adaptor(Arc::new(miser));
+        let (pool, stream) = (builder.adaptor(budgets[1].clone()).build().unwrap(), fixture.stream());
         drop(pool.alloc(4096, &stream).unwrap());
         assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [8192, 0]);
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
@@ -339,43 +339,43 @@ fn an_adaptor_that_panics_at_its_end_ends_there() {
             resume_unwind(Box::new("at its end"));
         }
     }
-    on_each_backend(&small(), |bench| {
-        let (ended_count, before) = (Arc::new(AtomicU64::new(0)), bench.device.memory_info().unwrap());
+    on_each_backend(&small(), |fixture| {
+        let (ended_count, before) = (Arc::new(AtomicU64::new(0)), fixture.device.memory_info().unwrap());
         let last = || Arc::new(Last(Arc::clone(&ended_count)));
-        let pool = bench.builder().adaptor(last()).adaptor(last()).build().unwrap();
-        let block = pool.alloc(MIB, &bench.stream()).unwrap();
+        let pool = fixture.builder().adaptor(last()).adaptor(last()).build().unwrap();
+        let block = pool.alloc(MIB, &fixture.stream()).unwrap();
         drop(pool);
         drop(block);
         assert_eq!(ended_count.load(Ordering::Relaxed), 2);
-        bench.device.synchronize().unwrap();
-        assert_eq!(bench.device.memory_info().unwrap(), before, "the pool has ended");
+        fixture.device.synchronize().unwrap();
+        assert_eq!(fixture.device.memory_info().unwrap(), before, "the pool has ended");
     });
 }
 
 /// The host may use pinned and unified memory as soon as it gets the block, even if the stream has pending work on it.
 #[test]
 fn a_block_with_work_pending_is_complete_before_the_host_has_it() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         for kind in [MemoryKind::Unified, MemoryKind::Host] {
             // Also with a pool of device memory that lends the block.
-            let full = Pool::builder(&bench.device).backend(bench.backend).hard_limit(2 * MIB);
-            let spare = Pool::builder(&bench.device).backend(bench.backend).kind(kind).build().unwrap();
+            let full = Pool::builder(&fixture.device).backend(fixture.backend).hard_limit(2 * MIB);
+            let spare = Pool::builder(&fixture.device).backend(fixture.backend).kind(kind).build().unwrap();
             let lending = full.adaptor(Arc::new(Fallback::new(&spare))).build().unwrap();
             for lender in [&spare, &lending] {
-                let stream = bench.stream();
+                let stream = fixture.stream();
                 let old = lender.alloc(4 * MIB, &stream).unwrap();
                 let host = old.host_ptr();
-                bench.fill(&old, 7, &stream);
+                fixture.fill(&old, 7, &stream);
                 let old = Mutex::new(Some(old));
                 let wrong = Wrong(move |request: &Request<'_>, next: Next<'_>| {
                     let block = old.lock().unwrap().take();
                     block.map_or_else(|| next.alloc(request), |block| Ok(Grant::from_block(block)))
                 });
-                let builder = bench.builder().adaptor(Arc::new(wrong));
+                let builder = fixture.builder().adaptor(Arc::new(wrong));
                 let pool = builder.adaptor(Arc::new(Fill::zero_on_alloc())).build().unwrap();
                 let block = pool.alloc(4 * MIB, &stream).unwrap();
                 assert_eq!((block.host_ptr(), host.is_some()), (host, true), "it is the old one");
-                assert!(bench.holds(&block, 0, &stream), "the old work has come after the new");
+                assert!(fixture.holds(&block, 0, &stream), "the old work has come after the new");
             }
         }
     });
@@ -384,18 +384,18 @@ fn a_block_with_work_pending_is_complete_before_the_host_has_it() {
 /// Memory of a graph has the kind of the lent memory, and host-accessible blocks share no bytes with other blocks.
 #[test]
 fn a_graphs_parts_are_of_the_kind_that_is_lent() {
-    on_each_backend(&small(), |bench| {
+    on_each_backend(&small(), |fixture| {
         let spare =
-            Pool::builder(&bench.device).backend(bench.backend).kind(MemoryKind::Host).build().unwrap();
+            Pool::builder(&fixture.device).backend(fixture.backend).kind(MemoryKind::Host).build().unwrap();
         let lend = Wrong(move |request: &Request<'_>, _: Next<'_>| Grant::from_pool(&spare, request));
-        let pool = bench.builder().adaptor(Arc::new(lend)).build().unwrap();
-        let stream = bench.stream();
+        let pool = fixture.builder().adaptor(Arc::new(lend)).build().unwrap();
+        let stream = fixture.stream();
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         drop(pool.alloc(MIB, &stream).unwrap());
         let parts = [(); 4].map(|()| pool.alloc(MIB / 4, &stream).unwrap());
         for (at, part) in parts.iter().enumerate() {
             assert_eq!((part.kind(), part.host_ptr().is_some()), (MemoryKind::Host, true));
-            assert_eq!(part.pin_backing().is_ok(), bench.backend.to_string() != "native");
+            assert_eq!(part.pin_backing().is_ok(), fixture.backend.to_string() != "native");
             // Bytes written by the host stay until the graph runs: no other part has the address.
             let is_apart = |other: &Block| part.address().abs_diff(other.address()) >= MIB / 4;
             assert!(parts[..at].iter().all(is_apart));
@@ -539,15 +539,15 @@ impl Adaptor for Chaos {
 
 #[test]
 fn whatever_an_adaptor_returns_no_two_blocks_share_memory() {
-    on_each_backend(&small(), |bench| {
-        (0..6).for_each(|seed| at_random(bench, seed));
+    on_each_backend(&small(), |fixture| {
+        (0..6).for_each(|seed| at_random(fixture, seed));
     });
 }
 
-fn at_random(bench: &Fixture, seed: u64) {
-    let streams = vec![bench.stream(), bench.stream()];
+fn at_random(fixture: &Fixture, seed: u64) {
+    let streams = vec![fixture.stream(), fixture.stream()];
     let guard = Arc::new(Guard::new());
-    let others = vec![bench.pool(), bench.builder().adaptor(guard.clone()).build().unwrap()];
+    let others = vec![fixture.pool(), fixture.builder().adaptor(guard.clone()).build().unwrap()];
     let own = Arc::new(Mutex::new(None));
     let chaos = |salt: u64| {
         Arc::new(Chaos {
@@ -562,7 +562,7 @@ fn at_random(bench: &Fixture, seed: u64) {
     };
     let (inner, outer) = (chaos(1), chaos(2));
     let (budget, tracking) = (Arc::new(Budget::new(1 << 40)), Arc::new(Tracking::new()));
-    let builder = bench.builder().adaptor(budget.clone()).adaptor(inner.clone()).adaptor(guard.clone());
+    let builder = fixture.builder().adaptor(budget.clone()).adaptor(inner.clone()).adaptor(guard.clone());
     let builder = builder.adaptor(Arc::new(Fill::debug())).adaptor(outer.clone()).adaptor(tracking.clone());
     let pool = builder.build().unwrap();
     *own.lock().unwrap() = Some(pool.clone());
@@ -575,16 +575,16 @@ fn at_random(bench: &Fixture, seed: u64) {
             let asked = || pool.alloc_aligned(size_bytes, alignment, stream);
             if let Ok(Ok(block)) = catch_unwind(AssertUnwindSafe(asked)) {
                 assert_eq!((block.size_bytes(), block.address() % alignment), (size_bytes, 0));
-                held.add(bench, block, step as u8, stream);
+                held.add(fixture, block, step as u8, stream);
                 granted_count += 1;
             }
         } else if !held.0.is_empty() {
             let (block, value, stream) = held.0.swap_remove(outer.roll(held.0.len() as u64) as usize);
-            assert!(bench.holds(&block, value, &stream), "{block:?} has been overwritten");
+            assert!(fixture.holds(&block, value, &stream), "{block:?} has been overwritten");
         }
     }
     assert!(granted_count > 20, "seed {seed}: {granted_count}");
-    held.check(bench);
+    held.check(fixture);
     pool.check().unwrap();
     [&inner, &outer].into_iter().for_each(|chaos| chaos.is_calm.store(true, Ordering::Relaxed));
     held.0.clear();
@@ -596,6 +596,6 @@ fn at_random(bench: &Fixture, seed: u64) {
         pool.check().unwrap();
     }
     assert_eq!((budget.in_use_bytes(), tracking.live().blocks.len()), (0, 0), "seed {seed}");
-    bench.device.synchronize().unwrap();
+    fixture.device.synchronize().unwrap();
     assert_eq!(guard.settle(), [], "seed {seed}");
 }

@@ -78,10 +78,10 @@ impl LaunchMemory for Machine {
             let why = format!("{address:#x} is memory of another device, without peer access");
             return refuse(FaultKind::WrongDevice, ILLEGAL_ADDRESS, why, Some(allocation));
         }
-        if is_write && allocation.owner.is_read_only() {
+        if is_write && allocation.allocated_by.is_read_only() {
             return refuse(FaultKind::ReadOnly, ILLEGAL_ADDRESS, read_only(address), Some(allocation));
         }
-        if allocation.owner.is_managed() {
+        if allocation.allocated_by.is_managed() {
             self.managed_touch(context, address, size_bytes);
         }
         if let Err(code) = self.open_windows(&allocation, address, size_bytes) {
@@ -92,6 +92,6 @@ impl LaunchMemory for Machine {
             let why = format!("{address:#x} is not aligned to {align_bytes} bytes");
             return refuse(FaultKind::Kernel, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, why, Some(allocation));
         }
-        Ok((bytes, allocation.owner.is_read_only()))
+        Ok((bytes, allocation.allocated_by.is_read_only()))
     }
 }

@@ -7,7 +7,7 @@ use crate::graph::Work;
 use crate::graph::memory::{GraphMemory, MemoryUse};
 use crate::machine::Machine;
 use crate::memory::Allocation;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::plain::{GAP_BYTES, round_up};
 use crate::order::Point;
 use crate::stream::operation::Operation;
@@ -79,8 +79,16 @@ impl Machine {
         owner.reserved_bytes -= mapped_bytes;
         let bytes = backing.bytes();
         let call = self.made_here();
-        let allocation =
-            Allocation { base, size_bytes, bytes, device, context, owner: Owner::Graph, call, born: None };
+        let allocation = Allocation {
+            base,
+            size_bytes,
+            bytes,
+            device,
+            context,
+            allocated_by: AllocatedBy::Graph,
+            call,
+            born: None,
+        };
         self.memory.at_call.insert(base, allocation);
         let memory = GraphMemory {
             allocation,

@@ -88,7 +88,7 @@ impl Machine {
     }
 
     fn memory_type(&self, address: u64) -> CUmemorytype {
-        let is_managed = self.memory.known(address, 1).is_some_and(|found| found.owner.is_managed());
+        let is_managed = self.memory.known(address, 1).is_some_and(|found| found.allocated_by.is_managed());
         match is_device_address(address) || is_managed {
             true => CUmemorytype::CU_MEMORYTYPE_DEVICE,
             false => CUmemorytype::CU_MEMORYTYPE_HOST,

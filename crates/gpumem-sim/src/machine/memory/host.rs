@@ -13,7 +13,7 @@ use crate::machine::call_cost::{
     PIN_NS_PER_MIB, REGISTER_NS_PER_MIB, UNPIN_NS_PER_MIB, UNREGISTER_NS_PER_MIB,
 };
 use crate::memory::Allocation;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::report::finding::AccessKind;
 
 impl Machine {
@@ -23,7 +23,7 @@ impl Machine {
         }
         let backing = Backing::new(size_bytes)?;
         let base = backing.bytes().0.expose_provenance() as u64;
-        self.pin(context, base, size_bytes, Owner::Host { flags })?;
+        self.pin(context, base, size_bytes, AllocatedBy::Host { flags })?;
         self.host.insert(base, backing);
         self.charge_pages(size_bytes, PIN_NS_PER_MIB);
         Ok(base)
@@ -56,13 +56,13 @@ impl Machine {
             return Err(HOST_MEMORY_ALREADY_REGISTERED);
         }
         self.charge_pages(size_bytes, REGISTER_NS_PER_MIB);
-        self.pin(context, base, size_bytes, Owner::Registered { flags })
+        self.pin(context, base, size_bytes, AllocatedBy::Registered { flags })
     }
 
     /// Unregisters memory. The devices' work is complete. Uses that the host has not waited for are findings.
     pub(crate) fn host_unregister(&mut self, base: u64) -> Answer<()> {
         match self.memory.at_call.get(&base).copied() {
-            Some(Allocation { owner: Owner::Registered { .. }, size_bytes, .. }) => {
+            Some(Allocation { allocated_by: AllocatedBy::Registered { .. }, size_bytes, .. }) => {
                 self.charge_pages(size_bytes, UNREGISTER_NS_PER_MIB);
                 self.note_host_free(base, AccessKind::Unregister);
                 self.memory.remove(base);
@@ -74,17 +74,26 @@ impl Machine {
 
     /// The pinned allocation that contains an address, with its flags.
     pub(crate) fn host_flags(&self, address: u64) -> Answer<u32> {
-        match self.memory.known(address, 1).map(|found| found.owner) {
-            Some(Owner::Host { flags } | Owner::Registered { flags }) => Ok(flags),
+        match self.memory.known(address, 1).map(|found| found.allocated_by) {
+            Some(AllocatedBy::Host { flags } | AllocatedBy::Registered { flags }) => Ok(flags),
             _ => Err(INVALID_VALUE),
         }
     }
 
-    fn pin(&mut self, context: Handle, base: u64, size_bytes: u64, owner: Owner) -> Answer<()> {
+    fn pin(&mut self, context: Handle, base: u64, size_bytes: u64, allocated_by: AllocatedBy) -> Answer<()> {
         let device = self.contexts.get(context).ok_or(INVALID_CONTEXT)?.device;
         let bytes = Bytes(core::ptr::with_exposed_provenance_mut(base as usize));
         let call = self.made_here();
-        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, call, born: None });
+        self.memory.insert(Allocation {
+            base,
+            size_bytes,
+            bytes,
+            device,
+            context,
+            allocated_by,
+            call,
+            born: None,
+        });
         Ok(())
     }
 }

@@ -6,8 +6,8 @@ use crate::base::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::memory::Allocation;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::import::{Import, Source};
-use crate::memory::owner::Owner;
 use crate::memory::plain::{GAP_BYTES, round_up};
 use crate::memory::pool_file::Sharing;
 
@@ -60,9 +60,18 @@ impl Machine {
             Source::Own { bytes, .. } => *bytes,
             Source::Foreign(backing) => backing.bytes(),
         };
-        let owner = if opened.is_some() { Owner::Opened } else { Owner::Imported(pool) };
+        let allocated_by = if opened.is_some() { AllocatedBy::Opened } else { AllocatedBy::Imported(pool) };
         let call = self.made_here();
-        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, call, born: None });
+        self.memory.insert(Allocation {
+            base,
+            size_bytes,
+            bytes,
+            device,
+            context,
+            allocated_by,
+            call,
+            born: None,
+        });
         let opened = opened.map(|ticket| (ticket, 1));
         self.imports.insert(base, Import { pool, source, space_bytes, opened });
         Ok(base)

@@ -12,8 +12,8 @@ use crate::backing::ticket::{TICKET_BYTES, Ticket, TicketKind};
 use crate::base::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, MAP_FAILED};
 use crate::base::handle::Handle;
 use crate::machine::Machine;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::import::Source;
-use crate::memory::owner::Owner;
 use crate::order::Point;
 use crate::stream::event::{DISABLE_TIMING, INTERPROCESS};
 
@@ -21,7 +21,7 @@ impl Machine {
     /// The ticket of plain memory, for other processes.
     pub(crate) fn ipc_export(&mut self, address: u64) -> Answer<Ticket> {
         let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
-        if found.owner == Owner::Plain { self.plain_export(&found) } else { Err(INVALID_VALUE) }
+        if found.allocated_by == AllocatedBy::Plain { self.plain_export(&found) } else { Err(INVALID_VALUE) }
     }
 
     /// The address of memory of another process in a context; the existing address if the context has opened the memory before.

@@ -5,8 +5,8 @@ use crate::base::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED};
 use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::memory::Allocation;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::managed::{Group, HOST_NUMBER, Place};
-use crate::memory::owner::Owner;
 use crate::stream::operation::Operation;
 use gpumem_sys::types::{CUmem_advise as Advice, CUmemLocation, CUmemLocationType as LocationType};
 
@@ -28,7 +28,7 @@ impl Machine {
             bytes,
             device,
             context,
-            owner: Owner::Managed,
+            allocated_by: AllocatedBy::Managed,
             born: None,
         });
         Ok(base)
@@ -53,7 +53,7 @@ impl Machine {
 
     /// Whether the address is of a managed allocation that belongs to no pool.
     pub(crate) fn is_managed(&self, address: u64) -> bool {
-        self.memory.known(address, 1).is_some_and(|found| found.owner == Owner::Managed)
+        self.memory.known(address, 1).is_some_and(|found| found.allocated_by == AllocatedBy::Managed)
     }
 
     /// The free memory of a device that the program can allocate.
@@ -146,8 +146,8 @@ impl Machine {
 
     /// A range of managed memory that is not empty and lies in one allocation.
     pub(crate) fn check_managed(&self, address: u64, size_bytes: u64) -> Answer<()> {
-        match self.memory.known(address, size_bytes).map(|found| found.owner) {
-            Some(owner) if owner.is_managed() && size_bytes > 0 => Ok(()),
+        match self.memory.known(address, size_bytes).map(|found| found.allocated_by) {
+            Some(allocated_by) if allocated_by.is_managed() && size_bytes > 0 => Ok(()),
             _ => Err(INVALID_VALUE),
         }
     }

@@ -7,7 +7,7 @@ use crate::base::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::memory::Allocation;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::plain::{ALIGNMENT_BYTES, Chunk, SMALL_BYTES_MAX, round_up};
 
 impl Machine {
@@ -21,9 +21,18 @@ impl Machine {
         let plain = &self.devices[device].plain;
         let (chunk_base, chunk) = plain.chunk(base).ok_or(OUT_OF_MEMORY)?;
         let bytes = chunk.backing.bytes().at(base - chunk_base);
-        let owner = Owner::Plain;
+        let allocated_by = AllocatedBy::Plain;
         let call = self.made_here();
-        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, call, born: None });
+        self.memory.insert(Allocation {
+            base,
+            size_bytes,
+            bytes,
+            device,
+            context,
+            allocated_by,
+            call,
+            born: None,
+        });
         Ok(base)
     }
 

@@ -5,7 +5,7 @@ use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::memory::Allocation;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use gpumem_sys::types::{CUmemorytype, CUpointer_attribute as Attribute};
 
 /// The value of an attribute, in the width that the driver writes.
@@ -49,15 +49,15 @@ impl Machine {
     fn pointer_value(&self, attribute: Attribute, found: &Allocation, address: u64) -> Answer<PointerValue> {
         match attribute {
             Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => {
-                let types = match found.owner {
-                    Owner::Pool(pool) => self.pools.get(pool).map(|pool| pool.sharing.handle_types()),
-                    Owner::Mapped { handle, .. } => Some(self.virtual_memory.handle_types(handle)),
+                let types = match found.allocated_by {
+                    AllocatedBy::Pool(pool) => self.pools.get(pool).map(|pool| pool.sharing.handle_types()),
+                    AllocatedBy::Mapped { handle, .. } => Some(self.virtual_memory.handle_types(handle)),
                     _ => None,
                 };
                 Ok(PointerValue::Long(types.map_or(0, |types| u64::from(types.0))))
             }
             Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
-                Ok(PointerValue::Bool(pages::IS_SUPPORTED && found.owner == Owner::Plain))
+                Ok(PointerValue::Bool(pages::IS_SUPPORTED && found.allocated_by == AllocatedBy::Plain))
             }
             _ => value(attribute, found, address),
         }
@@ -65,12 +65,12 @@ impl Machine {
 }
 
 fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<PointerValue> {
-    let (is_host, is_managed) = (found.owner.is_host(), found.owner.is_managed());
+    let (is_host, is_managed) = (found.allocated_by.is_host(), found.allocated_by.is_managed());
     Ok(match attribute {
         // Memory of pools and mapped memory belong to no context.
         Attribute::CU_POINTER_ATTRIBUTE_CONTEXT
-            if found.owner.pool().is_some()
-                || matches!(found.owner, Owner::Imported(_) | Owner::Mapped { .. }) =>
+            if found.allocated_by.pool().is_some()
+                || matches!(found.allocated_by, AllocatedBy::Imported(_) | AllocatedBy::Mapped { .. }) =>
         {
             PointerValue::Long(0)
         }
@@ -81,7 +81,9 @@ fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<Point
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
             PointerValue::Int(CUmemorytype::CU_MEMORYTYPE_DEVICE.0)
         }
-        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER if matches!(found.owner, Owner::PinnedPool(_)) => {
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+            if matches!(found.allocated_by, AllocatedBy::PinnedPool(_)) =>
+        {
             PointerValue::Long(0)
         }
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => PointerValue::Long(address),
@@ -92,9 +94,9 @@ fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<Point
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => PointerValue::Long(found.base),
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => PointerValue::Long(found.size_bytes),
         Attribute::CU_POINTER_ATTRIBUTE_MAPPED => PointerValue::Bool(true),
-        Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => PointerValue::Long(match found.owner {
-            Owner::Imported(pool) => pool.to_bits(),
-            owner => owner.pool().map_or(0, Handle::to_bits),
+        Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => PointerValue::Long(match found.allocated_by {
+            AllocatedBy::Imported(pool) => pool.to_bits(),
+            allocated_by => allocated_by.pool().map_or(0, Handle::to_bits),
         }),
         Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => PointerValue::Long(found.base),
         _ => PointerValue::Unsupported,

@@ -74,9 +74,10 @@ impl Machine {
         let found = self.pools.get_mut(pool).ok_or(INVALID_VALUE)?;
         let bytes = found.bytes_at(base).ok_or(OUT_OF_MEMORY)?;
         found.used.add(size_bytes);
-        let owner = kind.owner(pool);
+        let allocated_by = kind.allocated_by(pool);
         let call = self.made_here();
-        let allocation = Allocation { base, size_bytes, bytes, device, context, owner, call, born: None };
+        let allocation =
+            Allocation { base, size_bytes, bytes, device, context, allocated_by, call, born: None };
         let born = Some(self.enqueue(stream, Operation::Alloc(allocation)));
         self.memory.at_call.insert(base, Allocation { born, ..allocation });
         Ok(base)
@@ -119,7 +120,7 @@ impl Machine {
         let allocation = self.device_allocation(base)?;
         self.retire(base);
         let point = self.enqueue(stream, Operation::Free(allocation));
-        if let Some(pool) = allocation.owner.pool()
+        if let Some(pool) = allocation.allocated_by.pool()
             && let Some(pool) = self.pools.get_mut(pool)
         {
             pool.pending.insert(base, allocation.size_bytes.next_multiple_of(ALIGNMENT_BYTES), point);

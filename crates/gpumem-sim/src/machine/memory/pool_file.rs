@@ -5,7 +5,7 @@ use crate::backing::ticket::{Ticket, TicketKind};
 use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::base::handle::Handle;
 use crate::machine::Machine;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::pool::Pool;
 use crate::memory::pool_file::{PoolFile, Sharing};
 
@@ -34,7 +34,7 @@ impl Machine {
     /// The ticket of a block of an exportable pool, for processes that import the pool.
     pub(crate) fn pool_export_pointer(&self, address: u64) -> Answer<Ticket> {
         let found = self.memory.at_call.get(&address).ok_or(INVALID_VALUE)?;
-        let Owner::Pool(pool) = found.owner else { return Err(INVALID_VALUE) };
+        let AllocatedBy::Pool(pool) = found.allocated_by else { return Err(INVALID_VALUE) };
         let pool = self.pools.get(pool).ok_or(INVALID_VALUE)?;
         let label = pool.sharing.exported_as().ok_or(INVALID_VALUE)?;
         let offset_bytes = pool.file_offset_of(address).ok_or(INVALID_VALUE)?;

@@ -10,7 +10,7 @@ use crate::machine::call_cost::{
     ACCESS_NS_PER_HANDLE, ACCESS_NS_PER_MIB, CREATE_NS_PER_MIB, RELEASE_NS_PER_MIB, UNMAP_NS_PER_HANDLE,
     UNMAP_NS_PER_MIB,
 };
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::plain::GAP_BYTES;
 use crate::memory::virtual_memory::{Physical, Reservation};
 use crate::memory::virtual_memory_shared::Shared;
@@ -129,7 +129,7 @@ impl Machine {
     /// The handle that is mapped at an address, with one additional reference.
     pub(crate) fn physical_retain(&mut self, address: u64) -> Answer<Handle> {
         let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
-        let Owner::Mapped { handle, .. } = found.owner else { return Err(INVALID_VALUE) };
+        let AllocatedBy::Mapped { handle, .. } = found.allocated_by else { return Err(INVALID_VALUE) };
         self.virtual_memory.handles.get_mut(handle).ok_or(INVALID_VALUE)?.holder_count += 1;
         Ok(handle)
     }
@@ -162,7 +162,7 @@ impl Machine {
         let (start, reservation) = self.virtual_memory.reservation(base, size_bytes)?;
         let bytes = reservation.range.bytes().at(base - start);
         self.virtual_memory.held(handle)?.mapping_count += 1;
-        let owner = Owner::Mapped { handle, devices: 0 };
+        let allocated_by = AllocatedBy::Mapped { handle, devices: 0 };
         let call = self.made_here();
         self.memory.insert(Allocation {
             call,
@@ -171,7 +171,7 @@ impl Machine {
             bytes,
             device,
             context: Handle::NONE,
-            owner,
+            allocated_by,
             born: None,
         });
         self.note_mapped(base);
@@ -187,7 +187,7 @@ impl Machine {
         for mapping in mappings {
             self.note_unmapped(&mapping);
             self.memory.remove(mapping.base);
-            let Owner::Mapped { handle, .. } = mapping.owner else { continue };
+            let AllocatedBy::Mapped { handle, .. } = mapping.allocated_by else { continue };
             if let Some(physical) = self.virtual_memory.handles.get_mut(handle) {
                 physical.mapping_count -= 1;
             }
@@ -220,9 +220,9 @@ impl Machine {
         self.charge(ACCESS_NS_PER_HANDLE * (mappings.len() as u64 - 1));
         self.charge_pages(size_bytes, ACCESS_NS_PER_MIB);
         for mapping in mappings {
-            if let Owner::Mapped { handle, devices } = mapping.owner {
-                let owner = Owner::Mapped { handle, devices: (devices | granted) & !withdrawn };
-                self.memory.insert(Allocation { owner, ..mapping });
+            if let AllocatedBy::Mapped { handle, devices } = mapping.allocated_by {
+                let allocated_by = AllocatedBy::Mapped { handle, devices: (devices | granted) & !withdrawn };
+                self.memory.insert(Allocation { allocated_by, ..mapping });
             }
         }
         Ok(())
@@ -231,11 +231,11 @@ impl Machine {
     /// The access of a device to a mapped address.
     pub(crate) fn access(&self, address: u64, location: &CUmemLocation) -> Answer<Access> {
         let device = self.location_device(location)?;
-        match self.memory.known(address, 1).map(|found| found.owner) {
-            Some(Owner::Mapped { devices, .. }) if devices >> device & 1 == 1 => {
+        match self.memory.known(address, 1).map(|found| found.allocated_by) {
+            Some(AllocatedBy::Mapped { devices, .. }) if devices >> device & 1 == 1 => {
                 Ok(Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
             }
-            Some(Owner::Mapped { .. }) => Ok(Access::CU_MEM_ACCESS_FLAGS_PROT_NONE),
+            Some(AllocatedBy::Mapped { .. }) => Ok(Access::CU_MEM_ACCESS_FLAGS_PROT_NONE),
             _ => Err(INVALID_VALUE),
         }
     }

@@ -5,7 +5,7 @@ use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::machine::Machine;
 use crate::machine::stream::execute::Fault;
 use crate::memory::Allocation;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::order::clock::{Epoch, HOST};
 use crate::order::races::Races;
 use crate::order::shadow::{Conflict, Trace};
@@ -197,7 +197,7 @@ impl Machine {
         let found = self.memory.live(address, 1);
         if !found.is_some_and(|found| found.is_mapped()) {
             let range = range_of(bytes, size_bytes);
-            if let Some(Allocation { owner: Owner::Imported(_), base, .. }) = found {
+            if let Some(Allocation { allocated_by: AllocatedBy::Imported(_), base, .. }) = found {
                 self.note_use(kind, address, base, &range);
             }
             return note(self, address, range);

@@ -12,7 +12,7 @@ use crate::base::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE,
 use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::memory::Allocation;
-use crate::memory::owner::Owner;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::order::Point;
 use crate::stream::operation::{CopyRows, Fill, Operation, Route};
 use gpumem_sys::types::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUmemorytype};
@@ -209,11 +209,11 @@ impl Machine {
     /// host memory ends before the devices' addresses begin.
     fn end(&self, address: u64, size_bytes: u64) -> Answer<End> {
         match self.memory.known(address, size_bytes) {
-            Some(allocation) if matches!(allocation.owner, Owner::PinnedPool(_)) => {
+            Some(allocation) if matches!(allocation.allocated_by, AllocatedBy::PinnedPool(_)) => {
                 Ok(End::PinnedPool(allocation))
             }
-            Some(allocation) if allocation.owner.is_host() => Ok(End::Pinned),
-            Some(allocation) if allocation.owner.is_managed() => Ok(End::Managed),
+            Some(allocation) if allocation.allocated_by.is_host() => Ok(End::Pinned),
+            Some(allocation) if allocation.allocated_by.is_managed() => Ok(End::Managed),
             Some(allocation) => Ok(End::Device(allocation)),
             None if address != 0
                 && address.checked_add(size_bytes).is_some_and(|end| !is_device_address(end)) =>
@@ -252,11 +252,11 @@ impl Machine {
     /// Memory of another device's pool must be shared before this device's streams may copy it, and mapped memory is accessible
     /// to devices that were given access. Plain memory is staged through the host instead.
     fn check_granted(&self, device: usize, allocation: &Allocation) -> Answer<()> {
-        let is_granted = match allocation.owner {
-            Owner::Pool(pool) | Owner::Imported(pool) if allocation.device != device => {
+        let is_granted = match allocation.allocated_by {
+            AllocatedBy::Pool(pool) | AllocatedBy::Imported(pool) if allocation.device != device => {
                 self.pools.get(pool).is_some_and(|pool| pool.shared_with.contains(&device))
             }
-            Owner::Mapped { devices, .. } => devices >> device & 1 == 1,
+            AllocatedBy::Mapped { devices, .. } => devices >> device & 1 == 1,
             _ => true,
         };
         if is_granted { Ok(()) } else { Err(INVALID_VALUE) }
@@ -270,17 +270,17 @@ impl Machine {
     /// Whether kernels of a context may access an allocation.
     pub(crate) fn may_use(&self, handle: Handle, allocation: &Allocation) -> Option<bool> {
         let context = self.contexts.get(handle)?;
-        Some(match allocation.owner {
-            Owner::Managed | Owner::ManagedPool(_) => true,
-            Owner::PinnedPool(pool) => self.pools.get(pool)?.shared_with.contains(&context.device),
-            Owner::Mapped { devices, .. } => devices >> context.device & 1 == 1,
+        Some(match allocation.allocated_by {
+            AllocatedBy::Managed | AllocatedBy::ManagedPool(_) => true,
+            AllocatedBy::PinnedPool(pool) => self.pools.get(pool)?.shared_with.contains(&context.device),
+            AllocatedBy::Mapped { devices, .. } => devices >> context.device & 1 == 1,
             _ if allocation.device == context.device => true,
-            Owner::Host { .. } | Owner::Registered { .. } => true,
-            Owner::Plain => context.peers.contains(&allocation.context),
+            AllocatedBy::Host { .. } | AllocatedBy::Registered { .. } => true,
+            AllocatedBy::Plain => context.peers.contains(&allocation.context),
             // The context that opened the memory has access.
-            Owner::Opened => allocation.context == handle,
-            Owner::Graph => false,
-            Owner::Pool(pool) | Owner::Imported(pool) => {
+            AllocatedBy::Opened => allocation.context == handle,
+            AllocatedBy::Graph => false,
+            AllocatedBy::Pool(pool) | AllocatedBy::Imported(pool) => {
                 self.pools.get(pool)?.shared_with.contains(&context.device)
             }
         })

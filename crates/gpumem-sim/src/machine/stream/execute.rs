@@ -141,7 +141,7 @@ impl Machine {
                 let why = format!("{address:#x} is mapped, but this device has no access to all of it");
                 (FaultKind::WrongDevice, why, Some(found))
             }
-            Some(found) if found.owner.is_read_only() && !matches!(access, AccessKind::CopyRead) => {
+            Some(found) if found.allocated_by.is_read_only() && !matches!(access, AccessKind::CopyRead) => {
                 (FaultKind::ReadOnly, read_only(address), Some(found))
             }
             Some(found) => {

@@ -66,7 +66,7 @@ impl Machine {
             let text = format!("{what} of {size_bytes} bytes: {why}");
             return Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation });
         };
-        if is_write && found.owner.is_read_only() {
+        if is_write && found.allocated_by.is_read_only() {
             let text = format!("write of a value of {size_bytes} bytes: {}", read_only(wish.address));
             let allocation = self.boxed_origin(Some(found));
             return Err(Fault { kind: FaultKind::ReadOnly, code: ILLEGAL_ADDRESS, text, allocation });
@@ -75,7 +75,7 @@ impl Machine {
         let access = if is_write { AccessKind::ValueWrite } else { AccessKind::ValueWait };
         self.note_value(access, wish.address, &found);
         if !is_write {
-            self.clock_learns_value(self.place_of(wish.address, &found), found.owner.is_host());
+            self.clock_learns_value(self.place_of(wish.address, &found), found.allocated_by.is_host());
             return Ok(self.config.costs.mark_ns);
         }
         self.clock_tells_value(self.place_of(wish.address, &found));

@@ -1,7 +1,7 @@
 //! Eager release: unused memory returns to the driver in small steps, before memory is short.
 
 use super::CachingPool;
-use crate::device::{CaptureModeGuard, Waiting};
+use crate::device::{CaptureModeGuard, PoolMaintenance};
 use crate::error::PoolError;
 use core::time::Duration;
 use std::time::Instant;
@@ -44,7 +44,7 @@ impl CachingPool {
 }
 
 // A later call retries what fails now. The user's next call reports a failure.
-impl Waiting for CachingPool {
+impl PoolMaintenance for CachingPool {
     fn before_wait(&self) {
         // Drained blocks that are still pending are ready in the heap at the end of the wait.
         if self.reserved().current_bytes > self.soft_bytes() {

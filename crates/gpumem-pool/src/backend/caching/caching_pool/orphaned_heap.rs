@@ -33,7 +33,7 @@ impl Drop for CachingPool {
             is_free_to_go && left.give_back(driver, clocks, HowFar::Known)
         });
         if !is_gone {
-            self.device.maintenance().add_left(Box::new(left));
+            self.device.maintenance().defer_release(Box::new(left));
         }
     }
 }
@@ -49,7 +49,12 @@ pub(super) fn leave(
     if let Some((handle, size_bytes)) = handle {
         heap.lose(handle, size_bytes);
     }
-    device.maintenance().add_left(Box::new(OrphanedHeap { access: access.remains(), heap, extents, ranges }));
+    device.maintenance().defer_release(Box::new(OrphanedHeap {
+        access: access.remains(),
+        heap,
+        extents,
+        ranges,
+    }));
 }
 
 /// The heap of a pool that is gone, and its addresses.

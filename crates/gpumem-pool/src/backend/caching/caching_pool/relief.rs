@@ -33,7 +33,7 @@ impl CachingPool {
         let kind = self.access.admission().kind();
         let needs_wait = kind != MemoryKind::Host
             || !others.is_empty()
-            || self.device.maintenance().has_left_for(kind)
+            || self.device.maintenance().has_deferred_for(kind)
             || !self.core().pending_streams().is_empty();
         if !needs_wait {
             return self.device.is_idle();

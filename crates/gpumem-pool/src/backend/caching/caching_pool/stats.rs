@@ -58,10 +58,14 @@ impl CachingPool {
 
     /// The shortage of a request that no rung could serve. Without a refusal of the driver or of the admission, the request was
     /// larger than what the limits leave.
-    pub(in super::super) fn shortage(&self, requested_bytes: u64, refusal: Option<Refusal>) -> Shortage {
+    pub(in super::super) fn describe_shortage(
+        &self,
+        requested_bytes: u64,
+        refusal: Option<Refusal>,
+    ) -> Shortage {
         let admitted_bytes = self.reserved().current_bytes;
         let own_limit = || self.limits.exceeded_at(admitted_bytes);
-        let limit = || self.access.admission().full_for(requested_bytes).or_else(own_limit);
+        let limit = || self.access.admission().limit_exceeded_by(requested_bytes).or_else(own_limit);
         let refusal = refusal.or_else(|| limit().map(Refusal::Limit));
         Shortage { requested_bytes, alignment: 0, admitted_bytes, refusal }
     }

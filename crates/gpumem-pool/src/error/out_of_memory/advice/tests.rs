@@ -88,7 +88,7 @@ fn margin(limit_others_bytes: u64, report: OutOfMemory) -> OutOfMemory {
 #[test]
 fn each_program_gets_the_advice_that_is_right_for_it() {
     for (program, report, advice, says, never) in cases() {
-        let text = report.advised();
+        let text = report.advice_text();
         assert_eq!(report.advice(), advice, "{program}:\n{report}");
         assert!(text.contains(says), "{program}: {says:?} is missing: {text}");
         assert!(!text.contains(never), "{program}: {never:?} is wrong: {text}");

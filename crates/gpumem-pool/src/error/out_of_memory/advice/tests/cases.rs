@@ -300,7 +300,7 @@ pub(super) fn cases() -> Vec<Case> {
         (
             "a quota that is as high as the limit above it",
             OutOfMemory {
-                facts: PoolFacts { limit_above_bytes: Some(GIB), ..PoolFacts::default() },
+                facts: PoolFacts { parent_limit_bytes: Some(GIB), ..PoolFacts::default() },
                 ..private(limited(GIB, alone(24 * GIB, 0, 0, GIB + 1)))
             },
             RaiseTheLimit,
@@ -311,7 +311,7 @@ pub(super) fn cases() -> Vec<Case> {
         (
             "the limit above a private pool",
             OutOfMemory {
-                facts: PoolFacts { is_limit_above: true, ..PoolFacts::default() },
+                facts: PoolFacts { is_parent_limit: true, ..PoolFacts::default() },
                 ..shared(7 * GIB, limited(8 * GIB, alone(24 * GIB, 0, 0, 2 * GIB)))
             },
             RaiseTheLimit,

@@ -1,11 +1,11 @@
-//! [`Owner`]: the call that made an allocation, which determines how it may be freed and used.
+//! [`AllocatedBy`]: the call that made an allocation, which determines how it may be freed and used.
 
 use crate::base::handle::Handle;
 use crate::report::AllocationKind;
 
 /// The origin of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum AllocatedBy {
     /// `cuMemAlloc`.
     Plain,
     /// A memory pool.
@@ -31,7 +31,7 @@ pub(crate) enum Owner {
     Mapped { handle: Handle, devices: u64 },
 }
 
-impl Owner {
+impl AllocatedBy {
     pub(crate) fn kind(self) -> AllocationKind {
         match self {
             Self::Plain => AllocationKind::Device,
