@@ -6,7 +6,7 @@
 mod epochs;
 mod stamp;
 #[cfg(test)]
-mod twin;
+mod tests;
 
 pub use epochs::{Epochs, Seen};
 pub use stamp::{Order, Stamp, StreamId, StreamIndex};

@@ -1,4 +1,4 @@
-//! [`Backend`] supplies a pool with device memory. It is one enum, whose variants implement [`Source`].
+//! [`Source`] supplies a pool with device memory: the backends `caching`, `native` and `none` implement it.
 //!
 //! The pool validates each request before it calls the backend: the stream belongs to the pool's device, and the size
 //! is neither zero nor larger than the device. The backend applies the limits and keeps the counters. A request that finds no
@@ -22,9 +22,10 @@ use crate::device::{Clocks, Device, Stamp, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError};
 use crate::limits::Limits;
 #[cfg(feature = "backend-caching")]
-use caching::CachingBackend;
-use direct::Direct;
-use enum_dispatch::enum_dispatch;
+use caching::CachingPool;
+#[cfg(feature = "backend-caching")]
+pub(crate) use caching::{hit, put_back_small};
+use direct::DirectBackend;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUmemGenericAllocationHandle};
@@ -33,10 +34,10 @@ use native::NativeAllocator;
 use none::PlainAllocator;
 use search::WAIT_AND_TRIM;
 pub(crate) use search::{Answer, Search, Shortage, Step};
+use std::sync::Arc;
 
 /// A source of device memory. Any number of threads may call any method at the same time, with any context current.
-#[enum_dispatch]
-pub(crate) trait Source {
+pub(crate) trait Source: Send + Sync {
     fn kind(&self) -> BackendKind;
 
     /// Allocates memory for work that is queued on `stream` from now on, at a multiple of `alignment`, which is a power of
@@ -51,6 +52,16 @@ pub(crate) trait Source {
         alignment: u64,
         stream: &'a Stream,
     ) -> Result<Answer<'a, Allocation>, PoolError>;
+
+    /// The key of this backend's thread caches, for [`hit`] and [`put_back_small`]. [`NO_CACHE`] if it has none.
+    fn cache_key(&self) -> u64 {
+        NO_CACHE
+    }
+
+    /// Like [`put_back_small`], for any size.
+    fn put_back(&self, _cache_key: u64, _: &Allocation, _size_bytes: u64, _owner_stream: StreamId) -> bool {
+        false
+    }
 
     /// Adds the backend's figures to the report of a request that it could not serve.
     ///
@@ -284,6 +295,15 @@ pub(crate) struct Counts {
     pub(crate) allocation_count: u64,
 }
 
+impl Counts {
+    /// Whether a search that found nothing may succeed now: other threads have allocated or freed since `before`, and live blocks
+    /// leave room for `size_bytes` below `most_bytes`.
+    pub(crate) fn may_fit_since(&self, before: &Self, size_bytes: u64, most_bytes: u64) -> bool {
+        let moves = |counts: &Self| (counts.allocation_count, counts.block_count);
+        moves(before) != moves(self) && self.in_use_bytes.saturating_add(size_bytes) <= most_bytes
+    }
+}
+
 /// The memory that a backend has reserved from the device, for live blocks and for reuse.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reserved {
@@ -293,102 +313,44 @@ pub(crate) struct Reserved {
     pub(crate) record_bytes: u64,
 }
 
-#[enum_dispatch(Source)]
-pub(crate) enum Backend {
-    #[cfg(feature = "backend-caching")]
-    Caching(CachingBackend),
-    #[cfg(feature = "backend-native")]
-    Native(Direct<NativeAllocator>),
-    None(Direct<PlainAllocator>),
-}
-
-/// The fast paths: they take no lock that threads share, and make no driver call. They are inlined into their
-/// callers, so that arguments stay in registers. Callers pass the backend's [`cache_key`](Backend::cache_key), which saves
-/// a look-up.
-impl Backend {
-    /// The key of this backend's thread caches. [`NO_CACHE`] if the backend has none.
-    pub(crate) fn cache_key(&self) -> u64 {
-        match self {
-            #[cfg(feature = "backend-caching")]
-            Self::Caching(caching) => caching.cache_key(),
-            _ => NO_CACHE,
-        }
-    }
-
-    /// [`Source::alloc`] from the calling thread's cache; `None` on a miss. A stream that the thread has not yet used
-    /// with this pool always misses.
-    #[inline(always)]
-    pub(crate) fn hit(cache_key: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
-        #[cfg(feature = "backend-caching")]
-        return CachingBackend::hit(cache_key, size_bytes, fast_path_id);
-        #[cfg(not(feature = "backend-caching"))]
-        {
-            let _ = (cache_key, size_bytes, fast_path_id);
-            None
-        }
-    }
-
-    /// [`Source::free`] into the calling thread's cache, for a small block that only the owner stream has used.
-    /// Returns false if the cache has no room. Once this returns true, the pool may be gone.
-    #[inline(always)]
-    pub(crate) fn put_back_small(
-        cache_key: u64,
-        allocation: &Allocation,
-        size_bytes: u64,
-        owner_stream: StreamId,
-    ) -> bool {
-        #[cfg(feature = "backend-caching")]
-        return CachingBackend::put_back_small(cache_key, allocation, size_bytes, owner_stream);
-        #[cfg(not(feature = "backend-caching"))]
-        {
-            let _ = (cache_key, allocation, size_bytes, owner_stream);
-            false
-        }
-    }
-
-    /// Like [`put_back_small`](Self::put_back_small), for any size.
-    pub(crate) fn put_back(
-        &self,
-        cache_key: u64,
-        allocation: &Allocation,
-        size_bytes: u64,
-        owner_stream: StreamId,
-    ) -> bool {
-        match self {
-            #[cfg(feature = "backend-caching")]
-            Self::Caching(caching) => caching.put_back(cache_key, allocation, size_bytes, owner_stream),
-            _ => {
-                let _ = (cache_key, allocation, size_bytes, owner_stream);
-                false
-            }
-        }
-    }
-}
-
 /// The key of a backend without thread caches. It matches no cache.
 pub(crate) const NO_CACHE: u64 = u64::MAX;
 
-impl Backend {
-    /// Creates the configured backend. Without a configured one, creates the best backend that is compiled in and
-    /// that the device supports.
-    pub(crate) fn new(device: &Device, config: &Config, limits: &Limits) -> Result<Self, PoolError> {
-        let caching = || caching(device, config, limits);
-        let native = || native(device, config, limits);
-        let none = || none(device, config, limits);
-        match config.backend {
-            Some(BackendKind::Caching) => caching(),
-            Some(BackendKind::Native) => native(),
-            Some(BackendKind::None) => none(),
-            None => caching().or_else(|error| instead(error, native)).or_else(|error| instead(error, none)),
-        }
+/// [`Source::alloc`] from the calling thread's cache; `None` on a miss. A stream that the thread has not yet used with this pool
+/// always misses.
+#[cfg(not(feature = "backend-caching"))]
+#[inline(always)]
+pub(crate) fn hit(_cache_key: u64, _size_bytes: u64, _fast_path_id: u64) -> Option<Allocation> {
+    None
+}
+
+/// [`Source::free`] into the calling thread's cache, for a small block that only the owner stream has used. Returns false if the
+/// cache has no room. Once this returns true, the pool may be gone.
+#[cfg(not(feature = "backend-caching"))]
+#[inline(always)]
+pub(crate) fn put_back_small(_cache_key: u64, _: &Allocation, _size_bytes: u64, _: StreamId) -> bool {
+    false
+}
+
+/// Creates the configured backend. Without a configured one, creates the best backend that is compiled in and that the device
+/// supports.
+pub(crate) fn open(device: &Device, config: &Config, limits: &Limits) -> Result<Arc<dyn Source>, PoolError> {
+    let caching = || caching(device, config, limits);
+    let native = || native(device, config, limits);
+    let none = || none(device, config, limits);
+    match config.backend {
+        Some(BackendKind::Caching) => caching(),
+        Some(BackendKind::Native) => native(),
+        Some(BackendKind::None) => none(),
+        None => caching().or_else(|error| instead(error, native)).or_else(|error| instead(error, none)),
     }
 }
 
 /// Tries the next backend if this one is not compiled in or the device does not support it.
 fn instead(
     error: PoolError,
-    next: impl FnOnce() -> Result<Backend, PoolError>,
-) -> Result<Backend, PoolError> {
+    next: impl FnOnce() -> Result<Arc<dyn Source>, PoolError>,
+) -> Result<Arc<dyn Source>, PoolError> {
     match error {
         PoolError::BackendNotBuilt { .. }
         | PoolError::BackendUnsupported { .. }
@@ -398,18 +360,18 @@ fn instead(
 }
 
 #[cfg(feature = "backend-caching")]
-fn caching(device: &Device, config: &Config, limits: &Limits) -> Result<Backend, PoolError> {
-    Ok(CachingBackend::new(device, config, limits)?.into())
+fn caching(device: &Device, config: &Config, limits: &Limits) -> Result<Arc<dyn Source>, PoolError> {
+    Ok(CachingPool::new(device, config, limits)?)
 }
 
 #[cfg(not(feature = "backend-caching"))]
-fn caching(_: &Device, _: &Config, _: &Limits) -> Result<Backend, PoolError> {
+fn caching(_: &Device, _: &Config, _: &Limits) -> Result<Arc<dyn Source>, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
 }
 
-fn none(device: &Device, config: &Config, limits: &Limits) -> Result<Backend, PoolError> {
+fn none(device: &Device, config: &Config, limits: &Limits) -> Result<Arc<dyn Source>, PoolError> {
     check_not_exported(BackendKind::None, config.handle_use)?;
-    Ok(Direct::new(device, config, limits, PlainAllocator::new(config.kind)).into())
+    Ok(DirectBackend::new(device, config, limits, PlainAllocator::new(config.kind)))
 }
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
@@ -420,15 +382,15 @@ fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(),
 }
 
 #[cfg(feature = "backend-native")]
-fn native(device: &Device, config: &Config, limits: &Limits) -> Result<Backend, PoolError> {
+fn native(device: &Device, config: &Config, limits: &Limits) -> Result<Arc<dyn Source>, PoolError> {
     check_not_exported(BackendKind::Native, config.handle_use)?;
     if config.handle_use.rdma {
         return Err(native::cannot_pin());
     }
-    Ok(Direct::new(device, config, limits, NativeAllocator::new(device, config, limits)?).into())
+    Ok(DirectBackend::new(device, config, limits, NativeAllocator::new(device, config, limits)?))
 }
 
 #[cfg(not(feature = "backend-native"))]
-fn native(_: &Device, _: &Config, _: &Limits) -> Result<Backend, PoolError> {
+fn native(_: &Device, _: &Config, _: &Limits) -> Result<Arc<dyn Source>, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Native, feature: "backend-native" })
 }

@@ -27,7 +27,7 @@ pub(crate) use context::Handle;
 pub use context::{CaptureModeGuard, ContextGuard};
 pub use event::Event;
 pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
-pub(crate) use maintenance::{DeferredRelease, HowFar, Idle, Maintenance, PoolMaintenance};
+pub(crate) use maintenance::{HowFar, Idle, Maintenance, PoolMaintenance};
 pub use order::StreamId;
 pub(crate) use order::{
     Clocks, GRAPH_BIT, Life, Marker, MarkerEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
@@ -298,6 +298,12 @@ impl Device {
     #[inline]
     pub(crate) fn enter(&self) -> Result<ContextGuard<'_>, DriverError> {
         ContextGuard::enter(self.driver(), self.context())
+    }
+
+    /// Like [`Device::enter`], and in the relaxed capture mode.
+    pub(crate) fn enter_relaxed(&self) -> Result<(CaptureModeGuard<'_>, ContextGuard<'_>), DriverError> {
+        let context = self.enter()?;
+        Ok((CaptureModeGuard::enter(self.driver())?, context))
     }
 
     /// Records an error that states that the context is lost. Paths that make no driver call would not notice it.

@@ -31,7 +31,7 @@ pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub(crate) use state::{State, StateRef};
 pub use unified::{Location, MemoryAdvice};
 
-use crate::backend::{Backend, Source};
+use crate::backend;
 use crate::config::{ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, Limit, MemoryKind, ignored};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
@@ -81,7 +81,7 @@ impl Pool {
         let soft_limit_bytes = Limits::resolve(config.soft_limit, config.kind, device.total_bytes())?;
         let hard_limit_bytes = Limits::resolve_hard(config.hard_limit, config.kind, device.total_bytes())?;
         let limits = Limits::new(LimitNode::new(hard_limit_bytes, parent.clone()), soft_limit_bytes);
-        let backend = Backend::new(device, config, &limits)?;
+        let backend = backend::open(device, config, &limits)?;
         let peers = setup.peers.clone();
         let pool = Self(StateRef::new(setup, is_for_host, backend, limits));
         peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;

@@ -1,4 +1,4 @@
-//! [`Direct`]: a backend that calls the driver for each block. `native` and `none` share its counters and its ladder.
+//! [`DirectBackend`]: a backend that calls the driver for each block. `native` and `none` share its counters and its ladder.
 //!
 //! The hard limit bounds the memory of live blocks. Every request is admitted before the driver is called. A free is
 //! counted as soon as the block is dropped, so waiting for the free would not make room under the limit.
@@ -17,7 +17,6 @@ use crate::device::{Device, Idle, MarkerEvent, Stream, StreamId, StreamIndex, de
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::limits::{Admission, Limits};
 use crate::stats::UsageCounters;
-use core::ops::Deref;
 use core::time::Duration;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
@@ -27,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Instant;
 
 /// The driver calls of one backend. An implementation does nothing else, and returns the driver's errors.
-pub(crate) trait DriverAllocator {
+pub(crate) trait DriverAllocator: Send + Sync + 'static {
     const KIND: BackendKind;
 
     /// Whether freed memory stays reserved, so that a trim can make room.
@@ -95,10 +94,9 @@ pub(crate) trait DriverAllocator {
     fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError>;
 }
 
-pub(crate) struct Direct<C>(Arc<DirectBackend<C>>);
-
-/// The backend itself. Its device holds weak references to it.
+/// A backend whose blocks are allocations of the driver. Its device holds weak references to it.
 pub(crate) struct DirectBackend<C> {
+    own: Weak<Self>,
     device: Device,
     counters: UsageCounters,
     /// The counters of streams that have live blocks.
@@ -118,18 +116,16 @@ pub(crate) struct DirectBackend<C> {
     calls: C,
 }
 
-impl<C: DriverAllocator + Send + Sync + 'static> Direct<C> {
-    pub(super) fn new(device: &Device, config: &Config, limits: &Limits, calls: C) -> Self {
-        let (device, admission, limits) =
-            (device.clone(), Admission::new(config, limits, device.budget()), limits.clone());
-        let growth = GrowthLog::default();
-        let direct = Arc::new(DirectBackend {
-            device,
+impl<C: DriverAllocator> DirectBackend<C> {
+    pub(super) fn new(device: &Device, config: &Config, limits: &Limits, calls: C) -> Arc<Self> {
+        let direct = Arc::new_cyclic(|own| Self {
+            own: own.clone(),
+            device: device.clone(),
             counters: UsageCounters::default(),
             streams: Mutex::default(),
-            admission,
-            limits,
-            growth,
+            admission: Admission::new(config, limits, device.budget()),
+            limits: limits.clone(),
+            growth: GrowthLog::default(),
             idle: Idle::new(config.idle_after),
             is_registered_for_waits: Once::new(),
             collect_above: config.collect_above,
@@ -138,11 +134,9 @@ impl<C: DriverAllocator + Send + Sync + 'static> Direct<C> {
             calls,
         });
         if C::KEEPS_MEMORY {
-            let member: Weak<DirectBackend<C>> = Arc::downgrade(&direct);
-            direct.device.maintenance().add_trimmable(member);
-            direct.device.maintenance().add_driver_pool();
+            device.maintenance().add_trimmable(direct.own.clone());
+            device.maintenance().add_driver_pool();
         }
-        let direct = Self(direct);
         if direct.idle.is_asked_for() || direct.limits.soft_bytes().is_some() {
             direct.register_for_waits();
         }
@@ -152,23 +146,10 @@ impl<C: DriverAllocator + Send + Sync + 'static> Direct<C> {
     /// Registers the pool for notifications of host waits, if the backend keeps memory.
     fn register_for_waits(&self) {
         if C::KEEPS_MEMORY {
-            self.is_registered_for_waits.call_once(|| {
-                let waiting: Weak<DirectBackend<C>> = Arc::downgrade(&self.0);
-                self.device.maintenance().add_pool(waiting);
-            });
+            self.is_registered_for_waits.call_once(|| self.device.maintenance().add_pool(self.own.clone()));
         }
     }
-}
 
-impl<C> Deref for Direct<C> {
-    type Target = DirectBackend<C>;
-
-    fn deref(&self) -> &DirectBackend<C> {
-        &self.0
-    }
-}
-
-impl<C: DriverAllocator> DirectBackend<C> {
     fn count_in(&self, owner_stream: StreamId, size_bytes: u64) {
         let mut streams = self.lock_streams();
         let counters = streams.entry(owner_stream).or_default();
@@ -244,7 +225,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     }
 }
 
-impl<C: DriverAllocator + Send + Sync + 'static> Source for Direct<C> {
+impl<C: DriverAllocator> Source for DirectBackend<C> {
     fn kind(&self) -> BackendKind {
         C::KIND
     }

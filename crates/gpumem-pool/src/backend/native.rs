@@ -32,7 +32,7 @@ mod pending_frees;
 use super::direct::DriverAllocator;
 use super::{FreeRequest, Reserved};
 use crate::config::{BackendKind, Config, MemoryKind};
-use crate::device::{CaptureModeGuard, Device, Stream};
+use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::limits::Limits;
 use chain::Chain;
@@ -69,8 +69,7 @@ impl NativeAllocator {
             }
             _ => UNBOUNDED,
         };
-        let _bound = device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(device.driver())?;
+        let _entered = device.enter_relaxed()?;
         let chain = Chain::new(device, kind, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED));
         let chain = chain.map_err(|error| match error.code() {
             // The driver has the function, but does not support the kind.
@@ -97,8 +96,7 @@ impl DriverAllocator for NativeAllocator {
         if let Frees::Ordered(ordered) = &self.frees {
             ordered.before_acquire(stream)?;
         }
-        let _bound = self.device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        let _entered = self.device.enter_relaxed()?;
         match &self.frees {
             Frees::Ordered(_) => {
                 let _call = stream.hold();
@@ -169,14 +167,12 @@ impl DriverAllocator for NativeAllocator {
     }
 
     fn reset_peak(&self) -> Result<(), DriverError> {
-        let _bound = self.device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        let _entered = self.device.enter_relaxed()?;
         self.chain.reset_peak()
     }
 
     fn set_soft_limit(&self, limit_bytes: Option<u64>) -> Result<(), DriverError> {
-        let _bound = self.device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        let _entered = self.device.enter_relaxed()?;
         self.chain.keep(limit_bytes.unwrap_or(UNBOUNDED))
     }
 
@@ -185,8 +181,7 @@ impl DriverAllocator for NativeAllocator {
     }
 
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError> {
-        let _bound = device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(device.driver())?;
+        let _entered = device.enter_relaxed()?;
         if let Frees::Complete(complete) = &self.frees {
             complete.wait()?;
         }
@@ -194,8 +189,7 @@ impl DriverAllocator for NativeAllocator {
     }
 
     fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError> {
-        let _bound = device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(device.driver())?;
+        let _entered = device.enter_relaxed()?;
         Ok(Some(Reserved {
             current_bytes: self.chain.reserved_bytes()?,
             peak_bytes: self.chain.reserved_peak_bytes()?,

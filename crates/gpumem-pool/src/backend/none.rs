@@ -7,7 +7,7 @@
 use super::direct::DriverAllocator;
 use super::{FreeRequest, Reserved, plain};
 use crate::config::{BackendKind, MemoryKind};
-use crate::device::{CaptureModeGuard, Device, Stamp, Stream};
+use crate::device::{Device, Stamp, Stream};
 use crate::error::PoolError;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
@@ -34,8 +34,7 @@ impl PlainAllocator {
         let clocks = device.clocks();
         let uses: Vec<Stamp> = freed.stamps(clocks).collect();
         clocks.finish_stamps(&uses, None)?;
-        let _bound = device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(device.driver())?;
+        let _entered = device.enter_relaxed()?;
         // SAFETY: the address came from `acquire`, its only block is gone, and the address is not used again after a
         // success. The uses of the block are complete, with one exception: during a capture, another library's stream
         // can't be marked and may have a pending use. The program must order that use before the drop, and the
@@ -62,8 +61,7 @@ impl DriverAllocator for PlainAllocator {
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
         let device = stream.device();
-        let _bound = device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(device.driver())?;
+        let _entered = device.enter_relaxed()?;
         plain::acquire(device.driver(), self.kind, size_bytes)
     }
 

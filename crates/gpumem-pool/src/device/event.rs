@@ -88,8 +88,7 @@ impl Event {
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the query or earlier work failed.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         self.check_runs("querying an event")?;
-        let _bound = self.device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        let _entered = self.device.enter_relaxed()?;
         let covered = self.covered();
         // SAFETY: the event is alive.
         let is_complete =

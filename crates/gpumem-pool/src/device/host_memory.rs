@@ -5,7 +5,7 @@
 //! buffer that outlives the call is owned ([`HostMemory`]). Both wait for the device at their end. If the wait fails,
 //! the owner keeps the buffer. The closure's caller gets the slice back in any case, so that wait has no bound.
 
-use crate::device::{CaptureModeGuard, Device, Handle, KeptMemory, Patience};
+use crate::device::{Device, Handle, KeptMemory, Patience};
 use crate::error::PoolError;
 use buffer::Parts;
 pub use buffer::{HostBuffer, HostBufferMut};
@@ -228,8 +228,7 @@ impl<B: HostBuffer> HostMemory<B> {
 
 /// Unregisters memory that no work uses.
 fn unregister(device: &Device, host: *mut c_void) -> Result<(), DriverError> {
-    let _bound = device.enter()?;
-    let _relaxed = CaptureModeGuard::enter(device.driver())?;
+    let _entered = device.enter_relaxed()?;
     // SAFETY: the memory was registered by `Registration::pin`, no work uses it, and the context is current.
     match unsafe { device.driver().cuMemHostUnregister(host) } {
         Err(error) if error.code() == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Ok(()),
@@ -436,8 +435,7 @@ impl Registration {
     /// Registers the memory and finds its address. Breaks no capture.
     fn pin(&mut self, flags: u32) -> Result<(), DriverError> {
         let driver = self.device.driver();
-        let _bound = self.device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(driver)?;
+        let _entered = self.device.enter_relaxed()?;
         // SAFETY: the memory does not move until the registration has ended, and the context is current.
         unsafe { driver.cuMemHostRegister_v2(self.host, self.size_bytes as usize, flags)? };
         self.is_registered = true;

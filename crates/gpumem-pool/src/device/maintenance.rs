@@ -36,7 +36,7 @@ pub(crate) struct Maintenance {
 #[derive(Default)]
 struct Work {
     pools: Vec<Weak<dyn PoolMaintenance>>,
-    deferred: Vec<Box<dyn DeferredRelease>>,
+    deferred: Vec<DeferredRelease>,
     /// All pools that cache memory.
     trimmables: Vec<Weak<dyn Trimmable>>,
 }
@@ -55,15 +55,22 @@ pub(crate) trait PoolMaintenance: Send + Sync {
 }
 
 /// Memory of a dropped pool.
-pub(crate) trait DeferredRelease: Send {
-    /// The kind of memory.
-    fn kind(&self) -> MemoryKind;
-
+struct DeferredRelease {
+    kind: MemoryKind,
     /// Whether the calls that release it wait for the device.
-    fn waits(&self) -> bool;
+    waits: bool,
+    release: Box<Release>,
+}
 
-    /// Releases memory that is known to be unused. True once nothing is left. The device's context is current.
-    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool;
+/// Releases memory that is known to be unused. Returns true once nothing is left. The device's context is current, and the capture mode
+/// relaxed.
+type Release = dyn FnMut(&Driver, &Clocks, HowFar) -> bool + Send;
+
+impl DeferredRelease {
+    fn release(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
+        // Releasing memory must not break a capture.
+        CaptureModeGuard::enter(driver).is_ok_and(|_relaxed| (self.release)(driver, clocks, how))
+    }
 }
 
 /// The extent to which memory of dropped pools is released.
@@ -115,9 +122,15 @@ impl Maintenance {
         &self.registry
     }
 
-    /// Takes over the memory of a dropped pool.
-    pub(crate) fn defer_release(&self, memory: Box<dyn DeferredRelease>) {
-        self.work().deferred.push(memory);
+    /// Takes over the memory of a dropped pool, and calls `release` until it returns true. `waits`: the calls in it wait for the
+    /// device.
+    pub(crate) fn defer_release(
+        &self,
+        kind: MemoryKind,
+        waits: bool,
+        release: impl FnMut(&Driver, &Clocks, HowFar) -> bool + Send + 'static,
+    ) {
+        self.work().deferred.push(DeferredRelease { kind, waits, release: Box::new(release) });
         self.is_needed.store(true, Ordering::Relaxed);
     }
 
@@ -155,15 +168,14 @@ impl Maintenance {
             return Ok(());
         }
         let (driver, clocks) = (device.driver(), device.clocks());
-        let _bound = device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(driver)?;
+        let _entered = device.enter_relaxed()?;
         clocks.poll(DEFERRED_POLL_BUDGET)?;
-        let is_idle = self.work().deferred.iter().any(|left| left.waits()) && device.is_idle()?;
+        let is_idle = self.work().deferred.iter().any(|memory| memory.waits) && device.is_idle()?;
         let how = HowFar::Until(Instant::now() + DEFERRED_BUDGET);
         let mut work = self.work();
-        work.deferred.retain_mut(|left| {
-            let is_skipped = how.is_over() || left.waits() && !is_idle;
-            is_skipped || !left.give_back(driver, clocks, how)
+        work.deferred.retain_mut(|memory| {
+            let is_skipped = how.is_over() || memory.waits && !is_idle;
+            is_skipped || !memory.release(driver, clocks, how)
         });
         Ok(())
     }
@@ -184,10 +196,10 @@ impl Maintenance {
         if !self.is_needed.load(Ordering::Relaxed) {
             return;
         }
-        // Releasing memory here must not break a capture.
+        // Releasing memory must not break a capture.
         let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return };
         let mut work = self.work();
-        work.deferred.retain_mut(|left| !left.give_back(driver, clocks, HowFar::Known));
+        work.deferred.retain_mut(|memory| !memory.release(driver, clocks, HowFar::Known));
         let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();
         work.pools.retain(|pool| pool.strong_count() > 0);
         self.is_needed.store(!(work.pools.is_empty() && work.deferred.is_empty()), Ordering::Relaxed);
@@ -200,9 +212,9 @@ impl Maintenance {
     /// device stays.
     pub(crate) fn after_late_wait(&self, driver: &Driver, clocks: &Clocks) {
         if self.is_needed.load(Ordering::Relaxed) {
-            let give_back =
-                |left: &mut Box<dyn DeferredRelease>| left.give_back(driver, clocks, HowFar::Known);
-            self.work().deferred.retain_mut(|left| left.waits() || !give_back(left));
+            let is_kept =
+                |memory: &mut DeferredRelease| memory.waits || !memory.release(driver, clocks, HowFar::Known);
+            self.work().deferred.retain_mut(is_kept);
         }
     }
 
@@ -213,14 +225,14 @@ impl Maintenance {
 
     /// Whether a dropped pool left memory behind whose release helps this kind.
     pub(crate) fn has_deferred_for(&self, kind: MemoryKind) -> bool {
-        self.work().deferred.iter().any(|left| left.kind().helps(kind))
+        self.work().deferred.iter().any(|memory| memory.kind.helps(kind))
     }
 
     /// Releases everything when the device is dropped: all its work is done.
     pub(crate) fn finish(&self, driver: &Driver, clocks: &Clocks) {
         // Memory that cannot be released goes with the context.
-        for mut left in self.work().deferred.drain(..) {
-            left.give_back(driver, clocks, HowFar::All);
+        for mut memory in self.work().deferred.drain(..) {
+            memory.release(driver, clocks, HowFar::All);
         }
     }
 

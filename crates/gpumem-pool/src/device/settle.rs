@@ -1,7 +1,7 @@
 //! Waiting at the end of a borrow: for all work of a device, with or without captures.
 
 use super::Device;
-use crate::device::{CaptureModeGuard, capturing::cut_short};
+use crate::device::capturing::cut_short;
 use crate::error::{PoolError, is_of_capture, is_over};
 use core::time::Duration;
 use gpumem_sys::DriverError;
@@ -90,8 +90,7 @@ impl Device {
 
     /// One attempt. False if work may still run that cannot be waited for now.
     fn try_to_settle(&self, work: Work) -> Result<bool, DriverError> {
-        let _bound = self.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.driver())?;
+        let _entered = self.enter_relaxed()?;
         let is_captured = self.clocks().captures().captures_on(self) || self.clocks().has_capture(self);
         if work == Work::OfKnownStreams || is_captured {
             let by_markers = self.clocks().finish_everything(self);

@@ -14,7 +14,7 @@ pub use builder::StreamBuilder;
 pub(crate) use foreign::{LEGACY, WeakStream};
 pub use point::StreamPoint;
 
-use crate::device::{CaptureModeGuard, Clocks, Device, Event, Handle, OrderEvent, StreamId, StreamIndex};
+use crate::device::{Clocks, Device, Event, Handle, OrderEvent, StreamId, StreamIndex};
 use crate::error::PoolError;
 use borrow::Borrows;
 use core::fmt;
@@ -137,8 +137,7 @@ impl Stream {
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         self.check_usable()?;
         self.check_runs("querying a stream")?;
-        let _bound = self.device().enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
+        let _entered = self.device().enter_relaxed()?;
         let observation = self.clocks().observe(self.id())?;
         // SAFETY: the stream is alive, and its context current.
         let is_complete =
@@ -196,8 +195,7 @@ impl Stream {
     }
 
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
-        let _bound = self.device().enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
+        let _entered = self.device().enter_relaxed()?;
         let observation = self.clocks().observe(self.id())?;
         // SAFETY: the stream is alive, and its context current.
         self.device().noting(unsafe { self.device().driver().cuStreamSynchronize(self.raw()) })?;
@@ -208,8 +206,7 @@ impl Stream {
     /// Like [`Stream::finish`], but without later work of other threads, where a marker can be waited for.
     fn finish_so_far(&self) -> Result<(), DriverError> {
         let is_done = {
-            let _bound = self.device().enter()?;
-            let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
+            let _entered = self.device().enter_relaxed()?;
             self.clocks().synchronize_so_far(self.stream_index())
         };
         if matches!(is_done, Ok(true)) { Ok(()) } else { self.finish() }

@@ -7,7 +7,7 @@
 //! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`wait_deadline_ms`](crate::conf), over all its attempts ([`deadline`](crate::device::deadline)) |
 
 use super::Device;
-use crate::device::{CaptureModeGuard, MarkerEvent, Observation, OrderEvent};
+use crate::device::{MarkerEvent, Observation, OrderEvent};
 use crate::error::PoolError;
 use core::time::Duration;
 use gpumem_sys::DriverError;
@@ -97,8 +97,7 @@ impl Device {
     /// Drivers before CUDA 12.5 have no such event: there only known streams are waited for until the deadline, and
     /// work of other libraries' streams without one.
     pub(crate) fn finish_until(&self, until: Instant) -> Result<bool, DriverError> {
-        let _bound = self.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.driver())?;
+        let _entered = self.enter_relaxed()?;
         let observation = self.clocks().observe_device(self);
         // Each stream's own events, before the one that covers them all.
         let mut each = Vec::new();
@@ -155,8 +154,7 @@ impl Device {
     /// Whether the device is idle, as far as that can be queried without waiting for work; false if it cannot be
     /// queried.
     pub(crate) fn is_idle(&self) -> Result<bool, DriverError> {
-        let _bound = self.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.driver())?;
+        let _entered = self.enter_relaxed()?;
         match self.mark_all()? {
             ContextMarker::Event(event) => self.is_passed(&event),
             ContextMarker::Capturing => Ok(false),

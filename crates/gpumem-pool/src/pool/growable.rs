@@ -1,6 +1,6 @@
 //! [`GrowableBlock`]: contiguous addresses whose memory grows and shrinks at the end.
 
-use crate::backend::{Growing, Source};
+use crate::backend::Growing;
 use crate::config::MemoryKind;
 use crate::device::{Device, Stamp, Stream, StreamId, order::uses};
 use crate::error::PoolError;

@@ -1,6 +1,5 @@
 //! [`Pool::enable_peer_access`]: access to a pool's memory from other devices.
 
-use crate::backend::Source;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::pool::Pool;

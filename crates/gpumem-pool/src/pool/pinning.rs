@@ -1,6 +1,5 @@
 //! [`Block::pin_backing`]: fixes the physical memory behind a block.
 
-use crate::backend::Source;
 use crate::error::PoolError;
 use crate::pool::Block;
 

@@ -1,6 +1,5 @@
 //! [`Pool::private`]: a pool within another pool's limit.
 
-use crate::backend::Source;
 use crate::config::Limit;
 use crate::error::PoolError;
 use crate::pool::Pool;

@@ -3,8 +3,8 @@
 //! A block lies in one or more driver handles. Each handle is exported as a file descriptor. The other process maps
 //! the handles side by side, as they are mapped here, and finds the block at its offset.
 
-use crate::backend::{Source, Underlying};
-use crate::device::{CaptureModeGuard, Device, Patience, Work};
+use crate::backend::Underlying;
+use crate::device::{Device, Patience, Work};
 use crate::error::PoolError;
 use crate::pool::Block;
 use core::ffi::c_void;
@@ -163,8 +163,7 @@ impl ImportedBlock {
             size_bytes,
         };
         if all_bytes > 0 {
-            let _bound = device.enter()?;
-            let _relaxed = CaptureModeGuard::enter(device.driver())?;
+            let _entered = device.enter_relaxed()?;
             // If a call fails, the drop undoes the earlier ones.
             imported.reserve(all_bytes)?;
             handles.iter().try_for_each(|handle| imported.map(handle))?;
@@ -247,8 +246,7 @@ impl ImportedBlock {
         let driver = device.driver();
         let give_back = |call: &dyn Fn() -> Result<(), DriverError>| {
             device.give_back(Patience::Owned, || {
-                let _bound = device.enter()?;
-                let _relaxed = CaptureModeGuard::enter(driver)?;
+                let _entered = device.enter_relaxed()?;
                 call()
             })
         };

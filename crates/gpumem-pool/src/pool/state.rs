@@ -13,7 +13,7 @@ mod report;
 mod room;
 mod status;
 
-use crate::backend::{Backend, NO_CACHE, Source};
+use crate::backend::{NO_CACHE, Source};
 use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::{Clocks, Device, Stream};
 use crate::error::PoolError;
@@ -39,7 +39,7 @@ pub(crate) struct State {
     /// Whether the host may use the memory, as the device reports.
     is_for_host: bool,
     graph_memory: Arc<GraphMemory>,
-    backend: Backend,
+    backend: Arc<dyn Source>,
     limits: Limits,
     tags: Tags,
     /// The innermost adaptor, if exact peaks were requested.
@@ -68,7 +68,7 @@ const _: () = {
 
 impl StateRef {
     /// Creates a state with one handle.
-    pub(crate) fn new(setup: Setup, is_for_host: bool, backend: Backend, limits: Limits) -> Self {
+    pub(crate) fn new(setup: Setup, is_for_host: bool, backend: Arc<dyn Source>, limits: Limits) -> Self {
         let device = setup.device.clone();
         let tags = Tags::new();
         let counts_apart = setup.config.exact_peaks && backend.kind() == BackendKind::Caching;
@@ -152,8 +152,8 @@ impl State {
         &self.device
     }
 
-    pub(crate) fn backend(&self) -> &Backend {
-        &self.backend
+    pub(crate) fn backend(&self) -> &dyn Source {
+        &*self.backend
     }
 
     pub(crate) fn setup(&self) -> &Setup {

@@ -1,6 +1,5 @@
 //! Placement of unified memory: [`Block::prefetch`] and [`Block::advise`].
 
-use crate::backend::Source;
 use crate::config::{BackendKind, MemoryKind};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;

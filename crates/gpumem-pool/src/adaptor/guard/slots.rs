@@ -5,9 +5,7 @@
 
 use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId, Release};
 use crate::config::MemoryKind;
-use crate::device::{
-    CaptureModeGuard, Clocks, DeferredRelease, Device, Handle, HowFar, Order, Stamp, StreamId, WeakDevice,
-};
+use crate::device::{Clocks, Device, Handle, HowFar, Order, Stamp, StreamId, WeakDevice};
 use crate::error::PoolError;
 use core::ffi::c_void;
 use gpumem_sys::Driver;
@@ -98,8 +96,7 @@ impl Slots {
 
 impl Slab {
     fn new(device: &Device) -> Result<Self, PoolError> {
-        let _bound = device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(device.driver())?;
+        let _entered = device.enter_relaxed()?;
         let mut memory = core::ptr::null_mut();
         // SAFETY: `memory` outlives the call, and the context is current.
         unsafe { device.driver().cuMemHostAlloc(&mut memory, SLOT_COUNT * SLOT_BYTES, 0)? };
@@ -138,15 +135,8 @@ impl Slab {
     }
 }
 
-impl DeferredRelease for Slab {
-    fn kind(&self) -> MemoryKind {
-        MemoryKind::Host
-    }
-
-    fn waits(&self) -> bool {
-        true
-    }
-
+impl Slab {
+    /// See [`Maintenance::defer_release`](crate::device::Maintenance::defer_release).
     fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
         let is_complete = |filling: &mut Filling| clocks.is_complete(filling.stamp);
         let done = self.filling.extract_if(.., is_complete).map(|filling| filling.slot);
@@ -161,10 +151,12 @@ impl DeferredRelease for Slab {
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        for slab in self.lock().drain(..) {
+        for mut slab in self.lock().drain(..) {
             // Without its context, the memory no longer exists.
             if let Some(device) = slab.device.upgrade() {
-                device.maintenance().defer_release(Box::new(slab));
+                let release =
+                    move |driver: &Driver, clocks: &Clocks, how| slab.give_back(driver, clocks, how);
+                device.maintenance().defer_release(MemoryKind::Host, true, release);
             }
         }
     }

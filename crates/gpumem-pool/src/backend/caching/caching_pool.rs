@@ -2,14 +2,13 @@
 //!
 //! | module | contents |
 //! | --- | --- |
+//! | `source` | the methods that the pool above calls: counters, checks, reports, peers, trims |
 //! | `block_search` | a requested block, and the search of ready memory for it |
 //! | `frees` | frees that the thread caches have no room for |
 //! | `drains` | draining the thread caches into the heap |
 //! | `guarded` | the state under the heap's lock |
-//! | `stats` | the pool's counters and their check, the figures for reports, and which limit refused |
-//! | `relief` | how much the limits let the heap reserve; releasing memory |
+//! | `relief` | how much the limits let the heap reserve, and which limit refused; releasing memory |
 //! | `eager` | releasing memory before it is short |
-//! | `users` | peer access, export and pinning |
 //! | `addresses` | reserving the heap's addresses, or the choice of plain segments |
 //! | `orphaned_heap` | the heap of a pool that is gone |
 //!
@@ -27,20 +26,19 @@ mod frees;
 mod guarded;
 mod orphaned_heap;
 mod relief;
-mod stats;
-mod users;
+mod source;
 
 use super::access::{Access, Memory};
 use super::extent::Extents;
 use super::vmm::Vmm;
 use super::{of_class, of_heap};
-use crate::backend::{Allocation as BlockPiece, Answer};
+use crate::backend::Allocation;
 use crate::config::{Config, Tuning};
 use crate::device::{Clocks, Device, Idle, Order, Stamp, Stream, StreamId};
 use crate::error::{GrowthLog, PoolError};
 use crate::limits::Limits;
 pub(super) use block_search::BlockSearch;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::SizeClass;
 use gpumem_heap::cache;
 use gpumem_heap::cache::OwnerGuard;
@@ -50,10 +48,12 @@ use gpumem_heap::heap::Heap;
 use gpumem_heap::sync::Mutex;
 use gpumem_heap::sync::{SpinMutex, SpinMutexGuard};
 pub(super) use guarded::Core;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Once, Weak};
 
-pub(super) struct CachingPool {
-    /// The key of the pool's caches in the thread-local tables.
+pub(crate) struct CachingPool {
+    own: Weak<Self>,
+    /// The key of the pool's caches in the thread-local tables. Keys are never reused, so an entry that a thread caches of a dropped
+    /// pool matches no other pool.
     cache_key: u64,
     pub(super) device: Device,
     pub(super) tuning: Tuning,
@@ -64,7 +64,7 @@ pub(super) struct CachingPool {
     collect_above: Option<f64>,
     idle: Idle,
     /// Whether the device notifies this pool of host waits.
-    is_registered_for_waits: AtomicBool,
+    is_registered_for_waits: Once,
     /// The heap's address ranges, as address and size.
     ranges: [(u64, u64); 2],
     thread_caches: ThreadCaches<Stamp>,
@@ -73,12 +73,12 @@ pub(super) struct CachingPool {
 }
 
 impl CachingPool {
-    pub(super) fn new(
-        cache_key: u64,
+    pub(in super::super) fn new(
         device: &Device,
         config: &Config,
         limits: &Limits,
     ) -> Result<Arc<Self>, PoolError> {
+        static NEXT_KEY: AtomicU64 = AtomicU64::new(cache::KEY_STEP);
         let mut tuning = config.tuning.clone();
         // A wait that is inserted in a stream does not make the host wait.
         tuning.inserted_waits &= !config.kind.is_host_accessible();
@@ -90,8 +90,9 @@ impl CachingPool {
             Memory::Segments(_) => Heap::of_segments(tuning.heap),
         };
         heap.set_limit_bytes(limits.node().limit_bytes());
-        let pool = Arc::new(Self {
-            cache_key,
+        let pool = Arc::new_cyclic(|own| Self {
+            own: own.clone(),
+            cache_key: NEXT_KEY.fetch_add(cache::KEY_STEP, Ordering::Relaxed),
             device: device.clone(),
             tuning,
             limits: limits.clone(),
@@ -99,7 +100,7 @@ impl CachingPool {
             growth: GrowthLog::default(),
             collect_above: config.collect_above,
             idle: Idle::new(config.idle_after),
-            is_registered_for_waits: AtomicBool::new(false),
+            is_registered_for_waits: Once::new(),
             ranges,
             thread_caches: ThreadCaches::new(heap.magazine_bytes()),
             core: SpinMutex::new(Core { heap, extents: Extents::default(), out_peak_bytes: 0 }),
@@ -108,31 +109,13 @@ impl CachingPool {
         if limits.soft_bytes().is_some() || pool.idle.is_asked_for() {
             pool.register_for_waits();
         }
-        let member: Weak<Self> = Arc::downgrade(&pool);
-        device.maintenance().add_trimmable(member);
-        let member: Weak<Self> = Arc::downgrade(&pool);
-        limits.node().add_trimmable(member);
+        device.maintenance().add_trimmable(pool.own.clone());
+        limits.node().add_trimmable(pool.own.clone());
         Ok(pool)
     }
 
-    /// Allocates from memory that is free now: for a small block the thread's magazine and the depot, then the heap. The rest
-    /// is up to the ladder.
-    pub(super) fn alloc<'a>(
-        &'a self,
-        size_bytes: u64,
-        alignment: u64,
-        stream: &'a Stream,
-    ) -> Answer<'a, BlockPiece> {
-        let mut search = BlockSearch::new(self, size_bytes, alignment, stream);
-        let cached = search.class.and_then(|class| self.take_cached(class, size_bytes, stream));
-        match cached.or_else(|| search.take_ready()) {
-            Some(found) => Answer::Found(found),
-            None => Answer::Short(Box::new(search)),
-        }
-    }
-
     /// Takes and counts a small block of the thread's cache for the stream. Fills the cache from the depot if it is empty.
-    fn take_cached(&self, class: SizeClass, size_bytes: u64, stream: &Stream) -> Option<BlockPiece> {
+    fn take_cached(&self, class: SizeClass, size_bytes: u64, stream: &Stream) -> Option<Allocation> {
         let stream_index = stream.stream_index();
         let taken = self.with_cache_or_adopt(stream.id(), |cache| {
             let may_have = |stamp: &Stamp| self.clocks().is_ordered(*stamp, stream_index);
@@ -187,12 +170,13 @@ impl CachingPool {
         }
     }
 
-    /// Ends allocation. Returns the number of live blocks. Later frees are counted elsewhere.
-    pub(super) fn close(&self) -> u64 {
-        let mut spill = Vec::new();
-        let counters = self.thread_caches.close(|stream| self.stamp_of(stream), &mut spill);
-        self.give_all(spill);
-        counters.block_count()
+    /// Whether the memory is host-accessible. If so, only complete memory is free.
+    fn is_for_host(&self) -> bool {
+        self.access.memory().kind().is_host_accessible()
+    }
+
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.core().heap.reserved_bytes()
     }
 
     fn stamp_of(&self, stream: u64) -> Stamp {

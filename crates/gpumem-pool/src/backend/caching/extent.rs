@@ -6,8 +6,8 @@
 
 use super::caching_pool::CachingPool;
 use super::vmm::Vmm;
-use crate::backend::{Answer, Counts, Growing, Search, Shortage, Step, WAIT_AND_TRIM};
-use crate::device::{CaptureModeGuard, Order, Stamp, StreamIndex};
+use crate::backend::{Counts, Growing, Search, Shortage, Source, Step, WAIT_AND_TRIM};
+use crate::device::{Order, Stamp, StreamIndex};
 use crate::error::{PoolError, Refusal};
 use gpumem_heap::heap::{Heap, Lost};
 use gpumem_heap::{PhysicalMemory, RawHandle};
@@ -194,8 +194,7 @@ impl Extent {
 
 impl Growing for CachingPool {
     fn add(&self, max_bytes: u64) -> Result<(u64, u64), PoolError> {
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
+        let _entered = self.device.enter_relaxed()?;
         let addresses_bytes = max_bytes.next_multiple_of(PAGE_BYTES);
         let address = self.vmm().reserve(addresses_bytes)?;
         Ok((self.core().extents.add(address, addresses_bytes), address))
@@ -210,8 +209,7 @@ impl Growing for CachingPool {
         if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
             extent.shrink_to(size_bytes, uses);
         }
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
+        let _entered = self.device.enter_relaxed()?;
         // Memory whose uses are complete is released at once.
         self.poll_with_markers(uses.iter().map(|stamp| stamp.stream_index()).collect())?;
         Ok(self.settle_extents()?)
@@ -223,8 +221,7 @@ impl Growing for CachingPool {
             extent.is_gone = true;
         }
         // The next change of an extent retries what fails now.
-        let Ok(_relaxed) = CaptureModeGuard::enter(self.device.driver()) else { return };
-        let Ok(_bound) = self.device.enter() else { return };
+        let Ok(_entered) = self.device.enter_relaxed() else { return };
         let _ = self.poll_with_markers(uses.iter().map(|stamp| stamp.stream_index()).collect());
         let _ = self.settle_extents();
     }
@@ -337,7 +334,7 @@ impl Search<()> for GrowSearch<'_> {
     }
 
     fn free_bytes(&self) -> Result<i64, PoolError> {
-        Ok(-self.pool.reserved().current_bytes.cast_signed())
+        Ok(-self.pool.reserved_bytes().cast_signed())
     }
 
     fn may_repeat(&self) -> bool {
@@ -350,8 +347,8 @@ impl Search<()> for GrowSearch<'_> {
 }
 
 impl CachingPool {
-    pub(super) fn reserve(&self, size_bytes: u64) -> Answer<'_, ()> {
-        Answer::Short(self.grow(Goal::Blocks, size_bytes))
+    pub(super) fn search_to_reserve(&self, size_bytes: u64) -> Box<dyn Search<()> + '_> {
+        self.grow(Goal::Blocks, size_bytes)
     }
 
     fn grow(&self, goal: Goal, size_bytes: u64) -> Box<dyn Search<()> + '_> {

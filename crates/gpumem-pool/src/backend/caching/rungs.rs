@@ -27,7 +27,7 @@
 //! the rungs below it search what the pool has.
 
 use super::caching_pool::{BlockSearch, CachingPool};
-use crate::backend::{Allocation, Search, Shortage, Step, WAIT_AND_TRIM};
+use crate::backend::{Allocation, Search, Shortage, Source, Step, WAIT_AND_TRIM};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{StreamIndex, deadline};
 use crate::error::{PoolError, Refusal};

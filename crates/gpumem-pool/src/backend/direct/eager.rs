@@ -8,7 +8,7 @@
 
 use super::{DirectBackend, DriverAllocator};
 use crate::config::MemoryKind;
-use crate::device::{CaptureModeGuard, MarkerEvent, PoolMaintenance, StreamIndex};
+use crate::device::{MarkerEvent, PoolMaintenance, StreamIndex};
 use crate::limits::Trimmable;
 use gpumem_sys::DriverError;
 use std::sync::{MutexGuard, PoisonError};
@@ -51,8 +51,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     /// Shows the driver the work that streams have completed since the last call, without a wait. Returns whether
     /// there is any.
     fn show_completed(&self) -> Result<bool, DriverError> {
-        let _bound = self.device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        let _entered = self.device.enter_relaxed()?;
         let mut unseen = self.unseen();
         self.device.clocks().mark_each(&self.device, &mut unseen)?;
         let marked_count = unseen.len();
@@ -82,7 +81,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     }
 }
 
-impl<C: DriverAllocator + Send + Sync> Trimmable for DirectBackend<C> {
+impl<C: DriverAllocator> Trimmable for DirectBackend<C> {
     fn before_giving(&self) {}
 
     fn kind(&self) -> MemoryKind {
@@ -107,7 +106,7 @@ impl<C: DriverAllocator + Send + Sync> Trimmable for DirectBackend<C> {
     }
 }
 
-impl<C: DriverAllocator + Send + Sync> PoolMaintenance for DirectBackend<C> {
+impl<C: DriverAllocator> PoolMaintenance for DirectBackend<C> {
     fn before_wait(&self) {}
 
     /// The host may have waited for another stream than the one that the driver checks.

@@ -11,7 +11,7 @@ use super::chain::Chain;
 use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{CaptureModeGuard, ContextGuard, Device, Handle};
+use crate::device::{ContextGuard, Device, Handle};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_sys::types::{CUcontext, CUdeviceptr, CUresult, CUstream, CUstream_flags, CUstream_st};
@@ -95,8 +95,7 @@ impl Complete {
         if !self.pending.has_waiting() {
             return Ok(false);
         }
-        let _bound = self.device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        let _entered = self.device.enter_relaxed()?;
         let clocks = self.device.clocks();
         self.pending.sweep(|free| Ok(free.is_complete(clocks) && self.free(free).map(|()| true)?))
     }
@@ -126,8 +125,7 @@ impl Complete {
     }
 
     fn free_now(&self, free: &PendingFree) -> Result<(), DriverError> {
-        let _bound = self.device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        let _entered = self.device.enter_relaxed()?;
         self.free(free)
     }
 

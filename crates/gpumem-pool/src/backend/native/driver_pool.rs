@@ -4,7 +4,7 @@
 //! driver keeps a destroyed pool until its last queued free is complete, so the drop never waits.
 
 use crate::config::MemoryKind;
-use crate::device::{CaptureModeGuard, Clocks, DeferredRelease, Device, Handle, HowFar};
+use crate::device::{Clocks, Device, Handle, HowFar};
 use core::ffi::{c_int, c_void};
 use gpumem_sys::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
@@ -146,44 +146,20 @@ impl DriverPool {
 
 impl Drop for DriverPool {
     fn drop(&mut self) {
-        let mut left = OrphanedDriverPool { handle: Handle(self.handle.0), kind: self.kind };
-        let destroyed = self.device.enter().and_then(|_bound| {
-            let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-            left.destroy(self.device.driver())
-        });
+        let driver = self.device.driver();
+        let destroyed = self.device.enter_relaxed().and_then(|_entered| destroy(driver, &self.handle));
         // A drop cannot report a failure, so the device's maintenance retries the call.
         if destroyed.is_err() {
-            self.device.maintenance().defer_release(Box::new(left));
+            let handle = Handle(self.handle.0);
+            let retry = move |driver: &Driver, _: &Clocks, _: HowFar| destroy(driver, &handle).is_ok();
+            self.device.maintenance().defer_release(self.kind, false, retry);
         }
     }
 }
 
-/// A pool that the driver failed to destroy.
-struct OrphanedDriverPool {
-    handle: Handle<CUmemPoolHandle_st>,
-    kind: MemoryKind,
-}
-
-impl OrphanedDriverPool {
-    /// Destroys the pool. No capture is affected by the call.
-    fn destroy(&mut self, driver: &Driver) -> Result<(), DriverError> {
-        let _guard = driver.teardown();
-        // SAFETY: the handle is not used again; live blocks are named by their addresses alone.
-        unsafe { driver.cuMemPoolDestroy(self.handle.0) }
-    }
-}
-
-impl DeferredRelease for OrphanedDriverPool {
-    fn kind(&self) -> MemoryKind {
-        self.kind
-    }
-
-    fn waits(&self) -> bool {
-        false
-    }
-
-    fn give_back(&mut self, driver: &Driver, _: &Clocks, _: HowFar) -> bool {
-        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
-        self.destroy(driver).is_ok()
-    }
+/// Destroys a pool, whose handle is not used after a success. No capture is affected by the call.
+fn destroy(driver: &Driver, handle: &Handle<CUmemPoolHandle_st>) -> Result<(), DriverError> {
+    let _guard = driver.teardown();
+    // SAFETY: the caller does not use the handle again; live blocks are named by their addresses alone.
+    unsafe { driver.cuMemPoolDestroy(handle.0) }
 }

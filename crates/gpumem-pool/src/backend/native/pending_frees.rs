@@ -2,7 +2,7 @@
 
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{CaptureModeGuard, Clocks, DeferredRelease, Device, HowFar, Order, Stamp};
+use crate::device::{Clocks, Device, HowFar, Order, Stamp};
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::types::CUdeviceptr;
 use gpumem_sys::{Driver, DriverError};
@@ -101,38 +101,17 @@ impl PendingFrees {
         (kind, waits): (MemoryKind, bool),
         release: impl Fn(&Driver, CUdeviceptr) -> Result<(), DriverError> + Send + 'static,
     ) {
-        let frees = core::mem::take(&mut *self.lock());
+        let mut frees = core::mem::take(&mut *self.lock());
         if !frees.is_empty() {
-            device.maintenance().defer_release(Box::new(OrphanedFrees { kind, waits, frees, release }));
+            device.maintenance().defer_release(kind, waits, move |driver, clocks, how| {
+                let is_done = |free: &PendingFree| how == HowFar::All || free.is_complete(clocks);
+                frees.retain(|free| !(is_done(free) && release(driver, free.address).is_ok()));
+                frees.is_empty()
+            });
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<PendingFree>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The pending frees of a pool that is gone.
-struct OrphanedFrees<F> {
-    kind: MemoryKind,
-    waits: bool,
-    frees: Vec<PendingFree>,
-    release: F,
-}
-
-impl<F: Fn(&Driver, CUdeviceptr) -> Result<(), DriverError> + Send> DeferredRelease for OrphanedFrees<F> {
-    fn kind(&self) -> MemoryKind {
-        self.kind
-    }
-
-    fn waits(&self) -> bool {
-        self.waits
-    }
-
-    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
-        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
-        let is_done = |free: &PendingFree| how == HowFar::All || free.is_complete(clocks);
-        self.frees.retain(|free| !(is_done(free) && (self.release)(driver, free.address).is_ok()));
-        self.frees.is_empty()
     }
 }

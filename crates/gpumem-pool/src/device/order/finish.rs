@@ -4,7 +4,7 @@ use super::marker::{Marker, MarkerEvent};
 use super::stream_state::{Asker, Locked};
 use super::wait::PAUSE_MAX;
 use super::{Clocks, Order, Stamp, StreamIndex};
-use crate::device::{CaptureModeGuard, Device, Part};
+use crate::device::{Device, Part};
 use gpumem_sys::DriverError;
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,8 +28,7 @@ impl Clocks {
     ///
     /// Work that a stream queued before it began to capture is covered by the marker recorded then.
     pub(crate) fn finish_everything(&self, device: &Device) -> Result<bool, DriverError> {
-        let _bound = device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        let _entered = device.enter_relaxed()?;
         let (mut markers, mut needs_legacy, mut is_covered) = (Vec::new(), false, true);
         for index in self.used_indices() {
             match self.cover(index, device)? {
@@ -58,8 +57,7 @@ impl Clocks {
         device: &Device,
         until: Instant,
     ) -> Result<(bool, bool), DriverError> {
-        let _bound = device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        let _entered = device.enter_relaxed()?;
         let (mut is_in_time, mut is_covered) = (true, true);
         for index in self.used_indices() {
             match self.cover(index, device)? {

@@ -232,8 +232,7 @@ impl Clocks {
         device: &Device,
         marks: &mut Vec<(StreamIndex, MarkerEvent)>,
     ) -> Result<(), DriverError> {
-        let _bound = device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        let _entered = device.enter_relaxed()?;
         let marked_count = marks.len();
         for index in self.used_indices() {
             if marks[..marked_count].iter().any(|(marked, _)| *marked == index) {

@@ -1,7 +1,7 @@
 //! Allocation and free of blocks: the thread's cache first, then captures, adaptors and the backend.
 
 use super::StateRef;
-use crate::backend::{Allocation, Answer, Backend, FreeRequest, NO_CACHE, Source};
+use crate::backend::{self, Allocation, Answer, FreeRequest, NO_CACHE};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{GRAPH_BIT, Stream, StreamId};
 use crate::error::{PoolError, is_sticky};
@@ -16,7 +16,7 @@ impl StateRef {
     #[inline(always)]
     pub(crate) fn alloc(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Block, PoolError> {
         let cached = match self.fast_path_key() {
-            Some(key) if alignment <= ALIGNMENT_MIN => Backend::hit(key, size_bytes, stream.fast_path_id()),
+            Some(key) if alignment <= ALIGNMENT_MIN => backend::hit(key, size_bytes, stream.fast_path_id()),
             _ => None,
         };
         let (allocation, uses) = match cached {
@@ -113,7 +113,7 @@ impl StateRef {
     #[inline(always)]
     pub(crate) fn hit(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Allocation> {
         match alignment <= ALIGNMENT_MIN && self.clocks.captures().slow_path().is_none() {
-            true => Backend::hit(self.backend.cache_key(), size_bytes, stream.fast_path_id()),
+            true => backend::hit(self.backend.cache_key(), size_bytes, stream.fast_path_id()),
             false => None,
         }
     }
@@ -128,7 +128,7 @@ impl StateRef {
         owner_stream: StreamId,
     ) -> bool {
         match self.fast_path_key() {
-            Some(key) => Backend::put_back_small(key, allocation, size_bytes, owner_stream),
+            Some(key) => backend::put_back_small(key, allocation, size_bytes, owner_stream),
             None => false,
         }
     }

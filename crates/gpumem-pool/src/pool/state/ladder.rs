@@ -13,7 +13,7 @@
 //! pinned memory. No lock is held during callbacks. All waits of a request share one deadline.
 
 use super::State;
-use crate::backend::{Search, Shortage, Source, Step};
+use crate::backend::{Search, Shortage, Step};
 use crate::device::{CaptureModeGuard, deadline};
 use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
 use crate::reclaim::{Extent, OTHERS_TIME_MAX};
@@ -70,8 +70,7 @@ impl State {
         if search.is_over_budget() {
             return search.begin(is_first);
         }
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
+        let _entered = self.device.enter_relaxed()?;
         if let Some(found) = search.begin(is_first)? {
             return Ok(Some(found));
         }

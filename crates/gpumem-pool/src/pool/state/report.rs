@@ -2,9 +2,9 @@
 //! adds who holds the memory, once the request leaves the pool.
 
 use super::State;
-use crate::backend::{Shortage, Source};
+use crate::backend::Shortage;
 use crate::config::{MemoryKind, Profile};
-use crate::device::{CaptureModeGuard, processes};
+use crate::device::processes;
 use crate::error::{Advice, Attempt, OutOfMemory, PoolError, PoolFacts, Refusal, RefusedBy};
 use crate::limits::Trimmable;
 use std::sync::Arc;
@@ -83,8 +83,7 @@ impl State {
 
     /// Returns the memory of other pools on the device: the total minus this pool's own.
     fn others(&self, report: &OutOfMemory) -> Result<Others, PoolError> {
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
+        let _entered = self.device.enter_relaxed()?;
         let trimmables = self.device.maintenance().trimmables();
         let sum = |of: fn(&Arc<dyn Trimmable>) -> u64| trimmables.iter().map(of).fold(0, u64::saturating_add);
         let held_bytes =

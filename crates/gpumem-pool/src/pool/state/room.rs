@@ -1,7 +1,7 @@
 //! The size of a pool: changes of its limits, memory given back and memory reserved ahead.
 
 use super::State;
-use crate::backend::{Answer, Source};
+use crate::backend::Answer;
 use crate::config::Limit;
 use crate::error::PoolError;
 use crate::limits::Limits;

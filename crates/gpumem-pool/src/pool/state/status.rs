@@ -1,7 +1,6 @@
 //! The status of a pool, collected from its backend, its tags and its device.
 
 use super::State;
-use crate::backend::Source;
 use crate::device::StreamId;
 use crate::error::PoolError;
 use crate::stats::{Status, StreamUsage, TagSum, TagUsage};

@@ -1,7 +1,8 @@
 //! Eager release: unused memory returns to the driver in small steps, before memory is short.
 
 use super::CachingPool;
-use crate::device::{CaptureModeGuard, PoolMaintenance};
+use crate::backend::Source;
+use crate::device::PoolMaintenance;
 use crate::error::PoolError;
 use core::time::Duration;
 use std::time::Instant;
@@ -11,7 +12,7 @@ impl CachingPool {
     /// memory, which a later call can then release. Returns whether no more can be released now.
     fn release_down_to(&self, keep_bytes: u64, budget: Duration) -> Result<bool, PoolError> {
         let start = Instant::now();
-        let mut reserved_bytes = self.reserved().current_bytes;
+        let mut reserved_bytes = self.reserved_bytes();
         if reserved_bytes <= keep_bytes {
             return Ok(true);
         }
@@ -19,14 +20,13 @@ impl CachingPool {
             return Ok(false);
         }
         self.drain_all();
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
+        let _entered = self.device.enter_relaxed()?;
         let pending = self.core().pending_streams();
         pending.into_iter().try_for_each(|stream| self.clocks().record_marker(stream).map(drop))?;
         self.clocks().poll(self.tuning.poll_budget)?;
         while reserved_bytes > keep_bytes {
             self.trim(keep_bytes.max(reserved_bytes.saturating_sub(RELEASE_STEP_BYTES)))?;
-            let left_bytes = self.reserved().current_bytes;
+            let left_bytes = self.reserved_bytes();
             if left_bytes == reserved_bytes {
                 break;
             }
@@ -47,14 +47,14 @@ impl CachingPool {
 impl PoolMaintenance for CachingPool {
     fn before_wait(&self) {
         // Drained blocks that are still pending are ready in the heap at the end of the wait.
-        if self.reserved().current_bytes > self.soft_bytes() {
+        if self.reserved_bytes() > self.soft_bytes() {
             self.drain_all();
         }
         let _ = self.release_down_to(self.soft_bytes(), self.tuning.release_budget);
     }
 
     fn after_wait(&self) {
-        if self.reserved().current_bytes > self.soft_bytes() {
+        if self.reserved_bytes() > self.soft_bytes() {
             let _ = self.trim(self.soft_bytes());
         }
         if self.is_idle() {

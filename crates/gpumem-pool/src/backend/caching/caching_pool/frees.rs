@@ -1,37 +1,23 @@
-//! The slow path of a free.
+//! The slow path of a free, behind [`Source::free`](crate::backend::Source::free).
 
 use super::CachingPool;
-use crate::backend::{Allocation as BlockPiece, FreeOutcome, FreeRequest, caching::step_of};
+use crate::backend::caching::{block_of, step_of};
+use crate::backend::{Allocation, FreeRequest};
 use crate::device::{Stamp, StreamId};
-use gpumem_heap::HeapBlock;
 use gpumem_heap::SizeClass;
 use gpumem_heap::cache;
 use gpumem_heap::cache::OwnerGuard;
 use gpumem_heap::cache::{LargeBlock, SizeStep};
 
 impl CachingPool {
-    /// Frees a block that the thread's magazine has no room for, or that magazines do not hold.
-    pub(in super::super) fn free(&self, freed: &FreeRequest) -> FreeOutcome {
-        let counted = match SizeClass::at(usize::from(freed.allocation.class())) {
-            _ if !freed.is_plain() => false,
-            Some(class) => self.free_small(class, freed),
-            None => self.free_large(freed),
-        };
-        if counted {
-            return FreeOutcome { result: Ok(()), counted };
-        }
-        self.give(freed);
-        FreeOutcome { result: Ok(()), counted: self.count_in(freed) }
-    }
-
-    fn free_small(&self, class: SizeClass, freed: &FreeRequest) -> bool {
+    pub(super) fn free_small(&self, class: SizeClass, freed: &FreeRequest) -> bool {
         let mut spill = Vec::new();
         let make_way = |set: OwnerGuard<'_>| {
             self.thread_caches.make_way(set, class, |stream| self.stamp_of(stream), &mut spill)
         };
         let is_made = self.with_cache_or_adopt(freed.owner_stream, make_way) == Some(true);
         self.give_all(spill);
-        let allocation = HeapBlock { address: freed.allocation.address, record: freed.allocation.record() };
+        let allocation = block_of(&freed.allocation);
         // This comes last, because it removes the block from the counters; the pool may then be gone.
         is_made
             && cache::with_cache(self.cache_key, freed.owner_stream.as_u64(), |set| {
@@ -40,7 +26,7 @@ impl CachingPool {
     }
 
     /// Caches a large block. Older large blocks make room for it.
-    fn free_large(&self, freed: &FreeRequest) -> bool {
+    pub(super) fn free_large(&self, freed: &FreeRequest) -> bool {
         let Some(large) = self.large(&freed.allocation, freed.size_bytes, freed.owner_stream) else {
             return false;
         };
@@ -58,21 +44,21 @@ impl CachingPool {
     /// The cache entry for a large block that only the owner stream has used. `None` if the block is not large, if
     /// the owner stream is gone, or if the memory is host-accessible, because the host follows no stream's order.
     #[inline(always)]
-    pub(in super::super) fn large(
+    pub(super) fn large(
         &self,
-        allocation: &BlockPiece,
+        allocation: &Allocation,
         size_bytes: u64,
         owner_stream: StreamId,
     ) -> Option<LargeBlock> {
         let stamp = self.clocks().stamp_of(owner_stream);
         let step = step_of(allocation).max(SizeStep::floor(size_bytes));
-        let allocation = HeapBlock { address: allocation.address, record: allocation.record() };
+        let allocation = block_of(allocation);
         let large = LargeBlock { block: allocation, size_bytes, step, stamp: stamp.into() };
         (size_bytes > SizeClass::SIZE_BYTES_MAX && stamp != Stamp::COMPLETE && !self.is_for_host())
             .then_some(large)
     }
 
-    fn give(&self, freed: &FreeRequest) {
+    pub(super) fn give(&self, freed: &FreeRequest) {
         let record = freed.allocation.record();
         if freed.is_plain() {
             let stamp = self.clocks().stamp_of(freed.owner_stream);
@@ -83,7 +69,7 @@ impl CachingPool {
     }
 
     /// Removes the block from the counters. Once this returns true, the pool may be gone.
-    fn count_in(&self, freed: &FreeRequest) -> bool {
+    pub(super) fn count_in(&self, freed: &FreeRequest) -> bool {
         let count = |set: OwnerGuard<'_>| set.count_in(freed.size_bytes);
         self.with_cache_or_adopt(freed.owner_stream, count) == Some(true)
             || self.thread_caches.count_in(freed.owner_stream.as_u64(), freed.size_bytes)

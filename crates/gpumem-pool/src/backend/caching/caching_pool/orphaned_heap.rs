@@ -4,8 +4,7 @@ use super::CachingPool;
 use crate::backend::{
     caching::access::Access, caching::access::Memory, caching::extent::Extents, caching::vmm::Vmm,
 };
-use crate::config::MemoryKind;
-use crate::device::{CaptureModeGuard, Clocks, DeferredRelease, Device, HowFar, Order, Stamp, StreamIndex};
+use crate::device::{Clocks, Device, HowFar, Order, Stamp, StreamIndex};
 use gpumem_heap::heap::Heap;
 use gpumem_heap::{RawHandle, Tuning};
 use gpumem_sys::Driver;
@@ -25,7 +24,7 @@ impl Drop for CachingPool {
         let (driver, clocks) = (self.device.driver(), self.clocks());
         // A drop cannot report a failure. Pending memory stays for the device's maintenance, and so does all memory
         // if the context can't be entered now.
-        let is_gone = self.device.enter().is_ok_and(|_bound| {
+        let is_gone = self.device.enter_relaxed().is_ok_and(|_entered| {
             let _ = self.poll_with_markers(pending);
             // The calls that release segments wait for the device, and a drop must not wait. On a busy device the
             // segments stay for later.
@@ -33,7 +32,7 @@ impl Drop for CachingPool {
             is_free_to_go && left.give_back(driver, clocks, HowFar::Known)
         });
         if !is_gone {
-            self.device.maintenance().defer_release(Box::new(left));
+            left.defer(&self.device);
         }
     }
 }
@@ -49,12 +48,7 @@ pub(super) fn leave(
     if let Some((handle, size_bytes)) = handle {
         heap.lose(handle, size_bytes);
     }
-    device.maintenance().defer_release(Box::new(OrphanedHeap {
-        access: access.remains(),
-        heap,
-        extents,
-        ranges,
-    }));
+    OrphanedHeap { access: access.remains(), heap, extents, ranges }.defer(device);
 }
 
 /// The heap of a pool that is gone, and its addresses.
@@ -66,9 +60,12 @@ struct OrphanedHeap {
     ranges: Vec<(u64, u64)>,
 }
 
-impl DeferredRelease for OrphanedHeap {
-    fn kind(&self) -> MemoryKind {
-        self.access.admission().kind()
+impl OrphanedHeap {
+    /// Leaves the memory to the device's maintenance.
+    fn defer(mut self, device: &Device) {
+        let (kind, waits) = (self.access.admission().kind(), self.waits());
+        let release = move |driver: &Driver, clocks: &Clocks, how| self.give_back(driver, clocks, how);
+        device.maintenance().defer_release(kind, waits, release);
     }
 
     fn waits(&self) -> bool {
@@ -76,15 +73,12 @@ impl DeferredRelease for OrphanedHeap {
     }
 
     fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
-        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
         match how {
             HowFar::All => self.give_back_in(driver, &AllDone, how),
             _ => self.give_back_in(driver, clocks, how),
         }
     }
-}
 
-impl OrphanedHeap {
     fn give_back_in(&mut self, driver: &Driver, order: &impl Order, how: HowFar) -> bool {
         let Self { access, heap, extents, ranges } = self;
         let mut vmm = Vmm::new(driver, access);

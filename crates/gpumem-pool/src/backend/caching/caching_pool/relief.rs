@@ -1,17 +1,16 @@
 //! Releasing unused memory, and the room below the limits.
 
 use super::{CachingPool, Core};
-use crate::backend::{Counts, caching::access::Memory};
+use crate::backend::{Counts, Shortage, Source, caching::access::Memory};
 use crate::config::MemoryKind;
-use crate::device::{CaptureModeGuard, StreamIndex, deadline};
-use crate::error::PoolError;
+use crate::device::{StreamIndex, deadline};
+use crate::error::{PoolError, Refusal, Sample};
 use crate::limits::Trimmable;
-use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_heap::heap::Heap;
 use gpumem_heap::sync::SpinMutexGuard;
 use gpumem_sys::DriverError;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 impl CachingPool {
     /// Waits for the device, up to the deadline. Then releases the memory of ended pools and of shrunk blocks, and the unused
@@ -49,17 +48,6 @@ impl CachingPool {
         self.access.memory() == Memory::Virtual
     }
 
-    /// Trims without a wait for work: markers detect what is complete. Plain segments are the exception, because the
-    /// calls that release them wait for the device.
-    pub(in super::super) fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
-        self.drain_all();
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
-        let pending = self.core().pending_streams();
-        self.poll_with_markers(pending)?;
-        Ok(self.trim(keep_bytes)?)
-    }
-
     /// Releases idle memory beyond the garbage collection threshold, if one is set. Never waits.
     pub(in super::super) fn collect_garbage(&self, size_bytes: u64) -> Result<(), PoolError> {
         let Some(share) = self.collect_above else { return Ok(()) };
@@ -81,15 +69,6 @@ impl CachingPool {
     /// device is idle.
     pub(super) fn may_release(&self) -> Result<bool, DriverError> {
         Ok(self.releases_at_once() || self.device.is_idle()?)
-    }
-
-    pub(in super::super) fn reclaim(&self) -> Result<(), PoolError> {
-        // This comes before the wait: memory that enters the heap after the wait is not covered by it.
-        self.drain_all();
-        self.device.finish_with_maintenance()?;
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
-        Ok(self.trim(0)?)
     }
 
     /// Releases idle memory beyond `keep_bytes`, and retries handles that the driver failed to release. Tries
@@ -115,6 +94,29 @@ impl CachingPool {
         heap.reserved_bytes().saturating_add(self.access.admission().room_bytes())
     }
 
+    /// The shortage of a request that no rung could serve. Without a refusal of the driver or of the admission, the request was
+    /// larger than what the limits leave.
+    pub(in super::super) fn describe_shortage(
+        &self,
+        requested_bytes: u64,
+        refusal: Option<Refusal>,
+    ) -> Shortage {
+        let admitted_bytes = self.reserved_bytes();
+        let own_limit = || self.limits.exceeded_at(admitted_bytes);
+        let limit = || self.access.admission().limit_exceeded_by(requested_bytes).or_else(own_limit);
+        let refusal = refusal.or_else(|| limit().map(Refusal::Limit));
+        Shortage { requested_bytes, alignment: 0, admitted_bytes, refusal }
+    }
+
+    /// Samples the growth of the memory that the heap has handed out. It includes cached blocks, which are small in
+    /// sum.
+    pub(super) fn note_growth(&self, out_bytes: u64) {
+        if self.growth.is_due(out_bytes) {
+            let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();
+            self.growth.add(out_bytes, Sample { in_use_bytes, block_count, allocation_count });
+        }
+    }
+
     /// Locks the heap, and updates the heap's limit from the pool's hard limit and the limits above it, if there are
     /// any.
     pub(in super::super) fn core_with_limit(&self) -> SpinMutexGuard<'_, Core> {
@@ -128,13 +130,10 @@ impl CachingPool {
         core
     }
 
-    /// Whether a pass that found nothing may succeed now: since `before`, other threads have allocated or freed, and live
-    /// blocks leave room for `size_bytes`.
+    /// See [`Counts::may_fit_since`].
     pub(in super::super) fn may_repeat(&self, before: &Counts, size_bytes: u64) -> bool {
-        let counts = self.counts();
-        let moves = |counts: &Counts| (counts.allocation_count, counts.block_count);
-        let whole_bytes = self.limits.hard_bytes().unwrap_or(self.device.total_bytes());
-        moves(before) != moves(&counts) && counts.in_use_bytes.saturating_add(size_bytes) <= whole_bytes
+        let most_bytes = self.limits.hard_bytes().unwrap_or(self.device.total_bytes());
+        self.counts().may_fit_since(before, size_bytes, most_bytes)
     }
 
     /// The other pools under a limit that keeps this pool from growing. They are prepared to release unused memory
@@ -153,11 +152,8 @@ impl CachingPool {
     }
 
     /// Registers the pool for notifications of host waits.
-    pub(in super::super) fn register_for_waits(self: &Arc<Self>) {
-        if !self.is_registered_for_waits.swap(true, Ordering::Relaxed) {
-            let waiting: Weak<Self> = Arc::downgrade(self);
-            self.device.maintenance().add_pool(waiting);
-        }
+    pub(super) fn register_for_waits(&self) {
+        self.is_registered_for_waits.call_once(|| self.device.maintenance().add_pool(self.own.clone()));
     }
 }
 
@@ -184,7 +180,7 @@ impl Trimmable for CachingPool {
 
     fn cached_bytes(&self) -> u64 {
         match self.access.admission().kind() {
-            MemoryKind::Device => self.reserved().current_bytes.saturating_sub(self.counts().in_use_bytes),
+            MemoryKind::Device => self.reserved_bytes().saturating_sub(self.counts().in_use_bytes),
             _ => 0,
         }
     }

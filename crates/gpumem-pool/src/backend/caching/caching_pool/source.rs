@@ -1,0 +1,231 @@
+//! The [`Source`] methods of a [`CachingPool`]. Those for one block go on in `block_search` and `frees`.
+
+use super::CachingPool;
+use super::block_search::BlockSearch;
+use crate::backend::caching::access::{Memory, all_of, none_of};
+use crate::backend::caching::put_back_small;
+use crate::backend::{
+    Allocation, Answer, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Source, Underlying, plain,
+};
+use crate::config::{BackendKind, MemoryKind};
+use crate::device::{CaptureModeGuard, Device, Stamp, Stream, StreamId};
+use crate::error::{OutOfMemory, PoolError};
+use gpumem_heap::SizeClass;
+use gpumem_heap::cache;
+use gpumem_heap::counters::Counters;
+use gpumem_heap::heap::BlockBacking;
+
+impl Source for CachingPool {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Caching
+    }
+
+    /// For a small block, searches the thread's magazine and the depot, then the heap.
+    fn alloc<'a>(
+        &'a self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &'a Stream,
+    ) -> Result<Answer<'a, Allocation>, PoolError> {
+        let mut search = BlockSearch::new(self, size_bytes, alignment, stream);
+        let cached = search.class.and_then(|class| self.take_cached(class, size_bytes, stream));
+        Ok(match cached.or_else(|| search.take_ready()) {
+            Some(found) => Answer::Found(found),
+            None => Answer::Short(Box::new(search)),
+        })
+    }
+
+    fn cache_key(&self) -> u64 {
+        self.cache_key
+    }
+
+    fn put_back(
+        &self,
+        cache_key: u64,
+        allocation: &Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+    ) -> bool {
+        if SizeClass::at(allocation.untagged_class()).is_some() {
+            return put_back_small(cache_key, allocation, size_bytes, owner_stream);
+        }
+        let Some(large) = self.large(allocation, size_bytes, owner_stream) else { return false };
+        cache::with_cache(cache_key, owner_stream.as_u64(), |cache| cache.put_large(large)) == Some(true)
+    }
+
+    /// Frees a block that the thread's magazine has no room for, or that magazines do not hold.
+    fn free(&self, freed: &FreeRequest) -> FreeOutcome {
+        let counted = match SizeClass::at(usize::from(freed.allocation.class())) {
+            _ if !freed.is_plain() => false,
+            Some(class) => self.free_small(class, freed),
+            None => self.free_large(freed),
+        };
+        if counted {
+            return FreeOutcome { result: Ok(()), counted };
+        }
+        self.give(freed);
+        FreeOutcome { result: Ok(()), counted: self.count_in(freed) }
+    }
+
+    fn reserve(&self, size_bytes: u64) -> Answer<'_, ()> {
+        Answer::Short(self.search_to_reserve(size_bytes))
+    }
+
+    fn growing(&self) -> Option<&dyn Growing> {
+        if self.access.memory() == Memory::Virtual { Some(self) } else { None }
+    }
+
+    fn limits_changed(&self) -> Result<(), PoolError> {
+        self.register_for_waits();
+        Ok(())
+    }
+
+    fn close(&self) -> u64 {
+        let mut spill = Vec::new();
+        let counters = self.thread_caches.close(|stream| self.stamp_of(stream), &mut spill);
+        self.give_all(spill);
+        counters.block_count()
+    }
+
+    fn counts_blocks(&self) -> bool {
+        true
+    }
+
+    fn keeps_memory(&self) -> bool {
+        true
+    }
+
+    fn has_plain_segments(&self) -> bool {
+        self.access.memory() == Memory::Segments(MemoryKind::Device)
+    }
+
+    fn counts(&self) -> Counts {
+        let (sum, core) = (self.thread_caches.counters().shown(), self.core());
+        // While other threads allocate and free, the sums may include only part of their operations.
+        let in_use_bytes = sum.in_use_bytes().min(core.heap.used_bytes()) + core.extents.size_bytes();
+        Counts {
+            in_use_bytes,
+            in_use_peak_bytes: core.out_peak_bytes.max(in_use_bytes),
+            block_count: sum.block_count(),
+            allocation_count: sum.allocation_count(),
+        }
+    }
+
+    fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
+        let streams = self.thread_caches.streams(|stream| self.stamp_of(stream) == Stamp::COMPLETE);
+        streams.into_iter().map(|(stream, counters)| (stream.map(StreamId::from_u64), counters)).collect()
+    }
+
+    fn reset_peaks(&self) -> Result<(), PoolError> {
+        let mut core = self.core();
+        core.out_peak_bytes = 0;
+        core.note_peak();
+        core.heap.reset_peak();
+        Ok(())
+    }
+
+    fn reserved(&self) -> Result<Option<Reserved>, PoolError> {
+        let core = self.core();
+        Ok(Some(Reserved {
+            current_bytes: core.heap.reserved_bytes(),
+            peak_bytes: core.heap.reserved_peak_bytes(),
+            record_bytes: core.heap.record_bytes() as u64,
+        }))
+    }
+
+    fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError> {
+        let counts = self.counts();
+        let (core, clocks) = (self.core(), self.clocks());
+        let (used_bytes, growable_bytes) = (core.heap.used_bytes(), core.extents.size_bytes());
+        report.in_use_bytes = counts.in_use_bytes;
+        report.block_count = counts.block_count;
+        report.growable_bytes = growable_bytes;
+        report.rounding_bytes = used_bytes.saturating_sub(counts.in_use_bytes.saturating_sub(growable_bytes));
+        report.reserved_bytes = core.heap.reserved_bytes();
+        report.pending_bytes = core.heap.pending_bytes();
+        report.largest_free_bytes = Some(core.heap.largest_free_bytes(clocks));
+        report.growth = self.growth.steady(counts.in_use_bytes);
+        Ok(())
+    }
+
+    /// Trims without a wait for work: markers detect what is complete. Plain segments are the exception, because the
+    /// calls that release them wait for the device.
+    fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
+        self.drain_all();
+        let _entered = self.device.enter_relaxed()?;
+        let pending = self.core().pending_streams();
+        self.poll_with_markers(pending)?;
+        Ok(self.trim(keep_bytes)?)
+    }
+
+    fn reclaim(&self) -> Result<(), PoolError> {
+        // This comes before the wait: memory that enters the heap after the wait is not covered by it.
+        self.drain_all();
+        self.device.finish_with_maintenance()?;
+        let _entered = self.device.enter_relaxed()?;
+        Ok(self.trim(0)?)
+    }
+
+    fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        if let Memory::Segments(kind) = self.access.memory() {
+            return Ok(plain::enable_peer_access(&self.device, kind, peer)?);
+        }
+        let _bound = self.device.enter()?;
+        let (core, vmm) = (self.core(), self.vmm());
+        if self.access.is_granted(peer.raw()) {
+            return Ok(());
+        }
+        let mappings: Vec<(u64, u64)> = core.heap.mappings().chain(core.extents.mappings()).collect();
+        for (index, (address, size_bytes)) in mappings.iter().enumerate() {
+            if let Err(error) = vmm.set_access_of(*address, *size_bytes, &all_of(peer.raw())) {
+                for (address, size_bytes) in &mappings[..index] {
+                    // If this fails too, the peer keeps an access that was not granted.
+                    let _ = vmm.set_access_of(*address, *size_bytes, &none_of(peer.raw()));
+                }
+                return Err(error.into());
+            }
+        }
+        self.access.grant(peer.raw());
+        Ok(())
+    }
+
+    fn backing(&self, allocation: Allocation) -> Option<Underlying> {
+        let mut core = self.core();
+        let BlockBacking { handles, offset_bytes } = self
+            .access
+            .is_exportable()
+            .then(|| core.heap.backing(allocation.record(), allocation.address))??;
+        let handles = handles.into_iter().map(|(handle, size_bytes)| (handle.0, size_bytes)).collect();
+        Some(Underlying { handles, offset_bytes })
+    }
+
+    fn pin(&self, allocation: Allocation) -> Result<(), PoolError> {
+        self.core().heap.pin(allocation.record());
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let held_count = self.thread_caches.check()?;
+        let sum = self.thread_caches.counters();
+        let core = self.core();
+        let out_count = core.heap.check()?;
+        core.extents.check(&core.heap)?;
+        if sum.block_count() + held_count != out_count {
+            let block_count = sum.block_count();
+            return Err(format!("{block_count} blocks and {held_count} pieces at hand, {out_count} are out"));
+        }
+        if sum.in_use_bytes() > core.heap.used_bytes() {
+            return Err(format!(
+                "{} bytes in blocks, {} are out",
+                sum.in_use_bytes(),
+                core.heap.used_bytes()
+            ));
+        }
+        let (node, reserved_bytes) = (self.limits.node(), core.heap.reserved_bytes());
+        match node.allows(reserved_bytes) {
+            true => Ok(()),
+            false => Err(format!("{reserved_bytes} bytes reserved, {} allowed", node.limit_bytes())),
+        }
+    }
+}
