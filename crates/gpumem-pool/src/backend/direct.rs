@@ -237,7 +237,8 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
         stream: &'a Stream,
     ) -> Result<Answer<'a, Allocation>, PoolError> {
         let exponent = if alignment > ALIGNMENT_MIN { alignment.ilog2() } else { 0 };
-        let mut search = DirectSearch { backend: self, size_bytes, exponent, stream, refusal: None };
+        let (refusal, before) = (None, Counts::default());
+        let mut search = DirectSearch { backend: self, size_bytes, exponent, stream, refusal, before };
         Ok(match search.attempt(DirectBackend::acquire_sparingly)? {
             Some(allocation) => Answer::Found(allocation),
             None => Answer::Short(Box::new(search)),
@@ -357,6 +358,8 @@ struct DirectSearch<'a, C> {
     stream: &'a Stream,
     /// The refusal of the last attempt.
     refusal: Option<Refusal>,
+    /// The counters at the beginning of the pass.
+    before: Counts,
 }
 
 impl<C: DriverAllocator> DirectSearch<'_, C> {
@@ -404,6 +407,7 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
     }
 
     fn begin(&mut self, is_first: bool) -> Result<Option<Allocation>, PoolError> {
+        self.before = self.backend.counts();
         if is_first { Ok(None) } else { self.attempt(DirectBackend::acquire_sparingly) }
     }
 
@@ -417,6 +421,14 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
     fn free_bytes(&self) -> Result<i64, PoolError> {
         let reserved = self.backend.calls.reserved(&self.backend.device)?;
         Ok(-reserved.map_or(0, |reserved| reserved.current_bytes.cast_signed()))
+    }
+
+    /// The driver's pool does not move free memory together, so whether a request fits depends on which blocks live.
+    fn may_repeat(&self) -> bool {
+        let backend = self.backend;
+        let most_bytes = backend.limits.hard_bytes().unwrap_or(backend.device.total_bytes());
+        let size_bytes = padded_bytes(self.size_bytes, self.exponent);
+        backend.counts().may_fit_since(&self.before, size_bytes, most_bytes)
     }
 
     fn shortage(&self) -> Result<Shortage, PoolError> {

@@ -268,3 +268,69 @@ fn a_soft_limit_may_change() {
         assert_eq!(pool.status().unwrap().soft_limit_bytes, None);
     });
 }
+
+/// A request that found the driver's pool full is tried again if another call has freed a block meanwhile: its place may suffice.
+#[cfg(feature = "backend-native")]
+#[test]
+fn a_request_is_tried_again_while_blocks_are_freed() {
+    let driver = gpumem_sim::driver(small()).unwrap();
+    // SAFETY: the function calls the one that it replaces, or fails without doing anything.
+    let driver = unsafe { driver.with_table(refusing::install) };
+    let device = Device::new(&driver, 0).unwrap();
+    let builder = gpumem_pool::Pool::builder(&device).backend(BackendKind::Native);
+    let pool = builder.hard_limit(256 << 20).build().unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let other = pool.alloc(8 << 20, &stream).unwrap();
+    refusing::refuse_twice(Some(other));
+    drop(pool.alloc(refusing::SIZE_BYTES, &stream).unwrap());
+    refusing::refuse_twice(None);
+    let refused = pool.alloc(refusing::SIZE_BYTES, &stream);
+    assert!(matches!(refused, Err(PoolError::LimitReached(_) | PoolError::OutOfMemory(_))), "{refused:?}");
+}
+
+/// A driver whose pool refuses the next two requests of one size. With the second refusal a block is freed, as by another thread.
+#[cfg(feature = "backend-native")]
+mod refusing {
+    use gpumem_pool::Block;
+    use gpumem_pool::sys::types::{CUdeviceptr, CUmemoryPool, CUstream};
+    use gpumem_pool::sys::{CUresult, Table};
+    use std::cell::{Cell, RefCell};
+
+    pub(super) const SIZE_BYTES: u64 = 24 << 20;
+
+    type Alloc = unsafe extern "C" fn(*mut CUdeviceptr, usize, CUmemoryPool, CUstream) -> CUresult;
+
+    thread_local! {
+        static REAL: Cell<Option<Alloc>> = const { Cell::new(None) };
+        static REFUSED: Cell<u32> = const { Cell::new(2) };
+        static FREED: RefCell<Option<Block>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn refuse_twice(freed: Option<Block>) {
+        REFUSED.set(0);
+        FREED.set(freed);
+    }
+
+    pub(super) fn install(table: &mut Table) {
+        REAL.set(table.cuMemAllocFromPoolAsync);
+        table.cuMemAllocFromPoolAsync = Some(alloc);
+    }
+
+    unsafe extern "C" fn alloc(
+        address: *mut CUdeviceptr,
+        size: usize,
+        pool: CUmemoryPool,
+        stream: CUstream,
+    ) -> CUresult {
+        if size as u64 == SIZE_BYTES && REFUSED.get() < 2 {
+            REFUSED.set(REFUSED.get() + 1);
+            if REFUSED.get() == 2 {
+                drop(FREED.take());
+            }
+            return CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        let Some(real) = REAL.get() else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
+        // SAFETY: the caller guarantees what this function requires.
+        unsafe { real(address, size, pool, stream) }
+    }
+}
