@@ -103,10 +103,14 @@ pub(crate) trait Source: Send + Sync {
 
     /// Ends allocation, when the last handle to the pool is dropped. Called once. Returns the number of live blocks
     /// that the backend counts. When such a block is freed later, [`FreeOutcome::counted`] is false.
-    fn close(&self) -> u64;
+    fn close(&self) -> u64 {
+        0
+    }
 
     /// Whether the backend counts its blocks itself. Otherwise, the pool counts each block.
-    fn counts_blocks(&self) -> bool;
+    fn counts_blocks(&self) -> bool {
+        false
+    }
 
     /// Whether freed memory stays reserved by the backend. Such a backend is one of its device's trimmables.
     fn keeps_memory(&self) -> bool;

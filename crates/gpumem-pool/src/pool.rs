@@ -11,10 +11,12 @@ pub(crate) mod peers;
 pub(crate) mod pinning;
 mod private;
 pub(crate) mod raw_block;
+mod room;
 pub(crate) mod scope;
 #[cfg(unix)]
 pub(crate) mod sharing;
 pub(crate) mod state;
+mod status;
 pub(crate) mod unified;
 
 pub(crate) use adaptors::{
@@ -32,11 +34,10 @@ pub(crate) use state::{State, StateRef};
 pub use unified::{Location, MemoryAdvice};
 
 use crate::backend;
-use crate::config::{ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, Limit, MemoryKind, ignored};
+use crate::config::{ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, MemoryKind, ignored};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::limits::{LimitNode, Limits};
-use crate::stats::Status;
 use core::fmt;
 use gpumem_sys::types::CUdevice_attribute;
 use std::sync::Arc;
@@ -138,43 +139,6 @@ impl Pool {
         self.0.device()
     }
 
-    /// Returns the pool's current counters. Works on a poisoned pool too.
-    ///
-    /// # Errors
-    ///
-    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
-    pub fn status(&self) -> Result<Status, PoolError> {
-        self.0.status()
-    }
-
-    /// Resets the peak counters reported by [`Pool::status`].
-    ///
-    /// # Errors
-    ///
-    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails: with `native`, the driver keeps a peak
-    /// too.
-    pub fn reset_peaks(&self) -> Result<(), PoolError> {
-        self.0.reset_peaks()
-    }
-
-    /// Reserves memory from the device until the pool holds at least `size_bytes`, so that blocks up to that sum
-    /// need no driver call for memory. Waits only if the device or the limit is full. Only the backend `caching`
-    /// reserves ahead; `native` and `none` grow with each block.
-    ///
-    /// Thread caches keep large blocks in memory that was reserved ahead and never needed. While there is such memory,
-    /// a block may be a quarter larger than requested, and below 64 KiB twice as large.
-    ///
-    /// # Errors
-    ///
-    /// - [`PoolError::OutOfMemory`] if the device has too little free memory.
-    /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
-    /// - [`PoolError::TooLarge`] if `size_bytes` exceeds the device's memory.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
-    pub fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
-        self.0.reserve(size_bytes)
-    }
-
     /// Verifies the pool's internal records against each other. Meant for tests and debugging: it walks all records
     /// of the pool, and verifies that the device's clocks only move forward. The result is exact only while the
     /// pool is otherwise unused. The backends `native` and `none` keep no records of their own.
@@ -185,80 +149,6 @@ impl Pool {
     pub fn check(&self) -> Result<(), String> {
         self.0.device().clocks().check()?;
         self.0.backend().check()
-    }
-
-    /// Runs the reclaim callbacks registered with the device ([`Reclaimable`](crate::Reclaimable)), waits for the
-    /// device, then releases all memory that no block holds. Returns the number of bytes released.
-    ///
-    /// An allocation does this by itself when the device is full. Call it to leave room for other users of the
-    /// device.
-    ///
-    /// # Errors
-    ///
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
-    pub fn reclaim(&self) -> Result<u64, PoolError> {
-        self.0.reclaim()
-    }
-
-    /// Changes the hard limit ([`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit)) for all clones and all
-    /// threads. After this call returns, the pool does not grow beyond the limit. `Limit::Bytes(u64::MAX)` removes
-    /// the limit. A share of the device corresponds to PyTorch's per-process memory fraction.
-    ///
-    /// When the pool already holds more, memory that no block holds is released: memory that needs no wait right away,
-    /// the rest as blocks are freed, whenever the host waits. Until then the pool does not grow.
-    ///
-    /// ```
-    /// use gpumem_pool::{Device, Limit, Pool, PoolError, Stream};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(1 << 30))?, 0)?;
-    /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
-    /// let block = pool.alloc(48 << 20, &stream)?;
-    /// pool.set_hard_limit("6.25%".parse::<Limit>()?)?;
-    /// assert_eq!(pool.status()?.hard_limit_bytes, Some(64 << 20));
-    /// assert!(matches!(pool.alloc(32 << 20, &stream), Err(PoolError::LimitReached { .. })));
-    /// pool.set_hard_limit(512 << 20)?;
-    /// let more = pool.alloc(32 << 20, &stream)?;
-    /// # drop((block, more));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - [`PoolError::LimitTooSmall`] if the limit is below the smallest accepted value.
-    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid share.
-    /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails. The limit is in force then, but memory that could be released may
-    ///   remain.
-    pub fn set_hard_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
-        self.0.set_hard_limit(limit.into())
-    }
-
-    /// Changes the soft limit ([`PoolBuilder::soft_limit`](crate::PoolBuilder::soft_limit)). Cached memory beyond it is
-    /// released: memory that needs no wait right away, the rest whenever the host waits. `Limit::Bytes(u64::MAX)`
-    /// removes the limit.
-    ///
-    /// # Errors
-    ///
-    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid share.
-    /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
-    pub fn set_soft_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
-        self.0.set_soft_limit(limit.into())
-    }
-
-    /// Releases memory that no block holds, until `keep_bytes` are reserved. Live blocks, and frees that the device has
-    /// not reached yet, may keep more reserved. Does not wait. Returns the number of bytes released.
-    ///
-    /// # Errors
-    ///
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
-    pub fn trim_to(&self, keep_bytes: u64) -> Result<u64, PoolError> {
-        self.0.trim_to(keep_bytes)
     }
 }
 

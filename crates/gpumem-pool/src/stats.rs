@@ -6,4 +6,4 @@ pub(crate) mod tags;
 pub(crate) mod usage_counters;
 pub use status::{Status, StreamUsage, TagUsage};
 pub(crate) use tags::{Names, TagSum, Tags};
-pub(crate) use usage_counters::UsageCounters;
+pub(crate) use usage_counters::{Usage, UsageCounters};

@@ -106,7 +106,7 @@ pub(crate) const ROOMS: &[Room] = &[
         name: "limits",
         paths: &[
             "crates/gpumem-pool/src/config/limit.rs", "crates/gpumem-pool/src/limits/limit_node.rs", "crates/gpumem-pool/src/limits/admission.rs",
-            "crates/gpumem-pool/src/limits/device_budget.rs", "crates/gpumem-pool/src/stats/usage_counters.rs", "crates/gpumem-pool/src/pool/state/room.rs",
+            "crates/gpumem-pool/src/limits/device_budget.rs", "crates/gpumem-pool/src/stats/usage_counters.rs", "crates/gpumem-pool/src/pool/room.rs",
             "crates/gpumem-pool/src/pool/private.rs",
         ],
         suites: &[
@@ -203,7 +203,7 @@ pub(crate) const ROOMS: &[Room] = &[
         name: "reports",
         paths: &[
             "crates/gpumem-pool/src/error/out_of_memory.rs", "crates/gpumem-pool/src/error/out_of_memory/", "crates/gpumem-pool/src/stats/status.rs",
-            "crates/gpumem-pool/src/pool/state/status.rs",
+            "crates/gpumem-pool/src/pool/status.rs",
         ],
         suites: &[
             "pool-src", "pool", "tests/limits", "tests/kinds", "tests/features", "tests/graphs", "tests/pool", "tests/others_bugs",

@@ -3,7 +3,7 @@
 use super::idle_scan::{IdleScan, View};
 use super::ready::smallest_stretch;
 use super::record::Kind;
-use super::stamps::{Owner, Pending};
+use super::stamps::Owner;
 use super::{Heap, Request, rounded, space_of};
 use crate::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeMap;
@@ -73,7 +73,7 @@ impl Heap {
         let mut epochs: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
         let ids = self.spaces.iter().flat_map(|space| space.fits()).flat_map(|fit| fit.ids(&self.records, 0));
         for record in ids.map(|id| &self.records[id]).filter(|record| record.kind == Kind::Free) {
-            let pending = Pending { owner: record.owner, stamp: record.stamp };
+            let pending = record.pending();
             for stamp in self
                 .records
                 .stamp_sets

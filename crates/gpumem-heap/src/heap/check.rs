@@ -164,7 +164,7 @@ impl Heap {
             })?;
         }
         let is_waiting = record.kind == Kind::Free && record.owner != Owner::READY;
-        let pending = Pending { owner: record.owner, stamp: record.stamp };
+        let pending = record.pending();
         let is_right = match record.kind {
             Kind::Free if pending.owner == Owner::READY => pending == Pending::READY,
             Kind::Free if pending.owner != Owner::MULTI_STREAM => {

@@ -8,7 +8,7 @@ use super::pages::{Pages, ones};
 use super::partial_page::PartialPage;
 use super::record::{Kind, Record, Records};
 use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
-use super::stamps::{Owner, Pending};
+use super::stamps::Owner;
 use crate::order::{Order, StreamIndex};
 
 /// The idle pages of one handle.
@@ -41,7 +41,7 @@ pub(super) struct View<'a, O> {
 impl<O: Order> View<'_, O> {
     /// True if a record is free, and its last uses are ordered before the stream's next operation.
     pub(super) fn is_usable(&self, record: &Record) -> bool {
-        let pending = Pending { owner: record.owner, stamp: record.stamp };
+        let pending = record.pending();
         record.kind == Kind::Free
             && (self.with_ready || record.owner != Owner::READY)
             && self.records.stamp_sets.is_usable(pending, self.stream, self.order)

@@ -64,22 +64,7 @@ impl Heap {
     pub(super) fn ends(&self, index: usize, stream: StreamIndex, scan: &IdleScan) -> Vec<PartialPage> {
         let fit = self.spaces[index].fit(Owner::of(stream));
         let ids = fit.into_iter().flat_map(|fit| fit.ids(&self.records, 0));
-        let ends = ids.filter_map(|id| {
-            let record = &self.records[id];
-            let end = record.start.next_multiple_of(PAGE_BYTES);
-            let last = end.checked_sub(PAGE_BYTES).filter(|_| record.start < end && end <= record.end())?;
-            let entry = self.pages.entry(index, last >> PAGE_SHIFT)?;
-            let (handle, page) = (entry.handle(), entry.page());
-            let is_end = page + 1 == self.pages.handle(handle).page_count;
-            let mapping = MappingId::new(index, (last >> PAGE_SHIFT) as u32 - page);
-            (is_end && !self.pages.is_pinned(handle) && !scan.has(handle, page)).then_some(PartialPage {
-                handle,
-                mapping,
-                size_bytes: end - record.start,
-                side: Side::End,
-            })
-        });
-        ends.collect()
+        ids.filter_map(|id| self.free_side(id, Side::End, scan)).collect()
     }
 
     /// A row for a block that starts in the free end of one page and ends in the free start of another, with the fewest new pages

@@ -5,7 +5,7 @@
 //! needs no search, and a free record is in the list of its size. A record takes 48 bytes, and its index stays the same for as long
 //! as its block lives.
 
-use super::stamps::{Owner, StampSets};
+use super::stamps::{Owner, Pending, StampSets};
 use crate::order::Stamp;
 
 /// No record.
@@ -44,6 +44,11 @@ const _: () = assert!(size_of::<Record>() <= 48);
 impl Record {
     pub(super) fn end(&self) -> u64 {
         self.start + self.size_bytes
+    }
+
+    /// What a free record waits for.
+    pub(super) fn pending(&self) -> Pending {
+        Pending { owner: self.owner, stamp: self.stamp }
     }
 
     /// True if two neighbours can be merged: two gaps, or two free records that wait for the same uses.

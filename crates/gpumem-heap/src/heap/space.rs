@@ -156,8 +156,8 @@ impl Space {
             }
             self.unlink(records, id);
             let id = self.isolate(records, id, place, until);
-            let Record { owner, stamp, .. } = records[id];
-            left(records, place, until, Pending { owner, stamp });
+            let pending = records[id].pending();
+            left(records, place, until, pending);
             records[id].kind = Kind::Gap;
             (records[id].owner, records[id].stamp) = (Owner::READY, Stamp::COMPLETE);
             self.join_gaps(records, id);
@@ -250,8 +250,8 @@ impl Space {
     }
 
     fn drop_pending(&mut self, records: &mut Records, id: u32) {
-        let Record { owner, stamp, .. } = records[id];
-        records.stamp_sets.drop(Pending { owner, stamp });
+        let pending = records[id].pending();
+        records.stamp_sets.drop(pending);
         (records[id].owner, records[id].stamp) = (Owner::READY, Stamp::COMPLETE);
     }
 
@@ -277,7 +277,7 @@ impl Space {
     /// Splits a record in two, and returns the second.
     fn split(&mut self, records: &mut Records, id: u32, place: u64) -> u32 {
         let record = records[id];
-        records.stamp_sets.share(Pending { owner: record.owner, stamp: record.stamp });
+        records.stamp_sets.share(record.pending());
         let size_bytes = record.end() - place;
         let second = records.add(Record { start: place, size_bytes, prev: id, ..record });
         records[id].size_bytes -= size_bytes;
@@ -299,8 +299,8 @@ impl Space {
         record.size_bytes += gone.size_bytes;
         record.next = gone.next;
         record.stamp = record.stamp.max(gone.stamp);
-        if gone.kind == Kind::Free && gone.owner == Owner::MULTI_STREAM {
-            records.stamp_sets.drop(Pending { owner: gone.owner, stamp: gone.stamp });
+        if gone.kind == Kind::Free {
+            records.stamp_sets.drop(gone.pending());
         }
         match gone.next {
             NONE => self.last = id,

@@ -7,7 +7,7 @@ use super::Heap;
 use super::idle_scan::{IdleScan, View};
 use super::mappings::MappingId;
 use super::pages::{move_pages, ones};
-use super::record::Kind;
+use super::record::{Kind, Record};
 use super::space::{PAGE_BYTES, PAGE_SHIFT};
 use super::stamps::{Owner, Pending};
 use crate::memory::PhysicalMemory;
@@ -83,7 +83,7 @@ impl Heap {
     pub fn pending_streams(&self) -> Vec<StreamIndex> {
         let ids = self.spaces.iter().flat_map(|space| space.fits()).flat_map(|fit| fit.ids(&self.records, 0));
         let records = ids.map(|id| &self.records[id]).filter(|record| record.kind == Kind::Free);
-        let pending = records.map(|record| Pending { owner: record.owner, stamp: record.stamp });
+        let pending = records.map(Record::pending);
         let streams = pending.flat_map(|pending| {
             self.records
                 .stamp_sets
@@ -106,7 +106,7 @@ impl Heap {
                 else {
                     continue;
                 };
-                let pending = Pending { owner: record.owner, stamp: record.stamp };
+                let pending = record.pending();
                 if record.owner != Owner::READY && self.records.stamp_sets.is_complete(pending, order) {
                     space.unlink(&mut self.records, id);
                     self.records.stamp_sets.drop(pending);

@@ -3,7 +3,6 @@
 use super::{Adaptor, Grant, Next, Request};
 use crate::error::PoolError;
 use crate::pool::Pool;
-use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Allocates from another pool if its own pool lacks memory: the device is full, or a limit or budget refuses. The
@@ -27,6 +26,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// # drop(blocks);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive(Debug)]
 pub struct Fallback {
     pool: Pool,
     taken_count: AtomicU64,
@@ -59,14 +59,5 @@ impl Adaptor for Fallback {
         let lent = Grant::from_pool(&self.pool, request).map_err(|_| refusal)?;
         self.taken_count.fetch_add(1, Ordering::Relaxed);
         Ok(lent)
-    }
-}
-
-impl fmt::Debug for Fallback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fallback")
-            .field("pool", &self.pool)
-            .field("taken_count", &self.taken_count())
-            .finish()
     }
 }

@@ -3,7 +3,6 @@
 use super::{Adaptor, Change, Grant, Next, Release, Request};
 use crate::device::Stream;
 use crate::error::PoolError;
-use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
@@ -24,7 +23,7 @@ use gpumem_sys::{Driver, DriverError};
 ///
 /// A graph's memory is set when it is allocated and when it is released with the graph. It is not set between launches,
 /// or between the parts that a capture makes of it. Growable blocks are refused ([`PoolError::Refused`]).
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Fill {
     on_alloc: Option<u8>,
     on_free: Option<u8>,
@@ -89,16 +88,6 @@ impl Adaptor for Fill {
 
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
         Err(change.refused(self.name(), "does not set the bytes of growable blocks"))
-    }
-}
-
-impl fmt::Debug for Fill {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fill")
-            .field("on_alloc", &self.on_alloc)
-            .field("on_free", &self.on_free)
-            .field("has_missed", &self.has_missed())
-            .finish()
     }
 }
 

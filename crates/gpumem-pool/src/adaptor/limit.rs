@@ -3,7 +3,6 @@
 use super::{Adaptor, Change, Grant, Next, Release, Request};
 use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
-use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Refuses requests that would bring the bytes in use above a limit, with [`PoolError::OverBudget`]. It is exact for
@@ -13,7 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// budget instead counts the bytes of blocks, each size rounded up to 256, and may be shared by any number of pools,
 /// over devices and kinds of memory. It counts the requests that pass through it: bytes added by inner adaptors do not
 /// count, and memory from other pools that an inner adaptor returns does.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Budget {
     limit_bytes: AtomicU64,
     in_use_bytes: AtomicU64,
@@ -119,15 +118,6 @@ impl Reservation<'_> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.budget.give_back(self.size_bytes);
-    }
-}
-
-impl fmt::Debug for Budget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Budget")
-            .field("limit_bytes", &self.limit_bytes())
-            .field("in_use_bytes", &self.in_use_bytes())
-            .finish_non_exhaustive()
     }
 }
 

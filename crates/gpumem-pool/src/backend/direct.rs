@@ -16,13 +16,12 @@ use crate::config::{ALIGNMENT_MIN, BackendKind, Config, MemoryKind};
 use crate::device::{Device, Idle, MarkerEvent, Stream, StreamId, StreamIndex, deadline};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::limits::{Admission, Limits};
-use crate::stats::UsageCounters;
+use crate::stats::{Usage, UsageCounters};
 use core::time::Duration;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Instant;
 
 /// The driver calls of one backend. An implementation does nothing else, and returns the driver's errors.
@@ -99,8 +98,6 @@ pub(crate) struct DirectBackend<C> {
     own: Weak<Self>,
     device: Device,
     counters: UsageCounters,
-    /// The counters of streams that have live blocks.
-    streams: Mutex<BTreeMap<StreamId, Counters>>,
     admission: Admission,
     limits: Limits,
     growth: GrowthLog,
@@ -122,7 +119,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
             own: own.clone(),
             device: device.clone(),
             counters: UsageCounters::default(),
-            streams: Mutex::default(),
             admission: Admission::new(config, limits, device.budget()),
             limits: limits.clone(),
             growth: GrowthLog::default(),
@@ -150,19 +146,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
         }
     }
 
-    fn count_in(&self, owner_stream: StreamId, size_bytes: u64) {
-        let mut streams = self.lock_streams();
-        let counters = streams.entry(owner_stream).or_default();
-        counters.count_in(size_bytes);
-        if counters.block_count() == 0 {
-            streams.remove(&owner_stream);
-        }
-    }
-
-    fn lock_streams(&self) -> MutexGuard<'_, BTreeMap<StreamId, Counters>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Allocates, and trims memory that is idle beyond the garbage collection threshold, if there is one.
     ///
     /// If the counters show that the driver must reserve more memory, the trim comes before the allocation. If the
@@ -188,38 +171,34 @@ impl<C: DriverAllocator> DirectBackend<C> {
         Ok(address)
     }
 
-    /// Waits for the device, then releases all free memory, including that of ended pools.
-    fn give_back(&self) -> Result<(), PoolError> {
-        self.device.finish_with_maintenance()?;
-        self.calls.finish_others(None)?;
+    /// Waits for the device, up to the deadline if there is one. Then releases all free memory, including that of ended pools.
+    fn give_back(&self, until: Option<Instant>) -> Result<(), PoolError> {
+        self.device.finish_with_maintenance(until)?;
+        self.calls.finish_others(until)?;
         self.calls.sweep()?;
         // The sweep, or the maintenance before it, may have queued frees on a stream of the pool's own.
-        self.device.finish()?;
-        Ok(self.calls.trim_to(&self.device, 0)?)
-    }
-
-    /// Like [`give_back`](Self::give_back), for an allocation: the wait ends at the allocation's deadline. Pinned
-    /// memory is waited for only if some of it is pending.
-    fn give_back_in_time(&self) -> Result<(), PoolError> {
-        let kind = self.admission.kind();
-        let needs_wait = kind != MemoryKind::Host
-            || self.calls.has_waiting()
-            || self.device.maintenance().has_deferred_for(kind);
-        if needs_wait {
-            let until = deadline::until(self.wait_deadline);
-            self.device.finish_with_maintenance_until(until)?;
-            self.calls.finish_others(Some(until))?;
-            self.calls.sweep()?;
-            self.device.finish_until(until)?;
+        match until {
+            None => self.device.finish()?,
+            Some(until) => drop(self.device.finish_until(until)?),
         }
         Ok(self.calls.trim_to(&self.device, 0)?)
     }
 
+    /// Makes room for an allocation, within its deadline. Pinned memory is waited for only if some of it is pending.
+    fn make_room(&self) -> Result<(), PoolError> {
+        let kind = self.admission.kind();
+        let needs_wait = kind != MemoryKind::Host
+            || self.calls.has_waiting()
+            || self.device.maintenance().has_deferred_for(kind);
+        match needs_wait {
+            true => self.give_back(Some(deadline::until(self.wait_deadline))),
+            false => Ok(self.calls.trim_to(&self.device, 0)?),
+        }
+    }
+
     fn note_growth(&self) {
-        let in_use_bytes = self.counters.in_use_bytes();
+        let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();
         if self.growth.is_due(in_use_bytes) {
-            let (block_count, allocation_count) =
-                (self.counters.block_count(), self.counters.allocation_count());
             self.growth.add(in_use_bytes, Sample { in_use_bytes, block_count, allocation_count });
         }
     }
@@ -246,9 +225,9 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
     }
 
     fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError> {
-        let in_use_bytes = self.counters.in_use_bytes();
+        let Counts { in_use_bytes, block_count, .. } = self.counts();
         let reserved = self.calls.reserved(&self.device)?;
-        (report.in_use_bytes, report.block_count) = (in_use_bytes, self.counters.block_count());
+        (report.in_use_bytes, report.block_count) = (in_use_bytes, block_count);
         report.reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);
         report.growth = self.growth.steady(in_use_bytes);
         Ok(())
@@ -263,8 +242,7 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
         };
         // Memory that was not freed may still be in use, so it stays counted.
         if result.is_ok() {
-            self.counters.count_in(freed.size_bytes);
-            self.count_in(freed.owner_stream, freed.size_bytes);
+            self.counters.count_in(freed.owner_stream, freed.size_bytes);
             self.admission.give_back(freed.size_bytes);
         }
         FreeOutcome { result, counted: false }
@@ -289,29 +267,22 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
         Ok(self.calls.set_soft_limit(self.limits.soft_bytes())?)
     }
 
-    fn close(&self) -> u64 {
-        0
-    }
-
-    fn counts_blocks(&self) -> bool {
-        false
-    }
-
     fn keeps_memory(&self) -> bool {
         C::KEEPS_MEMORY
     }
 
     fn counts(&self) -> Counts {
+        let Usage { total, in_use_peak_bytes, .. } = *self.counters.lock();
         Counts {
-            in_use_bytes: self.counters.in_use_bytes(),
-            in_use_peak_bytes: self.counters.in_use_peak_bytes(),
-            block_count: self.counters.block_count(),
-            allocation_count: self.counters.allocation_count(),
+            in_use_bytes: total.in_use_bytes(),
+            in_use_peak_bytes,
+            block_count: total.block_count(),
+            allocation_count: total.allocation_count(),
         }
     }
 
     fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
-        self.lock_streams().iter().map(|(stream, counters)| (Some(*stream), *counters)).collect()
+        self.counters.lock().streams.iter().map(|(stream, counters)| (Some(*stream), *counters)).collect()
     }
 
     fn reset_peaks(&self) -> Result<(), PoolError> {
@@ -325,7 +296,7 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
     }
 
     fn reclaim(&self) -> Result<(), PoolError> {
-        self.give_back()
+        self.give_back(None)
     }
 
     fn reserved(&self) -> Result<Option<Reserved>, PoolError> {
@@ -376,8 +347,7 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
         });
         self.refusal = acquired.err().map(Refusal::if_out_of_memory).transpose()?;
         let Ok(address) = acquired else { return Ok(None) };
-        backend.counters.count_out(size_bytes);
-        backend.lock_streams().entry(self.stream.id()).or_default().count_out(size_bytes);
+        backend.counters.count_out(self.stream.id(), size_bytes);
         backend.note_growth();
         backend.device.serve();
         // The free finds the driver's allocation by the padding and the class.
@@ -412,7 +382,7 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
     }
 
     fn climb(&mut self, _rung: usize) -> Result<Step<Allocation>, PoolError> {
-        self.backend.give_back_in_time()?;
+        self.backend.make_room()?;
         let acquired =
             self.attempt(|backend, size_bytes, stream| backend.calls.acquire(size_bytes, stream))?;
         Ok(acquired.map_or(Step::Short, Step::Found))

@@ -4,7 +4,6 @@
 //! top already, and pops it when dropped, which restores the previous state, including an empty stack. Pushing rather
 //! than replacing means that the previous context is never named again, so its owner may destroy it meanwhile.
 
-use core::fmt;
 use core::marker::PhantomData;
 use gpumem_sys::types::{CUcontext, CUstreamCaptureMode};
 use gpumem_sys::{Driver, DriverError};
@@ -12,6 +11,7 @@ use gpumem_sys::{Driver, DriverError};
 /// Keeps a device's context current on this thread; see [`Device::bind`](crate::Device::bind).
 ///
 /// Guards nest like the driver's stack: drop the inner one first.
+#[derive(Debug)]
 #[must_use = "the context is current only while this lives"]
 pub struct ContextGuard<'a> {
     driver: &'a Driver,
@@ -48,17 +48,12 @@ impl Drop for ContextGuard<'_> {
     }
 }
 
-impl fmt::Debug for ContextGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContextGuard").field("pushed", &self.pushed).finish_non_exhaustive()
-    }
-}
-
 /// Keeps this thread in the relaxed capture mode, in which the driver allows calls that it would otherwise refuse
 /// during a capture, and that would break the capture. The pool queries events and allocates memory in this mode,
 /// whether its callers capture or not. See [`Device::relax`](crate::Device::relax).
 ///
 /// Guards nest: drop the inner one first.
+#[derive(Debug)]
 #[must_use = "it holds only while this lives"]
 pub struct CaptureModeGuard<'a> {
     driver: &'a Driver,
@@ -80,12 +75,6 @@ impl<'a> CaptureModeGuard<'a> {
             }
         };
         Ok(Self { driver, before, _thread: PhantomData })
-    }
-}
-
-impl fmt::Debug for CaptureModeGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CaptureModeGuard").field("before", &self.before).finish_non_exhaustive()
     }
 }
 

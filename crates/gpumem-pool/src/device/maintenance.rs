@@ -44,7 +44,7 @@ struct Work {
 /// A pool that does maintenance around host waits.
 pub(crate) trait PoolMaintenance: Send + Sync {
     /// Called before the host waits for a stream or the device.
-    fn before_wait(&self);
+    fn before_wait(&self) {}
 
     /// Called after the host has waited for a stream or the device. The device's context is current.
     fn after_wait(&self);
@@ -289,7 +289,6 @@ mod tests {
     struct Quiet;
 
     impl PoolMaintenance for Quiet {
-        fn before_wait(&self) {}
         fn after_wait(&self) {}
         fn serve(&self) {}
     }

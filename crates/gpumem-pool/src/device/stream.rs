@@ -312,6 +312,24 @@ impl Stream {
     }
 }
 
+impl Inner {
+    fn new(device: &Device, raw: CUstream, id: StreamId, driver_id: Option<u64>, kind: Kind) -> Self {
+        let fast_path_id = if matches!(kind, Kind::OfThread(_)) { 0 } else { id.as_u64() };
+        Self {
+            device: device.clone(),
+            raw: Handle(raw),
+            id,
+            driver_id,
+            kind,
+            is_retired: AtomicBool::new(false),
+            fast_path_id: AtomicU64::new(fast_path_id),
+            borrows: Borrows::default(),
+            unmarked_bytes: AtomicU64::new(0),
+            due_bytes: AtomicU64::new(UNMARKED_MIN_BYTES),
+        }
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         match self.kind {

@@ -48,13 +48,17 @@ impl Device {
         Ok(())
     }
 
-    /// Like [`Device::synchronize`], for pools: includes the maintenance of a host wait.
-    pub(crate) fn finish_with_maintenance(&self) -> Result<(), DriverError> {
+    /// Like [`Device::synchronize`], for pools: [`Device::finish_until`] with the maintenance of a host wait, without a deadline for
+    /// `None`. False if some work was not done by then.
+    pub(crate) fn finish_with_maintenance(&self, until: Option<Instant>) -> Result<bool, DriverError> {
         let _bound = self.enter()?;
         self.maintenance().before_wait();
-        self.finish()?;
-        self.after_wait();
-        Ok(())
+        let is_idle = match until {
+            None => self.finish().map(|()| true)?,
+            Some(until) => self.finish_until(until)?,
+        };
+        self.after_wait_until(is_idle);
+        Ok(is_idle)
     }
 
     /// Waits for the device. While a capture is active on it, only work behind markers can be waited for, which
@@ -79,15 +83,6 @@ impl Device {
         self.noting(unsafe { self.driver().cuCtxSynchronize() })?;
         self.clocks().saw_device(self, observation);
         Ok(true)
-    }
-
-    /// Like [`Device::finish_with_maintenance`], until a deadline: false if some work was not done by then.
-    pub(crate) fn finish_with_maintenance_until(&self, until: Instant) -> Result<bool, DriverError> {
-        let _bound = self.enter()?;
-        self.maintenance().before_wait();
-        let is_idle = self.finish_until(until)?;
-        self.after_wait_until(is_idle);
-        Ok(is_idle)
     }
 
     /// Like [`Device::finish`], until a deadline: false if some work was not done by then. In either case, work that

@@ -27,7 +27,7 @@ pub(crate) struct LimitNode {
 /// A pool that caches memory beside its blocks.
 pub(crate) trait Trimmable: Send + Sync {
     /// Called before a wait for the device: moves the thread caches' memory to where the wait makes it releasable.
-    fn before_giving(&self);
+    fn before_giving(&self) {}
 
     /// The kind of the cached memory.
     fn kind(&self) -> MemoryKind;
@@ -40,7 +40,9 @@ pub(crate) trait Trimmable: Send + Sync {
     fn cached_bytes(&self) -> u64;
 
     /// The part of it that is missing in the device's budget, which counts only admitted bytes.
-    fn uncounted_bytes(&self) -> u64;
+    fn uncounted_bytes(&self) -> u64 {
+        0
+    }
 }
 
 impl fmt::Debug for LimitNode {

@@ -70,6 +70,7 @@ use std::sync::Arc;
 /// assert_eq!(large.0.load(Ordering::Relaxed), 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[allow(unused_variables, reason = "the default functions do nothing")]
 pub trait Adaptor: Send + Sync {
     /// Returns the name for errors and `Debug`.
     fn name(&self) -> &str {
@@ -77,9 +78,7 @@ pub trait Adaptor: Send + Sync {
     }
 
     /// Called when a pool is built with this adaptor.
-    fn open(&self, opening: &Opening<'_>) {
-        let _ = opening;
-    }
+    fn open(&self, opening: &Opening<'_>) {}
 
     /// Returns memory for a request, usually from `next`, or from another pool ([`Grant::from_block`]).
     ///
@@ -93,9 +92,7 @@ pub trait Adaptor: Send + Sync {
 
     /// Called before memory that the adaptor returned from [`Adaptor::alloc`] is freed. Update bookkeeping here, before
     /// another allocation can get this address. Must not wait.
-    fn free(&self, release: &Release<'_>) {
-        let _ = release;
-    }
+    fn free(&self, release: &Release<'_>) {}
 
     /// Called before a growable block gets more memory.
     ///
@@ -103,7 +100,6 @@ pub trait Adaptor: Send + Sync {
     ///
     /// The adaptor's refusal. [`Adaptor::shrink`] is then called on the adaptors that have already agreed.
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        let _ = change;
         Ok(())
     }
 
@@ -114,20 +110,15 @@ pub trait Adaptor: Send + Sync {
     ///
     /// The failure of the adaptor. The block then returns to its earlier size.
     fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        let _ = change;
         Ok(())
     }
 
     /// Called before a growable block loses memory, also when it is dropped. Also called when a growth fails
     /// ([`Change::is_undone`]). Must not wait.
-    fn shrink(&self, change: &Change<'_>) {
-        let _ = change;
-    }
+    fn shrink(&self, change: &Change<'_>) {}
 
     /// Called when the last handle of a pool is dropped. Blocks that are still alive are freed later.
-    fn close(&self, pool: PoolId) {
-        let _ = pool;
-    }
+    fn close(&self, pool: PoolId) {}
 }
 
 impl fmt::Debug for dyn Adaptor {

@@ -35,16 +35,11 @@ pub(crate) struct GraphMemory {
 
 #[derive(Default)]
 struct Table {
-    graphs: BTreeMap<u64, GraphEntry>,
+    /// The blocks that each graph keeps, from the beginning of its capture to its last handle.
+    graphs: BTreeMap<u64, Vec<RetainedBlock>>,
     /// By address, like `outside`: live memory has a unique address on the whole machine.
     chunks: BTreeMap<CUdeviceptr, Chunk>,
     outside: BTreeMap<CUdeviceptr, Outside>,
-}
-
-/// A graph, from the beginning of its capture to its last handle.
-#[derive(Default)]
-struct GraphEntry {
-    retained: Vec<RetainedBlock>,
 }
 
 /// A block that the program has dropped and a graph keeps.
@@ -95,7 +90,7 @@ impl GraphMemory {
 
     /// Records the begin of a capture.
     pub(crate) fn begin(&self, graph: u64) {
-        self.table().graphs.insert(graph, GraphEntry::default());
+        self.table().graphs.insert(graph, Vec::new());
     }
 
     /// Drops a handle of a graph. The last handle frees the memory that only this graph keeps.
@@ -204,8 +199,7 @@ impl GraphMemory {
         let is_of = |other: &StateRef| core::ptr::eq(&raw const **other, pool);
         let table = self.table();
         let chunks = table.chunks.values().filter_map(|chunk| chunk.kept_bytes(is_of));
-        let retained =
-            table.graphs.values().flat_map(|entry| &entry.retained).filter(|block| is_of(&block.pool));
+        let retained = table.graphs.values().flatten().filter(|block| is_of(&block.pool));
         chunks.chain(retained.map(|block| block.freed.size_bytes)).fold(0, u64::saturating_add)
     }
 
@@ -224,9 +218,9 @@ impl Table {
     fn drop_outside(&mut self, pool: StateRef, freed: FreeRequest) -> Option<FreeRequest> {
         let outside = self.outside.get(&freed.allocation.address);
         let holder = outside.and_then(|outside| outside.graphs.first());
-        if let Some(entry) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
+        if let Some(retained) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
             // A caller that guarantees completion covers past work, not future launches.
-            entry.retained.push(RetainedBlock { pool, freed: FreeRequest { is_complete: false, ..freed } });
+            retained.push(RetainedBlock { pool, freed: FreeRequest { is_complete: false, ..freed } });
             return None;
         }
         let uses = self.outside.remove(&freed.allocation.address).map_or(0, |outside| outside.uses);
@@ -234,7 +228,7 @@ impl Table {
     }
 
     fn let_go(&mut self, graph: u64, launched: u64) -> Released {
-        let Some(entry) = self.graphs.remove(&graph) else { return Released::default() };
+        let Some(retained) = self.graphs.remove(&graph) else { return Released::default() };
         self.chunks.values_mut().for_each(|chunk| chunk.let_go(graph, launched));
         let over: Vec<_> =
             self.chunks.iter().filter(|(_, chunk)| chunk.is_over()).map(|(base, _)| *base).collect();
@@ -245,7 +239,7 @@ impl Table {
                 outside.uses = uses::joined(outside.uses, launched);
             }
         }
-        Released { chunks, retained: entry.retained, source: None }
+        Released { chunks, retained, source: None }
     }
 }
 

@@ -2,16 +2,14 @@
 //! [`Lifetime`] counts them.
 //!
 //! Its methods are in the submodules. `blocks`: allocation and free. `ladder`: retries when memory is short. `report`: the
-//! error when nothing helped. `room`: limits, and memory given back or reserved ahead. `adapted`: pools with adaptors.
-//! `captured`: streams that capture. `status`: the counters.
+//! error when nothing helped. `adapted`: pools with adaptors.
+//! `captured`: streams that capture.
 
 mod adapted;
 mod blocks;
 mod captured;
 mod ladder;
 mod report;
-mod room;
-mod status;
 
 use crate::backend::{NO_CACHE, Source};
 use crate::config::{BackendKind, Config, MemoryKind};
@@ -181,6 +179,11 @@ impl State {
         &self.limits
     }
 
+    /// The innermost adaptor, if exact peaks were requested.
+    pub(crate) fn peak(&self) -> Option<&Peak> {
+        self.peak.as_deref()
+    }
+
     pub(crate) fn poison(&self) -> Option<&PoolError> {
         self.poison.get()
     }
@@ -233,7 +236,7 @@ impl State {
         self.with_report(self.check_size(size_bytes))
     }
 
-    fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {
+    pub(crate) fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {
         let device_bytes = self.device.total_bytes();
         // Unified memory with oversubscription and host memory need not fit into the device; the driver decides
         // about them.
@@ -246,5 +249,11 @@ impl State {
             true => Err(PoolError::TooLarge { requested_bytes: size_bytes, device_bytes }),
             false => Ok(()),
         }
+    }
+
+    /// Returns the reserved bytes. For a backend that reserves only its blocks, these are the bytes in use.
+    pub(crate) fn reserved_bytes(&self) -> Result<u64, PoolError> {
+        let reserved = self.backend.reserved()?;
+        Ok(reserved.map_or_else(|| self.backend.counts().in_use_bytes, |reserved| reserved.current_bytes))
     }
 }

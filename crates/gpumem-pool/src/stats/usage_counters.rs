@@ -1,51 +1,52 @@
-//! Counters of a pool's live blocks. Pure: they make no driver call and enforce no limit, which
+//! [`UsageCounters`]: the live blocks of a pool, in sum and by stream. Pure: they make no driver call and enforce no limit, which
 //! [`LimitNode`](crate::limits::LimitNode) does.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_heap::counters::Counters;
+use gpumem_heap::order::StreamId;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The counters of one pool. Shared by all threads.
 #[derive(Debug, Default)]
-pub(crate) struct UsageCounters {
-    in_use_bytes: AtomicU64,
-    in_use_peak_bytes: AtomicU64,
-    block_count: AtomicU64,
-    allocation_count: AtomicU64,
+pub(crate) struct UsageCounters(Mutex<Usage>);
+
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) total: Counters,
+    pub(crate) in_use_peak_bytes: u64,
+    /// The counters of streams that have live blocks.
+    pub(crate) streams: BTreeMap<StreamId, Counters>,
 }
 
 impl UsageCounters {
-    /// Counts an allocation. Its size has been admitted, so the sum cannot overflow.
-    pub(crate) fn count_out(&self, size_bytes: u64) {
-        let before_bytes = self.in_use_bytes.fetch_add(size_bytes, Ordering::AcqRel);
-        self.in_use_peak_bytes.fetch_max(before_bytes + size_bytes, Ordering::Relaxed);
-        self.block_count.fetch_add(1, Ordering::Relaxed);
-        self.allocation_count.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_out(&self, owner_stream: StreamId, size_bytes: u64) {
+        let mut usage = self.lock();
+        usage.total.count_out(size_bytes);
+        usage.in_use_peak_bytes = usage.in_use_peak_bytes.max(usage.total.in_use_bytes());
+        usage.streams.entry(owner_stream).or_default().count_out(size_bytes);
     }
 
-    /// Counts a free.
-    pub(crate) fn count_in(&self, size_bytes: u64) {
-        let before_bytes = self.in_use_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
-        debug_assert!(before_bytes >= size_bytes, "more bytes freed than allocated");
-        self.block_count.fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn count_in(&self, owner_stream: StreamId, size_bytes: u64) {
+        let mut usage = self.lock();
+        usage.total.count_in(size_bytes);
+        let counters = usage.streams.entry(owner_stream).or_default();
+        counters.count_in(size_bytes);
+        if counters.block_count() == 0 {
+            usage.streams.remove(&owner_stream);
+        }
     }
 
     pub(crate) fn in_use_bytes(&self) -> u64 {
-        self.in_use_bytes.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn in_use_peak_bytes(&self) -> u64 {
-        self.in_use_peak_bytes.load(Ordering::Relaxed)
+        self.lock().total.in_use_bytes()
     }
 
     pub(crate) fn reset_peak(&self) {
-        self.in_use_peak_bytes.store(self.in_use_bytes(), Ordering::Relaxed);
+        let mut usage = self.lock();
+        usage.in_use_peak_bytes = usage.total.in_use_bytes();
     }
 
-    pub(crate) fn block_count(&self) -> u64 {
-        self.block_count.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn allocation_count(&self) -> u64 {
-        self.allocation_count.load(Ordering::Relaxed)
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Usage> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -55,13 +56,15 @@ mod tests {
 
     #[test]
     fn the_peak_is_of_what_was_there_at_once() {
-        let ledger = UsageCounters::default();
-        ledger.count_out(60);
-        ledger.count_in(60);
-        ledger.count_out(40);
-        assert_eq!((ledger.in_use_bytes(), ledger.in_use_peak_bytes()), (40, 60));
-        assert_eq!((ledger.block_count(), ledger.allocation_count()), (1, 2));
-        ledger.reset_peak();
-        assert_eq!(ledger.in_use_peak_bytes(), 40);
+        let (counters, stream) = (UsageCounters::default(), StreamId::from_u64(1));
+        counters.count_out(stream, 60);
+        counters.count_in(stream, 60);
+        assert!(counters.lock().streams.is_empty());
+        counters.count_out(stream, 40);
+        let Usage { total, in_use_peak_bytes, .. } = *counters.lock();
+        assert_eq!((total.in_use_bytes(), in_use_peak_bytes), (40, 60));
+        assert_eq!((total.block_count(), total.allocation_count()), (1, 2));
+        counters.reset_peak();
+        assert_eq!(counters.lock().in_use_peak_bytes, 40);
     }
 }

@@ -6,7 +6,7 @@
 //! synchronised with (seen on an H200 with CUDA 13.0). Queries and allocations therefore only check, once a
 //! millisecond, which streams have passed an event behind their frees. `release_budget` has no effect here.
 
-use super::{DirectBackend, DriverAllocator};
+use super::{DirectBackend, DriverAllocator, Source};
 use crate::config::MemoryKind;
 use crate::device::{MarkerEvent, PoolMaintenance, StreamIndex};
 use crate::limits::Trimmable;
@@ -23,7 +23,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     }
 
     fn is_idle(&self) -> bool {
-        self.idle.is_over(|| self.counters.allocation_count())
+        self.idle.is_over(|| self.counts().allocation_count)
     }
 
     /// Releases memory over the soft limit, or all cached memory of an idle pool. The driver releases only memory
@@ -82,8 +82,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
 }
 
 impl<C: DriverAllocator> Trimmable for DirectBackend<C> {
-    fn before_giving(&self) {}
-
     fn kind(&self) -> MemoryKind {
         self.admission.kind()
     }
@@ -107,8 +105,6 @@ impl<C: DriverAllocator> Trimmable for DirectBackend<C> {
 }
 
 impl<C: DriverAllocator> PoolMaintenance for DirectBackend<C> {
-    fn before_wait(&self) {}
-
     /// The host may have waited for another stream than the one that the driver checks.
     fn after_wait(&self) {
         if self.is_over_soft_limit() {

@@ -225,11 +225,6 @@ impl Locked<'_> {
         self.state.stream.as_ref().is_some_and(|stream| stream.is_wanted)
     }
 
-    /// Whether any call may make another stream wait for the stream.
-    pub(super) fn is_live_and_ours(&self) -> bool {
-        self.is_live() && self.is_ours()
-    }
-
     /// The driver's handle. It is alive while the state is locked if the stream is owned or long-lived.
     pub(super) fn raw(&self) -> Option<CUstream> {
         self.state.stream.as_ref().map(|stream| stream.raw.0)

@@ -363,7 +363,7 @@ impl Clocks {
         if let Some((_device, mark)) = self.marker_for(stamp, |_| true)? {
             return self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered)).map(|_| true);
         }
-        let is_ours = self.stream_states.lock(source).is_some_and(|state| state.is_live_and_ours());
+        let is_ours = self.stream_states.lock(source).is_some_and(|state| state.is_ours());
         // The stream is in a capture that was begun without this crate: the waiter joins it, or the driver refuses.
         if is_ours { self.queue_fork(waiter, source) } else { Ok(false) }
     }

@@ -1,10 +1,8 @@
 //! [`StreamBuilder`]: creates owned streams with options.
 
-use super::borrow::Borrows;
 use super::{Inner, Kind, Stream, foreign};
-use crate::device::{Device, Handle, Life, StreamParts};
+use crate::device::{Device, Life, StreamParts};
 use crate::error::PoolError;
-use core::sync::atomic::{AtomicBool, AtomicU64};
 use gpumem_sys::types::{CUstream, CUstream_flags};
 use std::sync::Arc;
 
@@ -64,18 +62,7 @@ impl StreamBuilder {
             Ok((driver_id, device.clocks().open(&device, &parts)?))
         });
         let (driver_id, id) = opened.inspect_err(|_| destroy(&device, raw))?;
-        let stream = Stream(Arc::new(Inner {
-            device: device.clone(),
-            raw: Handle(raw),
-            id,
-            driver_id,
-            kind: Kind::Owned,
-            is_retired: AtomicBool::new(false),
-            fast_path_id: AtomicU64::new(id.as_u64()),
-            borrows: Borrows::default(),
-            unmarked_bytes: AtomicU64::new(0),
-            due_bytes: AtomicU64::new(super::UNMARKED_MIN_BYTES),
-        }));
+        let stream = Stream(Arc::new(Inner::new(&device, raw, id, driver_id, Kind::Owned)));
         device.clocks().name(driver_id, &stream);
         Ok(stream)
     }

@@ -9,11 +9,10 @@
 //! The driver may reuse a handle for another stream, but not an id: two wraps of one stream are clones, and a stream
 //! that was wrapped before is recognised.
 
-use super::borrow::Borrows;
 use super::{Inner, Kind, Stream, StreamBuilder};
-use crate::device::{Device, Handle, Life, StreamId, StreamParts};
+use crate::device::{Device, Life, StreamId, StreamParts};
 use crate::error::PoolError;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUstream, CUstream_flags};
 use std::sync::{Arc, Weak};
@@ -149,22 +148,7 @@ impl Stream {
         }
         let is_blocking = is_blocking(device, raw);
         let parts = StreamParts { raw, life, no_waits, is_blocking };
-        let make = |id: StreamId| {
-            let is_retired = AtomicBool::new(false);
-            let fast_path_id = AtomicU64::new(if kind == Kind::Foreign { id.as_u64() } else { 0 });
-            Self(Arc::new(Inner {
-                device: device.clone(),
-                raw: Handle(raw),
-                id,
-                driver_id,
-                kind,
-                is_retired,
-                fast_path_id,
-                borrows: Borrows::default(),
-                unmarked_bytes: AtomicU64::new(0),
-                due_bytes: AtomicU64::new(super::UNMARKED_MIN_BYTES),
-            }))
-        };
+        let make = |id: StreamId| Self(Arc::new(Inner::new(device, raw, id, driver_id, kind)));
         device.clocks().find_or_open(device, &parts, driver_id, make)
     }
 

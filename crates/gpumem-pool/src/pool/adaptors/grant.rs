@@ -434,19 +434,9 @@ impl StateRef {
     /// back. The pool may be gone afterwards.
     pub(super) fn release_plain(self, stack: &Stack, freed: &FreeRequest) {
         let FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete } = *freed;
-        let (address, is_complete) = (allocation.address, Cell::new(is_complete));
-        let (device, pool) = (self.device(), stack.id());
-        let whole = (address, size_bytes);
-        let release = Release {
-            address,
-            size_bytes,
-            whole,
-            owner_stream,
-            uses,
-            device,
-            pool,
-            is_complete: &is_complete,
-        };
+        let is_complete = Cell::new(is_complete);
+        let place = (allocation.address, size_bytes);
+        let release = self.released(stack, place, place, (owner_stream, uses), &is_complete);
         let mut adaptors = stack.adaptors().iter();
         while !notify_free(&mut adaptors, &release) {}
         // No adaptor runs after this point, so the free may end the pool and its adaptors.
@@ -463,17 +453,8 @@ impl StateRef {
             {
                 let whole = holding.widen_to(level);
                 let Holding { address, size_bytes, owner_stream, .. } = holding;
-                let (device, pool) = (self.device(), stack.id());
-                let release = Release {
-                    address,
-                    size_bytes,
-                    whole,
-                    owner_stream,
-                    uses,
-                    device,
-                    pool,
-                    is_complete: &is_complete,
-                };
+                let place = (address, size_bytes);
+                let release = self.released(stack, place, whole, (owner_stream, uses), &is_complete);
                 // A drop must not panic.
                 let _ = catch_panic(|| adaptor.free(&release));
             }
@@ -493,6 +474,19 @@ impl StateRef {
             },
             Memory::Gone => {}
         }
+    }
+
+    /// Returns the view of released memory for an adaptor: `place` is the range that it passed on, `whole` includes what it hid.
+    fn released<'a>(
+        &'a self,
+        stack: &Stack,
+        (address, size_bytes): (CUdeviceptr, u64),
+        whole: (CUdeviceptr, u64),
+        (owner_stream, uses): (StreamId, u64),
+        is_complete: &'a Cell<bool>,
+    ) -> Release<'a> {
+        let (device, pool) = (self.device(), stack.id());
+        Release { address, size_bytes, whole, owner_stream, uses, device, pool, is_complete }
     }
 
     /// Frees a grant that an adaptor has dropped. While streams capture, the memory stays for a graph as a block's

@@ -126,7 +126,7 @@ impl State {
     }
 
     /// Runs all registered reclaim callbacks, whatever they release.
-    pub(super) fn run_all_callbacks(&self) {
+    pub(crate) fn run_all_callbacks(&self) {
         for extent in [Extent::Purge, Extent::Release] {
             // A callback that fails is treated like one that has nothing to release.
             let _ = self.run_callbacks(extent, Instant::now() + OTHERS_TIME_MAX);

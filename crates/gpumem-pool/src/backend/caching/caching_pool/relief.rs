@@ -37,10 +37,7 @@ impl CachingPool {
         if !needs_wait {
             return self.device.is_idle();
         }
-        self.device.maintenance().before_wait();
-        let is_idle = self.device.finish_until(deadline::until(self.tuning.wait_deadline))?;
-        self.device.after_wait_until(is_idle);
-        Ok(is_idle)
+        self.device.finish_with_maintenance(Some(deadline::until(self.tuning.wait_deadline)))
     }
 
     /// Whether the driver releases the memory without a wait for the device. Plain segments need that wait.
@@ -171,11 +168,6 @@ impl Trimmable for CachingPool {
             // A failure leaves the memory reserved.
             let _ = self.trim(0);
         }
-    }
-
-    /// All reserved memory has been admitted.
-    fn uncounted_bytes(&self) -> u64 {
-        0
     }
 
     fn cached_bytes(&self) -> u64 {

@@ -1,17 +1,23 @@
 //! The status of a pool, collected from its backend, its tags and its device.
 
-use super::State;
 use crate::device::StreamId;
 use crate::error::PoolError;
+use crate::pool::Pool;
 use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
 use gpumem_heap::counters::Counters;
 
-impl State {
-    pub(crate) fn status(&self) -> Result<Status, PoolError> {
-        let device = self.device.memory_info()?;
-        let reserved = self.backend.reserved()?;
-        let counts = self.backend.counts();
-        let in_use_peak_bytes = match &self.peak {
+impl Pool {
+    /// Returns the pool's current counters. Works on a poisoned pool too.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
+    pub fn status(&self) -> Result<Status, PoolError> {
+        let state = &self.0;
+        let device = self.device().memory_info()?;
+        let reserved = state.backend().reserved()?;
+        let counts = state.backend().counts();
+        let in_use_peak_bytes = match state.peak() {
             Some(peak) => peak.bytes().max(counts.in_use_bytes),
             None => counts.in_use_peak_bytes,
         };
@@ -22,8 +28,8 @@ impl State {
             block_count: counters.block_count(),
             allocation_count: counters.allocation_count(),
         };
-        let tags = self.tags.sums().into_iter().map(tag).collect();
-        let mut streams = self.backend.streams();
+        let tags = state.tags().sums().into_iter().map(tag).collect();
+        let mut streams = state.backend().streams();
         streams.iter_mut().for_each(|(_, sum)| *sum = sum.shown());
         streams.retain(|(_, sum)| sum.block_count() > 0);
         let stream = |(stream, sum): (Option<StreamId>, Counters)| StreamUsage {
@@ -34,11 +40,11 @@ impl State {
         let streams = streams.into_iter().map(stream).collect();
         let reserved_bytes = reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes);
         Ok(Status {
-            backend: self.backend.kind(),
-            kind: self.setup.config.kind,
-            plain_segments: self.backend.has_plain_segments(),
-            device_name: self.device.name().into(),
-            device_ordinal: self.device.ordinal(),
+            backend: state.backend().kind(),
+            kind: self.kind(),
+            plain_segments: state.backend().has_plain_segments(),
+            device_name: self.device().name().into(),
+            device_ordinal: self.device().ordinal(),
             in_use_bytes: counts.in_use_bytes,
             reserved_bytes,
             cached_bytes: reserved_bytes.saturating_sub(counts.in_use_bytes),
@@ -47,8 +53,8 @@ impl State {
             record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),
             block_count: counts.block_count,
             allocation_count: counts.allocation_count,
-            hard_limit_bytes: self.limits.hard_bytes(),
-            soft_limit_bytes: self.limits.soft_bytes(),
+            hard_limit_bytes: state.limits().hard_bytes(),
+            soft_limit_bytes: state.limits().soft_bytes(),
             device_used_bytes: device.total_bytes.saturating_sub(device.free_bytes),
             device_total_bytes: device.total_bytes,
             tags,
@@ -56,9 +62,16 @@ impl State {
         })
     }
 
-    pub(crate) fn reset_peaks(&self) -> Result<(), PoolError> {
-        self.tags.reset_peaks();
-        self.peak.iter().for_each(|peak| peak.reset());
-        self.backend.reset_peaks()
+    /// Resets the peak counters reported by [`Pool::status`].
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails: with `native`, the driver keeps a peak
+    /// too.
+    pub fn reset_peaks(&self) -> Result<(), PoolError> {
+        let state = &self.0;
+        state.tags().reset_peaks();
+        state.peak().iter().for_each(|peak| peak.reset());
+        state.backend().reset_peaks()
     }
 }
