@@ -17,7 +17,7 @@ macro_rules! export {
             pub unsafe extern "C" fn $name($($arg: $kind),*) -> CUresult {
                 let Some(table) = process::table() else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
                 match table.$name {
-                    // SAFETY: the caller's promise is the one that the table's function asks for.
+                    // SAFETY: the caller guarantees what the table's function requires.
                     Some(function) => unsafe { function($($arg),*) },
                     None => CUresult::CUDA_ERROR_NOT_SUPPORTED,
                 }

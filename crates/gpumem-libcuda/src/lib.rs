@@ -22,6 +22,6 @@ mod process;
 
 pub use export::*;
 
-/// Marks the library: gpumem's loader never takes one that has this symbol for the vendor's.
+/// Marks the library: gpumem's loader refuses a library with this symbol.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_simulator() {}

@@ -35,8 +35,8 @@ static AT_EXIT: extern "C" fn() = at_exit;
 
 #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "nothing calls it there"))]
 extern "C" fn at_exit() {
-    // A process that was forked off the one that started the driver has nothing to say, and may have a lock that nobody
-    // gives back.
+    // A child forked from the process that started the driver has no findings, and may hold a copy of a lock that is
+    // never released.
     if STARTED_BY.load(Ordering::Relaxed) != std::process::id() {
         return;
     }

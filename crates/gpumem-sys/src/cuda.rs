@@ -14,7 +14,7 @@ const NAMES: &[&str] = &["nvcuda.dll"];
 #[cfg(not(windows))]
 const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
-/// The symbol that the drop-in library of this project exports, so that it is not mistaken for the vendor's driver.
+/// The symbol that marks this project's drop-in library, so that it is not loaded as the vendor's driver.
 const MARKER: &[u8] = b"gpumem_simulator\0";
 
 impl Driver {

@@ -1,7 +1,7 @@
 //! GPU memory management: a stream-ordered pool with limits, typed arrays, and a simulator to test without a GPU.
 //!
-//! This crate re-exports the layers of gpumem. Its features choose layers and backends; the names that most programs need are at
-//! the root, and each layer is a module with all of its own.
+//! This crate re-exports the layers of gpumem. Its features choose layers and backends; the names that most programs need are at the
+//! root, and each layer is a module with all its items.
 //!
 //! | module | feature | crate | contents |
 //! | --- | --- | --- | --- |

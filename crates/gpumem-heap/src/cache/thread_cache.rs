@@ -240,13 +240,13 @@ impl OwnerGuard<'_> {
 
     /// Runs `work` on the magazines, after a wait for other threads; `None` if the cache is closed.
     pub(super) fn with<R>(self, work: impl FnOnce(&mut Magazines) -> R) -> Option<R> {
-        // SAFETY: the promise of `ThreadCache::own`'s caller.
+        // SAFETY: the caller of `ThreadCache::own` upholds the same contract.
         unsafe { self.magazines.own(|magazines| self.noting(magazines, work)) }
     }
 
     #[inline]
     fn try_with<R>(self, work: impl FnOnce(&mut Magazines) -> R) -> Option<R> {
-        // SAFETY: the promise of `ThreadCache::own`'s caller.
+        // SAFETY: the caller of `ThreadCache::own` upholds the same contract.
         unsafe { self.magazines.try_own(work) }
     }
 }

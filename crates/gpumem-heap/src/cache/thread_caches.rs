@@ -50,7 +50,7 @@ struct Registry {
     is_closed: bool,
 }
 
-/// Blocks on their way to the heap, each free once its stamp is.
+/// Blocks on their way to the heap, each free once its stamp is complete.
 pub type Spill<S> = Vec<(HeapBlock, S)>;
 
 impl<S: Copy + From<u64>> ThreadCaches<S> {

@@ -64,7 +64,7 @@ impl<T> BiasedLock<T> {
             return None;
         }
         // SAFETY: the fences come in between, so a revoking thread whose mark was not seen here sees that the value is held, and
-        // waits until `_held` is dropped. By the caller's promise there is no other owner.
+        // waits until `_held` is dropped. The caller guarantees that there is no other owner.
         Some(self.value.with_mut(|value| work(unsafe { &mut *value })))
     }
 
@@ -94,7 +94,7 @@ impl<T> BiasedLock<T> {
                     continue;
                 }
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's contract.
             let done = unsafe { self.try_own(|value| work.take().map(|work| work(value))) };
             if let Some(result) = done {
                 return result;

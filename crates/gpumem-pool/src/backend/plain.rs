@@ -46,7 +46,7 @@ pub(super) unsafe fn release(
     kind: MemoryKind,
     address: CUdeviceptr,
 ) -> Result<(), DriverError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         match kind {
             MemoryKind::Device | MemoryKind::Unified => driver.cuMemFree_v2(address),

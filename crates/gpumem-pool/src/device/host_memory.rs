@@ -113,7 +113,7 @@ impl<B: HostBufferMut> HostMemory<B> {
     ///
     /// The error contains the buffer.
     ///
-    /// - [`PoolError::NoHostAccess`] if the device does not support this; most devices behind a bus do not.
+    /// - [`PoolError::NoHostAccess`] if the device does not support this; many devices that are connected by PCIe do not.
     /// - [`PoolError::Kept`] for an earlier drop.
     pub fn pageable(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
         Self::new(device, buffer, Access::Pageable)
@@ -324,7 +324,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NoHostAccess`] if the device does not support this; most devices behind a bus do not.
+    /// - [`PoolError::NoHostAccess`] if the device does not support this; many devices that are connected by PCIe do not.
     /// - [`PoolError::Kept`] for an earlier drop.
     ///
     /// # Aborts

@@ -3,7 +3,7 @@
 //! Most streams are owned: created here, destroyed with the last clone. Blocks do not hold them: a stream may be
 //! dropped while blocks on it are alive, and destroying a stream does not lose its queued work. A stream of another
 //! library (`foreign`) is never destroyed here. The driver is called with its handle only in calls that name the
-//! stream, unless its owner has promised that it lives as long as the device.
+//! stream, unless its owner guarantees that it lives as long as the device.
 
 mod borrow;
 mod builder;
@@ -133,7 +133,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// All errors of [`Stream::synchronize`].
+    /// All errors of [`Stream::synchronize`], such as [`PoolError::DeviceLost`] if earlier work failed.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         self.check_usable()?;
         self.check_runs("querying a stream")?;
@@ -179,7 +179,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// The errors of [`Stream::wait`], for both streams.
+    /// All errors of [`Stream::wait`] for either stream, such as [`PoolError::StreamRetired`].
     pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
         let _calls = (self.call()?, other.call()?);
         check_driver(self.device(), other.device())?;

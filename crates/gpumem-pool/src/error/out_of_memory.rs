@@ -15,7 +15,7 @@ pub(crate) use growth::{GrowthLog, Sample};
 
 /// The state of the pool and the device when a request was refused, after all attempts to make room.
 ///
-/// Printed, it is a table that ends with [`OutOfMemory::advice`]:
+/// `Display` prints a table that ends with [`OutOfMemory::advice`]:
 ///
 /// ```
 /// use gpumem_pool::{Advice, Device, Pool, PoolError, Stream};

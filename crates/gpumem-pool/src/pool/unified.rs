@@ -99,10 +99,10 @@ impl Block {
     /// - [`PoolError::NotWithKind`] unless the block is unified memory.
     /// - [`PoolError::OutOfBounds`] if the range is not within the block.
     /// - [`PoolError::WrongDevice`] for a location on a device of another driver.
-    /// - [`PoolError::NotWithBackend`] with `native`, if the driver takes no advice on memory of its own pools. The
-    ///   driver of CUDA 13.0 takes none: it
-    ///   [documents](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html) advice only for memory
-    ///   of `cuMemAllocManaged`, which `caching` and `none` use.
+    /// - [`PoolError::NotWithBackend`] with `native`, if the driver accepts no advice for memory of its own pools. The
+    ///   driver of CUDA 13.0 accepts none: its
+    ///   [documentation](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html) allows advice only
+    ///   for memory of `cuMemAllocManaged`, which `caching` and `none` use.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn advise(&self, part: Range<u64>, expectation: MemoryAdvice<'_>) -> Result<(), PoolError> {
         let Some((address, size)) = self.pages(part, "be advised on")? else { return Ok(()) };

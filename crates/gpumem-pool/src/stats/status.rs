@@ -6,7 +6,7 @@ use gpumem_heap::order::StreamId;
 
 /// A pool's counters at one moment. They are exact while no other thread allocates or frees.
 ///
-/// Printed, it reads:
+/// `Display` prints:
 ///
 /// ```text
 /// Effective GPU memory usage: 16.35% (2.575 GiB/15.744 GiB)

@@ -87,7 +87,7 @@ impl Recording {
     ///
     /// # Errors
     ///
-    /// The errors of [`Recording::read`].
+    /// All errors of [`Recording::read`], such as [`ReadError::Foreign`] if the source is not a trace.
     pub fn read_from(mut source: impl Read) -> Result<Self, ReadError> {
         let mut header = [0; HEADER_BYTES];
         if fill(&mut source, &mut header)? < HEADER_BYTES {

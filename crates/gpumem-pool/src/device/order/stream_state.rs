@@ -30,7 +30,7 @@ pub(crate) struct StreamParts {
 pub(crate) enum Life {
     /// Until its last clone is dropped: this crate owns it.
     Owned,
-    /// Until it is retired, or the last device of its context is dropped: its owner has promised that, and no clone is
+    /// Until it is retired, or the last device of its context is dropped: its owner guarantees that, and no clone is
     /// needed.
     Long,
     /// In calls that name it: its owner may destroy it at any other time.

@@ -58,7 +58,7 @@ impl Clocks {
 
     fn add_live(&self, parts: &StreamParts) {
         if parts.life == Life::Named {
-            // Never unset: a stream that is wrapped again, or is promised a longer life, may still have pending memory.
+            // Never unset: a stream that is wrapped again, or is declared long-lived, may still have pending memory.
             self.had_named.store(true, Ordering::Relaxed);
         }
     }

@@ -1,10 +1,9 @@
 //! Streams that this crate does not own: another library's, the context's legacy stream, a thread's default stream.
 //!
-//! The owner of such a stream may destroy or capture it at any time. The driver is therefore called with its handle
-//! only in calls that name the stream, the last of them [`Stream::retire`]. These calls mark it if memory is pending
-//! there that another stream may want, and make it wait. If the owner promises a longer life
-//! ([`Stream::from_raw_long_lived`]), any call may mark the stream and wait for it, as for an owned stream, with or
-//! without a clone.
+//! The owner of such a stream may destroy or capture it at any time. The driver is therefore called with its handle only in
+//! calls that name the stream, the last of them [`Stream::retire`]. These calls mark it if memory is pending there that
+//! another stream may want, and make it wait. If the owner guarantees a longer life ([`Stream::from_raw_long_lived`]), any
+//! call may mark the stream and wait for it, as for an owned stream, with or without a clone.
 //!
 //! The driver may reuse a handle for another stream, but not an id: two wraps of one stream are clones, and a stream
 //! that was wrapped before is recognised.
@@ -48,7 +47,7 @@ impl Stream {
     /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
     /// - [`PoolError::Driver`] if a call fails.
     pub unsafe fn from_raw(device: &Device, raw: CUstream) -> Result<Self, PoolError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { Self::builder(device).wrap(raw) }
     }
 
@@ -57,9 +56,9 @@ impl Stream {
     /// without a clone ([`StreamBuilder::no_waits`] disables the waits: [`StreamBuilder::wrap_long_lived`]). A shim
     /// that has only the handle may wrap it in every call.
     ///
-    /// Null is the context's default stream, which lives as long as the context. The handle of the calling thread's
-    /// default stream becomes [`Stream::per_thread`], which is never long-lived: on other threads the handle means
-    /// another stream. For a stream that [`Stream::from_raw`] has wrapped before, the promise takes effect now, for all
+    /// Null is the context's default stream, which lives as long as the context. The handle of the calling thread's default
+    /// stream becomes [`Stream::per_thread`], which is never long-lived: on other threads the handle means another stream.
+    /// For a stream that [`Stream::from_raw`] has wrapped before, the guarantee of a longer life takes effect now, for all
     /// clones.
     ///
     /// ```
@@ -82,9 +81,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// The errors of [`Stream::from_raw`].
+    /// All errors of [`Stream::from_raw`], such as [`PoolError::WrongDevice`] for a stream of another context.
     pub unsafe fn from_raw_long_lived(device: &Device, raw: CUstream) -> Result<Self, PoolError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { Self::builder(device).wrap_long_lived(raw) }
     }
 
@@ -172,7 +171,7 @@ impl StreamBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`Stream::from_raw`].
+    /// All errors of [`Stream::from_raw`], such as [`PoolError::WrongDevice`] for a stream of another context.
     pub unsafe fn wrap(self, raw: CUstream) -> Result<Stream, PoolError> {
         self.wrap_for(raw, Life::Named)
     }
@@ -185,12 +184,12 @@ impl StreamBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`Stream::from_raw`].
+    /// All errors of [`Stream::from_raw`], such as [`PoolError::WrongDevice`] for a stream of another context.
     pub unsafe fn wrap_long_lived(self, raw: CUstream) -> Result<Stream, PoolError> {
         self.wrap_for(raw, Life::Long)
     }
 
-    /// The caller passes on the owner's promise for this life.
+    /// The caller passes on the owner's guarantee of this life.
     fn wrap_for(self, raw: CUstream, life: Life) -> Result<Stream, PoolError> {
         let Self { device, no_waits, .. } = self;
         let raw = match raw as usize {
@@ -201,8 +200,7 @@ impl StreamBuilder {
         if raw as usize != LEGACY {
             let _bound = device.enter()?;
             let mut context = core::ptr::null_mut();
-            // SAFETY: `context` outlives the call; the owner has promised that the stream is alive in calls that name
-            // it.
+            // SAFETY: `context` outlives the call; the owner guarantees that the stream is alive in calls that name it.
             unsafe { device.driver().cuStreamGetCtx(raw, &mut context)? };
             if context != device.context() {
                 return Err(PoolError::WrongDevice {

@@ -128,7 +128,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// The errors of [`Stream::wait_for`].
+    /// All errors of [`Stream::wait_for`], such as [`PoolError::StreamRetired`].
     #[inline]
     pub fn wait_for_point(&self, point: StreamPoint) -> Result<bool, PoolError> {
         if !self.clocks().captures().is_open() && self.is_behind(point) {

@@ -100,7 +100,7 @@ impl Grant {
     ///
     /// # Errors
     ///
-    /// The errors of [`Pool::alloc_aligned`].
+    /// All errors of [`Pool::alloc_aligned`], such as [`PoolError::OutOfMemory`].
     pub fn from_pool(pool: &Pool, request: &Request<'_>) -> Result<Self, PoolError> {
         let block = pool.alloc_aligned(request.size_bytes(), request.alignment(), request.stream())?;
         Ok(Self::lent(block, true))
