@@ -10,8 +10,10 @@
 mod join;
 mod pitched;
 pub(crate) mod strided;
+mod transfer;
 
 pub use join::{concatenate, stack};
+pub use transfer::{Download, DownloadTarget, Upload, UploadError, UploadSource, Uploaded};
 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::{Element, first_invalid};

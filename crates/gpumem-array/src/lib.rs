@@ -2,7 +2,7 @@
 //!
 //! A [`Gpu`] is a pool, a stream and the kernels of this crate. A [`GpuArray<T, D>`](GpuArray) holds elements on it,
 //! with the shapes and slicing of [`ndarray`]. Operations are queued and return at once; only uploads, downloads and
-//! [`Gpu::synchronize`] wait. Programs need no explicit synchronisation: each array records the points of its last write and
+//! [`Gpu::synchronize`] wait. [`GpuArray::upload`] and [`GpuArray::download`] can be awaited instead. Programs need no explicit synchronisation: each array records the points of its last write and
 //! of the reads since in their streams, and another stream that uses the array waits for exactly those, on the device.
 //!
 //! The rooms of the sources, each of which imports only rooms above it:
@@ -100,7 +100,7 @@ mod storage;
 pub use array::{
     AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, HostIndex, PinnedArray, UnifiedArray, UninitArray,
 };
-pub use copy::{concatenate, stack};
+pub use copy::{Download, DownloadTarget, Upload, UploadError, UploadSource, Uploaded, concatenate, stack};
 pub use element::{Element, Numeric};
 pub use error::{ArrayError, GraphError};
 pub use gpu::{Gpu, Memory, Place};

@@ -121,7 +121,7 @@ fn next_due(checked_at: Instant, cost: Duration) -> (Vec<u64>, bool) {
         }
         let now = Instant::now();
         let unchanged_for = list.changed_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-        let pause = (unchanged_for / QUERY_SHARE).max(cost * QUERY_SHARE).clamp(PAUSE_MIN, PAUSE_MAX);
+        let pause = (unchanged_for / QUERY_SHARE).clamp(PAUSE_MIN, PAUSE_MAX).max(cost * QUERY_SHARE);
         let left = (checked_at + pause).saturating_duration_since(now);
         if left.is_zero() || core::mem::take(&mut list.checks_all) {
             return (list.pending.keys().copied().collect(), true);
@@ -131,9 +131,9 @@ fn next_due(checked_at: Instant, cost: Duration) -> (Vec<u64>, bool) {
     }
 }
 
-/// Queries without a report take at most this share of the time, one part in it, and are late by at most this share of
-/// the time waited so far.
+/// Queries without a report take at most one part in this of the thread's time, and notice a completion late by at most
+/// one part in this of the time waited so far.
 const QUERY_SHARE: u32 = 8;
 const PAUSE_MIN: Duration = Duration::from_micros(500);
 /// Bounds how late a lost context is noticed that no other call has reported.
-const PAUSE_MAX: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_millis(10);

@@ -1,0 +1,540 @@
+//! [`Upload`] and [`Download`]: asynchronous copies that own their host memory.
+//!
+//! The device never accesses the program's own pageable memory here. A copy goes through a block of the `Gpu`'s pinned pool, as large
+//! as the copy: an upload fills it before it queues the copy, and a download copies from it once the copy is complete, in the poll or
+//! the wait that returns the elements. So nothing that a transfer owns has to outlive it. Dropping or forgetting one at any time is
+//! sound: arrays and blocks are freed in stream order, behind the copy, and the pool reuses pinned memory only when all uses are
+//! complete. A pinned array is copied from and to in place, and is such a block itself.
+//!
+//! The whole copy is queued at once, so it is ordered like any operation: a download has the values of the moment, whatever is queued
+//! later. A pipeline of small pinned blocks could not have that order without holding back the stream until the host has emptied them.
+
+use crate::array::{GpuArray, GpuView, PinnedArray, UninitArray};
+use crate::copy::check_runs;
+use crate::element::Element;
+use crate::error::ArrayError;
+use crate::gpu::{Gpu, Place};
+use crate::kind::{Device, HostAccess, Kind, Pinned};
+use crate::layout::{Layout, Order, same_shape};
+use core::error::Error;
+use core::fmt;
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll};
+use gpumem_pool::{Completion, PoolError};
+use ndarray::{Array, Dimension, Ix1, ShapeBuilder};
+use std::sync::Arc;
+
+/// An upload in progress; see [`GpuArray::upload`]. A future, which resolves with the array and the host memory.
+///
+/// Dropping it waits for nothing, and drops both.
+///
+/// # Panics
+///
+/// If it is polled after it has resolved, like a future of an `async` block.
+#[must_use = "the array exists once the upload is awaited, or waited for"]
+pub struct Upload<S: UploadSource, K: Kind = Device> {
+    parts: Option<(Started<S, K>, S)>,
+    /// `None` if the copy was not queued.
+    done: Option<Completion>,
+}
+
+/// A download in progress; see [`GpuView::download`]. A future, which resolves with the host memory.
+///
+/// Dropping it waits for nothing, and drops the host memory.
+///
+/// # Panics
+///
+/// If it is polled after it has resolved, like a future of an `async` block.
+#[must_use = "the elements are there once the download is awaited, or waited for"]
+pub struct Download<B> {
+    finish: Option<Finish<B>>,
+    /// `None` if the copy was not queued.
+    done: Option<Completion>,
+}
+
+/// Returns the host memory of a download whose copy has this outcome.
+type Finish<B> = Box<dyn FnOnce(Result<(), PoolError>) -> Result<B, ArrayError> + Send + Sync>;
+
+/// The array of an upload.
+type ArrayOf<S, K> = GpuArray<<S as UploadSource>::Elem, <S as UploadSource>::Dim, K>;
+
+/// The array that is being written, or why the copy was not queued.
+type Started<S, K> = Result<ArrayOf<S, K>, ArrayError>;
+
+/// The array of an upload, and the host memory.
+pub type Uploaded<S, K> = (ArrayOf<S, K>, S);
+
+/// An upload failed. The error contains the host memory. `?` converts it to its [`ArrayError`].
+pub struct UploadError<S>(Box<(ArrayError, S)>);
+
+/// Host memory that [`GpuArray::upload`] takes: `Vec<T>`, `Box<[T]>`, `Arc<[T]>`, `Arc<Vec<T>>`, an `ndarray` array, a
+/// [`PinnedArray`].
+pub trait UploadSource: sealed::Sealed {
+    /// The element type.
+    type Elem: Element;
+    /// The dimension type of the array.
+    type Dim: Dimension;
+    #[doc(hidden)]
+    fn stage(&self, gpu: &Gpu) -> Result<Staged<'_, Self::Elem, Self::Dim>, ArrayError>;
+}
+
+/// Host memory that [`GpuView::download_into`] takes: `Vec<T>`, or an array of the same shape that the host can access.
+pub trait DownloadTarget<T, D>: sealed::Target<T, D> {}
+
+mod sealed {
+    use super::{ArrayError, Finish, GpuView, PinnedArray};
+
+    pub trait Sealed {}
+
+    /// The elements in memory that a copy can be queued from.
+    pub enum Staged<'a, T, D> {
+        Copy(PinnedArray<T, D>),
+        InPlace(GpuView<'a, T, D>),
+    }
+
+    pub trait Target<T, D>: Sized {
+        /// Queues the copy.
+        fn start(self, source: &GpuView<'_, T, D>) -> Result<Finish<Self>, ArrayError>;
+    }
+}
+
+use sealed::Staged;
+
+impl<T: Element, D: Dimension + 'static, K: Kind> GpuArray<T, D, K> {
+    /// Begins to upload host memory, which the upload owns until it is complete. The copy is queued on the stream of `place`; no thread
+    /// waits for it. The host memory is copied to pinned memory in this call, unless it is pinned already: a [`PinnedArray`] has
+    /// the fastest upload.
+    ///
+    /// An error of the start is returned by the upload, with the host memory.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let steps = async {
+    ///     let (x, host) = GpuArray::upload(&gpu, vec![1.0_f32, 2.0, 3.0]).await?;
+    ///     let doubled = x.try_mul(2.0)?;
+    ///     doubled.download_into(host).await
+    /// };
+    /// assert_eq!(pollster::block_on(steps)?, [2.0, 4.0, 6.0]); // any executor
+    ///
+    /// let (x, _) = GpuArray::upload(&gpu, vec![1_u8, 2]).wait()?; // without one: blocks this thread
+    /// assert_eq!(x.download().wait()?, [1, 2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The upload resolves with an [`UploadError`]:
+    ///
+    /// - [`ArrayError::Pool`] if an allocation or a driver call failed, if the context is lost, or if the stream captures.
+    /// - [`ArrayError::Graph`] for the `Gpu` of a capture.
+    pub fn upload<P, S>(place: &P, source: S) -> Upload<S, K>
+    where
+        P: Place<Kind = K> + ?Sized,
+        S: UploadSource<Elem = T, Dim = D>,
+    {
+        let started = start_upload(place, &source);
+        let done = started.is_ok().then(|| place.gpu().stream().completion());
+        Upload { parts: Some((started, source)), done }
+    }
+
+    /// Begins to download the elements in row-major order; see [`GpuView::download`].
+    pub fn download(&self) -> Download<Vec<T>> {
+        self.view().download()
+    }
+
+    /// Begins to download the elements in their shape; see [`GpuView::download_array`].
+    pub fn download_array(&self) -> Download<Array<T, D>> {
+        self.view().download_array()
+    }
+
+    /// Begins to download the elements into `target`; see [`GpuView::download_into`].
+    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B> {
+        self.view().download_into(target)
+    }
+}
+
+impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
+    /// Begins to download the elements in row-major order. The copy is queued on the stream of the view; no thread waits for it. The
+    /// elements are those of this moment: work that is queued later does not change them, and the array may be dropped.
+    ///
+    /// An error of the start is returned by the download.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let mut x = GpuArray::from_elem(&gpu, 3, 1.0_f32)?;
+    /// let before = x.download();
+    /// x.fill(2.0)?;
+    /// let after = x.download();
+    /// drop(x);
+    /// assert_eq!((before.wait()?, after.wait()?), (vec![1.0; 3], vec![2.0; 3]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The download resolves with an [`ArrayError`]:
+    ///
+    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+    /// - [`ArrayError::InvalidElement`] if the device wrote bytes that are not a valid `T`.
+    /// - [`ArrayError::HostFull`] if the host is out of memory.
+    /// - [`ArrayError::Pool`] if an allocation or a driver call failed, if the context is lost, or if the stream captures.
+    /// - [`ArrayError::Graph`] for the `Gpu` or the arrays of a capture.
+    pub fn download(&self) -> Download<Vec<T>> {
+        self.download_into(Vec::new())
+    }
+
+    /// Begins to download the elements in their shape; see [`GpuView::download`].
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuView::download`].
+    pub fn download_array(&self) -> Download<Array<T, D>> {
+        let order = self.layout().order().unwrap_or(Order::Row);
+        let gpu = self.gpu().clone();
+        Download::start(self, || {
+            let staged = staged(self, order)?;
+            Ok(Box::new(move |outcome| {
+                check(&gpu, outcome)?;
+                let shape = staged.raw_dim().set_f(order == Order::Column);
+                let elements = copied(Vec::new(), staged.as_slice()?)?;
+                Array::from_shape_vec(shape, elements)
+                    .map_err(|_| ArrayError::TooManyElements { shape: staged.shape().to_vec() })
+            }))
+        })
+    }
+
+    /// Begins to download the elements into `target`, which the download owns until it is complete: a `Vec`, whose elements are replaced
+    /// and whose capacity is reused, or a pinned or unified array of the same shape. A pinned array is written in place, which is the
+    /// fastest download.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, PinnedArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_elem(&gpu, (2, 2), 7_i32)?;
+    /// let host = x.download_into(PinnedArray::zeros(&gpu.pinned(), (2, 2))?).wait()?;
+    /// assert_eq!(host[[1, 1]], 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuView::download`]; also [`ArrayError::Shape`] if the shapes differ. On an error `target` is dropped.
+    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B> {
+        Download::start(self, || target.start(self))
+    }
+}
+
+fn start_upload<P, S, K>(place: &P, source: &S) -> Started<S, K>
+where
+    P: Place<Kind = K> + ?Sized,
+    S: UploadSource,
+    K: Kind,
+{
+    let gpu = place.gpu();
+    check_runs(gpu, UPLOAD)?;
+    let staged = source.stage(gpu)?;
+    let source = match &staged {
+        Staged::Copy(copy) => copy.view(),
+        Staged::InPlace(view) => view.on(gpu),
+    };
+    let order = source.layout().order().unwrap_or(Order::Row);
+    // The pinned copy is dropped here, behind the copy to the device.
+    UninitArray::with_order(place, source.raw_dim(), order)?.assign(&source)
+}
+
+/// Copies host elements to new pinned memory.
+fn stage<T: Element, D: Dimension>(
+    gpu: &Gpu,
+    dim: D,
+    order: Order,
+    elements: &[T],
+) -> Result<PinnedArray<T, D>, ArrayError> {
+    let staged = PinnedArray::<T, D>::unwritten(&gpu.pinned(), Layout::dense(dim, order, size_of::<T>())?)?;
+    let size_bytes = size_of_val(elements);
+    match staged.storage().host_ptr() {
+        _ if size_bytes == 0 => {}
+        // SAFETY: the block is as large as the elements, since `dim` has their number, and nothing else uses it: the host may write
+        // new pinned memory at once.
+        Some(to) => unsafe { to.as_ptr().copy_from_nonoverlapping(elements.as_ptr().cast(), size_bytes) },
+        None => return Err(ArrayError::NoHostAccess { device: gpu.device().to_string() }),
+    }
+    Ok(staged)
+}
+
+/// Queues a copy to new pinned memory.
+fn staged<T: Element, D: Dimension>(
+    source: &GpuView<'_, T, D>,
+    order: Order,
+) -> Result<PinnedArray<T, D>, ArrayError> {
+    UninitArray::with_order(&source.gpu().pinned(), source.raw_dim(), order)?.assign(source)
+}
+
+/// Replaces the elements of a vector.
+fn copied<T: Element>(mut target: Vec<T>, elements: &[T]) -> Result<Vec<T>, ArrayError> {
+    target.clear();
+    let full = |_| ArrayError::HostFull { size_bytes: size_of_val(elements) };
+    target.try_reserve_exact(elements.len()).map_err(full)?;
+    target.extend_from_slice(elements);
+    Ok(target)
+}
+
+fn check(gpu: &Gpu, outcome: Result<(), PoolError>) -> Result<(), ArrayError> {
+    outcome.map_err(|error| gpu.explained(error.into()))
+}
+
+impl<S: UploadSource, K: Kind> Upload<S, K> {
+    /// Waits on the host until the upload is complete: blocks this thread.
+    ///
+    /// # Errors
+    ///
+    /// The error that the upload resolves with; see [`GpuArray::upload`].
+    pub fn wait(mut self) -> Result<Uploaded<S, K>, UploadError<S>> {
+        let outcome = self.done.take().map_or(Ok(()), Completion::wait);
+        self.end(outcome)
+    }
+
+    /// Whether it is complete or has failed, so that [`Upload::wait`] would not block. Does not wait.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        is_complete(&self.done)
+    }
+
+    #[track_caller]
+    fn end(&mut self, outcome: Result<(), PoolError>) -> Result<Uploaded<S, K>, UploadError<S>> {
+        let Some((started, source)) = self.parts.take() else { polled_again("Upload") };
+        let finished = started.and_then(|array| check(array.gpu(), outcome).map(|()| array));
+        match finished {
+            Ok(array) => Ok((array, source)),
+            Err(error) => Err(UploadError(Box::new((error, source)))),
+        }
+    }
+}
+
+impl<B> Download<B> {
+    fn start<T: Element, D: Dimension>(
+        source: &GpuView<'_, T, D>,
+        start: impl FnOnce() -> Result<Finish<B>, ArrayError>,
+    ) -> Self {
+        match check_runs(source.gpu(), DOWNLOAD).and_then(|()| start()) {
+            Ok(finish) => Self { finish: Some(finish), done: Some(source.gpu().stream().completion()) },
+            Err(error) => Self { finish: Some(Box::new(|_| Err(error))), done: None },
+        }
+    }
+
+    /// Waits on the host until the download is complete: blocks this thread.
+    ///
+    /// # Errors
+    ///
+    /// The error that the download resolves with; see [`GpuView::download`].
+    pub fn wait(mut self) -> Result<B, ArrayError> {
+        let outcome = self.done.take().map_or(Ok(()), Completion::wait);
+        self.end(outcome)
+    }
+
+    /// Whether it is complete or has failed, so that [`Download::wait`] would not block. Does not wait.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        is_complete(&self.done)
+    }
+
+    #[track_caller]
+    fn end(&mut self, outcome: Result<(), PoolError>) -> Result<B, ArrayError> {
+        match self.finish.take() {
+            Some(finish) => finish(outcome),
+            None => polled_again("Download"),
+        }
+    }
+}
+
+fn is_complete(done: &Option<Completion>) -> bool {
+    done.as_ref().is_none_or(|done| done.is_complete().unwrap_or(true))
+}
+
+/// Polls the completion of a copy, and drops it with its outcome.
+fn poll_done(done: &mut Option<Completion>, context: &mut Context<'_>) -> Poll<Result<(), PoolError>> {
+    let Some(pending) = done else { return Poll::Ready(Ok(())) };
+    let outcome = Pin::new(pending).poll(context);
+    if outcome.is_ready() {
+        *done = None;
+    }
+    outcome
+}
+
+impl<S: UploadSource, K: Kind> Future for Upload<S, K> {
+    type Output = Result<Uploaded<S, K>, UploadError<S>>;
+
+    #[track_caller]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match poll_done(&mut self.done, context) {
+            Poll::Ready(outcome) => Poll::Ready(self.end(outcome)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<B> Future for Download<B> {
+    type Output = Result<B, ArrayError>;
+
+    #[track_caller]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match poll_done(&mut self.done, context) {
+            Poll::Ready(outcome) => Poll::Ready(self.end(outcome)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+/// Nothing in them is pinned.
+impl<S: UploadSource, K: Kind> Unpin for Upload<S, K> {}
+
+/// Nothing in it is pinned.
+impl<B> Unpin for Download<B> {}
+
+#[cold]
+#[track_caller]
+fn polled_again(name: &str) -> ! {
+    panic!("`{name}` polled after it has resolved")
+}
+
+macro_rules! sources {
+    ($($(#[$doc:meta])* $source:ty;)*) => {
+        $(
+            impl<T: Element> sealed::Sealed for $source {}
+
+            impl<T: Element> UploadSource for $source {
+                type Elem = T;
+                type Dim = Ix1;
+
+                fn stage(&self, gpu: &Gpu) -> Result<Staged<'_, T, Ix1>, ArrayError> {
+                    stage(gpu, ndarray::Dim(self.len()), Order::Row, self).map(Staged::Copy)
+                }
+            }
+        )*
+    };
+}
+
+sources! {
+    Vec<T>;
+    Box<[T]>;
+    Arc<[T]>;
+    Arc<Vec<T>>;
+}
+
+impl<T: Element, D: Dimension> sealed::Sealed for Array<T, D> {}
+
+impl<T: Element, D: Dimension> UploadSource for Array<T, D> {
+    type Elem = T;
+    type Dim = D;
+
+    fn stage(&self, gpu: &Gpu) -> Result<Staged<'_, T, D>, ArrayError> {
+        let dim = self.raw_dim();
+        let staged = match (self.as_slice(), self.t().as_slice()) {
+            (Some(elements), _) => stage(gpu, dim, Order::Row, elements),
+            (None, Some(elements)) => stage(gpu, dim, Order::Column, elements),
+            (None, None) => stage(gpu, dim, Order::Row, &self.iter().copied().collect::<Vec<T>>()),
+        };
+        staged.map(Staged::Copy)
+    }
+}
+
+impl<T: Element, D: Dimension> sealed::Sealed for GpuArray<T, D, Pinned> {}
+
+impl<T: Element, D: Dimension> UploadSource for GpuArray<T, D, Pinned> {
+    type Elem = T;
+    type Dim = D;
+
+    fn stage(&self, _gpu: &Gpu) -> Result<Staged<'_, T, D>, ArrayError> {
+        Ok(Staged::InPlace(self.view()))
+    }
+}
+
+impl<T: Element, D: Dimension + 'static> DownloadTarget<T, D> for Vec<T> {}
+
+impl<T: Element, D: Dimension + 'static> sealed::Target<T, D> for Vec<T> {
+    fn start(self, source: &GpuView<'_, T, D>) -> Result<Finish<Self>, ArrayError> {
+        let (staged, gpu) = (staged(source, Order::Row)?, source.gpu().clone());
+        Ok(Box::new(move |outcome| {
+            check(&gpu, outcome)?;
+            copied(self, staged.as_slice()?)
+        }))
+    }
+}
+
+impl<T: Element, D: Dimension + 'static, K: HostAccess> DownloadTarget<T, D> for GpuArray<T, D, K> {}
+
+impl<T: Element, D: Dimension + 'static, K: HostAccess> sealed::Target<T, D> for GpuArray<T, D, K> {
+    fn start(mut self, source: &GpuView<'_, T, D>) -> Result<Finish<Self>, ArrayError> {
+        same_shape("download", self.layout(), source.layout())?;
+        let gpu = source.gpu().clone();
+        self.on_mut(&gpu).assign(source)?;
+        Ok(Box::new(move |outcome| {
+            check(&gpu, outcome)?;
+            // Refuses invalid elements.
+            self.as_slice()?;
+            Ok(self)
+        }))
+    }
+}
+
+impl<S> UploadError<S> {
+    /// The error.
+    #[must_use]
+    pub fn error(&self) -> &ArrayError {
+        &self.0.0
+    }
+
+    /// The host memory that was passed to the upload.
+    #[must_use]
+    pub fn into_source(self) -> S {
+        self.0.1
+    }
+}
+
+impl<S> From<UploadError<S>> for ArrayError {
+    fn from(error: UploadError<S>) -> Self {
+        error.0.0
+    }
+}
+
+impl<S> Error for UploadError<S> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.0.source()
+    }
+}
+
+impl<S> fmt::Display for UploadError<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.0.fmt(f)
+    }
+}
+
+impl<S> fmt::Debug for UploadError<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UploadError").field("error", &self.0.0).finish_non_exhaustive()
+    }
+}
+
+impl<S: UploadSource, K: Kind> fmt::Debug for Upload<S, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upload").field("done", &self.done).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Debug for Download<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Download").field("done", &self.done).finish_non_exhaustive()
+    }
+}
+
+/// The copies, as errors name them.
+const UPLOAD: &str = "an asynchronous upload";
+const DOWNLOAD: &str = "an asynchronous download";

@@ -1,0 +1,127 @@
+//! Transfers that own their host memory, on both drivers: many at once, ordered with other work, dropped and forgotten.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_adapt::array::pool::sys::Driver;
+use gpumem_adapt::array::pool::{Device, Pool};
+use gpumem_adapt::array::{Gpu, GpuArray, PinnedArray};
+use gpumem_tests::cases;
+use gpumem_tests::driver::stream_gate::StreamGate;
+use pollster::block_on;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+fn gpu(driver: &Driver) -> Gpu {
+    let device = Device::new(driver, 0).unwrap();
+    Gpu::new(&Pool::from_env(&device).unwrap()).unwrap()
+}
+
+fn close_gate(gpu: &Gpu) -> StreamGate {
+    let _bound = gpu.device().bind().unwrap();
+    // SAFETY: the stream is alive and of the context that is current.
+    unsafe { StreamGate::close(gpu.device().driver(), gpu.stream().raw()).unwrap() }
+}
+
+/// Polls all futures whenever one of them may have resolved.
+async fn all<F: Future + Unpin>(futures: Vec<F>) -> Vec<F::Output> {
+    let mut pending: Vec<_> = futures.into_iter().enumerate().collect();
+    let mut outputs: Vec<_> = pending.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        pending.retain_mut(|(index, future)| match Pin::new(future).poll(context) {
+            Poll::Ready(output) => {
+                outputs[*index] = Some(output);
+                false
+            }
+            Poll::Pending => true,
+        });
+        if pending.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    outputs.into_iter().map(Option::unwrap).collect()
+}
+
+cases! {
+    /// None can be complete before all are queued, so none has waited.
+    fn one_thread_drives_a_thousand_downloads(driver: &Driver) {
+        let gpu = gpu(driver);
+        let streams: Vec<_> = (0..4).map(|_| gpu.fork().unwrap()).collect();
+        let mut x = GpuArray::<i32, _>::zeros(&gpu, 4096).unwrap();
+        gpu.synchronize().unwrap();
+        let gate = close_gate(&streams[0]);
+        let downloads: Vec<_> = (0..1000)
+            .map(|number| {
+                let stream = &streams[number % streams.len()];
+                x.on_mut(stream).fill(number as i32).unwrap();
+                x.on(stream).download()
+            })
+            .collect();
+        assert!(downloads.iter().all(|download| !download.is_complete()));
+        assert!(gate.open(), "a download has waited");
+        for (number, elements) in block_on(all(downloads)).into_iter().enumerate() {
+            assert_eq!(elements.unwrap(), [number as i32; 4096]);
+        }
+    }
+
+    fn large_and_odd_transfers_come_back(driver: &Driver) {
+        let gpu = gpu(driver);
+        for len in [1, 1000, (4 << 20) + 3] {
+            let elements: Vec<u32> = (0..len).collect();
+            let (x, elements) = block_on(GpuArray::upload(&gpu, elements)).unwrap();
+            let pinned = PinnedArray::from_slice(&gpu.pinned(), &elements).unwrap();
+            let (y, pinned) = block_on(GpuArray::upload(&gpu, pinned)).unwrap();
+            assert_eq!(block_on(x.download()).unwrap(), elements);
+            assert_eq!(block_on(y.download_into(pinned)).unwrap().as_slice().unwrap(), elements);
+        }
+    }
+
+    /// What is in flight stays alive by itself: the array, and the memory of the host.
+    fn dropped_and_forgotten_transfers_harm_nothing(driver: &Driver) {
+        let gpu = gpu(driver);
+        let gate = close_gate(&gpu);
+        let (mut kept, mut forgotten) = (Vec::new(), Vec::new());
+        for number in 0..60 {
+            let host = PinnedArray::from_elem(&gpu.fork().unwrap().pinned(), 5000, number).unwrap();
+            let upload = GpuArray::upload(&gpu, vec![number; 5000]);
+            let second = GpuArray::upload(&gpu, host);
+            let x = GpuArray::from_elem(&gpu, 5000, number).unwrap();
+            let target = PinnedArray::zeros(&gpu.pinned(), 5000).unwrap();
+            let (mut download, into) = (x.download(), x.download_into(target));
+            match number % 3 {
+                0 => {
+                    assert!(Pin::new(&mut download).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                    drop((upload, second, x, into, download));
+                }
+                1 => {
+                    // Like `mem::forget`, but the simulator finds leaks.
+                    forgotten.push((upload, into));
+                    kept.push((number, second, download));
+                }
+                _ => kept.push((number, second, download)),
+            }
+        }
+        assert!(gate.open(), "a drop has waited");
+        for (number, second, download) in kept {
+            assert_eq!(block_on(download).unwrap(), [number; 5000]);
+            let (x, host) = block_on(second).unwrap();
+            assert_eq!((x.to_vec().unwrap(), host.to_vec().unwrap()), (vec![number; 5000], vec![number; 5000]));
+        }
+    }
+
+    /// A download has the values of the moment, and an array is used on another stream once it is there.
+    fn transfers_are_ordered(driver: &Driver) {
+        let gpu = gpu(driver);
+        let other = gpu.fork().unwrap();
+        let (mut x, _) = block_on(GpuArray::upload(&gpu, vec![1_i32; 100_000])).unwrap();
+        let downloads: Vec<_> = (0..20)
+            .map(|_| {
+                let download = x.on(&other).download();
+                x += 1;
+                download
+            })
+            .collect();
+        drop(x);
+        for (number, elements) in block_on(all(downloads)).into_iter().enumerate() {
+            assert_eq!(elements.unwrap(), vec![number as i32 + 1; 100_000]);
+        }
+    }
+}
