@@ -16,6 +16,7 @@ pub mod fixtures {
     pub mod entry_points;
     pub mod pattern;
     pub mod pool_fixture;
+    pub mod two_devices;
 }
 
 /// How a test runs: on both drivers, under many seeds, or in every order.

@@ -9,6 +9,7 @@
 
 mod join;
 mod pitched;
+mod staged;
 pub(crate) mod strided;
 mod transfer;
 
@@ -18,6 +19,7 @@ pub use transfer::{Download, DownloadTarget, Upload, UploadError, UploadSource, 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::{Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
+use crate::gpu::copiers::Copier;
 use crate::gpu::{Gpu, Place};
 use crate::kind::Kind;
 use crate::layout::plan::{Form, Plan};
@@ -37,7 +39,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` of another driver.
     /// - [`ArrayError::InvalidElement`] if the device wrote bytes that are not a valid `T`.
     /// - [`ArrayError::HostFull`] if the host is out of memory.
     /// - [`ArrayError::Pool`] if the stream captures, or if the allocation, a driver call or earlier work failed.
@@ -81,13 +83,50 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` of another driver.
     /// - [`ArrayError::TooManyElements`] if the view repeats elements, and all of them exceed the address space.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - Unless the elements are contiguous or rows at a pitch, [`ArrayError::NoSuchKernel`] on the simulator without the feature
     ///   `sim`.
     pub fn to_owned(&self) -> Result<GpuArray<T, D>, ArrayError> {
         self.to_order(self.layout().order().unwrap_or(Order::Row))
+    }
+
+    /// Copies the elements to another place: to memory of another kind, or to another device. The result is contiguous: in the order of
+    /// the view if that is contiguous, otherwise in row-major order.
+    ///
+    /// Where a link connects the devices, the copy is direct. Otherwise it goes through pinned memory in chunks, and the host waits for
+    /// none of them.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let driver = gpumem_sim::driver(SimConfig::new().devices(2))?;
+    /// let gpu = |ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal)?)?);
+    /// let (first, second) = (gpu(0)?, gpu(1)?);
+    /// let x = GpuArray::from_slice(&first, &[1.0_f32, 2.0])?;
+    /// let y = x.copy_to(&second)?; // on the second device
+    /// assert_eq!(y.sum()?.into_scalar()?, 3.0);
+    /// assert_eq!(x.copy_to(&first.unified())?[1], 2.0); // in memory that the host can access
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`], [`ArrayError::WrongDevice`], [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`],
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::to_owned`] and [`GpuViewMut::assign`].
+    pub fn copy_to<P: Place + ?Sized>(&self, place: &P) -> Result<GpuArray<T, D, P::Kind>, ArrayError> {
+        let order = self.layout().order().unwrap_or(Order::Row);
+        UninitArray::with_order(place, self.raw_dim(), order)?.assign(self)
+    }
+
+    /// Like [`GpuView::copy_to`], through the host.
+    fn copied_to(&self, receiver: &Gpu) -> Result<GpuArray<T, D>, ArrayError> {
+        let order = self.layout().order().unwrap_or(Order::Row);
+        let mut target = UninitArray::with_order(receiver, self.raw_dim(), order)?.into_unwritten();
+        copy_staged(receiver, &mut target.view_mut(), self)?;
+        Ok(target)
     }
 
     /// The elements, contiguous in the given order: the view itself, or a copy.
@@ -163,6 +202,15 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     pub fn try_clone(&self) -> Result<Self, ArrayError> {
         let order = self.layout().order().unwrap_or(Order::Row);
         UninitArray::with_order(&self.gpu().memory::<K>(), self.raw_dim(), order)?.assign(self)
+    }
+
+    /// Copies the elements to another place: to memory of another kind, or to another device; see [`GpuView::copy_to`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::WrongDevice`], [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`]; see [`GpuView::copy_to`].
+    pub fn copy_to<P: Place + ?Sized>(&self, place: &P) -> Result<GpuArray<T, D, P::Kind>, ArrayError> {
+        self.view().copy_to(place)
     }
 
     /// Downloads the elements in row-major order; see [`GpuView::to_vec`].
@@ -274,13 +322,15 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Overwrites the view with other elements, on the device. A smaller `source` is broadcast: missing axes are added at the front, and
     /// axes of length 1 are repeated.
     ///
-    /// Contiguous elements and rows at a pitch take one copy of the driver, others one kernel.
+    /// Contiguous elements and rows at a pitch take one copy of the driver, others one kernel. `source` may be on another device; see
+    /// [`GpuView::copy_to`].
     ///
     /// # Errors
     ///
     /// - [`ArrayError::Shape`] if the shapes differ and `source` cannot be broadcast.
-    /// - [`ArrayError::WrongDevice`] if `source` is on another device.
-    /// - [`ArrayError::Pool`] if a driver call fails.
+    /// - [`ArrayError::WrongDevice`] if `source` belongs to another driver.
+    /// - [`ArrayError::NoPeerAccess`] in a capture, if `source` is on a device without a link to this one.
+    /// - [`ArrayError::Pool`] if an allocation or a driver call fails.
     /// - If a kernel is needed, [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
         let source = source.as_view();
@@ -298,7 +348,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device,
+    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::WrongDevice`] if the view is used through a `Gpu` of another driver,
     /// [`ArrayError::Pool`] if the stream captures or a driver call fails; unless the elements are contiguous or rows at a pitch,
     /// [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
@@ -321,14 +371,75 @@ impl<T: Element, D: Dimension> Dense<'_, T, D> {
     }
 }
 
-/// Copies between views of one shape on a device.
+/// Copies between views of one shape.
 pub(crate) fn copy<T: Element, D: Dimension, E: Dimension>(
     target: &mut GpuViewMut<'_, T, D>,
     source: &GpuView<'_, T, E>,
 ) -> Result<(), ArrayError> {
     let gpu = target.gpu();
-    gpu.check(target.storage().device())?;
-    gpu.check(source.storage().device())?;
+    match [target.storage().device(), source.storage().device()]
+        .into_iter()
+        .all(|device| device == gpu.device())
+    {
+        true => copy_on(gpu, target, source),
+        false => copy_between(target, source),
+    }
+}
+
+/// Copies directly, on a stream whose device can access both sides; otherwise through the host.
+#[cold]
+fn copy_between<T: Element, D: Dimension, E: Dimension>(
+    target: &mut GpuViewMut<'_, T, D>,
+    source: &GpuView<'_, T, E>,
+) -> Result<(), ArrayError> {
+    let share =
+        |gpu: &Gpu| target.storage().share(gpu, COPY).and_then(|()| source.storage().share(gpu, COPY));
+    let (gpu, home) = (target.gpu(), target.home());
+    match share(gpu) {
+        Ok(()) => return copy_on(gpu, target, source),
+        // Another stream would run the copy at once. A copy between streams of two devices cannot be captured either.
+        Err(error @ ArrayError::NoPeerAccess { .. }) if gpu.stream().is_capturing()? => return Err(error),
+        Err(ArrayError::NoPeerAccess { .. }) => gpu.check_thread()?,
+        Err(error) => return Err(error),
+    }
+    if target.storage().device() != gpu.device() && share(home).is_ok() {
+        return copy_on(home, target, source);
+    }
+    let receiver = if target.storage().device() == gpu.device() { gpu } else { home };
+    copy_staged(receiver, target, source)
+}
+
+/// Copies through the host. What is not contiguous is gathered before, or scattered after, on its device. Repeated elements are copied
+/// once.
+fn copy_staged<T: Element, D: Dimension, E: Dimension>(
+    receiver: &Gpu,
+    target: &mut GpuViewMut<'_, T, D>,
+    source: &GpuView<'_, T, E>,
+) -> Result<(), ArrayError> {
+    if target.is_empty() {
+        return Ok(());
+    }
+    let once = source.with_layout(source.layout().without_repeats());
+    if once.len() < source.len() {
+        let copied = once.copied_to(receiver)?;
+        return copy_on(receiver, target, &copied.view().broadcast(target.raw_dim())?);
+    }
+    if target.layout().common_order(source.layout()).is_some() {
+        return staged::copy(receiver, target, source);
+    }
+    if source.layout().order().is_none() {
+        let order = target.layout().order().unwrap_or(Order::Row);
+        return copy_staged(receiver, target, &source.on(source.home()).to_order(order)?.view());
+    }
+    copy_on(receiver, target, &source.copied_to(receiver)?.view())
+}
+
+/// Copies with one driver call or kernel on the stream of `gpu`, whose device can access both sides.
+fn copy_on<T: Element, D: Dimension, E: Dimension>(
+    gpu: &Gpu,
+    target: &mut GpuViewMut<'_, T, D>,
+    source: &GpuView<'_, T, E>,
+) -> Result<(), ArrayError> {
     let plan = match target.layout().common_order(source.layout()) {
         Some(_) => Plan::run(target.layout(), source.layout(), size_of::<T>()),
         None => Plan::copy(target.layout(), source.layout(), size_of::<T>()),
@@ -343,8 +454,8 @@ pub(crate) fn copy<T: Element, D: Dimension, E: Dimension>(
     let (to, from) = (at(target.storage(), plan.to), at(source.storage(), plan.from));
     let driver = gpu.device().driver();
     queue(gpu, [source.storage(), target.storage()], |stream| {
-        // SAFETY: the plan names the elements of both views, which lie within their blocks, alive and on this device. The views do not
-        // overlap, since one is borrowed exclusively. The stream has been ordered after what conflicts.
+        // SAFETY: the plan names the elements of both views, which lie within their blocks, alive and accessible to this device. The views
+        // do not overlap, since one is borrowed exclusively. The stream has been ordered after what conflicts.
         unsafe {
             match (&plan.form, &launches) {
                 (Form::Run { size_bytes }, _) => driver.cuMemcpyAsync(to, from, *size_bytes, stream),
@@ -376,12 +487,12 @@ pub(crate) fn upload<T: Element, D: Dimension>(
             expected: "the slice must have as many elements as the array",
         });
     }
-    let gpu = target.gpu();
-    gpu.check(target.storage().device())?;
     if elements.is_empty() {
         return Ok(());
     }
-    check_runs(gpu, UPLOAD)?;
+    check_runs(target.gpu(), UPLOAD)?;
+    let lane = Lane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
+    let gpu = lane.gpu();
     let order = target.layout().order().unwrap_or(Order::Row);
     let host = Layout::dense(target.raw_dim(), order, size_of::<T>())?;
     let plan = Plan::copy(target.layout(), &host, size_of::<T>());
@@ -414,19 +525,19 @@ pub(crate) fn upload<T: Element, D: Dimension>(
 
 /// The elements in the order of memory, or in row-major order if they are not contiguous.
 fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<T>, ArrayError> {
-    let gpu = source.gpu();
-    gpu.check(source.storage().device())?;
     let len = source.len();
     let mut elements: Vec<T> = Vec::new();
     if len == 0 {
         return Ok(elements);
     }
-    check_runs(gpu, DOWNLOAD)?;
+    check_runs(source.gpu(), DOWNLOAD)?;
+    let lane = Lane::of(source.gpu(), source.home(), source.storage(), DOWNLOAD)?;
+    let gpu = lane.gpu();
     let order = source.layout().order().unwrap_or(Order::Row);
     let host = Layout::dense(source.raw_dim(), order, size_of::<T>())?;
     let plan = Plan::copy(&host, source.layout(), size_of::<T>());
     if let Form::Strided(_) = plan.form {
-        return download(&source.to_order(order)?.view());
+        return download(&source.on(gpu).to_order(order)?.view());
     }
     let size_bytes = len * size_of::<T>();
     elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
@@ -461,6 +572,36 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     Ok(elements)
 }
 
+/// The stream of a copy to or from the host.
+enum Lane<'a> {
+    /// That of the view.
+    Own(&'a Gpu),
+    /// One of the memory's device.
+    Copier(Copier<'a>),
+}
+
+impl<'a> Lane<'a> {
+    fn of(
+        gpu: &'a Gpu,
+        home: &'a Gpu,
+        storage: &Storage,
+        operation: &'static str,
+    ) -> Result<Self, ArrayError> {
+        match storage.share(gpu, operation) {
+            Ok(()) => Ok(Self::Own(gpu)),
+            Err(ArrayError::NoPeerAccess { .. }) => Ok(Self::Copier(home.copier()?)),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn gpu(&self) -> &Gpu {
+        match self {
+            Self::Own(gpu) => gpu,
+            Self::Copier(copier) => copier,
+        }
+    }
+}
+
 /// Refuses a copy if the stream captures, because the graph would use the host's memory at every launch, long after this call. The
 /// check comes before the waits, which could make the stream join a capture. `run_borrowed` checks again.
 fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
@@ -469,5 +610,6 @@ fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
 }
 
 /// The copies, as errors name them.
+const COPY: &str = "copy";
 const UPLOAD: &str = "an upload from borrowed memory";
 const DOWNLOAD: &str = "a download";

@@ -69,15 +69,29 @@ pub enum ArrayError {
         /// Its strides, in elements.
         strides: Vec<isize>,
     },
-    /// An array, stream or kernel is on another device than the operation.
+    /// An array, stream or kernel is on another device than the operation, where that device is required, or belongs to another driver.
     #[error(
-        "wrong device: expected {expected}, found {found}; to move an array, download it and upload it to the other device"
+        "wrong device: expected {expected}, found {found}; copy the array to the other device (`copy_to`), or download and upload it if the drivers differ"
     )]
     WrongDevice {
         /// The device of the operation.
         expected: String,
         /// The device of the array, stream or kernel.
         found: String,
+    },
+    /// A device cannot access the memory of an array on another device.
+    #[error(
+        "{operation}: {device} cannot access an array on {owner}: {reason}; copy the array to {device} first (`copy_to`), or run the operation on {owner} (`on`)"
+    )]
+    NoPeerAccess {
+        /// The operation.
+        operation: &'static str,
+        /// The device of the operation.
+        device: String,
+        /// The device of the array.
+        owner: String,
+        /// The cause.
+        reason: String,
     },
     /// The device wrote bytes that are not a valid value of the element type.
     #[error(

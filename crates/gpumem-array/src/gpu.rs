@@ -3,6 +3,7 @@
 //! A clone has the same stream; [`Gpu::fork`] creates another stream, and [`Gpu::here`] has one for each thread. All of them share the
 //! pools and the kernels. Work queued through one `Gpu` runs in the order in which it was queued.
 
+pub(crate) mod copiers;
 pub(crate) mod recording;
 
 use crate::element::Numeric;
@@ -10,6 +11,7 @@ use crate::error::ArrayError;
 use crate::kernel::library::Library;
 use crate::kernel::{KernelName, Module};
 use crate::kind::{self, Kind, Pinned, Unified};
+use copiers::Copiers;
 use core::cell::RefCell;
 use core::fmt;
 use core::marker::PhantomData;
@@ -100,6 +102,7 @@ struct Shared {
     unified: OnceLock<Pool>,
     pinned: OnceLock<Pool>,
     streams: Mutex<ThreadStreams>,
+    copiers: Copiers,
 }
 
 /// Streams of [`Gpu::here`].
@@ -134,6 +137,7 @@ impl Gpu {
             unified: OnceLock::new(),
             pinned: OnceLock::new(),
             streams: Mutex::default(),
+            copiers: Copiers::default(),
         };
         let (shared, stream) = (Arc::new(shared), stream.clone());
         Ok(Self(Arc::new(Inner { shared, stream, recording: None, last_kernel: AtomicU32::new(0) })))

@@ -142,7 +142,8 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::WrongDevice`] if the kernel or an array is on another device than `gpu`.
+    /// - [`ArrayError::WrongDevice`] if the kernel is on another device than `gpu`, or an array belongs to another driver.
+    /// - [`ArrayError::NoPeerAccess`] if an array is on another device than `gpu`, without a link to it.
     /// - [`ArrayError::LaunchShape`] if the grid or block exceeds the limits of every device.
     /// - [`ArrayError::TooManyArguments`] if the arguments exceed 32, or 512 bytes.
     /// - [`ArrayError::ArgumentCount`] and [`ArrayError::ArgumentSize`] if they differ from the kernel's parameters in the PTX.
@@ -162,7 +163,7 @@ impl<'a> Launch<'a> {
         shape.check()?;
         gpu.check(function.device())?;
         for (storage, _) in arguments.uses() {
-            gpu.check(storage.device())?;
+            storage.share(gpu, LAUNCH)?;
         }
         arguments.check(function)?;
         // Ordering an array checks the stream and the thread, but a launch may have no array.
@@ -188,6 +189,9 @@ impl<'a> Launch<'a> {
         })
     }
 }
+
+/// A launch, as errors name it.
+const LAUNCH: &str = "kernel launch";
 
 /// The arguments of a launch, in memory that the next launch of the thread uses again: each method of the builder moves this.
 struct Arguments<'a> {

@@ -258,6 +258,17 @@ impl<D: Dimension> Layout<D> {
         Ok(Layout { dim, strides, offset: self.offset })
     }
 
+    /// Each element once: an axis that repeats its elements has the length 1.
+    pub(crate) fn without_repeats(&self) -> Self {
+        let mut once = self.clone();
+        for (len, stride) in once.dim.slice_mut().iter_mut().zip(self.strides.slice()) {
+            if *stride == 0 {
+                *len = (*len).min(1);
+            }
+        }
+        once
+    }
+
     /// The bytes as elements of another size. Sizes are not zero.
     pub(crate) fn reinterpreted(mut self, from: usize, to: usize) -> Option<Self> {
         if from == to {

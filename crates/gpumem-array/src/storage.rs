@@ -77,6 +77,27 @@ impl Storage {
         self.block.device()
     }
 
+    /// Gives the device of `gpu` access to the memory. Every operation does so first.
+    #[inline]
+    pub(crate) fn share(&self, gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
+        if self.device() == gpu.device() { Ok(()) } else { self.share_with_peer(gpu, operation) }
+    }
+
+    #[cold]
+    fn share_with_peer(&self, gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
+        let device = gpu.device();
+        if !device.driver().is_same_machine(self.device().driver()) {
+            return gpu.check(self.device());
+        }
+        self.block.enable_peer_access(device).map_err(|error| match error {
+            PoolError::NoPeerAccess { .. } => {
+                no_peer_access(operation, gpu, self, "no link connects the two")
+            }
+            PoolError::Driver(error) => no_peer_access(operation, gpu, self, &error.to_string()),
+            error => error.into(),
+        })
+    }
+
     /// Makes the stream of `gpu` wait for the uses that `access` conflicts with. Call it before the work is queued ([`queue`]),
     /// while the array is borrowed: shared for reading, exclusively for writing.
     #[inline]
@@ -299,6 +320,17 @@ impl Storage {
     fn lock_more(&self) -> MutexGuard<'_, More> {
         lock(self.more.get_or_init(Box::default))
     }
+}
+
+/// The error of an operation that needs access to the memory of another device.
+pub(crate) fn no_peer_access(
+    operation: &'static str,
+    gpu: &Gpu,
+    storage: &Storage,
+    reason: &str,
+) -> ArrayError {
+    let (device, owner) = (gpu.device().to_string(), storage.device().to_string());
+    ArrayError::NoPeerAccess { operation, device, owner, reason: reason.into() }
 }
 
 fn host_level(access: Access) -> u8 {

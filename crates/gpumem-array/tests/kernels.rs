@@ -198,27 +198,31 @@ fn a_faulting_kernel_loses_the_context() {
 }
 
 #[test]
-fn devices_do_not_mix() {
-    let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
+fn devices_without_a_link_do_not_mix() {
+    let driver = gpumem_sim::driver(SimConfig::new().devices(2).without_link(0, 1)).unwrap();
     let gpu = |ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
     let (first, second) = (gpu(0), gpu(1));
     let (mut a, b) =
         (GpuArray::from_elem(&first, 3, 1.0_f32).unwrap(), GpuArray::from_elem(&second, 3, 1.0_f32).unwrap());
     let wrong = |error: ArrayError| {
-        assert!(matches!(error, ArrayError::WrongDevice { .. }), "{error}");
+        assert!(matches!(error, ArrayError::NoPeerAccess { .. }), "{error}");
         assert!(error.to_string().contains("device 1"), "{error}");
     };
     wrong(a.try_add(&b).unwrap_err());
     wrong(a.try_sub_assign(&b).unwrap_err());
-    wrong(a.assign(&b).unwrap_err());
     wrong(a.dot(&b).unwrap_err());
-    wrong(a.on(&second).to_vec().unwrap_err());
     wrong(a.on(&second).sum().unwrap_err());
     wrong(a.on_mut(&second).fill(0.0).unwrap_err());
-    wrong(Gpu::with_stream(first.pool(), second.stream()).unwrap_err());
+    let refused = Gpu::with_stream(first.pool(), second.stream()).unwrap_err();
+    assert!(matches!(refused, ArrayError::WrongDevice { .. }), "{refused}");
     let ramp = function(&first, "ramp").unwrap();
     // SAFETY: the launch is refused before it reaches the driver.
     wrong(unsafe { ramp.launch(LaunchShape::for_len(3)).read(&b).enqueue(&first).unwrap_err() });
+    // SAFETY: as a kernel of another device, it is refused too.
+    let refused = unsafe { ramp.launch(LaunchShape::for_len(3)).read(&b).enqueue(&second).unwrap_err() };
+    assert!(matches!(refused, ArrayError::WrongDevice { .. }), "{refused}");
+    assert_eq!(a.on(&second).to_vec().unwrap(), [1.0; 3], "a download needs no link");
+    a.assign(&b).unwrap();
     assert_eq!(b.to_vec().unwrap(), [1.0; 3], "both devices still work");
     assert_eq!(a.to_vec().unwrap(), [1.0; 3]);
     assert!(a.into_gpu(&second).is_err());

@@ -65,6 +65,7 @@ pub(crate) const TARGETS: &[Target] = &[
     target("tests/conformance", TESTS, "conformance"),
     target("tests/contexts", TESTS, "contexts"),
     target("tests/copies", TESTS, "copies"),
+    target("tests/devices", TESTS, "devices"),
     target("tests/limit_stress", TESTS, "limit_stress"),
     target("tests/features", TESTS, "features"),
     target("tests/foreign", TESTS, "foreign"),
@@ -88,6 +89,7 @@ pub(crate) const TARGETS: &[Target] = &[
     target("tests/streams", TESTS, "streams"),
     target("tests/stress", TESTS, "stress"),
     target("tests/threads", TESTS, "threads"),
+    target("tests/boxes", TESTS, "boxes"),
     target("tests/vmm", TESTS, "vmm"),
 ];
 
@@ -156,7 +158,7 @@ pub(crate) const ROOMS: &[Room] = &[
         ],
         suites: &[
             "pool-src", "pool", "tests/graphs", "tests/capture", "tests/others_bugs", "tests/streams", "tests/lifetimes", "tests/kinds",
-            "tests/adaptors", "tests/model", "tests/sharing", "tests/array", "tests/copies",
+            "tests/adaptors", "tests/model", "tests/sharing", "tests/array", "tests/boxes",
         ],
     },
     Room {
@@ -167,7 +169,7 @@ pub(crate) const ROOMS: &[Room] = &[
             "crates/gpumem-pool/src/device/settle.rs",
         ],
         suites: &[
-            "pool-src", "pool", "array-clients", "tests/kinds", "tests/sharing", "tests/managed", "tests/copies", "tests/lifetimes", "tests/peers",
+            "pool-src", "pool", "array-clients", "tests/kinds", "tests/sharing", "tests/managed", "tests/boxes", "tests/lifetimes", "tests/peers",
             "tests/capture", "tests/graphs", "tests/contexts", "tests/others_bugs", "tests/model", "tests/pool_kinds", "tests/features",
             "tests/stream_entries",
         ],
@@ -178,14 +180,14 @@ pub(crate) const ROOMS: &[Room] = &[
         suites: &[
             "pool-src", "pool", "array-borrows", "array-stream-races", "tests/service", "tests/streams",
             "tests/stream_kinds", "tests/stream_entries", "tests/foreign", "tests/capture", "tests/graphs", "tests/limits",
-            "tests/lifetimes", "tests/kinds", "tests/copies", "tests/calls",
+            "tests/lifetimes", "tests/kinds", "tests/boxes", "tests/calls",
         ],
     },
     Room {
         name: "array copies",
-        paths: &["crates/gpumem-array/src/copy.rs"],
+        paths: &["crates/gpumem-array/src/copy.rs", "crates/gpumem-array/src/copy/", "crates/gpumem-array/src/layout/plan.rs"],
         suites: &[
-            "array-src", "array-copies", "array-borrows", "array-clients", "array-tracking", "array-stream-races", "tests/copies",
+            "array-src", "array-copies", "array-borrows", "array-clients", "array-tracking", "array-stream-races", "tests/copies", "tests/devices",
             "tests/array", "tests/graphs", "tests/streams", "tests/lifetimes",
         ],
     },

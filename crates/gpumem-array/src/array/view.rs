@@ -27,6 +27,8 @@ use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
 /// ```
 pub struct GpuView<'a, T, D> {
     gpu: &'a Gpu,
+    /// The `Gpu` of the owner, on the device of the memory.
+    home: &'a Gpu,
     storage: &'a Storage,
     layout: Layout<D>,
     element: PhantomData<T>,
@@ -66,7 +68,7 @@ pub trait AsViewMut: AsView {
 
 impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     pub(crate) fn new(gpu: &'a Gpu, storage: &'a Storage, layout: Layout<D>) -> Self {
-        Self { gpu, storage, layout, element: PhantomData }
+        Self { gpu, home: gpu, storage, layout, element: PhantomData }
     }
 
     /// The lengths of the axes.
@@ -107,12 +109,16 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 
     /// A view of these elements, used through the stream of another `Gpu`. That stream waits, on the device, for conflicting uses
     /// on other streams.
+    ///
+    /// A `Gpu` on another device gets access to the memory of the array when it is first used. Where no link connects the devices,
+    /// copies go through the host, and other operations return [`ArrayError::NoPeerAccess`].
     #[must_use]
     pub fn on<'b>(&self, gpu: &'b Gpu) -> GpuView<'b, T, D>
     where
         'a: 'b,
     {
-        GpuView::new(gpu, self.storage, self.layout.clone())
+        let Self { home, storage, ref layout, .. } = *self;
+        GpuView { gpu, home, storage, layout: layout.clone(), element: PhantomData }
     }
 
     /// Reborrows the view for a shorter lifetime.
@@ -127,7 +133,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     ///
     /// [`ArrayError::Slice`] if the axis does not exist, the slice exceeds it, or the step is zero.
     pub fn slice_axis(&self, axis: Axis, slice: Slice) -> Result<Self, ArrayError> {
-        Ok(Self::new(self.gpu, self.storage, self.layout.clone().slice_axis(axis, slice)?))
+        Ok(self.with_layout(self.layout.clone().slice_axis(axis, slice)?))
     }
 
     /// A view of the elements that `s![…]` selects, by `ndarray`'s rules: ranges with steps, indices, which remove their axis, and new
@@ -243,7 +249,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         let (from, to) = (size_of::<T>(), size_of::<U>());
         let is_aligned = |layout: &Layout<D>| (layout.offset * to).is_multiple_of(align_of::<U>());
         match self.layout.clone().reinterpreted(from, to).filter(is_aligned) {
-            Some(layout) => Ok(GpuView::new(self.gpu, self.storage, layout)),
+            Some(layout) => Ok(self.cast(layout)),
             None => Err(ArrayError::Reinterpret {
                 from: core::any::type_name::<T>(),
                 to: core::any::type_name::<U>(),
@@ -255,7 +261,12 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 
     /// The elements of another layout within the storage.
     pub(crate) fn with_layout<E>(&self, layout: Layout<E>) -> GpuView<'a, T, E> {
-        GpuView { gpu: self.gpu, storage: self.storage, layout, element: PhantomData }
+        self.cast(layout)
+    }
+
+    fn cast<U, E>(&self, layout: Layout<E>) -> GpuView<'a, U, E> {
+        let Self { gpu, home, storage, .. } = *self;
+        GpuView { gpu, home, storage, layout, element: PhantomData }
     }
 
     /// A view of the elements with another shape, in row-major order.
@@ -266,7 +277,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// [`ArrayError::NotContiguous`] if the elements are not contiguous in row-major order.
     pub fn reshape<S: IntoDimension>(&self, shape: S) -> Result<GpuView<'a, T, S::Dim>, ArrayError> {
         let layout = self.layout.reshaped(shape.into_dimension(), size_of::<T>())?;
-        Ok(GpuView::new(self.gpu, self.storage, layout))
+        Ok(self.with_layout(layout))
     }
 
     /// The device address of the first element, for kernels and other libraries; zero if there are no elements.
@@ -279,6 +290,11 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
             0 => 0,
             base => base + (self.layout.offset * size_of::<T>()) as u64,
         }
+    }
+
+    /// The `Gpu` of the owner: on the device of the memory, where [`GpuView::gpu`] may be on another one.
+    pub(crate) fn home(&self) -> &'a Gpu {
+        self.home
     }
 
     pub(crate) fn storage(&self) -> &'a Storage {
@@ -414,6 +430,10 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         Ok(GpuViewMut { view: self.view.reshape(shape)?, unique: PhantomData })
     }
 
+    pub(crate) fn home(&self) -> &'a Gpu {
+        self.view.home
+    }
+
     pub(crate) fn storage(&self) -> &'a Storage {
         self.view.storage
     }
@@ -439,7 +459,7 @@ impl<T: Element> GpuView<'_, T, Ix2> {
 
 impl<T, D: Clone> Clone for GpuView<'_, T, D> {
     fn clone(&self) -> Self {
-        Self { gpu: self.gpu, storage: self.storage, layout: self.layout.clone(), element: PhantomData }
+        Self { layout: self.layout.clone(), ..*self }
     }
 }
 

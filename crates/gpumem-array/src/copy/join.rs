@@ -22,7 +22,7 @@ use ndarray::{Axis, Dimension, RemoveAxis, Slice};
 ///
 /// - [`ArrayError::Shape`] if there are no views, or if their lengths differ on another axis.
 /// - [`ArrayError::Slice`] if the axis does not exist.
-/// - [`ArrayError::WrongDevice`] if a view is on another device than the first.
+/// - [`ArrayError::WrongDevice`] if a view belongs to another driver than the first.
 /// - [`ArrayError::TooManyElements`] if the result exceeds the address space.
 /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
 pub fn concatenate<T: Element, D: RemoveAxis>(

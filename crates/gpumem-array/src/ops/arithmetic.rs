@@ -62,7 +62,8 @@ macro_rules! methods {
                 /// # Errors
                 ///
                 /// - [`ArrayError::Shape`] if the operands cannot be broadcast to one shape with the axes of `self`.
-                /// - [`ArrayError::WrongDevice`] if an operand is on another device.
+                /// - [`ArrayError::NoPeerAccess`] if an operand is on another device than the operation, without a link to it.
+                /// - [`ArrayError::WrongDevice`] if an operand belongs to another driver.
                 /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
                 /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
                 pub fn $try<B: Operand<T>>(&self, other: B) -> Result<GpuArray<T, D>, ArrayError> {
@@ -79,7 +80,8 @@ macro_rules! methods {
                 /// # Errors
                 ///
                 /// - [`ArrayError::Shape`] if `other` cannot be broadcast to the shape of `self`.
-                /// - [`ArrayError::WrongDevice`] if an operand is on another device.
+                /// - [`ArrayError::NoPeerAccess`] if an operand is on another device than the operation, without a link to it.
+                /// - [`ArrayError::WrongDevice`] if an operand belongs to another driver.
                 /// - [`ArrayError::Pool`] if a driver call fails.
                 /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
                 pub fn $assign<B: Operand<T>>(&mut self, other: B) -> Result<(), ArrayError> {
@@ -94,7 +96,7 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
                 #[doc = concat!("see [`GpuView::", stringify!($try), "`].")]
                 pub fn $try<B: Operand<T>>(&self, other: B) -> Result<GpuArray<T, D>, ArrayError> {
                     self.view().$try(other)
@@ -104,7 +106,7 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
                 #[doc = concat!("see [`GpuViewMut::", stringify!($assign), "`].")]
                 pub fn $assign<B: Operand<T>>(&mut self, other: B) -> Result<(), ArrayError> {
                     self.view_mut().$assign(other)
@@ -129,7 +131,8 @@ macro_rules! reversed {
                 ///
                 /// # Errors
                 ///
-                /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+                /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
+                /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
                 /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
                 /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
                 pub fn $try(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
@@ -232,8 +235,8 @@ fn arrays<T: Numeric, D: Dimension, E: Dimension>(
 ) -> Result<GpuArray<T, D>, ArrayError> {
     let (dim, order) = fit(operation, left.layout(), right.layout())?;
     let gpu = left.gpu();
-    gpu.check(left.storage().device())?;
-    gpu.check(right.storage().device())?;
+    left.storage().share(gpu, operation.name)?;
+    right.storage().share(gpu, operation.name)?;
     let result = GpuArray::unwritten(gpu, Layout::dense(dim.clone(), order, size_of::<T>())?)?;
     if result.is_empty() {
         return Ok(result);
@@ -279,8 +282,8 @@ fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
         ));
     }
     let gpu = target.gpu();
-    gpu.check(target.storage().device())?;
-    gpu.check(right.storage().device())?;
+    target.storage().share(gpu, operation.name)?;
+    right.storage().share(gpu, operation.name)?;
     if target.is_empty() {
         return Ok(());
     }
@@ -307,7 +310,7 @@ pub(crate) fn scalar<T: Numeric, D: Dimension>(
     value: T,
 ) -> Result<GpuArray<T, D>, ArrayError> {
     let gpu = array.gpu();
-    gpu.check(array.storage().device())?;
+    array.storage().share(gpu, operation.name)?;
     let Some(order) = array.layout().order() else {
         let mut gathered = array.to_order(Order::Row)?;
         scalar_in_place(operation, side, &mut gathered.view_mut(), value)?;
@@ -331,7 +334,7 @@ fn scalar_in_place<T: Numeric, D: Dimension>(
     value: T,
 ) -> Result<(), ArrayError> {
     let gpu = target.gpu();
-    gpu.check(target.storage().device())?;
+    target.storage().share(gpu, operation.name)?;
     if target.is_empty() {
         return Ok(());
     }

@@ -78,7 +78,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+    /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
+    /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
     /// - [`ArrayError::Pool`] if a driver call fails, or if an element is uploaded while the stream captures.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, for elements of 8 bytes and more, and for elements
     ///   that are neither contiguous nor rows at a pitch.
@@ -102,7 +103,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Sets all elements, whose size is a multiple of the pattern's width.
     fn set(&mut self, pattern: Pattern) -> Result<(), ArrayError> {
         let gpu = self.gpu();
-        gpu.check(self.storage().device())?;
+        self.storage().share(gpu, "fill")?;
         let plan = Plan::fill(self.layout(), size_of::<T>());
         let (driver, to) = (gpu.device().driver(), copy::at(self.storage(), plan.to));
         match &plan.form {

@@ -25,7 +25,8 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
     /// # Errors
     ///
     /// - [`ArrayError::Shape`] if the length of the vector is not the number of columns.
-    /// - [`ArrayError::WrongDevice`] if `vector` is on another device.
+    /// - [`ArrayError::NoPeerAccess`] if `vector` is on another device than the operation, without a link to it.
+    /// - [`ArrayError::WrongDevice`] if `vector` belongs to another driver.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
@@ -40,8 +41,8 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
             });
         }
         let gpu = self.gpu();
-        gpu.check(self.storage().device())?;
-        gpu.check(vector.storage().device())?;
+        self.storage().share(gpu, "dot")?;
+        vector.storage().share(gpu, "dot")?;
         if row_count == 0 || column_count == 0 {
             return GpuArray::zeros(gpu, row_count);
         }
@@ -73,7 +74,7 @@ impl<T: Numeric, K: Kind> GpuArray<T, Ix2, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
+    /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
         self.view().dot(vector)
     }

@@ -21,7 +21,8 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+    /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
+    /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
@@ -29,7 +30,7 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
             return self.to_order(Order::Row)?.view().sum();
         }
         let gpu = self.gpu();
-        gpu.check(self.storage().device())?;
+        self.storage().share(gpu, "sum")?;
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
@@ -57,15 +58,16 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
     /// # Errors
     ///
     /// - [`ArrayError::Shape`] if the lengths differ.
-    /// - [`ArrayError::WrongDevice`] if `other` is on another device.
+    /// - [`ArrayError::NoPeerAccess`] if `other` is on another device than the operation, without a link to it.
+    /// - [`ArrayError::WrongDevice`] if `other` belongs to another driver.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
         let other = other.as_view();
         same_shape("dot", self.layout(), other.layout())?;
         let gpu = self.gpu();
-        gpu.check(self.storage().device())?;
-        gpu.check(other.storage().device())?;
+        self.storage().share(gpu, "dot")?;
+        other.storage().share(gpu, "dot")?;
         let (left, right) = (self.dense(Order::Row)?, other.on(gpu).dense(Order::Row)?);
         let (left, right) = (left.view(), right.view());
         if self.is_empty() {
@@ -85,7 +87,7 @@ impl<T: Numeric, K: Kind> GpuArray<T, Ix1, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
+    /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
         self.view().dot(other)
     }

@@ -1,9 +1,12 @@
 //! [`Pool::enable_peer_access`]: access to a pool's memory from other devices.
 
+use crate::config::MemoryKind;
 use crate::device::Device;
 use crate::error::PoolError;
-use crate::pool::Pool;
+use crate::pool::state::State;
+use crate::pool::{Block, Pool};
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 impl Pool {
     /// Lets the streams of another device use this pool's blocks, existing and future ones. Access cannot be
@@ -40,15 +43,51 @@ impl Pool {
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
-        self.0.check_usable()?;
+        self.0.enable_peer_access(peer)
+    }
+}
+
+impl Block {
+    /// Lets the streams of another device use the blocks of the pool that owns this block's memory; see
+    /// [`Pool::enable_peer_access`]. A further call for the same device makes no driver call.
+    ///
+    /// Every device of the machine can access unified and pinned memory anyway.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Pool::enable_peer_access`].
+    pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+        let origin = self.origin();
+        let is_accessible = origin.config().kind != MemoryKind::Device;
+        match is_accessible && self.device().driver().is_same_machine(peer.driver()) {
+            true => Ok(()),
+            false => origin.enable_peer_access(peer),
+        }
+    }
+}
+
+/// The devices that have access to a pool's memory: a bit for each of the first 64.
+#[derive(Debug, Default)]
+pub(super) struct Peers(AtomicU64);
+
+impl State {
+    fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+        self.check_usable()?;
         let device = self.device();
         if peer == device {
+            return Ok(());
+        }
+        let bit = 1_u64.checked_shl(peer.ordinal()).unwrap_or(0);
+        if self.peers().0.load(Ordering::Relaxed) & bit != 0 && device.driver().is_same_machine(peer.driver())
+        {
             return Ok(());
         }
         if !can_reach(device, peer)? {
             return Err(PoolError::NoPeerAccess { device: device.to_string(), peer: peer.to_string() });
         }
-        self.0.backend().enable_peer_access(peer)
+        self.backend().enable_peer_access(peer)?;
+        self.peers().0.fetch_or(bit, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -16,6 +16,7 @@ use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::{Clocks, Device, Stream};
 use crate::error::PoolError;
 use crate::limits::Limits;
+use crate::pool::peers::Peers;
 use crate::pool::{GraphMemory, Peak, Setup, Stack};
 use crate::reclaim::catch_panic::catch_panic;
 use crate::stats::Tags;
@@ -37,6 +38,7 @@ pub(crate) struct State {
     /// Whether the host may use the memory, as the device reports.
     is_for_host: bool,
     graph_memory: Arc<GraphMemory>,
+    peers: Peers,
     backend: Arc<dyn Source>,
     limits: Limits,
     tags: Tags,
@@ -80,6 +82,7 @@ impl StateRef {
         let state = State {
             clocks: Arc::clone(device.clocks()),
             graph_memory: GraphMemory::of(device.clocks()),
+            peers: Peers::default(),
             device,
             cache_key: AtomicU64::new(if stack.is_none() { backend.cache_key() } else { NO_CACHE }),
             setup,
@@ -148,6 +151,10 @@ impl Deref for StateRef {
 impl State {
     pub(crate) fn device(&self) -> &Device {
         &self.device
+    }
+
+    pub(in crate::pool) fn peers(&self) -> &Peers {
+        &self.peers
     }
 
     pub(crate) fn backend(&self) -> &dyn Source {

@@ -1,0 +1,107 @@
+//! Copies between devices that cannot access each other's memory: through pinned memory, in chunks.
+//!
+//! One stream on each device copies: from the source into a slot, and from the slot into the target. Each waits on the device for the
+//! other, so one chunk arrives in a slot while the chunk before leaves another slot. The host only queues.
+
+use crate::array::{GpuView, GpuViewMut};
+use crate::element::Element;
+use crate::error::ArrayError;
+use crate::gpu::Gpu;
+use crate::gpu::copiers::{Slot, Stage};
+use crate::storage::{Access, Storage, queue};
+use gpumem_pool::{Stream, StreamPoint};
+use ndarray::Dimension;
+
+/// Copies elements that are contiguous in one order in both views. `receiver` is on the target's device.
+pub(super) fn copy<T: Element, D: Dimension, E: Dimension>(
+    receiver: &Gpu,
+    target: &GpuViewMut<'_, T, D>,
+    source: &GpuView<'_, T, E>,
+) -> Result<(), ArrayError> {
+    let size_bytes = source.len() * size_of::<T>();
+    source.home().with_stage(|sender, Stage { stream, slots }| {
+        let ends = Ends { sender, receiver, target: target.storage(), source: source.storage() };
+        let chunk_bytes = chunk_bytes(size_bytes, slots);
+        let starts = (0..size_bytes).step_by(chunk_bytes);
+        let copied = starts.enumerate().try_for_each(|(index, start)| {
+            let slot = index % slots.len();
+            let chunk = Chunk {
+                to: target.address() + start as u64,
+                from: source.address() + start as u64,
+                size_bytes: chunk_bytes.min(size_bytes - start),
+            };
+            ends.copy_through(&mut slots[slot], &chunk)
+        });
+        if receiver.stream().is_foreign() {
+            // Its points can be waited for only while it can be named.
+            stream.wait_for(receiver.stream())?;
+            slots.iter_mut().for_each(|slot| slot.read = StreamPoint::COMPLETE);
+        }
+        copied
+    })
+}
+
+/// The two sides of a copy, each with its stream.
+struct Ends<'a> {
+    sender: &'a Gpu,
+    receiver: &'a Gpu,
+    target: &'a Storage,
+    source: &'a Storage,
+}
+
+/// Addresses and a size.
+struct Chunk {
+    to: u64,
+    from: u64,
+    size_bytes: usize,
+}
+
+impl Ends<'_> {
+    fn copy_through(&self, slot: &mut Slot, chunk: &Chunk) -> Result<(), ArrayError> {
+        let Self { sender, receiver, target, source } = *self;
+        let &Chunk { to, from, size_bytes } = chunk;
+        let (driver, middle) = (sender.device().driver(), slot.block.address());
+        // The target first: a stream that captures refuses the write before anything is queued.
+        target.order(receiver, Access::Write)?;
+        source.order(sender, Access::Read)?;
+        wait(sender.stream(), slot.read, receiver.stream())?;
+        queue(sender, [source], |stream| {
+            // SAFETY: the chunk lies within the source, in live memory of this device, and the stream has been ordered to read it. The
+            // slot has room for a chunk, and the stream waits for the last copy out of it.
+            unsafe { driver.cuMemcpyAsync(middle, from, size_bytes, stream) }
+        })?;
+        wait(receiver.stream(), sender.stream().point(), sender.stream())?;
+        let is_marked = receiver.stream().has_waiters();
+        slot.block.record_use(receiver.stream());
+        let queued = queue(receiver, [target], |stream| {
+            // SAFETY: the chunk lies within the target, in live memory of this device, and the stream has been ordered to write it.
+            // Every device can access the slot, which the stream waits for.
+            unsafe { driver.cuMemcpyAsync(to, middle, size_bytes, stream) }
+        });
+        // Also after an error: the copy may have been queued.
+        slot.read = receiver.stream().point();
+        if !is_marked {
+            // The next chunk in this slot waits for this one alone. A failure is reported by the next call.
+            let _ = receiver.stream().mark();
+        }
+        queued
+    }
+}
+
+/// Makes `stream` wait for a point of `other`, or of a stream that can be waited for without its name.
+fn wait(stream: &Stream, point: StreamPoint, other: &Stream) -> Result<(), ArrayError> {
+    if !stream.wait_for_point(point)? {
+        stream.wait_for(other)?;
+    }
+    Ok(())
+}
+
+/// Several chunks even for small copies, so that both devices copy at once.
+fn chunk_bytes(size_bytes: usize, slots: &[Slot]) -> usize {
+    let slot_bytes = slots.iter().map(|slot| slot.block.size_bytes()).min().unwrap_or(0) as usize;
+    size_bytes.div_ceil(CHUNK_COUNT_MIN).clamp(CHUNK_BYTES_MIN.min(slot_bytes), slot_bytes).max(1)
+}
+
+const CHUNK_COUNT_MIN: usize = 8;
+/// For smaller chunks, the calls of the host take longer than the copies.
+const CHUNK_BYTES_MIN: usize = 256 << 10;

@@ -1,0 +1,220 @@
+//! The driver calls of a copy: one for contiguous elements, one for rows at a pitch, and otherwise one kernel, between memory of the
+//! program, pinned, unified and device memory, and another device. Each case holds on the simulator and on GPUs.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![deny(unsafe_code)]
+
+use gpumem_tests::array::kind::Kind;
+use gpumem_tests::array::ndarray::{Array3, Ix3, s};
+use gpumem_tests::array::{Gpu, GpuArray, GpuView, GpuViewMut, Place};
+use gpumem_tests::cases;
+use gpumem_tests::driver::call_counter::{count_calls, reading};
+use gpumem_tests::fixtures::two_devices::{Link, check_findings, gpus, two_devices};
+use gpumem_tests::pool::{Device, Pool};
+use gpumem_tests::sys::Driver;
+
+const SHAPE: (usize, usize, usize) = (6, 40, 200);
+
+/// The elements that a copy moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    All,
+    Slices,
+    /// Rows at a pitch, in one slice.
+    Rows,
+    /// Rows at a pitch, in slices at a pitch.
+    Boxes,
+    /// Steps, one of them backwards.
+    Steps,
+}
+
+use Part::{All, Boxes, Rows, Slices, Steps};
+
+impl Part {
+    fn of(self, view: GpuView<'_, f32, Ix3>) -> GpuView<'_, f32, Ix3> {
+        match self {
+            All => view,
+            Slices => view.slice(s![1..4, .., ..]).unwrap(),
+            Rows => view.slice(s![2..3, 3..30, 20..180]).unwrap(),
+            Boxes => view.slice(s![1..5, 3..30, 20..180]).unwrap(),
+            Steps => view.slice(s![..;2, ..;-3, ..;2]).unwrap(),
+        }
+    }
+
+    fn of_mut(self, view: GpuViewMut<'_, f32, Ix3>) -> GpuViewMut<'_, f32, Ix3> {
+        match self {
+            All => view,
+            Slices => view.slice_mut(s![1..4, .., ..]).unwrap(),
+            Rows => view.slice_mut(s![2..3, 3..30, 20..180]).unwrap(),
+            Boxes => view.slice_mut(s![1..5, 3..30, 20..180]).unwrap(),
+            Steps => view.slice_mut(s![..;2, ..;-3, ..;2]).unwrap(),
+        }
+    }
+
+    fn of_host(self, host: &Array3<f32>) -> Array3<f32> {
+        match self {
+            All => host.clone(),
+            Slices => host.slice(s![1..4, .., ..]).to_owned(),
+            Rows => host.slice(s![2..3, 3..30, 20..180]).to_owned(),
+            Boxes => host.slice(s![1..5, 3..30, 20..180]).to_owned(),
+            Steps => host.slice(s![..;2, ..;-3, ..;2]).to_owned(),
+        }
+    }
+
+    /// The call that moves it.
+    fn call(self) -> &'static str {
+        match self {
+            All | Slices => "cuMemcpyAsync",
+            Rows => "cuMemcpy2DAsync_v2",
+            Boxes => "cuMemcpy3DAsync_v2",
+            Steps => "cuLaunchKernel",
+        }
+    }
+}
+
+const PARTS: [Part; 5] = [All, Slices, Rows, Boxes, Steps];
+
+/// The calls of `work` that move elements.
+fn moves(work: impl FnOnce()) -> Vec<(&'static str, u64)> {
+    let before = reading();
+    work();
+    let is_move =
+        |name: &str| ["cuMemcpy", "cuMemset", "cuLaunch"].iter().any(|start| name.starts_with(start));
+    reading().since(&before).calls.by_name().into_iter().filter(|(name, _)| is_move(name)).collect()
+}
+
+fn numbers() -> Array3<f32> {
+    let mut next = 0.0;
+    Array3::from_shape_simple_fn(SHAPE, || {
+        next += 1.0;
+        next
+    })
+}
+
+/// A counted `Gpu` with its kernels loaded.
+fn counted(driver: &Driver) -> Gpu {
+    let device = Device::new(&count_calls(driver), 0).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&device).unwrap()).unwrap();
+    load(&gpu);
+    gpu
+}
+
+/// Loads the kernels of strided copies.
+fn load(gpu: &Gpu) {
+    let x = GpuArray::<f32, _>::zeros(gpu, SHAPE).unwrap();
+    Steps.of(x.view()).to_owned().unwrap();
+}
+
+/// Copies each part from an array in one place to an array in another, with one call.
+fn one_call_each<P: Place, Q: Place>(from: &P, to: &Q, pair: &str)
+where
+    P::Kind: Kind,
+    Q::Kind: Kind,
+{
+    let host = numbers();
+    let source = GpuArray::from_array(from, &host).unwrap();
+    for part in PARTS {
+        let mut target = GpuArray::<f32, _, Q::Kind>::zeros(to, SHAPE).unwrap();
+        let calls = moves(|| part.of_mut(target.view_mut()).assign(&part.of(source.view())).unwrap());
+        assert_eq!(calls, [(part.call(), 1)], "{pair}: {part:?}");
+        let found = target.to_array().unwrap();
+        assert_eq!(part.of_host(&found), part.of_host(&host), "{pair}: {part:?}");
+        let moved: f64 = part.of_host(&host).iter().map(|x| f64::from(*x)).sum();
+        assert_eq!(
+            found.iter().map(|x| f64::from(*x)).sum::<f64>(),
+            moved,
+            "{pair}: {part:?} and nothing else"
+        );
+    }
+}
+
+cases! {
+    /// Between arrays of every two kinds on a device.
+    fn between_kinds(driver: &Driver) {
+        let gpu = counted(driver);
+        one_call_each(&gpu, &gpu, "device to device");
+        one_call_each(&gpu, &gpu.unified(), "device to unified");
+        one_call_each(&gpu, &gpu.pinned(), "device to pinned");
+        one_call_each(&gpu.unified(), &gpu, "unified to device");
+        one_call_each(&gpu.unified(), &gpu.unified(), "unified to unified");
+        one_call_each(&gpu.unified(), &gpu.pinned(), "unified to pinned");
+        one_call_each(&gpu.pinned(), &gpu, "pinned to device");
+        one_call_each(&gpu.pinned(), &gpu.unified(), "pinned to unified");
+        one_call_each(&gpu.pinned(), &gpu.pinned(), "pinned to pinned");
+    }
+
+    /// Between arrays of every two kinds on two devices with a link.
+    fn between_devices(driver: &Driver) {
+        let Some(driver) = two_devices(driver, Link::Direct) else { return };
+        let [first, second] = gpus(&count_calls(&driver));
+        load(&first);
+        load(&second);
+        one_call_each(&first, &second, "device to the other device");
+        one_call_each(&second, &first, "the other device to device");
+        one_call_each(&first.pinned(), &second, "pinned to the other device");
+        one_call_each(&first.unified(), &second, "unified to the other device");
+        one_call_each(&second, &first.pinned(), "the other device to pinned");
+        one_call_each(&second, &first.unified(), "the other device to unified");
+        drop([first, second]);
+        check_findings(&driver);
+    }
+
+    /// Without a link, a copy takes two calls for each chunk, through pinned memory, and a kernel on each side whose elements are not
+    /// contiguous.
+    fn between_devices_without_a_link(driver: &Driver) {
+        let Some(driver) = two_devices(driver, Link::None) else { return };
+        let [first, second] = gpus(&count_calls(&driver));
+        load(&first);
+        load(&second);
+        let host = numbers();
+        let source = GpuArray::from_array(&first, &host).unwrap();
+        let mut target = GpuArray::<f32, _>::zeros(&second, SHAPE).unwrap();
+        assert_eq!(moves(|| target.assign(&source).unwrap()), [("cuMemcpyAsync", 2)]);
+        assert_eq!(target.to_array().unwrap(), host);
+        let calls = moves(|| Steps.of_mut(target.view_mut()).assign(&Steps.of(source.view())).unwrap());
+        assert_eq!(calls, [("cuLaunchKernel", 2), ("cuMemcpyAsync", 2)]);
+        drop((source, target));
+        let large = GpuArray::from_elem(&first, 8 << 20, 1_u8).unwrap();
+        let there = GpuArray::<u8, _>::uninit(&second, 8 << 20).unwrap();
+        // Eight chunks of a MiB.
+        assert_eq!(moves(|| drop(there.assign(&large).unwrap())), [("cuMemcpyAsync", 16)]);
+        drop(large);
+        drop([first, second]);
+        check_findings(&driver);
+    }
+
+    /// From and to memory of the program. A kernel cannot reach that memory, so elements at other steps take a copy besides.
+    fn with_memory_of_the_program(driver: &Driver) {
+        let gpu = counted(driver);
+        let host = numbers();
+        let source = GpuArray::from_array(&gpu, &host).unwrap();
+        for part in PARTS {
+            let expected = match part {
+                Steps => vec![("cuLaunchKernel", 1), ("cuMemcpyAsync", 1)],
+                _ => vec![(part.call(), 1)],
+            };
+            let mut down = None;
+            assert_eq!(moves(|| down = Some(part.of(source.view()).to_array().unwrap())), expected, "{part:?}");
+            assert_eq!(down.unwrap(), part.of_host(&host));
+            let mut target = GpuArray::<f32, _>::zeros(&gpu, SHAPE).unwrap();
+            let elements: Vec<f32> = part.of_host(&host).iter().copied().collect();
+            let up = moves(|| part.of_mut(target.view_mut()).copy_from_slice(&elements).unwrap());
+            assert_eq!(up, expected, "{part:?}");
+            assert_eq!(part.of_host(&target.to_array().unwrap()), part.of_host(&host));
+        }
+    }
+
+    /// A fill is one call too.
+    fn fills(driver: &Driver) {
+        let gpu = counted(driver);
+        let mut target = GpuArray::<f32, _>::zeros(&gpu, SHAPE).unwrap();
+        Steps.of_mut(target.view_mut()).fill(0.5).unwrap();
+        for (part, call) in [(All, "cuMemsetD32Async"), (Rows, "cuMemsetD2D32Async"), (Boxes, "cuLaunchKernel"), (Steps, "cuLaunchKernel")] {
+            target.fill(0.0).unwrap();
+            assert_eq!(moves(|| part.of_mut(target.view_mut()).fill(1.5).unwrap()), [(call, 1)], "{part:?}");
+            let found = target.to_array().unwrap();
+            assert!(part.of_host(&found).iter().all(|x| *x == 1.5), "{part:?}");
+            assert_eq!(found.sum(), part.of_host(&found).len() as f32 * 1.5, "{part:?} and nothing else");
+        }
+    }
+}
