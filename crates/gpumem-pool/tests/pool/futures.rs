@@ -2,7 +2,7 @@
 
 use gpumem_pool::sys::types::{CUresult, CUstream};
 use gpumem_pool::sys::{Driver, Table};
-use gpumem_pool::{Completion, Device, Event, PoolError, Stream};
+use gpumem_pool::{Block, Completion, Device, Event, PoolError, Stream};
 use gpumem_sim::{Effect, Rule, Schedule, SimConfig};
 use pollster::block_on;
 use std::pin::pin;
@@ -13,8 +13,8 @@ fn poll(future: &mut Completion) -> Poll<Result<(), PoolError>> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Work on every stream, and a future for each.
-fn busy(device: &Device, count: usize) -> (Vec<Stream>, Vec<Completion>) {
+/// Work on every stream, and a future for each. The blocks are returned too: with backend none a free waits for the device.
+fn busy(device: &Device, count: usize) -> (Vec<Stream>, Vec<Block>, Vec<Completion>) {
     let streams: Vec<_> = (0..count).map(|_| Stream::new(device).unwrap()).collect();
     let pool = gpumem_pool::Pool::new(device).unwrap();
     let blocks: Vec<_> = streams.iter().map(|stream| pool.alloc(4096, stream).unwrap()).collect();
@@ -24,7 +24,7 @@ fn busy(device: &Device, count: usize) -> (Vec<Stream>, Vec<Completion>) {
         unsafe { device.driver().cuMemsetD8Async(block.address(), 1, 4096, stream.raw()).unwrap() };
     }
     let futures = streams.iter().map(Stream::completion).collect();
-    (streams, futures)
+    (streams, blocks, futures)
 }
 
 /// Nothing runs before a call asks for it.
@@ -37,7 +37,7 @@ fn a_lost_context_resolves_everything_that_is_pending() {
     let effect = Effect::LoseDevice { device: 0, code: CUresult::CUDA_ERROR_ECC_UNCORRECTABLE };
     let config = late().rule(Rule::new("cuMemGetInfo", effect));
     let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
-    let (streams, mut futures) = busy(&device, 30);
+    let (streams, _blocks, mut futures) = busy(&device, 30);
     let event = Event::new(&device).unwrap();
     event.record(&streams[3]).unwrap();
     let unpolled = streams[4].completion();
@@ -60,7 +60,7 @@ fn the_notifier_queries_where_there_is_no_host_function() {
     // SAFETY: a function is only removed.
     let driver = unsafe { driver.with_table(|table| table.cuLaunchHostFunc = None) };
     let device = Device::new(&driver, 0).unwrap();
-    let (_streams, futures) = busy(&device, 5);
+    let (_streams, _blocks, futures) = busy(&device, 5);
     futures.into_iter().for_each(|future| block_on(future).unwrap());
 }
 
@@ -68,7 +68,7 @@ fn the_notifier_queries_where_there_is_no_host_function() {
 fn a_driver_that_refuses_host_functions_delays_nothing() {
     let refused = Effect::Fail(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     let driver = gpumem_sim::driver(late().rule(Rule::new("cuLaunchHostFunc", refused))).unwrap();
-    let (_streams, futures) = busy(&Device::new(&driver, 0).unwrap(), 5);
+    let (_streams, _blocks, futures) = busy(&Device::new(&driver, 0).unwrap(), 5);
     futures.into_iter().for_each(|future| block_on(future).unwrap());
 }
 
@@ -106,7 +106,7 @@ fn counted() -> Driver {
 #[test]
 fn few_streams_notify_of_many_and_the_host_does_not_wait() {
     let device = Device::new(&counted(), 0).unwrap();
-    let (streams, mut futures) = busy(&device, 100);
+    let (streams, _blocks, mut futures) = busy(&device, 100);
     assert_eq!(STREAMS.load(Ordering::SeqCst), 0);
     let pending = futures.iter_mut().filter_map(|future| poll(future).is_pending().then_some(())).count();
     assert!(pending > 16, "{pending}");
@@ -131,7 +131,8 @@ fn a_process_ends_with_pending_futures() {
 #[ignore = "run by the test above, as a process of its own"]
 fn child() {
     static KEPT: std::sync::Mutex<Vec<Completion>> = std::sync::Mutex::new(Vec::new());
-    let (_streams, mut futures) = busy(&Device::new(&gpumem_sim::driver(late()).unwrap(), 0).unwrap(), 5);
+    let (_streams, _blocks, mut futures) =
+        busy(&Device::new(&gpumem_sim::driver(late()).unwrap(), 0).unwrap(), 5);
     futures.iter_mut().for_each(|future| drop(poll(future)));
     KEPT.lock().unwrap().append(&mut futures);
 }
