@@ -15,8 +15,8 @@ pub struct Tuning {
     pub handle_max_pages: u32,
     /// The heap grows by at least its reserved memory divided by this; not zero.
     pub growth_divisor: u32,
-    /// Over segments, larger blocks get a segment each, which is never split for smaller blocks. A multiple of 2 MiB, at least
-    /// [`SPLIT_BYTES_MAX_MIN`]; [`u64::MAX`] for no such limit.
+    /// In a heap over segments each larger block gets its own segment, which is never split for smaller blocks. A multiple of 2 MiB,
+    /// at least [`SPLIT_BYTES_MAX_MIN`]; [`u64::MAX`] for no such limit.
     pub split_bytes_max: u64,
     /// The combined capacity of magazines and depot, in thousandths of the reserved memory.
     pub magazine_share_per_mille: u32,

@@ -70,7 +70,7 @@ struct Entry {
     cache: *const ThreadCache,
 }
 
-/// The pools' streams that a thread can use in turn without a look behind the table.
+/// The number of pools' streams that a thread can use in turn without a search outside the table.
 const ENTRY_COUNT: usize = 16;
 
 /// The difference between the keys of two pools, so that their caches of the same streams have different places in the table.

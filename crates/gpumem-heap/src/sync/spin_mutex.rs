@@ -35,7 +35,7 @@ impl<T> SpinMutex<T> {
         Self { is_taken: Apart(AtomicBool::new(false)), value: Mutex::new(Apart(value)) }
     }
 
-    /// Locks the mutex. A poisoned mutex is locked too.
+    /// Locks the mutex, also if it is poisoned.
     #[inline]
     pub fn enter(&self) -> SpinMutexGuard<'_, T> {
         let value = match self.try_lock() {

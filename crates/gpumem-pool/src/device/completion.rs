@@ -145,7 +145,7 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// The error that the future resolves with.
+    /// The error that the future resolves with, such as [`PoolError::DeviceLost`].
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         match &self.0 {
             State::Over(outcome) => outcome.clone().map(|()| true),
@@ -160,7 +160,7 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// The error that the future resolves with.
+    /// The error that the future resolves with, such as [`PoolError::DeviceLost`].
     pub fn wait(self) -> Result<(), PoolError> {
         match &self.0 {
             State::Over(outcome) => outcome.clone(),

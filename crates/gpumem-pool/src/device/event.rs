@@ -137,7 +137,7 @@ impl Event {
     ///
     /// - [`PoolError::NotTimed`] if an event was created by [`Event::new`].
     /// - [`PoolError::WrongDevice`] if the events belong to two devices.
-    /// - [`PoolError::Driver`] if a call fails: with `CUDA_ERROR_NOT_READY` if an event is not complete.
+    /// - [`PoolError::Driver`] if a call fails, with `CUDA_ERROR_NOT_READY` if an event is not complete.
     pub fn elapsed_ms_since(&self, start: &Event) -> Result<f32, PoolError> {
         if !(self.timed && start.timed) {
             return Err(PoolError::NotTimed);

@@ -3,7 +3,7 @@
 //! A host function in the program's own stream would delay the work behind it until the host has run the function. So a
 //! lane waits for the marker, and the host function is queued on the lane. Work of one stream is complete in order, so all
 //! of its markers use one lane. A lane is not given to another stream before it is idle, unless all lanes are in use: then
-//! a notification may be late, and the notifier's own queries are in time.
+//! a notification may be late, but the notifier's own queries are not.
 
 use super::notifier;
 use crate::device::{ContextGuard, Device, Handle, StreamIndex};

@@ -35,7 +35,7 @@ struct List {
     changed_at: Option<Instant>,
 }
 
-/// Adds a completion that has not been complete. False if there is no thread, and none can be started.
+/// Adds a completion that was not complete. False if there is no thread, and none can be started.
 pub(super) fn add(pending: &Arc<Pending>) -> bool {
     let mut list = lock();
     if !list.has_thread {
@@ -87,7 +87,7 @@ fn run() {
         for id in due {
             // One at a time: a completion that a waker drops is not kept alive here.
             let pending = lock().pending.get(&id).cloned();
-            // A panic is the waker's, or of code that maintenance calls. The others still need this thread.
+            // A waker, or code that maintenance calls, may panic. The other completions still need this thread.
             let _ = catch_panic(|| pending.and_then(settle).into_iter().for_each(Waker::wake));
         }
         if is_all {
@@ -135,5 +135,5 @@ fn next_due(checked_at: Instant, cost: Duration) -> (Vec<u64>, bool) {
 /// one part in this of the time waited so far.
 const QUERY_SHARE: u32 = 8;
 const PAUSE_MIN: Duration = Duration::from_micros(500);
-/// Bounds how late a lost context is noticed that no other call has reported.
+/// The longest pause while queries are cheap: a lost context that no other call has reported is noticed this late.
 const PAUSE_MAX: Duration = Duration::from_millis(10);
