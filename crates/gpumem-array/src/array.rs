@@ -5,6 +5,7 @@
 
 #[allow(unsafe_code)] // slices of memory that the host can access
 mod host;
+mod split;
 #[allow(unsafe_code)] // `assume_init`
 mod uninit;
 pub(crate) mod view;
@@ -19,7 +20,7 @@ use crate::error::ArrayError;
 use crate::gpu::{Gpu, Place};
 use crate::kind::{self, Device, Kind};
 use crate::layout::Layout;
-use crate::storage::Storage;
+use crate::storage::{Access, Storage, Use};
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_pool::MemoryKind;
@@ -300,7 +301,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         // `Layout` has checked that the product fits.
         let size_bytes = (layout.len() * size_of::<T>()) as u64;
         let block = gpu.pool_of(K::MEMORY)?.alloc(size_bytes, gpu.stream())?;
-        Ok(Self { gpu: gpu.clone(), storage: Storage::new(block, gpu), layout, element: PhantomData })
+        Ok(Self { gpu: gpu.clone(), storage: Storage::new(block, gpu)?, layout, element: PhantomData })
     }
 
     /// The array as one of kind [`Device`], if it is one.
@@ -321,6 +322,12 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     pub(crate) fn storage(&self) -> &Storage {
         &self.storage
+    }
+
+    /// Work that writes all elements.
+    #[inline]
+    pub(crate) fn writes(&self) -> Use<'_> {
+        Use::whole(&self.storage, Access::Write)
     }
 
     pub(crate) fn into_parts(self) -> (Storage, Layout<D>) {

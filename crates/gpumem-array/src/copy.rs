@@ -24,7 +24,7 @@ use crate::gpu::{Gpu, Place};
 use crate::kind::Kind;
 use crate::layout::plan::{Form, Plan};
 use crate::layout::{Layout, Order, same_shape};
-use crate::storage::{Access, Storage, queue, record_complete};
+use crate::storage::{Storage, queue};
 use core::fmt;
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::types::CUdeviceptr;
@@ -449,11 +449,11 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
         Form::Strided(strided) => Some(Launches::copy(gpu, strided)?),
         Form::Run { .. } | Form::Pitched(_) => None,
     };
-    source.storage().order(gpu, Access::Read)?;
-    target.storage().order(gpu, Access::Write)?;
+    let uses = [source.reads(), target.writes()];
+    uses.into_iter().try_for_each(|one| one.order(gpu))?;
     let (to, from) = (at(target.storage(), plan.to), at(source.storage(), plan.from));
     let driver = gpu.device().driver();
-    queue(gpu, [source.storage(), target.storage()], |stream| {
+    queue(gpu, uses, |stream| {
         // SAFETY: the plan names the elements of both views, which lie within their blocks, alive and accessible to this device. The views
         // do not overlap, since one is borrowed exclusively. The stream has been ordered after what conflicts.
         unsafe {
@@ -500,7 +500,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
         let gathered = UninitArray::with_order(gpu, target.raw_dim(), order)?.copy_from_slice(elements)?;
         return copy(target, &gathered.view());
     }
-    target.storage().order(gpu, Access::Write)?;
+    target.writes().order(gpu)?;
     let _bound = gpu.device().bind()?;
     let (driver, to) = (gpu.device().driver(), at(target.storage(), plan.to));
     let from = elements.as_ptr().expose_provenance().wrapping_add_signed(plan.from);
@@ -519,7 +519,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     });
     let queued = queued.map_err(|error| gpu.explained(error.into()))?;
     queued.map_err(PoolError::from)?;
-    record_complete(gpu.stream(), target.storage());
+    target.writes().record_complete(gpu.stream());
     Ok(())
 }
 
@@ -541,7 +541,7 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     }
     let size_bytes = len * size_of::<T>();
     elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
-    source.storage().order(gpu, Access::Read)?;
+    source.reads().order(gpu)?;
     let _bound = gpu.device().bind()?;
     let (driver, from) = (gpu.device().driver(), at(source.storage(), plan.from));
     let to = elements.as_mut_ptr().expose_provenance().wrapping_add_signed(plan.to);

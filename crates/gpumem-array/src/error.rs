@@ -69,6 +69,16 @@ pub enum ArrayError {
         /// Its strides, in elements.
         strides: Vec<isize>,
     },
+    /// Slices that must not have common elements have some.
+    #[error(
+        "slices {first} and {second} have elements in common, and mutable views must not; use slices that lie apart"
+    )]
+    Overlap {
+        /// The index of a slice.
+        first: usize,
+        /// The index of the other.
+        second: usize,
+    },
     /// An array, stream or kernel is on another device than the operation, where that device is required, or belongs to another driver.
     #[error(
         "wrong device: expected {expected}, found {found}; copy the array to the other device (`copy_to`), or download and upload it if the drivers differ"

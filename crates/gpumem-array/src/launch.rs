@@ -6,7 +6,8 @@ use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::{Function, Parameter, library};
 use crate::kind::Kind;
-use crate::storage::{Access, Storage, queue};
+use crate::layout::Bytes;
+use crate::storage::{Access, Storage, Use, queue};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::marker::PhantomData;
@@ -27,6 +28,7 @@ impl LaunchShape {
     /// At least one thread for each of `len` elements, in blocks of 256. For `len` 0 the grid is empty and nothing is launched.
     ///
     /// The grid has at most 2³¹ − 1 blocks, so a kernel for longer arrays must stride by the grid.
+    #[inline]
     #[must_use]
     pub fn for_len(len: usize) -> Self {
         let blocks = len.div_ceil(Self::THREADS as usize).min(GRID_MAX[0] as usize);
@@ -107,7 +109,7 @@ impl<'a> Launch<'a> {
     #[inline]
     pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
         let view = array.as_view();
-        self.arguments.push_array(view.storage(), Access::Read, view.address());
+        self.arguments.push_array(view.reads(), view.address());
         self
     }
 
@@ -115,7 +117,7 @@ impl<'a> Launch<'a> {
     #[inline]
     pub fn write<A: AsViewMut + ?Sized>(mut self, array: &'a mut A) -> Self {
         let view = array.as_view_mut();
-        self.arguments.push_array(view.storage(), Access::Write, view.address());
+        self.arguments.push_array(view.writes(), view.address());
         self
     }
 
@@ -125,7 +127,7 @@ impl<'a> Launch<'a> {
         mut self,
         array: &'a mut UninitArray<T, D, K>,
     ) -> Self {
-        self.arguments.push_array(array.storage(), Access::Write, array.address());
+        self.arguments.push_array(array.writes(), array.address());
         self
     }
 
@@ -157,13 +159,13 @@ impl<'a> Launch<'a> {
     /// - The values that it writes are valid values of the array's element type.
     pub unsafe fn enqueue(self, gpu: &Gpu) -> Result<(), ArrayError> {
         let Self { function, shape, ref arguments } = self;
-        if arguments.is_refused() {
+        if arguments.is_refused {
             return Err(ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * WORDS_MAX });
         }
         shape.check()?;
         gpu.check(function.device())?;
-        for (storage, _) in arguments.uses() {
-            storage.share(gpu, LAUNCH)?;
+        for one in arguments.uses() {
+            one.storage().share(gpu, LAUNCH)?;
         }
         arguments.check(function)?;
         // Ordering an array checks the stream and the thread, but a launch may have no array.
@@ -172,8 +174,8 @@ impl<'a> Launch<'a> {
         if shape.grid.contains(&0) {
             return Ok(());
         }
-        for (storage, access) in arguments.uses() {
-            storage.order(gpu, access)?;
+        for one in arguments.uses() {
+            one.order(gpu)?;
         }
         if let Some(recording) = gpu.recording() {
             recording.keep(function)?;
@@ -182,7 +184,7 @@ impl<'a> Launch<'a> {
         let LaunchShape { grid, block, shared_bytes } = shape;
         let mut parameters = [core::ptr::null_mut(); ARGUMENTS_MAX];
         let parameters = arguments.parameters(&mut parameters);
-        queue(gpu, arguments.uses().map(|(storage, _)| storage), |stream| {
+        queue(gpu, arguments.uses(), |stream| {
             // SAFETY: the parameters point into `arguments`, which outlive the call; the stream is that of `gpu`, on whose device
             // the function is, and has been ordered after what conflicts; types, bounds and values are the caller's promise.
             unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) }
@@ -196,6 +198,12 @@ const LAUNCH: &str = "kernel launch";
 /// The arguments of a launch, in memory that the next launch of the thread uses again: each method of the builder moves this.
 struct Arguments<'a> {
     buffer: Option<Box<Buffer>>,
+    // Not in the buffer: in registers while the builder is inlined.
+    word_count: usize,
+    count: usize,
+    array_count: usize,
+    /// Whether there were too many arguments.
+    is_refused: bool,
     /// The arrays in the buffer.
     storages: PhantomData<&'a Storage>,
 }
@@ -203,18 +211,20 @@ struct Arguments<'a> {
 struct Buffer {
     /// Each argument begins at a word.
     words: [u64; WORDS_MAX],
-    word_count: usize,
     /// The index of the first word of each argument.
     starts: [u8; ARGUMENTS_MAX],
     sizes_bytes: [u16; ARGUMENTS_MAX],
-    count: usize,
-    /// The exposed addresses of the [`Storage`]s of the arguments that are arrays.
-    storages: [usize; ARGUMENTS_MAX],
-    storage_count: usize,
-    /// A bit for each of them that the kernel writes.
-    writes: u32,
-    /// Whether there were too many arguments.
-    is_refused: bool,
+    /// The arguments that are arrays.
+    arrays: [ArrayUse; ARGUMENTS_MAX],
+}
+
+/// A [`Use`] without its lifetime.
+#[derive(Clone, Copy)]
+struct ArrayUse {
+    /// The exposed address of the [`Storage`].
+    storage: usize,
+    access: Access,
+    bytes: Bytes,
 }
 
 thread_local! {
@@ -224,53 +234,64 @@ thread_local! {
 impl<'a> Arguments<'a> {
     #[inline]
     fn new() -> Self {
-        let mut buffer = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(Buffer::new);
-        (buffer.word_count, buffer.count, buffer.is_refused) = (0, 0, false);
-        (buffer.storage_count, buffer.writes) = (0, 0);
-        Self { buffer: Some(buffer), storages: PhantomData }
+        let buffer = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(Buffer::new);
+        let (word_count, count, array_count) = (0, 0, 0);
+        Self {
+            buffer: Some(buffer),
+            word_count,
+            count,
+            array_count,
+            is_refused: false,
+            storages: PhantomData,
+        }
     }
 
     #[inline]
-    fn push_array(&mut self, storage: &'a Storage, access: Access, address: u64) {
+    fn push_array(&mut self, one: Use<'a>, address: u64) {
         let Some(buffer) = &mut self.buffer else { return };
-        let index = buffer.storage_count;
-        if let Some(slot) = buffer.storages.get_mut(index) {
-            *slot = core::ptr::from_ref(storage).expose_provenance();
-            buffer.writes |= u32::from(access == Access::Write) << index;
-            buffer.storage_count += 1;
+        if let Some(slot) = buffer.arrays.get_mut(self.array_count) {
+            let storage = core::ptr::from_ref(one.storage()).expose_provenance();
+            *slot = ArrayUse { storage, access: one.access(), bytes: one.bytes() };
+            self.array_count += 1;
         }
         // An array too many is an argument too many, which is refused.
-        buffer.push(&address.to_ne_bytes());
+        self.push(&address.to_ne_bytes());
     }
 
     #[inline]
     fn push(&mut self, bytes: &[u8]) {
-        if let Some(buffer) = &mut self.buffer {
-            buffer.push(bytes);
+        let Some(buffer) = &mut self.buffer else { return };
+        let (first, word_count) = (self.word_count, bytes.len().div_ceil(8));
+        match (buffer.words.get_mut(first..first + word_count), buffer.starts.get_mut(self.count)) {
+            (Some(words), Some(start)) => {
+                for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
+                    let mut whole = [0; 8];
+                    whole[..bytes.len()].copy_from_slice(bytes);
+                    *word = u64::from_ne_bytes(whole);
+                }
+                *start = first as u8;
+                buffer.sizes_bytes[self.count] = bytes.len() as u16;
+                self.word_count += word_count;
+                self.count += 1;
+            }
+            _ => self.is_refused = true,
         }
     }
 
     #[inline]
-    fn uses(&self) -> impl Iterator<Item = (&'a Storage, Access)> {
-        let (storages, writes) = match &self.buffer {
-            Some(buffer) => (&buffer.storages[..buffer.storage_count], buffer.writes),
-            None => (&[][..], 0),
-        };
-        storages.iter().enumerate().map(move |(index, address)| {
+    fn uses(&self) -> impl Iterator<Item = Use<'a>> {
+        let arrays = self.buffer.as_ref().map_or(&[][..], |buffer| &buffer.arrays[..self.array_count]);
+        arrays.iter().map(|array| {
             // SAFETY: the address is that of a storage which `push_array` borrowed for `'a`. The count was zero when this value
             // was created, so none of them is from an earlier launch.
-            let storage = unsafe { &*core::ptr::with_exposed_provenance::<Storage>(*address) };
-            (storage, if writes >> index & 1 == 0 { Access::Read } else { Access::Write })
+            let storage = unsafe { &*core::ptr::with_exposed_provenance::<Storage>(array.storage) };
+            Use::new(storage, array.access, array.bytes)
         })
     }
 
     #[inline]
     fn sizes(&self) -> &[u16] {
-        self.buffer.as_ref().map_or(&[], |buffer| &buffer.sizes_bytes[..buffer.count])
-    }
-
-    fn is_refused(&self) -> bool {
-        self.buffer.as_ref().is_some_and(|buffer| buffer.is_refused)
+        self.buffer.as_ref().map_or(&[], |buffer| &buffer.sizes_bytes[..self.count])
     }
 
     /// Compares the arguments with the kernel's parameters.
@@ -288,11 +309,11 @@ impl<'a> Arguments<'a> {
     #[inline]
     fn parameters<'p>(&self, parameters: &'p mut [*mut c_void; ARGUMENTS_MAX]) -> &'p mut [*mut c_void] {
         let Some(buffer) = &self.buffer else { return &mut [] };
-        for (parameter, start) in parameters.iter_mut().zip(&buffer.starts[..buffer.count]) {
+        for (parameter, start) in parameters.iter_mut().zip(&buffer.starts[..self.count]) {
             // An argument may take several words.
             *parameter = buffer.words[usize::from(*start)..].as_ptr().cast_mut().cast();
         }
-        &mut parameters[..buffer.count]
+        &mut parameters[..self.count]
     }
 }
 
@@ -310,35 +331,10 @@ impl Buffer {
     fn new() -> Box<Self> {
         Box::new(Self {
             words: [0; WORDS_MAX],
-            word_count: 0,
             starts: [0; ARGUMENTS_MAX],
             sizes_bytes: [0; ARGUMENTS_MAX],
-            count: 0,
-            storages: [0; ARGUMENTS_MAX],
-            storage_count: 0,
-            writes: 0,
-            is_refused: false,
+            arrays: [ArrayUse { storage: 0, access: Access::Read, bytes: Bytes::ALL }; ARGUMENTS_MAX],
         })
-    }
-
-    #[inline]
-    fn push(&mut self, bytes: &[u8]) {
-        let (first, index) = (self.word_count, self.count);
-        let word_count = bytes.len().div_ceil(8);
-        match (self.words.get_mut(first..first + word_count), self.starts.get_mut(index)) {
-            (Some(words), Some(start)) => {
-                for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
-                    let mut whole = [0; 8];
-                    whole[..bytes.len()].copy_from_slice(bytes);
-                    *word = u64::from_ne_bytes(whole);
-                }
-                *start = first as u8;
-                self.sizes_bytes[index] = bytes.len() as u16;
-                self.word_count += word_count;
-                self.count += 1;
-            }
-            _ => self.is_refused = true,
-        }
     }
 }
 

@@ -26,6 +26,18 @@ pub(crate) enum Order {
     Column,
 }
 
+/// Bytes of a storage, from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bytes {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+impl Bytes {
+    /// Every byte of any storage.
+    pub(crate) const ALL: Self = Self { start: 0, end: u64::MAX };
+}
+
 impl<D: Dimension> Layout<D> {
     /// Contiguous elements of `size_bytes` each.
     pub(crate) fn dense(dim: D, order: Order, size_bytes: usize) -> Result<Self, ArrayError> {
@@ -91,6 +103,26 @@ impl<D: Dimension> Layout<D> {
     /// An order in which both are contiguous.
     pub(crate) fn common_order<E: Dimension>(&self, other: &Layout<E>) -> Option<Order> {
         [Order::Row, Order::Column].into_iter().find(|order| self.is_dense(*order) && other.is_dense(*order))
+    }
+
+    /// The bytes from the first element in memory to the last, from the start of a storage of `storage_bytes`.
+    #[inline]
+    pub(crate) fn bytes(&self, element_bytes: usize, storage_bytes: u64) -> Bytes {
+        let size = element_bytes as u64;
+        if self.len() as u64 * size == storage_bytes { Bytes::ALL } else { self.hull(size) }
+    }
+
+    #[cold]
+    fn hull(&self, size: u64) -> Bytes {
+        if self.len() == 0 {
+            return Bytes { start: 0, end: 0 };
+        }
+        let (mut first, mut last) = (self.offset as i64, self.offset as i64);
+        for (len, stride) in self.shape().iter().zip(self.strides()) {
+            let steps = (*len as i64 - 1) * stride as i64;
+            if steps < 0 { first += steps } else { last += steps }
+        }
+        Bytes { start: first as u64 * size, end: (last as u64 + 1) * size }
     }
 
     pub(crate) fn not_contiguous(&self, operation: &'static str, hint: &'static str) -> ArrayError {
@@ -182,6 +214,31 @@ impl<D: Dimension> Layout<D> {
         self.advance(axis.index(), index);
         let (dim, strides) = (self.dim.remove_axis(axis), self.strides.remove_axis(axis));
         Ok(Layout { dim, strides, offset: self.offset })
+    }
+
+    /// The elements before `index` of an axis, and the others.
+    pub(crate) fn split_at(self, axis: Axis, index: usize) -> Result<(Self, Self), ArrayError> {
+        if self.shape().get(axis.index()).is_none_or(|len| index > *len) {
+            let (axis, shape) = (axis.index(), self.shape().to_vec());
+            return Err(ArrayError::Slice { slice: format!("split at {index}"), axis, shape });
+        }
+        let index = index.cast_signed();
+        Ok((
+            self.clone().slice_axis(axis, Slice::from(..index))?,
+            self.slice_axis(axis, Slice::from(index..))?,
+        ))
+    }
+
+    /// Whether two slices have no common element. Both are valid for this layout.
+    pub(crate) fn is_disjoint<I: SliceArg<D>>(&self, left: &I, right: &I) -> bool {
+        let is_axis = |element: &&SliceInfoElem| !matches!(element, SliceInfoElem::NewAxis);
+        let pairs = left.as_ref().iter().filter(is_axis).zip(right.as_ref().iter().filter(is_axis));
+        self.shape().iter().zip(pairs).any(|(len, (left, right))| {
+            match (Indices::of(left, *len), Indices::of(right, *len)) {
+                (Some(left), Some(right)) => !left.meets(right),
+                _ => false,
+            }
+        })
     }
 
     /// Moves the first element along an axis, to an index inside it.
@@ -328,6 +385,47 @@ pub(crate) fn same_shape<D: Dimension, E: Dimension>(
     Err(ArrayError::Shape { operation, left, right, expected: "the shapes must be equal" })
 }
 
+/// The indices that a slice takes of an axis, in ascending order.
+#[derive(Clone, Copy, Debug)]
+struct Indices {
+    first: usize,
+    step: usize,
+    count: usize,
+}
+
+impl Indices {
+    fn of(element: &SliceInfoElem, len: usize) -> Option<Self> {
+        match *element {
+            SliceInfoElem::Slice { start, end, step } => {
+                let (start, end) = ends(Slice { start, end, step }, len)?;
+                let (count, step_len) = ((end - start).div_ceil(step.unsigned_abs()), step.unsigned_abs());
+                let first = if step < 0 && count > 0 { end - 1 - (count - 1) * step_len } else { start };
+                Some(Self { first, step: step_len, count })
+            }
+            SliceInfoElem::Index(index) => {
+                let first = if index < 0 { len.checked_add_signed(index)? } else { index.unsigned_abs() };
+                Some(Self { first, step: 1, count: 1 })
+            }
+            SliceInfoElem::NewAxis => None,
+        }
+    }
+
+    fn contains(self, index: usize) -> bool {
+        index
+            .checked_sub(self.first)
+            .is_some_and(|distance| distance.is_multiple_of(self.step) && distance / self.step < self.count)
+    }
+
+    /// Whether both have an index in common.
+    fn meets(self, other: Self) -> bool {
+        let (few, many) = if self.count <= other.count { (self, other) } else { (other, self) };
+        // From the first index that is not before the other's first. The distances to the other's indices repeat with its step.
+        let skipped = many.first.saturating_sub(few.first).div_ceil(few.step);
+        let last = few.count.min(skipped.saturating_add(many.step));
+        (skipped..last).any(|index| many.contains(few.first + index * few.step))
+    }
+}
+
 /// Start and end counted from the front; `None` if one of them is outside.
 fn ends(slice: Slice, len: usize) -> Option<(usize, usize)> {
     let from_front = |index: isize| match index < 0 {
@@ -399,6 +497,42 @@ mod tests {
             }
             prop_assert_eq!(ours.is_dense(Order::Row), theirs.is_standard_layout());
         }
+    }
+
+    proptest! {
+        #[test]
+        fn slices_meet_if_they_have_an_index_in_common(
+            len in 0_usize..12,
+            (start, end, step) in slices(),
+            (other_start, other_end, other_step) in slices(),
+        ) {
+            let left = SliceInfoElem::Slice { start, end, step };
+            let right = SliceInfoElem::Slice { start: other_start, end: other_end, step: other_step };
+            let (Some(left), Some(right)) = (Indices::of(&left, len), Indices::of(&right, len)) else {
+                return Ok(());
+            };
+            let common = (0..len).any(|index| left.contains(index) && right.contains(index));
+            prop_assert_eq!(left.meets(right), common);
+            let host: Vec<usize> = (0..len).collect();
+            let taken = ndarray::ArrayView1::from(&host);
+            let taken = taken.slice_axis(Axis(0), Slice { start, end, step });
+            prop_assert_eq!((0..len).filter(|index| left.contains(*index)).count(), taken.len());
+            prop_assert!(taken.iter().all(|index| left.contains(*index)));
+        }
+    }
+
+    #[test]
+    fn bytes_are_those_from_the_first_to_the_last_element() {
+        let whole = layout(&[4, 8]);
+        assert_eq!(whole.bytes(4, 128), Bytes::ALL);
+        let rows = whole.clone().slice_axis(Axis(0), Slice::from(1..3)).unwrap();
+        assert_eq!(rows.bytes(4, 128), Bytes { start: 32, end: 96 });
+        let columns = whole.clone().slice_axis(Axis(1), Slice::from(2..6).step_by(-2)).unwrap();
+        assert_eq!(columns.bytes(4, 128), Bytes { start: 12, end: 120 });
+        // Not all bytes, although the first and the last are among them.
+        let ends = whole.slice_axis(Axis(0), Slice::from(..).step_by(3)).unwrap();
+        assert_eq!(ends.bytes(4, 128), Bytes { start: 0, end: 128 });
+        assert_eq!(layout(&[0, 8]).bytes(4, 128), Bytes { start: 0, end: 0 });
     }
 
     #[test]

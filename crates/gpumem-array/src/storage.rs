@@ -5,6 +5,14 @@
 //! and all reads; readers never wait for each other. A use by a stream that is ordered already is a few loads, without a lock and
 //! without a driver call.
 //!
+//! A [`Use`] names the bytes that work uses. Most arrays are used as a whole, so these points count for all bytes at first. The
+//! storage goes over to a list of parts with points of their own ([`Ranges`], behind a lock) when a mutable view is split, or when a
+//! stream writes a part of an array that another stream has used. Only an exclusive borrow of all bytes or a view that is split can
+//! do that, so no other thread uses the points at that moment. A write of all bytes ends it.
+//!
+//! The bytes of a view are those between its first and its last element. Halves of a matrix along its first axis are apart; along its
+//! second axis they overlap, and wait for each other.
+//!
 //! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one
 //! stream needs no marker, so markers are recorded when another stream needs one. Some writes get theirs at once, because
 //! another stream is likely to wait for them while later work is queued: copies from pinned memory, writes on a stream that other
@@ -12,18 +20,24 @@
 //!
 //! Another thread may begin a capture between the waits and the work. So [`queue`] queues the work in a call during which no
 //! capture of the stream begins or ends. There it checks whether the work becomes part of a graph, which then keeps the memory. In
-//! the same call it stores the points, which exist only once the work is queued. Until then, a write counts as the stream's latest
-//! work ([`Stream::latest_point`]), which is sufficient, but may make other streams wait for more.
+//! the same call it stores the points, which exist only once the work is queued. Until then the storage has the points of earlier
+//! uses. If the work is refused, they remain, and no point of the capture is ever stored: another stream that waits for the memory
+//! cannot join the capture.
+
+mod ranges;
 
 use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
 pub(crate) use crate::gpu::recording::Access;
 use crate::gpu::recording::{self, RecordedUse};
+use crate::layout::Bytes;
+use core::ops::Range;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Block, Device, MemoryKind, PoolError, Stream, StreamPoint};
+use ranges::Ranges;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A block and its uses so far.
@@ -31,12 +45,11 @@ pub(crate) struct Storage {
     block: Block,
     /// Whether the block is host memory, from which copies take long.
     is_host: bool,
-    /// The point of the last write. At first that of the allocation: in its stream's order the memory exists.
+    /// The point of the last write. At first that of the allocation: in its stream's order the memory exists. [`SPLIT`] if the uses
+    /// are in [`More::ranges`].
     write: AtomicU64,
     /// The points of reads since, one for each stream, without a gap; 0 is none. Only a write clears them.
     reads: [AtomicU64; INLINE_READS],
-    /// Whether another stream used the memory before the last write: it is likely to use it again, and to wait for the write.
-    changes_streams: AtomicBool,
     /// The host accesses that need no wait: 0 none, 1 reads, 2 reads and writes. Always 0 for device memory.
     host: AtomicU8,
     /// The capture that the array was made in, or 0. Such an array has no values outside of the capture.
@@ -53,20 +66,206 @@ struct More {
     reads: Vec<StreamPoint>,
     /// Streams of other libraries that have used the memory: they can only be waited for by name.
     foreign: Vec<Stream>,
+    /// The uses of the parts, while the storage is split.
+    ranges: Ranges,
+    /// Whether another stream had used the bytes of the last write of a part.
+    is_changed: bool,
+}
+
+/// A use of bytes of a storage by work that is about to be queued.
+#[derive(Clone, Copy)]
+pub(crate) struct Use<'a> {
+    storage: &'a Storage,
+    access: Access,
+    /// From the start of the storage.
+    bytes: Bytes,
+}
+
+impl<'a> Use<'a> {
+    #[inline]
+    pub(crate) fn new(storage: &'a Storage, access: Access, bytes: Bytes) -> Self {
+        Self { storage, access, bytes }
+    }
+
+    /// A use of all bytes.
+    #[inline]
+    pub(crate) fn whole(storage: &'a Storage, access: Access) -> Self {
+        Self::new(storage, access, Bytes::ALL)
+    }
+
+    #[inline]
+    pub(crate) fn storage(self) -> &'a Storage {
+        self.storage
+    }
+
+    #[inline]
+    pub(crate) fn access(self) -> Access {
+        self.access
+    }
+
+    #[inline]
+    pub(crate) fn bytes(self) -> Bytes {
+        self.bytes
+    }
+
+    /// The bytes, with the real end of the storage.
+    pub(crate) fn range(self) -> Range<u64> {
+        self.bytes.start..self.bytes.end.min(self.storage.block.size_bytes())
+    }
+
+    /// Makes the stream of `gpu` wait for the uses that this one conflicts with. Call it before the work is queued ([`queue`]),
+    /// while the bytes are borrowed: shared for reading, exclusively for writing.
+    #[inline]
+    pub(crate) fn order(self, gpu: &Gpu) -> Result<(), ArrayError> {
+        let storage = self.storage;
+        if ((storage.capture | gpu.capture_id()) != 0 || recording::is_any_open())
+            && storage.is_recorded(gpu, self)?
+        {
+            return Ok(());
+        }
+        let (stream, write) = (gpu.stream(), storage.write.load(Ordering::Acquire));
+        if storage.block.size_bytes() == 0 || self.bytes.start == self.bytes.end {
+            return Ok(());
+        }
+        // The borrow of the array keeps the host from using it at this moment. Threads that only read write nothing here.
+        let left = if self.access == Access::Read { host_level(Access::Read) } else { 0 };
+        if storage.host.load(Ordering::Relaxed) > left {
+            storage.host.store(left, Ordering::Relaxed);
+        }
+        // Also refused when it is queued. Here, before the waits, which would become part of the capture.
+        if self.access == Access::Write && stream.is_capturing()? {
+            return Err(GraphError::StreamCaptures.into());
+        }
+        if write == SPLIT {
+            return self.order_split(stream);
+        }
+        storage.wait(stream, StreamPoint::from_bits(write))?;
+        match self.access {
+            Access::Read => Ok(()),
+            Access::Write => self.order_write(stream, StreamPoint::from_bits(write)),
+        }
+    }
+
+    /// Records that the work, which the stream has been ordered for, is complete: the host has waited for it.
+    pub(crate) fn record_complete(self, stream: &Stream) {
+        let _ = self.record(stream, StreamPoint::COMPLETE);
+    }
+
+    /// The bytes are borrowed exclusively, and the storage is not split, so no other thread uses the points.
+    #[inline]
+    fn order_write(self, stream: &Stream, write: StreamPoint) -> Result<(), ArrayError> {
+        let (storage, latest) = (self.storage, stream.latest_point());
+        let mut is_changed = !write.has_stream_of(latest);
+        for read in storage.reads.iter().map(load).take_while(|read| *read != NONE) {
+            if !read.has_stream_of(latest) {
+                is_changed = true;
+                storage.wait_for_read(stream, read)?;
+            }
+        }
+        if let Some(more) = storage.more.get() {
+            is_changed |= wait_for_further_reads(stream, more)?;
+        }
+        if is_changed && !self.is_whole() {
+            storage.split();
+            return self.order_split(stream);
+        }
+        Ok(())
+    }
+
+    /// Like [`Use::order`], for a storage with parts.
+    #[cold]
+    fn order_split(self, stream: &Stream) -> Result<(), ArrayError> {
+        let (storage, bytes) = (self.storage, self.range_in_parts());
+        // Waits take locks of streams and call the driver, so they are made without the lock of the parts.
+        let points = storage.lock_more().ranges.conflicts(bytes.clone(), self.access);
+        points.into_iter().try_for_each(|point| storage.wait(stream, point))?;
+        if self.access == Access::Read {
+            return Ok(());
+        }
+        // Threads may write other bytes of these parts. What they queue from now on stays in the list.
+        let mut more = storage.lock_more();
+        let ordered = stream.point();
+        // The waits may be part of a capture that has begun meanwhile, and so may the point. Then the earlier points remain.
+        if stream.is_capturing()? {
+            return Err(GraphError::StreamCaptures.into());
+        }
+        more.is_changed = more.ranges.begin_write(bytes, ordered, |point| stream.is_behind(point));
+        Ok(())
+    }
+
+    /// Stores the point of work that has been queued on `stream`. Returns whether it is a write of bytes that another stream used
+    /// before: it is likely to use them again, and to wait for the write.
+    #[inline]
+    fn record(self, stream: &Stream, point: StreamPoint) -> bool {
+        let write = self.storage.write.load(Ordering::Acquire);
+        if write == SPLIT {
+            return self.record_split(stream, point);
+        }
+        // The stream was not ordered for such a use.
+        if self.bytes.start == self.bytes.end {
+            return false;
+        }
+        match self.access {
+            Access::Read => self.storage.record_read(stream, point),
+            Access::Write => self.storage.record_write(stream, StreamPoint::from_bits(write), point),
+        }
+    }
+
+    #[cold]
+    fn record_split(self, stream: &Stream, point: StreamPoint) -> bool {
+        let (storage, bytes) = (self.storage, self.range_in_parts());
+        if bytes.is_empty() {
+            return false;
+        }
+        storage.note_stream(stream);
+        let device = storage.device();
+        let mut more = storage.lock_more();
+        more.ranges.add(bytes, point, self.access);
+        more.ranges.tidy(|point| device.is_point_complete(point));
+        // A write of all bytes has them exclusively, so no part is used by another thread.
+        if self.access == Access::Write
+            && self.is_whole()
+            && let Some(write) = more.ranges.only_write()
+        {
+            more.ranges = Ranges::default();
+            storage.write.store(write.to_bits(), Ordering::Release);
+        }
+        self.access == Access::Write && core::mem::take(&mut more.is_changed)
+    }
+
+    /// Whether it is a use of all bytes, not only of the first, the last, and some between: then no other use is concurrent with a
+    /// write.
+    fn is_whole(self) -> bool {
+        self.bytes == Bytes::ALL
+    }
+
+    /// The last part has no end, so that it includes memory by which the block grows.
+    fn range_in_parts(self) -> Range<u64> {
+        let Bytes { start, end } = self.bytes;
+        if end >= self.storage.block.size_bytes() && start < end { start..u64::MAX } else { start..end }
+    }
 }
 
 impl Storage {
     /// The block was allocated on the stream of `gpu`.
-    pub(crate) fn new(block: Block, gpu: &Gpu) -> Self {
-        let allocated = gpu.stream().latest_point();
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Graph`] if the stream captures, except for a `Gpu` of [`Gpu::capture`] and for no bytes.
+    pub(crate) fn new(block: Block, gpu: &Gpu) -> Result<Self, ArrayError> {
+        let stream = gpu.stream();
+        let allocated = stream.point();
+        // The point may be part of the capture, and others would join it by their wait.
+        if stream.is_capturing()? && gpu.recording().is_none() && block.size_bytes() > 0 {
+            return Err(GraphError::StreamCaptures.into());
+        }
         let (write, reads) = (AtomicU64::new(allocated.to_bits()), Default::default());
         let is_host = block.kind() == MemoryKind::Host;
         let (host, serial, more) = (AtomicU8::new(0), AtomicU64::new(0), OnceLock::new());
         let capture = gpu.capture_id();
-        let changes_streams = AtomicBool::new(false);
-        let storage = Self { block, is_host, write, reads, changes_streams, host, capture, serial, more };
+        let storage = Self { block, is_host, write, reads, host, capture, serial, more };
         storage.keep_foreign(gpu.stream());
-        storage
+        Ok(storage)
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -98,33 +297,9 @@ impl Storage {
         })
     }
 
-    /// Makes the stream of `gpu` wait for the uses that `access` conflicts with. Call it before the work is queued ([`queue`]),
-    /// while the array is borrowed: shared for reading, exclusively for writing.
     #[inline]
-    pub(crate) fn order(&self, gpu: &Gpu, access: Access) -> Result<(), ArrayError> {
-        if ((self.capture | gpu.capture_id()) != 0 || recording::is_any_open())
-            && self.is_recorded(gpu, access)?
-        {
-            return Ok(());
-        }
-        let (stream, write) = (gpu.stream(), load(&self.write));
-        if self.block.size_bytes() == 0 {
-            return Ok(());
-        }
-        // The borrow of the array keeps the host from using it at this moment. Threads that only read write nothing here.
-        let left = if access == Access::Read { host_level(Access::Read) } else { 0 };
-        if self.host.load(Ordering::Relaxed) > left {
-            self.host.store(left, Ordering::Relaxed);
-        }
-        // A write that is not queued would leave a point in the capture, and streams that wait for it would join.
-        if access == Access::Write && stream.is_capturing()? {
-            return Err(GraphError::StreamCaptures.into());
-        }
-        self.wait(stream, write)?;
-        if access == Access::Write {
-            self.order_write(stream, write)?;
-        }
-        Ok(())
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.block.size_bytes()
     }
 
     /// The address for the host, if the host can access the memory while the device works.
@@ -150,7 +325,12 @@ impl Storage {
             return Err(GraphError::ArrayOfCapture.into());
         }
         recording::check_thread(0)?;
-        self.finish(load(&self.write))?;
+        let write = self.write.load(Ordering::Acquire);
+        if write == SPLIT {
+            let points = self.lock_more().ranges.points(access);
+            return Ok(points.into_iter().try_for_each(|point| self.finish(point))?);
+        }
+        self.finish(StreamPoint::from_bits(write))?;
         if access == Access::Write {
             let inline = self.reads.iter().map(load).take_while(|read| *read != NONE);
             let more = self.more.get().map(|more| lock(more).reads.clone()).unwrap_or_default();
@@ -161,14 +341,14 @@ impl Storage {
 
     /// Handles the use if it is part of a capture. False if it is not, and is ordered as usual.
     #[cold]
-    fn is_recorded(&self, gpu: &Gpu, access: Access) -> Result<bool, ArrayError> {
+    fn is_recorded(&self, gpu: &Gpu, one: Use<'_>) -> Result<bool, ArrayError> {
         recording::check_thread(gpu.capture_id())?;
         let Some(recording) = gpu.recording() else {
             return if self.capture == 0 { Ok(false) } else { Err(GraphError::ArrayOfCapture.into()) };
         };
         match self.capture {
-            0 if self.block.size_bytes() == 0 => recording.check()?,
-            0 => recording.note(self.whole(access))?,
+            0 if self.block.size_bytes() == 0 || one.bytes.start == one.bytes.end => recording.check()?,
+            0 => recording.note(self.recorded(one))?,
             // Only the capture's stream uses it.
             capture if capture == recording.id() => recording.check()?,
             _ => return Err(GraphError::ArrayOfCapture.into()),
@@ -176,10 +356,9 @@ impl Storage {
         Ok(true)
     }
 
-    /// A use of all bytes.
-    fn whole(&self, access: Access) -> RecordedUse {
-        let (address, range) = (self.block.address(), 0..self.block.size_bytes());
-        RecordedUse { serial: self.serial(), address, range, access }
+    fn recorded(&self, one: Use<'_>) -> RecordedUse {
+        let (serial, address) = (self.serial(), self.block.address());
+        RecordedUse { serial, address, range: one.range(), access: one.access }
     }
 
     /// The number that identifies the storage, assigned at the first call.
@@ -217,33 +396,6 @@ impl Storage {
         }
     }
 
-    /// The array is borrowed exclusively, so no other thread uses the points.
-    fn order_write(&self, stream: &Stream, write: StreamPoint) -> Result<(), PoolError> {
-        let latest = stream.latest_point();
-        let mut is_changed = !write.has_stream_of(latest);
-        for read in self.reads.iter().map(load).take_while(|read| *read != NONE) {
-            is_changed |= !read.has_stream_of(latest);
-            self.wait(stream, read)?;
-        }
-        if let Some(more) = self.more.get() {
-            let mut more = lock(more);
-            for read in &more.reads {
-                wait_or_finish(stream, *read, &more.foreign)?;
-            }
-            more.reads.clear();
-        }
-        if !write.has_stream_of(latest) {
-            self.block.record_use(stream);
-            self.keep_foreign(stream);
-        }
-        for read in self.reads.iter().take_while(|read| load(read) != NONE) {
-            read.store(NONE.to_bits(), Ordering::Relaxed);
-        }
-        self.changes_streams.store(is_changed, Ordering::Relaxed);
-        self.write.store(latest.to_bits(), Ordering::Relaxed);
-        Ok(())
-    }
-
     #[inline]
     fn wait(&self, stream: &Stream, point: StreamPoint) -> Result<(), PoolError> {
         match stream.wait_for_point(point)? {
@@ -253,19 +405,56 @@ impl Storage {
     }
 
     #[cold]
+    fn wait_for_read(&self, stream: &Stream, point: StreamPoint) -> Result<(), PoolError> {
+        self.wait(stream, point)
+    }
+
+    #[cold]
     fn wait_by_name(&self, stream: &Stream, point: StreamPoint) -> Result<(), PoolError> {
         let foreign = self.more.get().map(|more| lock(more).foreign.clone()).unwrap_or_default();
         wait_or_finish(stream, point, &foreign)
     }
 
-    /// Stores the point of work that uses the memory and has been queued on `stream`. Returns whether that was a write.
-    #[inline]
-    fn record(&self, stream: &Stream, point: StreamPoint) -> bool {
-        let write = load(&self.write);
-        if write == stream.latest_point() {
-            self.write.store(point.to_bits(), Ordering::Relaxed);
-            return true;
+    /// Lets parts be used apart from now on. All bytes are borrowed exclusively, or the storage is split already.
+    #[cold]
+    pub(crate) fn split(&self) {
+        let write = self.write.load(Ordering::Acquire);
+        if write == SPLIT {
+            return;
         }
+        let mut more = self.lock_more();
+        let reads = self.reads.iter().map(load).take_while(|read| *read != NONE);
+        let further = core::mem::take(&mut more.reads);
+        more.ranges = Ranges::new(StreamPoint::from_bits(write), reads.chain(further));
+        self.reads.iter().for_each(|read| read.store(NONE.to_bits(), Ordering::Relaxed));
+        self.write.store(SPLIT, Ordering::Release);
+    }
+
+    /// The array is borrowed exclusively, so no other thread uses the points.
+    #[inline]
+    fn record_write(&self, stream: &Stream, write: StreamPoint, point: StreamPoint) -> bool {
+        let latest = stream.latest_point();
+        let mut is_changed = !write.has_stream_of(latest);
+        if is_changed {
+            self.note_stream(stream);
+        }
+        for read in &self.reads {
+            let found = load(read);
+            if found == NONE {
+                break;
+            }
+            is_changed |= !found.has_stream_of(latest);
+            read.store(NONE.to_bits(), Ordering::Relaxed);
+        }
+        if let Some(more) = self.more.get() {
+            clear_further_reads(more);
+        }
+        self.write.store(point.to_bits(), Ordering::Release);
+        is_changed
+    }
+
+    #[inline]
+    fn record_read(&self, stream: &Stream, point: StreamPoint) -> bool {
         // A stream that only reads finds its point here, and writes nothing that other threads read.
         for read in &self.reads {
             let mut found = load(read);
@@ -273,7 +462,7 @@ impl Storage {
                 let empty = (NONE.to_bits(), point.to_bits());
                 match read.compare_exchange(empty.0, empty.1, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => {
-                        self.note_reader(stream);
+                        self.note_stream(stream);
                         return false;
                     }
                     Err(other) => found = StreamPoint::from_bits(other),
@@ -298,11 +487,11 @@ impl Storage {
         more.reads.retain(|read| !read.has_stream_of(point) && !device.is_point_complete(*read));
         more.reads.push(point);
         drop(more);
-        self.note_reader(stream);
+        self.note_stream(stream);
     }
 
-    /// A stream has read for the first time since the last write.
-    fn note_reader(&self, stream: &Stream) {
+    /// Makes the end of the memory wait for a stream, which may have used it for the first time.
+    fn note_stream(&self, stream: &Stream) {
         self.block.record_use(stream);
         self.keep_foreign(stream);
     }
@@ -352,6 +541,23 @@ fn wait_or_finish(stream: &Stream, point: StreamPoint, foreign: &[Stream]) -> Re
     }
 }
 
+/// Returns whether there are any.
+#[cold]
+fn wait_for_further_reads(stream: &Stream, more: &Mutex<More>) -> Result<bool, PoolError> {
+    // Waits take locks of streams and call the driver, so they are made without this lock.
+    let (reads, foreign) = {
+        let more = lock(more);
+        (more.reads.clone(), more.foreign.clone())
+    };
+    reads.iter().try_for_each(|read| wait_or_finish(stream, *read, &foreign))?;
+    Ok(!reads.is_empty())
+}
+
+#[cold]
+fn clear_further_reads(more: &Mutex<More>) {
+    lock(more).reads.clear();
+}
+
 fn lock(more: &Mutex<More>) -> MutexGuard<'_, More> {
     more.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -363,16 +569,18 @@ fn load(point: &AtomicU64) -> StreamPoint {
 
 /// No work.
 const NONE: StreamPoint = StreamPoint::COMPLETE;
+/// In [`Storage::write`]: the storage is split. No stream has as many markers, so it is the word of no point.
+const SPLIT: u64 = u64::MAX;
 /// With the write, they fill a cache line.
 const INLINE_READS: usize = 7;
 
 /// Calls `work`, which queues work on the stream of `gpu`, and records the uses. The work uses only the memory of `uses`, and the
-/// stream has been ordered for it ([`Storage::order`]). If `gpu` captures, the graph keeps the memory of `uses` instead. `work` only
+/// stream has been ordered for it ([`Use::order`]). If `gpu` captures, the graph keeps the memory of `uses` instead. `work` only
 /// calls the driver.
 #[inline]
 pub(crate) fn queue<'a>(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item = &'a Storage>,
+    uses: impl IntoIterator<Item = Use<'a>>,
     work: impl FnOnce(CUstream) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
     queue_launch(gpu, uses, |raw| work(raw).map_err(PoolError::from))
@@ -382,12 +590,12 @@ pub(crate) fn queue<'a>(
 #[inline]
 pub(crate) fn queue_launch<'a>(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item = &'a Storage>,
+    uses: impl IntoIterator<Item = Use<'a>>,
     work: impl FnOnce(CUstream) -> Result<(), PoolError>,
 ) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let _bound = gpu.device().bind()?;
-    let (mut has_written, mut has_read_host, mut changes_streams) = (false, false, false);
+    let (mut has_written, mut has_read_host, mut is_changed) = (false, false, false);
     let queued = stream.queue_work(|raw| {
         // Checked inside of the call: before it, another thread could still begin or end a capture.
         match (stream.is_capturing()?, gpu.recording()) {
@@ -397,30 +605,24 @@ pub(crate) fn queue_launch<'a>(
             (true, Some(recording)) => {
                 recording.check()?;
                 // The graph keeps the memory, even if no wait was needed.
-                uses.into_iter().for_each(|storage| storage.block.record_use(stream));
+                uses.into_iter().for_each(|one| one.storage.block.record_use(stream));
                 return Ok(work(raw)?);
             }
         }
         let queued = work(raw);
         // Also after an error: part of the work may have been queued.
         let point = stream.point();
-        for storage in uses {
-            let is_write = storage.record(stream, point);
-            has_written |= is_write;
-            has_read_host |= !is_write && storage.is_host;
-            changes_streams |= is_write && storage.changes_streams.load(Ordering::Relaxed);
+        for one in uses {
+            is_changed |= one.record(stream, point);
+            has_written |= one.access == Access::Write;
+            has_read_host |= one.access == Access::Read && one.storage.is_host;
         }
         Ok(queued?)
     })?;
-    if has_written && (has_read_host || changes_streams || stream.has_waiters()) {
+    if has_written && (has_read_host || is_changed || stream.has_waiters()) {
         mark(stream);
     }
     queued.map_err(|error| gpu.explained(error))
-}
-
-/// Records that the write for which `stream` has been ordered ([`Storage::order`]) is complete: the host has waited for it.
-pub(crate) fn record_complete(stream: &Stream, target: &Storage) {
-    let _has_written = target.record(stream, StreamPoint::COMPLETE);
 }
 
 /// The next driver call reports a failure, and waiters record a marker of their own.

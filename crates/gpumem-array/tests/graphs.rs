@@ -5,7 +5,8 @@
 
 mod support;
 
-use gpumem_array::ndarray::{Axis, Ix1, Slice};
+use core::ops::Range;
+use gpumem_array::ndarray::{Axis, Ix1, Slice, s};
 use gpumem_array::pool::sys::Driver;
 use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GpuGraph, GraphError, LaunchShape, Out, UnifiedArray};
@@ -366,6 +367,49 @@ fn a_graph_uses_parts_of_arrays() {
         gpu.capture(|c| x.slice_axis(Axis(0), Slice::from(2..)).unwrap().on(c).try_mul(2.0)).unwrap();
     let done = graph.launch(&gpu).read(&x).run().unwrap();
     assert_eq!(done.get(&y).unwrap().to_vec().unwrap(), [6.0, 8.0]);
+}
+
+/// The parts of an array are arguments of their own, or one with all of their bytes is.
+#[test]
+fn parts_of_an_array_are_arguments_of_their_own() {
+    for seed in 0..200 {
+        let gpu = gpu_with(SimConfig::new().seed(seed));
+        let other = gpu.fork().unwrap();
+        let mut x = vector(&gpu, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let (mut graph, sum) = gpu
+            .capture(|c| {
+                let [left, right] = x.multi_slice_mut([s![..2], s![4..]])?;
+                left.on_mut(c).try_add_assign(&right)?;
+                right.view().on(c).sum()
+            })
+            .unwrap();
+        // Each part by itself, while another stream writes the bytes between them.
+        for round in 0..2 {
+            let [mut left, mut middle, right] = x.multi_slice_mut([s![..2], s![2..4], s![4..]]).unwrap();
+            middle.view_mut().on_mut(&other).fill(round as f32).unwrap();
+            let done = graph.launch(&gpu).write(&mut left).read(&right).run().unwrap();
+            middle.view_mut().on_mut(&other).try_add_assign(10.0).unwrap();
+            assert_eq!(done.get(&sum).unwrap().into_scalar().unwrap(), 11.0);
+        }
+        assert_eq!(x.to_vec().unwrap(), [11.0, 14.0, 11.0, 11.0, 5.0, 6.0], "replay: GPUMEM_SIM_SEED={seed}");
+        x.slice_mut(s![4..]).unwrap().on_mut(&other).fill(1.0).unwrap();
+        graph.launch(&gpu).write(&mut x).run().unwrap();
+        assert_eq!(x.on(&other).to_vec().unwrap(), [12.0, 15.0, 11.0, 11.0, 1.0, 1.0]);
+
+        let [mut left, right] = x.multi_slice_mut([s![..2], s![5..]]).unwrap();
+        let lacking = graph_error(graph.launch(&gpu).write(&mut left).read(&right).run());
+        assert_eq!(lacking, GraphError::PartialArgument { index: 1, expected: 16..24, found: 20..24 });
+        let [mut left] = x.multi_slice_mut([s![..2]]).unwrap();
+        let lacking = graph_error(graph.launch(&gpu).write(&mut left).run());
+        assert!(
+            matches!(lacking, GraphError::MissingArgument { range: Range { start: 16, end: 24 }, .. }),
+            "{lacking}"
+        );
+        let unwritten = graph_error(graph.launch(&gpu).read(&x).run());
+        assert_eq!(unwritten, GraphError::ReadOnlyArgument { index: 0 });
+        drop((graph, x));
+        check_clean(&gpu);
+    }
 }
 
 /// The host cannot read the results of captured work, and cannot wait in the closure.

@@ -5,11 +5,14 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 use core::ffi::{c_uint, c_void};
+use gpumem_array::ndarray::{Axis, Ix1};
 use gpumem_array::pool::adaptor::Fill;
-use gpumem_array::pool::sys::types::{CUdevice, CUdeviceptr, CUfunction, CUgraph, CUresult, CUstream};
+use gpumem_array::pool::sys::types::{
+    CUcontext, CUdevice, CUdeviceptr, CUfunction, CUgraph, CUresult, CUstream,
+};
 use gpumem_array::pool::sys::{Driver, Table};
 use gpumem_array::pool::{CaptureMode, Device, Location, MemoryKind, Pool, PoolError, Stream};
-use gpumem_array::{Gpu, GpuArray, ndarray::Ix1};
+use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError};
 use gpumem_sim::{Schedule, SimConfig};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +26,8 @@ type Other = (ThreadId, Sender<()>, Receiver<()>);
 static DRIVER: Mutex<Option<Table>> = Mutex::new(None);
 static OTHER: Mutex<Option<Other>> = Mutex::new(None);
 static AFTER_END: Mutex<Option<Other>> = Mutex::new(None);
+/// Likewise, for the driver's call between the waits of an operation and its work.
+static BEFORE_WORK: Mutex<Option<Other>> = Mutex::new(None);
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn meet(other: &Mutex<Option<Other>>) {
@@ -99,6 +104,13 @@ unsafe extern "C" fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
     code
 }
 
+unsafe extern "C" fn get_current(context: *mut CUcontext) -> CUresult {
+    let own = DRIVER.lock().unwrap().unwrap().cuCtxGetCurrent.unwrap();
+    meet(&BEFORE_WORK);
+    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    unsafe { own(context) }
+}
+
 /// Creates a machine with these functions that runs work as late as possible; one test uses it at a time.
 fn machine() -> (MutexGuard<'static, ()>, Driver) {
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,6 +125,7 @@ fn machine() -> (MutexGuard<'static, ()>, Driver) {
             table.cuMemcpyAsync = Some(copy);
             table.cuMemPrefetchAsync = Some(prefetch);
             table.cuStreamEndCapture = Some(end_capture);
+            table.cuCtxGetCurrent = Some(get_current);
         })
     };
     (turn, driver)
@@ -191,6 +204,54 @@ fn a_capture_that_begins_during_an_operation_begins_after_it() {
         assert_eq!(all(&next), 7.0 * LEN as f32, "{name}");
     }
     assert_eq!(gpumem_sim::Sim::of(&driver).unwrap().report().findings, []);
+}
+
+/// An operation that a capture refuses after its waits leaves nothing that makes a later reader join the capture.
+#[test]
+fn a_capture_that_begins_before_the_work_spreads_to_no_reader() {
+    type Operation = fn(&mut Array) -> Result<(), ArrayError>;
+    let operations: [(&str, Operation); 3] = [
+        ("all", |array| array.fill(2.0)),
+        ("a kernel", |array| array.try_add_assign(1.0)),
+        ("a half", |array| array.split_at_mut(Axis(0), LEN / 2)?.1.fill(2.0)),
+    ];
+    for (name, operation) in operations {
+        for is_of_other in [false, true] {
+            let (_turn, driver) = machine();
+            let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+            gpu.preload::<f32>().unwrap();
+            let (other, reader) = (gpu.fork().unwrap(), gpu.fork().unwrap());
+            let mut array = Array::zeros(&gpu, LEN).unwrap();
+            array.on_mut(if is_of_other { &other } else { &gpu }).fill(1.0).unwrap();
+            gpu.device().synchronize().unwrap();
+            let ((tell, told), (answer, answered)) = (channel(), channel());
+            *BEFORE_WORK.lock().unwrap() = Some((std::thread::current().id(), tell, answered));
+            std::thread::scope(|scope| {
+                let (read, has_read) = channel();
+                let stream = gpu.stream();
+                let capturing = scope.spawn(move || {
+                    told.recv().unwrap();
+                    let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+                    answer.send(()).unwrap();
+                    let _it_may_have_failed = has_read.recv_timeout(Duration::from_secs(5));
+                    capture.end().map(drop)
+                });
+                let refused = operation(&mut array).unwrap_err();
+                assert!(
+                    matches!(refused, ArrayError::Graph(GraphError::StreamCaptures)),
+                    "{name}: {refused}"
+                );
+                let found = array.on(&reader).to_vec();
+                assert!(!reader.stream().is_capturing().unwrap(), "{name}");
+                assert!(found.unwrap().iter().all(|value| *value == 1.0), "{name}");
+                array.on_mut(&reader).fill(3.0).unwrap();
+                read.send(()).unwrap();
+                capturing.join().unwrap().unwrap();
+            });
+            assert!(array.to_vec().unwrap().iter().all(|value| *value == 3.0), "{name}");
+            assert_eq!(gpumem_sim::Sim::of(&driver).unwrap().report().findings, [], "{name}");
+        }
+    }
 }
 
 #[test]

@@ -8,20 +8,10 @@ mod support;
 use gpumem_array::ndarray::Ix1;
 use gpumem_array::{Function, Gpu, GpuArray, GpuView, GpuViewMut, Module, UninitArray};
 use gpumem_sim::SimConfig;
-use support::{gpu, gpu_with};
+use support::{Choices, gpu, gpu_with};
 
 const SEEDS: u64 = 250;
 const LEN: usize = 40;
-
-/// A small generator, so that a program is a function of its seed.
-struct Choices(u64);
-
-impl Choices {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % end
-    }
-}
 
 /// An array on a device and its expected elements.
 struct Pair {

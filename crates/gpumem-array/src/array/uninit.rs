@@ -7,7 +7,7 @@ use crate::error::ArrayError;
 use crate::gpu::Place;
 use crate::kind::{Device, Kind};
 use crate::layout::{Layout, Order};
-use crate::storage::Storage;
+use crate::storage::Use;
 use core::fmt;
 use ndarray::{Dimension, IntoDimension};
 
@@ -99,8 +99,9 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
         self.0
     }
 
-    pub(crate) fn storage(&self) -> &Storage {
-        self.0.storage()
+    /// Work that writes all elements.
+    pub(crate) fn writes(&self) -> Use<'_> {
+        self.0.writes()
     }
 }
 

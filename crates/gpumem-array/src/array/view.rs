@@ -6,8 +6,8 @@
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::layout::Layout;
-use crate::storage::Storage;
+use crate::layout::{Bytes, Layout};
+use crate::storage::{Access, Storage, Use};
 use core::fmt;
 use core::marker::PhantomData;
 use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
@@ -304,6 +304,18 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     pub(crate) fn layout(&self) -> &Layout<D> {
         &self.layout
     }
+
+    /// Work that reads the elements.
+    #[inline]
+    pub(crate) fn reads(&self) -> Use<'a> {
+        Use::new(self.storage, Access::Read, self.bytes())
+    }
+
+    /// The bytes of the elements, as a use of the storage names them.
+    #[inline]
+    pub(crate) fn bytes(&self) -> Bytes {
+        self.layout.bytes(size_of::<T>(), self.storage.size_bytes())
+    }
 }
 
 impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
@@ -436,6 +448,17 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
 
     pub(crate) fn storage(&self) -> &'a Storage {
         self.view.storage
+    }
+
+    /// A part of the elements. The caller gives out no two views with common elements.
+    pub(super) fn part<E>(&self, layout: Layout<E>) -> GpuViewMut<'a, T, E> {
+        GpuViewMut { view: self.view.with_layout(layout), unique: PhantomData }
+    }
+
+    /// Work that writes the elements, and may read them.
+    #[inline]
+    pub(crate) fn writes(&self) -> Use<'a> {
+        Use::new(self.view.storage, Access::Write, self.view.bytes())
     }
 
     pub(crate) fn layout(&self) -> &Layout<D> {

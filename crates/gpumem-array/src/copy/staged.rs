@@ -8,7 +8,7 @@ use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::gpu::copiers::{Slot, Stage};
-use crate::storage::{Access, Storage, queue};
+use crate::storage::{Use, queue};
 use gpumem_pool::{Stream, StreamPoint};
 use ndarray::Dimension;
 
@@ -20,7 +20,7 @@ pub(super) fn copy<T: Element, D: Dimension, E: Dimension>(
 ) -> Result<(), ArrayError> {
     let size_bytes = source.len() * size_of::<T>();
     source.home().with_stage(|sender, Stage { stream, slots }| {
-        let ends = Ends { sender, receiver, target: target.storage(), source: source.storage() };
+        let ends = Ends { sender, receiver, target: target.writes(), source: source.reads() };
         let chunk_bytes = chunk_bytes(size_bytes, slots);
         let starts = (0..size_bytes).step_by(chunk_bytes);
         let copied = starts.enumerate().try_for_each(|(index, start)| {
@@ -45,8 +45,8 @@ pub(super) fn copy<T: Element, D: Dimension, E: Dimension>(
 struct Ends<'a> {
     sender: &'a Gpu,
     receiver: &'a Gpu,
-    target: &'a Storage,
-    source: &'a Storage,
+    target: Use<'a>,
+    source: Use<'a>,
 }
 
 /// Addresses and a size.
@@ -62,8 +62,8 @@ impl Ends<'_> {
         let &Chunk { to, from, size_bytes } = chunk;
         let (driver, middle) = (sender.device().driver(), slot.block.address());
         // The target first: a stream that captures refuses the write before anything is queued.
-        target.order(receiver, Access::Write)?;
-        source.order(sender, Access::Read)?;
+        target.order(receiver)?;
+        source.order(sender)?;
         wait(sender.stream(), slot.read, receiver.stream())?;
         queue(sender, [source], |stream| {
             // SAFETY: the chunk lies within the source, in live memory of this device, and the stream has been ordered to read it. The

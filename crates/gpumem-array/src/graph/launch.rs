@@ -6,7 +6,8 @@ use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
 use crate::gpu::recording::{Access, RecordedUse};
 use crate::graph::{GpuGraph, Out};
-use crate::storage::{Storage, queue_launch};
+use crate::layout::Bytes;
+use crate::storage::{Use, queue_launch};
 use core::fmt;
 use core::ops::Range;
 use gpumem_pool::PoolError;
@@ -39,10 +40,9 @@ pub struct Launched<'g> {
 
 /// An array that is passed to a launch.
 struct Argument<'a> {
-    storage: &'a Storage,
+    array: Use<'a>,
     /// The bytes of the view, from the start of the storage.
     range: Range<u64>,
-    access: Access,
 }
 
 impl GpuGraph {
@@ -56,18 +56,13 @@ impl GpuGraph {
 impl<'g, 'a> GraphLaunch<'g, 'a> {
     /// Adds an array that the graph reads: the array of the capture, or a view with at least the bytes that the capture used.
     pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
-        self.arguments.push(Argument::of(&array.as_view(), Access::Read));
+        self.arguments.push(Argument::of(array.as_view().reads()));
         self
     }
 
     /// Adds an array that the graph writes, and may read.
     pub fn write<A: AsViewMut + ?Sized>(mut self, array: &'a mut A) -> Self {
-        let view = array.as_view_mut();
-        self.arguments.push(Argument {
-            storage: view.storage(),
-            range: bytes_of::<A::Elem, A::Dim>(view.layout()),
-            access: Access::Write,
-        });
+        self.arguments.push(Argument::of(array.as_view_mut().writes()));
         self
     }
 
@@ -90,31 +85,38 @@ impl<'g, 'a> GraphLaunch<'g, 'a> {
         if gpu.recording().is_some() {
             return Err(PoolError::NotInCapture { operation: "launching a graph" }.into());
         }
-        let storages = matched(&graph.uses, &arguments)?;
-        for (storage, recorded) in storages.iter().zip(&graph.uses) {
-            storage.order(gpu, recorded.access)?;
-        }
-        for result in &graph.results {
-            result.order(gpu, Access::Write)?;
-        }
+        let mut uses = matched(&graph.uses, &arguments)?;
+        uses.extend(graph.results.iter().map(|result| Use::whole(result, Access::Write)));
+        uses.iter().try_for_each(|one| one.order(gpu))?;
         // SAFETY: the graph consists of operations of this crate on memory of its own, which the pool keeps, and on its arguments, which
         // were just matched. The stream has been ordered after conflicting uses of both, and later uses are ordered after it. Kernels stay
         // loaded as long as the graph.
-        queue_launch(gpu, storages.into_iter().chain(&graph.results), |_| unsafe {
-            graph.exec.launch(gpu.stream())
-        })?;
+        queue_launch(gpu, uses, |_| unsafe { graph.exec.launch(gpu.stream()) })?;
         Ok(Launched { graph, gpu })
     }
 }
 
 impl<'a> Argument<'a> {
-    fn of<T: Element, D: Dimension>(view: &GpuView<'a, T, D>, access: Access) -> Self {
-        Self { storage: view.storage(), range: bytes_of::<T, D>(view.layout()), access }
+    fn of(array: Use<'a>) -> Self {
+        Self { array, range: array.range() }
+    }
+
+    /// The use of the array that the graph repeats.
+    fn serves(&self, recorded: &RecordedUse) -> Use<'a> {
+        let Range { start, end } = recorded.range;
+        // A write of the whole array is one only if the array is borrowed as a whole.
+        let is_whole = self.array.bytes() == Bytes::ALL && recorded.range == self.range;
+        let bytes = if is_whole { Bytes::ALL } else { Bytes { start, end } };
+        Use::new(self.array.storage(), recorded.access, bytes)
     }
 
     /// Whether the argument and the recorded use belong to the same array.
     fn is_of(&self, recorded: &RecordedUse) -> bool {
-        self.storage.serial() == recorded.serial
+        self.array.storage().serial() == recorded.serial
+    }
+
+    fn overlaps(&self, recorded: &RecordedUse) -> bool {
+        self.is_of(recorded) && self.range.start < recorded.range.end && recorded.range.start < self.range.end
     }
 
     fn contains(&self, recorded: &RecordedUse) -> bool {
@@ -124,22 +126,22 @@ impl<'a> Argument<'a> {
     }
 }
 
-/// The storage for each recorded use. An argument may serve several, but each must serve one.
-fn matched<'a>(uses: &[RecordedUse], arguments: &[Argument<'a>]) -> Result<Vec<&'a Storage>, ArrayError> {
+/// The use of an argument for each recorded use. An argument may serve several, but each must serve one.
+fn matched<'a>(uses: &[RecordedUse], arguments: &[Argument<'a>]) -> Result<Vec<Use<'a>>, ArrayError> {
     // Uses of no bytes are not recorded.
     let mut is_used: Vec<_> = arguments.iter().map(|argument| argument.range.is_empty()).collect();
-    let mut storages = Vec::with_capacity(uses.len());
+    let mut found = Vec::with_capacity(uses.len());
     for recorded in uses {
         let mut places = (0..arguments.len()).filter(|at| arguments[*at].contains(recorded));
-        let Some(index) = places.find(|at| arguments[*at].access >= recorded.access) else {
+        let Some(index) = places.find(|at| arguments[*at].array.access() >= recorded.access) else {
             return Err(misfit(recorded, arguments).into());
         };
         is_used[index] = true;
-        storages.push(arguments[index].storage);
+        found.push(arguments[index].serves(recorded));
     }
     match is_used.iter().position(|is_used| !is_used) {
         Some(index) => Err(GraphError::ExtraArgument { index }.into()),
-        None => Ok(storages),
+        None => Ok(found),
     }
 }
 
@@ -149,7 +151,7 @@ fn misfit(recorded: &RecordedUse, arguments: &[Argument<'_>]) -> GraphError {
         return GraphError::ReadOnlyArgument { index };
     }
     let (expected, address) = (recorded.range.clone(), recorded.address);
-    match arguments.iter().position(|argument| argument.is_of(recorded)) {
+    match arguments.iter().position(|argument| argument.overlaps(recorded)) {
         Some(index) => GraphError::PartialArgument { index, expected, found: arguments[index].range.clone() },
         None => {
             let method = if recorded.access == Access::Write { "write(&mut array)" } else { "read(&array)" };
@@ -180,18 +182,6 @@ impl Launched<'_> {
         let storage = result.ok_or(GraphError::ForeignResult)?;
         Ok(GpuView::new(self.gpu, storage, out.layout.clone()))
     }
-}
-
-/// The bytes between the first and the last element of a view, from the start of its storage.
-fn bytes_of<T, D: Dimension>(layout: &crate::layout::Layout<D>) -> Range<u64> {
-    let (mut first, mut last) = (layout.offset as i64, layout.offset as i64);
-    for (len, stride) in layout.shape().iter().zip(layout.strides()) {
-        let steps = (*len as i64 - 1).max(0) * stride as i64;
-        if steps < 0 { first += steps } else { last += steps }
-    }
-    let end = if layout.len() == 0 { first } else { last + 1 };
-    let size = size_of::<T>() as u64;
-    first as u64 * size..end as u64 * size
 }
 
 impl fmt::Debug for GraphLaunch<'_, '_> {

@@ -13,7 +13,7 @@ use crate::kind::Kind;
 use crate::layout::{Layout, Order};
 use crate::ops::blocks;
 use crate::ops::operand::{Operand, Source};
-use crate::storage::{Access, Storage, queue};
+use crate::storage::{Use, queue};
 use ndarray::Dimension;
 
 /// One of the four operations, with its kernels.
@@ -243,10 +243,10 @@ fn arrays<T: Numeric, D: Dimension, E: Dimension>(
     }
     let (left, right) = (operand(left, &dim, order)?, operand(&right.on(gpu), &dim, order)?);
     let (left, right) = (left.view(), right.view());
-    left.storage().order(gpu, Access::Read)?;
-    right.storage().order(gpu, Access::Read)?;
+    left.reads().order(gpu)?;
+    right.reads().order(gpu)?;
     let operands = [Input::of(&left, result.len()), Input::of(&right, result.len())];
-    let uses = [left.storage(), right.storage(), result.storage()];
+    let uses = [left.reads(), right.reads(), result.writes()];
     // SAFETY: each operand has as many elements as the result, contiguous in the same order, or one; all are alive on this device and
     // named, and the stream has been ordered.
     unsafe { launch_arrays::<T>(gpu, uses, operation, result.address(), operands, result.len())? };
@@ -294,10 +294,10 @@ fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
     };
     let right = operand(&right.on(gpu), &dim, order)?;
     let right = right.view();
-    right.storage().order(gpu, Access::Read)?;
-    target.storage().order(gpu, Access::Write)?;
+    right.reads().order(gpu)?;
+    target.writes().order(gpu)?;
     let operands = [Input { address: target.address(), step: 1 }, Input::of(&right, target.len())];
-    let uses = [right.storage(), target.storage(), target.storage()];
+    let uses = [right.reads(), target.writes(), target.writes()];
     // SAFETY: the right side has as many elements as the target, contiguous in the same order, or one; both are alive on this device
     // and named, and the stream has been ordered; each element of the target is read and then written by one thread.
     unsafe { launch_arrays::<T>(gpu, uses, operation, target.address(), operands, target.len()) }
@@ -320,8 +320,8 @@ pub(crate) fn scalar<T: Numeric, D: Dimension>(
     if result.is_empty() {
         return Ok(result);
     }
-    array.storage().order(gpu, Access::Read)?;
-    let (uses, addresses) = ([array.storage(), result.storage()], [result.address(), array.address()]);
+    array.reads().order(gpu)?;
+    let (uses, addresses) = ([array.reads(), result.writes()], [result.address(), array.address()]);
     // SAFETY: both are contiguous with as many elements, alive on this device and named, and the stream has been ordered.
     unsafe { launch_scalar(gpu, uses, (operation, side), addresses, value, result.len())? };
     Ok(result)
@@ -343,8 +343,8 @@ fn scalar_in_place<T: Numeric, D: Dimension>(
         scalar_in_place(operation, side, &mut gathered.view_mut(), value)?;
         return copy(target, &gathered.view());
     }
-    target.storage().order(gpu, Access::Write)?;
-    let (uses, address) = ([target.storage(), target.storage()], target.address());
+    target.writes().order(gpu)?;
+    let (uses, address) = ([target.writes(), target.writes()], target.address());
     // SAFETY: the target is contiguous, alive on this device and named, and the stream has been ordered; each of its elements
     // is read and then written by one thread.
     unsafe { launch_scalar(gpu, uses, (operation, side), [address, address], value, target.len()) }
@@ -401,7 +401,7 @@ impl Input {
 /// alive on this device and ready to be used on the stream of `gpu`.
 unsafe fn launch_arrays<T: Numeric>(
     gpu: &Gpu,
-    uses: [&Storage; 3],
+    uses: [Use<'_>; 3],
     operation: Operation,
     out: u64,
     [left, right]: [Input; 2],
@@ -427,7 +427,7 @@ unsafe fn launch_arrays<T: Numeric>(
 /// to be used on the stream of `gpu`.
 unsafe fn launch_scalar<T: Numeric>(
     gpu: &Gpu,
-    uses: [&Storage; 2],
+    uses: [Use<'_>; 2],
     (operation, side): (Operation, Side),
     [out, array]: [u64; 2],
     value: T,

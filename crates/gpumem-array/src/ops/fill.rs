@@ -13,7 +13,7 @@ use crate::kind::Kind;
 use crate::layout::Order;
 use crate::layout::plan::{Form, Plan};
 use crate::ops::blocks;
-use crate::storage::{Access, queue};
+use crate::storage::queue;
 use ndarray::{Dimension, IntoDimension, Ix0};
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
@@ -110,8 +110,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             Form::Nothing => return Ok(()),
             Form::Run { size_bytes } if pattern.width <= 4 => {
                 let count = size_bytes / pattern.width;
-                self.storage().order(gpu, Access::Write)?;
-                return queue(gpu, [self.storage()], |stream| {
+                self.writes().order(gpu)?;
+                return queue(gpu, [self.writes()], |stream| {
                     // SAFETY: the patterns lie within a live block of this device, aligned to their size as elements are; the stream
                     // has been ordered after what conflicts.
                     unsafe {
@@ -125,8 +125,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             }
             Form::Pitched(rows) if rows.depth == 1 && pattern.width <= 4 => {
                 let (pitch, width, height) = (rows.to_pitch, rows.width / pattern.width, rows.height);
-                self.storage().order(gpu, Access::Write)?;
-                return queue(gpu, [self.storage()], |stream| {
+                self.writes().order(gpu)?;
+                return queue(gpu, [self.writes()], |stream| {
                     // SAFETY: the rows are those of the view, in a live block of this device; the stream has been ordered after
                     // what conflicts.
                     unsafe {
@@ -155,8 +155,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             Form::Run { size_bytes } if pattern.width == 8 => {
                 let (kernel, value, n) = (gpu.library().fill()?, pattern.low(), (size_bytes / 8) as u64);
                 let shape = ([blocks(size_bytes / 8, 256), 1, 1], [256, 1, 1], 0);
-                self.storage().order(gpu, Access::Write)?;
-                return queue(gpu, [self.storage()], |stream| {
+                self.writes().order(gpu)?;
+                return queue(gpu, [self.writes()], |stream| {
                     let mut parameters = [parameter(&to), parameter(&value), parameter(&n)];
                     // SAFETY: the kernel's parameters are an address, a value and a count; it writes as many values of 8 bytes, which
                     // lie within a live block of this device; the stream has been ordered after what conflicts.
@@ -167,8 +167,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         }
         let Some(strided) = plan.into_strided() else { return Ok(()) };
         let launches = Launches::fill(gpu, &strided)?;
-        self.storage().order(gpu, Access::Write)?;
-        queue(gpu, [self.storage()], |stream| {
+        self.writes().order(gpu)?;
+        queue(gpu, [self.writes()], |stream| {
             // SAFETY: the plan names the elements of the view, in a live block of this device; the stream has been ordered after what
             // conflicts. The width of the pattern divides the unit.
             unsafe { launches.queue_fill(stream, to, pattern.words()) }

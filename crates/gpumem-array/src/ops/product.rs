@@ -12,7 +12,7 @@ use crate::kind::Kind;
 use crate::layout::{Layout, Order};
 use crate::ops::blocks;
 use crate::ops::reduce::{Terms, reduce};
-use crate::storage::{Access, Storage, queue};
+use crate::storage::{Use, queue};
 use core::ffi::c_void;
 use ndarray::{Dimension, Ix1, Ix2};
 
@@ -51,10 +51,10 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
         let Some(path) = Path::of(self.layout()) else {
             return self.to_order(Order::Row)?.view().dot(&vector);
         };
-        self.storage().order(gpu, Access::Read)?;
-        vector.storage().order(gpu, Access::Read)?;
+        self.reads().order(gpu)?;
+        vector.reads().order(gpu)?;
         let (x, v) = (self.address(), vector.address());
-        let uses = [self.storage(), vector.storage()];
+        let uses = [self.reads(), vector.reads()];
         // SAFETY: `path` describes where the matrix lies in live memory of this device, the vector is contiguous and
         // has a factor for each column of the view; both are named, and the stream has been ordered to read them.
         unsafe {
@@ -118,7 +118,7 @@ impl Path {
 /// `column_count` elements, all in the memory of `uses`, alive on this device and ready to be read on the stream of `gpu`.
 unsafe fn along_rows<T: Numeric>(
     gpu: &Gpu,
-    uses: [&Storage; 2],
+    uses: [Use<'_>; 2],
     x: u64,
     row_step: u64,
     v: u64,
@@ -133,7 +133,7 @@ unsafe fn along_rows<T: Numeric>(
     let (out, rows, columns) = (result.address(), row_count as u64, column_count as u64);
     let words = [out, x, row_step, v, rows, columns];
     let function = gpu.library().kernel(Kernel::RowsWarp, T::KIND)?;
-    queue(gpu, uses.into_iter().chain([result.storage()]), |stream| {
+    queue(gpu, uses.into_iter().chain([result.writes()]), |stream| {
         // SAFETY: these are the kernel's parameters, all of them words; the result has an element for each row; the rest is the
         // caller's promise.
         unsafe { launch(function, stream, warp_a_row(row_count), &mut parameters(&words)) }
@@ -148,7 +148,7 @@ unsafe fn along_rows<T: Numeric>(
 /// The requirements of [`along_rows`] apply.
 unsafe fn along_long_rows<T: Numeric>(
     gpu: &Gpu,
-    uses: [&Storage; 2],
+    uses: [Use<'_>; 2],
     x: u64,
     row_step: u64,
     v: u64,
@@ -168,14 +168,14 @@ unsafe fn along_long_rows<T: Numeric>(
     // the caller's promise.
     let sum_parts = |stream| unsafe { launch(function, stream, shape, &mut parameters(&words)) };
     if parts == 1 {
-        queue(gpu, uses.into_iter().chain([partial.storage()]), sum_parts)?;
+        queue(gpu, uses.into_iter().chain([partial.writes()]), sum_parts)?;
         return partial.into_shape(row_count);
     }
     let result = vector::<T>(gpu, row_count)?;
     let (sum, parts) = (result.address(), parts as u64);
     let words = [sum, out, parts, rows, parts];
     let function = gpu.library().kernel(Kernel::RowsSum, T::KIND)?;
-    queue(gpu, uses.into_iter().chain([partial.storage(), result.storage()]), |stream| {
+    queue(gpu, uses.into_iter().chain([partial.writes(), result.writes()]), |stream| {
         sum_parts(stream)?;
         // SAFETY: these are the kernel's parameters, all of them words; `partial` is read as `rows` rows of `parts` elements, which
         // it has, on the stream that wrote them, and `result` has an element for each row.
@@ -189,7 +189,7 @@ unsafe fn along_long_rows<T: Numeric>(
 /// The requirements of [`along_rows`] apply, except that `v` is the address of `row_count` elements.
 unsafe fn along_columns<T: Numeric>(
     gpu: &Gpu,
-    uses: [&Storage; 2],
+    uses: [Use<'_>; 2],
     x: u64,
     row_step: u64,
     v: u64,
@@ -211,14 +211,14 @@ unsafe fn along_columns<T: Numeric>(
     // SAFETY: these are the kernel's parameters, all of them words; `partial` has a row for each part; the rest is the caller's promise.
     let sum_parts = |stream| unsafe { launch(function, stream, shape, &mut parameters(&words)) };
     if parts == 1 {
-        queue(gpu, uses.into_iter().chain([partial.storage()]), sum_parts)?;
+        queue(gpu, uses.into_iter().chain([partial.writes()]), sum_parts)?;
         return partial.into_shape(column_count);
     }
     let result = vector::<T>(gpu, column_count)?;
     let (sum, parts) = (result.address(), parts as u64);
     let function = gpu.library().kernel(Kernel::ColumnsSum, T::KIND)?;
     let words = [sum, out, columns, parts, columns, parts];
-    queue(gpu, uses.into_iter().chain([partial.storage(), result.storage()]), |stream| {
+    queue(gpu, uses.into_iter().chain([partial.writes(), result.writes()]), |stream| {
         sum_parts(stream)?;
         // SAFETY: these are the kernel's parameters, all of them words; `partial` is read as `parts` rows of `columns` elements,
         // which it has, on the stream that wrote them, and `result` has an element for each column.

@@ -10,7 +10,7 @@ use crate::kernel::Function;
 use crate::kernel::library::{Kernel, launch, parameter};
 use crate::kind::Kind;
 use crate::layout::{Layout, Order, same_shape};
-use crate::storage::{Access, Storage, queue};
+use crate::storage::{Use, queue};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
 use ndarray::{Dimension, Ix0, Ix1};
@@ -34,9 +34,9 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
-        self.storage().order(gpu, Access::Read)?;
+        self.reads().order(gpu)?;
         // SAFETY: the elements are contiguous in live memory of this device, which is named, and the stream has been ordered.
-        unsafe { reduce(gpu, &[self.storage()], Terms::Elements(self.address()), self.len()) }
+        unsafe { reduce(gpu, &[self.reads()], Terms::Elements(self.address()), self.len()) }
     }
 }
 
@@ -73,10 +73,9 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
-        left.storage().order(gpu, Access::Read)?;
-        right.storage().order(gpu, Access::Read)?;
-        let (uses, terms) =
-            ([left.storage(), right.storage()], Terms::Products(left.address(), right.address()));
+        left.reads().order(gpu)?;
+        right.reads().order(gpu)?;
+        let (uses, terms) = ([left.reads(), right.reads()], Terms::Products(left.address(), right.address()));
         // SAFETY: both vectors are contiguous in live memory of this device, which is named, and the stream has been ordered.
         unsafe { reduce(gpu, &uses, terms, self.len()) }
     }
@@ -108,7 +107,7 @@ pub(crate) enum Terms {
 /// ordered to read them.
 pub(crate) unsafe fn reduce<T: Numeric>(
     gpu: &Gpu,
-    uses: &[&Storage],
+    uses: &[Use<'_>],
     terms: Terms,
     len: usize,
 ) -> Result<GpuArray<T, Ix0>, ArrayError> {
@@ -120,7 +119,7 @@ pub(crate) unsafe fn reduce<T: Numeric>(
     let result = GpuArray::unwritten(gpu, Layout::dense(Ix0(), Order::Row, size_of::<T>())?)?;
     let uses = uses.iter().copied();
     if len <= ONE_BLOCK_MAX {
-        let uses = uses.chain([result.storage()]);
+        let uses = uses.chain([result.writes()]);
         // SAFETY: the caller's promise; the result has room for the one sum.
         queue(gpu, uses, |stream| unsafe { reduce_once(first, stream, result.address(), terms, len, 1) })?;
         return Ok(result);
@@ -129,7 +128,7 @@ pub(crate) unsafe fn reduce<T: Numeric>(
     let partial =
         GpuArray::<T, Ix1>::unwritten(gpu, Layout::dense(Ix1(blocks), Order::Row, size_of::<T>())?)?;
     let (sums, last) = (partial.address(), result.address());
-    queue(gpu, uses.chain([partial.storage(), result.storage()]), |stream| {
+    queue(gpu, uses.chain([partial.writes(), result.writes()]), |stream| {
         // SAFETY: the caller's promise; `partial` has room for a sum of each block, and is read on the stream that wrote it.
         unsafe {
             reduce_once(first, stream, sums, terms, len, blocks as u32)?;
