@@ -3,6 +3,7 @@
 //! The elements are contiguous, in row-major order unless they came from a column-major host array. Dropping an array frees its
 //! memory in the order of the streams that used it, without a wait.
 
+pub(crate) mod foreign;
 #[allow(unsafe_code)] // slices of memory that the host can access
 mod host;
 mod split;
@@ -10,6 +11,7 @@ mod split;
 mod uninit;
 pub(crate) mod view;
 
+pub use foreign::{OnStream, ReadOn, WriteOn};
 pub use host::HostIndex;
 pub use uninit::UninitArray;
 pub use view::{AsView, AsViewMut, GpuView, GpuViewMut};
@@ -314,6 +316,11 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
             }
             _ => Err(self),
         }
+    }
+
+    /// An array over memory that is large enough for the layout, and is written before the array leaves this crate.
+    pub(super) fn over(gpu: &Gpu, storage: Storage, layout: Layout<D>) -> Self {
+        Self { gpu: gpu.clone(), storage, layout, element: PhantomData }
     }
 
     pub(crate) fn layout(&self) -> &Layout<D> {

@@ -190,6 +190,20 @@ pub enum ArrayError {
         /// The device.
         device: String,
     },
+    /// A block cannot be the memory of an array.
+    #[error(
+        "a block of {size_bytes} bytes of kind {kind} cannot be an array of {needed_bytes} bytes of kind {expected}; allocate at least as many bytes, from a pool of that kind"
+    )]
+    UnsuitableBlock {
+        /// The size of the block.
+        size_bytes: u64,
+        /// The size of the elements.
+        needed_bytes: u64,
+        /// The kind of the block's memory.
+        kind: String,
+        /// The kind of the array.
+        expected: &'static str,
+    },
     /// A `Gpu` has a pool for this kind of memory already.
     #[error("the Gpu has a pool for memory of kind {kind} already; set its pool before the first allocation")]
     PoolInUse {

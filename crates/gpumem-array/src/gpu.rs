@@ -451,7 +451,7 @@ impl Drop for ThreadEnd {
 }
 
 #[inline]
-fn check_device(expected: &Device, found: &Device) -> Result<(), ArrayError> {
+pub(crate) fn check_device(expected: &Device, found: &Device) -> Result<(), ArrayError> {
     if expected == found { Ok(()) } else { Err(wrong_device(expected, found)) }
 }
 

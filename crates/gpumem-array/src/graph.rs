@@ -18,6 +18,7 @@ mod outputs;
 pub use launch::{GraphLaunch, Launched};
 pub use outputs::{Out, Outputs};
 
+use crate::array::{OnStream, foreign};
 use crate::error::ArrayError;
 use crate::gpu::recording::{RecordedUse, Recording};
 use crate::gpu::{Gpu, Place, sealed::Sealed};
@@ -26,7 +27,7 @@ use crate::kind;
 use crate::storage::Storage;
 use core::fmt;
 use core::ops::Deref;
-use gpumem_pool::{Capture, CaptureMode, GraphExec};
+use gpumem_pool::{Capture, CaptureMode, GraphExec, Stream};
 use outputs::Keeper;
 
 /// The `Gpu` of a capture, which only the closure of [`Gpu::capture`] has. Operations on its stream are captured instead of run.
@@ -50,6 +51,17 @@ impl Place for CaptureGpu {
 
     fn gpu(&self) -> &Gpu {
         &self.0
+    }
+}
+
+impl foreign::sealed::Sealed for CaptureGpu {}
+
+impl OnStream for CaptureGpu {
+    fn stream(&self) -> &Stream {
+        self.0.stream()
+    }
+    fn capture(&self) -> foreign::sealed::Capture<'_> {
+        foreign::sealed::Capture(self.0.recording())
     }
 }
 

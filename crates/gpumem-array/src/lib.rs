@@ -98,7 +98,8 @@ mod ops;
 mod storage;
 
 pub use array::{
-    AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, HostIndex, PinnedArray, UnifiedArray, UninitArray,
+    AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, HostIndex, OnStream, PinnedArray, ReadOn, UnifiedArray,
+    UninitArray, WriteOn,
 };
 pub use copy::{Download, DownloadTarget, Upload, UploadError, UploadSource, Uploaded, concatenate, stack};
 pub use element::{Element, Numeric};

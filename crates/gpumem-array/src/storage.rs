@@ -29,7 +29,7 @@ mod ranges;
 use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
 pub(crate) use crate::gpu::recording::Access;
-use crate::gpu::recording::{self, RecordedUse};
+use crate::gpu::recording::{self, RecordedUse, Recording};
 use crate::layout::Bytes;
 use core::ops::Range;
 use core::ptr::NonNull;
@@ -68,6 +68,8 @@ struct More {
     foreign: Vec<Stream>,
     /// The uses of the parts, while the storage is split.
     ranges: Ranges,
+    /// The latest points of streams on which other libraries use the memory at the moment, and the number of these uses.
+    open: Vec<(StreamPoint, usize)>,
     /// Whether another stream had used the bytes of the last write of a part.
     is_changed: bool,
 }
@@ -117,13 +119,18 @@ impl<'a> Use<'a> {
     /// while the bytes are borrowed: shared for reading, exclusively for writing.
     #[inline]
     pub(crate) fn order(self, gpu: &Gpu) -> Result<(), ArrayError> {
+        self.order_on(gpu.stream(), gpu.recording())
+    }
+
+    /// Like [`Use::order`], for a stream and the recording of the capture on it, if there is one.
+    #[inline]
+    pub(crate) fn order_on(self, stream: &Stream, recording: Option<&Recording>) -> Result<(), ArrayError> {
         let storage = self.storage;
-        if ((storage.capture | gpu.capture_id()) != 0 || recording::is_any_open())
-            && storage.is_recorded(gpu, self)?
-        {
+        let is_of_capture = storage.capture != 0 || recording.is_some();
+        if (is_of_capture || recording::is_any_open()) && storage.is_recorded(recording, self)? {
             return Ok(());
         }
-        let (stream, write) = (gpu.stream(), storage.write.load(Ordering::Acquire));
+        let write = storage.write.load(Ordering::Acquire);
         if storage.block.size_bytes() == 0 || self.bytes.start == self.bytes.end {
             return Ok(());
         }
@@ -143,6 +150,58 @@ impl<'a> Use<'a> {
         match self.access {
             Access::Read => Ok(()),
             Access::Write => self.order_write(stream, StreamPoint::from_bits(write)),
+        }
+    }
+
+    /// Records work that another library queues on `stream` until [`Use::end_foreign`]. Until then, and if that call never comes,
+    /// other streams wait for all work that is on the stream when they wait. False if the work becomes part of a graph, which then
+    /// keeps the memory.
+    ///
+    /// The stream has been ordered ([`Use::order_on`]).
+    pub(crate) fn begin_foreign(
+        self,
+        stream: &Stream,
+        recording: Option<&Recording>,
+    ) -> Result<bool, ArrayError> {
+        stream.queue_work(|_| {
+            if !runs(stream, recording)? {
+                self.storage.block.record_use(stream);
+                return Ok(false);
+            }
+            self.storage.block.record_use(stream);
+            let latest = stream.latest_point();
+            // First the count: while it is not zero, the point stays.
+            let mut more = self.storage.lock_more();
+            match more.open.iter_mut().find(|(open, _)| *open == latest) {
+                Some((_, count)) => *count += 1,
+                None => more.open.push((latest, 1)),
+            }
+            drop(more);
+            let _ = self.record(stream, latest);
+            Ok(true)
+        })?
+    }
+
+    /// The other library has queued its work: later waits do not include what follows on the stream.
+    pub(crate) fn end_foreign(self, stream: &Stream) {
+        let (storage, latest, point) = (self.storage, stream.latest_point(), stream.point());
+        let mut more = storage.lock_more();
+        let Some(index) = more.open.iter().position(|(open, _)| *open == latest) else { return };
+        more.open[index].1 -= 1;
+        if more.open[index].1 > 0 {
+            return;
+        }
+        more.open.swap_remove(index);
+        let more = &mut *more;
+        more.ranges.replace(latest, point);
+        more.reads.iter_mut().filter(|read| **read == latest).for_each(|read| *read = point);
+        let words = (latest.to_bits(), point.to_bits());
+        for word in storage.reads.iter().chain([&storage.write]) {
+            // It is another point if the use was followed by others.
+            let _ = word.compare_exchange(words.0, words.1, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        if self.access == Access::Write && stream.has_waiters() {
+            mark(stream);
         }
     }
 
@@ -247,6 +306,17 @@ impl<'a> Use<'a> {
 }
 
 impl Storage {
+    /// A block from elsewhere, which exists after what its owner stream has queued so far.
+    pub(crate) fn of_block(block: Block) -> Self {
+        let point = block.owner_point();
+        Self::new_after(block, point, 0)
+    }
+
+    /// The memory, and an error if the array was made in a capture.
+    pub(crate) fn into_block(self) -> Result<Block, GraphError> {
+        if self.capture == 0 { Ok(self.block) } else { Err(GraphError::ArrayOfCapture) }
+    }
+
     /// The block was allocated on the stream of `gpu`.
     ///
     /// # Errors
@@ -254,18 +324,20 @@ impl Storage {
     /// [`ArrayError::Graph`] if the stream captures, except for a `Gpu` of [`Gpu::capture`] and for no bytes.
     pub(crate) fn new(block: Block, gpu: &Gpu) -> Result<Self, ArrayError> {
         let stream = gpu.stream();
-        let allocated = stream.point();
+        let storage = Self::new_after(block, stream.point(), gpu.capture_id());
         // The point may be part of the capture, and others would join it by their wait.
-        if stream.is_capturing()? && gpu.recording().is_none() && block.size_bytes() > 0 {
+        if stream.is_capturing()? && gpu.recording().is_none() && storage.size_bytes() > 0 {
             return Err(GraphError::StreamCaptures.into());
         }
-        let (write, reads) = (AtomicU64::new(allocated.to_bits()), Default::default());
+        storage.keep_foreign(stream);
+        Ok(storage)
+    }
+
+    fn new_after(block: Block, point: StreamPoint, capture: u64) -> Self {
+        let (write, reads) = (AtomicU64::new(point.to_bits()), Default::default());
         let is_host = block.kind() == MemoryKind::Host;
         let (host, serial, more) = (AtomicU8::new(0), AtomicU64::new(0), OnceLock::new());
-        let capture = gpu.capture_id();
-        let storage = Self { block, is_host, write, reads, host, capture, serial, more };
-        storage.keep_foreign(gpu.stream());
-        Ok(storage)
+        Self { block, is_host, write, reads, host, capture, serial, more }
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -341,9 +413,9 @@ impl Storage {
 
     /// Handles the use if it is part of a capture. False if it is not, and is ordered as usual.
     #[cold]
-    fn is_recorded(&self, gpu: &Gpu, one: Use<'_>) -> Result<bool, ArrayError> {
-        recording::check_thread(gpu.capture_id())?;
-        let Some(recording) = gpu.recording() else {
+    fn is_recorded(&self, recording: Option<&Recording>, one: Use<'_>) -> Result<bool, ArrayError> {
+        recording::check_thread(recording.map_or(0, Recording::id))?;
+        let Some(recording) = recording else {
             return if self.capture == 0 { Ok(false) } else { Err(GraphError::ArrayOfCapture.into()) };
         };
         match self.capture {
@@ -398,7 +470,7 @@ impl Storage {
 
     #[inline]
     fn wait(&self, stream: &Stream, point: StreamPoint) -> Result<(), PoolError> {
-        match stream.wait_for_point(point)? {
+        match stream.wait_for_point_outside_captures(point)? {
             true => Ok(()),
             false => self.wait_by_name(stream, point),
         }
@@ -532,7 +604,7 @@ fn host_level(access: Access) -> u8 {
 /// Waits for a point by the name of its stream. If the stream is gone and left no marker, the host waits for the device.
 #[cold]
 fn wait_or_finish(stream: &Stream, point: StreamPoint, foreign: &[Stream]) -> Result<(), PoolError> {
-    if stream.wait_for_point(point)? {
+    if stream.wait_for_point_outside_captures(point)? {
         return Ok(());
     }
     match foreign.iter().find(|foreign| foreign.latest_point().has_stream_of(point)) {
@@ -598,16 +670,10 @@ pub(crate) fn queue_launch<'a>(
     let (mut has_written, mut has_read_host, mut is_changed) = (false, false, false);
     let queued = stream.queue_work(|raw| {
         // Checked inside of the call: before it, another thread could still begin or end a capture.
-        match (stream.is_capturing()?, gpu.recording()) {
-            (false, None) => {}
-            (true, None) => return Err(GraphError::StreamCaptures.into()),
-            (false, Some(_)) => return Err(GraphError::CaptureEnded.into()),
-            (true, Some(recording)) => {
-                recording.check()?;
-                // The graph keeps the memory, even if no wait was needed.
-                uses.into_iter().for_each(|one| one.storage.block.record_use(stream));
-                return Ok(work(raw)?);
-            }
+        if !runs(stream, gpu.recording())? {
+            // The graph keeps the memory, even if no wait was needed.
+            uses.into_iter().for_each(|one| one.storage.block.record_use(stream));
+            return Ok(work(raw)?);
         }
         let queued = work(raw);
         // Also after an error: part of the work may have been queued.
@@ -623,6 +689,20 @@ pub(crate) fn queue_launch<'a>(
         mark(stream);
     }
     queued.map_err(|error| gpu.explained(error))
+}
+
+/// Whether work that is queued now runs, instead of becoming part of the graph of `recording`.
+#[inline]
+fn runs(stream: &Stream, recording: Option<&Recording>) -> Result<bool, ArrayError> {
+    match (stream.is_capturing()?, recording) {
+        (false, None) => Ok(true),
+        (true, None) => Err(GraphError::StreamCaptures.into()),
+        (false, Some(_)) => Err(GraphError::CaptureEnded.into()),
+        (true, Some(recording)) => {
+            recording.check()?;
+            Ok(false)
+        }
+    }
 }
 
 /// The next driver call reports a failure, and waiters record a marker of their own.

@@ -4,10 +4,10 @@ use crate::array::GpuArray;
 use crate::array::view::describe;
 use crate::element::Element;
 use crate::error::ArrayError;
-use crate::gpu::Place;
+use crate::gpu::{Gpu, Place};
 use crate::kind::{Device, Kind};
 use crate::layout::{Layout, Order};
-use crate::storage::Use;
+use crate::storage::{Storage, Use};
 use core::fmt;
 use ndarray::{Dimension, IntoDimension};
 
@@ -92,6 +92,11 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     #[must_use]
     pub fn address(&self) -> u64 {
         self.0.address()
+    }
+
+    /// Memory that is large enough for the layout.
+    pub(super) fn over(gpu: &Gpu, storage: Storage, layout: Layout<D>) -> Self {
+        Self(GpuArray::over(gpu, storage, layout))
     }
 
     /// Converts into an array, for callers that write all of it or drop it.

@@ -73,6 +73,12 @@ impl Ranges {
         self.cut(bytes).iter_mut().for_each(|part| part.add(point, access));
     }
 
+    /// Replaces a point by an earlier one of its stream.
+    pub(super) fn replace(&mut self, old: StreamPoint, new: StreamPoint) {
+        let points = self.0.iter_mut().flat_map(|part| part.writes.iter_mut().chain(&mut part.reads));
+        points.filter(|point| **point == old).for_each(|point| *point = new);
+    }
+
     /// Forgets complete uses, and keeps the number of parts below the limit.
     pub(super) fn tidy(&mut self, is_complete: impl Fn(StreamPoint) -> bool) {
         for part in &mut self.0 {

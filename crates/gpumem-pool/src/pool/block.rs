@@ -7,7 +7,7 @@
 
 use crate::backend::{Allocation, FreeRequest};
 use crate::config::MemoryKind;
-use crate::device::{Device, Stream, StreamId, order::uses};
+use crate::device::{Device, Stream, StreamId, StreamPoint, order::uses};
 use crate::pool::StateRef;
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -91,6 +91,12 @@ impl Block {
     #[must_use]
     pub fn stream_id(&self) -> StreamId {
         self.owner_stream
+    }
+
+    /// Everything queued on the owner stream so far, which includes the allocation.
+    #[must_use]
+    pub fn owner_point(&self) -> StreamPoint {
+        StreamPoint::of(self.device(), self.owner_stream)
     }
 
     /// Returns the pool's device.

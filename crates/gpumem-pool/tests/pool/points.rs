@@ -79,6 +79,38 @@ fn a_latest_point_includes_what_is_queued_later() {
 }
 
 #[test]
+fn a_wait_outside_captures_does_not_join_one() {
+    on_each_backend(&small(), |bench| {
+        let (writer, reader) = (bench.stream(), bench.stream());
+        let before = writer.point();
+        let capture = writer.begin_capture(CaptureMode::Relaxed).unwrap();
+        assert!(reader.wait_for_point_outside_captures(before).unwrap());
+        for point in [writer.point(), writer.latest_point()] {
+            let refused = reader.wait_for_point_outside_captures(point);
+            assert!(matches!(refused, Err(PoolError::NotInCapture { .. })), "{refused:?}");
+            assert!(!reader.is_capturing().unwrap());
+        }
+        capture.end().unwrap();
+        assert!(reader.wait_for_point_outside_captures(writer.latest_point()).unwrap());
+    });
+}
+
+#[test]
+fn a_block_has_the_point_of_its_stream() {
+    on_each_backend(&small(), |bench| {
+        let (pool, owner, reader) = (bench.pool(), bench.stream(), bench.stream());
+        let block = pool.alloc(64, &owner).unwrap();
+        bench.fill(&block, 7, &owner);
+        assert!(block.owner_point().has_stream_of(owner.point()));
+        assert!(reader.wait_for_point(block.owner_point()).unwrap());
+        block.record_use(&reader);
+        assert!(bench.holds(&block, 7, &reader));
+        drop(owner);
+        assert!(reader.wait_for_point(block.owner_point()).unwrap());
+    });
+}
+
+#[test]
 fn points_outlive_their_stream() {
     on_each_backend(&small(), |fixture| {
         let (pool, writer, reader) = (fixture.pool(), fixture.stream(), fixture.stream());

@@ -5,7 +5,7 @@
 //! early: [`Stream::has_waiters`].
 
 use super::Stream;
-use crate::device::{Device, OrderEvent, Part, Stamp};
+use crate::device::{Device, OrderEvent, Part, Stamp, StreamId};
 use crate::error::PoolError;
 use core::fmt;
 use gpumem_heap::order::Order;
@@ -54,6 +54,11 @@ impl StreamPoint {
     #[must_use]
     pub fn has_stream_of(self, other: Self) -> bool {
         self.0.stream_index() == other.0.stream_index()
+    }
+
+    /// Everything queued so far on a stream that may be gone.
+    pub(crate) fn of(device: &Device, stream: StreamId) -> Self {
+        Self(device.clocks().stamp_of(stream))
     }
 
     fn is_latest(self) -> bool {
@@ -134,11 +139,25 @@ impl Stream {
         if !self.clocks().captures().is_open() && self.is_behind(point) {
             return Ok(true);
         }
-        self.wait_for_point_slow(point)
+        self.wait_for_point_slow(point, true)
+    }
+
+    /// Like [`Stream::wait_for_point`], but the stream does not join a capture: if the point's work is part of one, the call fails.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NotInCapture`] if the point's work is part of a capture that is active; otherwise the errors of
+    /// [`Stream::wait_for`].
+    #[inline]
+    pub fn wait_for_point_outside_captures(&self, point: StreamPoint) -> Result<bool, PoolError> {
+        if !self.clocks().captures().is_open() && self.is_behind(point) {
+            return Ok(true);
+        }
+        self.wait_for_point_slow(point, false)
     }
 
     #[cold]
-    fn wait_for_point_slow(&self, point: StreamPoint) -> Result<bool, PoolError> {
+    fn wait_for_point_slow(&self, point: StreamPoint, may_join: bool) -> Result<bool, PoolError> {
         let _call = self.call()?;
         let (clocks, own, source) = (self.clocks(), self.stream_index(), point.0.stream_index());
         if own == source || clocks.is_complete(point.0) {
@@ -161,6 +180,9 @@ impl Stream {
                 }
                 (Part::In(graph), Part::In(other)) if graph != other => {
                     return Err(PoolError::NotInCapture { operation: "waiting for another capture" });
+                }
+                (_, Part::In(_)) if !may_join => {
+                    return Err(PoolError::NotInCapture { operation: "waiting for work of a capture" });
                 }
                 (own_part, Part::In(_)) => {
                     let _alone = self.close_to_join(own_part == Part::Runs)?;

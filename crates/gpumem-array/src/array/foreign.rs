@@ -1,0 +1,290 @@
+//! Uses of arrays by other libraries: guards with an address and a stream, and arrays over blocks of a pool.
+//!
+//! A guard orders its stream when it is created and records the use when it is dropped. It borrows the array, so nothing else uses the
+//! elements in a conflicting way in between. A program may leak it ([`core::mem::forget`]), and the drop never comes: therefore the use
+//! is recorded from the creation on, as everything that will be on the stream when somebody waits. The drop only makes that exact. The
+//! memory itself waits for the stream in any case.
+
+use crate::array::{GpuArray, GpuView, GpuViewMut, UninitArray};
+use crate::element::Element;
+use crate::error::ArrayError;
+use crate::gpu::recording::Recording;
+use crate::gpu::{Gpu, check_device};
+use crate::kind::Kind;
+use crate::layout::{Layout, Order};
+use crate::storage::{Storage, Use};
+use core::fmt;
+use gpumem_pool::{Block, MemoryKind, Stream};
+use ndarray::{Dimension, IntoDimension};
+
+/// A stream on which another library uses arrays: a [`Stream`], or the one of a [`Gpu`] or of a capture.
+pub trait OnStream: sealed::Sealed {
+    /// The stream.
+    fn stream(&self) -> &Stream;
+    #[doc(hidden)]
+    fn capture(&self) -> sealed::Capture<'_>;
+}
+
+pub(crate) mod sealed {
+    /// The recording of the capture on the stream.
+    pub struct Capture<'a>(pub(crate) Option<&'a super::Recording>);
+
+    pub trait Sealed {}
+    impl Sealed for super::Stream {}
+    impl Sealed for super::Gpu {}
+}
+
+impl OnStream for Stream {
+    fn stream(&self) -> &Stream {
+        self
+    }
+    fn capture(&self) -> sealed::Capture<'_> {
+        sealed::Capture(None)
+    }
+}
+
+impl OnStream for Gpu {
+    fn stream(&self) -> &Stream {
+        self.stream()
+    }
+    fn capture(&self) -> sealed::Capture<'_> {
+        sealed::Capture(self.recording())
+    }
+}
+
+/// Elements that another library reads on a stream; see [`GpuView::read_on`].
+#[must_use = "the use ends when the guard is dropped"]
+pub struct ReadOn<'a, T, D> {
+    view: GpuView<'a, T, D>,
+    open: Open<'a>,
+}
+
+/// Elements that another library writes on a stream; see [`GpuViewMut::write_on`].
+#[must_use = "the use ends when the guard is dropped"]
+pub struct WriteOn<'a, T, D> {
+    view: GpuViewMut<'a, T, D>,
+    open: Open<'a>,
+}
+
+/// A use that ends with the drop.
+struct Open<'a> {
+    array: Use<'a>,
+    stream: &'a Stream,
+    /// False in a capture, whose launches record the use.
+    is_recorded: bool,
+}
+
+impl<'a> Open<'a> {
+    fn new<S: OnStream + ?Sized>(array: Use<'a>, on: &'a S) -> Result<Self, ArrayError> {
+        let (stream, recording) = (on.stream(), on.capture().0);
+        check_device(stream.device(), array.storage().device())?;
+        array.order_on(stream, recording)?;
+        let is_recorded = array.begin_foreign(stream, recording)?;
+        Ok(Self { array, stream, is_recorded })
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if self.is_recorded {
+            self.array.end_foreign(self.stream);
+        }
+    }
+}
+
+impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
+    /// Lends the elements to another library, such as cuBLAS or code in C, which reads them on a stream: the stream waits, on the
+    /// device, for the writes so far, and later writes on other streams wait for what is queued on it until the guard is dropped.
+    ///
+    /// With the `Gpu` of a capture, the use becomes part of the graph, and each launch takes the array.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool, Stream}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_slice(&gpu, &[1_u32, 2, 3])?;
+    /// let mut y = GpuArray::<u32, _>::zeros(&gpu, 3)?;
+    /// let stream = Stream::new(gpu.device())?; // the other library's stream
+    ///
+    /// let (source, target) = (x.read_on(&stream)?, y.write_on(&stream)?);
+    /// let _bound = gpu.device().bind()?;
+    /// // SAFETY: both arrays have three elements, and the guards have ordered the stream.
+    /// unsafe {
+    ///     let (to, from) = (target.address(), source.address());
+    ///     gpu.device().driver().cuMemcpyDtoDAsync_v2(to, from, 12, target.stream().raw())?;
+    /// }
+    /// drop((source, target));
+    /// assert_eq!(y.to_vec()?, [1, 2, 3]); // waits for the copy, on the device
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::WrongDevice`] if the stream is on another device.
+    /// - [`ArrayError::Graph`] if the stream is in a capture that `Stream::begin_capture` began, or if the array was made in a capture.
+    /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
+    pub fn read_on<'b, S: OnStream + ?Sized>(&self, stream: &'b S) -> Result<ReadOn<'b, T, D>, ArrayError>
+    where
+        'a: 'b,
+    {
+        let view: GpuView<'b, T, D> = self.clone();
+        let open = Open::new(view.reads(), stream)?;
+        Ok(ReadOn { view, open })
+    }
+}
+
+impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
+    /// Lends the elements to another library, which writes them on a stream, and may read them: the stream waits, on the device, for
+    /// all uses so far, and later uses on other streams wait for what is queued on it until the guard is dropped.
+    ///
+    /// What the library writes must be valid values of `T`; downloads check them.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::WrongDevice`], [`ArrayError::Graph`] and [`ArrayError::Pool`]; see [`GpuView::read_on`].
+    pub fn write_on<'b, S: OnStream + ?Sized>(self, stream: &'b S) -> Result<WriteOn<'b, T, D>, ArrayError>
+    where
+        'a: 'b,
+    {
+        let view: GpuViewMut<'b, T, D> = self;
+        let open = Open::new(view.writes(), stream)?;
+        Ok(WriteOn { view, open })
+    }
+}
+
+macro_rules! guard {
+    ($guard:ident) => {
+        impl<T: Element, D: Dimension> $guard<'_, T, D> {
+            /// The device address of the first element; zero if there are no elements.
+            #[must_use]
+            pub fn address(&self) -> u64 {
+                self.view.address()
+            }
+
+            /// The address of the first element as a pointer. Only the device may access the memory.
+            #[must_use]
+            pub fn as_ptr(&self) -> *const T {
+                core::ptr::with_exposed_provenance(self.view.address() as usize)
+            }
+
+            /// The stream.
+            #[must_use]
+            pub fn stream(&self) -> &Stream {
+                self.open.stream
+            }
+
+            /// The lengths of the axes.
+            #[must_use]
+            pub fn shape(&self) -> &[usize] {
+                self.view.shape()
+            }
+
+            /// The steps of the axes, in elements.
+            #[must_use]
+            pub fn strides(&self) -> Vec<isize> {
+                self.view.layout().strides().collect()
+            }
+        }
+
+        impl<T: Element, D: Dimension> fmt::Debug for $guard<'_, T, D> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($guard))
+                    .field("view", &self.view)
+                    .field("stream", &self.open.stream)
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+guard!(ReadOn);
+guard!(WriteOn);
+
+impl<T: Element, D: Dimension> WriteOn<'_, T, D> {
+    /// The address of the first element as a pointer. Only the device may access the memory.
+    #[must_use]
+    pub fn as_mut_ptr(&mut self) -> *mut T {
+        self.as_ptr().cast_mut()
+    }
+}
+
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// Lends the elements to another library, which reads them on a stream; see [`GpuView::read_on`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::WrongDevice`], [`ArrayError::Graph`] and [`ArrayError::Pool`]; see [`GpuView::read_on`].
+    pub fn read_on<'b, S: OnStream + ?Sized>(
+        &'b self,
+        stream: &'b S,
+    ) -> Result<ReadOn<'b, T, D>, ArrayError> {
+        self.view().read_on(stream)
+    }
+
+    /// Lends the elements to another library, which writes them on a stream; see [`GpuViewMut::write_on`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::WrongDevice`], [`ArrayError::Graph`] and [`ArrayError::Pool`]; see [`GpuView::read_on`].
+    pub fn write_on<'b, S: OnStream + ?Sized>(
+        &'b mut self,
+        stream: &'b S,
+    ) -> Result<WriteOn<'b, T, D>, ArrayError> {
+        self.view_mut().write_on(stream)
+    }
+
+    /// An array over a block of a pool, which another part of the program has allocated. Its bytes count as uninitialised; an array
+    /// that another library has filled is [`UninitArray::assume_init`]. Uses come after what the block's owner stream has queued.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let block = gpu.pool().alloc(12, gpu.stream())?;
+    /// let array: GpuArray<f32, _> = GpuArray::from_block(&gpu, block, 3)?.fill(1.5)?;
+    /// assert_eq!(array.sum()?.into_scalar()?, 4.5);
+    /// let block = array.into_block()?;
+    /// assert_eq!(block.size_bytes(), 12);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::WrongDevice`] if the block is on another device than `gpu`.
+    /// - [`ArrayError::UnsuitableBlock`] if the block is smaller than the elements, or of another kind than `K`. Blocks of every kind
+    ///   can back arrays of kind [`Device`](crate::kind::Device).
+    /// - [`ArrayError::TooManyElements`] if the shape exceeds the address space.
+    pub fn from_block<S>(gpu: &Gpu, block: Block, shape: S) -> Result<UninitArray<T, D, K>, ArrayError>
+    where
+        S: IntoDimension<Dim = D>,
+    {
+        check_device(gpu.device(), block.device())?;
+        let layout = Layout::dense(shape.into_dimension(), Order::Row, size_of::<T>())?;
+        // `Layout` has checked that the product fits.
+        let needed_bytes = (layout.len() * size_of::<T>()) as u64;
+        let (kind, size_bytes) = (block.kind(), block.size_bytes());
+        let is_of_kind = K::MEMORY == MemoryKind::Device || K::MEMORY == kind;
+        if size_bytes < needed_bytes || !is_of_kind {
+            let (kind, expected) = (kind.to_string(), K::NAME);
+            return Err(ArrayError::UnsuitableBlock { size_bytes, needed_bytes, kind, expected });
+        }
+        Ok(UninitArray::over(gpu, Storage::of_block(block), layout))
+    }
+
+    /// The memory of the array, for other parts of the program. The stream of the array's `Gpu` first waits, on the device, for all
+    /// uses of the array, so work that is queued there may use the block. The elements are contiguous from the start of the block.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Graph`] if the array was made in a capture, or if the stream captures; [`ArrayError::Pool`] if the stream is
+    /// retired or belongs to another thread, or if a driver call fails. On an error the array is dropped.
+    pub fn into_block(self) -> Result<Block, ArrayError> {
+        let gpu = self.gpu().clone();
+        self.writes().order(&gpu)?;
+        let (storage, _) = self.into_parts();
+        let block = storage.into_block()?;
+        block.record_use(gpu.stream());
+        Ok(block)
+    }
+}
