@@ -1,10 +1,11 @@
-//! Transfers that own their host memory, on both drivers: many at once, ordered with other work, dropped and forgotten.
+//! Transfers that own their host memory, on both drivers: many at once, ordered with other work, dropped and forgotten. Also host
+//! memory that is registered for a closure, and unified memory.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_adapt::array::pool::sys::Driver;
-use gpumem_adapt::array::pool::{Device, Pool};
-use gpumem_adapt::array::{Gpu, GpuArray, PinnedArray};
+use gpumem_adapt::array::pool::{Device, Pool, PoolError};
+use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, PinnedArray};
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use pollster::block_on;
@@ -123,5 +124,45 @@ cases! {
         for (number, elements) in block_on(all(downloads)).into_iter().enumerate() {
             assert_eq!(elements.unwrap(), vec![number as i32 + 1; 100_000]);
         }
+    }
+
+    /// The device works on the program's own slice, in place.
+    fn a_slice_is_an_array_while_a_closure_runs(driver: &Driver) {
+        let gpu = gpu(driver);
+        let other = gpu.fork().unwrap();
+        let mut table: Vec<i32> = (0..300_000).collect();
+        let sum = gpu.with_registered(&mut table, |mut x| {
+            x.try_add_assign(1).unwrap();
+            x.view_mut().on_mut(&other).try_mul_assign(2).unwrap();
+            x.view().sum().unwrap()
+        });
+        assert!(table.iter().zip(1..).all(|(element, number)| *element == 2 * number));
+        assert_eq!(sum.unwrap().into_scalar().unwrap(), table.iter().fold(0, |sum: i32, x| sum.wrapping_add(*x)));
+        for copy in [
+            gpu.with_registered_read_only(&table, |x| x.to_owned().unwrap()),
+            gpu.with_pageable(&mut table.clone(), |x| x.view().to_owned().unwrap()),
+        ] {
+            match copy {
+                Ok(copy) => assert_eq!(copy.to_vec().unwrap(), table),
+                Err(error) => assert!(matches!(error, ArrayError::Pool(PoolError::NoHostAccess { .. })), "{error}"),
+            }
+        }
+    }
+
+    /// Prefetches change no values, in any order of uses by the host and the device.
+    fn unified_memory_is_used_in_turns(driver: &Driver) {
+        let gpu = gpu(driver);
+        let other = gpu.fork().unwrap();
+        let mut x = GpuArray::from_elem(&gpu.unified(), 1 << 20, 1_i32).unwrap();
+        for round in 0..10 {
+            x.on_mut(if round % 2 == 0 { &gpu } else { &other }).try_add_assign(1).unwrap();
+            if round % 3 == 0 {
+                x.as_mut_slice().unwrap()[round] += 100;
+            }
+            assert_eq!(x[1 << 19], round as i32 + 2);
+        }
+        let expected = 11 * (1 << 20) + 400;
+        assert_eq!(x.sum().unwrap().into_scalar().unwrap(), expected);
+        assert_eq!(x.as_slice().unwrap().iter().sum::<i32>(), expected);
     }
 }

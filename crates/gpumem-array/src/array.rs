@@ -6,6 +6,8 @@
 pub(crate) mod foreign;
 #[allow(unsafe_code)] // slices of memory that the host can access
 mod host;
+#[allow(unsafe_code)] // views of host memory
+mod host_memory;
 mod split;
 #[allow(unsafe_code)] // `assume_init`
 mod uninit;

@@ -24,7 +24,7 @@ use crate::gpu::{Gpu, Place};
 use crate::kind::Kind;
 use crate::layout::plan::{Form, Plan};
 use crate::layout::{Layout, Order, same_shape};
-use crate::storage::{Storage, queue};
+use crate::storage::{Storage, queue_copy};
 use core::fmt;
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::types::CUdeviceptr;
@@ -453,7 +453,7 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
     uses.into_iter().try_for_each(|one| one.order(gpu))?;
     let (to, from) = (at(target.storage(), plan.to), at(source.storage(), plan.from));
     let driver = gpu.device().driver();
-    queue(gpu, uses, |stream| {
+    queue_copy(gpu, uses, |stream| {
         // SAFETY: the plan names the elements of both views, which lie within their blocks, alive and accessible to this device. The views
         // do not overlap, since one is borrowed exclusively. The stream has been ordered after what conflicts.
         unsafe {

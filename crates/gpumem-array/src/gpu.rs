@@ -241,7 +241,8 @@ impl Gpu {
         Ok(stream)
     }
 
-    /// Unified memory of this `Gpu`, for arrays that host and devices access at one address. Its pool is created at the first
+    /// Unified memory of this `Gpu`, for arrays that host and devices access at one address. Kernels find their elements on the device:
+    /// what the host may have moved is prefetched before them. Its pool is created at the first
     /// allocation, without limits; [`Gpu::set_pool`] chooses another.
     ///
     /// ```

@@ -279,7 +279,7 @@ impl<'a> Arguments<'a> {
     }
 
     #[inline]
-    fn uses(&self) -> impl Iterator<Item = Use<'a>> {
+    fn uses(&self) -> impl Iterator<Item = Use<'a>> + Clone {
         let arrays = self.buffer.as_ref().map_or(&[][..], |buffer| &buffer.arrays[..self.array_count]);
         arrays.iter().map(|array| {
             // SAFETY: the address is that of a storage which `push_array` borrowed for `'a`. The count was zero when this value

@@ -24,7 +24,9 @@
 //! uses. If the work is refused, they remain, and no point of the capture is ever stored: another stream that waits for the memory
 //! cannot join the capture.
 
+mod memory;
 mod ranges;
+mod residency;
 
 use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
@@ -36,14 +38,16 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
-use gpumem_pool::{Block, Device, MemoryKind, PoolError, Stream, StreamPoint};
+use gpumem_pool::{Block, Device, Location, MemoryKind, PoolError, Stream, StreamPoint};
+use memory::Memory;
 use ranges::Ranges;
+use residency::Residency;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// A block and its uses so far.
+/// Memory and its uses so far.
 pub(crate) struct Storage {
-    block: Block,
-    /// Whether the block is host memory, from which copies take long.
+    memory: Memory,
+    /// Whether it is host memory, from which copies take long.
     is_host: bool,
     /// The point of the last write. At first that of the allocation: in its stream's order the memory exists. [`SPLIT`] if the uses
     /// are in [`More::ranges`].
@@ -57,6 +61,8 @@ pub(crate) struct Storage {
     /// Identifies the storage in recordings; 0 until a capture uses it.
     serial: AtomicU64,
     more: OnceLock<Box<Mutex<More>>>,
+    /// Of unified memory that the host can access.
+    residency: Option<Box<Residency>>,
 }
 
 /// The points and streams beyond those that fit inline; few arrays have any.
@@ -112,7 +118,7 @@ impl<'a> Use<'a> {
 
     /// The bytes, with the real end of the storage.
     pub(crate) fn range(self) -> Range<u64> {
-        self.bytes.start..self.bytes.end.min(self.storage.block.size_bytes())
+        self.bytes.start..self.bytes.end.min(self.storage.memory.size_bytes())
     }
 
     /// Makes the stream of `gpu` wait for the uses that this one conflicts with. Call it before the work is queued ([`queue`]),
@@ -131,11 +137,16 @@ impl<'a> Use<'a> {
             return Ok(());
         }
         let write = storage.write.load(Ordering::Acquire);
-        if storage.block.size_bytes() == 0 || self.bytes.start == self.bytes.end {
+        if storage.memory.size_bytes() == 0 || self.bytes.start == self.bytes.end {
             return Ok(());
         }
         // The borrow of the array keeps the host from using it at this moment. Threads that only read write nothing here.
-        let left = if self.access == Access::Read { host_level(Access::Read) } else { 0 };
+        // The host's next read of unified memory must be noticed, since it moves pages.
+        let left = if self.access == Access::Read && storage.residency.is_none() {
+            host_level(Access::Read)
+        } else {
+            0
+        };
         if storage.host.load(Ordering::Relaxed) > left {
             storage.host.store(left, Ordering::Relaxed);
         }
@@ -165,10 +176,10 @@ impl<'a> Use<'a> {
     ) -> Result<bool, ArrayError> {
         stream.queue_work(|_| {
             if !runs(stream, recording)? {
-                self.storage.block.record_use(stream);
+                self.storage.memory.record_use(stream);
                 return Ok(false);
             }
-            self.storage.block.record_use(stream);
+            self.storage.memory.record_use(stream);
             let latest = stream.latest_point();
             // First the count: while it is not zero, the point stays.
             let mut more = self.storage.lock_more();
@@ -292,6 +303,19 @@ impl<'a> Use<'a> {
         self.access == Access::Write && core::mem::take(&mut more.is_changed)
     }
 
+    /// Moves the bytes to the device. A launch of a graph does that again, so nothing is captured.
+    fn prefetch(self, gpu: &Gpu, residency: &Residency) {
+        let (storage, device) = (self.storage, gpu.device());
+        let Some(block) = storage.memory.block() else { return };
+        if gpu.recording().is_some() || device != storage.device() {
+            return;
+        }
+        if let Some(missing) = residency.add(self.range()) {
+            // Without it, the kernel moves the pages; a lost context is reported by the launch.
+            let _ = block.prefetch(missing, Location::Device(device), gpu.stream());
+        }
+    }
+
     /// Whether it is a use of all bytes, not only of the first, the last, and some between: then no other use is concurrent with a
     /// write.
     fn is_whole(self) -> bool {
@@ -301,7 +325,7 @@ impl<'a> Use<'a> {
     /// The last part has no end, so that it includes memory by which the block grows.
     fn range_in_parts(self) -> Range<u64> {
         let Bytes { start, end } = self.bytes;
-        if end >= self.storage.block.size_bytes() && start < end { start..u64::MAX } else { start..end }
+        if end >= self.storage.memory.size_bytes() && start < end { start..u64::MAX } else { start..end }
     }
 }
 
@@ -314,7 +338,11 @@ impl Storage {
 
     /// The memory, and an error if the array was made in a capture.
     pub(crate) fn into_block(self) -> Result<Block, GraphError> {
-        if self.capture == 0 { Ok(self.block) } else { Err(GraphError::ArrayOfCapture) }
+        match self.memory {
+            Memory::Block(block) if self.capture == 0 => Ok(block),
+            // Borrowed memory has only views.
+            _ => Err(GraphError::ArrayOfCapture),
+        }
     }
 
     /// The block was allocated on the stream of `gpu`.
@@ -334,18 +362,35 @@ impl Storage {
     }
 
     fn new_after(block: Block, point: StreamPoint, capture: u64) -> Self {
+        Self::over(Memory::Block(block), point, capture)
+    }
+
+    /// Host memory that devices access at `address`.
+    ///
+    /// # Safety
+    ///
+    /// The memory is borrowed, exclusively if devices write it, until the host has waited for all streams after the drop of this
+    /// storage.
+    #[allow(unsafe_code)] // has a contract
+    pub(crate) unsafe fn of_host_memory(device: &Device, address: u64, size_bytes: u64) -> Self {
+        Self::over(Memory::Borrowed { device: device.clone(), address, size_bytes }, NONE, 0)
+    }
+
+    fn over(memory: Memory, point: StreamPoint, capture: u64) -> Self {
         let (write, reads) = (AtomicU64::new(point.to_bits()), Default::default());
-        let is_host = block.kind() == MemoryKind::Host;
+        let is_host = memory.kind() == MemoryKind::Host;
         let (host, serial, more) = (AtomicU8::new(0), AtomicU64::new(0), OnceLock::new());
-        Self { block, is_host, write, reads, host, capture, serial, more }
+        let moves = memory.kind() == MemoryKind::Unified && memory.host_ptr().is_some();
+        let residency = moves.then(Box::default);
+        Self { memory, is_host, write, reads, host, capture, serial, more, residency }
     }
 
     pub(crate) fn address(&self) -> u64 {
-        self.block.address()
+        self.memory.address()
     }
 
     pub(crate) fn device(&self) -> &Device {
-        self.block.device()
+        self.memory.device()
     }
 
     /// Gives the device of `gpu` access to the memory. Every operation does so first.
@@ -360,7 +405,9 @@ impl Storage {
         if !device.driver().is_same_machine(self.device().driver()) {
             return gpu.check(self.device());
         }
-        self.block.enable_peer_access(device).map_err(|error| match error {
+        // An address of borrowed host memory is valid on one device.
+        let Some(block) = self.memory.block() else { return gpu.check(self.device()) };
+        block.enable_peer_access(device).map_err(|error| match error {
             PoolError::NoPeerAccess { .. } => {
                 no_peer_access(operation, gpu, self, "no link connects the two")
             }
@@ -371,12 +418,12 @@ impl Storage {
 
     #[inline]
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.block.size_bytes()
+        self.memory.size_bytes()
     }
 
     /// The address for the host, if the host can access the memory while the device works.
     pub(crate) fn host_ptr(&self) -> Option<NonNull<u8>> {
-        self.block.host_ptr()
+        self.memory.host_ptr()
     }
 
     /// Whether the host has waited for all uses that `access` conflicts with, and none has been queued since.
@@ -387,6 +434,9 @@ impl Storage {
 
     /// The host has waited ([`Storage::wait_on_host`]).
     pub(crate) fn set_ready_for_host(&self, access: Access) {
+        if let Some(residency) = &self.residency {
+            residency.clear();
+        }
         self.host.fetch_max(host_level(access), Ordering::Release);
     }
 
@@ -419,7 +469,7 @@ impl Storage {
             return if self.capture == 0 { Ok(false) } else { Err(GraphError::ArrayOfCapture.into()) };
         };
         match self.capture {
-            0 if self.block.size_bytes() == 0 || one.bytes.start == one.bytes.end => recording.check()?,
+            0 if self.memory.size_bytes() == 0 || one.bytes.start == one.bytes.end => recording.check()?,
             0 => recording.note(self.recorded(one))?,
             // Only the capture's stream uses it.
             capture if capture == recording.id() => recording.check()?,
@@ -429,7 +479,7 @@ impl Storage {
     }
 
     fn recorded(&self, one: Use<'_>) -> RecordedUse {
-        let (serial, address) = (self.serial(), self.block.address());
+        let (serial, address) = (self.serial(), self.memory.address());
         RecordedUse { serial, address, range: one.range(), access: one.access }
     }
 
@@ -564,7 +614,7 @@ impl Storage {
 
     /// Makes the end of the memory wait for a stream, which may have used it for the first time.
     fn note_stream(&self, stream: &Stream) {
-        self.block.record_use(stream);
+        self.memory.record_use(stream);
         self.keep_foreign(stream);
     }
 
@@ -646,11 +696,32 @@ const SPLIT: u64 = u64::MAX;
 /// With the write, they fill a cache line.
 const INLINE_READS: usize = 7;
 
+/// Like [`queue_copy`], for kernels and fills: unified memory is moved to the device first.
+#[inline]
+pub(crate) fn queue<'a>(
+    gpu: &Gpu,
+    uses: impl IntoIterator<Item = Use<'a>> + Clone,
+    work: impl FnOnce(CUstream) -> Result<(), DriverError>,
+) -> Result<(), ArrayError> {
+    prefetch(gpu, uses.clone());
+    queue_copy(gpu, uses, work)
+}
+
+/// Moves the unified memory of uses to the device, in the order of the stream, unless it is there. Call it after [`Use::order`].
+#[inline]
+pub(crate) fn prefetch<'a>(gpu: &Gpu, uses: impl IntoIterator<Item = Use<'a>>) {
+    for one in uses {
+        if let Some(residency) = &one.storage.residency {
+            one.prefetch(gpu, residency);
+        }
+    }
+}
+
 /// Calls `work`, which queues work on the stream of `gpu`, and records the uses. The work uses only the memory of `uses`, and the
 /// stream has been ordered for it ([`Use::order`]). If `gpu` captures, the graph keeps the memory of `uses` instead. `work` only
 /// calls the driver.
 #[inline]
-pub(crate) fn queue<'a>(
+pub(crate) fn queue_copy<'a>(
     gpu: &Gpu,
     uses: impl IntoIterator<Item = Use<'a>>,
     work: impl FnOnce(CUstream) -> Result<(), DriverError>,
@@ -658,7 +729,7 @@ pub(crate) fn queue<'a>(
     queue_launch(gpu, uses, |raw| work(raw).map_err(PoolError::from))
 }
 
-/// Like [`queue`], for work that calls the pool.
+/// Like [`queue_copy`], for work that calls the pool.
 #[inline]
 pub(crate) fn queue_launch<'a>(
     gpu: &Gpu,
@@ -672,7 +743,7 @@ pub(crate) fn queue_launch<'a>(
         // Checked inside of the call: before it, another thread could still begin or end a capture.
         if !runs(stream, gpu.recording())? {
             // The graph keeps the memory, even if no wait was needed.
-            uses.into_iter().for_each(|one| one.storage.block.record_use(stream));
+            uses.into_iter().for_each(|one| one.storage.memory.record_use(stream));
             return Ok(work(raw)?);
         }
         let queued = work(raw);

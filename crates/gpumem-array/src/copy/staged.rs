@@ -8,7 +8,7 @@ use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::gpu::copiers::{Slot, Stage};
-use crate::storage::{Use, queue};
+use crate::storage::{Use, queue_copy};
 use gpumem_pool::{Stream, StreamPoint};
 use ndarray::Dimension;
 
@@ -65,7 +65,7 @@ impl Ends<'_> {
         target.order(receiver)?;
         source.order(sender)?;
         wait(sender.stream(), slot.read, receiver.stream())?;
-        queue(sender, [source], |stream| {
+        queue_copy(sender, [source], |stream| {
             // SAFETY: the chunk lies within the source, in live memory of this device, and the stream has been ordered to read it. The
             // slot has room for a chunk, and the stream waits for the last copy out of it.
             unsafe { driver.cuMemcpyAsync(middle, from, size_bytes, stream) }
@@ -73,7 +73,7 @@ impl Ends<'_> {
         wait(receiver.stream(), sender.stream().point(), sender.stream())?;
         let is_marked = receiver.stream().has_waiters();
         slot.block.record_use(receiver.stream());
-        let queued = queue(receiver, [target], |stream| {
+        let queued = queue_copy(receiver, [target], |stream| {
             // SAFETY: the chunk lies within the target, in live memory of this device, and the stream has been ordered to write it.
             // Every device can access the slot, which the stream waits for.
             unsafe { driver.cuMemcpyAsync(to, middle, size_bytes, stream) }

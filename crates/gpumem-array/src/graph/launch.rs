@@ -7,7 +7,7 @@ use crate::gpu::Gpu;
 use crate::gpu::recording::{Access, RecordedUse};
 use crate::graph::{GpuGraph, Out};
 use crate::layout::Bytes;
-use crate::storage::{Use, queue_launch};
+use crate::storage::{Use, prefetch, queue_launch};
 use core::fmt;
 use core::ops::Range;
 use gpumem_pool::PoolError;
@@ -88,6 +88,7 @@ impl<'g, 'a> GraphLaunch<'g, 'a> {
         let mut uses = matched(&graph.uses, &arguments)?;
         uses.extend(graph.results.iter().map(|result| Use::whole(result, Access::Write)));
         uses.iter().try_for_each(|one| one.order(gpu))?;
+        prefetch(gpu, uses.iter().copied());
         // SAFETY: the graph consists of operations of this crate on memory of its own, which the pool keeps, and on its arguments, which
         // were just matched. The stream has been ordered after conflicting uses of both, and later uses are ordered after it. Kernels stay
         // loaded as long as the graph.
