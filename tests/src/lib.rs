@@ -53,3 +53,8 @@ pub struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/adaptors.md")]
 pub struct Adaptors;
+
+/// The page for users of CUDA.jl.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/from-cuda-jl.md")]
+pub struct FromCudaJl;
