@@ -5,7 +5,7 @@
 //! [`Gpu::synchronize`] wait. [`GpuArray::upload`] and [`GpuArray::download`] can be awaited instead. Programs need no explicit synchronisation: each array records the points of its last write and
 //! of the reads since in their streams, and another stream that uses the array waits for exactly those, on the device.
 //!
-//! The rooms of the sources, each of which imports only rooms above it:
+//! The rooms of the sources, each of which imports only rooms of earlier rows:
 //!
 //! | room | contents |
 //! | --- | --- |

@@ -19,8 +19,9 @@ use gpumem_sys::{DriverError, LoadError};
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The device has no free memory, even after the pool released and reclaimed everything it could. Freeing memory,
-    /// here or in another process, may help; the report's advice names the most likely remedy.
+    /// The device could not serve the request, even after the pool released and reclaimed everything it could, and no limit
+    /// refused it. The device may still have memory that is fragmented, pending or withheld; the report's advice names the most
+    /// likely remedy.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
     /// The request is larger than the device's memory, so a retry never succeeds. Unified memory may exceed the device

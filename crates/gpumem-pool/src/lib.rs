@@ -6,7 +6,7 @@
 //!
 //! Every function works on any thread with any current CUDA context, and restores that context.
 //!
-//! The rooms of this crate, the lowest first. A room imports only from rooms above it in this table, which
+//! The rooms of this crate. A room imports only rooms of earlier rows of this table, which
 //! `cargo xtask tidy` checks:
 //!
 //! | room | content |

@@ -51,7 +51,7 @@
 // `unsafe` is decoding C arguments, host mappings, and the bytes behind addresses, in the modules that own them.
 #![deny(unsafe_code)]
 
-// The rooms, lowest first: a room imports from rooms above it in this list. `cargo xtask tidy` checks that. `machine` has the
+// The rooms: a room imports only rooms that come earlier in this list. `cargo xtask tidy` checks that. `machine` has the
 // methods of `Machine` in folders named like the rooms whose types they work on.
 
 // Result codes, handles, addresses, free ranges, random numbers, threads.

@@ -4,8 +4,9 @@
 //!
 //! A stream's *epoch* counts the markers made in it. A stamp is the stream's index and its epoch at one moment: it stands for
 //! everything queued on the stream by then. To *close* an epoch is to raise the count first and then to make the marker (an event,
-//! or a wait of the host): a thread that read the old count had queued its work before, so the marker covers that work. In the
-//! other order, work queued behind the marker could still get a stamp with the old count.
+//! or a wait of the host). The driver serialises the calls on one stream, so a thread that queued work behind the marker also reads
+//! the raised count; a thread that read the old count queued its work before the marker, which covers it. In the other order, work
+//! queued behind the marker could still get a stamp with the old count.
 //!
 //! `order[t][s] >= e`: everything stamped up to `e` on `s` is ordered before the next operation on `t`. `complete[s] >= e`:
 //! everything stamped up to `e` on `s` is complete. Neither ever decreases, and an index that passes to another stream keeps its
