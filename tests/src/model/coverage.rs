@@ -50,14 +50,14 @@ pub struct Coverage {
 /// The rungs that an allocation of the caching backend can reach, detected from its driver calls. One allocation can reach
 /// several.
 pub(super) const RUNGS: [(&str, Rung); 8] = [
-    ("at hand", |seen| seen.is_empty()),
-    ("asked what is done", |seen| seen.has(Call::EventQuery)),
-    ("marked", |seen| seen.has(Call::EventRecord)),
+    ("ready memory", |seen| seen.is_empty()),
+    ("queried completion", |seen| seen.has(Call::EventQuery)),
+    ("recorded a marker", |seen| seen.has(Call::EventRecord)),
     ("grown", |seen| GROWTH.iter().any(|call| seen.has(*call))),
-    ("mapped anew", |seen| seen.has(Call::Map) && !seen.has(Call::Create)),
-    ("waited on the device", |seen| seen.has(Call::StreamWaitEvent)),
-    ("waited for the device", |seen| seen.has(Call::ContextRecord)),
-    ("given back", |seen| seen.has(Call::Release)),
+    ("remapped", |seen| seen.has(Call::Map) && !seen.has(Call::Create)),
+    ("made the stream wait", |seen| seen.has(Call::StreamWaitEvent)),
+    ("waited on the host", |seen| seen.has(Call::ContextRecord)),
+    ("released", |seen| seen.has(Call::Release)),
 ];
 
 /// Calls that allocate physical memory: handles, segments of device memory, and memory of other kinds.

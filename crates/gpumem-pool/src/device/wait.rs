@@ -31,8 +31,8 @@ impl Device {
         Ok(())
     }
 
-    /// Like [`Device::synchronize`], for drops in other layers: leaves the reports of kept memory to the program's own
-    /// calls.
+    /// Like [`Device::synchronize`], for drops in other layers: it does not return [`PoolError::Kept`], which is left to the program's
+    /// own calls.
     #[doc(hidden)]
     pub fn synchronize_for_drop(&self) -> Result<(), PoolError> {
         let operation = "waiting for the device";

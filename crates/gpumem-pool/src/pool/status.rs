@@ -7,7 +7,7 @@ use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
 use gpumem_heap::counters::Counters;
 
 impl Pool {
-    /// Returns the pool's current counters. Works on a poisoned pool too.
+    /// Returns the pool's current counters. A poisoned pool returns them too.
     ///
     /// # Errors
     ///

@@ -54,6 +54,21 @@ fn a_quota_also_counts_against_the_parent() {
     });
 }
 
+/// A request that would fit below the limit of the whole, but whose page does not, names that limit and not the quota.
+#[test]
+fn the_limit_that_refuses_a_page_is_named() {
+    on_device_memory(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(21 * MIB).build().unwrap();
+        if pool.backend() != BackendKind::Caching {
+            return;
+        }
+        let (part, stream) = (pool.private(16 * MIB).unwrap(), fixture.stream());
+        let block = pool.alloc(20 * MIB, &stream).unwrap();
+        assert!(is_refused_by(part.alloc(512 << 10, &stream), 21 * MIB));
+        drop(block);
+    });
+}
+
 /// Memory of one pool in a thread cache is released for another pool too.
 #[test]
 fn small_blocks_of_one_make_room_for_another() {

@@ -366,7 +366,7 @@ impl CachingPool {
 }
 
 /// The unit of physical memory.
-const PAGE_BYTES: u64 = 2 << 20;
+pub(super) const PAGE_BYTES: u64 = 2 << 20;
 
 /// A handle is at most this fraction of the extent, so that little excess memory stays mapped after a shrink.
 const HANDLE_SHARE: u64 = 16;

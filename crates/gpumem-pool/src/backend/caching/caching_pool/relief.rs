@@ -1,7 +1,8 @@
 //! Releasing unused memory, and the room below the limits.
 
 use super::{CachingPool, Core};
-use crate::backend::{Counts, Shortage, Source, caching::access::Memory};
+use crate::backend::caching::{access::Memory, extent::PAGE_BYTES};
+use crate::backend::{Counts, Shortage, Source};
 use crate::config::MemoryKind;
 use crate::device::{StreamIndex, deadline};
 use crate::error::{PoolError, Refusal, Sample};
@@ -100,7 +101,9 @@ impl CachingPool {
     ) -> Shortage {
         let admitted_bytes = self.reserved_bytes();
         let own_limit = || self.limits.exceeded_at(admitted_bytes);
-        let limit = || self.access.admission().limit_exceeded_by(requested_bytes).or_else(own_limit);
+        // The heap grows by whole pages, so a request may fit below a limit that its pages exceed.
+        let page_bytes = requested_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+        let limit = || self.access.admission().limit_exceeded_by(page_bytes).or_else(own_limit);
         let refusal = refusal.or_else(|| limit().map(Refusal::Limit));
         Shortage { requested_bytes, alignment: 0, admitted_bytes, refusal }
     }
