@@ -5,7 +5,6 @@
 #![cfg(gpumem_shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_pool::sys::Driver;
 use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
