@@ -33,7 +33,7 @@ use pitched::Side;
 use strided::Launches;
 
 impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
-    /// Downloads the elements in row-major order. Waits for all work queued on the stream so far.
+    /// Downloads the elements in row-major order. Waits for the work that the elements depend on.
     ///
     /// Contiguous elements and rows at a pitch take one copy. Others are first gathered on the device.
     ///
@@ -53,7 +53,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         }
     }
 
-    /// Downloads the elements in their shape. Waits for all work queued on the stream so far.
+    /// Downloads the elements in their shape. Waits for the work that the elements depend on.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 }
 
 impl<T: Element> GpuView<'_, T, Ix0> {
-    /// Downloads the only element. Waits for all work queued on the stream so far.
+    /// Downloads the only element. Waits for the work that the elements depend on.
     ///
     /// # Errors
     ///
@@ -531,8 +531,14 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
         return Ok(elements);
     }
     check_runs(source.gpu(), DOWNLOAD)?;
-    let lane = Lane::of(source.gpu(), source.home(), source.storage(), DOWNLOAD)?;
+    let lane = match Lane::of(source.gpu(), source.home(), source.storage(), DOWNLOAD)? {
+        Lane::Own(gpu) if source.storage().is_overtaken(gpu) => Lane::Copier(source.home().copier()?),
+        lane => lane,
+    };
     let gpu = lane.gpu();
+    if let Lane::Copier(_) = lane {
+        order_once(source, gpu)?;
+    }
     let order = source.layout().order().unwrap_or(Order::Row);
     let host = Layout::dense(source.raw_dim(), order, size_of::<T>())?;
     let plan = Plan::copy(&host, source.layout(), size_of::<T>());
@@ -570,6 +576,17 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     // SAFETY: `len` elements have been written, and the check above found each to be a valid value.
     unsafe { elements.set_len(len) };
     Ok(elements)
+}
+
+/// Orders a stream before its first use of a view. The streams that it waits for do not mark their later work because of that.
+fn order_once<T: Element, D: Dimension>(source: &GpuView<'_, T, D>, gpu: &Gpu) -> Result<(), ArrayError> {
+    let stream = source.gpu().stream();
+    let has_waiters = stream.has_waiters();
+    source.reads().order(gpu)?;
+    if !has_waiters {
+        stream.expect_no_waiters();
+    }
+    Ok(())
 }
 
 /// The stream of a copy to or from the host.

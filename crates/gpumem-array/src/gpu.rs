@@ -11,7 +11,7 @@ use crate::error::ArrayError;
 use crate::kernel::library::Library;
 use crate::kernel::{KernelName, Module};
 use crate::kind::{self, Kind, Pinned, Unified};
-use copiers::Copiers;
+use copiers::{Copiers, Downloads};
 use core::cell::RefCell;
 use core::fmt;
 use core::marker::PhantomData;
@@ -50,6 +50,7 @@ struct Inner {
     recording: Option<Recording>,
     /// The number of the name of the user's kernel that was launched last; 0 is none.
     last_kernel: AtomicU32,
+    downloads: Downloads,
 }
 
 /// Memory of one kind that arrays are allocated from; see [`Gpu::unified`] and [`Gpu::pinned`].
@@ -140,7 +141,13 @@ impl Gpu {
             copiers: Copiers::default(),
         };
         let (shared, stream) = (Arc::new(shared), stream.clone());
-        Ok(Self(Arc::new(Inner { shared, stream, recording: None, last_kernel: AtomicU32::new(0) })))
+        Ok(Self(Arc::new(Inner {
+            shared,
+            stream,
+            recording: None,
+            last_kernel: AtomicU32::new(0),
+            downloads: Downloads::default(),
+        })))
     }
 
     /// Opens device 0 of the driver that `GPUMEM_DRIVER` names, with a pool that the environment configures.
@@ -214,14 +221,20 @@ impl Gpu {
 
     fn with(&self, stream: Stream) -> Self {
         let (shared, last_kernel) = (self.0.shared.clone(), AtomicU32::new(0));
-        Self(Arc::new(Inner { shared, stream, recording: None, last_kernel }))
+        Self(Arc::new(Inner {
+            shared,
+            stream,
+            recording: None,
+            last_kernel,
+            downloads: Downloads::default(),
+        }))
     }
 
     /// A `Gpu` with a new stream for the capture of `recording`.
     pub(crate) fn for_capture(&self, recording: Recording) -> Result<Self, ArrayError> {
         let (shared, stream) = (self.0.shared.clone(), Stream::new(self.device())?);
         let (recording, last_kernel) = (Some(recording), AtomicU32::new(0));
-        Ok(Self(Arc::new(Inner { shared, stream, recording, last_kernel })))
+        Ok(Self(Arc::new(Inner { shared, stream, recording, last_kernel, downloads: Downloads::default() })))
     }
 
     /// Gives this thread a stream until the thread ends.

@@ -16,7 +16,8 @@
 //! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one
 //! stream needs no marker, so markers are recorded when another stream needs one. Some writes get theirs at once, because
 //! another stream is likely to wait for them while later work is queued: copies from pinned memory, writes on a stream that other
-//! streams have waited for, and writes to memory that another stream has just used.
+//! streams have waited for, and writes to memory that another stream has just used. So do writes of memory of the size whose last
+//! download found later work on the stream ([`Storage::is_overtaken`]).
 //!
 //! Another thread may begin a capture between the waits and the work. So [`queue`] queues the work in a call during which no
 //! capture of the stream begins or ends. There it checks whether the work becomes part of a graph, which then keeps the memory. In
@@ -421,6 +422,21 @@ impl Storage {
         self.memory.size_bytes()
     }
 
+    /// Whether a download through the stream of `gpu` would wait for work that it does not depend on.
+    pub(crate) fn is_overtaken(&self, gpu: &Gpu) -> bool {
+        let stream = gpu.stream();
+        // Without a marker since, the last write is among the latest work.
+        let is_latest = load(&self.write) == stream.point();
+        if is_latest && gpu.wrote_last(self.address()) || stream.is_complete().unwrap_or(true) {
+            return false;
+        }
+        if is_latest {
+            // A marker now is behind the later work. Next time there is one before.
+            gpu.note_late_download(self.size_bytes());
+        }
+        true
+    }
+
     /// The address for the host, if the host can access the memory while the device works.
     pub(crate) fn host_ptr(&self) -> Option<NonNull<u8>> {
         self.memory.host_ptr()
@@ -738,7 +754,7 @@ pub(crate) fn queue_launch<'a>(
 ) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let _bound = gpu.device().bind()?;
-    let (mut has_written, mut has_read_host, mut is_changed) = (false, false, false);
+    let (mut has_written, mut has_read_host, mut is_changed, mut is_late) = (false, false, false, false);
     let queued = stream.queue_work(|raw| {
         // Checked inside of the call: before it, another thread could still begin or end a capture.
         if !runs(stream, gpu.recording())? {
@@ -751,12 +767,16 @@ pub(crate) fn queue_launch<'a>(
         let point = stream.point();
         for one in uses {
             is_changed |= one.record(stream, point);
-            has_written |= one.access == Access::Write;
             has_read_host |= one.access == Access::Read && one.storage.is_host;
+            if one.access == Access::Write {
+                has_written = true;
+                is_late |= gpu.downloads_late(one.storage.size_bytes());
+                gpu.note_write(one.storage.address());
+            }
         }
         Ok(queued?)
     })?;
-    if has_written && (has_read_host || is_changed || stream.has_waiters()) {
+    if has_written && (has_read_host || is_changed || is_late || stream.has_waiters()) {
         mark(stream);
     }
     queued.map_err(|error| gpu.explained(error))

@@ -7,17 +7,17 @@
 
 mod support;
 
-use gpumem_array::ndarray::Ix1;
+use gpumem_array::ndarray::{Ix1, s};
 use gpumem_array::pool::sys::Table;
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUevent, CUresult, CUstream};
 use gpumem_array::pool::{Device, MemoryKind, Pool};
 use gpumem_array::{Gpu, GpuArray};
-use gpumem_sim::{Sim, SimConfig};
+use gpumem_sim::{Schedule, Sim, SimConfig};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use support::gpu;
+use support::{gpu, gpu_with};
 
 /// 4 MiB: an upload takes 76 µs.
 const LEN: usize = 1 << 20;
@@ -177,4 +177,58 @@ fn a_download_waits_for_its_own_copy_alone() {
     let whole = host_time(&gpu) - begin;
     assert!(BEHIND.get().is_none());
     assert!(beside < alone + whole / 2, "{alone:?} {beside:?} {whole:?}");
+}
+
+/// A query of its streams reports work that nothing has waited for as incomplete.
+fn busy_gpu() -> Gpu {
+    gpu_with(SimConfig::new().schedule(Schedule::Late))
+}
+
+/// 100 fills of 64 MiB, which take 2 ms.
+fn keep_busy(large: &mut GpuArray<u8, Ix1>) {
+    (0..100).for_each(|_| large.fill(1).unwrap());
+}
+
+#[test]
+fn a_number_does_not_wait_for_work_behind_it() {
+    let gpu = busy_gpu();
+    let mut large = GpuArray::<u8, _>::zeros(&gpu, 64 << 20).unwrap();
+    let x = GpuArray::from_elem(&gpu, 1000, 2.0_f32).unwrap();
+    assert_eq!(x.sum().unwrap().into_scalar().unwrap(), 2000.0);
+    let rounds: Vec<_> = (0..5)
+        .map(|_| {
+            let begin = host_time(&gpu);
+            let sum = x.sum().unwrap();
+            keep_busy(&mut large);
+            let queued = host_time(&gpu) - begin;
+            assert_eq!(sum.into_scalar().unwrap(), 2000.0);
+            let waited = host_time(&gpu) - begin - queued;
+            gpu.synchronize().unwrap();
+            (waited, host_time(&gpu) - begin)
+        })
+        .collect();
+    // The first round shows that such numbers are wanted early.
+    assert!(rounds[1..].iter().all(|(waited, whole)| *waited < *whole / 10), "{rounds:?}");
+}
+
+#[test]
+fn a_download_of_finished_work_does_not_wait_for_a_busy_stream() {
+    let gpu = busy_gpu();
+    let other = gpu.fork().unwrap();
+    let mut large = GpuArray::<u8, _>::zeros(&gpu, 64 << 20).unwrap();
+    let uploaded = GpuArray::from_slice(&gpu, &[1, 2, 3]).unwrap();
+    let strided = GpuArray::from_slice(&gpu, &[1, 2, 3, 4]).unwrap();
+    let strided = strided.slice(s![..;-2]).unwrap();
+    assert_eq!(strided.to_vec().unwrap(), [4, 2]);
+    let elsewhere = GpuArray::from_elem(&other, 3, 7).unwrap();
+    gpu.device().synchronize().unwrap();
+    keep_busy(&mut large);
+    let begin = host_time(&gpu);
+    assert_eq!(uploaded.to_vec().unwrap(), [1, 2, 3]);
+    assert_eq!(elsewhere.on(&gpu).to_vec().unwrap(), [7; 3]);
+    assert_eq!(strided.to_vec().unwrap(), [4, 2]);
+    let waited = host_time(&gpu) - begin;
+    gpu.synchronize().unwrap();
+    let whole = host_time(&gpu) - begin;
+    assert!(waited < whole / 10, "{waited:?} {whole:?}");
 }

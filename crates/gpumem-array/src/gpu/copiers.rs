@@ -6,6 +6,7 @@
 use super::Gpu;
 use crate::error::ArrayError;
 use core::ops::Deref;
+use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_pool::{Block, MemoryKind, Stream, StreamPoint};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -14,6 +15,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(super) struct Copiers {
     idle: Mutex<Vec<Stream>>,
     stages: Mutex<Vec<Stage>>,
+}
+
+/// What tells whether a download would wait for more than it needs.
+#[derive(Debug, Default)]
+pub(super) struct Downloads {
+    /// The address of the memory that the latest work writes.
+    last_written: AtomicU64,
+    /// The size of the memory whose download last found later work on the stream; 0 if none did.
+    late_bytes: AtomicU64,
 }
 
 /// A `Gpu` with a stream of its own for one copy, which the host waits for.
@@ -36,6 +46,31 @@ pub(crate) struct Slot {
 }
 
 impl Gpu {
+    /// Notes that the latest work on the stream writes the memory at an address.
+    #[inline]
+    pub(crate) fn note_write(&self, address: u64) {
+        let last = &self.0.downloads.last_written;
+        if last.load(Ordering::Relaxed) != address {
+            last.store(address, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether no work has been queued behind the write of the memory at an address.
+    pub(crate) fn wrote_last(&self, address: u64) -> bool {
+        self.0.downloads.last_written.load(Ordering::Relaxed) == address
+    }
+
+    /// Notes that memory of a size is downloaded while later work is queued.
+    pub(crate) fn note_late_download(&self, size_bytes: u64) {
+        self.0.downloads.late_bytes.store(size_bytes, Ordering::Relaxed);
+    }
+
+    /// Whether memory of this size is likely to be downloaded while later work is queued, so that its write is worth a marker.
+    #[inline]
+    pub(crate) fn downloads_late(&self, size_bytes: u64) -> bool {
+        self.0.downloads.late_bytes.load(Ordering::Relaxed) == size_bytes
+    }
+
     /// A `Gpu` with the pools and kernels of this one, and an idle stream. After the copy the host waits, and drops it.
     pub(crate) fn copier(&self) -> Result<Copier<'_>, ArrayError> {
         let copiers = &self.0.shared.copiers;

@@ -431,6 +431,11 @@ impl Clocks {
         self.stream_states.awaited_count(index).load(Ordering::Relaxed) > 0
     }
 
+    /// Ends the markers for waiters to come, until there is a waiter again.
+    pub(crate) fn expect_no_waiters(&self, index: StreamIndex) {
+        self.stream_states.awaited_count(index).store(0, Ordering::Relaxed);
+    }
+
     /// Counts a marker that was recorded for later waiters.
     pub(crate) fn use_up_waiter(&self, index: StreamIndex) {
         let less = |count: u32| count.checked_sub(1);

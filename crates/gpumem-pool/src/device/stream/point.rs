@@ -106,6 +106,14 @@ impl Stream {
         self.clocks().has_waiters(self.stream_index())
     }
 
+    /// Ends what [`Stream::has_waiters`] reports, until another stream waits for a point again: for a wait that does not announce
+    /// more of them.
+    #[doc(hidden)]
+    #[inline]
+    pub fn expect_no_waiters(&self) {
+        self.clocks().expect_no_waiters(self.stream_index());
+    }
+
     /// Records a marker, so that waits for earlier points of this stream do not include later work. Returns false if the
     /// stream captures or is retired.
     ///
