@@ -148,7 +148,77 @@ fn launches_are_ordered(driver: &Driver) {
     copies.iter().for_each(|(array, expected)| check(array, *expected));
 }
 
+/// Numbers change between launches on any stream; one that is not returned keeps its value.
+fn numbers_change_between_launches(driver: &Driver) {
+    let gpu = gpu(driver);
+    let other = gpu.fork().unwrap();
+    let mut x = filled(&gpu, 1.0);
+    let (mut graph, (factor, sum)) = gpu
+        .capture(|c| {
+            let (factor, fixed) = (c.scalar(2.0_f32)?, c.scalar(1.0_f32)?);
+            x.on_mut(c).try_mul_assign(&factor)?;
+            x.on_mut(c).try_add_assign(&fixed)?;
+            let sum = x.on(c).sum()?;
+            Ok((factor, sum))
+        })
+        .unwrap();
+    let mut expected = 1.0;
+    for (round, value) in [None, Some(3.0), None, Some(-1.0)].into_iter().enumerate() {
+        let stream = if round % 2 == 0 { &other } else { &gpu };
+        let launch = graph.launch(stream).write(&mut x);
+        let done = match value {
+            Some(value) => launch.set(&factor, value).run().unwrap(),
+            None => launch.run().unwrap(),
+        };
+        expected = expected * [2.0, 3.0, 3.0, -1.0][round] + 1.0;
+        assert_eq!(done.get(&sum).unwrap().into_scalar().unwrap(), expected * LEN as f32);
+    }
+    check(&x, expected);
+    let (mut wrong, ()) = gpu.capture(|_| Ok(())).unwrap();
+    assert_eq!(refusal(wrong.launch(&gpu).set(&factor, 1.0).run()), GraphError::ForeignResult);
+}
+
+/// A graph that is captured again has the new arrays, numbers and operations, and an update that fails changes nothing.
+fn graphs_are_updated(driver: &Driver) {
+    let gpu = gpu(driver);
+    let other = gpu.fork().unwrap();
+    let (mut x, mut y) = (filled(&gpu, 1.0), filled(&other, 10.0));
+    let (mut graph, first) = gpu.capture(|c| x.on(c).try_mul(2.0)).unwrap();
+    let mut copies = Vec::new();
+    for round in 1..=6 {
+        let number = round as f32;
+        graph.launch(&other).read(&x).run().unwrap();
+        core::mem::swap(&mut x, &mut y);
+        // The operations are others every third time.
+        let out = match round % 3 {
+            0 => graph.update(&gpu, |c| x.on(c).try_add(number)?.try_add(1.0)),
+            _ => graph.update(&gpu, |c| x.on(c).try_mul(number)),
+        }
+        .unwrap();
+        let done = graph.launch(if round % 2 == 0 { &gpu } else { &other }).read(&x).run().unwrap();
+        let old = if round % 2 == 0 { 1.0 } else { 10.0 };
+        let expected = if round % 3 == 0 { old + number + 1.0 } else { old * number };
+        copies.push((done.get(&out).unwrap().on(&gpu).try_add(0.0).unwrap(), expected));
+        assert_eq!(refusal(done.get(&first)), GraphError::ForeignResult);
+    }
+    let failed = graph.update(&gpu, |c| x.on(c).try_add(&Vector::zeros(c, 3)?));
+    assert!(matches!(failed, Err(ArrayError::Shape { .. })));
+    graph.launch(&gpu).read(&x).run().unwrap();
+    drop((graph, x, y));
+    copies.iter().for_each(|(array, expected)| check(array, *expected));
+}
+
 cases! {
+    #[serial_test::serial]
+    fn numbers_change_between_launches_on(driver: &Driver) {
+        numbers_change_between_launches(driver);
+    }
+
+    #[serial_test::serial]
+    fn graphs_are_updated_on(driver: &Driver) {
+        graphs_are_updated(driver);
+    }
+
     #[serial_test::serial]
     fn values_exist_through_a_launch_on(driver: &Driver) {
         values_exist_through_a_launch(driver);

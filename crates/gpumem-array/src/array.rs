@@ -321,7 +321,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 
     /// An array over memory that is large enough for the layout, and is written before the array leaves this crate.
-    pub(super) fn over(gpu: &Gpu, storage: Storage, layout: Layout<D>) -> Self {
+    pub(crate) fn over(gpu: &Gpu, storage: Storage, layout: Layout<D>) -> Self {
         Self { gpu: gpu.clone(), storage, layout, element: PhantomData }
     }
 

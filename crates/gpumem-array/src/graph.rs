@@ -16,31 +16,38 @@ mod launch;
 mod outputs;
 
 pub use launch::{GraphLaunch, Launched};
-pub use outputs::{Out, Outputs};
+pub use outputs::{Number, Out, Outputs};
 
-use crate::array::{OnStream, foreign};
-use crate::error::ArrayError;
-use crate::gpu::recording::{RecordedUse, Recording};
+use crate::array::{AsView, GpuArray, GpuView, OnStream, foreign};
+use crate::element::{Element, check_layout};
+use crate::error::{ArrayError, GraphError};
+use crate::gpu::recording::{Access, RecordedUse, Recording};
 use crate::gpu::{Gpu, Place, sealed::Sealed};
 use crate::kernel::Function;
 use crate::kind;
-use crate::storage::Storage;
+use crate::layout::{Layout, Order};
+use crate::storage::{Storage, Use, queue};
 use core::fmt;
 use core::ops::Deref;
-use gpumem_pool::{Capture, CaptureMode, GraphExec, Stream};
+use gpumem_pool::{Capture, CaptureMode, Graph, GraphExec, Stream};
+use ndarray::Ix0;
 use outputs::Keeper;
 
 /// The `Gpu` of a capture, which only the closure of [`Gpu::capture`] has. Operations on its stream are captured instead of run.
 ///
 /// It dereferences to a [`Gpu`]. After the capture, operations on it return [`GraphError::CaptureEnded`](crate::GraphError::CaptureEnded).
 #[derive(Debug)]
-pub struct CaptureGpu(Gpu);
+pub struct CaptureGpu {
+    gpu: Gpu,
+    /// The one that captures, whose stream runs.
+    outside: Gpu,
+}
 
 impl Deref for CaptureGpu {
     type Target = Gpu;
 
     fn deref(&self) -> &Gpu {
-        &self.0
+        &self.gpu
     }
 }
 
@@ -50,7 +57,7 @@ impl Place for CaptureGpu {
     type Kind = kind::Device;
 
     fn gpu(&self) -> &Gpu {
-        &self.0
+        &self.gpu
     }
 }
 
@@ -58,10 +65,32 @@ impl foreign::sealed::Sealed for CaptureGpu {}
 
 impl OnStream for CaptureGpu {
     fn stream(&self) -> &Stream {
-        self.0.stream()
+        self.gpu.stream()
     }
     fn capture(&self) -> foreign::sealed::Capture<'_> {
-        foreign::sealed::Capture(self.0.recording())
+        foreign::sealed::Capture(self.gpu.recording())
+    }
+}
+
+/// A number in a capture; see [`CaptureGpu::scalar`].
+#[derive(Debug)]
+pub struct GraphScalar<T>(GpuArray<T, Ix0>)
+where
+    T: Element;
+
+impl<T: Element> AsView for GraphScalar<T> {
+    type Elem = T;
+    type Dim = Ix0;
+    fn as_view(&self) -> GpuView<'_, T, Ix0> {
+        self.0.view()
+    }
+}
+
+impl<T: Element> Deref for GraphScalar<T> {
+    type Target = GpuArray<T, Ix0>;
+
+    fn deref(&self) -> &GpuArray<T, Ix0> {
+        &self.0
     }
 }
 
@@ -79,7 +108,7 @@ pub struct GpuGraph {
     /// The number of the capture.
     id: u64,
     /// The kernels of the program.
-    _functions: Vec<Function>,
+    functions: Vec<Function>,
     /// Keeps this crate's kernels loaded.
     gpu: Gpu,
 }
@@ -136,19 +165,142 @@ impl Gpu {
         &self,
         work: impl FnOnce(&CaptureGpu) -> Result<R, ArrayError>,
     ) -> Result<(GpuGraph, R::Tokens), ArrayError> {
+        let (Captured { graph, uses, results, functions, id }, tokens) = self.captured(work)?;
+        let exec = graph.instantiate()?;
+        Ok((GpuGraph { exec, uses, results, id, functions, gpu: self.clone() }, tokens))
+    }
+
+    fn captured<R: Outputs>(
+        &self,
+        work: impl FnOnce(&CaptureGpu) -> Result<R, ArrayError>,
+    ) -> Result<(Captured, R::Tokens), ArrayError> {
         let (recording, _on_thread) = Recording::begin()?;
         let id = recording.id();
         let gpu = self.for_capture(recording)?;
         // Relaxed: the stream is private, so no other call can interfere with the capture, and it interferes with none.
         let mut open = Open { capture: Some(gpu.stream().begin_capture(CaptureMode::Relaxed)?), gpu };
-        let made = work(&CaptureGpu(open.gpu.clone()))?;
+        let made = work(&CaptureGpu { gpu: open.gpu.clone(), outside: self.clone() })?;
         let mut keeper = Keeper::new(id);
         let tokens = made.keep(&mut keeper)?;
         let results = keeper.into_results();
-        let exec = open.end()?.end()?.instantiate()?;
+        let graph = open.end()?.end()?;
         let (uses, functions) = open.gpu.recording().map(Recording::take).unwrap_or_default();
-        Ok((GpuGraph { exec, uses, results, id, _functions: functions, gpu: self.clone() }, tokens))
+        Ok((Captured { graph, uses, results, functions, id }, tokens))
     }
+}
+
+/// The result of a capture.
+struct Captured {
+    graph: Graph,
+    uses: Vec<RecordedUse>,
+    results: Vec<Storage>,
+    functions: Vec<Function>,
+    id: u64,
+}
+
+impl GpuGraph {
+    /// Captures again, for example with other arrays or numbers, and replaces the operations of this graph. That is cheaper than another
+    /// graph as long as the operations and their order are the same. If they differ, it costs as much.
+    ///
+    /// The call returns new tokens; those before belong to the operations before. On an error the graph keeps its operations.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let (x, y) = (GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?, GpuArray::from_slice(&gpu, &[5.0_f32, 6.0])?);
+    /// let (mut graph, double) = gpu.capture(|c| x.on(c).try_mul(2.0))?;
+    /// assert_eq!(graph.launch(&gpu).read(&x).run()?.get(&double)?.to_vec()?, [2.0, 4.0]);
+    ///
+    /// let triple = graph.update(&gpu, |c| y.on(c).try_mul(3.0))?;
+    /// assert_eq!(graph.launch(&gpu).read(&y).run()?.get(&triple)?.to_vec()?, [15.0, 18.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::WrongDevice`] if `gpu` is on another device than the graph; otherwise those of [`Gpu::capture`].
+    pub fn update<R: Outputs>(
+        &mut self,
+        gpu: &Gpu,
+        work: impl FnOnce(&CaptureGpu) -> Result<R, ArrayError>,
+    ) -> Result<R::Tokens, ArrayError> {
+        self.gpu.check(gpu.device())?;
+        let (captured, tokens) = gpu.captured(work)?;
+        if !self.exec.update(&captured.graph)? {
+            self.exec = captured.graph.instantiate()?;
+        }
+        // Launches that run keep the memory before; kernels are unloaded behind them.
+        (self.uses, self.results, self.id) = (captured.uses, captured.results, captured.id);
+        self.functions = captured.functions;
+        Ok(tokens)
+    }
+}
+
+impl CaptureGpu {
+    /// A number of the graph, which dereferences to an array of one element. Use it as an operand, and return it from the closure:
+    /// [`GraphLaunch::set`] changes it, for that launch and later ones, with its token.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let mut x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
+    /// let (mut graph, factor) = gpu.capture(|c| {
+    ///     let factor = c.scalar(2.0_f32)?;
+    ///     x.on_mut(c).try_mul_assign(&factor)?;
+    ///     Ok(factor)
+    /// })?;
+    /// graph.launch(&gpu).write(&mut x).run()?;
+    /// assert_eq!(x.to_vec()?, [2.0, 4.0]);
+    /// graph.launch(&gpu).write(&mut x).set(&factor, 10.0).run()?;
+    /// assert_eq!(x.to_vec()?, [20.0, 40.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`] if the allocation or a driver call fails; [`ArrayError::Graph`] after the capture, or if the stream of the
+    /// `Gpu` that captures is in a capture that `Stream::begin_capture` began.
+    pub fn scalar<T: Element>(&self, value: T) -> Result<GraphScalar<T>, ArrayError> {
+        const { check_layout::<T>() };
+        let recording = self.gpu.recording().ok_or(GraphError::CaptureEnded)?;
+        recording.check()?;
+        let block = self.outside.pool().alloc(size_of::<T>() as u64, self.outside.stream())?;
+        let storage = Storage::new(block, &self.outside)?;
+        write(&self.outside, &storage, bytemuck::bytes_of(&value))?;
+        // Each launch comes after the first value, also if the number is not returned.
+        let (stream, outside) = (self.gpu.stream(), self.outside.stream());
+        if !stream.wait_for_point(outside.point())? {
+            stream.wait_for(outside)?;
+        }
+        let layout = Layout::dense(Ix0(), Order::Row, size_of::<T>())?;
+        Ok(GraphScalar(GpuArray::over(&self.gpu, storage.into_capture(recording.id()), layout)))
+    }
+}
+
+/// Queues the value of one element. The stream has been ordered for it, and the array has as many bytes.
+fn write(gpu: &Gpu, storage: &Storage, bytes: &[u8]) -> Result<(), ArrayError> {
+    let (driver, address) = (gpu.device().driver(), storage.address());
+    queue(gpu, [Use::whole(storage, Access::Write)], |stream| {
+        // SAFETY: the bytes lie within live memory of this device, which the stream may write. Words lie at multiples of their size from
+        // the start of a block.
+        bytes.chunks(4).enumerate().try_for_each(|(index, bytes)| unsafe {
+            let to = address + 4 * index as u64;
+            match *bytes {
+                [a, b, c, d] => driver.cuMemsetD32Async(to, u32::from_ne_bytes([a, b, c, d]), 1, stream),
+                [a, b] => driver.cuMemsetD16Async(to, u16::from_ne_bytes([a, b]), 1, stream),
+                [a] => driver.cuMemsetD8Async(to, a, 1, stream),
+                [a, b, c] => {
+                    driver.cuMemsetD16Async(to, u16::from_ne_bytes([a, b]), 1, stream)?;
+                    driver.cuMemsetD8Async(to + 2, c, 1, stream)
+                }
+                _ => Ok(()),
+            }
+        })
+    })
 }
 
 impl Open {
@@ -157,7 +309,7 @@ impl Open {
         if let Some(recording) = self.gpu.recording() {
             recording.close();
         }
-        self.capture.take().ok_or_else(|| crate::error::GraphError::CaptureEnded.into())
+        self.capture.take().ok_or_else(|| GraphError::CaptureEnded.into())
     }
 }
 

@@ -63,7 +63,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A captured number keeps its value. To change it between launches, pass it as an array of one element.
+//! A captured number keeps its value. [`CaptureGpu::scalar`] makes one that [`GraphLaunch::set`] changes between launches, and
+//! [`GpuGraph::update`] captures again, with other arrays.
 //!
 //! # Features
 //!
@@ -105,7 +106,7 @@ pub use copy::{Download, DownloadTarget, Upload, UploadError, UploadSource, Uplo
 pub use element::{Element, Numeric};
 pub use error::{ArrayError, GraphError};
 pub use gpu::{Gpu, Memory, Place};
-pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, Launched, Out, Outputs};
+pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number, Out, Outputs};
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
 pub use ops::Operand;

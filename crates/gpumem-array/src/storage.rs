@@ -523,6 +523,16 @@ impl Storage {
         Self { write: AtomicU64::new(NONE.to_bits()), capture: 0, ..self }
     }
 
+    /// Makes a number of a capture one of its graph. Its memory is not that of the graph, and its uses so far remain.
+    pub(crate) fn into_number(self) -> Self {
+        Self { capture: 0, ..self }
+    }
+
+    /// Makes an array, which has not been used, part of a capture.
+    pub(crate) fn into_capture(self, capture: u64) -> Self {
+        Self { capture, ..self }
+    }
+
     fn finish(&self, point: StreamPoint) -> Result<(), PoolError> {
         if self.device().synchronize_point(point)? {
             return Ok(());

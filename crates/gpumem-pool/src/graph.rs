@@ -22,7 +22,10 @@ use crate::pool::GraphMemory;
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUgraph, CUgraph_st, CUgraphExec_st, CUresult, CUstreamCaptureMode};
+use gpumem_sys::types::{
+    CUgraph, CUgraph_st, CUgraphExec_st, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUresult,
+    CUstreamCaptureMode,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How other driver calls affect an active capture. The pool's own calls are safe in every mode.
@@ -239,6 +242,46 @@ impl Graph {
 }
 
 impl GraphExec {
+    /// Replaces the captured work by that of `graph`, which is cheaper than another executable. False, and no change, if the driver
+    /// cannot: it requires the same operations in the same order, with other addresses and values. Launches that are queued already
+    /// are not affected.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::WrongDevice`] if the graph belongs to another device; [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call
+    /// fails.
+    pub fn update(&mut self, graph: &Graph) -> Result<bool, PoolError> {
+        let device = self.hold.device.clone();
+        if graph.hold.device != device {
+            return Err(device.mismatch(&graph.hold.device));
+        }
+        let _bound = device.enter()?;
+        let exec = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
+        let raw = graph.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        let driver = device.driver();
+        // SAFETY: executable and graph are alive, and no other thread uses them; the targets outlive the calls.
+        let updated = unsafe {
+            match driver.table().cuGraphExecUpdate_v2 {
+                Some(_) => {
+                    let mut info = CUgraphExecUpdateResultInfo::default();
+                    driver.cuGraphExecUpdate_v2(exec, raw.0, &mut info)
+                }
+                None => {
+                    let mut result = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS;
+                    driver.cuGraphExecUpdate(exec, raw.0, &mut core::ptr::null_mut(), &mut result)
+                }
+            }
+        };
+        match updated {
+            Ok(()) => {
+                self.hold = graph.hold.clone();
+                Ok(true)
+            }
+            Err(error) if error.code() == CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Queues the captured work on `stream` and returns at once. Launches of one executable never overlap.
     ///
     /// # Errors

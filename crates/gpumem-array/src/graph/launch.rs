@@ -5,7 +5,7 @@ use crate::element::Element;
 use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
 use crate::gpu::recording::{Access, RecordedUse};
-use crate::graph::{GpuGraph, Out};
+use crate::graph::{GpuGraph, Number, Out, write};
 use crate::layout::Bytes;
 use crate::storage::{Use, prefetch, queue_launch};
 use core::fmt;
@@ -20,6 +20,14 @@ pub struct GraphLaunch<'g, 'a> {
     graph: &'g mut GpuGraph,
     gpu: &'g Gpu,
     arguments: Vec<Argument<'a>>,
+    values: Vec<Value>,
+}
+
+/// A new value of a number of the graph.
+struct Value {
+    graph: u64,
+    index: usize,
+    bytes: Vec<u8>,
 }
 
 /// A launch that was queued. It borrows the graph, because the next launch overwrites the results.
@@ -49,7 +57,7 @@ impl GpuGraph {
     /// Starts to build a launch on the stream of `gpu`.
     pub fn launch<'g, 'a>(&'g mut self, gpu: &'g Gpu) -> GraphLaunch<'g, 'a> {
         let arguments = Vec::with_capacity(self.uses.len());
-        GraphLaunch { graph: self, gpu, arguments }
+        GraphLaunch { graph: self, gpu, arguments, values: Vec::new() }
     }
 }
 
@@ -66,6 +74,13 @@ impl<'g, 'a> GraphLaunch<'g, 'a> {
         self
     }
 
+    /// Sets a number of the graph ([`CaptureGpu::scalar`](crate::CaptureGpu::scalar)), for this launch and later ones.
+    pub fn set<T: Element>(mut self, number: &Number<T>, value: T) -> Self {
+        let bytes = bytemuck::bytes_of(&value).to_vec();
+        self.values.push(Value { graph: number.graph, index: number.index, bytes });
+        self
+    }
+
     /// Queues the graph on the stream and returns at once. The stream first waits, on the device, for conflicting uses of the arguments,
     /// and for readers of the last launch's results, on other streams.
     ///
@@ -75,19 +90,26 @@ impl<'g, 'a> GraphLaunch<'g, 'a> {
     ///
     /// - [`ArrayError::WrongDevice`] if the `Gpu` is on another device than the graph.
     /// - [`ArrayError::Graph`] if an argument is missing, is not used by the graph, lacks bytes that the graph uses, or is passed for
-    ///   reading and written; or in the closure of a capture.
+    ///   reading and written; if a token belongs to another graph; or in the closure of a capture.
     ///
     /// And [`ArrayError::Pool`] if the stream captures, is retired or belongs to another thread, or if a driver call fails.
     pub fn run(self) -> Result<Launched<'g>, ArrayError> {
-        let Self { graph, gpu, arguments } = self;
+        let Self { graph, gpu, arguments, values } = self;
         graph.gpu.check(gpu.device())?;
         gpu.check_thread()?;
         if gpu.recording().is_some() {
             return Err(PoolError::NotInCapture { operation: "launching a graph" }.into());
         }
         let mut uses = matched(&graph.uses, &arguments)?;
+        if values.iter().any(|value| value.graph != graph.id) {
+            return Err(GraphError::ForeignResult.into());
+        }
         uses.extend(graph.results.iter().map(|result| Use::whole(result, Access::Write)));
         uses.iter().try_for_each(|one| one.order(gpu))?;
+        for value in &values {
+            let number = graph.results.get(value.index).ok_or(GraphError::ForeignResult)?;
+            write(gpu, number, &value.bytes)?;
+        }
         prefetch(gpu, uses.iter().copied());
         // SAFETY: the graph consists of operations of this crate on memory of its own, which the pool keeps, and on its arguments, which
         // were just matched. The stream has been ordered after conflicting uses of both, and later uses are ordered after it. Kernels stay

@@ -3,6 +3,7 @@
 use crate::array::GpuArray;
 use crate::element::Element;
 use crate::error::{ArrayError, GraphError};
+use crate::graph::GraphScalar;
 use crate::kind::Kind;
 use crate::layout::Layout;
 use crate::storage::Storage;
@@ -56,6 +57,32 @@ impl<T: Element, D: Dimension, K: Kind> Outputs for GpuArray<T, D, K> {
         let (storage, layout) = self.into_parts();
         keeper.results.push(storage.into_result());
         Ok(Out { graph: keeper.graph, index: keeper.results.len() - 1, layout, element: PhantomData })
+    }
+}
+
+/// A number of a graph; [`GraphLaunch::set`](crate::GraphLaunch::set) changes it.
+#[must_use = "the number can only be changed with its token"]
+pub struct Number<T> {
+    pub(super) graph: u64,
+    pub(super) index: usize,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Element> Outputs for GraphScalar<T> {
+    type Tokens = Number<T>;
+
+    fn keep(self, keeper: &mut Keeper) -> Result<Number<T>, ArrayError> {
+        if self.0.storage().capture_id() != keeper.graph {
+            return Err(GraphError::ArrayFromOutside.into());
+        }
+        keeper.results.push(self.0.into_parts().0.into_number());
+        Ok(Number { graph: keeper.graph, index: keeper.results.len() - 1, element: PhantomData })
+    }
+}
+
+impl<T> fmt::Debug for Number<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Number").field("element", &core::any::type_name::<T>()).finish_non_exhaustive()
     }
 }
 
