@@ -129,11 +129,35 @@ pub enum ArrayError {
     },
     /// The simulator has no Rust function for a kernel.
     #[error(
-        "kernel {name:?} has no twin on the simulator, which does not run PTX; register a Rust function of that name with `gpumem_sim::Sim::register`"
+        "kernel {name:?} has no twin on the simulator, which does not run PTX; declare one with `gpumem_array::kernels!`, or register a Rust function of that name with `gpumem_sim::Sim::register`"
     )]
     NoTwin {
         /// The name.
         name: String,
+    },
+    /// The text of declared kernels differs from their twins.
+    #[error("{source_name}: kernel {kernel:?} does not match its declaration: {problem}")]
+    KernelMismatch {
+        /// The name of the [`KernelSource`](crate::KernelSource).
+        source_name: String,
+        /// The name of the kernel.
+        kernel: String,
+        /// The difference, and what to do about it.
+        problem: String,
+    },
+    /// The CUDA compiler refuses a text or an option.
+    #[error("{source_name}: the CUDA text does not compile; correct the text or the options:\n{log}")]
+    Compile {
+        /// The name of the [`KernelSource`](crate::KernelSource).
+        source_name: String,
+        /// The log of the compiler.
+        log: String,
+    },
+    /// CUDA text cannot be compiled at run time.
+    #[error("CUDA text cannot be compiled at run time: {reason}")]
+    NoCompiler {
+        /// The cause, and what to do about it.
+        reason: &'static str,
     },
     /// A launch has more or fewer arguments than the kernel has parameters.
     #[error(

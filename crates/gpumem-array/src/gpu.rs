@@ -9,6 +9,7 @@ pub(crate) mod recording;
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::kernel::library::Library;
+use crate::kernel::source::KernelSource;
 use crate::kernel::{KernelName, Module};
 use crate::kind::{self, Kind, Pinned, Unified};
 use copiers::{Copiers, Downloads};
@@ -342,10 +343,26 @@ impl Gpu {
         self.0.stream.synchronize().map_err(|error| self.explained(error.into()))
     }
 
-    /// Loads kernels from PTX.
+    /// Loads kernels that were declared with [`kernels!`](crate::kernels): their text on a GPU, their twins on the simulator.
+    ///
+    /// On a GPU, CUDA text requires the feature `nvrtc` and the vendor's library of that name. It is compiled once in a process for
+    /// each architecture and set of options, in a tenth of a second and more. Each call loads a module of its own, so keep the result.
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::KernelMismatch`] if a declared kernel is not in the text, has other parameters there, or is empty.
+    /// - [`ArrayError::Compile`] if the compiler refuses the text or an option.
+    /// - [`ArrayError::NoCompiler`] for CUDA text on a GPU, without the feature or the library.
+    /// - [`ArrayError::ZeroByte`] if the text contains a zero byte, [`ArrayError::Pool`] if the driver refuses the text.
+    pub fn compile(&self, source: &KernelSource<'_>) -> Result<Module, ArrayError> {
+        Module::compile(self.device(), source)
+    }
+
+    /// Loads kernels from PTX. [`Gpu::compile`] has the twins too.
     ///
     /// The driver compiles the whole text during this call, which can take a tenth of a second. On the simulator each kernel
-    /// requires a Rust twin, registered with `gpumem_sim::Sim::register`.
+    /// requires a Rust twin, registered with `gpumem_sim::Sim::register`. The simulator does not run the text: it loads a kernel that has
+    /// a signature and no instructions, which does nothing on a GPU.
     ///
     /// # Errors
     ///

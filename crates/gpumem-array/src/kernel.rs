@@ -4,7 +4,10 @@
 //! still needs its code.
 
 pub(crate) mod library;
+#[cfg(feature = "nvrtc")]
+mod nvrtc;
 mod signature;
+pub(crate) mod source;
 #[cfg(feature = "sim")]
 mod twins;
 
@@ -15,10 +18,11 @@ use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
 use gpumem_pool::{Device, PoolError};
 use signature::Signatures;
 pub(crate) use signature::{Parameter, Signature};
+use source::{KernelSource, Language, has_word};
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Kernels loaded from one PTX text; see [`Gpu::module`](crate::Gpu::module). Clones share them.
+/// Loaded kernels; see [`Gpu::compile`](crate::Gpu::compile) and [`Gpu::module`](crate::Gpu::module). Clones share them.
 ///
 /// Dropping the last clone and the last [`Function`] of a module waits for the device.
 #[derive(Clone)]
@@ -29,6 +33,10 @@ struct Loaded {
     raw: Handle<CUmod_st>,
     /// Empty for the modules of this crate.
     signatures: Signatures,
+    /// On the simulator, the CUDA text that the module was declared with.
+    text: Option<Box<str>>,
+    #[cfg(feature = "sim")]
+    twins: &'static [gpumem_sim::Kernel],
 }
 
 /// A kernel of a [`Module`]. It keeps the module loaded.
@@ -44,34 +52,56 @@ pub struct Function {
 impl Module {
     /// Loads a text of the user, whose launches are checked against the signatures in it.
     pub(crate) fn load(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
-        Self::load_with(device, ptx, Signatures::parse(ptx))
+        Ok(Self(Arc::new(Loaded::load(device, &image(ptx)?, Signatures::parse(ptx))?)))
     }
 
     /// Loads a text of this crate.
     pub(crate) fn load_own(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
-        Self::load_with(device, ptx, Signatures::default())
+        Ok(Self(Arc::new(Loaded::load(device, &image(ptx)?, Signatures::default())?)))
     }
 
-    fn load_with(device: &Device, ptx: &str, signatures: Signatures) -> Result<Self, ArrayError> {
-        let ptx = CString::new(ptx).map_err(|_| ArrayError::ZeroByte { what: "the PTX" })?;
-        let (_bound, _relaxed) = (device.bind()?, device.relax()?);
-        let mut raw = core::ptr::null_mut();
-        // SAFETY: the text ends with a zero byte and outlives the call; the context is current.
-        unsafe { device.driver().cuModuleLoadData(&mut raw, ptx.as_ptr().cast())? };
-        Ok(Self(Arc::new(Loaded { device: device.clone(), raw: Handle(raw), signatures })))
+    /// Loads declared kernels, compiled first if they are CUDA text.
+    pub(crate) fn compile(device: &Device, source: &KernelSource<'_>) -> Result<Self, ArrayError> {
+        let is_sim = device.driver().kind() == DriverKind::Sim;
+        let (image, mut signatures) = match source.language() {
+            Language::Ptx => (image(source.text())?, Signatures::parse(source.text())),
+            Language::Cuda => match compiled(device, source) {
+                Ok((image, signatures)) => (image, signatures),
+                Err(ArrayError::NoCompiler { .. }) if is_sim => {
+                    source.check_names()?;
+                    (Vec::new(), Signatures::parse(&source.stub()))
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        source.check(&signatures)?;
+        source.rename(&mut signatures);
+        // The simulator loads the same text with and without a compiler, whose PTX may be too new for it.
+        let stub = (is_sim && source.language() == Language::Cuda)
+            .then(|| self::image(&source.stub()))
+            .transpose()?;
+        let mut loaded = Loaded::load(device, stub.as_ref().unwrap_or(&image), signatures)?;
+        loaded.text = stub.is_some().then(|| source.text().into());
+        #[cfg(feature = "sim")]
+        {
+            loaded.twins = source.registered_twins();
+        }
+        Ok(Self(Arc::new(loaded)))
     }
 
     /// Returns the kernel of this name.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, [`ArrayError::NoTwin`] if no Rust function of that name is
-    /// registered on the simulator; [`ArrayError::ZeroByte`] if the name contains a zero byte; [`ArrayError::Pool`] if a driver call fails.
+    /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, [`ArrayError::NoTwin`] if it has no Rust twin on the
+    /// simulator; [`ArrayError::ZeroByte`] if the name contains a zero byte; [`ArrayError::Pool`] if a driver call fails.
     pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
         let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
-        let Loaded { device, raw: module, signatures } = &*self.0;
+        let Loaded { device, raw: module, signatures, .. } = &*self.0;
         let (_bound, _relaxed) = (device.bind()?, device.relax()?);
         let mut raw = core::ptr::null_mut();
+        #[cfg(feature = "sim")]
+        let _twins = self.0.register_twins();
         // SAFETY: the module is loaded, the name ends with a zero byte and outlives the call.
         let found = unsafe { device.driver().cuModuleGetFunction(&mut raw, module.0, text.as_ptr()) };
         match found {
@@ -93,8 +123,9 @@ impl Module {
 impl Module {
     /// Whether the text has the kernel, but the simulator has no Rust function of its name.
     fn lacks_twin(&self, name: &str) -> bool {
-        let Loaded { device, signatures, .. } = &*self.0;
-        device.driver().kind() == DriverKind::Sim && signatures.has(name)
+        let Loaded { device, signatures, text, .. } = &*self.0;
+        device.driver().kind() == DriverKind::Sim
+            && (signatures.has(name) || text.as_ref().is_some_and(|text| has_word(text, name)))
     }
 }
 
@@ -121,6 +152,62 @@ impl Function {
     pub(crate) fn raw(&self) -> CUfunction {
         self.raw.0
     }
+}
+
+impl Loaded {
+    /// The image ends with a zero byte if it is text.
+    fn load(device: &Device, image: &[u8], signatures: Signatures) -> Result<Self, ArrayError> {
+        let (_bound, _relaxed) = (device.bind()?, device.relax()?);
+        let mut raw = core::ptr::null_mut();
+        // SAFETY: the image is machine code of the CUDA compiler, or text that ends with a zero byte, and outlives the call; the
+        // context is current.
+        unsafe { device.driver().cuModuleLoadData(&mut raw, image.as_ptr().cast())? };
+        Ok(Self {
+            device: device.clone(),
+            raw: Handle(raw),
+            signatures,
+            text: None,
+            #[cfg(feature = "sim")]
+            twins: &[],
+        })
+    }
+
+    /// Makes the declared twins those that the simulator finds by name, until the guard is dropped: another declaration may have kernels
+    /// of the same names.
+    #[cfg(feature = "sim")]
+    fn register_twins(&self) -> Option<MutexGuard<'static, ()>> {
+        static LOOK_UP: Mutex<()> = Mutex::new(());
+        let sim = gpumem_sim::Sim::of(self.device.driver())?;
+        let guard = LOOK_UP.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.twins.is_empty() {
+            sim.register(self.twins);
+        }
+        Some(guard)
+    }
+}
+
+/// A text as the driver takes it.
+fn image(ptx: &str) -> Result<Vec<u8>, ArrayError> {
+    let ptx = CString::new(ptx).map_err(|_| ArrayError::ZeroByte { what: "the PTX" })?;
+    Ok(ptx.into_bytes_with_nul())
+}
+
+/// CUDA text for the device.
+#[cfg(feature = "nvrtc")]
+fn compiled(device: &Device, source: &KernelSource<'_>) -> Result<(Vec<u8>, Signatures), ArrayError> {
+    let program = nvrtc::compile(source, device.compute_capability())?;
+    let image = match &program.machine_code {
+        Some(code) => code.clone(),
+        None => image(&program.ptx)?,
+    };
+    Ok((image, Signatures::parse(&program.ptx)))
+}
+
+#[cfg(not(feature = "nvrtc"))]
+fn compiled(_device: &Device, _source: &KernelSource<'_>) -> Result<(Vec<u8>, Signatures), ArrayError> {
+    Err(ArrayError::NoCompiler {
+        reason: "gpumem-array was built without its feature `nvrtc`; enable it, or declare PTX that was compiled ahead",
+    })
 }
 
 impl Drop for Loaded {
@@ -200,3 +287,21 @@ impl<T> Clone for Handle<T> {
 unsafe impl<T> Send for Handle<T> {}
 // SAFETY: a shared handle gives away only the name, and the driver locks what threads share behind it.
 unsafe impl<T> Sync for Handle<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a GPU this is the error of `Gpu::compile`; the simulator needs no compiler.
+    #[test]
+    fn without_a_compiler_the_error_names_what_to_install() {
+        let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
+        match compiled(&device, &KernelSource::cuda("K", "extern \"C\" __global__ void k() {}")) {
+            Err(ArrayError::NoCompiler { reason }) => {
+                assert!(reason.contains("nvrtc") || reason.contains("NVRTC"), "{reason}")
+            }
+            Err(error) => panic!("{error}"),
+            Ok((image, signatures)) => assert!(image.len() > 100 && signatures.has("k")),
+        }
+    }
+}

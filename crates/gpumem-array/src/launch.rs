@@ -56,29 +56,25 @@ impl LaunchShape {
 /// The builder of a launch. Add arguments in the order of the kernel's parameters, then call [`Launch::enqueue`].
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, LaunchShape, pool::{Device, Pool}};
-/// use gpumem_sim::{Kernel, Sim, SimConfig};
+/// use gpumem_array::{Gpu, GpuArray, LaunchShape, kernels, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
 ///
-/// // The kernel for a GPU (here without its instructions) and its twin for the simulator.
-/// const PTX: &str = "
-///     .version 7.8
-///     .target sm_70
-///     .address_size 64
-///     .visible .entry scale(.param .u64 y, .param .u64 x, .param .f32 factor, .param .u64 n) { ret; }";
-/// static TWIN: [Kernel; 1] = [Kernel::new("scale", |launch| {
-///     let (y, x) = (launch.arg::<u64>()?, launch.arg::<u64>()?);
-///     let (factor, n) = (launch.arg::<f32>()?, launch.arg::<u64>()? as usize);
-///     let (y, x) = (launch.write::<f32>(y, n)?, launch.read::<f32>(x, n)?);
-///     y.iter().zip(x).for_each(|(y, x)| y.set(factor * x.get()));
-///     Ok(())
-/// })];
+/// // The kernel for a GPU, and its twin for the simulator.
+/// kernels! {
+///     static SCALE = cuda r#"
+///         extern "C" __global__ void scale(float *y, const float *x, float factor, unsigned long long n) {
+///             unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+///             if (i < n) y[i] = factor * x[i];
+///         }"#;
 ///
-/// let driver = gpumem_sim::driver(SimConfig::new())?;
-/// if let Some(sim) = Sim::of(&driver) {
-///     sim.register(&TWIN);
+///     fn scale(launch; y: u64, x: u64, factor: f32, n: u64) {
+///         let (y, x) = (launch.write::<f32>(y, n as usize)?, launch.read::<f32>(x, n as usize)?);
+///         y.iter().zip(x).for_each(|(y, x)| y.set(factor * x.get()));
+///     }
 /// }
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0)?)?)?;
-/// let scale = gpu.module(PTX)?.function("scale")?;
+///
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+/// let scale = gpu.compile(&SCALE)?.function("scale")?;
 ///
 /// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
 /// let mut y = GpuArray::<f32, _>::zeros(&gpu, x.len())?;

@@ -13,7 +13,7 @@
 //! | `element` | [`Element`], [`Numeric`]: types that arrays hold |
 //! | `kind` | [`kind`]: device, unified and pinned memory as types |
 //! | `layout` | shapes, strides, slices; how elements move from one layout to another |
-//! | `kernel` | [`Module`], [`Function`]: loaded kernels, those of this crate among them |
+//! | `kernel` | [`kernels!`], [`Module`], [`Function`]: declared and loaded kernels, those of this crate among them |
 //! | `gpu` | [`Gpu`]: pools, a stream, and loaded kernels |
 //! | `storage` | the memory of an array, and the streams that a use waits for |
 //! | `array` | [`GpuArray`], [`UninitArray`], and the views [`GpuView`] and [`GpuViewMut`] |
@@ -70,7 +70,8 @@
 //!
 //! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) has the kernels of this
 //! crate as Rust functions, for arrays on the simulator of `gpumem-sim`. Without it, operations that launch a kernel fail there with
-//! [`ArrayError::NoSuchKernel`]. `half` and `complex` (not default) allow elements of the crates of those names: `f16`, `bf16`,
+//! [`ArrayError::NoSuchKernel`]. `nvrtc` (not default) compiles CUDA text at run time ([`Gpu::compile`]) where the vendor's library is
+//! installed. `half` and `complex` (not default) allow elements of the crates of those names: `f16`, `bf16`,
 //! `Complex<f32>`, `Complex<f64>`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -107,9 +108,16 @@ pub use element::{Element, Numeric};
 pub use error::{ArrayError, GraphError};
 pub use gpu::{Gpu, Memory, Place};
 pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number, Out, Outputs};
+pub use kernel::source::KernelSource;
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
 pub use ops::Operand;
+
+#[doc(hidden)] // `kernels!` expands to these
+pub use kernel::source::{DeclaredKernel, KernelParameter};
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use kernel::source::{Twin, TwinLaunch};
 
 /// The example of the README.
 #[cfg(doctest)]

@@ -5,68 +5,56 @@
 mod support;
 
 use gpumem_array::pool::{Device, Pool, PoolError, Stream};
-use gpumem_array::{ArrayError, Function, Gpu, GpuArray, LaunchShape};
-use gpumem_sim::{Kernel, KernelFault, Launch, SimConfig};
+use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, kernels};
+use gpumem_sim::{Kernel, SimConfig};
 use support::{gpu, gpu_with};
 
-const PTX: &str = "
-    .version 7.8
-    .target sm_70
-    .address_size 64
-    .visible .entry axpy(.param .u64 y, .param .f32 a, .param .u64 x, .param .u64 n) { ret; }
-    .visible .entry ramp(.param .u64 y, .param .u64 n) { ret; }
-    .visible .entry wild(.param .u64 y) { ret; }
-    .visible .entry many(
-        .param .u64 a0, .param .u64 a1, .param .u64 a2, .param .u64 a3, .param .u64 a4, .param .u64 a5, .param .u64 a6,
-        .param .u64 a7, .param .u64 v0, .param .u64 v1, .param .u64 v2, .param .u64 v3, .param .u64 v4, .param .u64 v5,
-        .param .u64 v6, .param .u64 v7) { ret; }
-    .visible .entry no_twin() { ret; }";
+kernels! {
+    static KERNELS = cuda r#"
+        typedef unsigned long long u64;
+        extern "C" __global__ void axpy(float *y, float a, const float *x, u64 n) {
+            u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+            if (i < n) y[i] += a * x[i];
+        }
+        extern "C" __global__ void ramp(float *y, u64 n) {
+            u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+            if (i < n) y[i] = i;
+        }
+        extern "C" __global__ void wild(char *y) { y[1ull << 40] = 1; }
+        extern "C" __global__ void many(
+            u64 *a0, u64 *a1, u64 *a2, u64 *a3, u64 *a4, u64 *a5, u64 *a6, u64 *a7,
+            u64 v0, u64 v1, u64 v2, u64 v3, u64 v4, u64 v5, u64 v6, u64 v7
+        ) {
+            *a0 = v0; *a1 = v1; *a2 = v2; *a3 = v3; *a4 = v4; *a5 = v5; *a6 = v6; *a7 = v7;
+        }
+        extern "C" __global__ void no_twin() {}"#;
 
-/// y += a * x
-fn axpy(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
-    let (y, a, x) = (launch.arg::<u64>()?, launch.arg::<f32>()?, launch.arg::<u64>()?);
-    let n = launch.arg::<u64>()? as usize;
-    let (y, x) = (launch.write::<f32>(y, n)?, launch.read::<f32>(x, n)?);
-    y.iter().zip(x).for_each(|(y, x)| y.set(y.get() + a * x.get()));
-    Ok(())
-}
-
-/// y[i] = i
-fn ramp(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
-    let (y, n) = (launch.arg::<u64>()?, launch.arg::<u64>()? as usize);
-    launch.write::<f32>(y, n)?.iter().enumerate().for_each(|(i, y)| y.set(i as f32));
-    Ok(())
-}
-
-/// Writes outside of any allocation.
-fn wild(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
-    let y = launch.arg::<u64>()?;
-    launch.write::<u8>(y + (1 << 40), 1)?[0].set(1);
-    Ok(())
-}
-
-/// Writes the values to the arrays.
-fn many(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
-    let arrays: Vec<u64> = (0..8).map(|_| launch.arg()).collect::<Result<_, _>>()?;
-    for array in arrays {
-        let value = launch.arg::<u64>()?;
-        launch.write::<u64>(array, 1)?[0].set(value);
+    fn axpy(launch; y: u64, a: f32, x: u64, n: u64) {
+        let (y, x) = (launch.write::<f32>(y, n as usize)?, launch.read::<f32>(x, n as usize)?);
+        y.iter().zip(x).for_each(|(y, x)| y.set(y.get() + a * x.get()));
     }
-    Ok(())
-}
 
-static TWINS: [Kernel; 4] = [
-    Kernel::new("axpy", axpy),
-    Kernel::new("ramp", ramp),
-    Kernel::new("wild", wild),
-    Kernel::new("many", many),
-];
+    fn ramp(launch; y: u64, n: u64) {
+        launch.write::<f32>(y, n as usize)?.iter().enumerate().for_each(|(i, y)| y.set(i as f32));
+    }
+
+    fn wild(launch; y: u64) {
+        launch.write::<u8>(y + (1 << 40), 1)?[0].set(1);
+    }
+
+    fn many(
+        launch; a0: u64, a1: u64, a2: u64, a3: u64, a4: u64, a5: u64, a6: u64, a7: u64,
+        v0: u64, v1: u64, v2: u64, v3: u64, v4: u64, v5: u64, v6: u64, v7: u64
+    ) {
+        let values = [v0, v1, v2, v3, v4, v5, v6, v7];
+        for (array, value) in [a0, a1, a2, a3, a4, a5, a6, a7].into_iter().zip(values) {
+            launch.write::<u64>(array, 1)?[0].set(value);
+        }
+    }
+}
 
 fn function(gpu: &Gpu, name: &str) -> Result<Function, ArrayError> {
-    if let Some(sim) = gpumem_sim::Sim::of(gpu.device().driver()) {
-        sim.register(&TWINS);
-    }
-    gpu.module(PTX)?.function(name)
+    gpu.compile(&KERNELS)?.function(name)
 }
 
 #[test]
@@ -168,7 +156,7 @@ fn invalid_launches_are_refused() {
     assert!(matches!(function(&gpu, "absent"), Err(ArrayError::NoSuchKernel { name }) if name == "absent"));
     let twin = function(&gpu, "no_twin").unwrap_err();
     assert!(matches!(&twin, ArrayError::NoTwin { name } if name == "no_twin"), "{twin}");
-    assert!(twin.to_string().contains("register a Rust function"), "{twin}");
+    assert!(twin.to_string().contains("declare one with"), "{twin}");
     assert!(matches!(function(&gpu, "a\0b"), Err(ArrayError::ZeroByte { .. })));
     assert!(gpu.module("this is no PTX").is_err());
 
@@ -246,5 +234,126 @@ fn a_launch_without_arrays_checks_its_stream() {
         let refused = unsafe { launch.enqueue(&elsewhere) };
         let ArrayError::Pool(refused) = refused.unwrap_err() else { panic!("{expected}") };
         assert_eq!(refused.to_string(), expected.to_string());
+    }
+}
+
+/// The arguments of two kernels of one name.
+fn answer(gpu: &Gpu, source: &KernelSource<'_>) -> u32 {
+    let mut y = GpuArray::<u32, _>::zeros(gpu, 1).unwrap();
+    let function = gpu.compile(source).unwrap().function("answer").unwrap();
+    let launch = function.launch(LaunchShape::for_len(1)).write(&mut y);
+    // SAFETY: the argument is that of the kernel, which writes the only element.
+    unsafe { launch.enqueue(gpu).unwrap() };
+    y.to_vec().unwrap()[0]
+}
+
+kernels! {
+    static FIRST = cuda r#"extern "C" __global__ void answer(unsigned *y) { *y = 1; }"#;
+    fn answer(launch; y: u64) {
+        launch.write::<u32>(y, 1)?[0].set(1);
+    }
+}
+
+kernels! {
+    /// With an option, and attributes.
+    #[allow(dead_code)]
+    pub(crate) static SECOND = cuda r#"extern "C" __global__ void answer(unsigned *y) { *y = ANSWER; }"#,
+        options ["--define-macro=ANSWER=2", "--std=c++17"];
+    fn answer(launch; y: u64) {
+        launch.write::<u32>(y, 1)?[0].set(2);
+    }
+}
+
+/// The simulator finds twins by name alone, so each module brings its own.
+#[test]
+fn declarations_may_have_kernels_of_the_same_names() {
+    let gpu = gpu();
+    let module = gpu.compile(&FIRST).unwrap();
+    assert_eq!([answer(&gpu, &SECOND), answer(&gpu, &FIRST), answer(&gpu, &SECOND)], [2, 1, 2]);
+    let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
+    let function = module.function("answer").unwrap();
+    // SAFETY: the argument is that of the kernel, which writes the only element.
+    unsafe { function.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
+    assert_eq!(y.to_vec().unwrap(), [1]);
+}
+
+kernels! {
+    static OTHER_NAME = cuda r#"extern "C" __global__ void answers(unsigned *y) { *y = 1; }"#;
+    fn answer(_launch; _y: u64) {}
+}
+
+kernels! {
+    static EMPTY = ptx ".version 7.8 .target sm_70 .address_size 64 .visible .entry answer(.param .u64 y) { ret; }";
+    fn answer(_launch; _y: u64) {}
+}
+
+kernels! {
+    static OTHER_TYPE = ptx "
+        .version 7.8 .target sm_70 .address_size 64
+        .visible .entry answer(.param .u64 y, .param .f64 a) { trap; }";
+    fn answer(_launch; _y: u64, _a: f32) {}
+}
+
+#[test]
+fn a_text_without_its_twin_is_refused() {
+    let gpu = gpu();
+    for (source, expected) in [
+        (
+            &OTHER_NAME,
+            "OTHER_NAME: kernel \"answer\" does not match its declaration: the text has no kernel of this name",
+        ),
+        (
+            &EMPTY,
+            "EMPTY: kernel \"answer\" does not match its declaration: the text has its signature, but no instructions",
+        ),
+        (&OTHER_TYPE, "parameter 1 has 8 bytes in the text, and 4 bytes in the twin (_a)"),
+    ] {
+        let refused = gpu.compile(source).unwrap_err();
+        assert!(
+            matches!(refused, ArrayError::KernelMismatch { .. }) && refused.to_string().contains(expected),
+            "{refused}"
+        );
+    }
+    // A text that was created at run time has no twins.
+    let text = String::from("extern \"C\" __global__ void late() {}");
+    let late = gpu.compile(&KernelSource::cuda("late", &text)).unwrap();
+    assert!(matches!(late.function("late"), Err(ArrayError::NoTwin { name }) if name == "late"));
+    assert!(matches!(late.function("later"), Err(ArrayError::NoSuchKernel { .. })));
+    assert!(matches!(gpu.compile(&KernelSource::ptx("zero", "a\0b")), Err(ArrayError::ZeroByte { .. })));
+}
+
+static REGISTERED: [Kernel; 1] = [Kernel::new("answer", |launch| {
+    let y = launch.arg::<u64>()?;
+    launch.write::<u32>(y, 1)?[0].set(3);
+    Ok(())
+})];
+
+/// `Gpu::module` loads a text as it is. On the simulator its twins are registered by hand, and its body is not looked at.
+#[test]
+fn a_text_without_a_declaration_uses_registered_twins() {
+    let gpu = gpu();
+    gpumem_sim::Sim::of(gpu.device().driver()).unwrap().register(&REGISTERED);
+    let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
+    let function = gpu.module(EMPTY.text()).unwrap().function("answer").unwrap();
+    // SAFETY: the argument is that of the kernel, which writes the only element.
+    unsafe { function.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
+    assert_eq!(y.to_vec().unwrap(), [3]);
+}
+
+/// One element behind the end is enough: the error of the next call names the kernel.
+#[test]
+fn an_access_out_of_bounds_names_the_kernel() {
+    let gpu = gpu();
+    let (axpy, ramp) = (function(&gpu, "axpy").unwrap(), function(&gpu, "ramp").unwrap());
+    let x = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
+    let mut y = GpuArray::<f32, _>::zeros(&gpu, 64).unwrap();
+    // SAFETY: within the array.
+    unsafe { ramp.launch(LaunchShape::for_len(64)).write(&mut y).scalar(64_u64).enqueue(&gpu).unwrap() };
+    let launch =
+        axpy.launch(LaunchShape::for_len(64)).write(&mut y).scalar(1.0_f32).read(&x).scalar(1_u64 << 40);
+    // SAFETY: it breaks its promise on purpose, on a simulated device.
+    unsafe { launch.enqueue(&gpu).unwrap() };
+    for lost in [y.to_vec().unwrap_err(), gpu.synchronize().unwrap_err()] {
+        assert!(matches!(&lost, ArrayError::LostAfterKernel { kernel, .. } if kernel == "axpy"), "{lost}");
     }
 }

@@ -17,6 +17,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "docs", about: "no warning in the documentation", run: docs },
     Step { name: "bindgen", about: "the driver's types and functions are what bindgen makes", run: bindgen },
     Step { name: "kernels", about: "the PTX is what the CUDA sources make", run: kernels },
+    Step { name: "nvrtc", about: "CUDA text is compiled at run time, with NVRTC from the Python package index", run: nvrtc },
     Step { name: "alone", about: "each crate compiles without the others, its tests and examples included", run: alone },
     Step { name: "train", about: "the README's main example", run: train },
     Step { name: "interop", about: "programs of others on the drop-in driver", run: interop },
@@ -55,6 +56,8 @@ fn features() -> Result<Outcome> {
         "adapt,backend-native",
         "adapt,backend-caching,backend-native",
         "adapt,sim",
+        "array,nvrtc",
+        "adapt,sim,nvrtc,half,complex",
         "pool,backend-caching",
         "",
     ] {
@@ -108,6 +111,25 @@ fn bindgen() -> Result<Outcome> {
 fn kernels() -> Result<Outcome> {
     unless_unreachable(crate::kernels::check())
 }
+
+/// Elsewhere these tests are skipped, with a message, where the library is not installed.
+fn nvrtc() -> Result<Outcome> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return Ok(Outcome::Skipped("the package is for Linux on x86-64".into()));
+    }
+    let folder = match crate::wheel::unpacked(NVRTC.0, NVRTC.1) {
+        Ok(folder) => folder.join("nvidia/cuda_nvrtc/lib"),
+        Err(error) => return unless_unreachable(Err(error)),
+    };
+    cargo("test --package gpumem-array --features nvrtc --test nvrtc --test kernels")
+        .env("LD_LIBRARY_PATH", &folder.display().to_string())
+        .env("NVRTC_REQUIRED", "1")
+        .run()?;
+    Ok(Outcome::Passed)
+}
+
+/// Newer than the one that makes the committed PTX: programs use the library of their toolkit.
+const NVRTC: (&str, &str) = ("nvidia-cuda-nvrtc-cu12", "12.8.93");
 
 /// Skips the step if vendor files cannot be downloaded; any other error is a failure.
 fn unless_unreachable(result: Result<()>) -> Result<Outcome> {

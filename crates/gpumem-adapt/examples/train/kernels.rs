@@ -1,10 +1,10 @@
-//! The kernels of this example: launches of `kernels.cu`, and their Rust twins for the simulator.
+//! The kernels of this example: `kernels.cu`, their Rust twins for the simulator, and their launches.
 
 use crate::adam::Rates;
 use crate::model::Dense;
 use anyhow::Result;
 use gpumem_adapt::array::ndarray::{Ix1, Ix2};
-use gpumem_adapt::array::{Function, Gpu, GpuArray, GpuView, LaunchShape};
+use gpumem_adapt::array::{Function, Gpu, GpuArray, GpuView, LaunchShape, kernels};
 
 /// The loaded kernels.
 pub(crate) struct Kernels {
@@ -18,10 +18,7 @@ const RESIDUAL_THREADS: u32 = 1024;
 impl Kernels {
     /// Loads the kernels for the device of `gpu`.
     pub(crate) fn load(gpu: &Gpu) -> Result<Self> {
-        if let Some(simulator) = gpumem_sim::Sim::of(gpu.device().driver()) {
-            simulator.register(twins::KERNELS);
-        }
-        let module = gpu.module(include_str!("kernels.ptx"))?;
+        let module = gpu.compile(&KERNELS)?;
         Ok(Self { residual: module.function("residual")?, adam: module.function("adam")? })
     }
 
@@ -72,16 +69,10 @@ impl Kernels {
     }
 }
 
-/// The functions that the simulator runs instead of the kernels.
-mod twins {
-    use gpumem_sim::{Kernel, KernelFault, Launch};
+kernels! {
+    static KERNELS = ptx include_str!("kernels.ptx");
 
-    pub(crate) const KERNELS: &[Kernel] = &[Kernel::new("residual", residual), Kernel::new("adam", adam)];
-
-    fn residual(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
-        let (prediction, target): (u64, u64) = (launch.arg()?, launch.arg()?);
-        let (bias, bias_sum, losses): (u64, u64, u64) = (launch.arg()?, launch.arg()?, launch.arg()?);
-        let (epoch, rows): (u32, u32) = (launch.arg()?, launch.arg()?);
+    fn residual(launch; prediction: u64, target: u64, bias: u64, bias_sum: u64, losses: u64, epoch: u32, rows: u32) {
         let prediction = launch.write::<f32>(prediction, rows as usize)?;
         let target = launch.read::<f32>(target, rows as usize)?;
         let bias = launch.read::<f32>(bias, 1)?[0].get();
@@ -95,15 +86,13 @@ mod twins {
         }
         launch.write::<f32>(bias_sum, 1)?[0].set(sum);
         loss.set(loss.get() + f64::from(squares));
-        Ok(())
     }
 
-    fn adam(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
-        let (weight, bias, moments): (u64, u64, u64) = (launch.arg()?, launch.arg()?, launch.arg()?);
-        let (weight_sum, bias_sum): (u64, u64) = (launch.arg()?, launch.arg()?);
-        let columns = launch.arg::<u32>()? as usize;
-        let (scale, beta1, beta2): (f32, f32, f32) = (launch.arg()?, launch.arg()?, launch.arg()?);
-        let (rate, root_correction, epsilon): (f32, f32, f32) = (launch.arg()?, launch.arg()?, launch.arg()?);
+    fn adam(
+        launch; weight: u64, bias: u64, moments: u64, weight_sum: u64, bias_sum: u64, columns: u32,
+        scale: f32, beta1: f32, beta2: f32, rate: f32, root_correction: f32, epsilon: f32
+    ) {
+        let columns = columns as usize;
         let values = launch.write::<f32>(weight, columns)?.iter().chain(launch.write::<f32>(bias, 1)?);
         let sums = launch.read::<f32>(weight_sum, columns)?.iter().chain(launch.read::<f32>(bias_sum, 1)?);
         let (means, squares) = launch.write::<f32>(moments, 2 * (columns + 1))?.split_at(columns + 1);
@@ -114,6 +103,5 @@ mod twins {
             let step = rate * mean.get() / (square.get().sqrt() * root_correction + epsilon);
             value.set(value.get() - step);
         }
-        Ok(())
     }
 }

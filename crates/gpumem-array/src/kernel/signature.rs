@@ -8,7 +8,14 @@ use std::sync::Arc;
 
 /// The kernels of a text, by name.
 #[derive(Debug, Default)]
-pub(crate) struct Signatures(HashMap<String, Option<Signature>>);
+pub(crate) struct Signatures(HashMap<String, Entry>);
+
+#[derive(Debug)]
+struct Entry {
+    signature: Option<Signature>,
+    /// Whether the kernel has an instruction before its end.
+    has_code: bool,
+}
 
 /// The parameters of a kernel, in order.
 pub(crate) type Signature = Arc<[Parameter]>;
@@ -33,7 +40,12 @@ impl Signatures {
                 if tokens.next_if_eq(&"(").is_some() {
                     list.extend(tokens.by_ref().take_while(|token| *token != ")"));
                 }
-                found.insert(name.to_owned(), parameters(&list));
+                // Between the parameters and the body there are directives such as `.maxntid`.
+                while tokens.next_if(|token| !matches!(*token, "{" | ";" | ".entry")).is_some() {}
+                let is_defined = tokens.next_if_eq(&"{").is_some();
+                let has_code =
+                    is_defined && tokens.peek().is_some_and(|first| !matches!(*first, "ret" | "}"));
+                found.insert(name.to_owned(), Entry { signature: parameters(&list), has_code });
             }
         }
         Self(found)
@@ -44,9 +56,23 @@ impl Signatures {
         self.0.contains_key(name)
     }
 
+    /// Whether the text has instructions for a kernel of this name.
+    pub(crate) fn has_code(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|entry| entry.has_code)
+    }
+
+    /// Renames the parameters of a kernel, in order.
+    pub(crate) fn rename<'a>(&mut self, kernel: &str, names: impl Iterator<Item = &'a str>) {
+        if let Some(signature) = self.0.get_mut(kernel).and_then(|entry| entry.signature.as_mut()) {
+            let renamed =
+                |(parameter, name): (&Parameter, &str)| Parameter { name: name.to_owned(), ..*parameter };
+            *signature = signature.iter().zip(names).map(renamed).collect();
+        }
+    }
+
     /// The parameters of a kernel, if they are known.
     pub(crate) fn of(&self, name: &str) -> Option<Signature> {
-        self.0.get(name).cloned().flatten()
+        self.0.get(name).and_then(|entry| entry.signature.clone())
     }
 }
 

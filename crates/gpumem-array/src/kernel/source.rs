@@ -1,0 +1,399 @@
+//! [`KernelSource`]: the text of kernels and their Rust twins, declared together.
+//!
+//! The declaration is what a GPU and the simulator have in common. It lists the kernels and the types of their parameters, so that a
+//! text and twins that differ are refused when they are loaded, on both.
+
+use crate::error::ArrayError;
+use crate::kernel::signature::{Parameter, Signatures};
+use core::fmt;
+use core::fmt::Write;
+
+/// Kernels as text, CUDA C++ or PTX, with the Rust functions that replace them on the simulator. Declare one with
+/// [`kernels!`](crate::kernels), and load it with [`Gpu::compile`](crate::Gpu::compile).
+///
+/// A text that is created at run time has no twins:
+///
+/// ```
+/// use gpumem_array::KernelSource;
+///
+/// let power = 3;
+/// let text = format!(
+///     r#"extern "C" __global__ void power(float *y, unsigned long long n) {{
+///         unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+///         if (i < n) y[i] = __powf(y[i], {power});
+///     }}"#
+/// );
+/// let source = KernelSource::cuda("power", &text).options(&["--use_fast_math"]);
+/// # let _ = source;
+/// ```
+#[derive(Clone, Copy)]
+pub struct KernelSource<'a> {
+    name: &'a str,
+    language: Language,
+    text: &'a str,
+    options: &'a [&'a str],
+    declared: &'static [DeclaredKernel],
+    #[cfg(feature = "sim")]
+    twins: &'static [gpumem_sim::Kernel],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Language {
+    Cuda,
+    Ptx,
+}
+
+impl<'a> KernelSource<'a> {
+    /// CUDA C++ text, compiled at run time. The name appears in errors.
+    #[must_use]
+    pub const fn cuda(name: &'a str, text: &'a str) -> Self {
+        Self::new(name, Language::Cuda, text)
+    }
+
+    /// PTX text. The name appears in errors.
+    #[must_use]
+    pub const fn ptx(name: &'a str, text: &'a str) -> Self {
+        Self::new(name, Language::Ptx, text)
+    }
+
+    const fn new(name: &'a str, language: Language, text: &'a str) -> Self {
+        Self {
+            name,
+            language,
+            text,
+            options: &[],
+            declared: &[],
+            #[cfg(feature = "sim")]
+            twins: &[],
+        }
+    }
+
+    /// Options of the CUDA compiler, such as `--include-path=…`, `--define-macro=N=4`, `--std=c++17`. The architecture is that of the
+    /// device. PTX ignores them.
+    #[must_use]
+    pub const fn options(mut self, options: &'a [&'a str]) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// For [`kernels!`](crate::kernels).
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn declared(mut self, kernels: &'static [DeclaredKernel]) -> Self {
+        self.declared = kernels;
+        self
+    }
+
+    /// For [`kernels!`](crate::kernels).
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn twins(mut self, twins: &'static [gpumem_sim::Kernel]) -> Self {
+        self.twins = twins;
+        self
+    }
+
+    /// The name.
+    #[must_use]
+    pub const fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The text.
+    #[must_use]
+    pub const fn text(&self) -> &'a str {
+        self.text
+    }
+
+    pub(crate) fn language(&self) -> Language {
+        self.language
+    }
+
+    #[cfg(feature = "nvrtc")]
+    pub(crate) fn compiler_options(&self) -> &'a [&'a str] {
+        self.options
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) fn registered_twins(&self) -> &'static [gpumem_sim::Kernel] {
+        self.twins
+    }
+
+    /// Gives parameters their declared names: the compiler has numbered them.
+    pub(crate) fn rename(&self, found: &mut Signatures) {
+        for kernel in self.declared {
+            found.rename(kernel.name, kernel.parameters.iter().map(|parameter| parameter.name));
+        }
+    }
+
+    /// Compares the declared kernels with those of the text.
+    pub(crate) fn check(&self, found: &Signatures) -> Result<(), ArrayError> {
+        self.declared.iter().try_for_each(|kernel| {
+            let name = kernel.name;
+            if !found.has(name) {
+                return Err(self.mismatch(name, MISSING.to_owned()));
+            }
+            if self.language == Language::Ptx && !found.has_code(name) {
+                return Err(self.mismatch(name, EMPTY.to_owned()));
+            }
+            // A signature that is not understood is not compared.
+            let signature = found.of(name);
+            signature
+                .and_then(|signature| kernel.differs(&signature))
+                .map_or(Ok(()), |problem| Err(self.mismatch(name, problem)))
+        })
+    }
+
+    /// Compares the declared kernels with a text that has not been compiled: it has their names, unless a macro joins names.
+    pub(crate) fn check_names(&self) -> Result<(), ArrayError> {
+        let absent =
+            |kernel: &&DeclaredKernel| !self.text.contains("##") && !has_word(self.text, kernel.name);
+        self.declared
+            .iter()
+            .find(absent)
+            .map_or(Ok(()), |kernel| Err(self.mismatch(kernel.name, MISSING.to_owned())))
+    }
+
+    fn mismatch(&self, kernel: &str, problem: String) -> ArrayError {
+        ArrayError::KernelMismatch { source_name: self.name.to_owned(), kernel: kernel.to_owned(), problem }
+    }
+
+    /// PTX with the declared signatures and no instructions, which is all that the simulator needs.
+    pub(crate) fn stub(&self) -> String {
+        let mut text = String::from(".version 7.8\n.target sm_70\n.address_size 64\n");
+        for kernel in self.declared {
+            let parameter = |p: &KernelParameter| {
+                format!(".param .align {} .b8 {}[{}]", p.alignment, p.name, p.size_bytes)
+            };
+            let parameters: Vec<_> = kernel.parameters.iter().map(parameter).collect();
+            // Writing to a string does not fail.
+            let _ = writeln!(text, ".visible .entry {}({}) {{ ret; }}", kernel.name, parameters.join(", "));
+        }
+        text
+    }
+}
+
+const MISSING: &str =
+    "the text has no kernel of this name; declare it `extern \"C\" __global__`, with the name of its twin";
+const EMPTY: &str = "the text has its signature, but no instructions, so that it would do nothing on a GPU; add the compiled kernel";
+
+/// Whether the text has the name as a word.
+pub(crate) fn has_word(text: &str, name: &str) -> bool {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).any(|word| word == name)
+}
+
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use gpumem_sim::{Kernel as Twin, Launch as TwinLaunch};
+
+/// A kernel of a declaration.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct DeclaredKernel {
+    name: &'static str,
+    parameters: &'static [KernelParameter],
+}
+
+/// A parameter of a [`DeclaredKernel`].
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct KernelParameter {
+    name: &'static str,
+    size_bytes: usize,
+    alignment: usize,
+}
+
+impl DeclaredKernel {
+    #[must_use]
+    pub const fn new(name: &'static str, parameters: &'static [KernelParameter]) -> Self {
+        Self { name, parameters }
+    }
+
+    /// The difference from a signature in the text.
+    fn differs(&self, found: &[Parameter]) -> Option<String> {
+        let ours = self.parameters;
+        if ours.len() != found.len() {
+            let names: Vec<_> = ours.iter().map(|parameter| parameter.name).collect();
+            return Some(format!(
+                "the text has {} parameters, and the twin has {} ({}); declare the same",
+                found.len(),
+                ours.len(),
+                names.join(", ")
+            ));
+        }
+        let mut pairs = ours.iter().zip(found).enumerate();
+        let (index, (ours, found)) = pairs.find(|(_, (ours, found))| ours.size_bytes != found.size_bytes)?;
+        Some(format!(
+            "parameter {index} has {} bytes in the text, and {} bytes in the twin ({}); declare the same type",
+            found.size_bytes, ours.size_bytes, ours.name
+        ))
+    }
+}
+
+impl KernelParameter {
+    #[must_use]
+    pub const fn of<T>(name: &'static str) -> Self {
+        Self { name, size_bytes: size_of::<T>(), alignment: align_of::<T>() }
+    }
+}
+
+impl fmt::Debug for KernelSource<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kernels: Vec<_> = self.declared.iter().map(|kernel| kernel.name).collect();
+        f.debug_struct("KernelSource")
+            .field("name", &self.name)
+            .field("language", &self.language)
+            .field("kernels", &kernels)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Declares kernels once: their text for GPUs, and a Rust twin of each for the simulator. The result is a `static`
+/// [`KernelSource`] for [`Gpu::compile`](crate::Gpu::compile).
+///
+/// ```
+/// use gpumem_array::{Gpu, GpuArray, LaunchShape, kernels, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
+///
+/// kernels! {
+///     /// y = factor · x
+///     static SCALE = cuda r#"
+///         typedef unsigned long long u64;
+///         extern "C" __global__ void scale(float *y, const float *x, float factor, u64 n) {
+///             u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+///             if (i < n) y[i] = factor * x[i];
+///         }"#;
+///
+///     fn scale(launch; y: u64, x: u64, factor: f32, n: u64) {
+///         let (y, x) = (launch.write::<f32>(y, n as usize)?, launch.read::<f32>(x, n as usize)?);
+///         y.iter().zip(x).for_each(|(y, x)| y.set(factor * x.get()));
+///     }
+/// }
+///
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+/// let scale = gpu.compile(&SCALE)?.function("scale")?;
+/// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
+/// let mut y = GpuArray::<f32, _>::zeros(&gpu, x.len())?;
+/// let launch = scale.launch(LaunchShape::for_len(x.len()));
+/// let launch = launch.write(&mut y).read(&x).scalar(10.0_f32).scalar(x.len() as u64);
+/// // SAFETY: the arguments are those of the kernel, and it stays within `n` elements of both arrays.
+/// unsafe { launch.enqueue(&gpu)? };
+/// assert_eq!(y.to_vec()?, [10.0, 20.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The text is `cuda` or `ptx`, and any constant expression, such as `include_str!("scale.ptx")`. Options of the CUDA compiler follow
+/// it: `static SCALE = cuda TEXT, options ["--std=c++17"];`.
+///
+/// A twin has the name of its kernel, and its parameters in order, addresses as `u64`. It runs once for a whole launch. `launch` is
+/// any name for the `gpumem_sim::Launch`, from which the twin requests the ranges of memory that it uses; `?` ends it with a fault.
+/// Without the feature `sim` the bodies of twins are not compiled.
+///
+/// # Checks
+///
+/// Names, numbers of parameters and their sizes are compared with the text when it is loaded
+/// ([`ArrayError::KernelMismatch`](crate::ArrayError::KernelMismatch)), on GPUs and on the simulator. PTX that has only the signature of
+/// a declared kernel is refused as well: it would do nothing on a GPU. On the simulator, CUDA text is compiled for this comparison if
+/// the feature `nvrtc` is on and the library is installed; otherwise only the names are compared.
+#[macro_export]
+macro_rules! kernels {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis static $name:ident = $language:ident $text:expr $(, options [$($option:expr),* $(,)?])?;
+        $(fn $kernel:ident($launch:ident $(; $($parameter:ident: $type:ty),* $(,)?)?) $body:block)*
+    ) => {
+        $(#[$attribute])*
+        $visibility static $name: $crate::KernelSource<'static> = $crate::__with_twins! {
+            $crate::KernelSource::$language(stringify!($name), $text)
+                $(.options(&[$($option),*]))?
+                .declared(const { &[$($crate::DeclaredKernel::new(
+                    stringify!($kernel),
+                    const { &[$($($crate::KernelParameter::of::<$type>(stringify!($parameter))),*)?] },
+                )),*] });
+            $(fn $kernel($launch $($(; $parameter: $type)*)?) $body)*
+        };
+    };
+}
+
+/// Adds the twins to a source.
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __with_twins {
+    ($source:expr; $(fn $kernel:ident($launch:ident $(; $parameter:ident: $type:ty)*) $body:block)*) => {
+        $source.twins(const { &[$($crate::Twin::new(
+            stringify!($kernel),
+            |$launch: &mut $crate::TwinLaunch<'_>| {
+                $(let $parameter = $launch.arg::<$type>()?;)*
+                let () = $body;
+                Ok(())
+            },
+        )),*] })
+    };
+}
+
+/// Leaves the twins out.
+#[cfg(not(feature = "sim"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __with_twins {
+    ($source:expr; $($twins:tt)*) => {
+        $source
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNELS: &[DeclaredKernel] = &[DeclaredKernel::new(
+        "axpy",
+        &[
+            KernelParameter::of::<u64>("y"),
+            KernelParameter::of::<f32>("a"),
+            KernelParameter::of::<[u64; 3]>("s"),
+        ],
+    )];
+
+    fn problem(ptx: &str) -> String {
+        let source = KernelSource::ptx("AXPY", ptx).declared(KERNELS);
+        source.check(&Signatures::parse(ptx)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_text_that_differs_is_refused() {
+        let fits = "(.param .u64 y, .param .f32 a, .param .align 8 .b8 s[24])";
+        let text = |parameters: &str, body: &str| format!(".visible .entry axpy{parameters} {body}");
+        let source = text(fits, "{ mov.u32 %r1, %tid.x; ret; }");
+        KernelSource::ptx("AXPY", &source).declared(KERNELS).check(&Signatures::parse(&source)).unwrap();
+
+        assert!(problem("").contains("no kernel of this name"));
+        assert!(
+            problem(&text("(.param .u64 y)", "{ trap; }"))
+                .contains("1 parameters, and the twin has 3 (y, a, s)")
+        );
+        let wide = text("(.param .u64 y, .param .f64 a, .param .align 8 .b8 s[24])", "{ trap; }");
+        assert!(problem(&wide).contains("parameter 1 has 8 bytes in the text, and 4 bytes in the twin (a)"));
+        for body in ["{ ret; }", "{ }", ".maxntid 256, 1, 1 { ret; }", ";", ""] {
+            assert!(problem(&text(fits, body)).contains("no instructions"), "{body}");
+        }
+    }
+
+    #[test]
+    fn a_stub_has_the_declared_signatures() {
+        let source = KernelSource::cuda("AXPY", "").declared(KERNELS);
+        let stub = Signatures::parse(&source.stub());
+        let sizes: Vec<_> =
+            stub.of("axpy").unwrap().iter().map(|p| (p.name.clone(), p.size_bytes, p.alignment)).collect();
+        assert_eq!(sizes, [("y".to_owned(), 8, 8), ("a".to_owned(), 4, 4), ("s".to_owned(), 24, 8)]);
+        source.check(&stub).unwrap();
+    }
+
+    #[test]
+    fn names_in_a_text_that_is_not_compiled_are_words() {
+        let names = |text: &str| KernelSource::cuda("AXPY", text).declared(KERNELS).check_names();
+        names("extern \"C\" __global__ void axpy(float *y) {}").unwrap();
+        names("#define K(x) __global__ void a##x()\nK(xpy) {}").unwrap();
+        assert!(names("__global__ void saxpy() {}").is_err());
+    }
+}
