@@ -329,6 +329,11 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         &self.layout
     }
 
+    /// Another part of the same memory. New elements are written before the array leaves this crate.
+    pub(crate) fn set_layout(&mut self, layout: Layout<D>) {
+        self.layout = layout;
+    }
+
     pub(crate) fn storage(&self) -> &Storage {
         &self.storage
     }

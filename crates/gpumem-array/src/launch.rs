@@ -1,12 +1,12 @@
 //! [`Launch`]: the arguments of one launch of a user's kernel, checked and tracked like the operations of this crate.
 
-use crate::array::{AsView, AsViewMut, UninitArray};
+use crate::array::{AsView, AsViewMut, GpuArray, UninitArray};
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::{Function, Parameter, library};
 use crate::kind::Kind;
-use crate::layout::Bytes;
+use crate::layout::{Bytes, Order};
 use crate::storage::{Access, Storage, Use, queue};
 use core::cell::Cell;
 use core::ffi::c_void;
@@ -190,6 +190,56 @@ impl<'a> Launch<'a> {
 
 /// A launch, as errors name it.
 const LAUNCH: &str = "kernel launch";
+
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// Calls a kernel on all elements and returns the results, in device memory. Its parameters are the address of the results, the
+    /// address of the elements, and their number as 64 bits. It runs with a thread for each element at least.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, kernels, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// kernels! {
+    ///     static SIGN = cuda r#"
+    ///         extern "C" __global__ void is_positive(bool *out, const float *x, unsigned long long n) {
+    ///             unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+    ///             if (i < n) out[i] = x[i] > 0;
+    ///         }"#;
+    ///
+    ///     fn is_positive(launch; out: u64, x: u64, n: u64) {
+    ///         let (out, x) = (launch.write::<u8>(out, n as usize)?, launch.read::<f32>(x, n as usize)?);
+    ///         out.iter().zip(x).for_each(|(out, x)| out.set(u8::from(x.get() > 0.0)));
+    ///     }
+    /// }
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let is_positive = gpu.compile(&SIGN)?.function("is_positive")?;
+    /// let x = GpuArray::from_slice(&gpu, &[1.5_f32, -2.5])?;
+    /// // SAFETY: the kernel has the parameters of a map, and writes a valid `bool` for each of `n` elements.
+    /// let signs = unsafe { x.map_kernel::<bool>(&is_positive)? };
+    /// assert_eq!(signs.to_vec()?, [true, false]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`] if the allocation fails; the errors of [`Launch::enqueue`].
+    ///
+    /// # Safety
+    ///
+    /// The kernel has these parameters. It reads at most `n` elements of type `T`, and writes `n` valid values of type `U`.
+    pub unsafe fn map_kernel<U: Element>(&self, kernel: &Function) -> Result<GpuArray<U, D>, ArrayError> {
+        let (gpu, n) = (self.gpu(), self.len());
+        let order = self.layout().order().unwrap_or(Order::Row);
+        let mut out = UninitArray::<U, D>::with_order(gpu, self.raw_dim(), order)?;
+        let launch =
+            kernel.launch(LaunchShape::for_len(n)).write_uninit(&mut out).read(self).scalar(n as u64);
+        // SAFETY: the caller's promise; both arrays have `n` elements, contiguous and in the same order.
+        unsafe { launch.enqueue(gpu)? };
+        // SAFETY: the kernel that has been queued writes all of them.
+        Ok(unsafe { out.assume_init() })
+    }
+}
 
 /// The arguments of a launch, in memory that the next launch of the thread uses again: each method of the builder moves this.
 struct Arguments<'a> {

@@ -18,7 +18,7 @@
 //! | `storage` | the memory of an array, and the streams that a use waits for |
 //! | `array` | [`GpuArray`], [`UninitArray`], and the views [`GpuView`] and [`GpuViewMut`] |
 //! | `copy` | copies from and to host memory, and between arrays |
-//! | `ops` | fill, arithmetic, sums, products |
+//! | `ops` | fill, random numbers, arithmetic, sums, products |
 //! | `launch` | [`Launch`]: launches of your own kernels |
 //! | `graph` | [`Gpu::capture`] and [`GpuGraph`]: operations that are captured once and launched many times |
 //!
@@ -111,7 +111,7 @@ pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number
 pub use kernel::source::KernelSource;
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
-pub use ops::Operand;
+pub use ops::{Operand, Random, RandomNormal, Rng};
 
 #[doc(hidden)] // `kernels!` expands to these
 pub use kernel::source::{DeclaredKernel, KernelParameter};

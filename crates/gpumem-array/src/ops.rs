@@ -3,12 +3,16 @@
 pub(crate) mod arithmetic;
 mod create;
 pub(crate) mod fill;
+mod map;
 mod operand;
 pub(crate) mod operators;
 pub(crate) mod product;
+mod random;
 pub(crate) mod reduce;
+mod resize;
 
 pub use operand::Operand;
+pub use random::{Random, RandomNormal, Rng};
 
 /// The number of blocks of `threads` threads for `len` items of work, at least one. Kernels stride by the grid, so fewer blocks
 /// are correct too.

@@ -20,6 +20,11 @@ pub(crate) struct Library {
     /// Copies of units of 1, 2, 4, 8 and 16 bytes, then fills of them.
     strided: [OnceLock<Function>; 10],
     strided_module: OnceLock<Module>,
+    /// Fills with patterns, by stores of 1, 2, 4, 8 and 16 bytes.
+    patterns: [OnceLock<Function>; 5],
+    fill_module: OnceLock<Module>,
+    random: [OnceLock<Function>; Random::NAMES.len()],
+    random_module: OnceLock<Module>,
     modules: Mutex<[[Option<Module>; FAMILIES.len()]; Kind::ALL.len()]>,
 }
 
@@ -91,6 +96,30 @@ const FAMILIES: [[&str; 4]; 3] = [
 ];
 const FILL: &str = include_str!("../../kernels/fill.ptx");
 const STRIDED: &str = include_str!("../../kernels/strided.ptx");
+const RANDOM: &str = include_str!("../../kernels/random.ptx");
+
+/// A kernel that draws random numbers.
+#[derive(Clone, Copy, Debug)]
+pub enum Random {
+    RandomU32,
+    RandomU64,
+    RandomF32,
+    RandomF64,
+    NormalF32,
+    NormalF64,
+}
+
+impl Random {
+    /// In the order of the declaration.
+    const NAMES: [&str; 6] = [
+        "gpumem_random_u32",
+        "gpumem_random_u64",
+        "gpumem_random_f32",
+        "gpumem_random_f64",
+        "gpumem_normal_f32",
+        "gpumem_normal_f64",
+    ];
+}
 
 impl Library {
     pub(crate) fn new(device: &Device) -> Self {
@@ -104,6 +133,10 @@ impl Library {
             fill: OnceLock::new(),
             strided: Default::default(),
             strided_module: OnceLock::new(),
+            patterns: Default::default(),
+            fill_module: OnceLock::new(),
+            random: Default::default(),
+            random_module: OnceLock::new(),
             modules: Mutex::default(),
         }
     }
@@ -126,26 +159,55 @@ impl Library {
 
     /// Sets 8-byte elements.
     pub(crate) fn fill(&self) -> Result<&Function, ArrayError> {
-        if let Some(function) = self.fill.get() {
-            return Ok(function);
+        self.lone(&self.fill, (&self.fill_module, FILL), "gpumem_fill_u64")
+    }
+
+    /// Repeats a pattern, by stores of a size from 1 to 16 bytes.
+    pub(crate) fn pattern(&self, unit: usize) -> Result<&Function, ArrayError> {
+        let name = format!("gpumem_pattern_{unit}");
+        match self.patterns.get(unit.trailing_zeros() as usize) {
+            Some(slot) => self.lone(slot, (&self.fill_module, FILL), &name),
+            None => Err(ArrayError::NoSuchKernel { name }),
         }
-        let function = Module::load_own(&self.device, FILL)?.function("gpumem_fill_u64")?;
-        Ok(self.fill.get_or_init(|| function))
     }
 
     /// Moves or sets strided units; `operation` is `copy` or `fill`, `unit` a size from 1 to 16 bytes.
     pub(crate) fn strided(&self, operation: &'static str, unit: usize) -> Result<&Function, ArrayError> {
-        let name = || format!("gpumem_{operation}_{unit}");
         let place = unit.trailing_zeros() as usize + if operation == "fill" { 5 } else { 0 };
-        let slot = self.strided.get(place).ok_or_else(|| ArrayError::NoSuchKernel { name: name() })?;
+        if let Some(function) = self.strided.get(place).and_then(OnceLock::get) {
+            return Ok(function);
+        }
+        let name = format!("gpumem_{operation}_{unit}");
+        match self.strided.get(place) {
+            Some(slot) => self.lone(slot, (&self.strided_module, STRIDED), &name),
+            None => Err(ArrayError::NoSuchKernel { name }),
+        }
+    }
+
+    /// Draws random numbers.
+    pub(crate) fn random(&self, kernel: Random) -> Result<&Function, ArrayError> {
+        let index = kernel as usize;
+        self.lone(&self.random[index], (&self.random_module, RANDOM), Random::NAMES[index])
+    }
+
+    /// A kernel of a module that has all element types.
+    fn lone<'a>(
+        &self,
+        slot: &'a OnceLock<Function>,
+        (module, text): (&OnceLock<Module>, &str),
+        name: &str,
+    ) -> Result<&'a Function, ArrayError> {
         if let Some(function) = slot.get() {
             return Ok(function);
         }
-        if self.strided_module.get().is_none() {
-            let _ = self.strided_module.set(Module::load(&self.device, STRIDED)?);
-        }
-        let module = self.strided_module.get().ok_or_else(|| ArrayError::NoSuchKernel { name: name() })?;
-        let function = module.function(&name())?;
+        let function = match module.get() {
+            Some(module) => module.function(name)?,
+            // If another thread is faster, its module is used, and this one is unloaded.
+            None => {
+                let loaded = Module::load_own(&self.device, text)?;
+                module.get_or_init(|| loaded).function(name)?
+            }
+        };
         Ok(slot.get_or_init(|| function))
     }
 

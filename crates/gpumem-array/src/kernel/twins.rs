@@ -6,6 +6,8 @@
 
 mod elementwise;
 mod matvec;
+mod pattern;
+mod random;
 mod reduce;
 mod strided;
 
@@ -22,9 +24,26 @@ pub(crate) fn register(sim: &Sim) {
     sim.register(I64);
     sim.register(FILL);
     sim.register(STRIDED);
+    sim.register(RANDOM);
 }
 
-static FILL: &[Kernel] = &[Kernel::new("gpumem_fill_u64", fill)];
+static FILL: &[Kernel] = &[
+    Kernel::new("gpumem_fill_u64", fill),
+    Kernel::new("gpumem_pattern_1", pattern::repeat::<u8>),
+    Kernel::new("gpumem_pattern_2", pattern::repeat::<u16>),
+    Kernel::new("gpumem_pattern_4", pattern::repeat::<u32>),
+    Kernel::new("gpumem_pattern_8", pattern::repeat::<u64>),
+    Kernel::new("gpumem_pattern_16", pattern::repeat::<u128>),
+];
+
+static RANDOM: &[Kernel] = &[
+    Kernel::new("gpumem_random_u32", random::random_u32),
+    Kernel::new("gpumem_random_u64", random::random_u64),
+    Kernel::new("gpumem_random_f32", random::random_f32),
+    Kernel::new("gpumem_random_f64", random::random_f64),
+    Kernel::new("gpumem_normal_f32", random::normal_f32),
+    Kernel::new("gpumem_normal_f64", random::normal_f64),
+];
 
 static STRIDED: &[Kernel] = &[
     Kernel::new("gpumem_copy_1", strided::copy::<u8>),

@@ -38,7 +38,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver call
-    /// fails; for elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    /// fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn from_elem<P, S>(place: &P, shape: S, value: T) -> Result<Self, ArrayError>
     where
         P: Place<Kind = K> + ?Sized,
@@ -51,7 +51,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         self.view_mut().fill(value)
     }
@@ -62,7 +62,7 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`. On an
+    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`. On an
     /// error the memory is freed.
     pub fn fill(self, value: T) -> Result<GpuArray<T, D, K>, ArrayError> {
         let mut array = self.into_unwritten();
@@ -74,7 +74,7 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
 impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Sets every element to `value`.
     ///
-    /// Elements of 1, 2, 4, 8 and 16 bytes are set on the device; of others, one is uploaded and copied on the device.
+    /// Elements of up to 1024 bytes are set on the device; of larger ones, one is uploaded and copied on the device.
     ///
     /// # Errors
     ///
@@ -86,13 +86,44 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         match Pattern::of(&value) {
             Some(pattern) => self.set(pattern),
-            None if self.is_empty() => Ok(()),
-            None => {
-                let one =
-                    UninitArray::with_order(self.gpu(), Ix0(), Order::Row)?.copy_from_slice(&[value])?;
-                copy::copy(self, &one.view().broadcast(self.raw_dim())?)
-            }
+            None => self.repeat(value),
         }
+    }
+
+    /// Sets all elements to a value of another size than a store has.
+    fn repeat(&mut self, value: T) -> Result<(), ArrayError> {
+        let gpu = self.gpu();
+        self.storage().share(gpu, "fill")?;
+        let plan = Plan::fill(self.layout(), size_of::<T>());
+        let to = copy::at(self.storage(), plan.to);
+        let size_bytes = match (&plan.form, Repeated::of(&value, to)) {
+            (Form::Nothing, _) => return Ok(()),
+            (Form::Run { size_bytes }, Some(repeated)) => {
+                return self.queue_repeated(to, *size_bytes, &repeated);
+            }
+            (_, repeated) => repeated.map(|_| size_of::<T>()),
+        };
+        let one = UninitArray::with_order(gpu, Ix0(), Order::Row)?;
+        let one = match size_bytes {
+            Some(_) => one.fill(value)?,
+            None => one.copy_from_slice(&[value])?,
+        };
+        copy::copy(self, &one.view().broadcast(self.raw_dim())?)
+    }
+
+    fn queue_repeated(&self, to: u64, size_bytes: usize, repeated: &Repeated) -> Result<(), ArrayError> {
+        let (gpu, unit) = (self.gpu(), repeated.unit);
+        let (kernel, size, period) =
+            (gpu.library().pattern(unit)?, size_bytes as u64, (repeated.len / unit) as u64);
+        let shape = ([blocks(size_bytes.div_ceil(unit), 256), 1, 1], [256, 1, 1], 0);
+        self.writes().order(gpu)?;
+        queue(gpu, [self.writes()], |stream| {
+            let mut parameters =
+                [parameter(&to), parameter(&size), parameter(&period), parameter(&repeated.bytes)];
+            // SAFETY: the kernel's parameters are an address, a size, a period and the pattern; it writes as many bytes, which lie within
+            // a live block of this device and begin at a multiple of the unit; the stream has been ordered after what conflicts.
+            unsafe { launch(kernel, stream, shape, &mut parameters) }
+        })
     }
 
     /// Sets every byte to zero.
@@ -173,6 +204,36 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             // conflicts. The width of the pattern divides the unit.
             unsafe { launches.queue_fill(stream, to, pattern.words()) }
         })
+    }
+}
+
+/// A value, repeated until its bytes are a whole number of stores.
+struct Repeated {
+    bytes: [u128; Self::BYTES_MAX / 16],
+    /// How many of them repeat.
+    len: usize,
+    /// The size of a store: 1, 2, 4, 8 or 16.
+    unit: usize,
+}
+
+impl Repeated {
+    /// As `fill.cu` has it.
+    const BYTES_MAX: usize = 1024;
+
+    /// With the widest stores that the address allows; `None` for a value that is too large.
+    fn of<T: Element>(value: &T, address: u64) -> Option<Self> {
+        let value = bytemuck::bytes_of(value);
+        let widest = 1 << address.trailing_zeros().min(4);
+        let units = core::iter::successors(Some(widest), |unit| (*unit > 1).then_some(unit / 2));
+        // The least common multiple: the unit is a power of two.
+        let len =
+            |unit: usize| value.len() * (unit >> value.len().trailing_zeros().min(unit.trailing_zeros()));
+        let unit = { units }.find(|unit| len(*unit) <= Self::BYTES_MAX)?;
+        let mut bytes = [0_u128; Self::BYTES_MAX / 16];
+        let places =
+            bytemuck::cast_slice_mut::<u128, u8>(&mut bytes)[..len(unit)].chunks_exact_mut(value.len());
+        places.for_each(|place| place.copy_from_slice(value));
+        Some(Self { bytes, len: len(unit), unit })
     }
 }
 

@@ -1,0 +1,179 @@
+//! Random numbers, drawn on the device from an explicit generator: [`Rng`].
+
+use crate::array::{GpuArray, UninitArray};
+use crate::element::Element;
+use crate::error::ArrayError;
+use crate::gpu::Place;
+use crate::kernel::library::{Random as Kernel, launch, parameter};
+use crate::kind::Kind;
+use crate::layout::Order;
+use crate::ops::blocks;
+use crate::storage::queue;
+use ndarray::{Dimension, IntoDimension};
+
+/// A random number generator: Philox4x32-10, which counts. The number at each position depends on the seed, the stream and the position
+/// alone, so equal generators give equal numbers, on every GPU and on the simulator.
+///
+/// Each array that is drawn advances the generator. There is no generator behind the scenes: keep one, or one for each thread, with
+/// streams of its own ([`Rng::with_stream`]). A graph repeats the numbers of its capture at each launch.
+///
+/// ```
+/// use gpumem_array::{Gpu, GpuArray, Rng, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
+///
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+/// let mut rng = Rng::new(42);
+/// let weights = GpuArray::<f32, _>::random_normal(&gpu, (100, 10), &mut rng)?;
+/// let noise = GpuArray::<f64, _>::random(&gpu, 1000, &mut rng)?;
+/// assert!(noise.to_vec()?.iter().all(|x| (0.0..1.0).contains(x)));
+///
+/// let again = GpuArray::<f32, _>::random_normal(&gpu, (100, 10), &mut Rng::new(42))?;
+/// assert_eq!(again.to_vec()?, weights.to_vec()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rng {
+    seed: u64,
+    stream: u64,
+    /// The number of the next block of 128 bits.
+    next: u64,
+}
+
+impl Rng {
+    /// A generator at the beginning of stream 0.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
+        Self::with_stream(seed, 0)
+    }
+
+    /// A generator at the beginning of a stream. The numbers of different streams are independent.
+    #[must_use]
+    pub const fn with_stream(seed: u64, stream: u64) -> Self {
+        Self { seed, stream, next: 0 }
+    }
+
+    /// Skips `blocks` blocks of 128 bits. An array uses one block for each 16 bytes that it has, or part of them.
+    pub const fn advance(&mut self, blocks: u64) {
+        self.next = self.next.wrapping_add(blocks);
+    }
+}
+
+/// A type that [`GpuArray::random`] draws: `f32`, `f64`, `i32`, `i64`, `u32`, `u64`.
+pub trait Random: Element + sealed::Sealed {}
+
+/// A type that [`GpuArray::random_normal`] draws: `f32`, `f64`.
+pub trait RandomNormal: Random + sealed::Normal {}
+
+mod sealed {
+    use super::Kernel;
+
+    pub trait Sealed {
+        const KERNEL: Kernel;
+    }
+    pub trait Normal {
+        const KERNEL: Kernel;
+    }
+}
+
+macro_rules! drawn {
+    ($($type:ty: $kernel:ident $($normal:ident)?;)*) => {
+        $(
+            impl Random for $type {}
+            impl sealed::Sealed for $type {
+                const KERNEL: Kernel = Kernel::$kernel;
+            }
+            $(
+                impl RandomNormal for $type {}
+                impl sealed::Normal for $type {
+                    const KERNEL: Kernel = Kernel::$normal;
+                }
+            )?
+        )*
+    };
+}
+
+drawn! {
+    f32: RandomF32 NormalF32;
+    f64: RandomF64 NormalF64;
+    i32: RandomU32;
+    i64: RandomU64;
+    u32: RandomU32;
+    u64: RandomU64;
+}
+
+impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// Creates an array of random numbers: floats evenly from 0 to 1, without 1; integers evenly from all their values.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver call
+    /// fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn random<P, S>(place: &P, shape: S, rng: &mut Rng) -> Result<Self, ArrayError>
+    where
+        P: Place<Kind = K> + ?Sized,
+        S: IntoDimension<Dim = D>,
+    {
+        let mut array = UninitArray::with_order(place, shape.into_dimension(), Order::Row)?.into_unwritten();
+        array.fill_random(rng)?;
+        Ok(array)
+    }
+
+    /// Overwrites the array with random numbers; see [`GpuArray::random`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`] if a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn fill_random(&mut self, rng: &mut Rng) -> Result<(), ArrayError> {
+        self.draw(<T as sealed::Sealed>::KERNEL, rng)
+    }
+
+    fn draw(&mut self, kernel: Kernel, rng: &mut Rng) -> Result<(), ArrayError> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let (gpu, n, out) = (self.gpu(), self.len(), self.address());
+        let block_count = (n * size_of::<T>()).div_ceil(16);
+        let Rng { seed, stream, next } = *rng;
+        let (function, n) = (gpu.library().random(kernel)?, n as u64);
+        let shape = ([blocks(block_count, 256), 1, 1], [256, 1, 1], 0);
+        self.writes().order(gpu)?;
+        queue(gpu, [self.writes()], |on| {
+            let mut parameters =
+                [parameter(&out), parameter(&n), parameter(&seed), parameter(&stream), parameter(&next)];
+            // SAFETY: the kernel's parameters are an address, a count and three numbers; it writes as many elements from the address on,
+            // which is that of a live block of this device, aligned as blocks are; the stream has been ordered after what conflicts.
+            unsafe { launch(function, on, shape, &mut parameters) }
+        })?;
+        rng.advance(block_count as u64);
+        Ok(())
+    }
+}
+
+impl<T: RandomNormal, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// Creates an array of normally distributed numbers, with mean 0 and standard deviation 1. All of them are finite.
+    ///
+    /// They are made from uniform numbers by Box and Muller, with arithmetic that is exactly rounded: like uniform numbers, they are equal
+    /// to the last bit on every GPU and on the simulator.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuArray::random`].
+    pub fn random_normal<P, S>(place: &P, shape: S, rng: &mut Rng) -> Result<Self, ArrayError>
+    where
+        P: Place<Kind = K> + ?Sized,
+        S: IntoDimension<Dim = D>,
+    {
+        let mut array = UninitArray::with_order(place, shape.into_dimension(), Order::Row)?.into_unwritten();
+        array.fill_random_normal(rng)?;
+        Ok(array)
+    }
+
+    /// Overwrites the array with normally distributed numbers; see [`GpuArray::random_normal`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`] if a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn fill_random_normal(&mut self, rng: &mut Rng) -> Result<(), ArrayError> {
+        self.draw(<T as sealed::Normal>::KERNEL, rng)
+    }
+}

@@ -1,0 +1,115 @@
+//! Vectors that grow and shrink: `resize`, `append`, `extend_from_slice`, with room ahead as in `Vec`.
+//!
+//! The growth is that of CUDA.jl: twice the room up to 100 MiB, 32 MiB more beyond, and memory is given back below a quarter.
+
+use crate::array::{AsView, GpuArray};
+use crate::element::Element;
+use crate::error::ArrayError;
+use crate::kind::Kind;
+use crate::layout::{Layout, Order};
+use ndarray::{Ix1, s};
+
+impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
+    /// The number of elements that the memory has room for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        usize::try_from(self.storage().size_bytes()).unwrap_or(0) / size_of::<T>()
+    }
+
+    /// Changes the number of elements. New ones are set to `value`.
+    ///
+    /// Within the capacity nothing moves. Beyond it, the elements are copied on the device to memory with room ahead; below a quarter of
+    /// it, to memory that fits. A view cannot exist meanwhile, but [`GpuArray::address`] changes, and a graph that was captured with
+    /// the array refuses it after a move.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let mut x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// x.resize(5, 9)?;
+    /// x.extend_from_slice(&[7])?;
+    /// assert_eq!(x.to_vec()?, [1, 2, 3, 9, 9, 7]);
+    /// assert_eq!(x.capacity(), 6);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`] if the elements exceed the address space; [`ArrayError::Pool`] if the allocation or a driver call
+    /// fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`. The array is unchanged after an error.
+    pub fn resize(&mut self, len: usize, value: T) -> Result<(), ArrayError> {
+        self.change_len(len, |array, old| array.slice_mut(s![old..])?.fill(value))
+    }
+
+    /// Appends elements of another array or view, on the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuArray::resize`]; as [`GpuArray::assign`] for an array of another device.
+    pub fn append<A: AsView<Elem = T, Dim = Ix1>>(&mut self, other: &A) -> Result<(), ArrayError> {
+        let other = other.as_view();
+        self.change_len(self.len().saturating_add(other.len()), |array, old| {
+            array.slice_mut(s![old..])?.assign(&other)
+        })
+    }
+
+    /// Appends a slice. Returns when the copy is complete.
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuArray::resize`]; [`ArrayError::Pool`] if the stream captures.
+    pub fn extend_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
+        self.change_len(self.len().saturating_add(elements.len()), |array, old| {
+            array.slice_mut(s![old..])?.copy_from_slice(elements)
+        })
+    }
+
+    /// Changes the length; `write` writes the elements from the old length on.
+    fn change_len(
+        &mut self,
+        len: usize,
+        write: impl FnOnce(&mut Self, usize) -> Result<(), ArrayError>,
+    ) -> Result<(), ArrayError> {
+        let (old, capacity) = (self.len(), self.capacity());
+        let layout = dense::<T>(len)?;
+        if len > capacity {
+            // Room ahead is a convenience: without memory for it, the elements alone may fit.
+            let moved = self.moved(grown::<T>(capacity).max(len), old).or_else(|_| self.moved(len, old))?;
+            *self = moved;
+        } else if len < capacity / 4 {
+            *self = self.moved(len, len.min(old))?;
+        }
+        self.set_layout(layout);
+        if len <= old {
+            return Ok(());
+        }
+        write(self, old).inspect_err(|_| {
+            if let Ok(layout) = dense::<T>(old) {
+                self.set_layout(layout);
+            }
+        })
+    }
+
+    /// The first `kept` elements, in memory with room for `capacity`.
+    fn moved(&self, capacity: usize, kept: usize) -> Result<Self, ArrayError> {
+        let mut moved = Self::unwritten(&self.gpu().memory::<K>(), dense::<T>(capacity)?)?;
+        moved.set_layout(dense::<T>(kept)?);
+        moved.assign(&self.slice(s![..kept])?)?;
+        Ok(moved)
+    }
+}
+
+fn dense<T>(len: usize) -> Result<Layout<Ix1>, ArrayError> {
+    Layout::dense(Ix1(len), Order::Row, size_of::<T>())
+}
+
+/// The capacity after `capacity`, in elements.
+fn grown<T>(capacity: usize) -> usize {
+    let bytes = capacity * size_of::<T>();
+    if bytes <= DOUBLED_MAX { capacity * 2 } else { capacity + INCREMENT / size_of::<T>() }
+}
+
+const DOUBLED_MAX: usize = 100 << 20;
+const INCREMENT: usize = 32 << 20;
