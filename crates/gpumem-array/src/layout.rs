@@ -26,16 +26,40 @@ pub(crate) enum Order {
     Column,
 }
 
-/// Bytes of a storage, from its start.
+/// The bytes of a view: offsets from the start of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bytes {
+    /// The first.
     pub(crate) start: u64,
+    /// After the last.
     pub(crate) end: u64,
+    pub(crate) gaps: Gaps,
 }
+
+/// The bytes between the first and the last that do not belong to a view. Another view may own them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gaps(u64);
 
 impl Bytes {
     /// Every byte of any storage.
-    pub(crate) const ALL: Self = Self { start: 0, end: u64::MAX };
+    pub(crate) const ALL: Self = Self { start: 0, end: u64::MAX, gaps: Gaps::NONE };
+}
+
+impl Gaps {
+    /// Each byte belongs to the view.
+    pub(crate) const NONE: Self = Self(0);
+    /// Unknown, and not equal to those of another view.
+    const IRREGULAR: Self = Self(u64::MAX);
+
+    /// Runs of bytes at this distance. With the first and the last byte, it determines the length of the runs.
+    fn every(step_bytes: u64) -> Self {
+        Self(step_bytes)
+    }
+
+    /// Whether views with these gaps, and the first and the last byte in common, have the same bytes.
+    pub(crate) fn are_regular(self) -> bool {
+        self != Self::IRREGULAR
+    }
 }
 
 impl<D: Dimension> Layout<D> {
@@ -109,20 +133,56 @@ impl<D: Dimension> Layout<D> {
     #[inline]
     pub(crate) fn bytes(&self, element_bytes: usize, storage_bytes: u64) -> Bytes {
         let size = element_bytes as u64;
-        if self.len() as u64 * size == storage_bytes { Bytes::ALL } else { self.hull(size) }
+        // A view that repeats elements may have as many, or so many that the product wraps, and lack others.
+        if (self.len() as u64).wrapping_mul(size) == storage_bytes && !self.repeats() {
+            Bytes::ALL
+        } else {
+            self.hull(size)
+        }
+    }
+
+    /// Whether an element has several indices.
+    fn repeats(&self) -> bool {
+        self.shape().iter().zip(self.strides.slice()).any(|(len, stride)| *len > 1 && *stride == 0)
     }
 
     #[cold]
     fn hull(&self, size: u64) -> Bytes {
         if self.len() == 0 {
-            return Bytes { start: 0, end: 0 };
+            return Bytes { start: 0, end: 0, gaps: Gaps::NONE };
         }
         let (mut first, mut last) = (self.offset as i64, self.offset as i64);
         for (len, stride) in self.shape().iter().zip(self.strides()) {
             let steps = (*len as i64 - 1) * stride as i64;
             if steps < 0 { first += steps } else { last += steps }
         }
-        Bytes { start: first as u64 * size, end: (last as u64 + 1) * size }
+        Bytes { start: first as u64 * size, end: (last as u64 + 1) * size, gaps: self.gaps(size) }
+    }
+
+    /// There are elements.
+    fn gaps(&self, size: u64) -> Gaps {
+        let axis = |bound: u64| {
+            let steps = self.strides().map(|stride| stride.unsigned_abs() as u64);
+            let axes = steps.zip(self.shape().iter().map(|len| *len as u64));
+            axes.filter(|(step, len)| *len > 1 && *step > bound).min()
+        };
+        // From the smallest stride to the largest: first the axes that form a run, then those that repeat it.
+        let (mut run, mut bound) = (1, 0);
+        let mut next = axis(bound);
+        while let Some((step, len)) = next.filter(|(step, _)| *step == run) {
+            (run, bound) = (run * len, step);
+            next = axis(bound);
+        }
+        let Some((distance, count)) = next else { return Gaps::NONE };
+        let mut end = distance * count;
+        bound = distance;
+        while let Some((step, len)) = axis(bound) {
+            if step != end {
+                return Gaps::IRREGULAR;
+            }
+            (end, bound) = (end * len, step);
+        }
+        if distance > run { Gaps::every(distance * size) } else { Gaps::IRREGULAR }
     }
 
     pub(crate) fn not_contiguous(&self, operation: &'static str, hint: &'static str) -> ArrayError {
@@ -294,12 +354,7 @@ impl<D: Dimension> Layout<D> {
             right: dim.slice().to_vec(),
             expected: "from the last axis on, lengths must be equal or 1",
         };
-        let too_many = dim
-            .slice()
-            .iter()
-            .filter(|len| **len > 0)
-            .try_fold(1, |product: usize, len| product.checked_mul(*len));
-        if too_many.is_none_or(|product| isize::try_from(product).is_err()) {
+        if !has_valid_len(dim.slice()) {
             return Err(ArrayError::TooManyElements { shape: dim.slice().to_vec() });
         }
         let Some(added) = dim.ndim().checked_sub(self.shape().len()) else { return Err(refuse(&dim)) };
@@ -351,7 +406,8 @@ impl<D: Dimension> Layout<D> {
         }
         self.dim.slice_mut()[last] = scaled(self.dim.slice()[last])?;
         self.strides.slice_mut()[last] = 1;
-        Some(self)
+        // A view that repeats elements may have too many smaller ones.
+        has_valid_len(self.shape()).then_some(self)
     }
 
     /// The elements with another shape, in row-major order.
@@ -370,6 +426,12 @@ impl<D: Dimension> Layout<D> {
         }
         Ok(Layout { offset: self.offset, ..layout })
     }
+}
+
+/// Whether the number of elements fits an `isize`. Lengths of zero are skipped, because strides are products of the others.
+fn has_valid_len(shape: &[usize]) -> bool {
+    let mut lens = shape.iter().copied().filter(|len| *len > 0);
+    lens.try_fold(1, usize::checked_mul).is_some_and(|len| isize::try_from(len).is_ok())
 }
 
 /// Refuses operands of different shapes.
@@ -410,6 +472,7 @@ impl Indices {
         }
     }
 
+    #[cfg(test)]
     fn contains(self, index: usize) -> bool {
         index
             .checked_sub(self.first)
@@ -418,12 +481,37 @@ impl Indices {
 
     /// Whether both have an index in common.
     fn meets(self, other: Self) -> bool {
-        let (few, many) = if self.count <= other.count { (self, other) } else { (other, self) };
-        // From the first index that is not before the other's first. The distances to the other's indices repeat with its step.
-        let skipped = many.first.saturating_sub(few.first).div_ceil(few.step);
-        let last = few.count.min(skipped.saturating_add(many.step));
-        (skipped..last).any(|index| many.contains(few.first + index * few.step))
+        let (Some(last), Some(other_last)) = (self.last(), other.last()) else { return false };
+        // Lengths fit an `isize`, so the products of two of them fit.
+        let [first, step, other_first, other_step] =
+            [self.first, self.step, other.first, other.step].map(|value| value as i128);
+        let (divisor, factor) = gcd(step, other_step);
+        let distance = other_first - first;
+        if distance % divisor != 0 {
+            return false;
+        }
+        // The common indices of both without their ends: they repeat with the least common multiple of the steps.
+        let (period, multiple) = (other_step / divisor, step * (other_step / divisor));
+        let steps = (distance / divisor).rem_euclid(period) * factor.rem_euclid(period) % period;
+        let common = first + steps * step;
+        let missing = (other_first - common).max(0);
+        let common = common + (missing + multiple - 1) / multiple * multiple;
+        common <= last.min(other_last) as i128
     }
+
+    fn last(self) -> Option<usize> {
+        Some(self.first + self.count.checked_sub(1)? * self.step)
+    }
+}
+
+/// The greatest common divisor of two positive numbers, and the factor by which the first gives it, modulo the second.
+fn gcd(left: i128, right: i128) -> (i128, i128) {
+    let (mut current, mut next) = ((left, 1), (right, 0));
+    while next.0 != 0 {
+        let quotient = current.0 / next.0;
+        (current, next) = (next, (current.0 - quotient * next.0, current.1 - quotient * next.1));
+    }
+    current
 }
 
 /// Start and end counted from the front; `None` if one of them is outside.
@@ -461,7 +549,7 @@ mod tests {
     }
 
     fn slices() -> impl Strategy<Value = (isize, Option<isize>, isize)> {
-        (-7_isize..7, proptest::option::of(-7_isize..7), prop_oneof![-3_isize..0, 1_isize..4])
+        (-7_isize..7, proptest::option::of(-7_isize..7), prop_oneof![-5_isize..0, 1_isize..6])
     }
 
     proptest! {
@@ -524,15 +612,75 @@ mod tests {
     #[test]
     fn bytes_are_those_from_the_first_to_the_last_element() {
         let whole = layout(&[4, 8]);
+        let is = |start, end, gaps| Bytes { start, end, gaps };
         assert_eq!(whole.bytes(4, 128), Bytes::ALL);
         let rows = whole.clone().slice_axis(Axis(0), Slice::from(1..3)).unwrap();
-        assert_eq!(rows.bytes(4, 128), Bytes { start: 32, end: 96 });
+        assert_eq!(rows.bytes(4, 128), is(32, 96, Gaps::NONE));
+        let right = whole.clone().slice_axis(Axis(1), Slice::from(4..)).unwrap();
+        assert_eq!(right.bytes(4, 128), is(16, 128, Gaps::every(32)));
         let columns = whole.clone().slice_axis(Axis(1), Slice::from(2..6).step_by(-2)).unwrap();
-        assert_eq!(columns.bytes(4, 128), Bytes { start: 12, end: 120 });
+        assert_eq!(columns.bytes(4, 128), is(12, 120, Gaps::IRREGULAR));
         // Not all bytes, although the first and the last are among them.
         let ends = whole.slice_axis(Axis(0), Slice::from(..).step_by(3)).unwrap();
-        assert_eq!(ends.bytes(4, 128), Bytes { start: 0, end: 128 });
-        assert_eq!(layout(&[0, 8]).bytes(4, 128), Bytes { start: 0, end: 0 });
+        assert_eq!(ends.bytes(4, 128), is(0, 128, Gaps::every(96)));
+        assert_eq!(layout(&[0, 8]).bytes(4, 128), is(0, 0, Gaps::NONE));
+    }
+
+    #[test]
+    fn elements_that_are_repeated_count_once() {
+        let right = layout(&[8]).slice_axis(Axis(0), Slice::from(4..)).unwrap();
+        for count in [2, 1 << 60] {
+            let wide = right.broadcast(IxDyn(&[count, 4])).unwrap();
+            assert_eq!(wide.bytes(4, 32), Bytes { start: 16, end: 32, gaps: Gaps::NONE });
+        }
+        let wide = layout(&[1]).broadcast(IxDyn(&[1 << 62])).unwrap();
+        assert_eq!(wide.bytes(8, 8), Bytes { start: 0, end: 8, gaps: Gaps::NONE });
+    }
+
+    proptest! {
+        /// Equal bytes mean equal elements, and without gaps all between the first and the last.
+        #[test]
+        fn gaps_tell_views_apart(
+            shape in proptest::collection::vec(1_usize..5, 1..4),
+            turns in proptest::collection::vec(proptest::collection::vec(slices(), 3), 2),
+        ) {
+            let whole = layout(&shape);
+            let views: Vec<_> = turns.iter().filter_map(|turn| {
+                let mut axes = turn.iter().take(shape.len()).enumerate();
+                axes.try_fold(whole.clone(), |view, (axis, (start, end, step))| {
+                    view.slice_axis(Axis(axis), Slice { start: *start, end: *end, step: *step }).ok()
+                })
+            }).filter(|view| view.len() > 0).collect();
+            let storage = u64::MAX;
+            let elements = |view: &Layout<IxDyn>| {
+                let mut found = vec![view.offset.cast_signed()];
+                for (len, stride) in view.shape().iter().zip(view.strides()) {
+                    found = found.iter().flat_map(|at| (0..*len).map(move |i| at + stride * i.cast_signed())).collect();
+                }
+                found.sort_unstable();
+                found
+            };
+            for view in &views {
+                let (bytes, found) = (view.bytes(1, storage), elements(view));
+                let is_full = found.len() as u64 == bytes.end - bytes.start;
+                prop_assert_eq!(bytes.gaps == Gaps::NONE, is_full);
+                for other in &views {
+                    if bytes.gaps.are_regular() && bytes == other.bytes(1, storage) {
+                        prop_assert_eq!(&found, &elements(other));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn distant_slices_meet_without_a_search() {
+        let (len, prime) = (isize::MAX.unsigned_abs(), (1_isize << 31) - 1);
+        let every = |start, step| Indices::of(&SliceInfoElem::Slice { start, end: None, step }, len).unwrap();
+        assert!(every(0, prime).meets(every(1, 1 << 31)));
+        assert!(!every(0, 1 << 31).meets(every(1, 1 << 31)));
+        assert!(!every(0, isize::MAX).meets(every(1, isize::MAX - 1)));
+        assert!(every(0, isize::MIN).meets(every(-1, isize::MIN)));
     }
 
     #[test]
@@ -542,6 +690,11 @@ mod tests {
             assert!(matches!(refused, Err(ArrayError::TooManyElements { .. })), "{shape:?}");
         }
         assert!(Layout::dense(IxDyn(&[0, 1 << 40]), Order::Row, 4).is_ok());
+        let wide = layout(&[8]).broadcast(IxDyn(&[1 << 59, 8])).unwrap();
+        assert_eq!(wide.clone().reinterpreted(8, 1), None);
+        assert!(wide.reinterpreted(8, 4).is_none());
+        let wide = layout(&[8]).broadcast(IxDyn(&[1 << 57, 8])).unwrap();
+        assert!(wide.reinterpreted(8, 4).is_some());
     }
 
     #[test]

@@ -325,7 +325,7 @@ impl<'a> Use<'a> {
 
     /// The last part has no end, so that it includes memory by which the block grows.
     fn range_in_parts(self) -> Range<u64> {
-        let Bytes { start, end } = self.bytes;
+        let Bytes { start, end, .. } = self.bytes;
         if end >= self.storage.memory.size_bytes() && start < end { start..u64::MAX } else { start..end }
     }
 }
@@ -496,7 +496,7 @@ impl Storage {
 
     fn recorded(&self, one: Use<'_>) -> RecordedUse {
         let (serial, address) = (self.serial(), self.memory.address());
-        RecordedUse { serial, address, range: one.range(), access: one.access }
+        RecordedUse { serial, address, range: one.range(), gaps: one.bytes.gaps, access: one.access }
     }
 
     /// The number that identifies the storage, assigned at the first call.

@@ -532,3 +532,53 @@ const CALLS: [&str; 14] = [
     "cuMem*",
     "cuModule*",
 ];
+
+/// The halves of a matrix along its columns alternate in memory: the bytes from the first element of one to its last include
+/// elements of the other.
+#[test]
+fn a_strided_view_does_not_serve_for_the_elements_between_its_own() {
+    let gpu = gpu();
+    let mut x = GpuArray::<i32, _>::zeros(&gpu, (4, 4)).unwrap();
+    let (mut rows, _) = gpu.capture(|c| x.slice_mut(s![1, ..])?.on_mut(c).fill(9)).unwrap();
+    let (mut total, _) = gpu.capture(|c| x.slice(s![1, ..])?.on(c).sum()).unwrap();
+    let (mut columns, _) = gpu.capture(|c| x.slice_mut(s![.., 2..])?.on_mut(c).fill(7)).unwrap();
+    let (left, mut right) = x.split_at_mut(Axis(1), 2).unwrap();
+    let expected = GraphError::StridedArgument { index: 0, expected: 16..32 };
+    assert_eq!(graph_error(rows.launch(&gpu).write(&mut right).run()), expected);
+    assert_eq!(graph_error(total.launch(&gpu).read(&right).run()), expected);
+    // The same view has the same gaps.
+    columns.launch(&gpu).write(&mut right).run().unwrap();
+    assert_eq!(left.view().to_vec().unwrap(), [0; 8]);
+    let right = right.view();
+    assert_eq!(right.to_vec().unwrap(), [7; 8]);
+    // Two columns with the same first and last row, but other gaps.
+    let narrow = right.slice(s![.., 1..]).unwrap();
+    let partial = graph_error(columns.launch(&gpu).read(&narrow).run());
+    assert!(matches!(partial, GraphError::PartialArgument { .. }), "{partial}");
+    // The whole array has all elements.
+    rows.launch(&gpu).write(&mut x).run().unwrap();
+    columns.launch(&gpu).write(&mut x).run().unwrap();
+    assert_eq!(x.to_vec().unwrap(), [0, 0, 7, 7, 9, 9, 7, 7, 0, 0, 7, 7, 0, 0, 7, 7]);
+    drop((rows, total, columns));
+    check_clean(&gpu);
+}
+
+#[test]
+fn a_view_that_repeats_one_half_does_not_serve_for_the_other() {
+    let gpu = gpu();
+    let mut x = GpuArray::<f32, _>::ones(&gpu, 8).unwrap();
+    let (mut graph, out) = gpu.capture(|c| x.slice(s![..4])?.on(c).sum()).unwrap();
+    let (left, right) = x.split_at_mut(Axis(0), 4).unwrap();
+    let (left, right) = (left.view(), right.view());
+    let wide = right.broadcast((2, 4)).unwrap();
+    let error = graph_error(graph.launch(&gpu).read(&wide).run());
+    assert!(matches!(error, GraphError::MissingArgument { .. }), "{error}");
+    // A view that repeats elements has each of them, however many they are.
+    for count in [2, 1_usize << 60] {
+        let wide = left.broadcast((count, 4)).unwrap();
+        let done = graph.launch(&gpu).read(&wide).run().unwrap();
+        assert_eq!(done.get(&out).unwrap().into_scalar().unwrap(), 4.0);
+    }
+    drop(graph);
+    check_clean(&gpu);
+}

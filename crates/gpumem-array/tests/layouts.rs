@@ -356,3 +356,25 @@ fn arrays_are_joined() {
     let one = GpuArray::from_array(&gpu, &arr0(3)).unwrap();
     assert_eq!(stack(Axis(0), &[one.view(), one.view()]).unwrap().to_vec().unwrap(), [3, 3]);
 }
+
+#[test]
+fn views_that_repeat_elements_more_often_than_memory_has_bytes_are_used() {
+    let gpu = gpu();
+    let x = GpuArray::from_slice(&gpu, &[1_u64]).unwrap();
+    let wide = x.broadcast(1_usize << 62).unwrap();
+    drop(wide.read_on(&gpu).unwrap());
+    let (mut graph, _) = gpu.capture(|c| x.on(c).to_owned()).unwrap();
+    graph.launch(&gpu).read(&wide).run().unwrap();
+}
+
+#[test]
+fn a_reinterpretation_with_too_many_elements_is_refused() {
+    let gpu = gpu();
+    let x = GpuArray::from_slice(&gpu, &[1_u64; 8]).unwrap();
+    let wide = x.broadcast((1_usize << 59, 8)).unwrap();
+    assert!(matches!(wide.reinterpret::<u8>(), Err(ArrayError::Reinterpret { .. })));
+    let x = GpuArray::from_slice(&gpu, &[[1.0_f32; 7]]).unwrap();
+    // Times 7, it wraps to 1.
+    let wide = x.broadcast((0x6DB6_DB6D_B6DB_6DB7_usize, 1)).unwrap();
+    assert!(matches!(wide.reinterpret::<f32>(), Err(ArrayError::Reinterpret { .. })));
+}

@@ -70,6 +70,17 @@ pub enum GraphError {
         /// The bytes that the argument contains.
         found: Range<u64>,
     },
+    /// A launch has a strided view, and the graph uses bytes between its elements, which do not belong to it.
+    #[error(
+        "argument {index} of the launch is a strided view, which lacks some of the bytes {expected:?} that the graph \
+         uses of its allocation; pass the view that was captured, or the whole array"
+    )]
+    StridedArgument {
+        /// The position of the argument, from 0.
+        index: usize,
+        /// The bytes that the graph uses.
+        expected: Range<u64>,
+    },
     /// A launch has an array that the graph does not use.
     #[error("the graph does not use argument {index} of the launch; remove it")]
     ExtraArgument {

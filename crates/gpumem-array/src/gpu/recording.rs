@@ -8,6 +8,7 @@
 
 use crate::error::GraphError;
 use crate::kernel::Function;
+use crate::layout::Gaps;
 use core::cell::Cell;
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -44,6 +45,8 @@ pub(crate) struct RecordedUse {
     pub(crate) address: u64,
     /// The bytes, from the start of the storage.
     pub(crate) range: Range<u64>,
+    /// The bytes of the range that are not used.
+    pub(crate) gaps: Gaps,
     pub(crate) access: Access,
 }
 
@@ -82,6 +85,9 @@ impl Recording {
         // The merged range may overlap further ones.
         while let Some(at) = state.uses.iter().position(|other| other.overlaps(&noted)) {
             let other = state.uses.remove(at);
+            if (&noted.range, noted.gaps) != (&other.range, other.gaps) {
+                noted.gaps = Gaps::NONE;
+            }
             noted.range = noted.range.start.min(other.range.start)..noted.range.end.max(other.range.end);
             noted.access = noted.access.max(other.access);
         }
@@ -160,7 +166,7 @@ mod tests {
     use super::*;
 
     fn noted(serial: u64, range: Range<u64>, access: Access) -> RecordedUse {
-        RecordedUse { serial, address: 0, range, access }
+        RecordedUse { serial, address: 0, range, gaps: Gaps::NONE, access }
     }
 
     #[test]

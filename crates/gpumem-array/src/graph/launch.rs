@@ -6,7 +6,7 @@ use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
 use crate::gpu::recording::{Access, RecordedUse};
 use crate::graph::{GpuGraph, Number, Out, write};
-use crate::layout::Bytes;
+use crate::layout::{Bytes, Gaps};
 use crate::storage::{Use, prefetch, queue_launch};
 use core::fmt;
 use core::ops::Range;
@@ -62,7 +62,8 @@ impl GpuGraph {
 }
 
 impl<'g, 'a> GraphLaunch<'g, 'a> {
-    /// Adds an array that the graph reads: the array of the capture, or a view with at least the bytes that the capture used.
+    /// Adds an array that the graph reads: the array of the capture, or a view with at least the bytes that the
+    /// capture used. A strided view lacks the bytes between its elements, so it is passed only for the same view of the capture.
     pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
         self.arguments.push(Argument::of(array.as_view().reads()));
         self
@@ -129,7 +130,7 @@ impl<'a> Argument<'a> {
         let Range { start, end } = recorded.range;
         // A write of the whole array is one only if the array is borrowed as a whole.
         let is_whole = self.array.bytes() == Bytes::ALL && recorded.range == self.range;
-        let bytes = if is_whole { Bytes::ALL } else { Bytes { start, end } };
+        let bytes = if is_whole { Bytes::ALL } else { Bytes { start, end, gaps: recorded.gaps } };
         Use::new(self.array.storage(), recorded.access, bytes)
     }
 
@@ -142,10 +143,18 @@ impl<'a> Argument<'a> {
         self.is_of(recorded) && self.range.start < recorded.range.end && recorded.range.start < self.range.end
     }
 
-    fn contains(&self, recorded: &RecordedUse) -> bool {
+    /// Whether the bytes lie between the first and the last of the argument.
+    fn encloses(&self, recorded: &RecordedUse) -> bool {
         self.is_of(recorded)
             && self.range.start <= recorded.range.start
             && recorded.range.end <= self.range.end
+    }
+
+    /// Whether the argument owns the bytes. Those in its gaps may be borrowed by another view.
+    fn contains(&self, recorded: &RecordedUse) -> bool {
+        let gaps = self.array.bytes().gaps;
+        let is_equal = gaps.are_regular() && self.range == recorded.range && gaps == recorded.gaps;
+        self.encloses(recorded) && (gaps == Gaps::NONE || is_equal)
     }
 }
 
@@ -174,6 +183,9 @@ fn misfit(recorded: &RecordedUse, arguments: &[Argument<'_>]) -> GraphError {
         return GraphError::ReadOnlyArgument { index };
     }
     let (expected, address) = (recorded.range.clone(), recorded.address);
+    if let Some(index) = arguments.iter().position(|argument| argument.encloses(recorded)) {
+        return GraphError::StridedArgument { index, expected };
+    }
     match arguments.iter().position(|argument| argument.overlaps(recorded)) {
         Some(index) => GraphError::PartialArgument { index, expected, found: arguments[index].range.clone() },
         None => {
