@@ -490,7 +490,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     if elements.is_empty() {
         return Ok(());
     }
-    check_runs(target.gpu(), UPLOAD)?;
+    target.gpu().check_runs(UPLOAD)?;
     let lane = Lane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
     let gpu = lane.gpu();
     let order = target.layout().order().unwrap_or(Order::Row);
@@ -530,7 +530,7 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     if len == 0 {
         return Ok(elements);
     }
-    check_runs(source.gpu(), DOWNLOAD)?;
+    source.gpu().check_runs(DOWNLOAD)?;
     let lane = match Lane::of(source.gpu(), source.home(), source.storage(), DOWNLOAD)? {
         Lane::Own(gpu) if source.storage().is_overtaken(gpu) => Lane::Copier(source.home().copier()?),
         lane => lane,
@@ -617,13 +617,6 @@ impl<'a> Lane<'a> {
             Self::Copier(copier) => copier,
         }
     }
-}
-
-/// Refuses a copy if the stream captures, because the graph would use the host's memory at every launch, long after this call. The
-/// check comes before the waits, which could make the stream join a capture. `run_borrowed` checks again.
-fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
-    gpu.check_thread()?;
-    if gpu.stream().is_capturing()? { Err(PoolError::NotInCapture { operation }.into()) } else { Ok(()) }
 }
 
 /// The copies, as errors name them.

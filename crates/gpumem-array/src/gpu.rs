@@ -423,6 +423,15 @@ impl Gpu {
         Ok(())
     }
 
+    /// Returns an error if work on the stream would become part of a capture.
+    pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), ArrayError> {
+        self.check_thread()?;
+        match self.recording().is_some() || self.stream().is_capturing()? {
+            true => Err(PoolError::NotInCapture { operation }.into()),
+            false => Ok(()),
+        }
+    }
+
     /// Notes that a kernel of the program is launched.
     #[inline]
     pub(crate) fn note_kernel(&self, name: &KernelName) {

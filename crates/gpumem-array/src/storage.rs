@@ -331,10 +331,19 @@ impl<'a> Use<'a> {
 }
 
 impl Storage {
-    /// A block from elsewhere, which exists after what its owner stream has queued so far.
-    pub(crate) fn of_block(block: Block) -> Self {
-        let point = block.owner_point();
-        Self::new_after(block, point, 0)
+    /// A block from elsewhere. The stream of `gpu` first waits for its uses, on the device; for those of another library's stream that
+    /// has no marker, the host waits.
+    pub(crate) fn of_block(block: Block, gpu: &Gpu) -> Result<Self, ArrayError> {
+        let stream = gpu.stream();
+        for point in block.use_points() {
+            if !stream.wait_for_point_outside_captures(point)? {
+                gpu.device().synchronize()?;
+            }
+        }
+        block.record_use(stream);
+        let storage = Self::new_after(block, stream.point(), 0);
+        storage.keep_foreign(stream);
+        Ok(storage)
     }
 
     /// The memory, and an error if the array was made in a capture.

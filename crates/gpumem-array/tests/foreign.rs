@@ -5,7 +5,7 @@
 mod support;
 
 use gpumem_array::ndarray::{Axis, Ix1};
-use gpumem_array::pool::{CaptureMode, MemoryKind, Pool, Stream};
+use gpumem_array::pool::{CaptureMode, MemoryKind, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError, PinnedArray, ReadOn, WriteOn};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 use support::{Choices, gpu, gpu_with};
@@ -240,5 +240,42 @@ fn unsuitable_blocks_are_refused() {
         Ok(())
     });
     drop(captured.unwrap());
-    assert!(matches!(kept, Some(Err(ArrayError::Graph(GraphError::ArrayOfCapture)))));
+    assert!(matches!(kept, Some(Err(ArrayError::Pool(PoolError::NotInCapture { .. })))));
+}
+
+/// An array over a block is behind all uses of the block, also those on streams that did not allocate it.
+#[test]
+fn an_array_over_a_block_is_behind_its_uses() {
+    for seed in 0..SEEDS {
+        let gpu = gpu_with(SimConfig::new().seed(seed));
+        let (first, second) = (gpu.fork().unwrap(), gpu.fork().unwrap());
+        let mut x = Array::zeros(&gpu, LEN).unwrap().into_gpu(&first).unwrap();
+        for value in 0..10 {
+            x.fill(value).unwrap();
+        }
+        let block = x.into_block().unwrap();
+        let y = Array::from_block(&second, block, LEN).unwrap().fill(7).unwrap();
+        assert_eq!(y.to_vec().unwrap(), [7; LEN]);
+        check_clean(&gpu, seed);
+        assert_eq!(y.to_vec().unwrap(), [7; LEN]);
+    }
+}
+
+/// In a capture, the writes of such an array would not run, and its memory was never written.
+#[test]
+fn blocks_and_arrays_do_not_change_into_each_other_in_a_capture() {
+    let gpu = gpu();
+    let block = gpu.pool().alloc(4 * LEN as u64, gpu.stream()).unwrap();
+    let array = Array::zeros(&gpu, LEN).unwrap();
+    let mut refused = Vec::new();
+    gpu.capture(|c| {
+        refused.push(Array::from_block(c, block, LEN).unwrap_err());
+        refused.push(array.into_gpu(c)?.into_block().unwrap_err());
+        Ok(())
+    })
+    .unwrap();
+    for error in refused {
+        assert!(matches!(error, ArrayError::Pool(PoolError::NotInCapture { .. })), "{error}");
+    }
+    check_clean(&gpu, 0);
 }

@@ -322,3 +322,23 @@ fn a_transfer_resolves_once() {
     assert_eq!(block_on(&mut download).unwrap(), [1; 3]);
     let _again = poll(&mut download, Waker::noop());
 }
+
+/// Without a link, the stream of the target's own `Gpu` copies. The download resolves behind it.
+#[test]
+fn a_download_between_devices_resolves_behind_its_copy() {
+    for seed in 0..60 {
+        let driver = gpumem_sim::driver(SimConfig::new().devices(2).without_link(0, 1).seed(seed)).unwrap();
+        let gpu = |index| Gpu::new(&Pool::new(&Device::new(&driver, index).unwrap()).unwrap()).unwrap();
+        let (home, other) = (gpu(0), gpu(1));
+        let x = GpuArray::from_elem(&home, 1000, 7).unwrap();
+        let target = PinnedArray::<i32, _>::zeros(&home.pinned(), 1000).unwrap();
+        home.synchronize().unwrap();
+        let _earlier = [(); 60].map(|()| GpuArray::<i32, _>::zeros(&home, 1000).unwrap());
+        let download = x.on(&other).download_into(target);
+        while !download.is_complete() {
+            std::thread::yield_now();
+        }
+        assert!(home.stream().is_complete().unwrap(), "seed {seed}");
+        assert_eq!(download.wait().unwrap().as_slice().unwrap(), [7; 1000]);
+    }
+}

@@ -234,7 +234,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 
     /// An array over a block of a pool, which another part of the program has allocated. Its bytes count as uninitialised; an array
-    /// that another library has filled is [`UninitArray::assume_init`]. Uses come after what the block's owner stream has queued.
+    /// that another library has filled is [`UninitArray::assume_init`]. The stream of `gpu` first waits, on the device, for what is queued on
+    /// the block's owner stream and on the streams that are recorded as its users ([`Block::record_use`]).
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
@@ -255,10 +256,12 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// - [`ArrayError::UnsuitableBlock`] if the block is smaller than the elements, or of another kind than `K`. Blocks of every kind
     ///   can back arrays of kind [`Device`](crate::kind::Device).
     /// - [`ArrayError::TooManyElements`] if the shape exceeds the address space.
+    /// - [`ArrayError::Pool`] if the stream captures, is retired or belongs to another thread, or if a driver call fails.
     pub fn from_block<S>(gpu: &Gpu, block: Block, shape: S) -> Result<UninitArray<T, D, K>, ArrayError>
     where
         S: IntoDimension<Dim = D>,
     {
+        gpu.check_runs("an array over a block")?;
         check_device(gpu.device(), block.device())?;
         let layout = Layout::dense(shape.into_dimension(), Order::Row, size_of::<T>())?;
         // `Layout` has checked that the product fits.
@@ -269,7 +272,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
             let (kind, expected) = (kind.to_string(), K::NAME);
             return Err(ArrayError::UnsuitableBlock { size_bytes, needed_bytes, kind, expected });
         }
-        Ok(UninitArray::over(gpu, Storage::of_block(block), layout))
+        Ok(UninitArray::over(gpu, Storage::of_block(block, gpu)?, layout))
     }
 
     /// The memory of the array, for other parts of the program. The stream of the array's `Gpu` first waits, on the device, for all
@@ -277,10 +280,11 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Graph`] if the array was made in a capture, or if the stream captures; [`ArrayError::Pool`] if the stream is
-    /// retired or belongs to another thread, or if a driver call fails. On an error the array is dropped.
+    /// [`ArrayError::Graph`] if the array was made in a capture; [`ArrayError::Pool`] if the stream captures, is retired or belongs to
+    /// another thread, or if a driver call fails. On an error the array is dropped.
     pub fn into_block(self) -> Result<Block, ArrayError> {
         let gpu = self.gpu().clone();
+        gpu.check_runs("taking the block of an array")?;
         self.writes().order(&gpu)?;
         let (storage, _) = self.into_parts();
         let block = storage.into_block()?;

@@ -10,7 +10,6 @@
 //! later. A pipeline of small pinned blocks could not have that order without holding back the stream until the host has emptied them.
 
 use crate::array::{GpuArray, GpuView, PinnedArray, UninitArray};
-use crate::copy::check_runs;
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::{Gpu, Place};
@@ -240,7 +239,7 @@ where
     K: Kind,
 {
     let gpu = place.gpu();
-    check_runs(gpu, UPLOAD)?;
+    gpu.check_runs(UPLOAD)?;
     let staged = source.stage(gpu)?;
     let source = match &staged {
         Staged::Copy(copy) => copy.view(),
@@ -324,7 +323,7 @@ impl<B> Download<B> {
         source: &GpuView<'_, T, D>,
         start: impl FnOnce() -> Result<Finish<B>, ArrayError>,
     ) -> Self {
-        match check_runs(source.gpu(), DOWNLOAD).and_then(|()| start()) {
+        match source.gpu().check_runs(DOWNLOAD).and_then(|()| start()) {
             Ok(finish) => Self { finish: Some(finish), done: Some(source.gpu().stream().completion()) },
             Err(error) => Self { finish: Some(Box::new(|_| Err(error))), done: None },
         }
@@ -476,6 +475,8 @@ impl<T: Element, D: Dimension + 'static, K: HostAccess> sealed::Target<T, D> for
         same_shape("download", self.layout(), source.layout())?;
         let gpu = source.gpu().clone();
         self.on_mut(&gpu).assign(source)?;
+        // Between devices without a link, the stream of the target's own `Gpu` copies: the download resolves behind it.
+        self.view().reads().order(&gpu)?;
         Ok(Box::new(move |outcome| {
             check(&gpu, outcome)?;
             // Refuses invalid elements.

@@ -93,10 +93,11 @@ impl Block {
         self.owner_stream
     }
 
-    /// Everything queued on the owner stream so far, which includes the allocation.
-    #[must_use]
-    pub fn owner_point(&self) -> StreamPoint {
-        StreamPoint::of(self.device(), self.owner_stream)
+    /// Everything queued so far on the owner stream, which includes the allocation, and on each stream of [`Block::record_use`].
+    /// Work that is known to be complete is left out.
+    pub fn use_points(&self) -> impl Iterator<Item = StreamPoint> {
+        let uses = self.uses.load(Ordering::Acquire);
+        self.device().clocks().uses(self.owner_stream, uses).map(StreamPoint::of_stamp)
     }
 
     /// Returns the pool's device.

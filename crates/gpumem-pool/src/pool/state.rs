@@ -34,6 +34,8 @@ pub(crate) struct State {
     /// The key of this pool's thread caches. `NO_CACHE` if every block must take the slow path: for adaptors, or
     /// after a failure.
     cache_key: AtomicU64,
+    /// The key of the backend's thread caches, which adaptors get their memory from.
+    backend_cache_key: u64,
     setup: Setup,
     /// Whether the host may use the memory, as the device reports.
     is_for_host: bool,
@@ -85,6 +87,7 @@ impl StateRef {
             peers: Peers::default(),
             device,
             cache_key: AtomicU64::new(if stack.is_none() { backend.cache_key() } else { NO_CACHE }),
+            backend_cache_key: backend.cache_key(),
             setup,
             is_for_host,
             backend,

@@ -96,17 +96,22 @@ fn a_wait_outside_captures_does_not_join_one() {
 }
 
 #[test]
-fn a_block_has_the_point_of_its_stream() {
-    on_each_backend(&small(), |bench| {
-        let (pool, owner, reader) = (bench.pool(), bench.stream(), bench.stream());
+fn a_block_has_the_points_of_its_uses() {
+    on_each_backend(&small(), |fixture| {
+        let (pool, owner, user, reader) =
+            (fixture.pool(), fixture.stream(), fixture.stream(), fixture.stream());
         let block = pool.alloc(64, &owner).unwrap();
-        bench.fill(&block, 7, &owner);
-        assert!(block.owner_point().has_stream_of(owner.point()));
-        assert!(reader.wait_for_point(block.owner_point()).unwrap());
-        block.record_use(&reader);
-        assert!(bench.holds(&block, 7, &reader));
-        drop(owner);
-        assert!(reader.wait_for_point(block.owner_point()).unwrap());
+        fixture.fill(&block, 7, &owner);
+        assert!(block.use_points().all(|point| point.has_stream_of(owner.point())));
+        assert_eq!(block.use_points().count(), 1);
+        user.wait_for(&owner).unwrap();
+        block.record_use(&user);
+        fixture.fill(&block, 8, &user);
+        drop((owner, user));
+        for point in block.use_points() {
+            assert!(reader.wait_for_point(point).unwrap());
+        }
+        assert!(fixture.holds(&block, 8, &reader));
     });
 }
 

@@ -5,7 +5,7 @@
 //! early: [`Stream::has_waiters`].
 
 use super::Stream;
-use crate::device::{Device, OrderEvent, Part, Stamp, StreamId};
+use crate::device::{Device, OrderEvent, Part, Stamp};
 use crate::error::PoolError;
 use core::fmt;
 use gpumem_heap::order::Order;
@@ -56,9 +56,9 @@ impl StreamPoint {
         self.0.stream_index() == other.0.stream_index()
     }
 
-    /// Everything queued so far on a stream that may be gone.
-    pub(crate) fn of(device: &Device, stream: StreamId) -> Self {
-        Self(device.clocks().stamp_of(stream))
+    /// Everything that a stamp stands for.
+    pub(crate) fn of_stamp(stamp: Stamp) -> Self {
+        Self(stamp)
     }
 
     fn is_latest(self) -> bool {

@@ -1,7 +1,7 @@
 //! The state of a pool with adaptors: the calls between the adaptors and the backend.
 
 use super::{State, StateRef};
-use crate::backend::{Allocation, FreeRequest};
+use crate::backend::{self, Allocation, FreeRequest};
 use crate::device::{GRAPH_BIT, StreamId};
 use crate::pool::{Behind, Block, Stack};
 
@@ -16,8 +16,11 @@ impl StateRef {
         is_complete: bool,
     ) {
         let is_plain = uses == 0 && !is_complete && self.clocks.captures().slow_path().is_none();
-        let put_back =
-            || self.backend.put_back(self.backend.cache_key(), &allocation, size_bytes, owner_stream);
+        let key = self.backend_cache_key;
+        let put_back = || {
+            backend::put_back_small(key, &allocation, size_bytes, owner_stream)
+                || self.backend.put_back(key, &allocation, size_bytes, owner_stream)
+        };
         if !(is_plain && self.poison.get().is_none() && put_back()) {
             self.free_to_backend(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete });
         }

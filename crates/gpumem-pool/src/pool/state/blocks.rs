@@ -113,7 +113,7 @@ impl StateRef {
     #[inline(always)]
     pub(crate) fn hit(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Allocation> {
         match alignment <= ALIGNMENT_MIN && self.clocks.captures().slow_path().is_none() {
-            true => backend::hit(self.backend.cache_key(), size_bytes, stream.fast_path_id()),
+            true => backend::hit(self.backend_cache_key, size_bytes, stream.fast_path_id()),
             false => None,
         }
     }
