@@ -143,7 +143,8 @@ cases! {
     /// The drop neither waits nor keeps anything: the driver and its streams end as always.
     fn pending_futures_are_dropped_and_forgotten(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
-        let streams = [(); 20].map(|()| Stream::new(&device).unwrap());
+        // NVIDIA's driver waits for the device when it creates about the 34th stream. With the lanes these are 16.
+        let streams = [(); 8].map(|()| Stream::new(&device).unwrap());
         let gate = close_gate(&streams[0]);
         streams[1..].iter().for_each(|stream| stream.wait_for(&streams[0]).unwrap());
         let (held, _wakes) = call(|| ());

@@ -268,12 +268,12 @@ fn blocks_and_arrays_do_not_change_into_each_other_in_a_capture() {
     let block = gpu.pool().alloc(4 * LEN as u64, gpu.stream()).unwrap();
     let array = Array::zeros(&gpu, LEN).unwrap();
     let mut refused = Vec::new();
-    gpu.capture(|c| {
+    let captured = gpu.capture(|c| {
         refused.push(Array::from_block(c, block, LEN).unwrap_err());
         refused.push(array.into_gpu(c)?.into_block().unwrap_err());
         Ok(())
-    })
-    .unwrap();
+    });
+    drop(captured.unwrap());
     for error in refused {
         assert!(matches!(error, ArrayError::Pool(PoolError::NotInCapture { .. })), "{error}");
     }
