@@ -426,7 +426,7 @@ impl Gpu {
     /// Returns an error if work on the stream would become part of a capture.
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), ArrayError> {
         self.check_thread()?;
-        match self.recording().is_some() || self.stream().is_capturing()? {
+        match self.stream().is_capturing()? {
             true => Err(PoolError::NotInCapture { operation }.into()),
             false => Ok(()),
         }

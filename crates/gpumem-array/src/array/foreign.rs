@@ -14,7 +14,7 @@ use crate::kind::Kind;
 use crate::layout::{Layout, Order};
 use crate::storage::{Storage, Use};
 use core::fmt;
-use gpumem_pool::{Block, MemoryKind, Stream};
+use gpumem_pool::{Block, MemoryKind, PoolError, Stream};
 use ndarray::{Dimension, IntoDimension};
 
 /// A stream on which another library uses arrays: a [`Stream`], or the one of a [`Gpu`] or of a capture.
@@ -261,7 +261,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     where
         S: IntoDimension<Dim = D>,
     {
-        gpu.check_runs("an array over a block")?;
+        check_runs(gpu, "an array over a block")?;
         check_device(gpu.device(), block.device())?;
         let layout = Layout::dense(shape.into_dimension(), Order::Row, size_of::<T>())?;
         // `Layout` has checked that the product fits.
@@ -284,11 +284,19 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// another thread, or if a driver call fails. On an error the array is dropped.
     pub fn into_block(self) -> Result<Block, ArrayError> {
         let gpu = self.gpu().clone();
-        gpu.check_runs("taking the block of an array")?;
+        check_runs(&gpu, "taking the block of an array")?;
         self.writes().order(&gpu)?;
         let (storage, _) = self.into_parts();
         let block = storage.into_block()?;
         block.record_use(gpu.stream());
         Ok(block)
+    }
+}
+
+/// Returns an error for the `Gpu` of a capture, also after its end: nothing that is queued there would run.
+fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
+    match gpu.recording() {
+        Some(_) => Err(PoolError::NotInCapture { operation }.into()),
+        None => gpu.check_runs(operation),
     }
 }
