@@ -6,15 +6,15 @@
 //! | module | feature | crate | contents |
 //! | --- | --- | --- | --- |
 //! | [`sys`] | | `gpumem-sys` | the CUDA driver API, loaded at run time |
-//! | [`mod@pool`] | `pool` | `gpumem-pool` | devices, streams, events, and the pool |
-//! | [`mod@array`] | `array` | `gpumem-array` | typed arrays, tracked across streams |
+//! | [`mod@pool`] | `pool` (default) | `gpumem-pool` | devices, streams, events, and the pool |
+//! | [`mod@array`] | `array` (default) | `gpumem-array` | typed arrays, tracked across streams |
 //! | [`adapt`] | `adapt` (default) | `gpumem-adapt` | whole values to the GPU and back |
 //! | `sim` | `sim` | `gpumem-sim` | a driver without a GPU, for tests |
 //!
 //! A layer turns on those that it needs. `backend-caching` and `backend-native` (both default) select the pool's backends; without
-//! them it has only `none`. `half` and `complex` allow elements of the crates of those names (`num-complex`). `serde` and `nvml` are
-//! features of the pool. No feature links to CUDA: the driver's library is loaded at
-//! run time.
+//! them it has only `none`. `half` and `complex` allow elements of the crates of those names (`num-complex`). `nvrtc` compiles
+//! kernels from CUDA C++ text at run time. `serde` and `nvml` are features of the pool. No feature links to CUDA: the libraries of the
+//! driver and of the compiler are loaded at run time.
 //!
 //! # A pool
 //!

@@ -78,7 +78,7 @@ pub fn concatenate<T: Element, D: RemoveAxis>(
 ///
 /// # Errors
 ///
-/// As [`concatenate`]: [`ArrayError::Shape`], [`ArrayError::Slice`], [`ArrayError::WrongDevice`], [`ArrayError::TooManyElements`],
+/// The errors of [`concatenate`]: [`ArrayError::Shape`], [`ArrayError::Slice`], [`ArrayError::WrongDevice`], [`ArrayError::TooManyElements`],
 /// [`ArrayError::Pool`].
 pub fn stack<T: Element, D: Dimension>(
     axis: Axis,

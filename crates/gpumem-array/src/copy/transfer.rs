@@ -193,7 +193,8 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     ///
     /// # Errors
     ///
-    /// As [`GpuView::download`].
+    /// The download resolves with the errors of [`GpuView::download`]: [`ArrayError::InvalidElement`], [`ArrayError::HostFull`],
+    /// [`ArrayError::Pool`], [`ArrayError::Graph`].
     pub fn download_array(&self) -> Download<Array<T, D>> {
         let order = self.layout().order().unwrap_or(Order::Row);
         let gpu = self.gpu().clone();
@@ -226,7 +227,8 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     ///
     /// # Errors
     ///
-    /// As [`GpuView::download`]; also [`ArrayError::Shape`] if the shapes differ. On an error `target` is dropped.
+    /// The download resolves with [`ArrayError::Shape`] if the shapes differ, and with the errors of [`GpuView::download`]:
+    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`], [`ArrayError::Graph`]. On an error `target` is dropped.
     pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B> {
         Download::start(self, || target.start(self))
     }
@@ -295,7 +297,8 @@ impl<S: UploadSource, K: Kind> Upload<S, K> {
     ///
     /// # Errors
     ///
-    /// The error that the upload resolves with; see [`GpuArray::upload`].
+    /// [`UploadError`] with the source and the error that the upload resolved with: [`ArrayError::TooManyElements`], [`ArrayError::Pool`]
+    /// or [`ArrayError::Graph`]; see [`GpuArray::upload`].
     pub fn wait(mut self) -> Result<Uploaded<S, K>, UploadError<S>> {
         let outcome = self.done.take().map_or(Ok(()), Completion::wait);
         self.end(outcome)
@@ -333,7 +336,8 @@ impl<B> Download<B> {
     ///
     /// # Errors
     ///
-    /// The error that the download resolves with; see [`GpuView::download`].
+    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`] or [`ArrayError::Graph`]; see
+    /// [`GpuView::download`]. [`ArrayError::Shape`] after [`GpuView::download_into`] a target of another shape.
     pub fn wait(mut self) -> Result<B, ArrayError> {
         let outcome = self.done.take().map_or(Ok(()), Completion::wait);
         self.end(outcome)

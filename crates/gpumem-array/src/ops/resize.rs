@@ -47,7 +47,8 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
     ///
     /// # Errors
     ///
-    /// As [`GpuArray::resize`]; as [`GpuArray::assign`] for an array of another device.
+    /// [`ArrayError::TooManyElements`], [`ArrayError::Pool`] and [`ArrayError::NoSuchKernel`]; see [`GpuArray::resize`].
+    /// [`ArrayError::WrongDevice`] and [`ArrayError::NoPeerAccess`] for an array of another device; see [`GpuArray::assign`].
     pub fn append<A: AsView<Elem = T, Dim = Ix1>>(&mut self, other: &A) -> Result<(), ArrayError> {
         let other = other.as_view();
         self.change_len(self.len().saturating_add(other.len()), |array, old| {
@@ -59,7 +60,8 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
     ///
     /// # Errors
     ///
-    /// As [`GpuArray::resize`]; [`ArrayError::Pool`] if the stream captures.
+    /// [`ArrayError::TooManyElements`]; [`ArrayError::Pool`] if the allocation or a driver call fails, or if the stream captures; see
+    /// [`GpuArray::resize`].
     pub fn extend_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
         self.change_len(self.len().saturating_add(elements.len()), |array, old| {
             array.slice_mut(s![old..])?.copy_from_slice(elements)

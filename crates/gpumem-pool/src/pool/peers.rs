@@ -55,7 +55,8 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// The errors of [`Pool::enable_peer_access`].
+    /// [`PoolError::NoPeerAccess`], [`PoolError::DeviceLost`], [`PoolError::Poisoned`] and [`PoolError::Driver`], with the causes that
+    /// [`Pool::enable_peer_access`] lists.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         let origin = self.origin();
         let is_accessible = origin.config().kind != MemoryKind::Device;
