@@ -532,7 +532,9 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     }
     source.gpu().check_runs(DOWNLOAD)?;
     let lane = match Lane::of(source.gpu(), source.home(), source.storage(), DOWNLOAD)? {
-        Lane::Own(gpu) if source.storage().is_overtaken(gpu) => Lane::Copier(source.home().copier()?),
+        Lane::Own(gpu) if gpu.recording().is_none() && source.storage().is_overtaken(gpu) => {
+            Lane::Copier(source.home().copier()?)
+        }
         lane => lane,
     };
     let gpu = lane.gpu();
