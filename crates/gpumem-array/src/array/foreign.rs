@@ -138,7 +138,7 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
     /// Lends the elements to another library, which writes them on a stream, and may read them: the stream waits, on the device, for
     /// all uses so far, and later uses on other streams wait for what is queued on it until the guard is dropped.
     ///
-    /// What the library writes must be valid values of `T`; downloads check them.
+    /// The library must write valid values of `T`; downloads check them.
     ///
     /// # Errors
     ///

@@ -12,6 +12,9 @@ use crate::storage::Storage;
 use gpumem_pool::{BorrowedHostMemory, PoolError};
 use ndarray::{Dim, Ix1};
 
+/// The name of a closure scope in errors. It is refused in a capture: the graph would use the memory at each launch, after the closure.
+const SCOPE: &str = "access to borrowed host memory";
+
 impl Gpu {
     /// Pins a slice with the driver while `body` runs: `body` receives a view of it, for operations of any `Gpu`. Kernels access the
     /// memory over the bus, and copies are as fast as those of a [`PinnedArray`](crate::PinnedArray).
@@ -53,13 +56,13 @@ impl Gpu {
     ///
     /// # Aborts
     ///
-    /// As [`Device::with_host_memory`](gpumem_pool::Device::with_host_memory).
+    /// Aborts under the conditions of [`Device::with_host_memory`](gpumem_pool::Device::with_host_memory).
     pub fn with_registered<T: Element, R>(
         &self,
         elements: &mut [T],
         body: impl FnOnce(GpuViewMut<'_, T, Ix1>) -> R,
     ) -> Result<R, ArrayError> {
-        self.check_scope()?;
+        self.check_runs(SCOPE)?;
         let mended = Mended::new(elements);
         // SAFETY: the slice is borrowed until this function returns, and `mended` does not use it meanwhile.
         let slice = unsafe { core::slice::from_raw_parts_mut(mended.start, mended.len) };
@@ -75,18 +78,18 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// As [`Gpu::with_registered`], and [`ArrayError::Pool`] with [`PoolError::NoHostAccess`] if the device does not support read-only
-    /// registration.
+    /// - [`ArrayError::Pool`] and [`ArrayError::Graph`], with the causes that [`Gpu::with_registered`] lists.
+    /// - [`ArrayError::Pool`] with [`PoolError::NoHostAccess`] if the device does not support read-only registration.
     ///
     /// # Aborts
     ///
-    /// As [`Device::with_host_memory`](gpumem_pool::Device::with_host_memory).
+    /// Aborts under the conditions of [`Device::with_host_memory`](gpumem_pool::Device::with_host_memory).
     pub fn with_registered_read_only<T: Element, R>(
         &self,
         elements: &[T],
         body: impl FnOnce(GpuView<'_, T, Ix1>) -> R,
     ) -> Result<R, ArrayError> {
-        self.check_scope()?;
+        self.check_runs(SCOPE)?;
         self.device().with_host_memory_read_only(elements, |memory| {
             // SAFETY: the memory is borrowed until the end of the closure, which waits for all streams; a view does not write.
             let (storage, layout) = unsafe { self.over(memory, elements.len())? };
@@ -98,18 +101,19 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// As [`Gpu::with_registered`], and [`ArrayError::Pool`] with [`PoolError::NoHostAccess`] if the device does not support this; most
-    /// devices behind a bus do not.
+    /// - [`ArrayError::Pool`], [`ArrayError::Graph`] and [`ArrayError::InvalidElement`], with the causes that
+    ///   [`Gpu::with_registered`] lists.
+    /// - [`ArrayError::Pool`] with [`PoolError::NoHostAccess`] if the device cannot access pageable host memory.
     ///
     /// # Aborts
     ///
-    /// As [`Device::with_host_memory`](gpumem_pool::Device::with_host_memory).
+    /// Aborts under the conditions of [`Device::with_host_memory`](gpumem_pool::Device::with_host_memory).
     pub fn with_pageable<T: Element, R>(
         &self,
         elements: &mut [T],
         body: impl FnOnce(GpuViewMut<'_, T, Ix1>) -> R,
     ) -> Result<R, ArrayError> {
-        self.check_scope()?;
+        self.check_runs(SCOPE)?;
         let mended = Mended::new(elements);
         // SAFETY: the slice is borrowed until this function returns, and `mended` does not use it meanwhile.
         let slice = unsafe { core::slice::from_raw_parts_mut(mended.start, mended.len) };
@@ -121,18 +125,9 @@ impl Gpu {
         mended.finish(result)
     }
 
-    /// A graph would use the memory at each launch, after the closure.
-    fn check_scope(&self) -> Result<(), ArrayError> {
-        self.check_thread()?;
-        match self.stream().is_capturing()? {
-            true => Err(PoolError::NotInCapture { operation: "access to borrowed host memory" }.into()),
-            false => Ok(()),
-        }
-    }
-
     /// # Safety
     ///
-    /// As for [`Storage::of_host_memory`]. The memory has `len` elements.
+    /// The requirements of [`Storage::of_host_memory`] apply, and the memory has `len` elements.
     unsafe fn over<T: Element>(
         &self,
         memory: &BorrowedHostMemory<'_, T>,

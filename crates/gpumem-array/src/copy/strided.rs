@@ -56,7 +56,7 @@ impl<'a> Launches<'a> {
 
     /// # Safety
     ///
-    /// As [`Launches::queue_copy`], for the target alone.
+    /// The requirements of [`Launches::queue_copy`] apply to the target.
     pub(crate) unsafe fn queue_fill(
         &self,
         stream: CUstream,
@@ -123,7 +123,7 @@ fn packed(outer: &[Step]) -> Axes {
     axes
 }
 
-/// As `strided.cu` has it.
+/// The number of axes that `strided.cu` takes.
 const AXES_MAX: usize = 7;
 const IN_FLIGHT: usize = 4;
 const THREADS: usize = 256;

@@ -1,8 +1,8 @@
 //! [`Upload`] and [`Download`]: asynchronous copies that own their host memory.
 //!
 //! The device never accesses the program's own pageable memory here. A copy goes through a block of the `Gpu`'s pinned pool, as large
-//! as the copy: an upload fills it before it queues the copy, and a download copies from it once the copy is complete, in the poll or
-//! the wait that returns the elements. So nothing that a transfer owns has to outlive it. Dropping or forgetting one at any time is
+//! as the copy. An upload fills the block and then queues the copy. A download queues the copy, and the poll or the wait that returns
+//! the elements takes them from the block. So nothing that a transfer owns has to outlive it. Dropping or forgetting one at any time is
 //! sound: arrays and blocks are freed in stream order, behind the copy, and the pool reuses pinned memory only when all uses are
 //! complete. A pinned array is copied from and to in place, and is such a block itself.
 //!

@@ -10,14 +10,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_pool::{Block, MemoryKind, Stream, StreamPoint};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What copies of one `Gpu` and its forks take and give back.
+/// The idle streams and stages of one `Gpu` and its forks.
 #[derive(Default)]
 pub(super) struct Copiers {
     idle: Mutex<Vec<Stream>>,
     stages: Mutex<Vec<Stage>>,
 }
 
-/// What tells whether a download would wait for more than it needs.
+/// The facts from which a download finds out whether it would wait for unrelated work.
 #[derive(Debug, Default)]
 pub(super) struct Downloads {
     /// The address of the memory that the latest work writes.
