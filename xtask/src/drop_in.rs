@@ -109,7 +109,7 @@ const MARKER: &[u8] = b"gpumem_simulator";
 fn build() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.current_dir(crate::root()).args(["build", "--release", "--package", "gpumem-libcuda"]);
+    command.current_dir(crate::workspace::root()).args(["build", "--release", "--package", "gpumem-libcuda"]);
     command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cargo can't be started")?;
     let output = child.stdout.take().context("cargo has no output")?;

@@ -74,7 +74,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 /// Adds the seed of a failure to the regressions, which `tests/stress/model.rs` repeats on each run.
 fn keep(found: &Failure) -> Result<String> {
-    let path = crate::root().join("tests/regressions/pool.txt");
+    let path = crate::workspace::root().join("tests/regressions/pool.txt");
     let what = found.what.lines().next().unwrap_or_default();
     let line = format!("{} {} {what}", found.subject, found.seed);
     let before = std::fs::read_to_string(&path)?;
@@ -163,7 +163,7 @@ mod injected {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let build = ["run", "-q", "-p", "xtask", "--target-dir", "target/injected-bugs", "--"];
         let mut command = Command::new(cargo);
-        command.current_dir(crate::root()).env("RUSTFLAGS", "--cfg gpumem_planted_bugs");
+        command.current_dir(crate::workspace::root()).env("RUSTFLAGS", "--cfg gpumem_planted_bugs");
         let status = command.args(build).args(std::env::args_os().skip(1)).status()?;
         ensure!(status.success(), "the build with injected bugs failed: {status}");
         Ok(())

@@ -1,24 +1,19 @@
-//! `cargo xtask`: all tasks of this repository. Each task has a file of its own.
+//! `cargo xtask`: all tasks of this repository. ARCHITECTURE.md lists the rooms of this crate.
 
-mod bindgen;
 mod ci;
 mod drop_in;
 mod fuzz;
+mod generate;
 mod gpu_test;
 mod interop;
-mod kernels;
-mod layers;
 mod measure;
 mod mutants;
-mod packages;
-mod plots;
-mod programs;
-mod rooms;
 mod table;
 mod tidy;
-mod wheel;
+mod workspace;
 
 use clap::{Parser, Subcommand};
+use generate::{bindgen, kernels};
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -56,7 +51,7 @@ enum Task {
     Mutants(mutants::Args),
     /// Check layers, headers, `unsafe`, kernels, documents and leftovers
     Tidy,
-    /// Draw the README's plots from the figures in docs/plots
+    /// Draw the README's plots from the runs recorded in docs/runs
     Plots,
     /// Compile the CUDA sources to the PTX that is checked in
     Kernels(kernels::Args),
@@ -84,13 +79,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Ci(args) => ci::run(args),
         Task::Mutants(args) => mutants::run(args),
         Task::Tidy => tidy::run(),
-        Task::Plots => plots::run(),
+        Task::Plots => measure::plots::run(),
         Task::Kernels(args) => kernels::run(args),
     }
-}
-
-/// The repository's root folder.
-pub(crate) fn root() -> std::path::PathBuf {
-    let manifest = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.parent().unwrap_or(manifest).to_path_buf()
 }

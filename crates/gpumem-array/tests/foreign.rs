@@ -2,13 +2,16 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
+#[path = "support/choices.rs"]
+mod choices;
 mod support;
 
+use choices::Choices;
 use gpumem_array::ndarray::{Axis, Ix1};
 use gpumem_array::pool::{CaptureMode, MemoryKind, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError, PinnedArray, ReadOn, WriteOn};
 use gpumem_sim::{Schedule, Sim, SimConfig};
-use support::{Choices, gpu, gpu_with};
+use support::{gpu, gpu_with};
 
 type Array = GpuArray<u32, Ix1>;
 

@@ -256,8 +256,8 @@ kernels! {
 
 kernels! {
     /// With an option, and attributes.
-    #[allow(dead_code)]
-    pub(crate) static SECOND = cuda r#"extern "C" __global__ void answer(unsigned *y) { *y = ANSWER; }"#,
+    #[expect(non_upper_case_globals, reason = "an attribute of the declaration")]
+    pub(crate) static Second = cuda r#"extern "C" __global__ void answer(unsigned *y) { *y = ANSWER; }"#,
         options ["--define-macro=ANSWER=2", "--std=c++17"];
     fn answer(launch; y: u64) {
         launch.write::<u32>(y, 1)?[0].set(2);
@@ -269,7 +269,7 @@ kernels! {
 fn declarations_may_have_kernels_of_the_same_names() {
     let gpu = gpu();
     let module = gpu.compile(&FIRST).unwrap();
-    assert_eq!([answer(&gpu, &SECOND), answer(&gpu, &FIRST), answer(&gpu, &SECOND)], [2, 1, 2]);
+    assert_eq!([answer(&gpu, &Second), answer(&gpu, &FIRST), answer(&gpu, &Second)], [2, 1, 2]);
     let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
     let function = module.function("answer").unwrap();
     // SAFETY: the argument is that of the kernel, which writes the only element.

@@ -2,13 +2,16 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
+#[path = "support/choices.rs"]
+mod choices;
 mod support;
 
+use choices::Choices;
 use gpumem_array::ndarray::{Array1, Axis, Ix1, Ix2, Slice, s};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GpuViewMut};
 use gpumem_sim::{Sim, SimConfig};
 use std::time::Duration;
-use support::{Choices, gpu, gpu_with};
+use support::{gpu, gpu_with};
 
 const SEEDS: u64 = 200;
 /// 64 MiB: a fill of a half takes longer than the calls of the host.

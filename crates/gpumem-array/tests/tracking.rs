@@ -3,12 +3,15 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
+#[path = "support/choices.rs"]
+mod choices;
 mod support;
 
+use choices::Choices;
 use gpumem_array::ndarray::Ix1;
 use gpumem_array::{Function, Gpu, GpuArray, GpuView, GpuViewMut, Module, UninitArray};
 use gpumem_sim::SimConfig;
-use support::{Choices, gpu, gpu_with};
+use support::{gpu, gpu_with};
 
 const SEEDS: u64 = 250;
 const LEN: usize = 40;

@@ -17,6 +17,8 @@
 //! an argument is better tested with that crate. Programs built on that crate recognise this library by
 //! [`gpumem_simulator`] and refuse to use it as a GPU.
 
+#[cfg(target_os = "linux")]
+mod at_exit;
 mod export;
 mod process;
 

@@ -43,7 +43,7 @@ fn gpumem_does_not_take_it_for_a_gpu() {
 fn a_machine_that_cannot_be_set_up_is_explained_once() {
     let output = run("child::is_not_initialized", &[("GPUMEM_SIM_MEMORY", "lots")]);
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<_> = stderr.lines().filter(|line| line.contains("can't start")).collect();
+    let lines: Vec<_> = stderr.lines().filter(|line| line.contains("cannot start")).collect();
     assert_eq!(lines.len(), 1, "{stderr}");
     assert!(lines[0].contains("GPUMEM_SIM_MEMORY=\"lots\""), "{stderr}");
     passes(output);

@@ -28,7 +28,9 @@ pub(crate) use caching::{hit, put_back_small};
 use direct::DirectBackend;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUdeviceptr, CUmemGenericAllocationHandle};
+use gpumem_sys::types::CUdeviceptr;
+#[cfg(unix)]
+use gpumem_sys::types::CUmemGenericAllocationHandle;
 #[cfg(feature = "backend-native")]
 use native::NativeAllocator;
 use none::PlainAllocator;
@@ -78,8 +80,8 @@ pub(crate) trait Source: Send + Sync {
     fn pin(&self, allocation: Allocation) -> Result<(), PoolError>;
 
     /// The physical memory under a live allocation, if it can be exported to other processes.
-    #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
-    fn backing(&self, _piece: Allocation) -> Option<Underlying> {
+    #[cfg(unix)]
+    fn backing(&self, _allocation: Allocation) -> Option<Underlying> {
         None
     }
 
@@ -163,7 +165,7 @@ pub(crate) trait Growing {
 }
 
 /// Physical memory under an allocation: adjacent handles, as the driver names them, each with its size.
-#[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
+#[cfg(unix)]
 #[derive(Clone, Debug)]
 pub(crate) struct Underlying {
     pub(crate) handles: Vec<(CUmemGenericAllocationHandle, u64)>,

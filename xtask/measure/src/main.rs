@@ -2,13 +2,17 @@
 //! includes it with the benches and traces beside it, for machines without cargo.
 
 mod bench;
+mod beside;
+mod peers;
 mod replay;
+mod row;
+#[path = "../../src/measure/runs.rs"]
+mod runs;
 #[path = "../../src/table.rs"]
 mod table;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -41,10 +45,4 @@ fn run(task: Task) -> Result<()> {
         Task::Bench(args) => bench::run(args),
         Task::Replay(args) => replay::run(args),
     }
-}
-
-/// A folder beside this program in a bundle.
-fn beside(name: &str) -> Result<PathBuf> {
-    let program = std::env::current_exe()?;
-    Ok(program.parent().context("this program lies in no folder")?.join(name))
 }

@@ -2,7 +2,6 @@
 
 #[path = "../mutants/plan.rs"]
 mod plan;
-#[allow(dead_code, reason = "the task itself reads the list of equivalent mutants")]
 #[path = "../mutants/report.rs"]
 mod report;
 #[path = "../mutants/runner.rs"]

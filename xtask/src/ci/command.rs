@@ -38,7 +38,7 @@ impl Cargo {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GPUMEM_")) {
             command.env_remove(name);
         }
-        command.current_dir(crate::root()).args(args.split_whitespace());
+        command.current_dir(crate::workspace::root()).args(args.split_whitespace());
         Self { command, shown: format!("cargo {toolchain}{args}") }
     }
 
@@ -46,6 +46,16 @@ impl Cargo {
         self.command.env(name, value);
         self.shown = format!("{name}='{value}' {}", self.shown);
         self
+    }
+
+    /// Runs the command and returns its output.
+    pub(super) fn output(self) -> Result<String> {
+        let mut printed = Vec::new();
+        let status = watched::run(self.command, SILENCE_MAX, &mut printed);
+        let status = status.with_context(|| format!("`{}`", self.shown))?;
+        let printed = String::from_utf8_lossy(&printed).into_owned();
+        ensure!(status.success(), "`{}` failed ({status})\n{printed}", self.shown);
+        Ok(printed)
     }
 
     /// Runs the command and passes its output on.

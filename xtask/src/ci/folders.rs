@@ -12,6 +12,7 @@ const LAST_USED: &[(&str, &[&str])] = &[
     ("kernels", &["xtask"]),
     ("interop", &["interop", "release"]),
     ("oldest", &["oldest"]),
+    ("packages", &["packages"]),
     ("minimal", &["minimal", "package"]),
     ("windows", &["x86_64-pc-windows-gnu"]),
     ("aarch64", &["aarch64-unknown-linux-gnu"]),
@@ -28,7 +29,7 @@ pub(super) fn remove_after(step: &str) -> Result<()> {
     if std::env::var_os("CI").is_none() {
         return Ok(());
     }
-    let own = crate::root().join("target");
+    let own = crate::workspace::root().join("target");
     let mut targets = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from).into_iter().chain([own]);
     targets.try_for_each(|target| remove_below(&target, step))
 }

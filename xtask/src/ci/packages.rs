@@ -1,42 +1,60 @@
-//! The step `minimal`: builds the files that users download, with the lowest versions of the dependencies.
+//! The steps `packages` and `minimal`: build the files that users download.
 
 use super::Outcome;
 use super::command::{cargo, cargo_in};
+use crate::workspace::{published, root, target_folder};
 use anyhow::{Result, ensure};
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Packs the published packages, unpacks them into a workspace of their own, and checks their libraries there with the lowest
-/// version of each direct dependency.
+/// Checks libraries, tests, benches and examples of the packages, with the versions of dependencies that the repository uses.
 ///
-/// One build shows both that no package lacks a file and that no manifest states a version that is too old. Dependencies of tests
-/// are omitted, because users do not compile them.
-pub(super) fn minimal() -> Result<Outcome> {
-    let packages = crate::packages::published()?;
-    let target = crate::packages::target_folder()?;
-    let chosen: String = packages.iter().map(|package| format!("--package {} ", package.name)).collect();
-    // The working tree may have uncommitted changes.
-    cargo(&format!("package {chosen}--allow-dirty --no-verify --quiet")).run()?;
-
-    let copy = target.join("minimal");
-    let mut names = Vec::new();
-    for package in &packages {
-        let name = format!("{}-{}", package.name, package.version);
-        unpack(&target.join("package").join(format!("{name}.crate")), &copy, &name)?;
-        names.push((package.name.as_str(), name));
-    }
-    std::fs::write(copy.join("Cargo.toml"), workspace(&names))?;
-    // The option is unstable. This variable makes a stable cargo accept it, and does not reach the compiler.
-    cargo_in(&copy, "update --quiet -Z direct-minimal-versions").env("RUSTC_BOOTSTRAP", "1").run()?;
-    cargo_in(&copy, "check --workspace --lib --all-features --locked")
-        .env("CARGO_TARGET_DIR", &copy.join("target").to_string_lossy())
+/// It shows that no package lacks a file or a dependency. `cargo package` builds libraries only.
+pub(super) fn packages() -> Result<Outcome> {
+    let folder = target_folder()?.join("packages");
+    unpack_all(&folder, |manifest| manifest)?;
+    std::fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
+    cargo_in(&folder, "check --workspace --all-targets --all-features")
+        .env("CARGO_TARGET_DIR", &folder.join("target").to_string_lossy())
         .run()?;
     Ok(Outcome::Passed)
 }
 
-/// Unpacks a package into `folder/name`, and removes the dependencies of its tests.
-fn unpack(package: &Path, folder: &Path, name: &str) -> Result<()> {
+/// Checks the libraries of the packages with the lowest version of each direct dependency.
+///
+/// It shows that no manifest states a version that is too old. Dependencies of tests are omitted, because users do not compile them.
+pub(super) fn minimal() -> Result<Outcome> {
+    let folder = target_folder()?.join("minimal");
+    unpack_all(&folder, |manifest| without_tests(&manifest))?;
+    // The option is unstable. This variable makes a stable cargo accept it, and does not reach the compiler.
+    cargo_in(&folder, "update --quiet -Z direct-minimal-versions").env("RUSTC_BOOTSTRAP", "1").run()?;
+    cargo_in(&folder, "check --workspace --lib --all-features --locked")
+        .env("CARGO_TARGET_DIR", &folder.join("target").to_string_lossy())
+        .run()?;
+    Ok(Outcome::Passed)
+}
+
+/// Packs the published packages, and unpacks them into a workspace of their own in `folder`, with changed manifests.
+fn unpack_all(folder: &Path, change: fn(String) -> String) -> Result<()> {
+    let packages = published()?;
+    let chosen: String = packages.iter().map(|package| format!("--package {} ", package.name)).collect();
+    // The working tree may have uncommitted changes.
+    cargo(&format!("package {chosen}--allow-dirty --no-verify --quiet")).run()?;
+    let mut names = Vec::new();
+    for package in &packages {
+        let name = format!("{}-{}", package.name, package.version);
+        let manifest =
+            unpack(&target_folder()?.join("package").join(format!("{name}.crate")), folder, &name)?;
+        std::fs::write(&manifest, change(std::fs::read_to_string(&manifest)?))?;
+        names.push((package.name.as_str(), name));
+    }
+    std::fs::write(folder.join("Cargo.toml"), workspace(&names))?;
+    Ok(())
+}
+
+/// Unpacks a package into `folder/name`, and returns the path of its manifest.
+fn unpack(package: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
     let unpacked = folder.join(name);
     // A file of an earlier run may no longer be in the package.
     if unpacked.exists() {
@@ -45,9 +63,7 @@ fn unpack(package: &Path, folder: &Path, name: &str) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let output = Command::new("tar").arg("-xzf").arg(package).arg("-C").arg(folder).output()?;
     ensure!(output.status.success(), "tar: {}", String::from_utf8_lossy(&output.stderr).trim());
-    let manifest = unpacked.join("Cargo.toml");
-    std::fs::write(&manifest, without_tests(&std::fs::read_to_string(&manifest)?))?;
-    Ok(())
+    Ok(unpacked.join("Cargo.toml"))
 }
 
 /// The manifest of a workspace of packages, given by name and folder. Dependencies between them resolve to these folders instead

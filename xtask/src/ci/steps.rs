@@ -2,8 +2,9 @@
 
 use super::command::{cargo, cargo_of, rustup, toolchain};
 use super::{Outcome, Step, packages};
-use crate::rooms::LAYERS;
-use anyhow::{Context, Result};
+use crate::tidy::LAYERS;
+use crate::workspace::published;
+use anyhow::{Context, Result, ensure};
 use cargo_metadata::MetadataCommand;
 
 #[rustfmt::skip]
@@ -11,7 +12,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "fmt", about: "the formatter agrees with every source", run: fmt },
     Step { name: "tidy", about: "cargo xtask tidy", run: tidy },
     Step { name: "clippy", about: "no warning in the workspace, with GPU cases and without", run: clippy },
-    Step { name: "features", about: "every promised combination of features builds; tests on backend none", run: features },
+    Step { name: "features", about: "every promised combination of features builds, without the simulator unless asked for; tests on backend none", run: features },
     Step { name: "test", about: "the README's test command", run: test },
     Step { name: "models", about: "locks, clocks, thread caches and the pool under the model checkers loom and shuttle", run: models },
     Step { name: "docs", about: "no warning in the documentation", run: docs },
@@ -22,7 +23,8 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "train", about: "the README's main example", run: train },
     Step { name: "interop", about: "programs of others on the drop-in driver", run: interop },
     Step { name: "oldest", about: "the stated Rust version compiles everything", run: oldest },
-    Step { name: "minimal", about: "packages build from their own files, with the lowest versions of dependencies", run: packages::minimal },
+    Step { name: "packages", about: "libraries, tests and examples build from the files of the packages", run: packages::packages },
+    Step { name: "minimal", about: "libraries build from the files of the packages, with the lowest versions of dependencies", run: packages::minimal },
     Step { name: "windows", about: "no warning in the crates for x86_64-pc-windows-gnu", run: || target("x86_64-pc-windows-gnu") },
     Step { name: "aarch64", about: "no warning in the crates for aarch64-unknown-linux-gnu", run: || target("aarch64-unknown-linux-gnu") },
     Step { name: "miri", about: "the driver table, the simulator, the thread caches and tags, under miri", run: miri },
@@ -66,6 +68,7 @@ fn features() -> Result<Outcome> {
     }
     // Features that are in no default. Tests get the simulator through their dev-dependencies.
     cargo("clippy --package gpumem-pool --all-targets --features nvml,serde -- -D warnings").run()?;
+    without_simulator()?;
     let layers = LAYERS
         .iter()
         .skip_while(|layer| *layer != "gpumem-pool")
@@ -74,6 +77,26 @@ fn features() -> Result<Outcome> {
     cargo(&format!("test --quiet {layers}--no-default-features")).run()?;
     Ok(Outcome::Passed)
 }
+
+/// Checks that no feature but `sim` makes a program compile the simulator. Dev-dependencies are not part of a program that uses a
+/// package.
+fn without_simulator() -> Result<()> {
+    for package in published()?.iter().filter(|package| package.name != SIMULATOR) {
+        let features = package.features.keys().filter(|name| !["default", "sim"].contains(&name.as_str()));
+        let features = features.map(String::as_str).collect::<Vec<_>>().join(",");
+        let package = &package.name;
+        let args = format!(
+            "tree --package {package} --no-default-features --features={features} --edges normal --prefix none"
+        );
+        let tree = cargo(&args).output()?;
+        let found = tree.lines().find(|line| line.starts_with(&format!("{SIMULATOR} ")));
+        ensure!(found.is_none(), "{package} with the features `{features}` depends on {SIMULATOR}");
+        println!("{package} with `{features}` depends on no {SIMULATOR}");
+    }
+    Ok(())
+}
+
+const SIMULATOR: &str = "gpumem-sim";
 
 fn test() -> Result<Outcome> {
     cargo("test --workspace").run()?;
@@ -105,11 +128,11 @@ fn docs() -> Result<Outcome> {
 }
 
 fn bindgen() -> Result<Outcome> {
-    unless_unreachable(crate::bindgen::check())
+    unless_unreachable(crate::generate::bindgen::check())
 }
 
 fn kernels() -> Result<Outcome> {
-    unless_unreachable(crate::kernels::check())
+    unless_unreachable(crate::generate::kernels::check())
 }
 
 /// Elsewhere these tests are skipped, with a message, where the library is not installed.
@@ -117,7 +140,7 @@ fn nvrtc() -> Result<Outcome> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Ok(Outcome::Skipped("the package is for Linux on x86-64".into()));
     }
-    let folder = match crate::wheel::unpacked(NVRTC.0, NVRTC.1) {
+    let folder = match crate::workspace::wheel::unpacked(NVRTC.0, NVRTC.1) {
         Ok(folder) => folder.join("nvidia/cuda_nvrtc/lib"),
         Err(error) => return unless_unreachable(Err(error)),
     };
@@ -134,7 +157,9 @@ const NVRTC: (&str, &str) = ("nvidia-cuda-nvrtc-cu12", "12.8.93");
 /// Skips the step if vendor files cannot be downloaded; any other error is a failure.
 fn unless_unreachable(result: Result<()>) -> Result<Outcome> {
     match result {
-        Err(error) if error.is::<crate::wheel::Unreachable>() => Ok(Outcome::Skipped(format!("{error:#}"))),
+        Err(error) if error.is::<crate::workspace::wheel::Unreachable>() => {
+            Ok(Outcome::Skipped(format!("{error:#}")))
+        }
         result => result.map(|()| Outcome::Passed),
     }
 }
@@ -165,7 +190,7 @@ fn interop() -> Result<Outcome> {
 }
 
 fn oldest() -> Result<Outcome> {
-    let manifest = crate::root().join("Cargo.toml");
+    let manifest = crate::workspace::root().join("Cargo.toml");
     let metadata = MetadataCommand::new().manifest_path(manifest).no_deps().exec()?;
     let stated = metadata.packages.iter().find_map(|package| package.rust_version.as_ref());
     let stated = stated.context("no package states a rust-version")?.to_string();

@@ -4,7 +4,7 @@
 //! `[package.metadata.gpu-test]` as `simulator-only`, so that an omission is explicit.
 
 use super::suite::{Kind, Suite};
-use crate::programs;
+use crate::workspace::programs;
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::MetadataCommand;
 use std::collections::BTreeSet;
@@ -47,7 +47,7 @@ pub(super) fn runners() -> Result<Vec<programs::Built>> {
 }
 
 fn simulator_only() -> Result<BTreeSet<String>> {
-    let manifest = crate::root().join("Cargo.toml");
+    let manifest = crate::workspace::root().join("Cargo.toml");
     let metadata = MetadataCommand::new().manifest_path(manifest).no_deps().exec()?;
     let package = metadata.packages.iter().find(|package| package.name == PACKAGE);
     let package = package.with_context(|| format!("the workspace has no package {PACKAGE}"))?;

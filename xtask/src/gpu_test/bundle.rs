@@ -1,10 +1,11 @@
 //! A folder with everything that a machine with a GPU and without Rust needs. For `run.sh`: the test programs in `tests/` and the
-//! examples in `examples/`. For `bench.sh` and `replay.sh`: the benches in `benches/`, the traces in `traces/`. `sanitize.sh`
-//! runs some of the test programs under NVIDIA's compute-sanitizer.
+//! examples in `examples/`. For `bench.sh` and `replay.sh`: the benches in `benches/`, the traces in `traces/`, recorded runs in `runs/`.
+//! `sanitize.sh` runs some of the test programs under NVIDIA's compute-sanitizer.
 
 use super::suite::{FOLDERS, Suite};
 use crate::measure;
-use crate::programs::Built;
+use crate::workspace::programs::Built;
+use crate::workspace::root;
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,10 +29,12 @@ pub(super) fn write(suites: &[Suite], benches: &[Built], runners: &[Built], fold
     for bench in benches {
         stripped_copy(&bench.program, &target.join(&bench.name))?;
     }
-    let target = empty(folder.join("traces"))?;
-    for entry in std::fs::read_dir(measure::traces())? {
-        let entry = entry?;
-        std::fs::copy(entry.path(), target.join(entry.file_name()))?;
+    for (name, source) in [("traces", measure::traces()), ("runs", root().join(measure::RUNS))] {
+        let target = empty(folder.join(name))?;
+        for entry in std::fs::read_dir(source)? {
+            let entry = entry?;
+            std::fs::copy(entry.path(), target.join(entry.file_name()))?;
+        }
     }
     for runner in runners {
         stripped_copy(&runner.program, &folder.join(&runner.name))?;

@@ -26,9 +26,12 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     match args.bundle {
-        Some(folder) => {
-            bundle::write(&build::suites()?, &crate::programs::benches()?, &build::runners()?, &folder)
-        }
+        Some(folder) => bundle::write(
+            &build::suites()?,
+            &crate::workspace::programs::benches()?,
+            &build::runners()?,
+            &folder,
+        ),
         None => runner::run(build::suites, &args.choice),
     }
 }

@@ -91,13 +91,13 @@ struct Layout {
 
 impl Layout {
     fn new() -> Result<Self> {
-        let made = crate::root().join("target/interop");
+        let made = crate::workspace::root().join("target/interop");
         let drop_in = drop_in::lay_out(&made.join("drop-in"))?;
         // Programs that link against the driver look here for a toolkit.
         let stubs = made.join("toolkit/lib64/stubs");
         std::fs::create_dir_all(&stubs)?;
         drop_in::link("../../../drop-in/libcuda.so", &stubs.join("libcuda.so"))?;
-        Ok(Self { sources: crate::root().join("interop"), made, drop_in })
+        Ok(Self { sources: crate::workspace::root().join("interop"), made, drop_in })
     }
 
     fn toolkit(&self) -> PathBuf {
@@ -132,10 +132,10 @@ mod tests {
     #[test]
     fn every_program_of_ours_has_its_sources() {
         for manifest in manifests() {
-            let lock = crate::root().join(manifest).with_extension("lock");
+            let lock = crate::workspace::root().join(manifest).with_extension("lock");
             assert!(lock.is_file(), "{}", lock.display());
         }
-        let folders = std::fs::read_dir(crate::root().join("interop"))
+        let folders = std::fs::read_dir(crate::workspace::root().join("interop"))
             .unwrap()
             .flatten()
             .filter(|entry| entry.path().is_dir());

@@ -39,7 +39,7 @@ pub(super) fn write(plan: &Plan, list: &[Equivalent], from: &Path, folder: &Path
     let (seed, sources, mutants) = (plan.seed, plan.sources, plan.mutants.clone());
     let plan = Plan { seed, sources, mutants, suites };
     std::fs::write(folder.join("plan.json"), serde_json::to_string_pretty(&plan)?)?;
-    for runner in crate::programs::build(&["build", "--package", "xtask", "--bin", "mutants"])? {
+    for runner in crate::workspace::programs::build(&["build", "--package", "xtask", "--bin", "mutants"])? {
         std::fs::copy(&runner.program, folder.join(&runner.name))?;
     }
     std::fs::write(folder.join("run.sh"), RUN)?;

@@ -21,7 +21,7 @@ struct Candidate {
 
 /// The plan for the arguments, built. Mutants that did not compile before, of the same sources, are skipped.
 pub(super) fn plan(args: &Args, folder: &Path) -> Result<Plan> {
-    let all = files(&crate::root())?;
+    let all = files(&crate::workspace::root())?;
     let sources = sources(&all)?;
     let candidates = candidates(&all, args)?;
     let known = folder.join("refused.json");
@@ -88,7 +88,7 @@ fn sources(all: &[String]) -> Result<u64> {
         all.iter().filter(|file| file.ends_with(".rs") && file.contains("/src/") && !rooms::is_test(file))
     {
         if rooms::packages().iter().any(|package| file.starts_with(&format!("{}/", rooms::folder(package)))) {
-            let text = std::fs::read_to_string(crate::root().join(file))?;
+            let text = std::fs::read_to_string(crate::workspace::root().join(file))?;
             (file, points::without_tests(&text).with_context(|| file.clone())?).hash(&mut hasher);
         }
     }
@@ -103,7 +103,7 @@ fn candidates(all: &[String], args: &Args) -> Result<Vec<Candidate>> {
     for (room, files) in rooms::files(all, args.only.as_deref())? {
         let mut candidates = Vec::new();
         for file in files {
-            let text = std::fs::read_to_string(crate::root().join(file))?;
+            let text = std::fs::read_to_string(crate::workspace::root().join(file))?;
             let mut seen = BTreeMap::<String, usize>::new();
             for point in points::find(&text).with_context(|| file.clone())? {
                 let mut mutant = described(room, file, &text, &point);

@@ -6,6 +6,7 @@
 
 mod bundle;
 mod draw;
+mod equivalent;
 mod plan;
 mod points;
 mod report;
@@ -16,8 +17,8 @@ mod tree;
 
 use crate::table;
 use anyhow::{Context, Result, bail};
+pub(crate) use equivalent::equivalents;
 use plan::{Plan, Results};
-pub(crate) use report::equivalents;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -52,7 +53,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let folder = crate::root().join("target/mutants");
+    let folder = crate::workspace::root().join("target/mutants");
     std::fs::create_dir_all(&folder)?;
     let plan = draw::plan(&args, &folder)?;
     let results = folder.join(format!("{}.jsonl", args.seed));
@@ -63,7 +64,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if let Some(number) = args.show {
         return show(&plan, number, &folder);
     }
-    let list = report::equivalents(&std::fs::read_to_string(crate::root().join(EQUIVALENT))?)?;
+    let list = equivalents(&std::fs::read_to_string(crate::workspace::root().join(EQUIVALENT))?)?;
     if let Some(target) = &args.bundle {
         return bundle::write(&plan, &list, &folder, target);
     }

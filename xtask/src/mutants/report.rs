@@ -2,7 +2,7 @@
 
 use super::plan::{Mutant, Plan, Results, Verdict};
 use super::table;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -14,25 +14,7 @@ const LEAST_PERCENT: f64 = 95.0;
 pub(crate) struct Equivalent {
     pub(crate) file: String,
     pub(crate) before: String,
-    after: String,
-}
-
-/// Reads the list: a heading for each file, under it items of the form "- `line` → `changed line`: why".
-pub(crate) fn equivalents(text: &str) -> Result<Vec<Equivalent>> {
-    let (mut file, mut found) = (String::new(), Vec::new());
-    for (index, line) in text.lines().enumerate() {
-        if let Some(heading) = line.strip_prefix("## ") {
-            file = heading.trim_matches('`').to_string();
-        }
-        let Some(item) = line.strip_prefix("- ").filter(|_| !file.is_empty()) else { continue };
-        let parsed = item.strip_prefix('`').and_then(|rest| rest.split_once("` → `"));
-        let parsed = parsed.and_then(|(before, rest)| Some((before, rest.split_once('`')?)));
-        let (before, (after, why)) =
-            parsed.with_context(|| format!("line {}: expected - `line` → `changed line`: why", index + 1))?;
-        ensure!(why.len() > 10, "line {}: the reason is missing", index + 1);
-        found.push(Equivalent { file: file.clone(), before: before.into(), after: after.into() });
-    }
-    Ok(found)
+    pub(crate) after: String,
 }
 
 /// Whether a mutant is in the list.
@@ -111,20 +93,4 @@ pub(crate) fn print(plan: &Plan, results: &Results, list: &[Equivalent]) -> Resu
 pub(crate) fn diff(mutant: &Mutant) -> String {
     let Mutant { number, file, line, function, before, after, room, .. } = mutant;
     format!("{file}:{line} (mutant {number}, {room}, fn {function})\n  - {before}\n  + {after}\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_list_of_equivalent_mutants_is_understood() {
-        let text = "# Title\n\n- a remark\n\n## `a/b.rs`\n\n- `if a < b {` → `if a <= b {`: equal values take either way.\n";
-        let list = equivalents(text).unwrap();
-        let expected =
-            Equivalent { file: "a/b.rs".into(), before: "if a < b {".into(), after: "if a <= b {".into() };
-        assert_eq!(list, [expected]);
-        assert!(equivalents("## `a.rs`\n- `a` → `b`\n").is_err());
-        assert!(equivalents("## `a.rs`\n- a is b: always the same\n").is_err());
-    }
 }

@@ -263,7 +263,7 @@ pub(crate) fn packages() -> Vec<&'static str> {
 /// The folder of a package, from the repository's root.
 pub(crate) fn folder(package: &str) -> String {
     let below_crates = format!("crates/{package}");
-    if package == TESTS || !Path::new(&crate::root()).join(&below_crates).exists() {
+    if package == TESTS || !Path::new(&crate::workspace::root()).join(&below_crates).exists() {
         "tests".into()
     } else {
         below_crates
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn the_rooms_are_up_to_date() {
-        let all = crate::mutants::tree::files(&crate::root()).unwrap();
+        let all = crate::mutants::tree::files(&crate::workspace::root()).unwrap();
         let rooms = files(&all, None).unwrap();
         assert_eq!(rooms.len(), ROOMS.len());
         // The waits at the end of borrows, whose files are among those of other rooms.

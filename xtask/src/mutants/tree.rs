@@ -96,7 +96,7 @@ impl Tree {
 
     /// Updates the copy. A file is written only if it changes, so that cargo rebuilds only what is necessary.
     fn write(&self, mutants: &[Numbered], refused: &BTreeSet<usize>) -> Result<BTreeMap<String, Switched>> {
-        let source = crate::root();
+        let source = crate::workspace::root();
         let mut by_file: BTreeMap<&str, Vec<(usize, &Point)>> = BTreeMap::new();
         for mutant in mutants.iter().filter(|mutant| !refused.contains(&mutant.number)) {
             by_file.entry(&mutant.file).or_default().push((mutant.number, &mutant.point));

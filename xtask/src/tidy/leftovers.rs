@@ -1,4 +1,4 @@
-//! Checks for leftovers: reminders, debugging output, and paths of one machine.
+//! Checks for leftovers: reminders, debugging output, permitted dead code, and paths of one machine.
 
 use super::Finding;
 use super::source::Source;
@@ -17,7 +17,21 @@ pub(super) fn in_rust(path: &str, source: &Source) -> Vec<Finding> {
     let macros = macros.map(|(index, word, _)| {
         Finding::new(path, index + 1, format!("{word}! is left"), "finish the code, or take the line away")
     });
-    comments.chain(macros).collect()
+    let dead = source.words().filter(|(index, word, _)| *word == "dead_code" && is_allowed(source, *index));
+    let dead = dead.map(|(index, ..)| {
+        let advice = "remove the code, put the `cfg` of its callers on it, or `expect` it with a reason";
+        Finding::new(path, index + 1, "dead code is allowed", advice)
+    });
+    comments.chain(macros).chain(dead).collect()
+}
+
+/// Whether the attribute that ends at or below a line is `allow`.
+fn is_allowed(source: &Source, index: usize) -> bool {
+    let line = source.lines[..=index]
+        .iter()
+        .rev()
+        .find(|line| line.code.contains("#[") || line.code.contains("#!["));
+    line.is_some_and(|line| line.code.contains("allow("))
 }
 
 pub(super) fn in_text(path: &str, text: &str) -> Vec<Finding> {
@@ -73,6 +87,19 @@ mod tests {
         let found =
             in_rust("a.rs", &Source::parse("fn f() {\n    todo!()\n}\n// dbg!(x) prints\nlet dbg = 1;"));
         assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn allowed_dead_code_is_found() {
+        for text in [
+            "#[allow(dead_code)]\nfn f() {}",
+            "#![allow(unused, dead_code)]",
+            "#[cfg_attr(not(unix), allow(\n    dead_code,\n    reason = \"x\"\n))]\nfn f() {}",
+        ] {
+            assert_eq!(in_rust("a.rs", &Source::parse(text)).len(), 1, "{text}");
+        }
+        let expected = "#[expect(dead_code, reason = \"x\")]\nfn f() {} // not allow(dead_code)";
+        assert_eq!(in_rust("a.rs", &Source::parse(expected)), []);
     }
 
     #[test]

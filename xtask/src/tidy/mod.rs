@@ -4,13 +4,19 @@
 //! new. A finding names a line, the problem, and the correction.
 
 mod docs;
+mod layers;
 mod leftovers;
 mod mutants;
+mod packages;
+mod plots;
 mod ptx;
+mod rooms;
 mod source;
 mod unsafety;
 
+use crate::workspace::root;
 use anyhow::{Context, Result, bail, ensure};
+pub(crate) use rooms::LAYERS;
 use source::Source;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,9 +46,9 @@ impl fmt::Display for Finding {
 }
 
 pub(crate) fn run() -> Result<()> {
-    let files = files(&crate::root())?;
-    let mut findings = crate::layers::check(&crate::root())?;
-    findings.extend(crate::packages::check(&crate::root())?);
+    let files = files(&root())?;
+    let mut findings = layers::check(&root())?;
+    findings.extend(packages::check(&root())?);
     findings.extend(check(&files));
     findings.sort();
     for finding in &findings {
@@ -75,11 +81,11 @@ fn check(files: &Files) -> Vec<Finding> {
             findings.extend(docs::named_tests(path, text, files));
         }
     }
-    findings.extend(crate::rooms::check(files));
+    findings.extend(rooms::check(files));
     findings.extend(unsafety::layers_deny(files));
     findings.extend(ptx::check(files));
     findings.extend(mutants::check(files));
-    findings.extend(crate::plots::check(files));
+    findings.extend(plots::check(files));
     findings
 }
 

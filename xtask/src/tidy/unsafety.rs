@@ -3,9 +3,9 @@
 //! Clippy sees the code that one build compiles. This check reads every source: code for other systems, disabled features, bodies
 //! of macros, and private functions.
 
+use super::rooms::LAYERS;
 use super::source::Source;
 use super::{Files, Finding};
-use crate::rooms::LAYERS;
 
 const REASON: &str = "say above it, after `// SAFETY:`, why its contract holds here";
 /// Comments that refer to another one: the reason may differ here, and a later change of one is not made in the other.

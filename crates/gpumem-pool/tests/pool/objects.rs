@@ -22,7 +22,6 @@ fn a_bound_context_stays_on_its_thread() {
     }
     impl<T> Otherwise for T {}
     struct Asked<T>(core::marker::PhantomData<T>);
-    #[allow(dead_code, reason = "chosen over the trait's only where `T` is `Send`")]
     impl<T: Send> Asked<T> {
         const SENDS: bool = true;
     }

@@ -2,19 +2,20 @@
 //! peers.
 //!
 //! A bench is a program that prints its figures as rows with `--rows` ([`row`]). Figures of peers from the same run come from
-//! `--peer-file` or from a bench itself. Other figures are the stored ones (`peers.csv`) and are marked, because absolute times
-//! differ between machines.
+//! `--peer-file` or from a bench itself. Other figures are those of recorded runs (`docs/runs`) and are marked, because absolute times
+//! differ between machines. `--record` writes this run into such a file.
 
-pub(crate) mod peers;
+mod record;
 mod report;
-mod row;
 
+use crate::beside::beside;
+use crate::peers::{self, PeerFigure};
 use crate::replay::{Machine, Recorded, report::driver_share, watched};
+use crate::row;
+use crate::runs::Figure;
 use anyhow::{Context, Result, bail, ensure};
 use gpumem_tests::replay::{Outcome, Setup};
 use gpumem_tests::trace::Trace;
-use peers::Figure;
-use row::Row;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -30,6 +31,12 @@ pub(crate) struct Args {
     /// Print one JSON object a row, one row a line
     #[arg(long)]
     json: bool,
+    /// Write the figures of this run, with the machine, the time and the command, into a new FILE such as docs/runs/2026-11-21-h200.jsonl
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// A remark for the recorded file
+    #[arg(long, value_name = "TEXT", requires = "record")]
+    note: Option<String>,
     /// The folder of the benches [default: benches/ beside this program]
     #[arg(long, value_name = "DIR", hide = true)]
     benches: Option<PathBuf>,
@@ -44,14 +51,16 @@ struct Program {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
+    if let Some(file) = args.record.as_ref().filter(|file| file.exists()) {
+        bail!("{} exists already: a run gets a file of its own", file.display());
+    }
     let mut figures = Vec::new();
     for file in &args.peer_file {
         let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
         figures.extend(peers::measured(&text).with_context(|| file.display().to_string())?);
     }
-    figures.extend(peers::stored()?);
     let wanted = |name: &str| args.names.is_empty() || args.names.iter().any(|wanted| wanted == name);
-    let programs = programs(args.benches.clone().map_or_else(|| crate::beside("benches"), Ok)?)?;
+    let programs = programs(args.benches.clone().map_or_else(|| beside("benches"), Ok)?)?;
     if let Some(name) =
         args.names.iter().find(|name| *name != REPLAY && !programs.iter().any(|known| known.name == **name))
     {
@@ -71,9 +80,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
         rows.extend(replayed);
         figures.extend(recorded);
     }
+    let of_this_run = rows.iter().cloned().chain(figures.iter().map(PeerFigure::to_figure)).collect();
+    figures.extend(peers::stored(&args.recorded.runs()?)?);
     let lines = report::join(&rows, &figures);
     print!("{}", if args.json { report::json(&lines) } else { report::text(&lines) });
     ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
+    if let Some(file) = &args.record {
+        record::write(file, &args, of_this_run)?;
+    }
     Ok(())
 }
 
@@ -90,14 +104,14 @@ fn programs(folder: PathBuf) -> Result<Vec<Program>> {
 }
 
 /// Starts a bench and parses its rows; all other output is passed on.
-fn rows_of(program: &Program) -> Result<Vec<Row>> {
+fn rows_of(program: &Program) -> Result<Vec<Figure>> {
     let mut command = Command::new(&program.path);
     // With the arguments of `cargo bench`.
     let mut child = command.args(["--bench", "--rows"]).stdout(Stdio::piped()).spawn()?;
     let mut rows = Vec::new();
     for line in BufReader::new(child.stdout.take().context("the program has no output")?).lines() {
         let line = line?;
-        match Row::parse(&line)? {
+        match row::parse(&line)? {
             Some(row) => rows.push(row),
             None => eprintln!("  {line}"),
         }
@@ -109,26 +123,26 @@ fn rows_of(program: &Program) -> Result<Vec<Row>> {
 }
 
 /// The recorded traces, replayed through the default pool, and the peers' figures in their headers.
-fn replay(traces: &Recorded) -> Result<(Vec<Row>, Vec<Figure>)> {
+fn replay(traces: &Recorded) -> Result<(Vec<Figure>, Vec<PeerFigure>)> {
     let (machine, mut rows, mut figures) = (Machine::find()?, Vec::new(), Vec::new());
     for trace in traces.read()? {
         eprintln!("{REPLAY} {} …", trace.name());
         let outcome = watched(&trace, &machine.driver()?, &Setup::default())?;
         rows.extend(rows_of_replay(&trace, &outcome));
         let live_bytes = outcome.live.live_incl_deferred_bytes.max(1) as f64;
-        figures.extend(trace.header().peers().map(|peer| Figure {
+        figures.extend(trace.header().peers().map(|peer| PeerFigure {
             bench: format!("{REPLAY}/{}/ratio", trace.name()),
             peer: peer.name,
             value: peer.peak_reserved_bytes as f64 / live_bytes,
             unit: "ratio".into(),
-            is_stored: true,
+            stored: Some("trace".into()),
         }));
     }
     Ok((rows, figures))
 }
 
-fn rows_of_replay(trace: &Trace, outcome: &Outcome) -> Vec<Row> {
-    let row = |what: &str, value: f64, unit: &str| Row {
+fn rows_of_replay(trace: &Trace, outcome: &Outcome) -> Vec<Figure> {
+    let row = |what: &str, value: f64, unit: &str| Figure {
         bench: format!("{REPLAY}/{}/{what}", trace.name()),
         value,
         unit: unit.into(),

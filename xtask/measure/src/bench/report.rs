@@ -1,34 +1,29 @@
 //! The rows beside the peers' figures: one line for each peer, best peer first.
 
-use super::peers::Figure;
-use super::row::{Row, times_better};
+use crate::peers::PeerFigure;
+use crate::row::{subject, times_better};
+use crate::runs::Figure;
 use crate::table;
 use serde_json::json;
 
 /// A figure of gpumem, and a peer's if there is one.
 pub(crate) struct Line<'a> {
-    row: &'a Row,
-    peer: Option<Figure>,
+    row: &'a Figure,
+    peer: Option<PeerFigure>,
 }
 
 /// Joins rows with the peers' figures. A figure measured by the bench itself takes precedence over one from a file, and that over
 /// a stored one.
-pub(crate) fn join<'a>(rows: &'a [Row], figures: &[Figure]) -> Vec<Line<'a>> {
+pub(crate) fn join<'a>(rows: &'a [Figure], figures: &[PeerFigure]) -> Vec<Line<'a>> {
     let of_rows = rows.iter().filter_map(|row| {
         let peer = row.peer.clone()?;
-        Some(Figure {
-            bench: row.subject(),
-            peer,
-            value: row.value,
-            unit: row.unit.clone(),
-            is_stored: false,
-        })
+        Some(PeerFigure { bench: subject(row), peer, value: row.value, unit: row.unit.clone(), stored: None })
     });
-    let figures: Vec<Figure> = of_rows.chain(figures.iter().cloned()).collect();
+    let figures: Vec<PeerFigure> = of_rows.chain(figures.iter().cloned()).collect();
     let mut lines = Vec::new();
     for row in rows.iter().filter(|row| row.peer.is_none()) {
-        let subject = row.subject();
-        let mut peers: Vec<&Figure> = Vec::new();
+        let subject = subject(row);
+        let mut peers: Vec<&PeerFigure> = Vec::new();
         for figure in figures.iter().filter(|figure| figure.bench == subject && figure.unit == row.unit) {
             if !peers.iter().any(|known| known.peer == figure.peer) {
                 peers.push(figure);
@@ -44,7 +39,7 @@ pub(crate) fn join<'a>(rows: &'a [Row], figures: &[Figure]) -> Vec<Line<'a>> {
     lines
 }
 
-fn ahead(row: &Row, figure: &Figure) -> f64 {
+fn ahead(row: &Figure, figure: &PeerFigure) -> f64 {
     times_better(row.value, figure.value, &row.unit).unwrap_or(f64::INFINITY)
 }
 
@@ -60,7 +55,7 @@ pub(crate) fn text(lines: &[Line<'_>]) -> String {
                 peer.peer.clone(),
                 format!("{} {}", decimals(peer.value), peer.unit),
                 times_better(row.value, peer.value, &row.unit).map_or(String::new(), decimals),
-                if peer.is_stored { "stored" } else { "this run" }.to_string(),
+                peer.stored.clone().unwrap_or("this run".into()),
             ),
         };
         [
@@ -74,9 +69,9 @@ pub(crate) fn text(lines: &[Line<'_>]) -> String {
     });
     let rows: Vec<_> = rows.collect();
     let mut text = table::render(["figure", "ours", "peer", "peer's", "times better", "peer ran"], &rows);
-    if lines.iter().any(|line| line.peer.as_ref().is_some_and(|peer| peer.is_stored)) {
-        text += "\nstored: the peer did not run here; its figure is of another run, on the machine that xtask/measure/src/bench/peers.csv \
-                 or the trace's header names\n";
+    if lines.iter().any(|line| line.peer.as_ref().is_some_and(|peer| peer.stored.is_some())) {
+        text += "\nA peer with a date did not run here: its figure is that of a recorded run, on the machine that docs/runs names; the \
+                 figure of a trace is from its header.\n";
     }
     text
 }
@@ -92,7 +87,7 @@ pub(crate) fn json(lines: &[Line<'_>]) -> String {
             "peer": peer.map(|peer| &peer.peer),
             "peer_value": peer.map(|peer| peer.value),
             "ratio": peer.and_then(|peer| times_better(row.value, peer.value, &row.unit)),
-            "peer_is_stored": peer.map(|peer| peer.is_stored),
+            "peer_is_stored": peer.map(|peer| peer.stored.is_some()),
         });
         format!("{object}\n")
     };
@@ -112,12 +107,13 @@ fn decimals(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn row(bench: &str, value: f64, peer: Option<&str>) -> Row {
-        Row { bench: bench.into(), value, unit: "ns".into(), peer: peer.map(str::to_string) }
+    fn row(bench: &str, value: f64, peer: Option<&str>) -> Figure {
+        Figure { bench: bench.into(), value, unit: "ns".into(), peer: peer.map(str::to_string) }
     }
 
-    fn figure(peer: &str, value: f64, is_stored: bool) -> Figure {
-        Figure { bench: "pool/churn/1".into(), peer: peer.into(), value, unit: "ns".into(), is_stored }
+    fn figure(peer: &str, value: f64, is_stored: bool) -> PeerFigure {
+        let stored = is_stored.then(|| "2026-01-01".to_string());
+        PeerFigure { bench: "pool/churn/1".into(), peer: peer.into(), value, unit: "ns".into(), stored }
     }
 
     #[test]
@@ -159,6 +155,6 @@ mod tests {
         }
         let text = text(&lines);
         assert_eq!(text.matches("pool/churn@fast/1").count(), 1, "{text}");
-        assert!(text.contains("600 ns") && text.contains("stored: the peer did not run here"), "{text}");
+        assert!(text.contains("600 ns") && text.contains("2026-01-01"), "{text}");
     }
 }

@@ -8,6 +8,7 @@ mod pareto;
 mod random;
 pub(crate) mod report;
 
+use crate::beside::beside;
 use anyhow::{Context, Result, ensure};
 use gpumem_sim::{Costs, SimConfig};
 use gpumem_sys::{Driver, DriverKind, env};
@@ -63,12 +64,15 @@ pub(crate) struct Args {
     recorded: Recorded,
 }
 
-/// The folder of the recorded traces.
+/// The folders of the recorded traces and of the recorded runs.
 #[derive(clap::Args)]
 pub(crate) struct Recorded {
     /// The folder of the recorded traces [default: traces/ beside this program]
     #[arg(long = "recorded", value_name = "DIR", hide = true)]
     folder: Option<PathBuf>,
+    /// The folder of the recorded runs [default: runs/ beside this program]
+    #[arg(long, value_name = "DIR", hide = true)]
+    runs: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -86,7 +90,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     };
     let traces = args.traces()?;
     if args.pareto {
-        print!("{}", pareto::markdown(&traces)?);
+        print!("{}", pareto::markdown(&traces, &args.recorded.runs()?)?);
         return Ok(());
     }
     let machine = Machine::find()?;
@@ -148,9 +152,14 @@ impl Args {
 }
 
 impl Recorded {
+    /// The folder of the recorded runs.
+    pub(crate) fn runs(&self) -> Result<PathBuf> {
+        self.runs.clone().map_or_else(|| beside("runs"), Ok)
+    }
+
     /// All recorded traces, by name.
     pub(crate) fn read(&self) -> Result<Vec<Trace>> {
-        let folder = self.folder.clone().map_or_else(|| crate::beside("traces"), Ok)?;
+        let folder = self.folder.clone().map_or_else(|| beside("traces"), Ok)?;
         let mut files = Vec::new();
         for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
             files.push(entry?.path());

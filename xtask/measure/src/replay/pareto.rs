@@ -6,13 +6,14 @@
 //! and slack, the table has those that no other one dominates.
 
 use super::Machine;
-use crate::bench::peers::{Figure, stored};
+use crate::peers::{PeerFigure, stored};
 use anyhow::Result;
 use gpumem_tests::pool::{BackendKind, Profile};
 use gpumem_tests::replay::{Outcome, Setup, replay};
 use gpumem_tests::trace::Trace;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -63,8 +64,8 @@ impl Point {
 }
 
 /// A table for each trace.
-pub(super) fn markdown(traces: &[Trace]) -> Result<String> {
-    let stored = stored()?;
+pub(super) fn markdown(traces: &[Trace], runs: &Path) -> Result<String> {
+    let stored = stored(runs)?;
     let points: Vec<Vec<Point>> = traces.iter().map(points).collect();
     let tasks =
         traces.iter().zip(&points).flat_map(|(trace, points)| points.iter().map(move |point| (trace, point)));
@@ -86,7 +87,7 @@ tuning, beside PyTorch's allocators in the recorded program. `cargo xtask replay
 
 Reserved and live are peaks; live includes deferred frees. Driver time is the simulator's virtual clock, at the prices of
 an idle and of a busy H200. The peers' reserved memory (in italics) is from the headers of the traces, their driver time from
-[peers.csv](../xtask/measure/src/bench/peers.csv). `native` is the driver's own pool as the simulator models it.
+the recorded [runs](runs). `native` is the driver's own pool as the simulator models it.
 *Dominated by* names the peers that reserve no more and cost no more. Handle size and slack vary around `balanced`; a combination is
 shown if no other is better. In rows with *waits* the pool may make one stream wait for another, and the waits are counted. In a
 program, `balanced` and `tight` may do so unless `inserted_waits` is off.
@@ -143,7 +144,7 @@ struct PeerPoint {
     driver_ms: Option<f64>,
 }
 
-fn peers(trace: &Trace, stored: &[Figure]) -> Vec<PeerPoint> {
+fn peers(trace: &Trace, stored: &[PeerFigure]) -> Vec<PeerPoint> {
     let live_bytes = trace.peaks().live_incl_deferred_bytes.max(1) as f64;
     let bench = format!("replay/{}/driver", trace.name());
     let point = |peer: gpumem_tests::trace::Peer| PeerPoint {
@@ -219,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_reserves_less_and_costs_less_dominates() {
+    fn peers_that_reserve_less_and_cost_less_dominate() {
         let peer = |name: &str, ratio, driver_ms| PeerPoint { name: name.into(), ratio, driver_ms };
         let peers =
             [peer("tight", 1.0, Some(90.0)), peer("fast", 1.3, Some(1.0)), peer("unknown", 1.0, None)];
@@ -233,10 +234,12 @@ mod tests {
     /// The goals of the default profile and of `tight`, on every recorded trace, at idle prices and without waits.
     #[test]
     fn profiles_keep_to_what_they_are_for_on_every_trace() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces").into();
-        let traces = Recorded { folder: Some(folder) }.read().unwrap();
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+        let recorded =
+            Recorded { folder: Some(root.join("tests/traces")), runs: Some(root.join("docs/runs")) };
+        let traces = recorded.read().unwrap();
         assert_eq!(traces.len(), 6);
-        let stored = stored().unwrap();
+        let stored = stored(&recorded.runs().unwrap()).unwrap();
         for (trace, profile) in traces
             .iter()
             .flat_map(|trace| [Profile::Fast, Profile::Balanced, Profile::Tight].map(|p| (trace, p)))

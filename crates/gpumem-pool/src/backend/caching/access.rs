@@ -54,7 +54,7 @@ impl Access {
         Self { admission: self.admission.clone(), granted: RwLock::default(), ..*self }
     }
 
-    #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
+    #[cfg(unix)]
     pub(super) fn is_exportable(&self) -> bool {
         self.handle_use.exportable
     }

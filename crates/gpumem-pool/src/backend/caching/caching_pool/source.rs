@@ -2,10 +2,12 @@
 
 use super::CachingPool;
 use super::block_search::BlockSearch;
+#[cfg(unix)]
+use crate::backend::Underlying;
 use crate::backend::caching::access::{Memory, all_of, none_of};
 use crate::backend::caching::put_back_small;
 use crate::backend::{
-    Allocation, Answer, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Source, Underlying, plain,
+    Allocation, Answer, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Source, plain,
 };
 use crate::config::{BackendKind, MemoryKind};
 use crate::device::{CaptureModeGuard, Device, Stamp, Stream, StreamId};
@@ -13,6 +15,7 @@ use crate::error::{OutOfMemory, PoolError};
 use gpumem_heap::SizeClass;
 use gpumem_heap::cache;
 use gpumem_heap::counters::Counters;
+#[cfg(unix)]
 use gpumem_heap::heap::BlockBacking;
 
 impl Source for CachingPool {
@@ -190,6 +193,7 @@ impl Source for CachingPool {
         Ok(())
     }
 
+    #[cfg(unix)]
     fn backing(&self, allocation: Allocation) -> Option<Underlying> {
         let mut core = self.core();
         let BlockBacking { handles, offset_bytes } = self

@@ -1,8 +1,12 @@
 //! `cargo xtask bench` and `cargo xtask replay`: builds the measuring programs, optimised, and starts them.
 //!
-//! The code is in xtask/measure, a program of its own that a bundle includes.
+//! The code is in xtask/measure, a program of its own that a bundle includes. Runs that it recorded are in docs/runs; [`plots`] draws the
+//! README's plots from them.
 
-use crate::programs;
+pub(crate) mod plots;
+mod runs;
+
+use crate::workspace::{programs, root};
 use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -21,7 +25,7 @@ pub(crate) fn replay(args: &Args) -> Result<()> {
 
 pub(crate) fn bench(args: &Args) -> Result<()> {
     // Under names without the hash that cargo appends.
-    let folder = crate::root().join("target/benches");
+    let folder = root().join("target/benches");
     std::fs::create_dir_all(&folder)?;
     for old in std::fs::read_dir(&folder)? {
         std::fs::remove_file(old?.path())?;
@@ -34,8 +38,11 @@ pub(crate) fn bench(args: &Args) -> Result<()> {
 
 /// The folder of the recorded traces.
 pub(crate) fn traces() -> PathBuf {
-    crate::root().join("tests/traces")
+    root().join("tests/traces")
 }
+
+/// The folder of the recorded runs, from the root of the repository.
+pub(crate) const RUNS: &str = "docs/runs";
 
 /// Starts the program in the current folder, so that relative paths stay valid, and exits with its status. The program has
 /// printed its own errors.
@@ -43,7 +50,14 @@ fn start(task: &str, args: &Args, more: &[&OsStr]) -> Result<()> {
     let built = programs::build(&["build", "--release", "--package", "gpumem-measure"])?;
     let program = &built.first().context("cargo reported no program")?.program;
     let mut command = Command::new(program);
-    command.arg(task).args(more).arg("--recorded").arg(traces()).args(&args.args);
+    command
+        .arg(task)
+        .args(more)
+        .arg("--recorded")
+        .arg(traces())
+        .arg("--runs")
+        .arg(root().join(RUNS))
+        .args(&args.args);
     let status = command.status().with_context(|| program.display().to_string())?;
     match status.code() {
         Some(0) => Ok(()),

@@ -1,25 +1,10 @@
 //! Checks each published package: texts of the licences, a README, an example, keywords of its own.
 
-use crate::tidy::Finding;
+use super::Finding;
+use crate::workspace::published;
 use anyhow::Result;
-use cargo_metadata::{Metadata, MetadataCommand, Package, TargetKind};
-use std::path::{Path, PathBuf};
-
-/// The packages that users download.
-pub(crate) fn published() -> Result<Vec<Package>> {
-    // An empty list of registries is `publish = false`.
-    Ok(metadata()?.packages.into_iter().filter(|package| package.publish.is_none()).collect())
-}
-
-/// Cargo's target folder.
-pub(crate) fn target_folder() -> Result<PathBuf> {
-    Ok(metadata()?.target_directory.into())
-}
-
-fn metadata() -> Result<Metadata> {
-    let manifest = crate::root().join("Cargo.toml");
-    Ok(MetadataCommand::new().manifest_path(manifest).no_deps().exec()?)
-}
+use cargo_metadata::{Package, TargetKind};
+use std::path::Path;
 
 /// Checks the published packages below `root`.
 pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {

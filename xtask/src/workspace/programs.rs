@@ -18,7 +18,7 @@ pub(crate) struct Built {
 pub(crate) fn build(args: &[&str]) -> Result<Vec<Built>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.current_dir(crate::root()).args(args).arg("--message-format=json-render-diagnostics");
+    command.current_dir(super::root()).args(args).arg("--message-format=json-render-diagnostics");
     let mut child = command.stdout(Stdio::piped()).spawn().context("cargo can't be started")?;
     let output = child.stdout.take().context("cargo has no output")?;
     let mut programs = Vec::new();
@@ -36,7 +36,7 @@ pub(crate) fn build(args: &[&str]) -> Result<Vec<Built>> {
 
 /// Builds every bench of the workspace.
 pub(crate) fn benches() -> Result<Vec<Built>> {
-    let manifest = crate::root().join("Cargo.toml");
+    let manifest = super::root().join("Cargo.toml");
     let metadata = MetadataCommand::new().manifest_path(manifest).no_deps().exec()?;
     let targets = metadata.packages.iter().flat_map(|package| &package.targets);
     let names: Vec<&str> =

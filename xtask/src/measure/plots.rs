@@ -1,92 +1,159 @@
-//! `cargo xtask plots`: draws the README's plots from the figures in `docs/plots/*.csv`.
+//! `cargo xtask plots`: draws the README's plots from the recorded runs in `docs/runs`.
 //!
-//! A data file has one figure a row, with the machine, the date, the bench and the source of that figure. The output depends
-//! on the data alone, so `cargo xtask tidy` draws each plot in memory and compares it with the file that is checked in. A plot
-//! has a white card as its background, so that it is legible on light and dark pages.
+//! The output depends on these files alone, so `cargo xtask tidy` draws each plot in memory and compares it with the file that is
+//! checked in. A point of gpumem is the figure of the newest run that has it; a peer's point is the best figure of all runs. A
+//! point that no run has is missing in the plot. A plot has a white card as its background, so that it is legible on light and dark
+//! pages.
 
-use crate::tidy::Finding;
+use super::RUNS;
+use super::runs::{Origin, Run};
+use crate::workspace::root;
 use anyhow::{Context, Result, anyhow, ensure};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// A plot: its data file, its image, and the function that draws one from the other.
+/// A plot: its image, and the function that draws it.
 struct Plot {
-    data: &'static str,
     image: &'static str,
-    draw: fn(&[Row]) -> Result<String>,
+    draw: fn(&[Run]) -> Result<String>,
 }
 
 const PLOTS: [Plot; 2] = [
-    Plot { data: "docs/plots/pair-latency.csv", image: "docs/plots/pair-latency.svg", draw: pair_latency },
-    Plot { data: "docs/plots/trace-memory.csv", image: "docs/plots/trace-memory.svg", draw: trace_memory },
+    Plot { image: "docs/plots/pair-latency.svg", draw: |runs| pair_latency(&latencies(runs)?) },
+    Plot { image: "docs/plots/trace-memory.svg", draw: |runs| trace_memory(&ratios(runs)?) },
 ];
 
 /// Draws every plot and writes it.
 pub(crate) fn run() -> Result<()> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(root().join(RUNS)).context(RUNS)? {
+        let entry = entry?;
+        let path = format!("{}/{}", RUNS, entry.file_name().to_string_lossy());
+        files.insert(path, std::fs::read_to_string(entry.path())?);
+    }
+    let runs = recorded(&files)?;
     for plot in &PLOTS {
-        let path = crate::root().join(plot.data);
-        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let image = plot.render(&text)?;
-        std::fs::write(crate::root().join(plot.image), image).with_context(|| plot.image.to_string())?;
+        let image = (plot.draw)(&runs).with_context(|| plot.image.to_string())?;
+        std::fs::write(root().join(plot.image), image).with_context(|| plot.image.to_string())?;
         println!("{}", plot.image);
     }
     Ok(())
 }
 
-/// Checks that the plots among the repository's `files` agree with their data.
-pub(crate) fn check(files: &BTreeMap<String, String>) -> Vec<Finding> {
+/// The plots among the repository's `files` that differ from the recorded runs: the path of each, and the problem.
+pub(crate) fn stale(files: &BTreeMap<String, String>) -> Vec<(&'static str, String)> {
+    let runs = match recorded(files) {
+        Ok(runs) => runs,
+        Err(error) => return vec![(RUNS, format!("{error:#}"))],
+    };
     let stale = |plot: &Plot| {
-        let finding = |what: String| Some(Finding::new(plot.image, 1, what, "run `cargo xtask plots`"));
-        match plot.render(files.get(plot.data)?) {
-            Ok(image) if files.get(plot.image) == Some(&image) => None,
-            Ok(_) => finding(format!("the plot differs from its data in {}", plot.data)),
-            Err(error) => finding(format!("the plot cannot be drawn: {error:#}")),
+        let checked_in = files.get(plot.image)?;
+        match (plot.draw)(&runs) {
+            Ok(image) if *checked_in == image => None,
+            Ok(_) => Some((plot.image, format!("the plot differs from the runs in {}", RUNS))),
+            Err(error) => Some((plot.image, format!("the plot cannot be drawn: {error:#}"))),
         }
     };
     PLOTS.iter().filter_map(stale).collect()
 }
 
-impl Plot {
-    fn render(&self, data: &str) -> Result<String> {
-        let rows = rows(data).with_context(|| self.data.to_string())?;
-        (self.draw)(&rows).with_context(|| self.image.to_string())
+/// The recorded runs, oldest first.
+fn recorded(files: &BTreeMap<String, String>) -> Result<Vec<Run>> {
+    let files =
+        files.iter().filter(|(path, _)| path.strip_prefix(RUNS).is_some_and(|name| name.ends_with(".jsonl")));
+    let mut runs = Vec::new();
+    for (path, text) in files {
+        runs.push(Run::parse(text).with_context(|| path.clone())?);
     }
+    runs.sort_by(|a, b| a.origin.date.cmp(&b.origin.date));
+    Ok(runs)
 }
 
-/// One figure of a data file.
+/// A point of a plot.
 #[derive(Debug, PartialEq)]
 struct Row {
-    series: String,
+    series: &'static str,
     /// The thread count or the trace.
     at: String,
     value: f64,
+    /// The device that it was measured on.
+    device: String,
 }
 
-/// The columns after the first two: `value` and its origin.
-const COLUMNS: [&str; 6] = ["value", "unit", "machine", "date", "bench", "source"];
+/// A series: its name in the plot, and the peer whose figures it has; `None` for gpumem.
+type Series = (&'static str, Option<&'static str>);
 
-/// The rows of a data file. Lines that begin with `#` are comments; the first other line names the columns.
-fn rows(text: &str) -> Result<Vec<Row>> {
-    let mut lines = text.lines().enumerate().filter(|(_, line)| !line.starts_with('#') && !line.is_empty());
-    let (_, names) = lines.next().context("no line names the columns")?;
-    let is_known = names.split(',').skip(2).eq(COLUMNS);
-    ensure!(is_known, "the columns after the second must be {}", COLUMNS.join(","));
-    let row = |line: &str| {
-        let fields: Vec<&str> = line.split(',').collect();
-        ensure!(
-            fields.len() == COLUMNS.len() + 2,
-            "{} fields instead of {}",
-            fields.len(),
-            COLUMNS.len() + 2
-        );
-        ensure!(fields.iter().all(|field| !field.trim().is_empty()), "a field is empty");
-        let value: f64 = fields[2].parse().with_context(|| format!("{:?} is not a number", fields[2]))?;
-        ensure!(value.is_finite() && value > 0.0, "{value} is not a positive number");
-        Ok(Row { series: fields[0].into(), at: fields[1].into(), value })
-    };
-    lines.map(|(index, line)| row(line).with_context(|| format!("line {}", index + 1))).collect()
+/// The point of a series for a bench, if a run has it.
+fn point(runs: &[Run], (series, peer): Series, bench: &str, unit: &str, at: &str) -> Result<Option<Row>> {
+    let mut found: Option<Row> = None;
+    for run in runs {
+        for figure in
+            run.figures.iter().filter(|figure| figure.bench == bench && figure.peer.as_deref() == peer)
+        {
+            ensure!(figure.unit == unit, "{bench} is in {}, not in {unit}", figure.unit);
+            ensure!(figure.value > 0.0, "{bench} is {}, which is not positive", figure.value);
+            let is_better = found.as_ref().is_none_or(|found| figure.value < found.value);
+            if peer.is_none() || is_better {
+                let device = device(&run.origin).to_string();
+                found = Some(Row { series, at: at.to_string(), value: figure.value, device });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A pair of 1 MiB, by thread count.
+fn latencies(runs: &[Run]) -> Result<Vec<Row>> {
+    const SERIES: [Series; 6] = [
+        ("gpumem", None),
+        ("RMM arena", Some("RMM arena")),
+        ("RMM pool", Some("RMM pool")),
+        ("driver (cuMemAllocAsync)", Some("cuMemAllocAsync")),
+        ("PyTorch", Some("PyTorch")),
+        ("cudarc", Some("cudarc")),
+    ];
+    let mut rows = Vec::new();
+    for series in SERIES {
+        for threads in [1, 2, 4, 8, 16] {
+            // The bench's own figure of one thread is a minimum; of several threads it has the mean.
+            let mean = if series.1.is_none() && threads == 1 { "_mean" } else { "" };
+            let bench = format!("pool/pair_1MiB{mean}/{threads}");
+            rows.extend(point(runs, series, &bench, "ns", &threads.to_string())?);
+        }
+    }
+    Ok(rows)
+}
+
+/// Reserved over live memory, by trace.
+fn ratios(runs: &[Run]) -> Result<Vec<Row>> {
+    const SERIES: [Series; 4] = [
+        ("gpumem", None),
+        ("PyTorch expandable segments", Some("expandable")),
+        ("cudaMallocAsync", Some("cudaMallocAsync")),
+        ("PyTorch", Some("PyTorch")),
+    ];
+    let benches = runs.iter().flat_map(|run| &run.figures).map(|figure| figure.bench.as_str());
+    let trace = |bench: &'_ str| Some(bench.strip_prefix("replay/")?.strip_suffix("/ratio")?.to_string());
+    let traces: BTreeSet<String> = benches.filter_map(trace).collect();
+    let mut rows = Vec::new();
+    for series in SERIES {
+        for trace in &traces {
+            rows.extend(point(runs, series, &format!("replay/{trace}/ratio"), "ratio", trace)?);
+        }
+    }
+    Ok(rows)
+}
+
+/// The name of a run's device.
+fn device(origin: &Origin) -> &str {
+    origin.machine.split(" (").next().unwrap_or_default()
+}
+
+/// The devices of the points, for the line below a title.
+fn devices(rows: &[Row]) -> String {
+    distinct(rows, |row| &row.device).join(", ")
 }
 
 /// The distinct values of a column, in the order in which they first appear.
@@ -161,11 +228,11 @@ fn pair_latency(rows: &[Row]) -> Result<String> {
     };
     let points: Vec<(&str, f64, f64)> = rows
         .iter()
-        .map(|row| Ok((row.series.as_str(), f64::from(threads(row)?).log2(), row.value)))
+        .map(|row| Ok((row.series, f64::from(threads(row)?).log2(), row.value)))
         .collect::<Result<_>>()?;
     let title = "Latency of one allocation and its free, 1 MiB";
-    let subtitle = "one stream a thread; NVIDIA H200; logarithmic scale, lower is better";
-    image(title, subtitle, |area| {
+    let subtitle = format!("one stream a thread; {}; logarithmic scale, lower is better", devices(rows));
+    image(title, &subtitle, |area| {
         let mut chart = ChartBuilder::on(area)
             .margin_left(12)
             .margin_right(190)
@@ -188,7 +255,7 @@ fn pair_latency(rows: &[Row]) -> Result<String> {
             .draw()
             .map_err(failed)?;
         let mut ends = Vec::new();
-        for (name, colour) in distinct(rows, |row| &row.series).into_iter().zip(COLOURS) {
+        for (name, colour) in distinct(rows, |row| row.series).into_iter().zip(COLOURS) {
             let width = if name == "gpumem" { 4 } else { 2 };
             let line: Vec<(f64, f64)> =
                 points.iter().filter(|point| point.0 == name).map(|point| (point.1, point.2)).collect();
@@ -247,11 +314,14 @@ fn duration(nanoseconds: f64) -> String {
 
 /// A group of bars for each trace, one bar for each series. Bars start at 1, the minimum of any allocator.
 fn trace_memory(rows: &[Row]) -> Result<String> {
-    let series = distinct(rows, |row| &row.series);
+    let series = distinct(rows, |row| row.series);
     let traces = distinct(rows, |row| &row.at);
     let title = "Memory reserved for each byte that is live, at the peak";
-    let subtitle = "six recorded traces of PyTorch programs; NVIDIA H200; lower is better, 1.00 is the least possible on one stream";
-    image(title, subtitle, |area| {
+    let subtitle = format!(
+        "six recorded traces of PyTorch programs; {}; lower is better, 1.00 is the least possible on one stream",
+        devices(rows)
+    );
+    image(title, &subtitle, |area| {
         let mut chart = ChartBuilder::on(area)
             .margin_left(12)
             .margin_right(20)
@@ -316,34 +386,48 @@ fn two_lines(name: &str) -> [String; 2] {
 mod tests {
     use super::*;
 
-    const HEAD: &str = "# A comment.\nseries,threads,value,unit,machine,date,bench,source\n";
+    const HEAD: &str =
+        r#"{"date":"2026-01-01","machine":"NVIDIA H200 (1 MiB); 16 cores","command":"cargo xtask bench"}"#;
 
-    #[test]
-    fn a_row_has_a_figure_and_its_origin() {
-        let rows_of = |row: &str| rows(&format!("{HEAD}{row}\n"));
-        let row = Row { series: "a".into(), at: "1".into(), value: 12.5 };
-        assert_eq!(rows_of("a,1,12.5,ns,m,2026-01-01,b,s").unwrap(), [row]);
-        for broken in
-            ["a,1,12.5,ns,m,2026-01-01,b", "a,1,fast,ns,m,d,b,s", "a,1,0,ns,m,d,b,s", "a,1,2,ns,,d,b,s"]
-        {
-            let error = format!("{:#}", rows_of(broken).unwrap_err());
-            assert!(error.starts_with("line 3: "), "{broken}: {error}");
-        }
-        assert!(rows("series,threads,value\n").is_err());
+    fn run_of(rows: &[&str]) -> String {
+        [&[HEAD], rows].concat().join("\n") + "\n"
     }
 
     #[test]
-    fn a_plot_that_differs_from_its_data_is_found() {
-        let data = format!("{HEAD}gpumem,1,12,ns,m,d,b,s\ngpumem,2,13,ns,m,d,b,s\nx,1,400,ns,m,d,b,s\n");
-        let image = PLOTS[0].render(&data).unwrap();
-        assert_eq!(image, PLOTS[0].render(&data).unwrap());
-        let mut files =
-            BTreeMap::from([(PLOTS[0].data.to_string(), data.clone()), (PLOTS[0].image.to_string(), image)]);
-        assert_eq!(check(&files), []);
-        files.insert(PLOTS[0].data.into(), data.replace("400", "500"));
-        assert_eq!(check(&files).len(), 1);
-        files.insert(PLOTS[0].data.into(), data.replace("400", "none"));
-        assert!(check(&files)[0].to_string().contains("line 5: \"none\" is not a number"));
+    fn gpumem_has_its_newest_figure_and_a_peer_its_best() {
+        let row = |value: u32, peer: &str| {
+            format!(r#"{{"bench":"pool/pair_1MiB/2","value":{value},"unit":"ns"{peer}}}"#)
+        };
+        let peer = r#","peer":"PyTorch""#;
+        let old = run_of(&[&row(9, ""), &row(300, peer)]);
+        let new = run_of(&[&row(11, ""), &row(400, peer)]).replace("2026-01-01", "2026-01-02");
+        let files =
+            BTreeMap::from([("docs/runs/b.jsonl".to_string(), old), ("docs/runs/a.jsonl".to_string(), new)]);
+        let rows = latencies(&recorded(&files).unwrap()).unwrap();
+        let device = || "NVIDIA H200".to_string();
+        let expected = [
+            Row { series: "gpumem", at: "2".into(), value: 11.0, device: device() },
+            Row { series: "PyTorch", at: "2".into(), value: 300.0, device: device() },
+        ];
+        assert_eq!(rows, expected);
+    }
+
+    #[test]
+    fn a_plot_that_differs_from_the_runs_is_found() {
+        let own = r#"{"bench":"pool/pair_1MiB/2","value":13,"unit":"ns"}"#;
+        let peer = r#"{"bench":"pool/pair_1MiB/4","value":400,"unit":"ns","peer":"PyTorch"}"#;
+        let path = "docs/runs/a.jsonl".to_string();
+        let mut files = BTreeMap::from([(path.clone(), run_of(&[own, peer]))]);
+        let image = (PLOTS[0].draw)(&recorded(&files).unwrap()).unwrap();
+        assert_eq!(image, (PLOTS[0].draw)(&recorded(&files).unwrap()).unwrap());
+        files.insert(PLOTS[0].image.into(), image);
+        assert_eq!(stale(&files), []);
+        files.insert(path.clone(), run_of(&[own, &peer.replace("400", "500")]));
+        assert!(stale(&files)[0].1.contains("differs"));
+        files.insert(path.clone(), run_of(&[own, &peer.replace("ns", "ms")]));
+        assert!(stale(&files)[0].1.contains("pool/pair_1MiB/4 is in ms, not in ns"));
+        files.insert(path, run_of(&[own, &peer.replace("400", "\"none\"")]));
+        assert!(stale(&files)[0].1.contains("line 3"), "{:?}", stale(&files));
     }
 
     #[test]

@@ -35,20 +35,21 @@ pub(crate) fn check() -> Result<()> {
 pub(crate) fn run(args: Args) -> Result<()> {
     let include = match args.cuda_include {
         Some(folder) => folder,
-        None => crate::wheel::unpacked(CUDA_RUNTIME.0, CUDA_RUNTIME.1)?.join("nvidia/cu13/include"),
+        None => {
+            crate::workspace::wheel::unpacked(CUDA_RUNTIME.0, CUDA_RUNTIME.1)?.join("nvidia/cu13/include")
+        }
     };
     let libclang = match args.libclang {
         Some(folder) => folder,
-        None => {
-            crate::wheel::unpacked(LIBCLANG.0, LIBCLANG.1)?.join("libclang-18.1.1.data/platlib/clang/native")
-        }
+        None => crate::workspace::wheel::unpacked(LIBCLANG.0, LIBCLANG.1)?
+            .join("libclang-18.1.1.data/platlib/clang/native"),
     };
     // SAFETY: this process has one thread; bindgen reads the variable when it first loads libclang.
     unsafe { std::env::set_var("LIBCLANG_PATH", &libclang) };
 
     let parsed = syn::parse_file(&raw_bindings(&include)?)?;
     let versions = Versions::read(&include.join("cudaTypedefs.h"))?;
-    let folder = crate::root().join("crates/gpumem-sys/src/generated");
+    let folder = crate::workspace::root().join("crates/gpumem-sys/src/generated");
     let mut stale = Vec::new();
     for (name, text) in [
         ("types.rs", types(&parsed)),

@@ -1,8 +1,10 @@
 //! Reads the order of the crates and the rooms of each from ARCHITECTURE.md, and compares them with the imports of the sources.
 //!
-//! A room is a module at the root of a crate, with everything below it. `lib.rs` is above all rooms.
+//! A room is a module at the root of a package's `src`, with everything below it. `lib.rs` or `main.rs` is above all rooms. A package
+//! with rooms must have a table.
 
-use crate::tidy::{Files, Finding};
+use super::{Files, Finding};
+use crate::workspace::root;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -15,7 +17,7 @@ const ROOMS_MAX: usize = 12;
 
 /// The layers in the order of [`LIST`], lowest first.
 pub(crate) static LAYERS: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let text = std::fs::read_to_string(crate::root().join(LIST)).unwrap_or_default();
+    let text = std::fs::read_to_string(root().join(LIST)).unwrap_or_default();
     let layers = Plan::parse(&text).crates;
     assert!(!layers.is_empty(), "{LIST} has no table that begins with `| crate |`");
     layers
@@ -87,12 +89,56 @@ fn names(text: &str) -> Vec<String> {
 pub(crate) fn check(files: &Files) -> Vec<Finding> {
     let Some(text) = files.get(LIST) else { return Vec::new() };
     let plan = Plan::parse(text);
+    let packages = packages(files);
     let mut findings = Vec::new();
     for (name, rooms) in &plan.rooms {
         findings.extend(check_list(name, rooms));
-        findings.extend(check_sources(name, rooms, files));
+        if packages.iter().all(|package| package.name != *name) {
+            let what = format!("no package is called {name}");
+            findings.push(Finding::new(
+                LIST,
+                rooms[0].line,
+                what,
+                "correct the heading, or remove the table",
+            ));
+        }
+    }
+    for package in &packages {
+        let rooms = plan.rooms.get(package.name).map(Vec::as_slice).unwrap_or_default();
+        findings.extend(check_sources(package, rooms, files));
     }
     findings
+}
+
+/// A package of the repository.
+struct Package<'a> {
+    name: &'a str,
+    manifest: &'a str,
+    /// The line of its name in the manifest.
+    line: usize,
+    /// The folder of its sources, with a slash at the end.
+    sources: String,
+}
+
+fn packages(files: &Files) -> Vec<Package<'_>> {
+    files.iter().filter_map(|(path, text)| Package::read(path, text)).collect()
+}
+
+impl<'a> Package<'a> {
+    /// `None` if the file is no manifest of a package.
+    fn read(manifest: &'a str, text: &'a str) -> Option<Self> {
+        let folder = manifest
+            .strip_suffix("Cargo.toml")
+            .filter(|folder| folder.is_empty() || folder.ends_with('/'))?;
+        let mut lines = text.lines().enumerate().skip_while(|(_, line)| *line != "[package]");
+        let (index, name) = lines.find_map(|(index, line)| Some((index, line.strip_prefix("name = ")?)))?;
+        Some(Self {
+            name: name.trim_matches('"'),
+            manifest,
+            line: index + 1,
+            sources: format!("{folder}src/"),
+        })
+    }
 }
 
 /// Checks the list itself: rooms import from rooms above them, so cycles are impossible.
@@ -114,14 +160,14 @@ fn check_list(name: &str, rooms: &[Room]) -> Vec<Finding> {
     findings
 }
 
-fn check_sources(name: &str, rooms: &[Room], files: &Files) -> Vec<Finding> {
-    let folder = format!("crates/{name}/src/");
+fn check_sources(package: &Package<'_>, rooms: &[Room], files: &Files) -> Vec<Finding> {
+    let Package { name, manifest, line, sources: folder } = package;
     let mut sources: Vec<Module<'_>> = Vec::new();
     let mut findings = Vec::new();
     for (path, text) in files {
-        let Some(inside) = path.strip_prefix(&folder).and_then(|inside| inside.strip_suffix(".rs")) else {
-            continue;
-        };
+        let inside = path.strip_prefix(folder.as_str()).and_then(|inside| inside.strip_suffix(".rs"));
+        // A program in `bin/` is a crate of its own.
+        let Some(inside) = inside.filter(|inside| !inside.starts_with("bin/")) else { continue };
         match Module::read(path, inside, text) {
             Ok(module) => sources.push(module),
             Err(error) => findings.push(Finding::new(path, 1, format!("not Rust: {error}"), "correct it")),
@@ -129,14 +175,24 @@ fn check_sources(name: &str, rooms: &[Room], files: &Files) -> Vec<Finding> {
     }
     let of_tests: Vec<_> = sources.iter().flat_map(|module| module.scan.of_tests.iter().cloned()).collect();
     sources.retain(|module| !of_tests.iter().any(|test| module.place.starts_with(test)));
-    let found: BTreeSet<&str> = sources.iter().filter_map(Module::room).collect();
+    let declared = sources.iter().filter(|module| module.place.is_empty());
+    let declared = declared.flat_map(|root| root.scan.declared.iter().map(String::as_str));
+    let found: BTreeSet<&str> = sources.iter().filter_map(Module::room).chain(declared).collect();
+    if rooms.is_empty() && !found.is_empty() {
+        let what = format!(
+            "{LIST} has no table of the rooms of {name}: {}",
+            found.into_iter().collect::<Vec<_>>().join(", ")
+        );
+        findings.push(Finding::new(manifest, *line, what, "add the table, lowest room first"));
+        return findings;
+    }
     for room in rooms.iter().filter(|room| !found.contains(room.name.as_str())) {
         let what = format!("{name} has no room `{}`", room.name);
         findings.push(Finding::new(LIST, room.line, what, "take it out of the list"));
     }
     for room in found.iter().filter(|found| rooms.iter().all(|room| room.name != **found)) {
-        let what = format!("the list of rooms in {LIST} lacks `{room}`");
-        findings.push(Finding::new(&format!("{folder}lib.rs"), 1, what, "add it, with what it may import"));
+        let what = format!("the table of {name} in {LIST} lacks the room `{room}`");
+        findings.push(Finding::new(manifest, *line, what, "add it, with what it may import"));
     }
     let at_root = names_at_root(&sources);
     for module in &sources {
@@ -174,7 +230,7 @@ impl<'a> Module<'a> {
     /// `inside` is the path from the crate's `src`, without the extension.
     fn read(path: &'a str, inside: &str, text: &str) -> Result<Self, proc_macro2::LexError> {
         let mut place: Vec<_> = inside.split('/').map(str::to_string).collect();
-        place.pop_if(|last| last == "mod" || last == "lib" && inside == "lib");
+        place.pop_if(|last| last == "mod" || ["lib", "main"].contains(&inside));
         let tokens: Vec<_> = text.parse::<TokenStream>()?.into_iter().collect();
         let mut scan = Scan { place: place.clone(), ..Scan::default() };
         scan.walk(&tokens);
@@ -214,7 +270,7 @@ impl<'a> Module<'a> {
         });
         let whence = match place {
             Some(_) => format!("`{target}`"),
-            None => "`lib.rs`".to_string(),
+            None => "the root of the crate".to_string(),
         };
         let written = import.path.join("::");
         let what = format!(
@@ -242,6 +298,8 @@ struct Scan {
     /// The paths of `use` statements at the root of the file, including those without `crate`.
     used: Vec<Vec<String>>,
     macros: Vec<String>,
+    /// The rooms that the root of the crate declares.
+    declared: Vec<String>,
     /// Modules in separate files that are compiled for tests only.
     of_tests: Vec<Vec<String>>,
 }
@@ -292,6 +350,10 @@ impl Scan {
                 self.place.push(name.to_string());
                 self.walk(&group.stream().into_iter().collect::<Vec<_>>());
                 self.place.pop();
+                3
+            }
+            ("mod", [_, name, end, ..]) if is_punct(end, ';') && self.place.is_empty() => {
+                self.declared.push(name.to_string());
                 3
             }
             ("macro_rules", [_, _, name, ..]) => {
@@ -413,11 +475,14 @@ mod tests {
 | `high` | all above | |
 ";
 
+    const MANIFEST: &str = "[package]\nname = \"gpumem-b\"\n";
+
     fn found(sources: &[(&str, &str)]) -> Vec<String> {
         let rooms =
             ["low", "middle", "high"].map(|room| (format!("crates/gpumem-b/src/{room}.rs"), String::new()));
         let mut files: Files = rooms.into_iter().collect();
         files.insert(LIST.into(), PLAN.into());
+        files.insert("crates/gpumem-b/Cargo.toml".into(), MANIFEST.into());
         let sources =
             sources.iter().map(|(path, text)| (format!("crates/gpumem-b/src/{path}"), (*text).to_string()));
         files.extend(sources);
@@ -473,7 +538,7 @@ mod tests {
         let lib = ("lib.rs", "mod low;\npub use high::Top;\npub use crate::low::Bottom;\npub struct Own;");
         assert_eq!(found(&[lib, ("middle.rs", "use crate::Bottom;")]), [""; 0]);
         assert!(found(&[lib, ("middle.rs", "use crate::Top;")])[0].contains("from `high`"));
-        assert!(found(&[lib, ("middle.rs", "use crate::Own;")])[0].contains("from `lib.rs`"));
+        assert!(found(&[lib, ("middle.rs", "use crate::Own;")])[0].contains("from the root of the crate"));
         let lib = ("lib.rs", "pub use other_crate::part;");
         assert_eq!(found(&[lib, ("low.rs", "use crate::part::Of;")]), [""; 0]);
         let with_macro = ("low.rs", "macro_rules! each { () => {}; }");
@@ -497,10 +562,44 @@ mod tests {
 
     #[test]
     fn rooms_and_list_agree() {
-        assert!(found(&[("other.rs", "")])[0].contains("lacks `other`"));
+        assert!(found(&[("other.rs", "")])[0].contains("lacks the room `other`"));
         let cyclic = PLAN.replace("| `low` | –", "| `low` | `high`");
         let plan = Plan::parse(&cyclic);
         let text = check_list("gpumem-b", &plan.rooms["gpumem-b"])[0].to_string();
         assert!(text.starts_with("ARCHITECTURE.md:10: gpumem-b: `low` may import `high`"), "{text}");
+    }
+
+    #[test]
+    fn a_package_with_rooms_needs_a_table() {
+        let manifest = "[workspace]\n\n[package]\nname = \"tool\"\n";
+        let mut files = Files::from([
+            (LIST.into(), String::new()),
+            ("tool/Cargo.toml".into(), manifest.into()),
+            ("tool/src/main.rs".into(), "fn main() {}".into()),
+            ("tool/src/bin/other.rs".into(), "#[path = \"../part.rs\"]\nmod part;".into()),
+        ]);
+        assert_eq!(check(&files), []);
+        files.insert("tool/src/main.rs".into(), "#[path = \"../shared.rs\"]\nmod shared;\nmod part;".into());
+        files.insert("tool/src/part.rs".into(), "use crate::shared::A;".into());
+        let findings = check(&files).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(
+            findings[0].starts_with(
+                "tool/Cargo.toml:4: ARCHITECTURE.md has no table of the rooms of tool: part, shared;"
+            ),
+            "{findings:?}"
+        );
+        let plan =
+            "## Rooms of `tool`\n| room | imports |\n| --- | --- |\n| `part` | – |\n| `shared` | – |\n";
+        files.insert(LIST.into(), plan.into());
+        assert!(
+            check(&files)[0]
+                .to_string()
+                .starts_with("tool/src/part.rs:1: room `part` imports `crate::shared::A`")
+        );
+        files.insert(LIST.into(), plan.replace("tool", "other"));
+        assert!(
+            check(&files).iter().any(|finding| finding.to_string().contains("no package is called other"))
+        );
     }
 }

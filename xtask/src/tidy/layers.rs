@@ -1,7 +1,7 @@
 //! Compares the order of the layers and their features with cargo's metadata.
 
-use crate::rooms::LAYERS;
-use crate::tidy::Finding;
+use super::Finding;
+use super::rooms::LAYERS;
 use anyhow::Result;
 use cargo_metadata::semver::VersionReq;
 use cargo_metadata::{Dependency, DependencyKind, MetadataCommand, Package};
@@ -150,9 +150,10 @@ fn features(package: &Package, manifest: &Manifest<'_>) -> Vec<Finding> {
     for (feature, turns_on) in package.features.iter().filter(|(feature, _)| *feature != "default") {
         let mut found = |what: String, advice| findings.push(manifest.finding(feature, what, advice));
         match known.iter().find(|(known, _)| known == feature) {
-            None => {
-                found(format!("{name} has an unknown feature {feature}"), "list it in xtask/src/layers.rs")
-            }
+            None => found(
+                format!("{name} has an unknown feature {feature}"),
+                "list it in xtask/src/tidy/layers.rs",
+            ),
             Some((_, false)) if turns_on.is_empty() => {
                 found(
                     format!("feature {feature} of {name} is empty"),
@@ -164,7 +165,11 @@ fn features(package: &Package, manifest: &Manifest<'_>) -> Vec<Finding> {
     }
     for (feature, _) in known.iter().filter(|(feature, _)| !package.features.contains_key(*feature)) {
         let what = format!("{name} lacks the feature {feature}");
-        findings.push(manifest.finding("[features]", what, "add it, or take it out of xtask/src/layers.rs"));
+        findings.push(manifest.finding(
+            "[features]",
+            what,
+            "add it, or take it out of xtask/src/tidy/layers.rs",
+        ));
     }
     findings
 }

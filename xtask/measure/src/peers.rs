@@ -1,43 +1,61 @@
-//! Figures of peers: stored ones with their source, and those of the current run.
+//! Figures of peers: those of recorded runs, and those of the current run.
 
-use super::row::number;
+use crate::row::{is_better, number};
+use crate::runs::{Figure, Run};
 use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 /// A peer's figure for the workload of a bench.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Figure {
+pub(crate) struct PeerFigure {
     pub(crate) bench: String,
     pub(crate) peer: String,
     pub(crate) value: f64,
     pub(crate) unit: String,
-    /// Whether the figure is from another run, possibly on another machine.
-    pub(crate) is_stored: bool,
+    /// The day of another run that the figure is from, or where it is stored; `None` if the peer ran in this run.
+    pub(crate) stored: Option<String>,
 }
 
-/// The checked-in figures.
-pub(crate) fn stored() -> Result<Vec<Figure>> {
-    let lines = STORED.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
-    lines.map(|line| stored_figure(line).with_context(|| format!("peers.csv: {line:?}"))).collect()
+impl PeerFigure {
+    pub(crate) fn to_figure(&self) -> Figure {
+        let Self { bench, peer, value, unit, .. } = self.clone();
+        Figure { bench, value, unit, peer: Some(peer) }
+    }
 }
 
-const STORED: &str = include_str!("peers.csv");
-
-fn stored_figure(line: &str) -> Result<Figure> {
-    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
-    let [bench, peer, value, unit] = fields[..] else { anyhow::bail!("a line has four fields") };
-    let value = number(value).context("no number")?;
-    Ok(Figure { bench: bench.into(), peer: peer.into(), value, unit: unit.into(), is_stored: true })
+/// The peers' figures in the recorded runs of a folder: the best of each peer.
+pub(crate) fn stored(folder: &Path) -> Result<Vec<PeerFigure>> {
+    let mut best: BTreeMap<(String, String), PeerFigure> = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "jsonl") {
+            continue;
+        }
+        let run = Run::parse(&std::fs::read_to_string(&path)?).with_context(|| path.display().to_string())?;
+        for Figure { bench, value, unit, peer } in run.figures {
+            let Some(peer) = peer else { continue };
+            let key = (bench.clone(), peer.clone());
+            if best.get(&key).is_none_or(|known| is_better(value, known.value, &unit)) {
+                best.insert(
+                    key,
+                    PeerFigure { bench, peer, value, unit, stored: Some(run.origin.date.clone()) },
+                );
+            }
+        }
+    }
+    Ok(best.into_values().collect())
 }
 
 /// Parses the output of peers' programs, one or several in one file: lines `impl,workload,threads,ns_per_op` (bench_rmm,
 /// bench_torch), and bench_cudarc's text.
-pub(crate) fn measured(text: &str) -> Result<Vec<Figure>> {
-    let figures: Vec<Figure> = lines(text).into_iter().chain(cudarc(text)).collect();
+pub(crate) fn measured(text: &str) -> Result<Vec<PeerFigure>> {
+    let figures: Vec<PeerFigure> = lines(text).into_iter().chain(cudarc(text)).collect();
     ensure!(!figures.is_empty(), "no figure of a peer is in it");
     Ok(figures)
 }
 
-fn lines(text: &str) -> Vec<Figure> {
+fn lines(text: &str) -> Vec<PeerFigure> {
     let figure = |line: &str| {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         let [peer, workload, threads, ns] = fields[..] else { return None };
@@ -48,7 +66,7 @@ fn lines(text: &str) -> Vec<Figure> {
 }
 
 /// Parses two sections, with events and without, of lines such as `  alloc+drop pair 256: 814 ns`.
-fn cudarc(text: &str) -> Vec<Figure> {
+fn cudarc(text: &str) -> Vec<PeerFigure> {
     let (mut figures, mut peer) = (Vec::new(), "cudarc");
     for line in text.lines().map(str::trim) {
         if let Some(is_tracking) = line.strip_prefix("event tracking ") {
@@ -68,9 +86,9 @@ fn cudarc(text: &str) -> Vec<Figure> {
     figures
 }
 
-fn of_pool(workload: &str, threads: u32, peer: &str, value: f64) -> Figure {
+fn of_pool(workload: &str, threads: u32, peer: &str, value: f64) -> PeerFigure {
     let bench = format!("pool/{workload}/{threads}");
-    Figure { bench, peer: peer.into(), value, unit: "ns".into(), is_stored: false }
+    PeerFigure { bench, peer: peer.into(), value, unit: "ns".into(), stored: None }
 }
 
 /// RMM's name of a workload, for any peer.
@@ -104,14 +122,14 @@ const NAMES: [(&str, &str); 6] = [
 mod tests {
     use super::*;
 
-    fn found(figures: &[Figure], bench: &str, peer: &str) -> Option<f64> {
+    fn found(figures: &[PeerFigure], bench: &str, peer: &str) -> Option<f64> {
         let mut figures = figures.iter();
         figures.find(|figure| figure.bench == bench && figure.peer == peer).map(|figure| figure.value)
     }
 
     #[test]
     fn the_stored_figures_can_be_read_and_are_there_once() {
-        let figures = stored().unwrap();
+        let figures = stored(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/runs"))).unwrap();
         assert_eq!(found(&figures, "pool/pair_1MiB/16", "PyTorch"), Some(41_567.0));
         let mut keys: Vec<_> = figures.iter().map(|figure| (&figure.bench, &figure.peer)).collect();
         keys.sort();
@@ -121,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peers_programs_print_is_understood() {
+    fn the_output_of_the_peers_programs_is_parsed() {
         let rmm = "impl,workload,threads,ns_per_op\nrmm_arena,pair_1MiB,8,3171.0\nrmm_pool,churn,1,1764.2\n";
         let figures = measured(rmm).unwrap();
         assert_eq!(found(&figures, "pool/pair_1MiB/8", "RMM arena"), Some(3171.0));

@@ -6,46 +6,40 @@
 //! ```
 //!
 //! `BENCH` is `AREA/WORKLOAD/…`, for the pool `pool/WORKLOAD/THREADS` with the names of workloads that RMM's bench uses;
-//! `WORKLOAD@VARIANT` is the same work in another setting, held against the same peers.
+//! `WORKLOAD@VARIANT` is this work in another setting, which is compared with the figures of `WORKLOAD`.
 
+use crate::runs::Figure;
 use anyhow::{Context, Result, ensure};
 
-/// One figure.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Row {
-    pub(crate) bench: String,
-    pub(crate) value: f64,
-    pub(crate) unit: String,
-    /// The peer whose figure this is; `None` for gpumem's own.
-    pub(crate) peer: Option<String>,
+/// Parses the row in a line. Returns `None` if the line is not a row.
+pub(crate) fn parse(line: &str) -> Result<Option<Figure>> {
+    let mut fields = line.split('\t');
+    if fields.next() != Some("row") {
+        return Ok(None);
+    }
+    let mut field = |what| fields.next().with_context(|| format!("{line:?} has no {what}"));
+    let (bench, value, unit) = (field("name")?.to_string(), field("value")?, field("unit")?.to_string());
+    let value = number(value).with_context(|| format!("{line:?} has no number"))?;
+    ensure!(is_known(&unit), "{line:?}: the unit is none of {} {}", LESS.join(" "), MORE.join(" "));
+    let peer = fields.next().map(str::to_string);
+    ensure!(fields.next().is_none(), "{line:?} has too many fields");
+    Ok(Some(Figure { bench, value, unit, peer }))
 }
 
-impl Row {
-    /// Parses the row in a line. Returns `None` if the line is not a row.
-    pub(crate) fn parse(line: &str) -> Result<Option<Self>> {
-        let mut fields = line.split('\t');
-        if fields.next() != Some("row") {
-            return Ok(None);
-        }
-        let mut field = |what| fields.next().with_context(|| format!("{line:?} has no {what}"));
-        let (bench, value, unit) = (field("name")?.to_string(), field("value")?, field("unit")?.to_string());
-        let value = number(value).with_context(|| format!("{line:?} has no number"))?;
-        ensure!(is_known(&unit), "{line:?}: the unit is none of {} {}", LESS.join(" "), MORE.join(" "));
-        let peer = fields.next().map(str::to_string);
-        ensure!(fields.next().is_none(), "{line:?} has too many fields");
-        Ok(Some(Self { bench, value, unit, peer }))
-    }
-
-    /// The name that selects the peers' figures: without the variant.
-    pub(crate) fn subject(&self) -> String {
-        let parts = self.bench.split('/').map(|part| part.split_once('@').map_or(part, |(part, _)| part));
-        parts.collect::<Vec<_>>().join("/")
-    }
+/// The name that selects the peers' figures: without the variant.
+pub(crate) fn subject(row: &Figure) -> String {
+    let parts = row.bench.split('/').map(|part| part.split_once('@').map_or(part, |(part, _)| part));
+    parts.collect::<Vec<_>>().join("/")
 }
 
 /// Parses a finite figure.
 pub(crate) fn number(text: &str) -> Option<f64> {
     text.trim().parse().ok().filter(|value: &f64| value.is_finite())
+}
+
+/// Whether the first figure is better than the second.
+pub(crate) fn is_better(one: f64, other: f64, unit: &str) -> bool {
+    if MORE.contains(&unit) { one > other } else { one < other }
 }
 
 /// How many times better the first figure is; `None` if the ratio is meaningless.
@@ -68,16 +62,16 @@ mod tests {
 
     #[test]
     fn rows_are_told_from_other_lines() {
-        let row = Row::parse("row\tpool/churn@fast/8\t118.5\tns").unwrap().unwrap();
+        let row = parse("row\tpool/churn@fast/8\t118.5\tns").unwrap().unwrap();
         assert_eq!((row.bench.as_str(), row.value, row.peer.as_deref()), ("pool/churn@fast/8", 118.5, None));
-        assert_eq!(row.subject(), "pool/churn/8");
-        let peer = Row::parse("row\tpool/pair_1MiB/1\t432\tns\tcuMemAllocAsync").unwrap().unwrap();
+        assert_eq!(subject(&row), "pool/churn/8");
+        let peer = parse("row\tpool/pair_1MiB/1\t432\tns\tcuMemAllocAsync").unwrap().unwrap();
         assert_eq!(peer.peer.as_deref(), Some("cuMemAllocAsync"));
-        assert_eq!(Row::parse("device 0").unwrap(), None);
+        assert_eq!(parse("device 0").unwrap(), None);
         for broken in
             ["row", "row\tx\t1", "row\tx\tfast\tns", "row\tx\tNaN\tns", "row\tx\t1\tm", "row\tx\t1\tns\ta\tb"]
         {
-            assert!(Row::parse(broken).is_err(), "{broken:?}");
+            assert!(parse(broken).is_err(), "{broken:?}");
         }
     }
 

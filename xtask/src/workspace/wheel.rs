@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// Downloads `package==version` (the x86-64 Linux build) and returns the folder with its contents.
 pub(crate) fn unpacked(package: &str, version: &str) -> Result<PathBuf> {
-    let home = crate::root().join("target/xtask/wheels");
+    let home = super::root().join("target/xtask/wheels");
     let folder = home.join(format!("{package}-{version}"));
     if folder.join("complete").exists() {
         return Ok(folder);
@@ -32,7 +32,7 @@ pub(crate) struct Unreachable(String);
 
 impl std::fmt::Display for Unreachable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} can't be had from the Python package index", self.0)
+        write!(f, "{} is not available from the Python package index", self.0)
     }
 }
 

@@ -35,7 +35,9 @@ pub(crate) fn check() -> Result<()> {
 pub(crate) fn run(args: Args) -> Result<()> {
     let library = match args.nvrtc {
         Some(library) => library,
-        None => crate::wheel::unpacked(NVRTC.0, NVRTC.1)?.join(NVRTC_FOLDER).join("libnvrtc.so.11.2"),
+        None => {
+            crate::workspace::wheel::unpacked(NVRTC.0, NVRTC.1)?.join(NVRTC_FOLDER).join("libnvrtc.so.11.2")
+        }
     };
     let compiler = Nvrtc::load(&library)?;
     let mut stale = Vec::new();
@@ -90,7 +92,7 @@ fn modules() -> Result<Vec<Module>> {
 /// All CUDA sources of the repository, in a fixed order.
 fn sources() -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    let folders = FOLDERS.iter().map(|folder| crate::root().join(folder));
+    let folders = FOLDERS.iter().map(|folder| crate::workspace::root().join(folder));
     let mut folders: Vec<PathBuf> = folders.filter(|folder| folder.exists()).collect();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder)? {
