@@ -8,7 +8,7 @@ use gpumem_tests::array::ndarray::{Array, Array1, Array2, Array3, Axis, Dimensio
 use gpumem_tests::array::{ArrayError, Gpu, GpuArray, UnifiedArray};
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::two_devices::{Link, check_findings, gpus, two_devices};
-use gpumem_tests::pool::{Device, MemoryKind, Pool};
+use gpumem_tests::pool::{Device, Limit, MemoryKind, Pool, PoolError};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::{cases, for_each_seed};
 
@@ -167,6 +167,25 @@ cases! {
             assert_eq!(unified[999], 3.0);
             let there = unified.copy_to(second).unwrap();
             assert_eq!(there.copy_to(&first.pinned()).unwrap().as_slice().unwrap(), [3.0; 1000]);
+        });
+    }
+
+    /// A copy without a link takes as much pinned memory as the limit leaves (1 MiB), but not less than four pieces of 64 KiB.
+    fn little_pinned_memory(driver: &Driver) {
+        on_two(driver, Link::None, |[first, second]| {
+            let limited = |gpu: &Gpu, used_bytes| {
+                let pinned = Pool::builder(gpu.device()).kind(MemoryKind::Host).hard_limit(Limit::Bytes(2 << 20)).build().unwrap();
+                gpu.set_pool(&pinned).unwrap();
+                GpuArray::<u8, _, _>::zeros(&gpu.pinned(), used_bytes).unwrap()
+            };
+            let _first_used = limited(first, 1 << 20);
+            let host: Array1<f32> = numbers(Ix1(2_000_000));
+            let there = GpuArray::from_array(first, &host).unwrap().copy_to(second).unwrap();
+            assert_eq!(there.to_array().unwrap(), host);
+            let _second_used = limited(second, (2 << 20) - (200 << 10));
+            let error = there.copy_to(first).unwrap_err();
+            assert!(matches!(error, ArrayError::Pool(PoolError::LimitReached(_))), "{error}");
+            assert_eq!(there.to_array().unwrap(), host);
         });
     }
 

@@ -19,7 +19,7 @@ pub use transfer::{Download, DownloadTarget, Upload, UploadError, UploadSource, 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::{Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
-use crate::gpu::copiers::Copier;
+use crate::gpu::copier::Copier;
 use crate::gpu::{Gpu, Place};
 use crate::kind::Kind;
 use crate::layout::plan::{Form, Plan};

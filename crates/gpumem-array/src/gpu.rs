@@ -3,8 +3,10 @@
 //! A clone has the same stream; [`Gpu::fork`] creates another stream, and [`Gpu::here`] has one for each thread. All of them share the
 //! pools and the kernels. Work queued through one `Gpu` runs in the order in which it was queued.
 
-pub(crate) mod copiers;
+pub(crate) mod copier;
+mod downloads;
 pub(crate) mod recording;
+pub(crate) mod stage;
 
 use crate::element::Numeric;
 use crate::error::ArrayError;
@@ -12,13 +14,15 @@ use crate::kernel::library::Library;
 use crate::kernel::source::KernelSource;
 use crate::kernel::{KernelName, Module};
 use crate::kind::{self, Kind, Pinned, Unified};
-use copiers::{Copiers, Downloads};
+use copier::Copiers;
 use core::cell::RefCell;
 use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering};
+use downloads::Downloads;
 use gpumem_pool::{Device, MemoryKind, Pool, PoolError, Stream};
 use recording::Recording;
+use stage::Stages;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::ThreadId;
@@ -105,6 +109,7 @@ struct Shared {
     pinned: OnceLock<Pool>,
     streams: Mutex<ThreadStreams>,
     copiers: Copiers,
+    stages: Stages,
 }
 
 /// Streams of [`Gpu::here`].
@@ -140,6 +145,7 @@ impl Gpu {
             pinned: OnceLock::new(),
             streams: Mutex::default(),
             copiers: Copiers::default(),
+            stages: Stages::default(),
         };
         let (shared, stream) = (Arc::new(shared), stream.clone());
         Ok(Self(Arc::new(Inner {

@@ -7,7 +7,7 @@ use crate::array::{GpuView, GpuViewMut};
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::gpu::copiers::{Slot, Stage};
+use crate::gpu::stage::{Slot, Stage};
 use crate::storage::{Use, queue_copy};
 use gpumem_pool::{Stream, StreamPoint};
 use ndarray::Dimension;

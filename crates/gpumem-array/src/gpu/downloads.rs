@@ -1,0 +1,40 @@
+//! [`Downloads`]: which writes a download is likely to wait for while later work is queued.
+
+use super::Gpu;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// The facts from which a download finds out whether it would wait for unrelated work.
+#[derive(Debug, Default)]
+pub(super) struct Downloads {
+    /// The address of the memory that the latest work writes.
+    last_written: AtomicU64,
+    /// The size of the memory whose download last found later work on the stream; 0 if none did.
+    late_bytes: AtomicU64,
+}
+
+impl Gpu {
+    /// Notes that the latest work on the stream writes the memory at an address.
+    #[inline]
+    pub(crate) fn note_write(&self, address: u64) {
+        let last = &self.0.downloads.last_written;
+        if last.load(Ordering::Relaxed) != address {
+            last.store(address, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether no work has been queued behind the write of the memory at an address.
+    pub(crate) fn wrote_last(&self, address: u64) -> bool {
+        self.0.downloads.last_written.load(Ordering::Relaxed) == address
+    }
+
+    /// Notes that memory of a size is downloaded while later work is queued.
+    pub(crate) fn note_late_download(&self, size_bytes: u64) {
+        self.0.downloads.late_bytes.store(size_bytes, Ordering::Relaxed);
+    }
+
+    /// Whether memory of this size is likely to be downloaded while later work is queued, so that its write is worth a marker.
+    #[inline]
+    pub(crate) fn downloads_late(&self, size_bytes: u64) -> bool {
+        self.0.downloads.late_bytes.load(Ordering::Relaxed) == size_bytes
+    }
+}

@@ -1,0 +1,78 @@
+//! [`Stage`]: a stream and pinned memory for copies between devices without a link.
+//!
+//! A stage is put back with its work, which the next copy through it waits for on the device.
+
+use super::Gpu;
+use crate::error::ArrayError;
+use gpumem_pool::{Block, MemoryKind, PoolError, Stream, StreamPoint};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The stages of one `Gpu` and its forks that no copy is queued through at the moment.
+#[derive(Default)]
+pub(super) struct Stages(Mutex<Vec<Stage>>);
+
+/// A stream, and pinned memory in slots. A copy between devices goes through the slots in turn.
+pub(crate) struct Stage {
+    pub(crate) stream: Stream,
+    pub(crate) slots: [Slot; SLOT_COUNT],
+}
+
+/// Pinned memory for one chunk.
+pub(crate) struct Slot {
+    pub(crate) block: Block,
+    /// The point of the last copy out of the slot.
+    pub(crate) read: StreamPoint,
+}
+
+impl Gpu {
+    /// Calls `copy` with a stage, which it may leave with work, and a `Gpu` on the stream of that stage.
+    pub(crate) fn with_stage<R>(
+        &self,
+        copy: impl FnOnce(&Self, &mut Stage) -> Result<R, ArrayError>,
+    ) -> Result<R, ArrayError> {
+        let stages = &self.0.shared.stages;
+        let known = stages.lock().pop();
+        let mut stage = match known {
+            Some(stage) => stage,
+            None => self.new_stage()?,
+        };
+        let copied = copy(&self.with(stage.stream.clone()), &mut stage);
+        stages.lock().push(stage);
+        copied
+    }
+
+    /// With slots as large as the pinned memory allows.
+    fn new_stage(&self) -> Result<Stage, ArrayError> {
+        let (pool, stream) = (self.pool_of(MemoryKind::Host)?, Stream::new(self.device())?);
+        let slot = |size_bytes: u64| -> Result<_, PoolError> {
+            Ok(Slot { block: pool.alloc(size_bytes, &stream)?, read: StreamPoint::COMPLETE })
+        };
+        let slots =
+            |size: u64| -> Result<_, PoolError> { Ok([slot(size)?, slot(size)?, slot(size)?, slot(size)?]) };
+        let mut size_bytes = SLOT_BYTES;
+        loop {
+            match slots(size_bytes) {
+                Ok(slots) => return Ok(Stage { stream, slots }),
+                Err(PoolError::OutOfMemory(_) | PoolError::LimitReached(_))
+                    if size_bytes > SLOT_BYTES_MIN =>
+                {
+                    size_bytes /= 2;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Stages {
+    fn lock(&self) -> MutexGuard<'_, Vec<Stage>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Long enough that the calls of a chunk take much less time than its two copies.
+const SLOT_BYTES: u64 = 2 << 20;
+/// Where pinned memory is short. Copies of smaller chunks take less time than their calls.
+const SLOT_BYTES_MIN: u64 = 64 << 10;
+/// Two chunks are copied at any time, one into its slot and one out of it. The others absorb delays of either.
+const SLOT_COUNT: usize = 4;
