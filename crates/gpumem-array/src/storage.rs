@@ -48,8 +48,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// Memory and its uses so far.
 pub(crate) struct Storage {
     memory: Memory,
-    /// Whether it is host memory, from which copies take long.
-    is_host: bool,
+    /// The address of the memory.
+    address: u64,
+    /// That of the memory. Copies from host memory take long.
+    kind: MemoryKind,
     /// The point of the last write. At first that of the allocation: in its stream's order the memory exists. [`SPLIT`] if the uses
     /// are in [`More::ranges`].
     write: AtomicU64,
@@ -388,15 +390,17 @@ impl Storage {
 
     fn over(memory: Memory, point: StreamPoint, capture: u64) -> Self {
         let (write, reads) = (AtomicU64::new(point.to_bits()), Default::default());
-        let is_host = memory.kind() == MemoryKind::Host;
+        let kind = memory.kind();
         let (host, serial, more) = (AtomicU8::new(0), AtomicU64::new(0), OnceLock::new());
-        let moves = memory.kind() == MemoryKind::Unified && memory.host_ptr().is_some();
+        let moves = kind == MemoryKind::Unified && memory.host_ptr().is_some();
         let residency = moves.then(Box::default);
-        Self { memory, is_host, write, reads, host, capture, serial, more, residency }
+        let address = memory.address();
+        Self { memory, address, kind, write, reads, host, capture, serial, more, residency }
     }
 
+    #[inline]
     pub(crate) fn address(&self) -> u64 {
-        self.memory.address()
+        self.address
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -451,10 +455,13 @@ impl Storage {
         self.memory.host_ptr()
     }
 
-    /// Whether the host has waited for all uses that `access` conflicts with, and none has been queued since.
+    /// The address for the host, if it has waited for all uses that `access` conflicts with, and none has been queued since.
     #[inline]
-    pub(crate) fn is_ready_for_host(&self, access: Access) -> bool {
-        self.host.load(Ordering::Acquire) >= host_level(access)
+    pub(crate) fn ready_for_host(&self, access: Access) -> Option<NonNull<u8>> {
+        let is_ready = self.host.load(Ordering::Acquire) >= host_level(access);
+        // The host has waited only for memory that it can access, which has one address for host and device.
+        let address = if is_ready { self.address } else { 0 };
+        NonNull::new(core::ptr::with_exposed_provenance_mut(address as usize))
     }
 
     /// The host has waited ([`Storage::wait_on_host`]).
@@ -504,7 +511,7 @@ impl Storage {
     }
 
     fn recorded(&self, one: Use<'_>) -> RecordedUse {
-        let (serial, address) = (self.serial(), self.memory.address());
+        let (serial, address) = (self.serial(), self.address);
         RecordedUse { serial, address, range: one.range(), gaps: one.bytes.gaps, access: one.access }
     }
 
@@ -679,6 +686,7 @@ pub(crate) fn no_peer_access(
     ArrayError::NoPeerAccess { operation, device, owner, reason: reason.into() }
 }
 
+#[inline]
 fn host_level(access: Access) -> u8 {
     match access {
         Access::Read => 1,
@@ -786,7 +794,7 @@ pub(crate) fn queue_launch<'a>(
         let point = stream.point();
         for one in uses {
             is_changed |= one.record(stream, point);
-            has_read_host |= one.access == Access::Read && one.storage.is_host;
+            has_read_host |= one.access == Access::Read && one.storage.kind == MemoryKind::Host;
             if one.access == Access::Write {
                 has_written = true;
                 is_late |= gpu.downloads_late(one.storage.size_bytes());

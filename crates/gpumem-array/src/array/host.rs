@@ -104,16 +104,16 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     where
         K: HostAccess,
     {
-        if !self.storage().is_ready_for_host(access) {
-            self.wait_for_device(access)?;
+        match self.storage().ready_for_host(access) {
+            Some(first) => Ok(first.cast()),
+            None => self.wait_for_device(access),
         }
-        Ok(self.storage().host_ptr().map_or(NonNull::dangling(), NonNull::cast))
     }
 
     #[cold]
-    fn wait_for_device(&self, access: Access) -> Result<(), ArrayError> {
+    fn wait_for_device(&self, access: Access) -> Result<NonNull<T>, ArrayError> {
         if self.is_empty() {
-            return Ok(());
+            return Ok(NonNull::dangling());
         }
         let device = self.storage().device();
         let Some(first) = self.storage().host_ptr() else {
@@ -127,10 +127,11 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
             return Err(ArrayError::InvalidElement { index, kind: core::any::type_name::<T>() });
         }
         self.storage().set_ready_for_host(access);
-        Ok(())
+        Ok(first.cast())
     }
 }
 
+#[inline]
 fn shape<D: Dimension>(layout: &Layout<D>) -> ndarray::StrideShape<D> {
     layout.dim.clone().strides(layout.raw_strides())
 }
@@ -153,8 +154,11 @@ impl<D: Dimension, K: HostAccess, I: NdIndex<D> + Clone> HostIndex<D, K> for I {
     #[inline]
     #[track_caller]
     fn element<T: Element>(self, array: &GpuArray<T, D, K>) -> &T {
-        let view = or_panic(array.as_array());
-        let Some(element) = view.get_ptr(self.clone()) else { out_of_bounds(&self, array.shape()) };
+        let first = or_panic(array.ready(Access::Read));
+        // SAFETY: as in `as_array`.
+        let view: ArrayView<'_, T, D> =
+            unsafe { ArrayView::from_shape_ptr(shape(array.layout()), first.as_ptr()) };
+        let Some(element) = view.get_ptr(self.clone()) else { out_of_bounds(self, array.shape()) };
         // SAFETY: an element of the view, which is valid while the array is borrowed.
         unsafe { &*element }
     }
@@ -162,18 +166,21 @@ impl<D: Dimension, K: HostAccess, I: NdIndex<D> + Clone> HostIndex<D, K> for I {
     #[inline]
     #[track_caller]
     fn element_mut<T: Element>(self, array: &mut GpuArray<T, D, K>) -> &mut T {
-        let mut view = or_panic(array.as_array_mut());
+        let first = or_panic(array.ready(Access::Write));
+        // SAFETY: as in `as_array_mut`.
+        let mut view: ArrayViewMut<'_, T, D> =
+            unsafe { ArrayViewMut::from_shape_ptr(shape(array.layout()), first.as_ptr()) };
         match view.get_mut_ptr(self.clone()) {
             // SAFETY: an element of the view, which is valid while the array is borrowed exclusively.
             Some(element) => unsafe { &mut *element },
-            None => out_of_bounds(&self, array.shape()),
+            None => out_of_bounds(self, array.shape()),
         }
     }
 }
 
 #[cold]
 #[track_caller]
-fn out_of_bounds(index: &impl core::fmt::Debug, shape: &[usize]) -> ! {
+fn out_of_bounds(index: impl core::fmt::Debug, shape: &[usize]) -> ! {
     panic!("index {index:?} is out of bounds of shape {shape:?}")
 }
 
