@@ -11,6 +11,7 @@ use crate::storage::{Access, Storage, Use, queue};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::marker::PhantomData;
+use core::mem::MaybeUninit;
 use ndarray::Dimension;
 
 /// The threads of a launch: a grid of blocks of threads.
@@ -88,7 +89,6 @@ impl LaunchShape {
 #[must_use = "nothing runs until `enqueue`"]
 pub struct Launch<'a> {
     function: &'a Function,
-    shape: LaunchShape,
     arguments: Arguments<'a>,
 }
 
@@ -96,7 +96,7 @@ impl Function {
     /// Starts to build a launch of this kernel. Add its arguments in the order of its parameters.
     #[inline]
     pub fn launch(&self, shape: LaunchShape) -> Launch<'_> {
-        Launch { function: self, shape, arguments: Arguments::new() }
+        Launch { function: self, arguments: Arguments::new(shape) }
     }
 }
 
@@ -154,20 +154,21 @@ impl<'a> Launch<'a> {
     ///   [`Launch::write`] or [`Launch::write_uninit`].
     /// - The values that it writes are valid values of the array's element type.
     pub unsafe fn enqueue(self, gpu: &Gpu) -> Result<(), ArrayError> {
-        let Self { function, shape, ref arguments } = self;
-        if arguments.is_refused {
+        let Self { function, ref arguments } = self;
+        let Some(buffer) = arguments.buffer() else { return Ok(()) };
+        if buffer.is_refused {
             return Err(ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * WORDS_MAX });
         }
-        shape.check()?;
+        buffer.shape.check()?;
         gpu.check(function.device())?;
         for one in arguments.uses() {
             one.storage().share(gpu, LAUNCH)?;
         }
-        arguments.check(function)?;
+        buffer.check(function)?;
         // Ordering an array checks the stream and the thread, but a launch may have no array.
         gpu.stream().is_capturing()?;
         gpu.check_thread()?;
-        if shape.grid.contains(&0) {
+        if buffer.shape.grid.contains(&0) {
             return Ok(());
         }
         for one in arguments.uses() {
@@ -177,11 +178,11 @@ impl<'a> Launch<'a> {
             recording.keep(function)?;
         }
         gpu.note_kernel(function.known_name());
-        let LaunchShape { grid, block, shared_bytes } = shape;
-        let mut parameters = [core::ptr::null_mut(); ARGUMENTS_MAX];
-        let parameters = arguments.parameters(&mut parameters);
+        let mut parameters = [const { MaybeUninit::uninit() }; ARGUMENTS_MAX];
+        let parameters = buffer.parameters(&mut parameters);
+        let LaunchShape { grid, block, shared_bytes } = buffer.shape;
         queue(gpu, arguments.uses(), |stream| {
-            // SAFETY: the parameters point into `arguments`, which outlive the call; the stream is that of `gpu`, on whose device
+            // SAFETY: the parameters point into `buffer`, which outlives the call; the stream is that of `gpu`, on whose device
             // the function is, and has been ordered after what conflicts; types, bounds and values are the caller's promise.
             unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) }
         })
@@ -241,25 +242,26 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 }
 
-/// The arguments of a launch, in memory that the next launch of the thread uses again: each method of the builder moves this.
+/// The shape and the arguments of a launch, in memory that the next launch of the thread uses again. Each method of the builder
+/// moves this, in a register.
 struct Arguments<'a> {
+    /// `None` once it has been dropped.
     buffer: Option<Box<Buffer>>,
-    // Not in the buffer: in registers while the builder is inlined.
-    word_count: usize,
-    count: usize,
-    array_count: usize,
-    /// Whether there were too many arguments.
-    is_refused: bool,
     /// The arrays in the buffer.
     storages: PhantomData<&'a Storage>,
 }
 
 struct Buffer {
+    shape: LaunchShape,
+    count: u32,
+    array_count: usize,
+    /// Whether there were too many arguments.
+    is_refused: bool,
+    sizes_bytes: [u16; ARGUMENTS_MAX],
+    /// The index of the first word of each argument, and of the word after the last.
+    starts: [u8; ARGUMENTS_MAX + 1],
     /// Each argument begins at a word.
     words: [u64; WORDS_MAX],
-    /// The index of the first word of each argument.
-    starts: [u8; ARGUMENTS_MAX],
-    sizes_bytes: [u16; ARGUMENTS_MAX],
     /// The arguments that are arrays.
     arrays: [ArrayUse; ARGUMENTS_MAX],
 }
@@ -279,87 +281,46 @@ thread_local! {
 
 impl<'a> Arguments<'a> {
     #[inline]
-    fn new() -> Self {
-        let buffer = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(Buffer::new);
-        let (word_count, count, array_count) = (0, 0, 0);
-        Self {
-            buffer: Some(buffer),
-            word_count,
-            count,
-            array_count,
-            is_refused: false,
-            storages: PhantomData,
-        }
+    fn new(shape: LaunchShape) -> Self {
+        let mut buffer = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(Buffer::new);
+        (buffer.count, buffer.array_count, buffer.starts[0]) = (0, 0, 0);
+        (buffer.shape, buffer.is_refused) = (shape, false);
+        Self { buffer: Some(buffer), storages: PhantomData }
     }
 
     #[inline]
     fn push_array(&mut self, one: Use<'a>, address: u64) {
         let Some(buffer) = &mut self.buffer else { return };
-        if let Some(slot) = buffer.arrays.get_mut(self.array_count) {
+        if let Some(slot) = buffer.arrays.get_mut(buffer.array_count) {
             let storage = core::ptr::from_ref(one.storage()).expose_provenance();
             *slot = ArrayUse { storage, access: one.access(), bytes: one.bytes() };
-            self.array_count += 1;
+            buffer.array_count += 1;
         }
         // An array too many is an argument too many, which is refused.
-        self.push(&address.to_ne_bytes());
+        buffer.push(&address.to_ne_bytes());
     }
 
     #[inline]
     fn push(&mut self, bytes: &[u8]) {
-        let Some(buffer) = &mut self.buffer else { return };
-        let (first, word_count) = (self.word_count, bytes.len().div_ceil(8));
-        match (buffer.words.get_mut(first..first + word_count), buffer.starts.get_mut(self.count)) {
-            (Some(words), Some(start)) => {
-                for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
-                    let mut whole = [0; 8];
-                    whole[..bytes.len()].copy_from_slice(bytes);
-                    *word = u64::from_ne_bytes(whole);
-                }
-                *start = first as u8;
-                buffer.sizes_bytes[self.count] = bytes.len() as u16;
-                self.word_count += word_count;
-                self.count += 1;
-            }
-            _ => self.is_refused = true,
+        if let Some(buffer) = &mut self.buffer {
+            buffer.push(bytes);
         }
     }
 
     #[inline]
+    fn buffer(&self) -> Option<&Buffer> {
+        self.buffer.as_deref()
+    }
+
+    #[inline]
     fn uses(&self) -> impl Iterator<Item = Use<'a>> + Clone {
-        let arrays = self.buffer.as_ref().map_or(&[][..], |buffer| &buffer.arrays[..self.array_count]);
+        let arrays = self.buffer().map_or(&[][..], |buffer| &buffer.arrays[..buffer.array_count]);
         arrays.iter().map(|array| {
             // SAFETY: the address is that of a storage which `push_array` borrowed for `'a`. The count was zero when this value
             // was created, so none of them is from an earlier launch.
             let storage = unsafe { &*core::ptr::with_exposed_provenance::<Storage>(array.storage) };
             Use::new(storage, array.access, array.bytes)
         })
-    }
-
-    #[inline]
-    fn sizes(&self) -> &[u16] {
-        self.buffer.as_ref().map_or(&[], |buffer| &buffer.sizes_bytes[..self.count])
-    }
-
-    /// Compares the arguments with the kernel's parameters.
-    #[inline]
-    fn check(&self, function: &Function) -> Result<(), ArrayError> {
-        let (Some(parameters), sizes) = (function.signature(), self.sizes()) else { return Ok(()) };
-        let fits = |(size, parameter): (&u16, &Parameter)| usize::from(*size) == parameter.size_bytes;
-        match sizes.len() == parameters.len() && sizes.iter().zip(parameters).all(fits) {
-            true => Ok(()),
-            false => Err(mismatch(function.name(), parameters, sizes)),
-        }
-    }
-
-    /// Fills in the address of each argument.
-    #[inline]
-    fn parameters<'p>(&self, parameters: &'p mut [*mut c_void; ARGUMENTS_MAX]) -> &'p mut [*mut c_void] {
-        let Some(buffer) = &self.buffer else { return &mut [] };
-        for (parameter, start) in parameters.iter_mut().zip(&buffer.starts[..self.count]) {
-            // An argument may take several words.
-            *parameter = buffer.words[usize::from(*start)..].as_ptr().cast_mut().cast();
-        }
-        &mut parameters[..self.count]
     }
 }
 
@@ -376,11 +337,65 @@ impl Buffer {
     #[cold]
     fn new() -> Box<Self> {
         Box::new(Self {
-            words: [0; WORDS_MAX],
-            starts: [0; ARGUMENTS_MAX],
+            shape: LaunchShape { grid: [0; 3], block: [0; 3], shared_bytes: 0 },
+            count: 0,
+            array_count: 0,
+            is_refused: false,
             sizes_bytes: [0; ARGUMENTS_MAX],
+            starts: [0; ARGUMENTS_MAX + 1],
+            words: [0; WORDS_MAX],
             arrays: [ArrayUse { storage: 0, access: Access::Read, bytes: Bytes::ALL }; ARGUMENTS_MAX],
         })
+    }
+
+    #[inline]
+    fn push(&mut self, bytes: &[u8]) {
+        let (index, word_count) = (self.count as usize, bytes.len().div_ceil(8));
+        let first = usize::from(self.starts[index]);
+        match (self.words.get_mut(first..first + word_count), self.sizes_bytes.get_mut(index)) {
+            (Some(words), Some(size_bytes)) => {
+                for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
+                    let mut whole = [0; 8];
+                    whole[..bytes.len()].copy_from_slice(bytes);
+                    *word = u64::from_ne_bytes(whole);
+                }
+                *size_bytes = bytes.len() as u16;
+                self.starts[index + 1] = (first + word_count) as u8;
+                self.count += 1;
+            }
+            _ => self.is_refused = true,
+        }
+    }
+
+    #[inline]
+    fn sizes(&self) -> &[u16] {
+        &self.sizes_bytes[..self.count as usize]
+    }
+
+    /// Compares the arguments with the kernel's parameters.
+    #[inline]
+    fn check(&self, function: &Function) -> Result<(), ArrayError> {
+        let (Some(parameters), sizes) = (function.signature(), self.sizes()) else { return Ok(()) };
+        let fits = |(size, parameter): (&u16, &Parameter)| usize::from(*size) == parameter.size_bytes;
+        match sizes.len() == parameters.len() && sizes.iter().zip(parameters).all(fits) {
+            true => Ok(()),
+            false => Err(mismatch(function.name(), parameters, sizes)),
+        }
+    }
+
+    /// The address of each argument.
+    #[inline]
+    fn parameters<'p>(
+        &self,
+        parameters: &'p mut [MaybeUninit<*mut c_void>; ARGUMENTS_MAX],
+    ) -> &'p mut [*mut c_void] {
+        let count = self.count as usize;
+        for (parameter, start) in parameters.iter_mut().zip(&self.starts[..count]) {
+            // An argument may take several words.
+            parameter.write(self.words[usize::from(*start)..].as_ptr().cast_mut().cast());
+        }
+        // SAFETY: the loop has written the first `count`, and the layout is that of initialised pointers.
+        unsafe { core::slice::from_raw_parts_mut(parameters.as_mut_ptr().cast(), count) }
     }
 }
 
@@ -415,8 +430,8 @@ impl core::fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Launch")
             .field("function", &self.function.name())
-            .field("shape", &self.shape)
-            .field("arguments", &self.arguments.sizes().len())
+            .field("shape", &self.arguments.buffer().map(|buffer| buffer.shape))
+            .field("arguments", &self.arguments.buffer().map_or(0, |buffer| buffer.count))
             .finish_non_exhaustive()
     }
 }
