@@ -1,17 +1,18 @@
-//! The driver calls of a copy: one for contiguous elements, one for rows at a pitch, and otherwise one kernel, between memory of the
-//! program, pinned, unified and device memory, and another device. Each case holds on the simulator and on GPUs.
+//! The driver calls of a copy: one for contiguous elements, one for rows at a pitch, and otherwise one kernel, which also moves rows
+//! within the memory of a device. Between memory of the program, pinned, unified and device memory, and another device. Each case holds on the simulator and on GPUs.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![deny(unsafe_code)]
 
-use gpumem_tests::array::kind::Kind;
-use gpumem_tests::array::ndarray::{Array3, Ix3, s};
-use gpumem_tests::array::{Gpu, GpuArray, GpuView, GpuViewMut, Place};
+use gpumem_tests::array::kind::{self, Kind};
+use gpumem_tests::array::ndarray::{Array3, ArrayD, Dimension, Ix3, s};
+use gpumem_tests::array::{Element, Gpu, GpuArray, GpuView, GpuViewMut, Place};
 use gpumem_tests::cases;
 use gpumem_tests::driver::call_counter::{count_calls, reading};
 use gpumem_tests::fixtures::two_devices::{Link, check_findings, gpus, two_devices};
-use gpumem_tests::pool::{Device, Pool};
+use gpumem_tests::pool::{Device, MemoryKind, Pool};
 use gpumem_tests::sys::Driver;
+use std::any::TypeId;
 
 const SHAPE: (usize, usize, usize) = (6, 40, 200);
 
@@ -61,7 +62,15 @@ impl Part {
         }
     }
 
-    /// The call that moves it.
+    /// The call that moves it within the memory of one device.
+    fn local_call(self) -> &'static str {
+        match self {
+            All | Slices => "cuMemcpyAsync",
+            Rows | Boxes | Steps => "cuLaunchKernel",
+        }
+    }
+
+    /// The call that moves it elsewhere.
     fn call(self) -> &'static str {
         match self {
             All | Slices => "cuMemcpyAsync",
@@ -116,7 +125,11 @@ where
     for part in PARTS {
         let mut target = GpuArray::<f32, _, Q::Kind>::zeros(to, SHAPE).unwrap();
         let calls = moves(|| part.of_mut(target.view_mut()).assign(&part.of(source.view())).unwrap());
-        assert_eq!(calls, [(part.call(), 1)], "{pair}: {part:?}");
+        let is_local = [source.gpu(), target.gpu()].iter().all(|gpu| gpu.device() == to.gpu().device())
+            && [TypeId::of::<P::Kind>(), TypeId::of::<Q::Kind>()] == [TypeId::of::<kind::Device>(); 2]
+            && to.gpu().pool().kind() == MemoryKind::Device;
+        let call = if is_local { part.local_call() } else { part.call() };
+        assert_eq!(calls, [(call, 1)], "{pair}: {part:?}");
         let found = target.to_array().unwrap();
         assert_eq!(part.of_host(&found), part.of_host(&host), "{pair}: {part:?}");
         let moved: f64 = part.of_host(&host).iter().map(|x| f64::from(*x)).sum();
@@ -125,6 +138,39 @@ where
             moved,
             "{pair}: {part:?} and nothing else"
         );
+    }
+}
+
+/// Copies a view with its axes in each order, and some of its elements, with one call.
+fn in_another_order<T: Element + PartialEq>(
+    gpu: &Gpu,
+    shape: (usize, usize, usize),
+    number: impl Fn(usize) -> T,
+) {
+    let mut next = 0;
+    let host = Array3::from_shape_simple_fn(shape, || {
+        next += 1;
+        number(next)
+    });
+    let device = GpuArray::from_array(gpu, &host).unwrap();
+    for order in [[0, 2, 1], [2, 1, 0], [1, 2, 0]] {
+        let name = format!("{} {shape:?} {order:?}", std::any::type_name::<T>());
+        let (ours, theirs) = (device.view().permuted_axes(order).unwrap(), host.view().permuted_axes(order));
+        let mut target = GpuArray::<T, _>::zeros(gpu, theirs.raw_dim()).unwrap();
+        target.assign(&ours).unwrap();
+        target.view_mut().fill(number(0)).unwrap();
+        assert_eq!(moves(|| target.assign(&ours).unwrap()), [("cuLaunchKernel", 1)], "{name}");
+        assert!(target.to_array().unwrap() == theirs, "{name}");
+        // Both sides have steps, and what lies between stays.
+        let mut expected = theirs.to_owned();
+        let (from, to) = (s![.., ..;-2, ..;2], s![.., 1..;2, ..;-2]);
+        let to_shape = expected.slice(to).raw_dim();
+        let part = theirs.slice(from).slice(s![.., ..to_shape[1], ..to_shape[2]]).to_owned();
+        expected.slice_mut(to).assign(&part);
+        let part = ours.slice(from).unwrap().slice(s![.., ..to_shape[1], ..to_shape[2]]).unwrap();
+        let calls = moves(|| target.slice_mut(to).unwrap().assign(&part).unwrap());
+        assert_eq!(calls, [("cuLaunchKernel", 1)], "{name}");
+        assert!(target.to_array().unwrap() == expected, "{name}");
     }
 }
 
@@ -202,6 +248,34 @@ cases! {
             assert_eq!(up, expected, "{part:?}");
             assert_eq!(part.of_host(&target.to_array().unwrap()), part.of_host(&host));
         }
+    }
+
+    /// Views whose fastest axis is another than that of the copy, around the sizes of a tile, for all sizes of elements.
+    fn axes_in_another_order(driver: &Driver) {
+        let gpu = counted(driver);
+        for (rows, columns) in [(8, 8), (31, 33), (32, 32), (64, 129), (127, 300)] {
+            in_another_order(&gpu, (3, rows, columns), |number| number as u8);
+            in_another_order(&gpu, (3, rows, columns), |number| number as u16);
+            in_another_order(&gpu, (3, rows, columns), |number| number as f32);
+            in_another_order(&gpu, (3, rows, columns), |number| number as f64);
+            in_another_order(&gpu, (3, rows, columns), |number| [number as f64, -(number as f64)]);
+        }
+    }
+
+    /// More axes than a kernel takes, more positions than a dimension of the grid, and a view in reverse order.
+    fn many_axes_in_another_order(driver: &Driver) {
+        let gpu = counted(driver);
+        let host = ArrayD::from_shape_fn(vec![2, 2, 2, 2, 2, 2, 2, 2, 2, 9, 10], |at| at.slice().iter().fold(0, |sum, at| 10 * sum + *at as i64));
+        let device = GpuArray::from_array(&gpu, &host).unwrap();
+        let order = vec![10, 8, 7, 6, 5, 4, 3, 2, 1, 0, 9];
+        let view = device.view().permuted_axes(order.clone()).unwrap();
+        assert_eq!(moves(|| drop(view.to_owned().unwrap())), [("cuLaunchKernel", 4)]);
+        assert_eq!(view.to_owned().unwrap().to_array().unwrap(), host.view().permuted_axes(order));
+        let host = Array3::from_shape_fn((70_000, 8, 9), |(i, j, k)| (i * 72 + j * 9 + k) as u16);
+        let device = GpuArray::from_array(&gpu, &host).unwrap();
+        let view = device.view().permuted_axes([0, 2, 1]).unwrap().slice(s![..;-1, .., ..;-1]).unwrap();
+        assert_eq!(moves(|| drop(view.to_owned().unwrap())), [("cuLaunchKernel", 1)]);
+        assert_eq!(view.to_owned().unwrap().to_array().unwrap(), host.view().permuted_axes([0, 2, 1]).slice(s![..;-1, .., ..;-1]));
     }
 
     /// A fill is one call too.

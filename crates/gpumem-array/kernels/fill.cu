@@ -1,12 +1,7 @@
-// Every element of a contiguous range set to one value: of 8 bytes, or of a size that is not a power of two (a pattern). Other
-// values go through the driver's own memset.
+// Every element of a contiguous range set to one value of a size that is not a power of two (a pattern). Other values go through the
+// driver's own memset, or `strided.cu`.
 
 typedef unsigned long long u64;
-
-extern "C" __global__ void gpumem_fill_u64(u64 *out, u64 value, u64 n) {
-    const u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-    for (u64 i = thread; i < n; i += gridDim.x * (u64)blockDim.x) out[i] = value;
-}
 
 // 16 bytes, moved by one store.
 struct alignas(16) Wide {

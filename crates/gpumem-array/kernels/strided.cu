@@ -1,7 +1,10 @@
 // Copies and fills of strided ranges, by the size of an element: 1, 2, 4, 8 or 16 bytes.
 //
-// The host orders the axes by their steps in the target, merges axes that are contiguous, and passes the innermost axis by
+// `copy` and `fill`: the host orders the axes by their steps in the target, merges axes that are contiguous, and passes the innermost axis by
 // itself: the threads of a block lie along it, and each thread finds the place of a row once for all elements of the row.
+//
+// `transpose`: the fastest axes of target and source differ. A block moves a square tile of the two through shared memory: its threads
+// lie along the source's axis when they load, and along the target's when they store.
 
 typedef unsigned long long u64;
 typedef long long i64;
@@ -64,6 +67,56 @@ __device__ void copy(char *to, const char *from, u64 len, i64 to_step, i64 from_
     }
 }
 
+// An axis, with the steps of the target and of the source in bytes.
+struct Axis {
+    u64 len;
+    i64 to, from;
+};
+
+const unsigned LANES = 32; // threads of a warp, which lie along an axis
+const unsigned WARPS = 8;  // of a block
+
+// `row` is the fastest axis of the target, `column` that of the source. Blocks of `grid.x` divide the row, those of `grid.y` the
+// column, and those of `grid.z` the positions on the other axes.
+template <class T>
+__device__ void transpose(char *to, const char *from, const Axis &row, const Axis &column, u64 count, const Axes &axes) {
+    // Wide enough that a warp fills a line of 128 bytes. The padding puts the elements of a column into different banks.
+    const unsigned TILE = sizeof(T) < 4 ? 128 / sizeof(T) : LANES;
+    const unsigned PAD = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+    const unsigned EACH = TILE / WARPS;
+    __shared__ T tile[TILE][TILE + PAD];
+    const unsigned lane = threadIdx.x, warp = threadIdx.y;
+    for (u64 index = blockIdx.z; index < count; index += gridDim.z) {
+        const Row start(axes, index);
+        for (u64 first_column = blockIdx.y * (u64)TILE; first_column < column.len; first_column += gridDim.y * (u64)TILE) {
+            const u64 first_row = blockIdx.x * (u64)TILE;
+            const char *source = from + start.from + (i64)(first_row + warp) * row.from + (i64)(first_column + lane) * column.from;
+#pragma unroll
+            for (unsigned j = 0; j < TILE; j += LANES) {
+                T loaded[EACH];
+#pragma unroll
+                for (unsigned k = 0; k < EACH; k++) {
+                    if (first_row + warp + k * WARPS < row.len && first_column + lane + j < column.len)
+                        loaded[k] = *(const T *)(source + (i64)(k * WARPS) * row.from + (i64)j * column.from);
+                }
+#pragma unroll
+                for (unsigned k = 0; k < EACH; k++) tile[warp + k * WARPS][lane + j] = loaded[k];
+            }
+            __syncthreads();
+            char *target = to + start.to + (i64)(first_column + warp) * column.to + (i64)(first_row + lane) * row.to;
+#pragma unroll
+            for (unsigned j = 0; j < TILE; j += LANES) {
+#pragma unroll
+                for (unsigned k = 0; k < EACH; k++) {
+                    if (first_column + warp + k * WARPS < column.len && first_row + lane + j < row.len)
+                        *(T *)(target + (i64)(k * WARPS) * column.to + (i64)j * row.to) = tile[lane + j][warp + k * WARPS];
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+
 template <class T> __device__ void fill(char *to, T value, u64 len, i64 to_step, u64 rows, const Axes &axes) {
     const u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
     const u64 threads = gridDim.x * (u64)blockDim.x;
@@ -81,6 +134,11 @@ template <class T> __device__ void fill(char *to, T value, u64 len, i64 to_step,
                                                    u64 rows, AXES) {                                                \
         copy<T>(to, from, len, to_step, from_step, rows, axes);                                                     \
     }
+#define TRANSPOSE(bytes, T)                                                                                         \
+    extern "C" __global__ void gpumem_transpose_##bytes(char *to, const char *from, Axis row, Axis column,          \
+                                                        u64 count, AXES) {                                          \
+        transpose<T>(to, from, row, column, count, axes);                                                           \
+    }
 #define FILL(bytes, T)                                                                                              \
     extern "C" __global__ void gpumem_fill_##bytes(char *to, u64 low, u64, u64 len, i64 to_step, u64 rows, AXES) {  \
         fill<T>(to, (T)low, len, to_step, rows, axes);                                                              \
@@ -91,6 +149,11 @@ COPY(2, unsigned short)
 COPY(4, unsigned)
 COPY(8, u64)
 COPY(16, Wide)
+TRANSPOSE(1, unsigned char)
+TRANSPOSE(2, unsigned short)
+TRANSPOSE(4, unsigned)
+TRANSPOSE(8, u64)
+TRANSPOSE(16, Wide)
 FILL(1, unsigned char)
 FILL(2, unsigned short)
 FILL(4, unsigned)

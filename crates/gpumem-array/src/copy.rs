@@ -1,8 +1,8 @@
 //! Copies between host and device, and between arrays on a device.
 //!
-//! A [`Plan`] finds the fewest driver calls: one for contiguous elements, one for rows at a pitch, and otherwise one kernel. Host
-//! memory is out of reach for that kernel, so a copy between the host and elements at other steps goes through contiguous memory on
-//! the device.
+//! A [`Plan`] finds the fewest driver calls: one for contiguous elements, one for rows at a pitch, and otherwise one kernel, which also
+//! moves rows within the memory of a device. Host memory is out of reach for that kernel, so a copy between the host and elements at
+//! other steps goes through contiguous memory on the device.
 //!
 //! The host memory is borrowed, so every copy to or from it is queued in [`Stream::run_borrowed`], which returns when the copy is
 //! complete.
@@ -22,7 +22,7 @@ use crate::error::{ArrayError, or_panic};
 use crate::gpu::copier::Copier;
 use crate::gpu::{Gpu, Place};
 use crate::kind::Kind;
-use crate::layout::plan::{Form, Plan};
+use crate::layout::plan::{Form, Pitched, Plan};
 use crate::layout::{Layout, Order, same_shape};
 use crate::storage::{Storage, queue_copy};
 use core::fmt;
@@ -322,8 +322,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Overwrites the view with other elements, on the device. A smaller `source` is broadcast: missing axes are added at the front, and
     /// axes of length 1 are repeated.
     ///
-    /// Contiguous elements and rows at a pitch take one copy of the driver, others one kernel. `source` may be on another device; see
-    /// [`GpuView::copy_to`].
+    /// Contiguous elements take one copy of the driver, and so do rows at a pitch between two devices and from or to memory that the
+    /// host can access. Others take one kernel. `source` may be on another device; see [`GpuView::copy_to`].
     ///
     /// # Errors
     ///
@@ -444,30 +444,54 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
         Some(_) => Plan::run(target.layout(), source.layout(), size_of::<T>()),
         None => Plan::copy(target.layout(), source.layout(), size_of::<T>()),
     };
-    let launches = match &plan.form {
+    let (to, from) = (at(target.storage(), plan.to), at(source.storage(), plan.from));
+    let is_local = [target.storage(), source.storage()].iter().all(|side| side.is_memory_of(gpu.device()));
+    let work = match plan.form {
         Form::Nothing => return Ok(()),
-        Form::Strided(strided) => Some(Launches::copy(gpu, strided)?),
-        Form::Run { .. } | Form::Pitched(_) => None,
+        Form::Run { size_bytes } => Work::Run { size_bytes },
+        Form::Pitched(rows) if is_local => Work::local_rows(gpu, rows, plan)?,
+        Form::Pitched(rows) => Work::Rows(rows),
+        Form::Strided(strided) => Work::Kernel(Launches::copy(gpu, strided)?),
     };
     let uses = [source.reads(), target.writes()];
     uses.into_iter().try_for_each(|one| one.order(gpu))?;
-    let (to, from) = (at(target.storage(), plan.to), at(source.storage(), plan.from));
     let driver = gpu.device().driver();
     queue_copy(gpu, uses, |stream| {
         // SAFETY: the plan names the elements of both views, which lie within their blocks, alive and accessible to this device. The views
         // do not overlap, since one is borrowed exclusively. The stream has been ordered after what conflicts.
         unsafe {
-            match (&plan.form, &launches) {
-                (Form::Run { size_bytes }, _) => driver.cuMemcpyAsync(to, from, *size_bytes, stream),
-                (Form::Pitched(pitched), _) => {
-                    pitched::queue(driver, stream, [Side::Pool(to), Side::Pool(from)], pitched)
-                }
-                (_, Some(launches)) => launches.queue_copy(stream, [to, from]),
-                _ => Ok(()),
+            match &work {
+                Work::Run { size_bytes } => driver.cuMemcpyAsync(to, from, *size_bytes, stream),
+                Work::Rows(rows) => pitched::queue(driver, stream, [Side::Pool(to), Side::Pool(from)], rows),
+                Work::Kernel(launches) => launches.queue_copy(stream, [to, from]),
             }
         }
     })
 }
+
+/// The one call of a copy on a device.
+enum Work<'a> {
+    Run { size_bytes: usize },
+    Rows(Pitched),
+    Kernel(Launches<'a>),
+}
+
+impl<'a> Work<'a> {
+    /// Rows at a pitch in memory of the device, which the kernel moves faster than the driver's copy.
+    fn local_rows(gpu: &'a Gpu, rows: Pitched, plan: Plan) -> Result<Self, ArrayError> {
+        let Some(strided) = plan.into_strided().filter(|strided| strided.unit >= KERNEL_UNIT_MIN) else {
+            return Ok(Self::Rows(rows));
+        };
+        match Launches::copy(gpu, strided) {
+            // The simulator without the feature `sim`.
+            Err(ArrayError::NoSuchKernel { .. }) => Ok(Self::Rows(rows)),
+            launches => Ok(Self::Kernel(launches?)),
+        }
+    }
+}
+
+/// For smaller units, a thread of the kernel moves too few bytes at a time.
+const KERNEL_UNIT_MIN: usize = 4;
 
 /// The address at an offset in bytes.
 pub(crate) fn at(storage: &Storage, offset: isize) -> u64 {

@@ -407,6 +407,11 @@ impl Storage {
         self.memory.device()
     }
 
+    /// Whether it is memory of this device, which the host cannot access.
+    pub(crate) fn is_memory_of(&self, device: &Device) -> bool {
+        self.kind == MemoryKind::Device && self.device() == device
+    }
+
     /// Gives the device of `gpu` access to the memory. Every operation does so first.
     #[inline]
     pub(crate) fn share(&self, gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {

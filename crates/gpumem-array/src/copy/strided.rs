@@ -1,8 +1,9 @@
-//! Launches of the kernels that copy and fill strided ranges.
+//! Launches of the kernels that copy, transpose and fill strided ranges.
 
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::Function;
+use crate::kernel::library::StridedKernel;
 use crate::kernel::library::{launch, parameter};
 use crate::layout::plan::{Step, Strided};
 use gpumem_pool::sys::DriverError;
@@ -15,16 +16,17 @@ type Axes = [u64; 1 + 3 * AXES_MAX];
 /// One launch for each position on the axes that are too many for the kernel: almost always a single one.
 pub(crate) struct Launches<'a> {
     function: &'a Function,
-    strided: &'a Strided,
+    strided: Strided,
 }
 
 impl<'a> Launches<'a> {
-    pub(crate) fn copy(gpu: &'a Gpu, strided: &'a Strided) -> Result<Self, ArrayError> {
-        Ok(Self { function: gpu.library().strided("copy", strided.unit)?, strided })
+    pub(crate) fn copy(gpu: &'a Gpu, strided: Strided) -> Result<Self, ArrayError> {
+        let kernel = if strided.column.is_some() { StridedKernel::Transpose } else { StridedKernel::Copy };
+        Ok(Self { function: gpu.library().strided(kernel, strided.unit)?, strided })
     }
 
-    pub(crate) fn fill(gpu: &'a Gpu, strided: &'a Strided) -> Result<Self, ArrayError> {
-        Ok(Self { function: gpu.library().strided("fill", strided.unit)?, strided })
+    pub(crate) fn fill(gpu: &'a Gpu, strided: Strided) -> Result<Self, ArrayError> {
+        Ok(Self { function: gpu.library().strided(StridedKernel::Fill, strided.unit)?, strided })
     }
 
     /// # Safety
@@ -37,17 +39,31 @@ impl<'a> Launches<'a> {
         stream: CUstream,
         [to, from]: [u64; 2],
     ) -> Result<(), DriverError> {
+        let row = words(self.strided.row);
+        let Some(column) = self.strided.column.map(words) else {
+            let [len, to_step, from_step] = row;
+            // SAFETY: the caller's promise; the parameters are those of the kernel.
+            return self.each(to, from, |to, from, shape, rows, axes| unsafe {
+                let mut parameters = [
+                    parameter(&to),
+                    parameter(&from),
+                    parameter(&len),
+                    parameter(&to_step),
+                    parameter(&from_step),
+                    parameter(&rows),
+                    parameter(axes),
+                ];
+                launch(self.function, stream, shape, &mut parameters)
+            });
+        };
         // SAFETY: the caller's promise; the parameters are those of the kernel.
-        self.each(to, from, |to, from, shape, rows, axes| unsafe {
-            let Step { len, to: to_step, from: from_step } = self.strided.row;
-            let (len, to_step, from_step) = (len as u64, to_step as i64, from_step as i64);
+        self.each(to, from, |to, from, shape, count, axes| unsafe {
             let mut parameters = [
                 parameter(&to),
                 parameter(&from),
-                parameter(&len),
-                parameter(&to_step),
-                parameter(&from_step),
-                parameter(&rows),
+                parameter(&row),
+                parameter(&column),
+                parameter(&count),
                 parameter(axes),
             ];
             launch(self.function, stream, shape, &mut parameters)
@@ -87,7 +103,11 @@ impl<'a> Launches<'a> {
     ) -> Result<(), DriverError> {
         let (beyond, outer) = self.strided.outer.split_at(self.strided.outer.len().saturating_sub(AXES_MAX));
         let rows = outer.iter().map(|axis| axis.len).product::<usize>();
-        let (shape, axes) = (shape(self.strided.row.len, rows), packed(outer));
+        let shape = match self.strided.column {
+            Some(column) => tiles(self.strided.unit, self.strided.row.len, column.len, rows),
+            None => shape(self.strided.row.len, rows),
+        };
+        let axes = packed(outer);
         for mut index in 0..beyond.iter().map(|axis| axis.len).product::<usize>() {
             let (mut to, mut from) = (to, from);
             for axis in beyond.iter().rev() {
@@ -104,12 +124,26 @@ impl<'a> Launches<'a> {
 
 type Shape = ([u32; 3], [u32; 3], u32);
 
-/// Threads of a block lie along a row as far as it is long, and four units of a row fall to each.
+/// Threads of a block lie along a row as far as it is long. Of a long row, four units fall to each.
 fn shape(len: usize, rows: usize) -> Shape {
-    let x = len.div_ceil(IN_FLIGHT).next_power_of_two().min(THREADS);
+    let warp = len.next_power_of_two().min(WARP);
+    let x = len.div_ceil(IN_FLIGHT).next_power_of_two().clamp(warp, THREADS);
     let y = THREADS / x;
     let grid = [len.div_ceil(x * IN_FLIGHT).clamp(1, GRID_X_MAX), rows.div_ceil(y).clamp(1, GRID_Y_MAX), 1];
     (grid.map(|blocks| blocks as u32), [x as u32, y as u32, 1], 0)
+}
+
+/// A block for each tile.
+fn tiles(unit: usize, row: usize, column: usize, count: usize) -> Shape {
+    let tile = (LINE_BYTES / unit).max(WARP);
+    let grid =
+        [row.div_ceil(tile).min(GRID_X_MAX), column.div_ceil(tile).min(GRID_Y_MAX), count.min(GRID_Y_MAX)];
+    (grid.map(|blocks| blocks as u32), [WARP as u32, (THREADS / WARP) as u32, 1], 0)
+}
+
+/// The length, and the steps in target and source, as the kernels take them.
+fn words(axis: Step) -> [u64; 3] {
+    [axis.len as u64, (axis.to as i64).cast_unsigned(), (axis.from as i64).cast_unsigned()]
 }
 
 fn packed(outer: &[Step]) -> Axes {
@@ -127,5 +161,8 @@ fn packed(outer: &[Step]) -> Axes {
 const AXES_MAX: usize = 7;
 const IN_FLIGHT: usize = 4;
 const THREADS: usize = 256;
+const WARP: usize = 32;
+/// A warp that moves as many bytes uses every byte of the memory's transfers.
+const LINE_BYTES: usize = 128;
 const GRID_X_MAX: usize = 1 << 20;
 const GRID_Y_MAX: usize = 65_535;

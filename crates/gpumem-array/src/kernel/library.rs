@@ -16,9 +16,8 @@ pub(crate) struct Library {
     device: Device,
     /// Indexed by [`Kind`] and [`Kernel`].
     functions: [[OnceLock<Function>; Kernel::ALL.len()]; Kind::ALL.len()],
-    fill: OnceLock<Function>,
-    /// Copies of units of 1, 2, 4, 8 and 16 bytes, then fills of them.
-    strided: [OnceLock<Function>; 10],
+    /// Indexed by [`StridedKernel`], for units of 1, 2, 4, 8 and 16 bytes.
+    strided: [[OnceLock<Function>; 5]; StridedKernel::NAMES.len()],
     strided_module: OnceLock<Module>,
     /// Fills with patterns, by stores of 1, 2, 4, 8 and 16 bytes.
     patterns: [OnceLock<Function>; 5],
@@ -98,6 +97,20 @@ const FILL: &str = include_str!("../../kernels/fill.ptx");
 const STRIDED: &str = include_str!("../../kernels/strided.ptx");
 const RANDOM: &str = include_str!("../../kernels/random.ptx");
 
+/// A kernel for strided units.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StridedKernel {
+    Copy,
+    /// A copy whose fastest axes differ, by tiles.
+    Transpose,
+    Fill,
+}
+
+impl StridedKernel {
+    /// In the order of the declaration.
+    const NAMES: [&str; 3] = ["copy", "transpose", "fill"];
+}
+
 /// A kernel that draws random numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Random {
@@ -130,7 +143,6 @@ impl Library {
         Self {
             device: device.clone(),
             functions: Default::default(),
-            fill: OnceLock::new(),
             strided: Default::default(),
             strided_module: OnceLock::new(),
             patterns: Default::default(),
@@ -153,13 +165,9 @@ impl Library {
 
     /// Loads every kernel of one type.
     pub(crate) fn preload(&self, kind: Kind) -> Result<(), ArrayError> {
-        self.fill()?;
+        // Fills of 8 bytes, of an even and an odd number.
+        [8, 16].iter().try_for_each(|unit| self.strided(StridedKernel::Fill, *unit).map(drop))?;
         Kernel::ALL.iter().try_for_each(|(kernel, ..)| self.kernel(*kernel, kind).map(drop))
-    }
-
-    /// Sets 8-byte elements.
-    pub(crate) fn fill(&self) -> Result<&Function, ArrayError> {
-        self.lone(&self.fill, (&self.fill_module, FILL), "gpumem_fill_u64")
     }
 
     /// Repeats a pattern, by stores of a size from 1 to 16 bytes.
@@ -171,14 +179,14 @@ impl Library {
         }
     }
 
-    /// Moves or sets strided units; `operation` is `copy` or `fill`, `unit` a size from 1 to 16 bytes.
-    pub(crate) fn strided(&self, operation: &'static str, unit: usize) -> Result<&Function, ArrayError> {
-        let place = unit.trailing_zeros() as usize + if operation == "fill" { 5 } else { 0 };
-        if let Some(function) = self.strided.get(place).and_then(OnceLock::get) {
+    /// Moves or sets strided units of a size from 1 to 16 bytes.
+    pub(crate) fn strided(&self, kernel: StridedKernel, unit: usize) -> Result<&Function, ArrayError> {
+        let slot = self.strided[kernel as usize].get(unit.trailing_zeros() as usize);
+        if let Some(function) = slot.and_then(OnceLock::get) {
             return Ok(function);
         }
-        let name = format!("gpumem_{operation}_{unit}");
-        match self.strided.get(place) {
+        let name = format!("gpumem_{}_{unit}", StridedKernel::NAMES[kernel as usize]);
+        match slot {
             Some(slot) => self.lone(slot, (&self.strided_module, STRIDED), &name),
             None => Err(ArrayError::NoSuchKernel { name }),
         }

@@ -11,7 +11,7 @@ mod random;
 mod reduce;
 mod strided;
 
-use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, fill, scalar_array};
+use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, scalar_array};
 use crate::kernel::twins::matvec::{columns, columns_sum, rows, rows_in_parts, rows_sum};
 use crate::kernel::twins::reduce::{dot, sum};
 use gpumem_sim::{Kernel, KernelFault, Launch, Sim};
@@ -28,7 +28,6 @@ pub(crate) fn register(sim: &Sim) {
 }
 
 static FILL: &[Kernel] = &[
-    Kernel::new("gpumem_fill_u64", fill),
     Kernel::new("gpumem_pattern_1", pattern::repeat::<u8>),
     Kernel::new("gpumem_pattern_2", pattern::repeat::<u16>),
     Kernel::new("gpumem_pattern_4", pattern::repeat::<u32>),
@@ -51,6 +50,11 @@ static STRIDED: &[Kernel] = &[
     Kernel::new("gpumem_copy_4", strided::copy::<u32>),
     Kernel::new("gpumem_copy_8", strided::copy::<u64>),
     Kernel::new("gpumem_copy_16", strided::copy::<u128>),
+    Kernel::new("gpumem_transpose_1", strided::transpose::<u8>),
+    Kernel::new("gpumem_transpose_2", strided::transpose::<u16>),
+    Kernel::new("gpumem_transpose_4", strided::transpose::<u32>),
+    Kernel::new("gpumem_transpose_8", strided::transpose::<u64>),
+    Kernel::new("gpumem_transpose_16", strided::transpose::<u128>),
     Kernel::new("gpumem_fill_1", strided::fill::<u8>),
     Kernel::new("gpumem_fill_2", strided::fill::<u16>),
     Kernel::new("gpumem_fill_4", strided::fill::<u32>),

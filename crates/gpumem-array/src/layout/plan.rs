@@ -1,8 +1,9 @@
 //! [`Plan`]: how elements move from one layout to another with the fewest driver calls.
 //!
 //! The axes are ordered by their steps in the target, from the slowest to the fastest, and merged where both sides are contiguous.
-//! What is left decides: one run of bytes is one copy; runs at a fixed pitch are one 2D or 3D copy; all else is one kernel. Pure
-//! arithmetic: what the two sides are, and which calls copy between them, is decided where the plan is carried out.
+//! What is left decides: one run of bytes is one copy; runs at a fixed pitch are one 2D or 3D copy, or one kernel; all else is one
+//! kernel, which moves tiles if the fastest axes of the two sides differ. Pure arithmetic: what the two sides are, and which calls copy
+//! between them, is decided where the plan is carried out.
 
 use crate::layout::Layout;
 use ndarray::Dimension;
@@ -49,6 +50,8 @@ pub(crate) struct Strided {
     pub(crate) unit: usize,
     /// The innermost axis.
     pub(crate) row: Step,
+    /// The fastest axis of the source, if that is another one and tiles of the two are worth a copy through shared memory.
+    pub(crate) column: Option<Step>,
     /// The other axes, from the slowest to the fastest.
     pub(crate) outer: Vec<Step>,
 }
@@ -105,7 +108,7 @@ impl Plan {
             }
         };
         let unit = unit(run, [self.to, self.from], &outer);
-        Some(Strided { unit, row: step(run / unit, unit), outer })
+        Some(Strided { unit, row: step(run / unit, unit), column: None, outer })
     }
 
     fn of(len: usize, [to, from]: [usize; 2], steps: impl Iterator<Item = Step>, size: usize) -> Self {
@@ -170,13 +173,24 @@ fn form(offsets: [isize; 2], mut axes: Vec<Step>, size: usize) -> Form {
     let run = Step { len: run / unit, to: unit.cast_signed(), from: unit.cast_signed() };
     match axes.pop() {
         // One unit is an element: the innermost axis is one of elements.
-        Some(row) if run.len == 1 => Form::Strided(Strided { unit, row, outer: axes }),
+        Some(row) if run.len == 1 => {
+            let column = column(row, &axes).map(|index| axes.remove(index));
+            Form::Strided(Strided { unit, row, column, outer: axes })
+        }
         Some(row) => {
             axes.push(row);
-            Form::Strided(Strided { unit, row: run, outer: axes })
+            Form::Strided(Strided { unit, row: run, column: None, outer: axes })
         }
-        None => Form::Strided(Strided { unit, row: run, outer: axes }),
+        None => Form::Strided(Strided { unit, row: run, column: None, outer: axes }),
     }
+}
+
+/// The axis that is the fastest in the source, if the row is not. Tiles need some length on both.
+fn column(row: Step, outer: &[Step]) -> Option<usize> {
+    let steps = outer.iter().enumerate().filter(|(_, step)| step.from != 0);
+    let (index, fastest) = steps.min_by_key(|(_, step)| step.from.unsigned_abs())?;
+    let is_faster = fastest.from.unsigned_abs() < row.from.unsigned_abs();
+    (is_faster && fastest.len >= TILE_MIN && row.len >= TILE_MIN).then_some(index)
 }
 
 /// Rows at a pitch that the driver's copies accept, and wide enough that they are faster than a kernel.
@@ -215,6 +229,9 @@ const UNIT_MAX: usize = 16;
 const PITCH_MAX: usize = i32::MAX as usize;
 /// Narrower rows are moved faster by a kernel.
 const WIDTH_MIN: usize = 64;
+
+/// For shorter axes, a kernel without tiles uses most of each line of the cache.
+const TILE_MIN: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -263,6 +280,36 @@ mod tests {
     }
 
     #[test]
+    fn tiles_are_of_the_fastest_axes_of_both_sides() {
+        let strided = |to: &Layout<IxDyn>, from: &Layout<IxDyn>| match copy(to, from).form {
+            Form::Strided(strided) => strided,
+            form => panic!("{form:?}"),
+        };
+        let turned = |order: [usize; 3]| dense(&[20, 30, 40]).permuted(&IxDyn(&order)).unwrap();
+        let found = strided(&dense(&[40, 30, 20]), &turned([2, 1, 0]));
+        assert_eq!(found.row, Step { len: 20, to: 4, from: 4800 });
+        assert_eq!(found.column, Some(Step { len: 40, to: 2400, from: 4 }));
+        assert_eq!(found.outer, [Step { len: 30, to: 80, from: 160 }]);
+        // Axes that stay side by side are one.
+        let found = strided(&dense(&[30, 40, 20]), &turned([1, 2, 0]));
+        assert_eq!((found.row.len, found.column.map(|column| column.len)), (20, Some(1200)));
+        // The fastest axis is the same, a repeated one, or short.
+        let same = strided(
+            &dense(&[30, 20, 40]),
+            &dense(&[20, 30, 80])
+                .permuted(&IxDyn(&[1, 0, 2]))
+                .unwrap()
+                .slice_axis(Axis(2), Slice::from(..).step_by(2))
+                .unwrap(),
+        );
+        assert_eq!(same.column, None);
+        let repeated = strided(&dense(&[40, 30]), &dense(&[40, 1]).broadcast(IxDyn(&[40, 30])).unwrap());
+        assert_eq!(repeated.column, None);
+        let short = strided(&dense(&[7, 30]), &dense(&[30, 7]).transposed());
+        assert_eq!(short.column, None);
+    }
+
+    #[test]
     fn units_are_as_wide_as_the_steps_allow() {
         let back = dense(&[8, 100]).slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
         let Form::Strided(strided) = copy(&dense(&[8, 100]), &back).form else { panic!() };
@@ -270,6 +317,7 @@ mod tests {
         let turned = dense(&[8, 100]).transposed();
         let Form::Strided(strided) = copy(&dense(&[100, 8]), &turned).form else { panic!() };
         assert_eq!((strided.unit, strided.row), (4, Step { len: 8, to: 4, from: 400 }));
+        assert_eq!((strided.column, strided.outer.len()), (Some(Step { len: 100, to: 32, from: 4 }), 0));
         // Elements of 12 bytes are three units.
         let back = dense(&[9]).slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
         let Form::Strided(strided) = Plan::copy(&dense(&[9]), &back, 12).form else { panic!() };

@@ -183,21 +183,10 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
                     }
                 });
             }
-            Form::Run { size_bytes } if pattern.width == 8 => {
-                let (kernel, value, n) = (gpu.library().fill()?, pattern.low(), (size_bytes / 8) as u64);
-                let shape = ([blocks(size_bytes / 8, 256), 1, 1], [256, 1, 1], 0);
-                self.writes().order(gpu)?;
-                return queue(gpu, [self.writes()], |stream| {
-                    let mut parameters = [parameter(&to), parameter(&value), parameter(&n)];
-                    // SAFETY: the kernel's parameters are an address, a value and a count; it writes as many values of 8 bytes, which
-                    // lie within a live block of this device; the stream has been ordered after what conflicts.
-                    unsafe { launch(kernel, stream, shape, &mut parameters) }
-                });
-            }
             Form::Run { .. } | Form::Pitched(_) | Form::Strided(_) => {}
         }
         let Some(strided) = plan.into_strided() else { return Ok(()) };
-        let launches = Launches::fill(gpu, &strided)?;
+        let launches = Launches::fill(gpu, strided)?;
         self.writes().order(gpu)?;
         queue(gpu, [self.writes()], |stream| {
             // SAFETY: the plan names the elements of the view, in a live block of this device; the stream has been ordered after what

@@ -1,4 +1,4 @@
-//! `elementwise.cu` and `fill.cu`.
+//! `elementwise.cu`.
 
 use super::{Number, count};
 use gpumem_sim::{KernelFault, Launch};
@@ -54,13 +54,6 @@ pub(super) fn scalar_array<T: Number, O: Operation>(launch: &mut Launch<'_>) -> 
     let array: u64 = launch.arg()?;
     let n = count(launch)?;
     each(launch.write(out, n)?, launch.read(array, n)?, |element| O::of(value, element));
-    Ok(())
-}
-
-pub(super) fn fill(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
-    let (out, value): (u64, u64) = (launch.arg()?, launch.arg()?);
-    let n = count(launch)?;
-    launch.write::<u64>(out, n)?.iter().for_each(|out| out.set(value));
     Ok(())
 }
 

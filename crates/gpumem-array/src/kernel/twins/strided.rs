@@ -87,6 +87,21 @@ pub(super) fn copy<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let addresses: [u64; 2] = [launch.arg()?, launch.arg()?];
     let row = Axis { len: count(launch)?, steps: [launch.arg()?, launch.arg()?] };
     let axes = Axes { row, row_count: count(launch)?, outer: Axes::outer(&launch.arg()?) };
+    move_elements::<T>(launch, addresses, &axes)
+}
+
+pub(super) fn transpose<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let addresses: [u64; 2] = [launch.arg()?, launch.arg()?];
+    let axis =
+        |[len, to, from]: [u64; 3]| Axis { len: len as usize, steps: [to, from].map(u64::cast_signed) };
+    let (row, column) = (axis(launch.arg()?), axis(launch.arg()?));
+    let count = count(launch)?;
+    let outer = [column].into_iter().chain(Axes::outer(&launch.arg()?)).collect();
+    move_elements::<T>(launch, addresses, &Axes { row, row_count: column.len * count, outer })
+}
+
+fn move_elements<T: Pod>(launch: &Launch<'_>, addresses: [u64; 2], axes: &Axes) -> Result<(), KernelFault> {
+    let row = axes.row;
     let steps = row.steps.map(|step| step / size_of::<T>() as i64);
     axes.for_each_row::<T>(launch, addresses, 2, |[to, from], [to_first, from_first]| {
         for i in 0..row.len as i64 {
