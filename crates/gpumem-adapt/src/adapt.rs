@@ -1,63 +1,264 @@
-//! [`Adapt`]: the operation of this crate.
+//! [`Adapt`]: the operation of this crate. [`Collect`]: what a sequence of values becomes.
 
-use crate::AdaptError;
+use crate::context::Context;
+use crate::error::AdaptError;
+use crate::target::{Receive, Target};
+use gpumem_array::Element;
+use gpumem_array::ndarray::{Array1, ArrayView1, Ix1};
 
-/// Rebuilds a value with its arrays moved to `To`, and keeps its type.
+/// Rebuilds a value with its arrays at another place, and keeps its type otherwise.
 ///
-/// `To` is the target: a [`Gpu`](crate::array::Gpu), [`Host`](crate::Host) or [`HostVec`](crate::HostVec). Uploads and downloads
-/// are complete when the call returns. If a part of a value fails, the parts that were already moved are released, and the
-/// error names the part.
+/// [`adapt`](Adapt::adapt) copies, [`into_adapted`](Adapt::into_adapted) moves. Both return when all copies are complete. If a part of
+/// a value fails, the parts that were already moved are released, and the error names the part.
 ///
-/// A struct can be adapted if it is generic over its storage (a field of type `Vec<f32>` cannot become device memory):
+/// # Your own types
+///
+/// `#[derive(Adapt)]` (feature `derive`) adapts structs and enums field by field. Make a model generic over its [`Storage`](crate::Storage),
+/// because a field of type `Array2<f32>` cannot hold device memory:
 ///
 /// ```
-/// use gpumem_sim::SimConfig;
-/// use gpumem_adapt::array::pool::{Device, Pool};
-/// use gpumem_adapt::array::{Gpu, GpuArray, ndarray::Ix1};
-/// use gpumem_adapt::{Adapt, AdaptError, HostVec};
+/// use gpumem_adapt::array::kind::Device;
+/// use gpumem_adapt::array::ndarray::{Ix1, Ix2, array};
+/// # use gpumem_adapt::array::{Gpu, pool::{self, Pool}};
+/// # let device = pool::Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+/// # let gpu = Gpu::new(&Pool::new(&device)?)?;
+/// # #[cfg(feature = "derive")] {
+/// use gpumem_adapt::{Adapt, Host, Storage};
 ///
-/// struct Layer<A> {
-///     weight: A,
-///     bias: A,
+/// #[derive(Adapt)]
+/// struct Layer<S: Storage> {
+///     weight: S::Array<f32, Ix2>,
+///     bias: Option<S::Array<f32, Ix1>>,
 /// }
 ///
-/// impl<To, A: Adapt<To>> Adapt<To> for Layer<A> {
-///     type Adapted = Layer<A::Adapted>;
-///
-///     fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
-///         Ok(Layer {
-///             weight: self.weight.adapt(to).map_err(|error| error.within("weight"))?,
-///             bias: self.bias.adapt(to).map_err(|error| error.within("bias"))?,
-///         })
-///     }
+/// #[derive(Adapt)]
+/// struct Mlp<S: Storage> {
+///     layers: Vec<Layer<S>>,
+///     rate: f32,
+///     #[adapt(skip)]
+///     name: String,
 /// }
 ///
-/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-/// let gpu = Gpu::new(&Pool::new(&device)?)?;
-/// let layer = Layer { weight: vec![1.0_f32, 2.0], bias: vec![0.5] };
-/// let on_gpu: Layer<GpuArray<f32, Ix1>> = layer.adapt(&gpu)?;
-/// let back: Layer<Vec<f32>> = on_gpu.adapt(&HostVec)?;
-/// assert_eq!((back.weight, back.bias), (layer.weight, layer.bias));
+/// let layer = Layer { weight: array![[1.0, 2.0], [3.0, 4.0]], bias: Some(array![0.5, 0.5]) };
+/// let model: Mlp<Host> = Mlp { layers: vec![layer], rate: 0.1, name: "small".into() };
+/// let on_gpu: Mlp<Device> = model.adapt(&gpu)?;
+/// let back: Mlp<Host> = on_gpu.adapt(&Host)?;
+/// assert_eq!(back.layers[0].weight, model.layers[0].weight);
+/// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub trait Adapt<To> {
+///
+/// A struct can also be generic over its arrays (`Layer<A>` with a field of type `A`). `#[adapt(skip)]` keeps a field and clones it for a
+/// copy; `#[adapt(with = path)]` calls a function `fn(&Field, &mut Context<'_, To>) -> Result<NewField, AdaptError>`;
+/// `#[adapt(element)]` on a type that is plain bytes makes a `Vec` of it an array.
+///
+/// # What becomes of values
+///
+/// | value | at the target |
+/// | --- | --- |
+/// | `Vec<T>`, `[T]`, `Cow<[T]>` of numbers | an array of one dimension |
+/// | `Vec<V>` of other values | `Vec` of what they become |
+/// | `ndarray` arrays and views, GPU arrays and views | an array of the same shape |
+/// | tuples, `[V; N]`, `Option`, `Result`, `Box`, `HashMap`, `BTreeMap` | the same, with adapted values; keys are cloned |
+/// | `Rc`, `Arc` | shared as before: the value is moved once |
+/// | numbers, `bool`, `char`, `String`, `&str`, ranges, `PhantomData`, `()` | unchanged |
+/// | `&V` | what `V` becomes |
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be moved to `{To}`",
+    label = "this type has no rule for `{To}`",
+    note = "derive `Adapt` for types of your own; mark a field that stays as it is with `#[adapt(skip)]`",
+    note = "a type of plain bytes whose `Vec` is an array has `#[derive(Adapt)]` and `#[adapt(element)]`"
+)]
+pub trait Adapt<To: Target> {
     /// This type with the storage of `To`.
     type Adapted;
 
-    /// Copies the value, with its arrays moved to `to`.
+    /// What a `Vec` of such values becomes: [`Separate`] values, or elements that are [`Merged`] to an array.
+    type Many: Collect<To, Self, Self::Adapted>;
+
+    /// Copies the value, as a part of a value that is being moved. To move a whole value, call [`Adapt::adapt`].
     ///
     /// # Errors
     ///
-    /// [`AdaptError::Array`] if an array cannot be moved, because the allocation or a driver call fails; [`AdaptError::Within`] if
-    /// that array is a part of the value.
-    fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError>;
+    /// [`AdaptError`]; see [`Adapt::adapt`].
+    fn adapt_with(&self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError>;
+
+    /// Moves the value, as a part of a value that is being moved. Copies it, unless implemented.
+    ///
+    /// # Errors
+    ///
+    /// [`AdaptError`]; see [`Adapt::adapt`].
+    fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError>
+    where
+        Self: Sized,
+    {
+        self.adapt_with(cx)
+    }
+
+    /// Whether all arrays of the value are at the target, so that a move would change nothing if the types are equal too. False is
+    /// always correct.
+    fn is_at(&self, to: &To) -> bool {
+        let _ = to;
+        false
+    }
+
+    /// Copies the value, with its arrays at `to`.
+    ///
+    /// # Errors
+    ///
+    /// - [`AdaptError::Array`] if an array cannot be moved, because the allocation or a driver call fails.
+    /// - [`AdaptError::Custom`] if an implementation of the program fails.
+    /// - [`AdaptError::Within`] if this is a part of the value.
+    fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
+        self.adapt_with(&mut Context::new(to))
+    }
+
+    /// Moves the value, with its arrays at `to`. Arrays that are there already keep their allocation.
+    ///
+    /// On an error the value is dropped, and all of its memory is released. To keep it, use [`Adapt::adapt`].
+    ///
+    /// ```
+    /// use gpumem_adapt::Adapt;
+    /// # use gpumem_adapt::array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// # let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+    /// # let gpu = Gpu::new(&Pool::new(&device)?)?;
+    /// let uploaded = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
+    /// let address = uploaded.address();
+    /// let (moved, copied) = (uploaded, vec![3.0_f32]).into_adapted(&gpu)?;
+    /// assert_eq!(moved.address(), address);
+    /// assert_eq!(copied.to_vec()?, [3.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AdaptError::Array`], [`AdaptError::Custom`], [`AdaptError::Within`]; see [`Adapt::adapt`].
+    fn into_adapted(self, to: &To) -> Result<Self::Adapted, AdaptError>
+    where
+        Self: Sized,
+    {
+        self.into_adapted_with(&mut Context::new(to))
+    }
 }
 
-/// A reference adapts like its target: `(&inputs, &targets)` adapts both and moves neither.
-impl<To, A: Adapt<To> + ?Sized> Adapt<To> for &A {
-    type Adapted = A::Adapted;
+/// What a sequence of values of type `A`, each of which becomes a `B`, becomes at a target. Implemented by [`Separate`] and [`Merged`].
+pub trait Collect<To: Target, A: ?Sized, B> {
+    /// The sequence at the target.
+    type Collected;
 
-    fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
-        (**self).adapt(to)
+    /// Copies a sequence; `each` copies a value.
+    #[doc(hidden)]
+    fn copy(
+        items: &[A],
+        cx: &mut Context<'_, To>,
+        each: impl FnMut(&A, &mut Context<'_, To>) -> Result<B, AdaptError>,
+    ) -> Result<Self::Collected, AdaptError>
+    where
+        A: Sized;
+
+    /// Moves a sequence; `each` moves a value.
+    #[doc(hidden)]
+    fn take(
+        items: Vec<A>,
+        cx: &mut Context<'_, To>,
+        each: impl FnMut(A, &mut Context<'_, To>) -> Result<B, AdaptError>,
+    ) -> Result<Self::Collected, AdaptError>
+    where
+        A: Sized;
+}
+
+/// What a sequence of `A` becomes at `To`.
+pub type Collected<To, A> = <<A as Adapt<To>>::Many as Collect<To, A, <A as Adapt<To>>::Adapted>>::Collected;
+
+/// A `Vec` of values becomes a `Vec` of what they become; for [`Adapt::Many`].
+pub enum Separate {}
+
+/// A `Vec` of elements becomes an array; for [`Adapt::Many`].
+pub enum Merged {}
+
+/// Like [`Merged`], for types whose arrays `[T; N]` cannot be elements; a `Vec` of those stays a `Vec`.
+#[doc(hidden)]
+pub enum MergedAlone {}
+
+impl<To: Target, A: ?Sized, B> Collect<To, A, B> for Separate {
+    type Collected = Vec<B>;
+
+    fn copy(
+        items: &[A],
+        cx: &mut Context<'_, To>,
+        mut each: impl FnMut(&A, &mut Context<'_, To>) -> Result<B, AdaptError>,
+    ) -> Result<Vec<B>, AdaptError>
+    where
+        A: Sized,
+    {
+        let items = items.iter().enumerate();
+        items.map(|(index, item)| each(item, cx).map_err(|error| error.within(index))).collect()
+    }
+
+    fn take(
+        items: Vec<A>,
+        cx: &mut Context<'_, To>,
+        mut each: impl FnMut(A, &mut Context<'_, To>) -> Result<B, AdaptError>,
+    ) -> Result<Vec<B>, AdaptError>
+    where
+        A: Sized,
+    {
+        let items = items.into_iter().enumerate();
+        items.map(|(index, item)| each(item, cx).map_err(|error| error.within(index))).collect()
+    }
+}
+
+/// Copies or moves elements to an array.
+macro_rules! merges {
+    ($element:ty) => {
+        type Collected = To::Array;
+
+        fn copy(
+            items: &[$element],
+            cx: &mut Context<'_, To>,
+            _: impl FnMut(&$element, &mut Context<'_, To>) -> Result<$element, AdaptError>,
+        ) -> Result<To::Array, AdaptError> {
+            To::copy_from_host(ArrayView1::from(items), cx)
+        }
+
+        fn take(
+            items: Vec<$element>,
+            cx: &mut Context<'_, To>,
+            _: impl FnMut($element, &mut Context<'_, To>) -> Result<$element, AdaptError>,
+        ) -> Result<To::Array, AdaptError> {
+            To::take_from_host(Array1::from(items), cx)
+        }
+    };
+}
+
+impl<To: Receive<T, Ix1>, T: Element> Collect<To, T, T> for Merged {
+    merges!(T);
+}
+
+impl<To: Receive<bool, Ix1>> Collect<To, bool, bool> for MergedAlone {
+    merges!(bool);
+}
+
+impl<To: Receive<char, Ix1>> Collect<To, char, char> for MergedAlone {
+    merges!(char);
+}
+
+impl<To: Target, A, B, const N: usize> Collect<To, [A; N], B> for MergedAlone {
+    type Collected = Vec<B>;
+
+    fn copy(
+        items: &[[A; N]],
+        cx: &mut Context<'_, To>,
+        each: impl FnMut(&[A; N], &mut Context<'_, To>) -> Result<B, AdaptError>,
+    ) -> Result<Vec<B>, AdaptError> {
+        Separate::copy(items, cx, each)
+    }
+
+    fn take(
+        items: Vec<[A; N]>,
+        cx: &mut Context<'_, To>,
+        each: impl FnMut([A; N], &mut Context<'_, To>) -> Result<B, AdaptError>,
+    ) -> Result<Vec<B>, AdaptError> {
+        Separate::take(items, cx, each)
     }
 }

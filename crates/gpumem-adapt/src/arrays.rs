@@ -1,100 +1,72 @@
-//! `Adapt` for arrays: uploads of slices, `Vec`s and `ndarray` arrays, downloads of GPU arrays.
-//!
-//! Copies from host to host are implemented too, so that code generic over `To` works on both sides.
+//! `Adapt` for arrays on the host and on devices. What becomes of them is decided by [`Receive`].
 
-use crate::{Adapt, AdaptError, Host, HostVec};
+use crate::adapt::{Adapt, Separate};
+use crate::context::Context;
+use crate::error::AdaptError;
+use crate::target::Receive;
 use gpumem_array::kind::Kind;
-use gpumem_array::ndarray::{Array, Array1, ArrayBase, ArrayView1, Data, Dimension, Ix1};
-use gpumem_array::{Element, Gpu, GpuArray, GpuView};
+use gpumem_array::ndarray::{ArrayBase, Data, Dimension};
+use gpumem_array::{Element, GpuArray, GpuView};
 
-impl<T: Element> Adapt<Gpu> for [T] {
-    type Adapted = GpuArray<T, Ix1>;
+impl<To, T, S, D> Adapt<To> for ArrayBase<S, D>
+where
+    To: Receive<T, D>,
+    T: Element,
+    S: Data<Elem = T>,
+    D: Dimension + 'static,
+{
+    type Adapted = To::Array;
+    type Many = Separate;
 
-    fn adapt(&self, to: &Gpu) -> Result<Self::Adapted, AdaptError> {
-        Ok(GpuArray::from_slice(to, self)?)
+    fn adapt_with(&self, cx: &mut Context<'_, To>) -> Result<To::Array, AdaptError> {
+        To::copy_from_host(self.view(), cx)
     }
-}
 
-impl<T: Element> Adapt<Host> for [T] {
-    type Adapted = Array1<T>;
-
-    fn adapt(&self, _: &Host) -> Result<Self::Adapted, AdaptError> {
-        Ok(ArrayView1::from(self).to_owned())
-    }
-}
-
-impl<T: Element> Adapt<HostVec> for [T] {
-    type Adapted = Vec<T>;
-
-    fn adapt(&self, _: &HostVec) -> Result<Self::Adapted, AdaptError> {
-        Ok(self.to_vec())
-    }
-}
-
-/// Implements `Adapt` for types that contain a slice.
-macro_rules! like_slices {
-    ($([$($parameters:tt)*] $container:ty),*) => {$(
-        impl<To, T: Element, $($parameters)*> Adapt<To> for $container
-        where
-            [T]: Adapt<To>,
-        {
-            type Adapted = <[T] as Adapt<To>>::Adapted;
-
-            fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
-                self.as_slice().adapt(to)
-            }
+    fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<To::Array, AdaptError> {
+        match cx.to().gpu() {
+            Some(_) => To::copy_from_host(self.view(), cx),
+            None => To::take_from_host(self.into_owned(), cx),
         }
-    )*};
-}
+    }
 
-like_slices!([] Vec<T>, [const N: usize] [T; N]);
-
-impl<T: Element, S: Data<Elem = T>, D: Dimension> Adapt<Gpu> for ArrayBase<S, D> {
-    type Adapted = GpuArray<T, D>;
-
-    fn adapt(&self, to: &Gpu) -> Result<Self::Adapted, AdaptError> {
-        Ok(GpuArray::from_array(to, self)?)
+    fn is_at(&self, to: &To) -> bool {
+        to.gpu().is_none()
     }
 }
 
-impl<T: Element, S: Data<Elem = T>, D: Dimension> Adapt<Host> for ArrayBase<S, D> {
-    type Adapted = Array<T, D>;
+impl<To, T, D, K> Adapt<To> for GpuArray<T, D, K>
+where
+    To: Receive<T, D>,
+    T: Element,
+    D: Dimension + 'static,
+    K: Kind,
+{
+    type Adapted = To::Array;
+    type Many = Separate;
 
-    fn adapt(&self, _: &Host) -> Result<Self::Adapted, AdaptError> {
-        Ok(self.to_owned())
+    fn adapt_with(&self, cx: &mut Context<'_, To>) -> Result<To::Array, AdaptError> {
+        To::copy_from_gpu(self.view(), cx)
+    }
+
+    fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<To::Array, AdaptError> {
+        To::take_from_gpu(self, cx)
+    }
+
+    fn is_at(&self, to: &To) -> bool {
+        to.gpu().is_some_and(|gpu| gpu.device() == self.gpu().device())
     }
 }
 
-impl<T: Element, S: Data<Elem = T>> Adapt<HostVec> for ArrayBase<S, Ix1> {
-    type Adapted = Vec<T>;
+impl<To, T, D> Adapt<To> for GpuView<'_, T, D>
+where
+    To: Receive<T, D>,
+    T: Element,
+    D: Dimension + 'static,
+{
+    type Adapted = To::Array;
+    type Many = Separate;
 
-    fn adapt(&self, _: &HostVec) -> Result<Self::Adapted, AdaptError> {
-        Ok(self.to_vec())
+    fn adapt_with(&self, cx: &mut Context<'_, To>) -> Result<To::Array, AdaptError> {
+        To::copy_from_gpu(self.view(), cx)
     }
-}
-
-/// Implements downloads of arrays and of views.
-macro_rules! downloads {
-    ($([$($parameters:tt)*] $storage:ty, $vector:ty);* $(;)?) => {$(
-        impl<T: Element, D: Dimension, $($parameters)*> Adapt<Host> for $storage {
-            type Adapted = Array<T, D>;
-
-            fn adapt(&self, _: &Host) -> Result<Self::Adapted, AdaptError> {
-                Ok(self.to_array()?)
-            }
-        }
-
-        impl<T: Element, $($parameters)*> Adapt<HostVec> for $vector {
-            type Adapted = Vec<T>;
-
-            fn adapt(&self, _: &HostVec) -> Result<Self::Adapted, AdaptError> {
-                Ok(self.to_vec()?)
-            }
-        }
-    )*};
-}
-
-downloads! {
-    [K: Kind] GpuArray<T, D, K>, GpuArray<T, Ix1, K>;
-    [] GpuView<'_, T, D>, GpuView<'_, T, Ix1>;
 }

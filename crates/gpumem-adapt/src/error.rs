@@ -1,38 +1,132 @@
 //! [`AdaptError`]: why a value could not be moved, and the part that failed.
 
+use core::error::Error;
+use core::fmt;
 use gpumem_array::ArrayError;
 use std::borrow::Cow;
 
 /// A value could not be moved. Parts that were already moved are released.
-#[derive(Debug, thiserror::Error)]
+///
+/// The text begins with the path of the part that failed, such as `layers[3].bias`. The error of the array layer is the
+/// [source](Error::source); if memory ran out, it contains the report of the pool.
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum AdaptError {
     /// An array could not be moved.
-    #[error(transparent)]
-    Array(#[from] ArrayError),
+    Array(ArrayError),
+    /// The program's own code refused a part; see [`AdaptError::custom`].
+    Custom(Box<dyn Error + Send + Sync>),
     /// A part of the value could not be moved.
-    #[error("{part}: {reason}")]
     Within {
-        /// The part, as named by the value: a field, a place in a tuple.
-        part: Cow<'static, str>,
-        /// The error of that part. It is not a `source`, because the text above includes it.
+        /// The part.
+        part: Part,
+        /// The error of that part.
         reason: Box<AdaptError>,
     },
 }
 
+/// A step from a value to one of its parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Part {
+    /// A field, by name; of a tuple, by number.
+    Field(Cow<'static, str>),
+    /// An item of a sequence.
+    Index(usize),
+    /// A value of a map, with its key as `Debug` shows it.
+    Key(String),
+}
+
 impl AdaptError {
-    /// Adds the name of the part that failed; for implementations of [`Adapt`](crate::Adapt).
+    /// An error of the program's own code, for implementations of [`Adapt`](crate::Adapt).
+    pub fn custom(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Custom(error.into())
+    }
+
+    /// Adds the part that failed, for implementations of [`Adapt`](crate::Adapt): the name of a field, the index of an item.
     #[must_use]
-    pub fn within(self, part: impl Into<Cow<'static, str>>) -> Self {
+    pub fn within(self, part: impl Into<Part>) -> Self {
         Self::Within { part: part.into(), reason: Box::new(self) }
     }
 
-    /// Returns the error of the array layer, without the names of parts.
+    /// The path of the part that failed, such as `layers[3].bias`. Empty if the value has no parts.
     #[must_use]
-    pub fn cause(&self) -> &ArrayError {
-        match self {
-            Self::Array(error) => error,
-            Self::Within { reason, .. } => reason.cause(),
+    pub fn path(&self) -> String {
+        let mut path = String::new();
+        let mut error = self;
+        while let Self::Within { part, reason } = error {
+            match part {
+                Part::Field(name) if path.is_empty() => path += name,
+                Part::Field(name) => path = path + "." + name,
+                Part::Index(index) => path = path + "[" + &index.to_string() + "]",
+                Part::Key(key) => path = path + "[" + key + "]",
+            }
+            error = reason;
         }
+        path
+    }
+
+    /// The error of the array layer, without the path. `None` for an error of the program's own code.
+    #[must_use]
+    pub fn cause(&self) -> Option<&ArrayError> {
+        match self.innermost() {
+            Self::Array(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    fn innermost(&self) -> &Self {
+        match self {
+            Self::Within { reason, .. } => reason.innermost(),
+            error => error,
+        }
+    }
+}
+
+impl fmt::Display for AdaptError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path();
+        if !path.is_empty() {
+            write!(f, "{path}: ")?;
+        }
+        match self.innermost() {
+            Self::Array(error) => error.fmt(f),
+            Self::Custom(error) => error.fmt(f),
+            Self::Within { .. } => Ok(()),
+        }
+    }
+}
+
+impl Error for AdaptError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self.innermost() {
+            Self::Array(error) => Some(error),
+            Self::Custom(error) => Some(&**error),
+            Self::Within { .. } => None,
+        }
+    }
+}
+
+impl From<ArrayError> for AdaptError {
+    fn from(error: ArrayError) -> Self {
+        Self::Array(error)
+    }
+}
+
+impl From<&'static str> for Part {
+    fn from(name: &'static str) -> Self {
+        Self::Field(Cow::Borrowed(name))
+    }
+}
+
+impl From<String> for Part {
+    fn from(name: String) -> Self {
+        Self::Field(Cow::Owned(name))
+    }
+}
+
+impl From<usize> for Part {
+    fn from(index: usize) -> Self {
+        Self::Index(index)
     }
 }

@@ -1,7 +1,7 @@
 //! Moves whole values to and from the GPU and keeps their type.
 //!
-//! [`Adapt`] rebuilds a value with its arrays moved to a target: a [`Gpu`](array::Gpu), the [`Host`] as `ndarray` arrays, or
-//! [`HostVec`] as `Vec`s. Tuples, options, wrappers such as [`Diagonal`] and structs generic over their storage keep their type.
+//! [`Adapt`] rebuilds a value with its arrays at a target: a [`Gpu`](array::Gpu), memory of another kind, the [`Host`] as `ndarray` arrays,
+//! or [`HostVec`] as `Vec`s. Containers, wrappers such as [`Diagonal`] and structs generic over their [`Storage`] keep their type.
 //!
 //! ```
 //! use gpumem_sim::SimConfig;
@@ -23,7 +23,8 @@
 //!
 //! # Features
 //!
-//! The features of [`mod@array`]: `backend-caching` and `backend-native` (both default), and `sim`.
+//! `derive` (not default) has `#[derive(Adapt)]`. The others are those of [`mod@array`]: `backend-caching` and `backend-native` (both
+//! default), `sim`, `half` and `complex`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -31,15 +32,30 @@
 mod adapt;
 mod arrays;
 mod containers;
+mod context;
 mod error;
+mod policy;
 mod storage;
+mod target;
 mod wrappers;
 
-pub use adapt::Adapt;
-pub use error::AdaptError;
+pub use adapt::{Adapt, Collect, Collected, Merged, Separate};
+pub use context::Context;
+pub use error::{AdaptError, Part};
+#[cfg(feature = "derive")]
+#[doc(inline)]
+pub use gpumem_adapt_derive::Adapt;
 pub use gpumem_array as array;
-pub use storage::{Host, HostVec, Storage};
+#[cfg(feature = "half")]
+pub use policy::{Bf16, F16};
+pub use policy::{F32, Keep, Policy, Single};
+pub use storage::{Host, HostVec, Shaped, Storage};
+pub use target::{Destination, Receive, Target};
 pub use wrappers::Diagonal;
+
+/// What `#[derive(Adapt)]` uses beyond the public items.
+#[doc(hidden)]
+pub mod derived;
 
 /// The example of the README.
 #[cfg(doctest)]

@@ -1,59 +1,146 @@
-//! Targets on the host, and the trait that wrappers require of their array.
+//! [`Storage`]: the families of arrays that a model is generic over. [`Shaped`]: what wrappers require of the array inside.
 
-use gpumem_array::ndarray::{Array1, ArrayView1, Ix1};
+use gpumem_array::kind::{Device, Pinned, Unified};
+use gpumem_array::ndarray::{Array, ArrayView, Dimension};
 use gpumem_array::{Element, GpuArray, GpuView, PinnedArray, UnifiedArray};
 
-/// The host, as `ndarray` arrays: a target of [`Adapt`](crate::Adapt).
+/// A family of arrays: the place where a model that is generic over it has its arrays.
+///
+/// | family | its arrays |
+/// | --- | --- |
+/// | [`Host`] | [`ndarray::Array<T, D>`](Array) |
+/// | [`Device`] | [`GpuArray<T, D>`](GpuArray), in device memory |
+/// | [`Unified`] | [`UnifiedArray<T, D>`](UnifiedArray) |
+/// | [`Pinned`] | [`PinnedArray<T, D>`](PinnedArray) |
+///
+/// ```
+/// use gpumem_adapt::array::ndarray::{Ix1, Ix2};
+/// use gpumem_adapt::{Host, Storage};
+///
+/// struct Dense<S: Storage> {
+///     weight: S::Array<f32, Ix2>,
+///     bias: S::Array<f32, Ix1>,
+/// }
+///
+/// impl Dense<Host> {
+///     fn zeros(inputs: usize, outputs: usize) -> Self {
+///         use gpumem_adapt::array::ndarray::{Array1, Array2};
+///         Self { weight: Array2::zeros((outputs, inputs)), bias: Array1::zeros(outputs) }
+///     }
+/// }
+/// # let dense = Dense::zeros(2, 3);
+/// # assert_eq!((dense.weight.len(), dense.bias.len()), (6, 3));
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a family of arrays",
+    note = "the families are `Host`, and of `gpumem_array::kind`: `Device`, `Unified`, `Pinned`"
+)]
+pub trait Storage: 'static {
+    /// An array of the family.
+    type Array<T: Element, D: Dimension + 'static>: Shaped<Elem = T> + Send + Sync + 'static;
+}
+
+/// The host: the family of `ndarray` arrays, and a target of [`Adapt`](crate::Adapt).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Host;
 
-/// The host, as `Vec`s: a target of [`Adapt`](crate::Adapt) for one-dimensional arrays.
+/// The host, with one-dimensional arrays as `Vec`s: a target of [`Adapt`](crate::Adapt). Arrays of other dimensions become `ndarray`
+/// arrays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostVec;
 
-/// One-dimensional storage, which wrappers such as [`Diagonal`](crate::Diagonal) require of their array.
-///
-/// The methods read no elements, so they cost the same on host and device.
-#[expect(clippy::len_without_is_empty, reason = "every storage has an `is_empty` of its own")]
-pub trait Storage {
+impl Storage for Host {
+    type Array<T: Element, D: Dimension + 'static> = Array<T, D>;
+}
+
+macro_rules! families {
+    ($($kind:ty)*) => {$(
+        impl Storage for $kind {
+            type Array<T: Element, D: Dimension + 'static> = GpuArray<T, D, $kind>;
+        }
+    )*};
+}
+
+families!(Device Unified Pinned);
+
+/// Types that have elements in a shape, on the host or on a device. The methods read no elements, so they cost the same on both.
+#[expect(clippy::len_without_is_empty, reason = "every such type has an `is_empty` of its own")]
+pub trait Shaped {
     /// The element type.
     type Elem;
 
     /// The number of elements.
     fn len(&self) -> usize;
 
+    /// The lengths of the axes.
+    fn lengths(&self) -> Vec<usize>;
+
     /// The type without paths: `Vec<f32>`, `GpuArray<f32, Ix1>`.
     fn type_name() -> String;
 }
 
-macro_rules! storages {
-    ($([$($bound:ident)?] $storage:ty, $name:literal);* $(;)?) => {$(
-        impl<T $(: $bound)?> Storage for $storage {
+impl<T> Shaped for Vec<T> {
+    type Elem = T;
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn lengths(&self) -> Vec<usize> {
+        vec![self.len()]
+    }
+
+    fn type_name() -> String {
+        format!("Vec<{}>", short_name::<T>())
+    }
+}
+
+macro_rules! shaped {
+    ($([$($bound:ident)?] $array:ty, $name:expr;)*) => {$(
+        impl<T $(: $bound)?, D: Dimension> Shaped for $array {
             type Elem = T;
 
             fn len(&self) -> usize {
                 self.len()
             }
 
+            fn lengths(&self) -> Vec<usize> {
+                self.shape().to_vec()
+            }
+
             fn type_name() -> String {
-                format!($name, short_name::<T>())
+                $name(short_name::<T>(), D::NDIM)
             }
         }
     )*};
 }
 
-storages! {
-    [] Vec<T>, "Vec<{}>";
-    [] Array1<T>, "Array1<{}>";
-    [] ArrayView1<'_, T>, "ArrayView1<{}>";
-    [Element] GpuArray<T, Ix1>, "GpuArray<{}, Ix1>";
-    [Element] UnifiedArray<T, Ix1>, "UnifiedArray<{}, Ix1>";
-    [Element] PinnedArray<T, Ix1>, "PinnedArray<{}, Ix1>";
-    [Element] GpuView<'_, T, Ix1>, "GpuView<{}, Ix1>";
+shaped! {
+    [] Array<T, D>, |element, axes| on_host("Array", element, axes);
+    [] ArrayView<'_, T, D>, |element, axes| on_host("ArrayView", element, axes);
+    [Element] GpuArray<T, D>, |element, axes| on_gpu("GpuArray", element, axes);
+    [Element] UnifiedArray<T, D>, |element, axes| on_gpu("UnifiedArray", element, axes);
+    [Element] PinnedArray<T, D>, |element, axes| on_gpu("PinnedArray", element, axes);
+    [Element] GpuView<'_, T, D>, |element, axes| on_gpu("GpuView", element, axes);
+}
+
+/// As `ndarray` names its aliases: `Array1<f32>`, `ArrayD<f32>`.
+fn on_host(name: &str, element: &str, axes: Option<usize>) -> String {
+    match axes {
+        Some(axes) => format!("{name}{axes}<{element}>"),
+        None => format!("{name}D<{element}>"),
+    }
+}
+
+fn on_gpu(name: &str, element: &str, axes: Option<usize>) -> String {
+    match axes {
+        Some(axes) => format!("{name}<{element}, Ix{axes}>"),
+        None => format!("{name}<{element}, IxDyn>"),
+    }
 }
 
 /// The last part of a type's path.
 fn short_name<T>() -> &'static str {
-    let path = std::any::type_name::<T>();
+    let path = core::any::type_name::<T>();
     path.rsplit("::").next().unwrap_or(path)
 }

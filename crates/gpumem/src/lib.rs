@@ -12,7 +12,7 @@
 //! | `sim` | `sim` | `gpumem-sim` | a driver without a GPU, for tests |
 //!
 //! A layer turns on those that it needs. `backend-caching` and `backend-native` (both default) select the pool's backends; without
-//! them it has only `none`. `half` and `complex` allow elements of the crates of those names (`num-complex`). `nvrtc` compiles
+//! them it has only `none`. `derive` has `#[derive(Adapt)]`. `half` and `complex` allow elements of the crates of those names (`num-complex`). `nvrtc` compiles
 //! kernels from CUDA C++ text at run time. `serde` and `nvml` are features of the pool. No feature links to CUDA: the libraries of the
 //! driver and of the compiler are loaded at run time.
 //!
@@ -62,7 +62,7 @@ pub use gpumem_sim as sim;
 pub use gpumem_sys as sys;
 
 #[cfg(feature = "adapt")]
-pub use gpumem_adapt::{Adapt, AdaptError, Diagonal, Host, HostVec};
+pub use gpumem_adapt::{Adapt, AdaptError, Destination, Diagonal, Host, HostVec, Storage};
 #[cfg(feature = "array")]
 pub use gpumem_array::{
     ArrayError, Element, Gpu, GpuArray, GpuGraph, GpuView, GpuViewMut, Numeric, Operand, PinnedArray,

@@ -38,13 +38,24 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
             ("complex", false),
         ],
     ),
-    ("gpumem-adapt", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
+    (
+        "gpumem-adapt",
+        &[
+            ("backend-caching", false),
+            ("backend-native", false),
+            ("sim", false),
+            ("derive", false),
+            ("half", false),
+            ("complex", false),
+        ],
+    ),
     (
         "gpumem",
         &[
             ("pool", false),
             ("array", false),
             ("adapt", false),
+            ("derive", false),
             ("sim", false),
             ("backend-caching", false),
             ("backend-native", false),

@@ -1,14 +1,14 @@
 //! The model: one dense layer with one output, generic over the place of its parameters.
 //!
-//! `Dense<Array1<f32>>` is on the host, `Dense<GpuArray<f32, Ix1>>` on the device; [`Adapt`] converts between them field by
-//! field, as for a model of any size.
+//! `Dense<Array1<f32>>` is on the host, `Dense<GpuArray<f32, Ix1>>` on the device; [`Adapt`] is derived and
+//! converts between them field by field, as for a model of any size.
 
 use crate::data::uniform;
-use gpumem_adapt::{Adapt, AdaptError};
+use gpumem_adapt::Adapt;
 use ndarray::Array1;
 
 /// `output = input · weight + bias`; the bias is an array of one element, so that it is on the device like the weight.
-#[derive(Clone, Debug)]
+#[derive(Adapt, Clone, Debug)]
 pub(crate) struct Dense<A> {
     pub(crate) weight: A,
     pub(crate) bias: A,
@@ -22,16 +22,5 @@ impl Dense<Array1<f32>> {
         let weight =
             Array1::from_shape_fn(inputs, |i| (2.0 * uniform(seed, u64::MAX - 1 - i as u64) - 1.0) * bound);
         Self { weight, bias: Array1::zeros(1) }
-    }
-}
-
-impl<To, A: Adapt<To>> Adapt<To> for Dense<A> {
-    type Adapted = Dense<A::Adapted>;
-
-    fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
-        Ok(Dense {
-            weight: self.weight.adapt(to).map_err(|error| error.within("weight"))?,
-            bias: self.bias.adapt(to).map_err(|error| error.within("bias"))?,
-        })
     }
 }

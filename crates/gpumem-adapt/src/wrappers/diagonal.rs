@@ -1,7 +1,11 @@
 //! [`Diagonal`]: a square matrix that is zero off its diagonal.
 
 use super::print;
-use crate::{Adapt, AdaptError, HostVec, Storage};
+use crate::adapt::{Adapt, Separate};
+use crate::context::Context;
+use crate::error::AdaptError;
+use crate::storage::{HostVec, Shaped};
+use crate::target::Target;
 use core::fmt;
 
 /// A square matrix of which only the diagonal is stored, as an array of any kind.
@@ -43,7 +47,7 @@ impl<A> Diagonal<A> {
     }
 }
 
-impl<A: Storage> Diagonal<A> {
+impl<A: Shaped> Diagonal<A> {
     /// The numbers of rows and columns.
     #[must_use]
     pub fn shape(&self) -> [usize; 2] {
@@ -51,17 +55,26 @@ impl<A: Storage> Diagonal<A> {
     }
 }
 
-impl<To, A: Adapt<To>> Adapt<To> for Diagonal<A> {
+impl<To: Target, A: Adapt<To>> Adapt<To> for Diagonal<A> {
     type Adapted = Diagonal<A::Adapted>;
+    type Many = Separate;
 
-    fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
-        self.diagonal.adapt(to).map(Diagonal::new)
+    fn adapt_with(&self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
+        self.diagonal.adapt_with(cx).map(Diagonal::new)
+    }
+
+    fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
+        self.diagonal.into_adapted_with(cx).map(Diagonal::new)
+    }
+
+    fn is_at(&self, to: &To) -> bool {
+        self.diagonal.is_at(to)
     }
 }
 
 impl<A> fmt::Display for Diagonal<A>
 where
-    A: Storage + Adapt<HostVec, Adapted = Vec<<A as Storage>::Elem>>,
+    A: Shaped + Adapt<HostVec, Adapted = Vec<<A as Shaped>::Elem>>,
     A::Elem: fmt::Debug,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,0 +1,206 @@
+//! Type parameters: what each becomes in the result, and how the types of fields change with them.
+
+use proc_macro2::{Ident, TokenStream};
+use quote::quote;
+use std::collections::BTreeMap;
+use syn::visit::Visit;
+use syn::visit_mut::VisitMut;
+use syn::{GenericParam, Generics, Path, Type, TypeParamBound, TypePath, WherePredicate, parse_quote};
+
+/// What a type parameter stands for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A family of arrays, bound by `Storage`.
+    Storage,
+    /// The type of elements, bound by `Element` or `Numeric`.
+    Element,
+    /// A part of the value.
+    Value,
+    /// In no field that is adapted.
+    Unchanged,
+}
+
+/// The type parameters with their roles.
+pub(crate) struct Parameters {
+    roles: BTreeMap<Ident, Role>,
+    krate: Path,
+}
+
+impl Parameters {
+    /// `adapted` are the types of the fields that are adapted.
+    pub(crate) fn new(generics: &Generics, adapted: &[&Type], krate: &Path) -> Self {
+        let roles = generics.type_params().map(|parameter| {
+            let mut bounds: Vec<&TypeParamBound> = parameter.bounds.iter().collect();
+            for predicate in generics.where_clause.iter().flat_map(|clause| &clause.predicates) {
+                if let WherePredicate::Type(predicate) = predicate
+                    && matches!(&predicate.bounded_ty, Type::Path(path) if path.path.is_ident(&parameter.ident))
+                {
+                    bounds.extend(&predicate.bounds);
+                }
+            }
+            let is_bound_by = |name: &str| bounds.iter().any(|bound| is_trait(bound, name));
+            let role = if is_bound_by("Storage") {
+                Role::Storage
+            } else if is_bound_by("Element") || is_bound_by("Numeric") {
+                Role::Element
+            } else if adapted.iter().any(|field| mentions(field, &parameter.ident)) {
+                Role::Value
+            } else {
+                Role::Unchanged
+            };
+            (parameter.ident.clone(), role)
+        });
+        Self { roles: roles.collect(), krate: krate.clone() }
+    }
+
+    pub(crate) fn role(&self, parameter: &Ident) -> Option<Role> {
+        self.roles.get(parameter).copied()
+    }
+
+    /// The parameters of one role.
+    pub(crate) fn of_role(&self, role: Role) -> impl Iterator<Item = &Ident> {
+        self.roles.iter().filter(move |(_, found)| **found == role).map(|(ident, _)| ident)
+    }
+
+    /// Whether the type is a parameter.
+    pub(crate) fn is_parameter(&self, ty: &Type) -> bool {
+        match ty {
+            Type::Path(path) => path.path.get_ident().is_some_and(|ident| self.roles.contains_key(ident)),
+            _ => false,
+        }
+    }
+
+    /// The type in the result.
+    pub(crate) fn adapted(&self, ty: &Type) -> Type {
+        self.replaced(ty, &|ident, role| self.becomes(ident, role))
+    }
+
+    /// The type with all families of arrays replaced by one.
+    pub(crate) fn in_family(&self, ty: &Type, family: &TokenStream) -> Type {
+        self.replaced(ty, &|ident, role| match role {
+            Role::Storage => family.clone(),
+            _ => quote!(#ident),
+        })
+    }
+
+    /// What a parameter becomes.
+    pub(crate) fn becomes(&self, ident: &Ident, role: Role) -> TokenStream {
+        let krate = &self.krate;
+        match role {
+            Role::Storage => quote!(<__To as #krate::Target>::Storage),
+            Role::Element => quote!(<<__To as #krate::Target>::Policy as #krate::Policy<#ident>>::Elem),
+            Role::Value => quote!(<#ident as #krate::Adapt<__To>>::Adapted),
+            Role::Unchanged => quote!(#ident),
+        }
+    }
+
+    fn replaced(&self, ty: &Type, becomes: &dyn Fn(&Ident, Role) -> TokenStream) -> Type {
+        let mut ty = ty.clone();
+        Replace { parameters: self, becomes }.visit_type_mut(&mut ty);
+        ty
+    }
+
+    /// The arguments of the result's type, in angle brackets.
+    pub(crate) fn arguments(&self, generics: &Generics) -> TokenStream {
+        let arguments = generics.params.iter().map(|parameter| match parameter {
+            GenericParam::Lifetime(parameter) => {
+                let lifetime = &parameter.lifetime;
+                quote!(#lifetime)
+            }
+            GenericParam::Const(parameter) => {
+                let ident = &parameter.ident;
+                quote!(#ident)
+            }
+            GenericParam::Type(parameter) => {
+                let role = self.role(&parameter.ident).unwrap_or(Role::Unchanged);
+                self.becomes(&parameter.ident, role)
+            }
+        });
+        match generics.params.is_empty() {
+            true => quote!(),
+            false => quote!(<#(#arguments),*>),
+        }
+    }
+
+    /// The bounds of the parameters, as the result's type requires them.
+    pub(crate) fn bounds(&self, generics: &Generics) -> Vec<WherePredicate> {
+        let mut bounds = Vec::new();
+        for parameter in generics.type_params() {
+            let role = self.role(&parameter.ident).unwrap_or(Role::Unchanged);
+            let (ty, replace) = (self.becomes(&parameter.ident, role), |bound: &TypeParamBound| {
+                let mut bound = bound.clone();
+                let becomes = |ident: &Ident, role| self.becomes(ident, role);
+                Replace { parameters: self, becomes: &becomes }.visit_type_param_bound_mut(&mut bound);
+                bound
+            });
+            // Holds for every family of arrays, and for the elements of every policy.
+            let is_implied = |bound: &&TypeParamBound| {
+                (role == Role::Storage && is_trait(bound, "Storage"))
+                    || (role == Role::Element && is_trait(bound, "Element"))
+            };
+            let required = parameter.bounds.iter().filter(|bound| !is_implied(bound)).map(replace);
+            let required: Vec<TypeParamBound> = required.collect();
+            if role != Role::Unchanged && !required.is_empty() {
+                bounds.push(parse_quote!(#ty: #(#required)+*));
+            }
+        }
+        for predicate in generics.where_clause.iter().flat_map(|clause| &clause.predicates) {
+            let mut predicate = predicate.clone();
+            let becomes = |ident: &Ident, role| self.becomes(ident, role);
+            Replace { parameters: self, becomes: &becomes }.visit_where_predicate_mut(&mut predicate);
+            bounds.push(predicate);
+        }
+        bounds
+    }
+}
+
+/// Replaces parameters in types.
+struct Replace<'a> {
+    parameters: &'a Parameters,
+    becomes: &'a dyn Fn(&Ident, Role) -> TokenStream,
+}
+
+impl VisitMut for Replace<'_> {
+    fn visit_type_mut(&mut self, ty: &mut Type) {
+        syn::visit_mut::visit_type_mut(self, ty);
+        let Type::Path(TypePath { qself: None, path, .. }) = ty else { return };
+        let Some(first) = path.segments.first().filter(|_| path.leading_colon.is_none()) else { return };
+        let Some(role) = self.parameters.role(&first.ident).filter(|role| *role != Role::Unchanged) else {
+            return;
+        };
+        let (new, krate) = ((self.becomes)(&first.ident, role), &self.parameters.krate);
+        let rest: Vec<_> = path.segments.iter().skip(1).collect();
+        match (rest.as_slice(), role) {
+            ([], _) => *ty = parse_quote!(#new),
+            // `S::Array<f32, Ix2>`
+            ([..], Role::Storage) => *ty = parse_quote!(<#new as #krate::Storage>::#(#rest)::*),
+            // `A::Item` of another trait: its implementation for the new type is looked up by the compiler.
+            ([..], _) => *ty = parse_quote!(<#new>::#(#rest)::*),
+        }
+    }
+}
+
+/// Whether a type mentions an identifier.
+pub(crate) fn mentions(ty: &Type, ident: &Ident) -> bool {
+    struct Search<'a> {
+        ident: &'a Ident,
+        found: bool,
+    }
+    impl<'ast> Visit<'ast> for Search<'_> {
+        fn visit_ident(&mut self, ident: &'ast Ident) {
+            self.found |= ident == self.ident;
+        }
+    }
+    let mut search = Search { ident, found: false };
+    search.visit_type(ty);
+    search.found
+}
+
+fn is_trait(bound: &TypeParamBound, name: &str) -> bool {
+    match bound {
+        TypeParamBound::Trait(bound) => {
+            bound.path.segments.last().is_some_and(|segment| segment.ident == name)
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,337 @@
+//! Targets: where [`Adapt`](crate::Adapt) moves arrays, and how each target receives them.
+
+use crate::context::Context;
+use crate::error::AdaptError;
+use crate::policy::{Keep, Policy, Single};
+use crate::storage::{Host, HostVec, Storage};
+use core::any::Any;
+use core::fmt;
+use core::marker::PhantomData;
+use gpumem_array::kind::{Device, Kind, Pinned, Unified};
+use gpumem_array::ndarray::{Array, ArrayView, Dimension, Ix0, Ix1, Ix2, Ix3, Ix4, Ix5, Ix6, IxDyn};
+use gpumem_array::{Element, Gpu, GpuArray, GpuView, Memory};
+use sealed::OnGpu;
+
+/// A place that values are moved to.
+///
+/// | target | arrays become |
+/// | --- | --- |
+/// | [`Gpu`] | [`GpuArray<T, D>`](GpuArray) |
+/// | [`Gpu::unified`], [`Gpu::pinned`] | arrays of that kind of memory |
+/// | [`Destination`] | the same, with other element types and options |
+/// | [`Host`] | [`ndarray::Array<T, D>`](Array) |
+/// | [`HostVec`] | `Vec<T>` in one dimension, otherwise `ndarray` arrays |
+#[diagnostic::on_unimplemented(
+    message = "values cannot be moved to `{Self}`",
+    note = "the targets are a `Gpu`, `gpu.unified()`, `gpu.pinned()`, `Destination::new(&gpu)`, `Host` and `HostVec`"
+)]
+pub trait Target: sealed::Sealed + Sized {
+    /// The family of arrays of the target. For [`HostVec`] that of the host, without one-dimensional arrays.
+    type Storage: Storage;
+    /// The element policy.
+    type Policy: 'static;
+    /// The `Gpu` of the target; `None` for the host.
+    fn gpu(&self) -> Option<&Gpu>;
+}
+
+/// A target that has arrays of `T`. Every target has, except where its element policy has no rule for `T`.
+#[diagnostic::on_unimplemented(
+    message = "arrays of `{T}` cannot be moved to `{Self}`",
+    label = "this target has no such arrays"
+)]
+pub trait Receive<T: Element, D: Dimension + 'static>: Target {
+    /// The type of the array at the target.
+    type Array;
+    /// Copies elements of the host.
+    #[doc(hidden)]
+    fn copy_from_host(
+        array: ArrayView<'_, T, D>,
+        cx: &mut Context<'_, Self>,
+    ) -> Result<Self::Array, AdaptError>;
+    /// Moves elements of the host.
+    #[doc(hidden)]
+    fn take_from_host(array: Array<T, D>, cx: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError> {
+        Self::copy_from_host(array.view(), cx)
+    }
+    /// Copies elements of a device.
+    #[doc(hidden)]
+    fn copy_from_gpu(view: GpuView<'_, T, D>, cx: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError>;
+    /// Moves elements of a device.
+    #[doc(hidden)]
+    fn take_from_gpu<K: Kind>(
+        array: GpuArray<T, D, K>,
+        cx: &mut Context<'_, Self>,
+    ) -> Result<Self::Array, AdaptError> {
+        Self::copy_from_gpu(array.view(), cx)
+    }
+}
+
+/// A GPU as a target, with a kind of memory, an element policy and options.
+///
+/// ```
+/// use gpumem_adapt::array::{Gpu, UnifiedArray, ndarray::Ix1, pool::{Device, Pool}};
+/// use gpumem_adapt::{Adapt, Destination, F32};
+///
+/// let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+/// let gpu = Gpu::new(&Pool::new(&device)?)?;
+/// let destination = Destination::new(&gpu).unified().elements::<F32>();
+/// let up: UnifiedArray<f32, Ix1> = vec![0.5_f64, 1.5].adapt(&destination)?;
+/// assert_eq!(up[1], 1.5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Destination<K = Device, P = Keep> {
+    gpu: Gpu,
+    /// Has no values of `K` or `P`.
+    types: PhantomData<fn() -> (K, P)>,
+}
+
+impl Destination {
+    /// Device memory of `gpu`, on its stream. Elements keep their types.
+    #[must_use]
+    pub fn new(gpu: &Gpu) -> Self {
+        Self { gpu: gpu.clone(), types: PhantomData }
+    }
+
+    /// Device memory of `gpu`, with elements in single precision: see [`Single`].
+    #[must_use]
+    pub fn single(gpu: &Gpu) -> Destination<Device, Single> {
+        Self::new(gpu).elements()
+    }
+}
+
+impl<K, P> Destination<K, P> {
+    /// Chooses unified memory.
+    #[must_use]
+    pub fn unified(self) -> Destination<Unified, P> {
+        self.with()
+    }
+
+    /// Chooses pinned host memory.
+    #[must_use]
+    pub fn pinned(self) -> Destination<Pinned, P> {
+        self.with()
+    }
+
+    /// Chooses the element policy: [`Keep`], [`Single`], [`F32`](crate::F32), `F16`, `Bf16`, or your own.
+    #[must_use]
+    pub fn elements<Q>(self) -> Destination<K, Q> {
+        self.with()
+    }
+
+    fn with<L, Q>(self) -> Destination<L, Q> {
+        Destination { gpu: self.gpu, types: PhantomData }
+    }
+}
+
+impl<K, P> Clone for Destination<K, P> {
+    fn clone(&self) -> Self {
+        Self { gpu: self.gpu.clone(), types: PhantomData }
+    }
+}
+
+impl<K: Kind, P> fmt::Debug for Destination<K, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Destination")
+            .field("gpu", &self.gpu)
+            .field("kind", &K::NAME)
+            .field("elements", &core::any::type_name::<P>())
+            .finish_non_exhaustive()
+    }
+}
+
+mod sealed {
+    use super::{Destination, Gpu, Host, HostVec, Kind, Memory, Target};
+
+    pub trait Sealed {}
+
+    /// A target on a GPU.
+    pub trait OnGpu: Target {
+        type Kind: Kind;
+        fn place(&self) -> Memory<'_, Self::Kind>;
+    }
+
+    impl Sealed for Gpu {}
+    impl<K> Sealed for Memory<'_, K> {}
+    impl<K, P> Sealed for Destination<K, P> {}
+    impl Sealed for Host {}
+    impl Sealed for HostVec {}
+}
+
+macro_rules! on_gpu {
+    ($([$($parameters:tt)*] $target:ty, $kind:ty, $policy:ty, |$self:ident| $gpu:expr;)*) => {$(
+        impl<$($parameters)*> Target for $target {
+            type Storage = $kind;
+            type Policy = $policy;
+
+            fn gpu(&$self) -> Option<&Gpu> {
+                Some($gpu)
+            }
+        }
+
+        impl<$($parameters)*> OnGpu for $target {
+            type Kind = $kind;
+
+            fn place(&$self) -> Memory<'_, $kind> {
+                $gpu.memory()
+            }
+        }
+    )*};
+}
+
+on_gpu! {
+    [] Gpu, Device, Keep, |self| self;
+    [K: Kind + Storage] Memory<'_, K>, K, Keep, |self| gpumem_array::Place::gpu(self);
+    [K: Kind + Storage, P: 'static] Destination<K, P>, K, P, |self| &self.gpu;
+}
+
+impl Target for Host {
+    type Storage = Host;
+    type Policy = Keep;
+
+    fn gpu(&self) -> Option<&Gpu> {
+        None
+    }
+}
+
+impl Target for HostVec {
+    type Storage = Host;
+    type Policy = Keep;
+
+    fn gpu(&self) -> Option<&Gpu> {
+        None
+    }
+}
+
+/// The element type that `T` has at a target.
+type ElemAt<To, T> = <<To as Target>::Policy as Policy<T>>::Elem;
+
+impl<T, D, To> Receive<T, D> for To
+where
+    T: Element,
+    D: Dimension + 'static,
+    To: OnGpu,
+    To::Policy: Policy<T>,
+{
+    type Array = GpuArray<ElemAt<To, T>, D, To::Kind>;
+
+    fn copy_from_host(
+        array: ArrayView<'_, T, D>,
+        cx: &mut Context<'_, Self>,
+    ) -> Result<Self::Array, AdaptError> {
+        let place = cx.to().place();
+        if let Some(elements) = array.as_slice()
+            && let Some(elements) = To::Policy::unchanged(elements)
+            && let Ok(array) = ArrayView::from_shape(array.raw_dim(), elements)
+        {
+            return Ok(GpuArray::from_array(&place, &array)?);
+        }
+        Ok(GpuArray::from_array(&place, &array.mapv(To::Policy::convert))?)
+    }
+
+    fn copy_from_gpu(view: GpuView<'_, T, D>, cx: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError> {
+        if is_same::<T, ElemAt<To, T>>()
+            && let Ok(array) = same(view.copy_to(&cx.to().place())?)
+        {
+            return Ok(array);
+        }
+        Self::copy_from_host(view.to_array()?.view(), cx)
+    }
+
+    fn take_from_gpu<K: Kind>(
+        array: GpuArray<T, D, K>,
+        cx: &mut Context<'_, Self>,
+    ) -> Result<Self::Array, AdaptError> {
+        let place = cx.to().place();
+        let gpu = gpumem_array::Place::gpu(&place);
+        let array = if array.gpu().device() == gpu.device() { same(array) } else { Err(array) };
+        match array {
+            Ok(array) => Ok(Self::Array::into_gpu(array, gpu)?),
+            Err(array) => Self::copy_from_gpu(array.view(), cx),
+        }
+    }
+}
+
+impl<T: Element, D: Dimension + 'static> Receive<T, D> for Host {
+    type Array = Array<T, D>;
+
+    fn copy_from_host(
+        array: ArrayView<'_, T, D>,
+        _: &mut Context<'_, Self>,
+    ) -> Result<Array<T, D>, AdaptError> {
+        Ok(array.to_owned())
+    }
+
+    fn take_from_host(array: Array<T, D>, _: &mut Context<'_, Self>) -> Result<Array<T, D>, AdaptError> {
+        Ok(array)
+    }
+
+    fn copy_from_gpu(view: GpuView<'_, T, D>, _: &mut Context<'_, Self>) -> Result<Array<T, D>, AdaptError> {
+        Ok(view.to_array()?)
+    }
+}
+
+impl<T: Element> Receive<T, Ix1> for HostVec {
+    type Array = Vec<T>;
+
+    fn copy_from_host(array: ArrayView<'_, T, Ix1>, _: &mut Context<'_, Self>) -> Result<Vec<T>, AdaptError> {
+        Ok(array.to_vec())
+    }
+
+    fn take_from_host(array: Array<T, Ix1>, _: &mut Context<'_, Self>) -> Result<Vec<T>, AdaptError> {
+        if array.as_slice().is_none() {
+            return Ok(array.to_vec());
+        }
+        let len = array.len();
+        let (mut elements, start) = array.into_raw_vec_and_offset();
+        elements.drain(..start.unwrap_or(0));
+        elements.truncate(len);
+        Ok(elements)
+    }
+
+    fn copy_from_gpu(view: GpuView<'_, T, Ix1>, _: &mut Context<'_, Self>) -> Result<Vec<T>, AdaptError> {
+        Ok(view.to_vec()?)
+    }
+}
+
+macro_rules! as_arrays {
+    ($($dimension:ty)*) => {$(
+        impl<T: Element> Receive<T, $dimension> for HostVec {
+            type Array = Array<T, $dimension>;
+
+            fn copy_from_host(
+                array: ArrayView<'_, T, $dimension>,
+                _: &mut Context<'_, Self>,
+            ) -> Result<Self::Array, AdaptError> {
+                Ok(array.to_owned())
+            }
+
+            fn take_from_host(array: Self::Array, _: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError> {
+                Ok(array)
+            }
+
+            fn copy_from_gpu(
+                view: GpuView<'_, T, $dimension>,
+                _: &mut Context<'_, Self>,
+            ) -> Result<Self::Array, AdaptError> {
+                Ok(view.to_array()?)
+            }
+        }
+    )*};
+}
+
+as_arrays!(Ix0 Ix2 Ix3 Ix4 Ix5 Ix6 IxDyn);
+
+fn is_same<A: 'static, B: 'static>() -> bool {
+    core::any::TypeId::of::<A>() == core::any::TypeId::of::<B>()
+}
+
+/// The value as one of type `B`, if that is its type.
+pub(crate) fn same<A: 'static, B: 'static>(value: A) -> Result<B, A> {
+    let mut value = Some(value);
+    let found = (&mut value as &mut dyn Any).downcast_mut::<Option<B>>().and_then(Option::take);
+    match (found, value) {
+        (Some(found), _) => Ok(found),
+        (None, Some(value)) => Err(value),
+        (None, None) => unreachable!("a value that is taken is found"),
+    }
+}
