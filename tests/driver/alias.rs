@@ -7,7 +7,7 @@ use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::driver::vmm::{PIECE, Vmm, read_write};
-use gpumem_tests::fixtures::pattern::{Ledger, Patterns, Wrong};
+use gpumem_tests::fixtures::pattern::{MismatchBuffer, Patterns, Wrong};
 use gpumem_tests::sys::types::*;
 use gpumem_tests::sys::{Driver, DriverError, DriverKind};
 use std::ptr::null_mut;
@@ -204,7 +204,7 @@ const THERE: usize = 1;
 struct Pair {
     gpu: Vmm,
     patterns: Patterns,
-    ledger: Ledger,
+    mismatches: MismatchBuffer,
     /// The size of the handle and of each mapping.
     whole_bytes: usize,
     /// The size of each pattern.
@@ -225,8 +225,8 @@ impl Pair {
         };
         let handle = gpu.create(whole_bytes).unwrap();
         let at = [0, 1].map(|_| gpu.reserve(whole_bytes).unwrap());
-        let (patterns, ledger) = (Patterns::load(driver).unwrap(), Ledger::new(driver).unwrap());
-        let pair = Self { gpu, patterns, ledger, whole_bytes, size_bytes, rounds, handle, at, key: 0 };
+        let (patterns, mismatches) = (Patterns::load(driver).unwrap(), MismatchBuffer::new(driver).unwrap());
+        let pair = Self { gpu, patterns, mismatches, whole_bytes, size_bytes, rounds, handle, at, key: 0 };
         [HERE, THERE].into_iter().for_each(|place| pair.map(place).unwrap());
         Some(pair)
     }
@@ -261,8 +261,8 @@ impl Pair {
     }
 
     fn check_at(&self, address: CUdeviceptr, stream: CUstream) -> Result<(), DriverError> {
-        // SAFETY: the memory, the ledger and the streams live until `finish`.
-        unsafe { self.patterns.check(address, self.size_bytes, self.key, self.ledger, stream) }
+        // SAFETY: the memory, the mismatches and the streams live until `finish`.
+        unsafe { self.patterns.check(address, self.size_bytes, self.key, self.mismatches, stream) }
     }
 
     /// Pinned host memory for one pattern.
@@ -301,9 +301,9 @@ impl Pair {
     /// Waits for all work, releases everything, and fails if a word was wrong.
     fn finish(self, streams: impl IntoIterator<Item = CUstream>) -> Result<(), DriverError> {
         let driver = &self.gpu.driver;
-        // SAFETY: closing the ledger waits for all work of the device; nothing is used afterwards.
+        // SAFETY: closing the mismatches waits for all work of the device; nothing is used afterwards.
         unsafe {
-            let wrong = self.ledger.close(driver)?;
+            let wrong = self.mismatches.close(driver)?;
             [HERE, THERE].into_iter().try_for_each(|place| self.unmap(place))?;
             self.at.into_iter().try_for_each(|address| driver.cuMemAddressFree(address, self.whole_bytes))?;
             driver.cuMemRelease(self.handle)?;
@@ -318,7 +318,7 @@ impl Pair {
 struct Far {
     context: CUcontext,
     patterns: Patterns,
-    ledger: Ledger,
+    mismatches: MismatchBuffer,
     stream: CUstream,
     event: CUevent,
 }
@@ -341,8 +341,8 @@ impl Far {
             within(driver, context, || {
                 driver.cuStreamCreate(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING.0)?;
                 driver.cuEventCreate(&mut event, CUevent_flags::CU_EVENT_DISABLE_TIMING.0)?;
-                let (patterns, ledger) = (Patterns::load(driver)?, Ledger::new(driver)?);
-                Ok(Some(Self { context, patterns, ledger, stream, event }))
+                let (patterns, mismatches) = (Patterns::load(driver)?, MismatchBuffer::new(driver)?);
+                Ok(Some(Self { context, patterns, mismatches, stream, event }))
             })
         }
     }
@@ -354,17 +354,17 @@ impl Far {
     }
 
     fn check(&self, pair: &Pair, address: CUdeviceptr, key: u64) -> Result<(), DriverError> {
-        // SAFETY: the memory, the ledger and the stream live until `finish`.
+        // SAFETY: the memory, the mismatches and the stream live until `finish`.
         let check =
-            || unsafe { self.patterns.check(address, pair.size_bytes, key, self.ledger, self.stream) };
+            || unsafe { self.patterns.check(address, pair.size_bytes, key, self.mismatches, self.stream) };
         within(&pair.gpu.driver, self.context, check)
     }
 
     fn finish(self, pair: &Pair) -> Result<(), DriverError> {
         let driver = &pair.gpu.driver;
-        // SAFETY: closing the ledger waits for all work of this device; the stream is not used afterwards.
+        // SAFETY: closing the mismatches waits for all work of this device; the stream is not used afterwards.
         let wrong = within(driver, self.context, || unsafe {
-            let wrong = self.ledger.close(driver)?;
+            let wrong = self.mismatches.close(driver)?;
             driver.cuEventDestroy_v2(self.event)?;
             driver.cuStreamDestroy_v2(self.stream)?;
             Ok(wrong)

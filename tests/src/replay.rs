@@ -184,7 +184,7 @@ pub enum ReplayError {
     },
 }
 
-/// Replays a trace on the first device of a driver. `told` is called with the number of completed events now and then; its time
+/// Replays a trace on the first device of a driver. `on_progress` is called with the number of completed events now and then; its time
 /// is not counted.
 ///
 /// # Errors
@@ -195,14 +195,14 @@ pub fn replay(
     trace: &Trace,
     driver: &Driver,
     setup: &Setup,
-    told: impl FnMut(u64),
+    on_progress: impl FnMut(u64),
 ) -> Result<Outcome, ReplayError> {
     let driver = call_counter::count_calls_busy(driver);
     let device = Device::new(&driver, 0)?;
     let streams = Streams::new(&device, setup, trace.stream_count())?;
     let (before, begin) = (call_counter::reading(), virtual_time(&driver));
     let pool = build(&device, setup)?;
-    let mut run = Run::new(trace, &pool, &streams, told);
+    let mut run = Run::new(trace, &pool, &streams, on_progress);
     let (early, late) = trace.events().split_at(trace.events().len() / 2);
     run.events(early)?;
     let middle = call_counter::reading();
@@ -302,14 +302,23 @@ struct Run<'a, F> {
     named: [u16; 2],
     done_count: usize,
     host_time: Duration,
-    told: F,
+    on_progress: F,
 }
 
 impl<'a, F: FnMut(u64)> Run<'a, F> {
-    fn new(trace: &'a Trace, pool: &'a Pool, streams: &'a Streams, told: F) -> Self {
+    fn new(trace: &'a Trace, pool: &'a Pool, streams: &'a Streams, on_progress: F) -> Self {
         let mut blocks = Vec::new();
         blocks.resize_with(trace.slot_count() as usize, || None);
-        Self { trace, pool, streams, blocks, named: [0; 2], done_count: 0, host_time: Duration::ZERO, told }
+        Self {
+            trace,
+            pool,
+            streams,
+            blocks,
+            named: [0; 2],
+            done_count: 0,
+            host_time: Duration::ZERO,
+            on_progress,
+        }
     }
 
     fn events(&mut self, events: &[Event]) -> Result<(), ReplayError> {
@@ -321,7 +330,7 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
             }
             let (took, driver) = (start.elapsed(), Reading::since(&call_counter::reading(), &begin));
             self.host_time += took.saturating_sub(driver.took);
-            (self.told)(self.done_count as u64);
+            (self.on_progress)(self.done_count as u64);
         }
         Ok(())
     }

@@ -70,9 +70,9 @@ cases! {
                 Err(PoolError::Damaged(damage)) => Some(damage),
                 _ => None,
             };
-            let told: Vec<_> = at_once.into_iter().chain(&at_the_end).collect();
-            assert!(!told.is_empty(), "{setting}: {guard:?}");
-            for damage in told {
+            let damages: Vec<_> = at_once.into_iter().chain(&at_the_end).collect();
+            assert!(!damages.is_empty(), "{setting}: {guard:?}");
+            for damage in damages {
                 let found = (damage.side, damage.distance_bytes, damage.count);
                 assert_eq!(found, (Side::Behind, 0, 1), "{setting}");
             }

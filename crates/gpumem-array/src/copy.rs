@@ -541,7 +541,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
             }
         }
     });
-    let queued = queued.map_err(|error| gpu.explained(error.into()))?;
+    let queued = queued.map_err(|error| gpu.with_kernel_name(error.into()))?;
     queued.map_err(PoolError::from)?;
     target.writes().record_complete(gpu.stream());
     Ok(())
@@ -591,7 +591,7 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
             }
         }
     });
-    let queued = queued.map_err(|error| gpu.explained(error.into()))?;
+    let queued = queued.map_err(|error| gpu.with_kernel_name(error.into()))?;
     queued.map_err(PoolError::from)?;
     // SAFETY: the copy has succeeded and is done, so all bytes of these elements are initialised. `Bits` has the layout of `T`, and any
     // initialised bytes are a valid value of it. Nothing else uses the vector while the slice lives.

@@ -346,7 +346,7 @@ impl Gpu {
     /// - [`ArrayError::Graph`] in the closure of a capture.
     pub fn synchronize(&self) -> Result<(), ArrayError> {
         self.check_thread()?;
-        self.0.stream.synchronize().map_err(|error| self.explained(error.into()))
+        self.0.stream.synchronize().map_err(|error| self.with_kernel_name(error.into()))
     }
 
     /// Loads kernels that were declared with [`kernels!`](crate::kernels): their text on a GPU, their twins on the simulator.
@@ -447,7 +447,7 @@ impl Gpu {
     }
 
     /// Adds the name of the last kernel to an error that it may have caused.
-    pub(crate) fn explained(&self, error: ArrayError) -> ArrayError {
+    pub(crate) fn with_kernel_name(&self, error: ArrayError) -> ArrayError {
         let last = || KernelName::of_number(self.0.last_kernel.load(Ordering::Relaxed));
         match error {
             ArrayError::Pool(error @ PoolError::DeviceLost(_)) => match last() {

@@ -811,7 +811,7 @@ pub(crate) fn queue_launch<'a>(
     if has_written && (has_read_host || is_changed || is_late || stream.has_waiters()) {
         mark(stream);
     }
-    queued.map_err(|error| gpu.explained(error))
+    queued.map_err(|error| gpu.with_kernel_name(error))
 }
 
 /// Whether work that is queued now runs, instead of becoming part of the graph of `recording`.

@@ -31,9 +31,9 @@ unsafe extern "C" fn copy_and_tell(
     };
     // SAFETY: the caller guarantees what the driver's function requires.
     let code = unsafe { copy(target, source, size_bytes, stream) };
-    if let Some((tell, told)) = other {
-        tell.send(()).unwrap();
-        let _ = told.recv_timeout(Duration::from_millis(50));
+    if let Some((notify, notified)) = other {
+        notify.send(()).unwrap();
+        let _ = notified.recv_timeout(Duration::from_millis(50));
     }
     code
 }
@@ -55,11 +55,11 @@ fn copy_while<R: Send, S>(copy: impl FnOnce() -> R, other: impl FnOnce() -> S + 
 where
     S: Send,
 {
-    let ((tell, told), (answer, answered)) = (channel(), channel());
-    HOOK.lock().unwrap().1 = Some((tell, answered));
+    let ((notify, notified), (answer, answered)) = (channel(), channel());
+    HOOK.lock().unwrap().1 = Some((notify, answered));
     std::thread::scope(|scope| {
         let other = scope.spawn(move || {
-            told.recv().unwrap();
+            notified.recv().unwrap();
             let done = other();
             let _the_copy_waits_for_nobody = answer.send(());
             done
@@ -145,10 +145,10 @@ unsafe extern "C" fn tell_and_get_current(context: *mut CUcontext) -> CUresult {
     let left = COUNTDOWN.get();
     COUNTDOWN.set(left.saturating_sub(1));
     if left == 1
-        && let Some((tell, told)) = HOOK.lock().unwrap().1.take()
+        && let Some((notify, notified)) = HOOK.lock().unwrap().1.take()
     {
-        tell.send(()).unwrap();
-        told.recv().unwrap();
+        notify.send(()).unwrap();
+        notified.recv().unwrap();
     }
     let real = REAL.lock().unwrap().0.unwrap();
     // SAFETY: the caller guarantees what the driver's function requires.
@@ -184,13 +184,13 @@ fn a_capture_begins_while_a_module_is_unloaded() {
     let work = GpuArray::<f32, _>::from_elem(&gpu, 64, 1.0).unwrap();
     let module = gpu.module(include_str!("../kernels/fill.ptx")).unwrap();
     let before = *UNLOADED.lock().unwrap();
-    let ((tell, told), (answer, answered)) = (channel(), channel());
-    HOOK.lock().unwrap().1 = Some((tell, answered));
+    let ((notify, notified), (answer, answered)) = (channel(), channel());
+    HOOK.lock().unwrap().1 = Some((notify, answered));
     std::thread::scope(|scope| {
         let (end, may_end) = channel::<()>();
         let captured = &captured;
         let other = scope.spawn(move || {
-            told.recv().unwrap();
+            notified.recv().unwrap();
             let capture = captured.begin_capture(CaptureMode::Global).unwrap();
             answer.send(()).unwrap();
             may_end.recv().unwrap();

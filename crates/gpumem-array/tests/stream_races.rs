@@ -36,9 +36,9 @@ fn meet(other: &Mutex<Option<Other>>) {
         let is_here = other.as_ref().is_some_and(|(thread, ..)| *thread == std::thread::current().id());
         if is_here { other.take() } else { None }
     };
-    if let Some((_, tell, told)) = found {
-        let _it_may_be_gone = tell.send(());
-        let _it_may_have_to_wait = told.recv_timeout(Duration::from_millis(50));
+    if let Some((_, notify, notified)) = found {
+        let _it_may_be_gone = notify.send(());
+        let _it_may_have_to_wait = notified.recv_timeout(Duration::from_millis(50));
     }
 }
 
@@ -133,12 +133,12 @@ fn machine() -> (MutexGuard<'static, ()>, Driver) {
 
 /// Runs `work` here while another thread runs `other`, inside of the driver call for the next work that this thread queues.
 fn while_queueing<R>(work: impl FnOnce() -> R, other: impl FnOnce(&dyn Fn()) + Send) -> R {
-    let ((tell, told), (answer, answered)) = (channel(), channel());
+    let ((notify, notified), (answer, answered)) = (channel(), channel());
     let ((finish, finished), thread) = (channel(), std::thread::current().id());
-    *OTHER.lock().unwrap() = Some((thread, tell, answered));
+    *OTHER.lock().unwrap() = Some((thread, notify, answered));
     std::thread::scope(|scope| {
         let other = scope.spawn(move || {
-            told.recv().unwrap();
+            notified.recv().unwrap();
             other(&|| {
                 let _nobody_may_wait = answer.send(());
                 let _it_may_have_failed = finished.recv_timeout(Duration::from_secs(1));
@@ -224,13 +224,13 @@ fn a_capture_that_begins_before_the_work_spreads_to_no_reader() {
             let mut array = Array::zeros(&gpu, LEN).unwrap();
             array.on_mut(if is_of_other { &other } else { &gpu }).fill(1.0).unwrap();
             gpu.device().synchronize().unwrap();
-            let ((tell, told), (answer, answered)) = (channel(), channel());
-            *BEFORE_WORK.lock().unwrap() = Some((std::thread::current().id(), tell, answered));
+            let ((notify, notified), (answer, answered)) = (channel(), channel());
+            *BEFORE_WORK.lock().unwrap() = Some((std::thread::current().id(), notify, answered));
             std::thread::scope(|scope| {
                 let (read, has_read) = channel();
                 let stream = gpu.stream();
                 let capturing = scope.spawn(move || {
-                    told.recv().unwrap();
+                    notified.recv().unwrap();
                     let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
                     answer.send(()).unwrap();
                     let _it_may_have_failed = has_read.recv_timeout(Duration::from_secs(5));
@@ -284,15 +284,15 @@ fn a_capture_that_ends_during_an_operation_ends_after_it() {
     let target = Array::zeros(&gpu, LEN).unwrap();
     let source = Array::from_elem(&other, LEN, 5.0).unwrap();
     let ((began, has_begun), (copied, is_copied)) = (channel(), channel());
-    let ((tell, told), (answer, answered)) = (channel(), channel());
+    let ((notify, notified), (answer, answered)) = (channel(), channel());
     let ((tell_ended, told_ended), (_never, nothing)) = (channel(), channel());
-    *OTHER.lock().unwrap() = Some((std::thread::current().id(), tell, answered));
+    *OTHER.lock().unwrap() = Some((std::thread::current().id(), notify, answered));
     std::thread::scope(|scope| {
         let stream = gpu.stream();
         let ending = scope.spawn(move || {
             let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
             began.send(()).unwrap();
-            told.recv().unwrap();
+            notified.recv().unwrap();
             // Between the end of the driver's capture and the waits.
             *AFTER_END.lock().unwrap() = Some((std::thread::current().id(), tell_ended, nothing));
             scope.spawn(move || {

@@ -75,7 +75,7 @@ use record::{Kind, Record, Records};
 use segments::Segments;
 use shares::Shares;
 use space::{PAGE_BYTES, Space};
-use stamps::Owner;
+use stamps::FreeState;
 
 /// A request for a block.
 #[derive(Clone, Copy, Debug)]
@@ -161,19 +161,19 @@ impl Heap {
     /// `uses` must include the stream that the block was taken for, unless all work queued on it before the block was taken is
     /// complete.
     pub fn give(&mut self, record: u32, uses: &[Stamp]) {
-        let Some(Record { kind: Kind::Live, space, size_bytes, owner, .. }) =
+        let Some(Record { kind: Kind::Live, space, size_bytes, state, .. }) =
             self.records.get(record).copied()
         else {
             debug_assert!(false, "record {record} is not live");
             return;
         };
         self.used_bytes -= size_bytes;
-        if let Some(stream) = owner.stream_index() {
+        if let Some(stream) = state.stream_index() {
             self.shares.give(stream, size_bytes);
         }
         let pending = match *uses {
             [stamp] if stamp != Stamp::COMPLETE => {
-                stamps::Pending { owner: Owner::of(stamp.stream_index()), stamp }
+                stamps::Pending { state: FreeState::OneStream(stamp.stream_index()), stamp }
             }
             _ => self.records.stamp_sets.pending(uses),
         };
@@ -240,8 +240,8 @@ impl Heap {
     }
 
     fn taken(&mut self, index: usize, record: u32, stream: StreamIndex) -> HeapBlock {
-        let Record { start, size_bytes, owner, .. } = &mut self.records[record];
-        *owner = Owner::of(stream);
+        let Record { start, size_bytes, state, .. } = &mut self.records[record];
+        *state = FreeState::OneStream(stream);
         let (start, size_bytes) = (*start, *size_bytes);
         if index == LARGE_SPACE && self.keeps_pages(stream) {
             self.spaces[index].own_pages(&mut self.records, record, stream);

@@ -20,7 +20,7 @@ mod status;
 pub(crate) mod unified;
 
 pub(crate) use adaptors::{
-    Adaptor, Behind, Change, Grant, Next, Opening, Peak, PoolId, Release, Request, Stack, Subject,
+    Adaptor, BackingAllocation, Change, Grant, Next, Opening, Peak, PoolId, Release, Request, Stack, Subject,
 };
 pub use block::Block;
 pub(crate) use graph_memory::GraphMemory;

@@ -51,10 +51,10 @@ fn run_with(
 ) {
     let mut config = shuttle::Config::new();
     config.stack_size = 1 << 20;
-    shuttle::Runner::new(scheduler, config).run(move || crowd(plan, &refused));
+    shuttle::Runner::new(scheduler, config).run(move || run_threads(plan, &refused));
 }
 
-fn crowd(plan: Plan, refused: &(impl Fn(PoolError) + Send + Clone + 'static)) {
+fn run_threads(plan: Plan, refused: &(impl Fn(PoolError) + Send + Clone + 'static)) {
     let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
     // The driver sees all of shuttle's threads as one, so its context stays current.
     let _bound = device.bind().unwrap();

@@ -36,14 +36,14 @@ cases! {
             let hoard = Hoard::new(&pool);
             KEPT.lock().unwrap().push(hoard);
             OWN.with_borrow_mut(|own| own.push(Hoard::new(&pool)));
-            let (tell, told) = channel();
+            let (notify, notified) = channel();
             for is_busy in [false, true] {
-                let (pool, tell) = (pool.clone(), tell.clone());
+                let (pool, notify) = (pool.clone(), notify.clone());
                 // This thread is never joined and runs when the process ends.
                 std::thread::spawn(move || {
                     let hoard = Hoard::new(&pool);
-                    tell.send(()).unwrap();
-                    drop(tell);
+                    notify.send(()).unwrap();
+                    drop(notify);
                     if is_busy {
                         loop {
                             drop((pool.alloc(5000, &hoard.stream), pool.alloc(3 << 20, &hoard.stream)));
@@ -53,8 +53,8 @@ cases! {
                     drop(hoard);
                 });
             }
-            drop(tell);
-            assert_eq!(told.iter().count(), 2);
+            drop(notify);
+            assert_eq!(notified.iter().count(), 2);
         }
     }
 }

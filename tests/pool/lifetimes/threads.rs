@@ -62,17 +62,17 @@ cases! {
     fn a_parked_thread_strands_nothing(driver: &Driver) {
         PoolFixture::each(driver, |options| options.hard_limit(32 * MIB), |fixture| {
             let (wake, parked) = channel::<()>();
-            let (tell, told) = channel();
+            let (notify, notified) = channel();
             let stream = &fixture.stream();
             let others = (0..60).map(|key| fixture.filled(100_000, key, stream)).collect::<Vec<_>>();
             std::thread::scope(|scope| {
                 scope.spawn(move || {
                     let own = (0..200).map(|key| fixture.filled(100_000, key, stream)).collect::<Vec<_>>();
                     drop((own, others));
-                    tell.send(()).unwrap();
+                    notify.send(()).unwrap();
                     let _never = parked.recv();
                 });
-                told.recv().unwrap();
+                notified.recv().unwrap();
                 for round in 0..3 {
                     let whole = fixture.filled(30 * MIB, round, stream);
                     fixture.check(&whole, round, stream);

@@ -76,7 +76,7 @@ impl World<'_> {
         self.adapted.as_ref().map(|_| DEBUG_BYTE)
     }
 
-    /// Checked after every step: the budget agrees with the twin's books, and the program received every injected failure.
+    /// Checked after every step: the budget agrees with the twin's counters, and the program received every injected failure.
     pub(super) fn compare_adapted(&self) -> Step {
         let Some(Adapted { budget, failures, met_count, .. }) = &self.adapted else { return Ok(()) };
         let (least_bytes, most_bytes) = self.budgeted_bytes();

@@ -5,7 +5,7 @@
 
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
-use super::graphs::{Built, Deed};
+use super::graphs::{Built, GraphOp};
 use super::operation::{Pick, Wait};
 use super::streams::User;
 use super::twin::copyable_bytes;
@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 pub(super) struct Capturing {
     pub(super) name: u32,
     capture: Capture,
-    deeds: Vec<Deed>,
+    ops: Vec<GraphOp>,
     /// By block name: the streams that touched the block in the capture.
     touched: BTreeMap<u32, Touched>,
     /// By block name: the number of the block's uses outside of the capture when the capture waited for them.
     awaited: BTreeMap<u32, u32>,
     /// Blocks used on their own stream without `record_use`, which is optional if the block is dropped in the capture.
-    untold: BTreeMap<u32, StreamId>,
+    unannounced: BTreeMap<u32, StreamId>,
 }
 
 #[derive(Default)]
@@ -58,9 +58,9 @@ impl World<'_> {
                 self.next_name += 1;
                 self.twin.begin_capture(name);
                 self.streams.set_captured(vec![stream.id()]);
-                let (touched, awaited, untold) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+                let (touched, awaited, unannounced) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
                 self.capturing =
-                    Some(Capturing { name, capture, deeds: Vec::new(), touched, awaited, untold });
+                    Some(Capturing { name, capture, ops: Vec::new(), touched, awaited, unannounced });
                 Ok(())
             }
             Err(PoolError::NotInCapture { .. }) if is_taken => Ok(()),
@@ -106,7 +106,7 @@ impl World<'_> {
         ));
         Self::fill_all(&self.driver, &self.device, &live.block, value, stream)?;
         let block = live.name;
-        self.capturing.iter_mut().for_each(|capturing| capturing.deeds.push(Deed::Fill { block, value }));
+        self.capturing.iter_mut().for_each(|capturing| capturing.ops.push(GraphOp::Fill { block, value }));
         Ok(())
     }
 
@@ -135,12 +135,12 @@ impl World<'_> {
             to.name,
             self.streams.name(stream)
         ));
-        let deed = Deed::Copy { source: from.name, target: to.name, count };
+        let op = GraphOp::Copy { source: from.name, target: to.name, count };
         let _bound = self.device.bind().map_err(text)?;
         let (from, to) = (from.block.address(), to.block.address());
         // SAFETY: the graph keeps both blocks alive, because they record this stream; both are at least `count` bytes long.
         unsafe { self.driver.cuMemcpyAsync(to, from, count as usize, stream.raw()).map_err(text)? };
-        self.capturing.iter_mut().for_each(|capturing| capturing.deeds.push(deed));
+        self.capturing.iter_mut().for_each(|capturing| capturing.ops.push(op));
         Ok(())
     }
 
@@ -183,7 +183,7 @@ impl World<'_> {
         touched.is_written |= writes;
         let is_home = stream.id() == live.block.stream_id() && self.streams.is_ours(stream.id());
         if is_home && live.name.is_multiple_of(2) && !live.graphs.contains(&capturing.name) {
-            capturing.untold.insert(live.name, stream.id());
+            capturing.unannounced.insert(live.name, stream.id());
         } else {
             live.record(stream, Some(capturing.name));
         }
@@ -201,11 +201,11 @@ impl World<'_> {
         coverage: &mut Coverage,
         said: &mut Vec<String>,
     ) -> Step {
-        let Some(Capturing { name, capture, deeds, awaited, untold, .. }) = self.capturing.take() else {
+        let Some(Capturing { name, capture, ops, awaited, unannounced, .. }) = self.capturing.take() else {
             return Ok(());
         };
         for live in &mut self.blocks {
-            if let Some(stream) = untold.get(&live.name) {
+            if let Some(stream) = unannounced.get(&live.name) {
                 live.record(self.streams.find(*stream)?, Some(name));
             }
         }
@@ -233,7 +233,7 @@ impl World<'_> {
             Err(error) => return Err(error.to_string()),
         };
         coverage.graphs += u64::from(graph.is_some());
-        self.graphs.push(Built::new(name, graph, deeds, awaited));
+        self.graphs.push(Built::new(name, graph, ops, awaited));
         self.settle_graphs();
         Ok(())
     }

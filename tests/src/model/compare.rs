@@ -40,7 +40,7 @@ impl World<'_> {
         }
         for handle in &self.pools {
             handle.pool.check()?;
-            self.compare_status(&handle.pool, handle.books)?;
+            self.compare_status(&handle.pool, handle.counters)?;
         }
         self.compare_adapted()?;
         self.compare_family()
@@ -48,36 +48,36 @@ impl World<'_> {
 
     /// Whether any block was allocated or dropped in a capture so far.
     fn has_captured(&self) -> bool {
-        !self.kept.is_empty() || self.twin.pools.iter().any(|books| books.part_count > 0)
+        !self.kept.is_empty() || self.twin.pools.iter().any(|counters| counters.part_count > 0)
     }
 
     fn compare_status(&self, pool: &Pool, place: usize) -> Step {
         let status = pool.status().map_err(text)?;
-        let books = &self.twin.pools[place];
+        let counters = &self.twin.pools[place];
         let (chunks_min, chunks_max) = self.twin.chunk_counts(place);
         let is_within = |found: u64, known: u64, more: u64| found >= known && found - known <= more;
-        let counts = is_within(status.in_use_bytes, books.in_use_bytes, books.spare_bytes)
-            && is_within(status.block_count, books.block_count + chunks_min, chunks_max - chunks_min)
+        let counts = is_within(status.in_use_bytes, counters.in_use_bytes, counters.spare_bytes)
+            && is_within(status.block_count, counters.block_count + chunks_min, chunks_max - chunks_min)
             && is_within(
                 status.allocation_count,
-                books.allocation_count,
-                books.part_count + books.undone_count,
+                counters.allocation_count,
+                counters.part_count + counters.undone_count,
             );
         if !counts {
             return Err(format!(
-                "the books say {books:?}, chunks {chunks_min} to {chunks_max}; status {status:?}"
+                "the counters say {counters:?}, chunks {chunks_min} to {chunks_max}; status {status:?}"
             ));
         }
         let is_tag = |(usage, (name, known)): (&TagUsage, (&&str, &Tagged))| {
             usage.tag == **name && is_known(usage, known)
         };
-        if status.tags.len() != books.tags.len() || !status.tags.iter().zip(&books.tags).all(is_tag) {
-            return Err(format!("tags have {:?}, and the books {:?}", status.tags, books.tags));
+        if status.tags.len() != counters.tags.len() || !status.tags.iter().zip(&counters.tags).all(is_tag) {
+            return Err(format!("tags have {:?}, and the counters {:?}", status.tags, counters.tags));
         }
-        if self.sums_add_up(&status, books.peak_bytes) {
+        if self.sums_add_up(&status, counters.peak_bytes) {
             Ok(())
         } else {
-            Err(format!("the sums do not add up: {status:?}, {books:?}"))
+            Err(format!("the sums do not add up: {status:?}, {counters:?}"))
         }
     }
 
@@ -99,8 +99,9 @@ impl World<'_> {
     /// A pool and its private pools together stay within its limit and the memory of the machine.
     fn compare_family(&self) -> Step {
         let machine_bytes = self.subject.machine_bytes(self.case);
-        let limit_bytes = self.twin.pools[self.pools[0].books].limit_bytes.unwrap_or(machine_bytes);
-        let family = self.pools.iter().filter(|handle| self.twin.is_under(handle.books, self.pools[0].books));
+        let limit_bytes = self.twin.pools[self.pools[0].counters].limit_bytes.unwrap_or(machine_bytes);
+        let family =
+            self.pools.iter().filter(|handle| self.twin.is_under(handle.counters, self.pools[0].counters));
         let statuses: Result<Vec<Status>, _> = family.map(|handle| handle.pool.status()).collect();
         let held = |status: &Status| {
             if self.subject.is_caching() { status.reserved_bytes } else { status.in_use_bytes }

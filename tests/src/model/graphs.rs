@@ -1,7 +1,7 @@
 //! Graphs: work that runs at each launch, and the memory that graphs keep.
 //!
-//! A capture does not change the twin: fills and copies become *deeds* of the graph, which each launch applies. The simulated
-//! user is correct here too: a launch waits for all earlier uses of the blocks that its deeds touch, except for those that the
+//! A capture does not change the twin: fills and copies become *operations* of the graph, which each launch applies. The simulated
+//! user is correct here too: a launch waits for all earlier uses of the blocks that its operations touch, except for those that the
 //! capture already waited for, provided that the block was not used since.
 
 use super::capturing::Capturing;
@@ -19,12 +19,12 @@ pub(super) struct Built {
     pub(super) name: u32,
     graph: Option<Graph>,
     execs: Vec<(u32, GraphExec)>,
-    deeds: Rc<[Deed]>,
+    ops: Rc<[GraphOp]>,
     awaited: BTreeMap<u32, u32>,
 }
 
 /// A block that the program has dropped and graphs keep.
-pub(super) struct Kept {
+pub(super) struct RetainedBlock {
     pub(super) name: u32,
     pub(super) uses: Uses,
     pub(super) graphs: Vec<u32>,
@@ -32,7 +32,7 @@ pub(super) struct Kept {
 
 /// The effect of a launch on blocks, which are named by number.
 #[derive(Clone, Copy)]
-pub(super) enum Deed {
+pub(super) enum GraphOp {
     Fill { block: u32, value: u8 },
     Copy { source: u32, target: u32, count: u64 },
 }
@@ -41,10 +41,10 @@ impl Built {
     pub(super) fn new(
         name: u32,
         graph: Option<Graph>,
-        deeds: Vec<Deed>,
+        ops: Vec<GraphOp>,
         awaited: BTreeMap<u32, u32>,
     ) -> Self {
-        Self { name, graph, execs: Vec::new(), deeds: deeds.into(), awaited }
+        Self { name, graph, execs: Vec::new(), ops: ops.into(), awaited }
     }
 }
 
@@ -87,8 +87,8 @@ impl World<'_> {
             return Ok(());
         };
         let is_captured = self.streams.is_captured(stream.id());
-        let deeds = Rc::clone(&self.graphs[at].deeds);
-        let mut touched = touched(&deeds);
+        let ops = Rc::clone(&self.graphs[at].ops);
+        let mut touched = touched(&ops);
         // A later part of the graph may reuse the memory of a dropped part. Each launch then writes to both.
         let before = touched.iter().filter(|(_, writes)| **writes).map(|(name, _)| *name);
         let overwritten = self.twin.overlapped_by_kept(&before.collect::<Vec<_>>());
@@ -119,9 +119,9 @@ impl World<'_> {
             Ok(()) => {
                 coverage.launches += 1;
                 overwritten.iter().for_each(|name| self.twin.forget(*name));
-                deeds.iter().for_each(|deed| match *deed {
-                    Deed::Fill { block, value } => self.twin.fill(block, value),
-                    Deed::Copy { source, target, count } => self.twin.copy(source, target, count),
+                ops.iter().for_each(|op| match *op {
+                    GraphOp::Fill { block, value } => self.twin.fill(block, value),
+                    GraphOp::Copy { source, target, count } => self.twin.copy(source, target, count),
                 });
                 Ok(())
             }
@@ -199,13 +199,13 @@ impl World<'_> {
     }
 }
 
-/// The blocks that deeds touch, and whether each is written.
-fn touched(deeds: &[Deed]) -> BTreeMap<u32, bool> {
+/// The blocks that operations touch, and whether each is written.
+fn touched(ops: &[GraphOp]) -> BTreeMap<u32, bool> {
     let mut all = BTreeMap::new();
-    for deed in deeds {
-        match deed {
-            Deed::Fill { block, .. } => *all.entry(*block).or_default() |= true,
-            Deed::Copy { source, target, .. } => {
+    for op in ops {
+        match op {
+            GraphOp::Fill { block, .. } => *all.entry(*block).or_default() |= true,
+            GraphOp::Copy { source, target, .. } => {
                 *all.entry(*source).or_default() |= false;
                 *all.entry(*target).or_default() |= true;
             }

@@ -14,8 +14,8 @@ pub(super) struct Growing {
     pub(super) uses: Uses,
     /// The first bytes, after the first write.
     head: Option<Vec<u8>>,
-    /// The index of the pool's books.
-    books: usize,
+    /// The index of the pool's counters.
+    counters: usize,
 }
 
 impl World<'_> {
@@ -39,13 +39,13 @@ impl World<'_> {
                 Err(format!("{block:?} is not what was asked for"))
             }
             Ok(block) => {
-                let books = self.pools[0].books;
+                let counters = self.pools[0].counters;
                 self.growing.push(Growing {
                     name: self.next_name,
                     block,
                     uses: Uses::default(),
                     head: None,
-                    books,
+                    counters,
                 });
                 self.next_name += 1;
                 Ok(())
@@ -76,18 +76,18 @@ impl World<'_> {
             true => block.shrink_to(size_bytes),
             false => block.grow_to(size_bytes),
         });
-        let (after_bytes, books) = (block.size_bytes(), self.growing[index].books);
+        let (after_bytes, counters) = (block.size_bytes(), self.growing[index].counters);
         coverage.count("resize", seen, outcome.is_ok());
         self.note(&outcome, seen, said);
         if !shrinks && outcome.is_err() {
             // An adaptor may have refused the growth after the backend had grown the block.
-            self.twin.note_undone_growth(books, size_bytes - before_bytes);
+            self.twin.note_undone_growth(counters, size_bytes - before_bytes);
         }
         let expected_bytes = if shrinks || outcome.is_ok() { size_bytes } else { before_bytes };
         if after_bytes != expected_bytes {
             return Err(format!("it has {after_bytes} bytes, not {expected_bytes}"));
         }
-        self.twin.change(books, after_bytes.cast_signed() - before_bytes.cast_signed());
+        self.twin.change(counters, after_bytes.cast_signed() - before_bytes.cast_signed());
         if let Some(head) = &mut self.growing[index].head {
             head.truncate(after_bytes as usize);
         }
@@ -169,9 +169,9 @@ impl World<'_> {
 
     pub(super) fn drop_growable(&mut self, pick: Pick, said: &mut Vec<String>) -> Step {
         let Some(index) = pick.of(self.growing.len()) else { return Ok(()) };
-        let Growing { name, block, books, .. } = self.growing.swap_remove(index);
+        let Growing { name, block, counters, .. } = self.growing.swap_remove(index);
         said.push(format!("drop(g{name})"));
-        self.twin.change(books, -block.size_bytes().cast_signed());
+        self.twin.change(counters, -block.size_bytes().cast_signed());
         drop(block);
         Ok(())
     }

@@ -102,7 +102,7 @@ impl World<'_> {
 
     /// The largest request that a pool can serve while nothing else is allocated.
     fn room_bytes(&self, pool: usize) -> u64 {
-        let limit_bytes = self.twin.limit_bytes(self.pools[pool].books);
+        let limit_bytes = self.twin.limit_bytes(self.pools[pool].counters);
         let whole_bytes = limit_bytes.unwrap_or(u64::MAX).min(self.subject.machine_bytes(self.case));
         // The caching backend reserves memory in units of 2 MiB.
         if self.subject.is_caching() { whole_bytes & !((2 << 20) - 1) } else { whole_bytes }
@@ -112,9 +112,9 @@ impl World<'_> {
         match size {
             Size::Bytes(count) => count,
             Size::Room(more) => {
-                let books = &self.twin.pools[self.pools[pool].books];
-                let whole_bytes = books.limit_bytes.unwrap_or(self.subject.machine_bytes(self.case));
-                whole_bytes.saturating_sub(books.in_use_bytes).saturating_add_signed(more)
+                let counters = &self.twin.pools[self.pools[pool].counters];
+                let whole_bytes = counters.limit_bytes.unwrap_or(self.subject.machine_bytes(self.case));
+                whole_bytes.saturating_sub(counters.in_use_bytes).saturating_add_signed(more)
             }
         }
     }
@@ -140,10 +140,10 @@ impl World<'_> {
         if size_bytes == 0 {
             return if block.address() == 0 { Ok(()) } else { Err(format!("{block:?} is not empty")) };
         }
-        let (books, counted_bytes) = (self.pools[pool].books, self.counted_bytes(request));
+        let (counters, counted_bytes) = (self.pools[pool].counters, self.counted_bytes(request));
         // Host memory is not limited by the size of the device.
         let is_beyond = size_bytes > self.case.memory_bytes && self.subject.kind != MemoryKind::Host;
-        if is_beyond || !self.twin.admits(books, counted_bytes) {
+        if is_beyond || !self.twin.admits(counters, counted_bytes) {
             return Err(format!("{size_bytes} bytes were handed out beyond the device or the limit"));
         }
         let (name, address) = (self.next_name, block.address());
@@ -160,7 +160,7 @@ impl World<'_> {
             counted_bytes,
             chunk_bytes,
             alignment,
-            pool: books,
+            pool: counters,
             part_of,
             tag,
         };
@@ -185,12 +185,12 @@ impl World<'_> {
         if self.is_adaptors_right(&error, size_bytes) {
             return Ok(());
         }
-        let (place, counted_bytes) = (self.pools[pool].books, self.counted_bytes(request));
+        let (place, counted_bytes) = (self.pools[pool].counters, self.counted_bytes(request));
         if matches!(error, PoolError::Driver(_)) && self.subject.is_adapted {
             self.twin.note_undone(place, counted_bytes);
         }
-        let books = &self.twin.pools[place];
-        let in_use = books.in_use_bytes..=books.in_use_bytes + books.spare_bytes;
+        let counters = &self.twin.pools[place];
+        let in_use = counters.in_use_bytes..=counters.in_use_bytes + counters.spare_bytes;
         // A reported size may include padding of adaptors and backend; in a capture the pool requests whole units of 256 bytes.
         let is_size = |bytes: u64| (size_bytes..=counted_bytes.saturating_add(255)).contains(&bytes);
         let wrong = format!("{counted_bytes} bytes with {in_use:?} in use: {error:?}");
@@ -296,11 +296,11 @@ impl World<'_> {
         let fate = match (graphs.is_empty(), is_unsure) {
             (true, true) => Fate::Unsure,
             (true, false) => Fate::Free,
-            (false, _) => Fate::Kept,
+            (false, _) => Fate::Retained,
         };
         self.twin.free(block.address(), fate);
         if !graphs.is_empty() {
-            self.kept.push(Kept { name, uses, graphs });
+            self.kept.push(RetainedBlock { name, uses, graphs });
         }
         block
     }
@@ -350,10 +350,10 @@ impl World<'_> {
         };
         // Frees through adaptors or other backends call the driver, and so does the drop of a pool; the driver would wait for the
         // event.
-        let books = self.twin.pool_of(self.blocks[index].block.address());
+        let counters = self.twin.pool_of(self.blocks[index].block.address());
         let asks_nothing = self.subject.is_caching()
             && !self.subject.is_adapted
-            && self.pools.iter().any(|handle| Some(handle.books) == books);
+            && self.pools.iter().any(|handle| Some(handle.counters) == counters);
         // In a capture the event becomes part of it, and a per-thread default stream is a different stream on another thread.
         let is_plain = self.capturing.is_none() && !self.streams.is_default(stream.id());
         if !asks_nothing || !is_plain || stream.id() == other.id() || !self.can_use(index, &stream) {
@@ -376,8 +376,8 @@ impl World<'_> {
         };
         // The thread is started first, because the hook runs inside of a driver call and cannot borrow the world.
         let outcome = Rc::new(RefCell::new(None));
-        let (go, told) = std::sync::mpsc::channel::<()>();
-        let pending = self.other.start(move || told.recv().map_err(text).and_then(|()| fill()));
+        let (go, gone_ahead) = std::sync::mpsc::channel::<()>();
+        let pending = self.other.start(move || gone_ahead.recv().map_err(text).and_then(|()| fill()));
         let note = Rc::clone(&outcome);
         let happens = move || {
             let _ = go.send(());

@@ -12,7 +12,7 @@ mod tests;
 pub use contents::{copyable_bytes, windows};
 use std::collections::BTreeMap;
 
-/// The books of one pool.
+/// The counters of one pool.
 #[derive(Clone, Debug, Default)]
 pub struct Books {
     /// The hard limit.
@@ -50,7 +50,7 @@ pub struct Tagged {
     pub allocation_count: u64,
 }
 
-/// All live blocks, by address, and the books of all pools so far.
+/// All live blocks, by address, and the counters of all pools so far.
 #[derive(Clone, Debug, Default)]
 pub struct Twin {
     /// The live blocks, sorted by address.
@@ -62,7 +62,7 @@ pub struct Twin {
     graphs: Vec<u32>,
     /// The graph of the open capture. It may keep memory that is freed during the capture.
     capture: Option<u32>,
-    /// The books of the pools, in order of creation.
+    /// The counters of the pools, in order of creation.
     pub pools: Vec<Books>,
 }
 
@@ -81,7 +81,7 @@ pub struct NewBlock {
     pub chunk_bytes: u64,
     /// The alignment of the address.
     pub alignment: u64,
-    /// The index of the pool's books.
+    /// The index of the pool's counters.
     pub pool: usize,
     /// The capture that it was allocated in.
     pub part_of: Option<u32>,
@@ -101,8 +101,8 @@ struct TwinBlock {
 pub enum Fate {
     /// Returned to the pool.
     Free,
-    /// Kept by a graph.
-    Kept,
+    /// Retained by a graph.
+    Retained,
     /// Possibly kept by the graph of the open capture.
     Unsure,
 }
@@ -114,7 +114,7 @@ impl NewBlock {
 }
 
 impl Twin {
-    /// Opens the books of a new pool. Returns their index.
+    /// Opens the counters of a new pool. Returns their index.
     pub fn open(&mut self, limit_bytes: Option<u64>, above: Option<usize>) -> usize {
         self.pools.push(Books { limit_bytes, above, ..Books::default() });
         self.pools.len() - 1
@@ -123,13 +123,13 @@ impl Twin {
     /// Whether the limits of a pool and its parents may have room, if chunks take no spare bytes.
     #[must_use]
     pub fn admits(&self, pool: usize, size_bytes: u64) -> bool {
-        self.has_room(pool, size_bytes, |books| books.in_use_bytes)
+        self.has_room(pool, size_bytes, |counters| counters.in_use_bytes)
     }
 
     /// Whether the limits have room even if chunks take all their spare bytes.
     #[must_use]
     pub fn surely_admits(&self, pool: usize, size_bytes: u64) -> bool {
-        self.has_room(pool, size_bytes, |books| books.in_use_bytes + books.spare_bytes)
+        self.has_room(pool, size_bytes, |counters| counters.in_use_bytes + counters.spare_bytes)
     }
 
     fn has_room(&self, pool: usize, size_bytes: u64, held: impl Fn(&Books) -> u64 + Copy) -> bool {
@@ -215,9 +215,9 @@ impl Twin {
 
     /// Notes a failed growth that the pool may have counted.
     pub fn note_undone_growth(&mut self, pool: usize, counted_bytes: u64) {
-        let books = &mut self.pools[pool];
-        let most_bytes = (books.in_use_bytes + books.spare_bytes).saturating_add(counted_bytes);
-        books.peak_bytes.1 = books.peak_bytes.1.max(most_bytes);
+        let counters = &mut self.pools[pool];
+        let most_bytes = (counters.in_use_bytes + counters.spare_bytes).saturating_add(counted_bytes);
+        counters.peak_bytes.1 = counters.peak_bytes.1.max(most_bytes);
     }
 
     /// The sizes of all live and kept blocks without parts, each rounded up to 256 bytes.
@@ -229,14 +229,14 @@ impl Twin {
 
     /// Adds to the bytes in use of a pool.
     pub fn change(&mut self, pool: usize, more_bytes: i64) {
-        let books = &mut self.pools[pool];
-        books.in_use_bytes = books.in_use_bytes.saturating_add_signed(more_bytes);
-        let (known, most) = books.peak_bytes;
-        let in_use_bytes = books.in_use_bytes;
-        books.peak_bytes = (known.max(in_use_bytes), most.max(in_use_bytes + books.spare_bytes));
+        let counters = &mut self.pools[pool];
+        counters.in_use_bytes = counters.in_use_bytes.saturating_add_signed(more_bytes);
+        let (known, most) = counters.peak_bytes;
+        let in_use_bytes = counters.in_use_bytes;
+        counters.peak_bytes = (known.max(in_use_bytes), most.max(in_use_bytes + counters.spare_bytes));
     }
 
-    /// The index of the books of a block's pool.
+    /// The index of the counters of a block's pool.
     #[must_use]
     pub fn pool_of(&self, address: u64) -> Option<usize> {
         self.place(address).map(|place| self.blocks[place].made.pool)
@@ -260,7 +260,7 @@ impl Twin {
             }
         }
         match fate {
-            Fate::Kept => self.kept.push(block),
+            Fate::Retained => self.kept.push(block),
             Fate::Free | Fate::Unsure if part_of.is_some() => {}
             Fate::Free => self.count_off(&block.made),
             Fate::Unsure => self.count_unsure(&block.made),

@@ -10,7 +10,7 @@ use super::adapted::Adapted;
 use super::capturing::Capturing;
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
-use super::graphs::{Built, Kept};
+use super::graphs::{Built, RetainedBlock};
 use super::growing::Growing;
 use super::operation::{Case, Operation};
 use super::places::Other;
@@ -63,10 +63,10 @@ pub(super) struct Live {
     pub(super) part_of: Option<u32>,
 }
 
-/// A pool, and the index of its books.
+/// A pool, and the index of its counters in the twin.
 pub(super) struct Handle {
     pub(super) pool: Pool,
-    pub(super) books: usize,
+    pub(super) counters: usize,
 }
 
 impl Live {
@@ -98,7 +98,7 @@ pub(super) struct World<'a> {
     pub(super) growing: Vec<Growing>,
     pub(super) capturing: Option<Capturing>,
     pub(super) graphs: Vec<Built>,
-    pub(super) kept: Vec<Kept>,
+    pub(super) kept: Vec<RetainedBlock>,
     pub(super) twin: Twin,
     pub(super) next_name: u32,
     /// Pinned memory, the target of reads.
@@ -121,7 +121,7 @@ impl<'a> World<'a> {
     ) -> Result<Self, PoolError> {
         let device = Device::new(driver, 0)?;
         let adapted = subject.adapted(case);
-        let pools = vec![Handle { pool: subject.open(case, &device, adapted.as_ref())?, books: 0 }];
+        let pools = vec![Handle { pool: subject.open(case, &device, adapted.as_ref())?, counters: 0 }];
         let streams =
             (0..case.stream_count.max(1)).map(|_| Stream::new(&device)).collect::<Result<_, _>>()?;
         let streams = Streams::new(streams);
@@ -172,8 +172,8 @@ impl<'a> World<'a> {
             Operation::NewPool => {
                 said.push("pool = a new pool with the same options".into());
                 let pool = self.subject.open(self.case, &self.device, self.adapted.as_ref()).map_err(text)?;
-                let books = self.twin.open(self.subject.hard_limit_bytes(self.case), None);
-                self.pools[0] = Handle { pool, books };
+                let counters = self.twin.open(self.subject.hard_limit_bytes(self.case), None);
+                self.pools[0] = Handle { pool, counters };
                 Ok(())
             }
             Operation::NewPrivate { quota_bytes } => self.new_private(quota_bytes, said),
@@ -319,12 +319,12 @@ impl<'a> World<'a> {
             return Ok(());
         }
         said.push(format!("let private{} = pool.private({quota_bytes})", self.pools.len()));
-        let above = self.pools[0].books;
+        let above = self.pools[0].counters;
         let pool = self.pool().private(quota_bytes).map_err(text)?;
         let limit_bytes = self.subject.hard_limit_bytes(self.case);
         let limit_bytes = limit_bytes.map_or(quota_bytes, |limit| limit.min(quota_bytes));
-        let books = self.twin.open(Some(limit_bytes), Some(above));
-        self.pools.push(Handle { pool, books });
+        let counters = self.twin.open(Some(limit_bytes), Some(above));
+        self.pools.push(Handle { pool, counters });
         Ok(())
     }
 

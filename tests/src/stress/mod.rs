@@ -9,7 +9,7 @@
 pub mod limit;
 mod worker;
 
-use crate::fixtures::pattern::{Ledger, Patterns, Wrong};
+use crate::fixtures::pattern::{MismatchBuffer, Patterns, Wrong};
 use crate::pool::{Device, Pool, PoolError, Stream};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -82,14 +82,14 @@ struct Room<'a> {
     plan: &'a Plan,
     start: Instant,
     patterns: Patterns,
-    lanes: Vec<Lane>,
+    streams: Vec<CheckedStream>,
     live_bytes: AtomicU64,
 }
 
 /// A stream, and the results of the checks on it.
-struct Lane {
+struct CheckedStream {
     stream: Stream,
-    ledger: Ledger,
+    mismatches: MismatchBuffer,
 }
 
 /// Runs the plan. All blocks are freed when this returns.
@@ -104,16 +104,17 @@ struct Lane {
 pub fn run(pool: &Pool, plan: &Plan) -> Result<Done, PoolError> {
     let device = pool.device();
     let _bound = device.bind()?;
-    let lanes =
-        (0..plan.streams.max(1)).map(|number| Lane::new(device, number)).collect::<Result<_, PoolError>>()?;
+    let streams = (0..plan.streams.max(1))
+        .map(|number| CheckedStream::new(device, number))
+        .collect::<Result<_, PoolError>>()?;
     let (patterns, live_bytes) = (Patterns::load(device.driver())?, AtomicU64::new(0));
-    let room = Room { pool, plan, start: Instant::now(), patterns, lanes, live_bytes };
+    let room = Room { pool, plan, start: Instant::now(), patterns, streams, live_bytes };
     let outcome = on_threads(&room);
     let took = room.start.elapsed();
     let mut done = Done { took, ..outcome? };
-    for Lane { ledger, .. } in room.lanes {
+    for CheckedStream { mismatches, .. } in room.streams {
         // SAFETY: the context is current, and all threads that used it have ended.
-        let wrong = unsafe { ledger.close(device.driver())? };
+        let wrong = unsafe { mismatches.close(device.driver())? };
         done.wrong = done.wrong.and(wrong);
     }
     Ok(done)
@@ -142,7 +143,7 @@ fn on_threads(room: &Room<'_>) -> Result<Done, PoolError> {
     })
 }
 
-impl Lane {
+impl CheckedStream {
     /// Creates a stream: ordinary ones, one with priority and `no_waits`, and the legacy default stream.
     fn new(device: &Device, number: usize) -> Result<Self, PoolError> {
         let stream = match number % 8 {
@@ -150,7 +151,7 @@ impl Lane {
             6 => Stream::legacy(device)?,
             _ => Stream::new(device)?,
         };
-        Ok(Self { stream, ledger: Ledger::new(device.driver())? })
+        Ok(Self { stream, mismatches: MismatchBuffer::new(device.driver())? })
     }
 }
 

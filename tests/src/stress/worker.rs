@@ -1,6 +1,6 @@
 //! A thread of the stress test.
 
-use super::{Done, Lane, Mistake, Room, Until};
+use super::{CheckedStream, Done, Mistake, Room, Until};
 use crate::pool::{Block, Device, Event, PoolError, Stream};
 use crate::sys::types::{CUstream, CUstream_flags};
 use std::ptr::null_mut;
@@ -8,12 +8,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 
 /// A block with contents.
-pub(super) struct Piece {
+pub(super) struct Allocation {
     block: Block,
     /// The key of its pattern.
     key: u64,
-    /// The lane that used it last. All earlier uses are ordered before that one.
-    lane: usize,
+    /// The stream_index that used it last. All earlier uses are ordered before that one.
+    stream_index: usize,
 }
 
 pub(super) struct Worker<'a> {
@@ -21,9 +21,9 @@ pub(super) struct Worker<'a> {
     number: usize,
     random: Random,
     keys: u64,
-    held: Vec<Piece>,
-    inbox: Receiver<Piece>,
-    doors: Vec<Sender<Piece>>,
+    held: Vec<Allocation>,
+    inbox: Receiver<Allocation>,
+    doors: Vec<Sender<Allocation>>,
     done: Done,
 }
 
@@ -31,8 +31,8 @@ impl<'a> Worker<'a> {
     pub(super) fn new(
         room: &'a Room<'a>,
         number: usize,
-        inbox: Receiver<Piece>,
-        doors: Vec<Sender<Piece>>,
+        inbox: Receiver<Allocation>,
+        doors: Vec<Sender<Allocation>>,
     ) -> Self {
         let random = Random(room.plan.seed ^ (number as u64 + 1).wrapping_mul(0x2545_F491_4F6C_DD1D));
         Self { room, number, random, keys: 0, held: Vec::new(), inbox, doors, done: Done::default() }
@@ -45,13 +45,13 @@ impl<'a> Worker<'a> {
             self.step(steps)?;
             steps += 1;
         }
-        while let Some(piece) = self.held.pop() {
-            self.finish(piece)?;
+        while let Some(allocation) = self.held.pop() {
+            self.finish(allocation)?;
         }
         // Other threads may send blocks until they reach this point.
         self.doors.clear();
-        while let Ok(piece) = self.inbox.recv() {
-            self.finish(piece)?;
+        while let Ok(allocation) = self.inbox.recv() {
+            self.finish(allocation)?;
         }
         Ok(self.done)
     }
@@ -75,7 +75,7 @@ impl<'a> Worker<'a> {
             _ => self.look_around()?,
         }
         if steps % SYNCHRONISE_EVERY == SYNCHRONISE_EVERY - 1 {
-            self.lane(self.number % self.room.lanes.len()).stream.synchronize()?;
+            self.checked_stream(self.number % self.room.streams.len()).stream.synchronize()?;
         }
         Ok(())
     }
@@ -88,15 +88,15 @@ impl<'a> Worker<'a> {
             self.room.live_bytes.fetch_sub(size_bytes, Relaxed);
             return self.finish_any();
         }
-        let lane = self.some_lane();
-        match self.room.pool.alloc(size_bytes, &self.lane(lane).stream) {
+        let stream_index = self.some_lane();
+        match self.room.pool.alloc(size_bytes, &self.checked_stream(stream_index).stream) {
             Ok(block) => {
-                let mut piece = Piece { block, key: 0, lane };
-                self.write(&mut piece)?;
+                let mut allocation = Allocation { block, key: 0, stream_index };
+                self.write(&mut allocation)?;
                 if self.room.plan.mistake == Some(Mistake::End) && self.done.blocks < OVERRUN_COUNT {
-                    self.overrun(&piece)?;
+                    self.overrun(&allocation)?;
                 }
-                self.held.push(piece);
+                self.held.push(allocation);
                 self.done.blocks += 1;
                 self.done.bytes += size_bytes;
                 Ok(())
@@ -118,41 +118,41 @@ impl<'a> Worker<'a> {
 
     /// Checks and refills a block on another stream.
     fn hand_over(&mut self) -> Result<(), PoolError> {
-        let Some(mut piece) = self.take() else { return Ok(()) };
-        let lane = self.some_lane();
-        self.use_on(&piece, lane)?;
-        piece.lane = lane;
-        self.check(&piece, lane)?;
-        self.write(&mut piece)?;
-        self.held.push(piece);
+        let Some(mut allocation) = self.take() else { return Ok(()) };
+        let stream_index = self.some_lane();
+        self.use_on(&allocation, stream_index)?;
+        allocation.stream_index = stream_index;
+        self.check(&allocation, stream_index)?;
+        self.write(&mut allocation)?;
+        self.held.push(allocation);
         Ok(())
     }
 
-    /// Checks a block on several streams concurrently, then frees it, or makes its lane wait for all of them and refills it.
+    /// Checks a block on several streams concurrently, then frees it, or makes its stream_index wait for all of them and refills it.
     fn read_by_many(&mut self) -> Result<(), PoolError> {
-        let Some(mut piece) = self.take() else { return Ok(()) };
-        let lanes = [self.some_lane(), self.some_lane(), self.some_lane()];
-        for lane in lanes {
-            self.use_on(&piece, lane)?;
-            self.check(&piece, lane)?;
+        let Some(mut allocation) = self.take() else { return Ok(()) };
+        let streams = [self.some_lane(), self.some_lane(), self.some_lane()];
+        for stream_index in streams {
+            self.use_on(&allocation, stream_index)?;
+            self.check(&allocation, stream_index)?;
         }
         if self.random.below(2) == 0 {
-            return self.finish(piece);
+            return self.finish(allocation);
         }
-        let last = piece.lane;
-        for lane in lanes {
-            self.order(lane, last)?;
+        let last = allocation.stream_index;
+        for stream_index in streams {
+            self.order(stream_index, last)?;
         }
-        self.write(&mut piece)?;
-        self.held.push(piece);
+        self.write(&mut allocation)?;
+        self.held.push(allocation);
         Ok(())
     }
 
     fn send(&mut self) -> Result<(), PoolError> {
-        let Some(piece) = self.take() else { return Ok(()) };
+        let Some(allocation) = self.take() else { return Ok(()) };
         let door = self.random.below(self.doors.len() as u64) as usize;
         self.done.sent += u64::from(door != self.number);
-        match self.doors[door].send(piece) {
+        match self.doors[door].send(allocation) {
             Ok(()) => Ok(()),
             // The receiving thread has failed and returns its own error.
             Err(returned) => self.finish(returned.0),
@@ -161,40 +161,40 @@ impl<'a> Worker<'a> {
 
     /// Receives blocks of other threads, and keeps, checks or frees them.
     fn receive(&mut self) -> Result<(), PoolError> {
-        while let Ok(piece) = self.inbox.try_recv() {
+        while let Ok(allocation) = self.inbox.try_recv() {
             match self.random.below(3) {
-                0 => self.finish(piece)?,
+                0 => self.finish(allocation)?,
                 // Freed while its last work is queued, by a thread that never used it.
-                1 => self.free(piece),
-                _ => self.held.push(piece),
+                1 => self.free(allocation),
+                _ => self.held.push(allocation),
             }
         }
         Ok(())
     }
 
     fn finish_any(&mut self) -> Result<(), PoolError> {
-        let Some(piece) = self.take() else { return Ok(()) };
+        let Some(allocation) = self.take() else { return Ok(()) };
         if self.random.below(16) > 0 || self.room.plan.mistake.is_some() {
-            return self.finish(piece);
+            return self.finish(allocation);
         }
-        self.check(&piece, piece.lane)?;
-        self.lane(piece.lane).stream.synchronize()?;
-        self.room.live_bytes.fetch_sub(piece.block.size_bytes(), Relaxed);
-        // SAFETY: all uses of the block are ordered before the last use on its lane, whose stream was synchronised.
-        unsafe { piece.block.free_completed() };
+        self.check(&allocation, allocation.stream_index)?;
+        self.checked_stream(allocation.stream_index).stream.synchronize()?;
+        self.room.live_bytes.fetch_sub(allocation.block.size_bytes(), Relaxed);
+        // SAFETY: all uses of the block are ordered before the last use on its stream_index, whose stream was synchronised.
+        unsafe { allocation.block.free_completed() };
         Ok(())
     }
 
     /// Checks a block and frees it.
-    fn finish(&mut self, piece: Piece) -> Result<(), PoolError> {
-        self.check(&piece, piece.lane)?;
-        self.free(piece);
+    fn finish(&mut self, allocation: Allocation) -> Result<(), PoolError> {
+        self.check(&allocation, allocation.stream_index)?;
+        self.free(allocation);
         Ok(())
     }
 
-    fn free(&mut self, piece: Piece) {
-        let size_bytes = piece.block.size_bytes();
-        drop(piece);
+    fn free(&mut self, allocation: Allocation) {
+        let size_bytes = allocation.block.size_bytes();
+        drop(allocation);
         self.room.live_bytes.fetch_sub(size_bytes, Relaxed);
     }
 
@@ -214,20 +214,20 @@ impl<'a> Worker<'a> {
         if self.random.below(2) == 0 {
             // The stream ends first and the block is freed right after it, while the write is queued.
             let ended = brief.end();
-            self.free(Piece { block, key, lane: 0 });
+            self.free(Allocation { block, key, stream_index: 0 });
             return ended;
         }
-        let lane = self.some_lane();
-        self.lane(lane).stream.wait_for(&brief.stream)?;
-        block.record_use(&self.lane(lane).stream);
-        self.held.push(Piece { block, key, lane });
+        let stream_index = self.some_lane();
+        self.checked_stream(stream_index).stream.wait_for(&brief.stream)?;
+        block.record_use(&self.checked_stream(stream_index).stream);
+        self.held.push(Allocation { block, key, stream_index });
         brief.end()
     }
 
     fn look_around(&mut self) -> Result<(), PoolError> {
         let room = self.room;
-        let lane = self.some_lane();
-        let stream = &self.lane(lane).stream;
+        let stream_index = self.some_lane();
+        let stream = &self.checked_stream(stream_index).stream;
         match self.random.below(5) {
             0 => stream.synchronize(),
             1 => stream.is_complete().map(drop),
@@ -241,23 +241,23 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Makes a lane wait for the last use of a block, and records the use.
-    fn use_on(&mut self, piece: &Piece, lane: usize) -> Result<(), PoolError> {
-        if lane == piece.lane {
+    /// Makes a stream_index wait for the last use of a block, and records the use.
+    fn use_on(&mut self, allocation: &Allocation, stream_index: usize) -> Result<(), PoolError> {
+        if stream_index == allocation.stream_index {
             return Ok(());
         }
         self.done.hand_overs += 1;
         if self.room.plan.mistake != Some(Mistake::NoRecordUse) {
-            piece.block.record_use(&self.lane(lane).stream);
+            allocation.block.record_use(&self.checked_stream(stream_index).stream);
         }
-        self.order(piece.lane, lane)
+        self.order(allocation.stream_index, stream_index)
     }
 
     fn order(&mut self, first: usize, then: usize) -> Result<(), PoolError> {
         if self.room.plan.mistake == Some(Mistake::NoWait) {
             return Ok(());
         }
-        let (first, then) = (self.lane(first), self.lane(then));
+        let (first, then) = (self.checked_stream(first), self.checked_stream(then));
         if self.random.below(2) == 0 {
             return then.stream.wait_for(&first.stream);
         }
@@ -266,30 +266,32 @@ impl<'a> Worker<'a> {
         then.stream.wait(&event)
     }
 
-    /// Fills a block on its lane with a new pattern.
-    fn write(&mut self, piece: &mut Piece) -> Result<(), PoolError> {
-        piece.key = self.key();
-        let (address, size_bytes) = (piece.block.address(), piece.block.size_bytes() as usize);
-        let stream = self.lane(piece.lane).stream.raw();
-        // SAFETY: the block is alive, its free is ordered after all work queued on its lane, and the context is current.
-        unsafe { self.room.patterns.write(address, size_bytes, piece.key, stream)? };
+    /// Fills a block on its stream_index with a new pattern.
+    fn write(&mut self, allocation: &mut Allocation) -> Result<(), PoolError> {
+        allocation.key = self.key();
+        let (address, size_bytes) = (allocation.block.address(), allocation.block.size_bytes() as usize);
+        let stream = self.checked_stream(allocation.stream_index).stream.raw();
+        // SAFETY: the block is alive, its free is ordered after all work queued on its stream_index, and the context is current.
+        unsafe { self.room.patterns.write(address, size_bytes, allocation.key, stream)? };
         Ok(())
     }
 
     /// Writes the byte behind a block.
-    fn overrun(&self, piece: &Piece) -> Result<(), PoolError> {
-        let (end, stream) =
-            (piece.block.address() + piece.block.size_bytes(), self.lane(piece.lane).stream.raw());
-        // SAFETY: the byte belongs to a guard and is freed with the block, after all work queued on its lane.
+    fn overrun(&self, allocation: &Allocation) -> Result<(), PoolError> {
+        let (end, stream) = (
+            allocation.block.address() + allocation.block.size_bytes(),
+            self.checked_stream(allocation.stream_index).stream.raw(),
+        );
+        // SAFETY: the byte belongs to a guard and is freed with the block, after all work queued on its stream_index.
         unsafe { self.room.pool.device().driver().cuMemsetD8Async(end, 0, 1, stream)? };
         Ok(())
     }
 
-    fn check(&self, piece: &Piece, lane: usize) -> Result<(), PoolError> {
-        let Lane { stream, ledger } = self.lane(lane);
-        let (address, size_bytes) = (piece.block.address(), piece.block.size_bytes() as usize);
-        // SAFETY: like `write`; the ledger is closed after all threads have ended.
-        unsafe { self.room.patterns.check(address, size_bytes, piece.key, *ledger, stream.raw())? };
+    fn check(&self, allocation: &Allocation, stream_index: usize) -> Result<(), PoolError> {
+        let CheckedStream { stream, mismatches } = self.checked_stream(stream_index);
+        let (address, size_bytes) = (allocation.block.address(), allocation.block.size_bytes() as usize);
+        // SAFETY: like `write`; the buffer is closed after all threads have ended.
+        unsafe { self.room.patterns.check(address, size_bytes, allocation.key, *mismatches, stream.raw())? };
         Ok(())
     }
 
@@ -298,18 +300,18 @@ impl<'a> Worker<'a> {
         (self.number as u64 + 1) << 40 | self.keys
     }
 
-    fn take(&mut self) -> Option<Piece> {
+    fn take(&mut self) -> Option<Allocation> {
         let index = self.random.below(self.held.len() as u64) as usize;
         (!self.held.is_empty()).then(|| self.held.swap_remove(index))
     }
 
-    fn lane(&self, lane: usize) -> &'a Lane {
-        &self.room.lanes[lane]
+    fn checked_stream(&self, stream_index: usize) -> &'a CheckedStream {
+        &self.room.streams[stream_index]
     }
 
-    /// Picks a lane: this thread's own in three of four cases.
+    /// Picks a stream_index: this thread's own in three of four cases.
     fn some_lane(&mut self) -> usize {
-        let count = self.room.lanes.len();
+        let count = self.room.streams.len();
         match self.random.below(4) {
             0 => self.random.below(count as u64) as usize,
             _ => self.number % count,

@@ -55,9 +55,9 @@ fn a_trace_is_read_as_text_and_compressed() {
 #[test]
 fn a_file_that_ends_early_is_told_from_its_header() {
     let trace = events("a,7,20,0\na,9,10,3\n").unwrap();
-    let told = trace.disagreements();
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert_eq!(told[0], "the header says events 7, the events make it 2");
+    let disagreements = trace.disagreements();
+    assert_eq!(disagreements.len(), 2, "{disagreements:?}");
+    assert_eq!(disagreements[0], "the header says events 7, the events make it 2");
 }
 
 #[test]

@@ -16,11 +16,11 @@ pub(super) fn run(mut command: Command, silence_max: Duration, show: &mut impl W
     let mut child = command.spawn().context("it can't be started")?;
     // The command holds the writing ends of the pipe, which must be closed before the reader ends.
     drop(command);
-    let (tell, told) = channel();
+    let (send_line, lines) = channel();
     let group = child.id();
     let watcher = std::thread::spawn(move || {
         let is_silent = loop {
-            match told.recv_timeout(silence_max) {
+            match lines.recv_timeout(silence_max) {
                 Ok(()) => {}
                 Err(error) => break error == RecvTimeoutError::Timeout,
             }
@@ -40,10 +40,10 @@ pub(super) fn run(mut command: Command, silence_max: Duration, show: &mut impl W
         show.flush()?;
         last.extend_from_slice(&buffer[..count]);
         last.drain(..last.len().saturating_sub(LAST_BYTES));
-        let _ = tell.send(());
+        let _ = send_line.send(());
     }
     let status = child.wait()?;
-    drop(tell);
+    drop(send_line);
     let was_silent = watcher.join().map_err(|_| anyhow!("its watcher panicked"))?;
     ensure!(
         !was_silent,

@@ -289,7 +289,7 @@ fn copied<T: Element>(mut target: Vec<T>, elements: &[T]) -> Result<Vec<T>, Arra
 }
 
 fn check(gpu: &Gpu, outcome: Result<(), PoolError>) -> Result<(), ArrayError> {
-    outcome.map_err(|error| gpu.explained(error.into()))
+    outcome.map_err(|error| gpu.with_kernel_name(error.into()))
 }
 
 impl<S: UploadSource, K: Kind> Upload<S, K> {

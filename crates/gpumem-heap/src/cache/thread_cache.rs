@@ -21,7 +21,7 @@ use core::ops::Deref;
 pub struct ThreadCache {
     magazines: BiasedLock<Magazines>,
     /// Blocks handed out and put back here. Written by the holder of the magazines.
-    pub(super) tally: LocalCounters,
+    pub(super) counters: LocalCounters,
     /// A copy of the magazines' allowance, as of the last change.
     allowance_bytes: AtomicU64,
     /// A copy of the number of large blocks, as of the last change.
@@ -44,7 +44,7 @@ impl ThreadCache {
     pub fn new(stream: u64) -> Self {
         Self {
             magazines: BiasedLock::new(Magazines::new()),
-            tally: LocalCounters::default(),
+            counters: LocalCounters::default(),
             allowance_bytes: AtomicU64::new(0),
             large_count: AtomicU32::new(0),
             seen_count: AtomicU64::new(0),
@@ -67,7 +67,7 @@ impl ThreadCache {
 
     /// The counters. An operation that runs at the same time may be missed.
     pub fn counters(&self) -> Counters {
-        self.tally.counters()
+        self.counters.counters()
     }
 
     /// The allowance of its magazines. A change that happens at the same time may be missed.
@@ -150,7 +150,7 @@ impl OwnerGuard<'_> {
     pub fn take(self, class: SizeClass, size_bytes: u64) -> Option<HeapBlock> {
         self.try_with(|magazines| {
             let block = magazines.take(class)?;
-            self.tally.count_out(size_bytes);
+            self.counters.count_out(size_bytes);
             Some(block)
         })?
     }
@@ -162,7 +162,7 @@ impl OwnerGuard<'_> {
         let put = self.try_with(|magazines| {
             let is_in = magazines.put(class, block);
             if is_in {
-                self.tally.count_in(size_bytes);
+                self.counters.count_in(size_bytes);
             }
             is_in
         });
@@ -175,7 +175,7 @@ impl OwnerGuard<'_> {
         self.try_with(|magazines| {
             let large = magazines.large.take(size_bytes)?;
             self.note_large(magazines);
-            self.tally.count_out(size_bytes);
+            self.counters.count_out(size_bytes);
             Some(large)
         })?
     }
@@ -187,7 +187,7 @@ impl OwnerGuard<'_> {
             let is_in = magazines.large.put(large);
             if is_in {
                 self.note_large(magazines);
-                self.tally.count_in(large.size_bytes);
+                self.counters.count_in(large.size_bytes);
             }
             is_in
         });
@@ -204,7 +204,7 @@ impl OwnerGuard<'_> {
                 }
                 block => block.map(|block| (class, block)),
             };
-            found.inspect(|_| self.tally.count_out(size_bytes))
+            found.inspect(|_| self.counters.count_out(size_bytes))
         })?
     }
 
@@ -230,12 +230,12 @@ impl OwnerGuard<'_> {
 
     /// Counts a block that was allocated elsewhere. False if the cache is closed.
     pub fn count_out(self, size_bytes: u64) -> bool {
-        self.with(|_| self.tally.count_out(size_bytes)).is_some()
+        self.with(|_| self.counters.count_out(size_bytes)).is_some()
     }
 
     /// Counts a block that was freed elsewhere. False if the cache is closed.
     pub fn count_in(self, size_bytes: u64) -> bool {
-        self.with(|_| self.tally.count_in(size_bytes)).is_some()
+        self.with(|_| self.counters.count_in(size_bytes)).is_some()
     }
 
     /// Runs `work` on the magazines, after a wait for other threads; `None` if the cache is closed.

@@ -3,7 +3,7 @@
 use super::idle_scan::{IdleScan, View};
 use super::ready::smallest_stretch;
 use super::record::Kind;
-use super::stamps::Owner;
+use super::stamps::FreeState;
 use super::{Heap, Request, rounded, space_of};
 use crate::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ impl Heap {
 
     /// True if frees of other streams are pending in the space of the request.
     pub fn has_pending_of_others(&self, request: &Request) -> bool {
-        self.spaces[space_of(request)].has_pending_of_others(Owner::of(request.stream))
+        self.spaces[space_of(request)].has_pending_of_others(FreeState::OneStream(request.stream))
     }
 
     /// For each stream whose frees the request may not use, the stamp of the latest free.

@@ -1,6 +1,6 @@
 //! [`make`]: makes a row of mappings, or leaves everything as it was.
 //!
-//! The memory is called first, and the heap's books change only once all calls have succeeded. If one fails, the calls before it
+//! The memory is called first, and the heap's records change only once all calls have succeeded. If one fails, the calls before it
 //! are undone. If even that fails, the remaining mappings and handles count as reserved and go to [`Lost`](super::lost::Lost):
 //! their addresses are not reused before they are unmapped.
 

@@ -6,7 +6,7 @@ use super::pages::ones;
 use super::record::{Kind, NONE, Record, Records};
 use super::segments::Segments;
 use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
-use super::stamps::{Owner, Pending};
+use super::stamps::{FreeState, Pending};
 use std::collections::BTreeMap;
 
 impl Heap {
@@ -31,7 +31,7 @@ impl Heap {
                     live_count += 1;
                     live_bytes += record.size_bytes;
                 }
-                if record.kind == Kind::Free && record.owner == Owner::MULTI_STREAM {
+                if record.kind == Kind::Free && record.state == FreeState::MultiStream {
                     *shares.entry(record.stamp).or_insert(0_u32) += 1;
                 }
             }
@@ -163,12 +163,12 @@ impl Heap {
                 format!("record {id} ({:?}) over slot {slot}: resident {is_resident}", record.kind)
             })?;
         }
-        let is_waiting = record.kind == Kind::Free && record.owner != Owner::READY;
+        let is_waiting = record.kind == Kind::Free && record.state != FreeState::Ready;
         let pending = record.pending();
         let is_right = match record.kind {
-            Kind::Free if pending.owner == Owner::READY => pending == Pending::READY,
-            Kind::Free if pending.owner != Owner::MULTI_STREAM => {
-                Owner::of(pending.stamp.stream_index()) == pending.owner
+            Kind::Free if pending.state == FreeState::Ready => pending == Pending::READY,
+            Kind::Free if pending.state != FreeState::MultiStream => {
+                FreeState::OneStream(pending.stamp.stream_index()) == pending.state
             }
             _ => true,
         };
@@ -209,19 +209,19 @@ fn check_tiling(index: usize, space: &Space, records: &Records) -> Result<Vec<u3
     Ok(ids)
 }
 
-/// Checks that each free record is in its owner's list of its size, and nothing else is in any list.
+/// Checks that each free record is in the list of its state and size, and nothing else is in any list.
 fn check_lists(index: usize, space: &Space, records: &Records, ids: &[u32]) -> Result<(), String> {
     let free = ids.iter().filter(|id| records[**id].kind == Kind::Free).count();
     let mut listed = 0;
-    for (owner, fit) in space.fits_by_owner() {
+    for (state, fit) in space.fits_by_state() {
         expect(fit.is_consistent(records), || {
-            format!("lists of owner {owner} in space {index}: the bitmaps are wrong")
+            format!("lists of state {state} in space {index}: the bitmaps are wrong")
         })?;
         for id in fit.ids(records, 0) {
             listed += 1;
             let record = records.get(id).ok_or_else(|| format!("record {id} is listed and unused"))?;
-            expect(record.kind == Kind::Free && record.owner.index() == owner, || {
-                format!("record {id} is in another owner's list")
+            expect(record.kind == Kind::Free && record.state.index() == state, || {
+                format!("record {id} is in another state's list")
             })?;
             expect(listed <= free, || format!("space {index} lists more than {free} records"))?;
         }

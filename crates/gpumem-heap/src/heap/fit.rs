@@ -1,4 +1,4 @@
-//! [`Fit`]: the free records of one owner, by size (two-level segregated fit: Masmano, Ripoll, Crespo and Real, "TLSF", ECRTS
+//! [`Fit`]: the free records of one state, by size (two-level segregated fit: Masmano, Ripoll, Crespo and Real, "TLSF", ECRTS
 //! 2004).
 //!
 //! The first level is the size's power of two, the second has 32 steps within it. Bitmaps record which lists are not empty, so that

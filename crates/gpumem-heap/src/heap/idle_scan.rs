@@ -8,7 +8,7 @@ use super::pages::{Pages, ones};
 use super::partial_page::PartialPage;
 use super::record::{Kind, Record, Records};
 use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
-use super::stamps::Owner;
+use super::stamps::FreeState;
 use crate::order::{Order, StreamIndex};
 
 /// The idle pages of one handle.
@@ -43,7 +43,7 @@ impl<O: Order> View<'_, O> {
     pub(super) fn is_usable(&self, record: &Record) -> bool {
         let pending = record.pending();
         record.kind == Kind::Free
-            && (self.with_ready || record.owner != Owner::READY)
+            && (self.with_ready || record.state != FreeState::Ready)
             && self.records.stamp_sets.is_usable(pending, self.stream, self.order)
     }
 }
@@ -134,10 +134,10 @@ impl IdleScan {
 
 /// The maximal ranges of usable free records. Ranges shorter than `size_bytes` may be left out.
 pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>) -> Vec<(u64, u64)> {
-    // With one owner, neighbours are merged already, unless they have different sets of stamps.
-    let mut lists = space.fits_by_owner().filter(|(_, fit)| !fit.is_empty());
-    let is_merged =
-        lists.next().is_none_or(|(owner, _)| owner != Owner::MULTI_STREAM.index()) && lists.next().is_none();
+    // In one state, neighbours are merged already, unless they have different sets of stamps.
+    let mut lists = space.fits_by_state().filter(|(_, fit)| !fit.is_empty());
+    let is_merged = lists.next().is_none_or(|(state, _)| state != FreeState::MultiStream.index())
+        && lists.next().is_none();
     let seed_bytes = if is_merged { size_bytes } else { size_bytes / SEEDS };
     let records = view.records;
     let seeds =
@@ -152,5 +152,5 @@ pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>)
     found
 }
 
-/// Where neighbours may have different owners, records down to this part of a range's size are looked at.
+/// Where neighbours may be in different states, records down to this part of a range's size are looked at.
 const SEEDS: u64 = 8;

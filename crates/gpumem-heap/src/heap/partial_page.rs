@@ -16,7 +16,7 @@ use super::mappings::MappingId;
 use super::pages::Pages;
 use super::record::{Kind, Records};
 use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
-use super::stamps::{Owner, Pending};
+use super::stamps::{FreeState, Pending};
 use crate::order::{Order, Stamp, StreamIndex};
 
 /// The end of a handle that a block can start with, or the start of a handle that it can end with. The page is not idle as a whole.
@@ -62,7 +62,7 @@ impl IdleScan {
 impl Heap {
     /// The free ends of handles that a stream owns, except pages that are idle as a whole.
     pub(super) fn ends(&self, index: usize, stream: StreamIndex, scan: &IdleScan) -> Vec<PartialPage> {
-        let fit = self.spaces[index].fit(Owner::of(stream));
+        let fit = self.spaces[index].fit(FreeState::OneStream(stream));
         let ids = fit.into_iter().flat_map(|fit| fit.ids(&self.records, 0));
         ids.filter_map(|id| self.free_side(id, Side::End, scan)).collect()
     }

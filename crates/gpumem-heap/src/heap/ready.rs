@@ -3,7 +3,7 @@
 use super::fit::{UNIT_BYTES, place};
 use super::idle_scan::{View, stretches};
 use super::space::{PAGE_BYTES, Space};
-use super::stamps::Owner;
+use super::stamps::FreeState;
 use super::{Heap, LARGE_SPACE, Request, SMALL_MAX_BYTES, rounded, space_of};
 use crate::block::HeapBlock;
 use crate::order::{Order, StreamIndex};
@@ -48,7 +48,7 @@ impl Heap {
 
     /// True if more memory is ready than was ever in use at once, so that streams need not economise.
     pub fn has_plenty(&self) -> bool {
-        let ready = self.spaces[LARGE_SPACE].fit(Owner::READY);
+        let ready = self.spaces[LARGE_SPACE].fit(FreeState::Ready);
         self.keepable_bytes > 0 || ready.is_some_and(|fit| fit.size_bytes > self.used_peak_bytes)
     }
 
@@ -62,16 +62,16 @@ impl Heap {
         let size_bytes = rounded(request.size_bytes)?;
         let space = &self.spaces[index];
         let Request { alignment, .. } = *request;
-        let find = |owner| {
-            let found = space.fit(owner)?.find(&self.records, size_bytes, space.base, alignment)?;
+        let find = |state| {
+            let found = space.fit(state)?.find(&self.records, size_bytes, space.base, alignment)?;
             let id = match self.allows(index, self.records[found].start, size_bytes) {
                 true => found,
-                false => self.find_allowed(index, owner, size_bytes, alignment)?,
+                false => self.find_allowed(index, state, size_bytes, alignment)?,
             };
             Some((self.records[id].size_bytes, id))
         };
-        let ready = if with_ready { find(Owner::READY) } else { None };
-        let found = match (find(Owner::of(request.stream)), ready) {
+        let ready = if with_ready { find(FreeState::Ready) } else { None };
+        let found = match (find(FreeState::OneStream(request.stream)), ready) {
             (Some(own), Some(ready)) => Some(if own.0 <= ready.0 { own } else { ready }),
             (own, ready) => own.or(ready),
         };
@@ -87,18 +87,18 @@ impl Heap {
     }
 
     /// The smallest record that the block may be cut from, where some segments may not be split.
-    fn find_allowed(&self, index: usize, owner: Owner, size_bytes: u64, alignment: u64) -> Option<u32> {
+    fn find_allowed(&self, index: usize, state: FreeState, size_bytes: u64, alignment: u64) -> Option<u32> {
         let space = &self.spaces[index];
         let has_room = |id: &u32| {
             let record = &self.records[*id];
             place(record, size_bytes, space.base, alignment).is_some()
                 && self.allows(index, record.start, size_bytes)
         };
-        space.fit(owner)?.ids(&self.records, size_bytes).find(has_room)
+        space.fit(state)?.ids(&self.records, size_bytes).find(has_room)
     }
 }
 
-/// The smallest range of free neighbours with different owners, all ordered before the request.
+/// The smallest range of free neighbours in different states, all ordered before the request.
 pub(super) fn smallest_stretch(
     space: &Space,
     size_bytes: u64,
@@ -106,7 +106,7 @@ pub(super) fn smallest_stretch(
     view: &View<impl Order>,
     allows: impl Fn(u64) -> bool,
 ) -> Option<u64> {
-    if !space.has_pending_of_others(Owner::READY) {
+    if !space.has_pending_of_others(FreeState::Ready) {
         return None;
     }
     let align = |start: u64| Some((space.base + start).checked_next_multiple_of(alignment)? - space.base);

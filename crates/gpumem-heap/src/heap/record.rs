@@ -5,7 +5,7 @@
 //! needs no search, and a free record is in the list of its size. A record takes 48 bytes, and its index stays the same for as long
 //! as its block lives.
 
-use super::stamps::{Owner, Pending, StampSets};
+use super::stamps::{FreeState, Pending, StampSets};
 use crate::order::Stamp;
 
 /// No record.
@@ -25,7 +25,7 @@ pub(super) struct Record {
     /// Offset from the start of the space.
     pub(super) start: u64,
     pub(super) size_bytes: u64,
-    /// For a free record: its last uses, as `owner` tells.
+    /// For a free record: the stamp of its last uses, or the name of a set of stamps; `state` distinguishes them.
     pub(super) stamp: Stamp,
     /// Neighbours by address.
     pub(super) prev: u32,
@@ -33,7 +33,7 @@ pub(super) struct Record {
     /// Neighbours in the list of a size.
     pub(super) list_prev: u32,
     pub(super) list_next: u32,
-    pub(super) owner: Owner,
+    pub(super) state: FreeState,
     pub(super) kind: Kind,
     /// The space that it lies in.
     pub(super) space: u8,
@@ -46,9 +46,9 @@ impl Record {
         self.start + self.size_bytes
     }
 
-    /// What a free record waits for.
+    /// The uses that a free record waits for.
     pub(super) fn pending(&self) -> Pending {
-        Pending { owner: self.owner, stamp: self.stamp }
+        Pending { state: self.state, stamp: self.stamp }
     }
 
     /// True if two neighbours can be merged: two gaps, or two free records that wait for the same uses.
@@ -56,7 +56,8 @@ impl Record {
         match (self.kind, other.kind) {
             (Kind::Gap, Kind::Gap) => true,
             (Kind::Free, Kind::Free) => {
-                self.owner == other.owner && (self.owner != Owner::MULTI_STREAM || self.stamp == other.stamp)
+                self.state == other.state
+                    && (self.state != FreeState::MultiStream || self.stamp == other.stamp)
             }
             _ => false,
         }

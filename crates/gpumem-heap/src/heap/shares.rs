@@ -7,7 +7,7 @@
 
 use super::fit::Fit;
 use super::space::Space;
-use super::stamps::Owner;
+use super::stamps::FreeState;
 use crate::order::StreamIndex;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,7 +52,8 @@ impl Shares {
     ) -> bool {
         let share = self.list.get(usize::from(stream.0)).copied().unwrap_or_default();
         let used_bytes = share.used_bytes.saturating_add(size_bytes);
-        let pending = |space: &Space| space.fit(Owner::of(stream)).map_or(0, |fit: &Fit| fit.size_bytes);
+        let pending =
+            |space: &Space| space.fit(FreeState::OneStream(stream)).map_or(0, |fit: &Fit| fit.size_bytes);
         let pending_bytes: u64 = spaces.iter().map(pending).sum();
         let peak_bytes = share.used_peak_bytes.max(used_bytes);
         let allowed_bytes =

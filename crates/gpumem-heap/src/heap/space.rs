@@ -1,14 +1,14 @@
 //! [`Space`]: one reserved address range, tiled by records.
 //!
 //! Every free record has resident memory under its own addresses, so a request that finds one needs nothing else. Free neighbours
-//! of one owner are merged at once; neighbours that wait for different streams stay apart. [`super::pages`] keeps what is mapped
+//! in one state are merged at once; neighbours that wait for different streams stay apart. [`super::pages`] keeps what is mapped
 //! where; this file only keeps which slots have memory.
 
 use super::fit::Fit;
 use super::idle_scan::View;
 use super::mappings::extend;
 use super::record::{Kind, NONE, Record, Records};
-use super::stamps::{Owner, Pending};
+use super::stamps::{FreeState, Pending};
 use crate::order::{Order, Stamp, StreamIndex};
 
 /// The unit of physical memory and of mappings.
@@ -23,7 +23,7 @@ pub(super) struct Space {
     size_bytes: u64,
     /// The last record, up to which the space is tiled.
     last: u32,
-    /// By owner; made with the first free record of each.
+    /// By state; made with the first free record of each.
     fits: Vec<Option<Box<Fit>>>,
     /// For each slot, the first record that starts in it.
     starts: Vec<u32>,
@@ -49,22 +49,22 @@ impl Space {
         self.size_bytes - self.end()
     }
 
-    pub(super) fn fit(&self, owner: Owner) -> Option<&Fit> {
-        self.fits.get(owner.index())?.as_deref().filter(|fit| !fit.is_empty())
+    pub(super) fn fit(&self, state: FreeState) -> Option<&Fit> {
+        self.fits.get(state.index())?.as_deref().filter(|fit| !fit.is_empty())
     }
 
     pub(super) fn fits(&self) -> impl Iterator<Item = &Fit> {
         self.fits.iter().flatten().map(|fit| &**fit)
     }
 
-    /// With the index of each owner, for [`super::check`].
-    pub(super) fn fits_by_owner(&self) -> impl Iterator<Item = (usize, &Fit)> {
-        self.fits.iter().enumerate().filter_map(|(owner, fit)| Some((owner, &**fit.as_ref()?)))
+    /// With the index of each state, for [`super::check`].
+    pub(super) fn fits_by_state(&self) -> impl Iterator<Item = (usize, &Fit)> {
+        self.fits.iter().enumerate().filter_map(|(state, fit)| Some((state, &**fit.as_ref()?)))
     }
 
-    /// True if free records wait for a stream other than this owner's.
-    pub(super) fn has_pending_of_others(&self, owner: Owner) -> bool {
-        let others = self.fits.iter().enumerate().skip(1).filter(|(index, _)| *index != owner.index());
+    /// True if free records wait for a stream other than that of the state.
+    pub(super) fn has_pending_of_others(&self, state: FreeState) -> bool {
+        let others = self.fits.iter().enumerate().skip(1).filter(|(index, _)| *index != state.index());
         others.flat_map(|(_, fit)| fit).any(|fit| !fit.is_empty())
     }
 
@@ -80,7 +80,7 @@ impl Space {
     /// Frees a live record, or fills a gap. The record waits for `pending`, and owns it from here on.
     pub(super) fn give(&mut self, records: &mut Records, mut id: u32, pending: Pending) {
         let record = &mut records[id];
-        (record.kind, record.owner, record.stamp) = (Kind::Free, pending.owner, pending.stamp);
+        (record.kind, record.state, record.stamp) = (Kind::Free, pending.state, pending.stamp);
         let (prev, next) = (record.prev, record.next);
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::MissedCoalescing) {
@@ -102,10 +102,10 @@ impl Space {
     pub(super) fn own_pages(&mut self, records: &mut Records, id: u32, stream: StreamIndex) {
         let Record { start, prev, next, .. } = records[id];
         let end = records[id].end();
-        let pending = Pending { owner: Owner::of(stream), stamp: Stamp::new(stream, 0) };
+        let pending = Pending { state: FreeState::OneStream(stream), stamp: Stamp::new(stream, 0) };
         let low = start >> PAGE_SHIFT << PAGE_SHIFT;
         let high = end.next_multiple_of(PAGE_BYTES);
-        let is_ready = |record: &Record| record.kind == Kind::Free && record.owner == Owner::READY;
+        let is_ready = |record: &Record| record.kind == Kind::Free && record.state == FreeState::Ready;
         if low < start && prev != NONE && is_ready(&records[prev]) && records[prev].start <= low {
             self.unlink(records, prev);
             let part = self.isolate(records, prev, low, start);
@@ -159,7 +159,7 @@ impl Space {
             let pending = records[id].pending();
             left(records, place, until, pending);
             records[id].kind = Kind::Gap;
-            (records[id].owner, records[id].stamp) = (Owner::READY, Stamp::COMPLETE);
+            (records[id].state, records[id].stamp) = (FreeState::Ready, Stamp::COMPLETE);
             self.join_gaps(records, id);
             place = until;
         }
@@ -186,7 +186,7 @@ impl Space {
             next: NONE,
             list_prev: NONE,
             list_next: NONE,
-            owner: Owner::READY,
+            state: FreeState::Ready,
             kind: Kind::Gap,
             space: self.index,
         });
@@ -236,7 +236,7 @@ impl Space {
     }
 
     pub(super) fn link(&mut self, records: &mut Records, id: u32) {
-        let index = records[id].owner.index();
+        let index = records[id].state.index();
         if self.fits.len() <= index {
             self.fits.resize_with(index + 1, || None);
         }
@@ -244,7 +244,7 @@ impl Space {
     }
 
     pub(super) fn unlink(&mut self, records: &mut Records, id: u32) {
-        if let Some(Some(fit)) = self.fits.get_mut(records[id].owner.index()) {
+        if let Some(Some(fit)) = self.fits.get_mut(records[id].state.index()) {
             fit.remove(records, id);
         }
     }
@@ -252,7 +252,7 @@ impl Space {
     fn drop_pending(&mut self, records: &mut Records, id: u32) {
         let pending = records[id].pending();
         records.stamp_sets.drop(pending);
-        (records[id].owner, records[id].stamp) = (Owner::READY, Stamp::COMPLETE);
+        (records[id].state, records[id].stamp) = (FreeState::Ready, Stamp::COMPLETE);
     }
 
     /// Cuts a record that is in no list down to a range; what is cut off a free record is free.

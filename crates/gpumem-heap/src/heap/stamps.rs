@@ -1,44 +1,49 @@
-//! [`Owner`] and [`StampSets`]: the uses that a free record waits for.
+//! [`FreeState`] and [`StampSets`]: the uses that a free record waits for.
 //!
 //! Nearly every free waits for one stream, and carries one stamp. A free of a block that several streams used carries a set of
 //! stamps, which is kept here once and shared by the records that were split from it.
 
 use crate::order::{Order, Stamp, StreamIndex};
 
-/// The stream that may use a free record without a check.
+/// The streams that may use a free record without a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Owner(u16);
+pub(super) enum FreeState {
+    /// Every stream may use it: the last use is complete.
+    Ready,
+    /// Several streams used it last, so none may use it unchecked. The record's stamp names a set.
+    MultiStream,
+    /// This stream may use it; the other streams check the record's stamp.
+    OneStream(StreamIndex),
+}
 
-impl Owner {
-    /// All streams: the last use is complete.
-    pub(super) const READY: Self = Self(0);
-    /// No stream: several streams used it last. The record's stamp names a set.
-    pub(super) const MULTI_STREAM: Self = Self(1);
-
-    /// The owner of the memory that a stream frees, which the stream reuses first.
-    pub(super) fn of(stream: StreamIndex) -> Self {
-        Self(stream.0.saturating_add(2))
-    }
-
-    /// The owning stream.
+impl FreeState {
+    /// The only stream that may use the record without a check.
     pub(super) fn stream_index(self) -> Option<StreamIndex> {
-        self.0.checked_sub(2).map(StreamIndex)
+        match self {
+            Self::OneStream(stream) => Some(stream),
+            Self::Ready | Self::MultiStream => None,
+        }
     }
 
+    /// The place of the state's lists in a [`Space`](super::space::Space).
     pub(super) fn index(self) -> usize {
-        usize::from(self.0)
+        match self {
+            Self::Ready => 0,
+            Self::MultiStream => 1,
+            Self::OneStream(stream) => usize::from(stream.0) + 2,
+        }
     }
 }
 
-/// An owner, and its word: a stamp, or the name of a set.
+/// The state of a free record, and its stamp: of the one stream, or the name of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pending {
-    pub(super) owner: Owner,
+    pub(super) state: FreeState,
     pub(super) stamp: Stamp,
 }
 
 impl Pending {
-    pub(super) const READY: Self = Self { owner: Owner::READY, stamp: Stamp::COMPLETE };
+    pub(super) const READY: Self = Self { state: FreeState::Ready, stamp: Stamp::COMPLETE };
 }
 
 /// The sets of stamps in use, with reference counts.
@@ -55,8 +60,8 @@ impl StampSets {
         join(&mut stamps, &[]);
         match stamps[..] {
             [] => Pending::READY,
-            [stamp] => Pending { owner: Owner::of(stamp.stream_index()), stamp },
-            _ => Pending { owner: Owner::MULTI_STREAM, stamp: self.add(stamps.into()) },
+            [stamp] => Pending { state: FreeState::OneStream(stamp.stream_index()), stamp },
+            _ => Pending { state: FreeState::MultiStream, stamp: self.add(stamps.into()) },
         }
     }
 
@@ -71,14 +76,14 @@ impl StampSets {
 
     /// Notes that one more record carries a set.
     pub(super) fn share(&mut self, pending: Pending) {
-        if pending.owner == Owner::MULTI_STREAM {
+        if pending.state == FreeState::MultiStream {
             self.list[index(pending.stamp)].0 += 1;
         }
     }
 
     /// Notes that one record fewer carries a set.
     pub(super) fn drop(&mut self, pending: Pending) {
-        if pending.owner != Owner::MULTI_STREAM {
+        if pending.state != FreeState::MultiStream {
             return;
         }
         let entry = &mut self.list[index(pending.stamp)];
@@ -91,17 +96,17 @@ impl StampSets {
 
     /// All stamps that a record waits for.
     pub(super) fn stamps<'a>(&'a self, pending: &'a Pending) -> &'a [Stamp] {
-        match pending.owner {
-            Owner::READY => &[],
-            Owner::MULTI_STREAM => &self.list[index(pending.stamp)].1,
+        match pending.state {
+            FreeState::Ready => &[],
+            FreeState::MultiStream => &self.list[index(pending.stamp)].1,
             _ => core::slice::from_ref(&pending.stamp),
         }
     }
 
     /// True if work queued on `stream` from now on may use a record that carries this.
     pub(super) fn is_usable(&self, pending: Pending, stream: StreamIndex, order: &impl Order) -> bool {
-        pending.owner == Owner::READY
-            || pending.owner == Owner::of(stream)
+        pending.state == FreeState::Ready
+            || pending.state == FreeState::OneStream(stream)
             || self.stamps(&pending).iter().all(|stamp| order.is_ordered(*stamp, stream))
     }
 

@@ -4,7 +4,7 @@ use super::idle_scan::{IdleScan, View, stretches};
 use super::pages::runs;
 use super::plan;
 use super::space::PAGE_BYTES;
-use super::stamps::Owner;
+use super::stamps::FreeState;
 use super::trim::Complete;
 use super::{Heap, LARGE_SPACE, SMALL_MAX_BYTES};
 use crate::order::{Order, StreamIndex};
@@ -13,16 +13,16 @@ impl Heap {
     /// Free memory for work on a stream, minus reserved memory. A change of this number means that memory was freed to the heap, or
     /// released.
     pub fn free_bytes(&self, stream: StreamIndex) -> i64 {
-        let owners = [Owner::READY, Owner::of(stream)];
-        let free = owners.iter().flat_map(|owner| self.spaces.iter().filter_map(|space| space.fit(*owner)));
+        let states = [FreeState::Ready, FreeState::OneStream(stream)];
+        let free = states.iter().flat_map(|state| self.spaces.iter().filter_map(|space| space.fit(*state)));
         let free_bytes: u64 = free.map(|fit| fit.size_bytes).sum();
         free_bytes.cast_signed() - self.reserved_bytes().cast_signed()
     }
 
     /// Free memory that is not ready for all streams: uses on the stream that freed it may be pending.
     pub fn pending_bytes(&self) -> u64 {
-        let fits = self.spaces.iter().flat_map(|space| space.fits_by_owner());
-        fits.filter(|(owner, _)| *owner != Owner::READY.index()).map(|(_, fit)| fit.size_bytes).sum()
+        let fits = self.spaces.iter().flat_map(|space| space.fits_by_state());
+        fits.filter(|(state, _)| *state != FreeState::Ready.index()).map(|(_, fit)| fit.size_bytes).sum()
     }
 
     /// The largest block that needs no wait and no new handle; mappings may be needed.

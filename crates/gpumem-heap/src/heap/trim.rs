@@ -9,7 +9,7 @@ use super::mappings::MappingId;
 use super::pages::{move_pages, ones};
 use super::record::{Kind, Record};
 use super::space::{PAGE_BYTES, PAGE_SHIFT};
-use super::stamps::{Owner, Pending};
+use super::stamps::{FreeState, Pending};
 use crate::memory::PhysicalMemory;
 use crate::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeSet;
@@ -98,7 +98,7 @@ impl Heap {
     /// Makes free memory ready for all streams if all its uses are complete. Useful after the clocks have advanced.
     pub fn settle(&mut self, order: &impl Order) {
         for space in &mut self.spaces {
-            let pending = space.fits_by_owner().filter(|(owner, _)| *owner != Owner::READY.index());
+            let pending = space.fits_by_state().filter(|(state, _)| *state != FreeState::Ready.index());
             let ids: Vec<u32> = pending.flat_map(|(_, fit)| fit.ids(&self.records, 0)).collect();
             for id in ids {
                 // It may have been merged into a neighbour that was made ready before.
@@ -107,7 +107,7 @@ impl Heap {
                     continue;
                 };
                 let pending = record.pending();
-                if record.owner != Owner::READY && self.records.stamp_sets.is_complete(pending, order) {
+                if record.state != FreeState::Ready && self.records.stamp_sets.is_complete(pending, order) {
                     space.unlink(&mut self.records, id);
                     self.records.stamp_sets.drop(pending);
                     space.give(&mut self.records, id, Pending::READY);

@@ -40,8 +40,8 @@ fn a_variable_of_its_own_wins_and_keeps_what_others_say() {
     }
     assert_eq!(tuning(&[("GPUMEM_CONF", "profile:tight")]), Profile::Tight.into());
     let options = of(&[("GPUMEM_POOL", "none"), ("GPUMEM_PROFILE", "fast"), ("GPUMEM_SOFT_LIMIT", "5%")]);
-    let told = options.build().unwrap().ignored_options();
-    assert_eq!(told.iter().map(|notice| notice.option).collect::<Vec<_>>(), ["profile", "soft_limit"]);
+    let ignored = options.build().unwrap().ignored_options();
+    assert_eq!(ignored.iter().map(|notice| notice.option).collect::<Vec<_>>(), ["profile", "soft_limit"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! A completion has a marker behind the work that it waits for. When it is polled and the marker is not complete, it is
 //! listed with the [`notifier`], one thread for the process, and a host function behind the marker tells that thread to
 //! query the marker. The host function itself queries and wakes nothing, because it must not call the driver, and a
-//! waker may. The thread also queries without being told, at growing intervals: a lost context runs no host function, and
+//! waker may. The thread also queries without a report, at growing intervals: a lost context runs no host function, and
 //! some drivers have none.
 //!
 //! Three parts keep a pending completion sound without a wait in its drop. The host function gets a number, not an

@@ -13,7 +13,7 @@ pub(crate) use peak::Peak;
 pub use request::Request;
 use stack::Call;
 pub use stack::Next;
-pub(crate) use stack::{Behind, Stack};
+pub(crate) use stack::{BackingAllocation, Stack};
 
 use crate::backend::{Allocation, FreeRequest};
 pub use crate::config::pool_id::PoolId;

@@ -216,7 +216,7 @@ impl Block {
 
     /// Returns the pool whose backend owns the memory.
     pub(crate) fn origin(&self) -> StateRef {
-        self.state().behind(self.allocation()).0
+        self.state().backing_allocation(self.allocation()).0
     }
 
     /// Returns a host pointer to the block, equal to its device address. `None` for device memory and for an empty

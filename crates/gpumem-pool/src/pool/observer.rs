@@ -12,15 +12,15 @@ pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&PoolError) + Send + Sync>);
 
 impl Observer {
     /// Calls the observer, except for requests made inside an observer.
-    pub(crate) fn tell(&self, refusal: &PoolError) {
-        if let Some(_telling) = ReentrancyGuard::begin(&IS_TELLING) {
+    pub(crate) fn notify(&self, refusal: &PoolError) {
+        if let Some(_guard) = ReentrancyGuard::begin(&IS_NOTIFYING) {
             (self.0)(refusal);
         }
     }
 }
 
 thread_local! {
-    static IS_TELLING: Cell<bool> = const { Cell::new(false) };
+    static IS_NOTIFYING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl fmt::Debug for Observer {

@@ -32,7 +32,7 @@ impl Block {
         match self.size_bytes() {
             0 => Ok(()),
             _ => {
-                let (pool, allocation) = self.state().behind(self.allocation());
+                let (pool, allocation) = self.state().backing_allocation(self.allocation());
                 pool.backend().pin(allocation)
             }
         }

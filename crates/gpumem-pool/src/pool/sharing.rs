@@ -89,7 +89,7 @@ impl Block {
         if self.size_bytes() == 0 {
             return Ok(ExportedBlock::new(Vec::new(), 0, 0));
         }
-        let (pool, allocation) = self.state().behind(self.allocation());
+        let (pool, allocation) = self.state().backing_allocation(self.allocation());
         let backing = pool.backend().backing(allocation);
         let Underlying { handles, offset_bytes } = backing.ok_or(PoolError::NotExportable)?;
         let offset_bytes = offset_bytes + (self.address() - allocation.address);

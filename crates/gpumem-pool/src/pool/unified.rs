@@ -123,7 +123,7 @@ impl Block {
         let _bound = self.device().enter()?;
         // SAFETY: the block has these bytes, and its context is current.
         let advised = unsafe { self.device().driver().cuMemAdvise(address, size, advice, place) };
-        advised.map_err(|error| match self.state().behind(self.allocation()).0.backend().kind() {
+        advised.map_err(|error| match self.state().backing_allocation(self.allocation()).0.backend().kind() {
             backend @ BackendKind::Native if NOT_ADVISED.contains(&error.code()) => {
                 let what = "take advice on unified memory";
                 PoolError::NotWithBackend { backend, what, instead: "`caching` or `none`" }

@@ -45,7 +45,7 @@ fn a_request_larger_than_the_device_has_its_own_error() {
                 other => panic!("{size_bytes}: {other:?}"),
             }
         }
-        assert_eq!(pool.status().unwrap().in_use_peak_bytes, 0, "a refused request is not in the books");
+        assert_eq!(pool.status().unwrap().in_use_peak_bytes, 0, "a refused request is not counted");
     });
 }
 

@@ -420,8 +420,8 @@ fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
         end.send(()).unwrap();
         other.join().unwrap().unwrap();
         let kept = rig.device.synchronize().unwrap_err();
-        let PoolError::Kept { address: told, size_bytes, .. } = kept else { panic!("{kept}") };
-        assert_eq!((told, size_bytes), (address, LEN as u64));
+        let PoolError::Kept { address: kept_address, size_bytes, .. } = kept else { panic!("{kept}") };
+        assert_eq!((kept_address, size_bytes), (address, LEN as u64));
         assert!(kept.to_string().contains("captures of other threads"), "{kept}");
         // The buffer is returned at the first wait that covers its work, also one for another device.
         used.unwrap().synchronize().unwrap();
@@ -491,9 +491,9 @@ fn an_owner_keeps_the_buffer_where_every_wait_is_refused() {
     rig.fill(memory.address(), 7, stream.raw());
     drop(memory);
     assert!(lock(&SEEN).is_empty());
-    let told = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap_err();
-    assert!(matches!(told.error(), PoolError::Kept { .. }), "{told}");
-    assert_eq!(told.into_value().len(), LEN);
+    let refused = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap_err();
+    assert!(matches!(refused.error(), PoolError::Kept { .. }), "{refused}");
+    assert_eq!(refused.into_value().len(), LEN);
     // Empty memory needs no wait: nothing is kept or reported.
     for _ in 0..2 {
         drop(HostMemory::register(&rig.device, Vec::<u8>::new()).unwrap());
@@ -622,8 +622,8 @@ fn an_imported_block_that_can_not_be_unmapped_is_reported() {
             .unwrap();
         let block = pool.alloc(2 << 20, &Stream::new(&rig.device).unwrap()).unwrap();
         drop(ImportedBlock::new(&rig.device, block.export().unwrap()).unwrap());
-        let told = ImportedBlock::new(&rig.device, block.export().unwrap());
-        match told {
+        let imported = ImportedBlock::new(&rig.device, block.export().unwrap());
+        match imported {
             Err(PoolError::Kept { what, .. }) => assert!(is_kept && what == "an imported block"),
             other => assert!(other.is_ok() && !is_kept, "{other:?}"),
         }

@@ -21,9 +21,9 @@ extern "C" fn tell_and_finish() -> CUresult {
         let mut finish = FINISH.lock().unwrap();
         (finish.0, finish.1.take())
     };
-    if let Some((tell, told)) = others {
-        tell.send(()).unwrap();
-        let _ = told.recv_timeout(Duration::from_millis(20));
+    if let Some((notify, notified)) = others {
+        notify.send(()).unwrap();
+        let _ = notified.recv_timeout(Duration::from_millis(20));
     }
     // SAFETY: the function has no parameters.
     real.map_or(CUresult::CUDA_ERROR_NOT_FOUND, |real| unsafe { real() })
@@ -39,8 +39,8 @@ fn a_capture_begins_while_another_thread_finds_no_room() {
         let pool = fixture.builder().hard_limit(16 * MIB).build().unwrap();
         let (captured, other) = (fixture.stream(), fixture.stream());
         let held = pool.alloc(12 * MIB, &other).unwrap();
-        let ((tell, told), (begun, has_begun)) = (channel(), channel());
-        FINISH.lock().unwrap().1 = Some((tell, has_begun));
+        let ((notify, notified), (begun, has_begun)) = (channel(), channel());
+        FINISH.lock().unwrap().1 = Some((notify, has_begun));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let refused = pool.alloc(8 * MIB, &other);
@@ -48,7 +48,7 @@ fn a_capture_begins_while_another_thread_finds_no_room() {
                 assert!(matches!(refused, Err(PoolError::LimitReached(_))), "{refused:?}");
             });
             // A backend without a cache refuses right away.
-            let _is_waiting = told.recv_timeout(Duration::from_secs(5));
+            let _is_waiting = notified.recv_timeout(Duration::from_secs(5));
             let capture = captured.begin_capture(CaptureMode::Global).unwrap();
             let _nobody_waits_any_more = begun.send(());
             fixture.fill(&pool.alloc(MIB, &captured).unwrap(), 1, &captured);

@@ -123,11 +123,11 @@ fn sizes_are_rounded_up_by_a_list() {
 #[test]
 fn options_without_effect_are_reported() {
     on_device_memory(&small(), |fixture| {
-        let told = |conf: &str| -> Vec<String> {
+        let ignored = |conf: &str| -> Vec<String> {
             let pool = fixture.builder().conf(conf).unwrap().build().unwrap();
             pool.ignored_options().iter().map(ToString::to_string).collect()
         };
-        let is_idle = |conf: &str| match &told(conf)[..] {
+        let is_idle = |conf: &str| match &ignored(conf)[..] {
             [] => false,
             [notice] => notice.contains(&format!("no effect on the backend {}", fixture.backend)),
             ignored_options => panic!("{ignored_options:?}"),
@@ -136,7 +136,7 @@ fn options_without_effect_are_reported() {
         assert_eq!(is_idle("mapping_allowance:40"), !fixture.maps());
         assert_eq!(is_idle("profile:tight"), fixture.backend != BackendKind::Caching);
         assert!(!is_idle("kind:device"));
-        assert!(told("").is_empty());
+        assert!(ignored("").is_empty());
     });
 }
 

@@ -37,8 +37,8 @@ pub(crate) fn refused(
 
 pub(crate) fn observed(fixture: &Fixture) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<PoolError>>>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&seen);
-    (fixture.builder().on_out_of_memory(move |error| told.lock().unwrap().push(error.clone())), seen)
+    let errors = Arc::clone(&seen);
+    (fixture.builder().on_out_of_memory(move |error| errors.lock().unwrap().push(error.clone())), seen)
 }
 
 pub(crate) fn until_refused(pool: &Pool, size_bytes: u64, stream: &Stream) -> (Vec<Block>, PoolError) {
@@ -328,10 +328,10 @@ fn the_observer_may_use_the_pool() {
 /// An observer is not called for its own refused request, and its panic reaches the caller.
 #[test]
 fn an_observer_is_not_called_for_its_own_requests() {
-    type Kept = Mutex<Option<(Pool, Stream)>>;
+    type Slot = Mutex<Option<(Pool, Stream)>>;
     on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |fixture| {
-        let (kept, told) = (Arc::new(Kept::default()), Arc::new(AtomicU32::new(0)));
-        let (own, count) = (Arc::clone(&kept), Arc::clone(&told));
+        let (kept, call_count) = (Arc::new(Slot::default()), Arc::new(AtomicU32::new(0)));
+        let (own, count) = (Arc::clone(&kept), Arc::clone(&call_count));
         let pool = fixture.builder().hard_limit(64 * MIB).on_out_of_memory(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             let own = own.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -341,12 +341,12 @@ fn an_observer_is_not_called_for_its_own_requests() {
         let (pool, stream) = (pool.build().unwrap(), fixture.stream());
         *kept.lock().unwrap() = Some((pool.clone(), stream.clone()));
         assert!(pool.alloc(80 * MIB, &stream).is_err());
-        assert_eq!(told.load(Ordering::Relaxed), 1);
+        assert_eq!(call_count.load(Ordering::Relaxed), 1);
         // The observer panics now, and is still called the next time.
         for count in 2..4 {
             let refused = catch_unwind(AssertUnwindSafe(|| pool.alloc(80 * MIB, &stream)));
             assert!(refused.is_err());
-            assert_eq!(told.load(Ordering::Relaxed), count);
+            assert_eq!(call_count.load(Ordering::Relaxed), count);
         }
         drop(pool.alloc(60 * MIB, &stream).unwrap());
     });

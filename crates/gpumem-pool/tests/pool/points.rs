@@ -80,8 +80,8 @@ fn a_latest_point_includes_what_is_queued_later() {
 
 #[test]
 fn a_wait_outside_captures_does_not_join_one() {
-    on_each_backend(&small(), |bench| {
-        let (writer, reader) = (bench.stream(), bench.stream());
+    on_each_backend(&small(), |fixture| {
+        let (writer, reader) = (fixture.stream(), fixture.stream());
         let before = writer.point();
         let capture = writer.begin_capture(CaptureMode::Relaxed).unwrap();
         assert!(reader.wait_for_point_outside_captures(before).unwrap());

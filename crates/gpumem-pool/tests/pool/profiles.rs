@@ -89,7 +89,7 @@ fn a_thread_reuses_a_close_fit_from_memory_reserved_ahead() {
 fn memory_cached_by_a_thread_is_available_to_others() {
     let device = device();
     let pool = ahead(&device, Profile::Fast);
-    let ((tell, told), (wake, parked)) = (channel(), channel::<()>());
+    let ((notify, notified), (wake, parked)) = (channel(), channel::<()>());
     let (device, pool) = (&device, &pool);
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -97,10 +97,10 @@ fn memory_cached_by_a_thread_is_available_to_others() {
             let sizes = (0..30).map(|step| (2 + step % 17) * MIB);
             let blocks: Vec<_> = sizes.map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap()).collect();
             drop(blocks);
-            tell.send(()).unwrap();
+            notify.send(()).unwrap();
             let _never = parked.recv();
         });
-        told.recv().unwrap();
+        notified.recv().unwrap();
         let stream = Stream::new(device).unwrap();
         assert_eq!(pool.alloc(GIB, &stream).unwrap().size_bytes(), GIB);
         assert_eq!(pool.status().unwrap().reserved_peak_bytes, GIB);

@@ -13,12 +13,12 @@ fn device(rule: &str) -> Device {
 
 /// Whether `work` ends within a few seconds.
 fn ends(work: impl FnOnce() + Send + 'static) -> bool {
-    let (tell, told) = channel();
+    let (notify, notified) = channel();
     std::thread::spawn(move || {
         work();
-        let _ = tell.send(());
+        let _ = notify.send(());
     });
-    told.recv_timeout(Duration::from_secs(8)).is_ok()
+    notified.recv_timeout(Duration::from_secs(8)).is_ok()
 }
 
 /// `Capture::end` guarantees that the stream runs work again, whatever the result. No one else can end the capture, and the end

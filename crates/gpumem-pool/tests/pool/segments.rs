@@ -91,13 +91,13 @@ fn a_driver_without_virtual_memory_is_met_with_plain_segments() {
 /// Mapped memory that is requested by name and unavailable is reported, like any option without effect.
 #[test]
 fn plain_segments_in_place_of_mapped_ones_are_reported() {
-    let told = |builder: PoolBuilder, conf: &str| -> Vec<String> {
+    let ignored = |builder: PoolBuilder, conf: &str| -> Vec<String> {
         let pool = builder.backend(BackendKind::Caching).conf(conf).unwrap().build().unwrap();
         let ignored_options = pool.ignored_options();
         assert_eq!(pool.private(64 * MIB).unwrap().ignored_options(), ignored_options);
         ignored_options.iter().map(ToString::to_string).collect()
     };
-    let is_told = |ignored_options: &[String]| match ignored_options {
+    let is_reported = |ignored_options: &[String]| match ignored_options {
         [] => false,
         [notice] => {
             notice.starts_with("expandable_segments has no effect on the backend caching: memory lies")
@@ -106,15 +106,15 @@ fn plain_segments_in_place_of_mapped_ones_are_reported() {
     };
     for (lack, driver) in lacks() {
         let device = Device::new(&driver, 0).unwrap();
-        assert!(is_told(&told(Pool::builder(&device), "expandable_segments:true")), "{lack}");
-        assert!(!is_told(&told(Pool::builder(&device), "expandable_segments:false")), "{lack}");
-        assert!(!is_told(&told(Pool::builder(&device), "")), "{lack}");
+        assert!(is_reported(&ignored(Pool::builder(&device), "expandable_segments:true")), "{lack}");
+        assert!(!is_reported(&ignored(Pool::builder(&device), "expandable_segments:false")), "{lack}");
+        assert!(!is_reported(&ignored(Pool::builder(&device), "")), "{lack}");
     }
     let device = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
-    assert!(is_told(&told(Pool::builder(&device), "expandable_segments:true,kind:host")));
-    assert!(!is_told(&told(Pool::builder(&device), "expandable_segments:true")));
+    assert!(is_reported(&ignored(Pool::builder(&device), "expandable_segments:true,kind:host")));
+    assert!(!is_reported(&ignored(Pool::builder(&device), "expandable_segments:true")));
     // The last value counts.
-    assert!(!is_told(&told(
+    assert!(!is_reported(&ignored(
         Pool::builder(&device).conf("expandable_segments:false").unwrap(),
         "expandable_segments:true"
     )));
@@ -123,7 +123,7 @@ fn plain_segments_in_place_of_mapped_ones_are_reported() {
         .unwrap()
         .conf("expandable_segments:false")
         .unwrap();
-    assert!(!is_told(&told(options, "")));
+    assert!(!is_reported(&ignored(options, "")));
 }
 
 #[test]

@@ -295,14 +295,14 @@ mod linux {
             let file = std::fs::File::create(&path).unwrap();
             let watcher = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
             inotify::add_watch(&watcher, &path, WatchFlags::OPEN).unwrap();
-            let is_told = || read(&watcher, &mut [0_u8; 4096]).is_ok();
+            let is_notified = || read(&watcher, &mut [0_u8; 4096]).is_ok();
 
             let ticket = Ticket::new(TicketKind::Plain, 0, 0, 4096);
             let forged = Ticket { descriptor: file.as_raw_fd() as u32, ..ticket };
             assert_eq!(PageFile::open_of_process(&forged, TicketKind::Chunk).err(), Some(INVALID_VALUE));
-            assert!(!is_told(), "the file was opened");
+            assert!(!is_notified(), "the file was opened");
             drop(std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())));
-            assert!(is_told(), "an opening goes unnoticed here");
+            assert!(is_notified(), "an opening goes unnoticed here");
             std::fs::remove_file(path).unwrap();
 
             let label = Ticket::new(TicketKind::Chunk, 0, 0, 4096);

@@ -56,48 +56,51 @@ fn rows_with_a_pitch() {
 
 /// The arguments that a callback received.
 #[derive(Default)]
-struct Told {
+struct Notified {
     count: AtomicU32,
     status: AtomicU32,
     stream: AtomicU64,
 }
 
-unsafe extern "C" fn tell(stream: CUstream, status: CUresult, told: *mut c_void) {
-    // SAFETY: every test passes a `Told` that outlives the work.
-    let told = unsafe { &*told.cast::<Told>() };
-    told.status.store(status.0, Ordering::Relaxed);
-    told.stream.store(stream as u64, Ordering::Relaxed);
-    told.count.fetch_add(1, Ordering::Relaxed);
+unsafe extern "C" fn notify(stream: CUstream, status: CUresult, notified: *mut c_void) {
+    // SAFETY: every test passes a `Notified` that outlives the work.
+    let notified = unsafe { &*notified.cast::<Notified>() };
+    notified.status.store(status.0, Ordering::Relaxed);
+    notified.stream.store(stream as u64, Ordering::Relaxed);
+    notified.count.fetch_add(1, Ordering::Relaxed);
 }
 
 #[test]
 fn callbacks_run_in_order_and_are_told_of_a_lost_context() {
     for seed in 0..20 {
-        let told = Told::default();
-        let data: *mut c_void = (&raw const told).cast_mut().cast();
+        let notified = Notified::default();
+        let data: *mut c_void = (&raw const notified).cast_mut().cast();
         let gpu = seeded(seed);
         let (stream, memory) = (gpu.stream(), gpu.alloc(100));
         gpu.fill(stream, memory, 1, 100);
-        // SAFETY: `told` outlives the machine; addresses are checked by the driver under test.
+        // SAFETY: `notified` outlives the machine; addresses are checked by the driver under test.
         unsafe {
-            gpu.cuStreamAddCallback(stream, Some(tell), data, 0).unwrap();
+            gpu.cuStreamAddCallback(stream, Some(notify), data, 0).unwrap();
             gpu.sync(stream);
-            assert_eq!((told.count.load(Ordering::Relaxed), told.status.load(Ordering::Relaxed)), (1, 0));
-            assert_eq!(told.stream.load(Ordering::Relaxed), stream as u64);
+            assert_eq!(
+                (notified.count.load(Ordering::Relaxed), notified.status.load(Ordering::Relaxed)),
+                (1, 0)
+            );
+            assert_eq!(notified.stream.load(Ordering::Relaxed), stream as u64);
             assert_eq!(code(gpu.cuStreamAddCallback(stream, None, data, 0)), INVALID_VALUE);
-            assert_eq!(code(gpu.cuStreamAddCallback(stream, Some(tell), data, 1)), INVALID_VALUE);
+            assert_eq!(code(gpu.cuStreamAddCallback(stream, Some(notify), data, 1)), INVALID_VALUE);
 
             // The fill is not ordered before the free, so it may fault.
             let other = gpu.stream();
             gpu.fill(stream, memory, 2, 100);
-            gpu.cuStreamAddCallback(stream, Some(tell), data, 0).unwrap();
+            gpu.cuStreamAddCallback(stream, Some(notify), data, 0).unwrap();
             gpu.cuMemFreeAsync(memory, other).unwrap();
             let _ = gpu.cuCtxSynchronize();
         }
         let lost = gpu.sim().report().faults.len() == 1;
         let status = if lost { CUresult::CUDA_ERROR_ILLEGAL_ADDRESS.0 } else { 0 };
         assert_eq!(
-            (told.count.load(Ordering::Relaxed), told.status.load(Ordering::Relaxed)),
+            (notified.count.load(Ordering::Relaxed), notified.status.load(Ordering::Relaxed)),
             (2, status),
             "seed {seed}"
         );
@@ -107,12 +110,12 @@ fn callbacks_run_in_order_and_are_told_of_a_lost_context() {
 #[test]
 fn a_callback_is_no_node_of_a_graph() {
     let gpu = seeded(1);
-    let (stream, told) = (gpu.stream(), Told::default());
-    let data: *mut c_void = (&raw const told).cast_mut().cast();
-    // SAFETY: `told` outlives the machine.
+    let (stream, notified) = (gpu.stream(), Notified::default());
+    let data: *mut c_void = (&raw const notified).cast_mut().cast();
+    // SAFETY: `notified` outlives the machine.
     unsafe {
         gpu.cuStreamBeginCapture_v2(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
-        let refused = gpu.cuStreamAddCallback(stream, Some(tell), data, 0);
+        let refused = gpu.cuStreamAddCallback(stream, Some(notify), data, 0);
         assert_eq!(code(refused), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
 }

@@ -92,8 +92,8 @@ fn a_call_costs_more_while_another_thread_is_in_the_driver() {
     type Ends = (Sender<()>, Receiver<()>);
     extern "C" fn wait(ends: *mut c_void) {
         // SAFETY: both outlive the stream's work, and nothing else uses them.
-        let (tell, wake) = unsafe { &*ends.cast::<Ends>() };
-        let _ = (tell.send(()), wake.recv());
+        let (notify, wake) = unsafe { &*ends.cast::<Ends>() };
+        let _ = (notify.send(()), wake.recv());
     }
     let gpu = machine(SimConfig::new());
     let (context, waited) = (gpu.context as usize, gpu.stream() as usize);
@@ -103,11 +103,11 @@ fn a_call_costs_more_while_another_thread_is_in_the_driver() {
         host_ns(&gpu, || (0..count).for_each(|_| unsafe { gpu.cuEventRecord(event, stream).unwrap() }))
     };
     let alone_ns = record(1000);
-    let ((tell, told), (waker, wake)) = (channel(), channel());
+    let ((notify, notified), (waker, wake)) = (channel(), channel());
     std::thread::scope(|scope| {
         let driver = gpu.driver.clone();
         scope.spawn(move || {
-            let ends: Ends = (tell, wake);
+            let ends: Ends = (notify, wake);
             // SAFETY: handles are live, and the ends outlive the work.
             unsafe {
                 driver.cuCtxSetCurrent(std::ptr::without_provenance_mut(context)).unwrap();
@@ -117,7 +117,7 @@ fn a_call_costs_more_while_another_thread_is_in_the_driver() {
             }
         });
         // From here on the other thread is inside its host function until it is woken.
-        told.recv().unwrap();
+        notified.recv().unwrap();
         let together_ns = record(1000);
         drop(waker);
         assert!((together_ns / alone_ns) > 2.5, "{alone_ns} {together_ns}");

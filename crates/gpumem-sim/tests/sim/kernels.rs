@@ -389,14 +389,14 @@ fn a_captured_kernel_says_what_it_was_given() {
         kernels.launch(c"shape", [3, 1, 1], [64, 1, 1], 16, parameters).unwrap();
         gpu.cuStreamEndCapture(kernels.stream, &mut graph).unwrap();
         gpu.cuGraphGetNodes(graph, &mut node, &mut count).unwrap();
-        let mut told = std::mem::zeroed::<CUDA_KERNEL_NODE_PARAMS>();
-        gpu.cuGraphKernelNodeGetParams_v2(node, &mut told).unwrap();
-        assert_eq!(told.func, kernels.function(c"shape").unwrap());
-        assert_eq!((told.gridDimX, told.blockDimX, told.sharedMemBytes), (3, 64, 16));
-        assert_eq!(told.kernelParams.cast::<*mut u64>().read().read_unaligned(), memory);
+        let mut node_params = std::mem::zeroed::<CUDA_KERNEL_NODE_PARAMS>();
+        gpu.cuGraphKernelNodeGetParams_v2(node, &mut node_params).unwrap();
+        assert_eq!(node_params.func, kernels.function(c"shape").unwrap());
+        assert_eq!((node_params.gridDimX, node_params.blockDimX, node_params.sharedMemBytes), (3, 64, 16));
+        assert_eq!(node_params.kernelParams.cast::<*mut u64>().read().read_unaligned(), memory);
         // The parameters can be passed back unchanged.
-        told.gridDimX = 4;
-        gpu.cuGraphKernelNodeSetParams_v2(node, &told).unwrap();
+        node_params.gridDimX = 4;
+        gpu.cuGraphKernelNodeSetParams_v2(node, &node_params).unwrap();
         let mut again = std::mem::zeroed::<CUDA_KERNEL_NODE_PARAMS_v1>();
         gpu.cuGraphKernelNodeGetParams(node, &mut again).unwrap();
         assert_eq!(

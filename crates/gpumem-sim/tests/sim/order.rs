@@ -261,7 +261,7 @@ fn a_host_function_may_wait_for_a_thread_that_calls_the_driver() {
     }
     for seed in 0..8 {
         let gpu = seeded(seed);
-        let (stream, byte, (tell, told)) = (gpu.stream(), gpu.alloc(1), channel());
+        let (stream, byte, (notify, notified)) = (gpu.stream(), gpu.alloc(1), channel());
         std::thread::scope(|scope| {
             let (driver, context) = (gpu.driver.clone(), gpu.context as usize);
             scope.spawn(move || {
@@ -271,10 +271,11 @@ fn a_host_function_may_wait_for_a_thread_that_calls_the_driver() {
                 let other = Machine { driver, context };
                 let stream = other.stream();
                 other.sync(stream);
-                tell.send(()).unwrap();
+                notify.send(()).unwrap();
             });
             // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
-            unsafe { gpu.cuLaunchHostFunc(stream, Some(wait), (&raw const told).cast_mut().cast()) }.unwrap();
+            unsafe { gpu.cuLaunchHostFunc(stream, Some(wait), (&raw const notified).cast_mut().cast()) }
+                .unwrap();
             gpu.fill(stream, byte, 8, 1);
             assert_eq!(gpu.download(stream, byte, 1), [8]);
         });

@@ -117,7 +117,7 @@ fn a_write_to_memory_registered_for_reading_only_fails_and_changes_nothing() {
         assert_eq!(code(gpu.try_sync(stream)), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, "{index}");
         assert_eq!(bytes_of(&bytes), [1; 64], "{index}");
         let findings = gpu.sim().report().findings;
-        let is_told = matches!(findings[..], [Finding::Fault { kind: FaultKind::ReadOnly, .. }]);
-        assert!(is_told && findings[0].to_string().contains("read-only"), "{index}: {findings:?}");
+        let is_reported = matches!(findings[..], [Finding::Fault { kind: FaultKind::ReadOnly, .. }]);
+        assert!(is_reported && findings[0].to_string().contains("read-only"), "{index}: {findings:?}");
     }
 }

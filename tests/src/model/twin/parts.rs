@@ -66,9 +66,9 @@ impl Twin {
         let (live_count, all_bytes) = self.parts.entry((graph, made.pool)).or_default();
         *live_count += 1;
         *all_bytes += most_bytes;
-        let books = &mut self.pools[made.pool];
-        books.part_count += 1;
-        books.spare_bytes += most_bytes - made.counted_bytes;
+        let counters = &mut self.pools[made.pool];
+        counters.part_count += 1;
+        counters.spare_bytes += most_bytes - made.counted_bytes;
     }
 
     /// Removes a block that the graph of the open capture may keep.

@@ -29,9 +29,9 @@ fn overlaps_are_seen_from_both_sides() {
     assert!(twin.admits(0, 10_000 - 512) && !twin.admits(0, 10_000 - 511) && !twin.admits(0, u64::MAX));
     twin.free(0x1000, Fate::Free);
     twin.allocate(block(2, 0xf00, 0x200)).unwrap();
-    let books = &twin.pools[0];
-    assert_eq!((books.in_use_bytes, books.peak_bytes, books.block_count), (768, (768, 768), 2));
-    assert_eq!(books.allocation_count, 3);
+    let counters = &twin.pools[0];
+    assert_eq!((counters.in_use_bytes, counters.peak_bytes, counters.block_count), (768, (768, 768), 2));
+    assert_eq!(counters.allocation_count, 3);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_tag_has_what_was_allocated_for_it() {
         twin.allocate(NewBlock { tag: Some("forward"), ..block(name, address, 300) }).unwrap();
     }
     twin.allocate(block(2, 0x3000, 300)).unwrap();
-    twin.free(0x1000, Fate::Kept);
+    twin.free(0x1000, Fate::Retained);
     twin.free(0x3000, Fate::Free);
     let expected = Tagged { in_use_bytes: 300, peak_bytes: 600, block_count: 1, allocation_count: 2 };
     assert_eq!(twin.pools[0].tags, BTreeMap::from([("forward", expected)]));
@@ -110,8 +110,8 @@ fn what_a_graph_keeps_is_nobody_elses_and_its_parts_are_spare() {
     let part = NewBlock { part_of: Some(1), ..block(1, 0x2000, 300) };
     twin.allocate(part).unwrap();
     assert_eq!((twin.pools[0].in_use_bytes, twin.pools[0].spare_bytes), (556, 212));
-    twin.free(0x1000, Fate::Kept);
-    twin.free(0x2000, Fate::Kept);
+    twin.free(0x1000, Fate::Retained);
+    twin.free(0x2000, Fate::Retained);
     assert_eq!((twin.pools[0].in_use_bytes, twin.pools[0].spare_bytes), (256, 512));
     assert!(twin.allocate(block(2, 0x1000, 1)).is_err() && twin.allocate(block(2, 0x2000, 1)).is_err());
     twin.allocate(NewBlock { name: 3, ..part }).unwrap();
@@ -122,7 +122,7 @@ fn what_a_graph_keeps_is_nobody_elses_and_its_parts_are_spare() {
     twin.close_graph(1);
     assert_eq!(twin.chunk_counts(0), (1, 2), "the program has the second part");
     twin.free(0x2000, Fate::Free);
-    let books = &twin.pools[0];
-    assert_eq!((books.in_use_bytes, books.spare_bytes, books.block_count), (0, 0, 0));
+    let counters = &twin.pools[0];
+    assert_eq!((counters.in_use_bytes, counters.spare_bytes, counters.block_count), (0, 0, 0));
     assert_eq!(twin.chunk_counts(0), (0, 0));
 }

@@ -4,7 +4,7 @@ use super::super::fit::{Fit, UNIT_BYTES, place};
 use super::super::pages::{ones, runs};
 use super::super::record::{Kind, NONE, Record, Records};
 use super::super::space::PAGE_BYTES;
-use super::super::stamps::Owner;
+use super::super::stamps::FreeState;
 use crate::order::Stamp;
 use proptest::prelude::*;
 
@@ -68,7 +68,7 @@ fn free(start: u64, size_bytes: u64) -> Record {
         next: NONE,
         list_prev: NONE,
         list_next: NONE,
-        owner: Owner::READY,
+        state: FreeState::Ready,
         kind: Kind::Free,
         space: 0,
     }

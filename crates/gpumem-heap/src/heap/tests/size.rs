@@ -48,7 +48,7 @@ fn mappings_that_must_stay_take_little() {
         );
         if live.len() > 12 {
             let block = live.swap_remove((seed >> 20) as usize % live.len());
-            let slot = pair.heap.records[block.record].owner.stream_index().unwrap();
+            let slot = pair.heap.records[block.record].state.stream_index().unwrap();
             pair.heap.give(block.record, &[Stamp::new(slot, 1)]);
         }
     }

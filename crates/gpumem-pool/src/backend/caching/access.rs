@@ -50,7 +50,7 @@ impl Access {
     }
 
     /// A copy for an orphaned heap: it counts against the same limits, and grants no access.
-    pub(super) fn remains(&self) -> Self {
+    pub(super) fn for_orphaned_heap(&self) -> Self {
         Self { admission: self.admission.clone(), granted: RwLock::default(), ..*self }
     }
 

@@ -98,15 +98,15 @@ fn mistakes_are_told_with_what_would_be_right() {
 fn what_has_no_effect_is_told_for_each_backend() {
     let options =
         applied("max_split_size_mb:64,soft_limit:5%,mapping_allowance:4,profile:fast,backend:none").unwrap();
-    let told = |backend, can_map| {
+    let ignored = |backend, can_map| {
         let ignored = ignored_options(&options, backend, can_map, false);
         ignored.iter().map(|notice| notice.option).collect::<Vec<_>>()
     };
-    assert_eq!(told(BackendKind::Caching, true), ["max_split_size_mb"]);
-    assert_eq!(told(BackendKind::Caching, false), ["mapping_allowance"]);
-    assert_eq!(told(BackendKind::Native, false), ["profile", "mapping_allowance", "max_split_size_mb"]);
+    assert_eq!(ignored(BackendKind::Caching, true), ["max_split_size_mb"]);
+    assert_eq!(ignored(BackendKind::Caching, false), ["mapping_allowance"]);
+    assert_eq!(ignored(BackendKind::Native, false), ["profile", "mapping_allowance", "max_split_size_mb"]);
     assert_eq!(
-        told(BackendKind::None, false),
+        ignored(BackendKind::None, false),
         ["profile", "soft_limit", "mapping_allowance", "max_split_size_mb"]
     );
 }

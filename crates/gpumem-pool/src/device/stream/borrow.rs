@@ -241,7 +241,7 @@ impl Borrows {
     /// Wakes the thread that waits for the end of all calls. Under the lock: between that thread's read of the count and its
     /// sleep, the notification would be missed.
     #[cold]
-    fn tell_of_end(&self) {
+    fn notify_end(&self) {
         let _counts = self.lock();
         self.ended.notify_all();
     }
@@ -261,7 +261,7 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         self.0.calls.fetch_sub(1, Ordering::SeqCst);
         if self.0.is_awaited.load(Ordering::SeqCst) {
-            self.0.tell_of_end();
+            self.0.notify_end();
         }
     }
 }

@@ -31,7 +31,7 @@ struct Entries {
 }
 
 /// The memory that a block is, or is part of.
-pub(crate) enum Behind {
+pub(crate) enum BackingAllocation {
     /// An allocation of the backend of the block's own pool.
     Own(Allocation),
     /// A block of another pool, which may have adaptors too.
@@ -276,13 +276,15 @@ impl Stack {
         self.entries().add(holding)
     }
 
-    /// Returns the memory behind a live block that is not a plain allocation.
-    pub(crate) fn behind(&self, number: u32) -> Option<Behind> {
+    /// Returns the allocation that contains a live block, for blocks that are not plain allocations.
+    pub(crate) fn backing_allocation(&self, number: u32) -> Option<BackingAllocation> {
         self.entries().get(number).and_then(|holding| match &holding.memory {
-            Memory::Whole(mark) => Some(Behind::Own(Allocation::from_mark(holding.address, *mark))),
+            Memory::Whole(mark) => {
+                Some(BackingAllocation::Own(Allocation::from_mark(holding.address, *mark)))
+            }
             Memory::Special(special) => Some(match &special.source {
-                Source::Own { allocation, .. } => Behind::Own(*allocation),
-                Source::Other(block) => Behind::Other(block.state(), block.allocation()),
+                Source::Own { allocation, .. } => BackingAllocation::Own(*allocation),
+                Source::Other(block) => BackingAllocation::Other(block.state(), block.allocation()),
             }),
             Memory::Gone => None,
         })

@@ -3,7 +3,7 @@
 use super::{State, StateRef};
 use crate::backend::{self, Allocation, FreeRequest};
 use crate::device::{GRAPH_BIT, StreamId};
-use crate::pool::{Behind, Block, Stack};
+use crate::pool::{BackingAllocation, Block, Stack};
 
 impl StateRef {
     /// Frees an allocation of the backend, after all adaptors.
@@ -43,17 +43,18 @@ impl StateRef {
         self.lifetime.count_in();
     }
 
-    /// Returns the backend allocation that a live block is, or is part of, and the pool that owns it.
-    pub(crate) fn behind(self, allocation: Allocation) -> (Self, Allocation) {
+    /// Returns the allocation of a backend that contains a live block, and the pool that owns it.
+    pub(crate) fn backing_allocation(self, allocation: Allocation) -> (Self, Allocation) {
         if allocation.class() == Allocation::NO_CLASS {
             let chunk = self.graph_memory.chunk_of(allocation.address);
-            return chunk.map_or((self, allocation), |(pool, allocation)| pool.behind(allocation));
+            return chunk
+                .map_or((self, allocation), |(pool, allocation)| pool.backing_allocation(allocation));
         }
         let stack = self.stack.as_ref().filter(|_| allocation.is_special());
-        match stack.and_then(|stack| stack.behind(allocation.record())) {
+        match stack.and_then(|stack| stack.backing_allocation(allocation.record())) {
             None => (self, allocation),
-            Some(Behind::Own(allocation)) => (self, allocation),
-            Some(Behind::Other(pool, allocation)) => pool.behind(allocation),
+            Some(BackingAllocation::Own(allocation)) => (self, allocation),
+            Some(BackingAllocation::Other(pool, allocation)) => pool.backing_allocation(allocation),
         }
     }
 

@@ -49,7 +49,7 @@ impl State {
             if let Some(observer) = &self.setup.observer
                 && error.is_want_of_memory()
             {
-                observer.tell(&error);
+                observer.notify(&error);
             }
             error
         })

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Counters that one thread at a time writes.
 pub(crate) struct Share {
-    tally: LocalCounters,
+    counters: LocalCounters,
     /// The count that was published last.
     published_bytes: AtomicU64,
     /// The highest count since then.
@@ -32,7 +32,7 @@ impl Share {
     /// Creates a share owned by the calling thread.
     pub(super) fn new(peak: &Arc<Peak>) -> Self {
         Self {
-            tally: LocalCounters::default(),
+            counters: LocalCounters::default(),
             published_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
             is_owned: AtomicBool::new(true),
@@ -43,30 +43,30 @@ impl Share {
     /// Counts an allocation.
     #[inline]
     pub(crate) fn count_out(&self, size_bytes: u64) {
-        self.tally.count_out(size_bytes);
+        self.counters.count_out(size_bytes);
         self.note();
     }
 
     /// Counts a free.
     #[inline]
     pub(crate) fn count_in(&self, size_bytes: u64) {
-        self.tally.count_in(size_bytes);
+        self.counters.count_in(size_bytes);
         self.note();
     }
 
     /// Counts a change in size that is not a block of its own.
     pub(crate) fn change(&self, from_bytes: u64, to_bytes: u64) {
-        self.tally.change(from_bytes, to_bytes);
+        self.counters.change(from_bytes, to_bytes);
         self.note();
     }
 
     pub(super) fn counters(&self) -> Counters {
-        self.tally.counters()
+        self.counters.counters()
     }
 
     #[inline]
     fn note(&self) {
-        let in_use_bytes = self.tally.in_use_bytes();
+        let in_use_bytes = self.counters.in_use_bytes();
         if above(in_use_bytes, self.high_bytes.load(Ordering::Relaxed)) > 0 {
             self.high_bytes.store(in_use_bytes, Ordering::Relaxed);
         }
@@ -78,7 +78,7 @@ impl Share {
     #[cold]
     pub(super) fn publish(&self) {
         let (in_use_bytes, published_bytes) =
-            (self.tally.in_use_bytes(), self.published_bytes.load(Ordering::Relaxed));
+            (self.counters.in_use_bytes(), self.published_bytes.load(Ordering::Relaxed));
         let before_bytes = self
             .peak
             .published_bytes
@@ -95,7 +95,7 @@ impl Share {
 
     /// Resets the peak to the current count.
     pub(super) fn reset_peak(&self) {
-        self.high_bytes.store(self.tally.in_use_bytes(), Ordering::Relaxed);
+        self.high_bytes.store(self.counters.in_use_bytes(), Ordering::Relaxed);
     }
 }
 

@@ -166,10 +166,11 @@ fn a_guard_reports_the_written_bytes() {
 fn damage_is_reported() {
     on_each_backend(&small(), |fixture| {
         let heard = Arc::new(Mutex::new(Vec::new()));
-        let ear = heard.clone();
-        let told = Arc::new(Guard::new().on_damage(move |damage| ear.lock().unwrap().push(*damage)));
+        let reported = heard.clone();
+        let reporting =
+            Arc::new(Guard::new().on_damage(move |damage| reported.lock().unwrap().push(*damage)));
         let home = fixture.stream();
-        for guard in [Arc::new(Guard::new()), told.clone()] {
+        for guard in [Arc::new(Guard::new()), reporting.clone()] {
             let pool = fixture.builder().adaptor(guard).build().unwrap();
             let block = pool.alloc(1000, &home).unwrap();
             poke(fixture, &block, 1001, 0x42, &home);
@@ -189,7 +190,7 @@ fn damage_is_reported() {
             }
         }
         assert_eq!(heard.lock().unwrap().len(), 1);
-        assert!(told.settle().is_empty());
+        assert!(reporting.settle().is_empty());
     });
 }
 

@@ -186,7 +186,7 @@ fn grants_are_returned_to_their_adaptor() {
             assert_eq!(pool.status().unwrap().in_use_bytes, size_bytes + 2048);
             assert_eq!(seen[0].0.lock().unwrap()[0].1, size_bytes + 1024);
             drop(block);
-            assert!(seen.iter().all(|seen| seen.0.lock().unwrap().is_empty()), "both have been told");
+            assert!(seen.iter().all(|seen| seen.0.lock().unwrap().is_empty()), "both have been notified");
         }
     });
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 #[test]
 fn live_blocks_are_listed() {
     on_each_backend(&small(), |fixture| {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let teller = told.clone();
-        let tracking = Tracking::new().on_end(move |live| teller.lock().unwrap().push(live.clone()));
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let report_to = reports.clone();
+        let tracking = Tracking::new().on_end(move |live| report_to.lock().unwrap().push(live.clone()));
         let tracking = Arc::new(tracking);
         let pool = fixture.builder().adaptor(tracking.clone()).build().unwrap();
         let (private, stream) = (pool.private(64 * MIB).unwrap(), fixture.stream());
@@ -32,12 +32,12 @@ fn live_blocks_are_listed() {
         assert!(text.contains("number 2") && text.contains("thread \"asker\""), "{text}");
 
         drop(pool);
-        let of_pool = told.lock().unwrap().pop().unwrap();
+        let of_pool = reports.lock().unwrap().pop().unwrap();
         assert_eq!(of_pool.blocks.len(), 2, "the private pool has its own end");
         assert!(of_pool.blocks.iter().all(|block| block.pool == live.blocks[0].pool));
         drop(of_private);
         drop(private);
-        assert!(told.lock().unwrap().is_empty(), "nothing was left");
+        assert!(reports.lock().unwrap().is_empty(), "nothing was left");
         drop((small, large));
         assert!(tracking.live().blocks.is_empty());
     });

@@ -19,7 +19,7 @@ impl Drop for CachingPool {
             Memory::Virtual => self.ranges.to_vec(),
             Memory::Segments(_) => Vec::new(),
         };
-        let mut left = OrphanedHeap { access: self.access.remains(), heap, extents, ranges };
+        let mut left = OrphanedHeap { access: self.access.for_orphaned_heap(), heap, extents, ranges };
         left.heap.set_outside_bytes(0);
         let (driver, clocks) = (self.device.driver(), self.clocks());
         // A drop cannot report a failure. Pending memory stays for the device's maintenance, and so does all memory
@@ -48,7 +48,7 @@ pub(super) fn leave(
     if let Some((handle, size_bytes)) = handle {
         heap.lose(handle, size_bytes);
     }
-    OrphanedHeap { access: access.remains(), heap, extents, ranges }.defer(device);
+    OrphanedHeap { access: access.for_orphaned_heap(), heap, extents, ranges }.defer(device);
 }
 
 /// The heap of a pool that is gone, and its addresses.
