@@ -75,7 +75,7 @@ cases! {
         }
     }
 
-    /// What is in flight stays alive by itself: the array, and the memory of the host.
+    /// A transfer in flight keeps its array and its host memory alive.
     fn dropped_and_forgotten_transfers_harm_nothing(driver: &Driver) {
         let gpu = gpu(driver);
         // Not in the loop: NVIDIA's driver waits for the device when it creates about the 34th stream.

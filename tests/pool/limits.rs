@@ -51,7 +51,7 @@ impl Subject {
         self.blocks.iter().map(Block::size_bytes).sum()
     }
 
-    /// Whether an allocation was refused.
+    /// Returns whether an allocation was refused.
     fn take(&mut self, step: &Step) -> Result<bool, PoolError> {
         match *step {
             Step::Alloc(size_mib, stream) => match self.pool.alloc(size_mib * MIB, &self.streams[stream]) {

@@ -77,7 +77,7 @@ pub struct Setup {
     pub hard_limit: Option<Limit>,
     /// Options of the pool by name. They override all other fields.
     pub conf: String,
-    /// Whether the pool may make a stream wait for another one to reuse its memory. Such waits are counted.
+    /// True if the pool may make a stream wait for another one to reuse its memory. Such waits are counted.
     pub may_wait: bool,
     /// The owner of the streams.
     pub streams: StreamKind,
@@ -86,7 +86,7 @@ pub struct Setup {
 /// A hard limit from the command line: an amount, or a multiple of a trace's peak live bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TraceLimit {
-    /// The same limit for every trace.
+    /// One limit for all traces.
     Fixed(Limit),
     /// A multiple of the trace's peak live bytes, including deferred frees (`1.02x`).
     TimesPeak(f64),

@@ -179,7 +179,7 @@ enum What {
 struct BlockOfTrace {
     size_bytes: u64,
     stream: u16,
-    /// Whether the free takes effect at a later event.
+    /// True if the free takes effect at a later event.
     is_deferred: bool,
 }
 

@@ -39,10 +39,10 @@ pub(crate) fn lay_out(folder: &Path) -> Result<PathBuf> {
     check_folder(&folder, std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default().as_ref())?;
     check_contents(&folder)?;
     let library = build()?;
-    fs::create_dir_all(&folder).with_context(|| format!("{} can't be made", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("{} cannot be created", folder.display()))?;
     // Written beside the old file and renamed over it: a program may have the old one mapped.
     let (new, place) = (folder.join(".libcuda.so.1.new"), folder.join("libcuda.so.1"));
-    fs::copy(&library, &new).with_context(|| format!("{} can't be written", new.display()))?;
+    fs::copy(&library, &new).with_context(|| format!("{} cannot be written", new.display()))?;
     fs::rename(&new, &place)?;
     // A link, because the loader would load two files as two drivers.
     link("libcuda.so.1", &folder.join("libcuda.so"))?;
@@ -54,12 +54,12 @@ pub(crate) fn link(target: &str, place: &Path) -> Result<()> {
     #[cfg(unix)]
     match std::os::unix::fs::symlink(target, place) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            return Err(error).with_context(|| format!("{} can't be made", place.display()));
+            return Err(error).with_context(|| format!("{} cannot be created", place.display()));
         }
         _ => {}
     }
     #[cfg(not(unix))]
-    bail!("{} can't link to {target} on this system", place.display());
+    bail!("{} cannot link to {target} on this system", place.display());
     #[cfg(unix)]
     Ok(())
 }
@@ -92,7 +92,7 @@ fn check_contents(folder: &Path) -> Result<()> {
         let bytes = match fs::read(&file) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            Err(error) => return Err(error).with_context(|| format!("{} can't be read", file.display())),
+            Err(error) => return Err(error).with_context(|| format!("{} cannot be read", file.display())),
         };
         ensure!(
             bytes.windows(MARKER.len()).any(|window| window == MARKER),
@@ -111,7 +111,7 @@ fn build() -> Result<PathBuf> {
     let mut command = Command::new(cargo);
     command.current_dir(crate::workspace::root()).args(["build", "--release", "--package", "gpumem-libcuda"]);
     command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command.spawn().context("cargo can't be started")?;
+    let mut child = command.spawn().context("cargo cannot be started")?;
     let output = child.stdout.take().context("cargo has no output")?;
     let mut library = None;
     for message in Message::parse_stream(BufReader::new(output)) {

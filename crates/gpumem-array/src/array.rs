@@ -160,7 +160,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.layout.len()
     }
 
-    /// Whether the array has no elements.
+    /// Returns whether the array has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

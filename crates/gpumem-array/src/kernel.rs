@@ -121,7 +121,7 @@ impl Module {
 }
 
 impl Module {
-    /// Whether the text has the kernel, but the simulator has no Rust function of its name.
+    /// Returns whether the text has the kernel, but the simulator has no Rust function of its name.
     fn lacks_twin(&self, name: &str) -> bool {
         let Loaded { device, signatures, text, .. } = &*self.0;
         device.driver().kind() == DriverKind::Sim

@@ -56,7 +56,7 @@ impl Gaps {
         Self(step_bytes)
     }
 
-    /// Whether views with these gaps, and the first and the last byte in common, have the same bytes.
+    /// Returns whether views with these gaps, and the first and the last byte in common, have the same bytes.
     pub(crate) fn are_regular(self) -> bool {
         self != Self::IRREGULAR
     }
@@ -114,7 +114,7 @@ impl<D: Dimension> Layout<D> {
         [Order::Row, Order::Column].into_iter().find(|order| self.is_dense(*order))
     }
 
-    /// Whether the elements are contiguous in this order.
+    /// Returns whether the elements are contiguous in this order.
     pub(crate) fn is_dense(&self, order: Order) -> bool {
         let axes = self.shape().iter().copied().zip(self.strides());
         self.len() == 0
@@ -141,7 +141,7 @@ impl<D: Dimension> Layout<D> {
         }
     }
 
-    /// Whether an element has several indices.
+    /// Returns whether an element has several indices.
     fn repeats(&self) -> bool {
         self.shape().iter().zip(self.strides.slice()).any(|(len, stride)| *len > 1 && *stride == 0)
     }
@@ -289,7 +289,7 @@ impl<D: Dimension> Layout<D> {
         ))
     }
 
-    /// Whether two slices have no common element. Both are valid for this layout.
+    /// Returns whether two slices have no common element. Both are valid for this layout.
     pub(crate) fn is_disjoint<I: SliceArg<D>>(&self, left: &I, right: &I) -> bool {
         let is_axis = |element: &&SliceInfoElem| !matches!(element, SliceInfoElem::NewAxis);
         let pairs = left.as_ref().iter().filter(is_axis).zip(right.as_ref().iter().filter(is_axis));
@@ -428,7 +428,7 @@ impl<D: Dimension> Layout<D> {
     }
 }
 
-/// Whether the number of elements fits an `isize`. Lengths of zero are skipped, because strides are products of the others.
+/// Returns whether the number of elements fits an `isize`. Lengths of zero are skipped, because strides are products of the others.
 fn has_valid_len(shape: &[usize]) -> bool {
     let mut lens = shape.iter().copied().filter(|len| *len > 0);
     lens.try_fold(1, usize::checked_mul).is_some_and(|len| isize::try_from(len).is_ok())
@@ -479,7 +479,7 @@ impl Indices {
             .is_some_and(|distance| distance.is_multiple_of(self.step) && distance / self.step < self.count)
     }
 
-    /// Whether both have an index in common.
+    /// Returns whether both have an index in common.
     fn meets(self, other: Self) -> bool {
         let (Some(last), Some(other_last)) = (self.last(), other.last()) else { return false };
         // Lengths fit an `isize`, so the products of two of them fit.
@@ -525,7 +525,7 @@ fn ends(slice: Slice, len: usize) -> Option<(usize, usize)> {
     (end <= len && slice.step != 0).then_some((start, end))
 }
 
-/// Whether the elements are contiguous: the axes come from the fastest to the slowest, and each stride must be the product
+/// Returns whether the elements are contiguous: the axes come from the fastest to the slowest, and each stride must be the product
 /// of the lengths of the axes before it. The stride of an axis with one element does not matter.
 fn side_by_side(axes: impl Iterator<Item = (usize, isize)>) -> bool {
     let mut expected = 1;

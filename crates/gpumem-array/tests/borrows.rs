@@ -68,7 +68,7 @@ where
     })
 }
 
-/// Whether all work that the stream has queued is complete.
+/// Returns whether all work that the stream has queued is complete.
 fn is_done(device: &Device) -> bool {
     Stream::legacy(device).unwrap().is_complete().unwrap()
 }

@@ -1,7 +1,7 @@
 //! Streams, stamps and epochs: whether memory that was freed on one stream may be used on another.
 //!
-//! A free asks no driver: it takes a [`Stamp`], the stream's index and its epoch. Two numbers are compared later to decide whether a
-//! stream may use the memory ([`Order`]). [`Epochs`] holds the numbers of all streams.
+//! A free makes no driver call. It takes a [`Stamp`]: the stream's index and its current epoch. A later request compares the stamp's
+//! epoch with the latest epoch that is ordered before its own stream ([`Order`]). [`Epochs`] holds these epochs for all streams.
 
 mod epochs;
 mod stamp;

@@ -109,12 +109,12 @@ pub(crate) trait Source: Send + Sync {
         0
     }
 
-    /// Whether the backend counts its blocks itself. Otherwise, the pool counts each block.
+    /// Returns whether the backend counts its blocks itself. Otherwise, the pool counts each block.
     fn counts_blocks(&self) -> bool {
         false
     }
 
-    /// Whether freed memory stays reserved by the backend. Such a backend is one of its device's trimmables.
+    /// Returns whether freed memory stays reserved by the backend. Such a backend is one of its device's trimmables.
     fn keeps_memory(&self) -> bool;
 
     fn counts(&self) -> Counts;
@@ -125,7 +125,7 @@ pub(crate) trait Source: Send + Sync {
     /// Resets the peak counters.
     fn reset_peaks(&self) -> Result<(), PoolError>;
 
-    /// Whether the backend keeps memory in plain segments, because virtual memory is unavailable or because the
+    /// Returns whether the backend keeps memory in plain segments, because virtual memory is unavailable or because the
     /// configuration requests segments.
     fn has_plain_segments(&self) -> bool {
         false
@@ -268,7 +268,7 @@ pub(crate) struct FreeRequest {
     pub(crate) owner_stream: StreamId,
     /// The other streams that used the block, in the encoding that [`Clocks::uses`] reads.
     pub(crate) uses: u64,
-    /// Whether the caller guarantees that all uses of the block are complete.
+    /// True if the caller guarantees that all uses of the block are complete.
     pub(crate) is_complete: bool,
 }
 
@@ -286,7 +286,7 @@ impl FreeRequest {
 pub(crate) struct FreeOutcome {
     /// After an error the block is leaked: it is not freed, and it stays in the counters.
     pub(crate) result: Result<(), DriverError>,
-    /// Whether the backend has removed the block from its counters. Once this is true, the pool may be gone, so the
+    /// True if the backend has removed the block from its counters. Once this is true, the pool may be gone, so the
     /// caller does not access it again.
     pub(crate) counted: bool,
 }
@@ -302,8 +302,8 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Whether a search that found nothing may succeed now: other threads have allocated or freed since `before`, and live blocks
-    /// leave room for `size_bytes` below `most_bytes`.
+    /// Returns whether a search that found nothing may succeed now: other threads have allocated or freed since `before`, and live
+    /// blocks leave room for `size_bytes` below `most_bytes`.
     pub(crate) fn may_fit_since(&self, before: &Self, size_bytes: u64, most_bytes: u64) -> bool {
         let moves = |counts: &Self| (counts.allocation_count, counts.block_count);
         moves(before) != moves(self) && self.in_use_bytes.saturating_add(size_bytes) <= most_bytes

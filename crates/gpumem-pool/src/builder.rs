@@ -117,7 +117,9 @@ impl PoolBuilder {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] for an unknown, repeated, contradictory or malformed option.
+    /// - [`ConfigError::UnknownKey`] for an unknown option, [`ConfigError::NoValue`] for one without a value.
+    /// - [`ConfigError::BadValue`] for an invalid value.
+    /// - [`ConfigError::Twice`] for an option that is given twice, or two options that contradict each other.
     pub fn conf(mut self, text: &str) -> Result<Self, ConfigError> {
         self.options.update(Options::parse(text)?);
         Ok(self)

@@ -402,7 +402,7 @@ impl Inner {
     }
 }
 
-/// Whether both are one GPU of one driver: such devices share one primary context.
+/// True if both are one GPU of one driver: such devices share one primary context.
 impl PartialEq for Device {
     #[inline]
     fn eq(&self, other: &Self) -> bool {

@@ -324,7 +324,7 @@ impl PoolError {
         }
     }
 
-    /// Whether the size was refused, for any reason. A smaller request, or other memory, may succeed.
+    /// Returns whether the size was refused, for any reason. A smaller request, or other memory, may succeed.
     pub(crate) fn is_want_of_memory(&self) -> bool {
         matches!(self, Self::TooLarge { .. } | Self::OverBudget { .. }) || self.out_of_memory().is_some()
     }
@@ -343,20 +343,20 @@ impl From<DriverError> for PoolError {
     }
 }
 
-/// Whether no work can run after this code: the context is lost or destroyed, or the driver is shutting down.
+/// Returns whether no work can run after this code: the context is lost or destroyed, or the driver is shutting down.
 pub(crate) fn is_over(code: CUresult) -> bool {
     is_sticky(code) || OVER.contains(&code)
 }
 
 const OVER: [CUresult; 2] = [CUresult::CUDA_ERROR_DEINITIALIZED, CUresult::CUDA_ERROR_INVALID_CONTEXT];
 
-/// Whether the driver returns this code because of an active capture.
+/// Returns whether the driver returns this code because of an active capture.
 pub(crate) fn is_of_capture(code: CUresult) -> bool {
     (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0)
         .contains(&code.0)
 }
 
-/// Whether every later call on the context returns this code again.
+/// Returns whether every later call on the context returns this code again.
 pub(crate) fn is_sticky(code: CUresult) -> bool {
     STICKY.contains(&code)
 }

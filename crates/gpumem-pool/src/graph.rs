@@ -130,7 +130,7 @@ impl Stream {
         Ok(Capture { stream: self.clone(), hold, is_ended: false, _thread: PhantomData })
     }
 
-    /// Whether work queued on this stream now becomes part of a capture, which [`Stream::begin_capture`] began on this
+    /// Returns whether work queued on this stream now becomes part of a capture, which [`Stream::begin_capture`] began on this
     /// stream or on one that it has waited for.
     ///
     /// # Errors

@@ -145,7 +145,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// A description of the first inconsistency.
+    /// A `String` that describes the first inconsistency.
     pub fn check(&self) -> Result<(), String> {
         self.0.device().clocks().check()?;
         self.0.backend().check()

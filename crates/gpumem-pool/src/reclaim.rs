@@ -60,7 +60,7 @@ pub trait Reclaimable: Send + Sync {
         core::any::type_name::<Self>()
     }
 
-    /// Whether releasing this holder's memory makes room for memory of this kind. The callbacks run for no other kind.
+    /// Returns whether releasing this holder's memory makes room for memory of this kind. The callbacks run for no other kind.
     ///
     /// By default the holder has device memory, which helps device memory and unified memory. A cache of pinned blocks
     /// overrides this with `kind == MemoryKind::Host`.

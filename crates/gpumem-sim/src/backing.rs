@@ -23,7 +23,7 @@ pub(crate) struct Backing {
     _map: Map,
     size_bytes: u64,
     bytes: Bytes,
-    /// Whether other processes may have the mapping's file.
+    /// True if other processes may have the mapping's file.
     is_shared: bool,
 }
 

@@ -33,9 +33,9 @@ pub(crate) struct Graphs {
 pub(crate) struct Graph {
     /// The nodes, in the order in which they were added.
     pub(crate) nodes: Vec<Handle>,
-    /// Whether a node allocates or frees: such a graph cannot be cloned, and has at most one executable.
+    /// True if a node allocates or frees: such a graph cannot be cloned, and has at most one executable.
     pub(crate) has_memory: bool,
-    /// Whether this is a child graph, which belongs to its node.
+    /// True if this is a child graph, which belongs to its node.
     pub(crate) is_child: bool,
     /// For a clone: its nodes, by the nodes of the original.
     pub(crate) clones: BTreeMap<Handle, Handle>,

@@ -98,7 +98,7 @@ impl Sim {
     }
 }
 
-/// Whether both are handles to one machine.
+/// True if both are handles to one machine.
 impl PartialEq for Sim {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

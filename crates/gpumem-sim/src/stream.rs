@@ -31,9 +31,9 @@ pub(crate) struct Stream {
     pub(crate) done_count: u64,
     /// The end of the last completed operation, on the virtual clock.
     pub(crate) time_ns: u64,
-    /// Whether a host function of this stream is running, outside of the lock.
+    /// True if a host function of this stream is running, outside of the lock.
     pub(crate) is_busy: bool,
-    /// Whether the program destroyed it; it is removed when its queue is empty.
+    /// True if the program destroyed it; it is removed when its queue is empty.
     pub(crate) is_closing: bool,
     /// The capture that it is part of: queued work becomes nodes of a graph.
     pub(crate) capture: Option<Box<Joined>>,
@@ -91,12 +91,12 @@ impl Stream {
         self.clock.snapshot(self.done_count)
     }
 
-    /// Whether the legacy stream and this one wait for each other.
+    /// Returns whether the legacy stream and this one wait for each other.
     pub(crate) fn is_blocking(&self) -> bool {
         self.flags & NON_BLOCKING == 0
     }
 
-    /// Whether the program created it and has not destroyed it.
+    /// Returns whether the program created it and has not destroyed it.
     pub(crate) fn is_of_program(&self) -> bool {
         self.role == Role::Made && !self.is_closing
     }

@@ -21,22 +21,34 @@ impl CUresult {
             Self::CUDA_SUCCESS => "no error",
             Self::CUDA_ERROR_INVALID_VALUE => "an argument is out of range, or a pointer is unknown",
             Self::CUDA_ERROR_OUT_OF_MEMORY => "not enough memory",
-            Self::CUDA_ERROR_NOT_INITIALIZED => "cuInit was not called",
+            Self::CUDA_ERROR_NOT_INITIALIZED => "cuInit was not called; call it first",
             Self::CUDA_ERROR_DEINITIALIZED => "the driver is shutting down",
-            Self::CUDA_ERROR_STUB_LIBRARY => "this is a stub library, not a driver",
-            Self::CUDA_ERROR_NO_DEVICE => "no GPU was found",
-            Self::CUDA_ERROR_INVALID_DEVICE => "no such device",
+            Self::CUDA_ERROR_STUB_LIBRARY => {
+                "this is a stub library, not a driver; remove it from the library path"
+            }
+            Self::CUDA_ERROR_NO_DEVICE => "no GPU was found; check nvidia-smi and CUDA_VISIBLE_DEVICES",
+            Self::CUDA_ERROR_INVALID_DEVICE => "no such device; use a number below that of cuDeviceGetCount",
             Self::CUDA_ERROR_INVALID_IMAGE => "the module image is invalid",
             Self::CUDA_ERROR_INVALID_CONTEXT => "no context is current, or it was destroyed",
-            Self::CUDA_ERROR_NO_BINARY_FOR_GPU => "the module contains no code for this GPU",
+            Self::CUDA_ERROR_NO_BINARY_FOR_GPU => {
+                "the module contains no code for this GPU; compile it for this GPU, or as PTX"
+            }
             Self::CUDA_ERROR_INVALID_PTX => "the PTX could not be compiled",
-            Self::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => "the PTX is newer than this driver",
+            Self::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+                "the PTX is newer than this driver; update the driver, or compile for an older version"
+            }
             Self::CUDA_ERROR_INVALID_HANDLE => "invalid handle",
             Self::CUDA_ERROR_NOT_FOUND => "name not found",
             Self::CUDA_ERROR_NOT_READY => "work is still pending",
-            Self::CUDA_ERROR_ILLEGAL_ADDRESS => "a kernel accessed an invalid address; the context is lost",
-            Self::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => "a launch needs more resources than the device has",
-            Self::CUDA_ERROR_LAUNCH_FAILED => "a kernel failed; the context is lost",
+            Self::CUDA_ERROR_ILLEGAL_ADDRESS => {
+                "a kernel accessed an invalid address and the context is lost; compute-sanitizer finds the kernel"
+            }
+            Self::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => {
+                "a launch needs more resources than the device has; use fewer threads or less shared memory"
+            }
+            Self::CUDA_ERROR_LAUNCH_FAILED => {
+                "a kernel failed and the context is lost; compute-sanitizer finds the kernel"
+            }
             Self::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => "peer access is already enabled",
             Self::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED => "peer access is not enabled",
             Self::CUDA_ERROR_CONTEXT_IS_DESTROYED => "the context was destroyed",

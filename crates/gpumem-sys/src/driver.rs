@@ -110,7 +110,8 @@ impl Driver {
         Self(Arc::new(Inner { table, kind: *kind, extension, teardown }))
     }
 
-    /// Whether both drivers reach the same devices, through the vendor's driver or one simulator, even with different tables.
+    /// Returns whether both drivers reach the same devices, through the vendor's driver or one simulator, even with different
+    /// tables.
     ///
     /// A handle is valid on its own machine only. The vendor's driver dereferences a foreign handle without a check.
     #[must_use]
@@ -131,7 +132,7 @@ impl Driver {
     }
 }
 
-/// Whether both are clones of one handle.
+/// True if both are clones of one handle.
 impl PartialEq for Driver {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -64,7 +64,7 @@ fn known_names() -> Vec<&'static str> {
     names
 }
 
-/// Whether `name` is the known name, or begins with the known prefix.
+/// Returns whether `name` is the known name, or begins with the known prefix.
 fn is_of(name: &str, known: &str) -> bool {
     name == known || known.ends_with('_') && name.starts_with(known)
 }
@@ -130,7 +130,7 @@ pub fn read(variables: &'static [Variable], name: &'static str) -> Result<Option
     }
 }
 
-/// Whether the process has more rights than the caller that set its environment.
+/// Returns whether the process has more rights than the caller that set its environment.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 fn is_secure() -> bool {
@@ -171,7 +171,7 @@ pub fn nearest_of(name: &str, known: impl Iterator<Item = &'static str>) -> Opti
     ranked.filter(|(edits, known)| *edits <= 3 || is_shortened(name, known)).min().map(|(_, known)| known)
 }
 
-/// Whether all words of `name` are words of `known`, in that order.
+/// Returns whether all words of `name` are words of `known`, in that order.
 fn is_shortened(name: &str, known: &str) -> bool {
     let mut words = known.split('_');
     name.split('_').all(|word| words.any(|other| other == word))

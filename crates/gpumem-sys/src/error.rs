@@ -55,7 +55,7 @@ impl DriverError {
         }
     }
 
-    /// Whether the process or the driver is shutting down, which frees everything that could be freed.
+    /// Returns whether the process or the driver is shutting down, which frees everything that could be freed.
     #[must_use]
     pub fn is_shutdown(&self) -> bool {
         self.code() == CUresult::CUDA_ERROR_DEINITIALIZED

@@ -28,7 +28,7 @@ impl Raw {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     pub fn new(driver: &Driver) -> Result<Self, DriverError> {
         let (mut device, mut context) = (0, null_mut());
         // SAFETY: the out-pointers live through the calls.
@@ -45,7 +45,7 @@ impl Raw {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     pub fn stream(&self) -> Result<CUstream, DriverError> {
         let mut stream = null_mut();
         // SAFETY: the out-pointer lives through the call; the context is current.
@@ -57,7 +57,7 @@ impl Raw {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     pub fn event(&self) -> Result<CUevent, DriverError> {
         let mut event = null_mut();
         // SAFETY: like `stream`.
@@ -69,7 +69,7 @@ impl Raw {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     pub fn alloc(&self, size_bytes: usize) -> Result<CUdeviceptr, DriverError> {
         let mut address = 0;
         // SAFETY: like `stream`.
@@ -81,7 +81,7 @@ impl Raw {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     ///
     /// # Safety
     ///
@@ -101,7 +101,7 @@ impl Raw {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     pub fn read(&self, address: CUdeviceptr, size_bytes: usize) -> Result<Vec<u8>, DriverError> {
         let mut bytes = vec![0; size_bytes];
         // SAFETY: `bytes` has room for what is copied, and the call returns when it is there.

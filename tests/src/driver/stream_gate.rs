@@ -21,7 +21,7 @@ impl StreamGate {
     ///
     /// # Errors
     ///
-    /// The code of `cuLaunchHostFunc`, if the call fails.
+    /// [`DriverError::Failed`] if `cuLaunchHostFunc` fails.
     ///
     /// # Safety
     ///

@@ -52,7 +52,7 @@ impl Vmm {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     pub fn reserve(&self, size_bytes: usize) -> Result<CUdeviceptr, DriverError> {
         let mut base = 0;
         // SAFETY: a local outlives the call.
@@ -64,7 +64,7 @@ impl Vmm {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     pub fn create(&self, size_bytes: usize) -> Result<CUmemGenericAllocationHandle, DriverError> {
         let mut handle = 0;
         // SAFETY: locals outlive the call.
@@ -76,7 +76,7 @@ impl Vmm {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     pub fn map(
         &self,
         base: CUdeviceptr,
@@ -91,7 +91,7 @@ impl Vmm {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     pub fn grant(&self, base: CUdeviceptr, size_bytes: usize) -> Result<(), DriverError> {
         // SAFETY: a local outlives the call; the driver checks addresses.
         unsafe { self.driver.cuMemSetAccess(base, size_bytes, &read_write(self.device), 1) }
@@ -101,7 +101,7 @@ impl Vmm {
     ///
     /// # Errors
     ///
-    /// The code of a driver call that fails.
+    /// [`DriverError::Failed`] if a driver call fails.
     pub fn access(&self, base: CUdeviceptr) -> Result<CUmemAccess_flags, DriverError> {
         let mut flags = 0;
         // SAFETY: locals outlive the call.

@@ -38,7 +38,7 @@ macro_rules! for_each_schedule {
 pub struct Explored {
     /// The number of schedules that were run.
     pub count: u64,
-    /// Whether all schedules were run.
+    /// True if all schedules were run.
     pub is_complete: bool,
 }
 

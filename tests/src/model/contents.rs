@@ -150,7 +150,8 @@ impl World<'_> {
         unsafe { self.driver.cuMemFreeHost(self.sink.cast()).map_err(text) }
     }
 
-    /// Whether a stream can use a block now. Memory allocated in a capture is usable outside of it after the capture has ended.
+    /// Returns whether a stream can use a block now. Memory allocated in a capture is usable outside of it after the capture has
+    /// ended.
     pub(super) fn can_use(&self, index: usize, stream: &Stream) -> bool {
         let live = &self.blocks[index];
         let is_there = live.part_of.is_none() || live.uses.writer.is_some();

@@ -18,7 +18,7 @@ pub struct Fault {
     pub skip: u32,
     /// The number of calls that fail.
     pub count: u32,
-    /// Whether the error is "out of memory"; otherwise it is an unrelated error.
+    /// True if the error is "out of memory"; otherwise it is an unrelated error.
     pub is_out_of_memory: bool,
 }
 
@@ -66,7 +66,7 @@ impl Seen {
         self.refused
     }
 
-    /// Whether no driver call was made.
+    /// Returns whether no driver call was made.
     pub(super) fn is_empty(self) -> bool {
         self.calls == 0
     }

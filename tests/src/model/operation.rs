@@ -18,7 +18,7 @@ pub struct Case {
     pub hard_limit_bytes: Option<u64>,
     /// The pool's soft limit.
     pub soft_limit_bytes: Option<u64>,
-    /// Whether the pool may query the completion of work. Polling has no time budget, because results that depend on the clock
+    /// True if the pool may query the completion of work. Polling has no time budget, because results that depend on the clock
     /// would make cases differ.
     pub polls: bool,
     /// The maximum number of empty mappings that the pool keeps, if it differs from the profile's.
@@ -41,7 +41,7 @@ pub enum Operation {
     DropStream {
         /// The stream.
         stream: Pick,
-        /// Whether a stream of another library is retired first.
+        /// True if a stream of another library is retired first.
         retires: bool,
     },
     /// Replaces the pool by a new one. The blocks of the old pool stay alive.
@@ -194,9 +194,9 @@ pub enum Operation {
     },
     /// Ends the open capture.
     EndCapture {
-        /// Whether the capture ends with a graph; otherwise it is dropped.
+        /// True if the capture ends with a graph; otherwise it is dropped.
         is_wanted: bool,
-        /// Whether the capture's first stream waits for the added streams first.
+        /// True if the capture's first stream waits for the added streams first.
         joins: bool,
     },
     /// Instantiates a graph.
@@ -252,7 +252,7 @@ pub enum Operation {
     AskMark {
         /// The event.
         mark: Pick,
-        /// Whether to wait.
+        /// True for a wait, false for a query.
         waits: bool,
     },
     /// Queries whether the work of a stream is complete.

@@ -110,17 +110,17 @@ impl Streams {
         Ok(retires)
     }
 
-    /// Whether a stream is a default stream.
+    /// Returns whether a stream is a default stream.
     pub(super) fn is_default(&self, stream: StreamId) -> bool {
         self.defaults.contains(&stream)
     }
 
-    /// Whether the pool may record events on a stream at any time.
+    /// Returns whether the pool may record events on a stream at any time.
     pub(super) fn is_ours(&self, stream: StreamId) -> bool {
         !self.is_default(stream) && !self.foreign.contains(&stream)
     }
 
-    /// Whether the stream's handle has been dropped.
+    /// Returns whether the stream's handle has been dropped.
     pub(super) fn is_gone(&self, stream: StreamId) -> bool {
         self.find(stream).is_err()
     }
@@ -143,7 +143,7 @@ impl Streams {
         self.captured.contains(&stream)
     }
 
-    /// Whether any stream so far was a default stream or one that another library may destroy.
+    /// Returns whether any stream so far was a default stream or one that another library may destroy.
     pub(super) fn had_foreign(&self) -> bool {
         self.had_foreign
     }
@@ -184,14 +184,14 @@ impl Streams {
         }
     }
 
-    /// Whether a stream can wait for all past uses without joining a capture.
+    /// Returns whether a stream can wait for all past uses without joining a capture.
     pub(super) fn can_order(&self, uses: &Uses, stream: &Stream) -> bool {
         let is_captured =
             |user: &User| matches!(user, User::Stream(id) if self.is_captured(*id) && *id != stream.id());
         !uses.readers.iter().chain(&uses.writer).any(is_captured)
     }
 
-    /// Whether the host can wait for all past uses.
+    /// Returns whether the host can wait for all past uses.
     pub(super) fn can_finish(&self, uses: &Uses) -> bool {
         let is_captured = |user: &User| matches!(user, User::Stream(id) if self.is_captured(*id));
         !uses.readers.iter().chain(&uses.writer).any(is_captured)

@@ -14,11 +14,11 @@ pub struct Subject {
     pub backend: BackendKind,
     /// The profile; `caching` only.
     pub profile: Option<Profile>,
-    /// Whether `caching` uses plain segments.
+    /// True if `caching` uses plain segments.
     pub plain_segments: bool,
     /// The kind of memory.
     pub kind: MemoryKind,
-    /// Whether adaptors are attached.
+    /// True if adaptors are attached.
     pub is_adapted: bool,
 }
 
@@ -82,12 +82,12 @@ impl Subject {
         Ok(builder.conf(if self.plain_segments { "expandable_segments:false" } else { "" })?)
     }
 
-    /// Whether the backend is `caching`.
+    /// Returns whether the backend is `caching`.
     pub(super) fn is_caching(self) -> bool {
         self.backend == BackendKind::Caching
     }
 
-    /// Whether the pool supports growable blocks.
+    /// Returns whether the pool supports growable blocks.
     pub(super) fn grows(self) -> bool {
         self.is_caching() && !self.plain_segments && self.kind == MemoryKind::Device
     }

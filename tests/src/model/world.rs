@@ -106,7 +106,7 @@ pub(super) struct World<'a> {
     pub(super) other: Other,
     /// The device memory that another process has allocated.
     pub(super) taken_bytes: u64,
-    /// Whether the release of memory failed by injection.
+    /// True if the release of memory failed by injection.
     pub(super) has_lost: bool,
 }
 

@@ -38,7 +38,7 @@ pub enum Fit {
 }
 
 impl Fit {
-    /// Whether the program ran to its end.
+    /// Returns whether the program ran to its end.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         matches!(self, Self::Completed { .. })
@@ -118,7 +118,8 @@ impl Counts {
 ///
 /// # Errors
 ///
-/// Any [`ReplayError`] except a refused allocation, which is a result.
+/// [`ReplayError::Event`], except for a refused allocation, which is a result; [`ReplayError::Setup`] or
+/// [`ReplayError::Simulator`] if the replay cannot begin.
 pub fn compare(seed: u64, factor: f64) -> Result<Comparison, ReplayError> {
     let trace = random_program(seed);
     let [tight, balanced, fast] = PROFILES.map(|profile| run(&trace, factor, profile));
@@ -129,7 +130,8 @@ pub fn compare(seed: u64, factor: f64) -> Result<Comparison, ReplayError> {
 ///
 /// # Errors
 ///
-/// Any [`ReplayError`] except a refused allocation, which is a result.
+/// [`ReplayError::Event`], except for a refused allocation, which is a result; [`ReplayError::Setup`] or
+/// [`ReplayError::Simulator`] if the replay cannot begin.
 pub fn run(trace: &Trace, factor: f64, profile: Profile) -> Result<Fit, ReplayError> {
     let driver = gpumem_sim::driver(SimConfig::h200().races(false))?;
     let setup = Setup {
@@ -153,7 +155,7 @@ pub fn run(trace: &Trace, factor: f64, profile: Profile) -> Result<Fit, ReplayEr
 ///
 /// # Errors
 ///
-/// The first error of [`compare`].
+/// [`ReplayError::Event`], [`ReplayError::Setup`] or [`ReplayError::Simulator`]: the first error of [`compare`].
 pub fn compare_all(
     seeds: core::ops::Range<u64>,
     factors: &[f64],

@@ -64,7 +64,7 @@ struct Room<'a> {
 ///
 /// # Errors
 ///
-/// Any [`PoolError`] except `LimitReached` and `OutOfMemory`, which are counted.
+/// Every [`PoolError`] except [`PoolError::LimitReached`] and [`PoolError::OutOfMemory`], which are counted.
 pub fn run(counted: &MemoryCounter, pool: &Pool, kind: MemoryKind, plan: Plan) -> Result<Done, PoolError> {
     let is_in_segments = pool.backend() == BackendKind::Caching
         && (kind.is_host_accessible() || pool.status()?.plain_segments);

@@ -96,7 +96,7 @@ struct CheckedStream {
 ///
 /// # Errors
 ///
-/// Any [`PoolError`] except `OutOfMemory` and `LimitReached`, which are counted.
+/// Every [`PoolError`] except [`PoolError::LimitReached`] and [`PoolError::OutOfMemory`], which are counted.
 ///
 /// # Panics
 ///

@@ -40,19 +40,19 @@ pub enum Problem {
     )]
     NoHeader,
     /// The header is not valid JSON, or lacks a field.
-    #[error("the header can't be read: {0}")]
+    #[error("the header cannot be read: {0}; correct the first line")]
     Header(serde_json::Error),
     /// An unknown version of the format.
-    #[error("format {0}, and only format 1 is known here")]
+    #[error("unknown format {0}; expected format 1")]
     Format(u64),
     /// A line that is not an event.
-    #[error("{0:?} is no event: use a,ID,BYTES,STREAM or f,ID,STREAM or c,ID")]
+    #[error("invalid event {0:?}; expected a,ID,BYTES,STREAM or f,ID,STREAM or c,ID")]
     Garbage(String),
     /// A line that exceeds the maximum length.
     #[error("this line is longer than {0} bytes")]
     TooLong(usize),
     /// A field that is not a number, or too large.
-    #[error("{0:?} is no whole number below 2^64")]
+    #[error("invalid number {0:?}; expected a whole number below 2^64")]
     Number(String),
     /// An id that was never allocated.
     #[error("block {0} was never allocated")]

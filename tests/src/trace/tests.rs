@@ -71,15 +71,15 @@ fn a_prefix_keeps_what_it_needs() {
 #[test]
 fn every_error_names_its_line() {
     for (text, line, part) in [
-        ("a,7,20,0\nx,1\n", 3, "\"x,1\" is no event"),
-        ("a,7,20\n", 2, "is no event"),
-        ("a,7,20,0,1\n", 2, "is no event"),
-        ("f,7\n", 2, "is no event"),
-        ("\n", 2, "\"\" is no event"),
-        ("#{}\n", 2, "is no event"),
-        ("a,-7,20,0\n", 2, "\"-7\" is no whole number"),
-        ("a,+7,20,0\n", 2, "\"+7\" is no whole number"),
-        ("a,7, 20,0\n", 2, "is no whole number"),
+        ("a,7,20,0\nx,1\n", 3, "invalid event \"x,1\""),
+        ("a,7,20\n", 2, "invalid event"),
+        ("a,7,20,0,1\n", 2, "invalid event"),
+        ("f,7\n", 2, "invalid event"),
+        ("\n", 2, "invalid event \"\""),
+        ("#{}\n", 2, "invalid event"),
+        ("a,-7,20,0\n", 2, "invalid number \"-7\""),
+        ("a,+7,20,0\n", 2, "invalid number \"+7\""),
+        ("a,7, 20,0\n", 2, "invalid number"),
         ("a,7,18446744073709551616,0\n", 2, "below 2^64"),
         ("a,7,18446744073709551615,0\na,8,1,0\n", 3, "more than 2^64 bytes are live"),
         ("f,7,0\n", 2, "block 7 was never allocated"),
@@ -106,11 +106,11 @@ fn a_header_has_to_be_there_and_of_format_1() {
     for (text, part) in [
         ("", "no header"),
         ("a,7,20,0\n", "no header"),
-        ("#\n", "can't be read"),
+        ("#\n", "cannot be read"),
         ("#{\"name\":\"x\"}\n", "format"),
-        ("#{\"format\":\"one\"}\n", "can't be read"),
+        ("#{\"format\":\"one\"}\n", "cannot be read"),
         ("#{\"format\":2}\n", "format 2, and only format 1"),
-        ("#{\"format\":1,\"peak_live_bytes\":-1}\n", "can't be read"),
+        ("#{\"format\":1,\"peak_live_bytes\":-1}\n", "cannot be read"),
         ("\u{0}\u{1}\u{2}", "no header"),
     ] {
         let error = read(text.as_bytes()).unwrap_err();

@@ -37,7 +37,7 @@ pub(crate) fn number(text: &str) -> Option<f64> {
     text.trim().parse().ok().filter(|value: &f64| value.is_finite())
 }
 
-/// Whether the first figure is better than the second.
+/// Returns whether the first figure is better than the second.
 pub(crate) fn is_better(one: f64, other: f64, unit: &str) -> bool {
     if MORE.contains(&unit) { one > other } else { one < other }
 }

@@ -47,7 +47,7 @@ fn read(folder: &Path) -> Result<Vec<Suite>> {
     for (kind_folder, kind) in FOLDERS {
         let source = folder.join(kind_folder);
         let entries = std::fs::read_dir(&source)
-            .with_context(|| format!("{} is no bundle: it has no {kind_folder}/", folder.display()))?;
+            .with_context(|| format!("{} is not a bundle: it has no {kind_folder}/", folder.display()))?;
         for entry in entries {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();

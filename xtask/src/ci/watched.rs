@@ -13,7 +13,7 @@ pub(super) fn run(mut command: Command, silence_max: Duration, show: &mut impl W
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    let mut child = command.spawn().context("it can't be started")?;
+    let mut child = command.spawn().context("it cannot be started")?;
     // The command holds the writing ends of the pipe, which must be closed before the reader ends.
     drop(command);
     let (send_line, lines) = channel();

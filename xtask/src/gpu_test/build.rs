@@ -57,7 +57,7 @@ fn simulator_only() -> Result<BTreeSet<String>> {
 
 fn has_gpu_cases(suite: &Suite) -> Result<bool> {
     let output = Command::new(&suite.program).args(["--list", "--format", "terse"]).output()?;
-    ensure!(output.status.success(), "{} can't list its tests", suite.name);
+    ensure!(output.status.success(), "{} cannot list its tests", suite.name);
     Ok(String::from_utf8_lossy(&output.stdout).contains("cuda::"))
 }
 

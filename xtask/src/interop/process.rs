@@ -16,7 +16,7 @@ pub(super) fn build(layout: &Layout, manifest: &Path, args: &[&str]) -> Result<P
     command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
     command.env("CARGO_TARGET_DIR", layout.made.join("build"));
     command.env("CUDA_LIBRARY_PATH", layout.toolkit());
-    let mut child = command.spawn().context("cargo can't be started")?;
+    let mut child = command.spawn().context("cargo cannot be started")?;
     let output = child.stdout.take().context("cargo has no output")?;
     let mut program = None;
     for message in Message::parse_stream(BufReader::new(output)) {
@@ -63,7 +63,8 @@ impl<'a> Session<'a> {
         }
         command.args(args).env("LD_LIBRARY_PATH", &self.layout.drop_in).envs(self.variables());
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
-        let mut child = command.spawn().with_context(|| format!("{} can't be started", program.display()))?;
+        let mut child =
+            command.spawn().with_context(|| format!("{} cannot be started", program.display()))?;
         // The command holds the writing ends of the pipe, which must be closed before the reader ends.
         drop(command);
         let printed = std::thread::spawn(move || {

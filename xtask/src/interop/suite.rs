@@ -22,7 +22,7 @@ const BUILD: &[&str] = &[
 pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
     let metadata = MetadataCommand::new().manifest_path(layout.manifest("cudarc")).exec()?;
     let find = |name: &str| metadata.packages.iter().find(|package| package.name == name);
-    let expected = Expected::read(find("interop-cudarc").context("interop/cudarc is no package")?)?;
+    let expected = Expected::read(find("interop-cudarc").context("interop/cudarc is not a package")?)?;
     let package = find("cudarc").context("interop/cudarc does not name cudarc")?;
 
     let program = build(layout, &copy(layout, package)?, BUILD)?;

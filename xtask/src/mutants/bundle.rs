@@ -19,7 +19,11 @@ const RUN: &str = include_str!("run.sh");
 /// Writes the bundle, and replaces an earlier one in the folder.
 pub(super) fn write(plan: &Plan, list: &[Equivalent], from: &Path, folder: &Path) -> Result<()> {
     if folder.exists() {
-        ensure!(folder.join("plan.json").exists(), "{} is there, and is no bundle", folder.display());
+        ensure!(
+            folder.join("plan.json").exists(),
+            "{} exists and is not a bundle; choose another folder",
+            folder.display()
+        );
         std::fs::remove_dir_all(folder)?;
     }
     std::fs::create_dir_all(folder.join("programs"))?;

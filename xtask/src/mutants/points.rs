@@ -52,7 +52,7 @@ pub(crate) fn find(text: &str) -> Result<Vec<Point>> {
 struct Finder<'a> {
     text: &'a str,
     function: String,
-    /// Whether the visitor is in the body of a function that runs at run time.
+    /// True if the visitor is in the body of a function that runs at run time.
     is_switchable: bool,
     points: Vec<Point>,
 }
@@ -380,7 +380,7 @@ fn same_tokens(one: &str, other: &str) -> bool {
     bare(one) == bare(other)
 }
 
-/// Whether an expression binds variables, so that only `if` and `while` can contain it.
+/// Returns whether an expression binds variables, so that only `if` and `while` can contain it.
 fn has_let(expr: &Expr) -> bool {
     match expr {
         Expr::Let(_) => true,
@@ -411,7 +411,7 @@ fn guard(arm: &syn::Arm) -> Option<&Expr> {
     }
 }
 
-/// Whether the item is compiled with the tests, and is not itself a test.
+/// Returns whether the item is compiled with the tests, and is not itself a test.
 fn is_compiled(attributes: &[Attribute]) -> bool {
     attributes.iter().all(|attribute| {
         if attribute.path().is_ident("test") {

@@ -17,7 +17,7 @@ pub(crate) struct Equivalent {
     pub(crate) after: String,
 }
 
-/// Whether a mutant is in the list.
+/// Returns whether a mutant is in the list.
 pub(crate) fn is_equivalent(mutant: &Mutant, list: &[Equivalent]) -> bool {
     list.iter().any(|entry| {
         (&entry.file, &entry.before, &entry.after) == (&mutant.file, &mutant.before, &mutant.after)

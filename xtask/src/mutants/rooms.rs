@@ -246,7 +246,7 @@ pub(crate) fn files<'a>(
     Ok(rooms)
 }
 
-/// Whether a file below a package's sources contains tests only.
+/// Returns whether a file below a package's sources contains tests only.
 pub(crate) fn is_test(file: &str) -> bool {
     file.contains("/tests/") || file.ends_with("/tests.rs")
 }

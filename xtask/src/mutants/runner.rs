@@ -21,7 +21,7 @@ const SHORTEST_LIMIT: Duration = Duration::from_secs(20);
 /// The options of a run.
 pub(crate) struct Options {
     pub(crate) jobs: usize,
-    /// Whether mutants run again that have survived before.
+    /// True if mutants run again that have survived before.
     pub(crate) is_again: bool,
 }
 

@@ -54,7 +54,7 @@ const TEST_FOLDERS: [(&str, &str); 6] = [
     ("tests/", "tests/"),
 ];
 
-/// Whether code looks like `crates/gpumem-pool/src/pool/block.rs`: a plain path from the root into a folder with sources.
+/// Returns whether code looks like `crates/gpumem-pool/src/pool/block.rs`: a plain path from the root into a folder with sources.
 fn is_repository_path(code: &str) -> bool {
     let plain = code.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
     plain

@@ -138,7 +138,7 @@ fn arrow(package: &str, dependency: &Dependency, manifest: &Manifest<'_>) -> Opt
     }
     if dependency.path.is_some() {
         return finding(
-            format!("{package} names {name}, which is no layer"),
+            format!("{package} names {name}, which is not a layer"),
             "move what you need into a layer",
         );
     }
@@ -214,7 +214,7 @@ mod tests {
             assert!(said("gpumem-pool", &above).unwrap().contains("not below it"));
         }
         let tests = dependency("gpumem-tests", "dev", false, Some("/x/tests"));
-        assert!(said("gpumem-pool", &tests).unwrap().contains("no layer"));
+        assert!(said("gpumem-pool", &tests).unwrap().contains("not a layer"));
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         let pool = dependency("gpumem-pool", "normal", false, Some("/x/pool"));
         assert!(said("gpumem-libcuda", &pool).unwrap().contains("not below it"));
         let satellite = dependency("gpumem-libcuda", "dev", true, Some("/x/libcuda"));
-        assert!(said("gpumem-adapt", &satellite).unwrap().contains("no layer"));
+        assert!(said("gpumem-adapt", &satellite).unwrap().contains("not a layer"));
     }
 
     #[test]

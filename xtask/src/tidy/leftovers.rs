@@ -25,7 +25,7 @@ pub(super) fn in_rust(path: &str, source: &Source) -> Vec<Finding> {
     comments.chain(macros).chain(dead).collect()
 }
 
-/// Whether the attribute that ends at or below a line is `allow`.
+/// Returns whether the attribute that ends at or below a line is `allow`.
 fn is_allowed(source: &Source, index: usize) -> bool {
     let line = source.lines[..=index]
         .iter()

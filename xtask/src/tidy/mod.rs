@@ -99,7 +99,7 @@ fn header(path: &str, text: &str) -> Option<Finding> {
     (!text.starts_with("//!")).then(|| Finding::new(path, 1, "no `//!` header", advice))
 }
 
-/// Whether a path from the root is a file, or a folder with files.
+/// Returns whether a path from the root is a file, or a folder with files.
 fn exists(files: &Files, path: &str) -> bool {
     let path = path.trim_end_matches('/');
     path.is_empty() || files.contains_key(path) || files.keys().any(|file| is_below(file, path))

@@ -56,7 +56,7 @@ fn lacking(root: &Path, package: &Package) -> Vec<Finding> {
         .collect()
 }
 
-/// Whether a package is a derive macro, which is documented in the crate that re-exports it.
+/// Returns whether a package is a derive macro, which is documented in the crate that re-exports it.
 fn is_macro(package: &Package) -> bool {
     package.targets.iter().any(|target| target.kind.contains(&TargetKind::ProcMacro))
 }

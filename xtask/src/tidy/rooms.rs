@@ -439,7 +439,7 @@ fn is_word(token: &TokenTree, word: &str) -> bool {
     matches!(token, TokenTree::Ident(ident) if ident == word)
 }
 
-/// Whether an attribute is `cfg(test)` or `cfg(all(test, …))`; code under `any` or `not` is compiled without tests too.
+/// Returns whether an attribute is `cfg(test)` or `cfg(all(test, …))`; code under `any` or `not` is compiled without tests too.
 fn is_for_tests(attribute: TokenStream) -> bool {
     let tokens: Vec<_> = attribute.into_iter().collect();
     tokens.windows(2).any(|two| match &two[1] {

@@ -124,7 +124,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// Whether a quote starts a character literal and not a lifetime: an escape, or a closing quote two characters on.
+    /// Returns whether a quote starts a character literal and not a lifetime: an escape, or a closing quote two characters on.
     fn is_char_literal(&self) -> bool {
         self.peek(1) == Some('\\') || self.peek(2) == Some('\'')
     }

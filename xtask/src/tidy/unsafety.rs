@@ -64,14 +64,15 @@ impl Use {
     }
 }
 
-/// Whether the file allows clippy's lint: tests of raw calls would repeat one reason in every block, and state it at the `allow`.
+/// Returns whether the file allows clippy's lint: tests of raw calls would repeat one reason in every block, and state it at the
+/// `allow`.
 fn has_one_reason(source: &Source) -> bool {
     let lint = "#![allow(clippy::undocumented_unsafe_blocks)]";
     source.lines.iter().any(|line| line.code.trim() == lint && line.comment.len() > "// ".len())
 }
 
-/// Whether a comment of the statement at `index` contains `sign`: on its line or the line below, or above it, up to the end of
-/// the previous statement.
+/// Returns whether a comment of the statement at `index` contains `sign`: on its line or the line below, or above it, up to the end
+/// of the previous statement.
 fn explained(source: &Source, index: usize, sign: &str) -> bool {
     let says = |index: usize| source.lines.get(index).is_some_and(|line| line.comment.contains(sign));
     if says(index) || says(index + 1) {
@@ -91,8 +92,8 @@ fn explained(source: &Source, index: usize, sign: &str) -> bool {
     false
 }
 
-/// Whether a function implements a trait, whose contract it keeps: the nearest line above with less indentation opens `impl … for
-/// …`.
+/// Returns whether a function implements a trait, whose contract it keeps: the nearest line above with less indentation opens `impl
+/// … for …`.
 fn is_promised_elsewhere(source: &Source, index: usize) -> bool {
     let indent = |index: usize| source.lines[index].code.find(|c: char| c != ' ');
     let Some(own) = indent(index) else { return false };

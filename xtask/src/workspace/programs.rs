@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 /// A program that cargo has built.
 pub(crate) struct Built {
     pub(crate) name: String,
-    /// Whether it is a test harness.
+    /// True if it is a test harness.
     pub(crate) is_test: bool,
     pub(crate) program: PathBuf,
 }
@@ -19,7 +19,7 @@ pub(crate) fn build(args: &[&str]) -> Result<Vec<Built>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(super::root()).args(args).arg("--message-format=json-render-diagnostics");
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cargo can't be started")?;
+    let mut child = command.stdout(Stdio::piped()).spawn().context("cargo cannot be started")?;
     let output = child.stdout.take().context("cargo has no output")?;
     let mut programs = Vec::new();
     for message in Message::parse_stream(BufReader::new(output)) {

@@ -25,7 +25,7 @@ impl Table {
 
     /// Reads a file of numbers with a line of names, and standardises every column.
     pub(crate) fn from_csv(path: &Path) -> Result<Self> {
-        let named = || format!("can't use {}", path.display());
+        let named = || format!("cannot use {}", path.display());
         let file = std::fs::File::open(path).with_context(named)?;
         let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         read(name, file).with_context(named)

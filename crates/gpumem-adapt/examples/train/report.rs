@@ -1,4 +1,4 @@
-//! The output: a few lines on standard output, progress on a terminal only, and the comparison.
+//! Prints the results and the progress bar, and compares the losses and weights with the reference.
 
 use crate::data::Table;
 use crate::device::Training;
@@ -125,7 +125,7 @@ impl Report {
         let mut parameters = training.model.weight.iter().chain(&training.model.bias);
         ensure!(
             ours.is_finite() && expected.is_finite() && parameters.all(|parameter| parameter.is_finite()),
-            "the loss is {ours} on the device and {expected} on the host, or a parameter is no number: training diverged; lower --learning-rate"
+            "the loss is {ours} on the device and {expected} on the host, or a parameter is not a number: training diverged; lower --learning-rate"
         );
         let loss_of_zero =
             table.targets.fold(0.0, |sum, target| sum + f64::from(*target).powi(2)) / table.rows() as f64;

@@ -82,7 +82,7 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
         self.0.len()
     }
 
-    /// Whether the array has no elements.
+    /// Returns whether the array has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -95,7 +95,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         self.layout.len()
     }
 
-    /// Whether the view has no elements.
+    /// Returns whether the view has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -365,7 +365,7 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         self.view.len()
     }
 
-    /// Whether the view has no elements.
+    /// Returns whether the view has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.view.is_empty()

@@ -304,7 +304,7 @@ impl<S: UploadSource, K: Kind> Upload<S, K> {
         self.end(outcome)
     }
 
-    /// Whether it is complete or has failed, so that [`Upload::wait`] would not block. Does not wait.
+    /// Returns whether it is complete or has failed, so that [`Upload::wait`] would not block. Does not wait.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         is_complete(&self.done)
@@ -343,7 +343,7 @@ impl<B> Download<B> {
         self.end(outcome)
     }
 
-    /// Whether it is complete or has failed, so that [`Download::wait`] would not block. Does not wait.
+    /// Returns whether it is complete or has failed, so that [`Download::wait`] would not block. Does not wait.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         is_complete(&self.done)

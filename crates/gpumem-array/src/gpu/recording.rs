@@ -142,7 +142,7 @@ impl Drop for OnThread {
     }
 }
 
-/// Whether any thread captures. The answer always includes the calling thread's own capture.
+/// Returns whether any thread captures. The answer always includes the calling thread's own capture.
 #[inline]
 pub(crate) fn is_any_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0

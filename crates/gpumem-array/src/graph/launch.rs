@@ -134,7 +134,7 @@ impl<'a> Argument<'a> {
         Use::new(self.array.storage(), recorded.access, bytes)
     }
 
-    /// Whether the argument and the recorded use belong to the same array.
+    /// Returns whether the argument and the recorded use belong to the same array.
     fn is_of(&self, recorded: &RecordedUse) -> bool {
         self.array.storage().serial() == recorded.serial
     }
@@ -143,14 +143,14 @@ impl<'a> Argument<'a> {
         self.is_of(recorded) && self.range.start < recorded.range.end && recorded.range.start < self.range.end
     }
 
-    /// Whether the bytes lie between the first and the last of the argument.
+    /// Returns whether the bytes lie between the first and the last of the argument.
     fn encloses(&self, recorded: &RecordedUse) -> bool {
         self.is_of(recorded)
             && self.range.start <= recorded.range.start
             && recorded.range.end <= self.range.end
     }
 
-    /// Whether the argument owns the bytes. Those in its gaps may be borrowed by another view.
+    /// Returns whether the argument owns the bytes. Those in its gaps may be borrowed by another view.
     fn contains(&self, recorded: &RecordedUse) -> bool {
         let gaps = self.array.bytes().gaps;
         let is_equal = gaps.are_regular() && self.range == recorded.range && gaps == recorded.gaps;

@@ -58,7 +58,7 @@ fn programs() -> MutexGuard<'static, HashMap<Key, Arc<Program>>> {
 /// A program that generates texts without end does not keep all of them.
 const PROGRAMS_MAX: usize = 1000;
 
-/// Whether the library can be loaded. `cudarc` panics in every function if it cannot.
+/// Returns whether the library can be loaded. `cudarc` panics in every function if it cannot.
 fn is_installed() -> bool {
     static IS_INSTALLED: OnceLock<bool> = OnceLock::new();
     // SAFETY: loading runs the initialisers of the vendor's library, which have no conditions.

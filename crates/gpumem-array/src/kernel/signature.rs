@@ -13,7 +13,7 @@ pub(crate) struct Signatures(HashMap<String, Entry>);
 #[derive(Debug)]
 struct Entry {
     signature: Option<Signature>,
-    /// Whether the kernel has an instruction before its end.
+    /// True if the kernel has an instruction before its end.
     has_code: bool,
 }
 
@@ -51,12 +51,12 @@ impl Signatures {
         Self(found)
     }
 
-    /// Whether the text has a kernel of this name.
+    /// Returns whether the text has a kernel of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    /// Whether the text has instructions for a kernel of this name.
+    /// Returns whether the text has instructions for a kernel of this name.
     pub(crate) fn has_code(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|entry| entry.has_code)
     }

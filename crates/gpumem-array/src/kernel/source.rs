@@ -177,7 +177,7 @@ const MISSING: &str =
     "the text has no kernel of this name; declare it `extern \"C\" __global__`, with the name of its twin";
 const EMPTY: &str = "the text has its signature, but no instructions, so that it would do nothing on a GPU; add the compiled kernel";
 
-/// Whether the text has the name as a word.
+/// Returns whether the text has the name as a word.
 pub(crate) fn has_word(text: &str, name: &str) -> bool {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).any(|word| word == name)
 }

@@ -206,10 +206,10 @@ struct Repeated {
 }
 
 impl Repeated {
-    /// As `fill.cu` has it.
+    /// The size of the kernel's parameter in `fill.cu`.
     const BYTES_MAX: usize = 1024;
 
-    /// With the widest stores that the address allows; `None` for a value that is too large.
+    /// Repeats a value for the widest stores that the address allows. Returns `None` for a value that is too large.
     fn of<T: Element>(value: &T, address: u64) -> Option<Self> {
         let value = bytemuck::bytes_of(value);
         let widest = 1 << address.trailing_zeros().min(4);

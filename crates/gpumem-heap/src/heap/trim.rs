@@ -1,7 +1,7 @@
-//! What the heap gives back: handles that are free as a whole, and mappings in which nothing is resident.
+//! Trimming: the heap releases handles that are entirely free, and removes mappings in which nothing is resident.
 //!
-//! Memory may be unmapped only when no work can access it any more, so both wait until uses are *complete*, not only ordered; and a
-//! handle's memory is free only when all of its mappings are gone.
+//! Memory may be unmapped only when no work can access it any more, so both steps wait until uses are *complete*, not only ordered. A
+//! handle is released after its last mapping is removed.
 
 use super::Heap;
 use super::idle_scan::{IdleScan, View};

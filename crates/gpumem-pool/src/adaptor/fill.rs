@@ -27,7 +27,7 @@ use gpumem_sys::{Driver, DriverError};
 pub struct Fill {
     on_alloc: Option<u8>,
     on_free: Option<u8>,
-    /// Whether a freed block could not be set.
+    /// True if a freed block could not be set.
     has_missed: AtomicBool,
 }
 
@@ -50,7 +50,7 @@ impl Fill {
         Self { on_alloc: Some(0xA5), on_free: Some(0x5A), ..Self::default() }
     }
 
-    /// Whether all blocks are set at allocation because one could not be set at free.
+    /// Returns whether all blocks are set at allocation because one could not be set at free.
     #[must_use]
     pub fn has_missed(&self) -> bool {
         self.has_missed.load(Ordering::Relaxed)

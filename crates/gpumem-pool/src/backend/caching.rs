@@ -56,7 +56,7 @@ pub(crate) fn put_back_small(
 }
 
 impl FreeRequest {
-    /// Whether the free has to wait for the owner stream alone.
+    /// Returns whether the free has to wait for the owner stream alone.
     fn is_plain(&self) -> bool {
         self.uses == 0 && !self.is_complete
     }

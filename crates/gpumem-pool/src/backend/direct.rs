@@ -28,7 +28,7 @@ use std::time::Instant;
 pub(crate) trait DriverAllocator: Send + Sync + 'static {
     const KIND: BackendKind;
 
-    /// Whether freed memory stays reserved, so that a trim can make room.
+    /// True if freed memory stays reserved, so that a trim can make room.
     const KEEPS_MEMORY: bool;
 
     /// Allocates memory for work that is queued on `stream` from now on.
@@ -53,7 +53,7 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether any released memory still waits for work.
+    /// Returns whether any released memory still waits for work.
     fn has_waiting(&self) -> bool {
         false
     }

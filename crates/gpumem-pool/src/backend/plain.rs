@@ -10,7 +10,7 @@ use gpumem_sys::{Driver, DriverError};
 ///
 /// # Errors
 ///
-/// The [`DriverError`] of the call that failed.
+/// [`DriverError::Failed`] or [`DriverError::Missing`] of the driver call.
 pub(super) fn acquire(
     driver: &Driver,
     kind: MemoryKind,

@@ -30,12 +30,12 @@ pub(crate) trait Search<T> {
         Ok(0)
     }
 
-    /// Whether another pass may succeed, because other threads have allocated or freed memory since this one began.
+    /// Returns whether another pass may succeed, because other threads have allocated or freed memory since this one began.
     fn may_repeat(&self) -> bool {
         false
     }
 
-    /// Whether an adaptor's budget refuses the request. Only reclaim callbacks help then, and the request runs through the
+    /// Returns whether an adaptor's budget refuses the request. Only reclaim callbacks help then, and the request runs through the
     /// adaptors again, in the program's own context.
     fn is_over_budget(&self) -> bool {
         false

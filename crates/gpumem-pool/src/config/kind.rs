@@ -38,14 +38,14 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// Whether the host may dereference its addresses. Such memory is reused only when every earlier use is complete,
+    /// Returns whether the host may dereference its addresses. Such memory is reused only when every earlier use is complete,
     /// because the host's next access is not ordered by any stream.
     #[must_use]
     pub fn is_host_accessible(self) -> bool {
         self != Self::Device
     }
 
-    /// Whether releasing memory of this kind makes room for the kind `short`. Unified memory counts as device memory,
+    /// Returns whether releasing memory of this kind makes room for the kind `short`. Unified memory counts as device memory,
     /// because its pages may be on the device.
     pub(crate) fn helps(self, short: Self) -> bool {
         (self == Self::Host) == (short == Self::Host)

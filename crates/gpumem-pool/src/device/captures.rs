@@ -49,7 +49,7 @@ struct Record {
 }
 
 impl Captures {
-    /// Whether a capture that this crate began is active.
+    /// Returns whether a capture that this crate began is active.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.slow_path.has_captures()
@@ -153,12 +153,12 @@ impl Captures {
         self.with(graph, |record| record.handle_count += 1);
     }
 
-    /// Whether `graph` is an active capture that this crate began.
+    /// Returns whether `graph` is an active capture that this crate began.
     pub(crate) fn knows(&self, graph: u64) -> bool {
         self.table().get(&graph).is_some_and(|record| record.is_open && !record.is_ending)
     }
 
-    /// Whether an active capture includes streams of this device.
+    /// Returns whether an active capture includes streams of this device.
     pub(crate) fn captures_on(&self, device: &Device) -> bool {
         if !self.is_open() {
             return false;

@@ -6,12 +6,12 @@ use crate::error::PoolError;
 use gpumem_sys::DriverError;
 
 impl Stream {
-    /// Whether work queued on the stream now runs or is captured. The call must name the stream.
+    /// Returns whether work queued on the stream now runs or is captured. The call must name the stream.
     pub(crate) fn part(&self) -> Result<Part, PoolError> {
         Ok(self.clocks().part(self.stream_index())?)
     }
 
-    /// Whether a wait could make the stream join a capture: one is active, and the stream is in none.
+    /// Returns whether a wait could make the stream join a capture: one is active, and the stream is in none.
     pub(crate) fn may_join(&self) -> Result<bool, PoolError> {
         Ok(self.clocks().captures().is_open() && self.part()? == Part::Runs)
     }
@@ -28,7 +28,7 @@ impl Stream {
         }
     }
 
-    /// Whether a wait for another stream was deferred to the launches.
+    /// Returns whether a wait for another stream was deferred to the launches.
     pub(crate) fn defers_wait_for(&self, other: &Stream) -> Result<bool, PoolError> {
         if !self.clocks().captures().is_open() || self == other {
             return Ok(false);
@@ -58,7 +58,7 @@ impl Stream {
         }
     }
 
-    /// Whether a wait for an event was deferred to the launches.
+    /// Returns whether a wait for an event was deferred to the launches.
     pub(crate) fn defers_wait(&self, event: &Event) -> Result<bool, PoolError> {
         let captures = self.clocks().captures();
         let captured_in = event.captured_in();

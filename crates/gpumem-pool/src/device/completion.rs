@@ -141,7 +141,7 @@ impl Completion {
         })
     }
 
-    /// Whether the work is complete. Queries the driver once, and does not wait.
+    /// Returns whether the work is complete. Queries the driver once, and does not wait.
     ///
     /// # Errors
     ///
@@ -190,7 +190,7 @@ impl IntoFuture for &Stream {
     type Output = Result<(), PoolError>;
     type IntoFuture = Completion;
 
-    /// As [`Stream::completion`].
+    /// See [`Stream::completion`].
     fn into_future(self) -> Completion {
         self.completion()
     }
@@ -200,7 +200,7 @@ impl IntoFuture for &Event {
     type Output = Result<(), PoolError>;
     type IntoFuture = Completion;
 
-    /// As [`Event::completion`].
+    /// See [`Event::completion`].
     fn into_future(self) -> Completion {
         self.completion()
     }

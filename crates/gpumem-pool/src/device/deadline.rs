@@ -60,7 +60,7 @@ pub(crate) fn until(patience: Duration) -> Instant {
     }
 }
 
-/// Whether this thread's request has reached its deadline.
+/// Returns whether this thread's request has reached its deadline.
 pub(crate) fn has_passed() -> bool {
     matches!(DEADLINE.get(), Deadline::At(deadline) if Instant::now() >= deadline)
 }

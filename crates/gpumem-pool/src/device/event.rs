@@ -19,11 +19,11 @@ pub struct Event {
     /// The stamps that are complete once the event is; `None` before the first record and after a record in a capture.
     /// Locked from the driver call until the stamps are stored, so that both belong together.
     covered: Mutex<Option<Arc<[Stamp]>>>,
-    /// Whether it was last recorded in a capture. Querying it would make the driver break that capture.
+    /// True if it was last recorded in a capture. Querying it would make the driver break that capture.
     is_captured: AtomicBool,
     /// The capture, begun by this crate, in which it was last recorded; else 0.
     captured_in: AtomicU64,
-    /// Whether a record was ever attempted.
+    /// True if a record was ever attempted.
     is_recorded: AtomicBool,
 }
 
@@ -77,7 +77,7 @@ impl Event {
         Ok(())
     }
 
-    /// Whether the last recorded work is complete; true for an event that was never recorded.
+    /// Returns whether the last recorded work is complete; true for an event that was never recorded.
     ///
     /// Never waits, but once a millisecond it may take up to the pools' [`release_budget_us`](crate::conf) to release
     /// memory above a soft limit.
@@ -218,7 +218,7 @@ impl Event {
         Some(self.captured_in.load(Ordering::Acquire)).filter(|graph| *graph != 0)
     }
 
-    /// Whether it was never recorded; a wait for such an event is a no-op.
+    /// Returns whether it was never recorded; a wait for such an event is a no-op.
     pub(crate) fn is_blank(&self) -> bool {
         !self.is_recorded.load(Ordering::Acquire)
     }

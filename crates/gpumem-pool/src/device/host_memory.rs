@@ -80,7 +80,7 @@ struct Registration {
     address: CUdeviceptr,
     size_bytes: u64,
     is_registered: bool,
-    /// Whether the registration has ended, so that no work uses the memory.
+    /// True if the registration has ended, so that no work uses the memory.
     is_over: bool,
 }
 

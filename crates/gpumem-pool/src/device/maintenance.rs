@@ -23,9 +23,9 @@ use std::time::Instant;
 #[derive(Default)]
 pub(crate) struct Maintenance {
     work: Mutex<Work>,
-    /// Whether any work is registered: checked after every wait.
+    /// True if any work is registered: checked after every wait.
     is_needed: AtomicBool,
-    /// Whether a pool of the device uses, or used, a memory pool of the driver.
+    /// True if a pool of the device uses, or used, a memory pool of the driver.
     has_driver_pools: AtomicBool,
     /// The last time that a query or an allocation did maintenance.
     served_at: Mutex<Option<Instant>>,
@@ -57,7 +57,7 @@ pub(crate) trait PoolMaintenance: Send + Sync {
 /// Memory of a dropped pool.
 struct DeferredRelease {
     kind: MemoryKind,
-    /// Whether the calls that release it wait for the device.
+    /// True if the calls that release it wait for the device.
     waits: bool,
     release: Box<Release>,
 }
@@ -180,7 +180,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Whether maintenance is due, so that callers spend only a part of their time on it.
+    /// Returns whether maintenance is due, so that callers spend only a part of their time on it.
     fn is_due(&self) -> bool {
         // If another thread holds the lock, that thread does the maintenance.
         let Ok(mut served_at) = self.served_at.try_lock() else { return false };
@@ -218,12 +218,12 @@ impl Maintenance {
         }
     }
 
-    /// Whether a dropped pool left memory behind.
+    /// Returns whether a dropped pool left memory behind.
     pub(crate) fn has_deferred(&self) -> bool {
         !self.work().deferred.is_empty()
     }
 
-    /// Whether a dropped pool left memory behind whose release helps this kind.
+    /// Returns whether a dropped pool left memory behind whose release helps this kind.
     pub(crate) fn has_deferred_for(&self, kind: MemoryKind) -> bool {
         self.work().deferred.iter().any(|memory| memory.kind.helps(kind))
     }
@@ -253,12 +253,12 @@ impl Idle {
         Self { after, seen: Mutex::new((0, Instant::now())) }
     }
 
-    /// Whether an idle time is configured.
+    /// Returns whether an idle time is configured.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.after.is_some()
     }
 
-    /// Whether the idle time has passed since the last allocation or [`Idle::begin_again`].
+    /// Returns whether the idle time has passed since the last allocation or [`Idle::begin_again`].
     pub(crate) fn is_over(&self, allocation_count: impl FnOnce() -> u64) -> bool {
         let Some(after) = self.after else { return false };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

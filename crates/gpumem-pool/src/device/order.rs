@@ -53,7 +53,7 @@ pub(crate) struct Clocks {
     table: Mutex<StreamTable>,
     /// By the driver's unique stream id.
     names: Mutex<HashMap<u64, Name>>,
-    /// Whether there was ever a stream that only calls naming it may mark.
+    /// True if there was ever a stream that only calls naming it may mark.
     had_named: AtomicBool,
     /// All stream indices ever used are below this.
     index_count: AtomicUsize,
@@ -146,7 +146,7 @@ impl Clocks {
         self.epochs.check(self.index_count.load(Ordering::Acquire), &mut seen)
     }
 
-    /// Whether there may be streams that only calls naming them may mark.
+    /// Returns whether there may be streams that only calls naming them may mark.
     pub(crate) fn has_named_streams(&self) -> bool {
         self.had_named.load(Ordering::Relaxed)
     }

@@ -121,7 +121,7 @@ impl Device {
         }
     }
 
-    /// Whether the context is lost, by a separate query: the error code of one call may describe a failure of that call
+    /// Returns whether the context is lost, by a separate query: the error code of one call may describe a failure of that call
     /// alone.
     pub(crate) fn is_context_gone(&self) -> bool {
         let _bound = match self.enter() {

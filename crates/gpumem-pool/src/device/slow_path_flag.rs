@@ -12,13 +12,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct SlowPathFlag(AtomicU64);
 
 impl SlowPathFlag {
-    /// Whether the fast path is allowed: no capture is active and no device is lost.
+    /// Returns whether the fast path is allowed: no capture is active and no device is lost.
     #[inline]
     pub(crate) fn is_none(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
 
-    /// Whether a capture that this crate began is active.
+    /// Returns whether a capture that this crate began is active.
     #[inline]
     pub(crate) fn has_captures(&self) -> bool {
         self.0.load(Ordering::Acquire) & !LOST != 0

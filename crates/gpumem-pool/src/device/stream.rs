@@ -126,7 +126,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether everything queued on this stream so far is done.
+    /// Returns whether everything queued on this stream so far is done.
     ///
     /// Never waits, but once a millisecond it may take up to the pools' [`release_budget_us`](crate::conf) to release
     /// memory above a soft limit.
@@ -230,7 +230,7 @@ impl Stream {
         }
     }
 
-    /// Whether it was created here, so that any thread may use it as long as it exists.
+    /// Returns whether it was created here, so that any thread may use it as long as it exists.
     #[inline]
     pub(crate) fn is_owned(&self) -> bool {
         self.0.kind == Kind::Owned
@@ -348,7 +348,7 @@ impl Drop for Inner {
     }
 }
 
-/// Whether both are clones of one stream.
+/// True if both are clones of one stream.
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
         self.id() == other.id()

@@ -31,8 +31,12 @@ impl Device {
         Ok(())
     }
 
-    /// Like [`Device::synchronize`], for drops in other layers: it does not return [`PoolError::Kept`], which is left to the program's
-    /// own calls.
+    /// Like [`Device::synchronize`], for drops in other layers: it leaves [`PoolError::Kept`] to the program's own calls.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NotInCapture`], [`PoolError::DeviceLost`] or [`PoolError::Driver`], under the conditions of
+    /// [`Device::synchronize`].
     #[doc(hidden)]
     pub fn synchronize_for_drop(&self) -> Result<(), PoolError> {
         let operation = "waiting for the device";
@@ -146,7 +150,7 @@ impl Device {
         }
     }
 
-    /// Whether the device is idle, as far as that can be queried without waiting for work; false if it cannot be
+    /// Returns whether the device is idle, as far as that can be queried without waiting for work; false if it cannot be
     /// queried.
     pub(crate) fn is_idle(&self) -> Result<bool, DriverError> {
         let _entered = self.enter_relaxed()?;

@@ -116,13 +116,13 @@ pub(crate) struct LimitExceeded {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolFacts {
     pub(crate) backend: Option<BackendKind>,
-    /// Whether idle memory can be remapped.
+    /// True if idle memory can be remapped.
     pub(crate) can_map: bool,
-    /// Whether the limit belongs to the parent pool.
+    /// True if the limit belongs to the parent pool.
     pub(crate) is_parent_limit: bool,
     /// A parent's limit that would refuse too.
     pub(crate) parent_limit_bytes: Option<u64>,
-    /// Whether the tuning options are those of the profile `tight`.
+    /// True if the tuning options are those of the profile `tight`.
     pub(crate) is_tight: bool,
     /// Bytes cached by other pools of the device. They are not reclaimed while one of this pool's limits refuses.
     pub(crate) others_cached_bytes: u64,
@@ -143,7 +143,7 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// Whether the attempt gained nothing and reported no failure: it gets no row of its own.
+    /// Returns whether the attempt gained nothing and reported no failure: it gets no row of its own.
     fn is_idle(&self) -> bool {
         self.gained_bytes == 0 && self.failures.is_empty()
     }

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 pub(crate) struct LimitNode {
     /// `u64::MAX` means no limit.
     limit_bytes: AtomicU64,
-    /// Whether the limit was ever set below the held bytes.
+    /// True if the limit was ever set below the held bytes.
     was_lowered: AtomicBool,
     held_bytes: AtomicU64,
     parent: Option<Arc<LimitNode>>,
@@ -109,7 +109,7 @@ impl LimitNode {
         excess_bytes
     }
 
-    /// Whether this node may hold so many bytes: within the limit, or admitted before the limit was lowered.
+    /// Returns whether this node may hold so many bytes: within the limit, or admitted before the limit was lowered.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn allows(&self, held_bytes: u64) -> bool {
         held_bytes <= self.limit_bytes() || self.was_lowered.load(Ordering::Relaxed)
@@ -130,7 +130,7 @@ impl LimitNode {
         self.parent.as_ref().map_or(own_bytes, |parent| own_bytes.min(parent.room_bytes()))
     }
 
-    /// Whether other pools under a shared limit would have to release memory for this pool to hold more.
+    /// Returns whether other pools under a shared limit would have to release memory for this pool to hold more.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn is_short_of_others(&self) -> bool {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
@@ -151,7 +151,7 @@ impl LimitNode {
         LimitExceeded { by, limit_bytes: self.limit_bytes(), held_bytes }
     }
 
-    /// Whether a refusal names this node's limit.
+    /// Returns whether a refusal names this node's limit.
     pub(crate) fn is_of(&self, by: RefusedBy, limit_bytes: Option<u64>) -> bool {
         let own = self.exceeded_at(0);
         own.by == by && Some(own.limit_bytes) == limit_bytes
@@ -161,7 +161,7 @@ impl LimitNode {
         self.parent.as_ref()
     }
 
-    /// Whether this node's own limit refuses this many further bytes.
+    /// Returns whether this node's own limit refuses this many further bytes.
     pub(crate) fn is_exceeded_by(&self, size_bytes: u64) -> bool {
         self.held_bytes.load(Ordering::Relaxed).saturating_add(size_bytes) > self.limit_bytes()
     }

@@ -98,7 +98,7 @@ pub trait Adaptor: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The adaptor's refusal. [`Adaptor::shrink`] is then called on the adaptors that have already agreed.
+    /// The adaptor's refusal: [`PoolError::Refused`] if no other variant fits. [`Adaptor::shrink`] is then called on the adaptors that have already agreed.
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
         Ok(())
     }
@@ -108,7 +108,7 @@ pub trait Adaptor: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The failure of the adaptor. The block then returns to its earlier size.
+    /// The adaptor's failure: [`PoolError::Refused`] if no other variant fits. The block then returns to its earlier size.
     fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
         Ok(())
     }

@@ -169,7 +169,7 @@ impl Block {
         pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: true });
     }
 
-    /// Whether the block was used on another stream, or in a capture.
+    /// Returns whether the block was used on another stream, or in a capture.
     pub(crate) fn is_recorded(&self) -> bool {
         self.uses.load(Ordering::Relaxed) != 0
     }

@@ -92,7 +92,7 @@ impl State {
     }
 }
 
-/// Whether the driver supports access of `peer` to the memory of `device`.
+/// Returns whether the driver supports access of `peer` to the memory of `device`.
 fn can_reach(device: &Device, peer: &Device) -> Result<bool, PoolError> {
     if !device.driver().is_same_machine(peer.driver()) {
         return Ok(false);

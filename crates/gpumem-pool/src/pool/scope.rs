@@ -173,7 +173,7 @@ impl Frame {
     }
 }
 
-/// Whether this thread has an open scope, of any pool.
+/// Returns whether this thread has an open scope, of any pool.
 #[inline]
 pub(crate) fn is_any_open() -> bool {
     OPEN.get() > 0

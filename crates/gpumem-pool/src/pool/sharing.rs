@@ -129,7 +129,7 @@ pub struct ImportedBlock {
     addresses_bytes: u64,
     /// The sizes of the handles that are mapped, side by side.
     mapped: Vec<u64>,
-    /// Whether the device has access, so that work may use the memory.
+    /// True if the device has access, so that work may use the memory.
     is_open: bool,
     offset_bytes: u64,
     size_bytes: u64,

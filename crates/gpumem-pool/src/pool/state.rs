@@ -37,7 +37,7 @@ pub(crate) struct State {
     /// The key of the backend's thread caches, which adaptors get their memory from.
     backend_cache_key: u64,
     setup: Setup,
-    /// Whether the host may use the memory, as the device reports.
+    /// True if the host may use the memory, as the device reports.
     is_for_host: bool,
     graph_memory: Arc<GraphMemory>,
     peers: Peers,
@@ -172,7 +172,7 @@ impl State {
         &self.setup.config
     }
 
-    /// Whether the host may use the memory.
+    /// Returns whether the host may use the memory.
     pub(crate) fn is_for_host(&self) -> bool {
         self.is_for_host
     }
@@ -217,13 +217,13 @@ impl State {
         }
     }
 
-    /// Whether a capture may be active, so that each stream's capture state must be queried first.
+    /// Returns whether a capture may be active, so that each stream's capture state must be queried first.
     #[inline]
     pub(crate) fn has_captures(&self) -> bool {
         self.clocks.captures().is_open()
     }
 
-    /// Whether a request needs no checks besides the adaptors.
+    /// Returns whether a request needs no checks besides the adaptors.
     #[inline]
     fn has_only_adaptors_to_ask(&self, stream: &Stream) -> bool {
         // A lost device sets the slow-path flag.

@@ -24,7 +24,7 @@ pub struct Status {
     pub backend: BackendKind,
     /// The kind of memory.
     pub kind: MemoryKind,
-    /// Whether the backend `caching` uses plain segments: virtual memory is unavailable, or
+    /// True if the backend `caching` uses plain segments: virtual memory is unavailable, or
     /// the option `expandable_segments:false` is set.
     pub plain_segments: bool,
     /// The vendor's name for the device.

@@ -46,7 +46,7 @@ pub enum What {
         address: u64,
         /// The owner stream.
         stream: u64,
-        /// Whether all its uses were known to be complete.
+        /// True if all its uses were known to be complete.
         is_complete: bool,
     },
     /// A growable block changed its size.

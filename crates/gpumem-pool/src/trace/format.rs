@@ -19,7 +19,7 @@ use super::event::{Kind, Raw};
 use super::read::Flaw;
 use super::ring::Timed;
 
-/// Whether a file that begins with these bytes is a trace, of any version.
+/// Returns whether a file that begins with these bytes is a trace, of any version.
 #[must_use]
 pub fn is_trace(start: &[u8]) -> bool {
     start.starts_with(MAGIC)

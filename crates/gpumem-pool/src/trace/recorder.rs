@@ -48,7 +48,7 @@ type NamesOfPool = (u32, Arc<Names>);
 struct Flushes {
     asked_count: u64,
     served_count: u64,
-    /// Whether a write has failed since the last flush that reported it.
+    /// True if a write has failed since the last flush that reported it.
     has_failed: bool,
     /// The writer ends once it has completed all flushes.
     is_over: bool,
@@ -353,7 +353,7 @@ fn not_a_trace(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::AlreadyExists, said)
 }
 
-/// Whether the path names a descriptor of this process: a link, but one that no other process could have created.
+/// Returns whether the path names a descriptor of this process: a link, but one that no other process could have created.
 fn is_own_descriptor(path: &Path) -> bool {
     let is_number = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.parse::<u32>().is_ok());
     let parent = path.parent();
@@ -362,7 +362,7 @@ fn is_own_descriptor(path: &Path) -> bool {
         && [Some(Path::new("/proc/self/fd")), Some(Path::new("/dev/fd"))].contains(&parent)
 }
 
-/// Whether the file is a pipe or a terminal, `/dev/null` included: it is written sequentially and holds no data to
+/// Returns whether the file is a pipe or a terminal, `/dev/null` included: it is written sequentially and holds no data to
 /// overwrite.
 #[cfg(unix)]
 fn is_stream(kind: std::fs::FileType) -> bool {
@@ -396,7 +396,7 @@ fn no_links(options: &mut OpenOptions, path: &Path) -> io::Result<()> {
 #[cfg(windows)]
 const FILE_FLAG_OPEN_REPARSE_POINT: u32 = 0x0020_0000;
 
-/// Whether another process holds the lock. If not, takes it, where the system supports locks.
+/// Returns whether another process holds the lock. If not, takes it, where the system supports locks.
 #[cfg(target_os = "linux")]
 fn is_locked(file: &File) -> bool {
     flock(file, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)

@@ -13,7 +13,7 @@ pub(super) struct Ring {
     /// The time of the last event. The next one is later.
     last_ns: AtomicU64,
     dropped_count: AtomicU64,
-    /// Whether the writer has ended, so that further events are not written.
+    /// True if the writer has ended, so that further events are not written.
     is_closed: AtomicBool,
     pub(super) thread: u32,
 }

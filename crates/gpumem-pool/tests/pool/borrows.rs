@@ -147,7 +147,7 @@ const EACH: [Whose; 10] = [
 ];
 
 impl Whose {
-    /// Whether only a wait for the whole device covers its work.
+    /// Returns whether only a wait for the whole device covers its work.
     fn needs_device(self) -> bool {
         matches!(self, Self::Foreign | Self::ForeignDropped)
     }

@@ -67,7 +67,7 @@ struct State {
     pool: Option<Pool>,
     private: Option<Pool>,
     idle: Option<Pool>,
-    /// Whether a pool may have left memory.
+    /// True if a pool may have left memory.
     has_left: bool,
     streams: Vec<Stream>,
     event: Option<Event>,

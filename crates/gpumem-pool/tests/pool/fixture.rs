@@ -9,7 +9,7 @@ pub(crate) struct Fixture {
     pub(crate) driver: Driver,
     pub(crate) device: Device,
     pub(crate) backend: BackendKind,
-    /// Whether the backend uses plain segments.
+    /// True if the backend uses plain segments.
     pub(crate) plain_segments: bool,
     pub(crate) kind: MemoryKind,
     pub(crate) seed: u64,
@@ -81,7 +81,7 @@ impl Fixture {
         if self.plain_segments { builder.conf("expandable_segments:false").unwrap() } else { builder }
     }
 
-    /// Whether pools use virtual memory.
+    /// Returns whether pools use virtual memory.
     pub(crate) fn maps(&self) -> bool {
         self.backend == BackendKind::Caching && !self.plain_segments && self.kind == MemoryKind::Device
     }

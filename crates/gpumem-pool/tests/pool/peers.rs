@@ -9,7 +9,7 @@ fn pair() -> SimConfig {
     small().devices(3).without_link(0, 2)
 }
 
-/// Whether another device may write the block.
+/// Returns whether another device may write the block.
 fn may_write(fixture: &Fixture, block: &Block, home: &Stream, stream: &Stream) -> bool {
     stream.wait_for(home).unwrap();
     let _bound = stream.device().bind().unwrap();

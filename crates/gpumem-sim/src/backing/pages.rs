@@ -16,7 +16,7 @@ pub(crate) use missing::AddressRange;
 #[cfg(not(all(target_os = "linux", not(miri))))]
 pub(crate) use missing::PageFile;
 
-/// Whether this system supports such files.
+/// True if this system supports such files.
 pub(crate) const IS_SUPPORTED: bool = cfg!(all(target_os = "linux", not(miri)));
 
 #[cfg(all(target_os = "linux", not(miri)))]

@@ -21,7 +21,8 @@ pub struct Costs {
     /// The cost of driver calls, in percent of the cost on an H200's host: with an idle device, with a busy device, and with
     /// other threads in the driver.
     pub calls_percent: u64,
-    /// Whether calls cost as much as with a busy device: always, never, or (`None`) while any stream has work.
+    /// Selects the cost of calls: `Some(true)` always that of a busy device, `Some(false)` always that of an idle one, `None` that of a
+    /// busy device while any stream has work.
     pub is_busy: Option<bool>,
     /// Starting a kernel. Its computation costs nothing.
     pub launch_ns: u64,

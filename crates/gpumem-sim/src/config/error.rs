@@ -13,15 +13,13 @@ pub enum SimError {
     #[error("too many simulators: a process can have {0}; drop one first")]
     TooManyInstances(usize),
     /// More devices than [`DEVICES_MAX`].
-    #[error("invalid device count {count}; a simulator has at most {DEVICES_MAX} devices")]
+    #[error("invalid device count {count}; use at most {DEVICES_MAX} devices")]
     TooManyDevices {
         /// The requested number.
         count: u32,
     },
     /// More memory than [`MEMORY_BYTES_MAX`].
-    #[error(
-        "invalid device memory of {size_bytes} bytes; a device of the simulator has at most {MEMORY_BYTES_MAX} bytes"
-    )]
+    #[error("invalid device memory of {size_bytes} bytes; use at most {MEMORY_BYTES_MAX} bytes")]
     TooMuchMemory {
         /// The requested size.
         size_bytes: u64,

@@ -158,7 +158,7 @@ pub enum RuleError {
         call: String,
     },
     /// The rule is for call 0; calls are counted from 1.
-    #[error("the rule for {call} is for call 0; calls are counted from 1")]
+    #[error("the rule for {call} is for call 0; calls are counted from 1, so use #1 for the first")]
     ZerothCall {
         /// The name.
         call: String,
@@ -177,7 +177,7 @@ pub enum RuleError {
     },
     /// The device does not exist.
     #[error(
-        "the rule for {call} is for device {device}, but the simulator has {count}; devices are counted from 0"
+        "the rule for {call} is for device {device}, but the simulator has {count}; use a device below {count}, or set GPUMEM_SIM_DEVICES"
     )]
     UnknownDevice {
         /// The name.

@@ -100,7 +100,7 @@ pub(crate) trait LaunchMemory {
     ///
     /// # Errors
     ///
-    /// The fault of the launch: no such allocation, one that the context may not use in this way, or a misaligned address.
+    /// [`KernelFault`] if no allocation has the address, if the context may not use it in this way, or if the address is misaligned.
     fn range(
         &self,
         context: Handle,
@@ -259,8 +259,8 @@ impl<'a> Launch<'a> {
         Ok(unsafe { core::slice::from_raw_parts(bytes.0.cast::<Cell<T>>(), len) })
     }
 
-    /// Of memory that is alive: the program has it in a `&[u8]`, so not even a reference to cells may point there. `None` for a
-    /// type whose alignment is larger than a copy's.
+    /// Copies memory that the host registered for reading only. The program may hold it as a `&[u8]`, so no reference to cells may
+    /// point there. Returns `None` for a type whose alignment is larger than a copy's.
     fn copied<T: Pod>(&self, bytes: *const u8, len: usize) -> Option<&'a [Cell<T>]> {
         if align_of::<T>() > align_of::<u128>() {
             return None;

@@ -1,4 +1,4 @@
-//! Whether a rule can apply: its call must be a function that the simulator has.
+//! Refuses rules that can never apply: the call of a rule must be a function that the simulator has.
 
 use crate::base::symbol::plain_name;
 use crate::config::rules::{Effect, Rule, RuleError, When, parse};

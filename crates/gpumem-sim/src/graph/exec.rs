@@ -31,7 +31,7 @@ pub(crate) struct Step {
     /// The steps that it depends on, by index.
     pub(crate) after: Vec<usize>,
     pub(crate) lane: usize,
-    /// Whether another step depends on it.
+    /// True if another step depends on it.
     pub(crate) is_waited_for: bool,
     pub(crate) is_enabled: bool,
 }

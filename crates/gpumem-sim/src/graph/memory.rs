@@ -23,13 +23,13 @@ pub(crate) struct GraphMemory {
     pub(crate) backing: Backing,
     /// The number of owners: the node, and the executable of its graph.
     pub(crate) holder_count: u32,
-    /// Whether a node of the graph frees it, so that the program must not.
+    /// True if a node of the graph frees it, so that the program must not.
     pub(crate) is_freed_within: bool,
-    /// Whether it was launched and not freed, as the program sees it.
+    /// True if it was launched and not freed, as the program sees it.
     pub(crate) is_live: bool,
     /// The number of launches whose free has not run.
     pub(crate) pending_count: u64,
-    /// Whether it counts against the device's capacity.
+    /// True if it counts against the device's capacity.
     pub(crate) is_resident: bool,
 }
 

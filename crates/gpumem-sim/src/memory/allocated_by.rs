@@ -49,7 +49,7 @@ impl AllocatedBy {
         matches!(self, Self::Host { .. } | Self::Registered { .. } | Self::PinnedPool(_))
     }
 
-    /// Whether devices may only read it.
+    /// Returns whether devices may only read it.
     pub(crate) fn is_read_only(self) -> bool {
         matches!(self, Self::Registered { flags } if flags & REGISTERED_READ_ONLY != 0)
     }

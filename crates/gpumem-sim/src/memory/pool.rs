@@ -33,7 +33,7 @@ pub(crate) struct Pool {
     pub(crate) policies: Policies,
     /// The other devices that may use its memory.
     pub(crate) shared_with: BTreeSet<usize>,
-    /// Whether the host was given access to managed memory, which it always has.
+    /// True if the host was given access to managed memory, which it always has.
     pub(crate) is_hosts: bool,
     pub(crate) sharing: Sharing,
 }

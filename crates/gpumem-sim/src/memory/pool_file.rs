@@ -28,7 +28,7 @@ pub(crate) struct PoolFile {
     label: Ticket,
     /// The parts of the file that no segment uses.
     pieces: Extents,
-    /// Whether the pool was exported. Before that, no process can have imported it, and its blocks have no tickets.
+    /// True if the pool was exported. Before that, no process can have imported it, and its blocks have no tickets.
     pub(crate) was_exported: bool,
 }
 

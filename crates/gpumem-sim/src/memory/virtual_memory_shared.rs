@@ -17,7 +17,7 @@ use gpumem_sys::types::CUmemAllocationHandleType as HandleType;
 pub(crate) struct Shared {
     pub(crate) file: PageFile,
     pub(crate) label: Ticket,
-    /// Whether it is imported: imported memory counts at its creator.
+    /// True if it is imported: imported memory counts at its creator.
     pub(crate) is_imported: bool,
 }
 

@@ -118,7 +118,7 @@ pub(crate) struct StreamClock {
 }
 
 impl StreamClock {
-    /// Whether an access is ordered before the stream's current operation.
+    /// Returns whether an access is ordered before the stream's current operation.
     pub(crate) fn covers(&self, epoch: Epoch) -> bool {
         self.stream_index == Some(epoch.stream_index) || self.vector.covers(epoch)
     }

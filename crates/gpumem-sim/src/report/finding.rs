@@ -194,7 +194,7 @@ impl Finding {
         }
     }
 
-    /// Whether no return code reports it. On a GPU such an error goes unnoticed, so it should fail a test.
+    /// Returns whether no return code reports it. On a GPU such an error goes unnoticed, so it should fail a test.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         matches!(self, Self::Race { .. } | Self::Uninitialised { .. } | Self::Leak { .. })

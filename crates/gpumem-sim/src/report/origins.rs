@@ -51,7 +51,7 @@ impl CallStack {
     }
 }
 
-/// Whether both are of the same call.
+/// True if both are of the same call.
 impl PartialEq for CallStack {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -108,7 +108,7 @@ fn frames(text: &str) -> Vec<Frame<'_>> {
     frames
 }
 
-/// Whether a source file is neither this crate's own nor the standard library's.
+/// Returns whether a source file is neither this crate's own nor the standard library's.
 fn is_programs(file: &Path) -> bool {
     let file = file.strip_prefix(".").map_or_else(
         |_| file.to_path_buf(),

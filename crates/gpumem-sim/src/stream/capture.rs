@@ -28,7 +28,7 @@ pub(crate) struct Capture {
     pub(crate) thread: ThreadKey,
     pub(crate) mode: Mode,
     pub(crate) graph: Handle,
-    /// Whether the graph was created for the capture and is destroyed if it fails.
+    /// True if the graph was created for the capture and is destroyed if it fails.
     pub(crate) owns_graph: bool,
     pub(crate) is_broken: bool,
 }

@@ -13,7 +13,7 @@ use crate::stream::capture::CapturedAt;
 pub(crate) struct Event {
     pub(crate) context: Handle,
     pub(crate) flags: u32,
-    /// Whether other processes can open it.
+    /// True if other processes can open it.
     pub(crate) is_shared: bool,
     /// The point of the last record.
     pub(crate) point: Option<Point>,

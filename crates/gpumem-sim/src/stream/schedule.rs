@@ -15,7 +15,7 @@ pub(crate) struct Scheduler {
     pub(crate) mode: Schedule,
     /// The choices so far.
     choices: Vec<Choice>,
-    /// Whether a call may return now, with pending work.
+    /// True if a call may return now, with pending work.
     pub(crate) may_stop: bool,
     /// The stream that a call waits for.
     pub(crate) goal: Option<Handle>,

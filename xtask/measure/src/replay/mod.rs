@@ -129,7 +129,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Whether a request was refused: the other traces may still fit.
+/// Returns whether a request was refused: the other traces may still fit.
 fn is_refusal(error: &anyhow::Error) -> bool {
     let refused = |error: &ReplayError| matches!(error, ReplayError::Event { error, .. } if error.out_of_memory().is_some());
     error.downcast_ref::<ReplayError>().is_some_and(refused)

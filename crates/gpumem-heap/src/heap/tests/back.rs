@@ -1,4 +1,4 @@
-//! What the heap releases.
+//! The heap releases free handles and empty mappings.
 
 use super::super::Request;
 use super::pair::{Pair, Step};

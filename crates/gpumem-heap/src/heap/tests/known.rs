@@ -4,7 +4,7 @@ use crate::order::{Order, Stamp, StreamIndex};
 
 pub(super) const STREAMS: usize = 3;
 
-/// What clocks would tell: epochs, what each stream knows of the others, and what is complete.
+/// A model of the clocks: the epochs of the streams, the order between them, and the complete epochs.
 #[derive(Default)]
 pub(super) struct Known {
     pub(super) epoch: [u64; STREAMS],

@@ -249,7 +249,7 @@ pub(super) fn overlaps(a: &(u64, u64, u64), b: &(u64, u64, u64)) -> bool {
     a.0 == b.0 && a.1 < b.2 && b.1 < a.2
 }
 
-/// What is left of some ranges when one is taken out.
+/// Removes one range from some ranges.
 pub(super) fn without(places: &[(u64, u64, u64)], taken: &(u64, u64, u64)) -> Vec<(u64, u64, u64)> {
     let mut rest = Vec::new();
     for place in places {

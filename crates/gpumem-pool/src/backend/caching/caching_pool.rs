@@ -63,7 +63,7 @@ pub(crate) struct CachingPool {
     /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
     collect_above: Option<f64>,
     idle: Idle,
-    /// Whether the device notifies this pool of host waits.
+    /// True if the device notifies this pool of host waits.
     is_registered_for_waits: Once,
     /// The heap's address ranges, as address and size.
     ranges: [(u64, u64); 2],
@@ -170,7 +170,7 @@ impl CachingPool {
         }
     }
 
-    /// Whether the memory is host-accessible. If so, only complete memory is free.
+    /// Returns whether the memory is host-accessible. If so, only complete memory is free.
     fn is_for_host(&self) -> bool {
         self.access.memory().kind().is_host_accessible()
     }

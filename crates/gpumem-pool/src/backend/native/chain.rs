@@ -133,7 +133,7 @@ impl Chain {
 }
 
 impl Pools {
-    /// Whether an earlier pool or a new one may meet a request that the current pool refuses.
+    /// Returns whether an earlier pool or a new one may meet a request that the current pool refuses.
     fn may_be_others(&self, bound_bytes: u64) -> bool {
         !self.earlier.is_empty() || self.current.max_bytes() < bound_bytes
     }
@@ -158,7 +158,7 @@ impl Pools {
         }
     }
 
-    /// Whether the shared bound holds even if an earlier pool grows to its own bound.
+    /// Returns whether the shared bound holds even if an earlier pool grows to its own bound.
     fn leaves_room_for(&self, pool: &DriverPool, bound_bytes: u64) -> Result<bool, DriverError> {
         let others_bytes = self.earlier_bytes()?.saturating_sub(pool.reserved_bytes()?);
         let most_bytes =

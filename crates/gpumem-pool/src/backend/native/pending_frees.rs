@@ -21,7 +21,7 @@ pub(super) struct PendingFrees {
     waiting: Mutex<Vec<PendingFree>>,
     /// Frees that failed. They are retried when the pool ends.
     failed: Mutex<Vec<PendingFree>>,
-    /// Whether any free is waiting. Each allocation checks it.
+    /// True if any free is waiting. Each allocation checks it.
     has_waiting: AtomicBool,
 }
 

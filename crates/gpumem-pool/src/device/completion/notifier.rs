@@ -26,10 +26,10 @@ struct List {
     pending: BTreeMap<u64, Arc<Pending>>,
     /// The numbers that host functions have reported.
     reported: Vec<u64>,
-    /// Whether everything is to be queried at once.
+    /// True if everything is to be queried at once.
     checks_all: bool,
     has_thread: bool,
-    /// Whether the thread sleeps longer than a new entry should wait.
+    /// True if the thread sleeps longer than a new entry should wait.
     sleeps_long: bool,
     /// The last time that an entry was added or resolved.
     changed_at: Option<Instant>,

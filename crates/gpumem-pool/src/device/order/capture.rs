@@ -6,7 +6,7 @@ use crate::device::Device;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus as Status};
 
-/// What happens to work that is queued on a stream now.
+/// The effect of queueing work on a stream now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// It runs.
@@ -82,7 +82,7 @@ impl Clocks {
         Ok(ended?.unwrap_or(core::ptr::null_mut()))
     }
 
-    /// Whether any owned or long-lived stream of a device is capturing, in a capture of any thread or library.
+    /// Returns whether any owned or long-lived stream of a device is capturing, in a capture of any thread or library.
     pub(crate) fn has_capture(&self, device: &Device) -> bool {
         let captures = |index: StreamIndex| {
             self.with_stream_state(index, |state| {
@@ -142,7 +142,7 @@ impl Clocks {
         self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered)).map(|_| true)
     }
 
-    /// Whether a stream can be made to wait for a stamp in a call that does not name the stamp's stream.
+    /// Returns whether a stream can be made to wait for a stamp in a call that does not name the stamp's stream.
     pub(crate) fn can_be_ordered(&self, stamp: Stamp) -> bool {
         let state = self.stream_states.lock(stamp.stream_index());
         self.is_complete(stamp)

@@ -55,7 +55,7 @@ impl MarkerEvent {
         unsafe { device.driver().cuEventRecord(self.raw.0, stream) }
     }
 
-    /// Whether the legacy stream takes a marker: not while a blocking stream captures. The context is current.
+    /// Returns whether the legacy stream takes a marker: not while a blocking stream captures. The context is current.
     pub(super) fn may_mark_legacy(device: &Device) -> bool {
         let driver = device.driver();
         if driver.table().cuStreamIsCapturing.is_none() {
@@ -79,7 +79,7 @@ impl MarkerEvent {
         unsafe { device.driver().cuCtxRecordEvent(device.context(), self.raw.0) }
     }
 
-    /// Whether the event is complete. The context is current.
+    /// Returns whether the event is complete. The context is current.
     pub(crate) fn query(&self, device: &Device) -> Result<bool, DriverError> {
         // SAFETY: the event is alive as long as this value.
         match unsafe { device.driver().cuEventQuery(self.raw.0) } {

@@ -21,7 +21,7 @@ pub(crate) struct StreamParts {
     pub(crate) life: Life,
     /// The pool inserts no waits into it, and no waits for it.
     pub(crate) no_waits: bool,
-    /// Whether the legacy stream's work follows its work.
+    /// True if the legacy stream's work follows its work.
     pub(crate) is_blocking: bool,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct StreamState {
     /// `None` if no stream has the index, or its stream is gone.
     stream: Option<LiveStream>,
     device: WeakDevice,
-    /// Whether the stream is blocking, or was before it was gone.
+    /// True if the stream is blocking, or was before it was gone.
     is_blocking: bool,
     /// The last capture that the stream is known to have joined, and the first epoch whose work is part of it.
     captured: Option<(u64, u64)>,
@@ -155,7 +155,7 @@ impl StreamState {
         self.device.is_same(device)
     }
 
-    /// Whether its stream lives on without a clone.
+    /// Returns whether its stream lives on without a clone.
     pub(super) fn is_long_lived(&self) -> bool {
         self.stream.as_ref().is_some_and(|stream| stream.life == Life::Long)
     }
@@ -197,17 +197,17 @@ impl StreamState {
 }
 
 impl Locked<'_> {
-    /// Whether a stream has the index.
+    /// Returns whether a stream has the index.
     pub(super) fn is_live(&self) -> bool {
         self.state.stream.is_some()
     }
 
-    /// Whether the stream is owned or long-lived, so that any call may mark it.
+    /// Returns whether the stream is owned or long-lived, so that any call may mark it.
     pub(super) fn is_ours(&self) -> bool {
         self.state.stream.as_ref().is_some_and(|stream| stream.life != Life::Named)
     }
 
-    /// Whether only calls that name the stream may touch it.
+    /// Returns whether only calls that name the stream may touch it.
     pub(super) fn is_named_only(&self) -> bool {
         self.state.stream.as_ref().is_some_and(|stream| stream.life == Life::Named)
     }
@@ -220,7 +220,7 @@ impl Locked<'_> {
         stream.stream.clone()
     }
 
-    /// Whether the next call that names the stream is to mark it.
+    /// Returns whether the next call that names the stream is to mark it.
     pub(super) fn is_wanted(&self) -> bool {
         self.state.stream.as_ref().is_some_and(|stream| stream.is_wanted)
     }
@@ -230,12 +230,12 @@ impl Locked<'_> {
         self.state.stream.as_ref().map(|stream| stream.raw.0)
     }
 
-    /// Whether there are markers to query.
+    /// Returns whether there are markers to query.
     pub(super) fn has_marks(&self) -> bool {
         !self.state.ring.is_empty()
     }
 
-    /// Whether a marker in the legacy stream covers the stream's work.
+    /// Returns whether a marker in the legacy stream covers the stream's work.
     pub(super) fn is_blocking(&self) -> bool {
         self.state.is_blocking
     }
@@ -249,19 +249,19 @@ impl Locked<'_> {
         self.state.captured = Some((graph, epoch));
     }
 
-    /// Whether the pool may insert waits into the stream, and waits for it.
+    /// Returns whether the pool may insert waits into the stream, and waits for it.
     pub(super) fn allows_waits(&self) -> bool {
         self.state.stream.as_ref().is_none_or(|stream| !stream.no_waits)
     }
 
-    /// Whether a marker may be recorded now for this origin.
+    /// Returns whether a marker may be recorded now for this origin.
     pub(super) fn may_mark(&self, asker: Asker) -> bool {
         let stream = self.state.stream.as_ref();
         stream.is_some_and(|stream| stream.life != Life::Named || asker == Asker::User)
             && !self.is_capturing()
     }
 
-    /// Whether work queued now becomes part of a graph. The context is current.
+    /// Returns whether work queued now becomes part of a graph. The context is current.
     pub(super) fn is_capturing(&self) -> bool {
         let Some(stream) = &self.state.stream else { return false };
         let driver = self.device.driver();

@@ -106,7 +106,7 @@ impl Clocks {
         }
     }
 
-    /// Whether a stream lives on without a clone, and is not retired.
+    /// Returns whether a stream lives on without a clone, and is not retired.
     fn is_kept(&self, stream: StreamId, parts: &StreamParts) -> bool {
         let mut state = self.stream_states.guard(stream.stream_index());
         let is_kept = state.is_long_lived() && self.epochs.stream_in(stream.stream_index()) == stream;

@@ -128,7 +128,7 @@ mod tests {
         set
     }
 
-    /// Whether a word contains these indices, and others only where folding requires it.
+    /// Returns whether a word contains these indices, and others only where folding requires it.
     fn agrees(uses: u64, twin: &BTreeSet<u16>) -> bool {
         let found = set(uses);
         match twin.len() <= LIST_LENGTH || twin.iter().all(|index| *index < BITS_END) {

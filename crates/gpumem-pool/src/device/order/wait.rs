@@ -39,7 +39,7 @@ impl Clocks {
         .map(Option::unwrap_or_default)
     }
 
-    /// Whether only calls that name the stream may mark it.
+    /// Returns whether only calls that name the stream may mark it.
     pub(crate) fn is_named_only(&self, index: StreamIndex) -> bool {
         self.stream_states.lock(index).is_some_and(|state| state.is_named_only())
     }
@@ -292,7 +292,7 @@ impl Clocks {
         Ok(found)
     }
 
-    /// Whether a wait for the stamp can be queued in a call that does not name the stamp's stream.
+    /// Returns whether a wait for the stamp can be queued in a call that does not name the stamp's stream.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn allows_wait_for(&self, stamp: Stamp) -> bool {
         let state = self.stream_states.lock(stamp.stream_index());
@@ -407,7 +407,7 @@ impl Clocks {
         Ok(())
     }
 
-    /// Whether a marker is complete, without a wait.
+    /// Returns whether a marker is complete, without a wait.
     pub(crate) fn query_marker(&self, device: &Device, mark: &Marker) -> Result<bool, DriverError> {
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
@@ -418,13 +418,13 @@ impl Clocks {
         Ok(is_complete)
     }
 
-    /// Whether a stream can be waited for up to a stamp later on: there is a marker, which this call may record.
+    /// Returns whether a stream can be waited for up to a stamp later on: there is a marker, which this call may record.
     pub(crate) fn ensure_marker(&self, stamp: Stamp) -> Result<bool, DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         Ok(self.marker_for(stamp, |_| true)?.is_some())
     }
 
-    /// Whether other streams have waited for the stream lately, so that its next work is worth a marker of its own. A
+    /// Returns whether other streams have waited for the stream lately, so that its next work is worth a marker of its own. A
     /// marker costs about a microsecond, so each wait is followed by [`MARKERS_AHEAD`] of them at most.
     #[inline]
     pub(crate) fn has_waiters(&self, index: StreamIndex) -> bool {
@@ -443,7 +443,7 @@ impl Clocks {
         let _news = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// Whether the work that a stamp stands for is part of a capture of this crate that is active.
+    /// Returns whether the work that a stamp stands for is part of a capture of this crate that is active.
     pub(crate) fn is_captured(&self, stamp: Stamp) -> bool {
         let captured = self.stream_states.lock(stamp.stream_index()).and_then(|state| state.captured());
         captured.is_some_and(|(graph, epoch)| stamp.epoch() >= epoch && self.captures.knows(graph))

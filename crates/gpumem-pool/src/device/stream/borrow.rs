@@ -22,10 +22,10 @@ use std::time::Instant;
 pub(super) struct Borrows {
     /// Calls that are queueing work, a marker or a wait.
     calls: AtomicUsize,
-    /// Whether new calls wait for the lock. Set by the thread that holds it. Each call counts itself before it reads
+    /// True if new calls wait for the lock. Set by the thread that holds it. Each call counts itself before it reads
     /// this flag, and each closer sets the flag before it reads the count: at least one of the two sees the other.
     is_closed: AtomicBool,
-    /// Whether a thread waits for `ended`, with the order of `is_closed`.
+    /// True if a thread waits for `ended`, with the order of `is_closed`.
     is_awaited: AtomicBool,
     counts: Mutex<Counts>,
     ended: Condvar,

@@ -230,7 +230,7 @@ pub(super) fn driver_id(device: &Device, raw: CUstream) -> Result<Option<u64>, P
     }
 }
 
-/// Whether the driver reports that the legacy stream waits for it. The device's context is current.
+/// Returns whether the driver reports that the legacy stream waits for it. The device's context is current.
 fn is_blocking(device: &Device, raw: CUstream) -> bool {
     if matches!(raw as usize, LEGACY | PER_THREAD) {
         return true;

@@ -49,7 +49,7 @@ impl StreamPoint {
         Self(bits.into())
     }
 
-    /// Whether both are points of one stream, as long as neither stream is gone.
+    /// Returns whether both are points of one stream, as long as neither stream is gone.
     #[inline]
     #[must_use]
     pub fn has_stream_of(self, other: Self) -> bool {
@@ -82,7 +82,7 @@ impl Stream {
         StreamPoint(Stamp::new(self.stream_index(), Stamp::EPOCH_MAX))
     }
 
-    /// Whether work queued on this stream from now on runs after the point, as far as is known without a driver call.
+    /// Returns whether work queued on this stream from now on runs after the point, as far as is known without a driver call.
     #[inline]
     #[must_use]
     pub fn is_behind(&self, point: StreamPoint) -> bool {
@@ -90,7 +90,7 @@ impl Stream {
             || self.clocks().is_ordered(point.0, self.stream_index())
     }
 
-    /// Whether the stream belongs to another library, or is a default stream. Such a stream may have to be waited for by
+    /// Returns whether the stream belongs to another library, or is a default stream. Such a stream may have to be waited for by
     /// name ([`Stream::wait_for`]); the points of others are always sufficient.
     #[inline]
     #[must_use]
@@ -98,7 +98,7 @@ impl Stream {
         !self.is_owned()
     }
 
-    /// Whether other streams have waited for points of this stream recently. A caller that queues work for other streams
+    /// Returns whether other streams have waited for points of this stream recently. A caller that queues work for other streams
     /// should then call [`Stream::mark`] after it.
     #[inline]
     #[must_use]
@@ -233,7 +233,7 @@ impl Device {
         Ok(is_complete)
     }
 
-    /// Whether the point is known to be complete, without a driver call.
+    /// Returns whether the point is known to be complete, without a driver call.
     #[inline]
     #[must_use]
     pub fn is_point_complete(&self, point: StreamPoint) -> bool {

@@ -127,13 +127,13 @@ impl OutOfMemory {
         self.requested_bytes.saturating_add(self.alignment.saturating_sub(had_bytes))
     }
 
-    /// Whether graphs retain most of the memory in use, and the request would fit without it.
+    /// Returns whether graphs retain most of the memory in use, and the request would fit without it.
     fn would_graphs_do(&self, room_bytes: u64) -> bool {
         let others_bytes = self.held_bytes().saturating_sub(self.graph_bytes);
         self.graph_bytes > others_bytes && others_bytes.saturating_add(self.wanted_bytes()) <= room_bytes
     }
 
-    /// Whether use has grown like a leak that explains the refusal: with nothing in use the request would fit.
+    /// Returns whether use has grown like a leak that explains the refusal: with nothing in use the request would fit.
     fn leaks_into(&self, room_bytes: u64) -> bool {
         self.growth.as_ref().is_some_and(|growth| growth.is_leak) && self.wanted_bytes() <= room_bytes
     }
@@ -142,7 +142,7 @@ impl OutOfMemory {
         self.pending_bytes > 0 && self.pending_bytes >= self.wanted_bytes()
     }
 
-    /// Whether the device's free memory is relevant for this kind.
+    /// Returns whether the device's free memory is relevant for this kind.
     fn is_on_device(&self) -> bool {
         self.kind == MemoryKind::Device
     }
@@ -162,7 +162,7 @@ impl OutOfMemory {
         self.device_free_bytes.saturating_add(self.facts.others_cached_bytes)
     }
 
-    /// Whether the memory of other users would suffice, or all of it if only fragmentation is in the way. The context
+    /// Returns whether the memory of other users would suffice, or all of it if only fragmentation is in the way. The context
     /// and libraries of this process do not count as other users; another pool of this program always does.
     fn are_others_in_the_way(&self) -> bool {
         let room_bytes = self.idle_bytes().saturating_add(self.obtainable_bytes());

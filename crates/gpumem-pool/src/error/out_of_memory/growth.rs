@@ -31,7 +31,7 @@ pub struct Growth {
     pub allocation_count: u64,
     /// Blocks in use at the last sample beyond those of the first.
     pub kept_count: u64,
-    /// Whether the growth resembles a leak. If not, the program may be building up its working set.
+    /// True if the growth resembles a leak. If not, the program may be building up its working set.
     pub is_leak: bool,
 }
 
@@ -71,7 +71,7 @@ struct Samples {
 }
 
 impl GrowthLog {
-    /// Whether this use makes a sample due.
+    /// Returns whether this use makes a sample due.
     #[inline]
     pub(crate) fn is_due(&self, in_use_bytes: u64) -> bool {
         in_use_bytes >= self.due_bytes.load(Ordering::Relaxed).max(1)
@@ -138,7 +138,7 @@ impl Pair<'_> {
         self.kept_count() > 0 && self.allocated_count() >= STEP_COUNT.saturating_mul(self.kept_count())
     }
 
-    /// Whether enough blocks stay for a comparison, and their mean size equals that of all.
+    /// Returns whether enough blocks stay for a comparison, and their mean size equals that of all.
     fn is_like(&self, all: &Self) -> bool {
         let cross = |bytes: u64, count: u64| u128::from(bytes) * u128::from(count);
         let (own, other) =

@@ -64,7 +64,7 @@ pub(super) struct Special {
     narrowings: Vec<Narrowing>,
     /// How deeply blocks of other pools are nested here.
     pub(super) nesting: usize,
-    /// Whether the memory is unused since its pool allocated it. If so, and if the host may use it, earlier users
+    /// True if the memory is unused since its pool allocated it. If so, and if the host may use it, earlier users
     /// are complete.
     is_fresh: bool,
 }
@@ -153,7 +153,7 @@ impl Grant {
         }
     }
 
-    /// Whether the host may use the memory immediately, because all earlier uses are complete.
+    /// Returns whether the host may use the memory immediately, because all earlier uses are complete.
     pub(crate) fn is_for_host(&self) -> bool {
         let pool = match self.holding.lent() {
             Some(block) => Some(block.origin()),
@@ -223,7 +223,9 @@ impl Grant {
             (None, _) if self.holding.nesting() > NESTING_MAX => {
                 Some("returned a block that is lent from pool to pool too often")
             }
-            _ if pool.is_for_host() && !self.is_for_host() => Some("returned memory that the host can't use"),
+            _ if pool.is_for_host() && !self.is_for_host() => {
+                Some("returned memory that the host cannot use")
+            }
             _ if owner_stream != request.stream().id() => Some("returned memory of another stream"),
             _ if size_bytes < request.size_bytes() => Some("returned less than was asked for"),
             _ if !address.is_multiple_of(request.alignment()) => Some("returned memory that is not aligned"),
@@ -231,7 +233,7 @@ impl Grant {
         }
     }
 
-    /// Whether queued work may still use the memory although the host may access it immediately.
+    /// Returns whether queued work may still use the memory although the host may access it immediately.
     pub(super) fn is_pending_for_host(&self) -> bool {
         let is_fresh = match &self.holding.memory {
             Memory::Special(special) => special.is_fresh,
@@ -341,7 +343,7 @@ impl<'a> Release<'a> {
         self.device.clocks().users(self.uses)
     }
 
-    /// Whether all uses are complete, as the caller of the free has guaranteed.
+    /// Returns whether all uses are complete, as the caller of the free has guaranteed.
     pub(crate) fn is_complete(&self) -> bool {
         self.is_complete.get()
     }

@@ -14,7 +14,7 @@ pub(super) struct Chunk {
     /// The capture that the chunk was allocated for; `owner_stream` is the allocating stream there.
     maker: u64,
     owner_stream: StreamId,
-    /// Whether the host may use the memory. If so, what the host writes into a part must be there when the graph
+    /// True if the host may use the memory. If so, what the host writes into a part must be there when the graph
     /// runs.
     is_for_host: bool,
     /// The graphs that may still use the chunk.
@@ -56,7 +56,7 @@ impl Chunk {
         (self.block.state(), self.block.allocation())
     }
 
-    /// Whether no part is in use, and no graph may use the chunk.
+    /// Returns whether no part is in use, and no graph may use the chunk.
     pub(super) fn is_over(&self) -> bool {
         self.part_count == 0 && self.graphs.is_empty()
     }
@@ -66,7 +66,7 @@ impl Chunk {
         (self.part_count == 0 && is_of(&self.pool)).then(|| self.block.size_bytes())
     }
 
-    /// Whether free ranges of the chunk may be allocated on this stream in this capture.
+    /// Returns whether free ranges of the chunk may be allocated on this stream in this capture.
     pub(super) fn serves(&self, capture: u64, pool: StateRef, owner_stream: StreamId) -> bool {
         self.maker == capture && self.pool == pool && self.owner_stream == owner_stream && !self.is_for_host
     }

@@ -103,7 +103,7 @@ impl StateRef {
         if self.is_mark_due(size_bytes, stream) { stream.mark_named() } else { stream.note_named() }
     }
 
-    /// Whether a call that names `stream` must mark it, after `size_bytes` more: an eighth of the pool may be used
+    /// Returns whether a call that names `stream` must mark it, after `size_bytes` more: an eighth of the pool may be used
     /// between two markers.
     pub(crate) fn is_mark_due(self, size_bytes: u64, stream: &Stream) -> bool {
         stream.is_mark_due(size_bytes, || self.reserved_bytes().unwrap_or(0) / 8)

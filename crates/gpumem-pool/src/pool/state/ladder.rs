@@ -115,7 +115,8 @@ impl State {
     ///
     /// # Errors
     ///
-    /// The last error of the request.
+    /// The error of the last try: [`PoolError::Refused`] or [`PoolError::LimitReached`] of the budget, or the error of the inner
+    /// request.
     #[cold]
     pub(crate) fn retry_over_budget<T>(
         &self,

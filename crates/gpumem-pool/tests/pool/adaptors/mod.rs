@@ -256,7 +256,7 @@ fn a_grant_that_does_not_fit_is_refused_and_freed() {
                 refusal(fixture, &home, move |request, _| {
                     Ok(Grant::from_block(device_pool.alloc_aligned(4096, 4096, request.stream())?))
                 }),
-                "returned memory that the host can't use",
+                "returned memory that the host cannot use",
             );
         }
         let text = refusal(fixture, &home, |request, next| {

@@ -25,10 +25,10 @@ pub(in super::super) struct BlockSearch<'a> {
     pub(in super::super) refusal: Option<Refusal>,
     /// The counters at the beginning of the pass.
     pub(in super::super) before: Counts,
-    /// Whether the heap leaves small blocks in the thread caches, because it has enough free memory or may still grow
+    /// True if the heap leaves small blocks in the thread caches, because it has enough free memory or may still grow
     /// enough.
     pub(in super::super) spares_magazines: bool,
-    /// Whether the heap may reserve more than its peak of use.
+    /// True if the heap may reserve more than its peak of use.
     pub(in super::super) has_slack: bool,
     /// The heap's free memory at the last search, read under the lock of that search: at a limit, threads contend for it.
     pub(in super::super) free_bytes: i64,

@@ -41,7 +41,7 @@ impl CachingPool {
         self.device.finish_with_maintenance(Some(deadline::until(self.tuning.wait_deadline)))
     }
 
-    /// Whether the driver releases the memory without a wait for the device. Plain segments need that wait.
+    /// Returns whether the driver releases the memory without a wait for the device. Plain segments need that wait.
     pub(in super::super) fn releases_at_once(&self) -> bool {
         self.access.memory() == Memory::Virtual
     }
@@ -63,7 +63,7 @@ impl CachingPool {
         self.clocks().poll(Duration::MAX).map(drop)
     }
 
-    /// Whether memory can be released now without a wait for work. Plain segments can be released only while the
+    /// Returns whether memory can be released now without a wait for work. Plain segments can be released only while the
     /// device is idle.
     pub(super) fn may_release(&self) -> Result<bool, DriverError> {
         Ok(self.releases_at_once() || self.device.is_idle()?)

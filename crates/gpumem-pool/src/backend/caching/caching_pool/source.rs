@@ -217,7 +217,9 @@ impl Source for CachingPool {
         core.extents.check(&core.heap)?;
         if sum.block_count() + held_count != out_count {
             let block_count = sum.block_count();
-            return Err(format!("{block_count} blocks and {held_count} pieces at hand, {out_count} are out"));
+            return Err(format!(
+                "{block_count} live blocks and {held_count} cached ones, but {out_count} left the heap"
+            ));
         }
         if sum.in_use_bytes() > core.heap.used_bytes() {
             return Err(format!(
