@@ -255,7 +255,7 @@ struct Buffer {
     shape: LaunchShape,
     count: u32,
     array_count: usize,
-    /// Whether there were too many arguments.
+    /// True if there were too many arguments.
     is_refused: bool,
     sizes_bytes: [u16; ARGUMENTS_MAX],
     /// The index of the first word of each argument, and of the word after the last.

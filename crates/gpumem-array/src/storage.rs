@@ -64,7 +64,7 @@ pub(crate) struct Storage {
     /// Identifies the storage in recordings; 0 until a capture uses it.
     serial: AtomicU64,
     more: OnceLock<Box<Mutex<More>>>,
-    /// Of unified memory that the host can access.
+    /// The parts that were prefetched to the device; only for unified memory that the host can access.
     residency: Option<Box<Residency>>,
 }
 
@@ -79,7 +79,7 @@ struct More {
     ranges: Ranges,
     /// The latest points of streams on which other libraries use the memory at the moment, and the number of these uses.
     open: Vec<(StreamPoint, usize)>,
-    /// Whether another stream had used the bytes of the last write of a part.
+    /// True if another stream had used the bytes of the last write of a part.
     is_changed: bool,
 }
 
@@ -319,8 +319,8 @@ impl<'a> Use<'a> {
         }
     }
 
-    /// Whether it is a use of all bytes, not only of the first, the last, and some between: then no other use is concurrent with a
-    /// write.
+    /// Returns whether it is a use of all bytes, not only of the first, the last, and some between: then no other use is concurrent
+    /// with a write.
     fn is_whole(self) -> bool {
         self.bytes == Bytes::ALL
     }
@@ -407,7 +407,7 @@ impl Storage {
         self.memory.device()
     }
 
-    /// Whether it is memory of this device, which the host cannot access.
+    /// Returns whether it is memory of this device, which the host cannot access.
     pub(crate) fn is_memory_of(&self, device: &Device) -> bool {
         self.kind == MemoryKind::Device && self.device() == device
     }
@@ -440,7 +440,7 @@ impl Storage {
         self.memory.size_bytes()
     }
 
-    /// Whether a download through the stream of `gpu` would wait for work that it does not depend on.
+    /// Returns whether a download through the stream of `gpu` would wait for work that it does not depend on.
     pub(crate) fn is_overtaken(&self, gpu: &Gpu) -> bool {
         let stream = gpu.stream();
         // Without a marker since, the last write is among the latest work.
@@ -814,7 +814,7 @@ pub(crate) fn queue_launch<'a>(
     queued.map_err(|error| gpu.with_kernel_name(error))
 }
 
-/// Whether work that is queued now runs, instead of becoming part of the graph of `recording`.
+/// Returns whether work that is queued now runs, instead of becoming part of the graph of `recording`.
 #[inline]
 fn runs(stream: &Stream, recording: Option<&Recording>) -> Result<bool, ArrayError> {
     match (stream.is_capturing()?, recording) {

@@ -22,7 +22,7 @@ impl Gpu {
         }
     }
 
-    /// Whether no work has been queued behind the write of the memory at an address.
+    /// Returns whether no work has been queued behind the write of the memory at an address.
     pub(crate) fn wrote_last(&self, address: u64) -> bool {
         self.0.downloads.last_written.load(Ordering::Relaxed) == address
     }
@@ -32,7 +32,8 @@ impl Gpu {
         self.0.downloads.late_bytes.store(size_bytes, Ordering::Relaxed);
     }
 
-    /// Whether memory of this size is likely to be downloaded while later work is queued, so that its write is worth a marker.
+    /// Returns whether memory of this size is likely to be downloaded while later work is queued, so that its write is worth a
+    /// marker.
     #[inline]
     pub(crate) fn downloads_late(&self, size_bytes: u64) -> bool {
         self.0.downloads.late_bytes.load(Ordering::Relaxed) == size_bytes

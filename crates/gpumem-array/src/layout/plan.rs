@@ -1,9 +1,9 @@
 //! [`Plan`]: how elements move from one layout to another with the fewest driver calls.
 //!
 //! The axes are ordered by their steps in the target, from the slowest to the fastest, and merged where both sides are contiguous.
-//! What is left decides: one run of bytes is one copy; runs at a fixed pitch are one 2D or 3D copy, or one kernel; all else is one
-//! kernel, which moves tiles if the fastest axes of the two sides differ. Pure arithmetic: what the two sides are, and which calls copy
-//! between them, is decided where the plan is carried out.
+//! The remaining axes determine the form. One run of bytes is one copy, and runs at a fixed pitch are one 2D or 3D copy, or one kernel.
+//! All other layouts take one kernel, which moves tiles if the fastest axes of the two sides differ. A plan is arithmetic only: `copy`
+//! chooses the driver calls from it.
 
 use crate::layout::Layout;
 use ndarray::Dimension;
