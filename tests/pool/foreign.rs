@@ -21,7 +21,7 @@ const STEPS: u32 = 40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     /// No guarantee; a clone is kept.
-    Kept,
+    Cloned,
     /// No guarantee; the free names no stream.
     Dropped,
     /// The streams live as long as the device; every call wraps the handle again.
@@ -61,7 +61,7 @@ impl Shim {
         // SAFETY: the raw block comes from `into_raw`, and is converted once.
         let block = unsafe { Block::from_raw(self.blocks.remove(&address).unwrap()) };
         match self.how {
-            How::Kept => block.free_on(&self.stream(stream)),
+            How::Cloned => block.free_on(&self.stream(stream)),
             How::Dropped | How::LongLived => drop(block),
         }
     }
@@ -129,7 +129,7 @@ cases! {
         let raw = Raw::new(driver).unwrap();
         let streams = [raw.stream().unwrap(), raw.stream().unwrap()];
         for backend in backends(&device) {
-            for how in [How::Kept, How::Dropped, How::LongLived] {
+            for how in [How::Cloned, How::Dropped, How::LongLived] {
                 let mut shim = shim(&device, backend, how);
                 let reserved_bytes = run(&mut shim, &raw, streams);
                 // The driver's pool grows in its own units, and a free that cannot be queued yet is retried later.
@@ -157,7 +157,7 @@ cases! {
         let device = Device::new(driver, 0).unwrap();
         let raw = Raw::new(driver).unwrap();
         let [first, second] = [raw.stream().unwrap(), raw.stream().unwrap()];
-        for how in [How::Kept, How::LongLived] {
+        for how in [How::Cloned, How::LongLived] {
             let mut shim = shim(&device, BackendKind::Caching, how);
             for stream in [first, second] {
                 let blocks: Vec<u64> = (0..32).map(|_| shim.malloc(8 * MIB, stream)).collect();

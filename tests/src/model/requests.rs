@@ -2,7 +2,7 @@
 
 use super::coverage::Coverage;
 use super::faults::{self, Call, Fault, Seen};
-use super::graphs::Kept;
+use super::graphs::RetainedBlock;
 use super::operation::{Pick, Size, Wait};
 use super::places::{self, Place};
 use super::streams::Uses;
