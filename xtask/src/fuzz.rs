@@ -1,9 +1,10 @@
-//! `cargo xtask fuzz`: runs random programs over the pool.
+//! `cargo xtask fuzz`: runs random programs over the pool, or over arrays.
 //!
 //! `gpumem_tests::model` does the search; this is its command line and its progress output.
 
 use anyhow::{Result, bail, ensure};
-use gpumem_tests::model::{Coverage, Failure, Search, Subject};
+use gpumem_tests::model::search::Coverage;
+use gpumem_tests::model::{Arrays, Failure, Model, Pools, Search, Subject};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -12,6 +13,9 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// The layer that the programs use: pool, or array
+    #[arg(long, value_enum, value_name = "LAYER", default_value = Pools::TARGET)]
+    target: Target,
     /// Stop after this number of seconds [default: 60, unless --cases is given]
     #[arg(long, value_name = "N")]
     seconds: Option<u64>,
@@ -33,13 +37,26 @@ pub(crate) struct Args {
     plant: Option<String>,
 }
 
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Target {
+    Pool,
+    Array,
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
+    match args.target {
+        Target::Pool => run_on::<Pools>(args),
+        Target::Array => run_on::<Arrays>(args),
+    }
+}
+
+fn run_on<M: Model>(args: Args) -> Result<()> {
     if let Some(name) = &args.plant
         && !injected::plant(name)?
     {
         return injected::run_again();
     }
-    let search = args.search()?;
+    let search = args.search::<M>()?;
     let limit = args.limit();
     let progress = ProgressBar::new_spinner();
     progress.set_style(ProgressStyle::with_template("{spinner} {elapsed} {msg}")?);
@@ -61,7 +78,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         (Err(found), None) => {
             println!("{found}");
             println!("{}", keep(&found)?);
-            bail!("the pool failed after {seconds:.1} s")
+            bail!("failed after {seconds:.1} s")
         }
         (Err(found), Some(name)) => {
             println!(
@@ -74,20 +91,21 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 /// Adds the seed of a failure to the regressions, which `tests/stress/model.rs` repeats on each run.
 fn keep(found: &Failure) -> Result<String> {
-    let path = crate::workspace::root().join("tests/regressions/pool.txt");
+    let file = format!("tests/regressions/{}.txt", found.target);
+    let path = crate::workspace::root().join(&file);
     let what = found.what.lines().next().unwrap_or_default();
     let line = format!("{} {} {what}", found.subject, found.seed);
     let before = std::fs::read_to_string(&path)?;
     if !before.lines().any(|kept| kept == line) {
         std::fs::write(&path, format!("{before}{line}\n"))?;
     }
-    Ok("kept in tests/regressions/pool.txt".into())
+    Ok(format!("kept in {file}"))
 }
 
 impl Args {
-    fn search(&self) -> Result<Search> {
+    fn search<M: Model>(&self) -> Result<Search<M>> {
         let first_seed = self.seed.unwrap_or_else(drawn_seed);
-        let mut search = Search::seeds(first_seed, self.cases.unwrap_or(u64::MAX));
+        let mut search = Search::<M>::seeds(first_seed, self.cases.unwrap_or(u64::MAX));
         search.jobs =
             self.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         match self.subject {
@@ -114,14 +132,12 @@ fn drawn_seed() -> u64 {
     RandomState::new().build_hasher().finish() % 1_000_000
 }
 
-fn summary(search: &Search, coverage: &Coverage, elapsed: Duration) -> String {
+fn summary<M: Model>(search: &Search<M>, coverage: &M::Coverage, elapsed: Duration) -> String {
     let subjects: Vec<String> = search.subjects.iter().map(ToString::to_string).collect();
-    let last = search.first_seed.saturating_add(coverage.seeds).saturating_sub(1);
-    let rungs: Vec<String> =
-        coverage.rungs_by_name().map(|(name, count)| format!("{name} {count}")).collect();
+    let last = search.first_seed.saturating_add(coverage.seed_count()).saturating_sub(1);
     format!(
-        "clean: {coverage}\nallocations of caching: {}\n{}; seeds {} to {last}, {:.1} s",
-        rungs.join(", "),
+        "clean: {}\n{}; seeds {} to {last}, {:.1} s",
+        coverage.summary(),
         subjects.join(", "),
         search.first_seed,
         elapsed.as_secs_f64()
@@ -195,14 +211,25 @@ mod tests {
     /// The command line that a failure prints is valid for this task.
     #[test]
     fn the_printed_command_is_understood() {
+        understands::<Pools>();
+        understands::<Arrays>();
+    }
+
+    fn understands<M: Model>() {
         let found = gpumem_tests::model::Failure {
+            target: M::TARGET,
             seed: 8113,
             subject: "none".parse().unwrap(),
             what: String::new(),
             program: Vec::new(),
         };
         let command = found.command();
-        let search = args(command.strip_prefix("cargo xtask ").unwrap()).search().unwrap();
+        let args = args(command.strip_prefix("cargo xtask ").unwrap());
+        assert_eq!(
+            <Target as clap::ValueEnum>::from_str(M::TARGET, false).ok().map(|t| t as u8),
+            Some(args.target as u8)
+        );
+        let search = args.search::<M>().unwrap();
         assert_eq!((search.first_seed, search.seed_count), (8113, Some(1)));
         assert_eq!(search.subjects, [found.subject]);
     }

@@ -1,6 +1,7 @@
 //! [`Coverage`]: the operations, outcomes and slow paths that a search has exercised.
 
 use super::faults::{Call, Seen};
+use super::search;
 use super::subject::Subject;
 use crate::pool::{Block, PoolError};
 use std::collections::BTreeSet;
@@ -94,9 +95,18 @@ impl Coverage {
     pub fn rungs_by_name(&self) -> impl Iterator<Item = (&'static str, u64)> {
         RUNGS.iter().zip(self.rungs).map(|((name, _), count)| (*name, count))
     }
+}
 
-    /// Adds the coverage of another search.
-    pub(super) fn add(&mut self, other: Self) {
+impl search::Coverage for Coverage {
+    fn of_seed() -> Self {
+        Self { seeds: 1, ..Self::default() }
+    }
+
+    fn seed_count(&self) -> u64 {
+        self.seeds
+    }
+
+    fn add(&mut self, other: Self) {
         self.seeds += other.seeds;
         self.operations += other.operations;
         self.refused += other.refused;
@@ -115,6 +125,11 @@ impl Coverage {
         self.faults += other.faults;
         self.rungs.iter_mut().zip(other.rungs).for_each(|(count, more)| *count += more);
         self.states.extend(other.states);
+    }
+
+    fn summary(&self) -> String {
+        let rungs = self.rungs_by_name().map(|(name, count)| format!("{name} {count}"));
+        format!("{self}\nallocations of caching: {}", rungs.collect::<Vec<_>>().join(", "))
     }
 }
 

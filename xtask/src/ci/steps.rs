@@ -14,6 +14,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "clippy", about: "no warning in the workspace, with GPU cases and without", run: clippy },
     Step { name: "features", about: "every promised combination of features builds, without the simulator unless asked for; tests on backend none", run: features },
     Step { name: "test", about: "the README's test command", run: test },
+    Step { name: "devices", about: "suites of arrays on two simulated devices: copies, reads and broadcasts, with a link and without", run: devices },
     Step { name: "models", about: "locks, clocks, thread caches and the pool under the model checkers loom and shuttle", run: models },
     Step { name: "docs", about: "no warning in the documentation", run: docs },
     Step { name: "bindgen", about: "the driver's types and functions are what bindgen makes", run: bindgen },
@@ -100,6 +101,14 @@ const SIMULATOR: &str = "gpumem-sim";
 
 fn test() -> Result<Outcome> {
     cargo("test --workspace").run()?;
+    Ok(Outcome::Passed)
+}
+
+/// `devices` creates both machines by itself; the other suites have a second device that they do not use, and must not touch.
+fn devices() -> Result<Outcome> {
+    let suites = ["array", "arrays_graphs", "copies", "devices", "kernels", "peers", "transfers"];
+    let suites = suites.map(|suite| format!("--test {suite} ")).concat();
+    cargo(&format!("test --package gpumem-tests {suites}")).env("GPUMEM_SIM_DEVICES", "2").run()?;
     Ok(Outcome::Passed)
 }
 

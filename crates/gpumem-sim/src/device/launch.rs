@@ -13,6 +13,7 @@ use crate::report::finding::{FaultKind, Origin};
 use bytemuck::{AnyBitPattern, Pod};
 use core::cell::{Cell, OnceCell, RefCell};
 use core::fmt;
+use core::ops::Range;
 use gpumem_sys::types::CUresult;
 use std::any::Any;
 use std::borrow::Cow;
@@ -150,7 +151,26 @@ pub(crate) struct Touch {
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
     pub(crate) bytes: Bytes,
+    /// The size of an element, and the distance from one element to the next.
+    element_bytes: u64,
+    step_bytes: u64,
 }
+
+impl Touch {
+    /// The accessed bytes, by their offsets: each element, or everything from the first to the last if they are many.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Range<u64>> {
+        let count = self.size_bytes.div_ceil(self.step_bytes);
+        let is_apart = self.step_bytes > self.element_bytes && count <= ELEMENTS_APART_MAX;
+        let (size_bytes, element_bytes, step_bytes) = (self.size_bytes, self.element_bytes, self.step_bytes);
+        (0..if is_apart { count } else { 1 }).map(move |index| match is_apart {
+            true => index * step_bytes..index * step_bytes + element_bytes,
+            false => 0..size_bytes,
+        })
+    }
+}
+
+/// The largest number of elements of one request that the race detector tracks apart. Each takes an entry of its own.
+const ELEMENTS_APART_MAX: u64 = 4096;
 
 /// A launch that waits for its turn.
 #[derive(Clone)]
@@ -227,7 +247,7 @@ impl<'a> Launch<'a> {
     ///
     /// [`KernelFault`] unless the range lies in one live allocation that the device may use, and is aligned.
     pub fn read<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
-        self.range(false, address, len)
+        self.range(false, address, len, 1)
     }
 
     /// `len` elements of device memory, to be written.
@@ -236,17 +256,56 @@ impl<'a> Launch<'a> {
     ///
     /// [`KernelFault`] under the conditions of [`Launch::read`], and for memory registered for reading only.
     pub fn write<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
-        self.range(true, address, len)
+        self.range(true, address, len, 1)
     }
 
-    fn range<T: Pod>(&self, is_write: bool, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
+    /// `count` elements of device memory, one in every `step`, to be read. The result has the elements between them too, which the
+    /// kernel does not use: other work may write them meanwhile. The race detector knows up to 4096 elements apart; of more, it
+    /// takes everything between the first and the last as used.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelFault`] under the conditions of [`Launch::read`], from the first element to the last.
+    pub fn read_strided<T: Pod>(
+        &self,
+        address: u64,
+        count: usize,
+        step: usize,
+    ) -> Result<&'a [Cell<T>], KernelFault> {
+        self.range(false, address, reach(count, step), step.max(1))
+    }
+
+    /// Like [`Launch::read_strided`], for elements to be written.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelFault`] under the conditions of [`Launch::write`], from the first element to the last.
+    pub fn write_strided<T: Pod>(
+        &self,
+        address: u64,
+        count: usize,
+        step: usize,
+    ) -> Result<&'a [Cell<T>], KernelFault> {
+        self.range(true, address, reach(count, step), step.max(1))
+    }
+
+    fn range<T: Pod>(
+        &self,
+        is_write: bool,
+        address: u64,
+        len: usize,
+        step: usize,
+    ) -> Result<&'a [Cell<T>], KernelFault> {
         if len == 0 {
             return Ok(&[]);
         }
+        let element_bytes = size_of::<T>() as u64;
         let size_bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let (bytes, is_read_only) =
             self.memory.range(self.context, is_write, address, size_bytes, align_of::<T>())?;
-        self.touched.borrow_mut().push(Touch { is_write, address, size_bytes, bytes });
+        let step_bytes = element_bytes.saturating_mul(step as u64).max(1);
+        let touch = Touch { is_write, address, size_bytes, bytes, element_bytes, step_bytes };
+        self.touched.borrow_mut().push(touch);
         if is_read_only {
             return self.copied(bytes.0, len).ok_or_else(|| KernelFault::new(format!(
                 "it reads memory that is registered read-only as {}, which is aligned to more than 16 bytes",
@@ -274,6 +333,11 @@ impl<'a> Launch<'a> {
         // bits.
         Some(unsafe { core::slice::from_raw_parts(words.as_ptr().cast::<Cell<T>>(), len) })
     }
+}
+
+/// The number of elements from the first to the last.
+fn reach(count: usize, step: usize) -> usize {
+    count.checked_sub(1).map_or(0, |last| last.saturating_mul(step).saturating_add(1))
 }
 
 impl fmt::Debug for Launch<'_> {

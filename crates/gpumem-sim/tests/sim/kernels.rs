@@ -22,6 +22,7 @@ const PTX: &CStr = c"
 .visible .entry meddling() { ret; }
 .visible .entry explosive() { ret; }
 .visible .entry scribble(.param .u64 s_0, .param .u32 s_1) { ret; }
+.visible .entry comb(.param .u64 c_0, .param .u32 c_1, .param .u32 c_2) { ret; }
 ";
 
 /// A panic payload whose drop reads the machine's state, and then panics with another such payload.
@@ -34,7 +35,13 @@ impl Drop for Bomb {
     }
 }
 
-static KERNELS: [Kernel; 8] = [
+static KERNELS: [Kernel; 9] = [
+    Kernel::new("comb", |launch| {
+        let (address, len, step) = (launch.arg::<u64>()?, launch.arg::<u32>()?, launch.arg::<u32>()?);
+        let cells = launch.write_strided::<u32>(address, len as usize, step as usize)?;
+        cells.iter().step_by(step as usize).for_each(|cell| cell.set(step));
+        Ok(())
+    }),
     Kernel::new("axpy", axpy),
     Kernel::new("scribble", |launch| {
         // Writes through a pointer declared for reading, twice.
@@ -122,14 +129,23 @@ impl Kernels {
         grid: [u32; 3],
         block: [u32; 3],
         shared_bytes: u32,
+        parameters: Vec<*mut c_void>,
+    ) -> Result<(), DriverError> {
+        self.launch_on(self.stream, name, (grid, block), shared_bytes, parameters)
+    }
+
+    fn launch_on(
+        &self,
+        stream: CUstream,
+        name: &CStr,
+        ([gx, gy, gz], [bx, by, bz]): ([u32; 3], [u32; 3]),
+        shared_bytes: u32,
         mut parameters: Vec<*mut c_void>,
     ) -> Result<(), DriverError> {
-        let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         let function = self.function(name)?;
         // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
         unsafe {
             let parameters = parameters.as_mut_ptr();
-            let stream = self.stream;
             self.gpu.cuLaunchKernel(
                 function,
                 gx,
@@ -168,6 +184,25 @@ fn a_kernel_computes_in_stream_order_with_parameters_copied_at_the_call() {
         // Aliased operands are allowed: y += y.
         all.axpy(y, y, 1.0, 3).unwrap();
         assert_eq!(all.gpu.download(all.stream, y, 12), bytes(&[24.0, 28.0, 32.0]), "seed {seed}");
+    }
+}
+
+/// Kernels that write every second element do not race with each other, up to as many elements as are tracked apart.
+#[test]
+fn elements_between_those_of_a_kernel_are_not_its_own() {
+    for (offset, len, is_race) in [(4, 1000_u32, false), (8, 1000, true), (4, 5000, true)] {
+        let all = kernels(4);
+        let first = all.stream;
+        let other = Kernels { stream: all.gpu.stream(), ..all };
+        let memory = other.gpu.alloc(1 << 20);
+        for (stream, address) in [(first, memory), (other.stream, memory + offset)] {
+            let (mut address, mut len, mut step) = (address, len, 2_u32);
+            let parameters = vec![(&raw mut address).cast(), (&raw mut len).cast(), (&raw mut step).cast()];
+            other.launch_on(stream, c"comb", ([1; 3], [32, 1, 1]), 0, parameters).unwrap();
+        }
+        other.gpu.sync(first);
+        other.gpu.sync(other.stream);
+        assert_eq!(!other.gpu.sim().take_findings().is_empty(), is_race, "{offset} {len}");
     }
 }
 

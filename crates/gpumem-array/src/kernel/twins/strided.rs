@@ -57,9 +57,17 @@ impl Axes {
                 let low: i64 = axes.iter().map(|axis| reach(axis).min(0)).sum();
                 let high: i64 = axes.iter().map(|axis| reach(axis).max(0)).sum();
                 let address = addresses[side].wrapping_add_signed(start[side] + low);
-                let len = ((high - low) / unit + 1) as usize;
-                found.0[side] =
-                    if side == 0 { launch.write(address, len)? } else { launch.read(address, len)? };
+                // One row has its elements at one distance; several rows are taken as a whole.
+                let (count, step) = match axes {
+                    [row] if row.steps[side] != 0 => {
+                        (row.len, (row.steps[side] / unit).unsigned_abs() as usize)
+                    }
+                    _ => (((high - low) / unit + 1) as usize, 1),
+                };
+                found.0[side] = match side {
+                    0 => launch.write_strided(address, count, step)?,
+                    _ => launch.read_strided(address, count, step)?,
+                };
                 found.1[side] = -low / unit;
             }
             Ok(found)

@@ -9,6 +9,7 @@ use crate::machine::Machine;
 use crate::machine::device::view::View;
 use crate::machine::stream::execute::{Fault, HOST_IS_FULL, read_only};
 use crate::report::finding::{AccessKind, FaultKind};
+use core::ops::Range;
 use gpumem_sys::types::CUresult;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -47,11 +48,19 @@ impl Machine {
 impl Machine {
     /// Notes the reads before the writes: a kernel that reads and writes an address reads the earlier value.
     fn note_touched(&mut self, name: &'static str, touched: &[Touch]) {
-        for touch in touched.iter().filter(|touch| !touch.is_write) {
-            self.note_read(AccessKind::KernelRead(name), touch.address, touch.size_bytes, touch.bytes);
+        if self.races.is_none() {
+            return;
         }
-        for touch in touched.iter().filter(|touch| touch.is_write) {
-            self.note_write(AccessKind::KernelWrite(name), touch.address, touch.size_bytes, touch.bytes);
+        for is_write in [false, true] {
+            for touch in touched.iter().filter(|touch| touch.is_write == is_write) {
+                for Range { start, end } in touch.runs() {
+                    let (address, bytes) = (touch.address + start, touch.bytes.at(start));
+                    match is_write {
+                        true => self.note_write(AccessKind::KernelWrite(name), address, end - start, bytes),
+                        false => self.note_read(AccessKind::KernelRead(name), address, end - start, bytes),
+                    }
+                }
+            }
         }
     }
 }

@@ -1,0 +1,179 @@
+//! proptest strategies that generate cases, and so determine how cases shrink.
+//!
+//! The strategies and their order determine the meaning of a seed: a change here changes the program of every recorded seed.
+
+use super::operation::{Arithmetic, Case, End, How, Node, Numbers, On, Operation, Owned, Place, Right, Work};
+use super::views::{Look, Turn};
+use crate::model::operation::Pick;
+use proptest::collection::vec;
+use proptest::option::weighted;
+use proptest::prelude::*;
+
+/// Generates a case.
+pub(super) fn case() -> impl Strategy<Value = Case> {
+    let numbers = prop_oneof![Just(Numbers::Words), Just(Numbers::Floats)];
+    let machine = (any::<u64>().no_shrink(), prop_oneof![3 => Just(true), 1 => Just(false)], numbers);
+    (machine, vec(created(), 1..=4), vec(operation(), 1..=40)).prop_map(|(machine, mut operations, more)| {
+        let (sim_seed, has_link, numbers) = machine;
+        operations.extend(more);
+        Case { sim_seed, has_link, numbers, operations }
+    })
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![14 => created(), 60 => on_device(), 22 => with_host(), 24 => graphs(), 10 => shared(), 12 => life()]
+}
+
+fn created() -> impl Strategy<Value = Operation> {
+    let how = prop_oneof![
+        2 => any::<i8>().prop_map(How::Value),
+        3 => any::<bool>().prop_map(How::Host),
+        1 => any::<i8>().prop_map(How::Range),
+        1 => Just(How::Indices),
+        2 => any::<u8>().prop_map(How::Random),
+        1 => Just(How::Eye),
+    ];
+    (on(), place(), shape(), how).prop_map(|(on, place, shape, how)| Operation::New { on, place, shape, how })
+}
+
+fn on_device() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        10 => (look(), arithmetic(), right(), on())
+            .prop_map(|(left, operation, right, on)| Operation::Calculate { left, operation, right, on }),
+        24 => (written(), work(), on()).prop_map(|(target, work, on)| Operation::Write { target, work, on }),
+        5 => (look(), on(), place()).prop_map(|(source, on, place)| Operation::Copy { source, on, place }),
+        3 => (look(), on()).prop_map(|(source, on)| Operation::Own { source, on }),
+        4 => (look(), on(), on(), any::<bool>())
+            .prop_map(|(source, on, reader, is_kept)| Operation::Sum { source, on, reader, is_kept }),
+        3 => (look(), look(), on()).prop_map(|(left, right, on)| Operation::Product { left, right, on }),
+        3 => (vec(look(), 1..4), 0_usize..2, any::<bool>())
+            .prop_map(|(parts, axis, stacks)| Operation::Join { parts, axis, stacks }),
+        3 => (pick(), 0_usize..200, any::<i8>())
+            .prop_map(|(array, len, value)| Operation::Resize { array, len, value }),
+        2 => (pick(), look()).prop_map(|(array, other)| Operation::Append { array, other }),
+        1 => (pick(), 0_usize..50).prop_map(|(array, count)| Operation::Extend { array, count }),
+    ]
+}
+
+fn with_host() -> impl Strategy<Value = Operation> {
+    let owned = || prop_oneof![Just(Owned::Vec), Just(Owned::Array), Just(Owned::Pinned)];
+    let end = prop_oneof![3 => Just(End::Wait), 3 => Just(End::Poll), 1 => Just(End::Drop)];
+    prop_oneof![
+        3 => (written(), on()).prop_map(|(target, on)| Operation::Upload { target, on }),
+        4 => (look(), on()).prop_map(|(source, on)| Operation::Check { source, on }),
+        3 => pick().prop_map(|array| Operation::HostRead { array }),
+        3 => (pick(), any::<usize>(), any::<i8>())
+            .prop_map(|(array, index, value)| Operation::HostWrite { array, index, value }),
+        3 => (pick(), pick(), any::<u8>(), prop::bool::weighted(0.2))
+            .prop_map(|(array, other, value, leaks)| Operation::Lend { array, other, value, leaks }),
+        1 => (0_usize..3000, on(), on(), any::<i8>())
+            .prop_map(|(len, on, other, value)| Operation::Registered { len, on, other, value }),
+        3 => (on(), shape(), owned()).prop_map(|(on, shape, owned)| Operation::StartUpload { on, shape, owned }),
+        5 => (look(), on(), owned())
+            .prop_map(|(source, on, owned)| Operation::StartDownload { source, on, owned }),
+        6 => (pick(), end).prop_map(|(transfer, end)| Operation::EndTransfer { transfer, end }),
+    ]
+}
+
+fn graphs() -> impl Strategy<Value = Operation> {
+    let out = || weighted(0.6, (look(), any::<i8>()));
+    let captured = || (vec(node(), 0..6), vec(any::<i8>(), 0..3), out());
+    prop_oneof![
+        4 => (on(), captured()).prop_map(|(on, (nodes, numbers, out))| Operation::Capture { on, nodes, numbers, out }),
+        4 => (pick(), captured())
+            .prop_map(|(graph, (nodes, numbers, out))| Operation::Update { graph, nodes, numbers, out }),
+        10 => (pick(), on(), weighted(0.4, (pick(), any::<i8>())), on(), any::<bool>())
+            .prop_map(|(graph, on, set, reader, is_kept)| Operation::Launch { graph, on, set, reader, is_kept }),
+        1 => pick().prop_map(|graph| Operation::DropGraph { graph }),
+    ]
+}
+
+fn node() -> impl Strategy<Value = Node> {
+    (written(), work()).prop_map(|(target, work)| Node { target, work })
+}
+
+/// Work of several streams or threads on one array.
+fn shared() -> impl Strategy<Value = Operation> {
+    let steps = vec((any::<bool>(), on(), work()), 1..8);
+    prop_oneof![
+        3 => (pick(), 0_usize..3, any::<usize>(), any::<bool>(), steps, any::<bool>()).prop_map(
+            |(array, axis, at, interleaves, steps, threads)| {
+                Operation::Halves { array, axis, at, interleaves, steps, threads }
+            }
+        ),
+        1 => (vec(pick(), 1..3), 2_usize..4, vec(work(), 1..4))
+            .prop_map(|(arrays, thread_count, work)| Operation::Share { arrays, thread_count, work }),
+    ]
+}
+
+fn life() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        2 => (pick(), on()).prop_map(|(array, on)| Operation::Move { array, on }),
+        2 => (pick(), on()).prop_map(|(array, on)| Operation::Block { array, on }),
+        6 => (pick(), prop::bool::weighted(0.3))
+            .prop_map(|(array, elsewhere)| Operation::Drop { array, elsewhere }),
+        1 => on().prop_map(|on| Operation::Synchronize { on }),
+    ]
+}
+
+fn work() -> impl Strategy<Value = Work> {
+    prop_oneof![
+        4 => any::<i8>().prop_map(Work::Fill),
+        6 => (arithmetic(), right()).prop_map(|(operation, right)| Work::Calculate(operation, right)),
+        2 => (arithmetic(), look(), any::<i8>())
+            .prop_map(|(operation, source, value)| Work::Temporary(operation, source, value)),
+        2 => (arithmetic(), pick()).prop_map(|(operation, number)| Work::Number(operation, number)),
+        5 => look().prop_map(Work::Assign),
+    ]
+}
+
+fn right() -> impl Strategy<Value = Right> {
+    prop_oneof![1 => any::<i8>().prop_map(Right::Value), 3 => look().prop_map(Right::Array)]
+}
+
+fn arithmetic() -> impl Strategy<Value = Arithmetic> {
+    prop_oneof![3 => Just(Arithmetic::Add), 2 => Just(Arithmetic::Sub), 1 => Just(Arithmetic::Mul)]
+}
+
+/// Mostly small, so that elements are cheap to compare; sometimes long enough for several blocks of a kernel, or empty.
+fn shape() -> impl Strategy<Value = Vec<usize>> {
+    prop_oneof![
+        6 => vec(prop_oneof![12 => 1_usize..9, 1 => Just(0)], 1..4),
+        3 => vec(1_usize..200, 1..2),
+        1 => vec(prop_oneof![Just(257_usize), Just(5000)], 1..2),
+        1 => vec(Just(40_usize), 2..3),
+    ]
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    prop_oneof![4 => Just(Place::Device), 1 => Just(Place::Unified), 1 => Just(Place::Pinned)]
+}
+
+fn on() -> impl Strategy<Value = On> {
+    any::<u8>().prop_map(On)
+}
+
+/// A view for reading.
+fn look() -> impl Strategy<Value = Look> {
+    (pick(), vec(prop_oneof![7 => turn(), 1 => (1_usize..4).prop_map(Turn::Broadcast), 1 => any::<usize>().prop_map(Turn::Insert)], 0..3))
+        .prop_map(|(array, turns)| Look { array, turns })
+}
+
+/// A view for writing.
+fn written() -> impl Strategy<Value = Look> {
+    (pick(), vec(turn(), 0..3)).prop_map(|(array, turns)| Look { array, turns })
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    let step = prop_oneof![1 => -3_isize..0, 3 => Just(1), 1 => 2_isize..4];
+    let axis = (0_usize..9, 0_usize..9, step, prop::bool::weighted(0.15));
+    prop_oneof![
+        5 => vec(axis, 3).prop_map(Turn::Slice),
+        2 => any::<usize>().prop_map(Turn::Permute),
+        1 => any::<(usize, usize)>().prop_map(|(axis, index)| Turn::Index(axis, index)),
+    ]
+}
+
+fn pick() -> impl Strategy<Value = Pick> {
+    any::<u8>().prop_map(Pick)
+}

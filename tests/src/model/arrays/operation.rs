@@ -1,0 +1,322 @@
+//! The operations of a program of arrays.
+//!
+//! Objects are named by [`Pick`]s, and numbers are taken relative to the shapes that they meet. So any list of operations is a valid
+//! program, whichever operations shrinking removes.
+
+use super::views::Look;
+use crate::model::operation::Pick;
+
+/// A program, and the machine that it runs on.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The simulator's seed.
+    pub sim_seed: u64,
+    /// Whether a link connects the two devices.
+    pub has_link: bool,
+    /// The element type of all arrays.
+    pub numbers: Numbers,
+    /// The operations.
+    pub operations: Vec<Operation>,
+}
+
+/// The element type of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbers {
+    /// `i32`.
+    Words,
+    /// `f64`.
+    Floats,
+}
+
+/// The stream of an operation: one of the three of the array's own device for numbers below 192, otherwise one of all six.
+#[derive(Clone, Copy, Debug)]
+pub struct On(pub u8);
+
+/// The kind of memory of a new array.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// Device memory.
+    Device,
+    /// Unified memory.
+    Unified,
+    /// Pinned memory.
+    Pinned,
+}
+
+/// How an array is created.
+#[derive(Clone, Copy, Debug)]
+pub enum How {
+    /// `from_elem`.
+    Value(i8),
+    /// `from_array`, by rows or by columns.
+    Host(bool),
+    /// `arange`.
+    Range(i8),
+    /// `from_fn`.
+    Indices,
+    /// `random`.
+    Random(u8),
+    /// `eye`.
+    Eye,
+}
+
+/// An arithmetic operation.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Arithmetic {
+    Add,
+    Sub,
+    Mul,
+}
+
+/// The other side of an arithmetic operation.
+#[derive(Clone, Debug)]
+pub enum Right {
+    /// A number.
+    Value(i8),
+    /// A view of an array.
+    Array(Look),
+}
+
+/// An operation on a part of an array, in a program of its own.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Fills it.
+    Fill(i8),
+    /// Calculates in place.
+    Calculate(Arithmetic, Right),
+    /// Calculates in place with a temporary: a view times a number.
+    Temporary(Arithmetic, Look, i8),
+    /// Calculates in place with a number of the graph; outside of graphs, with a number.
+    Number(Arithmetic, Pick),
+    /// Copies a view.
+    Assign(Look),
+}
+
+/// One step of a capture.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// The view that is written.
+    pub target: Look,
+    /// The operation.
+    pub work: Work,
+}
+
+/// Owned host memory of a transfer.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Owned {
+    Vec,
+    Array,
+    Pinned,
+}
+
+/// The end of a transfer.
+#[derive(Clone, Copy, Debug)]
+pub enum End {
+    /// Wait for it.
+    Wait,
+    /// Poll it until it resolves.
+    Poll,
+    /// Drop it.
+    Drop,
+}
+
+/// One operation of a user of arrays.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "`World` describes them, and `NAMES` names them")]
+pub enum Operation {
+    New {
+        on: On,
+        place: Place,
+        shape: Vec<usize>,
+        how: How,
+    },
+    Calculate {
+        left: Look,
+        operation: Arithmetic,
+        right: Right,
+        on: On,
+    },
+    Write {
+        target: Look,
+        work: Work,
+        on: On,
+    },
+    Copy {
+        source: Look,
+        on: On,
+        place: Place,
+    },
+    Own {
+        source: Look,
+        on: On,
+    },
+    Sum {
+        source: Look,
+        on: On,
+        reader: On,
+        is_kept: bool,
+    },
+    Product {
+        left: Look,
+        right: Look,
+        on: On,
+    },
+    Join {
+        parts: Vec<Look>,
+        axis: usize,
+        stacks: bool,
+    },
+    Resize {
+        array: Pick,
+        len: usize,
+        value: i8,
+    },
+    Append {
+        array: Pick,
+        other: Look,
+    },
+    Extend {
+        array: Pick,
+        count: usize,
+    },
+    Upload {
+        target: Look,
+        on: On,
+    },
+    Check {
+        source: Look,
+        on: On,
+    },
+    HostRead {
+        array: Pick,
+    },
+    HostWrite {
+        array: Pick,
+        index: usize,
+        value: i8,
+    },
+    Lend {
+        array: Pick,
+        other: Pick,
+        value: u8,
+        leaks: bool,
+    },
+    Registered {
+        len: usize,
+        on: On,
+        other: On,
+        value: i8,
+    },
+    Halves {
+        array: Pick,
+        axis: usize,
+        at: usize,
+        interleaves: bool,
+        steps: Vec<(bool, On, Work)>,
+        threads: bool,
+    },
+    Share {
+        arrays: Vec<Pick>,
+        thread_count: usize,
+        work: Vec<Work>,
+    },
+    StartUpload {
+        on: On,
+        shape: Vec<usize>,
+        owned: Owned,
+    },
+    StartDownload {
+        source: Look,
+        on: On,
+        owned: Owned,
+    },
+    EndTransfer {
+        transfer: Pick,
+        end: End,
+    },
+    Capture {
+        on: On,
+        nodes: Vec<Node>,
+        numbers: Vec<i8>,
+        out: Option<(Look, i8)>,
+    },
+    Update {
+        graph: Pick,
+        nodes: Vec<Node>,
+        numbers: Vec<i8>,
+        out: Option<(Look, i8)>,
+    },
+    Launch {
+        graph: Pick,
+        on: On,
+        set: Option<(Pick, i8)>,
+        reader: On,
+        is_kept: bool,
+    },
+    DropGraph {
+        graph: Pick,
+    },
+    Move {
+        array: Pick,
+        on: On,
+    },
+    Block {
+        array: Pick,
+        on: On,
+    },
+    Drop {
+        array: Pick,
+        elsewhere: bool,
+    },
+    Synchronize {
+        on: On,
+    },
+}
+
+impl Operation {
+    /// The name in the coverage.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::New { .. } => "new",
+            Self::Calculate { .. } => "calculate",
+            Self::Write { .. } => "write",
+            Self::Copy { .. } => "copy",
+            Self::Own { .. } => "own",
+            Self::Sum { .. } => "sum",
+            Self::Product { .. } => "product",
+            Self::Join { .. } => "join",
+            Self::Resize { .. } => "resize",
+            Self::Append { .. } => "append",
+            Self::Extend { .. } => "extend",
+            Self::Upload { .. } => "upload",
+            Self::Check { .. } => "check",
+            Self::HostRead { .. } => "host read",
+            Self::HostWrite { .. } => "host write",
+            Self::Lend { .. } => "lend",
+            Self::Registered { .. } => "registered",
+            Self::Halves { .. } => "halves",
+            Self::Share { .. } => "share",
+            Self::StartUpload { .. } => "start upload",
+            Self::StartDownload { .. } => "start download",
+            Self::EndTransfer { .. } => "end transfer",
+            Self::Capture { .. } => "capture",
+            Self::Update { .. } => "update",
+            Self::Launch { .. } => "launch",
+            Self::DropGraph { .. } => "drop graph",
+            Self::Move { .. } => "move",
+            Self::Block { .. } => "block",
+            Self::Drop { .. } => "drop",
+            Self::Synchronize { .. } => "synchronize",
+        }
+    }
+}
+
+/// The names of all operations.
+#[rustfmt::skip]
+pub(super) const NAMES: [&str; 30] = [
+    "new", "calculate", "write", "copy", "own", "sum", "product", "join", "resize", "append", "extend", "upload", "check", "host read",
+    "host write", "lend", "registered", "halves", "share", "start upload", "start download", "end transfer", "capture", "update",
+    "launch", "drop graph", "move", "block", "drop", "synchronize",
+];

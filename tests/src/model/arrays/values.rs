@@ -1,0 +1,118 @@
+//! [`Value`]: the element types, and what each operation makes of them.
+
+use super::operation::Arithmetic;
+use crate::array::ndarray::{ArrayD, Zip};
+use crate::array::{Numeric, Operand, Random};
+use std::fmt::Debug;
+
+/// An element type of programs.
+pub(super) trait Value: Numeric + Random + Operand<Self> + PartialEq + Debug {
+    fn of(number: i8) -> Self;
+    /// A value whose bytes are all equal.
+    fn of_byte(byte: u8) -> Self;
+    fn calculate(operation: Arithmetic, left: Self, right: Self) -> Self;
+    /// Equal to the last bit, or both not a number.
+    fn is_same(self, other: Self) -> bool;
+    /// Whether `sum` is that of the terms, in any order.
+    fn is_sum(sum: Self, terms: impl Iterator<Item = Self>) -> bool;
+    /// The first numbers of the generator with this seed.
+    fn random(seed: u64, count: usize) -> Vec<Self>;
+}
+
+impl Value for i32 {
+    fn of(number: i8) -> Self {
+        number.into()
+    }
+
+    fn of_byte(byte: u8) -> Self {
+        Self::from_ne_bytes([byte; 4])
+    }
+
+    fn calculate(operation: Arithmetic, left: Self, right: Self) -> Self {
+        match operation {
+            Arithmetic::Add => left.wrapping_add(right),
+            Arithmetic::Sub => left.wrapping_sub(right),
+            Arithmetic::Mul => left.wrapping_mul(right),
+        }
+    }
+
+    fn is_same(self, other: Self) -> bool {
+        self == other
+    }
+
+    fn is_sum(sum: Self, terms: impl Iterator<Item = Self>) -> bool {
+        sum == terms.fold(0, Self::wrapping_add)
+    }
+
+    fn random(seed: u64, count: usize) -> Vec<Self> {
+        let words = (0..).flat_map(|block| philox(seed, block));
+        words.map(u32::cast_signed).take(count).collect()
+    }
+}
+
+impl Value for f64 {
+    fn of(number: i8) -> Self {
+        number.into()
+    }
+
+    fn of_byte(byte: u8) -> Self {
+        Self::from_ne_bytes([byte; 8])
+    }
+
+    fn calculate(operation: Arithmetic, left: Self, right: Self) -> Self {
+        match operation {
+            Arithmetic::Add => left + right,
+            Arithmetic::Sub => left - right,
+            Arithmetic::Mul => left * right,
+        }
+    }
+
+    fn is_same(self, other: Self) -> bool {
+        self.to_bits() == other.to_bits() || self.is_nan() && other.is_nan()
+    }
+
+    fn is_sum(sum: Self, terms: impl Iterator<Item = Self>) -> bool {
+        let (mut expected, mut size) = (0.0, 0.0);
+        for term in terms {
+            expected += term;
+            size += term.abs();
+        }
+        // In another order, large terms may overflow.
+        size.is_nan() || size > 1e300 || (sum - expected).abs() <= 1e-9 * size
+    }
+
+    fn random(seed: u64, count: usize) -> Vec<Self> {
+        let pairs = (0..).flat_map(|block| {
+            let [a, b, c, d] = philox(seed, block).map(u64::from);
+            [a | b << 32, c | d << 32]
+        });
+        pairs.map(|word| (word >> 11) as Self / 2_f64.powi(53)).take(count).collect()
+    }
+}
+
+/// Philox4x32-10, stream 0.
+fn philox(seed: u64, block: u64) -> [u32; 4] {
+    let halves = |wide: u64| (wide as u32, (wide >> 32) as u32);
+    let ((mut k0, mut k1), (c0, c1)) = (halves(seed), halves(block));
+    let mut counter = [c0, c1, 0, 0];
+    for _ in 0..10 {
+        let (low0, high0) = halves(u64::from(counter[0]) * 0xD251_1F53);
+        let (low1, high1) = halves(u64::from(counter[2]) * 0xCD9E_8D57);
+        counter = [high1 ^ counter[1] ^ k0, low1, high0 ^ counter[3] ^ k1, low0];
+        (k0, k1) = (k0.wrapping_add(0x9E37_79B9), k1.wrapping_add(0xBB67_AE85));
+    }
+    counter
+}
+
+/// Calculates element by element, with repeated elements. The shapes fit.
+pub(super) fn calculated<T: Value>(
+    operation: Arithmetic,
+    left: &ArrayD<T>,
+    right: &ArrayD<T>,
+) -> Result<ArrayD<T>, String> {
+    let shape = super::views::joint(left.shape(), right.shape());
+    let (Some(left), Some(right)) = (left.broadcast(shape.clone()), right.broadcast(shape)) else {
+        return Err("the twin cannot repeat these elements".into());
+    };
+    Ok(Zip::from(&left).and(&right).map_collect(|left, right| T::calculate(operation, *left, *right)))
+}
