@@ -19,7 +19,7 @@ pub mod fixtures {
     pub mod two_devices;
 }
 
-/// How a test runs: on both drivers, under many seeds, or in every order.
+/// Runs of a test: on both drivers, under many seeds, or in every order.
 pub mod harness {
     pub mod cases;
     pub mod schedules;

@@ -66,7 +66,7 @@ impl fmt::Display for StreamKind {
     }
 }
 
-/// How a trace is replayed.
+/// The settings of a replay.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     /// The pool's backend; the default one if `None`.
@@ -184,8 +184,8 @@ pub enum ReplayError {
     },
 }
 
-/// Replays a trace on the first device of a driver. `on_progress` is called with the number of completed events now and then; its time
-/// is not counted.
+/// Replays a trace on the first device of a driver. `on_progress` is called with the number of completed events now and then; its
+/// time is not counted.
 ///
 /// # Errors
 ///

@@ -41,7 +41,7 @@ enum Task {
     Bench(measure::Args),
     /// Run every GPU test on this machine, or bundle them for another machine
     GpuTest(gpu_test::Args),
-    /// Build the simulator as libcuda.so.1, for programs that do not know gpumem
+    /// Build the simulator as libcuda.so.1, for programs that do not use gpumem
     DropIn(drop_in::Args),
     /// Run programs of others on the simulator
     Interop(interop::Args),

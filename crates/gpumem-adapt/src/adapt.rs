@@ -1,4 +1,4 @@
-//! [`Adapt`]: the operation of this crate. [`Collect`]: what a sequence of values becomes.
+//! [`Adapt`]: the operation of this crate. [`Collect`]: the result of a sequence of values.
 
 use crate::context::Context;
 use crate::error::AdaptError;
@@ -8,13 +8,13 @@ use gpumem_array::ndarray::{Array1, ArrayView1, Ix1};
 
 /// Rebuilds a value with its arrays at another place, and keeps its type otherwise.
 ///
-/// [`adapt`](Adapt::adapt) copies, [`into_adapted`](Adapt::into_adapted) moves. Both return when all copies are complete. If a part of
-/// a value fails, the parts that were already moved are released, and the error names the part.
+/// [`adapt`](Adapt::adapt) copies, [`into_adapted`](Adapt::into_adapted) moves. Both return when all copies are complete. If a part
+/// of a value fails, the parts that were already moved are released, and the error names the part.
 ///
 /// # Your own types
 ///
-/// `#[derive(Adapt)]` (feature `derive`) adapts structs and enums field by field. Make a model generic over its [`Storage`](crate::Storage),
-/// because a field of type `Array2<f32>` cannot hold device memory:
+/// `#[derive(Adapt)]` (feature `derive`) adapts structs and enums field by field. Make a model generic over its
+/// [`Storage`](crate::Storage), because a field of type `Array2<f32>` cannot hold device memory:
 ///
 /// ```
 /// use gpumem_adapt::array::kind::Device;
@@ -48,8 +48,8 @@ use gpumem_array::ndarray::{Array1, ArrayView1, Ix1};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A struct can also be generic over its arrays (`Layer<A>` with a field of type `A`). `#[adapt(skip)]` keeps a field and clones it for a
-/// copy; `#[adapt(with = path)]` calls a function `fn(&Field, &mut Context<'_, To>) -> Result<NewField, AdaptError>`;
+/// A struct can also be generic over its arrays (`Layer<A>` with a field of type `A`). `#[adapt(skip)]` keeps a field and clones it
+/// for a copy; `#[adapt(with = path)]` calls a function `fn(&Field, &mut Context<'_, To>) -> Result<NewField, AdaptError>`;
 /// `#[adapt(element)]` on a type that is plain bytes makes a `Vec` of it an array.
 ///
 /// # What becomes of values
@@ -141,7 +141,8 @@ pub trait Adapt<To: Target> {
     }
 }
 
-/// What a sequence of values of type `A`, each of which becomes a `B`, becomes at a target. Implemented by [`Separate`] and [`Merged`].
+/// What a sequence of values of type `A`, each of which becomes a `B`, becomes at a target. Implemented by [`Separate`] and
+/// [`Merged`].
 pub trait Collect<To: Target, A: ?Sized, B> {
     /// The sequence at the target.
     type Collected;

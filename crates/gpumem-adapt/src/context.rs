@@ -1,4 +1,4 @@
-//! [`Context`]: what the parts of one value have in common while it is moved.
+//! [`Context`]: the state that the parts of one value share while the value is moved.
 
 use core::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -28,7 +28,8 @@ impl<'t, To> Context<'t, To> {
         entry.downcast_ref::<Entry<R>>().map(|entry| entry.moved.clone())
     }
 
-    /// Records what the shared part at `address` became. While the context exists, `source` keeps the address from being used again.
+    /// Records what the shared part at `address` became. While the context exists, `source` keeps the address from being used
+    /// again.
     pub(crate) fn share<R: Clone + 'static>(&mut self, address: usize, moved: &R, source: impl Any) {
         let entry = Entry { moved: moved.clone(), _source: Box::new(source) };
         self.shared.insert((address, TypeId::of::<R>()), Box::new(entry));

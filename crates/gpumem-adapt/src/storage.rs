@@ -1,4 +1,4 @@
-//! [`Storage`]: the families of arrays that a model is generic over. [`Shaped`]: what wrappers require of the array inside.
+//! [`Storage`]: the families of arrays that a model is generic over. [`Shaped`]: the requirements of wrappers on the array inside.
 
 use gpumem_array::kind::{Device, Pinned, Unified};
 use gpumem_array::ndarray::{Array, ArrayView, Dimension};
@@ -44,8 +44,8 @@ pub trait Storage: 'static {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Host;
 
-/// The host, with one-dimensional arrays as `Vec`s: a target of [`Adapt`](crate::Adapt). Arrays of other dimensions become `ndarray`
-/// arrays.
+/// The host, with one-dimensional arrays as `Vec`s: a target of [`Adapt`](crate::Adapt). Arrays of other dimensions become
+/// `ndarray` arrays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostVec;
 

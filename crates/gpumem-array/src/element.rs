@@ -4,9 +4,9 @@ use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 
 /// A type whose values are copied between host and device as bytes.
 ///
-/// It is implemented for every type that [`bytemuck`] describes as plain bytes: without padding ([`NoUninit`]), valid with all bytes
-/// zero ([`Zeroable`]), and with a check for its invalid values, if it has any ([`CheckedBitPattern`]). You cannot implement it
-/// yourself; derive the three traits of `bytemuck` instead, without `unsafe`.
+/// It is implemented for every type that [`bytemuck`] describes as plain bytes: without padding ([`NoUninit`]), valid with all
+/// bytes zero ([`Zeroable`]), and with a check for its invalid values, if it has any ([`CheckedBitPattern`]). You cannot implement
+/// it yourself; derive the three traits of `bytemuck` instead, without `unsafe`.
 ///
 /// | included | |
 /// | --- | --- |
@@ -122,7 +122,7 @@ pub(crate) mod sealed {
     pub trait Sealed: Sized {
         const KIND: super::Kind;
         const ONE: Self;
-        /// How many numbers lie between `start` and `end`, `step` apart, `start` included.
+        /// The number of values that lie between `start` and `end`, `step` apart, `start` included.
         fn steps(start: Self, end: Self, step: Self) -> usize;
         /// `start` and `index` steps. The index is below [`Sealed::steps`].
         fn nth(start: Self, step: Self, index: usize) -> Self;

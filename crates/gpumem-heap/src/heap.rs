@@ -107,7 +107,7 @@ pub struct Heap {
     /// The peak of `used_bytes` without `kept_bytes`, and the large blocks that thread caches retain.
     needed_peak_bytes: u64,
     kept_bytes: u64,
-    /// How much thread caches may retain, as of the last request for it.
+    /// The amount that thread caches may retain, as of its last query.
     keepable_bytes: u64,
     /// The part of `blocks_bytes` that was reserved before it was needed, and that has not been released since.
     reserved_ahead_bytes: u64,

@@ -1,10 +1,11 @@
 //! [`Tuning`]: the trade-off between memory and driver calls.
 
-/// The options of a heap. [`Tuning::FAST`], [`Tuning::BALANCED`] and [`Tuning::TIGHT`] are tested settings. A heap clamps values that
-/// are out of range.
+/// The options of a heap. [`Tuning::FAST`], [`Tuning::BALANCED`] and [`Tuning::TIGHT`] are tested settings. A heap clamps values
+/// that are out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// How far reserved memory may exceed the peak of use before idle memory is remapped instead, in thousandths of that peak.
+    /// The amount by which reserved memory may exceed the peak of use before idle memory is remapped instead, in thousandths of
+    /// that peak.
     pub growth_slack_per_mille: u32,
     /// The slack of a program that has used up its mapping allowance, in thousandths of the peak of use. Its requests keep
     /// changing.
@@ -15,8 +16,8 @@ pub struct Tuning {
     pub handle_max_pages: u32,
     /// The heap grows by at least its reserved memory divided by this; not zero.
     pub growth_divisor: u32,
-    /// In a heap over segments each larger block gets its own segment, which is never split for smaller blocks. A multiple of 2 MiB,
-    /// at least [`SPLIT_BYTES_MAX_MIN`]; [`u64::MAX`] for no such limit.
+    /// In a heap over segments each larger block gets its own segment, which is never split for smaller blocks. A multiple of 2
+    /// MiB, at least [`SPLIT_BYTES_MAX_MIN`]; [`u64::MAX`] for no such limit.
     pub split_bytes_max: u64,
     /// The combined capacity of magazines and depot, in thousandths of the reserved memory.
     pub magazine_share_per_mille: u32,
@@ -111,8 +112,8 @@ impl Tuning {
     }
 }
 
-/// The minimum of [`Tuning::split_bytes_max`], in bytes: more than the remainder of a segment with one block, so that no other block
-/// fits into it.
+/// The minimum of [`Tuning::split_bytes_max`], in bytes: more than the remainder of a segment with one block, so that no other
+/// block fits into it.
 pub const SPLIT_BYTES_MAX_MIN: u64 = 20 << 20;
 
 const PAGE_BYTES: u64 = 2 << 20;

@@ -28,7 +28,7 @@ use gpumem_sys::types::{
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How other driver calls affect an active capture. The pool's own calls are safe in every mode.
+/// The effect of other driver calls on an active capture. The pool's own calls are safe in every mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CaptureMode {
     /// A call that may wait for the device breaks the capture, on any thread that has not chosen another mode.
@@ -248,8 +248,8 @@ impl GraphExec {
     ///
     /// # Errors
     ///
-    /// [`PoolError::WrongDevice`] if the graph belongs to another device; [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call
-    /// fails.
+    /// [`PoolError::WrongDevice`] if the graph belongs to another device; [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a
+    /// call fails.
     pub fn update(&mut self, graph: &Graph) -> Result<bool, PoolError> {
         let device = self.hold.device.clone();
         if graph.hold.device != device {

@@ -128,7 +128,7 @@ struct Entries {
     asking: BTreeSet<u64>,
 }
 
-/// Which callback runs.
+/// The callback to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     Purge,

@@ -218,7 +218,7 @@ fn numbered(path: &Path) -> PathBuf {
     }
 }
 
-/// How long the end of a pool waits for the writer.
+/// The maximum time that the end of a pool waits for the writer.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! How to test your own CUDA host code without a GPU.
+//! Tests CUDA host code without a GPU.
 //!
 //! The code under test is a double buffer: a copy stream fills two blocks of device memory in turn from pinned host memory, and a
 //! second stream processes each block. The code takes its driver as an argument, so it also runs on the vendor's driver. The

@@ -57,7 +57,7 @@ pub struct LiveAllocation {
     pub kind: AllocationKind,
 }
 
-/// How memory was allocated.
+/// The kind of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllocationKind {
@@ -82,8 +82,8 @@ pub enum AllocationKind {
 }
 
 impl Report {
-    /// The findings that no return code reported, such as races, and memory that was not freed: call this at the end of a test. The list
-    /// is empty for a correct program.
+    /// The findings that no return code reported, such as races, and memory that was not freed: call this at the end of a test. The
+    /// list is empty for a correct program.
     #[must_use]
     pub fn silent_findings(&self) -> Vec<Finding> {
         let leaks = self.leaks.iter().map(|allocation| Finding::Leak { allocation: allocation.clone() });

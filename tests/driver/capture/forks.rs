@@ -1,4 +1,4 @@
-//! How streams fork from a capture and join it, and their dependencies in it.
+//! Streams that fork from a capture and join it, and their dependencies in it.
 
 use crate::fixture::*;
 use gpumem_tests::cases;

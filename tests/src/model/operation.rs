@@ -116,7 +116,7 @@ pub enum Operation {
         stream: Pick,
         /// The value.
         value: u8,
-        /// How the stream waits for the earlier uses of the block.
+        /// The way in which the stream waits for the earlier uses of the block.
         wait: Wait,
     },
     /// Copies one block to another.
@@ -136,7 +136,7 @@ pub enum Operation {
         block: Pick,
         /// The stream.
         stream: Pick,
-        /// How the stream waits for the last writer of the block.
+        /// The way in which the stream waits for the last writer of the block.
         wait: Wait,
     },
     /// Creates a growable block.
@@ -212,7 +212,7 @@ pub enum Operation {
         exec: Pick,
         /// The stream.
         stream: Pick,
-        /// How the stream waits for the earlier uses of the graph's blocks.
+        /// The way in which the stream waits for the earlier uses of the graph's blocks.
         wait: Wait,
         /// The driver call that fails during the operation.
         fault: Option<Fault>,
@@ -326,7 +326,7 @@ pub enum Size {
     Room(i64),
 }
 
-/// How one stream is made to wait for another.
+/// The ways in which one stream waits for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// `Stream::wait_for`.

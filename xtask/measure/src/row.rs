@@ -42,7 +42,7 @@ pub(crate) fn is_better(one: f64, other: f64, unit: &str) -> bool {
     if MORE.contains(&unit) { one > other } else { one < other }
 }
 
-/// How many times better the first figure is; `None` if the ratio is meaningless.
+/// The factor by which the first figure is better; `None` if the ratio is meaningless.
 pub(crate) fn times_better(ours: f64, peers: f64, unit: &str) -> Option<f64> {
     let ratio = if MORE.contains(&unit) { ours / peers } else { peers / ours };
     Some(ratio).filter(|ratio| ratio.is_finite())

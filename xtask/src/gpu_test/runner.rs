@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Which suites to run, and how.
+/// The suites to run, and their options.
 #[derive(clap::Args)]
 pub(crate) struct Choice {
     /// Run only this suite; may be repeated

@@ -1,4 +1,5 @@
-//! A recorded run of the benches: a file with one JSON object a line. The first is the run's [`Origin`], the others are [`Figure`]s.
+//! A recorded run of the benches: a file with one JSON object a line. The first is the run's [`Origin`], the others are
+//! [`Figure`]s.
 //!
 //! `cargo xtask bench --record FILE` writes such a file, `docs/runs` keeps those that documents and plots refer to.
 
@@ -12,7 +13,7 @@ pub(crate) struct Run {
     pub(crate) figures: Vec<Figure>,
 }
 
-/// Where the figures of a run come from.
+/// The origin of the figures of a run.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Origin {

@@ -1,4 +1,4 @@
-//! Checks the checked-in kernels: each is old enough for every supported driver, and has its source.
+//! Checks the PTX files: each has its CUDA source, and a version that every supported driver accepts.
 
 use super::{Files, Finding};
 

@@ -2,7 +2,7 @@
 
 use core::iter::repeat_n;
 
-/// How many rows and columns are shown of a matrix that is abridged: these first, these last.
+/// The number of rows and columns that an abridged matrix shows at its start and at its end.
 const SHOWN: (usize, usize) = (6, 5);
 
 /// The rows of a diagonal matrix, each after a line break.

@@ -37,7 +37,8 @@ impl Side {
 /// # Safety
 ///
 /// - The stream is alive and its context current.
-/// - Both sides have the rows from their address on, alive until the copy is done; the stream has been ordered for the copy.
+/// - The rows lie in live memory on both sides, from the given address on, until the copy is complete.
+/// - The stream is ordered behind the earlier uses of both sides.
 pub(crate) unsafe fn queue(
     driver: &Driver,
     stream: CUstream,

@@ -1,4 +1,4 @@
-//! [`Downloads`]: which writes a download is likely to wait for while later work is queued.
+//! [`Downloads`] predicts the writes that a download will wait for while later work is queued.
 
 use super::Gpu;
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -72,7 +72,7 @@ impl Stages {
 
 /// Long enough that the calls of a chunk take much less time than its two copies.
 const SLOT_BYTES: u64 = 2 << 20;
-/// Where pinned memory is short. Copies of smaller chunks take less time than their calls.
+/// The size of chunks when pinned memory is short. Copies of smaller chunks take less time than their calls.
 const SLOT_BYTES_MIN: u64 = 64 << 10;
 /// Two chunks are copied at any time, one into its slot and one out of it. The others absorb delays of either.
 const SLOT_COUNT: usize = 4;

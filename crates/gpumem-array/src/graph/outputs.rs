@@ -1,4 +1,4 @@
-//! [`Outputs`]: what a capture returns; [`Out`]: the tokens that stand for it.
+//! [`Outputs`]: the arrays that a capture returns; [`Out`]: the tokens that stand for them.
 
 use crate::array::GpuArray;
 use crate::element::Element;
@@ -20,7 +20,8 @@ pub struct Out<T, D> {
     element: PhantomData<fn() -> T>,
 }
 
-/// The results that the closure of [`Gpu::capture`](crate::Gpu::capture) may return: arrays, nothing, and tuples, arrays, `Vec` and `Option` of them.
+/// The results that the closure of [`Gpu::capture`](crate::Gpu::capture) may return: arrays, nothing, and tuples, arrays, `Vec` and
+/// `Option` of them.
 pub trait Outputs {
     /// The tokens of the results: [`Out`] for each array.
     type Tokens;

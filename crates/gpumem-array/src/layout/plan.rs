@@ -1,9 +1,9 @@
-//! [`Plan`]: how elements move from one layout to another with the fewest driver calls.
+//! [`Plan`]: the movement of elements from one layout to another with the fewest driver calls.
 //!
 //! The axes are ordered by their steps in the target, from the slowest to the fastest, and merged where both sides are contiguous.
-//! The remaining axes determine the form. One run of bytes is one copy, and runs at a fixed pitch are one 2D or 3D copy, or one kernel.
-//! All other layouts take one kernel, which moves tiles if the fastest axes of the two sides differ. A plan is arithmetic only: `copy`
-//! chooses the driver calls from it.
+//! The remaining axes determine the form. One run of bytes is one copy, and runs at a fixed pitch are one 2D or 3D copy, or one
+//! kernel. All other layouts take one kernel, which moves tiles if the fastest axes of the two sides differ. A plan is arithmetic
+//! only: `copy` chooses the driver calls from it.
 
 use crate::layout::Layout;
 use ndarray::Dimension;
@@ -30,8 +30,8 @@ pub(crate) enum Form {
     Strided(Strided),
 }
 
-/// `depth` slices of `height` rows of `width` bytes. The pitch is the distance of two rows; the distance of two slices is `…_height`
-/// rows.
+/// `depth` slices of `height` rows of `width` bytes. The pitch is the distance of two rows; the distance of two slices is
+/// `…_height` rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pitched {
     pub(crate) width: usize,

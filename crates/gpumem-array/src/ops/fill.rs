@@ -21,8 +21,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space, [`ArrayError::Pool`] if the allocation or a driver call
-    /// fails.
+    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space, [`ArrayError::Pool`] if the allocation or a driver
+    /// call fails.
     pub fn zeros<P, S>(place: &P, shape: S) -> Result<Self, ArrayError>
     where
         P: Place<Kind = K> + ?Sized,
@@ -37,8 +37,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver call
-    /// fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver
+    /// call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn from_elem<P, S>(place: &P, shape: S, value: T) -> Result<Self, ArrayError>
     where
         P: Place<Kind = K> + ?Sized,
@@ -51,7 +51,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the
+    /// simulator without the feature `sim`.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         self.view_mut().fill(value)
     }
@@ -62,8 +63,8 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`. On an
-    /// error the memory is freed.
+    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the
+    /// simulator without the feature `sim`. On an error the memory is freed.
     pub fn fill(self, value: T) -> Result<GpuArray<T, D, K>, ArrayError> {
         let mut array = self.into_unwritten();
         array.view_mut().fill(value)?;
@@ -81,7 +82,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
     /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
     /// - [`ArrayError::Pool`] if a driver call fails, or if an element is uploaded while the stream captures.
-    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, for elements of 8 bytes and more, and for elements
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, for elements of 8 bytes and more, and for
+    /// elements
     ///   that are neither contiguous nor rows at a pitch.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         match Pattern::of(&value) {
@@ -199,7 +201,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
 /// A value, repeated until its bytes are a whole number of stores.
 struct Repeated {
     bytes: [u128; Self::BYTES_MAX / 16],
-    /// How many of them repeat.
+    /// The number of bytes that repeat.
     len: usize,
     /// The size of a store: 1, 2, 4, 8 or 16.
     unit: usize,

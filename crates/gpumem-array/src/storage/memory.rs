@@ -1,4 +1,4 @@
-//! [`Memory`]: where the bytes of a storage lie.
+//! [`Memory`]: the location of the bytes of a storage.
 
 use core::ptr::NonNull;
 use gpumem_pool::{Block, Device, MemoryKind, Stream};

@@ -27,12 +27,12 @@ pub struct LargeBlock {
     pub stamp: u64,
 }
 
-/// How much a thread cache may retain of large blocks, and how closely a retained block must fit a request.
+/// The amount of large blocks that a thread cache may retain, and the maximum difference between a retained block and a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
     /// The combined size of retained blocks, in bytes.
     pub keep_bytes: u64,
-    /// How much larger than the request a block may be, in steps of a 64th of a power of two.
+    /// The maximum excess of a block over the request, in steps of a 64th of a power of two.
     pub excess_steps: u16,
 }
 

@@ -1,4 +1,4 @@
-//! [`Heap::blockers`]: what a request would have to wait for.
+//! [`Heap::blockers`]: the uses that a request would have to wait for.
 
 use super::idle_scan::{IdleScan, View};
 use super::ready::smallest_stretch;

@@ -203,7 +203,7 @@ impl Heap {
         self.keepable_bytes > self.needed_peak_bytes / 4
     }
 
-    /// How far the heap may grow for a request before more expensive steps than a new handle are worthwhile, in bytes.
+    /// The amount by which the heap may grow for a request before more expensive steps than a new handle are worthwhile, in bytes.
     pub fn growth_target_bytes(&self, request: &Request) -> u64 {
         let used = self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes);
         // Without mappings there has to be room for what is left over of a segment.

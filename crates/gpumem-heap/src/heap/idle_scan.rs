@@ -152,5 +152,5 @@ pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>)
     found
 }
 
-/// Where neighbours may be in different states, records down to this part of a range's size are looked at.
+/// The smallest part of a range's size that a record may have to be examined, where neighbours may be in different states.
 const SEEDS: u64 = 8;

@@ -38,7 +38,7 @@ pub(super) struct Pages {
     free_va_ranges: [FreeVaRanges; 2],
     mapping_count: usize,
     empty_count: usize,
-    /// Where the search for empty mappings continues.
+    /// The position at which the search for empty mappings continues.
     hand: u32,
     /// Handles that get no new mappings, and whose pages do not move.
     pinned: BTreeSet<u32>,

@@ -1,4 +1,4 @@
-//! The options of a pool: one table. An entry of [`options!`] reads
+//! One table of all options of a pool. An entry of [`options!`] reads
 //!
 //! ```text
 //! name: Type = parser("expected values") default "default" => place in `Config` on SCOPE: "description";

@@ -1,4 +1,4 @@
-//! [`SizeRounding`]: how the sizes of large blocks are rounded up. Pure.
+//! [`SizeRounding`]: the rule by which the sizes of large blocks are rounded up. It has no state.
 
 use core::str::FromStr;
 

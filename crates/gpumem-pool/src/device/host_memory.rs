@@ -84,7 +84,7 @@ struct Registration {
     is_over: bool,
 }
 
-/// How devices access the memory.
+/// The way in which devices access the memory.
 #[derive(Clone, Copy)]
 enum Access {
     ReadWrite,

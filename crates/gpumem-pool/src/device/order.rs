@@ -1,4 +1,4 @@
-//! [`Clocks`]: which uses of memory are ordered before a stream's next operation, and which are complete.
+//! [`Clocks`] determines which uses of memory are ordered before a stream's next operation, and which are complete.
 //!
 //! A free makes no driver call: it takes a [`Stamp`], the stream's index and its epoch. A later request for the memory
 //! compares two numbers ([`Order`]). Markers, events in the streams that advance those numbers, are recorded only when

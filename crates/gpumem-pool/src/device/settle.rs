@@ -9,7 +9,7 @@ use gpumem_sys::types::CUresult;
 use std::sync::PoisonError;
 use std::time::Instant;
 
-/// How long a refused wait is repeated. Running work is waited for without bound.
+/// The time for which a refused wait is repeated. A wait for running work has no bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
     /// The memory can be kept if the wait stays impossible.
@@ -205,14 +205,14 @@ impl Device {
     }
 }
 
-/// How often a refused wait for the context is repeated before markers are tried.
+/// The number of times that a refused wait for the context is repeated before markers are tried.
 const TRIES: usize = 3;
-/// How long a drop repeats refused calls, and waits for another thread's capture, before the memory is kept.
+/// The time for which a drop repeats refused calls, and waits for another thread's capture, before the memory is kept.
 const KEPT_AFTER: Duration = Duration::from_secs(2);
-/// How long a live driver may refuse every way to wait or release before the end of a borrow gives up. Also how long
-/// captures of unknown origin are waited for before those that this thread may have begun are ended.
+/// The time for which a live driver may refuse every way to wait or release before the end of a borrow gives up. Also the time for
+/// which captures of unknown origin are waited for before those that this thread may have begun are ended.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
-/// How long a refused wait is repeated before captures of this thread are ended to make it possible.
+/// The time for which a refused wait is repeated before captures of this thread are ended to make it possible.
 const ENDS_CAPTURES_AFTER: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(10);

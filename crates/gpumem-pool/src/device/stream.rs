@@ -270,9 +270,9 @@ impl Stream {
         self.0.fast_path_id.store(0, Ordering::SeqCst);
     }
 
-    /// Counts bytes that a call naming the stream has allocated or freed there. True if a marker is due without a
-    /// request: other calls cannot record one, and without it freed memory would stay with this stream. `share_bytes`
-    /// is the amount that may.
+    /// Counts bytes that a call naming the stream has allocated or freed there. Returns true if a marker is due
+    /// without a request: other calls cannot record one, and without a marker freed memory would stay with this stream. Up to
+    /// `share_bytes` may stay.
     #[inline]
     pub(crate) fn is_mark_due(&self, size_bytes: u64, share_bytes: impl FnOnce() -> u64) -> bool {
         self.0.kind != Kind::Owned && self.is_turnover_due(size_bytes, share_bytes)

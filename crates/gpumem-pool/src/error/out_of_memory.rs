@@ -76,8 +76,8 @@ pub struct OutOfMemory {
     /// The attempts to make room, in order. Repeated attempts are merged into one entry.
     pub attempts: Vec<Attempt>,
     /// The streams whose work was unfinished when the request reached its deadline
-    /// ([`wait_deadline_ms`](crate::conf)), the longest wait first. Empty if the request did not
-    /// reach it.
+    /// ([`wait_deadline_ms`](crate::conf)), the longest wait first. Empty if the request ended
+    /// before the deadline.
     pub unfinished: Vec<UnfinishedStream>,
     /// The largest holders by tag; untagged blocks are excluded.
     pub holders: Vec<Holder>,

@@ -29,7 +29,7 @@ pub(super) struct Timed {
     pub(super) raw: Raw,
 }
 
-/// How full the ring is after a put.
+/// The fill level of the ring after a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     Fine,

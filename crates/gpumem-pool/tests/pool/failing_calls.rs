@@ -1,5 +1,5 @@
-//! Each driver call fails once, in a program that uses every part of a pool: the pool undoes the operation, a second attempt succeeds,
-//! and no memory is lost. And when another process takes memory, the pool releases its own and retries.
+//! Each driver call fails once, in a program that uses every part of a pool: the pool undoes the operation, a second attempt
+//! succeeds, and no memory is lost. And when another process takes memory, the pool releases its own and retries.
 
 use crate::call_counter::{calls, count_calls};
 use crate::fixture::built_backends;
@@ -290,7 +290,7 @@ const SERVED_EVERY: Duration = Duration::from_micros(1100);
 /// The driver's own pools grow in segments.
 const SLACK: u64 = 64 * MIB;
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Whole,

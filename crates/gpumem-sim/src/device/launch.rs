@@ -101,7 +101,8 @@ pub(crate) trait LaunchMemory {
     ///
     /// # Errors
     ///
-    /// [`KernelFault`] if no allocation has the address, if the context may not use it in this way, or if the address is misaligned.
+    /// [`KernelFault`] if no allocation has the address, if the context may not use it in this way, or if the address is
+    /// misaligned.
     fn range(
         &self,
         context: Handle,
@@ -123,7 +124,8 @@ pub struct Launch<'a> {
     copies: &'a Copies,
 }
 
-/// Copies of the host memory that a kernel reads and may not write: it gets cells, which it could write.
+/// Copies of host memory that is registered for reading only. A kernel gets cells of a copy, so that a write does not reach the
+/// memory.
 #[derive(Default)]
 pub(crate) struct Copies(OnceCell<Box<HostCopy>>);
 

@@ -45,5 +45,5 @@ impl Default for Settings {
 const LIMIT_DEFAULTS: [usize; 7] = [1 << 10, 1 << 20, 8 << 20, 2, 2048, 64, 0];
 const L2_FETCH_BYTES_MAX: usize = 128;
 
-/// How to wait, mapped host memory, local memory kept, and core dumps.
+/// The flags for waits, mapped host memory, retained local memory, and core dumps.
 const FLAGS_KNOWN: u32 = 0x1ff;

@@ -40,8 +40,8 @@ impl Origins {
     }
 }
 
-/// The call stack of a thread in a call of the driver, innermost function first. `Display` shows the functions of the program, with file
-/// and line if known, and leaves out those of this crate and of the standard library.
+/// The call stack of a thread in a call of the driver, innermost function first. `Display` shows the functions of the program, with
+/// file and line if known, and leaves out those of this crate and of the standard library.
 #[derive(Clone)]
 pub struct CallStack(Arc<Backtrace>);
 
@@ -118,7 +118,7 @@ fn is_programs(file: &Path) -> bool {
     !STRANGE_FILES.iter().any(|part| text.contains(part)) && !text.contains(OWN_FILES)
 }
 
-/// How the names begin of functions that are not the program's.
+/// Prefixes of the names of functions that do not belong to the program.
 const STRANGERS: &[&str] = &[
     "gpumem_sim::",
     "<gpumem_sim::",

@@ -82,7 +82,7 @@ impl Matrix {
     }
 }
 
-/// Where the sums along columns go: a row for each part of the matrix.
+/// The destination of the sums along columns: a row for each part of the matrix.
 struct Parts {
     out: u64,
     row_count: usize,

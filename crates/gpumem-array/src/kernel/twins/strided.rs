@@ -28,7 +28,7 @@ impl Axes {
         (0..words[0] as usize).map(axis).collect()
     }
 
-    /// Where a row begins, in the target and in the source.
+    /// The start of a row, in the target and in the source.
     fn start(&self, mut index: usize) -> [i64; 2] {
         let mut start = [0; 2];
         for (position, axis) in self.outer.iter().enumerate() {

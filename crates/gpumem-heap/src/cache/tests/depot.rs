@@ -1,4 +1,4 @@
-//! [`Depot`]: which batch a request gets.
+//! [`Depot`]: the batch that a request gets.
 
 use crate::block::HeapBlock;
 use crate::cache::depot::{Batch, Depot, SHELF_COUNT_MAX};

@@ -17,7 +17,7 @@ pub(super) enum Step {
         alignment: u64,
         stream: usize,
     },
-    /// Which live block; how many streams used it; whether all its uses are known to be complete.
+    /// The index of the live block, the number of streams that used it, and true if all its uses are known to be complete.
     Give {
         index: usize,
         uses: usize,

@@ -52,8 +52,8 @@ use std::sync::{Arc, Once, Weak};
 
 pub(crate) struct CachingPool {
     own: Weak<Self>,
-    /// The key of the pool's caches in the thread-local tables. Keys are never reused, so an entry that a thread caches of a dropped
-    /// pool matches no other pool.
+    /// The key of the pool's caches in the thread-local tables. Keys are never reused, so an entry that a thread caches of a
+    /// dropped pool matches no other pool.
     cache_key: u64,
     pub(super) device: Device,
     pub(super) tuning: Tuning,
@@ -156,7 +156,7 @@ impl CachingPool {
         self.thread_caches.set_cap(core.heap.magazine_bytes());
     }
 
-    /// How much larger than its request a cached block may be.
+    /// The maximum excess of a cached block over its request.
     fn excess_steps(heap: &Heap) -> u16 {
         if heap.tuning().has_slack() {
             LOOSE_STEPS

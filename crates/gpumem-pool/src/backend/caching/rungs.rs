@@ -4,17 +4,20 @@
 //! | rung | where the memory comes from | cost |
 //! | --- | --- | --- |
 //! | `own_magazines` | the blocks that this thread has cached; for a large block, its large ones only | its next hits |
-//! | `one_handle` | for a small block, one handle from the driver, up to 2 MiB beyond the target of `growth_to_target`, if the profile has slack and other threads have cached more than nothing and less than 2 MiB | memory |
+//! | `one_handle` | for a small block, one handle from the driver, up to 2 MiB beyond the target of `growth_to_target`, if the
+//! profile has slack and other threads have cached more than nothing and less than 2 MiB | memory |
 //! | `all_magazines` | the blocks that all threads have cached; for a large block, large ones only | their next hits |
 //! | `completed` | blocks freed by other streams whose markers have been passed | queries, within a budget |
 //! | `growth_to_target` | the driver, up to the peak in use and the slack | one handle or a few |
 //! | `recycled` | idle memory, moved or mapped to other addresses | one mapping or a few |
-//! | `spared_magazines` | for a small block, the blocks that all threads have cached, where the slack is larger than their sum or much is ready | their next hits |
+//! | `spared_magazines` | for a small block, the blocks that all threads have cached, where the slack is larger than their sum or
+//! much is ready | their next hits |
 //! | `device_waits` | blocks freed by other streams, behind waits between the streams | concurrency of streams |
 //! | `growth_to_limit` | the driver, and all idle memory that fits beside it | memory |
 //! | `leftover` | for a small block, free memory between larger blocks | larger blocks, later |
 //! | `host_wait` | the blocks of `device_waits`, once the host has waited for them | the caller's time, up to the deadline |
-//! | `synchronised` | all memory that is free once the device is idle, or at the deadline; released and reallocated; near a limit, also the free ends of pages that other blocks hold | everybody's time |
+//! | `synchronised` | all memory that is free once the device is idle, or at the deadline; released and reallocated; near a limit,
+//! also the free ends of pages that other blocks hold | everybody's time |
 //!
 //! Over segments no memory can be moved or mapped elsewhere, so `recycled` finds only what was free before. Of memory that the
 //! host may use, only blocks whose work is complete are free: `completed` records the markers that it then queries, and
@@ -40,7 +43,7 @@ type Made = Result<Step<HeapBlock>, PoolError>;
 
 type Rung = fn(&mut BlockSearch<'_>, &Request) -> Made;
 
-/// Where to search further after a rung that has made room, if no ready memory suffices.
+/// The next rung after one that has made room, if no ready memory suffices.
 type Further = &'static [Rung];
 
 const RUNGS: [(&str, Rung, Further); 12] = [

@@ -196,5 +196,5 @@ fn destroy(state: &Locked<'_>, graph: CUgraph) -> Result<(), DriverError> {
     unsafe { state.device.driver().cuGraphDestroy(graph) }
 }
 
-/// How often a refused end of a capture is repeated.
+/// The number of times that a refused end of a capture is repeated.
 const TRIES: usize = 3;

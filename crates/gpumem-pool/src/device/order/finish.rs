@@ -9,7 +9,7 @@ use gpumem_sys::DriverError;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How a stream's work can be waited for.
+/// A way to wait for a stream's work.
 enum Cover {
     /// It is known to be complete.
     Complete,

@@ -42,7 +42,7 @@ pub(super) struct StreamStates(Box<[OnceLock<Box<Entry>>]>);
 
 struct Entry {
     state: Mutex<StreamState>,
-    /// How many more markers are worth recording before another stream asks for them: see [`Clocks::has_waiters`].
+    /// The number of further markers that are worth recording before another stream waits for them: see [`Clocks::has_waiters`].
     ///
     /// [`Clocks::has_waiters`]: super::Clocks::has_waiters
     awaited_count: AtomicU32,

@@ -527,7 +527,7 @@ fn disable_fast_path(stream: Option<WeakStream>) {
     }
 }
 
-/// How many markers of a stream are recorded ahead of waits after each wait of another stream.
+/// The number of markers of a stream that are recorded ahead of waits, after each wait of another stream.
 const MARKERS_AHEAD: u32 = 64;
 const PAUSE_MIN: Duration = Duration::from_micros(1);
 pub(super) const PAUSE_MAX: Duration = Duration::from_micros(100);

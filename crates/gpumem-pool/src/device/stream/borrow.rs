@@ -332,11 +332,11 @@ fn give_up(stream: &Stream, cause: DriverError) -> ! {
     std::process::abort()
 }
 
-/// How often a refused wait for the stream is repeated before the device is waited for.
+/// The number of times that a refused wait for the stream is repeated before a wait for the device.
 const TRIES: usize = 3;
-/// How long the beginning or the end of a capture waits for a call that queues work. The driver takes microseconds for
+/// The maximum time that the beginning or the end of a capture waits for a call that queues work. The driver takes microseconds for
 /// one, and longer only if its queue is full.
 const CALLS_END_WITHIN: Duration = Duration::from_millis(250);
-/// How long new calls are held back to see whether active ones end.
+/// The time for which new calls are held back while active ones may end.
 const CLOSING_MAX: Duration = Duration::from_micros(50);
 const PAUSE: Duration = Duration::from_micros(20);

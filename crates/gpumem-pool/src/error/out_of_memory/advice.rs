@@ -157,7 +157,7 @@ impl OutOfMemory {
         !self.is_on_device() || beyond_bytes <= self.obtainable_bytes()
     }
 
-    /// The device's free memory, and what it could reclaim from other pools if no limit refused first.
+    /// The device's free memory, plus the memory that its other pools could release.
     fn obtainable_bytes(&self) -> u64 {
         self.device_free_bytes.saturating_add(self.facts.others_cached_bytes)
     }

@@ -62,7 +62,7 @@ pub(super) struct Special {
     pub(super) source: Source,
     /// The outermost narrowing last.
     narrowings: Vec<Narrowing>,
-    /// How deeply blocks of other pools are nested here.
+    /// The depth to which blocks of other pools are nested here.
     pub(super) nesting: usize,
     /// True if the memory is unused since its pool allocated it. If so, and if the host may use it, earlier users
     /// are complete.

@@ -88,7 +88,8 @@ impl Share {
         self.high_bytes.store(in_use_bytes, Ordering::Relaxed);
     }
 
-    /// How far the count has risen above the published count; negative if it has only fallen since.
+    /// The difference between the highest count since the last publication and the published count; negative if the count has only
+    /// fallen.
     pub(super) fn unpublished_peak_bytes(&self) -> u64 {
         self.high_bytes.load(Ordering::Relaxed).wrapping_sub(self.published_bytes.load(Ordering::Relaxed))
     }
