@@ -2,14 +2,14 @@
 
 use syn::{Attribute, Error, Path, Result, Token};
 
-/// What `#[adapt(…)]` says about a type.
+/// The options that `#[adapt(…)]` sets for a type.
 #[derive(Default)]
 pub(crate) struct OfType {
     pub(crate) krate: Option<Path>,
     pub(crate) is_element: bool,
 }
 
-/// What `#[adapt(…)]` says about a field.
+/// The option that `#[adapt(…)]` sets for a field.
 #[derive(Default)]
 pub(crate) enum OfField {
     #[default]

@@ -16,7 +16,7 @@ pub(crate) struct Field<'a> {
     pub(crate) rule: Rule,
 }
 
-/// What happens to a field.
+/// The way in which a field moves.
 pub(crate) enum Rule {
     Adapt,
     Skip,
@@ -80,7 +80,7 @@ impl<'a> Field<'a> {
         quote!(#result.map_err(|error| #krate::AdaptError::within(error, #name))?)
     }
 
-    /// Whether the field is at the target.
+    /// Returns the expression that checks whether the field is at the target.
     pub(crate) fn is_at(&self, krate: &Path) -> TokenStream {
         let (local, ty) = (&self.local, self.ty);
         match &self.rule {
@@ -90,7 +90,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// What the implementation requires of the field. A field that contains the type itself has what the implementation gives.
+    /// Returns the bound that the implementation puts on the field. A field that contains the type itself needs none.
     pub(crate) fn bound(&self, of: &Ident, parameters: &Parameters, krate: &Path) -> Option<WherePredicate> {
         // A parameter itself is bound already.
         if !self.is_adapted() || mentions(self.ty, of) || parameters.is_parameter(self.ty) {
@@ -100,8 +100,8 @@ impl<'a> Field<'a> {
         Some(parse_quote!(#ty: #krate::Adapt<__To, Adapted = #adapted>))
     }
 
-    /// A check that fails to compile at the field if it cannot be moved to any GPU. Only types without parameters, or with families of
-    /// arrays alone, can be checked before they are used.
+    /// A check that fails to compile at the field if it cannot be moved to any GPU. Only types without parameters, or with families
+    /// of arrays alone, can be checked before they are used.
     pub(crate) fn check(
         &self,
         of: &Ident,

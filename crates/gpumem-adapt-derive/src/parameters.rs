@@ -7,7 +7,7 @@ use syn::visit::Visit;
 use syn::visit_mut::VisitMut;
 use syn::{GenericParam, Generics, Path, Type, TypeParamBound, TypePath, WherePredicate, parse_quote};
 
-/// What a type parameter stands for.
+/// The role of a type parameter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// A family of arrays, bound by `Storage`.
@@ -62,7 +62,7 @@ impl Parameters {
         self.roles.iter().filter(move |(_, found)| **found == role).map(|(ident, _)| ident)
     }
 
-    /// Whether the type is a parameter.
+    /// Returns whether the type is a parameter.
     pub(crate) fn is_parameter(&self, ty: &Type) -> bool {
         match ty {
             Type::Path(path) => path.path.get_ident().is_some_and(|ident| self.roles.contains_key(ident)),
@@ -83,7 +83,7 @@ impl Parameters {
         })
     }
 
-    /// What a parameter becomes.
+    /// Returns the type that replaces a parameter.
     pub(crate) fn becomes(&self, ident: &Ident, role: Role) -> TokenStream {
         let krate = &self.krate;
         match role {
@@ -180,7 +180,7 @@ impl VisitMut for Replace<'_> {
     }
 }
 
-/// Whether a type mentions an identifier.
+/// Returns whether a type mentions an identifier.
 pub(crate) fn mentions(ty: &Type, ident: &Ident) -> bool {
     struct Search<'a> {
         ident: &'a Ident,

@@ -73,7 +73,7 @@ pub trait Adapt<To: Target> {
     /// This type with the storage of `To`.
     type Adapted;
 
-    /// What a `Vec` of such values becomes: [`Separate`] values, or elements that are [`Merged`] to an array.
+    /// The form of a `Vec` of such values at the target: [`Separate`] values, or elements that are [`Merged`] to an array.
     type Many: Collect<To, Self, Self::Adapted>;
 
     /// Copies the value, as a part of a value that is being moved. To move a whole value, call [`Adapt::adapt`].
@@ -95,8 +95,8 @@ pub trait Adapt<To: Target> {
         self.adapt_with(cx)
     }
 
-    /// Whether all arrays of the value are at the target, so that a move would change nothing if the types are equal too. False is
-    /// always correct.
+    /// Returns whether all arrays of the value are at the target, so that a move would change nothing if the types are equal too.
+    /// False is always correct.
     fn is_at(&self, to: &To) -> bool {
         let _ = to;
         false
@@ -141,7 +141,7 @@ pub trait Adapt<To: Target> {
     }
 }
 
-/// What a sequence of values of type `A`, each of which becomes a `B`, becomes at a target. Implemented by [`Separate`] and
+/// Collects a sequence of values of type `A`, each of which becomes a `B`, at a target. Implemented by [`Separate`] and
 /// [`Merged`].
 pub trait Collect<To: Target, A: ?Sized, B> {
     /// The sequence at the target.
@@ -168,7 +168,7 @@ pub trait Collect<To: Target, A: ?Sized, B> {
         A: Sized;
 }
 
-/// What a sequence of `A` becomes at `To`.
+/// The form of a sequence of `A` at `To`.
 pub type Collected<To, A> = <<A as Adapt<To>>::Many as Collect<To, A, <A as Adapt<To>>::Adapted>>::Collected;
 
 /// A `Vec` of values becomes a `Vec` of what they become; for [`Adapt::Many`].

@@ -116,7 +116,7 @@ where
     }
 }
 
-/// As many items as the array has.
+/// Collects the items of an array.
 fn items<To, A, B, const N: usize>(
     items: impl Iterator<Item = A>,
     each: impl Fn(A, &mut Context<'_, To>) -> Result<B, AdaptError>,
@@ -236,7 +236,7 @@ macro_rules! shared {
 
 shared!(Rc Arc);
 
-/// What maps have in common.
+/// The methods that all maps share.
 macro_rules! of_values {
     ($old:ident => $new:expr) => {
         type Many = Separate;
@@ -331,7 +331,7 @@ tuples! {
     (A 0) (B 1) (C 2) (D 3) (E 4) (F 5) (G 6) (H 7) (I 8) (J 9) (K 10) (L 11);
 }
 
-/// What a value that stays as it is does.
+/// The methods of a value that does not change.
 macro_rules! unchanged {
     () => {
         type Adapted = Self;

@@ -22,7 +22,7 @@ impl<'t, To> Context<'t, To> {
         self.to
     }
 
-    /// What the shared part at `address` became, if it was moved before.
+    /// Returns the moved form of the shared part at `address`, if it was moved before.
     pub(crate) fn shared<R: Clone + 'static>(&self, address: usize) -> Option<R> {
         let entry = self.shared.get(&(address, TypeId::of::<R>()))?;
         entry.downcast_ref::<Entry<R>>().map(|entry| entry.moved.clone())

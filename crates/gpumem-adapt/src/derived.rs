@@ -1,4 +1,4 @@
-//! What `#[derive(Adapt)]` uses beyond the public items: checks that name the field at fault.
+//! Items that the code of `#[derive(Adapt)]` uses beyond the public ones: checks that name the field at fault.
 
 use crate::adapt::Adapt;
 use gpumem_array::Gpu;

@@ -1,7 +1,8 @@
 //! Moves whole values to and from the GPU and keeps their type.
 //!
-//! [`Adapt`] rebuilds a value with its arrays at a target: a [`Gpu`](array::Gpu), memory of another kind, the [`Host`] as `ndarray` arrays,
-//! or [`HostVec`] as `Vec`s. Containers, wrappers such as [`Diagonal`] and structs generic over their [`Storage`] keep their type.
+//! [`Adapt`] rebuilds a value with its arrays at a target: a [`Gpu`](array::Gpu), memory of another kind, the [`Host`] as `ndarray`
+//! arrays, or [`HostVec`] as `Vec`s. Containers, wrappers such as [`Diagonal`] and structs generic over their [`Storage`] keep
+//! their type.
 //!
 //! ```
 //! use gpumem_sim::SimConfig;
@@ -23,8 +24,8 @@
 //!
 //! # Features
 //!
-//! `derive` (not default) has `#[derive(Adapt)]`. The others are those of [`mod@array`]: `backend-caching` and `backend-native` (both
-//! default), `sim`, `half` and `complex`.
+//! `derive` (not default) has `#[derive(Adapt)]`. The others are those of [`mod@array`]: `backend-caching` and `backend-native`
+//! (both default), `sim`, `half` and `complex`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -53,7 +54,7 @@ pub use storage::{Host, HostVec, Shaped, Storage};
 pub use target::{Destination, Receive, Target};
 pub use wrappers::Diagonal;
 
-/// What `#[derive(Adapt)]` uses beyond the public items.
+/// Items that the code of `#[derive(Adapt)]` uses beyond the public ones.
 #[doc(hidden)]
 pub mod derived;
 

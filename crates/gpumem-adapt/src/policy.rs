@@ -110,7 +110,7 @@ macro_rules! converts {
     )*};
 }
 
-/// What every policy of this crate keeps. Arrays as elements are kept like structs.
+/// The values that every policy of this crate keeps. Arrays as elements are kept like structs.
 macro_rules! keeps_others {
     ($($policy:ty),*) => {$(
         keeps!($policy: i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize, bool, char);

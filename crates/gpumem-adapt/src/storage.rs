@@ -124,7 +124,7 @@ shaped! {
     [Element] GpuView<'_, T, D>, |element, axes| on_gpu("GpuView", element, axes);
 }
 
-/// As `ndarray` names its aliases: `Array1<f32>`, `ArrayD<f32>`.
+/// Returns the name of `ndarray`'s alias: `Array1<f32>`, `ArrayD<f32>`.
 fn on_host(name: &str, element: &str, axes: Option<usize>) -> String {
     match axes {
         Some(axes) => format!("{name}{axes}<{element}>"),

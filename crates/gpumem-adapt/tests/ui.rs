@@ -1,4 +1,4 @@
-//! What the compiler says about types that cannot be adapted. None of the messages is about the traits of elements.
+//! The errors of the compiler for types that cannot be adapted. None of the messages is about the traits of elements.
 
 #[test]
 fn errors_are_at_the_field() {

@@ -13,6 +13,7 @@ mod ptx;
 mod rooms;
 mod source;
 mod unsafety;
+mod words;
 
 use crate::workspace::root;
 use anyhow::{Context, Result, bail, ensure};
@@ -73,6 +74,7 @@ fn check(files: &Files) -> Vec<Finding> {
             findings.extend(header(path, text));
             findings.extend(leftovers::in_rust(path, &source));
             findings.extend(unsafety::check(path, &source));
+            findings.extend(words::openings(path, &source));
         } else if [".toml", ".sh", ".cu", ".yml"].iter().any(|end| path.ends_with(end)) {
             findings.extend(leftovers::in_text(path, text));
         } else if path.ends_with(".md") {

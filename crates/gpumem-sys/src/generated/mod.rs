@@ -1,4 +1,4 @@
-//! What `cargo xtask bindgen` makes of `cuda.h`, checked in: types, the list of functions, the names of result codes.
+//! The output of `cargo xtask bindgen` for `cuda.h`: types, the list of functions, the names of result codes.
 
 pub(crate) mod codes;
 mod functions;
