@@ -16,7 +16,7 @@ use std::sync::mpsc::sync_channel;
 pub trait Model: fmt::Debug {
     /// A program, and the machine that it runs on.
     type Case: Clone + fmt::Debug + 'static;
-    /// What a search has exercised.
+    /// The operations and states that a search has reached.
     type Coverage: Coverage;
     /// The name of the layer, as in `--target pool`.
     const TARGET: &'static str;

@@ -11,7 +11,7 @@ use crate::model::operation::Pick;
 pub struct Case {
     /// The simulator's seed.
     pub sim_seed: u64,
-    /// Whether a link connects the two devices.
+    /// True if a link connects the two devices.
     pub has_link: bool,
     /// The element type of all arrays.
     pub numbers: Numbers,

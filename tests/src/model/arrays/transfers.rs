@@ -28,7 +28,7 @@ enum Flight<T: Value> {
     ToPinned(Download<PinnedArray<T, IxDyn>>),
 }
 
-/// What a transfer leaves.
+/// The result of a transfer.
 enum Landed<T: Value> {
     Array(GpuArray<T, IxDyn>),
     Host(ArrayD<T>),

@@ -13,7 +13,7 @@ pub(super) trait Value: Numeric + Random + Operand<Self> + PartialEq + Debug {
     fn calculate(operation: Arithmetic, left: Self, right: Self) -> Self;
     /// Equal to the last bit, or both not a number.
     fn is_same(self, other: Self) -> bool;
-    /// Whether `sum` is that of the terms, in any order.
+    /// Returns whether `sum` is the sum of the terms in some order.
     fn is_sum(sum: Self, terms: impl Iterator<Item = Self>) -> bool;
     /// The first numbers of the generator with this seed.
     fn random(seed: u64, count: usize) -> Vec<Self>;

@@ -93,7 +93,7 @@ impl<T: Value> Real<T> {
         with!(self, array => array.view_mut())
     }
 
-    /// Whether the elements are in row-major order in memory.
+    /// Returns whether the elements are in row-major order in memory.
     pub(super) fn is_by_rows(&self) -> bool {
         let view = self.view();
         view.reshape(view.len()).is_ok()
@@ -128,7 +128,7 @@ pub(super) struct World<'a, T: Value> {
     pub(super) said: &'a mut Vec<String>,
 }
 
-/// Whether the operation had an effect.
+/// The result of an operation: true if it had an effect.
 pub(super) type Step = Result<bool, String>;
 
 impl<'a, T: Value> World<'a, T> {
