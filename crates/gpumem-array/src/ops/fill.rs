@@ -83,8 +83,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
     /// - [`ArrayError::Pool`] if a driver call fails, or if an element is uploaded while the stream captures.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, for elements of 8 bytes and more, and for
-    /// elements
-    ///   that are neither contiguous nor rows at a pitch.
+    ///   elements that are neither contiguous nor rows at a pitch.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         match Pattern::of(&value) {
             Some(pattern) => self.set(pattern),
