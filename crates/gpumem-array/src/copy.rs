@@ -4,16 +4,21 @@
 //! moves rows within the memory of a device. Host memory is out of reach for that kernel, so a copy between the host and elements at
 //! other steps goes through contiguous memory on the device.
 //!
-//! The host memory is borrowed, so every copy to or from it is queued in [`Stream::run_borrowed`], which returns when the copy is
-//! complete.
+//! Large copies from and to host memory go through pinned buffers ([`pageable`]). Others are queued in [`Stream::run_borrowed`], which
+//! returns when the copy is complete. In both cases the device does not access the caller's memory after the return.
+//!
+//! [`Stream::run_borrowed`]: gpumem_pool::Stream::run_borrowed
 
 mod join;
+mod pack;
+mod pageable;
 mod pitched;
 mod staged;
 pub(crate) mod strided;
 mod transfer;
 
 pub use join::{concatenate, stack};
+pub use pack::{Pack, PackedArray};
 pub use transfer::{Download, DownloadTarget, Upload, UploadError, UploadSource, Uploaded};
 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
@@ -25,8 +30,8 @@ use crate::kind::Kind;
 use crate::layout::plan::{Form, Pitched, Plan};
 use crate::layout::{Layout, Order, same_shape};
 use crate::storage::{Storage, queue_copy};
+use bytemuck::AnyBitPattern;
 use core::fmt;
-use gpumem_pool::PoolError;
 use gpumem_pool::sys::types::CUdeviceptr;
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
 use pitched::Side;
@@ -65,6 +70,45 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         let shape = self.raw_dim().set_f(order == Order::Column);
         Array::from_shape_vec(shape, elements)
             .map_err(|_| ArrayError::TooManyElements { shape: self.shape().to_vec() })
+    }
+
+    /// Downloads the elements into a slice: in the order of memory if they are contiguous, otherwise in row-major order. Waits for the
+    /// work that the elements depend on. Memory that has been used before is written faster than the new memory of
+    /// [`GpuView::to_vec`], which the system has to provide.
+    ///
+    /// For elements of which every bit pattern is a value, such as numbers. Others are checked: [`GpuView::to_vec`].
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let mut host = [0.0_f32; 3];
+    /// GpuArray::from_elem(&gpu, 3, 1.5_f32)?.copy_to_slice(&mut host)?;
+    /// assert_eq!(host, [1.5; 3]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::WrongDevice`] if the view is used through a `Gpu` of another driver,
+    /// [`ArrayError::Pool`] if the stream captures, or if the allocation, a driver call or earlier work failed;
+    /// [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, if the elements are gathered. After an error of the pool
+    /// the slice may have some of the elements.
+    pub fn copy_to_slice(&self, elements: &mut [T]) -> Result<(), ArrayError>
+    where
+        T: AnyBitPattern,
+    {
+        if elements.len() != self.len() {
+            return Err(ArrayError::Shape {
+                operation: "download",
+                left: self.shape().to_vec(),
+                right: vec![elements.len()],
+                expected: "the slice must have as many elements as the array",
+            });
+        }
+        // SAFETY: the slice has as many elements, and is borrowed exclusively. Whatever the device wrote is a valid value.
+        unsafe { download_to(self, elements.as_mut_ptr()) }
     }
 
     /// Copies the elements on the device, to contiguous device memory: in their own order if they are contiguous, otherwise in
@@ -155,7 +199,11 @@ impl<T: Element> GpuView<'_, T, Ix0> {
 }
 
 impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
-    /// Uploads a slice. Returns when the copy is complete.
+    /// Uploads a slice. Returns when the elements have been read; the copy may still run. Work that is queued later is ordered behind
+    /// it.
+    ///
+    /// A large slice goes through a ring of pinned buffers that several threads fill ([`Gpu::set_staging`]). If the pool of pinned
+    /// memory has no room for one buffer, the driver copies, which takes about four times as long.
     ///
     /// # Errors
     ///
@@ -166,7 +214,7 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
 }
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Uploads an `ndarray` array or view. Returns when the copy is complete.
+    /// Uploads an `ndarray` array or view. Returns when the elements have been read; see [`GpuArray::from_slice`].
     ///
     /// An array that is contiguous in row-major or column-major order keeps its order. Other arrays are first gathered in row-major
     /// order.
@@ -231,6 +279,19 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.view().to_array()
     }
 
+    /// Downloads the elements into a slice; see [`GpuView::copy_to_slice`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
+    /// [`GpuView::copy_to_slice`].
+    pub fn copy_to_slice(&self, elements: &mut [T]) -> Result<(), ArrayError>
+    where
+        T: AnyBitPattern,
+    {
+        self.view().copy_to_slice(elements)
+    }
+
     /// Overwrites the array with a slice; see [`GpuViewMut::copy_from_slice`].
     ///
     /// # Errors
@@ -293,7 +354,8 @@ impl<T: Element, D: Dimension, K: Kind> Clone for GpuArray<T, D, K> {
 }
 
 impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
-    /// Uploads a slice, whose elements are in the order of memory (row-major). Returns when the copy is complete.
+    /// Uploads a slice, whose elements are in the order of memory (row-major). Returns when the elements have been read; see
+    /// [`GpuArray::from_slice`].
     ///
     /// # Errors
     ///
@@ -343,8 +405,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         }
     }
 
-    /// Overwrites the view with a slice, in the order of memory; in row-major order if the view is not contiguous. Returns when the copy
-    /// is complete.
+    /// Overwrites the view with a slice, in the order of memory; in row-major order if the view is not contiguous. Returns when the
+    /// elements have been read; see [`GpuArray::from_slice`].
     ///
     /// # Errors
     ///
@@ -517,6 +579,11 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     target.gpu().check_runs(UPLOAD)?;
     let lane = Lane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
     let gpu = lane.gpu();
+    if target.layout().order().is_some() {
+        target.writes().order(gpu)?;
+        pageable::upload(gpu, target.writes(), target.address(), bytemuck::cast_slice(elements))?;
+        return lane.finish();
+    }
     let order = target.layout().order().unwrap_or(Order::Row);
     let host = Layout::dense(target.raw_dim(), order, size_of::<T>())?;
     let plan = Plan::copy(target.layout(), &host, size_of::<T>());
@@ -525,10 +592,10 @@ pub(crate) fn upload<T: Element, D: Dimension>(
         return copy(target, &gathered.view());
     }
     target.writes().order(gpu)?;
-    let _bound = gpu.device().bind()?;
-    let (driver, to) = (gpu.device().driver(), at(target.storage(), plan.to));
+    let to = at(target.storage(), plan.to);
     let from = elements.as_ptr().expose_provenance().wrapping_add_signed(plan.from);
-    let queued = gpu.stream().run_borrowed(UPLOAD, |raw| {
+    pageable::run_borrowed(gpu, UPLOAD, |raw| {
+        let driver = gpu.device().driver();
         // SAFETY: the target is alive, has as many elements as the slice, and is ordered after what conflicts. The slice is borrowed
         // until this function returns, and `run_borrowed` returns when the copy is done.
         unsafe {
@@ -540,9 +607,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
                 Form::Nothing | Form::Strided(_) => Ok(()),
             }
         }
-    });
-    let queued = queued.map_err(|error| gpu.with_kernel_name(error.into()))?;
-    queued.map_err(PoolError::from)?;
+    })?;
     target.writes().record_complete(gpu.stream());
     Ok(())
 }
@@ -551,8 +616,34 @@ pub(crate) fn upload<T: Element, D: Dimension>(
 fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<T>, ArrayError> {
     let len = source.len();
     let mut elements: Vec<T> = Vec::new();
-    if len == 0 {
-        return Ok(elements);
+    // A view that repeats elements may exceed the address space.
+    Layout::dense(source.raw_dim(), Order::Row, size_of::<T>())?;
+    let size_bytes = len * size_of::<T>();
+    elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
+    // SAFETY: the vector has room for them, and is not used before this returns.
+    unsafe { download_to(source, elements.as_mut_ptr())? };
+    // SAFETY: all bytes of these elements are initialised. `Bits` has the layout of `T`, and any initialised bytes are a valid value of
+    // it. Nothing else uses the vector while the slice lives.
+    let bits = unsafe { core::slice::from_raw_parts(elements.as_ptr().cast::<T::Bits>(), len) };
+    if let Some(index) = first_invalid::<T>(bits) {
+        return Err(ArrayError::InvalidElement { index, kind: core::any::type_name::<T>() });
+    }
+    // SAFETY: `len` elements have been written, and the check above found each to be a valid value.
+    unsafe { elements.set_len(len) };
+    Ok(elements)
+}
+
+/// Writes all bytes of the elements to host memory, in the order of memory, or in row-major order if they are not contiguous.
+///
+/// # Safety
+///
+/// `elements` has room for them, which nothing else accesses before this returns.
+unsafe fn download_to<T: Element, D: Dimension>(
+    source: &GpuView<'_, T, D>,
+    elements: *mut T,
+) -> Result<(), ArrayError> {
+    if source.is_empty() {
+        return Ok(());
     }
     source.gpu().check_runs(DOWNLOAD)?;
     let lane = match Lane::of(source.gpu(), source.home(), source.storage(), DOWNLOAD)? {
@@ -569,39 +660,29 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     let host = Layout::dense(source.raw_dim(), order, size_of::<T>())?;
     let plan = Plan::copy(&host, source.layout(), size_of::<T>());
     if let Form::Strided(_) = plan.form {
-        return download(&source.on(gpu).to_order(order)?.view());
+        // SAFETY: the caller's promise, for the same elements.
+        return unsafe { download_to(&source.on(gpu).to_order(order)?.view(), elements) };
     }
-    let size_bytes = len * size_of::<T>();
-    elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
     source.reads().order(gpu)?;
-    let _bound = gpu.device().bind()?;
-    let (driver, from) = (gpu.device().driver(), at(source.storage(), plan.from));
-    let to = elements.as_mut_ptr().expose_provenance().wrapping_add_signed(plan.to);
-    let queued = gpu.stream().run_borrowed(DOWNLOAD, |raw| {
-        // SAFETY: the source is alive, has `len` elements, and is ordered after what wrote it. The vector has room for them and
-        // is neither used nor freed before `run_borrowed` returns, which it does when the copy is done. All of the room is written:
-        // the host's layout has no gaps.
+    let from = at(source.storage(), plan.from);
+    if let Form::Run { size_bytes } = plan.form {
+        // SAFETY: the caller has room for these bytes, which nothing else accesses.
+        return unsafe { pageable::download(gpu, source.reads(), (elements.cast(), from), size_bytes) };
+    }
+    let to = elements.expose_provenance().wrapping_add_signed(plan.to);
+    pageable::run_borrowed(gpu, DOWNLOAD, |raw| {
+        let driver = gpu.device().driver();
+        // SAFETY: the source is alive, and is ordered after what wrote it. The caller has room for its elements, which nothing else
+        // accesses before this returns, and then the copy is done. All of the room is written: the host's layout has no gaps.
         unsafe {
             match &plan.form {
-                Form::Run { size_bytes } => driver.cuMemcpyAsync(to as CUdeviceptr, from, *size_bytes, raw),
                 Form::Pitched(pitched) => {
                     pitched::queue(driver, raw, [Side::Host(to), Side::Pool(from)], pitched)
                 }
-                Form::Nothing | Form::Strided(_) => Ok(()),
+                Form::Nothing | Form::Run { .. } | Form::Strided(_) => Ok(()),
             }
         }
-    });
-    let queued = queued.map_err(|error| gpu.with_kernel_name(error.into()))?;
-    queued.map_err(PoolError::from)?;
-    // SAFETY: the copy has succeeded and is done, so all bytes of these elements are initialised. `Bits` has the layout of `T`, and any
-    // initialised bytes are a valid value of it. Nothing else uses the vector while the slice lives.
-    let bits = unsafe { core::slice::from_raw_parts(elements.as_ptr().cast::<T::Bits>(), len) };
-    if let Some(index) = first_invalid::<T>(bits) {
-        return Err(ArrayError::InvalidElement { index, kind: core::any::type_name::<T>() });
-    }
-    // SAFETY: `len` elements have been written, and the check above found each to be a valid value.
-    unsafe { elements.set_len(len) };
-    Ok(elements)
+    })
 }
 
 /// Orders a stream before its first use of a view. The streams that it waits for do not mark their later work because of that.
@@ -641,6 +722,14 @@ impl<'a> Lane<'a> {
         match self {
             Self::Own(gpu) => gpu,
             Self::Copier(copier) => copier,
+        }
+    }
+
+    /// A copier gets its stream back without work.
+    fn finish(&self) -> Result<(), ArrayError> {
+        match self {
+            Self::Own(_) => Ok(()),
+            Self::Copier(copier) => copier.synchronize(),
         }
     }
 }

@@ -113,6 +113,12 @@ pub enum ArrayError {
         /// The element type.
         kind: &'static str,
     },
+    /// An array of a pack was requested, and the pack has not been uploaded.
+    #[error("the packed array of shape {shape:?} has not been uploaded; call `Pack::upload` first")]
+    NotUploaded {
+        /// The shape of the array.
+        shape: Vec<usize>,
+    },
     /// The host has no memory for the elements of a download.
     #[error("out of host memory: a download needs {size_bytes} bytes; download the array in slices")]
     HostFull {

@@ -7,6 +7,7 @@ pub(crate) mod copier;
 mod downloads;
 pub(crate) mod recording;
 pub(crate) mod stage;
+pub(crate) mod staging;
 
 use crate::element::Numeric;
 use crate::error::ArrayError;
@@ -20,11 +21,13 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering};
 use downloads::Downloads;
+use gpumem_pool::sys::types::CUdevice_attribute;
 use gpumem_pool::{Device, MemoryKind, Pool, PoolError, Stream};
 use recording::Recording;
 use stage::Stages;
+use staging::{Staging, StagingOptions};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::ThreadId;
 
 /// A pool, a stream of its device, and loaded kernels. Clones are cheap and share all three.
@@ -110,6 +113,8 @@ struct Shared {
     streams: Mutex<ThreadStreams>,
     copiers: Copiers,
     stages: Stages,
+    staging: RwLock<Arc<Staging>>,
+    driver_stages_uploads: OnceLock<bool>,
 }
 
 /// Streams of [`Gpu::here`].
@@ -146,6 +151,8 @@ impl Gpu {
             streams: Mutex::default(),
             copiers: Copiers::default(),
             stages: Stages::default(),
+            staging: RwLock::new(Staging::new(StagingOptions::new())),
+            driver_stages_uploads: OnceLock::new(),
         };
         let (shared, stream) = (Arc::new(shared), stream.clone());
         Ok(Self(Arc::new(Inner {
@@ -317,6 +324,32 @@ impl Gpu {
         let in_use = || ArrayError::PoolInUse { kind: pool.kind().to_string() };
         let slot = self.0.shared.slot(pool.kind()).ok_or_else(in_use)?;
         slot.set(pool.clone()).map_err(|_| in_use())
+    }
+
+    /// Sets how large copies from and to pageable memory are staged, for this `Gpu` and all of its forks. Copies that have begun
+    /// keep the former buffers and threads.
+    pub fn set_staging(&self, options: StagingOptions) {
+        let former = {
+            let mut staging = self.0.shared.staging.write().unwrap_or_else(PoisonError::into_inner);
+            core::mem::replace(&mut *staging, Staging::new(options))
+        };
+        // Without the lock: the end of the former waits for its threads.
+        drop(former);
+    }
+
+    /// Returns whether the driver has read pageable memory when the call that queues its upload returns. It documents this for all devices; one
+    /// that accesses pageable memory itself might read it later.
+    pub(crate) fn driver_stages_uploads(&self) -> bool {
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS;
+        let shared = &self.0.shared;
+        *shared
+            .driver_stages_uploads
+            .get_or_init(|| self.device().attribute(attribute).is_ok_and(|has| has == 0))
+    }
+
+    /// The buffers and threads of copies from and to pageable memory.
+    pub(crate) fn staging(&self) -> Arc<Staging> {
+        self.0.shared.staging.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The pool that arrays of kind [`Device`](kind::Device) are allocated from.

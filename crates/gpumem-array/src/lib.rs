@@ -1,8 +1,9 @@
 //! Typed GPU arrays over pool memory, tracked per device and stream.
 //!
 //! A [`Gpu`] is a pool, a stream and the kernels of this crate. A [`GpuArray<T, D>`](GpuArray) holds elements on it,
-//! with the shapes and slicing of [`ndarray`]. Operations are queued and return at once; only uploads, downloads and
-//! [`Gpu::synchronize`] wait. [`GpuArray::upload`] and [`GpuArray::download`] can be awaited instead. Programs need no explicit synchronisation: each array records the points of its last write and
+//! with the shapes and slicing of [`ndarray`]. Operations are queued and return at once; only uploads (until the
+//! elements have been read), downloads and [`Gpu::synchronize`] wait. [`GpuArray::upload`] and [`GpuArray::download`] can be awaited
+//! instead. Programs need no explicit synchronisation: each array records the points of its last write and
 //! of the reads since in their streams, and another stream that uses the array waits for exactly those, on the device.
 //!
 //! The rooms of the sources, each of which imports only rooms of earlier rows:
@@ -14,7 +15,7 @@
 //! | `kind` | [`kind`]: device, unified and pinned memory as types |
 //! | `layout` | shapes, strides, slices; how elements move from one layout to another |
 //! | `kernel` | [`kernels!`], [`Module`], [`Function`]: declared and loaded kernels, those of this crate among them |
-//! | `gpu` | [`Gpu`]: pools, a stream, and loaded kernels |
+//! | `gpu` | [`Gpu`]: pools, a stream, loaded kernels, and pinned buffers for copies |
 //! | `storage` | the memory of an array, and the streams that a use waits for |
 //! | `array` | [`GpuArray`], [`UninitArray`], and the views [`GpuView`] and [`GpuViewMut`] |
 //! | `copy` | copies from and to host memory, and between arrays |
@@ -103,9 +104,13 @@ pub use array::{
     AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, HostIndex, OnStream, PinnedArray, ReadOn, UnifiedArray,
     UninitArray, WriteOn,
 };
-pub use copy::{Download, DownloadTarget, Upload, UploadError, UploadSource, Uploaded, concatenate, stack};
+pub use copy::{
+    Download, DownloadTarget, Pack, PackedArray, Upload, UploadError, UploadSource, Uploaded, concatenate,
+    stack,
+};
 pub use element::{Element, Numeric};
 pub use error::{ArrayError, GraphError};
+pub use gpu::staging::StagingOptions;
 pub use gpu::{Gpu, Memory, Place};
 pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number, Out, Outputs};
 pub use kernel::source::KernelSource;

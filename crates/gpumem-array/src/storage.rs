@@ -533,6 +533,11 @@ impl Storage {
         }
     }
 
+    /// The kind of the memory.
+    pub(crate) fn kind(&self) -> MemoryKind {
+        self.memory.kind()
+    }
+
     /// The capture that the array was made in, or 0.
     pub(crate) fn capture_id(&self) -> u64 {
         self.capture

@@ -5,9 +5,10 @@
 mod support;
 
 use gpumem_array::ndarray::{Array, Array2, Axis, Ix0, Ix2, IxDyn, Slice, arr0, array};
+use gpumem_array::pool::sys::Table;
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUresult, CUstream};
 use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError};
-use gpumem_array::{ArrayError, Gpu, GpuArray};
+use gpumem_array::{ArrayError, Gpu, GpuArray, Place};
 use gpumem_sim::SimConfig;
 use proptest::prelude::*;
 use std::ffi::c_void;
@@ -134,10 +135,8 @@ fn a_full_device_is_an_error_and_room_comes_back() {
     assert!(matches!(never, ArrayError::TooManyElements { .. }), "{never}");
 }
 
-type Copy = unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> CUresult;
-
-/// The driver's own copy, behind [`copy_and_complain`]. Each simulator has its own.
-static COPY: Mutex<Option<Copy>> = Mutex::new(None);
+/// The driver's own functions, behind [`copy_and_complain`] and [`upload_and_complain`]. Each simulator has its own.
+static DRIVER: Mutex<Option<Table>> = Mutex::new(None);
 
 /// Queues the copy, and returns an error the first time.
 unsafe extern "C" fn copy_and_complain(
@@ -146,32 +145,38 @@ unsafe extern "C" fn copy_and_complain(
     size_bytes: usize,
     stream: CUstream,
 ) -> CUresult {
-    if let Ok(Some(copy)) = COPY.lock().as_deref() {
-        // SAFETY: the caller guarantees what the driver's function requires.
-        let code = unsafe { copy(target, source, size_bytes, stream) };
-        if !COMPLAINS.swap(false, Ordering::Relaxed) {
-            return code;
-        }
-    }
-    CUresult::CUDA_ERROR_UNKNOWN
+    let own = DRIVER.lock().unwrap().and_then(|table| table.cuMemcpyAsync).unwrap();
+    // SAFETY: the caller guarantees what the driver's function requires.
+    complained(unsafe { own(target, source, size_bytes, stream) })
+}
+
+/// Like [`copy_and_complain`].
+unsafe extern "C" fn upload_and_complain(
+    target: CUdeviceptr,
+    source: *const c_void,
+    size_bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    let own = DRIVER.lock().unwrap().and_then(|table| table.cuMemcpyHtoDAsync_v2).unwrap();
+    // SAFETY: the caller guarantees what the driver's function requires.
+    complained(unsafe { own(target, source, size_bytes, stream) })
+}
+
+fn complained(code: CUresult) -> CUresult {
+    if COMPLAINS.swap(false, Ordering::Relaxed) { CUresult::CUDA_ERROR_UNKNOWN } else { code }
 }
 
 static COMPLAINS: AtomicBool = AtomicBool::new(false);
 
 #[test]
 fn borrowed_memory_is_released_even_if_the_copy_fails() {
-    for seed in 0..100 {
-        let driver = gpumem_sim::driver(SimConfig::new().seed(seed)).unwrap();
-        *COPY.lock().unwrap() = driver.table().cuMemcpyAsync;
-        // SAFETY: the wrapper calls the function that it replaces, and returns one of its codes.
-        let driver = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_and_complain)) };
-        let device = Device::new(&driver, 0).unwrap();
-        let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
-        let mut array = GpuArray::<u8, _>::zeros(&gpu, 64).unwrap();
+    fn copy<P: Place>(gpu: &Gpu, place: &P, seed: u64) {
+        let driver = gpu.device().driver();
+        let mut array = GpuArray::<u8, _, P::Kind>::zeros(place, 64).unwrap();
         let mut host = vec![1_u8; 64];
         // Pinned memory is read when the copy runs; pageable memory is staged during the call.
         let address = host.as_mut_ptr().cast::<c_void>();
-        let _bound = device.bind().unwrap();
+        let _bound = gpu.device().bind().unwrap();
         // SAFETY: the memory belongs to the vector, and is unregistered before the vector is dropped.
         unsafe { driver.cuMemHostRegister_v2(address, host.len(), 0).unwrap() };
         COMPLAINS.store(true, Ordering::Relaxed);
@@ -181,6 +186,21 @@ fn borrowed_memory_is_released_even_if_the_copy_fails() {
         assert_eq!(array.to_vec().unwrap(), [1; 64], "replay: GPUMEM_SIM_SEED={seed}");
         // SAFETY: registered above, and all work of the device is complete.
         unsafe { driver.cuMemHostUnregister(address).unwrap() };
+    }
+    for seed in 0..100 {
+        let driver = gpumem_sim::driver(SimConfig::new().seed(seed)).unwrap();
+        *DRIVER.lock().unwrap() = Some(*driver.table());
+        // SAFETY: the wrappers call the functions that they replace, and return one of their codes.
+        let driver = unsafe {
+            driver.with_table(|table| {
+                table.cuMemcpyAsync = Some(copy_and_complain);
+                table.cuMemcpyHtoDAsync_v2 = Some(upload_and_complain);
+            })
+        };
+        let device = Device::new(&driver, 0).unwrap();
+        let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
+        copy(&gpu, &gpu, seed);
+        copy(&gpu, &gpu.unified(), seed);
     }
 }
 

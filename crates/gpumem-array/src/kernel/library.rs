@@ -24,6 +24,8 @@ pub(crate) struct Library {
     fill_module: OnceLock<Module>,
     random: [OnceLock<Function>; Random::NAMES.len()],
     random_module: OnceLock<Module>,
+    unpack: OnceLock<Function>,
+    pack_module: OnceLock<Module>,
     modules: Mutex<[[Option<Module>; FAMILIES.len()]; Kind::ALL.len()]>,
 }
 
@@ -96,6 +98,7 @@ const FAMILIES: [[&str; 4]; 3] = [
 const FILL: &str = include_str!("../../kernels/fill.ptx");
 const STRIDED: &str = include_str!("../../kernels/strided.ptx");
 const RANDOM: &str = include_str!("../../kernels/random.ptx");
+const PACK: &str = include_str!("../../kernels/pack.ptx");
 
 /// A kernel for strided units.
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +152,8 @@ impl Library {
             fill_module: OnceLock::new(),
             random: Default::default(),
             random_module: OnceLock::new(),
+            unpack: OnceLock::new(),
+            pack_module: OnceLock::new(),
             modules: Mutex::default(),
         }
     }
@@ -196,6 +201,11 @@ impl Library {
     pub(crate) fn random(&self, kernel: Random) -> Result<&Function, ArrayError> {
         let index = kernel as usize;
         self.lone(&self.random[index], (&self.random_module, RANDOM), Random::NAMES[index])
+    }
+
+    /// Fills many arrays from one buffer.
+    pub(crate) fn unpack(&self) -> Result<&Function, ArrayError> {
+        self.lone(&self.unpack, (&self.pack_module, PACK), "gpumem_unpack")
     }
 
     /// A kernel of a module that has all element types.

@@ -6,6 +6,7 @@
 
 mod elementwise;
 mod matvec;
+mod pack;
 mod pattern;
 mod random;
 mod reduce;
@@ -25,6 +26,7 @@ pub(crate) fn register(sim: &Sim) {
     sim.register(FILL);
     sim.register(STRIDED);
     sim.register(RANDOM);
+    sim.register(PACK);
 }
 
 static FILL: &[Kernel] = &[
@@ -43,6 +45,8 @@ static RANDOM: &[Kernel] = &[
     Kernel::new("gpumem_normal_f32", random::normal_f32),
     Kernel::new("gpumem_normal_f64", random::normal_f64),
 ];
+
+static PACK: &[Kernel] = &[Kernel::new("gpumem_unpack", pack::unpack)];
 
 static STRIDED: &[Kernel] = &[
     Kernel::new("gpumem_copy_1", strided::copy::<u8>),

@@ -1,0 +1,279 @@
+//! The rate at which pageable memory gets to the device and back, beside the driver's own copies, the link and the host's `memcpy` in the
+//! same run, and PyTorch where `python3` has it.
+//!
+//! `cargo xtask bench feeding`. With `--sweep`, the program prints the rates for many sizes of the staging ring instead.
+
+#![allow(clippy::print_stdout, reason = "printing is the purpose of a benchmark")]
+
+use core::convert::Infallible;
+use core::num::NonZeroUsize;
+use gpumem_array::ndarray::Ix1;
+use gpumem_array::pool::sys::{Driver, DriverError, DriverKind};
+use gpumem_array::pool::{Device, Pool};
+use gpumem_array::{Gpu, GpuArray, PinnedArray, StagingOptions};
+use std::error::Error;
+use std::hint::black_box;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+type Done = Result<(), Box<dyn Error>>;
+
+fn main() -> Done {
+    let driver = gpumem_sim::driver_or_sim()?;
+    let is_real = driver.kind() == DriverKind::Cuda;
+    let bench = Bench {
+        size_bytes: if is_real { 1 << 30 } else { 8 << 20 },
+        batch_bytes: if is_real { 64 << 20 } else { 2 << 20 },
+        batch_count: if is_real { 64 } else { 4 },
+        small_count: if is_real { 20_000 } else { 500 },
+        packed_count: if is_real { 100_000 } else { 2000 },
+        rounds: if is_real { 9 } else { 2 },
+        gpu: gpu(&driver)?,
+    };
+    println!("{}, {}", bench.gpu.device(), driver.kind());
+    if std::env::args().any(|arg| arg == "--sweep") {
+        return bench.sweep();
+    }
+    bench.first(&driver)?;
+    bench.large()?;
+    bench.small()?;
+    bench.batches()?;
+    if is_real { bench.torch() } else { Ok(()) }
+}
+
+fn gpu(driver: &Driver) -> Result<Gpu, Box<dyn Error>> {
+    let gpu = Gpu::new(&Pool::new(&Device::new(driver, 0)?)?)?;
+    gpu.preload::<f32>()?;
+    Ok(gpu)
+}
+
+struct Bench {
+    size_bytes: usize,
+    batch_bytes: usize,
+    batch_count: usize,
+    small_count: usize,
+    packed_count: usize,
+    rounds: usize,
+    gpu: Gpu,
+}
+
+impl Bench {
+    /// The first staged copy, which starts the threads and pins buffers, beside a later one.
+    fn first(&self, driver: &Driver) -> Done {
+        let host = vec![1.0_f32; 1 << 19];
+        let fresh = gpu(driver)?;
+        let begin = Instant::now();
+        let array = GpuArray::from_slice(&fresh, &host)?;
+        fresh.synchronize()?;
+        row("first_staged_copy_2MiB", begin.elapsed().as_secs_f64() * 1e3, "ms", None);
+        let time = self.median(|| GpuArray::from_slice(&fresh, &host).map(drop))?;
+        row("later_staged_copy_2MiB", time.as_secs_f64() * 1e3, "ms", None);
+        drop(array);
+        Ok(())
+    }
+
+    fn large(&self) -> Done {
+        let Self { gpu, size_bytes, .. } = self;
+        let (driver, len) = (gpu.device().driver(), size_bytes / 4);
+        let mut host = vec![1.0_f32; len];
+        let mut array = GpuArray::from_slice(gpu, &host)?;
+        let _bound = gpu.device().bind()?;
+
+        self.rate("up", None, || array.copy_from_slice(&host))?;
+        let address = array.view().address();
+        self.rate("up", Some("driver"), || {
+            // SAFETY: both sides have these bytes, and the call returns when they have been read.
+            unsafe { driver.cuMemcpyHtoD_v2(address, host.as_ptr().cast(), *size_bytes) }
+        })?;
+        let mut pinned = PinnedArray::<f32, Ix1>::zeros(&gpu.pinned(), len)?;
+        self.rate("up", Some("link, pinned"), || array.assign(&pinned))?;
+
+        self.rate("down_to_vec", None, || array.to_vec().map(|host| drop(black_box(host))))?;
+        self.rate("down_to_vec", Some("driver"), || {
+            let mut host: Vec<f32> = Vec::with_capacity(len);
+            // SAFETY: both sides have these bytes, and the call returns when they are there.
+            unsafe {
+                driver.cuMemcpyDtoH_v2(host.as_mut_ptr().cast(), address, *size_bytes)?;
+                host.set_len(len);
+            }
+            drop(black_box(host));
+            Ok::<(), DriverError>(())
+        })?;
+        self.rate("down", None, || array.copy_to_slice(&mut host))?;
+        let target = host.as_mut_ptr();
+        self.rate("down", Some("driver"), || {
+            // SAFETY: both sides have these bytes, and the call returns when they are there.
+            unsafe { driver.cuMemcpyDtoH_v2(target.cast(), address, *size_bytes) }
+        })?;
+        self.rate("down", Some("link, pinned"), || pinned.assign(&array))?;
+
+        let mut copy = vec![0.0_f32; len];
+        let thread_count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        for thread_count in [1, 8.min(thread_count), thread_count] {
+            let name = format!("host_memcpy_{thread_count}_threads");
+            self.rate(&name, None, || {
+                let part = len.div_ceil(thread_count);
+                std::thread::scope(|scope| {
+                    for (to, from) in copy.chunks_mut(part).zip(host.chunks(part)) {
+                        scope.spawn(|| to.copy_from_slice(from));
+                    }
+                });
+                Ok::<(), Infallible>(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Uploads of 4 KiB, one by one and many at once.
+    fn small(&self) -> Done {
+        let Self { gpu, small_count, .. } = self;
+        let driver = gpu.device().driver();
+        let host = vec![1.0_f32; 1024];
+        let mut array = GpuArray::from_slice(gpu, &host)?;
+        let (address, stream) = (array.view().address(), gpu.stream().clone());
+        let _bound = gpu.device().bind()?;
+        let (mut ours, mut bare) = (Vec::new(), Vec::new());
+        for _ in 0..self.rounds.max(3) {
+            let round = |times: &mut Vec<f64>, upload: &mut dyn FnMut() -> Done| -> Done {
+                let (mut elapsed, mut done) = (Duration::ZERO, 0);
+                while done < *small_count {
+                    // Fewer calls than the stream takes before a call waits.
+                    let begin = Instant::now();
+                    for _ in 0..100 {
+                        upload()?;
+                    }
+                    elapsed += begin.elapsed();
+                    done += 100;
+                    gpu.synchronize()?;
+                }
+                times.push(elapsed.as_secs_f64() * 1e9 / done as f64);
+                Ok(())
+            };
+            round(&mut ours, &mut || array.copy_from_slice(&host).map_err(Into::into))?;
+            round(&mut bare, &mut || {
+                // SAFETY: both sides have 4 KiB, and the driver reads pageable memory of this size during the call.
+                let queued =
+                    unsafe { driver.cuMemcpyHtoDAsync_v2(address, host.as_ptr().cast(), 4096, stream.raw()) };
+                queued.map_err(Into::into)
+            })?;
+        }
+        let median = |times: &mut Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        row("up_4KiB", median(&mut ours), "ns", None);
+        row("up_4KiB", median(&mut bare), "ns", Some("bare pageable call"));
+        let all: Vec<f32> = vec![1.0; 1024 * self.packed_count];
+        let slices: Vec<&[f32]> = all.chunks(1024).collect();
+        let time = self.median(|| gpu.upload_all(&slices).map(drop))?;
+        row("upload_all_4KiB_each", time.as_secs_f64() * 1e9 / self.packed_count as f64, "ns", None);
+        Ok(())
+    }
+
+    /// Batches of pageable memory, with a kernel for each.
+    fn batches(&self) -> Done {
+        let Self { gpu, batch_bytes, batch_count, .. } = self;
+        let data = vec![1.0_f32; batch_bytes / 4 * batch_count];
+        let time = self.median(|| {
+            let mut batches = data.chunks(batch_bytes / 4);
+            batches.try_for_each(|batch| GpuArray::from_slice(gpu, batch)?.try_add_assign(1.0))
+        })?;
+        let size_bytes = size_of_val(&data[..]) as f64;
+        row("from_slice_64MiB_and_add", size_bytes / time.as_secs_f64() / 1e9, "GB/s", None);
+        Ok(())
+    }
+
+    /// PyTorch in a process of its own, on the same data.
+    fn torch(&self) -> Done {
+        let arguments = [self.batch_bytes.to_string(), self.batch_count.to_string()];
+        let mut python = Command::new("python3");
+        python.args(["-c", include_str!("feeding.py")]).args(arguments).stderr(Stdio::null());
+        let output = match python.output() {
+            Ok(output) if output.status.success() => String::from_utf8(output.stdout)?,
+            _ => {
+                println!("no rows of PyTorch: python3 does not have it, or it does not see the device");
+                return Ok(());
+            }
+        };
+        for line in output.lines() {
+            let Some((name, rate)) = line.split_once(' ') else { continue };
+            row("from_slice_64MiB_and_add", rate.parse()?, "GB/s", Some(&format!("PyTorch {name}")));
+        }
+        Ok(())
+    }
+
+    /// The rates for sizes and numbers of buffers and numbers of threads.
+    fn sweep(&self) -> Done {
+        let mut host = vec![1.0_f32; self.size_bytes / 4];
+        let mut array = GpuArray::from_slice(&self.gpu, &host)?;
+        println!("{:>8} {:>8} {:>8} {:>9} {:>9} {:>9}", "threads", "buffers", "KiB", "up", "down", "to_vec");
+        for thread_count in [0, 3, 7, 9, 11, 13, 15] {
+            for (buffer_count, buffer_kib) in [
+                (8, 512),
+                (4, 1024),
+                (8, 1024),
+                (16, 1024),
+                (4, 2048),
+                (8, 2048),
+                (16, 2048),
+                (8, 4096),
+                (8, 8192),
+            ] {
+                let options = StagingOptions::new();
+                self.gpu.set_staging(
+                    options.threads(thread_count).buffers(buffer_count).buffer_bytes(buffer_kib << 10),
+                );
+                let gigabytes = self.size_bytes as f64 / 1e9;
+                let up = self.median(|| array.copy_from_slice(&host))?;
+                let down = self.median(|| array.copy_to_slice(&mut host))?;
+                let to_vec = self.median(|| array.to_vec().map(drop))?;
+                let [up, down, to_vec] = [up, down, to_vec].map(|time| gigabytes / time.as_secs_f64());
+                println!(
+                    "{thread_count:>8} {buffer_count:>8} {buffer_kib:>8} {up:>9.2} {down:>9.2} {to_vec:>9.2}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Prints the rate of an operation on [`Bench::size_bytes`].
+    fn rate<E: Into<Box<dyn Error>>>(
+        &self,
+        name: &str,
+        peer: Option<&str>,
+        operation: impl FnMut() -> Result<(), E>,
+    ) -> Done {
+        let time = self.median(operation)?;
+        row(name, self.size_bytes as f64 / time.as_secs_f64() / 1e9, "GB/s", peer);
+        Ok(())
+    }
+
+    /// The median time of an operation, the device's part included.
+    fn median<E: Into<Box<dyn Error>>>(
+        &self,
+        mut operation: impl FnMut() -> Result<(), E>,
+    ) -> Result<Duration, Box<dyn Error>> {
+        let mut times = Vec::new();
+        for index in 0..=self.rounds {
+            self.gpu.device().synchronize()?;
+            let begin = Instant::now();
+            operation().map_err(Into::into)?;
+            self.gpu.device().synchronize()?;
+            // The first round warms up.
+            if index > 0 {
+                times.push(begin.elapsed());
+            }
+        }
+        times.sort_unstable();
+        Ok(times[times.len() / 2])
+    }
+}
+
+fn row(name: &str, value: f64, unit: &str, peer: Option<&str>) {
+    if std::env::args().any(|arg| arg == "--rows") {
+        let peer = peer.map(|peer| format!("\t{peer}")).unwrap_or_default();
+        println!("row\tfeeding/{name}\t{value}\t{unit}{peer}");
+    } else {
+        println!("{name:<32} {value:>10.2} {unit:<5} {}", peer.unwrap_or_default());
+    }
+}

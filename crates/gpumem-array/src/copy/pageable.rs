@@ -1,0 +1,296 @@
+//! Copies from and to pageable memory: through the pinned buffers of [`Staging`], in chunks.
+//!
+//! An upload fills buffers with several threads, and queues each as soon as it is full. It returns when all of them are queued: the
+//! elements have been read, and the copy is in stream order. A download queues copies into all buffers that it can get, and drains each
+//! as soon as its copy is done.
+//!
+//! The device accesses buffers only, never the memory of the caller. The threads do, and every copy of theirs is waited for before
+//! this returns, unwinding included.
+
+use crate::error::ArrayError;
+use crate::gpu::Gpu;
+use crate::gpu::staging::{Answer, Copying, HostCopy, Lent, PIECE_BYTES, Staging};
+use crate::storage::{Access, Use, queue_copy};
+use core::cell::Cell;
+use gpumem_pool::sys::DriverError;
+use gpumem_pool::sys::types::{CUdeviceptr, CUstream};
+use gpumem_pool::{MemoryKind, PoolError};
+use std::collections::VecDeque;
+
+/// Copies bytes to the device. The stream has been ordered for `target`, which has the bytes from `to` on. Returns when they have been
+/// read.
+pub(super) fn upload(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(), ArrayError> {
+    match target.storage().kind() {
+        MemoryKind::Device if bytes.len() <= SMALL_BYTES_MAX && gpu.driver_stages_uploads() => {
+            upload_small(gpu, target, to, bytes)
+        }
+        MemoryKind::Host => upload_directly(gpu, target, to, bytes),
+        _ if bytes.len() <= SMALL_BYTES_MAX => upload_directly(gpu, target, to, bytes),
+        _ => upload_staged(gpu, &gpu.staging(), target, to, bytes),
+    }
+}
+
+/// Copies through the buffers.
+fn upload_staged(
+    gpu: &Gpu,
+    staging: &Staging,
+    target: Use<'_>,
+    to: u64,
+    bytes: &[u8],
+) -> Result<(), ArrayError> {
+    let Some(buffer_bytes) = staging.buffer_bytes() else { return upload_directly(gpu, target, to, bytes) };
+    let chunk_bytes = chunk_bytes(staging, bytes.len(), buffer_bytes);
+    let mut chunks = bytes
+        .chunks(chunk_bytes)
+        .enumerate()
+        .map(|(index, chunk)| (to + (index * chunk_bytes) as u64, chunk))
+        .peekable();
+    let mut filling: VecDeque<Filling<'_>> = VecDeque::new();
+    loop {
+        while let Some((to, chunk)) = chunks.peek().copied() {
+            let buffer = match staging.buffer(gpu, filling.is_empty())? {
+                Answer::Buffer(buffer) => buffer,
+                Answer::Later => break,
+                Answer::Direct => {
+                    upload_directly(gpu, target, to, chunk)?;
+                    chunks.next();
+                    continue;
+                }
+            };
+            buffer.note_host_access(Access::Write, chunk.len());
+            let copy = HostCopy { to: buffer.host_ptr(), from: chunk.as_ptr(), size_bytes: chunk.len() };
+            // SAFETY: a chunk fits into the buffer, which nothing else uses. The source is borrowed, and `filling` is dropped before
+            // this returns.
+            let copying = unsafe { staging.workers().start([copy]) };
+            filling.push_back(Filling { copying, buffer, to, size_bytes: chunk.len() });
+            chunks.next();
+        }
+        let Some(Filling { copying, mut buffer, to, size_bytes }) = filling.pop_front() else {
+            return Ok(());
+        };
+        drop(copying);
+        buffer.record_use(gpu.stream());
+        let from = buffer.address();
+        queue_copy(gpu, [target], |stream| {
+            // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The buffer is full, and
+            // outlives the copy: it is used again only when its event is complete, and freed in stream order.
+            unsafe { gpu.device().driver().cuMemcpyAsync(to, from, size_bytes, stream) }
+        })?;
+        if buffer.record_end(gpu.stream()).is_ok() {
+            buffer.give_back();
+        }
+    }
+}
+
+/// Copies at most [`SMALL_BYTES_MAX`] bytes to the device. The stream has been ordered for `target`, which has the bytes from `to` on.
+///
+/// The driver reads pageable memory in the call ([`Gpu::driver_stages_uploads`]), but pinned memory when the copy runs, and the
+/// caller's memory may be pinned. So the bytes go through memory that certainly is not. That takes a small part of the time of a call.
+fn upload_small(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(), ArrayError> {
+    let buffer = SMALL.try_with(Cell::take).ok().flatten();
+    let mut buffer = buffer.unwrap_or_else(|| vec![0; SMALL_BYTES_MAX].into_boxed_slice());
+    let queued = match buffer.get_mut(..bytes.len()) {
+        Some(copy) => {
+            copy.copy_from_slice(bytes);
+            queue_copy(gpu, [target], |stream| {
+                // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The driver reads the copy,
+                // which no one has pinned, during the call.
+                unsafe {
+                    gpu.device().driver().cuMemcpyHtoDAsync_v2(to, copy.as_ptr().cast(), copy.len(), stream)
+                }
+            })
+        }
+        None => upload_directly(gpu, target, to, bytes),
+    };
+    // While the thread ends, it has no place for the buffer.
+    let _ = SMALL.try_with(|small| small.set(Some(buffer)));
+    queued
+}
+
+thread_local! {
+    /// Memory that is never pinned.
+    static SMALL: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
+}
+
+/// A buffer that is being filled. The copy ends before the buffer.
+struct Filling<'a> {
+    copying: Copying<'a>,
+    buffer: Lent<'a>,
+    to: u64,
+    size_bytes: usize,
+}
+
+/// Copies `size_bytes` bytes from the device. The stream has been ordered for `source`, which has the bytes from `from` on.
+///
+/// # Safety
+///
+/// `to` has these bytes, which nothing else accesses before this returns.
+pub(super) unsafe fn download(
+    gpu: &Gpu,
+    source: Use<'_>,
+    (to, from): (*mut u8, u64),
+    size_bytes: usize,
+) -> Result<(), ArrayError> {
+    let is_staged = size_bytes >= STAGED_DOWNLOAD_BYTES_MIN && source.storage().kind() != MemoryKind::Host;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match is_staged {
+            true => download_staged(gpu, &gpu.staging(), source, (to, from), size_bytes),
+            false => download_directly(gpu, (to, from), size_bytes),
+        }
+    }
+}
+
+/// Copies through the buffers.
+///
+/// # Safety
+///
+/// `to` has these bytes, which nothing else accesses before this returns.
+unsafe fn download_staged(
+    gpu: &Gpu,
+    staging: &Staging,
+    source: Use<'_>,
+    (to, from): (*mut u8, u64),
+    size_bytes: usize,
+) -> Result<(), ArrayError> {
+    let directly = |start: usize, size_bytes| {
+        // SAFETY: the caller's promise, for a part of the bytes.
+        unsafe { download_directly(gpu, (to.wrapping_add(start), from + start as u64), size_bytes) }
+    };
+    let Some(buffer_bytes) = staging.buffer_bytes() else { return directly(0, size_bytes) };
+    let chunk_bytes = chunk_bytes(staging, size_bytes, buffer_bytes);
+    let mut chunks = (0..size_bytes)
+        .step_by(chunk_bytes)
+        .map(|start| (start, chunk_bytes.min(size_bytes - start)))
+        .peekable();
+    let mut arriving: VecDeque<Arriving<'_>> = VecDeque::new();
+    let mut draining: VecDeque<Draining<'_>> = VecDeque::new();
+    loop {
+        while let Some((start, size_bytes)) = chunks.peek().copied() {
+            let may_wait = arriving.is_empty() && draining.is_empty();
+            let mut buffer = match staging.buffer(gpu, may_wait)? {
+                Answer::Buffer(buffer) => buffer,
+                Answer::Later => break,
+                Answer::Direct => {
+                    directly(start, size_bytes)?;
+                    chunks.next();
+                    continue;
+                }
+            };
+            buffer.record_use(gpu.stream());
+            let middle = buffer.address();
+            queue_copy(gpu, [source], |stream| {
+                // SAFETY: the source has these bytes, is alive, and the stream has been ordered to read it. A chunk fits into the
+                // buffer, which outlives the copy: it is freed in stream order.
+                unsafe {
+                    gpu.device().driver().cuMemcpyAsync(middle, from + start as u64, size_bytes, stream)
+                }
+            })?;
+            buffer.record_end(gpu.stream())?;
+            arriving.push_back(Arriving { buffer, start, size_bytes });
+            chunks.next();
+        }
+        while draining.front().is_some_and(|first| first.copying.is_done() || arriving.is_empty()) {
+            draining.pop_front().into_iter().for_each(Draining::finish);
+        }
+        let Some(first) = arriving.front() else {
+            match chunks.peek() {
+                Some(_) => continue,
+                None => return Ok(()),
+            }
+        };
+        if !first.buffer.is_complete()? {
+            if staging.workers().help() {
+                continue;
+            }
+            first.buffer.synchronize()?;
+        }
+        if let Some(Arriving { buffer, start, size_bytes }) = arriving.pop_front() {
+            buffer.note_host_access(Access::Read, size_bytes);
+            let copy = HostCopy { to: to.wrapping_add(start), from: buffer.host_ptr(), size_bytes };
+            // SAFETY: the buffer has these bytes, and the device no longer uses it. The caller's memory is not used otherwise before
+            // this returns, and `draining` is dropped before that.
+            let copying = unsafe { staging.workers().start([copy]) };
+            draining.push_back(Draining { copying, buffer });
+        }
+    }
+}
+
+/// A buffer that the device writes.
+struct Arriving<'a> {
+    buffer: Lent<'a>,
+    start: usize,
+    size_bytes: usize,
+}
+
+/// A buffer that is being drained. The copy ends before the buffer.
+struct Draining<'a> {
+    copying: Copying<'a>,
+    buffer: Lent<'a>,
+}
+
+impl Draining<'_> {
+    fn finish(self) {
+        let Self { copying, buffer } = self;
+        drop(copying);
+        buffer.give_back();
+    }
+}
+
+/// The size of the chunks of a copy, in bytes. Small copies have several too, so that threads and link work at the same time.
+fn chunk_bytes(staging: &Staging, size_bytes: usize, buffer_bytes: usize) -> usize {
+    if size_bytes >= SHARED_BYTES_MIN {
+        staging.workers().wake();
+    }
+    size_bytes.div_ceil(CHUNK_COUNT_MIN).next_multiple_of(PIECE_BYTES).min(buffer_bytes)
+}
+
+/// Queues a copy by the driver, and waits for it.
+pub(super) fn run_borrowed(
+    gpu: &Gpu,
+    operation: &'static str,
+    queue: impl FnOnce(CUstream) -> Result<(), DriverError>,
+) -> Result<(), ArrayError> {
+    let _bound = gpu.device().bind()?;
+    let queued =
+        gpu.stream().run_borrowed(operation, queue).map_err(|error| gpu.with_kernel_name(error.into()))?;
+    Ok(queued.map_err(PoolError::from)?)
+}
+
+/// Lets the driver copy. Returns when the copy is complete.
+fn upload_directly(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(), ArrayError> {
+    let from = bytes.as_ptr().expose_provenance() as CUdeviceptr;
+    run_borrowed(gpu, super::UPLOAD, |stream| {
+        // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The source is borrowed until
+        // this returns, and then the copy is done.
+        unsafe { gpu.device().driver().cuMemcpyAsync(to, from, bytes.len(), stream) }
+    })?;
+    target.record_complete(gpu.stream());
+    Ok(())
+}
+
+/// Lets the driver copy. Returns when the copy is complete.
+///
+/// # Safety
+///
+/// `to` has these bytes, which nothing else accesses before this returns.
+unsafe fn download_directly(
+    gpu: &Gpu,
+    (to, from): (*mut u8, u64),
+    size_bytes: usize,
+) -> Result<(), ArrayError> {
+    let to = to.expose_provenance() as CUdeviceptr;
+    run_borrowed(gpu, super::DOWNLOAD, |stream| {
+        // SAFETY: the source has these bytes, is alive, and the stream has been ordered to read it. The caller's memory is not used
+        // before this returns, and then the copy is done.
+        unsafe { gpu.device().driver().cuMemcpyAsync(to, from, size_bytes, stream) }
+    })
+}
+
+/// The driver is faster for smaller downloads.
+const STAGED_DOWNLOAD_BYTES_MIN: usize = 512 << 10;
+/// The driver copies smaller uploads at once.
+const SMALL_BYTES_MAX: usize = 64 << 10;
+const CHUNK_COUNT_MIN: usize = 4;
+/// From this size on, waking threads takes less time than they save.
+pub(super) const SHARED_BYTES_MIN: usize = 1 << 20;

@@ -1,0 +1,371 @@
+//! [`Staging`]: pinned buffers and threads for copies from and to pageable memory.
+//!
+//! The driver copies pageable memory with one thread, through a buffer of its own. Here several threads fill or drain pinned buffers
+//! while the link moves others. The buffers form a ring of bounded size in the pinned pool of the `Gpu`. They are allocated when a
+//! copy needs them, and freed when pinned memory is short or when no copy has used them for a while.
+//!
+//! A copy waits for a buffer without a bound only behind its own stream, whose work it waits for anyway. The work of another stream
+//! may depend on this thread, so a copy that finds all buffers there goes on without a buffer.
+
+#[allow(unsafe_code)] // copies memory of callers, who wait for it
+mod workers;
+
+use super::Gpu;
+use super::recording::Access;
+use crate::error::ArrayError;
+use core::fmt;
+use core::num::NonZeroUsize;
+use core::ptr::NonNull;
+use core::time::Duration;
+use gpumem_pool::{Block, Event, MemoryKind, PoolError, Reclaimable, Registration, Stream, StreamId};
+use std::error::Error;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+use workers::Workers;
+pub(crate) use workers::{Copying, HostCopy, PIECE_BYTES};
+
+/// How large copies from and to pageable memory are staged; see [`Gpu::set_staging`].
+///
+/// ```
+/// use gpumem_array::{Gpu, GpuArray, StagingOptions, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
+///
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+/// gpu.set_staging(StagingOptions::new().threads(2).buffers(4));
+/// let host = vec![1.5_f32; 4 << 20];
+/// assert_eq!(GpuArray::from_slice(&gpu, &host)?.to_vec()?, host);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagingOptions {
+    buffer_bytes: usize,
+    buffer_count: usize,
+    thread_count: usize,
+}
+
+impl StagingOptions {
+    /// The defaults: 8 buffers of 2 MiB, and a thread for each processor except one, at most 15.
+    #[must_use]
+    pub fn new() -> Self {
+        let processor_count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Self {
+            buffer_bytes: 2 << 20,
+            buffer_count: 8,
+            thread_count: (processor_count - 1).clamp(1, THREADS_MAX),
+        }
+    }
+
+    /// The size of a buffer, in bytes: at least 64 KiB.
+    #[must_use]
+    pub fn buffer_bytes(self, buffer_bytes: usize) -> Self {
+        Self { buffer_bytes: buffer_bytes.max(BUFFER_BYTES_MIN), ..self }
+    }
+
+    /// The number of buffers. The pinned memory of staging never exceeds this number of buffers. With 0, the driver copies.
+    #[must_use]
+    pub fn buffers(self, buffer_count: usize) -> Self {
+        Self { buffer_count, ..self }
+    }
+
+    /// The number of threads that copy beside the calling thread. They start with the first copy that needs them.
+    #[must_use]
+    pub fn threads(self, thread_count: usize) -> Self {
+        Self { thread_count, ..self }
+    }
+}
+
+impl Default for StagingOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The buffers and threads of one `Gpu` and its forks.
+pub(crate) struct Staging {
+    options: StagingOptions,
+    ring: Arc<Ring>,
+    workers: Workers,
+}
+
+/// The buffers.
+struct Ring {
+    state: Mutex<State>,
+    /// Notified when a buffer is given back.
+    returned: Condvar,
+    registration: OnceLock<Registration>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Buffers that no copy has. The device may still use them.
+    idle: Vec<Buffer>,
+    /// The number of all buffers.
+    count: usize,
+    /// The number of buffers that the pool did not refuse.
+    count_max: Option<usize>,
+    /// Copies that go on without a buffer, after a refusal, before the pool is asked again.
+    skip_count: usize,
+}
+
+/// Pinned memory.
+struct Buffer {
+    block: Block,
+    /// Behind the last use by the device.
+    used: Event,
+    stream: StreamId,
+}
+
+/// A buffer that a copy has. If it is dropped instead of given back, its memory is freed in stream order.
+pub(crate) struct Lent<'a> {
+    buffer: Buffer,
+    place: RingPlace<'a>,
+}
+
+/// The count of one buffer in the ring, until the drop.
+struct RingPlace<'a>(&'a Ring);
+
+/// The answer to a copy that needs a buffer.
+pub(crate) enum Answer<'a> {
+    Buffer(Lent<'a>),
+    /// All buffers are in use. The copy has some of them.
+    Later,
+    /// The copy goes on without a buffer: the pinned pool has no memory, or other streams keep all buffers.
+    Direct,
+}
+
+impl Staging {
+    pub(super) fn new(options: StagingOptions) -> Arc<Self> {
+        let ring = Arc::new(Ring {
+            state: Mutex::default(),
+            returned: Condvar::new(),
+            registration: OnceLock::new(),
+        });
+        let idle = Arc::downgrade(&ring);
+        let workers = Workers::new(options.thread_count, move || {
+            if let Some(ring) = idle.upgrade() {
+                ring.release_idle();
+            }
+        });
+        Arc::new(Self { options, ring, workers })
+    }
+
+    /// The size of the buffers, or `None` if copies are not staged.
+    pub(crate) fn buffer_bytes(&self) -> Option<usize> {
+        (self.options.buffer_count > 0).then_some(self.options.buffer_bytes)
+    }
+
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// A buffer that no device uses. `may_wait`: the copy has none, so it waits, or goes on without.
+    pub(crate) fn buffer(&self, gpu: &Gpu, may_wait: bool) -> Result<Answer<'_>, ArrayError> {
+        let mut deadline = None;
+        loop {
+            match self.try_take(gpu) {
+                Answer::Direct if !may_wait => return Ok(Answer::Later),
+                Answer::Later if may_wait => {}
+                answer => return Ok(answer),
+            }
+            if let Some(lent) = self.ring.take_used_on(gpu.stream()) {
+                match lent.synchronize() {
+                    Ok(()) => return Ok(Answer::Buffer(lent)),
+                    // The pool frees its memory when that is possible.
+                    Err(PoolError::NotInCapture { .. }) => continue,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + OTHERS_END_WITHIN) {
+                return Ok(Answer::Direct);
+            }
+            let state = self.ring.lock();
+            let _ = self.ring.returned.wait_timeout(state, PAUSE);
+        }
+    }
+
+    /// Does not wait.
+    fn try_take(&self, gpu: &Gpu) -> Answer<'_> {
+        let ring = &*self.ring;
+        // The driver is called without the lock.
+        let mut idle = core::mem::take(&mut ring.lock().idle);
+        let (mut ready, mut lost) = (None, Vec::new());
+        let mut index = 0;
+        while index < idle.len() && ready.is_none() {
+            match idle[index].used.is_complete() {
+                Ok(true) => ready = Some(idle.remove(index)),
+                Ok(false) => index += 1,
+                // A capture recorded the event, or the context is lost: the pool knows when the memory is free.
+                Err(_) => lost.push(idle.remove(index)),
+            }
+        }
+        let mut state = ring.lock();
+        idle.append(&mut state.idle);
+        state.idle = idle;
+        state.count -= lost.len();
+        if let Some(buffer) = ready {
+            return Answer::Buffer(Lent { buffer, place: RingPlace(ring) });
+        }
+        let count_max = self.options.buffer_count.min(state.count_max.unwrap_or(usize::MAX));
+        if state.count > 0 && state.count >= count_max {
+            return Answer::Later;
+        }
+        if state.skip_count > 0 {
+            state.skip_count -= 1;
+            return Answer::Direct;
+        }
+        state.count += 1;
+        drop(state);
+        drop(lost);
+        self.allocated(gpu)
+    }
+
+    /// Adds a buffer, which is counted already.
+    fn allocated(&self, gpu: &Gpu) -> Answer<'_> {
+        let ring = &*self.ring;
+        ring.registration.get_or_init(|| gpu.device().register_reclaimable(&self.ring));
+        let place = RingPlace(ring);
+        if let Ok(buffer) = Buffer::new(gpu, self.options.buffer_bytes) {
+            return Answer::Buffer(Lent { buffer, place });
+        }
+        drop(place);
+        let mut state = ring.lock();
+        match state.count {
+            0 => {
+                state.skip_count = SKIPPED_REQUESTS;
+                Answer::Direct
+            }
+            // The copy goes on with the buffers that there are.
+            count => {
+                state.count_max = Some(count);
+                Answer::Later
+            }
+        }
+    }
+}
+
+impl Ring {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The buffer that a stream has used the longest time ago.
+    fn take_used_on(&self, stream: &Stream) -> Option<Lent<'_>> {
+        let mut state = self.lock();
+        let index = state.idle.iter().position(|buffer| buffer.stream == stream.id())?;
+        Some(Lent { buffer: state.idle.remove(index), place: RingPlace(self) })
+    }
+
+    /// Frees the buffers that no copy has, in the order of their streams.
+    fn release_idle(&self) {
+        let mut state = self.lock();
+        let idle = core::mem::take(&mut state.idle);
+        state.count -= idle.len();
+        state.count_max = None;
+        drop(state);
+    }
+}
+
+impl Reclaimable for Ring {
+    fn name(&self) -> &str {
+        "buffers of staged copies"
+    }
+
+    fn helps(&self, kind: MemoryKind) -> bool {
+        kind == MemoryKind::Host
+    }
+
+    fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.release_idle();
+        Ok(())
+    }
+}
+
+impl Buffer {
+    fn new(gpu: &Gpu, size_bytes: usize) -> Result<Self, ArrayError> {
+        // An adaptor of the pool may queue work that fills the block: here it waits for no other work.
+        let gpu = gpu.copier()?;
+        let (pool, stream) = (gpu.pool_of(MemoryKind::Host)?, gpu.stream());
+        let (block, used) = (pool.alloc(size_bytes as u64, stream)?, Event::new(gpu.device())?);
+        stream.synchronize()?;
+        match block.host_ptr() {
+            Some(_) => Ok(Self { block, used, stream: stream.id() }),
+            None => Err(ArrayError::NoHostAccess { device: gpu.device().to_string() }),
+        }
+    }
+}
+
+impl Lent<'_> {
+    /// The address for the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.buffer.block.address()
+    }
+
+    /// The address for the host. The memory is as large as [`Staging::buffer_bytes`].
+    pub(crate) fn host_ptr(&self) -> *mut u8 {
+        self.buffer.block.host_ptr().map_or(core::ptr::null_mut(), NonNull::as_ptr)
+    }
+
+    /// Declares an access of the host to the simulator, which detects races.
+    pub(crate) fn note_host_access(&self, access: Access, size_bytes: usize) {
+        #[cfg(feature = "sim")]
+        if let Some(sim) = gpumem_sim::Sim::of(self.buffer.block.device().driver()) {
+            match access {
+                Access::Read => sim.host_reads(self.host_ptr(), size_bytes),
+                Access::Write => sim.host_writes(self.host_ptr(), size_bytes),
+            }
+        }
+        #[cfg(not(feature = "sim"))]
+        let _ = (access, size_bytes);
+    }
+
+    /// Makes the end of the memory wait for a stream. Call it before work on the buffer is queued.
+    pub(crate) fn record_use(&mut self, stream: &Stream) {
+        self.buffer.block.record_use(stream);
+        self.buffer.stream = stream.id();
+    }
+
+    /// Marks the end of the work on the buffer. Call it when the work has been queued.
+    pub(crate) fn record_end(&self, stream: &Stream) -> Result<(), PoolError> {
+        self.buffer.used.record(stream)
+    }
+
+    /// Returns whether the work on the buffer is done. Does not wait.
+    pub(crate) fn is_complete(&self) -> Result<bool, PoolError> {
+        self.buffer.used.is_complete()
+    }
+
+    /// Waits for the work on the buffer.
+    pub(crate) fn synchronize(&self) -> Result<(), PoolError> {
+        self.buffer.used.synchronize()
+    }
+
+    /// Gives the buffer back, whose work may still run.
+    pub(crate) fn give_back(self) {
+        let Self { buffer, place } = self;
+        place.0.lock().idle.push(buffer);
+        place.0.returned.notify_one();
+        core::mem::forget(place);
+    }
+}
+
+impl Drop for RingPlace<'_> {
+    fn drop(&mut self) {
+        self.0.lock().count -= 1;
+        self.0.returned.notify_one();
+    }
+}
+
+impl fmt::Debug for Staging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Staging").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+const BUFFER_BYTES_MIN: usize = 64 << 10;
+/// More threads than this do not copy faster.
+const THREADS_MAX: usize = 15;
+/// After the pool has refused a buffer, this many requests are refused without asking it again.
+const SKIPPED_REQUESTS: usize = 16;
+/// How long a copy waits for buffers that work of other streams uses: many times as long as the link needs for the whole ring.
+const OTHERS_END_WITHIN: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_micros(50);
