@@ -1,8 +1,9 @@
-//! The rate of copies and fills of arrays, against a contiguous copy in the same run: rows at a pitch, kernels, between devices; and
-//! what the host needs to read unified memory. Runs on the driver that `GPUMEM_DRIVER` names, or on the one that exists.
+//! Measures the rates of copies and fills of arrays beside that of a contiguous copy in the same run: rows at a pitch, kernels, copies
+//! between devices. Also measures the time in which the host reads unified memory. `GPUMEM_DRIVER` selects the driver; without it, the
+//! bench runs on the GPU, or on the simulator if there is none.
 //!
-//! `cargo xtask bench array`. Rates count the bytes that are read and the bytes that are written; rates between devices count each byte
-//! once.
+//! `cargo xtask bench array` runs it. Rates count the bytes that are read and the bytes that are written; rates between devices count
+//! each byte once.
 
 #![allow(clippy::print_stdout, reason = "printing is the purpose of a benchmark")]
 
