@@ -109,7 +109,7 @@ fn a_header_has_to_be_there_and_of_format_1() {
         ("#\n", "cannot be read"),
         ("#{\"name\":\"x\"}\n", "format"),
         ("#{\"format\":\"one\"}\n", "cannot be read"),
-        ("#{\"format\":2}\n", "format 2, and only format 1"),
+        ("#{\"format\":2}\n", "unknown format 2"),
         ("#{\"format\":1,\"peak_live_bytes\":-1}\n", "cannot be read"),
         ("\u{0}\u{1}\u{2}", "no header"),
     ] {
