@@ -287,7 +287,7 @@ impl<'p> Filling<'p> {
         for part in parts {
             let (from, size_bytes) = (part.bytes.as_ptr(), part.bytes.len());
             table.push([part.storage.address(), start as u64, size_bytes as u64]);
-            copies.push(HostCopy { to: to.wrapping_add(start), from, size_bytes });
+            copies.push(HostCopy { to: to.wrapping_add(start), from, size_bytes, is_past_cache: false });
             start += size_bytes.next_multiple_of(ALIGNMENT);
         }
         buffer.note_host_access(Access::Write, start);

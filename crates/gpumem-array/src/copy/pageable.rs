@@ -58,7 +58,9 @@ fn upload_staged(
                 }
             };
             buffer.note_host_access(Access::Write, chunk.len());
-            let copy = HostCopy { to: buffer.host_ptr(), from: chunk.as_ptr(), size_bytes: chunk.len() };
+            let (middle, from, size_bytes) = (buffer.host_ptr(), chunk.as_ptr(), chunk.len());
+            // The ring stays in the caches.
+            let copy = HostCopy { to: middle, from, size_bytes, is_past_cache: false };
             // SAFETY: a chunk fits into the buffer, which nothing else uses. The source is borrowed, and `filling` is dropped before
             // this returns.
             let copying = unsafe { staging.workers().start([copy]) };
@@ -158,6 +160,7 @@ unsafe fn download_staged(
         unsafe { download_directly(gpu, (to.wrapping_add(start), from + start as u64), size_bytes) }
     };
     let Some(buffer_bytes) = staging.buffer_bytes() else { return directly(0, size_bytes) };
+    let is_past_cache = size_bytes >= PAST_CACHE_BYTES_MIN;
     let chunk_bytes = chunk_bytes(staging, size_bytes, buffer_bytes);
     let mut chunks = (0..size_bytes)
         .step_by(chunk_bytes)
@@ -207,7 +210,8 @@ unsafe fn download_staged(
         }
         if let Some(Arriving { buffer, start, size_bytes }) = arriving.pop_front() {
             buffer.note_host_access(Access::Read, size_bytes);
-            let copy = HostCopy { to: to.wrapping_add(start), from: buffer.host_ptr(), size_bytes };
+            let (to, from) = (to.wrapping_add(start), buffer.host_ptr());
+            let copy = HostCopy { to, from, size_bytes, is_past_cache };
             // SAFETY: the buffer has these bytes, and the device no longer uses it. The caller's memory is not used otherwise before
             // this returns, and `draining` is dropped before that.
             let copying = unsafe { staging.workers().start([copy]) };
@@ -289,6 +293,8 @@ unsafe fn download_directly(
 
 /// The driver is faster for smaller downloads.
 const STAGED_DOWNLOAD_BYTES_MIN: usize = 512 << 10;
+/// Destinations of this size are written past the caches, which are about as large: on a server of 16 cores that is twice as fast.
+const PAST_CACHE_BYTES_MIN: usize = 32 << 20;
 /// The driver copies smaller uploads at once.
 const SMALL_BYTES_MAX: usize = 64 << 10;
 const CHUNK_COUNT_MIN: usize = 4;

@@ -7,6 +7,8 @@
 //! A copy waits for a buffer without a bound only behind its own stream, whose work it waits for anyway. The work of another stream
 //! may depend on this thread, so a copy that finds all buffers there goes on without a buffer.
 
+#[allow(unsafe_code)] // writes memory with streaming stores
+mod copy;
 #[allow(unsafe_code)] // copies memory of callers, who wait for it
 mod workers;
 

@@ -3,6 +3,7 @@
 //! A copy is divided into pieces, which the threads and the waiting caller take from one queue. A thread copies bytes and nothing
 //! else: it cannot fail, block or panic, and needs no context of a driver.
 
+use super::copy::{copy_past_cache, copy_through_cache};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
@@ -42,6 +43,8 @@ pub(crate) struct HostCopy {
     pub(crate) to: *mut u8,
     pub(crate) from: *const u8,
     pub(crate) size_bytes: usize,
+    /// True if the destination is too large for the processor's caches.
+    pub(crate) is_past_cache: bool,
 }
 
 /// Copies that one thread makes in a row.
@@ -155,9 +158,10 @@ impl Queue {
     }
 
     fn run(&self, piece: &Piece) {
-        for HostCopy { to, from, size_bytes } in &piece.copies {
+        for &HostCopy { to, from, size_bytes, is_past_cache } in &piece.copies {
+            let copy = if is_past_cache { copy_past_cache } else { copy_through_cache };
             // SAFETY: the caller of `Workers::start` guarantees this until the copy is done, which it is only after this piece.
-            unsafe { to.copy_from_nonoverlapping(*from, *size_bytes) };
+            unsafe { copy(to, from, size_bytes) };
         }
         if piece.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             // Under the lock: between the waiter's look at the count and its sleep, the notification would be missed.
@@ -276,7 +280,8 @@ mod tests {
     use super::*;
 
     fn copy(to: &mut [u8], from: &[u8]) -> HostCopy {
-        HostCopy { to: to.as_mut_ptr(), from: from.as_ptr(), size_bytes: from.len() }
+        let is_past_cache = from.len() > PIECE_BYTES;
+        HostCopy { to: to.as_mut_ptr(), from: from.as_ptr(), size_bytes: from.len(), is_past_cache }
     }
 
     #[test]
