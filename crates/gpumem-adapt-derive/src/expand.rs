@@ -31,6 +31,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
     bounds.extend(fields().filter_map(|field| field.bound(ident, &parameters, &krate)));
     let copies = shapes.iter().map(|shape| shape.arm(ident, |field| field.copied(&krate)));
     let moves = shapes.iter().map(|shape| shape.arm(ident, |field| field.moved(&krate)));
+    let plans = shapes.iter().map(|shape| shape.planned(&krate));
     let are_at = shapes.iter().map(|shape| shape.is_at(&krate));
     let checks = fields().filter_map(|field| field.check(ident, &input.generics, &parameters, &krate));
     let (arguments, header) = (parameters.arguments(&input.generics), header(input, &krate, &bounds));
@@ -53,6 +54,10 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
                 __cx: &mut #krate::Context<'_, __To>,
             ) -> ::core::result::Result<Self::Adapted, #krate::AdaptError> {
                 ::core::result::Result::Ok(match self { #(#moves)* })
+            }
+
+            fn plan<'__a>(&'__a self, __plan: &mut #krate::Plan<'__a>) {
+                match self { #(#plans)* }
             }
 
             fn is_at(&self, __to: &__To) -> bool {
@@ -105,6 +110,11 @@ impl Shape<'_> {
         let (pattern, members) = (self.pattern(), self.members());
         let (values, variant) = (self.fields.iter().map(new), self.variant.map(|variant| quote!(::#variant)));
         quote!(#pattern => #ident #variant { #(#members: #values),* },)
+    }
+
+    fn planned(&self, krate: &Path) -> TokenStream {
+        let (pattern, fields) = (self.pattern(), self.fields.iter().filter_map(|field| field.planned(krate)));
+        quote!(#pattern => { #(#fields)* })
     }
 
     fn is_at(&self, krate: &Path) -> TokenStream {

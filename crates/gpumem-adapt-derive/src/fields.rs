@@ -80,6 +80,12 @@ impl<'a> Field<'a> {
         quote!(#result.map_err(|error| #krate::AdaptError::within(error, #name))?)
     }
 
+    /// Plans the field. The local variable is a reference to the field.
+    pub(crate) fn planned(&self, krate: &Path) -> Option<TokenStream> {
+        let (local, ty) = (&self.local, self.ty);
+        self.is_adapted().then(|| quote!(<#ty as #krate::Adapt<__To>>::plan(#local, __plan);))
+    }
+
     /// Returns the expression that checks whether the field is at the target.
     pub(crate) fn is_at(&self, krate: &Path) -> TokenStream {
         let (local, ty) = (&self.local, self.ty);

@@ -1,6 +1,6 @@
 //! [`Adapt`]: the operation of this crate. [`Collect`]: the result of a sequence of values.
 
-use crate::context::Context;
+use crate::context::{Context, Plan};
 use crate::error::AdaptError;
 use crate::target::{Receive, Target};
 use gpumem_array::Element;
@@ -95,6 +95,15 @@ pub trait Adapt<To: Target> {
         self.adapt_with(cx)
     }
 
+    /// Adds the arrays of the value to the plan of what is uploaded together, before the value is rebuilt. Adds nothing, unless
+    /// implemented; then the arrays are uploaded one by one.
+    ///
+    /// Implementations call it for the parts that they pass to [`Adapt::adapt_with`] or [`Adapt::into_adapted_with`]. The elements of
+    /// arrays must not change their address when the value is moved: they are in a `Vec`, or other memory behind a pointer.
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        let _ = plan;
+    }
+
     /// Returns whether all arrays of the value are at the target, so that a move would change nothing if the types are equal too.
     /// False is always correct.
     fn is_at(&self, to: &To) -> bool {
@@ -110,7 +119,7 @@ pub trait Adapt<To: Target> {
     /// - [`AdaptError::Custom`] if an implementation of the program fails.
     /// - [`AdaptError::Within`] if this is a part of the value.
     fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
-        self.adapt_with(&mut Context::new(to))
+        self.adapt_with(&mut planned(self, to))
     }
 
     /// Moves the value, with its arrays at `to`. Arrays that are there already keep their allocation.
@@ -137,8 +146,20 @@ pub trait Adapt<To: Target> {
     where
         Self: Sized,
     {
-        self.into_adapted_with(&mut Context::new(to))
+        let mut cx = planned(&self, to);
+        self.into_adapted_with(&mut cx)
     }
+}
+
+/// The context of a move to `to`. What the value has in small arrays is uploaded already.
+fn planned<'t, To: Target, A: Adapt<To> + ?Sized>(value: &A, to: &'t To) -> Context<'t, To> {
+    let mut cx = Context::new(to);
+    if let (Some(gpu), Some(size_bytes_max)) = (to.gpu(), to.packed_below_bytes()) {
+        let mut plan = Plan::new(gpu, size_bytes_max);
+        value.plan(&mut plan);
+        cx.upload(plan);
+    }
+    cx
 }
 
 /// Collects a sequence of values of type `A`, each of which becomes a `B`, at a target. Implemented by [`Separate`] and
@@ -146,6 +167,12 @@ pub trait Adapt<To: Target> {
 pub trait Collect<To: Target, A: ?Sized, B> {
     /// The sequence at the target.
     type Collected;
+
+    /// Plans a sequence; `each` plans a value.
+    #[doc(hidden)]
+    fn plan<'a>(items: &'a [A], plan: &mut Plan<'a>, each: impl Fn(&'a A, &mut Plan<'a>))
+    where
+        A: Sized;
 
     /// Copies a sequence; `each` copies a value.
     #[doc(hidden)]
@@ -184,6 +211,13 @@ pub enum MergedAlone {}
 impl<To: Target, A: ?Sized, B> Collect<To, A, B> for Separate {
     type Collected = Vec<B>;
 
+    fn plan<'a>(items: &'a [A], plan: &mut Plan<'a>, each: impl Fn(&'a A, &mut Plan<'a>))
+    where
+        A: Sized,
+    {
+        items.iter().for_each(|item| each(item, plan));
+    }
+
     fn copy(
         items: &[A],
         cx: &mut Context<'_, To>,
@@ -213,6 +247,10 @@ impl<To: Target, A: ?Sized, B> Collect<To, A, B> for Separate {
 macro_rules! merges {
     ($element:ty) => {
         type Collected = To::Array;
+
+        fn plan<'a>(items: &'a [$element], plan: &mut Plan<'a>, _: impl Fn(&'a $element, &mut Plan<'a>)) {
+            To::plan_upload(ArrayView1::from(items), plan);
+        }
 
         fn copy(
             items: &[$element],
@@ -246,6 +284,8 @@ impl<To: Receive<char, Ix1>> Collect<To, char, char> for MergedAlone {
 
 impl<To: Target, A, B, const N: usize> Collect<To, [A; N], B> for MergedAlone {
     type Collected = Vec<B>;
+
+    fn plan<'a>(_: &'a [[A; N]], _: &mut Plan<'a>, _: impl Fn(&'a [A; N], &mut Plan<'a>)) {}
 
     fn copy(
         items: &[[A; N]],

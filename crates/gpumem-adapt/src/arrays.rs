@@ -1,7 +1,7 @@
 //! `Adapt` for arrays on the host and on devices. What becomes of them is decided by [`Receive`].
 
 use crate::adapt::{Adapt, Separate};
-use crate::context::Context;
+use crate::context::{Context, Plan};
 use crate::error::AdaptError;
 use crate::target::Receive;
 use gpumem_array::kind::Kind;
@@ -27,6 +27,10 @@ where
             Some(_) => To::copy_from_host(self.view(), cx),
             None => To::take_from_host(self.into_owned(), cx),
         }
+    }
+
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        To::plan_upload(self.view(), plan);
     }
 
     fn is_at(&self, to: &To) -> bool {

@@ -1,7 +1,7 @@
 //! `Adapt` for the standard library's types: values that contain others, and values that stay as they are.
 
 use crate::adapt::{Adapt, Collect, Collected, Merged, MergedAlone, Separate};
-use crate::context::Context;
+use crate::context::{Context, Plan};
 use crate::error::{AdaptError, Part};
 use crate::target::{Receive, Target, same};
 use core::fmt::Debug;
@@ -22,6 +22,10 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for [A] {
         A::Many::copy(self, cx, |item, cx| item.adapt_with(cx))
     }
 
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        A::Many::plan(self, plan, |item, plan| item.plan(plan));
+    }
+
     fn is_at(&self, to: &To) -> bool {
         self.iter().all(|item| item.is_at(to))
     }
@@ -37,6 +41,10 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for Vec<A> {
 
     fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
         A::Many::take(self, cx, |item, cx| item.into_adapted_with(cx))
+    }
+
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        self.as_slice().plan(plan);
     }
 
     fn is_at(&self, to: &To) -> bool {
@@ -55,6 +63,10 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for Box<[A]> {
     fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
         self.into_vec().into_adapted_with(cx)
     }
+
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        (**self).plan(plan);
+    }
 }
 
 impl<To: Target, A: Adapt<To> + Clone> Adapt<To> for Cow<'_, [A]> {
@@ -71,6 +83,10 @@ impl<To: Target, A: Adapt<To> + Clone> Adapt<To> for Cow<'_, [A]> {
             Cow::Owned(items) => items.into_adapted_with(cx),
         }
     }
+
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        (**self).plan(plan);
+    }
 }
 
 /// A reference adapts like its target: `(&inputs, &targets)` adapts both and moves neither.
@@ -81,6 +97,10 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for &A {
     fn adapt_with(&self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
         (**self).adapt_with(cx)
     }
+
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        (**self).plan(plan);
+    }
 }
 
 /// A slice adapts like a `Vec`.
@@ -90,6 +110,10 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for &[A] {
 
     fn adapt_with(&self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
         (**self).adapt_with(cx)
+    }
+
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        (**self).plan(plan);
     }
 }
 
@@ -109,6 +133,10 @@ where
 
     fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
         items(self.into_iter(), A::into_adapted_with, cx)
+    }
+
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        self.iter().for_each(|item| item.plan(plan));
     }
 
     fn is_at(&self, to: &To) -> bool {
@@ -139,6 +167,10 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for Option<A> {
         self.map(|value| value.into_adapted_with(cx)).transpose()
     }
 
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        self.iter().for_each(|value| value.plan(plan));
+    }
+
     fn is_at(&self, to: &To) -> bool {
         self.as_ref().is_none_or(|value| value.is_at(to))
     }
@@ -162,6 +194,13 @@ impl<To: Target, A: Adapt<To>, E: Adapt<To>> Adapt<To> for Result<A, E> {
         })
     }
 
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        match self {
+            Ok(value) => value.plan(plan),
+            Err(error) => error.plan(plan),
+        }
+    }
+
     fn is_at(&self, to: &To) -> bool {
         match self {
             Ok(value) => value.is_at(to),
@@ -180,6 +219,10 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for Box<A> {
 
     fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
         (*self).into_adapted_with(cx).map(Box::new)
+    }
+
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        (**self).plan(plan);
     }
 
     fn is_at(&self, to: &To) -> bool {
@@ -227,6 +270,12 @@ macro_rules! shared {
                 }
             }
 
+            fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+                if plan.is_first($pointer::as_ptr(self).addr()) {
+                    (**self).plan(plan);
+                }
+            }
+
             fn is_at(&self, to: &To) -> bool {
                 (**self).is_at(to)
             }
@@ -259,6 +308,10 @@ macro_rules! of_values {
                 adapted.insert(key, value);
             }
             Ok(adapted)
+        }
+
+        fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+            self.values().for_each(|value| value.plan(plan));
         }
 
         fn is_at(&self, to: &To) -> bool {
@@ -307,6 +360,10 @@ macro_rules! tuples {
 
             fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
                 Ok(($(self.$index.into_adapted_with(cx).map_err(|error| error.within(stringify!($index)))?,)+))
+            }
+
+            fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+                $(self.$index.plan(plan);)+
             }
 
             fn is_at(&self, to: &To) -> bool {

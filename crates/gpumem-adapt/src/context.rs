@@ -1,7 +1,10 @@
-//! [`Context`]: the state that the parts of one value share while the value is moved.
+//! [`Context`]: the state that the parts of one value share while the value is moved. [`Plan`]: the small arrays that are uploaded
+//! together.
 
 use core::any::{Any, TypeId};
-use std::collections::HashMap;
+use gpumem_array::ndarray::{ArrayView, Dimension};
+use gpumem_array::{ArrayError, Element, Gpu, GpuArray, Pack, PackedArray};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// One call of [`Adapt::adapt`](crate::Adapt::adapt) or [`Adapt::into_adapted`](crate::Adapt::into_adapted): the target, and what
 /// several parts of the value share.
@@ -9,17 +12,90 @@ pub struct Context<'t, To> {
     to: &'t To,
     /// By address and new type: what a shared part became.
     shared: HashMap<(usize, TypeId), Box<dyn Any>>,
+    uploaded: Option<Uploaded>,
+}
+
+/// The small arrays of a value that are uploaded together, before the value is rebuilt; see [`Adapt::plan`](crate::Adapt::plan).
+pub struct Plan<'a> {
+    gpu: Gpu,
+    pack: Pack<'a>,
+    arrays: Vec<Planned>,
+    /// Arrays, until there are enough for a pack.
+    first: Vec<(Key, Add<'a>)>,
+    /// Addresses of shared parts.
+    seen: HashSet<usize>,
+    size_bytes_max: usize,
+    is_failed: bool,
+}
+
+/// Adds an array to a pack, and returns its [`PackedArray`].
+type Add<'a> = Box<dyn FnOnce(&mut Pack<'a>, &Gpu) -> Result<Box<dyn Any>, ArrayError> + 'a>;
+
+/// Contiguous elements of the value. While the value is borrowed, nothing else has this address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    address: usize,
+    size_bytes: usize,
+    is_row_major: bool,
+    types: TypeId,
+}
+
+impl Key {
+    /// `None` if the array is empty or has gaps. `U` is the new type of the elements.
+    fn of<T: Element, U: Element, D: Dimension + 'static>(array: &ArrayView<'_, T, D>) -> Option<Self> {
+        let is_row_major = array.is_standard_layout();
+        let is_contiguous = is_row_major || array.t().is_standard_layout();
+        (is_contiguous && !array.is_empty()).then(|| Self {
+            address: array.as_ptr().addr(),
+            size_bytes: array.len() * size_of::<T>(),
+            is_row_major,
+            types: TypeId::of::<(T, U, D)>(),
+        })
+    }
+}
+
+/// An array of a pack: its elements in the value, and its [`PackedArray`].
+struct Planned {
+    key: Key,
+    array: Option<Box<dyn Any>>,
+}
+
+/// The arrays of a plan, uploaded. They are usually taken in the order of the plan.
+struct Uploaded {
+    arrays: Vec<Planned>,
+    next: usize,
+    /// By key, once the order has differed: the indices of arrays that have not been taken.
+    by_key: Option<HashMap<Key, VecDeque<usize>>>,
 }
 
 impl<'t, To> Context<'t, To> {
     pub(crate) fn new(to: &'t To) -> Self {
-        Self { to, shared: HashMap::new() }
+        Self { to, shared: HashMap::new(), uploaded: None }
     }
 
     /// The target.
     #[must_use]
     pub fn to(&self) -> &'t To {
         self.to
+    }
+
+    /// Uploads the arrays of a plan. If that fails, all arrays are uploaded one by one: an error then names the array.
+    pub(crate) fn upload(&mut self, plan: Plan<'_>) {
+        let Plan { pack, arrays, is_failed, .. } = plan;
+        if !arrays.is_empty() && !is_failed && pack.upload().is_ok() {
+            self.uploaded = Some(Uploaded { arrays, next: 0, by_key: None });
+        }
+    }
+
+    /// Returns the array of the elements, if they were uploaded before.
+    pub(crate) fn uploaded<T: Element, U: Element, D: Dimension + 'static>(
+        &mut self,
+        array: &ArrayView<'_, T, D>,
+    ) -> Option<GpuArray<U, D>> {
+        let uploaded = self.uploaded.as_mut()?;
+        let found = uploaded.take(Key::of::<T, U, D>(array)?)?;
+        let found = found.downcast::<PackedArray<U, D>>().ok()?.into_array().ok()?;
+        (found.raw_dim() == array.raw_dim()).then_some(found)
     }
 
     /// Returns the moved form of the shared part at `address`, if it was moved before.
@@ -35,6 +111,100 @@ impl<'t, To> Context<'t, To> {
         self.shared.insert((address, TypeId::of::<R>()), Box::new(entry));
     }
 }
+
+impl Uploaded {
+    fn take(&mut self, key: Key) -> Option<Box<dyn Any>> {
+        let index = self.index(key)?;
+        self.arrays.get_mut(index)?.array.take()
+    }
+
+    fn index(&mut self, key: Key) -> Option<usize> {
+        if let Some(by_key) = &mut self.by_key {
+            return by_key.get_mut(&key)?.pop_front();
+        }
+        if self.arrays.get(self.next).is_some_and(|next| next.key == key) {
+            self.next += 1;
+            return Some(self.next - 1);
+        }
+        // An array without a plan, or one out of order.
+        let mut by_key: HashMap<Key, VecDeque<usize>> = HashMap::new();
+        for (index, array) in self.arrays.iter().enumerate().skip(self.next) {
+            by_key.entry(array.key).or_default().push_back(index);
+        }
+        let index = by_key.get_mut(&key).and_then(VecDeque::pop_front);
+        self.by_key = Some(by_key);
+        index
+    }
+}
+
+impl<'a> Plan<'a> {
+    pub(crate) fn new(gpu: &Gpu, size_bytes_max: usize) -> Self {
+        Self {
+            gpu: gpu.clone(),
+            pack: gpu.pack(),
+            arrays: Vec::new(),
+            first: Vec::new(),
+            seen: HashSet::new(),
+            size_bytes_max,
+            is_failed: false,
+        }
+    }
+
+    /// Returns whether this is the first visit of the shared part at `address`.
+    pub(crate) fn is_first(&mut self, address: usize) -> bool {
+        self.seen.insert(address)
+    }
+
+    /// Adds an array that keeps its type, if it is small.
+    pub(crate) fn add<T: Element, U: Element, D: Dimension + 'static>(
+        &mut self,
+        array: &ArrayView<'a, T, D>,
+        unchanged: ArrayView<'a, U, D>,
+    ) {
+        self.add_with::<T, U, D>(array, |pack, gpu| pack.add_view(gpu, unchanged));
+    }
+
+    /// Adds an array whose elements are converted, if it is small.
+    pub(crate) fn add_converted<T: Element, U: Element, D: Dimension + 'static>(
+        &mut self,
+        array: &ArrayView<'a, T, D>,
+        convert: fn(T) -> U,
+    ) {
+        let view = array.clone();
+        self.add_with::<T, U, D>(array, move |pack, gpu| pack.add_owned(gpu, view.mapv(convert)));
+    }
+
+    fn add_with<T: Element, U: Element, D: Dimension + 'static>(
+        &mut self,
+        array: &ArrayView<'a, T, D>,
+        add: impl FnOnce(&mut Pack<'a>, &Gpu) -> Result<PackedArray<U, D>, ArrayError> + 'a,
+    ) {
+        let is_small = array.len() * size_of::<U>() <= self.size_bytes_max;
+        let Some(key) = Key::of::<T, U, D>(array).filter(|_| is_small && !self.is_failed) else { return };
+        if !self.arrays.is_empty() {
+            let packed = add(&mut self.pack, &self.gpu).map(|packed| Box::new(packed) as Box<dyn Any>);
+            return self.push(key, packed);
+        }
+        let add = |pack: &mut Pack<'a>, gpu: &Gpu| Ok(Box::new(add(pack, gpu)?) as Box<dyn Any>);
+        self.first.push((key, Box::new(add)));
+        if self.first.len() >= PACKED_MIN {
+            for (key, add) in core::mem::take(&mut self.first) {
+                let packed = add(&mut self.pack, &self.gpu);
+                self.push(key, packed);
+            }
+        }
+    }
+
+    fn push(&mut self, key: Key, packed: Result<Box<dyn Any>, ArrayError>) {
+        match packed {
+            Ok(array) => self.arrays.push(Planned { key, array: Some(array) }),
+            Err(_) => self.is_failed = true,
+        }
+    }
+}
+
+/// Fewer arrays are uploaded one by one, which pins no memory.
+const PACKED_MIN: usize = 16;
 
 /// A shared part after the move, and its owner before.
 struct Entry<R> {

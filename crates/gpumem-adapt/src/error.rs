@@ -3,6 +3,7 @@
 use core::error::Error;
 use core::fmt;
 use gpumem_array::ArrayError;
+use gpumem_array::pool::PoolError;
 use std::borrow::Cow;
 
 /// A value could not be moved. Parts that were already moved are released.
@@ -72,6 +73,21 @@ impl AdaptError {
         match self.innermost() {
             Self::Array(error) => Some(error),
             _ => None,
+        }
+    }
+
+    /// Returns whether memory ran out or its size was refused; see [`ArrayError::is_out_of_memory`]. Also for an error of the program's own code
+    /// that is such an error.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        match self.innermost() {
+            Self::Array(error) => error.is_out_of_memory(),
+            Self::Custom(error) => {
+                let error = &**error;
+                error.downcast_ref::<ArrayError>().is_some_and(ArrayError::is_out_of_memory)
+                    || error.downcast_ref::<PoolError>().is_some_and(PoolError::is_out_of_memory)
+            }
+            Self::Within { .. } => false,
         }
     }
 

@@ -41,7 +41,7 @@ mod target;
 mod wrappers;
 
 pub use adapt::{Adapt, Collect, Collected, Merged, Separate};
-pub use context::Context;
+pub use context::{Context, Plan};
 pub use error::{AdaptError, Part};
 #[cfg(feature = "derive")]
 #[doc(inline)]

@@ -273,6 +273,20 @@ pub enum ArrayError {
     Sim(gpumem_sim::SimError),
 }
 
+impl ArrayError {
+    /// Returns whether memory ran out or its size was refused: device memory, a limit, a quota, a budget, or host memory of a download. A
+    /// smaller array may succeed, or this one after memory is freed. See
+    /// [`PoolError::is_out_of_memory`](gpumem_pool::PoolError::is_out_of_memory).
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::HostFull { .. } => true,
+            Self::Pool(error) => error.is_out_of_memory(),
+            _ => false,
+        }
+    }
+}
+
 #[cfg(feature = "sim")]
 impl From<gpumem_sim::SimError> for ArrayError {
     fn from(error: gpumem_sim::SimError) -> Self {

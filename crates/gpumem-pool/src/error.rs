@@ -324,6 +324,35 @@ impl PoolError {
         }
     }
 
+    /// Returns whether memory ran out or its size was refused, by the device, a limit, a quota, a budget or an adaptor. A smaller request may
+    /// succeed, or this one after memory is freed. [`PoolError::out_of_memory`] has the report, if there is one.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Limit, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).hard_limit(Limit::Bytes(64 << 20)).build()?;
+    /// let stream = Stream::new(&device)?;
+    /// let mut size_bytes = 1 << 30;
+    /// let block = loop {
+    ///     match pool.alloc(size_bytes, &stream) {
+    ///         Err(error) if error.is_out_of_memory() => size_bytes /= 2,
+    ///         outcome => break outcome?,
+    ///     }
+    /// };
+    /// assert!(block.size_bytes() >= 32 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::BeyondMaximum { .. } | Self::Refused { .. } => true,
+            Self::Driver(error) => error.is_out_of_memory(),
+            error => error.is_want_of_memory(),
+        }
+    }
+
     /// Returns whether the size was refused, for any reason. A smaller request, or other memory, may succeed.
     pub(crate) fn is_want_of_memory(&self) -> bool {
         matches!(self, Self::TooLarge { .. } | Self::OverBudget { .. }) || self.out_of_memory().is_some()

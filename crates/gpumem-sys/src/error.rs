@@ -55,6 +55,12 @@ impl DriverError {
         }
     }
 
+    /// Returns whether memory ran out: of the device, or of the host for memory that the driver allocates there.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
+    }
+
     /// Returns whether the process or the driver is shutting down, which frees everything that could be freed.
     #[must_use]
     pub fn is_shutdown(&self) -> bool {

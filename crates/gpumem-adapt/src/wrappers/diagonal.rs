@@ -2,7 +2,7 @@
 
 use super::print;
 use crate::adapt::{Adapt, Separate};
-use crate::context::Context;
+use crate::context::{Context, Plan};
 use crate::error::AdaptError;
 use crate::storage::{HostVec, Shaped};
 use crate::target::Target;
@@ -65,6 +65,10 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for Diagonal<A> {
 
     fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
         self.diagonal.into_adapted_with(cx).map(Diagonal::new)
+    }
+
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        self.diagonal.plan(plan);
     }
 
     fn is_at(&self, to: &To) -> bool {

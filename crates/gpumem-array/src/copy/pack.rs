@@ -17,7 +17,7 @@ use crate::layout::{Layout, Order};
 use crate::storage::{Access, Storage, Use, queue};
 use core::fmt;
 use core::marker::PhantomData;
-use ndarray::{ArrayBase, Data, Dimension, Ix1};
+use ndarray::{Array, ArrayBase, ArrayView, Data, Dimension, Ix1};
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -113,19 +113,48 @@ impl<'a> Pack<'a> {
         P: Place<Kind = K> + ?Sized,
         S: Data<Elem = T>,
     {
+        self.add_view(place, array.view())
+    }
+
+    /// Like [`Pack::add`], for a view.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::WrongDevice`], [`ArrayError::TooManyElements`], [`ArrayError::Pool`]; see [`Pack::add`].
+    pub fn add_view<T: Element, D: Dimension, K: Kind, P: Place<Kind = K> + ?Sized>(
+        &mut self,
+        place: &P,
+        array: ArrayView<'a, T, D>,
+    ) -> Result<PackedArray<T, D, K>, ArrayError> {
         let dim = array.raw_dim();
-        if let Some(elements) = array.as_slice() {
+        if let Some(elements) = array.to_slice() {
             return self.add_part(place, dim, Order::Row, || Cow::Borrowed(bytemuck::cast_slice(elements)));
         }
-        if let Some(elements) = array.t().to_slice() {
+        if let Some(elements) = array.clone().reversed_axes().to_slice() {
             return self
                 .add_part(place, dim, Order::Column, || Cow::Borrowed(bytemuck::cast_slice(elements)));
         }
         // The device's memory first: a broadcast view can be larger than any memory.
-        self.add_part(place, dim, Order::Row, || {
-            let elements: Vec<T> = array.iter().copied().collect();
-            Cow::Owned(bytemuck::cast_slice(&elements).to_vec())
-        })
+        self.add_part(place, dim, Order::Row, || owned_bytes(&array))
+    }
+
+    /// Like [`Pack::add`], for an array that the pack keeps until it is uploaded.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::WrongDevice`], [`ArrayError::TooManyElements`], [`ArrayError::Pool`]; see [`Pack::add`].
+    pub fn add_owned<T: Element, D: Dimension, K: Kind, P: Place<Kind = K> + ?Sized>(
+        &mut self,
+        place: &P,
+        array: Array<T, D>,
+    ) -> Result<PackedArray<T, D, K>, ArrayError> {
+        match array.t().to_slice() {
+            Some(elements) if !array.is_standard_layout() => {
+                let bytes = || Cow::Owned(bytemuck::cast_slice(elements).to_vec());
+                self.add_part(place, array.raw_dim(), Order::Column, bytes)
+            }
+            _ => self.add_part(place, array.raw_dim(), Order::Row, || owned_bytes(&array.view())),
+        }
     }
 
     /// Allocates memory for a slice, and adds its elements to the uploads.
@@ -204,6 +233,12 @@ impl<'a> Pack<'a> {
         large.iter().try_for_each(|part| part.upload(gpu))?;
         upload_small(gpu, &staging, unpack, buffer_bytes, &small)
     }
+}
+
+/// The elements in row-major order.
+fn owned_bytes<'a, T: Element, D: Dimension>(array: &ArrayView<'_, T, D>) -> Cow<'a, [u8]> {
+    let elements: Vec<T> = array.iter().copied().collect();
+    Cow::Owned(bytemuck::cast_slice(&elements).to_vec())
 }
 
 /// Uploads parts of which a buffer takes several.

@@ -497,6 +497,12 @@ impl<S> UploadError<S> {
         &self.0.0
     }
 
+    /// Returns whether memory ran out; see [`ArrayError::is_out_of_memory`].
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.error().is_out_of_memory()
+    }
+
     /// The host memory that was passed to the upload.
     #[must_use]
     pub fn into_source(self) -> S {

@@ -510,6 +510,12 @@ impl<V> HostMemoryError<V> {
         &self.0.0
     }
 
+    /// Returns whether memory ran out; see [`PoolError::is_out_of_memory`].
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.error().is_out_of_memory()
+    }
+
     /// The value that was passed to the call: the buffer of a registration, or the [`HostMemory`] of
     /// [`HostMemory::into_inner`].
     pub fn into_value(self) -> V {

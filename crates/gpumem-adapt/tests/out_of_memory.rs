@@ -1,0 +1,94 @@
+//! `is_out_of_memory` of the errors of every layer, for every way in which memory can be refused.
+
+use gpumem_adapt::array::pool::adaptor::{Budget, Failures};
+use gpumem_adapt::array::pool::sys::{CUresult, DriverError};
+use gpumem_adapt::array::pool::{Device, HostMemory, Limit, Pool, PoolBuilder, PoolError};
+use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
+use gpumem_adapt::{Adapt, AdaptError};
+use gpumem_sim::{Effect, Rule, SimConfig};
+use std::error::Error;
+use std::sync::Arc;
+
+const MIB: usize = 1 << 20;
+
+/// Uploads `size_bytes` in a struct, asynchronously, as an array and as a block, and checks each error.
+fn refused(
+    config: SimConfig,
+    size_bytes: usize,
+    with: impl Fn(PoolBuilder) -> PoolBuilder,
+    is_expected: impl Fn(&PoolError) -> bool,
+) {
+    let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
+    let gpu = Gpu::new(&with(Pool::builder(&device)).build().unwrap()).unwrap();
+    let elements = vec![0_u8; size_bytes];
+
+    let error: PoolError = gpu.pool().alloc(size_bytes as u64, gpu.stream()).unwrap_err();
+    assert!(error.is_out_of_memory() && is_expected(&error), "{error:?}");
+
+    let error: ArrayError = GpuArray::from_slice(&gpu, &elements).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error:?}");
+
+    let error = GpuArray::upload(&gpu, elements.clone()).wait().err().unwrap();
+    assert!(error.is_out_of_memory(), "{error:?}");
+
+    let error: AdaptError = (1_u8, Some(elements)).adapt(&gpu).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error:?}");
+    assert_eq!(error.path(), "1");
+    // The report of the pool is a source.
+    let source = error.source().unwrap().downcast_ref::<ArrayError>().unwrap();
+    assert!(matches!(source, ArrayError::Pool(found) if is_expected(found)), "{source:?}");
+}
+
+#[test]
+fn refusals_of_memory_have_one_name() {
+    let small = || SimConfig::small();
+    let same = |builder| builder;
+    // Two thirds of the device twice.
+    refused(small(), 70 * MIB, same, |error| {
+        matches!(error, PoolError::TooLarge { .. } | PoolError::OutOfMemory(_))
+    });
+    refused(small(), 1 << 30, same, |error| matches!(error, PoolError::TooLarge { .. }));
+    let limited = |builder: PoolBuilder| builder.hard_limit(Limit::Bytes(16 << 20));
+    refused(small(), 20 * MIB, limited, |error| matches!(error, PoolError::LimitReached(_)));
+    let budget = |builder: PoolBuilder| builder.adaptor(Arc::new(Budget::new(MIB as u64)));
+    refused(small(), 2 * MIB, budget, |error| matches!(error, PoolError::OverBudget { .. }));
+    let failing = |builder: PoolBuilder| builder.adaptor(Arc::new(Failures::above(0)));
+    refused(small(), 2 * MIB, failing, |error| matches!(error, PoolError::OutOfMemory(_)));
+    let full = |requested_bytes| {
+        let (adaptor, reason) = ("a quota".into(), "has given all it has".into());
+        PoolError::Refused { adaptor, requested_bytes, reason }
+    };
+    let refusing = |builder: PoolBuilder| builder.adaptor(Arc::new(Failures::above(0).with_error(full)));
+    refused(small(), 2 * MIB, refusing, |error| matches!(error, PoolError::Refused { .. }));
+}
+
+#[test]
+fn codes_of_the_driver_have_it_too() {
+    let failed = |code| DriverError::Failed { call: "cuMemcpyAsync", code };
+    let (out_of_memory, other) =
+        (failed(CUresult::CUDA_ERROR_OUT_OF_MEMORY), failed(CUresult::CUDA_ERROR_INVALID_VALUE));
+    assert!(out_of_memory.is_out_of_memory() && !other.is_out_of_memory());
+    assert!(PoolError::from(out_of_memory).is_out_of_memory() && !PoolError::from(other).is_out_of_memory());
+    assert!(ArrayError::from(out_of_memory).is_out_of_memory());
+    assert!(AdaptError::custom(ArrayError::from(out_of_memory)).within("part").is_out_of_memory());
+    assert!(AdaptError::custom(PoolError::from(out_of_memory)).is_out_of_memory());
+    assert!(!AdaptError::custom("no memory of it").is_out_of_memory());
+    assert!(ArrayError::HostFull { size_bytes: 1 }.is_out_of_memory());
+
+    let rule = Rule::new("cuMemHostRegister", Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new().rule(rule)).unwrap(), 0).unwrap();
+    let error = HostMemory::register(&device, vec![0_u8; 4096]).err().unwrap();
+    assert!(error.is_out_of_memory(), "{error:?}");
+}
+
+#[test]
+fn other_errors_are_not_of_memory() {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+    let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
+    let array = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0]).unwrap();
+    assert!(!array.view().reshape(3).unwrap_err().is_out_of_memory());
+    let error = gpu.pool().alloc_aligned(1, 3, gpu.stream()).unwrap_err();
+    assert!(!error.is_out_of_memory(), "{error:?}");
+    let mut block = gpu.pool().growable(1 << 20, gpu.stream()).unwrap();
+    assert!(block.grow_to(1 << 30).is_err_and(|error| error.is_out_of_memory()));
+}
