@@ -34,6 +34,7 @@ mod adapt;
 mod arrays;
 mod containers;
 mod context;
+mod cu;
 mod error;
 mod policy;
 mod storage;
@@ -42,6 +43,7 @@ mod wrappers;
 
 pub use adapt::{Adapt, Collect, Collected, Merged, Separate};
 pub use context::{Context, Plan};
+pub use cu::{Cu, cu};
 pub use error::{AdaptError, Part};
 #[cfg(feature = "derive")]
 #[doc(inline)]

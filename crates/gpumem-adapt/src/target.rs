@@ -125,6 +125,12 @@ impl<K, P> Destination<K, P> {
         self.with()
     }
 
+    /// Chooses the kind of memory by its type.
+    #[must_use]
+    pub fn memory<L: Kind>(self) -> Destination<L, P> {
+        self.with()
+    }
+
     /// Chooses the element policy: [`Keep`], [`Single`], [`F32`](crate::F32), `F16`, `Bf16`, or your own.
     #[must_use]
     pub fn elements<Q>(self) -> Destination<K, Q> {

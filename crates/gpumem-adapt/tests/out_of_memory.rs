@@ -1,5 +1,7 @@
 //! `is_out_of_memory` of the errors of every layer, for every way in which memory can be refused.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
 use gpumem_adapt::array::pool::adaptor::{Budget, Failures};
 use gpumem_adapt::array::pool::sys::{CUresult, DriverError};
 use gpumem_adapt::array::pool::{Device, HostMemory, Limit, Pool, PoolBuilder, PoolError};
