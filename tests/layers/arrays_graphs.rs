@@ -249,3 +249,24 @@ fn captures_do_not_spread_under_any_seed() {
 fn launches_are_ordered_under_every_seed() {
     for_each_seed!(200, |driver: &Driver, _seed| launches_are_ordered(driver));
 }
+
+#[test]
+fn numbers_change_under_every_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| {
+        numbers_change_between_launches(driver);
+        nothing_is_left(driver);
+    });
+}
+
+#[test]
+fn graphs_are_updated_under_every_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| {
+        graphs_are_updated(driver);
+        nothing_is_left(driver);
+    });
+}
+
+fn nothing_is_left(driver: &Driver) {
+    let report = gpumem_sim::Sim::of(driver).unwrap().report();
+    assert_eq!((report.graph_count, report.executable_graph_count), (0, 0), "{report}");
+}
