@@ -31,6 +31,7 @@ pub trait Kind: sealed::Sealed + Send + Sync + 'static {
     message = "the host cannot access the elements of an array of kind `{Self}`",
     label = "the elements are in device memory",
     note = "download the elements with `to_array()` or `to_vec()`, or a single one with `slice(…)` and `into_scalar()`",
+    note = "or compute on the device: with operators, with `sum()` and `dot()`, or with a kernel of your own in `map_kernel()`",
     note = "or allocate the array in memory of another kind: `GpuArray::zeros(&gpu.unified(), shape)`, or `&gpu.pinned()`"
 )]
 pub trait HostAccess: Kind {}

@@ -563,6 +563,38 @@ fn a_strided_view_does_not_serve_for_the_elements_between_its_own() {
     check_clean(&gpu);
 }
 
+/// Every second element of every second row: the gaps have two distances.
+#[test]
+fn a_view_with_nested_gaps_serves_for_its_own_elements() {
+    let gpu = gpu();
+    let mut x = GpuArray::<i32, _>::zeros(&gpu, (4, 6)).unwrap();
+    let comb = s![..;2, ..;2];
+    let (mut graph, _) = gpu.capture(|c| x.slice_mut(comb)?.on_mut(c).fill(7)).unwrap();
+    let mut view = x.slice_mut(comb).unwrap();
+    graph.launch(&gpu).write(&mut view).run().unwrap();
+    let found = x.to_array().unwrap();
+    assert!(
+        found
+            .indexed_iter()
+            .all(|((row, column), found)| *found == if row % 2 + column % 2 == 0 { 7 } else { 0 })
+    );
+    // From the first to the last of these bytes, but with other gaps.
+    let other = x.slice(s![0..3, 0..5]).unwrap();
+    let error = graph_error(graph.launch(&gpu).read(&other.slice(s![..;2, ..]).unwrap()).run());
+    assert!(matches!(error, GraphError::StridedArgument { .. }), "{error}");
+    // Three distances are not told apart.
+    let mut cube = GpuArray::<i32, _>::zeros(&gpu, (4, 6, 6)).unwrap();
+    let comb = s![..;2, ..;2, ..;2];
+    drop(graph);
+    let (mut graph, _) = gpu.capture(|c| cube.slice_mut(comb)?.on_mut(c).fill(7)).unwrap();
+    let error = graph_error(graph.launch(&gpu).write(&mut cube.slice_mut(comb).unwrap()).run());
+    assert!(error.to_string().contains("two distances"), "{error}");
+    graph.launch(&gpu).write(&mut cube).run().unwrap();
+    assert_eq!(cube.sum().unwrap().into_scalar().unwrap(), 7 * 2 * 3 * 3);
+    drop(graph);
+    check_clean(&gpu);
+}
+
 #[test]
 fn a_view_that_repeats_one_half_does_not_serve_for_the_other() {
     let gpu = gpu();

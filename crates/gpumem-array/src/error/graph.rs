@@ -73,7 +73,8 @@ pub enum GraphError {
     /// A launch has a strided view, and the graph uses bytes between its elements, which do not belong to it.
     #[error(
         "argument {index} of the launch is a strided view, which lacks some of the bytes {expected:?} that the graph \
-         uses of its allocation; pass the view that was captured, or the whole array"
+         uses of its allocation; pass the view that was captured (its gaps may have two distances, not more), or the \
+         whole array"
     )]
     StridedArgument {
         /// The position of the argument, from 0.
