@@ -3,6 +3,8 @@
 //! The elements are contiguous, in row-major order unless they came from a column-major host array. Dropping an array frees its
 //! memory in the order of the streams that used it, without a wait.
 
+#[allow(unsafe_code)] // C structures of other libraries
+pub mod dlpack;
 pub(crate) mod foreign;
 #[allow(unsafe_code)] // slices of memory that the host can access
 mod host;

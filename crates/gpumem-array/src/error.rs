@@ -195,6 +195,16 @@ pub enum ArrayError {
         /// The size of the argument.
         found_bytes: usize,
     },
+    /// A tensor of DLPack does not fit.
+    #[error(
+        "the DLPack tensor does not fit: {field}: {problem}; import it as what it is, or have its producer copy it"
+    )]
+    Dlpack {
+        /// The field of the C structure.
+        field: &'static str,
+        /// The problem.
+        problem: String,
+    },
     /// The context is lost, and a kernel of the program may be the cause.
     #[error(
         "{error}; the last kernel launched on the stream is {kernel:?}: check that it stays within its arrays"

@@ -17,7 +17,7 @@
 //! | `kernel` | [`kernels!`], [`Module`], [`Function`]: declared and loaded kernels, those of this crate among them |
 //! | `gpu` | [`Gpu`]: pools, a stream, loaded kernels, and pinned buffers for copies |
 //! | `storage` | the memory of an array, and the streams that a use waits for |
-//! | `array` | [`GpuArray`], [`UninitArray`], and the views [`GpuView`] and [`GpuViewMut`] |
+//! | `array` | [`GpuArray`], [`UninitArray`], the views [`GpuView`] and [`GpuViewMut`]; [`dlpack`] |
 //! | `copy` | copies from and to host memory, and between arrays |
 //! | `ops` | fill, random numbers, arithmetic, sums, products |
 //! | `launch` | [`Launch`]: launches of your own kernels |
@@ -100,6 +100,7 @@ mod layout;
 mod ops;
 mod storage;
 
+pub use array::dlpack;
 pub use array::{
     AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, HostIndex, OnStream, PinnedArray, ReadOn, UnifiedArray,
     UninitArray, WriteOn,

@@ -40,7 +40,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Block, Device, Location, MemoryKind, PoolError, Stream, StreamPoint};
-use memory::Memory;
+use memory::{ForeignMemory, Memory};
 use ranges::Ranges;
 use residency::Residency;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -386,6 +386,26 @@ impl Storage {
     #[allow(unsafe_code)] // has a contract
     pub(crate) unsafe fn of_host_memory(device: &Device, address: u64, size_bytes: u64) -> Self {
         Self::over(Memory::Borrowed { device: device.clone(), address, size_bytes }, NONE, 0)
+    }
+
+    /// Memory of another library, which is dropped with `owner`, behind all uses, in the order of the stream of `gpu`. Work on that stream
+    /// may use the memory. It has an address, a size and a kind.
+    ///
+    /// # Safety
+    ///
+    /// The memory is alive until `owner` is dropped, and accessible to the device. Nothing else uses it in a conflicting way meanwhile.
+    #[allow(unsafe_code)] // has a contract
+    pub(crate) unsafe fn of_foreign(
+        gpu: &Gpu,
+        (address, size_bytes, kind): (u64, u64, MemoryKind),
+        owner: Box<dyn Send + Sync>,
+    ) -> Self {
+        let (device, home) = (gpu.device().clone(), gpu.stream().clone());
+        let point = home.point();
+        let memory = Memory::Foreign(ForeignMemory::new(device, home, (address, size_bytes, kind), owner));
+        let storage = Self::over(memory, point, 0);
+        storage.keep_foreign(gpu.stream());
+        storage
     }
 
     fn over(memory: Memory, point: StreamPoint, capture: u64) -> Self {

@@ -2,6 +2,7 @@
 
 use core::ptr::NonNull;
 use gpumem_pool::{Block, Device, MemoryKind, Stream};
+use std::sync::{Mutex, PoisonError};
 
 /// The memory of a storage.
 pub(super) enum Memory {
@@ -12,6 +13,53 @@ pub(super) enum Memory {
         address: u64,
         size_bytes: u64,
     },
+    Foreign(ForeignMemory),
+}
+
+/// Memory of another library, and its owner there.
+pub(super) struct ForeignMemory {
+    device: Device,
+    address: u64,
+    size_bytes: u64,
+    kind: MemoryKind,
+    /// The other library uses the memory again in the order of this stream.
+    home: Stream,
+    /// Other streams that have used it.
+    users: Mutex<Vec<Stream>>,
+    owner: Option<Box<dyn Send + Sync>>,
+}
+
+impl ForeignMemory {
+    pub(super) fn new(
+        device: Device,
+        home: Stream,
+        (address, size_bytes, kind): (u64, u64, MemoryKind),
+        owner: Box<dyn Send + Sync>,
+    ) -> Self {
+        let users = Mutex::default();
+        Self { device, address, size_bytes, kind, home, users, owner: Some(owner) }
+    }
+
+    fn record_use(&self, stream: &Stream) {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if stream.id() != self.home.id() && !users.iter().any(|user| user.id() == stream.id()) {
+            users.push(stream.clone());
+        }
+    }
+}
+
+impl Drop for ForeignMemory {
+    fn drop(&mut self) {
+        let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let is_ordered = users.iter().all(|user| {
+            let waits = self.home.wait_for_point_outside_captures(user.point());
+            waits.is_ok_and(|waits| waits || self.home.wait_for(user).is_ok())
+        });
+        if !is_ordered {
+            // The other library would reuse the memory too early, so it never gets it back.
+            core::mem::forget(self.owner.take());
+        }
+    }
 }
 
 impl Memory {
@@ -20,6 +68,7 @@ impl Memory {
         match self {
             Self::Block(block) => block.address(),
             Self::Borrowed { address, .. } => *address,
+            Self::Foreign(foreign) => foreign.address,
         }
     }
 
@@ -28,6 +77,7 @@ impl Memory {
         match self {
             Self::Block(block) => block.size_bytes(),
             Self::Borrowed { size_bytes, .. } => *size_bytes,
+            Self::Foreign(foreign) => foreign.size_bytes,
         }
     }
 
@@ -36,6 +86,7 @@ impl Memory {
         match self {
             Self::Block(block) => block.device(),
             Self::Borrowed { device, .. } => device,
+            Self::Foreign(foreign) => &foreign.device,
         }
     }
 
@@ -43,10 +94,11 @@ impl Memory {
         match self {
             Self::Block(block) => block.kind(),
             Self::Borrowed { .. } => MemoryKind::Host,
+            Self::Foreign(foreign) => foreign.kind,
         }
     }
 
-    /// `None` for borrowed memory: its owner accesses it after the closure.
+    /// `None` for borrowed and foreign memory, whose owners access it.
     pub(super) fn host_ptr(&self) -> Option<NonNull<u8>> {
         self.block().and_then(Block::host_ptr)
     }
@@ -54,15 +106,17 @@ impl Memory {
     /// Makes the end of the memory wait for the stream.
     #[inline]
     pub(super) fn record_use(&self, stream: &Stream) {
-        if let Self::Block(block) = self {
-            block.record_use(stream);
+        match self {
+            Self::Block(block) => block.record_use(stream),
+            Self::Borrowed { .. } => {}
+            Self::Foreign(foreign) => foreign.record_use(stream),
         }
     }
 
     pub(super) fn block(&self) -> Option<&Block> {
         match self {
             Self::Block(block) => Some(block),
-            Self::Borrowed { .. } => None,
+            Self::Borrowed { .. } | Self::Foreign(_) => None,
         }
     }
 }

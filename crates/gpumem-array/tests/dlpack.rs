@@ -1,0 +1,276 @@
+//! Arrays as tensors of DLPack, against another library that knows only the C structures.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+mod support;
+
+use gpumem_array::dlpack::raw::{
+    CUDA, DLDataType, DLDevice, DLManagedTensorVersioned, DLPackVersion, DLTensor, READ_ONLY,
+};
+use gpumem_array::dlpack::{DlpackArray, DlpackTensor};
+use gpumem_array::ndarray::{Axis, Dimension, Ix1, Ix2, IxDyn, array, s};
+use gpumem_array::pool::{Device, Pool, Stream};
+use gpumem_array::{ArrayError, Gpu, GpuArray};
+use gpumem_sim::{Sim, SimConfig};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use support::{gpu, gpu_with};
+
+/// The C structure, as another library declares it.
+#[repr(C)]
+struct CTensor {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    flags: u64,
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+fn check_clean(gpu: Gpu, seed: u64) {
+    let driver = gpu.device().driver().clone();
+    drop(gpu);
+    assert_eq!(Sim::of(&driver).unwrap().report().silent_findings(), [], "replay: GPUMEM_SIM_SEED={seed}");
+}
+
+/// The other library doubles the bytes of a matrix on its own stream, and deletes the tensor while that work is queued.
+#[test]
+fn another_library_uses_an_array() {
+    for seed in 0..50 {
+        let gpu = gpu_with(SimConfig::new().seed(seed));
+        let (writer, theirs) = (gpu.fork().unwrap(), Stream::new(gpu.device()).unwrap());
+        let mut x = GpuArray::from_array(&gpu, &array![[1_u8, 2, 3], [4, 5, 6]]).unwrap();
+        x.on_mut(&writer).fill(7).unwrap();
+        let mut y = GpuArray::<u8, _>::zeros(&gpu, 6).unwrap();
+        let raw: *mut CTensor = x.into_dlpack(&theirs).unwrap().into_raw().cast();
+        {
+            let target = y.write_on(&theirs).unwrap();
+            let _bound = gpu.device().bind().unwrap();
+            // SAFETY: the structure is that of DLPack 1.0, alive until the deleter is called, once.
+            unsafe {
+                let tensor = &*raw;
+                assert_eq!((tensor.major, tensor.flags), (1, 0));
+                assert_eq!((tensor.device_type, tensor.device_id), (2, 0));
+                assert_eq!((tensor.ndim, tensor.code, tensor.bits, tensor.lanes), (2, 1, 8, 1));
+                assert_eq!(std::slice::from_raw_parts(tensor.shape, 2), [2, 3]);
+                assert_eq!(std::slice::from_raw_parts(tensor.strides, 2), [3, 1]);
+                let from = tensor.data.expose_provenance() as u64 + tensor.byte_offset;
+                gpu.device().driver().cuMemcpyDtoDAsync_v2(target.address(), from, 6, theirs.raw()).unwrap();
+                tensor.deleter.unwrap()(raw);
+            }
+        }
+        // The memory comes again, behind the other library's copy.
+        let next = GpuArray::from_elem(&gpu, (2, 3), 9_u8).unwrap();
+        assert_eq!(y.to_vec().unwrap(), [7; 6]);
+        assert_eq!(next.to_vec().unwrap(), [9; 6]);
+        drop((y, next, writer, theirs));
+        check_clean(gpu, seed);
+    }
+}
+
+#[test]
+fn every_kind_of_array_is_described() {
+    let gpu = gpu();
+    let columns = GpuArray::from_array(&gpu, &array![[1.0_f64, 2.0], [3.0, 4.0]].reversed_axes()).unwrap();
+    let tensor = columns.into_dlpack(gpu.stream()).unwrap();
+    let described = tensor.as_raw().dl_tensor;
+    assert_eq!((described.dtype.code, described.dtype.bits), (2, 64));
+    // SAFETY: there are two axes.
+    assert_eq!(unsafe { std::slice::from_raw_parts(described.strides, 2) }, [1, 2]);
+    let pinned = GpuArray::from_elem(&gpu.pinned(), 3, true).unwrap().into_dlpack(gpu.stream()).unwrap();
+    assert_eq!((pinned.as_raw().dl_tensor.device.device_type, pinned.as_raw().dl_tensor.dtype.code), (3, 6));
+    let unified = GpuArray::from_elem(&gpu.unified(), 3, 1_i16).unwrap().into_dlpack(gpu.stream()).unwrap();
+    assert_eq!(
+        (unified.as_raw().dl_tensor.device.device_type, unified.as_raw().dl_tensor.dtype.bits),
+        (13, 16)
+    );
+    let empty = GpuArray::<f32, _>::zeros(&gpu, (0, 3)).unwrap().into_dlpack(gpu.stream()).unwrap();
+    assert!(empty.as_raw().dl_tensor.data.is_null());
+    // And back, in every kind.
+    for (tensor, expected) in [(pinned, "pinned"), (unified, "unified"), (empty, "empty")] {
+        // SAFETY: the tensors are those of this crate, and nothing else uses them.
+        let back: Result<DlpackArray<bool, IxDyn>, _> = unsafe { tensor.into_array(&gpu) };
+        assert_eq!(back.is_ok(), expected == "pinned", "{expected}");
+    }
+}
+
+/// A tensor of the other library, over a block of memory.
+struct Theirs {
+    tensor: DLManagedTensorVersioned,
+    _memory: GpuArray<f32, Ix1>,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    deleted: &'static AtomicUsize,
+    home: Stream,
+}
+
+unsafe extern "C" fn delete(tensor: *mut DLManagedTensorVersioned) {
+    // SAFETY: the context is the box of `theirs`, and this is the only call.
+    let theirs = unsafe { Box::from_raw((*tensor).manager_ctx.cast::<Theirs>()) };
+    theirs.deleted.fetch_add(1, Ordering::SeqCst);
+    // Their next work on the memory, in the order of the stream alone. It races with any use that is not ordered before.
+    let (driver, address) = (theirs.home.device().driver(), theirs._memory.address());
+    let _bound = theirs.home.device().bind().unwrap();
+    // SAFETY: the memory has as many bytes.
+    let queued = theirs
+        .home
+        .queue_work(|raw| unsafe { driver.cuMemsetD8Async(address, 0, 4 * theirs._memory.len(), raw) });
+    queued.unwrap().unwrap();
+}
+
+fn theirs(
+    gpu: &Gpu,
+    deleted: &'static AtomicUsize,
+    (shape, strides): (&[i64], Option<&[i64]>),
+    change: impl FnOnce(&mut DLManagedTensorVersioned),
+) -> DlpackTensor {
+    let memory = GpuArray::arange(gpu, 0.0_f32, 24.0, 1.0).unwrap();
+    let data = std::ptr::with_exposed_provenance_mut(memory.address() as usize);
+    let dl_tensor = DLTensor {
+        data,
+        device: DLDevice { device_type: CUDA, device_id: 0 },
+        ndim: shape.len() as i32,
+        dtype: DLDataType { code: 2, bits: 32, lanes: 1 },
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
+    let tensor = DLManagedTensorVersioned {
+        version: DLPackVersion { major: 1, minor: 1 },
+        manager_ctx: std::ptr::null_mut(),
+        deleter: Some(delete),
+        flags: 0,
+        dl_tensor,
+    };
+    let (shape, strides) = (shape.to_vec(), strides.map(<[i64]>::to_vec));
+    let has_strides = strides.is_some();
+    let strides = strides.unwrap_or_default();
+    let theirs = Theirs { tensor, _memory: memory, shape, strides, deleted, home: gpu.stream().clone() };
+    let theirs = Box::into_raw(Box::new(theirs));
+    // SAFETY: the box is alive, and nothing else has it.
+    unsafe {
+        (*theirs).tensor.manager_ctx = theirs.cast();
+        (*theirs).tensor.dl_tensor.shape = (*theirs).shape.as_mut_ptr();
+        if has_strides {
+            (*theirs).tensor.dl_tensor.strides = (*theirs).strides.as_mut_ptr();
+        }
+        change(&mut (*theirs).tensor);
+        DlpackTensor::from_raw(&raw mut (*theirs).tensor).unwrap()
+    }
+}
+
+/// An array of another library is read and written on several streams, and goes back behind all of that.
+#[test]
+fn an_array_of_another_library_is_used_in_place() {
+    static DELETED: AtomicUsize = AtomicUsize::new(0);
+    for seed in 0..50 {
+        let gpu = gpu_with(SimConfig::new().seed(seed));
+        let (second, third) = (gpu.fork().unwrap(), gpu.fork().unwrap());
+        // Every second column, rows backwards.
+        let tensor = theirs(&gpu, &DELETED, (&[4, 3], Some(&[-6, 2])), |tensor| {
+            tensor.dl_tensor.byte_offset = 18 * 4;
+        });
+        // SAFETY: the tensor lies within its memory, and its owner uses it only when it is deleted.
+        let mut x: DlpackArray<f32, Ix2> = unsafe { tensor.into_array(&gpu) }.unwrap();
+        let expected = array![[18.0, 20.0, 22.0], [12.0, 14.0, 16.0], [6.0, 8.0, 10.0], [0.0, 2.0, 4.0]];
+        assert_eq!(x.view().to_array().unwrap(), expected);
+        x.view_mut().unwrap().on_mut(&second).try_add_assign(1.0).unwrap();
+        let doubled = x.view().on(&third).try_mul(2.0).unwrap();
+        let sum = x.view().on(&second).sum().unwrap();
+        drop(x);
+        assert_eq!(DELETED.load(Ordering::SeqCst) as u64, seed + 1);
+        assert_eq!(doubled.to_array().unwrap(), (&expected + 1.0) * 2.0);
+        assert_eq!(sum.into_scalar().unwrap(), expected.sum() + 12.0);
+        drop((doubled, second, third));
+        gpu.device().synchronize().unwrap();
+        check_clean(gpu, seed);
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_given_back() {
+    static DELETED: AtomicUsize = AtomicUsize::new(0);
+    type Change = fn(&mut DLManagedTensorVersioned);
+    let gpu = gpu();
+    let changes: [(&str, Change); 12] = [
+        ("version", |tensor| tensor.version.major = 2),
+        ("device", |tensor| tensor.dl_tensor.device.device_type = 1),
+        ("device", |tensor| tensor.dl_tensor.device.device_id = 1),
+        ("dtype", |tensor| tensor.dl_tensor.dtype.bits = 64),
+        ("dtype", |tensor| tensor.dl_tensor.dtype.lanes = 4),
+        ("ndim", |tensor| tensor.dl_tensor.ndim = 1),
+        ("ndim", |tensor| tensor.dl_tensor.ndim = -1),
+        ("shape", |tensor| tensor.dl_tensor.shape = std::ptr::null_mut()),
+        // SAFETY: the pointer is that of two lengths.
+        ("shape", |tensor| unsafe { *tensor.dl_tensor.shape = -3 }),
+        // SAFETY: the pointer is that of two strides.
+        ("strides", |tensor| unsafe { *tensor.dl_tensor.strides = i64::MAX / 2 }),
+        ("data", |tensor| tensor.dl_tensor.data = std::ptr::null_mut()),
+        ("byte_offset", |tensor| tensor.dl_tensor.byte_offset = 2),
+    ];
+    for (index, (expected, change)) in changes.into_iter().enumerate() {
+        let tensor = theirs(&gpu, &DELETED, (&[4, 6], Some(&[6, 1])), change);
+        // SAFETY: what is wrong is refused.
+        let refused = unsafe { tensor.into_array::<f32, Ix2>(&gpu) }.unwrap_err();
+        let ArrayError::Dlpack { field, .. } = refused.error() else { panic!("{refused}") };
+        assert_eq!(*field, expected, "{refused}");
+        assert_eq!(DELETED.load(Ordering::SeqCst), index);
+        drop(refused.into_tensor());
+    }
+    // SAFETY: a null pointer is no tensor.
+    assert!(unsafe { DlpackTensor::from_raw(std::ptr::null_mut()) }.is_none());
+}
+
+#[test]
+fn what_cannot_be_written_has_no_mutable_view() {
+    static DELETED: AtomicUsize = AtomicUsize::new(0);
+    let gpu = gpu();
+    let cases: [(&[i64], &[i64], u64, bool); 5] = [
+        (&[4, 6], &[6, 1], 0, true),
+        (&[4, 6], &[6, 1], READ_ONLY, false),
+        (&[4, 6], &[0, 1], 0, false),
+        (&[4, 3], &[2, 1], 0, false),
+        (&[6, 4], &[1, 6], 0, true),
+    ];
+    for (shape, strides, flags, is_writable) in cases {
+        let tensor = theirs(&gpu, &DELETED, (shape, Some(strides)), |tensor| tensor.flags = flags);
+        // SAFETY: the elements lie within the memory.
+        let mut x: DlpackArray<f32, IxDyn> = unsafe { tensor.into_array(&gpu) }.unwrap();
+        assert_eq!(x.view_mut().is_ok(), is_writable, "{shape:?} {strides:?}");
+        let found = x.view().to_array().unwrap();
+        for (index, element) in found.indexed_iter() {
+            let place: i64 =
+                index.slice().iter().zip(strides).map(|(index, stride)| *index as i64 * stride).sum();
+            assert_eq!(*element, place as f32);
+        }
+    }
+    // Without strides, elements are contiguous by rows.
+    let tensor = theirs(&gpu, &DELETED, (&[2, 3, 4], None), |_| {});
+    // SAFETY: the elements lie within the memory.
+    let x: DlpackArray<f32, IxDyn> = unsafe { tensor.into_array(&gpu) }.unwrap();
+    assert_eq!(
+        x.view().index_axis(Axis(0), 1).unwrap().slice(s![2, ..]).unwrap().to_vec().unwrap(),
+        [20.0, 21.0, 22.0, 23.0]
+    );
+}
+
+#[test]
+fn arrays_of_captures_and_of_other_devices_are_not_exported() {
+    let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
+    let [first, second] =
+        [0, 1].map(|ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap());
+    let x = GpuArray::from_elem(&first, 3, 1.0_f32).unwrap();
+    assert!(matches!(x.into_dlpack(second.stream()), Err(ArrayError::WrongDevice { .. })));
+    let captured = first.capture(|c| GpuArray::<f32, _>::zeros(c, 3)?.into_dlpack(c.stream()).map(drop));
+    assert!(matches!(captured, Err(ArrayError::Graph(_))), "{captured:?}");
+    first.device().synchronize().unwrap();
+}
