@@ -54,7 +54,9 @@ pub use policy::{Bf16, F16};
 pub use policy::{F32, Keep, Policy, Single};
 pub use storage::{Host, HostVec, Shaped, Storage};
 pub use target::{Destination, Receive, Target};
-pub use wrappers::Diagonal;
+pub use wrappers::{
+    Banded, Diagonal, Lower, PermutedRows, Symmetric, Transposed, UnitLower, UnitUpper, Upper,
+};
 
 /// Items that the code of `#[derive(Adapt)]` uses beyond the public ones.
 #[doc(hidden)]

@@ -7,6 +7,9 @@ use crate::error::AdaptError;
 use crate::storage::{HostVec, Shaped};
 use crate::target::Target;
 use core::fmt;
+use gpumem_array::kind::Kind;
+use gpumem_array::ndarray::Ix1;
+use gpumem_array::{ArrayError, AsView, GpuArray, Numeric};
 
 /// A square matrix of which only the diagonal is stored, as an array of any kind.
 ///
@@ -76,6 +79,42 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for Diagonal<A> {
     }
 }
 
+impl<T: Numeric, K: Kind> Diagonal<GpuArray<T, Ix1, K>> {
+    /// Multiplies the matrix with a vector: element by element.
+    ///
+    /// ```
+    /// use gpumem_adapt::array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_adapt::{Adapt, Diagonal};
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+    /// let gpu = Gpu::new(&Pool::new(&device)?)?;
+    /// let diagonal = Diagonal::new(vec![1.0_f32, 2.0]).adapt(&gpu)?;
+    /// let x = GpuArray::from_slice(&gpu, &[10.0_f32, 20.0])?;
+    /// assert_eq!(diagonal.dot(&x)?.to_vec()?, [10.0, 40.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::Shape`] if the lengths differ.
+    /// - [`ArrayError::NoPeerAccess`] if `vector` is on a device without a link to this one.
+    /// - [`ArrayError::WrongDevice`] if `vector` belongs to another driver.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+        let (diagonal, vector) = (self.diagonal.view(), vector.as_view());
+        if diagonal.len() != vector.len() {
+            return Err(ArrayError::Shape {
+                operation: "dot",
+                left: vec![diagonal.len(); 2],
+                right: vector.shape().to_vec(),
+                expected: "the vector must have as many elements as the matrix has columns",
+            });
+        }
+        diagonal.try_mul(&vector)
+    }
+}
+
 impl<A> fmt::Display for Diagonal<A>
 where
     A: Shaped + Adapt<HostVec, Adapted = Vec<<A as Shaped>::Elem>>,
@@ -88,7 +127,8 @@ where
             Ok(values) if values.is_empty() => Ok(()),
             Ok(values) => {
                 let texts: Vec<String> = values.iter().map(|value| format!("{value:?}")).collect();
-                write!(f, ":{}", print::diagonal(&texts, f.alternate()))
+                let text = |i: usize, j: usize| texts.get(i).filter(|_| i == j).cloned();
+                write!(f, ":{}", print::matrix([rows, columns], text, f.alternate()))
             }
             // Not returned as an error, which would make `to_string` panic.
             Err(error) => write!(f, ", not shown: {error}"),
