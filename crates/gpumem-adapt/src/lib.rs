@@ -20,11 +20,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`batches`] and [`feed`] upload data sets ahead of their use; [`fit_batch_size`] finds the largest batch that fits.
+//!
 //! This crate launches no kernels and allocates no memory itself: [`mod@array`] and its [`array::pool`] do.
 //!
 //! # Features
 //!
-//! `derive` (not default) has `#[derive(Adapt)]`. The others are those of [`mod@array`]: `backend-caching` and `backend-native`
+//! `derive` (not default) has `#[derive(Adapt)]`, `futures` (not default) has feeds as streams of asynchronous programs. The others are those of [`mod@array`]: `backend-caching` and `backend-native`
 //! (both default), `sim`, `half` and `complex`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -36,6 +38,7 @@ mod containers;
 mod context;
 mod cu;
 mod error;
+mod feed;
 mod policy;
 mod storage;
 mod target;
@@ -45,6 +48,10 @@ pub use adapt::{Adapt, Collect, Collected, Merged, Separate};
 pub use context::{Context, Plan};
 pub use cu::{Cu, cu};
 pub use error::{AdaptError, Part};
+pub use feed::{Attempt, Fit, fit_batch_size, halve_on_out_of_memory};
+pub use feed::{BatchItems, Batches, Feed, Feeder, Infallibly, Rows, Source, batches, feed, try_feed};
+#[cfg(feature = "futures")]
+pub use feed::{FeedStream, feed_stream};
 #[cfg(feature = "derive")]
 #[doc(inline)]
 pub use gpumem_adapt_derive::Adapt;

@@ -628,8 +628,9 @@ impl Storage {
     #[inline]
     fn record_write(&self, stream: &Stream, write: StreamPoint, point: StreamPoint) -> bool {
         let latest = stream.latest_point();
-        let mut is_changed = !write.has_stream_of(latest);
-        if is_changed {
+        // Complete work is of no stream. Its point has the index of the first stream, which may not have used the memory.
+        let mut is_changed = write != NONE && !write.has_stream_of(latest);
+        if is_changed || write == NONE {
             self.note_stream(stream);
         }
         for read in &self.reads {

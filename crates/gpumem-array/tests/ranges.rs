@@ -8,7 +8,7 @@ mod support;
 
 use choices::Choices;
 use gpumem_array::ndarray::{Array1, Axis, Ix1, Ix2, Slice, s};
-use gpumem_array::{ArrayError, Gpu, GpuArray, GpuViewMut};
+use gpumem_array::{ArrayError, Gpu, GpuArray, GpuViewMut, StagingOptions};
 use gpumem_sim::{Sim, SimConfig};
 use std::time::Duration;
 use support::{gpu, gpu_with};
@@ -283,4 +283,22 @@ fn parts_outside_of_the_array_and_parts_that_overlap_are_refused() {
     assert!(matches!(refused, Err(ArrayError::Overlap { first: 0, second: 2 })));
     let views = array.multi_slice_mut([s![.., ..;2], s![..;-1, 1..;2]]).unwrap();
     assert_eq!(views.map(|view| view.len()), [12, 12]);
+}
+
+/// The host has waited for the upload on the second stream, and then the first stream of the device writes: the second stream reuses the
+/// memory behind that write.
+#[test]
+fn a_write_behind_finished_work_is_waited_for_before_reuse() {
+    for seed in 0..20 {
+        let first = gpu_with(SimConfig::new().seed(seed).races(true));
+        let second = first.fork().unwrap();
+        // The driver copies, and the upload waits.
+        first.set_staging(StagingOptions::new().buffers(0));
+        let mut array = GpuArray::from_slice(&second, &[1.0_f32; 1 << 16]).unwrap();
+        array.on_mut(&first).try_add_assign(1.0).unwrap();
+        drop(array);
+        let again = GpuArray::from_slice(&second, &[3.0_f32; 1 << 16]).unwrap();
+        assert_eq!(again.to_vec().unwrap(), [3.0; 1 << 16]);
+        assert_eq!(Sim::of(first.device().driver()).unwrap().report().findings, [], "seed {seed}");
+    }
 }

@@ -60,7 +60,7 @@ fn features() -> Result<Outcome> {
         "adapt,backend-caching,backend-native",
         "adapt,sim",
         "array,nvrtc",
-        "adapt,sim,nvrtc,half,complex",
+        "adapt,sim,nvrtc,half,complex,futures",
         "pool,backend-caching",
         "",
     ] {

@@ -1,0 +1,234 @@
+//! [`Feed`]: values of the host, uploaded ahead of their use.
+//!
+//! Uploads run on a stream of their own, so they overlap with the work on the batches before. Nothing waits for an upload on the host:
+//! the consumer's stream waits on the device when it first uses the batch. The memory of a batch is reused in the order of the streams.
+//! So a marker is recorded in the consumer's stream before each upload: the upload then waits for the work up to there at most, and not
+//! for work that is queued later.
+//!
+//! The calling thread uploads: it fills the pinned buffers of [`Gpu::set_staging`], whose size bounds the pinned memory. No other thread
+//! reads the source, so a feed may borrow its data, and can be forgotten, dropped or kept at any time.
+
+mod batches;
+mod fit;
+#[cfg(feature = "futures")]
+mod stream;
+
+pub use batches::{BatchItems, Batches, Rows, Source, batches};
+pub use fit::{Attempt, Fit, fit_batch_size, halve_on_out_of_memory};
+#[cfg(feature = "futures")]
+pub use stream::{FeedStream, feed_stream};
+
+use crate::adapt::Adapt;
+use crate::error::AdaptError;
+use core::convert::Infallible;
+use core::error::Error;
+use core::fmt;
+use core::iter::{Fuse, FusedIterator};
+use gpumem_array::pool::PoolError;
+use gpumem_array::{ArrayError, Gpu};
+use std::collections::VecDeque;
+
+/// Begins to upload the values of an iterator ahead of their use; see [`Feeder::on`].
+///
+/// ```
+/// use gpumem_adapt::{Adapt, Host, feed};
+/// # use gpumem_adapt::array::{Gpu, pool::{Device, Pool}};
+/// # let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+/// # let gpu = Gpu::new(&Pool::new(&device)?)?;
+/// let batches = (0..3).map(|number| (vec![number as f32; 1000], number));
+/// for batch in feed(batches).prefetch(2).on(&gpu)? {
+///     let (values, number) = batch?; // an array on the GPU, and a number
+///     assert_eq!(values.sum()?.into_scalar()?, 1000.0 * number as f32);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn feed<I: IntoIterator>(items: I) -> Feeder<Infallibly<I::IntoIter>> {
+    Feeder { items: Infallibly(items.into_iter()), prefetch: PREFETCH }
+}
+
+/// Like [`feed`], for a source that can fail. Its error is returned in the order of the items.
+pub fn try_feed<I, V, E>(items: I) -> Feeder<I::IntoIter>
+where
+    I: IntoIterator<Item = Result<V, E>>,
+    E: Into<Box<dyn Error + Send + Sync>>,
+{
+    Feeder { items: items.into_iter(), prefetch: PREFETCH }
+}
+
+/// The options of a [`Feed`].
+#[must_use = "nothing is uploaded before `on`"]
+#[derive(Clone, Debug)]
+pub struct Feeder<I> {
+    items: I,
+    prefetch: usize,
+}
+
+/// The items of an iterator, none of which is an error.
+#[derive(Clone, Debug)]
+pub struct Infallibly<I>(I);
+
+impl<I: Iterator> Iterator for Infallibly<I> {
+    type Item = Result<I::Item, Infallible>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next().map(Ok)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl<I> Feeder<I> {
+    /// Sets how many items are on the device or on their way at a time, beside the one that the consumer has. 2 by default; at least 1.
+    /// An upload that finds the device full waits until the consumer has returned memory.
+    pub fn prefetch(self, count: usize) -> Self {
+        Self { prefetch: count.max(1), ..self }
+    }
+
+    /// The iterator over the values on `gpu`. Items that are there already are passed through.
+    ///
+    /// # Errors
+    ///
+    /// [`AdaptError::Array`] if the stream of the uploads cannot be created.
+    pub fn on<V, E>(self, gpu: &Gpu) -> Result<Feed<I, V>, AdaptError>
+    where
+        I: Iterator<Item = Result<V, E>>,
+        E: Into<Box<dyn Error + Send + Sync>>,
+        V: Adapt<Gpu>,
+        V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+    {
+        let uploads =
+            Uploads { gpu: gpu.clone(), copies: gpu.fork()?, ready: VecDeque::new(), delayed: None };
+        Ok(Feed { items: self.items.fuse(), uploads, prefetch: self.prefetch })
+    }
+}
+
+/// An iterator over values that are uploaded ahead of their use. See [`feed`], [`try_feed`] and [`batches`].
+///
+/// At most as many items as [`Feeder::prefetch`] are on the device or on their way, beside those that the consumer keeps. Each item is a
+/// `Result`; after an error the iterator goes on with the next item of the source.
+pub struct Feed<I, V: Adapt<Gpu>> {
+    items: Fuse<I>,
+    uploads: Uploads<V>,
+    prefetch: usize,
+}
+
+/// The uploads of a feed.
+struct Uploads<V: Adapt<Gpu>> {
+    gpu: Gpu,
+    /// Like `gpu`, with the stream of the uploads.
+    copies: Gpu,
+    ready: VecDeque<Result<V::Adapted, AdaptError>>,
+    /// An item for which the device had no room.
+    delayed: Option<V>,
+}
+
+impl<V> Uploads<V>
+where
+    V: Adapt<Gpu>,
+    V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+{
+    /// Records how far the consumer's stream is.
+    fn mark(&self) {
+        // A failure is reported by the next call. In a capture there is nothing to wait for.
+        let _ = self.gpu.stream().mark();
+    }
+
+    /// Returns whether another item may be uploaded.
+    fn wants(&self, prefetch: usize) -> bool {
+        self.ready.len() < prefetch && self.ready.back().is_none_or(Result::is_ok)
+    }
+
+    /// Uploads an item, or an error in its place. False if the item has to wait for memory.
+    fn add<E: Into<Box<dyn Error + Send + Sync>>>(&mut self, item: Result<V, E>) -> bool {
+        let item = match item {
+            Ok(item) => item,
+            Err(error) => {
+                self.ready.push_back(Err(AdaptError::custom(error)));
+                return true;
+            }
+        };
+        let moved = match item.is_at(&self.gpu) {
+            true => item.into_adapted(&self.gpu),
+            false => match item.adapt(&self.copies) {
+                Err(error) if is_out_of_memory(&error) && !self.ready.is_empty() => {
+                    self.delayed = Some(item);
+                    return false;
+                }
+                copied => copied.and_then(|copied| copied.into_adapted(&self.gpu)),
+            },
+        };
+        // The consumer waits for this item, and not for those that are uploaded behind it.
+        let _ = self.copies.stream().mark();
+        self.ready.push_back(moved);
+        true
+    }
+}
+
+impl<I, V, E> Iterator for Feed<I, V>
+where
+    I: Iterator<Item = Result<V, E>>,
+    E: Into<Box<dyn Error + Send + Sync>>,
+    V: Adapt<Gpu>,
+    V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+{
+    type Item = Result<V::Adapted, AdaptError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.uploads.mark();
+        while self.uploads.wants(self.prefetch) {
+            let Some(item) = self.uploads.delayed.take().map(Ok).or_else(|| self.items.next()) else { break };
+            if !self.uploads.add(item) {
+                break;
+            }
+        }
+        self.uploads.ready.pop_front()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let here = self.uploads.ready.len() + usize::from(self.uploads.delayed.is_some());
+        let (least, most) = self.items.size_hint();
+        (least.saturating_add(here), most.and_then(|most| most.checked_add(here)))
+    }
+}
+
+impl<I, V, E> FusedIterator for Feed<I, V>
+where
+    I: Iterator<Item = Result<V, E>>,
+    E: Into<Box<dyn Error + Send + Sync>>,
+    V: Adapt<Gpu>,
+    V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+{
+}
+
+impl<I, V: Adapt<Gpu>> fmt::Debug for Feed<I, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Feed")
+            .field("ready", &self.uploads.ready.len())
+            .field("prefetch", &self.prefetch)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns whether memory or a limit ran out, so that less may succeed.
+fn is_out_of_memory(error: &(dyn Error + 'static)) -> bool {
+    let mut error = Some(error);
+    while let Some(found) = error {
+        let array = found.downcast_ref::<ArrayError>().and_then(|error| match error {
+            ArrayError::Pool(error) => Some(error),
+            _ => None,
+        });
+        if array
+            .or_else(|| found.downcast_ref::<PoolError>())
+            .is_some_and(|error| error.out_of_memory().is_some())
+        {
+            return true;
+        }
+        error = found.source();
+    }
+    false
+}
+
+/// One batch is used while the next is uploaded, and one more evens out what takes longer at times.
+const PREFETCH: usize = 2;

@@ -1,0 +1,157 @@
+//! Batch sizes that fit into memory: [`fit_batch_size`] finds the largest, [`halve_on_out_of_memory`] goes on with a smaller one.
+
+use super::is_out_of_memory;
+use core::error::Error;
+use core::fmt;
+use core::ops::{Range, RangeInclusive};
+use gpumem_array::Gpu;
+
+/// The largest batch size that fits, and the attempts that found it; see [`fit_batch_size`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// The largest size that succeeded; `None` if the smallest did not.
+    pub batch_size: Option<usize>,
+    /// All attempts, in their order.
+    pub attempts: Vec<Attempt>,
+}
+
+/// One attempt of [`fit_batch_size`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The batch size.
+    pub batch_size: usize,
+    /// True if it fitted.
+    pub fits: bool,
+    /// The maximum that the pool had in use during the attempt, in bytes.
+    pub peak_bytes: u64,
+}
+
+/// Finds the largest batch size in a range with which `step` succeeds: doubles the size until memory runs out, then bisects.
+///
+/// Before each attempt, the device is waited for and memory that nothing holds is released, so that an attempt finds what the program's
+/// own values leave; the peaks of the status of the pool are reset. Run the whole step, backward pass and update included, because it decides how much memory is needed.
+///
+/// ```
+/// use gpumem_adapt::array::pool::{Device, Limit, Pool};
+/// use gpumem_adapt::array::{Gpu, GpuArray};
+/// use gpumem_adapt::fit_batch_size;
+///
+/// let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+/// let gpu = Gpu::new(&Pool::builder(&device).hard_limit(Limit::Bytes(64 << 20)).build()?)?;
+/// let fit = fit_batch_size(&gpu, 1..=1024, |size| GpuArray::<f32, _>::zeros(&gpu, (size, 1 << 18)).map(drop))?;
+/// assert_eq!(fit.batch_size, Some(64));
+/// println!("{fit}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// The first error of `step` that does not report that memory or a limit ran out.
+pub fn fit_batch_size<E: Error + 'static>(
+    gpu: &Gpu,
+    range: RangeInclusive<usize>,
+    mut step: impl FnMut(usize) -> Result<(), E>,
+) -> Result<Fit, E> {
+    let (first, last) = (*range.start(), *range.end());
+    let mut fit = Fit { batch_size: None, attempts: Vec::new() };
+    // Below `too_large`, which is beyond the range or was refused.
+    let mut too_large = last.saturating_add(1);
+    let mut size = first;
+    while size < too_large {
+        release(gpu);
+        let outcome = step(size);
+        let fits = match outcome {
+            Ok(()) => true,
+            Err(error) if is_out_of_memory(&error) => false,
+            Err(error) => return Err(error),
+        };
+        let peak_bytes = gpu.pool().status().map_or(0, |status| status.in_use_peak_bytes);
+        fit.attempts.push(Attempt { batch_size: size, fits, peak_bytes });
+        match fits {
+            true => fit.batch_size = Some(size),
+            false => too_large = size,
+        }
+        let Some(largest) = fit.batch_size else { break };
+        let is_bounded = fit.attempts.iter().any(|attempt| !attempt.fits);
+        size = match is_bounded {
+            true => largest + (too_large - largest) / 2,
+            false => largest.saturating_mul(2).clamp(largest + 1, last.max(largest + 1)),
+        };
+        if size <= largest {
+            break;
+        }
+    }
+    release(gpu);
+    Ok(fit)
+}
+
+/// Releases what the last attempt left. A failure is reported by the next attempt.
+fn release(gpu: &Gpu) {
+    let _ = gpu.device().synchronize();
+    let _ = gpu.pool().trim_to(0);
+    let _ = gpu.pool().reset_peaks();
+}
+
+/// Calls `step` with the items `0..item_count` in batches. When memory or a limit runs out, memory that nothing holds is released, and the
+/// batch is repeated in halves; the batches behind it stay as small. Returns the results, with the items of each.
+///
+/// A server goes on in this way where a batch is too large at the moment.
+///
+/// ```
+/// use gpumem_adapt::array::pool::{Device, Limit, Pool};
+/// use gpumem_adapt::array::{Gpu, GpuArray};
+/// use gpumem_adapt::halve_on_out_of_memory;
+///
+/// let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+/// let gpu = Gpu::new(&Pool::builder(&device).hard_limit(Limit::Bytes(64 << 20)).build()?)?;
+/// let host = vec![1.0_f32; 100 << 18]; // 100 MiB
+/// let sums = halve_on_out_of_memory(&gpu, 100, 100, |items| {
+///     GpuArray::from_slice(&gpu, &host[items.start << 18..items.end << 18])?.sum()?.into_scalar()
+/// })?;
+/// let ranges: Vec<_> = sums.iter().map(|(items, _)| items.clone()).collect();
+/// assert_eq!(ranges, [0..50, 50..100]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// The error of `step` if a batch of one item does not fit, or if it is another error. The results so far are dropped.
+pub fn halve_on_out_of_memory<R, E: Error + 'static>(
+    gpu: &Gpu,
+    item_count: usize,
+    batch_size: usize,
+    mut step: impl FnMut(Range<usize>) -> Result<R, E>,
+) -> Result<Vec<(Range<usize>, R)>, E> {
+    let (mut results, mut start, mut size) = (Vec::new(), 0, batch_size.max(1));
+    while start < item_count {
+        let items = start..start.saturating_add(size).min(item_count);
+        match step(items.clone()) {
+            Ok(result) => {
+                start = items.end;
+                results.push((items, result));
+            }
+            Err(error) if items.len() > 1 && is_out_of_memory(&error) => {
+                size = items.len().div_ceil(2);
+                let _ = gpu.device().synchronize();
+                let _ = gpu.pool().trim_to(0);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(results)
+}
+
+/// One line for each attempt, and the result.
+impl fmt::Display for Fit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Attempt { batch_size, fits, peak_bytes } in &self.attempts {
+            let outcome = if *fits { "fits" } else { "does not fit" };
+            let peak_mib = *peak_bytes as f64 / f64::from(1 << 20);
+            writeln!(f, "batch size {batch_size}: {outcome}, peak {peak_mib:.1} MiB")?;
+        }
+        match self.batch_size {
+            Some(size) => write!(f, "largest batch size: {size}"),
+            None => write!(f, "no batch size fits"),
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! Data sets in batches and feeds: contents, order, every way of leaving the loop, bounds, on the simulator with its race detection.
+
+use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayView2, Axis, Ix1, Ix2};
+use gpumem_adapt::array::pool::{Device, Limit, MemoryKind, Pool};
+use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, StagingOptions};
+use gpumem_adapt::{Adapt, AdaptError, Rows, Source, batches, feed, feed_stream, try_feed};
+use gpumem_sim::{Schedule, Sim, SimConfig};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+/// 512 KiB.
+const COLUMNS: usize = 128 << 10;
+const ROW_BYTES: u64 = 4 * COLUMNS as u64;
+const BUFFER_BYTES: usize = 128 << 10;
+
+struct Machine {
+    gpu: Gpu,
+    pinned: Pool,
+    seed: u64,
+}
+
+/// A simulator with race detection, a pool with room for `limit` rows, and a small ring.
+fn machine(seed: u64, limit_rows: Option<u64>) -> Machine {
+    let driver = gpumem_sim::driver(SimConfig::new().seed(seed).races(true)).expect("an instance is free");
+    let device = Device::new(&driver, 0).expect("there is one");
+    let mut builder = Pool::builder(&device);
+    if let Some(rows) = limit_rows {
+        builder = builder.hard_limit(Limit::Bytes(rows * ROW_BYTES));
+    }
+    let gpu = Gpu::new(&builder.build().expect("it has pools")).expect("it has streams");
+    let pinned = Pool::builder(&device).kind(MemoryKind::Host).build().expect("it has pinned memory");
+    gpu.set_pool(&pinned).expect("none is in use");
+    gpu.set_staging(StagingOptions::new().buffer_bytes(BUFFER_BYTES).buffers(3).threads(1));
+    Machine { gpu, pinned, seed }
+}
+
+impl Machine {
+    /// Checks that nothing is left, that nothing raced, and that the ring kept its bound.
+    fn end(self) {
+        let Self { gpu, pinned, seed } = self;
+        gpu.device().synchronize().expect("the device works");
+        assert_eq!(gpu.pool().status().expect("the pool works").in_use_bytes, 0, "seed {seed}");
+        let peak_bytes = pinned.status().expect("the pool works").in_use_peak_bytes;
+        assert!(peak_bytes <= 3 * BUFFER_BYTES as u64, "seed {seed}: {peak_bytes} bytes pinned");
+        let driver = gpu.device().driver().clone();
+        drop((gpu, pinned));
+        let report = Sim::of(&driver).expect("it is a simulator").report();
+        assert_eq!(report.silent_findings(), [], "seed {seed}: {report}");
+    }
+}
+
+/// Each row has its number.
+fn table(row_count: usize) -> Array2<f32> {
+    Array2::from_shape_fn((row_count, COLUMNS), |(row, _)| row as f32)
+}
+
+fn first_column(batch: &GpuArray<f32, Ix2>) -> Vec<usize> {
+    let rows = batch.to_array().expect("the device works");
+    rows.rows().into_iter().map(|row| row[0] as usize).collect()
+}
+
+#[test]
+fn batches_have_all_rows_in_order() {
+    for seed in 0..6 {
+        let machine = machine(seed, None);
+        let x = table(10);
+        let y = Array1::from_iter(0..10_i32);
+        for prefetch in [0, 1, 2, 8] {
+            let mut rows = Vec::new();
+            for batch in batches((&x, &y)).batch_size(3).prefetch(prefetch).on(&machine.gpu).unwrap() {
+                let (mut x, y) = batch.unwrap();
+                // On the stream of the consumer, while the next batches are on their way.
+                assert_eq!(x.gpu(), &machine.gpu);
+                x.try_mul_assign(2.0).unwrap();
+                let expected: Vec<_> = y.to_vec().unwrap().iter().map(|row| 2 * *row as usize).collect();
+                assert_eq!(first_column(&x), expected);
+                rows.extend(expected);
+            }
+            assert_eq!(rows, (0..10).map(|row| 2 * row).collect::<Vec<_>>());
+        }
+        machine.end();
+    }
+}
+
+#[test]
+fn options_choose_the_rows() {
+    let machine = machine(0, None);
+    let rows: Vec<u16> = (0..100).collect();
+    let read = |batches: gpumem_adapt::Batches<&Vec<u16>>| -> Vec<Vec<u16>> {
+        let feed = batches.on(&machine.gpu).unwrap();
+        feed.map(|batch| batch.unwrap().to_vec().unwrap()).collect()
+    };
+    assert_eq!(read(batches(&rows)).iter().map(Vec::len).collect::<Vec<_>>(), [32, 32, 32, 4]);
+    let dropped = read(batches(&rows).batch_size(30).drop_last());
+    assert_eq!(dropped.concat(), (0..90).collect::<Vec<_>>());
+    let shuffled = read(batches(&rows).batch_size(30).shuffle(5));
+    assert_eq!(shuffled, read(batches(&rows).batch_size(30).shuffle(5)), "the seed decides");
+    assert_ne!(shuffled, read(batches(&rows).batch_size(30).shuffle(6)));
+    let mut sorted = shuffled.concat();
+    assert_ne!(sorted, rows);
+    sorted.sort_unstable();
+    assert_eq!(sorted, rows);
+    assert_eq!(read(batches(&Vec::new())), Vec::<Vec<u16>>::new());
+    let feed = batches(&rows).batch_size(usize::MAX).on(&machine.gpu).unwrap();
+    assert_eq!((feed.size_hint(), feed.count()), ((1, Some(1)), 1));
+    // Records of a memory-mapped file.
+    let bytes: &[u8] = &[7; 60];
+    let records = ArrayView2::from_shape((10, 6), bytes).unwrap();
+    let shapes =
+        batches(&records).batch_size(4).on(&machine.gpu).unwrap().map(|batch| batch.unwrap().shape()[0]);
+    assert_eq!(shapes.collect::<Vec<_>>(), [4, 4, 2]);
+    assert_eq!((bytes, &records).row_count(), 10);
+    assert_eq!(records.view().row(3).to_vec(), (&records).batch(&Rows::Indices(vec![3])).row(0).to_vec());
+    machine.end();
+}
+
+/// The number of batches that are in use at a time, by the pool's own peak.
+#[test]
+fn at_most_one_batch_more_than_the_prefetched_ones_is_on_the_device() {
+    for schedule in [Schedule::Late, Schedule::Early] {
+        let x = table(12);
+        for prefetch in [1, 2, 4] {
+            let driver = gpumem_sim::driver(SimConfig::new().schedule(schedule.clone())).unwrap();
+            let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+            for batch in batches(&x).batch_size(1).prefetch(prefetch).on(&gpu).unwrap() {
+                batch.unwrap().try_add_assign(1.0).unwrap();
+            }
+            let peak = gpu.pool().status().unwrap().in_use_peak_bytes;
+            assert!(peak <= (prefetch as u64 + 1) * ROW_BYTES, "{prefetch}: {peak}");
+        }
+    }
+}
+
+/// Data with three times as many rows as fit at once.
+#[test]
+fn a_data_set_that_does_not_fit_passes_through() {
+    for seed in 0..4 {
+        let machine = machine(seed, Some(8));
+        let x = table(24);
+        // The consumer needs no memory of its own, so the feed may fill the device, and waits for what the consumer returns.
+        let mut rows = Vec::new();
+        for batch in batches(&x).batch_size(2).prefetch(8).on(&machine.gpu).unwrap() {
+            let mut batch = batch.unwrap();
+            batch.try_add_assign(1.0).unwrap();
+            rows.extend(first_column(&batch));
+        }
+        assert_eq!(rows, (1..25).collect::<Vec<_>>());
+        assert!(machine.gpu.pool().status().unwrap().reserved_peak_bytes <= 8 * ROW_BYTES);
+        machine.end();
+    }
+}
+
+#[test]
+fn every_way_of_leaving_the_loop_returns_all_memory() {
+    let x = table(12);
+    for seed in 0..6 {
+        let machine = machine(seed, None);
+        let feed = || batches(&x).batch_size(2).prefetch(3).on(&machine.gpu).unwrap();
+        // The end, a break at each batch, a return by `?`.
+        for last in 0..7 {
+            for (index, batch) in feed().enumerate() {
+                if index == last {
+                    break;
+                }
+                batch.unwrap().try_add_assign(1.0).unwrap();
+            }
+        }
+        // Batches that are kept outlive the feed.
+        let kept: Vec<_> = feed().map(Result::unwrap).collect();
+        assert_eq!(first_column(&kept[5]), [10, 11]);
+        drop(kept);
+        // A panic of the consumer.
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            for (index, batch) in feed().enumerate() {
+                batch.unwrap().try_add_assign(1.0).unwrap();
+                if index == 2 {
+                    std::panic::resume_unwind(Box::new("the consumer"));
+                }
+            }
+        }));
+        assert!(unwound.is_err());
+        // A feed that was never asked, and one that is dropped with batches on their way.
+        drop(feed());
+        let mut started = feed();
+        drop(started.next());
+        drop(started);
+        machine.end();
+    }
+}
+
+/// Forgotten feeds keep their batches, but nothing on the device uses the source afterwards.
+#[test]
+fn a_forgotten_feed_leaves_the_source_alone() {
+    let machine = machine(1, None);
+    let mut x = table(4);
+    let mut feed = batches(&x).batch_size(1).prefetch(2).on(&machine.gpu).unwrap();
+    let first = feed.next().unwrap().unwrap();
+    std::mem::forget(feed);
+    x.fill(-1.0);
+    assert_eq!(first_column(&first), [0]);
+    machine.gpu.device().synchronize().unwrap();
+    let report = Sim::of(machine.gpu.device().driver()).unwrap().report();
+    assert_eq!(report.findings, []);
+}
+
+#[test]
+fn errors_of_the_source_come_in_order_and_the_feed_goes_on() {
+    let machine = machine(0, None);
+    let items = (0..6).map(|index| match index {
+        1 | 4 => Err(format!("file {index} is damaged")),
+        _ => Ok(vec![index as f32; 1000]),
+    });
+    let read = try_feed(items).prefetch(3).on(&machine.gpu).unwrap().map(|batch| match batch {
+        Ok(batch) => batch.to_vec().unwrap()[0].to_string(),
+        Err(error) => error.to_string(),
+    });
+    let expected = ["0", "file 1 is damaged", "2", "3", "file 4 is damaged", "5"];
+    assert_eq!(read.collect::<Vec<_>>(), expected);
+    machine.end();
+}
+
+#[test]
+fn a_panic_of_the_source_leaves_the_feed_usable() {
+    let machine = machine(0, None);
+    let pulled = AtomicUsize::new(0);
+    let items = std::iter::from_fn(|| {
+        let index = pulled.fetch_add(1, Ordering::Relaxed);
+        if index == 2 {
+            std::panic::resume_unwind(Box::new("the source"));
+        }
+        (index < 5).then(|| vec![index as u8; 100_000])
+    });
+    let mut feed = feed(items).prefetch(2).on(&machine.gpu).unwrap();
+    let (mut read, mut panics) = (Vec::new(), 0);
+    loop {
+        match catch_unwind(AssertUnwindSafe(|| feed.next())) {
+            Ok(Some(batch)) => read.push(batch.unwrap().to_vec().unwrap()[0]),
+            Ok(None) => break,
+            Err(_) => panics += 1,
+        }
+    }
+    assert_eq!((read, panics), (vec![0, 1, 3, 4], 1));
+    drop(feed);
+    machine.end();
+}
+
+#[test]
+fn a_batch_that_is_there_passes_through() {
+    let machine = machine(0, None);
+    let gpu = &machine.gpu;
+    let arrays: Vec<_> = (0..3).map(|index| GpuArray::from_elem(gpu, 1000, index as f32).unwrap()).collect();
+    let addresses: Vec<_> = arrays.iter().map(GpuArray::address).collect();
+    let passed = feed(arrays).prefetch(2).on(gpu).unwrap();
+    assert_eq!(passed.map(|batch| batch.unwrap().address()).collect::<Vec<_>>(), addresses);
+    machine.end();
+}
+
+#[test]
+fn every_driver_call_that_fails_is_an_error_of_one_batch() {
+    let x = table(6);
+    let mut failed = 0;
+    for call in [
+        "cuMemcpy*",
+        "cuMemCreate",
+        "cuMemHostAlloc",
+        "cuEventRecord",
+        "cuStreamWaitEvent",
+        "cuStreamCreate*",
+    ] {
+        for nth in 1..=6 {
+            let rule = format!("{call}#{nth}=fail:OUT_OF_MEMORY").parse().unwrap();
+            let driver = gpumem_sim::driver(SimConfig::new().rule(rule)).unwrap();
+            let run = || -> Result<usize, AdaptError> {
+                let gpu = Gpu::new(
+                    &Pool::new(&Device::new(&driver, 0).map_err(ArrayError::from)?)
+                        .map_err(ArrayError::from)?,
+                )?;
+                gpu.set_staging(StagingOptions::new().buffer_bytes(BUFFER_BYTES).buffers(3).threads(1));
+                let mut errors = 0;
+                for batch in batches(&x).batch_size(2).on(&gpu)? {
+                    errors +=
+                        usize::from(batch.and_then(|mut batch| Ok(batch.try_add_assign(1.0)?)).is_err());
+                }
+                Ok(errors)
+            };
+            let errors = run().unwrap_or(1);
+            assert!(errors <= 1, "{call}#{nth}: {errors} batches failed");
+            failed += errors;
+            let report = Sim::of(&driver).unwrap().report();
+            assert_eq!(report.silent_findings(), [], "{call}#{nth}: {report}");
+        }
+    }
+    assert!(failed > 6, "{failed}");
+}
+
+/// A stream that is pending every other time.
+struct Hesitant(Vec<Result<Vec<f32>, String>>, bool);
+
+impl futures_core::Stream for Hesitant {
+    type Item = Result<Vec<f32>, String>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.1 = !self.1;
+        if self.1 {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(if self.0.is_empty() { None } else { Some(self.0.remove(0)) })
+    }
+}
+
+async fn next<S: futures_core::Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
+    std::future::poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await
+}
+
+#[test]
+fn feeds_are_streams() {
+    let machine = machine(0, None);
+    let items =
+        vec![Ok(vec![1.0; 40_000]), Err("lost".to_string()), Ok(vec![2.0; 40_000]), Ok(vec![3.0; 10])];
+    let mut stream = feed_stream(Hesitant(items, false), &machine.gpu).unwrap().prefetch(3);
+    let read = pollster::block_on(async {
+        let mut read = Vec::new();
+        while let Some(batch) = next(&mut stream).await {
+            read.push(
+                batch
+                    .map(|batch: GpuArray<f32, Ix1>| batch.to_vec().unwrap()[0])
+                    .map_err(|error| error.to_string()),
+            );
+        }
+        read
+    });
+    assert_eq!(read, [Ok(1.0), Err("lost".into()), Ok(2.0), Ok(3.0)]);
+    drop(stream);
+    let x = table(3);
+    let mut feed = batches(&x).batch_size(2).on(&machine.gpu).unwrap();
+    let lengths = pollster::block_on(async {
+        let mut lengths = Vec::new();
+        while let Some(batch) = next(&mut feed).await {
+            lengths.push(batch.unwrap().shape()[0]);
+        }
+        lengths
+    });
+    assert_eq!(lengths, [2, 1]);
+    drop(feed);
+    machine.end();
+}
+
+/// The virtual time of uploads and kernels, one after the other and overlapped. An upload takes 0.3 ms, as do the kernels.
+#[test]
+fn uploads_run_beside_the_work_on_the_batch_before() {
+    let x = table(128);
+    let time = |prefetch: Option<usize>| {
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+        gpu.preload::<f32>().unwrap();
+        let work = |mut batch: GpuArray<f32, Ix2>| (0..30).for_each(|_| batch.try_add_assign(1.0).unwrap());
+        // Pins the buffers, which takes long.
+        drop(x.adapt(&gpu).unwrap());
+        gpu.device().synchronize().unwrap();
+        let sim = Sim::of(&driver).unwrap();
+        let begin = sim.host_time();
+        match prefetch {
+            Some(count) => {
+                let feed = batches(&x).batch_size(32).prefetch(count).on(&gpu).unwrap();
+                feed.for_each(|batch| work(batch.unwrap()));
+            }
+            None => {
+                let chunks = x.axis_chunks_iter(Axis(0), 32);
+                chunks.for_each(|rows| work(GpuArray::from_array(&gpu, &rows).unwrap()));
+            }
+        }
+        gpu.device().synchronize().unwrap();
+        sim.host_time() - begin
+    };
+    let serial = time(None);
+    for prefetch in [1, 2, 8] {
+        let overlapped = time(Some(prefetch));
+        assert!(overlapped < serial * 9 / 10, "{prefetch}: {overlapped:?}, one after the other {serial:?}");
+    }
+}

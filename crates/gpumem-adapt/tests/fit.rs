@@ -1,0 +1,129 @@
+//! The largest batch that fits, on every backend and under limits of every kind.
+
+use gpumem_adapt::array::pool::{BackendKind, Device, Limit, Pool, PoolError};
+use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
+use gpumem_adapt::{Adapt, AdaptError, fit_batch_size, halve_on_out_of_memory};
+use gpumem_sim::{Effect, Rule, SimConfig};
+
+const MIB: usize = 1 << 20;
+
+fn device(memory_bytes: u64) -> Device {
+    let driver =
+        gpumem_sim::driver(SimConfig::new().memory_bytes(memory_bytes)).expect("an instance is free");
+    Device::new(&driver, 0).expect("there is one")
+}
+
+/// A step that holds as many MiB as the batch has items, in two parts.
+fn step(gpu: &Gpu, size: usize) -> Result<(), ArrayError> {
+    let first = GpuArray::<u8, _>::uninit(gpu, size * MIB / 2)?;
+    let second = GpuArray::<u8, _>::uninit(gpu, size * MIB / 2)?;
+    drop((first, second));
+    Ok(())
+}
+
+/// The largest size by trying each, with a pool of its own.
+fn largest(gpu: impl Fn() -> Gpu, last: usize) -> Option<usize> {
+    (1..=last).rev().find(|size| step(&gpu(), *size).is_ok())
+}
+
+#[test]
+fn the_largest_batch_is_found_on_every_backend() {
+    for backend in [BackendKind::Caching, BackendKind::Native, BackendKind::None] {
+        for (limit, last) in [(None, 200), (Some(40 << 20), 200), (Some(40 << 20), 25), (Some(2 << 20), 7)] {
+            let gpu = || {
+                let device = device(100 << 20);
+                let builder = Pool::builder(&device).backend(backend);
+                let builder = match limit {
+                    Some(bytes) => builder.hard_limit(Limit::Bytes(bytes)),
+                    None => builder,
+                };
+                Gpu::new(&builder.build().unwrap()).unwrap()
+            };
+            let expected = largest(gpu, last);
+            let gpu = gpu();
+            let fit = fit_batch_size(&gpu, 1..=last, |size| step(&gpu, size)).unwrap();
+            assert_eq!(fit.batch_size, expected, "{backend}, limit {limit:?}, up to {last}: {fit}");
+            assert!(
+                fit.attempts.len() <= 2 + 2 * usize::BITS as usize - 2 * last.leading_zeros() as usize,
+                "{fit}"
+            );
+            assert_eq!(gpu.pool().status().unwrap().in_use_bytes, 0);
+        }
+    }
+}
+
+#[test]
+fn a_quota_limits_the_batch() {
+    let pool = Pool::builder(&device(1 << 30)).hard_limit(Limit::Bytes(64 << 20)).build().unwrap();
+    let private = pool.private(Limit::Bytes(24 << 20)).unwrap();
+    let gpu = Gpu::new(&private).unwrap();
+    let fit = fit_batch_size(&gpu, 1..=64, |size| step(&gpu, size)).unwrap();
+    assert_eq!(fit.batch_size, Some(24), "{fit}");
+}
+
+#[test]
+fn attempts_are_reported_and_leave_nothing() {
+    let pool = Pool::builder(&device(1 << 30)).hard_limit(Limit::Bytes(10 << 20)).build().unwrap();
+    let gpu = Gpu::new(&pool).unwrap();
+    let mut reserved = Vec::new();
+    let fit = fit_batch_size(&gpu, 1..=100, |size| {
+        reserved.push(pool.status().unwrap().reserved_bytes);
+        step(&gpu, size)
+    });
+    let fit = fit.unwrap();
+    let tried: Vec<_> = fit.attempts.iter().map(|attempt| (attempt.batch_size, attempt.fits)).collect();
+    assert_eq!(
+        tried,
+        [(1, true), (2, true), (4, true), (8, true), (16, false), (12, false), (10, true), (11, false)]
+    );
+    assert!(reserved.iter().all(|bytes| *bytes == 0), "{reserved:?}");
+    assert!(fit.attempts[3].peak_bytes >= 8 << 20);
+    assert!(
+        fit.to_string().ends_with("batch size 11: does not fit, peak 5.5 MiB\nlargest batch size: 10"),
+        "{fit}"
+    );
+    let none = fit_batch_size(&gpu, 20..=30, |size| step(&gpu, size)).unwrap();
+    assert_eq!((none.batch_size, none.attempts.len()), (None, 1));
+    assert!(none.to_string().ends_with("no batch size fits"));
+    #[expect(clippy::reversed_empty_ranges, reason = "the empty range is the point")]
+    let empty = fit_batch_size(&gpu, 3..=2, |size| step(&gpu, size)).unwrap();
+    assert_eq!((empty.batch_size, empty.attempts.len()), (None, 0));
+    let zero = fit_batch_size(&gpu, 0..=0, |size| step(&gpu, size)).unwrap();
+    assert_eq!(zero.batch_size, Some(0));
+}
+
+#[test]
+fn other_errors_pass_through() {
+    let rule = Rule::new(
+        "cuMemset*",
+        Effect::Fail(gpumem_adapt::array::pool::sys::CUresult::CUDA_ERROR_INVALID_VALUE),
+    );
+    let driver = gpumem_sim::driver(SimConfig::new().rule(rule)).unwrap();
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let refused =
+        fit_batch_size(&gpu, 1..=8, |size| GpuArray::<u8, _>::zeros(&gpu, size).map(drop)).unwrap_err();
+    assert!(matches!(refused, ArrayError::Pool(PoolError::Driver(_))), "{refused}");
+    let refused =
+        halve_on_out_of_memory(&gpu, 8, 8, |items| GpuArray::<u8, _>::zeros(&gpu, items.len()).map(drop))
+            .unwrap_err();
+    assert!(matches!(refused, ArrayError::Pool(PoolError::Driver(_))), "{refused}");
+}
+
+/// The errors of whole values count too.
+#[test]
+fn batches_are_halved_until_they_fit() {
+    let pool = Pool::builder(&device(1 << 30)).hard_limit(Limit::Bytes(12 << 20)).build().unwrap();
+    let gpu = Gpu::new(&pool).unwrap();
+    let host = vec![1_u8; 50 * MIB];
+    let run = |items: std::ops::Range<usize>| -> Result<usize, AdaptError> {
+        let (batch, _) = (&host[items.start * MIB..items.end * MIB], 1.5).adapt(&gpu)?;
+        Ok(batch.to_vec()?.len() / MIB)
+    };
+    let results = halve_on_out_of_memory(&gpu, 50, 40, run).unwrap();
+    let counts: Vec<_> = results.iter().map(|(items, count)| (items.start, *count)).collect();
+    assert_eq!(counts, [(0, 10), (10, 10), (20, 10), (30, 10), (40, 10)]);
+    let too_large =
+        halve_on_out_of_memory(&gpu, 2, 2, |_| GpuArray::<u8, _>::zeros(&gpu, 20 * MIB).map(drop));
+    assert!(matches!(too_large, Err(ArrayError::Pool(PoolError::LimitReached(_)))));
+    assert_eq!(halve_on_out_of_memory(&gpu, 0, 4, |_| Ok::<(), ArrayError>(())).unwrap(), []);
+}
