@@ -261,7 +261,7 @@ impl Pair {
     }
 
     fn check_at(&self, address: CUdeviceptr, stream: CUstream) -> Result<(), DriverError> {
-        // SAFETY: the memory, the mismatches and the streams live until `finish`.
+        // SAFETY: the memory, the buffer and the streams live until `finish`.
         unsafe { self.patterns.check(address, self.size_bytes, self.key, self.mismatches, stream) }
     }
 
@@ -301,7 +301,7 @@ impl Pair {
     /// Waits for all work, releases everything, and fails if a word was wrong.
     fn finish(self, streams: impl IntoIterator<Item = CUstream>) -> Result<(), DriverError> {
         let driver = &self.gpu.driver;
-        // SAFETY: closing the mismatches waits for all work of the device; nothing is used afterwards.
+        // SAFETY: closing the buffer waits for all work of the device; nothing is used afterwards.
         unsafe {
             let wrong = self.mismatches.close(driver)?;
             [HERE, THERE].into_iter().try_for_each(|place| self.unmap(place))?;
@@ -354,7 +354,7 @@ impl Far {
     }
 
     fn check(&self, pair: &Pair, address: CUdeviceptr, key: u64) -> Result<(), DriverError> {
-        // SAFETY: the memory, the mismatches and the stream live until `finish`.
+        // SAFETY: the memory, the buffer and the stream live until `finish`.
         let check =
             || unsafe { self.patterns.check(address, pair.size_bytes, key, self.mismatches, self.stream) };
         within(&pair.gpu.driver, self.context, check)
@@ -362,7 +362,7 @@ impl Far {
 
     fn finish(self, pair: &Pair) -> Result<(), DriverError> {
         let driver = &pair.gpu.driver;
-        // SAFETY: closing the mismatches waits for all work of this device; the stream is not used afterwards.
+        // SAFETY: closing the buffer waits for all work of this device; the stream is not used afterwards.
         let wrong = within(driver, self.context, || unsafe {
             let wrong = self.mismatches.close(driver)?;
             driver.cuEventDestroy_v2(self.event)?;

@@ -133,7 +133,7 @@ fn header(input: &DeriveInput, krate: &Path, bounds: &[WherePredicate]) -> Token
     quote!(impl #parameters #krate::Adapt<__To> for #ident #arguments #conditions)
 }
 
-/// An element stays as it is, and many are an array.
+/// The implementation for an element: it does not change, and a sequence of them becomes an array.
 fn element(input: &DeriveInput, krate: &Path) -> TokenStream {
     let receive: WherePredicate = parse_quote!(__To: #krate::Receive<Self, #krate::array::ndarray::Ix1>);
     let header = header(input, krate, &[receive]);

@@ -6,12 +6,12 @@
 //! without a driver call.
 //!
 //! A [`Use`] names the bytes that work uses. Most arrays are used as a whole, so these points count for all bytes at first. The
-//! storage goes over to a list of parts with points of their own ([`Ranges`], behind a lock) when a mutable view is split, or when a
-//! stream writes a part of an array that another stream has used. Only an exclusive borrow of all bytes or a view that is split can
-//! do that, so no other thread uses the points at that moment. A write of all bytes ends it.
+//! storage goes over to a list of parts with points of their own ([`Ranges`], behind a lock) when a mutable view is split, or when
+//! a stream writes a part of an array that another stream has used. Only an exclusive borrow of all bytes or a view that is split
+//! can do that, so no other thread uses the points at that moment. A write of all bytes ends it.
 //!
-//! The bytes of a view are those between its first and its last element. Halves of a matrix along its first axis are apart; along its
-//! second axis they overlap, and wait for each other.
+//! The bytes of a view are those between its first and its last element. Halves of a matrix along its first axis are apart; along
+//! its second axis they overlap, and wait for each other.
 //!
 //! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one
 //! stream needs no marker, so markers are recorded when another stream needs one. Some writes get theirs at once, because
@@ -333,8 +333,8 @@ impl<'a> Use<'a> {
 }
 
 impl Storage {
-    /// A block from elsewhere. The stream of `gpu` first waits for its uses, on the device; for those of another library's stream that
-    /// has no marker, the host waits.
+    /// A block from elsewhere. The stream of `gpu` first waits for its uses, on the device; for those of another library's stream
+    /// that has no marker, the host waits.
     pub(crate) fn of_block(block: Block, gpu: &Gpu) -> Result<Self, ArrayError> {
         let stream = gpu.stream();
         for point in block.use_points() {
@@ -563,8 +563,8 @@ impl Storage {
         self.capture
     }
 
-    /// Makes an array of a capture the result of its graph, which launches write. Before the first launch nothing has used it; that its
-    /// memory exists is what launches wait for.
+    /// Makes an array of a capture the result of its graph, which launches write. Before the first launch nothing has used it; that
+    /// its memory exists is what launches wait for.
     pub(crate) fn into_result(self) -> Self {
         Self { write: AtomicU64::new(NONE.to_bits()), capture: 0, ..self }
     }
@@ -574,7 +574,7 @@ impl Storage {
         Self { capture: 0, ..self }
     }
 
-    /// Makes an array, which has not been used, part of a capture.
+    /// Makes an unused array part of a capture.
     pub(crate) fn into_capture(self, capture: u64) -> Self {
         Self { capture, ..self }
     }

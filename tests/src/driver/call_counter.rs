@@ -23,8 +23,8 @@ pub fn count_calls_failing(driver: &Driver, nth: u64, code: CUresult) -> Driver 
     install(driver, false, Some((nth, code)))
 }
 
-/// Like [`count_calls`]; queries report that work is pending, as on a device that is always busy. A query of an event behind all work of
-/// a context waits instead, because pools wait for a device by such queries.
+/// Like [`count_calls`]; queries report that work is pending, as on a device that is always busy. A query of an event behind all
+/// work of a context waits instead, because pools wait for a device by such queries.
 #[must_use]
 pub fn count_calls_busy(driver: &Driver) -> Driver {
     let busy = install(driver, true, None);
@@ -130,7 +130,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// The code of this call if it is the one that fails.
+    /// The error code of the call if it is selected to fail.
     fn injected_failure(&mut self, call: &'static str) -> Option<CUresult> {
         let (left, code) = self.fault.as_mut()?;
         *left -= 1;

@@ -73,7 +73,7 @@ impl Seen {
 }
 
 thread_local! {
-    /// The table of the thread's current simulator: each has a table of its own.
+    /// The table of the thread's current simulator. Each simulator has a table of its own.
     static REAL: Cell<Option<Table>> = const { Cell::new(None) };
     static FAULT: Cell<Option<Fault>> = const { Cell::new(None) };
     static SEEN: Cell<Seen> = const { Cell::new(Seen { calls: 0, refused: None }) };

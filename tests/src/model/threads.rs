@@ -64,7 +64,7 @@ struct Shared<'a> {
     running_count: AtomicUsize,
 }
 
-/// Counts a running thread until it ends, by a panic too; the draining thread runs until the count is 0.
+/// Counts a running thread until it ends or panics. The draining thread runs until the count is 0.
 struct Running<'a>(&'a AtomicUsize);
 
 impl Drop for Running<'_> {

@@ -12,7 +12,7 @@ pub(super) struct Allocation {
     block: Block,
     /// The key of its pattern.
     key: u64,
-    /// The stream_index that used it last. All earlier uses are ordered before that one.
+    /// The index of the stream that used it last. All earlier uses are ordered before that one.
     stream_index: usize,
 }
 
@@ -128,7 +128,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Checks a block on several streams concurrently, then frees it, or makes its stream_index wait for all of them and refills it.
+    /// Checks a block on several streams concurrently, then frees it, or makes its stream wait for all of them and refills it.
     fn read_by_many(&mut self) -> Result<(), PoolError> {
         let Some(mut allocation) = self.take() else { return Ok(()) };
         let streams = [self.some_lane(), self.some_lane(), self.some_lane()];
@@ -180,7 +180,7 @@ impl<'a> Worker<'a> {
         self.check(&allocation, allocation.stream_index)?;
         self.checked_stream(allocation.stream_index).stream.synchronize()?;
         self.room.live_bytes.fetch_sub(allocation.block.size_bytes(), Relaxed);
-        // SAFETY: all uses of the block are ordered before the last use on its stream_index, whose stream was synchronised.
+        // SAFETY: all uses of the block are ordered before the last use on its stream, which was synchronised.
         unsafe { allocation.block.free_completed() };
         Ok(())
     }
@@ -241,7 +241,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Makes a stream_index wait for the last use of a block, and records the use.
+    /// Makes a stream wait for the last use of a block, and records the use.
     fn use_on(&mut self, allocation: &Allocation, stream_index: usize) -> Result<(), PoolError> {
         if stream_index == allocation.stream_index {
             return Ok(());
@@ -266,12 +266,12 @@ impl<'a> Worker<'a> {
         then.stream.wait(&event)
     }
 
-    /// Fills a block on its stream_index with a new pattern.
+    /// Fills a block on its stream with a new pattern.
     fn write(&mut self, allocation: &mut Allocation) -> Result<(), PoolError> {
         allocation.key = self.key();
         let (address, size_bytes) = (allocation.block.address(), allocation.block.size_bytes() as usize);
         let stream = self.checked_stream(allocation.stream_index).stream.raw();
-        // SAFETY: the block is alive, its free is ordered after all work queued on its stream_index, and the context is current.
+        // SAFETY: the block is alive, its free is ordered after all work queued on its stream, and the context is current.
         unsafe { self.room.patterns.write(address, size_bytes, allocation.key, stream)? };
         Ok(())
     }
@@ -282,7 +282,7 @@ impl<'a> Worker<'a> {
             allocation.block.address() + allocation.block.size_bytes(),
             self.checked_stream(allocation.stream_index).stream.raw(),
         );
-        // SAFETY: the byte belongs to a guard and is freed with the block, after all work queued on its stream_index.
+        // SAFETY: the byte belongs to a guard and is freed with the block, after all work queued on its stream.
         unsafe { self.room.pool.device().driver().cuMemsetD8Async(end, 0, 1, stream)? };
         Ok(())
     }
@@ -309,7 +309,7 @@ impl<'a> Worker<'a> {
         &self.room.streams[stream_index]
     }
 
-    /// Picks a stream_index: this thread's own in three of four cases.
+    /// Picks the index of a stream: this thread's own in three of four cases.
     fn some_lane(&mut self) -> usize {
         let count = self.room.streams.len();
         match self.random.below(4) {

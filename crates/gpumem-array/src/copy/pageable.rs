@@ -1,8 +1,8 @@
 //! Copies from and to pageable memory: through the pinned buffers of [`Staging`], in chunks.
 //!
 //! An upload fills buffers with several threads, and queues each as soon as it is full. It returns when all of them are queued: the
-//! elements have been read, and the copy is in stream order. A download queues copies into all buffers that it can get, and drains each
-//! as soon as its copy is done.
+//! elements have been read, and the copy is in stream order. A download queues copies into all buffers that it can get, and drains
+//! each as soon as its copy is done.
 //!
 //! The device accesses buffers only, never the memory of the caller. The threads do, and every copy of theirs is waited for before
 //! this returns, unwinding included.
@@ -17,8 +17,8 @@ use gpumem_pool::sys::types::{CUdeviceptr, CUstream};
 use gpumem_pool::{MemoryKind, PoolError};
 use std::collections::VecDeque;
 
-/// Copies bytes to the device. The stream has been ordered for `target`, which has the bytes from `to` on. Returns when they have been
-/// read.
+/// Copies bytes to the device. The stream has been ordered for `target`, which has the bytes from `to` on. Returns when they have
+/// been read.
 pub(super) fn upload(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(), ArrayError> {
     match target.storage().kind() {
         MemoryKind::Device if bytes.len() <= SMALL_BYTES_MAX && gpu.driver_stages_uploads() => {
@@ -84,10 +84,12 @@ fn upload_staged(
     }
 }
 
-/// Copies at most [`SMALL_BYTES_MAX`] bytes to the device. The stream has been ordered for `target`, which has the bytes from `to` on.
+/// Copies at most [`SMALL_BYTES_MAX`] bytes to the device. The stream has been ordered for `target`, which has the bytes from `to`
+/// on.
 ///
 /// The driver reads pageable memory in the call ([`Gpu::driver_stages_uploads`]), but pinned memory when the copy runs, and the
-/// caller's memory may be pinned. So the bytes go through memory that certainly is not. That takes a small part of the time of a call.
+/// caller's memory may be pinned. So the bytes are first copied to memory that is not pinned, which takes a small part of the
+/// call's time.
 fn upload_small(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(), ArrayError> {
     let buffer = SMALL.try_with(Cell::take).ok().flatten();
     let mut buffer = buffer.unwrap_or_else(|| vec![0; SMALL_BYTES_MAX].into_boxed_slice());

@@ -185,7 +185,7 @@ fn form(offsets: [isize; 2], mut axes: Vec<Step>, size: usize) -> Form {
     }
 }
 
-/// The axis that is the fastest in the source, if the row is not. Tiles need some length on both.
+/// The axis that is the fastest in the source, if the row is not. Tiles need a minimum length along both axes.
 fn column(row: Step, outer: &[Step]) -> Option<usize> {
     let steps = outer.iter().enumerate().filter(|(_, step)| step.from != 0);
     let (index, fastest) = steps.min_by_key(|(_, step)| step.from.unsigned_abs())?;

@@ -17,8 +17,8 @@ use core::ffi::c_void;
 use ndarray::{Dimension, Ix1, Ix2};
 
 impl<T: Numeric> GpuView<'_, T, Ix2> {
-    /// Multiplies the matrix by a vector. Both `x.dot(&w)` and `x.t().dot(&r)` read the matrix in place, without a copy. A matrix of
-    /// which neither rows nor columns are contiguous, and a vector with gaps, are first gathered.
+    /// Multiplies the matrix by a vector. Both `x.dot(&w)` and `x.t().dot(&r)` read the matrix in place, without a copy. A matrix
+    /// of which neither rows nor columns are contiguous, and a vector with gaps, are first gathered.
     ///
     /// Floats are summed in an order that depends on the shape alone; integers wrap.
     ///
@@ -74,7 +74,8 @@ impl<T: Numeric, K: Kind> GpuArray<T, Ix2, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
+    /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
         self.view().dot(vector)
     }
@@ -114,8 +115,9 @@ impl Path {
 
 /// # Safety
 ///
-/// `x` is the address of `row_count` contiguous rows of `column_count` elements, `row_step` apart, `v` that of
-/// `column_count` elements, all in the memory of `uses`, alive on this device and ready to be read on the stream of `gpu`.
+/// - `x` is the address of `row_count` contiguous rows of `column_count` elements, `row_step` apart. `v` is the address of
+///   `column_count` elements.
+/// - All elements are in the memory of `uses`, alive on this device, and ready to be read on the stream of `gpu`.
 unsafe fn along_rows<T: Numeric>(
     gpu: &Gpu,
     uses: [Use<'_>; 2],

@@ -11,8 +11,8 @@ use crate::ops::blocks;
 use crate::storage::queue;
 use ndarray::{Dimension, IntoDimension};
 
-/// A random number generator: Philox4x32-10, which counts. The number at each position depends on the seed, the stream and the position
-/// alone, so equal generators give equal numbers, on every GPU and on the simulator.
+/// A counter-based generator of random numbers: Philox4x32-10. The number at each position depends on the seed, the stream and the
+/// position alone, so equal generators give equal numbers, on every GPU and on the simulator.
 ///
 /// Each array that is drawn advances the generator. There is no generator behind the scenes: keep one, or one for each thread, with
 /// streams of its own ([`Rng::with_stream`]). A graph repeats the numbers of its capture at each launch.
@@ -106,8 +106,8 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver call
-    /// fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver
+    /// call fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn random<P, S>(place: &P, shape: S, rng: &mut Rng) -> Result<Self, ArrayError>
     where
         P: Place<Kind = K> + ?Sized,
@@ -152,8 +152,8 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
 impl<T: RandomNormal, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Creates an array of normally distributed numbers, with mean 0 and standard deviation 1. All of them are finite.
     ///
-    /// They are made from uniform numbers by Box and Muller, with arithmetic that is exactly rounded: like uniform numbers, they are equal
-    /// to the last bit on every GPU and on the simulator.
+    /// They are made from uniform numbers by Box and Muller, with arithmetic that is exactly rounded: like uniform numbers, they
+    /// are equal to the last bit on every GPU and on the simulator.
     ///
     /// # Errors
     ///

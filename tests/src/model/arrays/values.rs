@@ -11,7 +11,7 @@ pub(super) trait Value: Numeric + Random + Operand<Self> + PartialEq + Debug {
     /// A value whose bytes are all equal.
     fn of_byte(byte: u8) -> Self;
     fn calculate(operation: Arithmetic, left: Self, right: Self) -> Self;
-    /// Equal to the last bit, or both not a number.
+    /// Returns whether the values are equal to the last bit, or both are not a number.
     fn is_same(self, other: Self) -> bool;
     /// Returns whether `sum` is the sum of the terms in some order.
     fn is_sum(sum: Self, terms: impl Iterator<Item = Self>) -> bool;
