@@ -98,8 +98,8 @@ pub trait Adapt<To: Target> {
     /// Adds the arrays of the value to the plan of what is uploaded together, before the value is rebuilt. Adds nothing, unless
     /// implemented; then the arrays are uploaded one by one.
     ///
-    /// Implementations call it for the parts that they pass to [`Adapt::adapt_with`] or [`Adapt::into_adapted_with`]. The elements of
-    /// arrays must not change their address when the value is moved: they are in a `Vec`, or other memory behind a pointer.
+    /// Implementations call it for the parts that they pass to [`Adapt::adapt_with`] or [`Adapt::into_adapted_with`]. The elements
+    /// of arrays must not change their address when the value is moved: they are in a `Vec`, or other memory behind a pointer.
     fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
         let _ = plan;
     }
@@ -117,7 +117,7 @@ pub trait Adapt<To: Target> {
     ///
     /// - [`AdaptError::Array`] if an array cannot be moved, because the allocation or a driver call fails.
     /// - [`AdaptError::Custom`] if an implementation of the program fails.
-    /// - [`AdaptError::Within`] if this is a part of the value.
+    /// - [`AdaptError::Within`] with either of these if a part inside of the value fails.
     fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
         self.adapt_with(&mut planned(self, to))
     }

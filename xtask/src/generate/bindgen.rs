@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// The package with the header: old enough to keep `CUmemLocation` plain, new enough for CUDA 13.
+/// The package with the header, of CUDA 13. In later versions `CUmemLocation` is not a plain struct.
 const CUDA_RUNTIME: (&str, &str) = ("nvidia-cuda-runtime", "13.0.96");
 const LIBCLANG: (&str, &str) = ("libclang", "18.1.1");
 

@@ -1,4 +1,4 @@
-//! Physical memory that other devices or processes use: its addresses, and how it stays there.
+//! Pinned pages: physical memory that other devices or processes use stays mapped at its addresses.
 
 use super::Heap;
 use super::record::Record;

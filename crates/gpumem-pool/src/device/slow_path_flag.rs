@@ -34,7 +34,7 @@ impl SlowPathFlag {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Records that a device of the machine is lost. From here on, pools check their device.
+    /// Records that a device of the machine is lost. After this call, pools check their device.
     pub(crate) fn add_lost(&self) {
         self.0.fetch_or(LOST, Ordering::AcqRel);
     }

@@ -67,7 +67,7 @@ struct LiveStream {
     no_waits: bool,
     /// A marker was requested that only calls naming the stream can record: the next such call records it.
     is_wanted: bool,
-    /// Sends the next such call to the slow path. Set for streams that only calls naming them may mark.
+    /// The stream whose next naming call takes the slow path. Set for streams that only calls naming them may mark.
     stream: Option<WeakStream>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A sample is taken whenever use exceeds the previous sample by a fraction of itself. A leak is a program that works
 //! in steps and keeps more blocks after each. A program that builds up its working set also keeps blocks; the counts
-//! tell the two apart as follows:
+//! distinguish the two:
 //!
 //! | kept of the blocks allocated between two samples | and | so it is |
 //! | --- | --- | --- |

@@ -3,9 +3,10 @@
 //! A handle of memory names the file of an allocation's chunk. A process that opens the handle gets the file from the process that
 //! wrote it. As in the driver, that process itself cannot open it. Another instance counts as another process, in this process too.
 //!
-//! **The recording of an interprocess event returns once the event is complete**: the call runs the work before it. So the processes
-//! share no state for events, and no process waits for one that makes no driver call. A program that waits for the event has the same
-//! guarantees as on a device. A missing wait may go unnoticed, and race reports have no accesses of other processes.
+//! **The recording of an interprocess event returns once the event is complete**: the call runs the work before it. So the
+//! processes share no state for events, and no process waits for another one that makes no driver calls. A program that waits for
+//! the event has the same guarantees as on a device. A missing wait may go unnoticed, and race reports have no accesses of other
+//! processes.
 
 use crate::backing::pages::PageFile;
 use crate::backing::ticket::{TICKET_BYTES, Ticket, TicketKind};
