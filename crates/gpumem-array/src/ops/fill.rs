@@ -116,7 +116,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         let (gpu, unit) = (self.gpu(), repeated.unit);
         let (kernel, size, period) =
             (gpu.library().pattern(unit)?, size_bytes as u64, (repeated.len / unit) as u64);
-        let shape = ([blocks(size_bytes.div_ceil(unit), 256), 1, 1], [256, 1, 1], 0);
+        // A thread divides once, and then stores several times.
+        let shape = ([blocks(size_bytes.div_ceil(unit * STORES), 256), 1, 1], [256, 1, 1], 0);
         self.writes().order(gpu)?;
         queue(gpu, [self.writes()], |stream| {
             let mut parameters =
@@ -196,6 +197,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         })
     }
 }
+
+const STORES: usize = 8;
 
 /// A value, repeated until its bytes are a whole number of stores.
 struct Repeated {
