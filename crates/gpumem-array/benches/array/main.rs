@@ -1,18 +1,23 @@
 //! Measures the rates of copies and fills of arrays beside that of a contiguous copy in the same run: rows at a pitch, kernels, copies
-//! between devices. Also measures the time in which the host reads unified memory. `GPUMEM_DRIVER` selects the driver; without it, the
-//! bench runs on the GPU, or on the simulator if there is none.
+//! between devices. Also measures the time in which the host reads an element of unified memory, and that of a launch beside cudarc's.
+//! `GPUMEM_DRIVER` selects the driver; without it, the bench runs on the GPU, or on the simulator if there is none.
 //!
 //! `cargo xtask bench array` runs it. Rates count the bytes that are read and the bytes that are written; rates between devices count
 //! each byte once.
 
 #![allow(clippy::print_stdout, reason = "printing is the purpose of a benchmark")]
 
+mod launch;
+mod print;
+
 use core::ffi::c_int;
+use core::ptr::null_mut;
 use gpumem_array::ndarray::{Axis, s};
-use gpumem_array::pool::sys::types::{CUdevice, CUresult};
+use gpumem_array::pool::sys::types::{CUDA_MEMCPY2D, CUdevice, CUmemorytype, CUresult};
 use gpumem_array::pool::sys::{Driver, DriverKind};
 use gpumem_array::pool::{Device, Event, Pool};
-use gpumem_array::{ArrayError, Gpu, GpuArray, UnifiedArray};
+use gpumem_array::{ArrayError, Element, Gpu, GpuArray, UnifiedArray};
+use print::{peer_row, row};
 use std::error::Error;
 use std::hint::black_box;
 use std::time::Instant;
@@ -30,8 +35,9 @@ fn main() -> Done {
     bench.pitched(&gpu, contiguous)?;
     bench.kernels(&gpu, contiguous)?;
     bench.host(&gpu)?;
+    launch::rows(&gpu)?;
     if Device::count(&driver)? < 2 {
-        println!("no rows of copies between devices: there is one device");
+        println!("copies between devices: needs two devices");
         return Ok(());
     }
     bench.between("peer_copy", [&gpu, &self::gpu(&driver, 1)?])?;
@@ -65,7 +71,7 @@ impl Bench {
         Ok(rate)
     }
 
-    /// Rows of several widths, twice as far apart in the source.
+    /// Rows of several widths, twice as far apart in the source. The peer is the driver's 2D copy of the same rows.
     fn pitched(&self, gpu: &Gpu, contiguous: f64) -> Done {
         for width in [64, 256, 1024, 4096, 65_536] {
             let columns = width / 4;
@@ -73,9 +79,23 @@ impl Bench {
             let rows = wide.slice(s![.., ..columns])?;
             let mut target = rows.to_owned()?;
             let rate = 2.0 * self.rate(gpu, self.size_bytes / 2, || target.assign(&rows))?;
-            row(&format!("copy_2D_rows_{width}B"), rate, "GB/s");
-            row(&format!("copy_2D_rows_{width}B/of_contiguous"), 100.0 * rate / contiguous, "%");
+            let name = format!("copy_rows_{width}B");
+            row(&name, rate, "GB/s");
+            let (to, from) = ((target.address(), width), (wide.address(), 2 * width));
+            let driver = || rows_by_driver(gpu, to, from, width, self.size_bytes / 2 / width);
+            let peers = 2.0 * self.rate(gpu, self.size_bytes / 2, driver)?;
+            peer_row(&name, rate, peers, "GB/s", "cuMemcpy2D");
+            row(&format!("{name}/of_contiguous"), 100.0 * rate / contiguous, "%");
         }
+        // Rows that begin at any byte, which the driver's copy moves, and which the kernel moves if they are in reverse order.
+        let wide = GpuArray::from_elem(gpu, (self.size_bytes / 2 / 4096, 8191), 1_u8)?;
+        let rows = wide.slice(s![.., ..4095])?;
+        let mut target = rows.to_owned()?;
+        let size_bytes = self.size_bytes / 2 / 4096 * 4095;
+        row("copy_rows_4095B", 2.0 * self.rate(gpu, size_bytes, || target.assign(&rows))?, "GB/s");
+        let backwards = rows.slice(s![..;-1, ..])?;
+        let rate = 2.0 * self.rate(gpu, size_bytes, || target.assign(&backwards))?;
+        row("copy_kernel_rows_4095B_backwards", rate, "GB/s");
         Ok(())
     }
 
@@ -97,14 +117,17 @@ impl Bench {
             "copy_kernel_columns_backwards",
             2.0 * self.rate(gpu, self.size_bytes, || target.assign(&backwards))?,
         );
-        let mut turned = GpuArray::<f32, _>::zeros(gpu, (1024, self.size_bytes / 4096))?;
-        report(
-            "copy_kernel_transposed",
-            2.0 * self.rate(gpu, self.size_bytes, || turned.assign(&source.t()))?,
-        );
-        drop((source, turned));
+        drop(source);
+        report("copy_kernel_transposed_u8", self.transposed(gpu, 1_u8)?);
+        report("copy_kernel_transposed_u16", self.transposed(gpu, 1_u16)?);
+        report("copy_kernel_transposed", self.transposed(gpu, 1.0_f32)?);
+        report("copy_kernel_transposed_f64", self.transposed(gpu, 1.0_f64)?);
+        report("copy_kernel_transposed_16B", self.transposed(gpu, [1.0_f64; 2])?);
         let mut doubles = GpuArray::<f64, _>::zeros(gpu, self.size_bytes / 8)?;
         report("fill_kernel_f64", self.rate(gpu, self.size_bytes, || doubles.fill(1.5))?);
+        let mut triples = GpuArray::<[f32; 3], _>::zeros(gpu, self.size_bytes / 12)?;
+        let size_bytes = self.size_bytes / 12 * 12;
+        report("fill_kernel_12B", self.rate(gpu, size_bytes, || triples.fill([1.0, 2.0, 3.0]))?);
         report("fill_driver_f32", self.rate(gpu, self.size_bytes, || target.fill(1.5))?);
         let rate =
             self.rate(gpu, self.size_bytes / 2, || target.view_mut().slice_mut(s![..;2, ..])?.fill(2.5))?;
@@ -114,17 +137,29 @@ impl Bench {
         Ok(())
     }
 
+    /// The rate of a transposed copy of a matrix with 1024 columns.
+    fn transposed<T: Element>(&self, gpu: &Gpu, value: T) -> Result<f64, Box<dyn Error>> {
+        let rows = self.size_bytes / 1024 / size_of::<T>();
+        let source = GpuArray::from_elem(gpu, (rows, 1024), value)?;
+        let mut turned = GpuArray::<T, _>::zeros(gpu, (1024, rows))?;
+        Ok(2.0 * self.rate(gpu, self.size_bytes, || turned.assign(&source.t()))?)
+    }
+
     /// The host's reads of unified memory that it has waited for, and that is on the host: by index of the array, and of a slice of it.
     fn host(&self, gpu: &Gpu) -> Done {
         let array: UnifiedArray<f32, _> = GpuArray::from_elem(&gpu.unified(), READ_LEN, 1.0)?;
         let slice = array.as_slice()?;
         // Pages move to the host at their first use.
         black_box(slice.iter().fold(0.0_f32, |sum, x| sum + *x));
-        row("unified_element_read", read_ns(|index| array[index]), "ns");
-        peer_row("unified_element_read", read_ns(|index| slice[index]), "ns", "slice");
-        let begin = Instant::now();
-        black_box(slice.iter().fold(0.0_f32, |sum, x| sum + *x));
-        row("unified_fold_of_a_million", begin.elapsed().as_secs_f64() * 1e3, "ms");
+        let ns = read_ns(|index| array[index]);
+        row("unified_element_read", ns, "ns");
+        peer_row("unified_element_read", ns, read_ns(|index| slice[index]), "ns", "slice");
+        let fold_ms = || {
+            let begin = Instant::now();
+            black_box(black_box(slice).iter().fold(0.0_f32, |sum, x| sum + *x));
+            begin.elapsed().as_secs_f64() * 1e3
+        };
+        row("unified_fold_of_a_million", (0..10).map(|_| fold_ms()).fold(f64::INFINITY, f64::min), "ms");
         Ok(())
     }
 
@@ -132,7 +167,14 @@ impl Bench {
     fn between(&self, name: &str, [first, second]: [&Gpu; 2]) -> Done {
         let source = GpuArray::from_elem(first, (self.size_bytes / 4096, 1024), 1.0_f32)?;
         let mut target = GpuArray::<f32, _>::zeros(second, (self.size_bytes / 4096, 1024))?;
-        row(name, self.rate(second, self.size_bytes, || target.assign(&source))?, "GB/s");
+        let rate = self.rate(second, self.size_bytes, || target.assign(&source))?;
+        row(name, rate, "GB/s");
+        if name == "peer_copy" {
+            let driver =
+                || peer_by_driver([first, second], target.address(), source.address(), self.size_bytes);
+            peer_row(name, rate, self.rate(second, self.size_bytes, driver)?, "GB/s", "cuMemcpyPeer");
+            row("peer_copy/of_two_linked_H200", 100.0 * rate / LINKED_H200, "%");
+        }
         let half = source.slice(s![.., ..512])?;
         let rate =
             self.rate(second, self.size_bytes / 2, || target.slice_mut(s![.., 512..])?.assign(&half))?;
@@ -171,6 +213,53 @@ impl Bench {
     }
 }
 
+/// The driver's 2D copy. Each side is an address and a pitch.
+fn rows_by_driver(
+    gpu: &Gpu,
+    to: (u64, usize),
+    from: (u64, usize),
+    width: usize,
+    height: usize,
+) -> Result<(), ArrayError> {
+    let copy = CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcHost: null_mut(),
+        srcDevice: from.0,
+        srcArray: null_mut(),
+        srcPitch: from.1,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: null_mut(),
+        dstDevice: to.0,
+        dstArray: null_mut(),
+        dstPitch: to.1,
+        WidthInBytes: width,
+        Height: height,
+    };
+    let _bound = gpu.device().bind()?;
+    // SAFETY: both sides have the rows, in arrays that this thread uses on this stream only, and waits for before it drops them.
+    unsafe { gpu.device().driver().cuMemcpy2DAsync_v2(&copy, gpu.stream().raw())? };
+    Ok(())
+}
+
+/// The driver's copy between the devices, on the stream of the second.
+fn peer_by_driver(
+    [first, second]: [&Gpu; 2],
+    to: u64,
+    from: u64,
+    size_bytes: usize,
+) -> Result<(), ArrayError> {
+    let (source, target, stream) =
+        (first.device().context(), second.device().context(), second.stream().raw());
+    let _bound = second.device().bind()?;
+    // SAFETY: both sides have as many bytes, in arrays that this thread uses on this stream only, and waits for before it drops them.
+    unsafe { second.device().driver().cuMemcpyPeerAsync(to, target, from, source, size_bytes, stream)? };
+    Ok(())
+}
+
 /// The time of a read at an index that the compiler does not know: the minimum over many batches.
 #[inline(never)]
 fn read_ns(read: impl Fn(usize) -> f32) -> f64 {
@@ -188,26 +277,7 @@ fn read_ns(read: impl Fn(usize) -> f32) -> f64 {
     best
 }
 
+/// The rate of one copy between two H200 over their links, in GB/s.
+const LINKED_H200: f64 = 396.0;
 const READ_LEN: usize = 1_000_000;
 const READS: usize = 10_000;
-
-fn row(name: &str, value: f64, unit: &str) {
-    if is_for_rows() {
-        println!("row\tarray/{name}\t{value}\t{unit}");
-    } else {
-        println!("{name:<44} {value:>10.2} {unit}");
-    }
-}
-
-/// The figure of a peer for the work of a row.
-fn peer_row(name: &str, value: f64, unit: &str, peer: &str) {
-    if is_for_rows() {
-        println!("row\tarray/{name}\t{value}\t{unit}\t{peer}");
-    } else {
-        println!("  {peer:<42} {value:>10.2} {unit}");
-    }
-}
-
-fn is_for_rows() -> bool {
-    std::env::args().any(|arg| arg == "--rows")
-}
