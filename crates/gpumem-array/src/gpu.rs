@@ -492,6 +492,7 @@ impl Gpu {
     }
 
     /// Returns an error unless `found` is the device of this `Gpu`.
+    #[inline]
     pub(crate) fn check(&self, found: &Device) -> Result<(), ArrayError> {
         check_device(self.device(), found)
     }

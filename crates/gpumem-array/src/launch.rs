@@ -6,8 +6,8 @@ use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::{Function, Parameter, library};
 use crate::kind::Kind;
-use crate::layout::{Bytes, Order};
-use crate::storage::{Access, Storage, Use, queue};
+use crate::layout::Order;
+use crate::storage::{Storage, Use, order_all, prefetch, queue_copy};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::marker::PhantomData;
@@ -105,7 +105,7 @@ impl<'a> Launch<'a> {
     #[inline]
     pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
         let view = array.as_view();
-        self.arguments.push_array(view.reads(), view.address());
+        self.arguments.push_array(self.function, view.reads(), view.address());
         self
     }
 
@@ -113,7 +113,7 @@ impl<'a> Launch<'a> {
     #[inline]
     pub fn write<A: AsViewMut + ?Sized>(mut self, array: &'a mut A) -> Self {
         let view = array.as_view_mut();
-        self.arguments.push_array(view.writes(), view.address());
+        self.arguments.push_array(self.function, view.writes(), view.address());
         self
     }
 
@@ -123,7 +123,7 @@ impl<'a> Launch<'a> {
         mut self,
         array: &'a mut UninitArray<T, D, K>,
     ) -> Self {
-        self.arguments.push_array(array.writes(), array.address());
+        self.arguments.push_array(self.function, array.writes(), array.address());
         self
     }
 
@@ -161,8 +161,8 @@ impl<'a> Launch<'a> {
         }
         buffer.shape.check()?;
         gpu.check(function.device())?;
-        for one in arguments.uses() {
-            one.storage().share(gpu, LAUNCH)?;
+        if buffer.is_elsewhere {
+            arguments.uses().iter().try_for_each(|one| one.storage().share(gpu, LAUNCH))?;
         }
         buffer.check(function)?;
         // Ordering an array checks the stream and the thread, but a launch may have no array.
@@ -171,9 +171,7 @@ impl<'a> Launch<'a> {
         if buffer.shape.grid.contains(&0) {
             return Ok(());
         }
-        for one in arguments.uses() {
-            one.order(gpu)?;
-        }
+        order_all(gpu, arguments.uses())?;
         if let Some(recording) = gpu.recording() {
             recording.keep(function)?;
         }
@@ -181,7 +179,10 @@ impl<'a> Launch<'a> {
         let mut parameters = [const { MaybeUninit::uninit() }; ARGUMENTS_MAX];
         let parameters = buffer.parameters(&mut parameters);
         let LaunchShape { grid, block, shared_bytes } = buffer.shape;
-        queue(gpu, arguments.uses(), |stream| {
+        if buffer.is_prefetched {
+            prefetch(gpu, arguments.uses());
+        }
+        queue_copy(gpu, arguments.uses(), |stream| {
             // SAFETY: the parameters point into `buffer`, which outlives the call; the stream is that of `gpu`, on whose device
             // the function is, and has been ordered after what conflicts; types, bounds and values are the caller's promise.
             unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) }
@@ -257,22 +258,17 @@ struct Buffer {
     array_count: usize,
     /// True if there were too many arguments.
     is_refused: bool,
+    /// True if an array is on another device than the kernel.
+    is_elsewhere: bool,
+    /// True if an array is moved to the device before the launch.
+    is_prefetched: bool,
     sizes_bytes: [u16; ARGUMENTS_MAX],
     /// The index of the first word of each argument, and of the word after the last.
     starts: [u8; ARGUMENTS_MAX + 1],
     /// Each argument begins at a word.
     words: [u64; WORDS_MAX],
     /// The arguments that are arrays.
-    arrays: [ArrayUse; ARGUMENTS_MAX],
-}
-
-/// A [`Use`] without its lifetime.
-#[derive(Clone, Copy)]
-struct ArrayUse {
-    /// The exposed address of the [`Storage`].
-    storage: usize,
-    access: Access,
-    bytes: Bytes,
+    arrays: [MaybeUninit<Use<'static>>; ARGUMENTS_MAX],
 }
 
 thread_local! {
@@ -284,16 +280,19 @@ impl<'a> Arguments<'a> {
     fn new(shape: LaunchShape) -> Self {
         let mut buffer = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(Buffer::new);
         (buffer.count, buffer.array_count, buffer.starts[0]) = (0, 0, 0);
-        (buffer.shape, buffer.is_refused) = (shape, false);
+        (buffer.is_refused, buffer.is_elsewhere, buffer.is_prefetched) = (false, false, false);
+        buffer.shape = shape;
         Self { buffer: Some(buffer), storages: PhantomData }
     }
 
     #[inline]
-    fn push_array(&mut self, one: Use<'a>, address: u64) {
+    fn push_array(&mut self, function: &Function, one: Use<'a>, address: u64) {
         let Some(buffer) = &mut self.buffer else { return };
+        buffer.is_elsewhere |= one.storage().device() != function.device();
+        buffer.is_prefetched |= one.storage().is_prefetched();
         if let Some(slot) = buffer.arrays.get_mut(buffer.array_count) {
-            let storage = core::ptr::from_ref(one.storage()).expose_provenance();
-            *slot = ArrayUse { storage, access: one.access(), bytes: one.bytes() };
+            // SAFETY: only the lifetime changes. `uses` gives it back, and nothing else reads the slot.
+            slot.write(unsafe { core::mem::transmute::<Use<'a>, Use<'static>>(one) });
             buffer.array_count += 1;
         }
         // An array too many is an argument too many, which is refused.
@@ -313,14 +312,10 @@ impl<'a> Arguments<'a> {
     }
 
     #[inline]
-    fn uses(&self) -> impl Iterator<Item = Use<'a>> + Clone {
-        let arrays = self.buffer().map_or(&[][..], |buffer| &buffer.arrays[..buffer.array_count]);
-        arrays.iter().map(|array| {
-            // SAFETY: the address is that of a storage which `push_array` borrowed for `'a`. The count was zero when this value
-            // was created, so none of them is from an earlier launch.
-            let storage = unsafe { &*core::ptr::with_exposed_provenance::<Storage>(array.storage) };
-            Use::new(storage, array.access, array.bytes)
-        })
+    fn uses(&self) -> &[Use<'a>] {
+        let Some(buffer) = self.buffer() else { return &[] };
+        // SAFETY: `push_array` has written as many since the count was zero, each borrowed for `'a`.
+        unsafe { core::slice::from_raw_parts(buffer.arrays.as_ptr().cast(), buffer.array_count) }
     }
 }
 
@@ -341,10 +336,12 @@ impl Buffer {
             count: 0,
             array_count: 0,
             is_refused: false,
+            is_elsewhere: false,
+            is_prefetched: false,
             sizes_bytes: [0; ARGUMENTS_MAX],
             starts: [0; ARGUMENTS_MAX + 1],
             words: [0; WORDS_MAX],
-            arrays: [ArrayUse { storage: 0, access: Access::Read, bytes: Bytes::ALL }; ARGUMENTS_MAX],
+            arrays: [const { MaybeUninit::uninit() }; ARGUMENTS_MAX],
         })
     }
 
@@ -392,7 +389,8 @@ impl Buffer {
         let count = self.count as usize;
         for (parameter, start) in parameters.iter_mut().zip(&self.starts[..count]) {
             // An argument may take several words.
-            parameter.write(self.words[usize::from(*start)..].as_ptr().cast_mut().cast());
+            let words = self.words.get(usize::from(*start)..).unwrap_or_default();
+            parameter.write(words.as_ptr().cast_mut().cast());
         }
         // SAFETY: the loop has written the first `count`, and the layout is that of initialised pointers.
         unsafe { core::slice::from_raw_parts_mut(parameters.as_mut_ptr().cast(), count) }

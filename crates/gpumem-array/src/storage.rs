@@ -34,6 +34,7 @@ use crate::gpu::Gpu;
 pub(crate) use crate::gpu::recording::Access;
 use crate::gpu::recording::{self, RecordedUse, Recording};
 use crate::layout::Bytes;
+use core::borrow::Borrow;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -48,8 +49,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// Memory and its uses so far.
 pub(crate) struct Storage {
     memory: Memory,
-    /// The address of the memory.
+    /// Those of the memory.
     address: u64,
+    size_bytes: u64,
     /// That of the memory. Copies from host memory take long.
     kind: MemoryKind,
     /// The point of the last write. At first that of the allocation: in its stream's order the memory exists. [`SPLIT`] if the uses
@@ -121,7 +123,7 @@ impl<'a> Use<'a> {
 
     /// The bytes, with the real end of the storage.
     pub(crate) fn range(self) -> Range<u64> {
-        self.bytes.start..self.bytes.end.min(self.storage.memory.size_bytes())
+        self.bytes.start..self.bytes.end.min(self.storage.size_bytes)
     }
 
     /// Makes the stream of `gpu` wait for the uses that this one conflicts with. Call it before the work is queued ([`queue`]),
@@ -129,6 +131,27 @@ impl<'a> Use<'a> {
     #[inline]
     pub(crate) fn order(self, gpu: &Gpu) -> Result<(), ArrayError> {
         self.order_on(gpu.stream(), gpu.recording())
+    }
+
+    /// Returns whether [`Use::order_on`] has nothing to do for `stream`, whose latest point is `latest`, while no capture is active.
+    #[inline]
+    fn is_ordered(&self, stream: &Stream, latest: StreamPoint) -> bool {
+        let storage = self.storage;
+        let write = storage.write.load(Ordering::Acquire);
+        if storage.capture != 0 || storage.host.load(Ordering::Relaxed) != 0 || write == SPLIT {
+            return false;
+        }
+        let write = StreamPoint::from_bits(write);
+        let is_own = |point: StreamPoint| point.has_stream_of(latest);
+        match self.access {
+            Access::Read => is_own(write) || stream.is_behind(write),
+            Access::Write => {
+                let [first, second] = [load(&storage.reads[0]), load(&storage.reads[1])];
+                is_own(write)
+                    && (first == NONE || is_own(first) && second == NONE)
+                    && storage.more.get().is_none()
+            }
+        }
     }
 
     /// Like [`Use::order`], for a stream and the recording of the capture on it, if there is one.
@@ -140,7 +163,7 @@ impl<'a> Use<'a> {
             return Ok(());
         }
         let write = storage.write.load(Ordering::Acquire);
-        if storage.memory.size_bytes() == 0 || self.bytes.start == self.bytes.end {
+        if storage.size_bytes == 0 || self.bytes.start == self.bytes.end {
             return Ok(());
         }
         // The borrow of the array keeps the host from using it at this moment. Threads that only read write nothing here.
@@ -269,7 +292,7 @@ impl<'a> Use<'a> {
     /// Stores the point of work that has been queued on `stream`. Returns whether it is a write of bytes that another stream used
     /// before: it is likely to use them again, and to wait for the write.
     #[inline]
-    fn record(self, stream: &Stream, point: StreamPoint) -> bool {
+    fn record(&self, stream: &Stream, point: StreamPoint) -> bool {
         let write = self.storage.write.load(Ordering::Acquire);
         if write == SPLIT {
             return self.record_split(stream, point);
@@ -328,7 +351,7 @@ impl<'a> Use<'a> {
     /// The last part has no end, so that it includes memory by which the block grows.
     fn range_in_parts(self) -> Range<u64> {
         let Bytes { start, end, .. } = self.bytes;
-        if end >= self.storage.memory.size_bytes() && start < end { start..u64::MAX } else { start..end }
+        if end >= self.storage.size_bytes && start < end { start..u64::MAX } else { start..end }
     }
 }
 
@@ -414,8 +437,8 @@ impl Storage {
         let (host, serial, more) = (AtomicU8::new(0), AtomicU64::new(0), OnceLock::new());
         let moves = kind == MemoryKind::Unified && memory.host_ptr().is_some();
         let residency = moves.then(Box::default);
-        let address = memory.address();
-        Self { memory, address, kind, write, reads, host, capture, serial, more, residency }
+        let (address, size_bytes) = (memory.address(), memory.size_bytes());
+        Self { memory, address, size_bytes, kind, write, reads, host, capture, serial, more, residency }
     }
 
     #[inline]
@@ -457,7 +480,13 @@ impl Storage {
 
     #[inline]
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.memory.size_bytes()
+        self.size_bytes
+    }
+
+    /// Returns whether the memory is unified, and is moved to the device before kernels use it.
+    #[inline]
+    pub(crate) fn is_prefetched(&self) -> bool {
+        self.residency.is_some()
     }
 
     /// Returns whether a download through the stream of `gpu` would wait for work that it does not depend on.
@@ -526,7 +555,7 @@ impl Storage {
             return if self.capture == 0 { Ok(false) } else { Err(GraphError::ArrayOfCapture.into()) };
         };
         match self.capture {
-            0 if self.memory.size_bytes() == 0 || one.bytes.start == one.bytes.end => recording.check()?,
+            0 if self.size_bytes == 0 || one.bytes.start == one.bytes.end => recording.check()?,
             0 => recording.note(self.recorded(one))?,
             // Only the capture's stream uses it.
             capture if capture == recording.id() => recording.check()?,
@@ -770,11 +799,30 @@ const SPLIT: u64 = u64::MAX;
 /// With the write, they fill a cache line.
 const INLINE_READS: usize = 7;
 
+/// Makes the stream of `gpu` wait for the uses that these conflict with ([`Use::order`]).
+#[inline]
+pub(crate) fn order_all(gpu: &Gpu, uses: &[Use<'_>]) -> Result<(), ArrayError> {
+    let stream = gpu.stream();
+    let latest = stream.latest_point();
+    let may_capture = gpu.recording().is_some() || recording::is_any_open() || stream.is_any_capture_active();
+    for one in uses {
+        if may_capture || !one.is_ordered(stream, latest) {
+            order_slow(gpu, one)?;
+        }
+    }
+    Ok(())
+}
+
+#[cold]
+fn order_slow(gpu: &Gpu, one: &Use<'_>) -> Result<(), ArrayError> {
+    one.order(gpu)
+}
+
 /// Like [`queue_copy`], for kernels and fills: unified memory is moved to the device first.
 #[inline]
 pub(crate) fn queue<'a>(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item = Use<'a>> + Clone,
+    uses: impl IntoIterator<Item: Borrow<Use<'a>>> + Clone,
     work: impl FnOnce(CUstream) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
     prefetch(gpu, uses.clone());
@@ -783,8 +831,9 @@ pub(crate) fn queue<'a>(
 
 /// Moves the unified memory of uses to the device, in the order of the stream, unless it is there. Call it after [`Use::order`].
 #[inline]
-pub(crate) fn prefetch<'a>(gpu: &Gpu, uses: impl IntoIterator<Item = Use<'a>>) {
+pub(crate) fn prefetch<'a>(gpu: &Gpu, uses: impl IntoIterator<Item: Borrow<Use<'a>>>) {
     for one in uses {
+        let one = one.borrow();
         if let Some(residency) = &one.storage.residency {
             one.prefetch(gpu, residency);
         }
@@ -797,7 +846,7 @@ pub(crate) fn prefetch<'a>(gpu: &Gpu, uses: impl IntoIterator<Item = Use<'a>>) {
 #[inline]
 pub(crate) fn queue_copy<'a>(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item = Use<'a>>,
+    uses: impl IntoIterator<Item: Borrow<Use<'a>>>,
     work: impl FnOnce(CUstream) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
     queue_launch(gpu, uses, |raw| work(raw).map_err(PoolError::from))
@@ -807,7 +856,7 @@ pub(crate) fn queue_copy<'a>(
 #[inline]
 pub(crate) fn queue_launch<'a>(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item = Use<'a>>,
+    uses: impl IntoIterator<Item: Borrow<Use<'a>>>,
     work: impl FnOnce(CUstream) -> Result<(), PoolError>,
 ) -> Result<(), ArrayError> {
     let stream = gpu.stream();
@@ -817,13 +866,14 @@ pub(crate) fn queue_launch<'a>(
         // Checked inside of the call: before it, another thread could still begin or end a capture.
         if !runs(stream, gpu.recording())? {
             // The graph keeps the memory, even if no wait was needed.
-            uses.into_iter().for_each(|one| one.storage.memory.record_use(stream));
+            uses.into_iter().for_each(|one| one.borrow().storage.memory.record_use(stream));
             return Ok(work(raw)?);
         }
         let queued = work(raw);
         // Also after an error: part of the work may have been queued.
         let point = stream.point();
         for one in uses {
+            let one = one.borrow();
             is_changed |= one.record(stream, point);
             has_read_host |= one.access == Access::Read && one.storage.kind == MemoryKind::Host;
             if one.access == Access::Write {

@@ -140,7 +140,12 @@ impl Stream {
     #[inline]
     pub fn is_capturing(&self) -> Result<bool, PoolError> {
         self.check_usable()?;
-        Ok(self.clocks().captures().is_open() && self.part()? != Part::Runs)
+        if self.clocks().captures().is_open() { self.is_part_of_capture() } else { Ok(false) }
+    }
+
+    #[cold]
+    fn is_part_of_capture(&self) -> Result<bool, PoolError> {
+        Ok(self.part()? != Part::Runs)
     }
 }
 

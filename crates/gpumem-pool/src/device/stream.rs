@@ -222,6 +222,11 @@ impl Stream {
     /// Refuses a stream that was retired, or that is another thread's default stream.
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
+        if self.0.kind == Kind::Owned { Ok(()) } else { self.check_usable_slow() }
+    }
+
+    #[cold]
+    fn check_usable_slow(&self) -> Result<(), PoolError> {
         match self.0.kind {
             Kind::Owned => Ok(()),
             _ if self.0.is_retired.load(Ordering::Acquire) => Err(PoolError::StreamRetired),

@@ -106,6 +106,15 @@ impl Stream {
         self.clocks().has_waiters(self.stream_index())
     }
 
+    /// Returns whether a capture that this crate began is active on any stream of the machine. Without one, a stream that is behind a point
+    /// needs no check before work that depends on it.
+    #[doc(hidden)]
+    #[inline]
+    #[must_use]
+    pub fn is_any_capture_active(&self) -> bool {
+        self.clocks().captures().is_open()
+    }
+
     /// Ends what [`Stream::has_waiters`] reports, until another stream waits for a point again: for a wait that does not announce
     /// more of them.
     #[doc(hidden)]
