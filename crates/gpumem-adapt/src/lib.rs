@@ -26,7 +26,8 @@
 //!
 //! # Features
 //!
-//! `derive` (not default) has `#[derive(Adapt)]`, `futures` (not default) has feeds as streams of asynchronous programs. The others are those of [`mod@array`]: `backend-caching` and `backend-native`
+//! `derive` has `#[derive(Adapt)]`, `futures` has feeds as streams of asynchronous programs, and `sprs` converts sparse matrices from and
+//! to that crate's; none of them is a default. The others are those of [`mod@array`]: `backend-caching` and `backend-native`
 //! (both default), `sim`, `half` and `complex`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -62,7 +63,7 @@ pub use policy::{F32, Keep, Policy, Single};
 pub use storage::{Host, HostVec, Shaped, Storage};
 pub use target::{Destination, Receive, Target};
 pub use wrappers::{
-    Banded, Diagonal, Lower, PermutedRows, Symmetric, Transposed, UnitLower, UnitUpper, Upper,
+    Banded, Coo, Csc, Csr, Diagonal, Lower, PermutedRows, Symmetric, Transposed, UnitLower, UnitUpper, Upper,
 };
 
 /// Items that the code of `#[derive(Adapt)]` uses beyond the public ones.

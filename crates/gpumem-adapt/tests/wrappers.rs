@@ -2,14 +2,15 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-use gpumem_adapt::array::ndarray::{Array2, Ix2, array};
+use gpumem_adapt::array::ndarray::{Array2, Ix1, Ix2, array};
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, UnifiedArray};
 use gpumem_adapt::{
-    Adapt, Banded, Destination, Diagonal, F32, Host, Lower, PermutedRows, Symmetric, Transposed, UnitLower,
-    UnitUpper, Upper, cu,
+    Adapt, Banded, Coo, Csc, Csr, Destination, Diagonal, F32, Host, HostVec, Lower, PermutedRows, Symmetric,
+    Transposed, UnitLower, UnitUpper, Upper, cu,
 };
 use gpumem_sim::SimConfig;
+use sprs::{CsMatI, TriMatI};
 
 fn gpu() -> Gpu {
     let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
@@ -91,4 +92,43 @@ fn products_use_the_structure() {
     assert!(matches!(diagonal.dot(&short), Err(ArrayError::Shape { .. })));
     let transposed = Transposed::new(matrix()).adapt(&gpu).unwrap();
     assert_eq!(transposed.dot(&x).unwrap().to_vec().unwrap(), [741.0, 1302.5, -862.0]);
+}
+
+#[test]
+fn sparse_matrices_stay_sparse() {
+    let gpu = gpu();
+    let mut triplets = TriMatI::<f64, i32>::new((3, 4));
+    for (row, column, value) in [(0, 1, 1.5), (2, 0, 2.5), (2, 3, -1.0)] {
+        triplets.add_triplet(row, column, value);
+    }
+    let sparse: CsMatI<f64, i32> = triplets.to_csr();
+
+    let csr = Csr::from(sparse.clone());
+    let there: Csr<GpuArray<f32, Ix1>, GpuArray<i32, Ix1>> = cu(&csr).on(&gpu).unwrap();
+    assert_eq!(there.values().to_vec().unwrap(), [1.5_f32, 2.5, -1.0]);
+    assert_eq!(there.offsets().to_vec().unwrap(), [0, 1, 1, 3]);
+    let text = "3×4 Csr<GpuArray<f32, Ix1>, GpuArray<i32, Ix1>> with 3 stored elements";
+    assert_eq!(there.to_string(), text);
+    let back = csr.adapt(&gpu).unwrap().into_adapted(&HostVec).unwrap();
+    assert_eq!(CsMatI::try_from(back).unwrap(), sparse);
+
+    let csc = Csc::from(sparse.clone());
+    assert_eq!((csc.shape(), csc.offsets()), ([3, 4], &vec![0, 1, 2, 2, 3]));
+    let back = csc.adapt(&gpu.unified()).unwrap().adapt(&HostVec).unwrap();
+    assert_eq!(CsMatI::try_from(back).unwrap(), sparse.to_csc());
+
+    let coo = Coo::from(&triplets);
+    let back: Coo<Vec<f64>, Vec<i32>> = coo.adapt(&gpu).unwrap().adapt(&HostVec).unwrap();
+    assert_eq!(back, coo);
+    assert_eq!(TriMatI::try_from(back).unwrap().to_csr::<i32>(), sparse);
+    assert_eq!(coo.into_parts(), (vec![0, 2, 2], vec![1, 0, 3], vec![1.5, 2.5, -1.0]));
+
+    let error = Csr::new([2, 2], vec![0, 1], vec![0], vec![1.0_f32]).unwrap_err().to_string();
+    assert!(error.starts_with("invalid lengths of offsets, indices and values: [2, 1, 1]; "), "{error}");
+    assert!(Csc::new([2, usize::MAX], vec![0, 1], vec![0], vec![1.0_f32]).is_err());
+    assert!(Coo::new([2, 2], vec![0, 1], vec![0, 1], vec![1.0_f32]).is_err());
+    let outside = Coo::new([2, 2], vec![0], vec![-1], vec![1.0_f32]).unwrap();
+    assert!(TriMatI::try_from(outside).is_err());
+    let unordered = Csr::new([1, 2], vec![0, 2], vec![1, 7], vec![1.0_f32, 2.0]).unwrap();
+    assert!(CsMatI::try_from(unordered).is_err());
 }

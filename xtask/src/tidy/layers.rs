@@ -48,6 +48,7 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
             ("futures", false),
             ("half", false),
             ("complex", false),
+            ("sprs", false),
         ],
     ),
     (

@@ -3,6 +3,8 @@
 mod diagonal;
 mod matrices;
 mod print;
+mod sparse;
 
 pub use diagonal::Diagonal;
 pub use matrices::{Banded, Lower, PermutedRows, Symmetric, Transposed, UnitLower, UnitUpper, Upper};
+pub use sparse::{Coo, Csc, Csr};
