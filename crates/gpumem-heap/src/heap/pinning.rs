@@ -1,4 +1,4 @@
-//! Pinned pages: physical memory that other devices or processes use stays mapped at its addresses.
+//! Pins handles: physical memory that other devices or processes use keeps its mappings.
 
 use super::Heap;
 use super::record::Record;
