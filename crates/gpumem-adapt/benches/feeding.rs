@@ -7,7 +7,8 @@
 
 use core::convert::Infallible;
 use core::num::NonZeroUsize;
-use gpumem_array::ndarray::Ix1;
+use gpumem_adapt::{AdaptError, batches};
+use gpumem_array::ndarray::{ArrayView2, Ix1};
 use gpumem_array::pool::sys::{Driver, DriverError, DriverKind};
 use gpumem_array::pool::{Device, Pool};
 use gpumem_array::{Gpu, GpuArray, PinnedArray, StagingOptions};
@@ -180,6 +181,31 @@ impl Bench {
         })?;
         let size_bytes = size_of_val(&data[..]) as f64;
         row("from_slice_64MiB_and_add", size_bytes / time.as_secs_f64() / 1e9, "GB/s", None);
+        let rows = ArrayView2::from_shape((*batch_count, batch_bytes / 4), &data)?;
+        // Each batch with as many kernels as take about as long as its upload.
+        let mut resident = GpuArray::from_slice(gpu, &data[..batch_bytes / 4])?;
+        let add = self.median(|| resident.try_add_assign(1.0))?;
+        let feed = |prefetch: usize, kernels: usize| {
+            self.median(|| -> Result<(), AdaptError> {
+                for batch in batches(&rows).batch_size(1).prefetch(prefetch).on(gpu)? {
+                    let mut batch = batch?;
+                    (0..kernels).try_for_each(|_| batch.try_add_assign(1.0))?;
+                }
+                Ok(())
+            })
+        };
+        let upload = feed(2, 0)?;
+        let kernels =
+            (upload.as_secs_f64() / *batch_count as f64 / add.as_secs_f64()).ceil().clamp(1.0, 1e3) as usize;
+        let compute =
+            self.median(|| (0..kernels * batch_count).try_for_each(|_| resident.try_add_assign(1.0)))?;
+        for prefetch in [1, 2, 8] {
+            let rate = size_bytes / feed(prefetch, 1)?.as_secs_f64() / 1e9;
+            row(&format!("from_slice_64MiB_and_add@batches_prefetch_{prefetch}"), rate, "GB/s", None);
+            let both = feed(prefetch, kernels)?.as_secs_f64() / upload.max(compute).as_secs_f64();
+            row(&format!("batches_time_by_larger_part@prefetch_{prefetch}"), both, "ratio", None);
+        }
+        println!("{}", gpu.transfers());
         Ok(())
     }
 

@@ -215,13 +215,8 @@ impl<I, V: Adapt<Gpu>> fmt::Debug for Feed<I, V> {
 fn is_out_of_memory(error: &(dyn Error + 'static)) -> bool {
     let mut error = Some(error);
     while let Some(found) = error {
-        let array = found.downcast_ref::<ArrayError>().and_then(|error| match error {
-            ArrayError::Pool(error) => Some(error),
-            _ => None,
-        });
-        if array
-            .or_else(|| found.downcast_ref::<PoolError>())
-            .is_some_and(|error| error.out_of_memory().is_some())
+        if found.downcast_ref::<ArrayError>().is_some_and(ArrayError::is_out_of_memory)
+            || found.downcast_ref::<PoolError>().is_some_and(PoolError::is_out_of_memory)
         {
             return true;
         }

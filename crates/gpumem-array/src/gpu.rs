@@ -8,6 +8,7 @@ mod downloads;
 pub(crate) mod recording;
 pub(crate) mod stage;
 pub(crate) mod staging;
+pub(crate) mod transfers;
 
 use crate::element::Numeric;
 use crate::error::ArrayError;
@@ -29,6 +30,7 @@ use staging::{Staging, StagingOptions};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::ThreadId;
+use transfers::{TransferCounters, Transfers};
 
 /// A pool, a stream of its device, and loaded kernels. Clones are cheap and share all three.
 ///
@@ -115,6 +117,7 @@ struct Shared {
     stages: Stages,
     staging: RwLock<Arc<Staging>>,
     driver_stages_uploads: OnceLock<bool>,
+    transfers: TransferCounters,
 }
 
 /// Streams of [`Gpu::here`].
@@ -153,6 +156,7 @@ impl Gpu {
             stages: Stages::default(),
             staging: RwLock::new(Staging::new(StagingOptions::new())),
             driver_stages_uploads: OnceLock::new(),
+            transfers: TransferCounters::default(),
         };
         let (shared, stream) = (Arc::new(shared), stream.clone());
         Ok(Self(Arc::new(Inner {
@@ -186,7 +190,10 @@ impl Gpu {
         let driver = gpumem_sim::from_env()?;
         #[cfg(not(feature = "sim"))]
         let driver = gpumem_pool::sys::Driver::from_env().map_err(PoolError::from)?;
-        Self::new(&Pool::from_env(&Device::new(&driver, 0)?)?)
+        let options = StagingOptions::from_env()?;
+        let gpu = Self::new(&Pool::from_env(&Device::new(&driver, 0)?)?)?;
+        gpu.set_staging(options);
+        Ok(gpu)
     }
 
     /// Creates a `Gpu` with the pools and kernels of this one, and a new stream.
@@ -345,6 +352,27 @@ impl Gpu {
         *shared
             .driver_stages_uploads
             .get_or_init(|| self.device().attribute(attribute).is_ok_and(|has| has == 0))
+    }
+
+    /// Returns the figures of copies from and to pageable memory, by this `Gpu` and all of its forks.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_slice(&gpu, &vec![1.0_f32; 1 << 20])?;
+    /// assert_eq!(gpu.transfers().uploaded_bytes, 4 << 20);
+    /// println!("{}", gpu.transfers());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn transfers(&self) -> Transfers {
+        self.0.shared.transfers.read()
+    }
+
+    pub(crate) fn transfer_counters(&self) -> &TransferCounters {
+        &self.0.shared.transfers
     }
 
     /// The buffers and threads of copies from and to pageable memory.

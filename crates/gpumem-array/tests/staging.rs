@@ -116,6 +116,11 @@ fn a_limit_makes_the_ring_smaller() {
             assert!(GpuArray::from_slice(&gpu, &host).unwrap().to_vec().unwrap() == host);
         }
         let status = pinned.status().unwrap();
+        let moved = gpu.transfers();
+        let all = 3 * size_of_val(&host[..]) as u64;
+        assert_eq!(moved.uploaded_bytes + moved.downloaded_bytes + moved.direct_bytes, 2 * all, "{moved}");
+        assert_eq!(moved.direct_bytes > 0, buffer_bytes as u64 > limit, "{moved}");
+        assert!(moved.time >= moved.device_wait, "{moved}");
         assert!(status.reserved_peak_bytes <= limit, "{status}");
         // Without room for a buffer, the driver copies.
         assert_eq!(status.in_use_peak_bytes > 0, buffer_bytes as u64 <= limit, "{status}");

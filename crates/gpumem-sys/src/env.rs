@@ -37,6 +37,7 @@ pub const RESERVED: &[&str] = &[
     "GPUMEM_SOFT_LIMIT",
     "GPUMEM_HARD_LIMIT",
     "GPUMEM_TRACE",
+    "GPUMEM_STAGING",
     "GPUMEM_SIM_",
 ];
 

@@ -79,7 +79,14 @@ fn resolve(folder: &str, target: &str) -> Option<String> {
 
 /// The variables of all crates.
 fn known() -> impl Iterator<Item = &'static Variable> {
-    [gpumem_sys::env::VARIABLES, gpumem_sim::VARIABLES, gpumem_tests::pool::VARIABLES].into_iter().flatten()
+    [
+        gpumem_sys::env::VARIABLES,
+        gpumem_sim::VARIABLES,
+        gpumem_tests::pool::VARIABLES,
+        gpumem_tests::array::VARIABLES,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// The page whose table lists every variable.

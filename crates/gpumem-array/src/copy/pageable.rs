@@ -16,6 +16,7 @@ use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::{CUdeviceptr, CUstream};
 use gpumem_pool::{MemoryKind, PoolError};
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Copies bytes to the device. The stream has been ordered for `target`, which has the bytes from `to` on. Returns when they have
 /// been read.
@@ -26,7 +27,12 @@ pub(super) fn upload(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Resul
         }
         MemoryKind::Host => upload_directly(gpu, target, to, bytes),
         _ if bytes.len() <= SMALL_BYTES_MAX => upload_directly(gpu, target, to, bytes),
-        _ => upload_staged(gpu, &gpu.staging(), target, to, bytes),
+        _ => {
+            let begin = Instant::now();
+            let queued = upload_staged(gpu, &gpu.staging(), target, to, bytes);
+            gpu.transfer_counters().add_time(begin.elapsed());
+            queued
+        }
     }
 }
 
@@ -73,6 +79,7 @@ fn upload_staged(
         drop(copying);
         buffer.record_use(gpu.stream());
         let from = buffer.address();
+        gpu.transfer_counters().add_uploaded(size_bytes);
         queue_copy(gpu, [target], |stream| {
             // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The buffer is full, and
             // outlives the copy: it is used again only when its event is complete, and freed in stream order.
@@ -136,13 +143,18 @@ pub(super) unsafe fn download(
     size_bytes: usize,
 ) -> Result<(), ArrayError> {
     let is_staged = size_bytes >= STAGED_DOWNLOAD_BYTES_MIN && source.storage().kind() != MemoryKind::Host;
+    let begin = Instant::now();
     // SAFETY: the caller's promise.
-    unsafe {
+    let copied = unsafe {
         match is_staged {
             true => download_staged(gpu, &gpu.staging(), source, (to, from), size_bytes),
             false => download_directly(gpu, (to, from), size_bytes),
         }
+    };
+    if is_staged {
+        gpu.transfer_counters().add_time(begin.elapsed());
     }
+    copied
 }
 
 /// Copies through the buffers.
@@ -208,10 +220,14 @@ unsafe fn download_staged(
             if staging.workers().help() {
                 continue;
             }
-            first.buffer.synchronize()?;
+            let begin = Instant::now();
+            let waited = first.buffer.synchronize();
+            gpu.transfer_counters().add_wait(begin.elapsed());
+            waited?;
         }
         if let Some(Arriving { buffer, start, size_bytes }) = arriving.pop_front() {
             buffer.note_host_access(Access::Read, size_bytes);
+            gpu.transfer_counters().add_downloaded(size_bytes);
             let (to, from) = (to.wrapping_add(start), buffer.host_ptr());
             let copy = HostCopy { to, from, size_bytes, is_past_cache };
             // SAFETY: the buffer has these bytes, and the device no longer uses it. The caller's memory is not used otherwise before
@@ -266,6 +282,7 @@ pub(super) fn run_borrowed(
 /// Lets the driver copy. Returns when the copy is complete.
 fn upload_directly(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(), ArrayError> {
     let from = bytes.as_ptr().expose_provenance() as CUdeviceptr;
+    gpu.transfer_counters().add_direct(bytes.len());
     run_borrowed(gpu, super::UPLOAD, |stream| {
         // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The source is borrowed until
         // this returns, and then the copy is done.
@@ -286,6 +303,7 @@ unsafe fn download_directly(
     size_bytes: usize,
 ) -> Result<(), ArrayError> {
     let to = to.expose_provenance() as CUdeviceptr;
+    gpu.transfer_counters().add_direct(size_bytes);
     run_borrowed(gpu, super::DOWNLOAD, |stream| {
         // SAFETY: the source has these bytes, is alive, and the stream has been ordered to read it. The caller's memory is not used
         // before this returns, and then the copy is done.

@@ -19,6 +19,7 @@ use core::fmt;
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 use core::time::Duration;
+use gpumem_pool::sys::env::{self, EnvError, Variable};
 use gpumem_pool::{Block, Event, MemoryKind, PoolError, Reclaimable, Registration, Stream, StreamId};
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -57,6 +58,36 @@ impl StagingOptions {
         }
     }
 
+    /// Reads the variable `GPUMEM_STAGING`; the defaults if it is unset. [`Gpu::open`] does this.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`] if the value is invalid, or if another `GPUMEM_…` variable is unknown.
+    pub fn from_env() -> Result<Self, ArrayError> {
+        let (name, expected) =
+            ("GPUMEM_STAGING", "expected for example buffers:8,buffer_bytes:2MiB,threads:8");
+        let Some(value) = env::read(VARIABLES, name).map_err(PoolError::from)? else {
+            return Ok(Self::new());
+        };
+        let bad_value = || EnvError::BadValue { name, value: value.clone(), expected: expected.into() };
+        Self::parse(&value).ok_or_else(|| ArrayError::from(PoolError::from(bad_value())))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        text.split(',').try_fold(Self::new(), |options, option| {
+            let (key, value) = option.split_once(':')?;
+            match key.trim() {
+                "buffers" => value.trim().parse().ok().map(|count| options.buffers(count)),
+                "threads" => value.trim().parse().ok().map(|count| options.threads(count)),
+                "buffer_bytes" => {
+                    let size_bytes = env::parse_size(value).and_then(|bytes| usize::try_from(bytes).ok());
+                    size_bytes.map(|size_bytes| options.buffer_bytes(size_bytes))
+                }
+                _ => None,
+            }
+        })
+    }
+
     /// The size of a buffer, in bytes: at least 64 KiB.
     #[must_use]
     pub fn buffer_bytes(self, buffer_bytes: usize) -> Self {
@@ -75,6 +106,13 @@ impl StagingOptions {
         Self { thread_count, ..self }
     }
 }
+
+/// The variables that [`Gpu::open`] reads, beside those of the pool.
+pub const VARIABLES: &[Variable] = &[Variable {
+    name: "GPUMEM_STAGING",
+    meaning: "`key:value,…`: the pinned buffers of large copies from and to pageable memory. `buffers` is their number (default 8; with 0 the \
+              driver copies), `buffer_bytes` the size of one (default 2MiB), `threads` the number of threads that fill and drain them",
+}];
 
 impl Default for StagingOptions {
     fn default() -> Self {
@@ -170,7 +208,10 @@ impl Staging {
                 answer => return Ok(answer),
             }
             if let Some(lent) = self.ring.take_used_on(gpu.stream()) {
-                match lent.synchronize() {
+                let begin = Instant::now();
+                let waited = lent.synchronize();
+                gpu.transfer_counters().add_wait(begin.elapsed());
+                match waited {
                     Ok(()) => return Ok(Answer::Buffer(lent)),
                     // The pool frees its memory when that is possible.
                     Err(PoolError::NotInCapture { .. }) => continue,
@@ -180,8 +221,9 @@ impl Staging {
             if Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + OTHERS_END_WITHIN) {
                 return Ok(Answer::Direct);
             }
-            let state = self.ring.lock();
+            let (state, begin) = (self.ring.lock(), Instant::now());
             let _ = self.ring.returned.wait_timeout(state, PAUSE);
+            gpu.transfer_counters().add_wait(begin.elapsed());
         }
     }
 
@@ -371,3 +413,21 @@ const SKIPPED_REQUESTS: usize = 16;
 /// How long a copy waits for buffers that work of other streams uses: many times as long as the link needs for the whole ring.
 const OTHERS_END_WITHIN: Duration = Duration::from_millis(2);
 const PAUSE: Duration = Duration::from_micros(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_parsed_from_text() {
+        let options = StagingOptions::new();
+        let parsed = StagingOptions::parse("buffers:4, buffer_bytes:1MiB,threads:0");
+        assert_eq!(parsed, Some(options.buffers(4).buffer_bytes(1 << 20).threads(0)));
+        assert_eq!(StagingOptions::parse("buffer_bytes:1"), Some(options.buffer_bytes(BUFFER_BYTES_MIN)));
+        for broken in
+            ["", "buffers", "buffers:", "buffers:-1", "threads:many", "size:3", "buffer_bytes:1furlong"]
+        {
+            assert_eq!(StagingOptions::parse(broken), None, "{broken}");
+        }
+    }
+}
