@@ -29,6 +29,8 @@ fn main() -> Done {
     let bytes = vec![1.0_f32; 1024 * count];
     let once = bench.median(|| GpuArray::from_slice(&bench.gpu, &bytes).map_err(AdaptError::from))?;
     let packed = bench.median(|| arrays.adapt(&bench.gpu))?;
+    let slices: Vec<&[f32]> = arrays.iter().filter_map(|array| array.as_slice()).collect();
+    let pack = bench.median(|| bench.gpu.upload_all(&slices).map_err(AdaptError::from))?;
     let off = Destination::new(&bench.gpu).packed_below(0);
     let single = bench.median(|| arrays.adapt(&off))?;
     let up = arrays.adapt(&bench.gpu)?;
@@ -38,6 +40,7 @@ fn main() -> Done {
     let shared = bench.median(|| shared.adapt(&bench.gpu))?;
     row("one_copy", once, None);
     row("packed_4KiB", packed, Some(once));
+    row("upload_all_4KiB", pack, Some(once));
     row("one_by_one_4KiB", single, Some(once));
     row("shared_by_four_4KiB", shared, Some(once));
     row("down_4KiB", down, Some(once));
