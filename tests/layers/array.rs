@@ -1,11 +1,13 @@
-//! Arrays end to end on both drivers: round trips, views, and tracking across streams and threads.
+//! Arrays end to end on both drivers: round trips, views, joins, growth, tracking across streams and threads, and uses by other
+//! libraries.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_adapt::array::ndarray::{Array2, Array3, Axis, Ix1, Slice, arr2};
+use gpumem_adapt::array::dlpack::{DlpackArray, DlpackTensor};
+use gpumem_adapt::array::ndarray::{self, Array2, Array3, Axis, Ix1, Ix2, IxDyn, Slice, arr2};
 use gpumem_adapt::array::pool::sys::Driver;
-use gpumem_adapt::array::pool::{Device, Pool};
-use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
+use gpumem_adapt::array::pool::{Device, Pool, Stream};
+use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, concatenate, stack};
 use gpumem_tests::cases;
 
 fn gpu(driver: &Driver) -> Gpu {
@@ -70,6 +72,113 @@ cases! {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         assert_eq!(sums, [0.0, 300_000.0, 600_000.0, 900_000.0]);
+    }
+
+    /// Arrays are joined along an axis, whatever the order of their elements.
+    fn joins(driver: &Driver) {
+        let gpu = gpu(driver);
+        let host = [3, 1, 4].map(|rows| Array2::from_shape_fn((rows, 300), |(i, j)| (rows * 1000 + i * 300 + j) as f32));
+        let arrays = host.each_ref().map(|host| GpuArray::from_array(&gpu, host).unwrap());
+        let joined = concatenate(Axis(0), &arrays.each_ref().map(GpuArray::view)).unwrap();
+        let expected = ndarray::concatenate(Axis(0), &host.each_ref().map(|host| host.view())).unwrap();
+        assert_eq!(joined.to_array().unwrap(), expected);
+        let joined = concatenate(Axis(1), &arrays.each_ref().map(GpuArray::t)).unwrap();
+        assert_eq!(joined.to_array().unwrap(), expected.t());
+        let (left, right) = (arrays[0].view(), arrays[0].on(&gpu));
+        let expected = ndarray::stack(Axis(1), &[host[0].view(), host[0].view()]).unwrap();
+        assert_eq!(stack(Axis(1), &[left, right]).unwrap().to_array().unwrap(), expected);
+    }
+
+    /// A vector that grows and shrinks has the elements of a `Vec`.
+    fn vectors_grow(driver: &Driver) {
+        let gpu = gpu(driver);
+        let other = gpu.fork().unwrap();
+        let (mut x, mut host) = (GpuArray::<f32, Ix1>::zeros(&gpu, 0).unwrap(), Vec::new());
+        for round in 1..=12_u16 {
+            let value = f32::from(round);
+            x.resize(host.len() + 1000, value).unwrap();
+            host.resize(host.len() + 1000, value);
+            x.extend_from_slice(&[value, -value]).unwrap();
+            host.extend([value, -value]);
+            let more = GpuArray::from_elem(&other, 77, value).unwrap();
+            x.append(&more).unwrap();
+            host.extend([value; 77]);
+            assert_eq!(x.on(&other).to_vec().unwrap(), host);
+        }
+        x.resize(5, 0.0).unwrap();
+        assert_eq!(x.to_vec().unwrap(), host[..5]);
+        assert!(x.capacity() < host.len());
+    }
+
+    /// Another library's stream writes one array and reads another, between work of arrays on both sides.
+    fn uses_by_other_libraries(driver: &Driver) {
+        const LEN: usize = 1 << 20;
+        let gpu = gpu(driver);
+        let theirs = Stream::new(gpu.device()).unwrap();
+        let mut x = GpuArray::<u32, Ix1>::zeros(&gpu, LEN).unwrap();
+        let mut y = GpuArray::<u32, Ix1>::zeros(&gpu, LEN).unwrap();
+        for round in 1..=20 {
+            x.fill(round).unwrap();
+            {
+                let (from, to) = (x.read_on(&theirs).unwrap(), y.write_on(&theirs).unwrap());
+                let _bound = gpu.device().bind().unwrap();
+                let (target, source) = (to.address(), from.address());
+                // SAFETY: both arrays have as many elements, and the guards have ordered the stream.
+                unsafe {
+                    let driver = gpu.device().driver();
+                    driver.cuMemcpyDtoDAsync_v2(target, source, 4 * LEN, to.stream().raw()).unwrap();
+                }
+                if round % 2 == 0 {
+                    std::mem::forget((from, to));
+                }
+            }
+            // Overwritten at once: the copy comes first.
+            x.fill(0).unwrap();
+            assert!(y.to_vec().unwrap().iter().all(|value| *value == round), "round {round}");
+        }
+    }
+
+    /// A block of the pool becomes an array and a block again, behind uses on other streams.
+    fn blocks_are_arrays(driver: &Driver) {
+        const LEN: usize = 1 << 20;
+        let gpu = gpu(driver);
+        let other = gpu.fork().unwrap();
+        let mut block = gpu.pool().alloc(4 * LEN as u64, other.stream()).unwrap();
+        for round in 1..=5_u32 {
+            let uninit = GpuArray::<u32, Ix1>::from_block(if round % 2 == 0 { &gpu } else { &other }, block, LEN).unwrap();
+            let array = uninit.fill(round).unwrap();
+            let copied = array.on(&gpu).to_owned().unwrap();
+            block = array.into_block().unwrap();
+            assert_eq!(block.size_bytes(), 4 * LEN as u64);
+            assert!(copied.to_vec().unwrap().iter().all(|value| *value == round), "round {round}");
+        }
+        let small = GpuArray::<u32, Ix1>::from_block(&gpu, block, LEN + 1).err();
+        assert!(matches!(small, Some(ArrayError::UnsuitableBlock { .. })), "{small:?}");
+    }
+
+    /// An array travels as a tensor of DLPack to another stream, is written there, and comes back.
+    fn tensors_travel(driver: &Driver) {
+        let gpu = gpu(driver);
+        let host = Array2::from_shape_fn((300, 1000), |(i, j)| (i * 1000 + j) as f32);
+        let theirs = Stream::new(gpu.device()).unwrap();
+        let other = Gpu::with_stream(gpu.pool(), &theirs).unwrap();
+        let doubled = GpuArray::from_array(&gpu, &host).unwrap() * 2.0;
+        let raw = doubled.into_dlpack(&theirs).unwrap().into_raw();
+        // SAFETY: the pointer comes from `into_raw`, and is used once.
+        let tensor = unsafe { DlpackTensor::from_raw(raw) }.unwrap();
+        // SAFETY: the tensor is one of this crate, and nothing else uses it.
+        let mut back: DlpackArray<f32, Ix2> = unsafe { tensor.into_array(&other) }.unwrap();
+        back.view_mut().unwrap().try_add_assign(1.0).unwrap();
+        // Read on a third stream, while the tensor is dropped.
+        let copied = back.view().on(&gpu).to_owned().unwrap();
+        drop(back);
+        let _next = GpuArray::from_elem(&other, (300, 1000), -1.0_f32).unwrap();
+        assert_eq!(copied.to_array().unwrap(), host * 2.0 + 1.0);
+
+        let tensor = copied.into_dlpack(&theirs).unwrap();
+        // SAFETY: the tensor is one of this crate, and nothing else uses it.
+        let wrong = unsafe { tensor.into_array::<i64, IxDyn>(&other) }.unwrap_err();
+        assert!(matches!(wrong.error(), ArrayError::Dlpack { field: "dtype", .. }), "{wrong}");
     }
 
     /// Shapes that do not fit and sizes that overflow are errors.

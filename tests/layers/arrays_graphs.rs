@@ -76,34 +76,42 @@ fn values_exist_through_a_launch(driver: &Driver) {
     check(&x, 21.0);
 }
 
-/// While one thread captures, other threads read arrays that the capture writes, and write arrays that it reads. Their work does
-/// not join the capture.
+/// While one thread captures, another thread's stream reads an array that the capture writes, and writes one that it reads. That
+/// work does not join the capture.
 fn captures_do_not_spread(driver: &Driver) {
     let gpu = gpu(driver);
     let (x, mut w) = (filled(&gpu, 1.0), filled(&gpu, 10.0));
-    let (shared, mut theirs) = (filled(&gpu, 2.0), filled(&gpu, 3.0));
+    let mut v = filled(&gpu, 2.0);
     let (mut graph, sum) = gpu
         .capture(|c| {
             w.on_mut(c).try_add_assign(&x)?;
-            let sum = w.on(c).try_add(&shared)?;
+            let sum = w.on(c).try_add(&v)?;
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let fork = gpu.fork().unwrap();
-                    // Written by the origin stream of the capture, and read in the capture.
-                    check(&x.on(&fork).try_add(&shared).unwrap(), 3.0);
-                    theirs.on_mut(&fork).try_add_assign(&shared).unwrap();
-                    check(&theirs, 5.0);
+                    // The capture runs nothing, so `w` has its old values.
+                    check(&w.on(&fork).try_add(&x).unwrap(), 11.0);
+                    check(&w, 10.0);
+                    v.on_mut(&fork).try_add_assign(&x).unwrap();
+                    check(&v, 3.0);
                 });
             });
+            // The capture goes on with both arrays.
+            v.on_mut(c).try_add_assign(&w)?;
             assert_eq!(refusal(w.on(&gpu).to_vec()), GraphError::OutsideCapture);
             Ok(sum)
         })
         .unwrap();
     check(&w, 10.0);
+    check(&v, 3.0);
+    let mut expected = 3.0;
     for round in 1..=3 {
-        let done = graph.launch(&gpu).write(&mut w).read(&x).read(&shared).run().unwrap();
-        assert_eq!(done.get(&sum).unwrap().to_vec().unwrap(), [12.0 + round as f32; LEN]);
+        let done = graph.launch(&gpu).write(&mut w).read(&x).write(&mut v).run().unwrap();
+        let added = 10.0 + round as f32;
+        assert_eq!(done.get(&sum).unwrap().to_vec().unwrap(), [added + expected; LEN]);
+        expected += added;
     }
+    check(&v, expected);
 
     // A stream captured without arrays is not waited for either.
     let fork = gpu.fork().unwrap();

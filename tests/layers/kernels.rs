@@ -4,10 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_adapt::array::ndarray::{Array1, Array2, Axis, Ix1, Slice};
+use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Slice, s};
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Pool};
-use gpumem_adapt::array::{Gpu, GpuArray, Numeric};
+use gpumem_adapt::array::{Element, Gpu, GpuArray, Numeric, Rng};
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use std::fmt::Debug;
@@ -138,6 +138,64 @@ macro_rules! reductions {
     };
 }
 
+/// The words of 32 bits that Philox4x32-10 gives on the host.
+fn philox(seed: u64, stream: u64, len: usize) -> Vec<u32> {
+    let halves = |number: u64| [number as u32, (number >> 32) as u32];
+    let mut words = Vec::new();
+    for block in 0..len.div_ceil(4) as u64 {
+        let ([mut a, mut b], [mut c, mut d], [mut k, mut l]) = (halves(block), halves(stream), halves(seed));
+        for _ in 0..10 {
+            let [[p, high_p], [q, high_q]] =
+                [u64::from(a) * 0xD251_1F53, u64::from(c) * 0xCD9E_8D57].map(halves);
+            [a, b, c, d] = [high_q ^ b ^ k, q, high_p ^ d ^ l, p];
+            (k, l) = (k.wrapping_add(0x9E37_79B9), l.wrapping_add(0xBB67_AE85));
+        }
+        words.extend([a, b, c, d]);
+    }
+    words.truncate(len);
+    words
+}
+
+/// The formula of Box and Muller.
+fn box_muller(uniform: f64, turns: f64) -> [f64; 2] {
+    let (sin, cos) = (turns * std::f64::consts::TAU).sin_cos();
+    let radius = (-2.0 * uniform.ln()).sqrt();
+    [radius * cos, radius * sin]
+}
+
+/// Copies a cube with its axes in every order, and with steps.
+fn permuted<T: Element + PartialEq + Debug>(gpu: &Gpu, element: impl Fn(usize) -> T) {
+    let mut next = 0;
+    let cube = Array3::from_shape_simple_fn((37, 34, 65), || {
+        next += 1;
+        element(next)
+    });
+    let array = GpuArray::from_array(gpu, &cube).unwrap();
+    for axes in [[0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let copied = array.view().permuted_axes(axes).unwrap().to_owned().unwrap();
+        assert_eq!(copied.to_array().unwrap(), cube.view().permuted_axes(axes), "{axes:?}");
+    }
+    let copied = array.slice(s![..;3, 1.., ..;-2]).unwrap().to_owned().unwrap();
+    assert_eq!(copied.to_array().unwrap(), cube.slice(s![..;3, 1.., ..;-2]));
+    let (mut target, mut expected) = (array, cube);
+    target.slice_mut(s![..;2, ..;3, 1..;5]).unwrap().fill(element(7)).unwrap();
+    expected.slice_mut(s![..;2, ..;3, 1..;5]).fill(element(7));
+    assert_eq!(target.to_array().unwrap(), expected);
+}
+
+/// Fills with a value of an odd size, all of an array and all but its ends.
+fn patterns_of<T: Element + PartialEq + Debug>(gpu: &Gpu, value: T) {
+    for &len in LENGTHS.iter().filter(|len| **len <= 1 << 17) {
+        let filled = GpuArray::from_elem(gpu, len, value).unwrap().to_vec().unwrap();
+        assert!(filled.len() == len && filled.iter().all(|found| *found == value), "{value:?} {len}");
+        let mut wide = GpuArray::<T, Ix1>::zeros(gpu, len + 2).unwrap();
+        wide.slice_axis_mut(Axis(0), Slice::from(1..len + 1)).unwrap().fill(value).unwrap();
+        let found = wide.to_vec().unwrap();
+        assert!(found[1..=len].iter().all(|found| *found == value), "{value:?} {len}");
+        assert_eq!((found[0], found[len + 1]), (T::zeroed(), T::zeroed()), "{len}");
+    }
+}
+
 elementwise!(elementwise_of_f32, f32);
 elementwise!(elementwise_of_f64, f64);
 elementwise!(elementwise_of_i32, i32);
@@ -188,6 +246,105 @@ cases! {
                 assert_eq!(GpuArray::from_elem(gpu, len, 1.5f32).unwrap().to_vec().unwrap(), vec![1.5f32; len]);
                 assert_eq!(GpuArray::from_elem(gpu, len, true).unwrap().to_vec().unwrap(), vec![true; len]);
             }
+        }
+    }
+
+    /// Values of sizes that no store has are repeated byte for byte.
+    fn patterns(driver: &Driver) {
+        for gpu in &both(driver) {
+            patterns_of(gpu, [1_u8, 2, 3]);
+            patterns_of(gpu, [7_u8; 7]);
+            patterns_of(gpu, [1_u16, 2, 3, 4, 5]);
+            patterns_of(gpu, [0.5_f32, -1.5, 2.5]);
+            patterns_of(gpu, [1_u64, 2, 3, 4, 5]);
+            patterns_of(gpu, [0.25_f64; 3]);
+            patterns_of(gpu, std::array::from_fn::<u8, 33, _>(|index| index as u8));
+        }
+    }
+
+    /// Random numbers have the bits of the generator on the host.
+    fn random_numbers(driver: &Driver) {
+        let (seed, stream) = (0x0123_4567_89AB_CDEF, 0xFEDC_BA98_7654_3210);
+        for gpu in &both(driver) {
+            for &len in LENGTHS {
+                let words = philox(seed, stream, 2 * len);
+                let wide: Vec<u64> =
+                    words.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32).collect();
+                let rng = &mut || Rng::with_stream(seed, stream);
+                let found = GpuArray::<u32, _>::random(gpu, len, &mut rng()).unwrap().to_vec().unwrap();
+                assert_eq!(found, words[..len], "{len}");
+                let found = GpuArray::<u64, _>::random(gpu, len, &mut rng()).unwrap().to_vec().unwrap();
+                assert_eq!(found, wide, "{len}");
+                let found = GpuArray::<f32, _>::random(gpu, len, &mut rng()).unwrap().to_vec().unwrap();
+                let expected: Vec<f32> =
+                    words[..len].iter().map(|word| (word >> 8) as f32 / 16_777_216.0).collect();
+                assert_eq!(found, expected, "{len}");
+                let found = GpuArray::<f64, _>::random(gpu, len, &mut rng()).unwrap().to_vec().unwrap();
+                let expected: Vec<f64> =
+                    wide.iter().map(|word| (word >> 11) as f64 / 9_007_199_254_740_992.0).collect();
+                assert_eq!(found, expected, "{len}");
+            }
+        }
+    }
+
+    /// Normally distributed numbers have equal bits on both drivers, and are near the formula in double precision.
+    fn normal_numbers(driver: &Driver) {
+        const N: usize = 1_000_002;
+        let words = philox(3, 4, 2 * N);
+        let drawn = both(driver).map(|gpu| {
+            let single = GpuArray::<f32, _>::random_normal(&gpu, N, &mut Rng::with_stream(3, 4)).unwrap();
+            let double = GpuArray::<f64, _>::random_normal(&gpu, N, &mut Rng::with_stream(3, 4)).unwrap();
+            (single.to_vec().unwrap(), double.to_vec().unwrap())
+        });
+        let [(single, double), (twin_single, twin_double)] = &drawn;
+        for index in 0..N {
+            assert_eq!(single[index].to_bits(), twin_single[index].to_bits(), "{index}");
+            assert_eq!(double[index].to_bits(), twin_double[index].to_bits(), "{index}");
+        }
+        for (drawn, words) in single.chunks(2).zip(words.chunks(2)) {
+            let uniform = words[0] as f32 / 4_294_967_296.0 + 0.5 / 4_294_967_296.0;
+            let expected = box_muller(f64::from(uniform), f64::from(words[1]) / 4_294_967_296.0);
+            let distance = |at: usize| (f64::from(drawn[at]) - expected[at]).abs();
+            assert!(distance(0) < 2e-6 && distance(1) < 2e-6, "{drawn:?} {expected:?}");
+        }
+        let wide: Vec<u64> =
+            words.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32).collect();
+        for (drawn, words) in double.chunks(2).zip(wide.chunks(2)) {
+            let uniform = ((words[0] >> 11) as f64 + 0.5) / 2.0_f64.powi(53);
+            let expected = box_muller(uniform, words[1] as f64 / 2.0_f64.powi(64));
+            let distance = |at: usize| (drawn[at] - expected[at]).abs();
+            assert!(distance(0) < 1e-13 && distance(1) < 1e-13, "{drawn:?} {expected:?}");
+        }
+    }
+
+    /// Arrays that travel in one buffer get their own bytes, at every size around the kernel's stores.
+    fn packs(driver: &Driver) {
+        for gpu in &both(driver) {
+            let bytes: Vec<Vec<u8>> =
+                (0..600).map(|len| values(len, len as u64).map(|value| value as u8).collect()).collect();
+            let slices: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+            let arrays = gpu.upload_all(&slices).unwrap();
+            for (array, expected) in arrays.iter().zip(&bytes) {
+                assert_eq!(array.to_vec().unwrap(), *expected);
+            }
+            let numbers: Vec<Vec<f64>> =
+                LENGTHS.iter().map(|&len| values(len, 5).map(f64::from).collect()).collect();
+            let slices: Vec<&[f64]> = numbers.iter().map(Vec::as_slice).collect();
+            for (array, expected) in gpu.upload_all(&slices).unwrap().iter().zip(&numbers) {
+                assert_eq!(array.to_vec().unwrap(), *expected);
+            }
+        }
+    }
+
+    /// Copies of permuted and stepped elements, for units of every size.
+    fn strided_copies(driver: &Driver) {
+        for gpu in &both(driver) {
+            permuted(gpu, |number| number as u8);
+            permuted(gpu, |number| number as u16);
+            permuted(gpu, |number| number as f32);
+            permuted(gpu, |number| number as u64);
+            permuted(gpu, |number| [number as u64, !(number as u64)]);
+            permuted(gpu, |number| [number as f32, 1.0, -2.0]);
         }
     }
 

@@ -1,7 +1,8 @@
 //! The cost of a launch on the host: the argument list, the waits between streams, and the driver call. The launch function of the
 //! simulator's driver is replaced by a stub that returns at once, and the time of the bare stub is subtracted.
 //!
-//! `cargo bench -p gpumem-array --bench tracking`. `GPUMEM_BENCH_ROUNDS` sets the number of repetitions.
+//! `cargo bench -p gpumem-array --bench tracking`. `GPUMEM_BENCH_ROUNDS` sets the number of repetitions;
+//! `-- --rows` prints rows for `cargo xtask bench`.
 
 #![allow(clippy::print_stdout, reason = "printing is the purpose of a benchmark")]
 
@@ -75,8 +76,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bare_ns = best_ns(rounds, || bare(&gpu));
     let mut y = GpuArray::<f32, _>::zeros(&gpu, LEN)?;
     let one_ns = best_ns(rounds, || step(&axpy, &gpu, &mut y, &a, &b)) - bare_ns;
-    println!("bare stub                        {bare_ns:>7.1} ns");
-    println!("three arrays, one stream         {one_ns:>7.1} ns");
+    print("bare stub", bare_ns);
+    print("three arrays, one stream", one_ns);
 
     let mut gpus = Vec::new();
     for _ in 0..2 {
@@ -88,7 +89,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some((gpu, y)) = gpus.first_mut() {
         alone_ns = best_ns(rounds, || step(&axpy, gpu, y, &a, &b)) - bare_ns;
     }
-    println!("two of them of another stream    {alone_ns:>7.1} ns");
+    print("two of another stream", alone_ns);
     let barrier = Arc::new(Barrier::new(gpus.len()));
     let both_ns = std::thread::scope(|scope| {
         let threads: Vec<_> = gpus
@@ -104,8 +105,17 @@ fn main() -> Result<(), Box<dyn Error>> {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or(f64::NAN)).fold(0.0, f64::max)
     });
-    println!("the same on two threads at once  {both_ns:>7.1} ns, {:.2} × one", both_ns / alone_ns);
+    print("two of another stream, on two threads", both_ns);
     Ok(())
+}
+
+fn print(name: &str, ns: f64) {
+    if std::env::args().any(|arg| arg == "--rows") {
+        let name: String = name.chars().map(|letter| if letter == ' ' { '_' } else { letter }).collect();
+        println!("row\tarray/launch/{}\t{ns}\tns", name.replace(',', ""));
+    } else {
+        println!("{name:<40} {ns:>7.1} ns");
+    }
 }
 
 /// `y = a + factor * b` on the stream of `gpu`.
