@@ -270,7 +270,16 @@ where
         let place = cx.to().place();
         Ok(match unchanged::<To::Policy, T, D>(&array) {
             Some(unchanged) => GpuArray::from_array(&place, &unchanged)?,
-            None => GpuArray::from_array(&place, &array.mapv(To::Policy::convert))?,
+            None if array.as_slice_memory_order().is_some() => {
+                GpuArray::from_array(&place, &array.mapv(To::Policy::convert))?
+            }
+            None => {
+                // The device's memory first: a broadcast view can be larger than any memory, and a failing allocation on the host
+                // aborts the program.
+                let target = GpuArray::uninit(&place, array.raw_dim())?;
+                let elements: Vec<_> = array.iter().map(|element| To::Policy::convert(*element)).collect();
+                target.copy_from_slice(&elements)?
+            }
         })
     }
 

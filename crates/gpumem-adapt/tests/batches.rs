@@ -1,6 +1,6 @@
 //! Data sets in batches and feeds: contents, order, every way of leaving the loop, bounds, on the simulator with its race detection.
 
-use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayView2, Axis, Ix1, Ix2};
+use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayD, ArrayView2, Axis, Ix1, Ix2, IxDyn};
 use gpumem_adapt::array::pool::{Device, Limit, MemoryKind, Pool};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, StagingOptions};
 use gpumem_adapt::{Adapt, AdaptError, Rows, Source, batches, feed, feed_stream, try_feed};
@@ -113,6 +113,18 @@ fn options_choose_the_rows() {
     assert_eq!(shapes.collect::<Vec<_>>(), [4, 4, 2]);
     assert_eq!((bytes, &records).row_count(), 10);
     assert_eq!(records.view().row(3).to_vec(), (&records).batch(&Rows::Indices(vec![3])).row(0).to_vec());
+    machine.end();
+}
+
+#[test]
+fn arrays_without_axes_and_without_columns_are_data_sets() {
+    let machine = machine(0, None);
+    let scalar = ArrayD::<f32>::zeros(IxDyn(&[]));
+    assert_eq!(batches(&scalar).on(&machine.gpu).unwrap().count(), 0);
+    assert_eq!(batches((&scalar, &table(3))).shuffle(1).on(&machine.gpu).unwrap().count(), 0);
+    let wide = Array2::<f32>::zeros((5, 0));
+    let rows = batches(&wide).batch_size(2).on(&machine.gpu).unwrap().map(|batch| batch.unwrap().shape()[0]);
+    assert_eq!(rows.collect::<Vec<_>>(), [2, 2, 1]);
     machine.end();
 }
 

@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
+use gpumem_adapt::array::ndarray::array;
 use gpumem_adapt::array::pool::adaptor::{Budget, Failures};
 use gpumem_adapt::array::pool::sys::{CUresult, DriverError};
 use gpumem_adapt::array::pool::{Device, HostMemory, Limit, Pool, PoolBuilder, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
-use gpumem_adapt::{Adapt, AdaptError};
+use gpumem_adapt::{Adapt, AdaptError, Destination, batches};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::error::Error;
 use std::sync::Arc;
@@ -93,4 +94,21 @@ fn other_errors_are_not_of_memory() {
     assert!(!error.is_out_of_memory(), "{error:?}");
     let mut block = gpu.pool().growable(1 << 20, gpu.stream()).unwrap();
     assert!(block.grow_to(1 << 30).is_err_and(|error| error.is_out_of_memory()));
+}
+
+/// The view has few elements in memory, so only the copies of them do not fit.
+#[test]
+fn views_that_exceed_all_memory_are_refused() {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
+    let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
+    let column = array![[1.0], [2.0_f64]];
+    let huge = column.broadcast((2, 1 << 58)).unwrap();
+    assert!(huge.adapt(&gpu).unwrap_err().is_out_of_memory());
+    assert!(huge.adapt(&Destination::single(&gpu)).unwrap_err().is_out_of_memory());
+    let error = batches(&huge).on(&gpu).unwrap().next().unwrap().unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+    let fits = column.broadcast((2, 3)).unwrap();
+    assert_eq!(fits.adapt(&gpu).unwrap().to_array().unwrap(), fits);
+    let single = fits.adapt(&Destination::single(&gpu)).unwrap();
+    assert_eq!(single.to_vec().unwrap(), [1.0_f32, 1.0, 1.0, 2.0, 2.0, 2.0]);
 }

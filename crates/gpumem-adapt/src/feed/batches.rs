@@ -11,7 +11,7 @@ use gpumem_array::{Element, Gpu};
 /// Divides a data set into batches, which are uploaded ahead of their use.
 ///
 /// A data set is an `ndarray` array or view, whose first axis is divided; a slice, such as the bytes of a memory-mapped file; or a tuple
-/// of data sets of the same length. Batches in the order of the data set are uploaded without another copy on the host.
+/// of data sets of the same length. An array without axes has no rows. Batches in the order of the data set are uploaded without another copy on the host.
 ///
 /// ```
 /// use gpumem_adapt::array::ndarray::{Array1, Array2};
@@ -158,7 +158,8 @@ where
     type Batch = CowArray<'a, T, D>;
 
     fn row_count(&self) -> usize {
-        self.len_of(Axis(0))
+        // An array of dynamic dimension can have no axis.
+        self.shape().first().copied().unwrap_or(0)
     }
 
     fn batch(&self, rows: &Rows) -> CowArray<'a, T, D> {
