@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
+use core::ffi::c_void;
+use gpumem_array::pool::sys::Driver;
 use gpumem_array::pool::sys::types::{CUcontext, CUdeviceptr, CUmodule, CUresult, CUstream};
 use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError, Stream};
-use gpumem_array::{ArrayError, Gpu, GpuArray};
+use gpumem_array::{ArrayError, Gpu, GpuArray, UnifiedArray};
 use gpumem_sim::{Schedule, SimConfig};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,11 +15,22 @@ use std::time::Duration;
 
 type Other = (Sender<()>, Receiver<()>);
 type Copy = unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> CUresult;
+type Upload = unsafe extern "C" fn(CUdeviceptr, *const c_void, usize, CUstream) -> CUresult;
 
-/// The driver's own copy; the channel that informs the other thread of the next copy, and the one for its answer, which may come
-/// only after the copy.
-static HOOK: Mutex<(Option<Copy>, Option<Other>)> = Mutex::new((None, None));
+/// The driver's own copies.
+static COPIES: Mutex<(Option<Copy>, Option<Upload>)> = Mutex::new((None, None));
+/// The channel that informs the other thread of the next copy, and the one for its answer, which may come only after the copy.
+static HOOK: Mutex<Option<Other>> = Mutex::new(None);
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Informs the other thread that a copy is queued, and waits a moment for it.
+fn tell_of_a_copy() {
+    let other = HOOK.lock().unwrap().take();
+    if let Some((notify, notified)) = other {
+        notify.send(()).unwrap();
+        let _ = notified.recv_timeout(Duration::from_millis(50));
+    }
+}
 
 unsafe extern "C" fn copy_and_tell(
     target: CUdeviceptr,
@@ -25,27 +38,44 @@ unsafe extern "C" fn copy_and_tell(
     size_bytes: usize,
     stream: CUstream,
 ) -> CUresult {
-    let (copy, other) = {
-        let mut hook = HOOK.lock().unwrap();
-        (hook.0.unwrap(), hook.1.take())
-    };
+    let copy = COPIES.lock().unwrap().0.unwrap();
     // SAFETY: the caller guarantees what the driver's function requires.
     let code = unsafe { copy(target, source, size_bytes, stream) };
-    if let Some((notify, notified)) = other {
-        notify.send(()).unwrap();
-        let _ = notified.recv_timeout(Duration::from_millis(50));
-    }
+    tell_of_a_copy();
     code
+}
+
+unsafe extern "C" fn upload_and_tell(
+    target: CUdeviceptr,
+    source: *const c_void,
+    size_bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    let upload = COPIES.lock().unwrap().1.unwrap();
+    // SAFETY: the caller guarantees what the driver's function requires.
+    let code = unsafe { upload(target, source, size_bytes, stream) };
+    tell_of_a_copy();
+    code
+}
+
+/// A driver that runs work only in waits, and whose copies inform the other thread.
+fn driver() -> Driver {
+    let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
+    *COPIES.lock().unwrap() = (driver.table().cuMemcpyAsync, driver.table().cuMemcpyHtoDAsync_v2);
+    *HOOK.lock().unwrap() = None;
+    // SAFETY: the wrappers call the functions that they replace.
+    unsafe {
+        driver.with_table(|table| {
+            table.cuMemcpyAsync = Some(copy_and_tell);
+            table.cuMemcpyHtoDAsync_v2 = Some(upload_and_tell);
+        })
+    }
 }
 
 /// Runs a body on the legacy stream of a machine that runs work only in waits.
 fn on_legacy(body: impl Fn(&Gpu)) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
-    *HOOK.lock().unwrap() = (driver.table().cuMemcpyAsync, None);
-    // SAFETY: the wrapper calls the function that it replaces.
-    let driver = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_and_tell)) };
-    let device = Device::new(&driver, 0).unwrap();
+    let device = Device::new(&driver(), 0).unwrap();
     let pool = Pool::new(&device).unwrap();
     body(&Gpu::with_stream(&pool, &Stream::legacy(&device).unwrap()).unwrap());
 }
@@ -56,7 +86,7 @@ where
     S: Send,
 {
     let ((notify, notified), (answer, answered)) = (channel(), channel());
-    HOOK.lock().unwrap().1 = Some((notify, answered));
+    *HOOK.lock().unwrap() = Some((notify, answered));
     std::thread::scope(|scope| {
         let other = scope.spawn(move || {
             notified.recv().unwrap();
@@ -77,7 +107,8 @@ fn is_done(device: &Device) -> bool {
 fn the_stream_is_retired_during_an_upload_from_registered_memory() {
     on_legacy(|gpu| {
         let device = gpu.device();
-        let mut array = GpuArray::<u8, _>::zeros(gpu, 64).unwrap();
+        // An upload to device memory copies the slice first; the driver reads the slice of an upload to unified memory.
+        let mut array = UnifiedArray::<u8, _>::zeros(&gpu.unified(), 64).unwrap();
         let mut source = vec![1_u8; 64];
         let registered = |source: &mut Vec<u8>, copy: &mut dyn FnMut(&[u8])| {
             let _bound = device.bind().unwrap();
@@ -113,21 +144,36 @@ fn the_stream_is_retired_during_a_download() {
     });
 }
 
+/// The elements have been read when an upload to device memory returns, whether the copy has run or not.
+#[test]
+fn the_source_of_an_upload_changes_right_after_it() {
+    on_legacy(|gpu| {
+        let mut array = GpuArray::<u8, _>::zeros(gpu, 64).unwrap();
+        let mut source = vec![1_u8; 64];
+        array.copy_from_slice(&source).unwrap();
+        source.fill(9);
+        assert_eq!(array.to_vec().unwrap(), [1; 64]);
+    });
+}
+
 /// The copy does not become part of a graph: either the capture does not begin, or it begins after the copy.
 #[test]
 fn a_capture_begins_during_an_upload() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
-    *HOOK.lock().unwrap() = (driver.table().cuMemcpyAsync, None);
-    // SAFETY: the wrapper calls the function that it replaces.
-    let driver = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_and_tell)) };
-    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
-    let mut array = GpuArray::<u8, _>::zeros(&gpu, 64).unwrap();
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver(), 0).unwrap()).unwrap()).unwrap();
     let begin = || gpu.stream().begin_capture(CaptureMode::Relaxed).map(drop);
+
+    let mut array = GpuArray::<u8, _>::zeros(&gpu, 64).unwrap();
     let (copied, begun) = copy_while(|| array.copy_from_slice(&[5; 64]), begin);
-    assert!(matches!(begun, Err(PoolError::NotInCapture { .. })), "{begun:?}");
+    assert!(matches!(begun, Ok(()) | Err(PoolError::NotInCapture { .. })), "{begun:?}");
     copied.unwrap();
     assert_eq!(array.to_vec().unwrap(), [5; 64]);
+
+    let mut array = UnifiedArray::<u8, _>::zeros(&gpu.unified(), 64).unwrap();
+    let (copied, begun) = copy_while(|| array.copy_from_slice(&[6; 64]), begin);
+    assert!(matches!(begun, Err(PoolError::NotInCapture { .. })), "{begun:?}");
+    copied.unwrap();
+    assert_eq!(array.to_vec().unwrap(), [6; 64]);
     gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap();
 }
 
@@ -145,7 +191,7 @@ unsafe extern "C" fn tell_and_get_current(context: *mut CUcontext) -> CUresult {
     let left = COUNTDOWN.get();
     COUNTDOWN.set(left.saturating_sub(1));
     if left == 1
-        && let Some((notify, notified)) = HOOK.lock().unwrap().1.take()
+        && let Some((notify, notified)) = HOOK.lock().unwrap().take()
     {
         notify.send(()).unwrap();
         notified.recv().unwrap();
@@ -185,7 +231,7 @@ fn a_capture_begins_while_a_module_is_unloaded() {
     let module = gpu.module(include_str!("../kernels/fill.ptx")).unwrap();
     let before = *UNLOADED.lock().unwrap();
     let ((notify, notified), (answer, answered)) = (channel(), channel());
-    HOOK.lock().unwrap().1 = Some((notify, answered));
+    *HOOK.lock().unwrap() = Some((notify, answered));
     std::thread::scope(|scope| {
         let (end, may_end) = channel::<()>();
         let captured = &captured;
