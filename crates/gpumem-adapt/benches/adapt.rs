@@ -1,4 +1,5 @@
-//! Values of many small arrays, uploaded together and one by one, beside one copy of as many bytes.
+//! Values of many small arrays, uploaded together and one by one, beside one copy of as many bytes. A checkpoint from the page cache,
+//! beside the host's `memcpy`.
 //!
 //! `cargo xtask bench adapt`.
 
@@ -8,9 +9,11 @@ use gpumem_adapt::array::ndarray::Array1;
 use gpumem_adapt::array::pool::sys::DriverKind;
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{Gpu, GpuArray};
-use gpumem_adapt::{Adapt, AdaptError, Destination, Host};
+use gpumem_adapt::{Adapt, AdaptError, Checkpoint, CheckpointError, Destination, Host, save};
 use std::error::Error;
 use std::iter::repeat_n;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,7 +56,63 @@ fn main() -> Done {
         Ok(())
     })?;
     row("moved_there_already", moved, Some(once));
+    drop((there, up));
+    checkpoint(&bench, if is_real { 2 << 30 } else { 32 << 20 })
+}
+
+/// A file of eight tensors, whose pages the system has in memory.
+fn checkpoint(bench: &Bench, size_bytes: usize) -> Done {
+    const COUNT: usize = 8;
+    let path = TemporaryFile::new();
+    let tensor = GpuArray::from_elem(&bench.gpu, size_bytes / COUNT / size_of::<f32>(), 1.0_f32)?;
+    let failed = |error: CheckpointError| AdaptError::custom(error);
+    let tensors = || (0..COUNT).map(|index| (format!("layers.{index}"), &tensor));
+    save(&path.0, tensors())?;
+    // A new mapping each time: its pages are part of the time.
+    let mapped = bench.median(|| {
+        // SAFETY: the file is the bench's own, and is saved again only below.
+        unsafe { Checkpoint::map(&path.0) }
+            .and_then(|checkpoint| checkpoint.load_all(&bench.gpu))
+            .map_err(failed)
+    })?;
+    let read = bench.median(|| {
+        Checkpoint::open(&path.0).and_then(|checkpoint| checkpoint.load_all(&bench.gpu)).map_err(failed)
+    })?;
+    let saved = bench.median(|| save(&path.0, tensors()).map_err(failed))?;
+    rate("checkpoint_mapped", size_bytes, mapped);
+    rate("checkpoint_read", size_bytes, read);
+    rate("checkpoint_saved", size_bytes, saved);
+
+    let (from, mut to) = (vec![1_u8; size_bytes], vec![2_u8; size_bytes]);
+    let available = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    for thread_count in [1, available.min(8)] {
+        let part = size_bytes.div_ceil(thread_count);
+        let time = bench.median(|| {
+            std::thread::scope(|scope| {
+                for (to, from) in to.chunks_mut(part).zip(from.chunks(part)) {
+                    scope.spawn(|| to.copy_from_slice(from));
+                }
+            });
+            Ok(())
+        })?;
+        rate(&format!("host_memcpy_{thread_count}_threads"), size_bytes, time);
+    }
     Ok(())
+}
+
+/// A file that is removed at the end.
+struct TemporaryFile(PathBuf);
+
+impl TemporaryFile {
+    fn new() -> Self {
+        Self(std::env::temp_dir().join(format!("gpumem-adapt-{}.safetensors", std::process::id())))
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 struct Bench {
@@ -93,4 +152,13 @@ fn row(name: &str, time: Duration, once: Option<Duration>) {
     }
     let ratio = once.map(|once| format!("{:.2} x one copy", time.as_secs_f64() / once.as_secs_f64()));
     println!("{name:<24} {micros:>12.1} µs    {}", ratio.unwrap_or_default());
+}
+
+/// A rate in GB/s.
+fn rate(name: &str, size_bytes: usize, time: Duration) {
+    let rate = size_bytes as f64 / time.as_secs_f64() / 1e9;
+    match std::env::args().any(|arg| arg == "--rows") {
+        true => println!("row\tadapt/{name}\t{rate}\tGB/s"),
+        false => println!("{name:<24} {rate:>12.1} GB/s"),
+    }
 }

@@ -1,5 +1,7 @@
 //! `Adapt` for the standard library's types: values that contain others, and values that stay as they are.
 
+mod arrays;
+
 use crate::adapt::{Adapt, Collect, Collected, Merged, MergedAlone, Separate};
 use crate::context::{Context, Plan};
 use crate::error::{AdaptError, Part};

@@ -26,15 +26,16 @@
 //!
 //! # Features
 //!
-//! `derive` has `#[derive(Adapt)]`, `futures` has feeds as streams of asynchronous programs, and `sprs` converts sparse matrices from and
-//! to that crate's; none of them is a default. The others are those of [`mod@array`]: `backend-caching` and `backend-native`
+//! `derive` has `#[derive(Adapt)]`, `futures` has feeds as streams of asynchronous programs, `sprs` converts sparse matrices from and
+//! to that crate's, and `safetensors` has checkpoints (it turns on `half`); none of them is a default. The others are those of [`mod@array`]: `backend-caching` and `backend-native`
 //! (both default), `sim`, `half` and `complex`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod adapt;
-mod arrays;
+#[cfg(feature = "safetensors")]
+mod checkpoint;
 mod containers;
 mod context;
 mod cu;
@@ -46,6 +47,11 @@ mod target;
 mod wrappers;
 
 pub use adapt::{Adapt, Collect, Collected, Merged, Separate};
+#[cfg(feature = "safetensors")]
+pub use checkpoint::{
+    Checkpoint, CheckpointElement, CheckpointError, Dtype, SaveTensor, Tensor, TensorInfo, Tensors, save,
+    save_with_metadata,
+};
 pub use context::{Context, Plan};
 pub use cu::{Cu, cu};
 pub use error::{AdaptError, Part};

@@ -388,7 +388,7 @@ fn unchanged<'a, P: Policy<T>, T: Element, D: Dimension>(
 }
 
 /// The size up to which arrays are uploaded together, unless another is chosen.
-const PACKED_BELOW_BYTES: usize = 64 << 10;
+pub(crate) const PACKED_BELOW_BYTES: usize = 64 << 10;
 
 fn is_same<A: 'static, B: 'static>() -> bool {
     core::any::TypeId::of::<A>() == core::any::TypeId::of::<B>()

@@ -28,7 +28,7 @@ fn slices_and_vecs_keep_their_elements() {
     let up = [0.5_f64; 3][..].adapt(&gpu).unwrap();
     assert_eq!(up.adapt(&HostVec).unwrap(), [0.5; 3]);
     let empty = Vec::<u8>::new().adapt(&gpu).unwrap();
-    assert_eq!(empty.adapt(&HostVec).unwrap(), []);
+    assert_eq!(empty.adapt(&HostVec).unwrap(), Vec::<u8>::new());
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //! | `sim` | `sim` | `gpumem-sim` | a driver without a GPU, for tests |
 //!
 //! A layer turns on those that it needs. `backend-caching` and `backend-native` (both default) select the pool's backends; without
-//! them it has only `none`. `derive` has `#[derive(Adapt)]`, `futures` feeds as streams. `half` and `complex` allow elements of the crates of those names (`num-complex`). `nvrtc` compiles
+//! them it has only `none`. `derive` has `#[derive(Adapt)]`, `futures` feeds as streams, `safetensors` checkpoints. `half` and `complex` allow elements of the crates of those names (`num-complex`). `nvrtc` compiles
 //! kernels from CUDA C++ text at run time. `serde` and `nvml` are features of the pool. No feature links to CUDA: the libraries of the
 //! driver and of the compiler are loaded at run time.
 //!

@@ -49,6 +49,7 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
             ("half", false),
             ("complex", false),
             ("sprs", false),
+            ("safetensors", false),
         ],
     ),
     (
@@ -59,6 +60,7 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
             ("adapt", false),
             ("derive", false),
             ("futures", false),
+            ("safetensors", false),
             ("sim", false),
             ("backend-caching", false),
             ("backend-native", false),

@@ -1,0 +1,118 @@
+//! [`CheckpointError`]: why a checkpoint could not be read or written.
+
+use gpumem_array::ArrayError;
+use safetensors::Dtype;
+use std::io;
+use std::path::PathBuf;
+
+/// A checkpoint could not be read or written.
+///
+/// A failed upload leaves no array, and a failed [`save`](crate::save) leaves the file that was there.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The system refused to read or write the file.
+    #[error("cannot {operation} {}: {source}; check the path, its permissions and the space on the disk", path.display())]
+    Io {
+        /// The operation.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The file is not a checkpoint, or a part of it is missing.
+    #[error("{} is not a valid checkpoint: {reason}; copy or save the file again", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        reason: String,
+    },
+    /// The checkpoint has no tensor of this name.
+    #[error("the checkpoint has no tensor {name:?}; `Checkpoint::names` lists its tensors")]
+    NoSuchTensor {
+        /// The name.
+        name: Box<str>,
+    },
+    /// The tensor has elements of another type.
+    #[error(
+        "tensor {name:?}: expected elements of type {expected}, found {found}; load it as that type, and convert it on the device"
+    )]
+    WrongDtype {
+        /// The name of the tensor.
+        name: Box<str>,
+        /// The requested type.
+        expected: Dtype,
+        /// The type in the file.
+        found: Dtype,
+    },
+    /// The tensor has another number of axes.
+    #[error(
+        "tensor {name:?}: expected {expected} axes, found shape {shape:?}; load it with that number of axes, or as `IxDyn`"
+    )]
+    WrongRank {
+        /// The name of the tensor.
+        name: Box<str>,
+        /// The requested number of axes.
+        expected: usize,
+        /// The shape in the file.
+        shape: Vec<usize>,
+    },
+    /// No element type of Rust corresponds to that of the tensor.
+    #[error(
+        "tensor {name:?}: arrays cannot have elements of type {dtype}; convert the checkpoint to a type that they have"
+    )]
+    UnsupportedDtype {
+        /// The name of the tensor.
+        name: Box<str>,
+        /// The type in the file.
+        dtype: Dtype,
+    },
+    /// A tensor of truth values has a byte other than 0 and 1.
+    #[error(
+        "tensor {name:?}: element {index} is {value}, which is not a `bool`; save the tensor as `U8`, or correct its bytes"
+    )]
+    InvalidBool {
+        /// The name of the tensor.
+        name: Box<str>,
+        /// The index of the first such element.
+        index: usize,
+        /// The byte.
+        value: u8,
+    },
+    /// A name cannot be saved.
+    #[error("a tensor cannot be saved as {name:?}: {reason}; choose another name")]
+    InvalidName {
+        /// The name.
+        name: Box<str>,
+        /// The problem.
+        reason: &'static str,
+    },
+    /// The upload or the download of a tensor failed.
+    #[error("tensor {name:?}: {source}")]
+    Array {
+        /// The name of the tensor.
+        name: Box<str>,
+        /// The error of the array layer.
+        source: ArrayError,
+    },
+}
+
+impl CheckpointError {
+    /// Returns whether memory ran out or its size was refused; see [`ArrayError::is_out_of_memory`].
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Array { source, .. } => source.is_out_of_memory(),
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::OutOfMemory,
+            _ => false,
+        }
+    }
+
+    /// An error of the array layer, for the tensor of this name.
+    pub(super) fn array(name: &str) -> impl FnOnce(ArrayError) -> Self + use<> {
+        let name = name.into();
+        |source| Self::Array { name, source }
+    }
+}

@@ -1,0 +1,147 @@
+//! [`Tensor`]: an array of any element type that a checkpoint can have; [`CheckpointElement`]: those types.
+
+use super::error::CheckpointError;
+use super::file::{Entry, File};
+use bytemuck::Pod;
+use gpumem_array::ndarray::{ArrayD, IxDyn};
+use gpumem_array::{ArrayError, Element, Gpu, GpuArray, Pack};
+use half::{bf16, f16};
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+
+/// The arrays of a checkpoint, by name.
+pub type Tensors = BTreeMap<String, Tensor>;
+
+/// An element type of checkpoints: `f64`, `f32`, `f16`, `bf16`, integers of 8 to 64 bits, and `bool`.
+pub trait CheckpointElement: Element + sealed::Sealed {}
+
+/// A pack's array, once the pack is uploaded.
+pub(super) type Packed = Box<dyn FnOnce() -> Result<Tensor, ArrayError>>;
+
+pub(super) mod sealed {
+    use super::{Dtype, Element, GpuArray, IxDyn, Pod, Tensor};
+
+    pub trait Sealed: Sized {
+        const DTYPE: Dtype;
+        /// A type of the same size and alignment, without invalid values.
+        type Raw: Pod + Element;
+        fn from_tensor(tensor: Tensor) -> Result<GpuArray<Self, IxDyn>, Box<Tensor>>;
+    }
+}
+
+macro_rules! elements {
+    ($($variant:ident $element:ty, $raw:ty, $dtype:ident;)*) => {
+        /// An array of any element type that a checkpoint can have.
+        #[derive(Debug)]
+        #[non_exhaustive]
+        pub enum Tensor {
+            $(
+                #[doc = concat!("Elements of `", stringify!($element), "`.")]
+                $variant(GpuArray<$element, IxDyn>),
+            )*
+        }
+
+        impl Tensor {
+            /// The element type.
+            #[must_use]
+            pub fn dtype(&self) -> Dtype {
+                match self {
+                    $(Self::$variant(_) => Dtype::$dtype,)*
+                }
+            }
+
+            /// The lengths of the axes.
+            #[must_use]
+            pub fn shape(&self) -> &[usize] {
+                match self {
+                    $(Self::$variant(array) => array.shape(),)*
+                }
+            }
+
+            pub(super) fn as_save(&self) -> &dyn super::save::sealed::Save {
+                match self {
+                    $(Self::$variant(array) => array,)*
+                }
+            }
+        }
+
+        $(
+            impl CheckpointElement for $element {}
+
+            impl sealed::Sealed for $element {
+                const DTYPE: Dtype = Dtype::$dtype;
+                type Raw = $raw;
+
+                fn from_tensor(tensor: Tensor) -> Result<GpuArray<Self, IxDyn>, Box<Tensor>> {
+                    match tensor {
+                        Tensor::$variant(array) => Ok(array),
+                        other => Err(Box::new(other)),
+                    }
+                }
+            }
+
+            impl From<GpuArray<$element, IxDyn>> for Tensor {
+                fn from(array: GpuArray<$element, IxDyn>) -> Self {
+                    Self::$variant(array)
+                }
+            }
+        )*
+
+        /// Uploads a tensor.
+        pub(super) fn load(file: &File, name: &str, entry: &Entry, gpu: &Gpu) -> Result<Tensor, CheckpointError> {
+            match entry.info.dtype {
+                $(Dtype::$dtype => file.upload(name, entry, IxDyn(&entry.info.shape), gpu).map(Tensor::$variant),)*
+                dtype => Err(CheckpointError::UnsupportedDtype { name: name.into(), dtype }),
+            }
+        }
+
+        /// Adds a tensor to a pack. The inner error is that of the array layer.
+        pub(super) fn add(
+            file: &File,
+            name: &str,
+            entry: &Entry,
+            gpu: &Gpu,
+            pack: &mut Pack<'_>,
+        ) -> Result<Result<Packed, ArrayError>, CheckpointError> {
+            match entry.info.dtype {
+                $(Dtype::$dtype => {
+                    let elements: Vec<$element> = file.elements(name, entry)?;
+                    let shape = entry.info.shape.clone();
+                    let Ok(array) = ArrayD::from_shape_vec(shape.clone(), elements) else {
+                        return Ok(Err(ArrayError::TooManyElements { shape }));
+                    };
+                    let packed = pack.add_owned(gpu, array);
+                    Ok(packed.map(|packed| Box::new(|| packed.into_array().map(Tensor::$variant)) as Packed))
+                })*
+                dtype => Err(CheckpointError::UnsupportedDtype { name: name.into(), dtype }),
+            }
+        }
+    };
+}
+
+elements! {
+    F64 f64, f64, F64;
+    F32 f32, f32, F32;
+    F16 f16, f16, F16;
+    Bf16 bf16, bf16, BF16;
+    I64 i64, i64, I64;
+    I32 i32, i32, I32;
+    I16 i16, i16, I16;
+    I8 i8, i8, I8;
+    U64 u64, u64, U64;
+    U32 u32, u32, U32;
+    U16 u16, u16, U16;
+    U8 u8, u8, U8;
+    Bool bool, u8, BOOL;
+}
+
+impl Tensor {
+    /// The array, if its elements are of type `T`.
+    ///
+    /// # Errors
+    ///
+    /// The tensor itself, if its elements are of another type.
+    pub fn into_array<T: CheckpointElement>(self) -> Result<GpuArray<T, IxDyn>, Box<Self>> {
+        T::from_tensor(self)
+    }
+}
