@@ -25,12 +25,12 @@ use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::{Gpu, Place};
 use crate::kind::{self, Device, Kind};
-use crate::layout::Layout;
+use crate::layout::{Layout, Order};
 use crate::storage::{Access, Storage, Use};
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_pool::MemoryKind;
-use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
+use ndarray::{Axis, Dimension, IntoDimension, Ix1, Ix2, IxDyn, RemoveAxis, Slice, SliceArg};
 
 /// Elements of type `T` on a device, in the shape of an `ndarray` dimension `D` and in memory of the kind `K`.
 ///
@@ -91,13 +91,23 @@ pub type UnifiedArray<T, D> = GpuArray<T, D, kind::Unified>;
 /// An array in pinned host memory; see [`Gpu::pinned`].
 pub type PinnedArray<T, D> = GpuArray<T, D, kind::Pinned>;
 
+/// A vector.
+pub type GpuArray1<T, K = Device> = GpuArray<T, Ix1, K>;
+
+/// A matrix.
+pub type GpuArray2<T, K = Device> = GpuArray<T, Ix2, K>;
+
+/// An array whose number of axes is known at run time.
+pub type GpuArrayD<T, K = Device> = GpuArray<T, IxDyn, K>;
+
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Changes the shape without a copy. The elements are taken in row-major order.
     ///
     /// # Errors
     ///
     /// [`ArrayError::Shape`] if the number of elements differs, [`ArrayError::TooManyElements`] if the shape exceeds the address space,
-    /// [`ArrayError::NotContiguous`] if the array is in column-major order. On an error the array is dropped.
+    /// [`ArrayError::NotContiguous`] if the array is in column-major order; [`GpuArray::to_standard_layout`] copies it to row-major order.
+    /// On an error the array is dropped; [`GpuArray::reshape`] makes the same checks on a borrowed array.
     pub fn into_shape<S: IntoDimension>(self, shape: S) -> Result<GpuArray<T, S::Dim, K>, ArrayError> {
         let layout = self.layout.reshaped(shape.into_dimension(), size_of::<T>())?;
         Ok(GpuArray { gpu: self.gpu, storage: self.storage, layout, element: PhantomData })
@@ -107,7 +117,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::WrongDevice`] if `gpu` is on another device. On an error the array is dropped.
+    /// [`ArrayError::WrongDevice`] if `gpu` is on another device. On an error the array is dropped; compare the devices of both `Gpu`s
+    /// ([`Gpu::device`]) to keep it.
     pub fn into_gpu(mut self, gpu: &Gpu) -> Result<Self, ArrayError> {
         gpu.check(self.storage.device())?;
         self.gpu = gpu.clone();
@@ -154,6 +165,18 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     #[must_use]
     pub fn ndim(&self) -> usize {
         self.shape().len()
+    }
+
+    /// The distances of neighbours along each axis, in elements.
+    #[must_use]
+    pub fn strides(&self) -> Vec<isize> {
+        self.layout.strides().collect()
+    }
+
+    /// Returns whether the elements are in row-major order.
+    #[must_use]
+    pub fn is_standard_layout(&self) -> bool {
+        self.layout.is_dense(Order::Row)
     }
 
     /// The number of elements.

@@ -181,6 +181,27 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         }
     }
 
+    /// Copies the elements to row-major order, on the device.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert!(x.t().reshape(6).is_err());
+    /// assert_eq!(x.t().to_standard_layout()?.reshape(6)?.to_vec()?, [1, 4, 2, 5, 3, 6]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
+    /// [`GpuViewMut::assign`].
+    pub fn to_standard_layout(&self) -> Result<GpuArray<T, D>, ArrayError> {
+        self.to_order(Order::Row)
+    }
+
     /// A contiguous copy in the given order.
     pub(crate) fn to_order(&self, order: Order) -> Result<GpuArray<T, D>, ArrayError> {
         UninitArray::with_order(self.gpu(), self.raw_dim(), order)?.assign(self)
@@ -261,6 +282,15 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.view().copy_to(place)
     }
 
+    /// Copies the elements to row-major order, on the device; see [`GpuView::to_standard_layout`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::to_standard_layout`].
+    pub fn to_standard_layout(&self) -> Result<GpuArray<T, D>, ArrayError> {
+        self.view().to_standard_layout()
+    }
+
     /// Downloads the elements in row-major order; see [`GpuView::to_vec`].
     ///
     /// # Errors
@@ -333,6 +363,35 @@ impl<T: Element + fmt::Display, D: Dimension> fmt::Display for GpuView<'_, T, D>
                 write!(f, "<{} elements that cannot be downloaded: {error}>", lengths.join("×"))
             }
         }
+    }
+}
+
+impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
+    /// Downloads the elements in row-major order; see [`GpuView::to_vec`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
+    pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
+        self.view().to_vec()
+    }
+
+    /// Downloads the elements in their shape; see [`GpuView::to_array`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
+    pub fn to_array(&self) -> Result<Array<T, D>, ArrayError> {
+        self.view().to_array()
+    }
+
+    /// Copies the elements to an array of their own, on the device; see [`GpuView::to_owned`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::to_owned`].
+    pub fn to_owned(&self) -> Result<GpuArray<T, D>, ArrayError> {
+        self.view().to_owned()
     }
 }
 

@@ -245,13 +245,17 @@ pub enum ArrayError {
         expected: &'static str,
     },
     /// A `Gpu` has a pool for this kind of memory already.
-    #[error("the Gpu has a pool for memory of kind {kind} already; set its pool before the first allocation")]
+    #[error(
+        "the Gpu has a pool for memory of kind {kind} already; set the pool before the first allocation of that kind (the pool of device memory is the one that the Gpu was created with)"
+    )]
     PoolInUse {
         /// The kind.
         kind: String,
     },
     /// A launch exceeds the limits of every device.
-    #[error("invalid launch with grid {grid:?} and blocks of {block:?} threads: {reason}")]
+    #[error(
+        "invalid launch with grid {grid:?} and blocks of {block:?} threads: {reason}; change the shape (`LaunchShape::for_len` has one for any length)"
+    )]
     LaunchShape {
         /// The grid, in blocks.
         grid: [u32; 3],

@@ -275,9 +275,9 @@ impl Gpu {
         Ok(stream)
     }
 
-    /// Unified memory of this `Gpu`, for arrays that host and devices access at one address. Kernels find their elements on the device:
-    /// what the host may have moved is prefetched before them. Its pool is created at the first
-    /// allocation, without limits; [`Gpu::set_pool`] chooses another.
+    /// Unified memory of this `Gpu`, for arrays that host and devices access at one address. Before a kernel,
+    /// pages that the host may have moved are prefetched to the device. The pool of this memory is created at the first allocation, without
+    /// limits; [`Gpu::set_pool`] chooses another.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};

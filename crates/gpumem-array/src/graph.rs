@@ -39,7 +39,7 @@ use outputs::Keeper;
 #[derive(Debug)]
 pub struct CaptureGpu {
     gpu: Gpu,
-    /// The one that captures, whose stream runs.
+    /// The `Gpu` that `capture` was called on. Its stream is not captured.
     outside: Gpu,
 }
 
@@ -200,7 +200,7 @@ struct Captured {
 
 impl GpuGraph {
     /// Captures again, for example with other arrays or numbers, and replaces the operations of this graph. That is cheaper than another
-    /// graph as long as the operations and their order are the same. If they differ, it costs as much.
+    /// graph as long as the operations and their order are the same. If they differ, the call costs as much as another capture.
     ///
     /// The call returns new tokens; those before belong to the operations before. On an error the graph keeps its operations.
     ///

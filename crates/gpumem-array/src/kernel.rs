@@ -240,7 +240,7 @@ impl fmt::Debug for Function {
     }
 }
 
-/// A name with a number, so that a launch stores which kernel it was in one store. Each name has its number for good.
+/// A name with a number, so that a launch stores which kernel it was in one store. The number of a name never changes.
 #[derive(Clone)]
 pub(crate) struct KernelName {
     text: Arc<str>,

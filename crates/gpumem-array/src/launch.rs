@@ -397,7 +397,7 @@ impl Buffer {
     }
 }
 
-/// The error for arguments that are not those of the kernel.
+/// The error for arguments whose number or sizes differ from the kernel's parameters.
 #[cold]
 fn mismatch(kernel: &str, parameters: &[Parameter], sizes: &[u16]) -> ArrayError {
     let kernel = kernel.to_owned();

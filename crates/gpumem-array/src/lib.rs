@@ -102,8 +102,8 @@ mod storage;
 
 pub use array::dlpack;
 pub use array::{
-    AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, HostIndex, OnStream, PinnedArray, ReadOn, UnifiedArray,
-    UninitArray, WriteOn,
+    AsView, AsViewMut, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuView, GpuViewMut, HostIndex, OnStream,
+    PinnedArray, ReadOn, UnifiedArray, UninitArray, WriteOn,
 };
 pub use copy::{
     Download, DownloadTarget, Pack, PackedArray, Upload, UploadError, UploadSource, Uploaded, concatenate,

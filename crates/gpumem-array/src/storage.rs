@@ -52,7 +52,7 @@ pub(crate) struct Storage {
     /// Those of the memory.
     address: u64,
     size_bytes: u64,
-    /// That of the memory. Copies from host memory take long.
+    /// The kind of the memory. Copies from host memory take long, so a write of them gets a marker at once.
     kind: MemoryKind,
     /// The point of the last write. At first that of the allocation: in its stream's order the memory exists. [`SPLIT`] if the uses
     /// are in [`More::ranges`].
@@ -356,8 +356,8 @@ impl<'a> Use<'a> {
 }
 
 impl Storage {
-    /// A block from elsewhere. The stream of `gpu` first waits for its uses, on the device; for those of another library's stream
-    /// that has no marker, the host waits.
+    /// Takes a block that other code has used. The stream of `gpu` first waits for these uses, on the device. The host waits for uses
+    /// on another library's stream that has no marker.
     pub(crate) fn of_block(block: Block, gpu: &Gpu) -> Result<Self, ArrayError> {
         let stream = gpu.stream();
         for point in block.use_points() {
@@ -592,13 +592,13 @@ impl Storage {
         self.capture
     }
 
-    /// Makes an array of a capture the result of its graph, which launches write. Before the first launch nothing has used it; that
-    /// its memory exists is what launches wait for.
+    /// Makes an array of a capture the result of its graph, which launches write. It has no uses before the first launch. Launches wait
+    /// until its memory is allocated.
     pub(crate) fn into_result(self) -> Self {
         Self { write: AtomicU64::new(NONE.to_bits()), capture: 0, ..self }
     }
 
-    /// Makes a number of a capture one of its graph. Its memory is not that of the graph, and its uses so far remain.
+    /// Makes a number of a capture a number of its graph. Its memory is outside of the graph, and its uses so far remain.
     pub(crate) fn into_number(self) -> Self {
         Self { capture: 0, ..self }
     }

@@ -293,17 +293,22 @@ fn a_graph_is_launched_from_other_threads() {
     assert_eq!(w.to_vec().unwrap(), [3.0, 6.0]);
 }
 
-/// Other threads are not captured: their streams read arrays that the capture writes and write arrays that it reads.
+/// Other threads are not captured: their streams read an array that the capture writes, and write one that it reads.
 #[test]
 fn a_capture_is_not_contagious() {
     let gpu = gpu();
     let x = vector(&gpu, &[1.0, 2.0]);
+    let (mut v, mut w) = (vector(&gpu, &[3.0, 4.0]), vector(&gpu, &[5.0, 6.0]));
     let (mut graph, y) = gpu
         .capture(|c| {
             let y = x.on(c).try_mul(2.0)?;
+            w.on_mut(c).try_add_assign(&v)?;
             std::thread::scope(|scope| {
                 let other = scope.spawn(|| {
                     let fork = gpu.fork().unwrap();
+                    assert_eq!(w.on(&fork).to_vec().unwrap(), [5.0, 6.0]);
+                    v.on_mut(&fork).try_mul_assign(10.0).unwrap();
+                    assert_eq!(v.to_vec().unwrap(), [30.0, 40.0]);
                     assert_eq!(x.on(&fork).to_vec().unwrap(), [1.0, 2.0]);
                     assert_eq!(x.to_vec().unwrap(), [1.0, 2.0]);
                     let mut own = x.on(&fork).try_add(1.0).unwrap();
@@ -321,9 +326,18 @@ fn a_capture_is_not_contagious() {
     assert!(matches!(graph_error(graph.launch(&gpu).read(&x).run()), GraphError::MissingArgument { .. }));
     let (mut graph, y) = {
         drop((graph, y));
-        gpu.capture(|c| x.on(c).try_mul(2.0)).unwrap()
+        let captured = gpu.capture(|c| {
+            w.on_mut(c).try_add_assign(&v)?;
+            std::thread::scope(|scope| {
+                scope.spawn(|| v.on_mut(&gpu.fork().unwrap()).try_add_assign(1.0).unwrap());
+            });
+            x.on(c).try_mul(2.0)
+        });
+        captured.unwrap()
     };
-    assert_eq!(graph.launch(&gpu).read(&x).run().unwrap().get(&y).unwrap().to_vec().unwrap(), [2.0, 4.0]);
+    let done = graph.launch(&gpu).read(&x).read(&v).write(&mut w).run().unwrap();
+    assert_eq!(done.get(&y).unwrap().to_vec().unwrap(), [2.0, 4.0]);
+    assert_eq!(w.to_vec().unwrap(), [36.0, 47.0]);
     drop(graph);
     check_clean(&gpu);
 }

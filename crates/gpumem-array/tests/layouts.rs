@@ -378,3 +378,37 @@ fn a_reinterpretation_with_too_many_elements_is_refused() {
     let wide = x.broadcast((0x6DB6_DB6D_B6DB_6DB7_usize, 1)).unwrap();
     assert!(matches!(wide.reinterpret::<f32>(), Err(ArrayError::Reinterpret { .. })));
 }
+
+/// Mutable views have the reading methods of views, and transposed elements can be copied to row-major order.
+#[test]
+fn mutable_views_are_read_too() {
+    let gpu = gpu();
+    let host = array![[1, 2, 3], [4, 5, 6]];
+    let mut x = GpuArray::from_array(&gpu, &host).unwrap();
+    assert_eq!((x.strides(), x.is_standard_layout()), (vec![3, 1], true));
+    {
+        let view = x.view_mut();
+        assert_eq!((view.ndim(), view.strides(), view.is_standard_layout()), (2, vec![3, 1], true));
+        assert_eq!(view.sum().unwrap().into_scalar().unwrap(), 21);
+        assert_eq!(view.t().to_array().unwrap(), host.t());
+        assert_eq!(view.slice(s![1, ..]).unwrap().to_vec().unwrap(), [4, 5, 6]);
+        assert_eq!(
+            (view.to_vec().unwrap(), view.to_array().unwrap()),
+            (vec![1, 2, 3, 4, 5, 6], host.clone())
+        );
+        assert_eq!(view.to_owned().unwrap().to_array().unwrap(), host);
+    }
+    let turned = x.t();
+    assert!(!turned.is_standard_layout());
+    let error = turned.reshape(6).unwrap_err().to_string();
+    assert!(error.contains("to_standard_layout"), "{error}");
+    let copied = turned.to_standard_layout().unwrap();
+    assert!(copied.is_standard_layout());
+    assert_eq!(copied.reshape(6).unwrap().to_vec().unwrap(), [1, 4, 2, 5, 3, 6]);
+    let columns = GpuArray::from_array(&gpu, &host.t()).unwrap();
+    assert!(!columns.is_standard_layout());
+    assert_eq!(
+        columns.to_standard_layout().unwrap().into_shape(6).unwrap().to_vec().unwrap(),
+        [1, 4, 2, 5, 3, 6]
+    );
+}

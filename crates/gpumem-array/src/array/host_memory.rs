@@ -1,7 +1,8 @@
-//! Views of the program's own host memory, which devices access in place: [`Gpu::with_registered`] and its like.
+//! Views of the program's own host memory, which devices access in place: [`Gpu::with_registered`],
+//! [`Gpu::with_registered_read_only`] and [`Gpu::with_pageable`].
 //!
-//! The view exists inside a closure only, so that it cannot be forgotten: the end of the closure waits for all streams before the
-//! slice is the program's again ([`Device::with_host_memory`](gpumem_pool::Device::with_host_memory)).
+//! The view exists only inside a closure, so a program cannot leak it. The end of the closure waits for all streams, and then the borrow
+//! of the slice ends ([`Device::with_host_memory`](gpumem_pool::Device::with_host_memory)).
 
 use crate::array::{GpuView, GpuViewMut};
 use crate::element::{Element, check_layout, first_invalid};

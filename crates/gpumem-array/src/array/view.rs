@@ -6,10 +6,12 @@
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::layout::{Bytes, Layout};
+use crate::kind::{Device, Kind, Pinned, Unified};
+use crate::layout::{Bytes, Layout, Order};
 use crate::storage::{Access, Storage, Use};
 use core::fmt;
 use core::marker::PhantomData;
+use gpumem_pool::MemoryKind;
 use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
 
 /// A view of all or part of a [`GpuArray`](crate::GpuArray).
@@ -87,6 +89,18 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     #[must_use]
     pub fn ndim(&self) -> usize {
         self.shape().len()
+    }
+
+    /// The distances of neighbours along each axis, in elements.
+    #[must_use]
+    pub fn strides(&self) -> Vec<isize> {
+        self.layout.strides().collect()
+    }
+
+    /// Returns whether the elements are contiguous in row-major order.
+    #[must_use]
+    pub fn is_standard_layout(&self) -> bool {
+        self.layout.is_dense(Order::Row)
     }
 
     /// The number of elements.
@@ -359,6 +373,24 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         self.view.raw_dim()
     }
 
+    /// The number of axes.
+    #[must_use]
+    pub fn ndim(&self) -> usize {
+        self.view.ndim()
+    }
+
+    /// The distances of neighbours along each axis, in elements.
+    #[must_use]
+    pub fn strides(&self) -> Vec<isize> {
+        self.view.strides()
+    }
+
+    /// Returns whether the elements are contiguous in row-major order.
+    #[must_use]
+    pub fn is_standard_layout(&self) -> bool {
+        self.view.is_standard_layout()
+    }
+
     /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -381,6 +413,21 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
     #[must_use]
     pub fn address(&self) -> u64 {
         self.view.address()
+    }
+
+    /// A view with the axes in reverse order, for as long as this one is borrowed; see [`GpuView::t`].
+    #[must_use]
+    pub fn t(&self) -> GpuView<'_, T, D> {
+        self.view.t()
+    }
+
+    /// A view of the elements that `s![…]` selects, for as long as this one is borrowed; see [`GpuView::slice`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
+    pub fn slice<I: SliceArg<D>>(&self, info: I) -> Result<GpuView<'_, T, I::OutDim>, ArrayError> {
+        self.view.slice(info)
     }
 
     /// A mutable view of the elements that `slice` selects on an axis; see [`GpuView::slice_axis`].
@@ -520,30 +567,37 @@ impl<A: AsView + ?Sized> AsView for &A {
 
 impl<T: Element, D: Dimension> fmt::Debug for GpuView<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe(f, "GpuView", "", self)
+        describe(f, "GpuView", kind_name(self.storage.kind()), self)
     }
 }
 
 impl<T: Element, D: Dimension> fmt::Debug for GpuViewMut<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe(f, "GpuViewMut", "", &self.view)
+        describe(f, "GpuViewMut", kind_name(self.view.storage.kind()), &self.view)
     }
 }
 
-/// Prints the shape and place of a view, without access to the device. `kind` is empty for views, which have none.
+/// The name of the kind of an array in such memory.
+fn kind_name(memory: MemoryKind) -> &'static str {
+    match memory {
+        MemoryKind::Unified => Unified::NAME,
+        MemoryKind::Host => Pinned::NAME,
+        _ => Device::NAME,
+    }
+}
+
+/// Prints the shape, the kind and the place of a view, without a call of the driver.
 pub(crate) fn describe<T: Element, D: Dimension>(
     f: &mut fmt::Formatter<'_>,
     name: &str,
     kind: &str,
     view: &GpuView<'_, T, D>,
 ) -> fmt::Result {
-    let mut fields = f.debug_struct(name);
-    fields
+    f.debug_struct(name)
         .field("element", &format_args!("{}", core::any::type_name::<T>()))
         .field("shape", &view.shape())
-        .field("strides", &view.layout.strides().collect::<Vec<_>>());
-    if !kind.is_empty() {
-        fields.field("kind", &format_args!("{kind}"));
-    }
-    fields.field("gpu", view.gpu).finish_non_exhaustive()
+        .field("strides", &view.strides())
+        .field("kind", &format_args!("{kind}"))
+        .field("gpu", view.gpu)
+        .finish_non_exhaustive()
 }

@@ -180,7 +180,7 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     ///
     /// The download resolves with an [`ArrayError`]:
     ///
-    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` of another driver.
     /// - [`ArrayError::InvalidElement`] if the device wrote bytes that are not a valid `T`.
     /// - [`ArrayError::HostFull`] if the host is out of memory.
     /// - [`ArrayError::Pool`] if an allocation or a driver call failed, if the context is lost, or if the stream captures.

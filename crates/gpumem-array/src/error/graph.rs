@@ -88,7 +88,10 @@ pub enum GraphError {
         /// The position of the argument, from 0.
         index: usize,
     },
-    /// The token of a result belongs to another graph.
-    #[error("the result belongs to another graph; use the tokens that Gpu::capture returned with this graph")]
+    /// The token of a result or of a number belongs to another graph, or to this graph before an update.
+    #[error(
+        "the result or number belongs to another graph, or to this graph before its last update; use the tokens that \
+         Gpu::capture or the last GpuGraph::update returned"
+    )]
     ForeignResult,
 }

@@ -39,7 +39,7 @@ struct State {
 /// A use of memory that was allocated outside of the capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecordedUse {
-    /// The serial number of the storage. Addresses come again; serial numbers do not.
+    /// The serial number of the storage. A later allocation may reuse the address, but never the serial number.
     pub(crate) serial: u64,
     /// The address of the storage, for messages.
     pub(crate) address: u64,

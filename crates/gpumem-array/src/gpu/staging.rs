@@ -198,7 +198,8 @@ impl Staging {
         &self.workers
     }
 
-    /// A buffer that no device uses. `may_wait`: the copy has none, so it waits, or goes on without.
+    /// Returns a buffer that no device uses. With `may_wait`, the copy has no buffer yet: the call waits for one, or answers that the
+    /// copy goes on without.
     pub(crate) fn buffer(&self, gpu: &Gpu, may_wait: bool) -> Result<Answer<'_>, ArrayError> {
         let mut deadline = None;
         loop {

@@ -11,11 +11,11 @@ use crate::ops::blocks;
 use crate::storage::queue;
 use ndarray::{Dimension, IntoDimension};
 
-/// A counter-based generator of random numbers: Philox4x32-10. The number at each position depends on the seed, the stream and the
-/// position alone, so equal generators give equal numbers, on every GPU and on the simulator.
+/// A counter-based generator of random numbers: Philox4x32-10. Each number depends on the seed, the stream and its position alone, so
+/// equal generators give equal numbers, on every GPU and on the simulator.
 ///
-/// Each array that is drawn advances the generator. There is no generator behind the scenes: keep one, or one for each thread, with
-/// streams of its own ([`Rng::with_stream`]). A graph repeats the numbers of its capture at each launch.
+/// Each array that is drawn advances the generator. There is no global generator: keep one, or one for each thread with a stream of its
+/// own ([`Rng::with_stream`]). A graph repeats the numbers of its capture at each launch.
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, Rng, pool::{Device, Pool}};

@@ -2,7 +2,7 @@
 //!
 //! The result stays on the device, as an array without axes.
 
-use crate::array::{AsView, GpuArray, GpuView};
+use crate::array::{AsView, GpuArray, GpuView, GpuViewMut};
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -41,6 +41,18 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
 }
 
 impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// Sums all elements, on the device; see [`GpuView::sum`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`] if the allocation or a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator
+    /// without the feature `sim`.
+    pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
+        self.view().sum()
+    }
+}
+
+impl<T: Numeric, D: Dimension> GpuViewMut<'_, T, D> {
     /// Sums all elements, on the device; see [`GpuView::sum`].
     ///
     /// # Errors

@@ -18,9 +18,9 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
 
     /// Changes the number of elements. New ones are set to `value`.
     ///
-    /// Within the capacity nothing moves. Beyond it, the elements are copied on the device to memory with room ahead; below a quarter of
-    /// it, to memory that fits. A view cannot exist meanwhile, but [`GpuArray::address`] changes, and a graph that was captured with
-    /// the array refuses it after a move.
+    /// Within the capacity the elements stay where they are. Beyond it, they are copied on the device to a larger allocation with spare
+    /// capacity. Below a quarter of it, they are copied to an allocation of their size. A copy changes [`GpuArray::address`], and a graph
+    /// that was captured with the array refuses it afterwards.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
@@ -56,7 +56,7 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
         })
     }
 
-    /// Appends a slice. Returns when the copy is complete.
+    /// Appends a slice. Returns when the elements have been read.
     ///
     /// # Errors
     ///
