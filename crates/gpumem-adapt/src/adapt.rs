@@ -8,8 +8,9 @@ use gpumem_array::ndarray::{Array1, ArrayView1, Ix1};
 
 /// Rebuilds a value with its arrays at another place, and keeps its type otherwise.
 ///
-/// [`adapt`](Adapt::adapt) copies, [`into_adapted`](Adapt::into_adapted) moves. Both return when all copies are complete. If a part
-/// of a value fails, the parts that were already moved are released, and the error names the part.
+/// [`adapt`](Adapt::adapt) copies, [`into_adapted`](Adapt::into_adapted) moves. Downloads are complete when they return. Uploads return
+/// when the elements have been read; the copies run in stream order. If a part of a value fails, the parts that were already moved are
+/// released, and the error names the part.
 ///
 /// # Your own types
 ///
@@ -193,6 +194,12 @@ pub trait Collect<To: Target, A: ?Sized, B> {
     ) -> Result<Self::Collected, AdaptError>
     where
         A: Sized;
+
+    /// Returns whether a sequence is at the target already; `each` tells it of a value.
+    #[doc(hidden)]
+    fn is_at(items: &[A], to: &To, each: impl Fn(&A) -> bool) -> bool
+    where
+        A: Sized;
 }
 
 /// The form of a sequence of `A` at `To`.
@@ -241,6 +248,13 @@ impl<To: Target, A: ?Sized, B> Collect<To, A, B> for Separate {
         let items = items.into_iter().enumerate();
         items.map(|(index, item)| each(item, cx).map_err(|error| error.within(index))).collect()
     }
+
+    fn is_at(items: &[A], _: &To, each: impl Fn(&A) -> bool) -> bool
+    where
+        A: Sized,
+    {
+        items.iter().all(each)
+    }
 }
 
 /// Copies or moves elements to an array.
@@ -266,6 +280,11 @@ macro_rules! merges {
             _: impl FnMut($element, &mut Context<'_, To>) -> Result<$element, AdaptError>,
         ) -> Result<To::Array, AdaptError> {
             To::take_from_host(Array1::from(items), cx)
+        }
+
+        // The elements are on the host.
+        fn is_at(_: &[$element], to: &To, _: impl Fn(&$element) -> bool) -> bool {
+            to.gpu().is_none()
         }
     };
 }
@@ -301,5 +320,9 @@ impl<To: Target, A, B, const N: usize> Collect<To, [A; N], B> for MergedAlone {
         each: impl FnMut([A; N], &mut Context<'_, To>) -> Result<B, AdaptError>,
     ) -> Result<Vec<B>, AdaptError> {
         Separate::take(items, cx, each)
+    }
+
+    fn is_at(items: &[[A; N]], _: &To, each: impl Fn(&[A; N]) -> bool) -> bool {
+        items.iter().all(each)
     }
 }

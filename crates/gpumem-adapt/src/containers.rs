@@ -29,7 +29,7 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for [A] {
     }
 
     fn is_at(&self, to: &To) -> bool {
-        self.iter().all(|item| item.is_at(to))
+        A::Many::is_at(self, to, |item| item.is_at(to))
     }
 }
 
@@ -142,7 +142,7 @@ where
     }
 
     fn is_at(&self, to: &To) -> bool {
-        self.as_slice().is_at(to)
+        self.iter().all(|item| item.is_at(to))
     }
 }
 

@@ -1,12 +1,12 @@
 //! [`Feed`]: values of the host, uploaded ahead of their use.
 //!
-//! Uploads run on a stream of their own, so they overlap with the work on the batches before. Nothing waits for an upload on the host:
-//! the consumer's stream waits on the device when it first uses the batch. The memory of a batch is reused in the order of the streams.
+//! Uploads run on a stream of their own, so they overlap with the work on the batches before. The host does not wait for the end of an
+//! upload: the consumer's stream waits on the device when it first uses the batch. The memory of a batch is reused in the order of the streams.
 //! So a marker is recorded in the consumer's stream before each upload: the upload then waits for the work up to there at most, and not
 //! for work that is queued later.
 //!
-//! The calling thread uploads: it fills the pinned buffers of [`Gpu::set_staging`], whose size bounds the pinned memory. No other thread
-//! reads the source, so a feed may borrow its data, and can be forgotten, dropped or kept at any time.
+//! The calling thread uploads: it fills the pinned buffers of [`Gpu::set_staging`], whose size bounds the pinned memory. If a batch is
+//! larger than all buffers together, the thread waits for the copies that use them. No other thread reads the source, so a feed may borrow its data, and can be forgotten, dropped or kept at any time.
 
 mod batches;
 mod fit;
@@ -86,7 +86,8 @@ impl<I> Feeder<I> {
         Self { prefetch: count.max(1), ..self }
     }
 
-    /// The iterator over the values on `gpu`. Items that are there already are passed through.
+    /// The iterator over the values on `gpu`. Items all of whose arrays are there already are passed through. An item with arrays on
+    /// both sides is copied whole. Arrays that `Rc` or `Arc` shares have the `Gpu` of the uploads, which uses another stream than `gpu`.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! Data sets in batches and feeds: contents, order, every way of leaving the loop, bounds, on the simulator with its race detection.
 
-use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayD, ArrayView2, Axis, Ix1, Ix2, IxDyn};
+use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayD, ArrayView2, Axis, Dimension, Ix1, Ix2, IxDyn};
 use gpumem_adapt::array::pool::{Device, Limit, MemoryKind, Pool};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, StagingOptions};
-use gpumem_adapt::{Adapt, AdaptError, Rows, Source, batches, feed, feed_stream, try_feed};
+use gpumem_adapt::{Adapt, AdaptError, Host, Rows, Source, batches, feed, feed_stream, try_feed};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -159,9 +159,45 @@ fn a_data_set_that_does_not_fit_passes_through() {
             rows.extend(first_column(&batch));
         }
         assert_eq!(rows, (1..25).collect::<Vec<_>>());
-        assert!(machine.gpu.pool().status().unwrap().reserved_peak_bytes <= 8 * ROW_BYTES);
+        // The feed has filled the device, so uploads were refused.
+        assert_eq!(machine.gpu.pool().status().unwrap().in_use_peak_bytes, 8 * ROW_BYTES);
         machine.end();
     }
+}
+
+/// The same with items that become arrays: an upload that is refused is delayed, and no item is lost.
+#[test]
+fn vectors_that_do_not_fit_pass_through() {
+    for seed in 0..4 {
+        let machine = machine(seed, Some(8));
+        let items = (0..12).map(|index| (vec![index as f32; 2 * COLUMNS], index));
+        let mut read = Vec::new();
+        for batch in feed(items).prefetch(8).on(&machine.gpu).unwrap() {
+            let (mut values, index) = batch.unwrap();
+            values.try_add_assign(1.0).unwrap();
+            assert_eq!(values.to_vec().unwrap(), vec![index as f32 + 1.0; 2 * COLUMNS]);
+            read.push(index);
+        }
+        assert_eq!(read, (0..12).collect::<Vec<_>>());
+        assert_eq!(machine.gpu.pool().status().unwrap().in_use_peak_bytes, 8 * ROW_BYTES);
+        machine.end();
+    }
+}
+
+/// Elements of a `Vec` become an array; those of an array `[T; N]`, and numbers by themselves, stay on the host.
+#[test]
+fn vectors_of_elements_are_not_at_a_gpu() {
+    let machine = machine(0, None);
+    let gpu = &machine.gpu;
+    assert!(!vec![1.0_f32].is_at(gpu));
+    assert!(!(vec![true], 1).is_at(gpu));
+    assert!(!vec![[1_u8; 4]].is_at(gpu));
+    assert!(!Some(vec!['a']).is_at(gpu));
+    assert!(1.0_f32.is_at(gpu) && [1.0_f32; 3].is_at(gpu) && vec![String::new()].is_at(gpu));
+    assert!(vec![1.0_f32].is_at(&Host));
+    let array = GpuArray::from_elem(gpu, 10, 1.0_f32).unwrap();
+    assert!((array, vec![(); 2]).is_at(gpu));
+    machine.end();
 }
 
 #[test]
@@ -364,17 +400,25 @@ fn feeds_are_streams() {
 #[test]
 fn uploads_run_beside_the_work_on_the_batch_before() {
     let x = table(128);
-    let time = |prefetch: Option<usize>| {
+    let vectors: Vec<Vec<f32>> =
+        x.axis_chunks_iter(Axis(0), 32).map(|rows| rows.iter().copied().collect()).collect();
+    let time = |of_vectors: bool, prefetch: Option<usize>| {
         let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
         let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
         gpu.preload::<f32>().unwrap();
-        let work = |mut batch: GpuArray<f32, Ix2>| (0..30).for_each(|_| batch.try_add_assign(1.0).unwrap());
+        fn work<D: Dimension>(mut batch: GpuArray<f32, D>) {
+            (0..30).for_each(|_| batch.try_add_assign(1.0).unwrap());
+        }
         // Pins the buffers, which takes long.
         drop(x.adapt(&gpu).unwrap());
         gpu.device().synchronize().unwrap();
         let sim = Sim::of(&driver).unwrap();
         let begin = sim.host_time();
         match prefetch {
+            Some(count) if of_vectors => {
+                let feed = feed(vectors.clone()).prefetch(count).on(&gpu).unwrap();
+                feed.for_each(|batch| work(batch.unwrap()));
+            }
             Some(count) => {
                 let feed = batches(&x).batch_size(32).prefetch(count).on(&gpu).unwrap();
                 feed.for_each(|batch| work(batch.unwrap()));
@@ -387,9 +431,14 @@ fn uploads_run_beside_the_work_on_the_batch_before() {
         gpu.device().synchronize().unwrap();
         sim.host_time() - begin
     };
-    let serial = time(None);
-    for prefetch in [1, 2, 8] {
-        let overlapped = time(Some(prefetch));
-        assert!(overlapped < serial * 9 / 10, "{prefetch}: {overlapped:?}, one after the other {serial:?}");
+    let serial = time(false, None);
+    for of_vectors in [false, true] {
+        for prefetch in [1, 2, 8] {
+            let overlapped = time(of_vectors, Some(prefetch));
+            assert!(
+                overlapped < serial * 9 / 10,
+                "{prefetch}: {overlapped:?}, one after the other {serial:?}"
+            );
+        }
     }
 }

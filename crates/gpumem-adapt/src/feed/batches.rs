@@ -81,7 +81,8 @@ impl<S: Source> Batches<S> {
         Self { drop_last: true, ..self }
     }
 
-    /// Sets how many batches are on the device or on their way at a time; see [`Feeder::prefetch`].
+    /// Sets how many batches are on the device or on their way at a time, beside the one that the consumer has; see
+    /// [`Feeder::prefetch`].
     pub fn prefetch(self, count: usize) -> Self {
         Self { prefetch: count, ..self }
     }

@@ -11,7 +11,8 @@ use futures_core::Stream;
 use gpumem_array::Gpu;
 use std::collections::VecDeque;
 
-/// The iterator as a stream. Each poll returns an item: nothing waits for the device, and the copy into pinned memory runs in the poll.
+/// The iterator as a stream. Each poll returns an item, and copies into pinned memory. A poll that uploads an item which is larger than all
+/// pinned buffers together waits for copies of the device; see [`Gpu::set_staging`].
 impl<I, V> Stream for Feed<I, V>
 where
     Self: Iterator + Unpin,
@@ -50,7 +51,7 @@ pub struct FeedStream<S, V: Adapt<Gpu>> {
 }
 
 impl<S, V: Adapt<Gpu>> FeedStream<S, V> {
-    /// Sets how many items are on the device or on their way at a time: 2 by default, at least 1.
+    /// Sets how many items are on the device or on their way at a time, beside the one that the consumer has: 2 by default, at least 1.
     #[must_use]
     pub fn prefetch(self, count: usize) -> Self {
         Self { prefetch: count.max(1), ..self }

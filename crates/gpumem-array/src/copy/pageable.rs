@@ -99,8 +99,8 @@ fn upload_staged(
 /// call's time.
 fn upload_small(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(), ArrayError> {
     let buffer = SMALL.try_with(Cell::take).ok().flatten();
-    let mut buffer = buffer.unwrap_or_else(|| vec![0; SMALL_BYTES_MAX].into_boxed_slice());
-    let queued = match buffer.get_mut(..bytes.len()) {
+    let mut buffer = buffer.unwrap_or_else(|| vec![0; SMALL_BYTES_MAX + PAGE_BYTES_MAX].into_boxed_slice());
+    let queued = match whole_pages(&mut buffer).and_then(|pages| pages.get_mut(..bytes.len())) {
         Some(copy) => {
             copy.copy_from_slice(bytes);
             queue_copy(gpu, [target], |stream| {
@@ -118,8 +118,15 @@ fn upload_small(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(),
     queued
 }
 
+/// The part of a buffer that shares no page with other memory. The program can pin any memory of its own with
+/// [`Gpu::with_registered`], and pinning a part of a page pins the whole page.
+fn whole_pages(buffer: &mut [u8]) -> Option<&mut [u8]> {
+    let start = buffer.as_ptr().align_offset(PAGE_BYTES_MAX);
+    buffer.get_mut(start..)?.get_mut(..SMALL_BYTES_MAX)
+}
+
 thread_local! {
-    /// Memory that is never pinned.
+    /// Memory whose [`whole_pages`] are never pinned.
     static SMALL: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
@@ -317,6 +324,25 @@ const STAGED_DOWNLOAD_BYTES_MIN: usize = 512 << 10;
 const PAST_CACHE_BYTES_MIN: usize = 32 << 20;
 /// The driver copies smaller uploads at once.
 const SMALL_BYTES_MAX: usize = 64 << 10;
+/// The largest size of a page of the supported systems. Others have pages of 4 KiB or 16 KiB.
+const PAGE_BYTES_MAX: usize = 64 << 10;
+const _: () = assert!(SMALL_BYTES_MAX.is_multiple_of(PAGE_BYTES_MAX));
 const CHUNK_COUNT_MIN: usize = 4;
 /// From this size on, waking threads takes less time than they save.
 pub(super) const SHARED_BYTES_MIN: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_uploads_have_pages_of_their_own() {
+        let mut memory = vec![0_u8; SMALL_BYTES_MAX + 3 * PAGE_BYTES_MAX];
+        for start in [0, 1, 16, 4096, PAGE_BYTES_MAX - 1] {
+            let buffer = &mut memory[start..start + SMALL_BYTES_MAX + PAGE_BYTES_MAX];
+            let pages = whole_pages(buffer).expect("a page more than needed is enough for any start");
+            assert_eq!(pages.len(), SMALL_BYTES_MAX, "{start}");
+            assert!(pages.as_ptr().addr().is_multiple_of(PAGE_BYTES_MAX), "{start}");
+        }
+    }
+}
