@@ -151,12 +151,34 @@ fn nothing_is_pinned_before_a_large_copy_and_idle_threads_free_it() {
     let host = numbers(1 << 20, 5);
     assert!(GpuArray::from_slice(&gpu, &host).unwrap().to_vec().unwrap() == host);
     assert!(pinned.status().unwrap().in_use_bytes > 0);
+    wait_until_freed(&pinned);
+    assert!(GpuArray::from_slice(&gpu, &host).unwrap().to_vec().unwrap() == host);
+}
+
+fn wait_until_freed(pinned: &Pool) {
     let start = std::time::Instant::now();
     while pinned.status().unwrap().in_use_bytes > 0 {
         assert!(start.elapsed().as_secs() < 60, "the buffers are still there");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    assert!(GpuArray::from_slice(&gpu, &host).unwrap().to_vec().unwrap() == host);
+}
+
+/// Copies that start no thread, and those that threads serve; each burst after the buffers of the one before were freed.
+#[test]
+fn the_ring_is_freed_after_each_burst_of_copies() {
+    for (thread_count, len) in [(0, 1 << 20), (2, 64 << 10), (3, 1 << 20)] {
+        let (gpu, pinned) = staged(SimConfig::new(), None);
+        gpu.set_staging(small_ring().threads(thread_count));
+        let host = numbers(len, 5);
+        for burst in 0..3 {
+            for _ in 0..3 {
+                assert!(GpuArray::from_slice(&gpu, &host).unwrap().to_vec().unwrap() == host);
+            }
+            assert!(pinned.status().unwrap().in_use_bytes > 0, "{thread_count} threads, burst {burst}");
+            wait_until_freed(&pinned);
+        }
+        assert_clean(&gpu, 0);
+    }
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! The driver copies pageable memory with one thread, through a buffer of its own. Here several threads fill or drain pinned buffers
 //! while the link moves others. The buffers form a ring of bounded size in the pinned pool of the `Gpu`. They are allocated when a
-//! copy needs them, and freed when pinned memory is short or when no copy has used them for a while.
+//! copy needs them, and freed when pinned memory is short or when no copy has used them for a while. A thread that is there as long as
+//! the buffers watches for that.
 //!
 //! A copy waits for a buffer without a bound only behind its own stream, whose work it waits for anyway. The work of another stream
 //! may depend on this thread, so a copy that finds all buffers there goes on without a buffer.
@@ -23,6 +24,7 @@ use gpumem_pool::sys::env::{self, EnvError, Variable};
 use gpumem_pool::{Block, Event, MemoryKind, PoolError, Reclaimable, Registration, Stream, StreamId};
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Instant;
 use workers::Workers;
 pub(crate) use workers::{Copying, HostCopy, PIECE_BYTES};
@@ -111,7 +113,8 @@ impl StagingOptions {
 pub const VARIABLES: &[Variable] = &[Variable {
     name: "GPUMEM_STAGING",
     meaning: "`key:value,…`: the pinned buffers of large copies from and to pageable memory. `buffers` is their number (default 8; with 0 the \
-              driver copies), `buffer_bytes` the size of one (default 2MiB), `threads` the number of threads that fill and drain them",
+              driver copies), `buffer_bytes` the size of one (default 2MiB), `threads` the number of threads that fill and drain them. \
+              `Gpu::open` and `StagingOptions::from_env` read it; `Gpu::new` has the defaults",
 }];
 
 impl Default for StagingOptions {
@@ -132,6 +135,8 @@ struct Ring {
     state: Mutex<State>,
     /// Notified when a buffer is given back.
     returned: Condvar,
+    /// Notified when the [`Staging`] ends.
+    ended: Condvar,
     registration: OnceLock<Registration>,
 }
 
@@ -145,6 +150,13 @@ struct State {
     count_max: Option<usize>,
     /// Copies that go on without a buffer, after a refusal, before the pool is asked again.
     skip_count: usize,
+    /// How often a buffer has been given back.
+    return_count: u64,
+    /// How often the idle buffers have been freed.
+    release_count: u64,
+    /// The thread that frees idle buffers, while there are buffers.
+    watcher: Option<JoinHandle<()>>,
+    is_ending: bool,
 }
 
 /// Pinned memory.
@@ -178,15 +190,10 @@ impl Staging {
         let ring = Arc::new(Ring {
             state: Mutex::default(),
             returned: Condvar::new(),
+            ended: Condvar::new(),
             registration: OnceLock::new(),
         });
-        let idle = Arc::downgrade(&ring);
-        let workers = Workers::new(options.thread_count, move || {
-            if let Some(ring) = idle.upgrade() {
-                ring.release_idle();
-            }
-        });
-        Arc::new(Self { options, ring, workers })
+        Arc::new(Self { options, ring, workers: Workers::new(options.thread_count) })
     }
 
     /// The size of the buffers, or `None` if copies are not staged.
@@ -232,7 +239,10 @@ impl Staging {
     fn try_take(&self, gpu: &Gpu) -> Answer<'_> {
         let ring = &*self.ring;
         // The driver is called without the lock.
-        let mut idle = core::mem::take(&mut ring.lock().idle);
+        let (mut idle, release_count) = {
+            let mut state = ring.lock();
+            (core::mem::take(&mut state.idle), state.release_count)
+        };
         let (mut ready, mut lost) = (None, Vec::new());
         let mut index = 0;
         while index < idle.len() && ready.is_none() {
@@ -244,6 +254,10 @@ impl Staging {
             }
         }
         let mut state = ring.lock();
+        if state.release_count != release_count {
+            // The pool has asked for the idle buffers in the meantime.
+            lost.append(&mut idle);
+        }
         idle.append(&mut state.idle);
         state.idle = idle;
         state.count -= lost.len();
@@ -270,6 +284,7 @@ impl Staging {
         ring.registration.get_or_init(|| gpu.device().register_reclaimable(&self.ring));
         let place = RingPlace(ring);
         if let Ok(buffer) = Buffer::new(gpu, self.options.buffer_bytes) {
+            self.ring.watch();
             return Answer::Buffer(Lent { buffer, place });
         }
         drop(place);
@@ -303,10 +318,66 @@ impl Ring {
     /// Frees the buffers that no copy has, in the order of their streams.
     fn release_idle(&self) {
         let mut state = self.lock();
-        let idle = core::mem::take(&mut state.idle);
-        state.count -= idle.len();
-        state.count_max = None;
+        let idle = state.take_idle();
         drop(state);
+        drop(idle);
+    }
+
+    /// Starts the thread that frees the buffers when they are idle, unless it runs. If the system refuses it, only the pool asks for them.
+    fn watch(self: &Arc<Self>) {
+        let mut state = self.lock();
+        if state.watcher.is_none() {
+            let ring = Arc::clone(self);
+            let watcher = std::thread::Builder::new().name("gpumem-staging-idle".into());
+            state.watcher = watcher.spawn(move || ring.release_when_idle()).ok();
+        }
+    }
+
+    /// Frees the buffers when no copy has used them for a while. Returns when there are none.
+    fn release_when_idle(&self) {
+        let mut state = self.lock();
+        let mut return_count = state.return_count;
+        while !state.is_ending {
+            let (next, wait) =
+                self.ended.wait_timeout(state, IDLE_AFTER).unwrap_or_else(PoisonError::into_inner);
+            state = next;
+            if !wait.timed_out() {
+                continue;
+            }
+            let was_used = core::mem::replace(&mut return_count, state.return_count) != state.return_count;
+            if !was_used && state.count == state.idle.len() {
+                let idle = state.take_idle();
+                // The next buffer starts another thread.
+                state.watcher = None;
+                drop(state);
+                drop(idle);
+                return;
+            }
+        }
+    }
+}
+
+impl State {
+    /// The buffers that no copy has, for the drop without the lock.
+    fn take_idle(&mut self) -> Vec<Buffer> {
+        let idle = core::mem::take(&mut self.idle);
+        self.count -= idle.len();
+        self.count_max = None;
+        self.release_count += 1;
+        idle
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let watcher = {
+            let mut state = self.ring.lock();
+            state.is_ending = true;
+            state.watcher.take()
+        };
+        self.ring.ended.notify_all();
+        // The thread frees memory in stream order: it waits for nothing and does not panic.
+        let _ = watcher.map(JoinHandle::join);
     }
 }
 
@@ -387,7 +458,10 @@ impl Lent<'_> {
     /// Gives the buffer back, whose work may still run.
     pub(crate) fn give_back(self) {
         let Self { buffer, place } = self;
-        place.0.lock().idle.push(buffer);
+        let mut state = place.0.lock();
+        state.idle.push(buffer);
+        state.return_count += 1;
+        drop(state);
         place.0.returned.notify_one();
         core::mem::forget(place);
     }
@@ -414,6 +488,8 @@ const SKIPPED_REQUESTS: usize = 16;
 /// How long a copy waits for buffers that work of other streams uses: many times as long as the link needs for the whole ring.
 const OTHERS_END_WITHIN: Duration = Duration::from_millis(2);
 const PAUSE: Duration = Duration::from_micros(50);
+/// Buffers are freed when there has been no copy for this long.
+const IDLE_AFTER: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -16,7 +16,6 @@ use std::time::Instant;
 pub(crate) struct Workers {
     queue: Arc<Queue>,
     thread_count: usize,
-    on_idle: Arc<dyn Fn() + Send + Sync>,
     threads: OnceLock<Vec<JoinHandle<()>>>,
 }
 
@@ -66,31 +65,25 @@ pub(crate) struct Copying<'a> {
 }
 
 impl Workers {
-    /// `on_idle` is called on one of the threads when there has been no copy for a while.
-    pub(super) fn new(thread_count: usize, on_idle: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(super) fn new(thread_count: usize) -> Self {
         let queue = Queue {
             state: Mutex::default(),
             piece_count: AtomicUsize::new(0),
             added: Condvar::new(),
             done: Condvar::new(),
         };
-        Self { queue: Arc::new(queue), thread_count, on_idle: Arc::new(on_idle), threads: OnceLock::new() }
+        Self { queue: Arc::new(queue), thread_count, threads: OnceLock::new() }
     }
 
     /// Starts the threads, unless they run. If the system refuses one, the others and the callers copy.
     pub(crate) fn wake(&self) {
         self.threads.get_or_init(|| {
             let spawn = |index| {
-                let (queue, on_idle) = (Arc::clone(&self.queue), Arc::clone(&self.on_idle));
-                let is_first = index == 0;
-                let run = move || {
-                    queue.work(|| {
-                        if is_first {
-                            on_idle()
-                        }
-                    })
-                };
-                std::thread::Builder::new().name(format!("gpumem-copy-{index}")).spawn(run).ok()
+                let queue = Arc::clone(&self.queue);
+                std::thread::Builder::new()
+                    .name(format!("gpumem-copy-{index}"))
+                    .spawn(move || queue.work())
+                    .ok()
             };
             (0..self.thread_count).map_while(spawn).collect()
         });
@@ -182,11 +175,9 @@ impl Queue {
     }
 
     /// Copies pieces until the end.
-    fn work(&self, on_idle: impl Fn()) {
-        let mut is_idle = false;
+    fn work(&self) {
         loop {
             while let Some(piece) = self.take() {
-                is_idle = false;
                 self.run(&piece);
             }
             if spin_until(|| self.piece_count.load(Ordering::Relaxed) > 0) {
@@ -200,21 +191,8 @@ impl Queue {
                 continue;
             }
             state.sleeping += 1;
-            let (mut state, is_late) = match is_idle {
-                true => (self.added.wait(state).unwrap_or_else(PoisonError::into_inner), false),
-                false => {
-                    let woken = self.added.wait_timeout(state, IDLE_AFTER);
-                    let (state, wait) = woken.unwrap_or_else(PoisonError::into_inner);
-                    (state, wait.timed_out())
-                }
-            };
+            let mut state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.sleeping -= 1;
-            let is_ending = state.is_ending;
-            drop(state);
-            if is_late && !is_ending {
-                is_idle = true;
-                on_idle();
-            }
         }
     }
 }
@@ -272,8 +250,6 @@ fn spin_until(is_over: impl Fn() -> bool) -> bool {
 /// Long enough that taking a piece costs little, and short enough that the copies of one buffer end together.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
 const SPIN_MAX: Duration = Duration::from_micros(20);
-/// Buffers are freed when there has been no copy for this long.
-const IDLE_AFTER: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -286,7 +262,7 @@ mod tests {
 
     #[test]
     fn many_small_copies_share_pieces() {
-        let workers = Workers::new(2, || {});
+        let workers = Workers::new(2);
         workers.wake();
         let from: Vec<Vec<u8>> = (0..1000_usize).map(|index| vec![index as u8; index % 700]).collect();
         let mut to: Vec<Vec<u8>> = from.iter().map(|from| vec![0; from.len()]).collect();
@@ -299,7 +275,7 @@ mod tests {
 
     #[test]
     fn copies_of_several_callers_are_complete_when_they_end() {
-        let workers = Workers::new(3, || {});
+        let workers = Workers::new(3);
         workers.wake();
         std::thread::scope(|scope| {
             for seed in 0..4_u8 {
@@ -319,7 +295,7 @@ mod tests {
 
     #[test]
     fn callers_copy_without_threads() {
-        let workers = Workers::new(0, || {});
+        let workers = Workers::new(0);
         let (from, mut to) = (vec![7_u8; PIECE_BYTES + 1], vec![0_u8; PIECE_BYTES + 1]);
         // SAFETY: both vectors have these bytes, outlive the copy, and are not used before it is done.
         let copying = unsafe { workers.start([copy(&mut to, &from)]) };
