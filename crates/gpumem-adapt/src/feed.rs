@@ -79,6 +79,8 @@ impl<I: Iterator> Iterator for Infallibly<I> {
     }
 }
 
+impl<I: ExactSizeIterator> ExactSizeIterator for Infallibly<I> {}
+
 impl<I> Feeder<I> {
     /// Sets how many items are on the device or on their way at a time, beside the one that the consumer has. 2 by default; at least 1.
     /// An upload that finds the device full waits until the consumer has returned memory.
@@ -197,6 +199,16 @@ where
 impl<I, V, E> FusedIterator for Feed<I, V>
 where
     I: Iterator<Item = Result<V, E>>,
+    E: Into<Box<dyn Error + Send + Sync>>,
+    V: Adapt<Gpu>,
+    V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+{
+}
+
+/// The number of items that are left, if the source knows it.
+impl<I, V, E> ExactSizeIterator for Feed<I, V>
+where
+    I: ExactSizeIterator<Item = Result<V, E>>,
     E: Into<Box<dyn Error + Send + Sync>>,
     V: Adapt<Gpu>,
     V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,

@@ -11,7 +11,8 @@ use gpumem_array::{Element, Gpu};
 /// Divides a data set into batches, which are uploaded ahead of their use.
 ///
 /// A data set is an `ndarray` array or view, whose first axis is divided; a slice, such as the bytes of a memory-mapped file; or a tuple
-/// of data sets of the same length. An array without axes has no rows. Batches in the order of the data set are uploaded without another copy on the host.
+/// of data sets of the same length. An array without axes has no rows. Batches in the order of the data set are uploaded without another
+/// copy on the host.
 ///
 /// ```
 /// use gpumem_adapt::array::ndarray::{Array1, Array2};
@@ -41,6 +42,15 @@ pub trait Source {
     /// The number of rows.
     fn row_count(&self) -> usize;
 
+    /// Checks that the parts of the data set belong together.
+    ///
+    /// # Errors
+    ///
+    /// [`AdaptError::Custom`] if parts of a tuple have different numbers of rows.
+    fn check(&self) -> Result<(), AdaptError> {
+        Ok(())
+    }
+
     /// The rows of a batch, all of which exist.
     fn batch(&self, rows: &Rows) -> Self::Batch;
 }
@@ -66,9 +76,9 @@ pub struct Batches<S> {
 }
 
 impl<S: Source> Batches<S> {
-    /// Sets the number of rows of a batch: 32 by default, at least 1.
+    /// Sets the number of rows of a batch: 32 by default. 0 is an error of [`Batches::on`].
     pub fn batch_size(self, row_count: usize) -> Self {
-        Self { batch_size: row_count.max(1), ..self }
+        Self { batch_size: row_count, ..self }
     }
 
     /// Takes the rows in a random order that depends on the seed alone. The rows of each batch are gathered on the host.
@@ -88,9 +98,18 @@ impl<S: Source> Batches<S> {
     }
 
     /// The batches on the host.
-    #[must_use]
-    pub fn on_host(self) -> BatchItems<S> {
+    ///
+    /// # Errors
+    ///
+    /// [`AdaptError::Custom`] if the size of a batch is 0, or if the parts of the data set have different numbers of rows.
+    pub fn on_host(self) -> Result<BatchItems<S>, AdaptError> {
         let Self { source, batch_size, seed, drop_last, .. } = self;
+        if batch_size == 0 {
+            return Err(AdaptError::custom(
+                "batches of 0 rows hold no data set: set `batch_size` to at least 1",
+            ));
+        }
+        source.check()?;
         let row_count = source.row_count();
         let end = if drop_last { row_count / batch_size * batch_size } else { row_count };
         let order = seed.map(|seed| {
@@ -98,21 +117,22 @@ impl<S: Source> Batches<S> {
             fastrand::Rng::with_seed(seed).shuffle(&mut order);
             order
         });
-        BatchItems { source, batch_size, order, left: 0..end }
+        Ok(BatchItems { source, batch_size, order, left: 0..end })
     }
 
     /// The iterator over the batches on `gpu`.
     ///
     /// # Errors
     ///
-    /// [`AdaptError::Array`] if the stream of the uploads cannot be created.
+    /// - [`AdaptError::Array`] if the stream of the uploads cannot be created.
+    /// - [`AdaptError::Custom`] if the size of a batch is 0, or if the parts of the data set have different numbers of rows.
     pub fn on(self, gpu: &Gpu) -> Result<Feed<BatchItems<S>, S::Batch>, AdaptError>
     where
         S::Batch: Adapt<Gpu>,
         <S::Batch as Adapt<Gpu>>::Adapted: Adapt<Gpu, Adapted = <S::Batch as Adapt<Gpu>>::Adapted>,
     {
         let prefetch = self.prefetch;
-        Feeder { items: self.on_host(), prefetch }.prefetch(prefetch).on(gpu)
+        Feeder { items: self.on_host()?, prefetch }.prefetch(prefetch).on(gpu)
     }
 }
 
@@ -201,12 +221,25 @@ impl<'a, T: Element> Source for &'a Vec<T> {
 
 macro_rules! tuples {
     ($(($($name:ident $index:tt),+))*) => {$(
-        /// The batches have rows of all members. A tuple has as many rows as its shortest member.
+        /// The batches have rows of all members, which must have the same number of rows.
         impl<$($name: Source),+> Source for ($($name,)+) {
             type Batch = ($($name::Batch,)+);
 
             fn row_count(&self) -> usize {
                 [$(self.$index.row_count()),+].into_iter().min().unwrap_or(0)
+            }
+
+            fn check(&self) -> Result<(), AdaptError> {
+                $(self.$index.check().map_err(|error| error.within(stringify!($index)))?;)+
+                let first = self.0.row_count();
+                $(
+                    let other = self.$index.row_count();
+                    if other != first {
+                        let lengths = format!("{other} rows, but the first data set has {first}: pass data sets of the same length");
+                        return Err(AdaptError::custom(lengths).within(stringify!($index)));
+                    }
+                )+
+                Ok(())
             }
 
             fn batch(&self, rows: &Rows) -> Self::Batch {
