@@ -1,7 +1,7 @@
 //! Model-based tests: random programs over the public interface of a layer, compared with a naive twin.
 //!
 //! [`search`] generates cases from seeds, shrinks a case that fails, and prints the command that repeats it. A [`Model`] has the cases
-//! of one layer: [`Pools`] and [`Arrays`](arrays::Arrays).
+//! of one layer: [`Pools`] and [`Arrays`].
 //!
 //! For the pool, a [`Case`] is a simulated machine, the options of a pool and a list of [`Operation`]s. [`world`] runs a case on the real pool
 //! over the simulator, with exactly the synchronisation that a correct user needs; [`twin`] computes the expected results
