@@ -1,7 +1,7 @@
 //! The rate at which pageable memory gets to the device and back, beside the driver's own copies, the link and the host's `memcpy` in the
 //! same run, and PyTorch where `python3` has it.
 //!
-//! `cargo xtask bench feeding`. With `--sweep`, the program prints the rates for many sizes of the staging ring instead.
+//! `cargo xtask bench feeding`. With `--sweep`, the program prints the rates of uploads for many settings of the staging ring instead.
 
 #![allow(clippy::print_stdout, reason = "printing is the purpose of a benchmark")]
 
@@ -11,7 +11,7 @@ use gpumem_adapt::{AdaptError, batches};
 use gpumem_array::ndarray::{ArrayView2, Ix1};
 use gpumem_array::pool::sys::{Driver, DriverError, DriverKind};
 use gpumem_array::pool::{Device, Pool};
-use gpumem_array::{Gpu, GpuArray, PinnedArray, StagingOptions};
+use gpumem_array::{Gpu, GpuArray, PinnedArray, StagingOptions, Stores, Tuning};
 use std::error::Error;
 use std::hint::black_box;
 use std::process::{Command, Stdio};
@@ -66,9 +66,9 @@ impl Bench {
         let begin = Instant::now();
         let array = GpuArray::from_slice(&fresh, &host)?;
         fresh.synchronize()?;
-        row("first_staged_copy_2MiB", begin.elapsed().as_secs_f64() * 1e3, "ms", None);
+        row("first_pinned_buffer_copy_2MiB", begin.elapsed().as_secs_f64() * 1e3, "ms", None);
         let time = self.median(|| GpuArray::from_slice(&fresh, &host).map(drop))?;
-        row("later_staged_copy_2MiB", time.as_secs_f64() * 1e3, "ms", None);
+        row("later_copy_2MiB", time.as_secs_f64() * 1e3, "ms", None);
         drop(array);
         Ok(())
     }
@@ -228,36 +228,124 @@ impl Bench {
         Ok(())
     }
 
-    /// The rates for sizes and numbers of buffers and numbers of threads.
+    /// The rates for kinds of stores, sizes and numbers of buffers, numbers of threads, sizes of pieces, and times of waiting: first each
+    /// ring with each kind of stores, then each other option with the best values so far of those before it.
     fn sweep(&self) -> Done {
-        let mut host = vec![1.0_f32; self.size_bytes / 4];
+        print_host();
+        let host = vec![1.0_f32; self.size_bytes / 4];
         let mut array = GpuArray::from_slice(&self.gpu, &host)?;
-        println!("{:>8} {:>8} {:>8} {:>9} {:>9} {:>9}", "threads", "buffers", "KiB", "up", "down", "to_vec");
-        for thread_count in [0, 3, 7, 9, 11, 13, 15] {
-            for (buffer_count, buffer_kib) in [
-                (8, 512),
-                (4, 1024),
-                (8, 1024),
-                (16, 1024),
-                (4, 2048),
-                (8, 2048),
-                (16, 2048),
-                (8, 4096),
-                (8, 8192),
-            ] {
-                let options = StagingOptions::new();
-                self.gpu.set_staging(
-                    options.threads(thread_count).buffers(buffer_count).buffer_bytes(buffer_kib << 10),
-                );
-                let gigabytes = self.size_bytes as f64 / 1e9;
-                let up = self.median(|| array.copy_from_slice(&host))?;
-                let down = self.median(|| array.copy_to_slice(&mut host))?;
-                let to_vec = self.median(|| array.to_vec().map(drop))?;
-                let [up, down, to_vec] = [up, down, to_vec].map(|time| gigabytes / time.as_secs_f64());
-                println!(
-                    "{thread_count:>8} {buffer_count:>8} {buffer_kib:>8} {up:>9.2} {down:>9.2} {to_vec:>9.2}"
-                );
+        self.link_by_chunk(&mut array)?;
+        let thread_count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let mut best = Setting {
+            buffer_count: 8,
+            buffer_kib: 2048,
+            thread_count: (thread_count - 1).clamp(1, 15),
+            piece_kib: 256,
+            spin_micros: 200,
+            stores: Stores::Memcpy,
+            rate: 0.0,
+        };
+        println!(
+            "threads buffers  KiB piece KiB spin µs stores     fill GB/s   up GB/s  waits for device, host"
+        );
+        let mut run = |setting: &Setting, best: &mut Setting| -> Done {
+            let rate = self.up(setting, &host, &mut array)?;
+            if rate > best.rate {
+                *best = Setting { rate, ..*setting };
             }
+            Ok(())
+        };
+        let rings =
+            [(8, 1024), (16, 1024), (4, 2048), (8, 2048), (16, 2048), (32, 2048), (4, 4096), (8, 4096)];
+        for (buffer_count, buffer_kib) in
+            rings.into_iter().chain([(16, 4096), (8, 8192), (4, 16384), (3, 65536)])
+        {
+            for stores in [Stores::Memcpy, Stores::Words, Stores::PastCache] {
+                run(&Setting { buffer_count, buffer_kib, stores, ..best }, &mut best)?;
+            }
+        }
+        for thread_count in [3, 5, 7, 9, 11, 13, 15, 19, 23, 31] {
+            run(&Setting { thread_count, ..best }, &mut best)?;
+        }
+        for piece_kib in [64, 128, 256, 512, 1024, 2048] {
+            run(&Setting { piece_kib, ..best }, &mut best)?;
+        }
+        for spin_micros in [20, 50, 200, 1000] {
+            run(&Setting { spin_micros, ..best }, &mut best)?;
+        }
+        println!("best: {best:?}");
+        self.gpu.set_staging(best.options());
+        self.batches()
+    }
+
+    /// The rate of an upload with a setting, beside the rate at which as many threads fill memory as large as the ring.
+    fn up(
+        &self,
+        setting: &Setting,
+        host: &[f32],
+        array: &mut GpuArray<f32, Ix1>,
+    ) -> Result<f64, Box<dyn Error>> {
+        self.gpu.set_staging(setting.options());
+        // Each buffer is pinned once.
+        (0..3).try_for_each(|_| array.copy_from_slice(host))?;
+        let before = self.gpu.transfers();
+        let time = self.median(|| array.copy_from_slice(host))?;
+        let after = self.gpu.transfers();
+        let rate = self.size_bytes as f64 / time.as_secs_f64() / 1e9;
+        let share = |later: Duration, earlier: Duration| {
+            100.0 * (later - earlier).as_secs_f64() / (after.time - before.time).as_secs_f64()
+        };
+        let fill = self.fill(setting, host)?;
+        let &Setting { thread_count, buffer_count, buffer_kib, piece_kib, spin_micros, stores, .. } = setting;
+        println!(
+            "{thread_count:>7} {buffer_count:>7} {buffer_kib:>5} {piece_kib:>8} {spin_micros:>7} {:<10} {fill:>9.2} {rate:>9.2} {:>9.0} % {:>5.0} %",
+            format!("{stores:?}"),
+            share(after.device_wait, before.device_wait),
+            share(after.host_wait, before.host_wait),
+        );
+        Ok(rate)
+    }
+
+    /// The rate at which threads copy all of `host` into memory as large as the ring, each into a part of its own.
+    fn fill(&self, setting: &Setting, host: &[f32]) -> Result<f64, Box<dyn Error>> {
+        let (thread_count, piece) = (setting.thread_count + 1, setting.piece_kib * 256);
+        let mut ring = vec![0.0_f32; setting.buffer_count * setting.buffer_kib * 256];
+        let (ring_part, host_part) = (ring.len().div_ceil(thread_count), host.len().div_ceil(thread_count));
+        let time = self.median(|| {
+            std::thread::scope(|scope| {
+                for (to, from) in ring.chunks_mut(ring_part).zip(host.chunks(host_part)) {
+                    scope.spawn(move || {
+                        let mut place = 0;
+                        for from in from.chunks(piece.min(to.len())) {
+                            place = if place + from.len() > to.len() { 0 } else { place };
+                            to[place..place + from.len()].copy_from_slice(from);
+                            place += from.len();
+                        }
+                    });
+                }
+            });
+            Ok::<(), Infallible>(())
+        })?;
+        Ok(size_of_val(host) as f64 / time.as_secs_f64() / 1e9)
+    }
+
+    /// The rate of the link for copies of pinned memory in chunks.
+    fn link_by_chunk(&self, array: &mut GpuArray<f32, Ix1>) -> Done {
+        let (driver, stream) = (self.gpu.device().driver(), self.gpu.stream().clone());
+        let pinned = PinnedArray::<f32, Ix1>::zeros(&self.gpu.pinned(), self.batch_bytes / 4)?;
+        let (to, from) = (array.view_mut().address(), pinned.view().address());
+        let _bound = self.gpu.device().bind()?;
+        for chunk_kib in [256, 512, 1024, 2048, 4096, 8192, 65536] {
+            let chunk_bytes = (chunk_kib << 10).min(self.batch_bytes);
+            let time = self.median(|| {
+                (0..self.size_bytes).step_by(chunk_bytes).try_for_each(|start| {
+                    let from = from + (start % self.batch_bytes) as u64;
+                    // SAFETY: the chunk lies within both arrays, which nothing else uses before the stream is synchronised.
+                    unsafe { driver.cuMemcpyAsync(to + start as u64, from, chunk_bytes, stream.raw()) }
+                })
+            })?;
+            let rate = self.size_bytes as f64 / time.as_secs_f64() / 1e9;
+            println!("link, pinned, in chunks of {chunk_kib} KiB: {rate:.2} GB/s");
         }
         Ok(())
     }
@@ -293,6 +381,41 @@ impl Bench {
         times.sort_unstable();
         Ok(times[times.len() / 2])
     }
+}
+
+/// Options of the staging ring, and the rate of uploads with them.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    buffer_count: usize,
+    buffer_kib: usize,
+    thread_count: usize,
+    piece_kib: usize,
+    spin_micros: u64,
+    stores: Stores,
+    rate: f64,
+}
+
+impl Setting {
+    fn options(&self) -> StagingOptions {
+        let options = StagingOptions::new().threads(self.thread_count).buffers(self.buffer_count);
+        options.buffer_bytes(self.buffer_kib << 10).tuning(Tuning {
+            piece_bytes: self.piece_kib << 10,
+            spin: Duration::from_micros(self.spin_micros),
+            stores: self.stores,
+        })
+    }
+}
+
+/// Prints the processors, where the system tells them.
+fn print_host() {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| info.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+    let node_count = std::fs::read_dir("/sys/devices/system/node").map_or(0, |nodes| {
+        nodes.flatten().filter(|node| node.file_name().to_string_lossy().starts_with("node")).count()
+    });
+    let processor_count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    println!("{}, {}", field("model name"), field("cache size"));
+    println!("{processor_count} processors, {node_count} memory nodes");
 }
 
 fn row(name: &str, value: f64, unit: &str, peer: Option<&str>) {

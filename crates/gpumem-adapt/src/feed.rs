@@ -10,22 +10,29 @@
 
 mod batches;
 mod fit;
+mod groups;
+mod permutation;
 #[cfg(feature = "futures")]
 mod stream;
 
 pub use batches::{BatchItems, Batches, Rows, Source, batches};
 pub use fit::{Attempt, Fit, fit_batch_size, halve_on_out_of_memory};
+pub use groups::Groups;
 #[cfg(feature = "futures")]
 pub use stream::{FeedStream, feed_stream};
 
 use crate::adapt::Adapt;
 use crate::error::AdaptError;
+use crate::policy::Keep;
+use crate::storage::Storage;
+use crate::target::{Destination, Target};
 use core::convert::Infallible;
 use core::error::Error;
 use core::fmt;
 use core::iter::{Fuse, FusedIterator};
-use gpumem_array::pool::PoolError;
-use gpumem_array::{ArrayError, Gpu};
+use gpumem_array::kind::Kind;
+use gpumem_array::pool::{PoolError, Stream};
+use gpumem_array::{ArrayError, Gpu, Memory};
 use std::collections::VecDeque;
 
 /// Begins to upload the values of an iterator ahead of their use; see [`Feeder::on`].
@@ -43,7 +50,7 @@ use std::collections::VecDeque;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn feed<I: IntoIterator>(items: I) -> Feeder<Infallibly<I::IntoIter>> {
-    Feeder { items: Infallibly(items.into_iter()), prefetch: PREFETCH }
+    Feeder { items: Infallibly(items.into_iter()), prefetch: PREFETCH, group_size: 1 }
 }
 
 /// Like [`feed`], for a source that can fail. Its error is returned in the order of the items.
@@ -52,7 +59,7 @@ where
     I: IntoIterator<Item = Result<V, E>>,
     E: Into<Box<dyn Error + Send + Sync>>,
 {
-    Feeder { items: items.into_iter(), prefetch: PREFETCH }
+    Feeder { items: items.into_iter(), prefetch: PREFETCH, group_size: 1 }
 }
 
 /// The options of a [`Feed`].
@@ -61,6 +68,8 @@ where
 pub struct Feeder<I> {
     items: I,
     prefetch: usize,
+    /// The number of items of each value; 0 is an error of [`Feeder::on`].
+    group_size: usize,
 }
 
 /// The items of an iterator, none of which is an error.
@@ -88,22 +97,75 @@ impl<I> Feeder<I> {
         Self { prefetch: count.max(1), ..self }
     }
 
-    /// The iterator over the values on `gpu`. Items all of whose arrays are there already are passed through. An item with arrays on
-    /// both sides is copied whole. Arrays that `Rc` or `Arc` shares have the `Gpu` of the uploads, which uses another stream than `gpu`.
+    /// The iterator over the values at `place`: a `Gpu`, `gpu.unified()`, `gpu.pinned()` or a [`Destination`]. Items all of whose arrays
+    /// are there already are passed through. An item with arrays on both sides is copied whole. Arrays that `Rc` or `Arc` shares have the
+    /// `Gpu` of the uploads, which uses another stream than that of `place`.
+    ///
+    /// ```
+    /// use gpumem_adapt::array::{UnifiedArray, ndarray::Ix1};
+    /// use gpumem_adapt::{Destination, F32, feed};
+    /// # use gpumem_adapt::array::{Gpu, pool::{Device, Pool}};
+    /// # let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+    /// # let gpu = Gpu::new(&Pool::new(&device)?)?;
+    /// let unified = Destination::new(&gpu).unified().elements::<F32>();
+    /// for batch in feed([vec![1.0_f64; 1000], vec![2.0; 1000]]).on(&unified)? {
+    ///     let batch: UnifiedArray<f32, Ix1> = batch?;
+    ///     assert!(batch[0] > 0.5);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`AdaptError::Array`] if the stream of the uploads cannot be created.
-    pub fn on<V, E>(self, gpu: &Gpu) -> Result<Feed<I, V>, AdaptError>
+    /// - [`AdaptError::Array`] if the stream of the uploads cannot be created.
+    /// - [`AdaptError::Custom`] after [`Feeder::batch_size`] with 0.
+    pub fn on<To, V, E>(self, place: &To) -> Result<Feed<I, V, To::Owned>, AdaptError>
     where
+        To: FeedTarget,
         I: Iterator<Item = Result<V, E>>,
         E: Into<Box<dyn Error + Send + Sync>>,
-        V: Adapt<Gpu>,
-        V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+        V: Adapt<To::Owned>,
+        V::Adapted: Adapt<To::Owned, Adapted = V::Adapted>,
     {
-        let uploads =
-            Uploads { gpu: gpu.clone(), copies: gpu.fork()?, ready: VecDeque::new(), delayed: None };
-        Ok(Feed { items: self.items.fuse(), uploads, prefetch: self.prefetch })
+        if self.group_size == 0 {
+            return Err(AdaptError::custom(EMPTY_BATCHES));
+        }
+        Ok(Feed { items: self.items.fuse(), uploads: Uploads::new(place)?, prefetch: self.prefetch })
+    }
+}
+
+/// A place that a feed uploads to: a `Gpu`, memory of a kind of it, or a [`Destination`].
+pub trait FeedTarget: Target {
+    /// The place without a borrow.
+    type Owned: Target;
+
+    /// The same place with the stream of another `Gpu`.
+    #[doc(hidden)]
+    fn on_stream_of(&self, gpu: &Gpu) -> Self::Owned;
+}
+
+impl FeedTarget for Gpu {
+    type Owned = Self;
+
+    fn on_stream_of(&self, gpu: &Gpu) -> Self {
+        gpu.clone()
+    }
+}
+
+impl<K: Kind + Storage> FeedTarget for Memory<'_, K> {
+    type Owned = Destination<K, Keep>;
+
+    fn on_stream_of(&self, gpu: &Gpu) -> Destination<K, Keep> {
+        Destination::new(gpu).memory()
+    }
+}
+
+impl<K: Kind + Storage, P: 'static> FeedTarget for Destination<K, P> {
+    type Owned = Self;
+
+    fn on_stream_of(&self, gpu: &Gpu) -> Self {
+        let packed_below_bytes = self.packed_below_bytes().unwrap_or(0);
+        Destination::new(gpu).packed_below(packed_below_bytes).memory().elements()
     }
 }
 
@@ -111,36 +173,60 @@ impl<I> Feeder<I> {
 ///
 /// At most as many items as [`Feeder::prefetch`] are on the device or on their way, beside those that the consumer keeps. Each item is a
 /// `Result`; after an error the iterator goes on with the next item of the source.
-pub struct Feed<I, V: Adapt<Gpu>> {
+pub struct Feed<I, V: Adapt<To>, To: Target = Gpu> {
     items: Fuse<I>,
-    uploads: Uploads<V>,
+    uploads: Uploads<V, To>,
     prefetch: usize,
 }
 
 /// The uploads of a feed.
-struct Uploads<V: Adapt<Gpu>> {
-    gpu: Gpu,
-    /// Like `gpu`, with the stream of the uploads.
-    copies: Gpu,
+struct Uploads<V: Adapt<To>, To: Target> {
+    /// The place with the stream of the consumer.
+    place: To,
+    /// The place with the stream of the uploads.
+    copies: To,
+    consumer_stream: Stream,
+    upload_stream: Stream,
     ready: VecDeque<Result<V::Adapted, AdaptError>>,
     /// An item for which the device had no room.
     delayed: Option<V>,
 }
 
-impl<V> Uploads<V>
+impl<V, To> Uploads<V, To>
 where
-    V: Adapt<Gpu>,
-    V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+    To: Target,
+    V: Adapt<To>,
+    V::Adapted: Adapt<To, Adapted = V::Adapted>,
 {
+    fn new(place: &impl FeedTarget<Owned = To>) -> Result<Self, AdaptError> {
+        let Some(gpu) = place.gpu() else {
+            return Err(AdaptError::custom("a feed uploads to a GPU: pass a `Gpu` or a `Destination`"));
+        };
+        let copies = gpu.fork()?;
+        Ok(Self {
+            consumer_stream: gpu.stream().clone(),
+            upload_stream: copies.stream().clone(),
+            place: place.on_stream_of(gpu),
+            copies: place.on_stream_of(&copies),
+            ready: VecDeque::new(),
+            delayed: None,
+        })
+    }
+
     /// Records how far the consumer's stream is.
     fn mark(&self) {
         // A failure is reported by the next call. In a capture there is nothing to wait for.
-        let _ = self.gpu.stream().mark();
+        let _ = self.consumer_stream.mark();
     }
 
-    /// Returns whether another item may be uploaded.
+    /// Returns whether another item is uploaded before the consumer gets the next one. One item is ahead in any case. Others are while the
+    /// consumer's stream has work: if it has none, the consumer is behind, and gets its item at once.
     fn wants(&self, prefetch: usize) -> bool {
-        self.ready.len() < prefetch && self.ready.back().is_none_or(Result::is_ok)
+        let is_wanted = match self.ready.len() {
+            0 | 1 => true,
+            count => count <= prefetch && !self.consumer_stream.is_complete().unwrap_or(false),
+        };
+        is_wanted && self.ready.back().is_none_or(Result::is_ok)
     }
 
     /// Uploads an item, or an error in its place. False if the item has to wait for memory.
@@ -148,33 +234,38 @@ where
         let item = match item {
             Ok(item) => item,
             Err(error) => {
-                self.ready.push_back(Err(AdaptError::custom(error)));
+                let error = match error.into().downcast::<AdaptError>() {
+                    Ok(error) => *error,
+                    Err(error) => AdaptError::Custom(error),
+                };
+                self.ready.push_back(Err(error));
                 return true;
             }
         };
-        let moved = match item.is_at(&self.gpu) {
-            true => item.into_adapted(&self.gpu),
+        let moved = match item.is_at(&self.place) {
+            true => item.into_adapted(&self.place),
             false => match item.adapt(&self.copies) {
                 Err(error) if is_out_of_memory(&error) && !self.ready.is_empty() => {
                     self.delayed = Some(item);
                     return false;
                 }
-                copied => copied.and_then(|copied| copied.into_adapted(&self.gpu)),
+                copied => copied.and_then(|copied| copied.into_adapted(&self.place)),
             },
         };
         // The consumer waits for this item, and not for those that are uploaded behind it.
-        let _ = self.copies.stream().mark();
+        let _ = self.upload_stream.mark();
         self.ready.push_back(moved);
         true
     }
 }
 
-impl<I, V, E> Iterator for Feed<I, V>
+impl<I, V, E, To> Iterator for Feed<I, V, To>
 where
+    To: Target,
     I: Iterator<Item = Result<V, E>>,
     E: Into<Box<dyn Error + Send + Sync>>,
-    V: Adapt<Gpu>,
-    V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+    V: Adapt<To>,
+    V::Adapted: Adapt<To, Adapted = V::Adapted>,
 {
     type Item = Result<V::Adapted, AdaptError>;
 
@@ -196,26 +287,28 @@ where
     }
 }
 
-impl<I, V, E> FusedIterator for Feed<I, V>
+impl<I, V, E, To> FusedIterator for Feed<I, V, To>
 where
+    To: Target,
     I: Iterator<Item = Result<V, E>>,
     E: Into<Box<dyn Error + Send + Sync>>,
-    V: Adapt<Gpu>,
-    V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+    V: Adapt<To>,
+    V::Adapted: Adapt<To, Adapted = V::Adapted>,
 {
 }
 
 /// The number of items that are left, if the source knows it.
-impl<I, V, E> ExactSizeIterator for Feed<I, V>
+impl<I, V, E, To> ExactSizeIterator for Feed<I, V, To>
 where
+    To: Target,
     I: ExactSizeIterator<Item = Result<V, E>>,
     E: Into<Box<dyn Error + Send + Sync>>,
-    V: Adapt<Gpu>,
-    V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+    V: Adapt<To>,
+    V::Adapted: Adapt<To, Adapted = V::Adapted>,
 {
 }
 
-impl<I, V: Adapt<Gpu>> fmt::Debug for Feed<I, V> {
+impl<I, V: Adapt<To>, To: Target> fmt::Debug for Feed<I, V, To> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Feed")
             .field("ready", &self.uploads.ready.len())
@@ -238,5 +331,6 @@ fn is_out_of_memory(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
+const EMPTY_BATCHES: &str = "batches of 0 rows hold no data set: set `batch_size` to at least 1";
 /// One batch is used while the next is uploaded, and one more evens out what takes longer at times.
 const PREFETCH: usize = 2;

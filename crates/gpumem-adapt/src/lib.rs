@@ -56,7 +56,9 @@ pub use context::{Context, Plan};
 pub use cu::{Cu, cu};
 pub use error::{AdaptError, Part};
 pub use feed::{Attempt, Fit, fit_batch_size, halve_on_out_of_memory};
-pub use feed::{BatchItems, Batches, Feed, Feeder, Infallibly, Rows, Source, batches, feed, try_feed};
+pub use feed::{
+    BatchItems, Batches, Feed, FeedTarget, Feeder, Groups, Infallibly, Rows, Source, batches, feed, try_feed,
+};
 #[cfg(feature = "futures")]
 pub use feed::{FeedStream, feed_stream};
 #[cfg(feature = "derive")]

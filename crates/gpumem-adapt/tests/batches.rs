@@ -1,9 +1,9 @@
 //! Data sets in batches and feeds: contents, order, every way of leaving the loop, bounds, on the simulator with its race detection.
 
-use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayD, ArrayView2, Axis, Dimension, Ix1, Ix2, IxDyn};
+use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayD, ArrayView2, Axis, Dimension, Ix1, Ix2, IxDyn, s};
 use gpumem_adapt::array::pool::sys::CUresult;
 use gpumem_adapt::array::pool::{BackendKind, Device, Limit, MemoryKind, Pool, PoolError};
-use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, StagingOptions};
+use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, StagingOptions, UnifiedArray};
 use gpumem_adapt::{Adapt, AdaptError, Host, Rows, Source, batches, feed, feed_stream, try_feed};
 use gpumem_sim::{Effect, Rule, Schedule, Sim, SimConfig};
 use std::collections::VecDeque;
@@ -25,7 +25,11 @@ struct Machine {
 
 /// A simulator with race detection, a pool with room for `limit` rows, and a small ring.
 fn machine(seed: u64, limit_rows: Option<u64>) -> Machine {
-    let driver = gpumem_sim::driver(SimConfig::new().seed(seed).races(true)).expect("an instance is free");
+    machine_of(SimConfig::new().seed(seed), seed, limit_rows)
+}
+
+fn machine_of(config: SimConfig, seed: u64, limit_rows: Option<u64>) -> Machine {
+    let driver = gpumem_sim::driver(config.races(true)).expect("an instance is free");
     let device = Device::new(&driver, 0).expect("there is one");
     let mut builder = Pool::builder(&device);
     if let Some(rows) = limit_rows {
@@ -219,19 +223,24 @@ fn at_most_one_batch_more_than_the_prefetched_ones_is_on_the_device() {
 /// Data with three times as many rows as fit at once.
 #[test]
 fn a_data_set_that_does_not_fit_passes_through() {
-    for seed in 0..4 {
-        let machine = machine(seed, Some(8));
+    // Where work runs as late as possible, the consumer is never idle, and the feed goes as far ahead as it may.
+    let late = (SimConfig::new().schedule(Schedule::Late), 8);
+    for (config, peak_rows) in (0..4).map(|seed| (SimConfig::new().seed(seed), 4)).chain([late]) {
+        let machine = machine_of(config, 0, Some(8));
         let x = table(24);
-        // The consumer needs no memory of its own, so the feed may fill the device, and waits for what the consumer returns.
-        let mut rows = Vec::new();
-        for batch in batches(&x).batch_size(2).prefetch(8).on(&machine.gpu).unwrap() {
+        // The consumer needs no memory of that pool, so the feed may fill the device, and waits for what the consumer returns.
+        let mut rows = UnifiedArray::<f32, _>::zeros(&machine.gpu.unified(), 24).unwrap();
+        for (index, batch) in batches(&x).batch_size(2).prefetch(8).on(&machine.gpu).unwrap().enumerate() {
             let mut batch = batch.unwrap();
             batch.try_add_assign(1.0).unwrap();
-            rows.extend(first_column(&batch));
+            let first = batch.slice(s![.., 0]).unwrap();
+            rows.slice_mut(s![2 * index..2 * index + 2]).unwrap().assign(&first).unwrap();
         }
-        assert_eq!(rows, (1..25).collect::<Vec<_>>());
-        // The feed has filled the device, so uploads were refused.
-        assert_eq!(machine.gpu.pool().status().unwrap().in_use_peak_bytes, 8 * ROW_BYTES);
+        assert_eq!(rows.to_vec().unwrap(), (1..25).map(|row| row as f32).collect::<Vec<_>>());
+        let peak = machine.gpu.pool().status().unwrap().in_use_peak_bytes;
+        // A full device refuses uploads.
+        assert!((peak_rows * ROW_BYTES..=8 * ROW_BYTES).contains(&peak), "{peak}");
+        drop(rows);
         machine.end();
     }
 }
@@ -239,18 +248,24 @@ fn a_data_set_that_does_not_fit_passes_through() {
 /// The same with items that become arrays: an upload that is refused is delayed, and no item is lost.
 #[test]
 fn vectors_that_do_not_fit_pass_through() {
-    for seed in 0..4 {
-        let machine = machine(seed, Some(8));
+    for schedule in [Schedule::Late, Schedule::Early] {
+        let is_late = schedule == Schedule::Late;
+        let machine = machine_of(SimConfig::new().schedule(schedule), 0, Some(8));
         let items = (0..12).map(|index| (vec![index as f32; 2 * COLUMNS], index));
+        let mut sums = UnifiedArray::<f32, _>::zeros(&machine.gpu.unified(), 12).unwrap();
         let mut read = Vec::new();
         for batch in feed(items).prefetch(8).on(&machine.gpu).unwrap() {
             let (mut values, index) = batch.unwrap();
             values.try_add_assign(1.0).unwrap();
-            assert_eq!(values.to_vec().unwrap(), vec![index as f32 + 1.0; 2 * COLUMNS]);
+            let last = values.slice(s![-1..]).unwrap();
+            sums.slice_mut(s![index..=index]).unwrap().assign(&last).unwrap();
             read.push(index);
         }
         assert_eq!(read, (0..12).collect::<Vec<_>>());
-        assert_eq!(machine.gpu.pool().status().unwrap().in_use_peak_bytes, 8 * ROW_BYTES);
+        assert_eq!(sums.to_vec().unwrap(), (1..13).map(|value| value as f32).collect::<Vec<_>>());
+        let peak = machine.gpu.pool().status().unwrap().in_use_peak_bytes;
+        assert_eq!(peak == 8 * ROW_BYTES, is_late, "{peak}");
+        drop(sums);
         machine.end();
     }
 }

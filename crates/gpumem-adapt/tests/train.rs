@@ -74,15 +74,59 @@ fn an_environment_that_cannot_work_is_refused() {
 }
 
 #[test]
-fn a_device_too_small_for_the_data_is_refused() {
-    let memory = [SIM[0], ("GPUMEM_SIM_MEMORY", "2MiB")];
-    // The first is refused before any data is generated, the second by the pool.
-    train(&["--synthetic", "1000x1000"], &memory).failed("more than the device", &["1000 × 1000"]);
-    train(&["--synthetic", "1000x523"], &memory).failed("all of the device", &["memory"]);
+fn data_that_fits_stays_on_the_device() {
+    let arguments = ["--synthetic", "3000x1000", "--epochs", "1", "--hard-limit", "16MiB"];
+    let run = train(&arguments, SIM);
+    assert!(run.succeeded().contains("on the device during the training"), "{}", run.stdout);
+}
+
+/// Three times the limit: the result is that of the host, and two batches with the model are all that the pool reserves.
+#[test]
+fn data_that_does_not_fit_is_fed_with_two_batches_on_the_device() {
+    let arguments = ["--synthetic", "120000x256", "--epochs", "2", "--hard-limit", "40MiB"];
+    // A batch needs just under 10 MiB, in pages of 2 MiB; the model needs one more.
+    let run = train(&[&arguments[..], &["--batch", "10160", "--backend", "caching"]].concat(), SIM);
+    let text = run.succeeded();
+    assert!(text.contains("does not fit: fed in batches of 9.96 MiB, 1 ahead"), "{text}");
+    let figures = |label: &str| {
+        let line = text.lines().find(|line| line.starts_with(label));
+        line.unwrap_or_else(|| panic!("{label} is missing in:\n{text}"))
+    };
+    assert!(figures("moved").contains("235.29 MiB at"), "{text}");
+    assert!(figures("overlap").contains("× the larger"), "{text}");
+    let peak: f64 = number_before(figures("peak"), " ×");
+    assert!((0.9..1.12).contains(&peak), "{text}");
+}
+
+/// The number that ends a part of a line.
+fn number_before(line: &str, end: &str) -> f64 {
+    let number = line.strip_suffix(end).and_then(|line| line.rsplit(' ').next());
+    number
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_else(|| panic!("a number before {end:?} in {line:?}"))
+}
+
+/// The reference makes its steps with whole batches, so equal results show that the sum of the parts is the batch's gradient.
+#[test]
+fn gradients_of_parts_are_accumulated_to_that_of_the_batch() {
+    let whole = train(&["--epochs", "4"], SIM);
+    let parts = train(&["--epochs", "4", "--accumulate", "8"], SIM);
+    assert!(parts.succeeded().contains("each step with the sum over 8 parts of 8 rows"), "{}", parts.stdout);
+    let loss = |run: &Run| {
+        let line = run.succeeded().lines().find(|line| line.starts_with("loss")).map(str::to_owned);
+        line.expect("the loss is printed")
+    };
+    assert_eq!(loss(&whole), loss(&parts));
+    // The last batch of an epoch has fewer parts, and the last part fewer rows.
+    let fed = ["--synthetic", "10100x100", "--batch", "1000", "--epochs", "3", "--hard-limit", "2MiB"];
+    let run = train(&[&fed[..], &["--accumulate", "4", "--backend", "none"]].concat(), SIM);
+    assert!(run.succeeded().contains("does not fit: fed in batches of 98.63 KiB"), "{}", run.stdout);
 }
 
 #[test]
-fn a_limit_that_the_data_exceeds_is_refused() {
+fn a_batch_that_does_not_fit_is_refused() {
+    let memory = [SIM[0], ("GPUMEM_SIM_MEMORY", "2MiB")];
+    train(&["--synthetic", "1000x1000"], &memory).failed("more than the device", &["3.815 MiB requested"]);
     let arguments = ["--synthetic", "1000x1000", "--epochs", "1", "--hard-limit", "1MiB"];
     train(&arguments, SIM).failed("--hard-limit 1MiB", &["limit"]);
 }
@@ -134,6 +178,9 @@ fn arguments_that_make_no_sense_are_refused() {
     let cases: &[&[&str]] = &[
         &["--batch", "0"],
         &["--epochs", "0"],
+        &["--accumulate", "0"],
+        &["--accumulate", "3"],
+        &["--prefetch", "0"],
         &["--learning-rate", "0"],
         &["--learning-rate", "NaN"],
         &["--synthetic", "0x10"],

@@ -10,6 +10,7 @@
 //! [`Stream::run_borrowed`]: gpumem_pool::Stream::run_borrowed
 
 mod join;
+mod link;
 mod pack;
 mod pageable;
 mod pitched;

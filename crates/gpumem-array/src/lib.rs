@@ -112,7 +112,9 @@ pub use copy::{
 pub use element::{Element, Numeric};
 pub use error::{ArrayError, GraphError};
 pub use gpu::staging::{StagingOptions, VARIABLES};
-pub use gpu::transfers::Transfers;
+#[doc(hidden)]
+pub use gpu::staging::{Stores, Tuning};
+pub use gpu::transfers::{GpuStatus, LinkRate, Transfers};
 pub use gpu::{Gpu, Memory, Place};
 pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number, Out, Outputs};
 pub use kernel::source::KernelSource;

@@ -55,6 +55,11 @@ impl Table {
     pub(crate) fn columns(&self) -> usize {
         self.inputs.ncols()
     }
+
+    /// The bytes of the inputs and the targets.
+    pub(crate) fn bytes(&self) -> u64 {
+        ((self.inputs.len() + self.targets.len()) * size_of::<f32>()) as u64
+    }
 }
 
 /// The size of a random table: `ROWSxCOLUMNS`.
@@ -62,13 +67,6 @@ impl Table {
 pub(crate) struct Size {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-}
-
-impl Size {
-    /// The bytes of the inputs and the targets.
-    pub(crate) fn bytes(self) -> u64 {
-        (self.rows * (self.columns + 1) * size_of::<f32>()) as u64
-    }
 }
 
 impl FromStr for Size {

@@ -1,8 +1,8 @@
 //! Fits a linear model with mini-batch Adam on the GPU, and holds the result against the same training on the host.
 //!
 //! `cargo run --release --example train` learns from the data set beside this file; `--synthetic 300000x1000 --epochs
-//! 100 --hard-limit 4GiB` from random numbers; `--help` lists the rest. Without a GPU it runs on the simulator, which
-//! it prints.
+//! 100 --hard-limit 4GiB` from random numbers; `--help` lists the rest. A table that does not fit is fed to the GPU in batches:
+//! `--synthetic 3000000x1000 --batch 65536 --epochs 2 --hard-limit 4GiB`. Without a GPU it runs on the simulator, which it prints.
 //!
 //! `options` what the user chose · `data` the table · `model` what is fitted · `device` the training, with `adam` and
 //! `kernels` · `reference` the same on the host · `report` what is printed.
@@ -18,6 +18,7 @@ mod report;
 
 use anyhow::Result;
 use clap::Parser;
+use device::Placement;
 use gpumem_adapt::array::Gpu;
 use model::Dense;
 use options::Options;
@@ -55,12 +56,17 @@ fn run(options: &Options) -> Result<()> {
     report.device(&device)?;
     report.pool(&pool)?;
 
-    let table = options.table(&device, &report::progress("generating"))?;
+    let table = options.table(&report::progress("generating"))?;
     let initial = Dense::new(table.columns(), plan.seed);
-    report.task(&table, &plan)?;
+    let placement = Placement::of(&table, &pool)?;
+    report.task(&table, &plan, placement)?;
 
     report.memory("before", &pool.status()?)?;
-    let training = device::train(&gpu, &table, &initial, &plan, &report::progress("training"))?;
+    let progress = match placement {
+        Placement::Resident => report::progress("training"),
+        Placement::Fed => report::progress_of_bytes("training"),
+    };
+    let training = device::train(&gpu, &table, &initial, &plan, placement, &progress)?;
     if let Some(status) = &training.status {
         report.memory("during", status)?;
     }
@@ -71,5 +77,8 @@ fn run(options: &Options) -> Result<()> {
     let reference_time = reference_started.elapsed();
     report.losses(&training)?;
     report.times(&training, &plan, &table, reference_time, started.elapsed())?;
+    if let Some(feeding) = &training.feeding {
+        report.feeding(feeding, training.training_time)?;
+    }
     report.agreement(&table, &training, &reference)
 }

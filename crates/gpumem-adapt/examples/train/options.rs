@@ -21,6 +21,13 @@ pub(crate) struct Options {
     /// Rows in each step [default: 64, with --synthetic 2048].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
+    /// Divide each batch into this many parts, and make a step with the sum of their gradients. The result is that of the whole
+    /// batch, which needs more memory.
+    #[arg(long, value_name = "PARTS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    accumulate: u32,
+    /// How many batches, or parts of batches, are uploaded ahead if the data does not fit.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    prefetch: u32,
     /// Adam's step size [default: 0.01, with --synthetic 0.001].
     #[arg(long, value_name = "RATE")]
     learning_rate: Option<f64>,
@@ -59,21 +66,12 @@ impl Options {
         Ok(builder.build()?)
     }
 
-    /// The training table, which must fit on the device.
-    pub(crate) fn table(&self, device: &Device, progress: &ProgressBar) -> Result<Table> {
+    /// The training table, on the host.
+    pub(crate) fn table(&self, progress: &ProgressBar) -> Result<Table> {
         match (&self.data, self.synthetic) {
             (Some(path), _) => Table::from_csv(path),
             (None, None) => Table::diabetes(),
-            (None, Some(size)) => {
-                ensure!(
-                    size.bytes() <= device.total_bytes(),
-                    "{} × {} numbers take {} bytes and {device} is smaller; ask for fewer rows",
-                    size.rows,
-                    size.columns,
-                    size.bytes()
-                );
-                Table::synthetic(size, self.seed, progress)
-            }
+            (None, Some(size)) => Table::synthetic(size, self.seed, progress),
         }
     }
 
@@ -83,9 +81,16 @@ impl Options {
             (self.batch.unwrap_or(batch), self.learning_rate.unwrap_or(learning_rate));
         let usable = learning_rate.is_finite() && learning_rate > 0.0;
         ensure!(usable, "--learning-rate {learning_rate}: a number above zero is needed");
+        ensure!(
+            batch.is_multiple_of(self.accumulate),
+            "--accumulate {}: batches of {batch} rows cannot be divided into as many equal parts",
+            self.accumulate
+        );
         Ok(Plan {
             epochs: self.epochs as usize,
             batch: batch as usize,
+            parts_of_batch: self.accumulate as usize,
+            prefetch: self.prefetch as usize,
             learning_rate,
             beta1: 0.9,
             beta2: 0.999,
@@ -99,7 +104,11 @@ impl Options {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) epochs: usize,
+    /// The rows of each step.
     pub(crate) batch: usize,
+    /// The gradient of a batch is the sum over this many parts.
+    pub(crate) parts_of_batch: usize,
+    pub(crate) prefetch: usize,
     pub(crate) learning_rate: f64,
     pub(crate) beta1: f64,
     pub(crate) beta2: f64,
@@ -110,6 +119,30 @@ pub(crate) struct Plan {
 impl Plan {
     /// The rows of each batch, in order; the last one may be shorter.
     pub(crate) fn batches(&self, rows: usize) -> impl Iterator<Item = Range<usize>> {
-        (0..rows).step_by(self.batch).map(move |start| start..rows.min(start.saturating_add(self.batch)))
+        ranges(rows, self.batch)
     }
+
+    /// The rows of each part of a batch, in order. Only the last of all can be shorter.
+    pub(crate) fn parts(&self, rows: usize) -> impl Iterator<Item = Range<usize>> {
+        ranges(rows, self.part_rows())
+    }
+
+    /// The rows of a part of a batch.
+    pub(crate) fn part_rows(&self) -> usize {
+        self.batch / self.parts_of_batch
+    }
+
+    /// The device memory of a training whose table is fed: the batches, or parts of batches, that are there at a time, the model, its
+    /// moments, the losses, and the residuals and gradients of a step.
+    pub(crate) fn needed_bytes(&self, table: &Table) -> u64 {
+        let (rows, columns) = (self.part_rows().min(table.rows()), table.columns());
+        let parameters = columns + 1;
+        let gradients = if self.parts_of_batch > 1 { 2 } else { 1 };
+        let numbers = (self.prefetch + 1) * rows * (columns + 1) + (3 + gradients) * parameters + rows;
+        (numbers * size_of::<f32>() + self.epochs * size_of::<f64>()) as u64
+    }
+}
+
+fn ranges(rows: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(length).map(move |start| start..rows.min(start.saturating_add(length)))
 }

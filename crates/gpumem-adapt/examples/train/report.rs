@@ -1,7 +1,7 @@
 //! Prints the results and the progress bar, and compares the losses and weights with the reference.
 
 use crate::data::Table;
-use crate::device::Training;
+use crate::device::{Feeding, Placement, Training};
 use crate::model::Dense;
 use crate::options::Plan;
 use anyhow::{Result, ensure};
@@ -45,11 +45,10 @@ impl Report {
         self.line("device", &format!("{device}, {kind}{remark}"))
     }
 
-    pub(crate) fn task(&mut self, table: &Table, plan: &Plan) -> Result<()> {
+    pub(crate) fn task(&mut self, table: &Table, plan: &Plan, placement: Placement) -> Result<()> {
         let (rows, columns) = (table.rows(), table.columns());
-        let bytes = (table.inputs.len() + table.targets.len()) * size_of::<f32>();
         let shape = format!("{} × {}", count(rows, "row"), count(columns, "column"));
-        self.line("data", &format!("{}: {shape}, {}", table.name, HumanBytes(bytes as u64)))?;
+        self.line("data", &format!("{}: {shape}, {}", table.name, HumanBytes(table.bytes())))?;
         let steps = plan.epochs * plan.batches(rows).count();
         let amount = format!(
             "{}, {} of {}",
@@ -57,7 +56,42 @@ impl Report {
             count(steps, "step"),
             count(plan.batch, "row")
         );
-        self.line("task", &format!("Dense {columns} → 1 with Adam at {}: {amount}", plan.learning_rate))
+        self.line("task", &format!("Dense {columns} → 1 with Adam at {}: {amount}", plan.learning_rate))?;
+        if plan.parts_of_batch > 1 {
+            let parts = count(plan.parts_of_batch, "part");
+            self.line(
+                "",
+                &format!("each step with the sum over {parts} of {}", count(plan.part_rows(), "row")),
+            )?;
+        }
+        match placement {
+            Placement::Resident => self.line("table", "fits: on the device during the training"),
+            Placement::Fed => {
+                let bytes =
+                    HumanBytes((plan.part_rows().min(rows) * (columns + 1) * size_of::<f32>()) as u64);
+                let ahead = plan.prefetch;
+                self.line("table", &format!("does not fit: fed in batches of {bytes}, {ahead} ahead"))
+            }
+        }
+    }
+
+    /// The figures of a table that was fed: the training beside its compute and its transfers, and the memory beside the batches.
+    pub(crate) fn feeding(&mut self, feeding: &Feeding, time: Duration) -> Result<()> {
+        let Feeding { moved_bytes, transfers, link, compute_time, peak_bytes, needed_bytes } = feeding;
+        let rate = *moved_bytes as f64 / time.as_secs_f64() / 1e9;
+        self.line("moved", &format!("{} at {rate:.2} GB/s; link {link}", HumanBytes(*moved_bytes)))?;
+        let transfer_time = link.time(*moved_bytes, 0);
+        let ratio = time.as_secs_f64() / transfer_time.max(*compute_time).as_secs_f64();
+        self.line(
+            "overlap",
+            &format!(
+                "training {time:.2?}, compute {compute_time:.2?}, transfer at the link's rate {transfer_time:.2?}: {ratio:.3} × the larger"
+            ),
+        )?;
+        let ratio = *peak_bytes as f64 / *needed_bytes as f64;
+        let [peak, needed] = [*peak_bytes, *needed_bytes].map(HumanBytes);
+        self.line("peak", &format!("{peak} reserved, batches and model {needed}: {ratio:.3} ×"))?;
+        transfers.to_string().lines().try_for_each(|line| self.line("", line))
     }
 
     /// The status of the pool, with its ignored options.
@@ -163,6 +197,17 @@ fn count(number: usize, noun: &str) -> String {
 pub(crate) fn progress(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new(0).with_message(what);
     match ProgressStyle::with_template("{msg:<10} {wide_bar} {human_pos}/{human_len} {eta}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+/// Like [`progress`], with the bytes that were moved and their rate.
+pub(crate) fn progress_of_bytes(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(0).with_message(what);
+    match ProgressStyle::with_template(
+        "{msg:<10} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+    ) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }

@@ -1,18 +1,18 @@
 //! [`batches`]: data sets in batches.
 
-use super::{Feed, Feeder, PREFETCH};
+use super::permutation::Permutation;
+use super::{EMPTY_BATCHES, Feed, FeedTarget, Feeder, PREFETCH};
 use crate::adapt::Adapt;
 use crate::error::AdaptError;
-use core::convert::Infallible;
 use core::ops::Range;
 use gpumem_array::ndarray::{ArrayBase, ArrayView1, Axis, CowArray, Data, Dimension, Ix1, RemoveAxis, Slice};
-use gpumem_array::{Element, Gpu};
+use gpumem_array::{ArrayError, Element};
 
 /// Divides a data set into batches, which are uploaded ahead of their use.
 ///
-/// A data set is an `ndarray` array or view, whose first axis is divided; a slice, such as the bytes of a memory-mapped file; or a tuple
-/// of data sets of the same length. An array without axes has no rows. Batches in the order of the data set are uploaded without another
-/// copy on the host.
+/// A data set is an `ndarray` array or view, whose first axis is divided; a slice or a `Vec`; or a tuple of data sets of the same length.
+/// An array without axes has no rows. Batches in the order of the data set are uploaded without another copy on the host. The items of
+/// an iterator are divided by [`feed`](super::feed) and [`Feeder::batch_size`].
 ///
 /// ```
 /// use gpumem_adapt::array::ndarray::{Array1, Array2};
@@ -28,6 +28,29 @@ use gpumem_array::{Element, Gpu};
 ///     rows += y.len();
 /// }
 /// assert_eq!(rows, 100); // the last batch has 4 rows, unless `drop_last` is set
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A memory-mapped file is a data set larger than the host's memory: the system reads its pages when a batch is uploaded.
+///
+/// ```
+/// use gpumem_adapt::{array::ndarray::ArrayView2, batches};
+/// # use gpumem_adapt::array::{Gpu, pool::{Device, Pool}};
+/// # let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+/// # let gpu = Gpu::new(&Pool::new(&device)?)?;
+/// # let path = std::env::temp_dir().join(format!("gpumem-batches-{}", std::process::id()));
+/// # std::fs::write(&path, bytemuck::cast_slice(&[1.5_f32; 600]))?;
+/// let file = std::fs::File::open(&path)?;
+/// // SAFETY: no program changes the file while it is mapped.
+/// let bytes = unsafe { memmap2::Mmap::map(&file)? };
+/// let numbers: &[f32] = bytemuck::try_cast_slice(&bytes).map_err(|error| error.to_string())?;
+/// let rows = ArrayView2::from_shape((numbers.len() / 6, 6), numbers)?;
+/// for batch in batches(&rows).batch_size(32).on(&gpu)? {
+///     let batch = batch?; // 32 × 6; 4 × 6 at the end
+///     assert_eq!(batch.sum()?.into_scalar()?, 1.5 * batch.len() as f32);
+/// }
+/// # drop(bytes);
+/// # std::fs::remove_file(&path)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn batches<S: Source>(source: S) -> Batches<S> {
@@ -105,48 +128,47 @@ impl<S: Source> Batches<S> {
     pub fn on_host(self) -> Result<BatchItems<S>, AdaptError> {
         let Self { source, batch_size, seed, drop_last, .. } = self;
         if batch_size == 0 {
-            return Err(AdaptError::custom(
-                "batches of 0 rows hold no data set: set `batch_size` to at least 1",
-            ));
+            return Err(AdaptError::custom(EMPTY_BATCHES));
         }
         source.check()?;
         let row_count = source.row_count();
         let end = if drop_last { row_count / batch_size * batch_size } else { row_count };
-        let order = seed.map(|seed| {
-            let mut order: Vec<usize> = (0..row_count).collect();
-            fastrand::Rng::with_seed(seed).shuffle(&mut order);
-            order
-        });
+        let order = seed.map(|seed| Permutation::new(row_count, seed));
         Ok(BatchItems { source, batch_size, order, left: 0..end })
     }
 
-    /// The iterator over the batches on `gpu`.
+    /// The iterator over the batches at `place`: a `Gpu`, `gpu.unified()`, `gpu.pinned()` or a [`Destination`](crate::Destination).
     ///
     /// # Errors
     ///
     /// - [`AdaptError::Array`] if the stream of the uploads cannot be created.
     /// - [`AdaptError::Custom`] if the size of a batch is 0, or if the parts of the data set have different numbers of rows.
-    pub fn on(self, gpu: &Gpu) -> Result<Feed<BatchItems<S>, S::Batch>, AdaptError>
+    pub fn on<To, A>(self, place: &To) -> Result<FeedOf<S, To::Owned>, AdaptError>
     where
-        S::Batch: Adapt<Gpu>,
-        <S::Batch as Adapt<Gpu>>::Adapted: Adapt<Gpu, Adapted = <S::Batch as Adapt<Gpu>>::Adapted>,
+        To: FeedTarget,
+        S::Batch: Adapt<To::Owned, Adapted = A>,
+        A: Adapt<To::Owned, Adapted = A>,
     {
         let prefetch = self.prefetch;
-        Feeder { items: self.on_host()?, prefetch }.prefetch(prefetch).on(gpu)
+        Feeder { items: self.on_host()?, prefetch, group_size: 1 }.prefetch(prefetch).on(place)
     }
 }
 
-/// The batches of a data set on the host.
+/// The feed of a data set.
+type FeedOf<S, To> = Feed<BatchItems<S>, <S as Source>::Batch, To>;
+
+/// The batches of a data set on the host. An item is an error only if the batch is shuffled, and the host has no memory for the numbers of
+/// its rows.
 #[derive(Clone, Debug)]
 pub struct BatchItems<S> {
     source: S,
     batch_size: usize,
-    order: Option<Vec<usize>>,
+    order: Option<Permutation>,
     left: Range<usize>,
 }
 
 impl<S: Source> Iterator for BatchItems<S> {
-    type Item = Result<S::Batch, Infallible>;
+    type Item = Result<S::Batch, AdaptError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.left.is_empty() {
@@ -155,9 +177,17 @@ impl<S: Source> Iterator for BatchItems<S> {
         let end = self.left.start.saturating_add(self.batch_size).min(self.left.end);
         let range = self.left.start..end;
         self.left.start = end;
-        let rows = match self.order.as_ref().and_then(|order| order.get(range.clone())) {
-            Some(rows) => Rows::Indices(rows.to_vec()),
+        let rows = match &self.order {
             None => Rows::Range(range),
+            Some(order) => {
+                let mut rows = Vec::new();
+                if rows.try_reserve_exact(range.len()).is_err() {
+                    let size_bytes = range.len().saturating_mul(size_of::<usize>());
+                    return Some(Err(ArrayError::HostFull { size_bytes }.into()));
+                }
+                rows.extend(range.map(|place| order.at(place)));
+                Rows::Indices(rows)
+            }
         };
         Some(Ok(self.source.batch(&rows)))
     }

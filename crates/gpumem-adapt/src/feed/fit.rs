@@ -52,12 +52,11 @@ pub fn fit_batch_size<E: Error + 'static>(
     range: RangeInclusive<usize>,
     mut step: impl FnMut(usize) -> Result<(), E>,
 ) -> Result<Fit, E> {
-    let (first, last) = (*range.start(), *range.end());
+    let (mut size, last) = (*range.start(), *range.end());
     let mut fit = Fit { batch_size: None, attempts: Vec::new() };
-    // Below `too_large`, which is beyond the range or was refused.
-    let mut too_large = last.saturating_add(1);
-    let mut size = first;
-    while size < too_large {
+    // The smallest size that did not fit.
+    let mut too_large: Option<usize> = None;
+    while !range.is_empty() {
         release(gpu);
         let outcome = step(size);
         let fits = match outcome {
@@ -69,17 +68,15 @@ pub fn fit_batch_size<E: Error + 'static>(
         fit.attempts.push(Attempt { batch_size: size, fits, peak_bytes });
         match fits {
             true => fit.batch_size = Some(size),
-            false => too_large = size,
+            false => too_large = Some(size),
         }
-        let Some(largest) = fit.batch_size else { break };
-        let is_bounded = fit.attempts.iter().any(|attempt| !attempt.fits);
-        size = match is_bounded {
-            true => largest + (too_large - largest) / 2,
-            false => largest.saturating_mul(2).clamp(largest + 1, last.max(largest + 1)),
+        size = match (fit.batch_size, too_large) {
+            (Some(largest), None) if largest < last => largest.saturating_mul(2).clamp(largest + 1, last),
+            (Some(largest), Some(too_large)) if too_large - largest > 1 => {
+                largest + (too_large - largest) / 2
+            }
+            _ => break,
         };
-        if size <= largest {
-            break;
-        }
     }
     release(gpu);
     Ok(fit)

@@ -1,22 +1,23 @@
 //! Feeds in asynchronous programs.
 
-use super::{Feed, PREFETCH, Uploads};
+use super::{Feed, FeedTarget, PREFETCH, Uploads};
 use crate::adapt::Adapt;
 use crate::error::AdaptError;
+use crate::target::Target;
 use core::error::Error;
 use core::fmt;
 use core::pin::Pin;
 use core::task::{Context, Poll};
 use futures_core::Stream;
 use gpumem_array::Gpu;
-use std::collections::VecDeque;
 
 /// The iterator as a stream. Each poll returns an item, and copies into pinned memory. A poll that uploads an item which is larger than all
 /// pinned buffers together waits for copies of the device; see [`Gpu::set_staging`].
-impl<I, V> Stream for Feed<I, V>
+impl<I, V, To> Stream for Feed<I, V, To>
 where
     Self: Iterator + Unpin,
-    V: Adapt<Gpu>,
+    V: Adapt<To>,
+    To: Target,
 {
     type Item = <Self as Iterator>::Item;
 
@@ -31,26 +32,26 @@ where
 /// # Errors
 ///
 /// [`AdaptError::Array`] if the stream of the uploads cannot be created.
-pub fn feed_stream<S, V, E>(items: S, gpu: &Gpu) -> Result<FeedStream<S, V>, AdaptError>
+pub fn feed_stream<S, V, E, To>(items: S, place: &To) -> Result<FeedStream<S, V, To::Owned>, AdaptError>
 where
     S: Stream<Item = Result<V, E>> + Unpin,
     E: Into<Box<dyn Error + Send + Sync>>,
-    V: Adapt<Gpu>,
-    V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+    To: FeedTarget,
+    V: Adapt<To::Owned>,
+    V::Adapted: Adapt<To::Owned, Adapted = V::Adapted>,
 {
-    let uploads = Uploads { gpu: gpu.clone(), copies: gpu.fork()?, ready: VecDeque::new(), delayed: None };
-    Ok(FeedStream { items: Some(items), uploads, prefetch: PREFETCH })
+    Ok(FeedStream { items: Some(items), uploads: Uploads::new(place)?, prefetch: PREFETCH })
 }
 
 /// A stream of values that are uploaded ahead of their use; see [`feed_stream`].
-pub struct FeedStream<S, V: Adapt<Gpu>> {
+pub struct FeedStream<S, V: Adapt<To>, To: Target = Gpu> {
     /// `None` after the last item.
     items: Option<S>,
-    uploads: Uploads<V>,
+    uploads: Uploads<V, To>,
     prefetch: usize,
 }
 
-impl<S, V: Adapt<Gpu>> FeedStream<S, V> {
+impl<S, V: Adapt<To>, To: Target> FeedStream<S, V, To> {
     /// Sets how many items are on the device or on their way at a time, beside the one that the consumer has: 2 by default, at least 1.
     #[must_use]
     pub fn prefetch(self, count: usize) -> Self {
@@ -59,14 +60,15 @@ impl<S, V: Adapt<Gpu>> FeedStream<S, V> {
 }
 
 /// Nothing in it is pinned: the source is `Unpin`.
-impl<S: Unpin, V: Adapt<Gpu>> Unpin for FeedStream<S, V> {}
+impl<S: Unpin, V: Adapt<To>, To: Target> Unpin for FeedStream<S, V, To> {}
 
-impl<S, V, E> Stream for FeedStream<S, V>
+impl<S, V, E, To> Stream for FeedStream<S, V, To>
 where
     S: Stream<Item = Result<V, E>> + Unpin,
     E: Into<Box<dyn Error + Send + Sync>>,
-    V: Adapt<Gpu>,
-    V::Adapted: Adapt<Gpu, Adapted = V::Adapted>,
+    To: Target,
+    V: Adapt<To>,
+    V::Adapted: Adapt<To, Adapted = V::Adapted>,
 {
     type Item = Result<V::Adapted, AdaptError>;
 
@@ -102,7 +104,7 @@ where
     }
 }
 
-impl<S, V: Adapt<Gpu>> fmt::Debug for FeedStream<S, V> {
+impl<S, V: Adapt<To>, To: Target> fmt::Debug for FeedStream<S, V, To> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FeedStream").field("ready", &self.uploads.ready.len()).finish_non_exhaustive()
     }

@@ -8,7 +8,7 @@ use super::pageable;
 use crate::array::GpuArray;
 use crate::element::Element;
 use crate::error::ArrayError;
-use crate::gpu::staging::{Answer, Copying, HostCopy, Lent, Staging};
+use crate::gpu::staging::{Answer, Copying, HostCopy, Lent, Staging, Stores};
 use crate::gpu::{Gpu, Place};
 use crate::kernel::Function;
 use crate::kernel::library::{launch, parameter};
@@ -251,9 +251,7 @@ fn upload_small(
 ) -> Result<(), ArrayError> {
     let mut batches = Batches { parts, buffer_bytes }.peekable();
     let mut filling: VecDeque<Filling<'_>> = VecDeque::new();
-    if parts.iter().map(|part| part.bytes.len()).sum::<usize>() >= pageable::SHARED_BYTES_MIN {
-        staging.workers().wake();
-    }
+    let _burst = pageable::burst(staging, parts.iter().map(|part| part.bytes.len()).sum());
     loop {
         while let Some(&parts) = batches.peek() {
             // A single array is uploaded faster by the driver.
@@ -267,7 +265,7 @@ fn upload_small(
             batches.next();
         }
         let Some(Filling { copying, mut buffer, parts }) = filling.pop_front() else { return Ok(()) };
-        drop(copying);
+        pageable::finish(gpu, copying);
         buffer.record_use(gpu.stream());
         let (address, count) = (buffer.address(), parts.len() as u64);
         let shape = ([parts.len().min(BLOCKS_MAX) as u32, 1, 1], [THREADS, 1, 1], 0);
@@ -322,7 +320,7 @@ impl<'p> Filling<'p> {
         for part in parts {
             let (from, size_bytes) = (part.bytes.as_ptr(), part.bytes.len());
             table.push([part.storage.address(), start as u64, size_bytes as u64]);
-            copies.push(HostCopy { to: to.wrapping_add(start), from, size_bytes, is_past_cache: false });
+            copies.push(HostCopy { to: to.wrapping_add(start), from, size_bytes, stores: Stores::Memcpy });
             start += size_bytes.next_multiple_of(ALIGNMENT);
         }
         buffer.note_host_access(Access::Write, start);

@@ -9,7 +9,7 @@
 
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::gpu::staging::{Answer, Copying, HostCopy, Lent, PIECE_BYTES, Staging};
+use crate::gpu::staging::{Answer, Burst, Copying, HostCopy, Lent, Staging, Stores};
 use crate::storage::{Access, Use, queue_copy};
 use core::cell::Cell;
 use gpumem_pool::sys::DriverError;
@@ -45,6 +45,7 @@ fn upload_staged(
     bytes: &[u8],
 ) -> Result<(), ArrayError> {
     let Some(buffer_bytes) = staging.buffer_bytes() else { return upload_directly(gpu, target, to, bytes) };
+    let _burst = burst(staging, bytes.len());
     let chunk_bytes = chunk_bytes(staging, bytes.len(), buffer_bytes);
     let mut chunks = bytes
         .chunks(chunk_bytes)
@@ -65,8 +66,7 @@ fn upload_staged(
             };
             buffer.note_host_access(Access::Write, chunk.len());
             let (middle, from, size_bytes) = (buffer.host_ptr(), chunk.as_ptr(), chunk.len());
-            // The ring stays in the caches.
-            let copy = HostCopy { to: middle, from, size_bytes, is_past_cache: false };
+            let copy = HostCopy { to: middle, from, size_bytes, stores: staging.tuning().stores };
             // SAFETY: a chunk fits into the buffer, which nothing else uses. The source is borrowed, and `filling` is dropped before
             // this returns.
             let copying = unsafe { staging.workers().start([copy]) };
@@ -76,7 +76,7 @@ fn upload_staged(
         let Some(Filling { copying, mut buffer, to, size_bytes }) = filling.pop_front() else {
             return Ok(());
         };
-        drop(copying);
+        finish(gpu, copying);
         buffer.record_use(gpu.stream());
         let from = buffer.address();
         gpu.transfer_counters().add_uploaded(size_bytes);
@@ -181,7 +181,8 @@ unsafe fn download_staged(
         unsafe { download_directly(gpu, (to.wrapping_add(start), from + start as u64), size_bytes) }
     };
     let Some(buffer_bytes) = staging.buffer_bytes() else { return directly(0, size_bytes) };
-    let is_past_cache = size_bytes >= PAST_CACHE_BYTES_MIN;
+    let stores = if size_bytes >= PAST_CACHE_BYTES_MIN { Stores::PastCache } else { Stores::Memcpy };
+    let _burst = burst(staging, size_bytes);
     let chunk_bytes = chunk_bytes(staging, size_bytes, buffer_bytes);
     let mut chunks = (0..size_bytes)
         .step_by(chunk_bytes)
@@ -215,7 +216,7 @@ unsafe fn download_staged(
             chunks.next();
         }
         while draining.front().is_some_and(|first| first.copying.is_done() || arriving.is_empty()) {
-            draining.pop_front().into_iter().for_each(Draining::finish);
+            draining.pop_front().into_iter().for_each(|first| first.finish(gpu));
         }
         let Some(first) = arriving.front() else {
             match chunks.peek() {
@@ -229,14 +230,14 @@ unsafe fn download_staged(
             }
             let begin = Instant::now();
             let waited = first.buffer.synchronize();
-            gpu.transfer_counters().add_wait(begin.elapsed());
+            gpu.transfer_counters().add_device_wait(begin.elapsed());
             waited?;
         }
         if let Some(Arriving { buffer, start, size_bytes }) = arriving.pop_front() {
             buffer.note_host_access(Access::Read, size_bytes);
             gpu.transfer_counters().add_downloaded(size_bytes);
             let (to, from) = (to.wrapping_add(start), buffer.host_ptr());
-            let copy = HostCopy { to, from, size_bytes, is_past_cache };
+            let copy = HostCopy { to, from, size_bytes, stores };
             // SAFETY: the buffer has these bytes, and the device no longer uses it. The caller's memory is not used otherwise before
             // this returns, and `draining` is dropped before that.
             let copying = unsafe { staging.workers().start([copy]) };
@@ -259,19 +260,30 @@ struct Draining<'a> {
 }
 
 impl Draining<'_> {
-    fn finish(self) {
+    fn finish(self, gpu: &Gpu) {
         let Self { copying, buffer } = self;
-        drop(copying);
+        finish(gpu, copying);
         buffer.give_back();
     }
 }
 
+/// Ends a copy of host memory, which the calling thread helps with.
+pub(super) fn finish(gpu: &Gpu, copying: Copying<'_>) {
+    if !copying.is_done() {
+        let begin = Instant::now();
+        drop(copying);
+        gpu.transfer_counters().add_host_wait(begin.elapsed());
+    }
+}
+
+/// Wakes the threads for a copy that is large enough.
+pub(super) fn burst(staging: &Staging, size_bytes: usize) -> Option<Burst<'_>> {
+    (size_bytes >= SHARED_BYTES_MIN).then(|| staging.workers().burst())
+}
+
 /// The size of the chunks of a copy, in bytes. Small copies have several too, so that threads and link work at the same time.
 fn chunk_bytes(staging: &Staging, size_bytes: usize, buffer_bytes: usize) -> usize {
-    if size_bytes >= SHARED_BYTES_MIN {
-        staging.workers().wake();
-    }
-    size_bytes.div_ceil(CHUNK_COUNT_MIN).next_multiple_of(PIECE_BYTES).min(buffer_bytes)
+    size_bytes.div_ceil(CHUNK_COUNT_MIN).next_multiple_of(staging.tuning().piece_bytes).min(buffer_bytes)
 }
 
 /// Queues a copy by the driver, and waits for it.
@@ -329,7 +341,7 @@ const PAGE_BYTES_MAX: usize = 64 << 10;
 const _: () = assert!(SMALL_BYTES_MAX.is_multiple_of(PAGE_BYTES_MAX));
 const CHUNK_COUNT_MIN: usize = 4;
 /// From this size on, waking threads takes less time than they save.
-pub(super) const SHARED_BYTES_MIN: usize = 1 << 20;
+const SHARED_BYTES_MIN: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -26,8 +26,9 @@ use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
+pub use workers::Stores;
 use workers::Workers;
-pub(crate) use workers::{Copying, HostCopy, PIECE_BYTES};
+pub(crate) use workers::{Burst, Copying, HostCopy};
 
 /// How large copies from and to pageable memory are staged; see [`Gpu::set_staging`].
 ///
@@ -46,6 +47,22 @@ pub struct StagingOptions {
     buffer_bytes: usize,
     buffer_count: usize,
     thread_count: usize,
+    tuning: Tuning,
+}
+
+/// How threads copy: for benches.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    pub piece_bytes: usize,
+    pub spin: Duration,
+    pub stores: Stores,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { piece_bytes: workers::PIECE_BYTES, spin: Duration::from_micros(200), stores: Stores::Memcpy }
+    }
 }
 
 impl StagingOptions {
@@ -56,8 +73,15 @@ impl StagingOptions {
         Self {
             buffer_bytes: 2 << 20,
             buffer_count: 8,
-            thread_count: (processor_count - 1).clamp(1, THREADS_MAX),
+            thread_count: (processor_count - 1).clamp(1, THREADS_DEFAULT_MAX),
+            tuning: Tuning::default(),
         }
+    }
+
+    #[doc(hidden)]
+    #[must_use]
+    pub fn tuning(self, tuning: Tuning) -> Self {
+        Self { tuning, ..self }
     }
 
     /// Reads the variable `GPUMEM_STAGING`; the defaults if it is unset. [`Gpu::open`] does this.
@@ -66,8 +90,10 @@ impl StagingOptions {
     ///
     /// [`ArrayError::Pool`] if the value is invalid, or if another `GPUMEM_…` variable is unknown.
     pub fn from_env() -> Result<Self, ArrayError> {
-        let (name, expected) =
-            ("GPUMEM_STAGING", "expected for example buffers:8,buffer_bytes:2MiB,threads:8");
+        let (name, expected) = (
+            "GPUMEM_STAGING",
+            "expected for example buffers:8,buffer_bytes:2MiB,threads:8; at most 256 threads",
+        );
         let Some(value) = env::read(VARIABLES, name).map_err(PoolError::from)? else {
             return Ok(Self::new());
         };
@@ -80,7 +106,10 @@ impl StagingOptions {
             let (key, value) = option.split_once(':')?;
             match key.trim() {
                 "buffers" => value.trim().parse().ok().map(|count| options.buffers(count)),
-                "threads" => value.trim().parse().ok().map(|count| options.threads(count)),
+                "threads" => {
+                    let count = value.trim().parse().ok().filter(|count| *count <= THREADS_MAX);
+                    count.map(|count| options.threads(count))
+                }
                 "buffer_bytes" => {
                     let size_bytes = env::parse_size(value).and_then(|bytes| usize::try_from(bytes).ok());
                     size_bytes.map(|size_bytes| options.buffer_bytes(size_bytes))
@@ -102,10 +131,11 @@ impl StagingOptions {
         Self { buffer_count, ..self }
     }
 
-    /// The number of threads that copy beside the calling thread. They start with the first copy that needs them.
+    /// The number of threads that copy beside the calling thread: at most 256, and a larger number is taken as 256. They start with the
+    /// first copy that needs them.
     #[must_use]
     pub fn threads(self, thread_count: usize) -> Self {
-        Self { thread_count, ..self }
+        Self { thread_count: thread_count.min(THREADS_MAX), ..self }
     }
 }
 
@@ -113,7 +143,7 @@ impl StagingOptions {
 pub const VARIABLES: &[Variable] = &[Variable {
     name: "GPUMEM_STAGING",
     meaning: "`key:value,…`: the pinned buffers of large copies from and to pageable memory. `buffers` is their number (default 8; with 0 the \
-              driver copies), `buffer_bytes` the size of one (default 2MiB), `threads` the number of threads that fill and drain them. \
+              driver copies), `buffer_bytes` the size of one (default 2MiB), `threads` the number of threads that fill and drain them (at most 256). \
               `Gpu::open` and `StagingOptions::from_env` read it; `Gpu::new` has the defaults",
 }];
 
@@ -152,6 +182,8 @@ struct State {
     skip_count: usize,
     /// How often a buffer has been given back.
     return_count: u64,
+    /// How often a buffer of the present ring has been given back.
+    use_count: usize,
     /// How often the idle buffers have been freed.
     release_count: u64,
     /// The thread that frees idle buffers, while there are buffers.
@@ -193,7 +225,7 @@ impl Staging {
             ended: Condvar::new(),
             registration: OnceLock::new(),
         });
-        Arc::new(Self { options, ring, workers: Workers::new(options.thread_count) })
+        Arc::new(Self { options, ring, workers: Workers::new(options.thread_count, options.tuning) })
     }
 
     /// The size of the buffers, or `None` if copies are not staged.
@@ -205,12 +237,16 @@ impl Staging {
         &self.workers
     }
 
+    pub(crate) fn tuning(&self) -> Tuning {
+        self.options.tuning
+    }
+
     /// Returns a buffer that no device uses. With `may_wait`, the copy has no buffer yet: the call waits for one, or answers that the
     /// copy goes on without.
     pub(crate) fn buffer(&self, gpu: &Gpu, may_wait: bool) -> Result<Answer<'_>, ArrayError> {
         let mut deadline = None;
         loop {
-            match self.try_take(gpu) {
+            match self.try_take(gpu, may_wait) {
                 Answer::Direct if !may_wait => return Ok(Answer::Later),
                 Answer::Later if may_wait => {}
                 answer => return Ok(answer),
@@ -218,7 +254,7 @@ impl Staging {
             if let Some(lent) = self.ring.take_used_on(gpu.stream()) {
                 let begin = Instant::now();
                 let waited = lent.synchronize();
-                gpu.transfer_counters().add_wait(begin.elapsed());
+                gpu.transfer_counters().add_device_wait(begin.elapsed());
                 match waited {
                     Ok(()) => return Ok(Answer::Buffer(lent)),
                     // The pool frees its memory when that is possible.
@@ -231,12 +267,12 @@ impl Staging {
             }
             let (state, begin) = (self.ring.lock(), Instant::now());
             let _ = self.ring.returned.wait_timeout(state, PAUSE);
-            gpu.transfer_counters().add_wait(begin.elapsed());
+            gpu.transfer_counters().add_device_wait(begin.elapsed());
         }
     }
 
     /// Does not wait.
-    fn try_take(&self, gpu: &Gpu) -> Answer<'_> {
+    fn try_take(&self, gpu: &Gpu, may_wait: bool) -> Answer<'_> {
         let ring = &*self.ring;
         // The driver is called without the lock.
         let (mut idle, release_count) = {
@@ -245,10 +281,19 @@ impl Staging {
         };
         let (mut ready, mut lost) = (None, Vec::new());
         let mut index = 0;
+        // Copies on one stream complete in order, and asking for one that is pending takes about a microsecond.
+        let mut pending: Option<StreamId> = None;
         while index < idle.len() && ready.is_none() {
+            if pending == Some(idle[index].stream) {
+                index += 1;
+                continue;
+            }
             match idle[index].used.is_complete() {
                 Ok(true) => ready = Some(idle.remove(index)),
-                Ok(false) => index += 1,
+                Ok(false) => {
+                    pending = Some(idle[index].stream);
+                    index += 1;
+                }
                 // A capture recorded the event, or the context is lost: the pool knows when the memory is free.
                 Err(_) => lost.push(idle.remove(index)),
             }
@@ -266,6 +311,12 @@ impl Staging {
         }
         let count_max = self.options.buffer_count.min(state.count_max.unwrap_or(usize::MAX));
         if state.count > 0 && state.count >= count_max {
+            return Answer::Later;
+        }
+        // Pinning a buffer takes longer than many copies through the others. So the ring grows while it is used.
+        let is_used = state.use_count >= state.count * USES_BEFORE_GROWTH;
+        let has_own = || state.idle.iter().any(|buffer| buffer.stream == gpu.stream().id());
+        if state.count > 0 && !is_used && (!may_wait || has_own()) {
             return Answer::Later;
         }
         if state.skip_count > 0 {
@@ -362,6 +413,7 @@ impl State {
     fn take_idle(&mut self) -> Vec<Buffer> {
         let idle = core::mem::take(&mut self.idle);
         self.count -= idle.len();
+        self.use_count = 0;
         self.count_max = None;
         self.release_count += 1;
         idle
@@ -461,6 +513,7 @@ impl Lent<'_> {
         let mut state = place.0.lock();
         state.idle.push(buffer);
         state.return_count += 1;
+        state.use_count = state.use_count.saturating_add(1);
         drop(state);
         place.0.returned.notify_one();
         core::mem::forget(place);
@@ -482,7 +535,10 @@ impl fmt::Debug for Staging {
 
 const BUFFER_BYTES_MIN: usize = 64 << 10;
 /// More threads than this do not copy faster.
-const THREADS_MAX: usize = 15;
+const THREADS_DEFAULT_MAX: usize = 15;
+const THREADS_MAX: usize = 256;
+/// How often each buffer is used before another is pinned.
+const USES_BEFORE_GROWTH: usize = 2;
 /// After the pool has refused a buffer, this many requests are refused without asking it again.
 const SKIPPED_REQUESTS: usize = 16;
 /// How long a copy waits for buffers that work of other streams uses: many times as long as the link needs for the whole ring.
@@ -501,9 +557,16 @@ mod tests {
         let parsed = StagingOptions::parse("buffers:4, buffer_bytes:1MiB,threads:0");
         assert_eq!(parsed, Some(options.buffers(4).buffer_bytes(1 << 20).threads(0)));
         assert_eq!(StagingOptions::parse("buffer_bytes:1"), Some(options.buffer_bytes(BUFFER_BYTES_MIN)));
-        for broken in
-            ["", "buffers", "buffers:", "buffers:-1", "threads:many", "size:3", "buffer_bytes:1furlong"]
-        {
+        for broken in [
+            "",
+            "buffers",
+            "buffers:",
+            "buffers:-1",
+            "threads:many",
+            "threads:257",
+            "size:3",
+            "buffer_bytes:1furlong",
+        ] {
             assert_eq!(StagingOptions::parse(broken), None, "{broken}");
         }
     }

@@ -1,11 +1,14 @@
-//! [`Transfers`]: the bytes and the time of copies from and to pageable memory.
+//! [`Transfers`]: the bytes and the time of copies from and to pageable memory. [`GpuStatus`]: these beside the status of the pools.
 
+use super::Gpu;
+use crate::error::ArrayError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+use gpumem_pool::{MemoryKind, Status};
 
 /// Copies between the device and pageable memory, except uploads of up to 64 KiB, by one `Gpu` and its forks; see
-/// [`Gpu::transfers`](super::Gpu::transfers). `Display` prints one line.
+/// [`Gpu::transfers`]. `Display` prints a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Transfers {
@@ -18,8 +21,23 @@ pub struct Transfers {
     pub direct_bytes: u64,
     /// The time of the staged copies, on the calling threads.
     pub time: Duration,
-    /// The part of [`Transfers::time`] that the threads waited for the device.
+    /// The part of [`Transfers::time`] that the calling threads waited for the device: the link was slower than the host.
     pub device_wait: Duration,
+    /// The part of [`Transfers::time`] that the calling threads copied between pageable and pinned memory, or waited for other threads to do
+    /// so: the host was slower than the link.
+    pub host_wait: Duration,
+    /// The rate of the link; `None` before [`Gpu::measure_link`].
+    pub link: Option<LinkRate>,
+}
+
+/// The rate of copies from and to pinned memory, as [`Gpu::measure_link`] measured it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkRate {
+    /// To the device.
+    pub up_bytes_per_second: u64,
+    /// From the device.
+    pub down_bytes_per_second: u64,
 }
 
 impl Transfers {
@@ -30,21 +48,105 @@ impl Transfers {
         let rate = (self.uploaded_bytes + self.downloaded_bytes) as f64 / self.time.as_secs_f64() / 1e9;
         Some(rate).filter(|rate| rate.is_finite())
     }
+
+    /// The time that the link needs for the bytes of the staged copies, by [`Transfers::time`]. 1 is the rate of the link. `None` before
+    /// the first copy, and before [`Gpu::measure_link`].
+    #[must_use]
+    pub fn link_share(&self) -> Option<f64> {
+        let link = self.link?;
+        let share = link.time(self.uploaded_bytes, self.downloaded_bytes).div_duration_f64(self.time);
+        Some(share).filter(|share| share.is_finite())
+    }
+}
+
+impl LinkRate {
+    /// The time that the link needs for bytes to the device and from the device, one after the other.
+    #[must_use]
+    pub fn time(&self, up_bytes: u64, down_bytes: u64) -> Duration {
+        let seconds = |bytes: u64, rate: u64| bytes as f64 / rate.max(1) as f64;
+        let both =
+            seconds(up_bytes, self.up_bytes_per_second) + seconds(down_bytes, self.down_bytes_per_second);
+        Duration::try_from_secs_f64(both).unwrap_or(Duration::MAX)
+    }
 }
 
 impl fmt::Display for Transfers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let rate = self.gigabytes_per_second().unwrap_or(0.0);
+        let (up, down, direct) =
+            (mib(self.uploaded_bytes), mib(self.downloaded_bytes), mib(self.direct_bytes));
+        writeln!(f, "Transfers: {up:.1} MiB up, {down:.1} MiB down, {direct:.1} MiB by the driver")?;
+        write!(f, "Transfer rate: {:.1} GB/s", self.gigabytes_per_second().unwrap_or(0.0))?;
+        match (self.link, self.link_share()) {
+            (Some(link), Some(share)) => writeln!(f, ", {:.0} % of the link ({link})", 100.0 * share)?,
+            (Some(link), None) => writeln!(f, " (link: {link})")?,
+            (None, _) => writeln!(f, " (link: not measured)")?,
+        }
+        let Self { time, device_wait, host_wait, .. } = self;
         write!(
             f,
-            "{:.1} MiB up, {:.1} MiB down, {:.1} MiB by the driver; {rate:.1} GB/s; {:.1?} on the host, {:.1?} waiting for the device",
-            mib(self.uploaded_bytes),
-            mib(self.downloaded_bytes),
-            mib(self.direct_bytes),
-            self.time.saturating_sub(self.device_wait),
-            self.device_wait,
+            "Transfer time: {time:.1?}, of which {device_wait:.1?} waiting for the device, {host_wait:.1?} copying on the host"
         )
+    }
+}
+
+impl fmt::Display for LinkRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [up, down] = [self.up_bytes_per_second, self.down_bytes_per_second].map(|rate| rate as f64 / 1e9);
+        write!(f, "{up:.1} GB/s up, {down:.1} GB/s down")
+    }
+}
+
+/// The state of a [`Gpu`]; see [`Gpu::status`]. `Display` prints a table.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GpuStatus {
+    /// The pool of device memory.
+    pub pool: Status,
+    /// The pool of pinned memory, which staged copies use too; `None` before its first allocation.
+    pub pinned: Option<Status>,
+    /// The copies from and to pageable memory.
+    pub transfers: Transfers,
+}
+
+impl fmt::Display for GpuStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.pool)?;
+        if let Some(pinned) = &self.pinned {
+            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+            let (in_use, reserved) = (mib(pinned.in_use_bytes), mib(pinned.reserved_bytes));
+            writeln!(f, "Pinned memory: {in_use:.1} MiB in use ({reserved:.1} MiB reserved)")?;
+        }
+        self.transfers.fmt(f)
+    }
+}
+
+impl Gpu {
+    /// Returns the status of the pools, and the figures of copies from and to pageable memory.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_slice(&gpu, &vec![1.0_f32; 1 << 20])?;
+    /// let status = gpu.status()?;
+    /// assert_eq!((status.pool.in_use_bytes, status.transfers.uploaded_bytes), (4 << 20, 4 << 20));
+    /// assert!(status.pinned.is_some_and(|pinned| pinned.in_use_bytes > 0)); // buffers of the upload
+    /// println!("{}", gpu.status()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`] if a driver call fails.
+    pub fn status(&self) -> Result<GpuStatus, ArrayError> {
+        let pinned = self.0.shared.slot(MemoryKind::Host).and_then(|slot| slot.get());
+        Ok(GpuStatus {
+            pool: self.pool().status()?,
+            pinned: pinned.map(|pool| pool.status()).transpose()?,
+            transfers: self.transfers(),
+        })
     }
 }
 
@@ -55,7 +157,11 @@ pub(crate) struct TransferCounters {
     downloaded_bytes: AtomicU64,
     direct_bytes: AtomicU64,
     nanoseconds: AtomicU64,
-    wait_nanoseconds: AtomicU64,
+    device_wait_nanoseconds: AtomicU64,
+    host_wait_nanoseconds: AtomicU64,
+    /// 0 until they are measured.
+    link_up: AtomicU64,
+    link_down: AtomicU64,
 }
 
 impl TransferCounters {
@@ -75,18 +181,31 @@ impl TransferCounters {
         self.nanoseconds.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_wait(&self, time: Duration) {
-        self.wait_nanoseconds.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    pub(crate) fn add_device_wait(&self, time: Duration) {
+        self.device_wait_nanoseconds.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_host_wait(&self, time: Duration) {
+        self.host_wait_nanoseconds.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_link(&self, link: LinkRate) {
+        self.link_up.store(link.up_bytes_per_second, Ordering::Relaxed);
+        self.link_down.store(link.down_bytes_per_second, Ordering::Relaxed);
     }
 
     pub(super) fn read(&self) -> Transfers {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (up_bytes_per_second, down_bytes_per_second) = (load(&self.link_up), load(&self.link_down));
+        let is_measured = up_bytes_per_second > 0 && down_bytes_per_second > 0;
         Transfers {
             uploaded_bytes: load(&self.uploaded_bytes),
             downloaded_bytes: load(&self.downloaded_bytes),
             direct_bytes: load(&self.direct_bytes),
             time: Duration::from_nanos(load(&self.nanoseconds)),
-            device_wait: Duration::from_nanos(load(&self.wait_nanoseconds)),
+            device_wait: Duration::from_nanos(load(&self.device_wait_nanoseconds)),
+            host_wait: Duration::from_nanos(load(&self.host_wait_nanoseconds)),
+            link: is_measured.then_some(LinkRate { up_bytes_per_second, down_bytes_per_second }),
         }
     }
 }

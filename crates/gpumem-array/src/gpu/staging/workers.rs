@@ -3,37 +3,49 @@
 //! A copy is divided into pieces, which the threads and the waiting caller take from one queue. A thread copies bytes and nothing
 //! else: it cannot fail, block or panic, and needs no context of a driver.
 
-use super::copy::{copy_past_cache, copy_through_cache};
+use super::Tuning;
+use super::copy::{copy_by_words, copy_past_cache, copy_through_cache};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// Threads that start with the first copy that needs them, sleep when there is none, and end with this value.
 pub(crate) struct Workers {
     queue: Arc<Queue>,
-    thread_count: usize,
-    threads: OnceLock<Vec<JoinHandle<()>>>,
+    started: Once,
 }
 
 struct Queue {
     state: Mutex<State>,
     /// The number of pieces in the queue: threads look for new pieces without the lock before they sleep.
     piece_count: AtomicUsize,
+    /// The number of [`Burst`]s: while there is one, threads wait longer for pieces before they sleep.
+    burst_count: AtomicUsize,
     /// Notified when there are pieces, and at the end.
     added: Condvar,
     /// Notified when a copy is done.
     done: Condvar,
+    threads: Mutex<Threads>,
+    tuning: Tuning,
 }
 
 #[derive(Default)]
 struct State {
     pieces: VecDeque<Piece>,
+    /// Threads that sleep and have not been notified.
     sleeping: usize,
     is_ending: bool,
+}
+
+/// Each thread starts the next one, so that a caller waits for the start of one thread only.
+struct Threads {
+    started: Vec<JoinHandle<()>>,
+    /// How many more to start.
+    left: usize,
 }
 
 /// Bytes to copy from one place on the host to another.
@@ -42,8 +54,19 @@ pub(crate) struct HostCopy {
     pub(crate) to: *mut u8,
     pub(crate) from: *const u8,
     pub(crate) size_bytes: usize,
-    /// True if the destination is too large for the processor's caches.
-    pub(crate) is_past_cache: bool,
+    pub(crate) stores: Stores,
+}
+
+/// How a copy writes its destination.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stores {
+    /// `memcpy`.
+    Memcpy,
+    /// Through the caches, in words.
+    Words,
+    /// Past the caches, for destinations that are larger.
+    PastCache,
 }
 
 /// Copies that one thread makes in a row.
@@ -65,28 +88,24 @@ pub(crate) struct Copying<'a> {
 }
 
 impl Workers {
-    pub(super) fn new(thread_count: usize) -> Self {
+    pub(super) fn new(thread_count: usize, tuning: Tuning) -> Self {
         let queue = Queue {
             state: Mutex::default(),
             piece_count: AtomicUsize::new(0),
+            burst_count: AtomicUsize::new(0),
             added: Condvar::new(),
             done: Condvar::new(),
+            threads: Mutex::new(Threads { started: Vec::new(), left: thread_count }),
+            tuning,
         };
-        Self { queue: Arc::new(queue), thread_count, threads: OnceLock::new() }
+        Self { queue: Arc::new(queue), started: Once::new() }
     }
 
-    /// Starts the threads, unless they run. If the system refuses one, the others and the callers copy.
-    pub(crate) fn wake(&self) {
-        self.threads.get_or_init(|| {
-            let spawn = |index| {
-                let queue = Arc::clone(&self.queue);
-                std::thread::Builder::new()
-                    .name(format!("gpumem-copy-{index}"))
-                    .spawn(move || queue.work())
-                    .ok()
-            };
-            (0..self.thread_count).map_while(spawn).collect()
-        });
+    /// Begins a copy of several buffers. Starts the threads, unless they run: if the system refuses one, the others and the callers copy.
+    pub(crate) fn burst(&self) -> Burst<'_> {
+        self.started.call_once(|| self.queue.start_thread());
+        self.queue.burst_count.fetch_add(1, Ordering::Relaxed);
+        Burst(&self.queue)
     }
 
     /// Begins copies of host memory.
@@ -96,7 +115,7 @@ impl Workers {
     /// Until the result is dropped, both sides of each copy have `size_bytes` bytes that any thread may access, do not overlap, and no
     /// one else writes them or reads the target. The result is not forgotten.
     pub(crate) unsafe fn start(&self, copies: impl IntoIterator<Item = HostCopy>) -> Copying<'_> {
-        let pieces = pieces(copies);
+        let pieces = pieces(copies, self.queue.tuning.piece_bytes);
         let left = Arc::new(AtomicUsize::new(pieces.len()));
         self.queue.add(pieces.into_iter().map(|copies| Piece { copies, left: Arc::clone(&left) }));
         Copying { queue: &self.queue, left, memory: PhantomData }
@@ -105,6 +124,16 @@ impl Workers {
     /// Copies one piece of any copy on the calling thread. False if there is none.
     pub(crate) fn help(&self) -> bool {
         self.queue.take().map(|piece| self.queue.run(&piece)).is_some()
+    }
+}
+
+/// A copy that keeps adding pieces, until the drop.
+#[must_use = "threads sleep sooner without it"]
+pub(crate) struct Burst<'a>(&'a Queue);
+
+impl Drop for Burst<'_> {
+    fn drop(&mut self) {
+        self.0.burst_count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -131,11 +160,29 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn start_thread(self: &Arc<Self>) {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(left) = threads.left.checked_sub(1) else { return };
+        let (queue, name) = (Arc::clone(self), format!("gpumem-copy-{}", threads.started.len()));
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            queue.start_thread();
+            queue.work();
+        });
+        threads.left = if thread.is_ok() { left } else { 0 };
+        threads.started.extend(thread);
+    }
+
     fn add(&self, pieces: impl Iterator<Item = Piece>) {
         let mut state = self.lock();
         state.pieces.extend(pieces);
         self.piece_count.store(state.pieces.len(), Ordering::Relaxed);
-        let woken = state.sleeping.min(state.pieces.len());
+        self.wake(state);
+    }
+
+    /// Wakes a few threads, if there are pieces. They wake others: each call of the system takes longer than the copy of a small piece.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let woken = state.sleeping.min(state.pieces.len()).min(WOKEN_MAX);
+        state.sleeping -= woken;
         drop(state);
         (0..woken).for_each(|_| self.added.notify_one());
     }
@@ -151,8 +198,12 @@ impl Queue {
     }
 
     fn run(&self, piece: &Piece) {
-        for &HostCopy { to, from, size_bytes, is_past_cache } in &piece.copies {
-            let copy = if is_past_cache { copy_past_cache } else { copy_through_cache };
+        for &HostCopy { to, from, size_bytes, stores } in &piece.copies {
+            let copy = match stores {
+                Stores::Memcpy => copy_through_cache,
+                Stores::Words => copy_by_words,
+                Stores::PastCache => copy_past_cache,
+            };
             // SAFETY: the caller of `Workers::start` guarantees this until the copy is done, which it is only after this piece.
             unsafe { copy(to, from, size_bytes) };
         }
@@ -165,7 +216,7 @@ impl Queue {
 
     /// Waits until the pieces of a copy, which threads are copying, are done.
     fn wait_for(&self, left: &AtomicUsize) {
-        if spin_until(|| left.load(Ordering::Acquire) == 0) {
+        if spin_until(|| left.load(Ordering::Acquire) == 0, || self.tuning.spin) {
             return;
         }
         let mut state = self.lock();
@@ -180,7 +231,11 @@ impl Queue {
             while let Some(piece) = self.take() {
                 self.run(&piece);
             }
-            if spin_until(|| self.piece_count.load(Ordering::Relaxed) > 0) {
+            let spin_max = || match self.burst_count.load(Ordering::Relaxed) {
+                0 => SPIN_MAX,
+                _ => self.tuning.spin,
+            };
+            if spin_until(|| self.piece_count.load(Ordering::Relaxed) > 0, spin_max) {
                 continue;
             }
             let mut state = self.lock();
@@ -191,8 +246,8 @@ impl Queue {
                 continue;
             }
             state.sleeping += 1;
-            let mut state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.sleeping -= 1;
+            let state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.wake(state);
         }
     }
 }
@@ -201,16 +256,19 @@ impl Drop for Workers {
     fn drop(&mut self) {
         self.queue.lock().is_ending = true;
         self.queue.added.notify_all();
-        for thread in self.threads.take().into_iter().flatten() {
-            // A thread that copies bytes does not panic.
-            let _ = thread.join();
-        }
+        let threads = {
+            let mut threads = self.queue.threads.lock().unwrap_or_else(PoisonError::into_inner);
+            threads.left = 0;
+            core::mem::take(&mut threads.started)
+        };
+        // A thread that copies bytes does not panic.
+        threads.into_iter().for_each(|thread| drop(thread.join()));
     }
 }
 
-/// Divides copies into groups of at most [`PIECE_BYTES`] each.
-fn pieces(copies: impl IntoIterator<Item = HostCopy>) -> Vec<Vec<HostCopy>> {
-    let (mut pieces, mut piece, mut room) = (Vec::new(), Vec::new(), PIECE_BYTES);
+/// Divides copies into groups of at most `piece_bytes` each.
+fn pieces(copies: impl IntoIterator<Item = HostCopy>, piece_bytes: usize) -> Vec<Vec<HostCopy>> {
+    let (mut pieces, mut piece, mut room) = (Vec::new(), Vec::new(), piece_bytes);
     for mut copy in copies {
         while copy.size_bytes > 0 {
             let size_bytes = copy.size_bytes.min(room);
@@ -221,7 +279,7 @@ fn pieces(copies: impl IntoIterator<Item = HostCopy>) -> Vec<Vec<HostCopy>> {
             room -= size_bytes;
             if room == 0 {
                 pieces.push(core::mem::take(&mut piece));
-                room = PIECE_BYTES;
+                room = piece_bytes;
             }
         }
     }
@@ -232,7 +290,7 @@ fn pieces(copies: impl IntoIterator<Item = HostCopy>) -> Vec<Vec<HostCopy>> {
 }
 
 /// Waits for a moment, which is shorter than it takes to sleep and to be woken.
-fn spin_until(is_over: impl Fn() -> bool) -> bool {
+fn spin_until(is_over: impl Fn() -> bool, spin_max: impl Fn() -> Duration) -> bool {
     let start = Instant::now();
     loop {
         for _ in 0..32 {
@@ -241,7 +299,7 @@ fn spin_until(is_over: impl Fn() -> bool) -> bool {
             }
             core::hint::spin_loop();
         }
-        if start.elapsed() >= SPIN_MAX {
+        if start.elapsed() >= spin_max() {
             return false;
         }
     }
@@ -250,24 +308,30 @@ fn spin_until(is_over: impl Fn() -> bool) -> bool {
 /// Long enough that taking a piece costs little, and short enough that the copies of one buffer end together.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
 const SPIN_MAX: Duration = Duration::from_micros(20);
+/// Threads that a caller or a thread wakes at a time.
+const WOKEN_MAX: usize = 2;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn copy(to: &mut [u8], from: &[u8]) -> HostCopy {
-        let is_past_cache = from.len() > PIECE_BYTES;
-        HostCopy { to: to.as_mut_ptr(), from: from.as_ptr(), size_bytes: from.len(), is_past_cache }
+        let stores = match from.len() {
+            0..1000 => Stores::Memcpy,
+            1000..=PIECE_BYTES => Stores::Words,
+            _ => Stores::PastCache,
+        };
+        HostCopy { to: to.as_mut_ptr(), from: from.as_ptr(), size_bytes: from.len(), stores }
     }
 
     #[test]
     fn many_small_copies_share_pieces() {
-        let workers = Workers::new(2);
-        workers.wake();
+        let workers = Workers::new(2, Tuning::default());
+        let _burst = workers.burst();
         let from: Vec<Vec<u8>> = (0..1000_usize).map(|index| vec![index as u8; index % 700]).collect();
         let mut to: Vec<Vec<u8>> = from.iter().map(|from| vec![0; from.len()]).collect();
         let copies: Vec<_> = to.iter_mut().zip(&from).map(|(to, from)| copy(to, from)).collect();
-        assert!(pieces(copies.iter().copied()).len() < 5);
+        assert!(pieces(copies.iter().copied(), PIECE_BYTES).len() < 5);
         // SAFETY: the vectors have these bytes, outlive the copy, and are not used before it is done.
         drop(unsafe { workers.start(copies) });
         assert!(to == from);
@@ -275,8 +339,8 @@ mod tests {
 
     #[test]
     fn copies_of_several_callers_are_complete_when_they_end() {
-        let workers = Workers::new(3);
-        workers.wake();
+        let workers = Workers::new(3, Tuning::default());
+        let _burst = workers.burst();
         std::thread::scope(|scope| {
             for seed in 0..4_u8 {
                 let workers = &workers;
@@ -295,7 +359,7 @@ mod tests {
 
     #[test]
     fn callers_copy_without_threads() {
-        let workers = Workers::new(0);
+        let workers = Workers::new(0, Tuning::default());
         let (from, mut to) = (vec![7_u8; PIECE_BYTES + 1], vec![0_u8; PIECE_BYTES + 1]);
         // SAFETY: both vectors have these bytes, outlive the copy, and are not used before it is done.
         let copying = unsafe { workers.start([copy(&mut to, &from)]) };
