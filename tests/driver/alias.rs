@@ -8,6 +8,7 @@ use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::driver::vmm::{PIECE, Vmm, read_write};
 use gpumem_tests::fixtures::pattern::{MismatchBuffer, Patterns, Wrong};
+use gpumem_tests::harness::cases::skip_without_second_device;
 use gpumem_tests::sys::types::*;
 use gpumem_tests::sys::{Driver, DriverError, DriverKind};
 use std::ptr::null_mut;
@@ -332,6 +333,7 @@ impl Far {
         unsafe {
             driver.cuDeviceGetCount(&mut count)?;
             if count < 2 {
+                skip_without_second_device();
                 return Ok(None);
             }
             for address in pair.at {

@@ -1,11 +1,12 @@
 //! Two devices of one host: access to each other's memory, and the errors without access. Each case holds on the simulator and on
-//! GPUs. On a machine with one GPU the cases pass without a check; the simulator always has two devices.
+//! GPUs. On a machine with one GPU the cases are skipped; the simulator always has two devices.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::code;
+use gpumem_tests::harness::cases::skip_without_second_device;
 use gpumem_tests::sys::types::*;
 use gpumem_tests::sys::{CUresult, Driver};
 use std::ptr::null_mut;
@@ -201,6 +202,7 @@ impl Pair {
             driver.cuInit(0).unwrap();
             driver.cuDeviceGetCount(&mut count).unwrap();
             if count < 2 {
+                skip_without_second_device();
                 return None;
             }
             driver.cuDevicePrimaryCtxRetain(&mut contexts[0], 0).unwrap();

@@ -1,16 +1,27 @@
-//! Captures and graphs of arrays in safe code, on both drivers, and on the simulator under 200 seeds with race detection.
+//! Seven errors that programs of arrays in safe code once met, on both drivers, and on the simulator under 200 seeds with race detection:
 //!
-//! Three errors were once possible without `unsafe`: reading an array of a capture that never ran, letting a capture spread to
-//! other streams, and launching a graph without the order of its uses.
+//! 1. The values of captured work were read although it never ran.
+//! 2. A capture spread to other streams.
+//! 3. The launch of a graph was not ordered with other uses of its arrays.
+//! 4. A consumer waited for all work behind its array.
+//! 5. A launch made more driver calls and host work than its kernel needs. Here its driver calls are counted; the bench `tracking`
+//!    measures its time.
+//! 6. A kernel ran with arguments of other types than its text has. Here the declaration is compared with the text; `launches.rs`
+//!    compares the arguments, because launches of a program's kernels are `unsafe`.
+//! 7. Halves of one array, a number and the work behind it, and operands in different orders were treated as one.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_tests::array::ndarray::Ix1;
-use gpumem_tests::array::{ArrayError, Gpu, GpuArray, GraphError};
-use gpumem_tests::pool::{CaptureMode, Device, Pool};
+use gpumem_tests::array::ndarray::{Array2, Axis, Ix1, ShapeBuilder};
+use gpumem_tests::array::{ArrayError, Gpu, GpuArray, GraphError, PinnedArray, kernels};
+use gpumem_tests::driver::call_counter::{count_calls, reading};
+use gpumem_tests::driver::stream_gate::StreamGate;
+use gpumem_tests::harness::cases::skip;
+use gpumem_tests::pool::{BackendKind, CaptureMode, Device, Pool};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::{cases, for_each_seed};
+use std::time::Duration;
 
 type Vector = GpuArray<f32, Ix1>;
 
@@ -216,6 +227,144 @@ fn graphs_are_updated(driver: &Driver) {
     copies.iter().for_each(|(array, expected)| check(array, *expected));
 }
 
+/// Returns whether the case is skipped: on the backend `none`, frees wait for the device.
+fn frees_wait(gpu: &Gpu) -> bool {
+    let waits = gpu.pool().backend() == BackendKind::None;
+    if waits {
+        skip("frees of the backend `none` wait for the device");
+    }
+    waits
+}
+
+/// The sum of the first batch does not wait for the uploads behind it.
+fn the_first_batch_is_summed_alone(driver: &Driver) {
+    let gpu = gpu(driver);
+    if frees_wait(&gpu) {
+        return;
+    }
+    let copies = gpu.fork().unwrap();
+    let batches: Vec<_> = (1..=4_u8)
+        .map(|index| PinnedArray::from_elem(&gpu.pinned(), LEN, f32::from(index)).unwrap())
+        .collect();
+    let mut arrays: Vec<_> = batches.iter().map(|_| GpuArray::<f32, _>::zeros(&gpu, LEN).unwrap()).collect();
+    assert_eq!(arrays[0].sum().unwrap().into_scalar().unwrap(), 0.0);
+    arrays[0].on_mut(&copies).assign(&batches[0]).unwrap();
+    let gate = StreamGate::on(copies.stream()).unwrap();
+    for (array, batch) in arrays.iter_mut().zip(&batches).skip(1) {
+        array.on_mut(&copies).assign(batch).unwrap();
+    }
+    assert_eq!(arrays[0].sum().unwrap().into_scalar().unwrap(), LEN as f32);
+    assert!(gate.open(), "the sum has waited for later uploads");
+    for (array, value) in arrays.iter().zip(1_u8..) {
+        assert_eq!(array.to_vec().unwrap(), [f32::from(value); LEN]);
+    }
+}
+
+/// Halves of one array, each on a stream of its own: one is written and read while the work on the other is held back.
+fn halves_do_not_serialise(driver: &Driver) {
+    let gpu = gpu(driver);
+    if frees_wait(&gpu) {
+        return;
+    }
+    let other = gpu.fork().unwrap();
+    let mut array = GpuArray::<f32, _>::zeros(&gpu, 2 * LEN).unwrap();
+    gpu.device().synchronize().unwrap();
+    let (mut left, mut right) = array.split_at_mut(Axis(0), LEN).unwrap();
+    let gate = StreamGate::on(gpu.stream()).unwrap();
+    left.fill(1.0).unwrap();
+    right.view_mut().on_mut(&other).fill(2.0).unwrap();
+    assert_eq!(right.view().on(&other).sum().unwrap().into_scalar().unwrap(), 2.0 * LEN as f32);
+    assert!(gate.open(), "one half has waited for the other");
+    assert_eq!(array.sum().unwrap().into_scalar().unwrap(), 3.0 * LEN as f32);
+}
+
+/// A number waits for its own value, once the program has shown that it queues work behind such numbers.
+fn a_number_waits_for_its_own_value(driver: &Driver) {
+    let gpu = gpu(driver);
+    if frees_wait(&gpu) {
+        return;
+    }
+    let x = GpuArray::from_elem(&gpu, LEN, 2.0_f32).unwrap();
+    let mut behind = GpuArray::<f32, _>::zeros(&gpu, LEN).unwrap();
+    let sum = x.sum().unwrap();
+    let gate = StreamGate::on(gpu.stream()).unwrap();
+    behind.fill(1.0).unwrap();
+    std::thread::scope(|scope| {
+        // The first number waits for the gate.
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(gate.open());
+        });
+        assert_eq!(sum.into_scalar().unwrap(), 2.0 * LEN as f32);
+    });
+    let sum = x.sum().unwrap();
+    let gate = StreamGate::on(gpu.stream()).unwrap();
+    behind.fill(2.0).unwrap();
+    assert_eq!(sum.into_scalar().unwrap(), 2.0 * LEN as f32);
+    assert!(gate.open(), "the number has waited for later work");
+}
+
+/// Operands in row-major and in column-major order.
+fn orders_mix(driver: &Driver) {
+    let gpu = gpu(driver);
+    let element = |(row, column): (usize, usize)| (10 * row + column) as f32;
+    let rows = Array2::from_shape_fn((3, 5), element);
+    let columns = Array2::from_shape_fn((3, 5).f(), element);
+    let (x, y) = (GpuArray::from_array(&gpu, &rows).unwrap(), GpuArray::from_array(&gpu, &columns).unwrap());
+    assert_eq!(x.try_add(&y).unwrap().to_array().unwrap(), &rows + &columns);
+    assert_eq!(y.try_sub(&x).unwrap().to_array().unwrap(), &columns - &rows);
+    let mut z = x.try_clone().unwrap();
+    z.try_mul_assign(&y).unwrap();
+    assert_eq!(z.to_array().unwrap(), &rows * &columns);
+}
+
+/// A launch on arrays that the stream is ordered behind is one driver call, also if another stream reads them.
+fn a_launch_is_one_driver_call(driver: &Driver) {
+    let gpu = gpu(&count_calls(driver));
+    let _bound = gpu.device().bind().unwrap();
+    let other = gpu.fork().unwrap();
+    let (mut y, own, shared) = (filled(&gpu, 1.0), filled(&gpu, 2.0), filled(&other, 3.0));
+    let read = shared.on(&other).sum().unwrap();
+    for round in 1..=10 {
+        let before = reading();
+        y.try_add_assign(&own).unwrap();
+        y.try_add_assign(&shared).unwrap();
+        let calls = reading().since(&before).calls;
+        // In the first round, the stream waits for the other one. Each launch looks up the current context.
+        let is_ordered = calls.total() == calls.cuLaunchKernel + calls.cuCtxGetCurrent;
+        assert!(
+            calls.cuLaunchKernel == 2 && (round == 1 || is_ordered),
+            "round {round}: {:?}",
+            calls.by_name()
+        );
+    }
+    check(&y, 51.0);
+    assert_eq!(read.into_scalar().unwrap(), 3.0 * LEN as f32);
+}
+
+kernels! {
+    static OTHER_TYPE = ptx ".version 6.0 .target sm_70 .address_size 64
+        .visible .entry scale(.param .u64 y, .param .f32 factor) { .reg .f32 %f<2>; ld.param.f32 %f1, [factor]; ret; }";
+
+    fn scale(_launch; _y: u64, _factor: f64) {}
+}
+
+kernels! {
+    static SIGNATURE_ALONE = ptx ".version 6.0 .target sm_70 .address_size 64 .visible .entry answer(.param .u64 y) { ret; }";
+
+    fn answer(_launch; _y: u64) {}
+}
+
+/// A declaration with other types than the text, and a text without instructions, are refused before a kernel can be launched.
+fn declarations_fit_their_text(driver: &Driver) {
+    let gpu = gpu(driver);
+    for (source, part) in [(&OTHER_TYPE, "scale"), (&SIGNATURE_ALONE, "no instructions")] {
+        let refused = gpu.compile(source).unwrap_err();
+        assert!(matches!(refused, ArrayError::KernelMismatch { .. }), "{refused}");
+        assert!(refused.to_string().contains(part), "{refused}");
+    }
+}
+
 cases! {
     #[serial_test::serial]
     fn numbers_change_between_launches_on(driver: &Driver) {
@@ -240,6 +389,36 @@ cases! {
     #[serial_test::serial]
     fn launches_are_ordered_on(driver: &Driver) {
         launches_are_ordered(driver);
+    }
+
+    #[serial_test::serial]
+    fn the_first_batch_is_summed_alone_on(driver: &Driver) {
+        the_first_batch_is_summed_alone(driver);
+    }
+
+    #[serial_test::serial]
+    fn halves_do_not_serialise_on(driver: &Driver) {
+        halves_do_not_serialise(driver);
+    }
+
+    #[serial_test::serial]
+    fn a_number_waits_for_its_own_value_on(driver: &Driver) {
+        a_number_waits_for_its_own_value(driver);
+    }
+
+    #[serial_test::serial]
+    fn orders_mix_on(driver: &Driver) {
+        orders_mix(driver);
+    }
+
+    #[serial_test::serial]
+    fn a_launch_is_one_driver_call_on(driver: &Driver) {
+        a_launch_is_one_driver_call(driver);
+    }
+
+    #[serial_test::serial]
+    fn declarations_fit_their_text_on(driver: &Driver) {
+        declarations_fit_their_text(driver);
     }
 }
 
@@ -277,4 +456,44 @@ fn graphs_are_updated_under_every_seed() {
 fn nothing_is_left(driver: &Driver) {
     let report = gpumem_sim::Sim::of(driver).unwrap().report();
     assert_eq!((report.graph_count, report.executable_graph_count), (0, 0), "{report}");
+}
+
+#[test]
+fn the_first_batch_is_summed_alone_under_every_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| the_first_batch_is_summed_alone(driver));
+}
+
+#[test]
+fn halves_do_not_serialise_under_any_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| halves_do_not_serialise(driver));
+}
+
+/// The work behind a number reuses what it was calculated from. Without a gate: under some schedules, a query of the simulator waits
+/// for one.
+#[test]
+fn numbers_have_their_own_value_under_every_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| {
+        let gpu = gpu(driver);
+        let mut x = filled(&gpu, 2.0);
+        for round in 0..4 {
+            let (sum, value) = (x.sum().unwrap(), [2.0, 0.0, 1.0, 2.0][round]);
+            x.fill(round as f32).unwrap();
+            assert_eq!(sum.into_scalar().unwrap(), value * LEN as f32);
+        }
+    });
+}
+
+#[test]
+fn orders_mix_under_every_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| orders_mix(driver));
+}
+
+#[test]
+fn a_launch_is_one_driver_call_under_every_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| a_launch_is_one_driver_call(driver));
+}
+
+#[test]
+fn declarations_fit_their_text_under_every_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| declarations_fit_their_text(driver));
 }

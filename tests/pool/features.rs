@@ -1,11 +1,11 @@
 //! Features of a pool beyond blocks: alignment, blocks that grow, other devices, quotas. On both drivers and with every backend.
-//! On a machine with one GPU, the case with two devices passes without a check.
+//! On a machine with one GPU, the case with two devices is skipped.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;
+use gpumem_tests::fixtures::two_devices::{self, Link};
 use gpumem_tests::pool::{Block, Device, Pool, PoolError, Stream};
 use gpumem_tests::sys::Driver;
 
@@ -28,14 +28,10 @@ fn byte(address: u64, stream: &Stream) -> u8 {
     byte
 }
 
-/// Devices of a driver with two devices: this one, or a new simulator if this one is a simulator with one device.
+/// The devices of [`two_devices::two_devices`].
 fn two_devices(driver: &Driver) -> Option<[Device; 2]> {
-    let driver = match gpumem_sim::Sim::of(driver) {
-        Some(sim) => gpumem_sim::driver(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
-        None => driver.clone(),
-    };
-    let count = Device::count(&driver).unwrap();
-    (count > 1).then(|| [0, 1].map(|ordinal| Device::new(&driver, ordinal).unwrap()))
+    let driver = two_devices::two_devices(driver, Link::Direct)?;
+    Some([0, 1].map(|ordinal| Device::new(&driver, ordinal).unwrap()))
 }
 
 cases! {

@@ -7,7 +7,7 @@
 
 mod support;
 
-use gpumem_array::ndarray::{Ix1, s};
+use gpumem_array::ndarray::{Axis, Ix1, s};
 use gpumem_array::pool::sys::Table;
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUevent, CUresult, CUstream};
 use gpumem_array::pool::{Device, MemoryKind, Pool};
@@ -98,6 +98,51 @@ fn a_producer_that_was_waited_for_is_waited_for_exactly() {
     let (queued, eight) = first(8);
     // A copy on the device takes 9 µs.
     assert!(eight < one.max(queued) + Duration::from_micros(20), "{one:?} {queued:?} {eight:?}");
+}
+
+/// The times that a reader and then a writer wait for an array which other streams read for a long time, and the time of these reads.
+fn behind_readers(reader_count: usize, has_parts: bool) -> [Duration; 3] {
+    let gpu = gpu();
+    gpu.preload::<f32>().unwrap();
+    let last = gpu.fork().unwrap();
+    let mut x = GpuArray::from_elem(&gpu, 4 * LEN, 2.0_f32).unwrap();
+    if has_parts {
+        let (_left, _right) = x.split_at_mut(Axis(0), LEN).unwrap();
+    }
+    let readers: Vec<_> = (0..reader_count).map(|_| gpu.fork().unwrap()).collect();
+    let mut copies: Vec<_> =
+        readers.iter().map(|reader| GpuArray::<f32, _>::zeros(reader, 4 * LEN).unwrap()).collect();
+    assert_eq!(x.slice(s![..10]).unwrap().on(&last).sum().unwrap().into_scalar().unwrap(), 20.0);
+    gpu.device().synchronize().unwrap();
+    let begin = host_time(&gpu);
+    for copy in &mut copies {
+        (0..40).for_each(|_| copy.assign(&x).unwrap());
+    }
+    let queued = host_time(&gpu);
+    assert_eq!(x.slice(s![..10]).unwrap().on(&last).sum().unwrap().into_scalar().unwrap(), 20.0);
+    let read = host_time(&gpu);
+    x.slice_mut(s![..10]).unwrap().on_mut(&last).fill(1.0).unwrap();
+    last.synchronize().unwrap();
+    let written = host_time(&gpu);
+    gpu.device().synchronize().unwrap();
+    assert!(copies.iter().all(|copy| copy.slice(s![-1]).unwrap().into_scalar().unwrap() == 2.0));
+    [read - queued, written - read, host_time(&gpu) - begin]
+}
+
+/// A reader waits as long as one that is alone, however many streams read the array at the moment. A writer waits for all of them,
+/// which shows that the reads take long.
+#[test]
+fn a_reader_does_not_wait_for_readers() {
+    for has_parts in [false, true] {
+        let [alone, ..] = behind_readers(0, has_parts);
+        // With 12 readers the points of some do not fit into the array's own record.
+        for reader_count in [1, 3, 12] {
+            let [read, written, whole] = behind_readers(reader_count, has_parts);
+            let times = format!("{has_parts} {reader_count}: {alone:?} {read:?} {written:?} {whole:?}");
+            assert!(read < alone * 105 / 100, "{times}");
+            assert!(written > read * 10 && written > whole / 3, "{times}");
+        }
+    }
 }
 
 #[test]

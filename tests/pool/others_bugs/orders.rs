@@ -1,9 +1,9 @@
 //! Bugs of order: memory reused too early, and unnecessary waits.
 
-use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
+use gpumem_tests::fixtures::two_devices::{Link, two_devices};
 use gpumem_tests::pool::{BackendKind, Block, Device, Event, MemoryKind, Pool, Stream};
 use gpumem_tests::sys::Driver;
 
@@ -171,7 +171,7 @@ cases! {
     /// rapidsai/rmm#1333, #1342, rapidsai/raft#3077: one thread with pools on two devices mixed up their events, and a
     /// destruction with the other device current crashed.
     fn two_devices_in_one_thread(driver: &Driver) {
-        let Some(driver) = with_two_devices(driver) else { return };
+        let Some(driver) = two_devices(driver, Link::Direct) else { return };
         let devices = [0, 1].map(|ordinal| Device::new(&driver, ordinal).unwrap());
         for backend in gpumem_tests::fixtures::backends::backends(&devices[0]) {
             let fixtures = devices.each_ref().map(|device| on(device, backend));
@@ -266,13 +266,4 @@ fn close(fixture: &PoolFixture, stream: &Stream) -> StreamGate {
 
 fn on(device: &Device, backend: BackendKind) -> PoolFixture {
     PoolFixture::new(&Pool::builder(device).backend(backend).build().unwrap())
-}
-
-/// Returns `None` on a machine with one GPU; a simulator is replaced by one with two devices.
-fn with_two_devices(driver: &Driver) -> Option<Driver> {
-    let driver = match gpumem_sim::Sim::of(driver) {
-        Some(sim) => gpumem_sim::driver(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
-        None => driver.clone(),
-    };
-    (Device::count(&driver).unwrap() >= 2).then_some(driver)
 }

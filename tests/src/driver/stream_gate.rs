@@ -1,5 +1,6 @@
 //! A gate that keeps the work queued behind it on a stream pending until the test opens it.
 
+use crate::pool::{PoolError, Stream};
 use crate::sys::types::CUstream;
 use crate::sys::{Driver, DriverError};
 use std::ffi::c_void;
@@ -16,6 +17,17 @@ pub struct StreamGate(Sender<()>);
 impl StreamGate {
     /// The gate opens by itself after this time.
     pub const TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// Queues the gate on a stream of the pool. Work queued on the stream after it runs once the gate is open.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Driver`] if a driver call fails.
+    pub fn on(stream: &Stream) -> Result<Self, PoolError> {
+        let _bound = stream.device().bind()?;
+        // SAFETY: the stream is alive, and its context is current.
+        Ok(unsafe { Self::close(stream.device().driver(), stream.raw())? })
+    }
 
     /// Queues the gate on a stream. Work queued on the stream after it runs once the gate is open.
     ///

@@ -6,6 +6,7 @@
 
 use crate::harness::seeds::{self, Outcome, Suite};
 use crate::sys::Driver;
+use std::io::Write;
 
 /// Makes a test of each body on the simulator and, with feature `gpu`, one on NVIDIA's driver.
 ///
@@ -75,6 +76,19 @@ pub fn on_cuda<R: Outcome>(body: impl FnOnce(&Driver) -> R) {
     if let Some(message) = body(&driver).failure() {
         panic!("{message}");
     }
+}
+
+/// Says on standard error that the case of this thread ends without a check, and why. A test harness hides the output of cases that
+/// pass, so this goes around it.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    // If nothing can be printed, the case is skipped all the same.
+    let _ = writeln!(std::io::stderr(), "skipped: {}: {reason}", thread.name().unwrap_or("a case"));
+}
+
+/// Like [`skip`], for a case of two devices on a machine with one.
+pub fn skip_without_second_device() {
+    skip("this machine has one GPU, and the case needs two");
 }
 
 #[cfg(test)]
