@@ -6,9 +6,10 @@
 use gpumem_adapt::array::dlpack::{DlpackArray, DlpackTensor};
 use gpumem_adapt::array::ndarray::{self, Array2, Array3, Axis, Ix1, Ix2, IxDyn, Slice, arr2};
 use gpumem_adapt::array::pool::sys::Driver;
-use gpumem_adapt::array::pool::{Device, Pool, Stream};
-use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, concatenate, stack};
+use gpumem_adapt::array::pool::{BackendKind, Device, Pool, Stream};
+use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, PinnedArray, concatenate, stack};
 use gpumem_tests::cases;
+use gpumem_tests::driver::call_counter::{count_calls, reading};
 
 fn gpu(driver: &Driver) -> Gpu {
     let device = Device::new(driver, 0).unwrap();
@@ -42,6 +43,53 @@ cases! {
         let mut expected = host;
         expected.slice_axis_mut(Axis(0), Slice::from(2..4)).fill(1.0);
         assert_eq!(matrix.to_array().unwrap(), expected);
+    }
+
+    /// A vector over growable memory keeps its address and its elements while it grows and shrinks, beside work on another stream.
+    fn growing_in_place(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let gpu = Gpu::new(&Pool::builder(&device).backend(BackendKind::Caching).build().unwrap()).unwrap();
+        let other = gpu.fork().unwrap();
+        let mut x = GpuArray::<i32, Ix1>::growable(&gpu, 64 << 20).unwrap();
+        let (address, mut expected) = (x.address(), Vec::new());
+        for round in 0..12_i32 {
+            let piece: Vec<i32> = (0..(1 << 18) * (round + 1)).map(|i| i ^ round).collect();
+            x.extend_from_slice(&piece).unwrap();
+            expected.extend_from_slice(&piece);
+            x.on_mut(&other).try_add_assign(&GpuArray::from_elem(&other, (), round).unwrap()).unwrap();
+            expected.iter_mut().for_each(|element| *element += round);
+            if round % 5 == 4 {
+                x.resize(1 << 18, 0).unwrap();
+                expected.truncate(1 << 18);
+            }
+            assert_eq!((x.address(), x.len()), (address, expected.len()));
+        }
+        assert!(x.to_vec().unwrap() == expected);
+    }
+
+    /// `Debug` of arrays, views and `Gpu`s calls no function of the driver, and prints the kind.
+    fn debug_makes_no_call(driver: &Driver) {
+        let gpu = gpu(&count_calls(driver));
+        let mut x = PinnedArray::<f32, Ix2>::zeros(&gpu.pinned(), (2, 3)).unwrap();
+        let y = GpuArray::<u8, Ix1>::uninit(&gpu, 5).unwrap();
+        let before = reading();
+        let texts = [format!("{x:?}"), format!("{:?}", x.view()), format!("{:?}", x.view_mut()), format!("{y:?} {gpu:?}")];
+        assert_eq!(reading().since(&before).calls.by_name(), []);
+        assert!(texts[..3].iter().all(|text| text.contains("kind: pinned")), "{texts:?}");
+        assert!(texts[..3].iter().all(|text| text.contains("element: f32, shape: [2, 3]")), "{texts:?}");
+        assert!(texts[3].contains("element: u8, shape: [5]") && texts[3].contains("kind: device"), "{texts:?}");
+    }
+
+    /// Text of a large array downloads the elements that are printed.
+    fn text_of_a_large_array(driver: &Driver) {
+        let gpu = gpu(driver);
+        let host = Array2::from_shape_fn((3000, 4000), |(i, j)| (i * 7 + j) as f32);
+        let x = GpuArray::from_array(&gpu, &host).unwrap();
+        for (ours, theirs) in [(x.view(), host.view()), (x.t(), host.t())] {
+            let text = ours.to_string();
+            assert!(text.starts_with(&theirs.to_string()), "{text}");
+            assert!(text.contains(", type=f32, shape=[") && text.ends_with(", device=0"), "{text}");
+        }
     }
 
     /// An array written on one stream and read on another needs no explicit wait; its drop needs none either.
@@ -153,7 +201,9 @@ cases! {
             assert!(copied.to_vec().unwrap().iter().all(|value| *value == round), "round {round}");
         }
         let small = GpuArray::<u32, Ix1>::from_block(&gpu, block, LEN + 1).err();
-        assert!(matches!(small, Some(ArrayError::UnsuitableBlock { .. })), "{small:?}");
+        let (error, block) = small.unwrap().into_parts();
+        assert!(matches!(error, ArrayError::UnsuitableBlock { .. }), "{error}");
+        assert_eq!(block.size_bytes(), 4 * LEN as u64);
     }
 
     /// An array travels as a tensor of DLPack to another stream, is written there, and comes back.

@@ -300,7 +300,7 @@ where
         let gpu = gpumem_array::Place::gpu(&place);
         let array = if array.gpu().device() == gpu.device() { same(array) } else { Err(array) };
         match array {
-            Ok(array) => Ok(Self::Array::into_gpu(array, gpu)?),
+            Ok(array) => Ok(Self::Array::into_gpu(array, gpu).map_err(gpumem_array::ArrayError::from)?),
             Err(array) => Self::copy_from_gpu(array.view(), cx),
         }
     }

@@ -10,6 +10,8 @@ pub(crate) mod foreign;
 mod host;
 #[allow(unsafe_code)] // views of host memory
 mod host_memory;
+#[macro_use]
+mod read;
 mod split;
 #[allow(unsafe_code)] // `assume_init`
 mod uninit;
@@ -17,15 +19,16 @@ pub(crate) mod view;
 
 pub use foreign::{OnStream, ReadOn, WriteOn};
 pub use host::HostIndex;
+pub(crate) use read::readers;
 pub use uninit::UninitArray;
-pub use view::{AsView, AsViewMut, GpuView, GpuViewMut};
+pub use view::{AsView, AsViewMut, GpuView, GpuViewMut, Vector};
 
 use crate::array::view::describe;
 use crate::element::{Element, check_layout};
-use crate::error::ArrayError;
+use crate::error::{ArrayError, Rejected};
 use crate::gpu::{Gpu, Place};
 use crate::kind::{self, Device, Kind};
-use crate::layout::{Layout, Order};
+use crate::layout::Layout;
 use crate::storage::{Access, Storage, Use};
 use core::fmt;
 use core::marker::PhantomData;
@@ -107,22 +110,58 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// [`ArrayError::Shape`] if the number of elements differs, [`ArrayError::TooManyElements`] if the shape exceeds the address space,
     /// [`ArrayError::NotContiguous`] if the array is in column-major order; [`GpuArray::to_standard_layout`] copies it to row-major order.
-    /// On an error the array is dropped; [`GpuArray::reshape`] makes the same checks on a borrowed array.
-    pub fn into_shape<S: IntoDimension>(self, shape: S) -> Result<GpuArray<T, S::Dim, K>, ArrayError> {
-        let layout = self.layout.reshaped(shape.into_dimension(), size_of::<T>())?;
-        Ok(GpuArray { gpu: self.gpu, storage: self.storage, layout, element: PhantomData })
+    /// The error contains the array.
+    pub fn into_shape<S: IntoDimension>(self, shape: S) -> Result<GpuArray<T, S::Dim, K>, Rejected<Self>> {
+        match self.layout.reshaped(shape.into_dimension(), size_of::<T>()) {
+            Ok(layout) => Ok(self.with_layout(layout)),
+            Err(error) => Err(Rejected::new(error, self)),
+        }
+    }
+
+    /// Converts to a number of axes that is known at run time, without a copy.
+    #[must_use]
+    pub fn into_dyn(self) -> GpuArray<T, IxDyn, K> {
+        let layout = self.layout.clone().into_dyn();
+        self.with_layout(layout)
+    }
+
+    /// Converts to another dimension type with as many axes, without a copy: from [`IxDyn`] to `Ix2`, for example.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, GpuArray2, ndarray::{Ix1, Ix2}, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?.into_dyn();
+    /// let x = x.into_dimensionality::<Ix1>().unwrap_err().into_value();
+    /// let x: GpuArray2<f32> = x.into_dimensionality()?;
+    /// assert_eq!(x.ncols(), 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] if the numbers of axes differ. The error contains the array.
+    pub fn into_dimensionality<E: Dimension>(self) -> Result<GpuArray<T, E, K>, Rejected<Self>> {
+        match self.layout.to_dimensionality() {
+            Ok(layout) => Ok(self.with_layout(layout)),
+            Err(error) => Err(Rejected::new(error, self)),
+        }
     }
 
     /// Moves the array to the stream of another `Gpu` on the same device.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::WrongDevice`] if `gpu` is on another device. On an error the array is dropped; compare the devices of both `Gpu`s
-    /// ([`Gpu::device`]) to keep it.
-    pub fn into_gpu(mut self, gpu: &Gpu) -> Result<Self, ArrayError> {
-        gpu.check(self.storage.device())?;
-        self.gpu = gpu.clone();
-        Ok(self)
+    /// [`ArrayError::WrongDevice`] if `gpu` is on another device. The error contains the array; [`GpuArray::copy_to`] copies it there.
+    pub fn into_gpu(mut self, gpu: &Gpu) -> Result<Self, Rejected<Self>> {
+        match gpu.check(self.storage.device()) {
+            Ok(()) => {
+                self.gpu = gpu.clone();
+                Ok(self)
+            }
+            Err(error) => Err(Rejected::new(error, self)),
+        }
     }
 
     /// A view of all elements.
@@ -137,79 +176,16 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         GpuViewMut::new(&self.gpu, &self.storage, self.layout.clone())
     }
 
-    /// A view of all elements, used through the stream of another `Gpu`; see [`GpuView::on`].
-    #[must_use]
-    pub fn on<'b>(&'b self, gpu: &'b Gpu) -> GpuView<'b, T, D> {
-        self.view().on(gpu)
-    }
-
     /// A mutable view of all elements, used through the stream of another `Gpu`.
     #[must_use]
     pub fn on_mut<'b>(&'b mut self, gpu: &'b Gpu) -> GpuViewMut<'b, T, D> {
         self.view_mut().on_mut(gpu)
     }
 
-    /// The lengths of the axes.
-    #[must_use]
-    pub fn shape(&self) -> &[usize] {
-        self.layout.shape()
-    }
-
-    /// The shape as an `ndarray` dimension.
-    #[must_use]
-    pub fn raw_dim(&self) -> D {
-        self.layout.dim.clone()
-    }
-
-    /// The number of axes.
-    #[must_use]
-    pub fn ndim(&self) -> usize {
-        self.shape().len()
-    }
-
-    /// The distances of neighbours along each axis, in elements.
-    #[must_use]
-    pub fn strides(&self) -> Vec<isize> {
-        self.layout.strides().collect()
-    }
-
-    /// Returns whether the elements are in row-major order.
-    #[must_use]
-    pub fn is_standard_layout(&self) -> bool {
-        self.layout.is_dense(Order::Row)
-    }
-
-    /// The number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.layout.len()
-    }
-
-    /// Returns whether the array has no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The `Gpu` that operations on this array are queued on, and that their results belong to.
     #[must_use]
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
-    }
-
-    /// The device address of the first element; see [`GpuView::address`].
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        self.view().address()
-    }
-
-    /// A view of the elements that `slice` selects on an axis; see [`GpuView::slice_axis`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Slice`] if the axis does not exist, the slice exceeds it, or the step is zero.
-    pub fn slice_axis(&self, axis: Axis, slice: Slice) -> Result<GpuView<'_, T, D>, ArrayError> {
-        self.view().slice_axis(axis, slice)
     }
 
     /// A mutable view of the elements that `slice` selects on an axis; see [`GpuView::slice_axis`].
@@ -221,15 +197,6 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.view_mut().slice_axis_mut(axis, slice)
     }
 
-    /// A view of the elements that `s![…]` selects; see [`GpuView::slice`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
-    pub fn slice<I: SliceArg<D>>(&self, info: I) -> Result<GpuView<'_, T, I::OutDim>, ArrayError> {
-        self.view().slice(info)
-    }
-
     /// A mutable view of the elements that `s![…]` selects; see [`GpuViewMut::slice_mut`].
     ///
     /// # Errors
@@ -237,18 +204,6 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
     pub fn slice_mut<I: SliceArg<D>>(&mut self, info: I) -> Result<GpuViewMut<'_, T, I::OutDim>, ArrayError> {
         self.view_mut().slice_mut(info)
-    }
-
-    /// A view of the elements at `index` of an axis, without that axis.
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Slice`] if the axis does not exist or the index is outside.
-    pub fn index_axis(&self, axis: Axis, index: usize) -> Result<GpuView<'_, T, D::Smaller>, ArrayError>
-    where
-        D: RemoveAxis,
-    {
-        self.view().index_axis(axis, index)
     }
 
     /// A mutable view of the elements at `index` of an axis, without that axis.
@@ -265,59 +220,6 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         D: RemoveAxis,
     {
         self.view_mut().index_axis_mut(axis, index)
-    }
-
-    /// A view with a new axis of length 1 before `axis`.
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Slice`] if `axis` exceeds the number of axes.
-    pub fn insert_axis(&self, axis: Axis) -> Result<GpuView<'_, T, D::Larger>, ArrayError> {
-        self.view().insert_axis(axis)
-    }
-
-    /// A view with the axes in another order; see [`GpuView::permuted_axes`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Shape`] unless each axis is named once.
-    pub fn permuted_axes<A: IntoDimension<Dim = D>>(&self, axes: A) -> Result<GpuView<'_, T, D>, ArrayError> {
-        self.view().permuted_axes(axes)
-    }
-
-    /// A view in a larger shape, without a copy; see [`GpuView::broadcast`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Shape`] unless lengths are equal or 1, from the last axis on; [`ArrayError::TooManyElements`] if the shape exceeds
-    /// the address space.
-    pub fn broadcast<S: IntoDimension>(&self, shape: S) -> Result<GpuView<'_, T, S::Dim>, ArrayError> {
-        self.view().broadcast(shape)
-    }
-
-    /// A view of the same bytes as elements of another type; see [`GpuView::reinterpret`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Reinterpret`]; see [`GpuView::reinterpret`].
-    pub fn reinterpret<U: Element>(&self) -> Result<GpuView<'_, U, D>, ArrayError> {
-        self.view().reinterpret()
-    }
-
-    /// A view with the axes in reverse order; for a matrix, the transpose.
-    #[must_use]
-    pub fn t(&self) -> GpuView<'_, T, D> {
-        self.view().t()
-    }
-
-    /// A view of the elements with another shape; see [`GpuView::reshape`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Shape`] if the number of elements differs, [`ArrayError::TooManyElements`] if the shape exceeds the address space,
-    /// [`ArrayError::NotContiguous`] if the array is in column-major order.
-    pub fn reshape<S: IntoDimension>(&self, shape: S) -> Result<GpuView<'_, T, S::Dim>, ArrayError> {
-        self.view().reshape(shape)
     }
 
     /// Uninitialised memory. The caller writes all elements before the array leaves this crate.
@@ -345,6 +247,11 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         }
     }
 
+    /// The elements of another layout within the storage.
+    fn with_layout<E>(self, layout: Layout<E>) -> GpuArray<T, E, K> {
+        GpuArray { gpu: self.gpu, storage: self.storage, layout, element: PhantomData }
+    }
+
     /// An array over memory that is large enough for the layout, and is written before the array leaves this crate.
     pub(crate) fn over(gpu: &Gpu, storage: Storage, layout: Layout<D>) -> Self {
         Self { gpu: gpu.clone(), storage, layout, element: PhantomData }
@@ -363,6 +270,10 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         &self.storage
     }
 
+    pub(crate) fn storage_mut(&mut self) -> &mut Storage {
+        &mut self.storage
+    }
+
     /// Work that writes all elements.
     #[inline]
     pub(crate) fn writes(&self) -> Use<'_> {
@@ -371,20 +282,6 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     pub(crate) fn into_parts(self) -> (Storage, Layout<D>) {
         (self.storage, self.layout)
-    }
-}
-
-impl<T: Element, K: Kind> GpuArray<T, Ix2, K> {
-    /// The number of rows.
-    #[must_use]
-    pub fn nrows(&self) -> usize {
-        self.layout.dim[0]
-    }
-
-    /// The number of columns.
-    #[must_use]
-    pub fn ncols(&self) -> usize {
-        self.layout.dim[1]
     }
 }
 

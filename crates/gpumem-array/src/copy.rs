@@ -14,15 +14,16 @@ mod link;
 mod pack;
 mod pageable;
 mod pitched;
+mod print;
 mod staged;
 pub(crate) mod strided;
 mod transfer;
 
 pub use join::{concatenate, stack};
 pub use pack::{Pack, PackedArray};
-pub use transfer::{Download, DownloadTarget, Upload, UploadError, UploadSource, Uploaded};
+pub use transfer::{Download, DownloadTarget, Upload, UploadSource, Uploaded};
 
-use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
+use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray, readers};
 use crate::element::{Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
 use crate::gpu::copier::Copier;
@@ -32,7 +33,6 @@ use crate::layout::plan::{Form, Pitched, Plan};
 use crate::layout::{Layout, Order, same_shape};
 use crate::storage::{Storage, queue_copy};
 use bytemuck::AnyBitPattern;
-use core::fmt;
 use gpumem_pool::sys::types::CUdeviceptr;
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
 use pitched::Side;
@@ -274,6 +274,29 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         UninitArray::with_order(&self.gpu().memory::<K>(), self.raw_dim(), order)?.assign(self)
     }
 
+    /// Overwrites the array with a slice; see [`GpuViewMut::copy_from_slice`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::Pool`] if the stream captures or a driver call fails.
+    pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
+        self.view_mut().copy_from_slice(elements)
+    }
+
+    /// Overwrites the array with elements of the same shape; see [`GpuViewMut::assign`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
+    /// [`GpuViewMut::assign`].
+    pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
+        self.view_mut().assign(source)
+    }
+}
+
+readers! {
+    Element;
+
     /// Copies the elements to another place: to memory of another kind, or to another device; see [`GpuView::copy_to`].
     ///
     /// # Errors
@@ -323,23 +346,13 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.view().copy_to_slice(elements)
     }
 
-    /// Overwrites the array with a slice; see [`GpuViewMut::copy_from_slice`].
+    /// Copies the elements on the device, to contiguous device memory; see [`GpuView::to_owned`].
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::Pool`] if the stream captures or a driver call fails.
-    pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
-        self.view_mut().copy_from_slice(elements)
-    }
-
-    /// Overwrites the array with elements of the same shape; see [`GpuViewMut::assign`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
-    /// [`GpuViewMut::assign`].
-    pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
-        self.view_mut().assign(source)
+    /// [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::to_owned`].
+    pub fn to_owned(&self) -> Result<GpuArray<T, D>, ArrayError> {
+        self.view().to_owned()
     }
 }
 
@@ -351,55 +364,6 @@ impl<T: Element, K: Kind> GpuArray<T, Ix0, K> {
     /// [`ArrayError::WrongDevice`], [`ArrayError::InvalidElement`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
     pub fn into_scalar(self) -> Result<T, ArrayError> {
         self.view().into_scalar()
-    }
-}
-
-/// Downloads the elements and prints them like an `ndarray` array. If the download fails, the shape and the error are printed instead.
-impl<T: Element + fmt::Display, D: Dimension> fmt::Display for GpuView<'_, T, D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.to_array() {
-            Ok(array) => array.fmt(f),
-            Err(error) => {
-                let lengths: Vec<String> = self.shape().iter().map(usize::to_string).collect();
-                write!(f, "<{} elements that cannot be downloaded: {error}>", lengths.join("×"))
-            }
-        }
-    }
-}
-
-impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
-    /// Downloads the elements in row-major order; see [`GpuView::to_vec`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
-    pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
-        self.view().to_vec()
-    }
-
-    /// Downloads the elements in their shape; see [`GpuView::to_array`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
-    pub fn to_array(&self) -> Result<Array<T, D>, ArrayError> {
-        self.view().to_array()
-    }
-
-    /// Copies the elements to an array of their own, on the device; see [`GpuView::to_owned`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::to_owned`].
-    pub fn to_owned(&self) -> Result<GpuArray<T, D>, ArrayError> {
-        self.view().to_owned()
-    }
-}
-
-/// Downloads the elements and prints them like an `ndarray` array. If the download fails, the shape and the error are printed instead.
-impl<T: Element + fmt::Display, D: Dimension, K: Kind> fmt::Display for GpuArray<T, D, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.view().fmt(f)
     }
 }
 

@@ -1,8 +1,10 @@
-//! [`ArrayError`]: the errors of this layer.
+//! [`ArrayError`]: the errors of this layer. [`Rejected`] also contains the value that an operation took.
 
 mod graph;
+mod rejected;
 
 pub use graph::GraphError;
+pub use rejected::Rejected;
 
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::DriverError;
@@ -243,6 +245,14 @@ pub enum ArrayError {
         kind: String,
         /// The kind of the array.
         expected: &'static str,
+    },
+    /// The memory of an array is not a block.
+    #[error(
+        "the memory of the array is {memory}, not a block of its own; copy the array first (`try_clone`)"
+    )]
+    NoBlock {
+        /// The memory.
+        memory: &'static str,
     },
     /// A `Gpu` has a pool for this kind of memory already.
     #[error(

@@ -6,7 +6,7 @@
 pub(crate) mod plan;
 
 use crate::error::ArrayError;
-use ndarray::{Axis, Dimension, RemoveAxis, Slice, SliceArg, SliceInfoElem};
+use ndarray::{Axis, Dimension, IxDyn, RemoveAxis, Slice, SliceArg, SliceInfoElem};
 
 /// Shape, strides and the offset of the first element, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +221,25 @@ impl<D: Dimension> Layout<D> {
     pub(crate) fn not_contiguous(&self, operation: &'static str, hint: &'static str) -> ArrayError {
         let (shape, strides) = (self.shape().to_vec(), self.strides().collect());
         ArrayError::NotContiguous { operation, shape, strides, hint }
+    }
+
+    /// The layout with a number of axes that is known at run time.
+    pub(crate) fn into_dyn(self) -> Layout<IxDyn> {
+        Layout { dim: self.dim.into_dyn(), strides: self.strides.into_dyn(), offset: self.offset }
+    }
+
+    /// The layout with another dimension type of as many axes.
+    pub(crate) fn to_dimensionality<E: Dimension>(&self) -> Result<Layout<E>, ArrayError> {
+        let convert = |dim: &D| E::from_dimension(dim);
+        match convert(&self.dim).zip(convert(&self.strides)) {
+            Some((dim, strides)) => Ok(Layout { dim, strides, offset: self.offset }),
+            None => Err(ArrayError::Shape {
+                operation: "into_dimensionality",
+                left: self.shape().to_vec(),
+                right: vec![0; E::NDIM.unwrap_or(0)],
+                expected: "the numbers of axes must be equal",
+            }),
+        }
     }
 
     /// The axes in reverse order.
@@ -574,7 +593,7 @@ fn side_by_side(axes: impl Iterator<Item = (usize, isize)>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ndarray::{Array, IxDyn};
+    use ndarray::Array;
     use proptest::prelude::*;
 
     fn layout(shape: &[usize]) -> Layout<IxDyn> {

@@ -10,7 +10,7 @@
 //!
 //! | room | contents |
 //! | --- | --- |
-//! | `error` | [`ArrayError`] |
+//! | `error` | [`ArrayError`]; [`Rejected`] |
 //! | `element` | [`Element`], [`Numeric`]: types that arrays hold |
 //! | `kind` | [`kind`]: device, unified and pinned memory as types |
 //! | `layout` | shapes, strides, slices; how elements move from one layout to another |
@@ -103,14 +103,13 @@ mod storage;
 pub use array::dlpack;
 pub use array::{
     AsView, AsViewMut, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuView, GpuViewMut, HostIndex, OnStream,
-    PinnedArray, ReadOn, UnifiedArray, UninitArray, WriteOn,
+    PinnedArray, ReadOn, UnifiedArray, UninitArray, Vector, WriteOn,
 };
 pub use copy::{
-    Download, DownloadTarget, Pack, PackedArray, Upload, UploadError, UploadSource, Uploaded, concatenate,
-    stack,
+    Download, DownloadTarget, Pack, PackedArray, Upload, UploadSource, Uploaded, concatenate, stack,
 };
 pub use element::{Element, Numeric};
-pub use error::{ArrayError, GraphError};
+pub use error::{ArrayError, GraphError, Rejected};
 pub use gpu::staging::{StagingOptions, VARIABLES};
 #[doc(hidden)]
 pub use gpu::staging::{Stores, Tuning};

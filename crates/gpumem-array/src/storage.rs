@@ -40,7 +40,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
-use gpumem_pool::{Block, Device, Location, MemoryKind, PoolError, Stream, StreamPoint};
+use gpumem_pool::{Block, Device, GrowableBlock, Location, MemoryKind, PoolError, Stream, StreamPoint};
 use memory::{ForeignMemory, Memory};
 use ranges::Ranges;
 use residency::Residency;
@@ -202,7 +202,7 @@ impl<'a> Use<'a> {
     ) -> Result<bool, ArrayError> {
         stream.queue_work(|_| {
             if !runs(stream, recording)? {
-                self.storage.memory.record_use(stream);
+                self.storage.memory.keep_for_graph(stream);
                 return Ok(false);
             }
             self.storage.memory.record_use(stream);
@@ -356,27 +356,37 @@ impl<'a> Use<'a> {
 }
 
 impl Storage {
-    /// Takes a block that other code has used. The stream of `gpu` first waits for these uses, on the device. The host waits for uses
-    /// on another library's stream that has no marker.
-    pub(crate) fn of_block(block: Block, gpu: &Gpu) -> Result<Self, ArrayError> {
-        let stream = gpu.stream();
+    /// Makes the stream of `gpu` wait, on the device, for the uses of a block by other code. The host waits for uses on another library's
+    /// stream that has no marker.
+    pub(crate) fn order_block(block: &Block, gpu: &Gpu) -> Result<(), ArrayError> {
         for point in block.use_points() {
-            if !stream.wait_for_point_outside_captures(point)? {
+            if !gpu.stream().wait_for_point_outside_captures(point)? {
                 gpu.device().synchronize()?;
             }
         }
+        Ok(())
+    }
+
+    /// Takes a block that other code has used. The stream of `gpu` has been ordered ([`Storage::order_block`]).
+    pub(crate) fn of_block(block: Block, gpu: &Gpu) -> Self {
+        let stream = gpu.stream();
         block.record_use(stream);
         let storage = Self::new_after(block, stream.point(), 0);
         storage.keep_foreign(stream);
-        Ok(storage)
+        storage
     }
 
-    /// The memory, and an error if the array was made in a capture.
-    pub(crate) fn into_block(self) -> Result<Block, GraphError> {
+    /// The block, or an error and the storage if there is none.
+    #[allow(clippy::result_large_err, reason = "the error contains the storage itself")]
+    pub(crate) fn into_block(self) -> Result<Block, (ArrayError, Self)> {
+        if self.capture != 0 {
+            return Err((GraphError::ArrayOfCapture.into(), self));
+        }
         match self.memory {
-            Memory::Block(block) if self.capture == 0 => Ok(block),
-            // Borrowed memory has only views.
-            _ => Err(GraphError::ArrayOfCapture),
+            Memory::Block(block) => Ok(block),
+            Memory::Growable(_) | Memory::Borrowed { .. } | Memory::Foreign(_) => {
+                Err((ArrayError::NoBlock { memory: self.memory.name() }, self))
+            }
         }
     }
 
@@ -398,6 +408,32 @@ impl Storage {
 
     fn new_after(block: Block, point: StreamPoint, capture: u64) -> Self {
         Self::over(Memory::Block(block), point, capture)
+    }
+
+    /// Memory that grows in place. It has no bytes, and no uses so far.
+    pub(crate) fn of_growable(block: GrowableBlock) -> Self {
+        Self::over(Memory::Growable(block), NONE, 0)
+    }
+
+    /// Returns whether the memory changes its size in place.
+    pub(crate) fn is_growable(&self) -> bool {
+        matches!(self.memory, Memory::Growable(_))
+    }
+
+    /// Changes memory in place to at least `size_bytes`: grows it for work that is queued later, or shrinks it behind all uses so far.
+    /// Other memory stays as it is, and so does any after an error.
+    pub(crate) fn resize_in_place(&mut self, size_bytes: u64) -> Result<(), PoolError> {
+        let Memory::Growable(block) = &mut self.memory else { return Ok(()) };
+        // The pool counts whole units against its limits. Beyond the maximum, the block returns an error.
+        let rounded = size_bytes.next_multiple_of(GROWTH_UNIT).min(block.max_bytes()).max(size_bytes);
+        if rounded < block.size_bytes() {
+            // The block is smaller even after an error, which is that of a lost context, and the next call returns.
+            let _ = block.shrink_to(rounded);
+        } else {
+            block.grow_to(rounded)?;
+        }
+        self.size_bytes = block.size_bytes();
+        Ok(())
     }
 
     /// Host memory that devices access at `address`.
@@ -466,6 +502,9 @@ impl Storage {
         let device = gpu.device();
         if !device.driver().is_same_machine(self.device().driver()) {
             return gpu.check(self.device());
+        }
+        if self.is_growable() {
+            return Err(no_peer_access(operation, gpu, self, "memory that grows in place has one device"));
         }
         // An address of borrowed host memory is valid on one device.
         let Some(block) = self.memory.block() else { return gpu.check(self.device()) };
@@ -792,6 +831,8 @@ fn load(point: &AtomicU64) -> StreamPoint {
     StreamPoint::from_bits(point.load(Ordering::Acquire))
 }
 
+/// The unit of memory that grows in place.
+const GROWTH_UNIT: u64 = 2 << 20;
 /// No work.
 const NONE: StreamPoint = StreamPoint::COMPLETE;
 /// In [`Storage::write`]: the storage is split. No stream has as many markers, so it is the word of no point.
@@ -866,7 +907,7 @@ pub(crate) fn queue_launch<'a>(
         // Checked inside of the call: before it, another thread could still begin or end a capture.
         if !runs(stream, gpu.recording())? {
             // The graph keeps the memory, even if no wait was needed.
-            uses.into_iter().for_each(|one| one.borrow().storage.memory.record_use(stream));
+            uses.into_iter().for_each(|one| one.borrow().storage.memory.keep_for_graph(stream));
             return Ok(work(raw)?);
         }
         let queued = work(raw);

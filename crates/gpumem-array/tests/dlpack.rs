@@ -224,7 +224,7 @@ fn tensors_that_do_not_fit_are_given_back() {
         let ArrayError::Dlpack { field, .. } = refused.error() else { panic!("{refused}") };
         assert_eq!(*field, expected, "{refused}");
         assert_eq!(DELETED.load(Ordering::SeqCst), index);
-        drop(refused.into_tensor());
+        drop(refused.into_value());
     }
     // SAFETY: a null pointer is no tensor.
     assert!(unsafe { DlpackTensor::from_raw(std::ptr::null_mut()) }.is_none());
@@ -269,8 +269,13 @@ fn arrays_of_captures_and_of_other_devices_are_not_exported() {
     let [first, second] =
         [0, 1].map(|ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap());
     let x = GpuArray::from_elem(&first, 3, 1.0_f32).unwrap();
-    assert!(matches!(x.into_dlpack(second.stream()), Err(ArrayError::WrongDevice { .. })));
-    let captured = first.capture(|c| GpuArray::<f32, _>::zeros(c, 3)?.into_dlpack(c.stream()).map(drop));
+    let rejected = x.into_dlpack(second.stream()).unwrap_err();
+    assert!(matches!(rejected.error(), ArrayError::WrongDevice { .. }), "{rejected}");
+    assert_eq!(rejected.into_value().to_vec().unwrap(), [1.0; 3]);
+    let captured = first.capture(|c| {
+        GpuArray::<f32, _>::zeros(c, 3)?.into_dlpack(c.stream())?;
+        Ok(())
+    });
     assert!(matches!(captured, Err(ArrayError::Graph(_))), "{captured:?}");
     first.device().synchronize().unwrap();
 }

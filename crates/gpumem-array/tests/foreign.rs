@@ -229,13 +229,17 @@ fn unsuitable_blocks_are_refused() {
     let block = |pool: &Pool| pool.alloc(64, gpu.stream()).unwrap();
     let refused = Array::from_block(&gpu, block(gpu.pool()), 17).unwrap_err();
     assert!(refused.to_string().contains("a block of 64 bytes of kind device"), "{refused}");
-    let refused = PinnedArray::<u8, Ix1>::from_block(&gpu, block(gpu.pool()), 1);
-    assert!(matches!(refused, Err(ArrayError::UnsuitableBlock { expected: "pinned", .. })));
+    let refused = PinnedArray::<u8, Ix1>::from_block(&gpu, refused.into_value(), 1).unwrap_err();
+    assert!(matches!(refused.error(), ArrayError::UnsuitableBlock { expected: "pinned", .. }), "{refused}");
+    assert_eq!(
+        Array::from_block(&gpu, refused.into_value(), 16).unwrap().fill(3).unwrap().to_vec().unwrap(),
+        [3; 16]
+    );
     let pinned = Pool::builder(gpu.device()).kind(MemoryKind::Host).build().unwrap();
     let array = PinnedArray::<u8, Ix1>::from_block(&gpu, block(&pinned), 64).unwrap().fill(9).unwrap();
     assert_eq!(array[63], 9);
-    let refused = Array::from_block(&support::gpu(), block(gpu.pool()), 1);
-    assert!(matches!(refused, Err(ArrayError::WrongDevice { .. })));
+    let refused = Array::from_block(&support::gpu(), block(gpu.pool()), 1).unwrap_err();
+    assert!(matches!(refused.error(), ArrayError::WrongDevice { .. }), "{refused}");
     let mut kept = None;
     let captured = gpu.capture(|c| {
         let made = Array::zeros(c, LEN)?;
@@ -243,7 +247,8 @@ fn unsuitable_blocks_are_refused() {
         Ok(())
     });
     drop(captured.unwrap());
-    assert!(matches!(kept, Some(Err(ArrayError::Pool(PoolError::NotInCapture { .. })))));
+    let refused = kept.unwrap().unwrap_err();
+    assert!(matches!(refused.error(), ArrayError::Pool(PoolError::NotInCapture { .. })), "{refused}");
 }
 
 /// An array over a block is behind all uses of the block, also those on streams that did not allocate it.
@@ -271,12 +276,24 @@ fn blocks_and_arrays_do_not_change_into_each_other_in_a_capture() {
     let block = gpu.pool().alloc(4 * LEN as u64, gpu.stream()).unwrap();
     let array = Array::zeros(&gpu, LEN).unwrap();
     let mut refused = Vec::new();
+    let (mut kept, mut kept_array) = (None, None);
     let captured = gpu.capture(|c| {
-        refused.push(Array::from_block(c, block, LEN).unwrap_err());
-        refused.push(array.into_gpu(c)?.into_block().unwrap_err());
+        let (error, block) = Array::from_block(c, block, LEN).unwrap_err().into_parts();
+        refused.push(error);
+        kept = Some(block);
+        let (error, array) = array.into_gpu(c)?.into_block().unwrap_err().into_parts();
+        refused.push(error);
+        kept_array = Some(array);
         Ok(())
     });
     drop(captured.unwrap());
+    // Nothing is lost.
+    let array = kept_array.unwrap().into_gpu(&gpu).unwrap();
+    assert_eq!(array.to_vec().unwrap(), [0; LEN]);
+    assert_eq!(
+        Array::from_block(&gpu, kept.unwrap(), LEN).unwrap().fill(5).unwrap().to_vec().unwrap(),
+        [5; LEN]
+    );
     for error in refused {
         assert!(matches!(error, ArrayError::Pool(PoolError::NotInCapture { .. })), "{error}");
     }

@@ -7,7 +7,7 @@ mod support;
 use gpumem_array::ndarray::{Array2, Axis, Ix1, array, s};
 use gpumem_array::pool::sys::types::{CUevent, CUresult, CUstream};
 use gpumem_array::pool::sys::{Driver, Table};
-use gpumem_array::pool::{BackendKind, Device, Limit, MemoryKind, Pool, PoolError};
+use gpumem_array::pool::{BackendKind, CaptureMode, Device, Limit, MemoryKind, Pool, PoolError};
 use gpumem_array::{ArrayError, Download, Gpu, GpuArray, PinnedArray, UnifiedArray};
 use gpumem_sim::{Effect, Rule, Schedule, Sim, SimConfig};
 use pollster::block_on;
@@ -176,7 +176,7 @@ fn every_source_is_given_back() {
 
     let empty: Vec<u64> = Vec::new();
     let (x, empty) = GpuArray::upload(&gpu, empty).wait().unwrap();
-    assert_eq!(block_on(x.download_into(empty)).unwrap(), []);
+    assert_eq!(block_on(x.download_into(empty)).unwrap(), Vec::<u64>::new());
 }
 
 #[test]
@@ -198,7 +198,16 @@ fn targets_are_reused() {
     assert_eq!(target.as_array().unwrap(), x.t().to_array().unwrap());
 
     let small = PinnedArray::zeros(&gpu.pinned(), (1, 4)).unwrap();
-    assert!(matches!(x.download_into(small).wait(), Err(ArrayError::Shape { .. })));
+    let address = small.address();
+    let rejected = x.download_into(small).wait().unwrap_err();
+    assert!(matches!(rejected.error(), ArrayError::Shape { .. }), "{rejected}");
+    assert_eq!(rejected.into_value().address(), address);
+    let used = Vec::<f32>::with_capacity(1000);
+    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let rejected = x.download_into(used).wait().unwrap_err();
+    assert!(matches!(rejected.error(), ArrayError::Pool(_) | ArrayError::Graph(_)), "{rejected}");
+    assert_eq!(rejected.into_value().capacity(), 1000);
+    capture.end().unwrap();
 }
 
 #[test]
@@ -207,7 +216,7 @@ fn an_upload_that_fails_returns_the_elements() {
     let gpu = Gpu::new(&Pool::builder(&device).hard_limit(Limit::Bytes(8 << 20)).build().unwrap()).unwrap();
     let error = block_on(GpuArray::upload(&gpu, vec![5_u8; 16 << 20])).unwrap_err();
     assert!(matches!(error.error(), ArrayError::Pool(PoolError::LimitReached(_))), "{error}");
-    assert_eq!(error.into_source(), vec![5_u8; 16 << 20]);
+    assert_eq!(error.into_value(), vec![5_u8; 16 << 20]);
     let pinned =
         Pool::builder(&device).kind(MemoryKind::Host).hard_limit(Limit::Bytes(2 << 20)).build().unwrap();
     let gpu = Gpu::with_stream(gpu.pool(), gpu.stream()).unwrap();
@@ -234,8 +243,9 @@ fn invalid_elements_are_refused() {
     };
     assert!(matches!(flags.download().wait(), Err(ArrayError::InvalidElement { index: 2, .. })));
     let target = PinnedArray::zeros(&gpu.pinned(), 3).unwrap();
-    let refused = block_on(flags.download_into(target));
-    assert!(matches!(refused, Err(ArrayError::InvalidElement { index: 2, .. })));
+    let refused = block_on(flags.download_into(target)).unwrap_err();
+    assert!(matches!(refused.error(), ArrayError::InvalidElement { index: 2, .. }), "{refused}");
+    assert!(refused.into_value().as_slice().is_err());
 }
 
 #[test]
@@ -260,7 +270,7 @@ fn a_lost_context_resolves_every_transfer() {
     let is_lost = |error: &ArrayError| matches!(error, ArrayError::Pool(PoolError::DeviceLost(_)));
     assert!(downloads.iter().all(|outcome| outcome.as_ref().err().is_none_or(is_lost)));
     if let Err(error) = upload {
-        assert!(is_lost(error.error()) && error.into_source() == [1; 100]);
+        assert!(is_lost(error.error()) && error.into_value() == [1; 100]);
     }
     assert!(block_on(x.download()).is_err_and(|error| is_lost(&error)));
 }

@@ -307,13 +307,15 @@ fn an_array_of_a_pack_exists_once_that_is_uploaded() {
     let mut pack = gpu.pack();
     let early = pack.add_slice(&gpu, &[1, 2]).unwrap();
     let late = pack.add_slice(&gpu, &[3, 4]).unwrap();
-    assert!(matches!(early.into_array(), Err(ArrayError::NotUploaded { .. })));
+    let early = early.into_array().unwrap_err();
+    assert!(matches!(early.error(), ArrayError::NotUploaded { .. }), "{early}");
     pack.upload().unwrap();
+    assert_eq!(early.into_value().into_array().unwrap().to_vec().unwrap(), [1, 2]);
     assert_eq!(late.into_array().unwrap().to_vec().unwrap(), [3, 4]);
     let mut pack = gpu.pack();
     let never = pack.add_slice(&gpu, &[1]).unwrap();
     drop(pack);
-    assert!(matches!(never.into_array(), Err(ArrayError::NotUploaded { .. })));
+    assert!(matches!(never.into_array().unwrap_err().error(), ArrayError::NotUploaded { .. }));
     let other = gpu_with(SimConfig::new());
     assert!(matches!(gpu.pack().add_slice(&other, &[1]), Err(ArrayError::WrongDevice { .. })));
     let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();

@@ -65,8 +65,8 @@ pub use gpumem_sys as sys;
 pub use gpumem_adapt::{Adapt, AdaptError, Destination, Diagonal, Host, HostVec, Storage};
 #[cfg(feature = "array")]
 pub use gpumem_array::{
-    ArrayError, Element, Gpu, GpuArray, GpuGraph, GpuView, GpuViewMut, Numeric, Operand, PinnedArray,
-    UnifiedArray, UninitArray, kind, ndarray,
+    ArrayError, Element, Gpu, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuGraph, GpuView, GpuViewMut,
+    Numeric, Operand, PinnedArray, Rejected, UnifiedArray, UninitArray, kind, ndarray,
 };
 #[cfg(feature = "pool")]
 pub use gpumem_pool::{

@@ -22,6 +22,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "nvrtc", about: "CUDA text is compiled at run time, with NVRTC from the Python package index", run: nvrtc },
     Step { name: "alone", about: "each crate compiles without the others, its tests and examples included", run: alone },
     Step { name: "train", about: "the README's main example", run: train },
+    Step { name: "examples", about: "the examples of arrays, on the simulator", run: examples },
     Step { name: "interop", about: "programs of others on the drop-in driver", run: interop },
     Step { name: "oldest", about: "the stated Rust version compiles everything", run: oldest },
     Step { name: "packages", about: "libraries, tests and examples build from the files of the packages", run: packages::packages },
@@ -189,6 +190,13 @@ fn alone() -> Result<Outcome> {
 
 fn train() -> Result<Outcome> {
     cargo("run --release --example train").run()?;
+    Ok(Outcome::Passed)
+}
+
+fn examples() -> Result<Outcome> {
+    for example in ["kmeans", "captured_step", "power_iteration"] {
+        cargo(&format!("run --release --package gpumem-array --features sim --example {example}")).run()?;
+    }
     Ok(Outcome::Passed)
 }
 

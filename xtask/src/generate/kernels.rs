@@ -12,7 +12,12 @@ const NVRTC_FOLDER: &str = "nvidia/cuda_nvrtc/lib";
 /// The newest accepted PTX version: drivers refuse PTX newer than themselves. 8.0 is that of CUDA 12.0.
 const PTX_VERSION_MAX: (u32, u32) = (8, 0);
 /// The folders with kernels, searched recursively.
-const FOLDERS: [&str; 3] = ["crates/gpumem-array/kernels", "crates/gpumem-adapt/examples", "tests/kernels"];
+const FOLDERS: [&str; 4] = [
+    "crates/gpumem-array/kernels",
+    "crates/gpumem-array/examples",
+    "crates/gpumem-adapt/examples",
+    "tests/kernels",
+];
 /// The numeric element types, as Rust and as CUDA name them.
 const ELEMENTS: [(&str, &str); 4] =
     [("f32", "float"), ("f64", "double"), ("i32", "int"), ("i64", "long long")];

@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 const PACKAGE: &str = "gpumem-tests";
-const EXAMPLES: [(&str, &str); 3] =
-    [("gpumem-adapt", "train"), (PACKAGE, "stress"), (PACKAGE, "limit_stress")];
+const EXAMPLES: [(&str, &str); 4] =
+    [("gpumem-array", "kmeans"), ("gpumem-adapt", "train"), (PACKAGE, "stress"), (PACKAGE, "limit_stress")];
 
 /// Builds every program.
 pub(super) fn suites() -> Result<Vec<Suite>> {

@@ -111,7 +111,7 @@ macro_rules! elements {
                         return Ok(Err(ArrayError::TooManyElements { shape }));
                     };
                     let packed = pack.add_owned(gpu, array);
-                    Ok(packed.map(|packed| Box::new(|| packed.into_array().map(Tensor::$variant)) as Packed))
+                    Ok(packed.map(|packed| Box::new(|| Ok(Tensor::$variant(packed.into_array()?))) as Packed))
                 })*
                 dtype => Err(CheckpointError::UnsupportedDtype { name: name.into(), dtype }),
             }

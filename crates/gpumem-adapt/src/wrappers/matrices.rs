@@ -9,7 +9,7 @@ use crate::target::Target;
 use core::fmt;
 use gpumem_array::kind::Kind;
 use gpumem_array::ndarray::{Array2, Ix1, Ix2};
-use gpumem_array::{ArrayError, AsView, GpuArray, Numeric};
+use gpumem_array::{ArrayError, GpuArray, Numeric, Vector};
 
 /// An element of a matrix.
 enum Cell {
@@ -260,7 +260,7 @@ impl<T: Numeric, K: Kind> Transposed<GpuArray<T, Ix2, K>> {
     ///
     /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
     /// [`ArrayError::NoSuchKernel`]; see [`GpuArray::dot`].
-    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
         self.array.t().dot(vector)
     }
 }

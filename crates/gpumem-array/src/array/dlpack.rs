@@ -11,9 +11,9 @@
 
 pub mod raw;
 
-use crate::array::{AsView, GpuArray, GpuView, GpuViewMut};
+use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, Vector};
 use crate::element::{Element, check_layout};
-use crate::error::ArrayError;
+use crate::error::{ArrayError, Rejected};
 use crate::gpu::{Gpu, check_device};
 use crate::kind::Kind;
 use crate::layout::{Layout, Order};
@@ -22,7 +22,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 use gpumem_pool::{Device, MemoryKind, Stream};
-use ndarray::Dimension;
+use ndarray::{Dimension, Ix1};
 use raw::{DLDataType, DLDevice, DLManagedTensorVersioned, DLPackVersion, DLTensor, READ_ONLY};
 
 /// An element type that DLPack describes: `f32`, `f64`, integers of 8 to 64 bits, `bool`; with the features `half` and `complex` also
@@ -61,9 +61,6 @@ pub struct DlpackTensor(NonNull<DLManagedTensorVersioned>);
 unsafe impl Send for DlpackTensor {}
 // SAFETY: a shared reference only reads the structure.
 unsafe impl Sync for DlpackTensor {}
-
-/// A tensor could not be imported. The error contains the tensor. `?` converts it to its [`ArrayError`].
-pub struct DlpackError(Box<(ArrayError, DlpackTensor)>);
 
 /// An array of another library. Like a [`GpuArray`], it is used through views, on any stream. Its elements may have any strides.
 ///
@@ -115,14 +112,13 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// - [`ArrayError::Graph`] if the array was made in a capture, or if the stream captures.
     /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
     ///
-    /// On an error the array is dropped.
-    pub fn into_dlpack(self, stream: &Stream) -> Result<DlpackTensor, ArrayError> {
+    /// The error contains the array.
+    pub fn into_dlpack(self, stream: &Stream) -> Result<DlpackTensor, Rejected<Self>> {
+        let ndim = match self.lend_to(stream) {
+            Ok(ndim) => ndim,
+            Err(error) => return Err(Rejected::new(error, self)),
+        };
         let (storage, layout) = self.into_parts();
-        check_device(stream.device(), storage.device())?;
-        let whole = Use::whole(&storage, Access::Write);
-        whole.order_on(stream, None)?;
-        whole.begin_foreign(stream, None)?;
-        let ndim = i32::try_from(layout.shape().len()).map_err(|_| refused("ndim", "too many axes"))?;
         let byte_offset = (layout.offset * size_of::<T>()) as u64;
         let data = if layout.len() == 0 { 0 } else { storage.address() };
         let exported = Box::new(Exported {
@@ -153,6 +149,18 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
             (*exported).tensor.dl_tensor.strides = (*exported).strides.as_mut_ptr();
             Ok(DlpackTensor(NonNull::new_unchecked(&raw mut (*exported).tensor)))
         }
+    }
+}
+
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// Orders a stream for any use by another library, and returns the number of axes as DLPack counts them.
+    fn lend_to(&self, stream: &Stream) -> Result<i32, ArrayError> {
+        check_device(stream.device(), self.storage().device())?;
+        let ndim = i32::try_from(self.ndim()).map_err(|_| refused("ndim", "too many axes"))?;
+        let whole = Use::whole(self.storage(), Access::Write);
+        whole.order_on(stream, None)?;
+        whole.begin_foreign(stream, None)?;
+        Ok(ndim)
     }
 }
 
@@ -193,8 +201,8 @@ impl DlpackTensor {
     ///
     /// # Errors
     ///
-    /// [`DlpackError`] with the tensor and an [`ArrayError`]: [`ArrayError::Dlpack`] names the field that does not fit,
-    /// [`ArrayError::Pool`] if the stream captures, is retired or belongs to another thread.
+    /// [`ArrayError::Dlpack`] names the field that does not fit, [`ArrayError::Pool`] if the stream captures, is retired or belongs to another
+    /// thread. The error contains the tensor.
     ///
     /// # Safety
     ///
@@ -205,7 +213,7 @@ impl DlpackTensor {
     pub unsafe fn into_array<T: DlpackElement, D: Dimension>(
         self,
         gpu: &Gpu,
-    ) -> Result<DlpackArray<T, D>, DlpackError> {
+    ) -> Result<DlpackArray<T, D>, Rejected<Self>> {
         match self.placed::<T, D>(gpu) {
             Ok((address, size_bytes, layout)) => {
                 let (is_read_only, kind) = (self.as_raw().flags & READ_ONLY != 0, self.memory_kind());
@@ -214,7 +222,7 @@ impl DlpackTensor {
                 let storage = unsafe { Storage::of_foreign(gpu, place, Box::new(self)) };
                 Ok(DlpackArray { gpu: gpu.clone(), storage, layout, is_read_only, element: PhantomData })
             }
-            Err(error) => Err(DlpackError(Box::new((error, self)))),
+            Err(error) => Err(Rejected::new(error, self)),
         }
     }
 
@@ -401,43 +409,7 @@ impl<T: Element, D: Dimension> AsView for DlpackArray<T, D> {
     }
 }
 
-impl DlpackError {
-    /// The cause.
-    #[must_use]
-    pub fn error(&self) -> &ArrayError {
-        &self.0.0
-    }
-
-    /// The tensor.
-    #[must_use]
-    pub fn into_tensor(self) -> DlpackTensor {
-        self.0.1
-    }
-}
-
-impl From<DlpackError> for ArrayError {
-    fn from(error: DlpackError) -> Self {
-        error.0.0
-    }
-}
-
-impl core::error::Error for DlpackError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        Some(self.error())
-    }
-}
-
-impl fmt::Display for DlpackError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self.error(), f)
-    }
-}
-
-impl fmt::Debug for DlpackError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DlpackError").field(self.error()).finish()
-    }
-}
+impl<T: Element> Vector for DlpackArray<T, Ix1> {}
 
 impl fmt::Debug for DlpackTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

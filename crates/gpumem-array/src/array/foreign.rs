@@ -7,7 +7,7 @@
 
 use crate::array::{GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::Element;
-use crate::error::ArrayError;
+use crate::error::{ArrayError, Rejected};
 use crate::gpu::recording::Recording;
 use crate::gpu::{Gpu, check_device};
 use crate::kind::Kind;
@@ -257,13 +257,23 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///   can back arrays of kind [`Device`](crate::kind::Device).
     /// - [`ArrayError::TooManyElements`] if the shape exceeds the address space.
     /// - [`ArrayError::Pool`] if the stream captures, is retired or belongs to another thread, or if a driver call fails.
-    pub fn from_block<S>(gpu: &Gpu, block: Block, shape: S) -> Result<UninitArray<T, D, K>, ArrayError>
+    ///
+    /// The error contains the block.
+    pub fn from_block<S>(gpu: &Gpu, block: Block, shape: S) -> Result<UninitArray<T, D, K>, Rejected<Block>>
     where
         S: IntoDimension<Dim = D>,
     {
+        match Self::fit_block(gpu, &block, shape.into_dimension()) {
+            Ok(layout) => Ok(UninitArray::over(gpu, Storage::of_block(block, gpu), layout)),
+            Err(error) => Err(Rejected::new(error, block)),
+        }
+    }
+
+    /// The layout of an array over a block, whose uses so far the stream of `gpu` then waits for.
+    fn fit_block(gpu: &Gpu, block: &Block, dim: D) -> Result<Layout<D>, ArrayError> {
         check_runs(gpu, "an array over a block")?;
         check_device(gpu.device(), block.device())?;
-        let layout = Layout::dense(shape.into_dimension(), Order::Row, size_of::<T>())?;
+        let layout = Layout::dense(dim, Order::Row, size_of::<T>())?;
         // `Layout` has checked that the product fits.
         let needed_bytes = (layout.len() * size_of::<T>()) as u64;
         let (kind, size_bytes) = (block.kind(), block.size_bytes());
@@ -272,7 +282,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
             let (kind, expected) = (kind.to_string(), K::NAME);
             return Err(ArrayError::UnsuitableBlock { size_bytes, needed_bytes, kind, expected });
         }
-        Ok(UninitArray::over(gpu, Storage::of_block(block, gpu)?, layout))
+        Storage::order_block(block, gpu)?;
+        Ok(layout)
     }
 
     /// The memory of the array, for other parts of the program. The stream of the array's `Gpu` first waits, on the device, for all
@@ -280,21 +291,29 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Graph`] if the array was made in a capture; [`ArrayError::Pool`] if the stream captures, is retired or belongs to
-    /// another thread, or if a driver call fails. On an error the array is dropped.
-    pub fn into_block(self) -> Result<Block, ArrayError> {
+    /// [`ArrayError::Graph`] if the array was made in a capture; [`ArrayError::NoBlock`] if its memory grows in place;
+    /// [`ArrayError::Pool`] if the stream captures, is retired or belongs to another thread, or if a driver call fails. The error contains
+    /// the array.
+    pub fn into_block(self) -> Result<Block, Rejected<Self>> {
         let gpu = self.gpu().clone();
-        check_runs(&gpu, "taking the block of an array")?;
-        self.writes().order(&gpu)?;
-        let (storage, _) = self.into_parts();
-        let block = storage.into_block()?;
-        block.record_use(gpu.stream());
-        Ok(block)
+        let ordered =
+            check_runs(&gpu, "taking the block of an array").and_then(|()| self.writes().order(&gpu));
+        if let Err(error) = ordered {
+            return Err(Rejected::new(error, self));
+        }
+        let (storage, layout) = self.into_parts();
+        match storage.into_block() {
+            Ok(block) => {
+                block.record_use(gpu.stream());
+                Ok(block)
+            }
+            Err((error, storage)) => Err(Rejected::new(error, Self::over(&gpu, storage, layout))),
+        }
     }
 }
 
 /// Returns an error for the `Gpu` of a capture, also after its end: nothing that is queued there would run.
-fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
+pub(crate) fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
     match gpu.recording() {
         Some(_) => Err(PoolError::NotInCapture { operation }.into()),
         None => gpu.check_runs(operation),

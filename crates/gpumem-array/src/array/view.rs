@@ -1,8 +1,9 @@
 //! [`GpuView`] and [`GpuViewMut`]: all or part of an array, borrowed, on a stream.
 //!
 //! A view is an address, a shape with strides, and the [`Gpu`] that operations on it are queued on. Creating, slicing and transposing
-//! a view changes only these numbers. All reading methods are implemented for views; the owner forwards to them.
+//! a view changes only these numbers. All reading methods are implemented for views; the owner and mutable views forward to them ([`read`](super::read)).
 
+use crate::array::GpuArray;
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -12,7 +13,9 @@ use crate::storage::{Access, Storage, Use};
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_pool::MemoryKind;
-use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
+use ndarray::{Axis, Dimension, IntoDimension, Ix1, Ix2, RemoveAxis, Slice, SliceArg};
+use std::rc::Rc;
+use std::sync::Arc;
 
 /// A view of all or part of a [`GpuArray`](crate::GpuArray).
 ///
@@ -52,7 +55,7 @@ pub struct GpuViewMut<'a, T, D> {
     unique: PhantomData<&'a mut T>,
 }
 
-/// Types that can be borrowed as a [`GpuView`]: arrays and views, and references to them.
+/// Types that can be borrowed as a [`GpuView`]: arrays and views, and references, `Box`, `Rc` and `Arc` of them.
 pub trait AsView {
     /// The element type.
     type Elem: Element;
@@ -61,6 +64,21 @@ pub trait AsView {
     /// A view of all elements.
     fn as_view(&self) -> GpuView<'_, Self::Elem, Self::Dim>;
 }
+
+/// A vector: an array or view of one axis, as products take it. Implement it for types of your own that implement [`AsView`].
+#[diagnostic::on_unimplemented(
+    message = "`dot` takes a vector, and `{Self}` is not one",
+    label = "not an array or view of one axis",
+    note = "the products are `vector.dot(&vector)` and `matrix.dot(&vector)`; a column of a matrix is a vector: \
+            `b.index_axis(Axis(1), 0)?`",
+    note = "for a product of two matrices, call a library such as cuBLAS with the addresses of `a.read_on(&gpu)?` and \
+            `c.write_on(&gpu)?`, or write a kernel (`kernels!`)"
+)]
+pub trait Vector: AsView<Dim = Ix1> {}
+
+impl<T: Element, K: Kind> Vector for GpuArray<T, Ix1, K> {}
+impl<T: Element> Vector for GpuView<'_, T, Ix1> {}
+impl<T: Element> Vector for GpuViewMut<'_, T, Ix1> {}
 
 /// Types that can be borrowed as a [`GpuViewMut`].
 pub trait AsViewMut: AsView {
@@ -294,7 +312,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         Ok(self.with_layout(layout))
     }
 
-    /// The device address of the first element, for kernels and other libraries; zero if there are no elements.
+    /// The device address of the first element, for kernels and other libraries; zero if the array has no memory.
     ///
     /// A use through the address is not ordered with other streams: only [`Launch`](crate::Launch) and the operations of this crate
     /// are tracked.
@@ -361,73 +379,10 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         self.view.clone()
     }
 
-    /// The lengths of the axes.
-    #[must_use]
-    pub fn shape(&self) -> &[usize] {
-        self.view.shape()
-    }
-
-    /// The shape as an `ndarray` dimension.
-    #[must_use]
-    pub fn raw_dim(&self) -> D {
-        self.view.raw_dim()
-    }
-
-    /// The number of axes.
-    #[must_use]
-    pub fn ndim(&self) -> usize {
-        self.view.ndim()
-    }
-
-    /// The distances of neighbours along each axis, in elements.
-    #[must_use]
-    pub fn strides(&self) -> Vec<isize> {
-        self.view.strides()
-    }
-
-    /// Returns whether the elements are contiguous in row-major order.
-    #[must_use]
-    pub fn is_standard_layout(&self) -> bool {
-        self.view.is_standard_layout()
-    }
-
-    /// The number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.view.len()
-    }
-
-    /// Returns whether the view has no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.view.is_empty()
-    }
-
     /// The `Gpu` that operations on this view are queued on.
     #[must_use]
     pub fn gpu(&self) -> &'a Gpu {
         self.view.gpu
-    }
-
-    /// The device address of the first element; see [`GpuView::address`].
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        self.view.address()
-    }
-
-    /// A view with the axes in reverse order, for as long as this one is borrowed; see [`GpuView::t`].
-    #[must_use]
-    pub fn t(&self) -> GpuView<'_, T, D> {
-        self.view.t()
-    }
-
-    /// A view of the elements that `s![…]` selects, for as long as this one is borrowed; see [`GpuView::slice`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
-    pub fn slice<I: SliceArg<D>>(&self, info: I) -> Result<GpuView<'_, T, I::OutDim>, ArrayError> {
-        self.view.slice(info)
     }
 
     /// A mutable view of the elements that `slice` selects on an axis; see [`GpuView::slice_axis`].
@@ -469,6 +424,25 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         D: RemoveAxis,
     {
         Ok(GpuViewMut { view: self.view.index_axis(axis, index)?, unique: PhantomData })
+    }
+
+    /// A mutable view with a new axis of length 1 before `axis`.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if `axis` exceeds the number of axes.
+    pub fn insert_axis_mut(self, axis: Axis) -> Result<GpuViewMut<'a, T, D::Larger>, ArrayError> {
+        Ok(GpuViewMut { view: self.view.insert_axis(axis)?, unique: PhantomData })
+    }
+
+    /// A mutable view of the same bytes as elements of another type; see [`GpuView::reinterpret`]. Bytes that are not a valid `T` are
+    /// found when the elements are downloaded.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Reinterpret`]; see [`GpuView::reinterpret`].
+    pub fn reinterpret_mut<U: Element>(self) -> Result<GpuViewMut<'a, U, D>, ArrayError> {
+        Ok(GpuViewMut { view: self.view.reinterpret()?, unique: PhantomData })
     }
 
     /// A mutable view with the axes in another order; see [`GpuView::permuted_axes`].
@@ -557,13 +531,22 @@ impl<T: Element, D: Dimension> AsViewMut for GpuViewMut<'_, T, D> {
     }
 }
 
-impl<A: AsView + ?Sized> AsView for &A {
-    type Elem = A::Elem;
-    type Dim = A::Dim;
-    fn as_view(&self) -> GpuView<'_, A::Elem, A::Dim> {
-        (**self).as_view()
-    }
+macro_rules! pointers {
+    ($($pointer:ty),*) => {
+        $(
+            impl<A: AsView + ?Sized> AsView for $pointer {
+                type Elem = A::Elem;
+                type Dim = A::Dim;
+                fn as_view(&self) -> GpuView<'_, A::Elem, A::Dim> {
+                    (**self).as_view()
+                }
+            }
+
+            impl<A: Vector + ?Sized> Vector for $pointer {}
+        )*
+    };
 }
+pointers!(&A, &mut A, Box<A>, Rc<A>, Arc<A>);
 
 impl<T: Element, D: Dimension> fmt::Debug for GpuView<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -578,7 +561,7 @@ impl<T: Element, D: Dimension> fmt::Debug for GpuViewMut<'_, T, D> {
 }
 
 /// The name of the kind of an array in such memory.
-fn kind_name(memory: MemoryKind) -> &'static str {
+pub(crate) fn kind_name(memory: MemoryKind) -> &'static str {
     match memory {
         MemoryKind::Unified => Unified::NAME,
         MemoryKind::Host => Pinned::NAME,

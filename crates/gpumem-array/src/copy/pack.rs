@@ -7,7 +7,7 @@
 use super::pageable;
 use crate::array::GpuArray;
 use crate::element::Element;
-use crate::error::ArrayError;
+use crate::error::{ArrayError, Rejected};
 use crate::gpu::staging::{Answer, Copying, HostCopy, Lent, Staging, Stores};
 use crate::gpu::{Gpu, Place};
 use crate::kernel::Function;
@@ -89,7 +89,7 @@ impl Gpu {
         let packed: Vec<_> =
             slices.iter().map(|slice| pack.add_slice(self, slice)).collect::<Result<_, _>>()?;
         pack.upload()?;
-        packed.into_iter().map(PackedArray::into_array).collect()
+        packed.into_iter().map(|packed| Ok(packed.into_array()?)).collect()
     }
 }
 
@@ -352,12 +352,16 @@ impl<T: Element, D: Dimension, K: Kind> PackedArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NotUploaded`] before [`Pack::upload`], and after it has failed.
-    pub fn into_array(self) -> Result<GpuArray<T, D, K>, ArrayError> {
+    /// [`ArrayError::NotUploaded`] before [`Pack::upload`], and after it has failed. The error contains this value, for after the upload.
+    pub fn into_array(self) -> Result<GpuArray<T, D, K>, Rejected<Self>> {
         let storage = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let storage =
-            storage.ok_or_else(|| ArrayError::NotUploaded { shape: self.layout.shape().to_vec() })?;
-        Ok(GpuArray::over(&self.gpu, storage, self.layout))
+        match storage {
+            Some(storage) => Ok(GpuArray::over(&self.gpu, storage, self.layout)),
+            None => {
+                let shape = self.layout.shape().to_vec();
+                Err(Rejected::new(ArrayError::NotUploaded { shape }, self))
+            }
+        }
     }
 }
 

@@ -11,11 +11,10 @@
 
 use crate::array::{GpuArray, GpuView, PinnedArray, UninitArray};
 use crate::element::Element;
-use crate::error::ArrayError;
+use crate::error::{ArrayError, Rejected};
 use crate::gpu::{Gpu, Place};
 use crate::kind::{Device, HostAccess, Kind, Pinned};
 use crate::layout::{Layout, Order, same_shape};
-use core::error::Error;
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
@@ -38,7 +37,8 @@ pub struct Upload<S: UploadSource, K: Kind = Device> {
     done: Option<Completion>,
 }
 
-/// A download in progress; see [`GpuView::download`]. A future, which resolves with the host memory.
+/// A download in progress; see [`GpuView::download`]. A future, which resolves with the host memory, or with an error: that of a
+/// [`GpuView::download_into`] contains its target.
 ///
 /// Dropping it waits for nothing, and drops the host memory.
 ///
@@ -46,14 +46,14 @@ pub struct Upload<S: UploadSource, K: Kind = Device> {
 ///
 /// If it is polled after it has resolved, like a future of an `async` block.
 #[must_use = "the elements are there once the download is awaited, or waited for"]
-pub struct Download<B> {
-    finish: Option<Finish<B>>,
+pub struct Download<B, E = ArrayError> {
+    finish: Option<Finish<B, E>>,
     /// `None` if the copy was not queued.
     done: Option<Completion>,
 }
 
 /// Returns the host memory of a download whose copy has this outcome.
-type Finish<B> = Box<dyn FnOnce(Result<(), PoolError>) -> Result<B, ArrayError> + Send + Sync>;
+type Finish<B, E> = Box<dyn FnOnce(Result<(), PoolError>) -> Result<B, E> + Send + Sync>;
 
 /// The array of an upload.
 type ArrayOf<S, K> = GpuArray<<S as UploadSource>::Elem, <S as UploadSource>::Dim, K>;
@@ -63,9 +63,6 @@ type Started<S, K> = Result<ArrayOf<S, K>, ArrayError>;
 
 /// The array of an upload, and the host memory.
 pub type Uploaded<S, K> = (ArrayOf<S, K>, S);
-
-/// An upload failed. The error contains the host memory. `?` converts it to its [`ArrayError`].
-pub struct UploadError<S>(Box<(ArrayError, S)>);
 
 /// Host memory that [`GpuArray::upload`] takes: `Vec<T>`, `Box<[T]>`, `Arc<[T]>`, `Arc<Vec<T>>`, an `ndarray` array, a
 /// [`PinnedArray`].
@@ -82,7 +79,7 @@ pub trait UploadSource: sealed::Sealed {
 pub trait DownloadTarget<T, D>: sealed::Target<T, D> {}
 
 mod sealed {
-    use super::{ArrayError, Finish, GpuView, PinnedArray};
+    use super::{Finish, GpuView, PinnedArray, Rejected};
 
     pub trait Sealed {}
 
@@ -92,9 +89,9 @@ mod sealed {
         InPlace(GpuView<'a, T, D>),
     }
 
-    pub trait Target<T, D>: Sized {
+    pub trait Target<T, D>: Sized + Send + Sync + 'static {
         /// Queues the copy.
-        fn start(self, source: &GpuView<'_, T, D>) -> Result<Finish<Self>, ArrayError>;
+        fn start(self, source: &GpuView<'_, T, D>) -> Result<Finish<Self, Rejected<Self>>, Rejected<Self>>;
     }
 }
 
@@ -126,7 +123,7 @@ impl<T: Element, D: Dimension + 'static, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// The upload resolves with an [`UploadError`]:
+    /// The upload resolves with an error that contains the host memory:
     ///
     /// - [`ArrayError::Pool`] if an allocation or a driver call failed, if the context is lost, or if the stream captures.
     /// - [`ArrayError::Graph`] for the `Gpu` of a capture.
@@ -151,7 +148,7 @@ impl<T: Element, D: Dimension + 'static, K: Kind> GpuArray<T, D, K> {
     }
 
     /// Begins to download the elements into `target`; see [`GpuView::download_into`].
-    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B> {
+    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B, Rejected<B>> {
         self.view().download_into(target)
     }
 }
@@ -186,7 +183,16 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     /// - [`ArrayError::Pool`] if an allocation or a driver call failed, if the context is lost, or if the stream captures.
     /// - [`ArrayError::Graph`] for the `Gpu` or the arrays of a capture.
     pub fn download(&self) -> Download<Vec<T>> {
-        self.download_into(Vec::new())
+        let gpu = self.gpu().clone();
+        Download::start(self, || {
+            let staged = staged(self, Order::Row)?;
+            Ok(Box::new(move |outcome| {
+                check(&gpu, outcome)?;
+                let mut elements = Vec::new();
+                replace(&mut elements, staged.as_slice()?)?;
+                Ok(elements)
+            }))
+        })
     }
 
     /// Begins to download the elements in their shape; see [`GpuView::download`].
@@ -203,7 +209,8 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
             Ok(Box::new(move |outcome| {
                 check(&gpu, outcome)?;
                 let shape = staged.raw_dim().set_f(order == Order::Column);
-                let elements = copied(Vec::new(), staged.as_slice()?)?;
+                let mut elements = Vec::new();
+                replace(&mut elements, staged.as_slice()?)?;
                 Array::from_shape_vec(shape, elements)
                     .map_err(|_| ArrayError::TooManyElements { shape: staged.shape().to_vec() })
             }))
@@ -228,9 +235,13 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     /// # Errors
     ///
     /// The download resolves with [`ArrayError::Shape`] if the shapes differ, and with the errors of [`GpuView::download`]:
-    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`], [`ArrayError::Graph`]. On an error `target` is dropped.
-    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B> {
-        Download::start(self, || target.start(self))
+    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`], [`ArrayError::Graph`]. The error contains `target`,
+    /// of which some or all elements may be overwritten.
+    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B, Rejected<B>> {
+        match self.gpu().check_runs(DOWNLOAD) {
+            Ok(()) => Download::of(self, target.start(self)),
+            Err(error) => Download::of(self, Err(Rejected::new(error, target))),
+        }
     }
 }
 
@@ -280,16 +291,24 @@ fn staged<T: Element, D: Dimension>(
 }
 
 /// Replaces the elements of a vector.
-fn copied<T: Element>(mut target: Vec<T>, elements: &[T]) -> Result<Vec<T>, ArrayError> {
+fn replace<T: Element>(target: &mut Vec<T>, elements: &[T]) -> Result<(), ArrayError> {
     target.clear();
     let full = |_| ArrayError::HostFull { size_bytes: size_of_val(elements) };
     target.try_reserve_exact(elements.len()).map_err(full)?;
     target.extend_from_slice(elements);
-    Ok(target)
+    Ok(())
 }
 
 fn check(gpu: &Gpu, outcome: Result<(), PoolError>) -> Result<(), ArrayError> {
     outcome.map_err(|error| gpu.with_kernel_name(error.into()))
+}
+
+/// The target of a download, in the error if there is one.
+fn returned<B>(outcome: Result<(), ArrayError>, target: B) -> Result<B, Rejected<B>> {
+    match outcome {
+        Ok(()) => Ok(target),
+        Err(error) => Err(Rejected::new(error, target)),
+    }
 }
 
 impl<S: UploadSource, K: Kind> Upload<S, K> {
@@ -297,9 +316,9 @@ impl<S: UploadSource, K: Kind> Upload<S, K> {
     ///
     /// # Errors
     ///
-    /// [`UploadError`] with the source and the error that the upload resolved with: [`ArrayError::TooManyElements`], [`ArrayError::Pool`]
-    /// or [`ArrayError::Graph`]; see [`GpuArray::upload`].
-    pub fn wait(mut self) -> Result<Uploaded<S, K>, UploadError<S>> {
+    /// [`ArrayError::TooManyElements`], [`ArrayError::Pool`] or [`ArrayError::Graph`]; see [`GpuArray::upload`]. The error contains the
+    /// host memory.
+    pub fn wait(mut self) -> Result<Uploaded<S, K>, Rejected<S>> {
         let outcome = self.done.take().map_or(Ok(()), Completion::wait);
         self.end(outcome)
     }
@@ -311,12 +330,12 @@ impl<S: UploadSource, K: Kind> Upload<S, K> {
     }
 
     #[track_caller]
-    fn end(&mut self, outcome: Result<(), PoolError>) -> Result<Uploaded<S, K>, UploadError<S>> {
+    fn end(&mut self, outcome: Result<(), PoolError>) -> Result<Uploaded<S, K>, Rejected<S>> {
         let Some((started, source)) = self.parts.take() else { polled_again("Upload") };
         let finished = started.and_then(|array| check(array.gpu(), outcome).map(|()| array));
         match finished {
             Ok(array) => Ok((array, source)),
-            Err(error) => Err(UploadError(Box::new((error, source)))),
+            Err(error) => Err(Rejected::new(error, source)),
         }
     }
 }
@@ -324,9 +343,18 @@ impl<S: UploadSource, K: Kind> Upload<S, K> {
 impl<B> Download<B> {
     fn start<T: Element, D: Dimension>(
         source: &GpuView<'_, T, D>,
-        start: impl FnOnce() -> Result<Finish<B>, ArrayError>,
+        start: impl FnOnce() -> Result<Finish<B, ArrayError>, ArrayError>,
     ) -> Self {
-        match source.gpu().check_runs(DOWNLOAD).and_then(|()| start()) {
+        Self::of(source, source.gpu().check_runs(DOWNLOAD).and_then(|()| start()))
+    }
+}
+
+impl<B, E> Download<B, E> {
+    fn of<T: Element, D: Dimension>(source: &GpuView<'_, T, D>, started: Result<Finish<B, E>, E>) -> Self
+    where
+        E: Send + Sync + 'static,
+    {
+        match started {
             Ok(finish) => Self { finish: Some(finish), done: Some(source.gpu().stream().completion()) },
             Err(error) => Self { finish: Some(Box::new(|_| Err(error))), done: None },
         }
@@ -338,7 +366,7 @@ impl<B> Download<B> {
     ///
     /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`] or [`ArrayError::Graph`]; see
     /// [`GpuView::download`]. [`ArrayError::Shape`] after [`GpuView::download_into`] a target of another shape.
-    pub fn wait(mut self) -> Result<B, ArrayError> {
+    pub fn wait(mut self) -> Result<B, E> {
         let outcome = self.done.take().map_or(Ok(()), Completion::wait);
         self.end(outcome)
     }
@@ -350,7 +378,7 @@ impl<B> Download<B> {
     }
 
     #[track_caller]
-    fn end(&mut self, outcome: Result<(), PoolError>) -> Result<B, ArrayError> {
+    fn end(&mut self, outcome: Result<(), PoolError>) -> Result<B, E> {
         match self.finish.take() {
             Some(finish) => finish(outcome),
             None => polled_again("Download"),
@@ -373,7 +401,7 @@ fn poll_done(done: &mut Option<Completion>, context: &mut Context<'_>) -> Poll<R
 }
 
 impl<S: UploadSource, K: Kind> Future for Upload<S, K> {
-    type Output = Result<Uploaded<S, K>, UploadError<S>>;
+    type Output = Result<Uploaded<S, K>, Rejected<S>>;
 
     #[track_caller]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -384,8 +412,8 @@ impl<S: UploadSource, K: Kind> Future for Upload<S, K> {
     }
 }
 
-impl<B> Future for Download<B> {
-    type Output = Result<B, ArrayError>;
+impl<B, E> Future for Download<B, E> {
+    type Output = Result<B, E>;
 
     #[track_caller]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -400,7 +428,7 @@ impl<B> Future for Download<B> {
 impl<S: UploadSource, K: Kind> Unpin for Upload<S, K> {}
 
 /// Nothing in it is pinned.
-impl<B> Unpin for Download<B> {}
+impl<B, E> Unpin for Download<B, E> {}
 
 #[cold]
 #[track_caller]
@@ -463,11 +491,14 @@ impl<T: Element, D: Dimension> UploadSource for GpuArray<T, D, Pinned> {
 impl<T: Element, D: Dimension + 'static> DownloadTarget<T, D> for Vec<T> {}
 
 impl<T: Element, D: Dimension + 'static> sealed::Target<T, D> for Vec<T> {
-    fn start(self, source: &GpuView<'_, T, D>) -> Result<Finish<Self>, ArrayError> {
-        let (staged, gpu) = (staged(source, Order::Row)?, source.gpu().clone());
+    fn start(mut self, source: &GpuView<'_, T, D>) -> Result<Finish<Self, Rejected<Self>>, Rejected<Self>> {
+        let (staged, gpu) = match staged(source, Order::Row) {
+            Ok(staged) => (staged, source.gpu().clone()),
+            Err(error) => return Err(Rejected::new(error, self)),
+        };
         Ok(Box::new(move |outcome| {
-            check(&gpu, outcome)?;
-            copied(self, staged.as_slice()?)
+            let copied = check(&gpu, outcome).and_then(|()| replace(&mut self, staged.as_slice()?));
+            returned(copied, self)
         }))
     }
 }
@@ -475,62 +506,20 @@ impl<T: Element, D: Dimension + 'static> sealed::Target<T, D> for Vec<T> {
 impl<T: Element, D: Dimension + 'static, K: HostAccess> DownloadTarget<T, D> for GpuArray<T, D, K> {}
 
 impl<T: Element, D: Dimension + 'static, K: HostAccess> sealed::Target<T, D> for GpuArray<T, D, K> {
-    fn start(mut self, source: &GpuView<'_, T, D>) -> Result<Finish<Self>, ArrayError> {
-        same_shape("download", self.layout(), source.layout())?;
+    fn start(mut self, source: &GpuView<'_, T, D>) -> Result<Finish<Self, Rejected<Self>>, Rejected<Self>> {
         let gpu = source.gpu().clone();
-        self.on_mut(&gpu).assign(source)?;
-        // Between devices without a link, the stream of the target's own `Gpu` copies: the download resolves behind it.
-        self.view().reads().order(&gpu)?;
-        Ok(Box::new(move |outcome| {
-            check(&gpu, outcome)?;
-            // Refuses invalid elements.
-            self.as_slice()?;
-            Ok(self)
-        }))
-    }
-}
-
-impl<S> UploadError<S> {
-    /// The error.
-    #[must_use]
-    pub fn error(&self) -> &ArrayError {
-        &self.0.0
-    }
-
-    /// Returns whether memory ran out; see [`ArrayError::is_out_of_memory`].
-    #[must_use]
-    pub fn is_out_of_memory(&self) -> bool {
-        self.error().is_out_of_memory()
-    }
-
-    /// The host memory that was passed to the upload.
-    #[must_use]
-    pub fn into_source(self) -> S {
-        self.0.1
-    }
-}
-
-impl<S> From<UploadError<S>> for ArrayError {
-    fn from(error: UploadError<S>) -> Self {
-        error.0.0
-    }
-}
-
-impl<S> Error for UploadError<S> {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.0.source()
-    }
-}
-
-impl<S> fmt::Display for UploadError<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.0.fmt(f)
-    }
-}
-
-impl<S> fmt::Debug for UploadError<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UploadError").field("error", &self.0.0).finish_non_exhaustive()
+        let queued = same_shape("download", self.layout(), source.layout())
+            .and_then(|()| self.on_mut(&gpu).assign(source))
+            // Between devices without a link, the stream of the target's own `Gpu` copies: the download resolves behind it.
+            .and_then(|()| self.view().reads().order(&gpu));
+        match queued {
+            Ok(()) => Ok(Box::new(move |outcome| {
+                // Refuses invalid elements.
+                let checked = check(&gpu, outcome).and_then(|()| self.as_slice().map(drop));
+                returned(checked, self)
+            })),
+            Err(error) => Err(Rejected::new(error, self)),
+        }
     }
 }
 
@@ -540,7 +529,7 @@ impl<S: UploadSource, K: Kind> fmt::Debug for Upload<S, K> {
     }
 }
 
-impl<B> fmt::Debug for Download<B> {
+impl<B, E> fmt::Debug for Download<B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Download").field("done", &self.done).finish_non_exhaustive()
     }

@@ -74,6 +74,16 @@ macro_rules! methods {
 
         impl<T: Numeric, D: Dimension> GpuViewMut<'_, T, D> {
             $(
+                #[doc = concat!("`self ", $symbol, " other`, as a new array; see [`GpuView::", stringify!($try), "`].")]
+                ///
+                /// # Errors
+                ///
+                /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                #[doc = concat!("see [`GpuView::", stringify!($try), "`].")]
+                pub fn $try<B: Operand<T>>(&self, other: B) -> Result<GpuArray<T, D>, ArrayError> {
+                    self.view().$try(other)
+                }
+
                 #[doc = concat!("`self ", $symbol, "= other`, element by element. `other` is broadcast to the shape of `self`.")]
                 /// Operands that are not contiguous in the same order are first gathered.
                 ///

@@ -3,7 +3,7 @@
 //! Some kernels sum along contiguous rows, others along columns. If there are too few blocks to fill a device, the sums are split
 //! into parts, which a second launch adds.
 
-use crate::array::{AsView, GpuArray, GpuView};
+use crate::array::{GpuArray, GpuView, GpuViewMut, Vector, readers};
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -29,7 +29,7 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
     /// - [`ArrayError::WrongDevice`] if `vector` belongs to another driver.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
         let vector = vector.as_view();
         let (row_count, column_count) = self.raw_dim().into_pattern();
         if vector.len() != column_count {
@@ -59,7 +59,7 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
         // has a factor for each column of the view; both are named, and the stream has been ordered to read them.
         unsafe {
             match path {
-                Path::One => reduce(gpu, &uses, Terms::Products(x, v), column_count)?.into_shape(1),
+                Path::One => Ok(reduce(gpu, &uses, Terms::Products(x, v), column_count)?.into_shape(1)?),
                 Path::Rows { row_step } => along_rows(gpu, uses, x, row_step, v, [row_count, column_count]),
                 Path::Columns { row_step } => {
                     along_columns(gpu, uses, x, row_step, v, [column_count, row_count])
@@ -69,14 +69,16 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
     }
 }
 
-impl<T: Numeric, K: Kind> GpuArray<T, Ix2, K> {
+readers! {
+    Numeric, Ix2;
+
     /// Multiplies the matrix by a vector; see [`GpuView::dot`].
     ///
     /// # Errors
     ///
     /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
     /// [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
-    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
         self.view().dot(vector)
     }
 }
@@ -171,7 +173,7 @@ unsafe fn along_long_rows<T: Numeric>(
     let sum_parts = |stream| unsafe { launch(function, stream, shape, &mut parameters(&words)) };
     if parts == 1 {
         queue(gpu, uses.into_iter().chain([partial.writes()]), sum_parts)?;
-        return partial.into_shape(row_count);
+        return Ok(partial.into_shape(row_count)?);
     }
     let result = vector::<T>(gpu, row_count)?;
     let (sum, parts) = (result.address(), parts as u64);
@@ -214,7 +216,7 @@ unsafe fn along_columns<T: Numeric>(
     let sum_parts = |stream| unsafe { launch(function, stream, shape, &mut parameters(&words)) };
     if parts == 1 {
         queue(gpu, uses.into_iter().chain([partial.writes()]), sum_parts)?;
-        return partial.into_shape(column_count);
+        return Ok(partial.into_shape(column_count)?);
     }
     let result = vector::<T>(gpu, column_count)?;
     let (sum, parts) = (result.address(), parts as u64);

@@ -2,7 +2,7 @@
 //!
 //! The result stays on the device, as an array without axes.
 
-use crate::array::{AsView, GpuArray, GpuView, GpuViewMut};
+use crate::array::{GpuArray, GpuView, GpuViewMut, Vector, readers};
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -40,19 +40,9 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
     }
 }
 
-impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Sums all elements, on the device; see [`GpuView::sum`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Pool`] if the allocation or a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator
-    /// without the feature `sim`.
-    pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
-        self.view().sum()
-    }
-}
+readers! {
+    Numeric;
 
-impl<T: Numeric, D: Dimension> GpuViewMut<'_, T, D> {
     /// Sums all elements, on the device; see [`GpuView::sum`].
     ///
     /// # Errors
@@ -74,7 +64,7 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
     /// - [`ArrayError::WrongDevice`] if `other` belongs to another driver.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
+    pub fn dot<B: Vector<Elem = T>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
         let other = other.as_view();
         same_shape("dot", self.layout(), other.layout())?;
         let gpu = self.gpu();
@@ -93,13 +83,15 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
     }
 }
 
-impl<T: Numeric, K: Kind> GpuArray<T, Ix1, K> {
+readers! {
+    Numeric, Ix1;
+
     /// Computes the dot product of two vectors, on the device; see [`GpuView::dot`].
     ///
     /// # Errors
     ///
     /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
-    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
+    pub fn dot<B: Vector<Elem = T>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
         self.view().dot(other)
     }
 }

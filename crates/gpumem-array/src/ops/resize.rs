@@ -1,16 +1,60 @@
 //! Vectors that grow and shrink: `resize`, `append`, `extend_from_slice`, with room ahead as in `Vec`.
 //!
-//! The growth is that of CUDA.jl: twice the room up to 100 MiB, 32 MiB more beyond, and memory is given back below a quarter.
+//! The growth is that of CUDA.jl: twice the room up to 100 MiB, 32 MiB more beyond, and memory is given back below a quarter. An array of
+//! [`GpuArray::growable`] has a [`GrowableBlock`](gpumem_pool::GrowableBlock) instead: it changes in place, without copies.
 
+use crate::array::foreign::check_runs;
 use crate::array::{AsView, GpuArray};
 use crate::element::Element;
 use crate::error::ArrayError;
+use crate::gpu::Gpu;
 use crate::kind::Kind;
 use crate::layout::{Layout, Order};
+use crate::storage::Storage;
 use ndarray::{Ix1, s};
 
+impl<T: Element> GpuArray<T, Ix1> {
+    /// Creates an empty vector whose memory grows in place, up to `max_len` elements: [`GpuArray::resize`], [`GpuArray::append`] and
+    /// [`GpuArray::extend_from_slice`] copy nothing and keep [`GpuArray::address`], and a graph that was captured with the array keeps
+    /// working. Only addresses are reserved here. Memory is added as the array grows, in units of 2 MiB, and given back when less than a
+    /// quarter is used.
+    ///
+    /// The memory belongs to one device: operations of another one return [`ArrayError::NoPeerAccess`], and copies to it go through
+    /// the host.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{BackendKind, Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// # #[cfg(feature = "backend-caching")] {
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let gpu = Gpu::new(&Pool::builder(&device).backend(BackendKind::Caching).build()?)?;
+    /// let mut log = GpuArray::growable(&gpu, 100 << 20)?; // up to 400 MiB
+    /// log.extend_from_slice(&[1.0_f32, 2.0])?;
+    /// let address = log.address();
+    /// log.resize(3 << 20, 0.5)?;
+    /// assert_eq!((log.address(), log.len()), (address, 3 << 20));
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::TooManyElements`] if `max_len` exceeds the address space.
+    /// - [`ArrayError::Pool`] unless the pool has the backend `caching` over virtual memory of the device, if `max_len` exceeds the
+    ///   device's memory, or if a driver call fails.
+    /// - [`ArrayError::Pool`] or [`ArrayError::Graph`] in a capture.
+    pub fn growable(gpu: &Gpu, max_len: usize) -> Result<Self, ArrayError> {
+        check_runs(gpu, "a growable array")?;
+        // Checks that the product fits.
+        let max_bytes = dense::<T>(max_len)?.len() * size_of::<T>();
+        let block = gpu.pool().growable(max_bytes as u64, gpu.stream())?;
+        Ok(Self::over(gpu, Storage::of_growable(block), dense::<T>(0)?))
+    }
+}
+
 impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
-    /// The number of elements that the memory has room for.
+    /// The number of elements that the memory has room for. That of [`GpuArray::growable`] grows and shrinks.
     #[must_use]
     pub fn capacity(&self) -> usize {
         usize::try_from(self.storage().size_bytes()).unwrap_or(0) / size_of::<T>()
@@ -20,7 +64,7 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
     ///
     /// Within the capacity the elements stay where they are. Beyond it, they are copied on the device to a larger allocation with spare
     /// capacity. Below a quarter of it, they are copied to an allocation of their size. A copy changes [`GpuArray::address`], and a graph
-    /// that was captured with the array refuses it afterwards.
+    /// that was captured with the array refuses it afterwards. An array of [`GpuArray::growable`] is never copied.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
@@ -38,7 +82,8 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`] if the elements exceed the address space; [`ArrayError::Pool`] if the allocation or a driver call
-    /// fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`. The array is unchanged after an error.
+    /// fails, or beyond the maximum of [`GpuArray::growable`]; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`. The
+    /// array is unchanged after an error.
     pub fn resize(&mut self, len: usize, value: T) -> Result<(), ArrayError> {
         self.change_len(len, |array, old| array.slice_mut(s![old..])?.fill(value))
     }
@@ -76,7 +121,12 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
     ) -> Result<(), ArrayError> {
         let (old, capacity) = (self.len(), self.capacity());
         let layout = dense::<T>(len)?;
-        if len > capacity {
+        if self.storage().is_growable() {
+            if !(capacity / 4..=capacity).contains(&len) {
+                // `Layout` has checked that the product fits.
+                self.storage_mut().resize_in_place((len * size_of::<T>()) as u64)?;
+            }
+        } else if len > capacity {
             // Room ahead is a convenience: without memory for it, the elements alone may fit.
             let moved = self.moved(grown::<T>(capacity).max(len), old).or_else(|_| self.moved(len, old))?;
             *self = moved;

@@ -1,12 +1,14 @@
 //! [`Memory`]: the location of the bytes of a storage.
 
 use core::ptr::NonNull;
-use gpumem_pool::{Block, Device, MemoryKind, Stream};
+use gpumem_pool::{Block, Device, GrowableBlock, MemoryKind, Stream};
 use std::sync::{Mutex, PoisonError};
 
 /// The memory of a storage.
 pub(super) enum Memory {
     Block(Block),
+    /// Device memory that grows and shrinks at its end, at the same address.
+    Growable(GrowableBlock),
     /// The program's own host memory, inside a closure whose end waits for all streams ([`Device::with_host_memory`]).
     Borrowed {
         device: Device,
@@ -67,6 +69,7 @@ impl Memory {
     pub(super) fn address(&self) -> u64 {
         match self {
             Self::Block(block) => block.address(),
+            Self::Growable(block) => block.address(),
             Self::Borrowed { address, .. } => *address,
             Self::Foreign(foreign) => foreign.address,
         }
@@ -76,6 +79,7 @@ impl Memory {
     pub(super) fn size_bytes(&self) -> u64 {
         match self {
             Self::Block(block) => block.size_bytes(),
+            Self::Growable(block) => block.size_bytes(),
             Self::Borrowed { size_bytes, .. } => *size_bytes,
             Self::Foreign(foreign) => foreign.size_bytes,
         }
@@ -85,6 +89,7 @@ impl Memory {
     pub(super) fn device(&self) -> &Device {
         match self {
             Self::Block(block) => block.device(),
+            Self::Growable(block) => block.device(),
             Self::Borrowed { device, .. } => device,
             Self::Foreign(foreign) => &foreign.device,
         }
@@ -93,12 +98,23 @@ impl Memory {
     pub(super) fn kind(&self) -> MemoryKind {
         match self {
             Self::Block(block) => block.kind(),
+            Self::Growable(_) => MemoryKind::Device,
             Self::Borrowed { .. } => MemoryKind::Host,
             Self::Foreign(foreign) => foreign.kind,
         }
     }
 
-    /// `None` for borrowed and foreign memory, whose owners access it.
+    /// The memory, as errors name it.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Block(_) => "a block",
+            Self::Growable(_) => "memory that grows in place",
+            Self::Borrowed { .. } => "host memory of the program",
+            Self::Foreign(_) => "memory of another library",
+        }
+    }
+
+    /// `None` for memory that the host cannot access, and for borrowed and foreign memory, whose owners access it.
     pub(super) fn host_ptr(&self) -> Option<NonNull<u8>> {
         self.block().and_then(Block::host_ptr)
     }
@@ -108,15 +124,24 @@ impl Memory {
     pub(super) fn record_use(&self, stream: &Stream) {
         match self {
             Self::Block(block) => block.record_use(stream),
+            Self::Growable(block) => block.record_use(stream),
             Self::Borrowed { .. } => {}
             Self::Foreign(foreign) => foreign.record_use(stream),
+        }
+    }
+
+    /// Keeps a block for the graph that the stream captures. Other memory is alive at each launch, which takes its array.
+    pub(super) fn keep_for_graph(&self, stream: &Stream) {
+        match self {
+            Self::Growable(_) => {}
+            memory => memory.record_use(stream),
         }
     }
 
     pub(super) fn block(&self) -> Option<&Block> {
         match self {
             Self::Block(block) => Some(block),
-            Self::Borrowed { .. } | Self::Foreign(_) => None,
+            Self::Growable(_) | Self::Borrowed { .. } | Self::Foreign(_) => None,
         }
     }
 }

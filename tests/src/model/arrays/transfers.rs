@@ -5,10 +5,10 @@ use super::values::Value;
 use super::views::{LEN_MAX, Look, of_twin, turned};
 use super::world::{Real, Step, World, numbered, turns};
 use crate::array::ndarray::{ArrayD, IxDyn};
-use crate::array::{ArrayError, Download, GpuArray, PinnedArray, Upload, UploadSource};
+use crate::array::{ArrayError, Download, GpuArray, PinnedArray, Rejected, Upload, UploadSource};
 use crate::model::operation::Pick;
 use crate::model::world::text;
-use std::future::Future;
+use std::fmt;
 
 /// A transfer in flight.
 pub(super) struct Transfer<T: Value> {
@@ -23,9 +23,9 @@ enum Flight<T: Value> {
     FromVec(Upload<Vec<T>>),
     FromArray(Upload<ArrayD<T>>),
     FromPinned(Upload<PinnedArray<T, IxDyn>>),
-    ToVec(Download<Vec<T>>),
+    ToVec(Download<Vec<T>, Rejected<Vec<T>>>),
     ToArray(Download<ArrayD<T>>),
-    ToPinned(Download<PinnedArray<T, IxDyn>>),
+    ToPinned(Download<PinnedArray<T, IxDyn>, Rejected<PinnedArray<T, IxDyn>>>),
 }
 
 /// The result of a transfer.
@@ -92,11 +92,7 @@ impl<T: Value> World<'_, T> {
             End::Poll => true,
         };
         let landed = match flight {
-            Flight::FromVec(upload) => {
-                let (array, host) = uploaded(upload, is_polled)?;
-                let len = host.len();
-                Landed::Array(array.into_shape(IxDyn(&[len])).map_err(text)?)
-            }
+            Flight::FromVec(upload) => Landed::Array(uploaded(upload, is_polled)?.0.into_dyn()),
             Flight::FromArray(upload) => Landed::Array(uploaded(upload, is_polled)?.0),
             Flight::FromPinned(upload) => Landed::Array(uploaded(upload, is_polled)?.0),
             Flight::ToVec(download) => {
@@ -126,9 +122,6 @@ fn uploaded<S: UploadSource>(upload: Upload<S>, is_polled: bool) -> Result<Ended
     ended.map_err(|error| ArrayError::from(error).to_string())
 }
 
-fn downloaded<B>(download: Download<B>, is_polled: bool) -> Result<B, String>
-where
-    Download<B>: Future<Output = Result<B, ArrayError>>,
-{
+fn downloaded<B, E: fmt::Display>(download: Download<B, E>, is_polled: bool) -> Result<B, String> {
     if is_polled { pollster::block_on(download) } else { download.wait() }.map_err(text)
 }

@@ -457,8 +457,7 @@ impl<'a, T: Value> World<'a, T> {
             return Err(format!("{said} is {found:?}"));
         }
         if is_kept {
-            let sum = sum.into_shape(IxDyn(&[])).map_err(text)?;
-            self.add(Real::Device(sum), arr0(found).into_dyn(), device, &said);
+            self.add(Real::Device(sum.into_dyn()), arr0(found).into_dyn(), device, &said);
         }
         Ok(true)
     }
@@ -495,11 +494,11 @@ impl<'a, T: Value> World<'a, T> {
         let outcome = match is_matrix {
             true => {
                 let a = a.slice(typed::<Ix2>(rows)?).map_err(text)?;
-                a.on(&gpu).dot(&b).and_then(|product| product.into_shape(IxDyn(&twin.shape()[..1])))
+                a.on(&gpu).dot(&b).map(GpuArray::into_dyn)
             }
             false => {
                 let a = a.slice(typed::<Ix1>(rows)?).map_err(text)?;
-                a.on(&gpu).dot(&b).and_then(|product| product.into_shape(IxDyn(&[])))
+                a.on(&gpu).dot(&b).map(GpuArray::into_dyn)
             }
         };
         let Some(product) = self.allowed(outcome, &devices)? else { return Ok(true) };
@@ -554,11 +553,11 @@ impl<'a, T: Value> World<'a, T> {
             .collect();
         let (outcome, twin) = match stacks {
             true => (
-                array::stack(Axis(axis), &ours).and_then(|joined| joined.into_dyn_shape()),
+                array::stack(Axis(axis), &ours).map(GpuArray::into_dyn),
                 ndarray::stack(Axis(axis), &theirs).map_err(text)?.into_dyn(),
             ),
             false => (
-                array::concatenate(Axis(axis), &ours).and_then(|joined| joined.into_dyn_shape()),
+                array::concatenate(Axis(axis), &ours).map(GpuArray::into_dyn),
                 ndarray::concatenate(Axis(axis), &theirs).map_err(text)?.into_dyn(),
             ),
         };
@@ -581,21 +580,19 @@ impl<'a, T: Value> World<'a, T> {
         }
         let Slot { name, array, twin, device, moves } = self.arrays.remove(index);
         self.said.push(format!("a{name}.{said}"));
-        let len = twin.len();
         let vector = match array {
-            Real::Device(array) => Vector::Device(array.into_shape(len).map_err(text)?),
-            Real::Unified(array) => Vector::Unified(array.into_shape(len).map_err(text)?),
-            Real::Pinned(array) => Vector::Pinned(array.into_shape(len).map_err(text)?),
+            Real::Device(array) => Vector::Device(array.into_dimensionality().map_err(text)?),
+            Real::Unified(array) => Vector::Unified(array.into_dimensionality().map_err(text)?),
+            Real::Pinned(array) => Vector::Pinned(array.into_dimensionality().map_err(text)?),
         };
         let before = vector.place();
         let mut twin: Vec<T> = twin.iter().copied().collect();
         let vector = change(self, vector, &mut twin)?;
         let moves = moves + u32::from(vector.place() != before);
-        let shape = IxDyn(&[twin.len()]);
         let array = match vector {
-            Vector::Device(array) => Real::Device(array.into_shape(shape).map_err(text)?),
-            Vector::Unified(array) => Real::Unified(array.into_shape(shape).map_err(text)?),
-            Vector::Pinned(array) => Real::Pinned(array.into_shape(shape).map_err(text)?),
+            Vector::Device(array) => Real::Device(array.into_dyn()),
+            Vector::Unified(array) => Real::Unified(array.into_dyn()),
+            Vector::Pinned(array) => Real::Pinned(array.into_dyn()),
         };
         let twin = Array::from(twin).into_dyn();
         self.arrays.insert(index, Slot { name, array, twin, device, moves });
@@ -737,18 +734,6 @@ impl<T: Value> Vector<T> {
     /// The memory, unless it has come again at the address and in the size.
     fn place(&self) -> (u64, usize) {
         vectors!(self, array => (array.address(), array.capacity()))
-    }
-}
-
-/// A result of any number of axes.
-trait IntoDynShape<T> {
-    fn into_dyn_shape(self) -> Result<GpuArray<T, IxDyn>, ArrayError>;
-}
-
-impl<T: Value, D: ndarray::Dimension> IntoDynShape<T> for GpuArray<T, D> {
-    fn into_dyn_shape(self) -> Result<GpuArray<T, IxDyn>, ArrayError> {
-        let shape = self.raw_dim().into_dyn();
-        self.into_shape(shape)
     }
 }
 
@@ -941,7 +926,7 @@ fn made<T: Value, P: array::Place>(
                 .step_by(3)
                 .map(|n| T::of(n as i8))
                 .collect();
-            Ok((array.into_shape(IxDyn(&[twin.len()]))?, Array::from(twin).into_dyn()))
+            Ok((array.into_dyn(), Array::from(twin).into_dyn()))
         }
         How::Indices => {
             let element = |index: IxDyn| T::of(ndarray::Dimension::slice(&index).iter().sum::<usize>() as i8);
@@ -956,10 +941,7 @@ fn made<T: Value, P: array::Place>(
             let size = shape.first().copied().unwrap_or(1).min(60);
             let element = |(row, column)| T::of(i8::from(row == column));
             let array: GpuArray<T, Ix2, _> = GpuArray::eye(place, size)?;
-            Ok((
-                array.into_shape(IxDyn(&[size, size]))?,
-                Array2::from_shape_fn((size, size), element).into_dyn(),
-            ))
+            Ok((array.into_dyn(), Array2::from_shape_fn((size, size), element).into_dyn()))
         }
     }
 }

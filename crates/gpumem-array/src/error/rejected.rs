@@ -1,0 +1,75 @@
+//! [`Rejected`]: the error of operations that take a value.
+
+use crate::error::ArrayError;
+use core::error::Error;
+use core::fmt;
+
+/// An operation that takes a value failed. The error contains the value, so nothing is lost. `?` converts it to its [`ArrayError`].
+///
+/// ```
+/// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
+///
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+/// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+/// let Err(rejected) = x.into_shape((2, 2)) else { panic!("three elements are not four") };
+/// println!("{rejected}");
+/// let x = rejected.into_value();
+/// assert_eq!(x.to_vec()?, [1, 2, 3]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Rejected<V>(Box<(ArrayError, V)>);
+
+impl<V> Rejected<V> {
+    pub(crate) fn new(error: impl Into<ArrayError>, value: V) -> Self {
+        Self(Box::new((error.into(), value)))
+    }
+
+    /// The error.
+    #[must_use]
+    pub fn error(&self) -> &ArrayError {
+        &self.0.0
+    }
+
+    /// Returns whether memory ran out; see [`ArrayError::is_out_of_memory`].
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.error().is_out_of_memory()
+    }
+
+    /// The value that was passed to the operation.
+    #[must_use]
+    pub fn into_value(self) -> V {
+        self.0.1
+    }
+
+    /// The error and the value.
+    #[must_use]
+    pub fn into_parts(self) -> (ArrayError, V) {
+        *self.0
+    }
+}
+
+impl<V> From<Rejected<V>> for ArrayError {
+    fn from(rejected: Rejected<V>) -> Self {
+        rejected.0.0
+    }
+}
+
+impl<V> Error for Rejected<V> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error().source()
+    }
+}
+
+impl<V> fmt::Display for Rejected<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error().fmt(f)
+    }
+}
+
+impl<V> fmt::Debug for Rejected<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rejected").field("error", self.error()).finish_non_exhaustive()
+    }
+}
