@@ -105,14 +105,14 @@ impl<T: Element, D: Dimension + 'static, K: Kind> GpuArray<T, D, K> {
     /// An error of the start is returned by the upload, with the host memory.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_array::{ArrayError, Gpu, GpuArray, pool::{Device, Pool}};
     /// use gpumem_sim::SimConfig;
     ///
     /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let steps = async {
     ///     let (x, host) = GpuArray::upload(&gpu, vec![1.0_f32, 2.0, 3.0]).await?;
     ///     let doubled = x.try_mul(2.0)?;
-    ///     doubled.download_into(host).await
+    ///     Ok::<_, ArrayError>(doubled.download_into(host).await?)
     /// };
     /// assert_eq!(pollster::block_on(steps)?, [2.0, 4.0, 6.0]); // any executor
     ///
