@@ -7,6 +7,7 @@
 
 use core::convert::Infallible;
 use core::num::NonZeroUsize;
+use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_adapt::{AdaptError, batches};
 use gpumem_array::ndarray::{ArrayView2, Ix1};
 use gpumem_array::pool::sys::{Driver, DriverError, DriverKind};
@@ -133,7 +134,11 @@ impl Bench {
         let mut array = GpuArray::from_slice(gpu, &host)?;
         let (address, stream) = (array.view().address(), gpu.stream().clone());
         let _bound = gpu.device().bind()?;
-        let (mut ours, mut bare) = (Vec::new(), Vec::new());
+        let (mut ours, mut bare, mut copied) = (Vec::new(), Vec::new(), Vec::new());
+        // Memory that shares no page with other memory, like the copy that an upload makes.
+        let mut pages = vec![0_u8; 3 << 16];
+        let start = pages.as_ptr().align_offset(1 << 16);
+        let copy = &mut pages[start..start + 4096];
         for _ in 0..self.rounds.max(3) {
             let round = |times: &mut Vec<f64>, upload: &mut dyn FnMut() -> Done| -> Done {
                 let (mut elapsed, mut done) = (Duration::ZERO, 0);
@@ -157,6 +162,13 @@ impl Bench {
                     unsafe { driver.cuMemcpyHtoDAsync_v2(address, host.as_ptr().cast(), 4096, stream.raw()) };
                 queued.map_err(Into::into)
             })?;
+            round(&mut copied, &mut || {
+                copy.copy_from_slice(black_box(bytemuck::cast_slice(&host)));
+                // SAFETY: both sides have 4 KiB, and the driver reads pageable memory of this size during the call.
+                let queued =
+                    unsafe { driver.cuMemcpyHtoDAsync_v2(address, copy.as_ptr().cast(), 4096, stream.raw()) };
+                queued.map_err(Into::into)
+            })?;
         }
         let median = |times: &mut Vec<f64>| {
             times.sort_by(f64::total_cmp);
@@ -164,6 +176,7 @@ impl Bench {
         };
         row("up_4KiB", median(&mut ours), "ns", None);
         row("up_4KiB", median(&mut bare), "ns", Some("bare pageable call"));
+        row("up_4KiB", median(&mut copied), "ns", Some("bare call on a copy that is not pinned"));
         let all: Vec<f32> = vec![1.0; 1024 * self.packed_count];
         let slices: Vec<&[f32]> = all.chunks(1024).collect();
         let time = self.median(|| gpu.upload_all(&slices).map(drop))?;
@@ -200,10 +213,13 @@ impl Bench {
         let compute =
             self.median(|| (0..kernels * batch_count).try_for_each(|_| resident.try_add_assign(1.0)))?;
         for prefetch in [1, 2, 8] {
-            let rate = size_bytes / feed(prefetch, 1)?.as_secs_f64() / 1e9;
-            row(&format!("from_slice_64MiB_and_add@batches_prefetch_{prefetch}"), rate, "GB/s", None);
             let both = feed(prefetch, kernels)?.as_secs_f64() / upload.max(compute).as_secs_f64();
             row(&format!("batches_time_by_larger_part@prefetch_{prefetch}"), both, "ratio", None);
+        }
+        // The last is beside PyTorch.
+        for prefetch in [1, 8, 2] {
+            let rate = size_bytes / feed(prefetch, 1)?.as_secs_f64() / 1e9;
+            row(&format!("from_slice_64MiB_and_add@batches_prefetch_{prefetch}"), rate, "GB/s", None);
         }
         println!("{}", gpu.transfers());
         Ok(())
@@ -418,11 +434,20 @@ fn print_host() {
     println!("{processor_count} processors, {node_count} memory nodes");
 }
 
+/// Prints a figure; of a peer, beside the figure of gpumem that was printed before.
 fn row(name: &str, value: f64, unit: &str, peer: Option<&str>) {
+    static OURS: AtomicU64 = AtomicU64::new(0);
     if std::env::args().any(|arg| arg == "--rows") {
         let peer = peer.map(|peer| format!("\t{peer}")).unwrap_or_default();
         println!("row\tfeeding/{name}\t{value}\t{unit}{peer}");
-    } else {
-        println!("{name:<32} {value:>10.2} {unit:<5} {}", peer.unwrap_or_default());
+        return;
+    }
+    let ratio = f64::from_bits(OURS.load(Ordering::Relaxed)) / value;
+    match peer {
+        Some(peer) => println!("{name:<52} {value:>10.2} {unit:<5} {peer}: gpumem {ratio:.3} x"),
+        None => {
+            OURS.store(value.to_bits(), Ordering::Relaxed);
+            println!("{name:<52} {value:>10.2} {unit}");
+        }
     }
 }

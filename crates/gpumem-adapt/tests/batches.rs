@@ -1,71 +1,19 @@
 //! Data sets in batches and feeds: contents, order, every way of leaving the loop, bounds, on the simulator with its race detection.
 
-use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayD, ArrayView2, Axis, Dimension, Ix1, Ix2, IxDyn, s};
+mod machine;
+
+use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayD, ArrayView2, Ix1, IxDyn, s};
 use gpumem_adapt::array::pool::sys::CUresult;
-use gpumem_adapt::array::pool::{BackendKind, Device, Limit, MemoryKind, Pool, PoolError};
+use gpumem_adapt::array::pool::{Device, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, StagingOptions, UnifiedArray};
 use gpumem_adapt::{Adapt, AdaptError, Host, Rows, Source, batches, feed, feed_stream, try_feed};
 use gpumem_sim::{Effect, Rule, Schedule, Sim, SimConfig};
+use machine::{BUFFER_BYTES, COLUMNS, ROW_BYTES, first_column, machine, machine_of, table};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-
-/// 512 KiB.
-const COLUMNS: usize = 128 << 10;
-const ROW_BYTES: u64 = 4 * COLUMNS as u64;
-const BUFFER_BYTES: usize = 128 << 10;
-
-struct Machine {
-    gpu: Gpu,
-    pinned: Pool,
-    seed: u64,
-}
-
-/// A simulator with race detection, a pool with room for `limit` rows, and a small ring.
-fn machine(seed: u64, limit_rows: Option<u64>) -> Machine {
-    machine_of(SimConfig::new().seed(seed), seed, limit_rows)
-}
-
-fn machine_of(config: SimConfig, seed: u64, limit_rows: Option<u64>) -> Machine {
-    let driver = gpumem_sim::driver(config.races(true)).expect("an instance is free");
-    let device = Device::new(&driver, 0).expect("there is one");
-    let mut builder = Pool::builder(&device);
-    if let Some(rows) = limit_rows {
-        builder = builder.hard_limit(Limit::Bytes(rows * ROW_BYTES));
-    }
-    let gpu = Gpu::new(&builder.build().expect("it has pools")).expect("it has streams");
-    let pinned = Pool::builder(&device).kind(MemoryKind::Host).build().expect("it has pinned memory");
-    gpu.set_pool(&pinned).expect("none is in use");
-    gpu.set_staging(StagingOptions::new().buffer_bytes(BUFFER_BYTES).buffers(3).threads(1));
-    Machine { gpu, pinned, seed }
-}
-
-impl Machine {
-    /// Checks that nothing is left, that nothing raced, and that the ring kept its bound.
-    fn end(self) {
-        let Self { gpu, pinned, seed } = self;
-        gpu.device().synchronize().expect("the device works");
-        assert_eq!(gpu.pool().status().expect("the pool works").in_use_bytes, 0, "seed {seed}");
-        let peak_bytes = pinned.status().expect("the pool works").in_use_peak_bytes;
-        assert!(peak_bytes <= 3 * BUFFER_BYTES as u64, "seed {seed}: {peak_bytes} bytes pinned");
-        let driver = gpu.device().driver().clone();
-        drop((gpu, pinned));
-        let report = Sim::of(&driver).expect("it is a simulator").report();
-        assert_eq!(report.silent_findings(), [], "seed {seed}: {report}");
-    }
-}
-
-/// Each row has its number.
-fn table(row_count: usize) -> Array2<f32> {
-    Array2::from_shape_fn((row_count, COLUMNS), |(row, _)| row as f32)
-}
-
-fn first_column(batch: &GpuArray<f32, Ix2>) -> Vec<usize> {
-    let rows = batch.to_array().expect("the device works");
-    rows.rows().into_iter().map(|row| row[0] as usize).collect()
-}
 
 #[test]
 fn batches_have_all_rows_in_order() {
@@ -479,56 +427,4 @@ fn feeds_are_streams() {
     assert_eq!(lengths, [2, 1]);
     drop(feed);
     machine.end();
-}
-
-/// The virtual time of uploads and kernels, one after the other and overlapped. An upload takes 0.3 ms, as do the kernels.
-#[test]
-fn uploads_run_beside_the_work_on_the_batch_before() {
-    let x = table(128);
-    let vectors: Vec<Vec<f32>> =
-        x.axis_chunks_iter(Axis(0), 32).map(|rows| rows.iter().copied().collect()).collect();
-    let time = |of_vectors: bool, prefetch: Option<usize>| {
-        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
-        let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
-        gpu.preload::<f32>().unwrap();
-        fn work<D: Dimension>(mut batch: GpuArray<f32, D>) {
-            (0..30).for_each(|_| batch.try_add_assign(1.0).unwrap());
-        }
-        // Pins the buffers, which takes long.
-        drop(x.adapt(&gpu).unwrap());
-        gpu.device().synchronize().unwrap();
-        let sim = Sim::of(&driver).unwrap();
-        let begin = sim.host_time();
-        match prefetch {
-            Some(count) if of_vectors => {
-                let feed = feed(vectors.clone()).prefetch(count).on(&gpu).unwrap();
-                feed.for_each(|batch| work(batch.unwrap()));
-            }
-            Some(count) => {
-                let feed = batches(&x).batch_size(32).prefetch(count).on(&gpu).unwrap();
-                feed.for_each(|batch| work(batch.unwrap()));
-            }
-            None => {
-                let chunks = x.axis_chunks_iter(Axis(0), 32);
-                chunks.for_each(|rows| work(GpuArray::from_array(&gpu, &rows).unwrap()));
-            }
-        }
-        gpu.device().synchronize().unwrap();
-        sim.host_time() - begin
-    };
-    // Each allocation and each free of the backend `none` waits for the device.
-    let pool = machine(0, None).gpu.pool().clone();
-    if pool.backend() == BackendKind::None {
-        return;
-    }
-    let serial = time(false, None);
-    for of_vectors in [false, true] {
-        for prefetch in [1, 2, 8] {
-            let overlapped = time(of_vectors, Some(prefetch));
-            assert!(
-                overlapped < serial * 9 / 10,
-                "{prefetch}: {overlapped:?}, one after the other {serial:?}"
-            );
-        }
-    }
 }

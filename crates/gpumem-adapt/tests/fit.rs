@@ -1,6 +1,6 @@
 //! The largest batch that fits, on every backend and under limits of every kind.
 
-use gpumem_adapt::array::pool::{BackendKind, Device, Limit, Pool, PoolError};
+use gpumem_adapt::array::pool::{BackendKind, Device, Limit, Pool, PoolError, Stream};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
 use gpumem_adapt::{Adapt, AdaptError, fit_batch_size, halve_on_out_of_memory};
 use gpumem_sim::{Effect, Rule, SimConfig};
@@ -11,6 +11,16 @@ fn device(memory_bytes: u64) -> Device {
     let driver =
         gpumem_sim::driver(SimConfig::new().memory_bytes(memory_bytes)).expect("an instance is free");
     Device::new(&driver, 0).expect("there is one")
+}
+
+/// Those that the pool is built with.
+fn backends() -> impl Iterator<Item = BackendKind> {
+    let is_built = |backend: &BackendKind| match backend {
+        BackendKind::Caching => cfg!(feature = "backend-caching"),
+        BackendKind::Native => cfg!(feature = "backend-native"),
+        _ => true,
+    };
+    [BackendKind::Caching, BackendKind::Native, BackendKind::None].into_iter().filter(is_built)
 }
 
 /// A step that holds as many MiB as the batch has items, in two parts.
@@ -28,13 +38,7 @@ fn largest(gpu: impl Fn() -> Gpu, last: usize) -> Option<usize> {
 
 #[test]
 fn the_largest_batch_is_found_on_every_backend() {
-    let is_built = |backend: &BackendKind| match backend {
-        BackendKind::Caching => cfg!(feature = "backend-caching"),
-        BackendKind::Native => cfg!(feature = "backend-native"),
-        _ => true,
-    };
-    let backends = [BackendKind::Caching, BackendKind::Native, BackendKind::None];
-    for backend in backends.into_iter().filter(is_built) {
+    for backend in backends() {
         for (limit, last) in [(None, 200), (Some(40 << 20), 200), (Some(40 << 20), 25), (Some(2 << 20), 7)] {
             let gpu = || {
                 let device = device(100 << 20);
@@ -65,6 +69,56 @@ fn a_quota_limits_the_batch() {
     let gpu = Gpu::new(&private).unwrap();
     let fit = fit_batch_size(&gpu, 1..=64, |size| step(&gpu, size)).unwrap();
     assert_eq!(fit.batch_size, Some(24), "{fit}");
+}
+
+/// A quota, a limit of the pool above it, and memory of others, on every backend.
+#[test]
+fn the_largest_batch_is_found_beside_memory_that_stays() {
+    for backend in backends() {
+        for kept_mib in [0, 6, 18] {
+            let pool = || {
+                let builder = Pool::builder(&device(128 << 20)).backend(backend);
+                builder.hard_limit(Limit::Bytes(48 << 20)).build().unwrap()
+            };
+            let keep =
+                |pool: &Pool| pool.alloc(kept_mib << 20, &Stream::new(pool.device()).unwrap()).unwrap();
+            let expected = (1..=64).rev().find(|size| {
+                let pool = pool();
+                let kept = keep(&pool);
+                let fits = step(&Gpu::new(&pool).unwrap(), *size).is_ok();
+                drop(kept);
+                fits
+            });
+            let pool = pool();
+            let kept = keep(&pool);
+            let gpu = Gpu::new(&pool).unwrap();
+            let fit = fit_batch_size(&gpu, 1..=usize::MAX, |size| step(&gpu, size)).unwrap();
+            assert_eq!(fit.batch_size, expected, "{backend}, {kept_mib} MiB kept: {fit}");
+            assert!(fit.batch_size.unwrap() >= 40 - kept_mib as usize, "{fit}");
+            drop(kept);
+        }
+    }
+}
+
+/// Up to the largest number, and with every bound that a step can have.
+#[test]
+fn every_bound_of_a_range_is_found() {
+    let gpu = Gpu::new(&Pool::new(&device(1 << 30)).unwrap()).unwrap();
+    let too_large = || ArrayError::HostFull { size_bytes: 1 };
+    for first in [0, 1, 7, usize::MAX - 1, usize::MAX] {
+        for last in [0, 1, 8, 1000, usize::MAX / 2, usize::MAX - 1, usize::MAX] {
+            for bound in [0, 1, 6, 7, 8, 999, usize::MAX / 2 + 1, usize::MAX - 1, usize::MAX] {
+                let fit = fit_batch_size(&gpu, first..=last, |size| {
+                    assert!((first..=last).contains(&size), "{size}");
+                    if size <= bound { Ok(()) } else { Err(too_large()) }
+                });
+                let fit = fit.unwrap();
+                let expected = Some(bound.min(last)).filter(|size| *size >= first && first <= last);
+                assert_eq!(fit.batch_size, expected, "{first}..={last}, up to {bound}: {fit}");
+                assert!(fit.attempts.len() <= 130, "{fit}");
+            }
+        }
+    }
 }
 
 #[test]

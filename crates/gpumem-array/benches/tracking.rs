@@ -1,5 +1,6 @@
 //! The cost of a launch on the host: the argument list, the waits between streams, and the driver call. The launch function of the
-//! simulator's driver is replaced by a stub that returns at once, and the time of the bare stub is subtracted.
+//! simulator's driver is replaced by a stub that returns at once, and the time of the bare stub is subtracted. So is the function
+//! that queues uploads, for the cost of a small one.
 //!
 //! `cargo bench -p gpumem-array --bench tracking`. `GPUMEM_BENCH_ROUNDS` sets the number of repetitions;
 //! `-- --rows` prints rows for `cargo xtask bench`.
@@ -8,7 +9,7 @@
 
 use core::ffi::{c_uint, c_void};
 use gpumem_array::ndarray::Ix1;
-use gpumem_array::pool::sys::types::{CUcontext, CUfunction, CUresult, CUstream};
+use gpumem_array::pool::sys::types::{CUcontext, CUdeviceptr, CUfunction, CUresult, CUstream};
 use gpumem_array::pool::{Device, Pool};
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, LaunchShape};
 use gpumem_sim::{Kernel, Sim, SimConfig};
@@ -52,6 +53,11 @@ unsafe extern "C" fn launch(
     CUresult::CUDA_SUCCESS
 }
 
+unsafe extern "C" fn upload(to: CUdeviceptr, from: *const c_void, size: usize, stream: CUstream) -> CUresult {
+    black_box((to, from, size, stream));
+    CUresult::CUDA_SUCCESS
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let rounds = std::env::var("GPUMEM_BENCH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
     let sim = gpumem_sim::driver(SimConfig::new())?;
@@ -62,6 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let driver = unsafe {
         sim.with_table(|table| {
             table.cuLaunchKernel = Some(launch);
+            table.cuMemcpyHtoDAsync_v2 = Some(upload);
             table.cuCtxGetCurrent = Some(get_current);
         })
     };
@@ -78,6 +85,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let one_ns = best_ns(rounds, || step(&axpy, &gpu, &mut y, &a, &b)) - bare_ns;
     print("bare stub", bare_ns);
     print("three arrays, one stream", one_ns);
+
+    let host = vec![1.0_f32; UPLOAD_LEN];
+    let mut target = GpuArray::<f32, _>::zeros(&gpu, UPLOAD_LEN)?;
+    print("upload of 4 KiB", best_ns(rounds, || target.copy_from_slice(black_box(&host))));
+    let mut copy = vec![0.0_f32; UPLOAD_LEN];
+    let copied_ns = best_ns(rounds, || {
+        black_box(&mut copy).copy_from_slice(black_box(&host));
+        Ok(())
+    });
+    print("copy of 4 KiB on the host", copied_ns);
 
     let mut gpus = Vec::new();
     for _ in 0..2 {
@@ -169,4 +186,6 @@ fn best_ns(rounds: usize, mut call: impl FnMut() -> Result<(), ArrayError>) -> f
 }
 
 const LEN: usize = 256;
+/// 4 KiB.
+const UPLOAD_LEN: usize = 1024;
 const BATCH: usize = 1000;

@@ -181,6 +181,58 @@ fn the_ring_is_freed_after_each_burst_of_copies() {
     }
 }
 
+/// The figures of copies beside the rate of the link, which the simulator moves 55 GB/s over.
+#[test]
+fn copies_are_measured_beside_the_link() {
+    let (gpu, _) = staged(SimConfig::new(), None);
+    let before = gpu.status().unwrap();
+    assert!(before.pinned.as_ref().is_some_and(|pinned| pinned.in_use_bytes == 0));
+    assert_eq!((before.transfers.link, before.transfers.link_share()), (None, None));
+    assert!(before.to_string().contains("link: not measured"), "{before}");
+    let link = gpu.fork().unwrap().measure_link().unwrap();
+    for rate in [link.up_bytes_per_second, link.down_bytes_per_second] {
+        assert!((50_000_000_000..60_000_000_000).contains(&rate), "{link}");
+    }
+    let host = numbers(4 << 20, 5);
+    assert!(GpuArray::from_slice(&gpu, &host).unwrap().to_vec().unwrap() == host);
+    let status = gpu.status().unwrap();
+    let moved = status.transfers;
+    assert_eq!((moved.uploaded_bytes, moved.downloaded_bytes, moved.direct_bytes), (16 << 20, 16 << 20, 0));
+    assert!(moved.time >= moved.device_wait + moved.host_wait, "{moved}");
+    assert!(moved.link_share().is_some_and(|share| share > 0.0), "{moved}");
+    assert_eq!(link.time(link.up_bytes_per_second, 0), std::time::Duration::from_secs(1));
+    let text = status.to_string();
+    for part in [
+        "Memory pool usage",
+        "Pinned memory",
+        "16.0 MiB up, 16.0 MiB down",
+        "% of the link",
+        "waiting for the device",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in {text}");
+    }
+    // Where pinned memory is short, a smaller copy measures it.
+    let (gpu, pinned) = staged(SimConfig::new(), Some(Limit::Bytes(4 << 20)));
+    gpu.measure_link().unwrap();
+    assert_eq!(pinned.status().unwrap().in_use_bytes, 0);
+}
+
+/// The first copy waits for one buffer to be pinned. Others follow while there are copies.
+#[test]
+fn the_ring_grows_while_it_is_used() {
+    let (gpu, pinned) = staged(SimConfig::new(), None);
+    gpu.set_staging(small_ring().buffers(8));
+    let host = numbers(4 * BUFFER_BYTES / 4, 5);
+    let mut array = GpuArray::from_slice(&gpu, &host).unwrap();
+    let first = pinned.status().unwrap().in_use_bytes / BUFFER_BYTES as u64;
+    assert!((1..=2).contains(&first), "{first} buffers");
+    (0..10).for_each(|_| array.copy_from_slice(&host).unwrap());
+    let later = pinned.status().unwrap().in_use_bytes / BUFFER_BYTES as u64;
+    assert!((4..=8).contains(&later), "{later} buffers");
+    assert!(array.to_vec().unwrap() == host);
+    assert_clean(&gpu, 0);
+}
+
 #[test]
 fn captures_refuse_staged_copies() {
     let (gpu, _) = staged(SimConfig::new(), None);
