@@ -10,6 +10,7 @@ use gpumem_pool::{
 };
 use gpumem_sim::SimConfig;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -353,11 +354,22 @@ fn each_call_fails_once_and_its_operation_is_undone() {
             // Profiles and kinds of memory make mostly the same calls.
             _ => 5,
         };
-        for nth in (1..=total).step_by(stride) {
-            fail_once(setting, nth, CODES[(nth as usize + index) % 2]);
-        }
+        // Each run sleeps most of the time. The counts belong to a thread.
+        let next = AtomicU64::new(1);
+        std::thread::scope(|scope| {
+            for _ in 0..THREAD_COUNT {
+                scope.spawn(|| {
+                    let nths = std::iter::repeat_with(|| next.fetch_add(stride, Ordering::Relaxed));
+                    for nth in nths.take_while(|nth| *nth <= total) {
+                        fail_once(setting, nth, CODES[(nth as usize + index) % 2]);
+                    }
+                });
+            }
+        });
     }
 }
+
+const THREAD_COUNT: usize = 6;
 
 const CODES: [CUresult; 2] = [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_OPERATING_SYSTEM];
 
