@@ -138,4 +138,4 @@ fn a_lost_wait_of_arrays_is_found_and_shrunk() {
     assert!(found.to_string().ends_with(&found.command()), "{found}");
 }
 
-const ARRAY_SEEDS: u64 = 60;
+const ARRAY_SEEDS: u64 = 200;

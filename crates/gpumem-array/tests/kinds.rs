@@ -5,7 +5,7 @@
 mod support;
 
 use gpumem_array::kind::HostAccess;
-use gpumem_array::ndarray::{Array, Axis, Ix1, Slice, array};
+use gpumem_array::ndarray::{Array, Array2, Axis, Ix1, Slice, array};
 use gpumem_array::pool::{Device, MemoryKind, Pool};
 use gpumem_array::{ArrayError, Gpu, GpuArray, LaunchShape, Memory, PinnedArray, Place, UnifiedArray};
 use gpumem_sim::{Schedule, SimConfig};
@@ -15,6 +15,25 @@ use support::{gpu, gpu_with};
 /// A machine that runs work only in waits.
 fn late() -> Gpu {
     gpu_with(SimConfig::new().schedule(Schedule::Late))
+}
+
+/// Axes without elements beside others: each access finds an empty array, or no element.
+#[test]
+fn empty_arrays_are_accessed_by_the_host() {
+    let gpu = gpu();
+    for shape in [(0, 2), (2, 0), (0, 0)] {
+        let host = Array2::<i32>::zeros(shape);
+        for host in [host.view(), host.t()] {
+            let mut x = GpuArray::from_array(&gpu.unified(), &host).unwrap();
+            assert_eq!(x.as_array().unwrap(), host);
+            x.as_array_mut().unwrap().fill(1);
+            assert!(x.as_slice().unwrap().is_empty() && x.as_mut_slice().unwrap().is_empty());
+            let write = std::panic::AssertUnwindSafe(|| x[[0, 0]] = 1);
+            let refused = std::panic::catch_unwind(write).unwrap_err();
+            let text = refused.downcast_ref::<String>().unwrap();
+            assert!(text.contains("index [0, 0] is out of bounds"), "{text}");
+        }
+    }
 }
 
 fn reads_and_writes<K: HostAccess>(gpu: &Gpu, place: &Memory<'_, K>) {

@@ -94,8 +94,13 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         K: HostAccess,
     {
         let first = self.ready(Access::Write)?;
+        let shape = match self.is_empty() {
+            // The strides, which are zero, mean nothing to `ndarray`.
+            true => self.raw_dim().into(),
+            false => shape(self.layout()),
+        };
         // SAFETY: as in `as_mut_slice`. The strides of an array are those of contiguous elements.
-        Ok(unsafe { ArrayViewMut::from_shape_ptr(shape(self.layout()), first.as_ptr()) })
+        Ok(unsafe { ArrayViewMut::from_shape_ptr(shape, first.as_ptr()) })
     }
 
     /// The address of the elements, when the host may access them. They are valid values.
@@ -167,6 +172,9 @@ impl<D: Dimension, K: HostAccess, I: NdIndex<D> + Clone> HostIndex<D, K> for I {
     #[track_caller]
     fn element_mut<T: Element>(self, array: &mut GpuArray<T, D, K>) -> &mut T {
         let first = or_panic(array.ready(Access::Write));
+        if array.is_empty() {
+            out_of_bounds(self, array.shape());
+        }
         // SAFETY: as in `as_array_mut`.
         let mut view: ArrayViewMut<'_, T, D> =
             unsafe { ArrayViewMut::from_shape_ptr(shape(array.layout()), first.as_ptr()) };

@@ -31,7 +31,12 @@ fn created() -> impl Strategy<Value = Operation> {
         1 => any::<i8>().prop_map(How::Range),
         1 => Just(How::Indices),
         2 => any::<u8>().prop_map(How::Random),
+        1 => any::<u8>().prop_map(How::Normal),
         1 => Just(How::Eye),
+        1 => Just(How::Ones),
+        1 => any::<i8>().prop_map(How::Linspace),
+        1 => Just(How::Uninit),
+        2 => Just(How::Growable),
     ];
     (on(), place(), shape(), how).prop_map(|(on, place, shape, how)| Operation::New { on, place, shape, how })
 }
@@ -66,6 +71,7 @@ fn with_host() -> impl Strategy<Value = Operation> {
             .prop_map(|(array, index, value)| Operation::HostWrite { array, index, value }),
         3 => (pick(), pick(), any::<u8>(), prop::bool::weighted(0.2))
             .prop_map(|(array, other, value, leaks)| Operation::Lend { array, other, value, leaks }),
+        2 => (pick(), pick()).prop_map(|(array, other)| Operation::Swap { array, other }),
         1 => (0_usize..3000, on(), on(), any::<i8>())
             .prop_map(|(len, on, other, value)| Operation::Registered { len, on, other, value }),
         3 => (on(), shape(), owned()).prop_map(|(on, shape, owned)| Operation::StartUpload { on, shape, owned }),
@@ -110,6 +116,7 @@ fn life() -> impl Strategy<Value = Operation> {
     prop_oneof![
         2 => (pick(), on()).prop_map(|(array, on)| Operation::Move { array, on }),
         2 => (pick(), on()).prop_map(|(array, on)| Operation::Block { array, on }),
+        2 => (pick(), on(), any::<i8>()).prop_map(|(array, on, value)| Operation::Dlpack { array, on, value }),
         6 => (pick(), prop::bool::weighted(0.3))
             .prop_map(|(array, elsewhere)| Operation::Drop { array, elsewhere }),
         1 => on().prop_map(|on| Operation::Synchronize { on }),

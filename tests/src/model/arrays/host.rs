@@ -5,6 +5,7 @@ use super::operation::On;
 use super::values::Value;
 use super::views::{Look, of_twin_mut, turned_mut};
 use super::world::{Real, Step, World, numbered, same, turns, with};
+use crate::array::ndarray::ArrayViewMutD;
 use crate::model::operation::Pick;
 use crate::model::world::text;
 
@@ -72,6 +73,26 @@ impl<T: Value> World<'_, T> {
         sim.host_writes(element, 1);
         (*element, *twin) = (T::of(value), T::of(value));
         self.said.push(format!("a{}.as_array_mut()[{index}] = {value}", slot.name));
+        Ok(true)
+    }
+
+    /// The host exchanges the first elements of two arrays in memory that it can access, of any kind and shape.
+    pub(super) fn swap(&mut self, array: Pick, other: Pick) -> Step {
+        let mut slots: Vec<_> =
+            self.arrays.iter_mut().filter(|slot| !matches!(slot.array, Real::Device(_))).collect();
+        let Some(index) = array.of(slots.len()) else { return Ok(false) };
+        let left = slots.swap_remove(index);
+        let Some(index) = other.of(slots.len()) else { return Ok(false) };
+        let right = slots.swap_remove(index);
+        self.said.push(format!("swap the elements of a{} and a{}", left.name, right.name));
+        let mut ours = host_elements(&mut left.array)?;
+        let mut theirs = host_elements(&mut right.array)?;
+        for (our, their) in ours.iter_mut().zip(&mut theirs) {
+            self.sim.host_writes(our, 1);
+            self.sim.host_writes(their, 1);
+            std::mem::swap(our, their);
+        }
+        left.twin.iter_mut().zip(&mut right.twin).for_each(|(our, their)| std::mem::swap(our, their));
         Ok(true)
     }
 
@@ -164,5 +185,14 @@ impl<T: Value> World<'_, T> {
             true => Ok(true),
             false => Err(format!("the sum of the registered slice is {sum:?}")),
         }
+    }
+}
+
+/// The elements of an array that is not in device memory.
+fn host_elements<T: Value>(array: &mut Real<T>) -> Result<ArrayViewMutD<'_, T>, String> {
+    match array {
+        Real::Device(_) => Err("the host cannot access device memory".into()),
+        Real::Unified(array) => array.as_array_mut().map_err(text),
+        Real::Pinned(array) => array.as_array_mut().map_err(text),
     }
 }

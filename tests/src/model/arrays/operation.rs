@@ -56,8 +56,18 @@ pub enum How {
     Indices,
     /// `random`.
     Random(u8),
+    /// `random_normal`; `random` for integers.
+    Normal(u8),
     /// `eye`.
     Eye,
+    /// `ones`.
+    Ones,
+    /// `linspace`; `arange` for integers.
+    Linspace(i8),
+    /// `uninit`, and a copy.
+    Uninit,
+    /// `growable` and `extend_from_slice` in device memory where the pool has such blocks; elsewhere `uninit`.
+    Growable,
 }
 
 /// An arithmetic operation.
@@ -203,6 +213,10 @@ pub enum Operation {
         value: u8,
         leaks: bool,
     },
+    Swap {
+        array: Pick,
+        other: Pick,
+    },
     Registered {
         len: usize,
         on: On,
@@ -266,6 +280,11 @@ pub enum Operation {
         array: Pick,
         on: On,
     },
+    Dlpack {
+        array: Pick,
+        on: On,
+        value: i8,
+    },
     Drop {
         array: Pick,
         elsewhere: bool,
@@ -295,6 +314,7 @@ impl Operation {
             Self::HostRead { .. } => "host read",
             Self::HostWrite { .. } => "host write",
             Self::Lend { .. } => "lend",
+            Self::Swap { .. } => "swap",
             Self::Registered { .. } => "registered",
             Self::Halves { .. } => "halves",
             Self::Share { .. } => "share",
@@ -307,6 +327,7 @@ impl Operation {
             Self::DropGraph { .. } => "drop graph",
             Self::Move { .. } => "move",
             Self::Block { .. } => "block",
+            Self::Dlpack { .. } => "dlpack",
             Self::Drop { .. } => "drop",
             Self::Synchronize { .. } => "synchronize",
         }
@@ -315,8 +336,8 @@ impl Operation {
 
 /// The names of all operations.
 #[rustfmt::skip]
-pub(super) const NAMES: [&str; 30] = [
+pub(super) const NAMES: [&str; 32] = [
     "new", "calculate", "write", "copy", "own", "sum", "product", "join", "resize", "append", "extend", "upload", "check", "host read",
-    "host write", "lend", "registered", "halves", "share", "start upload", "start download", "end transfer", "capture", "update",
-    "launch", "drop graph", "move", "block", "drop", "synchronize",
+    "host write", "lend", "swap", "registered", "halves", "share", "start upload", "start download", "end transfer", "capture", "update",
+    "launch", "drop graph", "move", "block", "dlpack", "drop", "synchronize",
 ];

@@ -2,9 +2,11 @@
 
 use super::operation::{On, Right, Work};
 use super::values::{Value, calculated};
-use super::world::{Real, Slot, Step, World, parts, parts_of_twin, result, same, write_real, write_twin};
+use super::world::{
+    Real, Slot, Step, World, is_refusal, parts, parts_of_twin, result, same, write_real, write_twin,
+};
 use crate::array::ndarray::{ArrayViewMutD, Axis, IxDyn, SliceInfoElem, arr0};
-use crate::array::{ArrayError, Gpu, GpuViewMut};
+use crate::array::{Gpu, GpuViewMut};
 use crate::model::operation::Pick;
 use crate::model::world::text;
 
@@ -189,7 +191,7 @@ impl<T: Value> Half<'_, T> {
         let is_across = parts.devices([home, device]).iter().any(|other| *other != home);
         match write_real(self.view.view_mut().on_mut(&gpu), &parts, work, &gpu) {
             Ok(()) => write_twin(self.twin.view_mut(), parts_of_twin(arrays, &shape, work), work).map(|()| 0),
-            Err(ArrayError::NoPeerAccess { .. }) if is_across && !has_link => Ok(1),
+            Err(error) if is_across && is_refusal(&error, has_link) => Ok(1),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -1,12 +1,13 @@
 //! [`Value`]: the element types, and what each operation makes of them.
 
 use super::operation::Arithmetic;
-use crate::array::ndarray::{ArrayD, Zip};
-use crate::array::{Numeric, Operand, Random};
+use crate::array::dlpack::DlpackElement;
+use crate::array::ndarray::{Array1, ArrayD, Ix1, IxDyn, Zip};
+use crate::array::{ArrayError, GpuArray, Numeric, Operand, Place, Random, Rng};
 use std::fmt::Debug;
 
 /// An element type of programs.
-pub(super) trait Value: Numeric + Random + Operand<Self> + PartialEq + Debug {
+pub(super) trait Value: Numeric + Random + DlpackElement + Operand<Self> + PartialEq + Debug {
     fn of(number: i8) -> Self;
     /// A value whose bytes are all equal.
     fn of_byte(byte: u8) -> Self;
@@ -17,6 +18,20 @@ pub(super) trait Value: Numeric + Random + Operand<Self> + PartialEq + Debug {
     fn is_sum(sum: Self, terms: impl Iterator<Item = Self>) -> bool;
     /// The first numbers of the generator with this seed.
     fn random(seed: u64, count: usize) -> Vec<Self>;
+    /// Normally distributed numbers, if the type has them.
+    fn normal<P: Place>(
+        place: &P,
+        dim: IxDyn,
+        seed: u64,
+    ) -> Result<GpuArray<Self, IxDyn, P::Kind>, ArrayError>;
+    /// Numbers at equal distances.
+    fn linspace<P: Place>(
+        place: &P,
+        start: i8,
+        len: usize,
+    ) -> Result<GpuArray<Self, Ix1, P::Kind>, ArrayError>;
+    /// These numbers on the host.
+    fn linspace_on_host(start: i8, len: usize) -> Vec<Self>;
 }
 
 impl Value for i32 {
@@ -47,6 +62,27 @@ impl Value for i32 {
     fn random(seed: u64, count: usize) -> Vec<Self> {
         let words = (0..).flat_map(|block| philox(seed, block));
         words.map(u32::cast_signed).take(count).collect()
+    }
+
+    fn normal<P: Place>(
+        place: &P,
+        dim: IxDyn,
+        seed: u64,
+    ) -> Result<GpuArray<Self, IxDyn, P::Kind>, ArrayError> {
+        GpuArray::random(place, dim, &mut Rng::new(seed))
+    }
+
+    fn linspace<P: Place>(
+        place: &P,
+        start: i8,
+        len: usize,
+    ) -> Result<GpuArray<Self, Ix1, P::Kind>, ArrayError> {
+        let start = Self::from(start);
+        GpuArray::arange(place, start, start + len as Self, 1)
+    }
+
+    fn linspace_on_host(start: i8, len: usize) -> Vec<Self> {
+        (start.into()..).take(len).collect()
     }
 }
 
@@ -87,6 +123,26 @@ impl Value for f64 {
             [a | b << 32, c | d << 32]
         });
         pairs.map(|word| (word >> 11) as Self / 2_f64.powi(53)).take(count).collect()
+    }
+
+    fn normal<P: Place>(
+        place: &P,
+        dim: IxDyn,
+        seed: u64,
+    ) -> Result<GpuArray<Self, IxDyn, P::Kind>, ArrayError> {
+        GpuArray::random_normal(place, dim, &mut Rng::new(seed))
+    }
+
+    fn linspace<P: Place>(
+        place: &P,
+        start: i8,
+        len: usize,
+    ) -> Result<GpuArray<Self, Ix1, P::Kind>, ArrayError> {
+        GpuArray::linspace(place, start.into(), 1000.0, len)
+    }
+
+    fn linspace_on_host(start: i8, len: usize) -> Vec<Self> {
+        Array1::linspace(start.into(), 1000.0, len).to_vec()
     }
 }
 

@@ -9,6 +9,7 @@ use super::views::{
     self, LEN_MAX, Look, Slices, Turn, fit, of_twin, of_twin_mut, reduced, shape_of, turned, turned_mut,
     typed,
 };
+use crate::array::dlpack::{DlpackArray, DlpackTensor};
 use crate::array::ndarray::{self, Array, Array2, ArrayD, ArrayViewMutD, Axis, Ix1, Ix2, IxDyn, arr0};
 use crate::array::{
     self, ArrayError, Gpu, GpuArray, GpuView, GpuViewMut, Operand, PinnedArray, Rng, UnifiedArray,
@@ -107,8 +108,10 @@ pub(super) struct Slot<T> {
     pub(super) twin: ArrayD<T>,
     /// The device of its memory.
     pub(super) device: usize,
-    /// The number of times that the elements moved to other memory, which graphs do not follow.
+    /// The number of times that the elements moved to other memory, or became more or fewer, which graphs do not follow.
     pub(super) moves: u32,
+    /// True if the memory grows in place, and belongs to its device alone.
+    pub(super) is_growable: bool,
 }
 
 /// The state of a running case.
@@ -116,6 +119,8 @@ pub(super) struct World<'a, T: Value> {
     pub(super) sim: Sim,
     pub(super) driver: Driver,
     pub(super) has_link: bool,
+    /// True if the pools have blocks that grow in place.
+    grows: bool,
     /// Three on each device.
     pub(super) gpus: Vec<Gpu>,
     /// The stream of another library, on each device.
@@ -153,6 +158,7 @@ impl<'a, T: Value> World<'a, T> {
             sim: sim.clone(),
             driver: driver.clone(),
             has_link: case.has_link,
+            grows: subject.grows(),
             gpus,
             others,
             arrays: Vec::new(),
@@ -193,6 +199,7 @@ impl<'a, T: Value> World<'a, T> {
             Operation::HostRead { array } => self.host_read(*array),
             Operation::HostWrite { array, index, value } => self.host_write(*array, *index, *value),
             Operation::Lend { array, other, value, leaks } => self.lend(*array, *other, *value, *leaks),
+            Operation::Swap { array, other } => self.swap(*array, *other),
             Operation::Registered { len, on, other, value } => self.registered(*len, (*on, *other), *value),
             Operation::Halves { array, axis, at, interleaves, steps, threads } => {
                 self.halves(*array, (*axis, *at, *interleaves), steps, *threads)
@@ -211,6 +218,7 @@ impl<'a, T: Value> World<'a, T> {
             Operation::DropGraph { graph } => self.drop_graph(*graph),
             Operation::Move { array, on } => self.move_to(*array, *on),
             Operation::Block { array, on } => self.through_block(*array, *on),
+            Operation::Dlpack { array, on, value } => self.through_dlpack(*array, *on, *value),
             Operation::Drop { array, elsewhere } => self.drop_array(*array, *elsewhere),
             Operation::Synchronize { on } => {
                 let (gpu, name) = self.any(*on);
@@ -263,7 +271,7 @@ impl<'a, T: Value> World<'a, T> {
         let name = self.next_name;
         self.next_name += 1;
         self.said.push(format!("let a{name} = {made} // {:?}", twin.shape()));
-        self.arrays.push(Slot { name, array, twin, device, moves: 0 });
+        self.arrays.push(Slot { name, array, twin, device, moves: 0, is_growable: false });
     }
 
     /// Devices without a link refuse each other's memory, and change nothing.
@@ -275,7 +283,7 @@ impl<'a, T: Value> World<'a, T> {
         let is_across = devices.windows(2).any(|pair| pair[0] != pair[1]);
         match outcome {
             Ok(result) => Ok(Some(result)),
-            Err(ArrayError::NoPeerAccess { .. }) if is_across && !self.has_link => {
+            Err(error) if is_across && is_refusal(&error, self.has_link) => {
                 self.coverage.refused += 1;
                 self.said.push("// refused: no link".into());
                 Ok(None)
@@ -297,6 +305,20 @@ impl<'a, T: Value> World<'a, T> {
     fn create(&mut self, on: On, place: Place, shape: &[usize], how: How) -> Step {
         let index = usize::from(on.0) % self.gpus.len();
         let (gpu, name) = self.any(on);
+        if matches!((place, how), (Place::Device, How::Growable)) && self.grows {
+            let twin = numbered::<T>(&[shape.iter().product()]);
+            let elements: Vec<T> = twin.iter().copied().collect();
+            let mut array = GpuArray::growable(&gpu, LEN_MAX).map_err(text)?;
+            array.extend_from_slice(&elements).map_err(text)?;
+            self.add(
+                Real::Device(array.into_dyn()),
+                twin,
+                index / 3,
+                &format!("{name}.growable({})", elements.len()),
+            );
+            self.arrays.iter_mut().next_back().into_iter().for_each(|slot| slot.is_growable = true);
+            return Ok(true);
+        }
         let (array, twin) = match place {
             Place::Device => made(&gpu, shape, how).map(|(array, twin)| (Real::Device(array), twin)),
             Place::Unified => {
@@ -578,7 +600,8 @@ impl<'a, T: Value> World<'a, T> {
         if self.arrays[index].twin.ndim() != 1 {
             return Ok(false);
         }
-        let Slot { name, array, twin, device, moves } = self.arrays.remove(index);
+        let Slot { name, array, twin, device, moves, is_growable } = self.arrays.remove(index);
+        let len = twin.len();
         self.said.push(format!("a{name}.{said}"));
         let vector = match array {
             Real::Device(array) => Vector::Device(array.into_dimensionality().map_err(text)?),
@@ -588,14 +611,17 @@ impl<'a, T: Value> World<'a, T> {
         let before = vector.place();
         let mut twin: Vec<T> = twin.iter().copied().collect();
         let vector = change(self, vector, &mut twin)?;
-        let moves = moves + u32::from(vector.place() != before);
+        if is_growable && vector.place().0 != before.0 {
+            return Err(format!("a{name} grows in place, and has moved"));
+        }
+        let moves = moves + u32::from(vector.place() != before || twin.len() != len);
         let array = match vector {
             Vector::Device(array) => Real::Device(array.into_dyn()),
             Vector::Unified(array) => Real::Unified(array.into_dyn()),
             Vector::Pinned(array) => Real::Pinned(array.into_dyn()),
         };
         let twin = Array::from(twin).into_dyn();
-        self.arrays.insert(index, Slot { name, array, twin, device, moves });
+        self.arrays.insert(index, Slot { name, array, twin, device, moves, is_growable });
         Ok(true)
     }
 
@@ -635,9 +661,7 @@ impl<'a, T: Value> World<'a, T> {
             let view = view.slice(typed::<Ix1>(slices.clone())?).map_err(text)?;
             match vectors!(&mut vector, array => array.append(&view)) {
                 Ok(()) => twin.extend(more.slice(&slices[..]).iter()),
-                Err(ArrayError::NoPeerAccess { .. }) if slot.device != target && !has_link => {
-                    is_refused = true
-                }
+                Err(error) if slot.device != target && is_refusal(&error, has_link) => is_refused = true,
                 Err(error) => return Err(error.to_string()),
             }
             Ok(vector)
@@ -669,8 +693,13 @@ impl<'a, T: Value> World<'a, T> {
         let Some(index) = self.find(array) else { return Ok(false) };
         let mut slot = self.arrays.remove(index);
         let (gpu, name) = self.of_device(on, slot.device);
+        let (elsewhere, _) = self.of_device(on, 1 - slot.device);
         self.said.push(format!("a{}.into_gpu({name})", slot.name));
-        slot.array = replaced!(slot.array, array => array.into_gpu(&gpu).map_err(text)?);
+        slot.array = replaced!(slot.array, array => {
+            // The error returns the array.
+            let array = array.into_gpu(&elsewhere).err().ok_or("an array moved to another device")?.into_value();
+            array.into_gpu(&gpu).map_err(text)?
+        });
         self.arrays.insert(index, slot);
         Ok(true)
     }
@@ -679,7 +708,7 @@ impl<'a, T: Value> World<'a, T> {
     fn through_block(&mut self, array: Pick, on: On) -> Step {
         let Some(index) = self.find(array) else { return Ok(false) };
         let slot = &self.arrays[index];
-        if !slot.array.is_by_rows() || slot.twin.is_empty() {
+        if !slot.array.is_by_rows() || slot.twin.is_empty() || slot.is_growable {
             return Ok(false);
         }
         let mut slot = self.arrays.remove(index);
@@ -697,6 +726,32 @@ impl<'a, T: Value> World<'a, T> {
         Ok(true)
     }
 
+    /// Exports an array to another library, which returns it at once: it is changed in place, and copied.
+    fn through_dlpack(&mut self, array: Pick, on: On, value: i8) -> Step {
+        let Some(index) = self.find(array) else { return Ok(false) };
+        let mut slot = self.arrays.remove(index);
+        let (gpu, name) = self.of_device(on, slot.device);
+        self.said.push(format!(
+            "a{}.into_dlpack(other{}) and back, {name}: AddAssign {value}",
+            slot.name, slot.device
+        ));
+        let stream = self.others[slot.device].clone();
+        let tensor = with!(slot.array, array => array.into_dlpack(&stream).map_err(text)?);
+        // SAFETY: the pointer comes from `into_raw`, and is used once.
+        let tensor = unsafe { DlpackTensor::from_raw(tensor.into_raw()) }.ok_or("a null tensor")?;
+        let other = Gpu::with_stream(gpu.pool(), &stream).map_err(text)?;
+        // SAFETY: the tensor is one of this library, whose elements are `T`, on its stream, and nothing else uses it.
+        let mut imported: DlpackArray<T, IxDyn> = unsafe { tensor.into_array(&other) }.map_err(text)?;
+        let mut view = imported.view_mut().map_err(text)?.on_mut(&gpu);
+        view.try_add_assign(T::of(value)).map_err(text)?;
+        slot.array = Real::Device(imported.view().on(&gpu).to_owned().map_err(text)?);
+        slot.twin.mapv_inplace(|element| T::calculate(Arithmetic::Add, element, T::of(value)));
+        slot.moves += 1;
+        slot.is_growable = false;
+        self.arrays.insert(index, slot);
+        Ok(true)
+    }
+
     fn drop_array(&mut self, array: Pick, elsewhere: bool) -> Step {
         let Some(index) = self.find(array) else { return Ok(false) };
         let slot = self.arrays.remove(index);
@@ -709,6 +764,14 @@ impl<'a, T: Value> World<'a, T> {
             true => of_its_own(move || drop(slot)).map(|()| true),
             false => Ok(true),
         }
+    }
+}
+
+/// Returns whether the operation needs memory of another device that it cannot access. Nothing has changed then.
+pub(super) fn is_refusal(error: &ArrayError, has_link: bool) -> bool {
+    match error {
+        ArrayError::NoPeerAccess { reason, .. } => !has_link || reason.contains("grows in place"),
+        _ => false,
     }
 }
 
@@ -936,6 +999,21 @@ fn made<T: Value, P: array::Place>(
             let array = GpuArray::random(place, dim.clone(), &mut Rng::new(seed.into()))?;
             let mut numbers = T::random(seed.into(), len).into_iter();
             Ok((array, Array::from_shape_simple_fn(dim, || numbers.next().unwrap_or(T::of(0)))))
+        }
+        How::Normal(seed) => {
+            let array = T::normal(place, dim, seed.into())?;
+            let twin = array.to_array()?;
+            Ok((array, twin))
+        }
+        How::Ones => Ok((GpuArray::ones(place, dim.clone())?, ArrayD::from_elem(dim, T::of(1)))),
+        How::Linspace(start) => {
+            let array = T::linspace(place, start, len)?;
+            Ok((array.into_dyn(), Array::from(T::linspace_on_host(start, len)).into_dyn()))
+        }
+        How::Uninit | How::Growable => {
+            let twin = numbered(shape);
+            let elements: Vec<T> = twin.iter().copied().collect();
+            Ok((GpuArray::uninit(place, dim)?.copy_from_slice(&elements)?, twin))
         }
         How::Eye => {
             let size = shape.first().copied().unwrap_or(1).min(60);
