@@ -729,12 +729,17 @@ enum Lane<'a> {
 }
 
 impl<'a> Lane<'a> {
+    /// Inlined, as are the methods: most copies are on the stream of the view, and then nothing of this is left.
+    #[inline(always)]
     fn of(
         gpu: &'a Gpu,
         home: &'a Gpu,
         storage: &Storage,
         operation: &'static str,
     ) -> Result<Self, ArrayError> {
+        if storage.device() == gpu.device() {
+            return Ok(Self::Own(gpu));
+        }
         match storage.share(gpu, operation) {
             Ok(()) => Ok(Self::Own(gpu)),
             Err(ArrayError::NoPeerAccess { .. }) => Ok(Self::Copier(home.copier()?)),
@@ -742,6 +747,7 @@ impl<'a> Lane<'a> {
         }
     }
 
+    #[inline(always)]
     fn gpu(&self) -> &Gpu {
         match self {
             Self::Own(gpu) => gpu,
@@ -750,6 +756,7 @@ impl<'a> Lane<'a> {
     }
 
     /// A copier gets its stream back without work.
+    #[inline(always)]
     fn finish(&self) -> Result<(), ArrayError> {
         match self {
             Self::Own(_) => Ok(()),

@@ -491,6 +491,7 @@ impl Gpu {
     }
 
     /// Returns an error if work on the stream would become part of a capture.
+    #[inline]
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), ArrayError> {
         self.check_thread()?;
         match self.stream().is_capturing()? {
