@@ -4,12 +4,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Slice, s};
+use gpumem_adapt::array::bytemuck;
+use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, ShapeBuilder, Slice, s};
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Pool};
-use gpumem_adapt::array::{Element, Gpu, GpuArray, Numeric, Rng};
+use gpumem_adapt::array::{Cast, Element, Gpu, GpuArray, Numeric, Rng, Triangle};
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
+use half::{bf16, f16};
 use std::fmt::Debug;
 
 /// Lengths around warps, blocks and the point where reductions need two launches.
@@ -196,6 +198,68 @@ fn patterns_of<T: Element + PartialEq + Debug>(gpu: &Gpu, value: T) {
     }
 }
 
+/// Converts elements on the device, from two starts, and compares them with the host. NaN equals NaN.
+fn cast_of<T: Cast<U>, U: Element + Debug + PartialOrd>(gpu: &Gpu, elements: &[T]) {
+    let up = GpuArray::from_slice(gpu, elements).unwrap();
+    for start in [0, 1] {
+        let found = up.slice_axis(Axis(0), (start..).into()).unwrap().cast::<U>().unwrap().to_vec().unwrap();
+        for (found, element) in found.into_iter().zip(&elements[start..]) {
+            let expected = Cast::<U>::cast(*element);
+            let are_nan = [&found, &expected].iter().all(|value| value.partial_cmp(value).is_none());
+            // Tells zeros of both signs apart.
+            let are_equal = bytemuck::bytes_of(&found) == bytemuck::bytes_of(&expected);
+            assert!(are_equal || are_nan, "{found:?} {expected:?}");
+        }
+    }
+}
+
+/// Returns whether a product reads an element.
+fn is_used(triangle: Triangle, i: usize, j: usize) -> bool {
+    match triangle {
+        Triangle::Upper | Triangle::Symmetric => i <= j,
+        Triangle::UnitUpper => i < j,
+        Triangle::Lower => i >= j,
+        _ => i > j,
+    }
+}
+
+/// Parts of a square matrix times a vector, in both orders. `unused` is where no product looks.
+fn triangles_of<T: Sample>(gpu: &Gpu, n: usize, unused: T) {
+    let numbers: Vec<i32> = values(n * n, 5).collect();
+    let vector: Vec<i32> = values(n, 6).collect();
+    let (x, _) = array::<T>(gpu, n, 6);
+    for triangle in
+        [Triangle::Upper, Triangle::UnitUpper, Triangle::Lower, Triangle::UnitLower, Triangle::Symmetric]
+    {
+        let element = |i: usize, j: usize| match (triangle, is_used(triangle, i, j)) {
+            (_, true) => numbers[i * n + j],
+            (Triangle::Symmetric, false) => numbers[j * n + i],
+            (Triangle::UnitUpper | Triangle::UnitLower, false) if i == j => 1,
+            _ => 0,
+        };
+        let row = |i: usize| (0..n).map(|j| element(i, j) * vector[j]).sum::<i32>();
+        let expected: Vec<i32> = (0..n).map(row).collect();
+        let stored = |i: usize, j: usize| match is_used(triangle, i, j) {
+            true => T::from_small(numbers[i * n + j]),
+            false => unused,
+        };
+        let rows = Array2::from_shape_fn((n, n), |(i, j)| stored(i, j));
+        let columns = Array2::from_shape_fn((n, n).f(), |(i, j)| stored(i, j));
+        for matrix in [rows, columns] {
+            let a = GpuArray::from_array(gpu, &matrix).unwrap();
+            // Sums of small numbers are exact in every type.
+            let found = a.view().triangle_dot(triangle, &x).unwrap();
+            for (found, expected) in found.to_vec().unwrap().iter().zip(&expected) {
+                assert_eq!(
+                    format!("{found:?}").trim_end_matches(".0"),
+                    expected.to_string(),
+                    "{triangle:?} {n}"
+                );
+            }
+        }
+    }
+}
+
 elementwise!(elementwise_of_f32, f32);
 elementwise!(elementwise_of_f64, f64);
 elementwise!(elementwise_of_i32, i32);
@@ -314,6 +378,62 @@ cases! {
             let expected = box_muller(uniform, words[1] as f64 / 2.0_f64.powi(64));
             let distance = |at: usize| (drawn[at] - expected[at]).abs();
             assert!(distance(0) < 1e-13 && distance(1) < 1e-13, "{drawn:?} {expected:?}");
+        }
+    }
+
+    /// Every half-precision number, and numbers of other types around the places where they round.
+    fn casts(driver: &Driver) {
+        let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        let brains: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        let singles: Vec<f32> = (0..1_000_003_u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_761))).collect();
+        let near = |number: f64| [-1, 0, 1].map(|step| f64::from_bits(number.to_bits().wrapping_add_signed(step)));
+        let middles = halves.windows(2).map(|pair| (pair[0].to_f64() + pair[1].to_f64()) / 2.0);
+        let others = brains.windows(2).map(|pair| (pair[0].to_f64() + pair[1].to_f64()) / 2.0);
+        let doubles: Vec<f64> = middles.chain(others).flat_map(near).collect();
+        for gpu in &both(driver) {
+            cast_of::<f16, f32>(gpu, &halves);
+            cast_of::<f16, f64>(gpu, &halves);
+            cast_of::<f16, bf16>(gpu, &halves);
+            cast_of::<bf16, f32>(gpu, &brains);
+            cast_of::<bf16, f64>(gpu, &brains);
+            cast_of::<bf16, f16>(gpu, &brains);
+            cast_of::<f32, f16>(gpu, &singles);
+            cast_of::<f32, bf16>(gpu, &singles);
+            cast_of::<f64, f16>(gpu, &doubles);
+            cast_of::<f64, bf16>(gpu, &doubles);
+            let up = GpuArray::from_slice(gpu, &doubles).unwrap().cast::<f32>().unwrap();
+            let found = up.cast::<f64>().unwrap().to_vec().unwrap();
+            for (found, double) in found.into_iter().zip(&doubles) {
+                let expected = f64::from(*double as f32);
+                assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan());
+            }
+        }
+    }
+
+    /// Rows of every size, by indices that repeat.
+    fn gathers(driver: &Driver) {
+        for gpu in &both(driver) {
+            for width in [1, 2, 3, 4, 8, 16, 33, 1000] {
+                let rows = Array2::from_shape_fn((257, width), |(i, j)| (i * 31 + j) as u8);
+                let indices: Vec<usize> = (0..700).map(|i| i * 101 % 257).collect();
+                let up = GpuArray::from_array(gpu, &rows).unwrap();
+                let found = up.select(Axis(0), &indices).unwrap().to_array().unwrap();
+                assert_eq!(found, rows.select(Axis(0), &indices), "{width}");
+                let found = up.t().select(Axis(1), &indices).unwrap().to_array().unwrap();
+                assert_eq!(found, rows.t().select(Axis(1), &indices), "{width}");
+            }
+        }
+    }
+
+    /// Triangles and symmetric matrices around warps and blocks.
+    fn triangles(driver: &Driver) {
+        for gpu in &both(driver) {
+            for n in [1, 2, 31, 32, 33, 65, 257, 300] {
+                triangles_of::<f32>(gpu, n, f32::NAN);
+                triangles_of::<f64>(gpu, n, f64::NAN);
+                triangles_of::<i32>(gpu, n, i32::MAX);
+                triangles_of::<i64>(gpu, n, i64::MAX);
+            }
         }
     }
 

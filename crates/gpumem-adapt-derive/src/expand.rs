@@ -137,7 +137,11 @@ fn header(input: &DeriveInput, krate: &Path, bounds: &[WherePredicate]) -> Token
 fn element(input: &DeriveInput, krate: &Path) -> TokenStream {
     let receive: WherePredicate = parse_quote!(__To: #krate::Receive<Self, #krate::array::ndarray::Ix1>);
     let header = header(input, krate, &[receive]);
+    let (ident, (parameters, arguments, conditions)) = (&input.ident, input.generics.split_for_impl());
     quote! {
+        #[automatically_derived]
+        impl #parameters #krate::PlainElement for #ident #arguments #conditions {}
+
         #[automatically_derived]
         #header {
             type Adapted = Self;

@@ -284,7 +284,7 @@ macro_rules! merges {
 
         // The elements are on the host.
         fn is_at(_: &[$element], to: &To, _: impl Fn(&$element) -> bool) -> bool {
-            to.gpu().is_none()
+            To::keeps() && to.gpu().is_none()
         }
     };
 }

@@ -1,6 +1,11 @@
 //! `Adapt` for the standard library's types: values that contain others, and values that stay as they are.
 
 mod arrays;
+#[cfg(feature = "nalgebra")]
+mod nalgebra;
+
+#[cfg(feature = "nalgebra")]
+pub use self::nalgebra::Nalgebra;
 
 use crate::adapt::{Adapt, Collect, Collected, Merged, MergedAlone, Separate};
 use crate::context::{Context, Plan};
@@ -426,6 +431,8 @@ scalars!(MergedAlone: bool char);
 scalars!(Merged: half::f16 half::bf16);
 #[cfg(feature = "complex")]
 scalars!(Merged: num_complex::Complex<f32> num_complex::Complex<f64>);
+#[cfg(all(feature = "half", feature = "complex"))]
+scalars!(Merged: num_complex::Complex<half::f16> num_complex::Complex<half::bf16>);
 
 /// Values that stay as they are.
 macro_rules! constants {

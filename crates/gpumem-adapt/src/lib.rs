@@ -26,9 +26,9 @@
 //!
 //! # Features
 //!
-//! `derive` has `#[derive(Adapt)]`, `futures` has feeds as streams of asynchronous programs, `sprs` converts sparse matrices from and
-//! to that crate's, and `safetensors` has checkpoints (it turns on `half`); none of them is a default. The others are those of [`mod@array`]: `backend-caching` and `backend-native`
-//! (both default), `sim`, `half` and `complex`.
+//! `derive` has `#[derive(Adapt)]`, and `futures` has feeds as streams of asynchronous programs. `nalgebra` and `sprs` have the dense and
+//! sparse matrices of those crates, and `safetensors` has checkpoints (it turns on `half`). None of them is a default. The others are
+//! those of [`mod@array`]: `backend-caching` and `backend-native` (both default), `sim`, `half` and `complex`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
@@ -52,6 +52,8 @@ pub use checkpoint::{
     Checkpoint, CheckpointElement, CheckpointError, Dtype, SaveTensor, Tensor, TensorInfo, Tensors, save,
     save_with_metadata,
 };
+#[cfg(feature = "nalgebra")]
+pub use containers::Nalgebra;
 pub use context::{Context, Plan};
 pub use cu::{Cu, cu};
 pub use error::{AdaptError, Part};
@@ -67,11 +69,12 @@ pub use gpumem_adapt_derive::Adapt;
 pub use gpumem_array as array;
 #[cfg(feature = "half")]
 pub use policy::{Bf16, F16};
-pub use policy::{F32, Keep, Policy, Single};
-pub use storage::{Host, HostVec, Shaped, Storage};
+pub use policy::{F32, F64, Keep, PlainElement, Policy, Single};
+pub use storage::{Host, HostAs, HostVec, Shaped, Storage};
 pub use target::{Destination, Receive, Target};
 pub use wrappers::{
-    Banded, Coo, Csc, Csr, Diagonal, Lower, PermutedRows, Symmetric, Transposed, UnitLower, UnitUpper, Upper,
+    Adjoint, Banded, Conjugate, Coo, Csc, Csr, Diagonal, Hermitian, Lower, PermutedRows, Symmetric,
+    Transposed, UnitLower, UnitUpper, Upper,
 };
 
 /// Items that the code of `#[derive(Adapt)]` uses beyond the public ones.

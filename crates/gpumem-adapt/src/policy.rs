@@ -1,10 +1,15 @@
 //! Element policies: the types that elements have at the target.
 
-use gpumem_array::Element;
+use gpumem_array::kind::Kind;
+use gpumem_array::ndarray::{Array, ArrayView, Dimension, ShapeBuilder};
+use gpumem_array::{ArrayError, Element, GpuArray, GpuView, Memory};
 
 /// The element type that arrays of `T` have at the target, and the conversion.
 ///
-/// Implement it for a type of your own to choose other types than [`Keep`], [`Single`], [`F32`], `F16` and `Bf16`:
+/// Implement it for a type of your own to choose other types than [`Keep`], [`Single`], [`F32`], [`F64`], `F16` and `Bf16`. Those convert
+/// where it takes the least time: elements that become smaller on the side that they come from, so that fewer bytes cross the link,
+/// and those that become larger on the other side; see [`GpuArray::from_array_cast`]. Elements that are on a device are converted
+/// there.
 ///
 /// ```
 /// use gpumem_adapt::{Adapt, Destination, Policy};
@@ -43,6 +48,62 @@ pub trait Policy<T: Element>: 'static {
         let _ = elements;
         None
     }
+
+    /// Converts elements of the host and uploads them. Unless implemented, they are converted one by one, and then uploaded.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::HostFull`] or [`ArrayError::Pool`]; see [`GpuArray::from_array`].
+    fn upload<D: Dimension, K: Kind>(
+        array: &ArrayView<'_, T, D>,
+        place: &Memory<'_, K>,
+    ) -> Result<GpuArray<Self::Elem, D, K>, ArrayError> {
+        // The device's memory first: a broadcast view can be larger than any memory.
+        if array.as_slice_memory_order().is_none() {
+            drop(GpuArray::<Self::Elem, D, K>::uninit(place, array.raw_dim())?);
+        }
+        GpuArray::from_array(place, &converted(array, Self::convert)?)
+    }
+
+    /// Converts elements on their device. `None`, which it returns unless implemented: they are downloaded, converted, and uploaded.
+    /// [`GpuArray::map_kernel`] calls a kernel of your own.
+    fn on_device<D: Dimension, K: Kind>(
+        view: &GpuView<'_, T, D>,
+        place: &Memory<'_, K>,
+    ) -> Option<Result<GpuArray<Self::Elem, D, K>, ArrayError>> {
+        let _ = (view, place);
+        None
+    }
+
+    /// Downloads elements and converts them. Unless implemented, they are converted on the host.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::HostFull`], [`ArrayError::InvalidElement`] or [`ArrayError::Pool`]; see [`GpuView::to_array`].
+    fn download<D: Dimension>(view: &GpuView<'_, T, D>) -> Result<Array<Self::Elem, D>, ArrayError> {
+        converted(&view.to_array()?.view(), Self::convert)
+    }
+}
+
+/// An element type of a program's own, which every policy of this crate keeps: as `cu` of CUDA.jl keeps structs, even those that have
+/// numbers of double precision. `#[derive(Adapt)]` with `#[adapt(element)]` implements it.
+pub trait PlainElement: Element {}
+
+/// An array of the results of a function of each element: in row-major order, or column-major if the array is.
+pub(crate) fn converted<T: Element, U, D: Dimension>(
+    array: &ArrayView<'_, T, D>,
+    convert: impl Fn(T) -> U,
+) -> Result<Array<U, D>, ArrayError> {
+    let is_column_major = !array.is_standard_layout() && array.t().is_standard_layout();
+    let size_bytes = array.len().saturating_mul(size_of::<U>());
+    let mut elements = Vec::new();
+    elements.try_reserve_exact(array.len()).map_err(|_| ArrayError::HostFull { size_bytes })?;
+    match is_column_major {
+        true => elements.extend(array.t().iter().map(|element| convert(*element))),
+        false => elements.extend(array.iter().map(|element| convert(*element))),
+    }
+    Array::from_shape_vec(array.raw_dim().set_f(is_column_major), elements)
+        .map_err(|_| ArrayError::TooManyElements { shape: array.shape().to_vec() })
 }
 
 /// Keeps the type of all elements: the policy unless another is named.
@@ -57,6 +118,10 @@ pub enum Single {}
 /// Converts all floating-point elements to `f32`, and complex ones to `Complex<f32>`. Keeps all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum F32 {}
+
+/// Converts all floating-point elements to `f64`, and complex ones to `Complex<f64>`. Keeps all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum F64 {}
 
 /// Converts all floating-point elements to `f16`, and keeps all others.
 #[cfg(feature = "half")]
@@ -97,14 +162,32 @@ macro_rules! keeps {
     )*};
 }
 
-/// Policies that convert elements.
+/// Policies that convert elements, with the kernels and copies of `gpumem-array`.
 macro_rules! converts {
-    ($policy:ty: $($from:ty => $to:ty, |$value:ident| $converted:expr;)*) => {$(
+    ($policy:ty: $($from:ty => $to:ty),* $(,)?) => {$(
         impl Policy<$from> for $policy {
             type Elem = $to;
 
-            fn convert($value: $from) -> $to {
-                $converted
+            fn convert(value: $from) -> $to {
+                gpumem_array::Cast::cast(value)
+            }
+
+            fn upload<D: Dimension, K: Kind>(
+                array: &ArrayView<'_, $from, D>,
+                place: &Memory<'_, K>,
+            ) -> Result<GpuArray<$to, D, K>, ArrayError> {
+                GpuArray::from_array_cast(place, array)
+            }
+
+            fn on_device<D: Dimension, K: Kind>(
+                view: &GpuView<'_, $from, D>,
+                place: &Memory<'_, K>,
+            ) -> Option<Result<GpuArray<$to, D, K>, ArrayError>> {
+                Some(view.cast_to(place))
+            }
+
+            fn download<D: Dimension>(view: &GpuView<'_, $from, D>) -> Result<Array<$to, D>, ArrayError> {
+                view.to_array_cast()
             }
         }
     )*};
@@ -132,46 +215,69 @@ macro_rules! keeps_others {
     )*};
 }
 
-keeps_others!(Single, F32);
+/// The elements of programs.
+macro_rules! keeps_plain {
+    ($($policy:ty),*) => {$(
+        impl<T: PlainElement> Policy<T> for $policy {
+            type Elem = T;
+
+            fn convert(value: T) -> T {
+                value
+            }
+
+            fn unchanged(elements: &[T]) -> Option<&[T]> {
+                Some(elements)
+            }
+        }
+    )*};
+}
+
+keeps_others!(Single, F32, F64);
+keeps_plain!(Single, F32, F64);
 keeps!(Single: f32);
 keeps!(F32: f32);
-converts!(Single: f64 => f32, |value| value as f32;);
-converts!(F32: f64 => f32, |value| value as f32;);
+keeps!(F64: f64);
+converts!(Single: f64 => f32);
+converts!(F32: f64 => f32);
+converts!(F64: f32 => f64);
 
 #[cfg(feature = "half")]
 mod half_precision {
-    use super::{Bf16, F16, F32, Policy, Single};
-    use gpumem_array::Element;
+    use super::*;
     use half::{bf16, f16};
 
     keeps_others!(F16, Bf16);
+    keeps_plain!(F16, Bf16);
     keeps!(Single: f16, bf16);
     keeps!(F16: f16);
     keeps!(Bf16: bf16);
-    converts!(F32: f16 => f32, |value| value.to_f32(); bf16 => f32, |value| value.to_f32(););
-    converts!(F16:
-        f32 => f16, |value| f16::from_f32(value);
-        f64 => f16, |value| f16::from_f64(value);
-        bf16 => f16, |value| f16::from_f32(value.to_f32());
-    );
-    converts!(Bf16:
-        f32 => bf16, |value| bf16::from_f32(value);
-        f64 => bf16, |value| bf16::from_f64(value);
-        f16 => bf16, |value| bf16::from_f32(value.to_f32());
-    );
+    converts!(F32: f16 => f32, bf16 => f32);
+    converts!(F64: f16 => f64, bf16 => f64);
+    converts!(F16: f32 => f16, f64 => f16, bf16 => f16);
+    converts!(Bf16: f32 => bf16, f64 => bf16, f16 => bf16);
+
     #[cfg(feature = "complex")]
-    keeps!(F16: num_complex::Complex<f32>, num_complex::Complex<f64>);
-    #[cfg(feature = "complex")]
-    keeps!(Bf16: num_complex::Complex<f32>, num_complex::Complex<f64>);
+    mod complex {
+        use super::*;
+        use num_complex::Complex;
+
+        keeps!(F16: Complex<f16>, Complex<bf16>, Complex<f32>, Complex<f64>);
+        keeps!(Bf16: Complex<f16>, Complex<bf16>, Complex<f32>, Complex<f64>);
+        converts!(Single: Complex<f16> => Complex<f32>, Complex<bf16> => Complex<f32>);
+        converts!(F32: Complex<f16> => Complex<f32>, Complex<bf16> => Complex<f32>);
+        converts!(F64: Complex<f16> => Complex<f64>, Complex<bf16> => Complex<f64>);
+    }
 }
 
 #[cfg(feature = "complex")]
 mod complex {
-    use super::{F32, Policy, Single};
+    use super::*;
     use num_complex::Complex;
 
     keeps!(Single: Complex<f32>);
     keeps!(F32: Complex<f32>);
-    converts!(Single: Complex<f64> => Complex<f32>, |value| Complex::new(value.re as f32, value.im as f32););
-    converts!(F32: Complex<f64> => Complex<f32>, |value| Complex::new(value.re as f32, value.im as f32););
+    keeps!(F64: Complex<f64>);
+    converts!(Single: Complex<f64> => Complex<f32>);
+    converts!(F32: Complex<f64> => Complex<f32>);
+    converts!(F64: Complex<f32> => Complex<f64>);
 }

@@ -1,5 +1,7 @@
 //! [`Storage`]: the families of arrays that a model is generic over. [`Shaped`]: the requirements of wrappers on the array inside.
 
+use core::fmt;
+use core::marker::PhantomData;
 use gpumem_array::kind::{Device, Pinned, Unified};
 use gpumem_array::ndarray::{Array, ArrayView, Dimension};
 use gpumem_array::{Element, GpuArray, GpuView, PinnedArray, UnifiedArray};
@@ -48,6 +50,45 @@ pub struct Host;
 /// `ndarray` arrays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostVec;
+
+/// The host, with the element types of a policy: a target of [`Adapt`](crate::Adapt); see [`Host::elements`].
+pub struct HostAs<P> {
+    policy: PhantomData<fn() -> P>,
+}
+
+impl Host {
+    /// Chooses the element policy: [`F32`](crate::F32), [`F64`](crate::F64), `F16`, `Bf16`, or your own. Elements on a device that become
+    /// smaller are converted there, so that fewer bytes cross the link.
+    ///
+    /// ```
+    /// use gpumem_adapt::array::{Gpu, ndarray::array, pool::{Device, Pool}};
+    /// use gpumem_adapt::{Adapt, F64, Host};
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+    /// let gpu = Gpu::new(&Pool::new(&device)?)?;
+    /// let single = vec![0.5_f32, 1.5].adapt(&gpu)?;
+    /// assert_eq!(single.adapt(&Host::elements::<F64>())?, array![0.5_f64, 1.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn elements<P>() -> HostAs<P> {
+        HostAs { policy: PhantomData }
+    }
+}
+
+impl<P> Clone for HostAs<P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P> Copy for HostAs<P> {}
+
+impl<P> fmt::Debug for HostAs<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostAs").field("elements", &core::any::type_name::<P>()).finish()
+    }
+}
 
 impl Storage for Host {
     type Array<T: Element, D: Dimension + 'static> = Array<T, D>;

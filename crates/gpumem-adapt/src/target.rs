@@ -2,8 +2,8 @@
 
 use crate::context::{Context, Plan};
 use crate::error::AdaptError;
-use crate::policy::{Keep, Policy, Single};
-use crate::storage::{Host, HostVec, Storage};
+use crate::policy::{Keep, Policy, Single, converted};
+use crate::storage::{Host, HostAs, HostVec, Storage};
 use core::any::Any;
 use core::fmt;
 use core::marker::PhantomData;
@@ -11,8 +11,9 @@ use gpumem_array::kind::{Device, Kind, Pinned, Unified};
 use gpumem_array::ndarray::{
     Array, ArrayView, Dimension, Ix0, Ix1, Ix2, Ix3, Ix4, Ix5, Ix6, IxDyn, ShapeBuilder,
 };
-use gpumem_array::{Element, Gpu, GpuArray, GpuView, Memory};
+use gpumem_array::{ArrayError, Element, Gpu, GpuArray, GpuView, Memory};
 use sealed::OnGpu;
+pub(crate) use sealed::Sealed;
 
 /// A place that values are moved to.
 ///
@@ -23,11 +24,12 @@ use sealed::OnGpu;
 /// | [`Destination`] | the same, with other element types and options |
 /// | [`Host`] | [`ndarray::Array<T, D>`](Array) |
 /// | [`HostVec`] | `Vec<T>` in one dimension, otherwise `ndarray` arrays |
+/// | [`Host::elements`] | `ndarray` arrays with other element types |
 #[diagnostic::on_unimplemented(
     message = "values cannot be moved to `{Self}`",
     note = "the targets are a `Gpu`, `gpu.unified()`, `gpu.pinned()`, `Destination::new(&gpu)`, `Host` and `HostVec`"
 )]
-pub trait Target: sealed::Sealed + Sized {
+pub trait Target: Sealed + Sized {
     /// The family of arrays of the target. For [`HostVec`] that of the host, without one-dimensional arrays.
     type Storage: Storage;
     /// The element policy.
@@ -49,6 +51,11 @@ pub trait Target: sealed::Sealed + Sized {
 pub trait Receive<T: Element, D: Dimension + 'static>: Target {
     /// The type of the array at the target.
     type Array;
+    /// Returns whether elements do not change.
+    #[doc(hidden)]
+    fn keeps() -> bool {
+        true
+    }
     /// Adds an array to the plan of an upload.
     #[doc(hidden)]
     fn plan_upload<'a>(array: ArrayView<'a, T, D>, plan: &mut Plan<'a>) {
@@ -171,7 +178,7 @@ impl<K: Kind, P> fmt::Debug for Destination<K, P> {
 }
 
 mod sealed {
-    use super::{Destination, Gpu, Host, HostVec, Kind, Memory, Target};
+    use super::{Destination, Gpu, Host, HostAs, HostVec, Kind, Memory, Target};
 
     pub trait Sealed {}
 
@@ -186,6 +193,7 @@ mod sealed {
     impl<K, P> Sealed for Destination<K, P> {}
     impl Sealed for Host {}
     impl Sealed for HostVec {}
+    impl<P> Sealed for HostAs<P> {}
 }
 
 macro_rules! on_gpu {
@@ -239,6 +247,15 @@ impl Target for HostVec {
     }
 }
 
+impl<P: 'static> Target for HostAs<P> {
+    type Storage = Host;
+    type Policy = P;
+
+    fn gpu(&self) -> Option<&Gpu> {
+        None
+    }
+}
+
 /// The element type that `T` has at a target.
 type ElemAt<To, T> = <<To as Target>::Policy as Policy<T>>::Elem;
 
@@ -250,6 +267,10 @@ where
     To::Policy: Policy<T>,
 {
     type Array = GpuArray<ElemAt<To, T>, D, To::Kind>;
+
+    fn keeps() -> bool {
+        To::Policy::unchanged(&[]).is_some()
+    }
 
     fn plan_upload<'a>(array: ArrayView<'a, T, D>, plan: &mut Plan<'a>) {
         match unchanged::<To::Policy, T, D>(&array) {
@@ -270,26 +291,27 @@ where
         let place = cx.to().place();
         Ok(match unchanged::<To::Policy, T, D>(&array) {
             Some(unchanged) => GpuArray::from_array(&place, &unchanged)?,
-            None if array.as_slice_memory_order().is_some() => {
-                GpuArray::from_array(&place, &array.mapv(To::Policy::convert))?
+            // Without gaps, or repeated elements, which the array layer gathers.
+            None if <Self as Receive<T, D>>::keeps() => {
+                match same(GpuArray::<T, D, To::Kind>::from_array(&place, &array)?) {
+                    Ok(array) => array,
+                    Err(array) => Self::copy_from_gpu(array.view(), cx)?,
+                }
             }
-            None => {
-                // The device's memory first: a broadcast view can be larger than any memory, and a failing allocation on the host
-                // aborts the program.
-                let target = GpuArray::uninit(&place, array.raw_dim())?;
-                let elements: Vec<_> = array.iter().map(|element| To::Policy::convert(*element)).collect();
-                target.copy_from_slice(&elements)?
-            }
+            None => To::Policy::upload(&array, &place)?,
         })
     }
 
     fn copy_from_gpu(view: GpuView<'_, T, D>, cx: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError> {
-        if is_same::<T, ElemAt<To, T>>()
+        if <Self as Receive<T, D>>::keeps()
             && let Ok(array) = same(view.copy_to(&cx.to().place())?)
         {
             return Ok(array);
         }
-        Self::copy_from_host(view.to_array()?.view(), cx)
+        match To::Policy::on_device(&view, &cx.to().place()) {
+            Some(converted) => Ok(converted?),
+            None => Self::copy_from_host(view.to_array()?.view(), cx),
+        }
     }
 
     fn take_from_gpu<K: Kind>(
@@ -298,7 +320,8 @@ where
     ) -> Result<Self::Array, AdaptError> {
         let place = cx.to().place();
         let gpu = gpumem_array::Place::gpu(&place);
-        let array = if array.gpu().device() == gpu.device() { same(array) } else { Err(array) };
+        let is_kept = <Self as Receive<T, D>>::keeps() && array.gpu().device() == gpu.device();
+        let array = if is_kept { same(array) } else { Err(array) };
         match array {
             Ok(array) => Ok(Self::Array::into_gpu(array, gpu).map_err(gpumem_array::ArrayError::from)?),
             Err(array) => Self::copy_from_gpu(array.view(), cx),
@@ -313,7 +336,7 @@ impl<T: Element, D: Dimension + 'static> Receive<T, D> for Host {
         array: ArrayView<'_, T, D>,
         _: &mut Context<'_, Self>,
     ) -> Result<Array<T, D>, AdaptError> {
-        Ok(array.to_owned())
+        Ok(copied(&array)?)
     }
 
     fn take_from_host(array: Array<T, D>, _: &mut Context<'_, Self>) -> Result<Array<T, D>, AdaptError> {
@@ -325,22 +348,52 @@ impl<T: Element, D: Dimension + 'static> Receive<T, D> for Host {
     }
 }
 
+impl<T, D, P> Receive<T, D> for HostAs<P>
+where
+    T: Element,
+    D: Dimension + 'static,
+    P: Policy<T>,
+{
+    type Array = Array<P::Elem, D>;
+
+    fn keeps() -> bool {
+        P::unchanged(&[]).is_some()
+    }
+
+    fn copy_from_host(
+        array: ArrayView<'_, T, D>,
+        _: &mut Context<'_, Self>,
+    ) -> Result<Self::Array, AdaptError> {
+        Ok(match unchanged::<P, T, D>(&array) {
+            Some(unchanged) => copied(&unchanged)?,
+            None => converted(&array, P::convert)?,
+        })
+    }
+
+    fn take_from_host(array: Array<T, D>, cx: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError> {
+        match <Self as Receive<T, D>>::keeps() {
+            true => same(array).or_else(|array: Array<T, D>| Self::copy_from_host(array.view(), cx)),
+            false => Self::copy_from_host(array.view(), cx),
+        }
+    }
+
+    fn copy_from_gpu(view: GpuView<'_, T, D>, cx: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError> {
+        match <Self as Receive<T, D>>::keeps() {
+            true => Self::take_from_host(view.to_array()?, cx),
+            false => Ok(P::download(&view)?),
+        }
+    }
+}
+
 impl<T: Element> Receive<T, Ix1> for HostVec {
     type Array = Vec<T>;
 
     fn copy_from_host(array: ArrayView<'_, T, Ix1>, _: &mut Context<'_, Self>) -> Result<Vec<T>, AdaptError> {
-        Ok(array.to_vec())
+        Ok(elements(copied(&array)?)?)
     }
 
     fn take_from_host(array: Array<T, Ix1>, _: &mut Context<'_, Self>) -> Result<Vec<T>, AdaptError> {
-        if array.as_slice().is_none() {
-            return Ok(array.to_vec());
-        }
-        let len = array.len();
-        let (mut elements, start) = array.into_raw_vec_and_offset();
-        elements.drain(..start.unwrap_or(0));
-        elements.truncate(len);
-        Ok(elements)
+        Ok(elements(array)?)
     }
 
     fn copy_from_gpu(view: GpuView<'_, T, Ix1>, _: &mut Context<'_, Self>) -> Result<Vec<T>, AdaptError> {
@@ -357,7 +410,7 @@ macro_rules! as_arrays {
                 array: ArrayView<'_, T, $dimension>,
                 _: &mut Context<'_, Self>,
             ) -> Result<Self::Array, AdaptError> {
-                Ok(array.to_owned())
+                Ok(copied(&array)?)
             }
 
             fn take_from_host(array: Self::Array, _: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError> {
@@ -375,6 +428,30 @@ macro_rules! as_arrays {
 }
 
 as_arrays!(Ix0 Ix2 Ix3 Ix4 Ix5 Ix6 IxDyn);
+
+/// The elements on the host. A view can have more of them than memory: it can repeat them.
+pub(crate) fn copied<T: Element, D: Dimension>(
+    array: &ArrayView<'_, T, D>,
+) -> Result<Array<T, D>, ArrayError> {
+    match array.as_slice_memory_order() {
+        // Keeps the order of any memory without gaps.
+        Some(_) => Ok(array.to_owned()),
+        None => converted(array, |element| element),
+    }
+}
+
+/// The elements, in their allocation if they have no gaps.
+pub(crate) fn elements<T: Element>(array: Array<T, Ix1>) -> Result<Vec<T>, ArrayError> {
+    let array = match array.as_slice() {
+        Some(_) => array,
+        None => converted(&array.view(), |element| element)?,
+    };
+    let len = array.len();
+    let (mut elements, start) = array.into_raw_vec_and_offset();
+    elements.drain(..start.unwrap_or(0));
+    elements.truncate(len);
+    Ok(elements)
+}
 
 /// The array itself, if the policy keeps its elements.
 fn unchanged<'a, P: Policy<T>, T: Element, D: Dimension>(

@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-use gpumem_adapt::array::ndarray::{Array2, Ix1, Ix2, array};
+use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Ix1, Ix2, Ix3, ShapeBuilder, array};
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, UnifiedArray};
 use gpumem_adapt::{
-    Adapt, Banded, Coo, Csc, Csr, Destination, Diagonal, F32, Host, HostVec, Lower, PermutedRows, Symmetric,
-    Transposed, UnitLower, UnitUpper, Upper, cu,
+    Adapt, Adjoint, Banded, Coo, Csc, Csr, Destination, Diagonal, F32, Hermitian, Host, HostVec, Lower,
+    Nalgebra, PermutedRows, Symmetric, Transposed, UnitLower, UnitUpper, Upper, cu,
 };
 use gpumem_sim::SimConfig;
 use sprs::{CsMatI, TriMatI};
@@ -60,6 +60,8 @@ fn every_wrapper_keeps_its_type() {
     there_and_back!(gpu, Symmetric, Symmetric::new(matrix()), symmetric);
     let transposed = [" 1.0   4.0   7.0", " 2.5  50.0   8.0", " 3.0   6.0  -9.25"];
     there_and_back!(gpu, Transposed, Transposed::new(matrix()), transposed);
+    there_and_back!(gpu, Hermitian, Hermitian::new(matrix()), symmetric);
+    there_and_back!(gpu, Adjoint, Adjoint::new(matrix()), transposed);
     let permuted = [" 7.0   8.0  -9.25", " 1.0   2.5   3.0", " 4.0  50.0   6.0"];
     there_and_back!(gpu, PermutedRows, PermutedRows::new(matrix(), [2, 0, 1]).unwrap(), permuted);
     let banded = [" 4.0   2.5   ⋅", " 7.0  50.0  3.0", "  ⋅    8.0  6.0"];
@@ -92,6 +94,133 @@ fn products_use_the_structure() {
     assert!(matches!(diagonal.dot(&short), Err(ArrayError::Shape { .. })));
     let transposed = Transposed::new(matrix()).adapt(&gpu).unwrap();
     assert_eq!(transposed.dot(&x).unwrap().to_vec().unwrap(), [741.0, 1302.5, -862.0]);
+}
+
+/// What a wrapper stands for, element by element.
+fn product(element: impl Fn(usize, usize) -> f64, x: &Array1<f64>) -> Vec<f64> {
+    let row = |i: usize| (0..x.len()).map(|j| element(i, j) * x[j]).sum();
+    (0..x.len()).map(row).collect()
+}
+
+/// Elements that a wrapper does not use are not numbers.
+#[test]
+fn products_read_what_is_stored_alone() {
+    let gpu = gpu();
+    let value = |i: usize, j: usize| ((i * 37 + j * 11) % 17) as f64 - 8.0;
+    for n in [0, 1, 2, 33, 70] {
+        let vector = Array1::from_shape_fn(n, |i| (i % 9) as f64 - 4.0);
+        let x = GpuArray::from_array(&gpu, &vector).unwrap();
+        for is_column_major in [false, true] {
+            let stored = |is_used: fn(usize, usize) -> bool| {
+                let element = |(i, j)| if is_used(i, j) { value(i, j) } else { f64::NAN };
+                Array2::from_shape_fn((n, n).set_f(is_column_major), element).adapt(&gpu).unwrap()
+            };
+            macro_rules! check {
+                ($wrapper:ident, $is_used:expr, $element:expr) => {{
+                    let found = $wrapper::new(stored($is_used)).dot(&x).unwrap().to_vec().unwrap();
+                    assert_eq!(found, product($element, &vector), "{} {n}", stringify!($wrapper));
+                }};
+            }
+            let one = |i: usize, j: usize| if i == j { 1.0 } else { 0.0 };
+            check!(Upper, |i, j| i <= j, |i, j| if i <= j { value(i, j) } else { 0.0 });
+            check!(UnitUpper, |i, j| i < j, |i, j| if i < j { value(i, j) } else { one(i, j) });
+            check!(Lower, |i, j| i >= j, |i, j| if i >= j { value(i, j) } else { 0.0 });
+            check!(UnitLower, |i, j| i > j, |i, j| if i > j { value(i, j) } else { one(i, j) });
+            check!(Symmetric, |i, j| i <= j, |i, j| value(i.min(j), i.max(j)));
+            check!(Hermitian, |i, j| i <= j, |i, j| value(i.min(j), i.max(j)));
+            check!(Transposed, |_, _| true, |i, j| value(j, i));
+            check!(Adjoint, |_, _| true, |i, j| value(j, i));
+            let order: Vec<usize> = (0..n).rev().collect();
+            let permuted = PermutedRows::new(stored(|_, _| true), order.clone()).unwrap();
+            let found = permuted.dot(&x).unwrap().to_vec().unwrap();
+            assert_eq!(found, product(|i, j| value(order[i], j), &vector));
+            let dense = permuted.to_dense().unwrap().to_array().unwrap();
+            assert_eq!(dense, Array2::from_shape_fn((n, n), |(i, j)| value(order[i], j)));
+        }
+        for (below, above) in [(0, 0), (1, 1), (2, 0), (0, 3), (4, 2), (n, n)] {
+            let is_inside = |band: usize, j: usize| (j + band).checked_sub(above).is_some_and(|i| i < n);
+            let bands = Array2::from_shape_fn((below + 1 + above, n), |(band, j)| match is_inside(band, j) {
+                true => value(band, j),
+                false => f64::NAN,
+            });
+            let banded = Banded::new(bands, below, above).unwrap().adapt(&gpu).unwrap();
+            let element = |i: usize, j: usize| match (above + i).checked_sub(j) {
+                Some(band) if band <= above + below => value(band, j),
+                _ => 0.0,
+            };
+            let found = banded.dot(&x).unwrap().to_vec().unwrap();
+            assert_eq!(found, product(element, &vector), "{below} {above} {n}");
+        }
+    }
+    let short = GpuArray::from_slice(&gpu, &[1.0_f64]).unwrap();
+    assert!(matches!(Upper::new(matrix()).adapt(&gpu).unwrap().dot(&short), Err(ArrayError::Shape { .. })));
+    let banded = Banded::new(matrix(), 1, 1).unwrap().adapt(&gpu).unwrap();
+    assert!(matches!(banded.dot(&short), Err(ArrayError::Shape { .. })));
+    let diagonal = Diagonal::new(vec![1.0_f64, 2.0, 3.0]).adapt(&gpu).unwrap();
+    let scaled = diagonal.dot_matrix(&matrix().adapt(&gpu).unwrap()).unwrap().to_array().unwrap();
+    assert_eq!(scaled, matrix() * &array![[1.0], [2.0], [3.0]]);
+    let row = GpuArray::from_array(&gpu, &array![[1.0_f64, 2.0]]).unwrap();
+    assert!(matches!(diagonal.dot_matrix(&row), Err(ArrayError::Shape { .. })));
+}
+
+#[test]
+fn conjugates_are_printed() {
+    use num_complex::Complex;
+    let array = array![[Complex::new(1, 0), Complex::new(2, 3)], [Complex::new(0, 0), Complex::new(4, 0)]];
+    let text = "2×2 Hermitian<Array2<Complex<i32>>>:\n Complex { re: 1, im: 0 }  Complex { re: 2, im: 3 }\n \
+                Complex { re: 2, im: -3 }  Complex { re: 4, im: 0 }";
+    let collapse = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(collapse(Hermitian::new(array.clone()).to_string()), collapse(text.to_owned()));
+    let adjoint = collapse(Adjoint::new(array).to_string());
+    assert!(
+        adjoint.contains("{ re: 1, im: 0 } Complex { re: 0, im: 0 } Complex { re: 2, im: -3 }"),
+        "{adjoint}"
+    );
+}
+
+#[test]
+fn matrices_of_nalgebra() {
+    use nalgebra::{DMatrix, DVector, Matrix2, SVector};
+    let gpu = gpu();
+    let matrix = DMatrix::from_fn(3, 5, |i, j| (10 * i + j) as f32);
+    let vector = DVector::from_vec(vec![1_i64, 2, 3]);
+    let small = Matrix2::new(1.0_f64, 2.0, 3.0, 4.0);
+    let value = (matrix.clone(), vector.clone(), small, vec![small; 3], Some(DMatrix::<f64>::zeros(0, 4)));
+    let there = value.adapt(&gpu).unwrap();
+    let (_, _, _, points, _): &(
+        GpuArray<f32, Ix2>,
+        GpuArray<i64, Ix1>,
+        Matrix2<f64>,
+        GpuArray<Matrix2<f64>, Ix1>,
+        _,
+    ) = &there;
+    assert_eq!(points.to_vec().unwrap(), [small; 3]);
+    let x = GpuArray::from_slice(&gpu, &[1.0_f32, 0.0, 0.0, 0.0, 2.0]).unwrap();
+    assert_eq!(there.0.dot(&x).unwrap().to_vec().unwrap(), [8.0, 38.0, 68.0]);
+    let back = there.adapt(&Nalgebra).unwrap();
+    assert_eq!((&back.0, &back.1, back.2, &back.4), (&matrix, &vector, small, &value.4));
+    assert_eq!(back.3, DVector::from_vec(vec![small; 3]));
+    // In row-major order.
+    let rows = array![[1, 2, 3], [4, 5, 6]];
+    assert_eq!(
+        rows.adapt(&gpu).unwrap().adapt(&Nalgebra).unwrap(),
+        DMatrix::from_row_slice(2, 3, &[1, 2, 3, 4, 5, 6])
+    );
+    assert_eq!(rows.t().adapt(&Nalgebra).unwrap(), DMatrix::from_column_slice(3, 2, &[1, 2, 3, 4, 5, 6]));
+    let single: GpuArray<f32, Ix2> = cu(&DMatrix::from_element(2, 2, 0.5_f64)).on(&gpu).unwrap();
+    assert_eq!(single.to_vec().unwrap(), [0.5; 4]);
+    assert_eq!(cu(&vec![SVector::<f64, 2>::new(1.0, 2.0)]).on(&gpu).unwrap().len(), 1);
+    // On the host, the allocation stays.
+    let (address, copied) = (matrix.as_slice().as_ptr(), matrix.clone());
+    let array = matrix.into_adapted(&Host).unwrap();
+    assert_eq!((array.as_ptr(), array.dim(), array[[2, 4]]), (address, (3, 5), 24.0));
+    let matrix = array.into_adapted(&Nalgebra).unwrap();
+    assert_eq!((matrix.as_slice().as_ptr(), matrix), (address, copied));
+    let address = vector.as_slice().as_ptr();
+    let vector = vector.into_adapted(&HostVec).unwrap();
+    assert_eq!(vector.as_ptr(), address);
+    let cube: GpuArray<u8, Ix3> = Array3::<u8>::ones((2, 2, 2)).adapt(&gpu).unwrap();
+    assert_eq!(cube.adapt(&Nalgebra).unwrap(), Array3::<u8>::ones((2, 2, 2)));
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub use pack::{Pack, PackedArray};
 pub use transfer::{Download, DownloadTarget, Upload, UploadSource, Uploaded};
 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray, readers};
-use crate::element::{Element, first_invalid};
+use crate::element::{Cast, Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
 use crate::gpu::copier::Copier;
 use crate::gpu::{Gpu, Place};
@@ -243,8 +243,9 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space (a broadcast view can); [`ArrayError::Pool`] if the
-    /// allocation or a driver call fails, or if the stream captures.
+    /// - [`ArrayError::TooManyElements`] if the shape exceeds the address space (a broadcast view can).
+    /// - [`ArrayError::HostFull`] if the elements are gathered, and the host has no memory for them.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails, or if the stream captures.
     pub fn from_array<P, S>(place: &P, array: &ArrayBase<S, D>) -> Result<Self, ArrayError>
     where
         P: Place<Kind = K> + ?Sized,
@@ -257,11 +258,9 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         if let Some(elements) = array.t().as_slice() {
             return UninitArray::with_order(place, dim, Order::Column)?.copy_from_slice(elements);
         }
-        // The device's memory first: a broadcast view can be larger than any memory, and a failing allocation on the host aborts the
-        // program.
+        // The device's memory first: a broadcast view can be larger than any memory.
         let target = UninitArray::with_order(place, dim, Order::Row)?;
-        let elements: Vec<T> = array.iter().copied().collect();
-        target.copy_from_slice(&elements)
+        target.copy_from_slice(&gathered(array, |element| element)?)
     }
 
     /// Copies the array on the device, in memory of the same kind.
@@ -634,6 +633,48 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     })?;
     target.writes().record_complete(gpu.stream());
     Ok(())
+}
+
+/// Copies host elements over a contiguous view, in the order of memory, and converts them.
+pub(crate) fn upload_cast<T: Cast<U>, U: Element, D: Dimension>(
+    target: &mut GpuViewMut<'_, U, D>,
+    elements: &[T],
+) -> Result<(), ArrayError> {
+    if elements.is_empty() {
+        return Ok(());
+    }
+    target.gpu().check_runs(UPLOAD)?;
+    let lane = Lane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
+    target.writes().order(lane.gpu())?;
+    pageable::upload_cast::<T, U>(lane.gpu(), target.writes(), target.address(), elements)?;
+    lane.finish()
+}
+
+/// The results of a function of each element, in row-major order. A view can have more elements than memory: it can repeat them.
+pub(crate) fn gathered<T: Copy, U, S: Data<Elem = T>, D: Dimension>(
+    array: &ArrayBase<S, D>,
+    function: impl Fn(T) -> U,
+) -> Result<Vec<U>, ArrayError> {
+    let mut elements = Vec::new();
+    let size_bytes = array.len().saturating_mul(size_of::<U>());
+    elements.try_reserve_exact(array.len()).map_err(|_| ArrayError::HostFull { size_bytes })?;
+    elements.extend(array.iter().map(|element| function(*element)));
+    Ok(elements)
+}
+
+/// An array of the results of a function of each element: in row-major order, or column-major if the array is.
+pub(crate) fn converted<T: Copy, U, S: Data<Elem = T>, D: Dimension>(
+    array: &ArrayBase<S, D>,
+    function: impl Fn(T) -> U,
+) -> Result<Array<U, D>, ArrayError> {
+    let shape = || array.shape().to_vec();
+    let is_column_major = !array.is_standard_layout() && array.t().is_standard_layout();
+    let elements = match is_column_major {
+        true => gathered(&array.t(), function)?,
+        false => gathered(array, function)?,
+    };
+    Array::from_shape_vec(array.raw_dim().set_f(is_column_major), elements)
+        .map_err(|_| ArrayError::TooManyElements { shape: shape() })
 }
 
 /// The elements in the order of memory, or in row-major order if they are not contiguous.

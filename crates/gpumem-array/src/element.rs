@@ -1,4 +1,5 @@
-//! [`Element`]: the types that arrays hold; [`Numeric`]: those that the kernels of this crate calculate with.
+//! [`Element`]: the types that arrays hold; [`Numeric`]: those that the kernels of this crate calculate with; [`Cast`]: those that they
+//! convert.
 
 use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 
@@ -194,3 +195,173 @@ macro_rules! integers {
     };
 }
 integers!(I32: i32, I64: i64);
+
+/// Element types that are converted to `U`, on the host and on the device: floating-point types to each other, and complex types whose
+/// numbers are.
+///
+/// | from, to | feature |
+/// | --- | --- |
+/// | `f32`, `f64` | |
+/// | `half::f16`, `half::bf16` | `half` |
+/// | `num_complex::Complex<T>` to `Complex<U>` | `complex` |
+///
+/// A value becomes the nearest one of `U`, with ties to even. Numbers that are too large become infinite, and NaN stays NaN. The result is
+/// the same on the host and on every device.
+///
+/// ```
+/// use gpumem_array::Cast;
+///
+/// assert_eq!(Cast::<f32>::cast(0.1_f64), 0.1_f32);
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "elements of type `{Self}` are not converted to `{U}`",
+    label = "expected two floating-point types, or two complex types",
+    note = "for other types, call a kernel of your own with `map_kernel`"
+)]
+pub trait Cast<U: Element>: Element + cast::Sealed<U> {
+    /// Converts a value.
+    fn cast(self) -> U;
+}
+
+pub(crate) mod cast {
+    use super::Float;
+
+    /// The kernel of a conversion.
+    pub trait Sealed<U> {
+        const FROM: Float;
+        const TO: Float;
+        /// The number of numbers in an element.
+        const LANES: usize;
+    }
+}
+
+/// The types of the kernels that convert, in the order of their table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Float {
+    F32,
+    F64,
+    #[cfg(feature = "half")]
+    F16,
+    #[cfg(feature = "half")]
+    Bf16,
+}
+
+impl Float {
+    pub(crate) const COUNT: usize = 4;
+
+    pub(crate) const fn suffix(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            #[cfg(feature = "half")]
+            Self::F16 => "f16",
+            #[cfg(feature = "half")]
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+macro_rules! casts {
+    ($($from:ident $from_type:ty => $to:ident $to_type:ty, |$value:ident| $cast:expr;)*) => {$(
+        impl cast::Sealed<$to_type> for $from_type {
+            const FROM: Float = Float::$from;
+            const TO: Float = Float::$to;
+            const LANES: usize = 1;
+        }
+
+        impl Cast<$to_type> for $from_type {
+            #[inline]
+            fn cast(self) -> $to_type {
+                let $value = self;
+                $cast
+            }
+        }
+    )*};
+}
+
+casts! {
+    F32 f32 => F64 f64, |value| f64::from(value);
+    F64 f64 => F32 f32, |value| value as f32;
+}
+
+#[cfg(feature = "half")]
+mod half_precision {
+    use super::{Cast, Float, cast};
+    use half::{bf16, f16};
+
+    casts! {
+        F32 f32 => F16 f16, |value| f16::from_f32(value);
+        F32 f32 => Bf16 bf16, |value| bf16::from_f32(value);
+        F64 f64 => F16 f16, |value| f16::from_f32(narrowed(value));
+        F64 f64 => Bf16 bf16, |value| bf16::from_f32(narrowed(value));
+        F16 f16 => F32 f32, |value| value.to_f32();
+        F16 f16 => F64 f64, |value| value.to_f64();
+        F16 f16 => Bf16 bf16, |value| bf16::from_f32(value.to_f32());
+        Bf16 bf16 => F32 f32, |value| value.to_f32();
+        Bf16 bf16 => F64 f64, |value| value.to_f64();
+        Bf16 bf16 => F16 f16, |value| f16::from_f32(value.to_f32());
+    }
+
+    /// Returns a number whose nearest half-precision number is that of `value`: it is rounded toward zero, and its last bit is 1 if that
+    /// changed it. Two roundings to the nearest number could end at another one.
+    fn narrowed(value: f64) -> f32 {
+        let near = value as f32;
+        let toward_zero = match f64::from(near).abs() > value.abs() {
+            true => f32::from_bits(near.to_bits() - 1),
+            false => near,
+        };
+        match f64::from(toward_zero) == value {
+            true => toward_zero,
+            false => f32::from_bits(toward_zero.to_bits() | 1),
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        /// Halfway between two numbers of 11 bits, and a little beyond: `f32` cannot tell them apart.
+        #[test]
+        fn one_rounding_decides() {
+            let (half, step) = (f64::from(f16::EPSILON.to_f32()) / 2.0, 2_f64.powi(-40));
+            for sign in [1.0, -1.0] {
+                let cast = |value: f64| f64::from(Cast::<f16>::cast(sign * value).to_f32()) * sign;
+                assert_eq!((cast(1.0 + half), cast(1.0 + half + step)), (1.0, 1.0 + 2.0 * half));
+                assert_eq!((cast(1.0 + half - step), cast(1.0 + 3.0 * half)), (1.0, 1.0 + 4.0 * half));
+                assert_eq!(
+                    (cast(65_519.0), cast(65_520.0), cast(1e300)),
+                    (65_504.0, f64::INFINITY, f64::INFINITY)
+                );
+                assert_eq!((cast(0.0), cast(5e-324), cast(f64::INFINITY)), (0.0, 0.0, f64::INFINITY));
+                let brain = |value: f64| Cast::<bf16>::cast(sign * value).to_f64() * sign;
+                let half = f64::from(bf16::EPSILON.to_f32()) / 2.0;
+                assert_eq!((brain(1.0 + half), brain(1.0 + half + step)), (1.0, 1.0 + 2.0 * half));
+                assert_eq!(brain(1e300), f64::INFINITY);
+            }
+            assert!(Cast::<f16>::cast(f64::NAN).is_nan() && Cast::<bf16>::cast(f64::NAN).is_nan());
+        }
+    }
+}
+
+#[cfg(feature = "complex")]
+mod complex {
+    use super::{Cast, Element, Float, cast};
+    use num_complex::Complex;
+
+    impl<T: Cast<U>, U: Element> cast::Sealed<Complex<U>> for Complex<T> {
+        const FROM: Float = T::FROM;
+        const TO: Float = T::TO;
+        const LANES: usize = 2 * T::LANES;
+    }
+
+    impl<T: Cast<U>, U: Element> Cast<Complex<U>> for Complex<T>
+    where
+        Self: Element,
+        Complex<U>: Element,
+    {
+        #[inline]
+        fn cast(self) -> Complex<U> {
+            Complex::new(self.re.cast(), self.im.cast())
+        }
+    }
+}

@@ -121,8 +121,8 @@ pub enum ArrayError {
         /// The shape of the array.
         shape: Vec<usize>,
     },
-    /// The host has no memory for the elements of a download.
-    #[error("out of host memory: a download needs {size_bytes} bytes; download the array in slices")]
+    /// The host has no memory for the elements of a download, or for the elements of a view that an upload gathers.
+    #[error("out of host memory: a copy needs {size_bytes} bytes; copy the array in slices")]
     HostFull {
         /// The size of the elements.
         size_bytes: usize,

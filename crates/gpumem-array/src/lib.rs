@@ -108,7 +108,7 @@ pub use array::{
 pub use copy::{
     Download, DownloadTarget, Pack, PackedArray, Upload, UploadSource, Uploaded, concatenate, stack,
 };
-pub use element::{Element, Numeric};
+pub use element::{Cast, Element, Numeric};
 pub use error::{ArrayError, GraphError, Rejected};
 pub use gpu::staging::{StagingOptions, VARIABLES};
 #[doc(hidden)]
@@ -119,7 +119,7 @@ pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number
 pub use kernel::source::KernelSource;
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
-pub use ops::{Operand, Random, RandomNormal, Rng};
+pub use ops::{Operand, Random, RandomNormal, Rng, Triangle};
 
 #[doc(hidden)] // `kernels!` expands to these
 pub use kernel::source::{DeclaredKernel, KernelParameter};

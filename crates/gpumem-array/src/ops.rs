@@ -1,6 +1,7 @@
 //! Operations on arrays on the device. They are queued and return at once.
 
 pub(crate) mod arithmetic;
+mod cast;
 mod create;
 pub(crate) mod fill;
 mod map;
@@ -10,9 +11,12 @@ pub(crate) mod product;
 mod random;
 pub(crate) mod reduce;
 mod resize;
+mod select;
+mod triangle;
 
 pub use operand::Operand;
 pub use random::{Random, RandomNormal, Rng};
+pub use triangle::Triangle;
 
 /// The number of blocks of `threads` threads for `len` items of work, at least one. Kernels stride by the grid, so fewer blocks
 /// are correct too.

@@ -12,9 +12,10 @@
 //! | `sim` | `sim` | `gpumem-sim` | a driver without a GPU, for tests |
 //!
 //! A layer turns on those that it needs. `backend-caching` and `backend-native` (both default) select the pool's backends; without
-//! them it has only `none`. `derive` has `#[derive(Adapt)]`, `futures` feeds as streams, `safetensors` checkpoints. `half` and `complex` allow elements of the crates of those names (`num-complex`). `nvrtc` compiles
-//! kernels from CUDA C++ text at run time. `serde` and `nvml` are features of the pool. No feature links to CUDA: the libraries of the
-//! driver and of the compiler are loaded at run time.
+//! them it has only `none`. `derive` (default) has `#[derive(Adapt)]`, `futures` feeds as streams, `safetensors` checkpoints, and `nalgebra`
+//! and `sprs` have the matrices of those crates. `half` and `complex` allow elements of the crates `half` and `num-complex`. `nvrtc`
+//! compiles kernels from CUDA C++ text at run time. `serde` and `nvml` are features of the pool. No feature links to CUDA: the libraries
+//! of the driver and of the compiler are loaded at run time.
 //!
 //! # A pool
 //!
@@ -62,7 +63,7 @@ pub use gpumem_sim as sim;
 pub use gpumem_sys as sys;
 
 #[cfg(feature = "adapt")]
-pub use gpumem_adapt::{Adapt, AdaptError, Destination, Diagonal, Host, HostVec, Storage};
+pub use gpumem_adapt::{Adapt, AdaptError, Destination, Diagonal, Host, HostVec, Storage, cu};
 #[cfg(feature = "array")]
 pub use gpumem_array::{
     ArrayError, Element, Gpu, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuGraph, GpuView, GpuViewMut,

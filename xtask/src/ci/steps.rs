@@ -62,6 +62,8 @@ fn features() -> Result<Outcome> {
         "adapt,sim",
         "array,nvrtc",
         "adapt,sim,nvrtc,half,complex,futures",
+        "adapt,derive,half,sprs",
+        "adapt,complex,nalgebra,safetensors",
         "pool,backend-caching",
         "",
     ] {

@@ -34,7 +34,7 @@ where
     }
 
     fn is_at(&self, to: &To) -> bool {
-        to.gpu().is_none()
+        To::keeps() && to.gpu().is_none()
     }
 }
 
@@ -57,7 +57,7 @@ where
     }
 
     fn is_at(&self, to: &To) -> bool {
-        to.gpu().is_some_and(|gpu| gpu.device() == self.gpu().device())
+        To::keeps() && to.gpu().is_some_and(|gpu| gpu.device() == self.gpu().device())
     }
 }
 

@@ -8,7 +8,7 @@ use crate::storage::{HostVec, Shaped};
 use crate::target::Target;
 use core::fmt;
 use gpumem_array::kind::Kind;
-use gpumem_array::ndarray::Ix1;
+use gpumem_array::ndarray::{Axis, Ix1, Ix2};
 use gpumem_array::{ArrayError, AsView, GpuArray, Numeric};
 
 /// A square matrix of which only the diagonal is stored, as an array of any kind.
@@ -112,6 +112,29 @@ impl<T: Numeric, K: Kind> Diagonal<GpuArray<T, Ix1, K>> {
             });
         }
         diagonal.try_mul(&vector)
+    }
+
+    /// Multiplies the matrix with another one: each row with an element of the diagonal. Two launches: the first repeats the diagonal in a
+    /// temporary array as large as `matrix`, because the second reads contiguous operands.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] unless `matrix` has as many rows as the diagonal has elements. [`ArrayError::NoPeerAccess`],
+    /// [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`Diagonal::dot`].
+    pub fn dot_matrix<B: AsView<Elem = T, Dim = Ix2>>(
+        &self,
+        matrix: &B,
+    ) -> Result<GpuArray<T, Ix2>, ArrayError> {
+        let (diagonal, matrix) = (self.diagonal.view(), matrix.as_view());
+        if diagonal.len() != matrix.nrows() {
+            return Err(ArrayError::Shape {
+                operation: "dot_matrix",
+                left: vec![diagonal.len(); 2],
+                right: matrix.shape().to_vec(),
+                expected: "the other matrix must have as many rows as this one has columns",
+            });
+        }
+        diagonal.insert_axis(Axis(1))?.try_mul(&matrix)
     }
 }
 

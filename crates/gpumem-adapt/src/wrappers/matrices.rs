@@ -1,4 +1,4 @@
-//! Matrices over one array of two dimensions: triangular, symmetric, transposed, permuted, banded.
+//! Matrices over one array of two dimensions: triangular, symmetric, Hermitian, transposed, adjoint, permuted, banded.
 
 use super::print;
 use crate::adapt::{Adapt, Separate};
@@ -8,13 +8,15 @@ use crate::storage::{Host, Shaped};
 use crate::target::Target;
 use core::fmt;
 use gpumem_array::kind::Kind;
-use gpumem_array::ndarray::{Array2, Ix1, Ix2};
-use gpumem_array::{ArrayError, GpuArray, Numeric, Vector};
+use gpumem_array::ndarray::{Array2, Axis, Ix1, Ix2};
+use gpumem_array::{ArrayError, Element, GpuArray, Numeric, Triangle, Vector};
 
 /// An element of a matrix.
 enum Cell {
     /// The array inside has it, at this row and column.
     Stored(usize, usize),
+    /// The array inside has its conjugate there.
+    Conjugated(usize, usize),
     One,
     Zero,
 }
@@ -23,7 +25,7 @@ enum Cell {
 macro_rules! matrices {
     ($(
         $(#[$doc:meta])*
-        $name:ident { $($field:ident: $type:ty),* }
+        $name:ident { $($field:ident: $type:ty),* } $(of $bound:ident)?
         shape |$self_shape:ident, $shape:ident| $lengths:expr;
         cell |$self_cell:ident, $i:ident, $j:ident| $cell:expr;
     )*) => {$(
@@ -93,14 +95,17 @@ macro_rules! matrices {
         impl<A> fmt::Display for $name<A>
         where
             A: Shaped + Adapt<Host, Adapted = Array2<<A as Shaped>::Elem>>,
-            A::Elem: fmt::Debug,
+            A::Elem: fmt::Debug $(+ $bound)?,
         {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let shape = self.shape();
                 let name = concat!(stringify!($name), "<");
                 write!(f, "{}×{} {name}{}>", shape[0], shape[1], A::type_name())?;
                 match self.array.adapt(&Host) {
-                    Ok(array) => write_cells(f, shape, &array, |i, j| self.cell(i, j)),
+                    Ok(array) => {
+                        let conjugate = |_element: &A::Elem| -> Option<A::Elem> { None $(.or_else(|| Some($bound::conjugate(_element))))? };
+                        write_cells(f, shape, &array, |i, j| self.cell(i, j), conjugate)
+                    }
                     // Not returned as an error, which would make `to_string` panic.
                     Err(error) => write!(f, ", not shown: {error}"),
                 }
@@ -150,6 +155,17 @@ matrices! {
     Symmetric {}
     shape |self, shape| shape;
     cell |self, i, j| Cell::Stored(i.min(j), i.max(j));
+
+    /// A square matrix that equals its conjugate transpose. The elements on and above the diagonal are used. Of real numbers, it is a
+    /// [`Symmetric`] matrix.
+    Hermitian {} of Conjugate
+    shape |self, shape| shape;
+    cell |self, i, j| if i <= j { Cell::Stored(i, j) } else { Cell::Conjugated(j, i) };
+
+    /// The conjugate transpose of a matrix, without a copy. Of real numbers, it is the transpose.
+    Adjoint {} of Conjugate
+    shape |self, shape| [shape[1], shape[0]];
+    cell |self, i, j| Cell::Conjugated(j, i);
 
     /// The transpose of a matrix, without a copy.
     ///
@@ -204,7 +220,7 @@ macro_rules! constructors {
     )*};
 }
 
-constructors!(Upper UnitUpper Lower UnitLower Symmetric Transposed);
+constructors!(Upper UnitUpper Lower UnitLower Symmetric Hermitian Transposed Adjoint);
 
 impl<A: Shaped> PermutedRows<A> {
     /// Creates a matrix whose row `i` is row `order[i]` of the array.
@@ -253,15 +269,138 @@ impl<A: Shaped> Banded<A> {
     }
 }
 
-impl<T: Numeric, K: Kind> Transposed<GpuArray<T, Ix2, K>> {
-    /// Multiplies the transpose with a vector, without a copy of the matrix.
+/// Products that read a triangle.
+macro_rules! triangles {
+    ($($name:ident $triangle:ident $cost:literal;)*) => {$(
+        impl<T: Numeric, K: Kind> $name<GpuArray<T, Ix2, K>> {
+            /// Multiplies the matrix with a vector.
+            #[doc = $cost]
+            /// Elements that are not used are not read.
+            ///
+            /// # Errors
+            ///
+            /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
+            /// [`ArrayError::NoSuchKernel`]; see [`GpuView::triangle_dot`](gpumem_array::GpuView::triangle_dot).
+            pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+                self.array.view().triangle_dot(Triangle::$triangle, vector)
+            }
+        }
+    )*};
+}
+
+triangles! {
+    Upper Upper "One launch reads half of the array.";
+    UnitUpper UnitUpper "One launch reads half of the array.";
+    Lower Lower "One launch reads half of the array.";
+    UnitLower UnitLower "One launch reads half of the array.";
+    Symmetric Symmetric "Two launches read half of the array each, the same half.";
+    Hermitian Symmetric "Two launches read half of the array each, the same half. Products are of real numbers.";
+}
+
+/// Products that read the transpose in place.
+macro_rules! transposes {
+    ($($name:ident)*) => {$(
+        impl<T: Numeric, K: Kind> $name<GpuArray<T, Ix2, K>> {
+            /// Multiplies the transpose with a vector, without a copy of the matrix. Products are of real numbers.
+            ///
+            /// # Errors
+            ///
+            /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
+            /// [`ArrayError::NoSuchKernel`]; see [`GpuArray::dot`].
+            pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+                self.array.t().dot(vector)
+            }
+        }
+    )*};
+}
+
+transposes!(Transposed Adjoint);
+
+impl<T: Numeric, K: Kind> PermutedRows<GpuArray<T, Ix2, K>> {
+    /// Multiplies the matrix with a vector. The product of the array is put in order, so no row is moved. Uploads the order, 8 bytes for each
+    /// row.
     ///
     /// # Errors
     ///
     /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
-    /// [`ArrayError::NoSuchKernel`]; see [`GpuArray::dot`].
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuArray::dot`] and [`GpuArray::select`].
     pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
-        self.array.t().dot(vector)
+        self.array.dot(vector)?.select(Axis(0), &self.order)
+    }
+}
+
+impl<T: Element, K: Kind> PermutedRows<GpuArray<T, Ix2, K>> {
+    /// Copies the rows to an array, in the order of the matrix, on the device. Uploads the order, 8 bytes for each row.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuArray::select`].
+    pub fn to_dense(&self) -> Result<GpuArray<T, Ix2>, ArrayError> {
+        self.array.select(Axis(0), &self.order)
+    }
+}
+
+impl<T: Numeric, K: Kind> Banded<GpuArray<T, Ix2, K>> {
+    /// Multiplies the matrix with a vector: two launches for each diagonal, which multiply it with a part of the vector, and add the
+    /// products to a part of the result. Only stored elements are read.
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::Shape`] if the length of the vector is not the number of columns.
+    /// - [`ArrayError::NoPeerAccess`] if `vector` is on a device without a link to this one.
+    /// - [`ArrayError::WrongDevice`] if `vector` belongs to another driver.
+    /// - [`ArrayError::Pool`] if an allocation or a driver call fails.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+        let (vector, n) = (vector.as_view(), self.array.ncols());
+        if vector.len() != n {
+            return Err(ArrayError::Shape {
+                operation: "dot",
+                left: vec![n, n],
+                right: vector.shape().to_vec(),
+                expected: "the vector must have as many elements as the matrix has columns",
+            });
+        }
+        let mut product = GpuArray::zeros(self.array.gpu(), n)?;
+        for band in 0..=self.below + self.above {
+            // Column `j` of a band is in row `j + below - above`.
+            let (above, below) = (self.above.saturating_sub(band), band.saturating_sub(self.above));
+            let Some(len) = n.checked_sub(above + below).filter(|len| *len > 0) else { continue };
+            let (columns, rows) = (above..above + len, below..below + len);
+            let stored = self.array.index_axis(Axis(0), band)?;
+            let stored = stored.slice_axis(Axis(0), columns.clone().into())?;
+            let terms = stored.try_mul(&vector.slice_axis(Axis(0), columns.into())?)?;
+            product.slice_axis_mut(Axis(0), rows.into())?.try_add_assign(&terms)?;
+        }
+        Ok(product)
+    }
+}
+
+/// Elements that have a complex conjugate. Real numbers are their own.
+pub trait Conjugate {
+    /// The complex conjugate.
+    #[must_use]
+    fn conjugate(&self) -> Self;
+}
+
+macro_rules! real {
+    ($($type:ty)*) => {$(
+        impl Conjugate for $type {
+            fn conjugate(&self) -> Self {
+                *self
+            }
+        }
+    )*};
+}
+
+real!(f32 f64 i8 i16 i32 i64 i128 isize);
+#[cfg(feature = "half")]
+real!(half::f16 half::bf16);
+
+#[cfg(feature = "complex")]
+impl<T: Copy + core::ops::Neg<Output = T>> Conjugate for num_complex::Complex<T> {
+    fn conjugate(&self) -> Self {
+        Self { re: self.re, im: -self.im }
     }
 }
 
@@ -270,6 +409,7 @@ fn write_cells<T: fmt::Debug>(
     shape: [usize; 2],
     array: &Array2<T>,
     cell: impl Fn(usize, usize) -> Cell,
+    conjugate: impl Fn(&T) -> Option<T>,
 ) -> fmt::Result {
     if shape.contains(&0) {
         return Ok(());
@@ -278,6 +418,9 @@ fn write_cells<T: fmt::Debug>(
     let has_point = array.iter().next().is_some_and(|element| format!("{element:?}").contains('.'));
     let text = |i, j| match cell(i, j) {
         Cell::Stored(i, j) => array.get((i, j)).map(|element| format!("{element:?}")),
+        Cell::Conjugated(i, j) => {
+            array.get((i, j)).and_then(&conjugate).map(|element| format!("{element:?}"))
+        }
         Cell::One => Some(if has_point { "1.0" } else { "1" }.to_owned()),
         Cell::Zero => None,
     };

@@ -1,4 +1,7 @@
 //! Matrices that store fewer numbers than they have elements. Each wraps an array and keeps its type when the array is moved.
+//!
+//! Products with vectors read the stored elements in place. `gpumem-array` has no product of two matrices, and neither have these, except
+//! [`Diagonal::dot_matrix`].
 
 mod diagonal;
 mod matrices;
@@ -6,5 +9,8 @@ mod print;
 mod sparse;
 
 pub use diagonal::Diagonal;
-pub use matrices::{Banded, Lower, PermutedRows, Symmetric, Transposed, UnitLower, UnitUpper, Upper};
+pub use matrices::{
+    Adjoint, Banded, Conjugate, Hermitian, Lower, PermutedRows, Symmetric, Transposed, UnitLower, UnitUpper,
+    Upper,
+};
 pub use sparse::{Coo, Csc, Csr};

@@ -281,7 +281,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         let (from, to) = (size_of::<T>(), size_of::<U>());
         let is_aligned = |layout: &Layout<D>| (layout.offset * to).is_multiple_of(align_of::<U>());
         match self.layout.clone().reinterpreted(from, to).filter(is_aligned) {
-            Some(layout) => Ok(self.cast(layout)),
+            Some(layout) => Ok(self.retyped(layout)),
             None => Err(ArrayError::Reinterpret {
                 from: core::any::type_name::<T>(),
                 to: core::any::type_name::<U>(),
@@ -293,10 +293,10 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 
     /// The elements of another layout within the storage.
     pub(crate) fn with_layout<E>(&self, layout: Layout<E>) -> GpuView<'a, T, E> {
-        self.cast(layout)
+        self.retyped(layout)
     }
 
-    fn cast<U, E>(&self, layout: Layout<E>) -> GpuView<'a, U, E> {
+    fn retyped<U, E>(&self, layout: Layout<E>) -> GpuView<'a, U, E> {
         let Self { gpu, home, storage, .. } = *self;
         GpuView { gpu, home, storage, layout, element: PhantomData }
     }

@@ -128,11 +128,12 @@ impl<'a> Pack<'a> {
     ) -> Result<PackedArray<T, D, K>, ArrayError> {
         let dim = array.raw_dim();
         if let Some(elements) = array.to_slice() {
-            return self.add_part(place, dim, Order::Row, || Cow::Borrowed(bytemuck::cast_slice(elements)));
+            return self
+                .add_part(place, dim, Order::Row, || Ok(Cow::Borrowed(bytemuck::cast_slice(elements))));
         }
         if let Some(elements) = array.clone().reversed_axes().to_slice() {
             return self
-                .add_part(place, dim, Order::Column, || Cow::Borrowed(bytemuck::cast_slice(elements)));
+                .add_part(place, dim, Order::Column, || Ok(Cow::Borrowed(bytemuck::cast_slice(elements))));
         }
         // The device's memory first: a broadcast view can be larger than any memory.
         self.add_part(place, dim, Order::Row, || owned_bytes(&array))
@@ -150,7 +151,7 @@ impl<'a> Pack<'a> {
     ) -> Result<PackedArray<T, D, K>, ArrayError> {
         match array.t().to_slice() {
             Some(elements) if !array.is_standard_layout() => {
-                let bytes = || Cow::Owned(bytemuck::cast_slice(elements).to_vec());
+                let bytes = || Ok(Cow::Owned(bytemuck::cast_slice(elements).to_vec()));
                 self.add_part(place, array.raw_dim(), Order::Column, bytes)
             }
             _ => self.add_part(place, array.raw_dim(), Order::Row, || owned_bytes(&array.view())),
@@ -168,7 +169,7 @@ impl<'a> Pack<'a> {
         elements: &'a [T],
     ) -> Result<PackedArray<T, Ix1, K>, ArrayError> {
         let dim = ndarray::Dim(elements.len());
-        self.add_part(place, dim, Order::Row, || Cow::Borrowed(bytemuck::cast_slice(elements)))
+        self.add_part(place, dim, Order::Row, || Ok(Cow::Borrowed(bytemuck::cast_slice(elements))))
     }
 
     fn add_part<T: Element, D: Dimension, K: Kind, P: Place<Kind = K> + ?Sized>(
@@ -176,7 +177,7 @@ impl<'a> Pack<'a> {
         place: &P,
         dim: D,
         order: Order,
-        bytes: impl FnOnce() -> Cow<'a, [u8]>,
+        bytes: impl FnOnce() -> Result<Cow<'a, [u8]>, ArrayError>,
     ) -> Result<PackedArray<T, D, K>, ArrayError> {
         let gpu = place.gpu();
         self.gpu.check(gpu.device())?;
@@ -184,7 +185,7 @@ impl<'a> Pack<'a> {
         let array = GpuArray::<T, D, K>::unwritten(place, Layout::dense(dim, order, size_of::<T>())?)?;
         let (storage, layout) = array.into_parts();
         let slot = Slot::default();
-        self.parts.push(Part { storage, bytes: bytes(), slot: Arc::clone(&slot) });
+        self.parts.push(Part { storage, bytes: bytes()?, slot: Arc::clone(&slot) });
         Ok(PackedArray { gpu: gpu.clone(), layout, slot, element: PhantomData })
     }
 
@@ -235,10 +236,15 @@ impl<'a> Pack<'a> {
     }
 }
 
-/// The elements in row-major order.
-fn owned_bytes<'a, T: Element, D: Dimension>(array: &ArrayView<'_, T, D>) -> Cow<'a, [u8]> {
-    let elements: Vec<T> = array.iter().copied().collect();
-    Cow::Owned(bytemuck::cast_slice(&elements).to_vec())
+/// The elements in row-major order. A view can have more of them than memory: it can repeat them.
+fn owned_bytes<'a, T: Element, D: Dimension>(
+    array: &ArrayView<'_, T, D>,
+) -> Result<Cow<'a, [u8]>, ArrayError> {
+    let size_bytes = array.len().saturating_mul(size_of::<T>());
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(size_bytes).map_err(|_| ArrayError::HostFull { size_bytes })?;
+    array.iter().for_each(|element| bytes.extend_from_slice(bytemuck::bytes_of(element)));
+    Ok(Cow::Owned(bytes))
 }
 
 /// Uploads parts of which a buffer takes several.
@@ -320,7 +326,8 @@ impl<'p> Filling<'p> {
         for part in parts {
             let (from, size_bytes) = (part.bytes.as_ptr(), part.bytes.len());
             table.push([part.storage.address(), start as u64, size_bytes as u64]);
-            copies.push(HostCopy { to: to.wrapping_add(start), from, size_bytes, stores: Stores::Memcpy });
+            let to = to.wrapping_add(start);
+            copies.push(HostCopy { to, from, size_bytes, stores: Stores::Memcpy, conversion: None });
             start += size_bytes.next_multiple_of(ALIGNMENT);
         }
         buffer.note_host_access(Access::Write, start);

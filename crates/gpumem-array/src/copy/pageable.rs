@@ -7,9 +7,10 @@
 //! The device accesses buffers only, never the memory of the caller. The threads do, and every copy of theirs is waited for before
 //! this returns, unwinding included.
 
+use crate::element::{Cast, Element};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::gpu::staging::{Answer, Burst, Copying, HostCopy, Lent, Staging, Stores};
+use crate::gpu::staging::{Answer, Burst, Conversion, Copying, HostCopy, Lent, PIECE_BYTES, Staging, Stores};
 use crate::storage::{Access, Use, queue_copy};
 use core::cell::Cell;
 use gpumem_pool::sys::DriverError;
@@ -29,10 +30,78 @@ pub(super) fn upload(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Resul
         _ if bytes.len() <= SMALL_BYTES_MAX => upload_directly(gpu, target, to, bytes),
         _ => {
             let begin = Instant::now();
-            let queued = upload_staged(gpu, &gpu.staging(), target, to, bytes);
+            let queued = upload_staged(gpu, &gpu.staging(), target, to, Source::of(bytes));
             gpu.transfer_counters().add_time(begin.elapsed());
             queued
         }
+    }
+}
+
+/// Like [`upload`], for elements that are converted on the host.
+pub(super) fn upload_cast<T: Cast<U>, U: Element>(
+    gpu: &Gpu,
+    target: Use<'_>,
+    to: u64,
+    elements: &[T],
+) -> Result<(), ArrayError> {
+    if size_of_val(elements) <= SMALL_BYTES_MAX {
+        let converted: Vec<U> = elements.iter().map(|element| element.cast()).collect();
+        return upload(gpu, target, to, bytemuck::cast_slice(&converted));
+    }
+    let begin = Instant::now();
+    let source =
+        Source { bytes: bytemuck::cast_slice(elements), conversion: Some(Conversion::new::<T, U>()) };
+    let queued = upload_staged(gpu, &gpu.staging(), target, to, source);
+    gpu.transfer_counters().add_time(begin.elapsed());
+    queued
+}
+
+/// Elements on the host, and the conversion that makes those of the device.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    bytes: &'a [u8],
+    conversion: Option<Conversion>,
+}
+
+impl<'a> Source<'a> {
+    fn of(bytes: &'a [u8]) -> Self {
+        Self { bytes, conversion: None }
+    }
+
+    /// The size on the device.
+    fn size_bytes(self) -> usize {
+        match self.conversion {
+            Some(conversion) => conversion.target_bytes(self.bytes.len()),
+            None => self.bytes.len(),
+        }
+    }
+
+    /// The size of whole elements that are not larger, except for a single one.
+    fn whole(self, size_bytes: usize) -> usize {
+        self.conversion.map_or(size_bytes, |conversion| conversion.whole(size_bytes))
+    }
+
+    /// Parts of this size on the device, with their offsets there.
+    fn chunks(self, chunk_bytes: usize) -> impl Iterator<Item = (usize, Self)> {
+        let conversion = self.conversion;
+        let source_bytes = conversion.map_or(chunk_bytes, |conversion| conversion.source_bytes(chunk_bytes));
+        let chunk = move |(index, bytes)| (index * chunk_bytes, Self { bytes, conversion });
+        self.bytes.chunks(source_bytes).enumerate().map(chunk)
+    }
+
+    /// Lets the driver copy; see [`upload_directly`].
+    fn upload_directly(self, gpu: &Gpu, target: Use<'_>, to: u64) -> Result<(), ArrayError> {
+        let Some(conversion) = self.conversion else { return upload_directly(gpu, target, to, self.bytes) };
+        // Without buffers, and for the host no memory for all elements is needed.
+        for (start, part) in self.chunks(PIECE_BYTES) {
+            // Aligned to every element.
+            let mut converted = vec![0_u128; part.size_bytes().div_ceil(size_of::<u128>())];
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut converted);
+            let bytes = &mut bytes[..part.size_bytes()];
+            conversion.convert(bytes, part.bytes);
+            upload_directly(gpu, target, to + start as u64, bytes)?;
+        }
+        Ok(())
     }
 }
 
@@ -42,16 +111,15 @@ fn upload_staged(
     staging: &Staging,
     target: Use<'_>,
     to: u64,
-    bytes: &[u8],
+    source: Source<'_>,
 ) -> Result<(), ArrayError> {
-    let Some(buffer_bytes) = staging.buffer_bytes() else { return upload_directly(gpu, target, to, bytes) };
-    let _burst = burst(staging, bytes.len());
-    let chunk_bytes = chunk_bytes(staging, bytes.len(), buffer_bytes);
-    let mut chunks = bytes
-        .chunks(chunk_bytes)
-        .enumerate()
-        .map(|(index, chunk)| (to + (index * chunk_bytes) as u64, chunk))
-        .peekable();
+    let buffer_bytes = staging.buffer_bytes().filter(|_| target.storage().kind() != MemoryKind::Host);
+    let Some(buffer_bytes) = buffer_bytes.filter(|size_bytes| *size_bytes >= WIDEST_BYTES) else {
+        return source.upload_directly(gpu, target, to);
+    };
+    let _burst = burst(staging, source.size_bytes());
+    let chunk_bytes = source.whole(chunk_bytes(staging, source.size_bytes(), buffer_bytes));
+    let mut chunks = source.chunks(chunk_bytes).map(|(start, chunk)| (to + start as u64, chunk)).peekable();
     let mut filling: VecDeque<Filling<'_>> = VecDeque::new();
     loop {
         while let Some((to, chunk)) = chunks.peek().copied() {
@@ -59,18 +127,19 @@ fn upload_staged(
                 Answer::Buffer(buffer) => buffer,
                 Answer::Later => break,
                 Answer::Direct => {
-                    upload_directly(gpu, target, to, chunk)?;
+                    chunk.upload_directly(gpu, target, to)?;
                     chunks.next();
                     continue;
                 }
             };
-            buffer.note_host_access(Access::Write, chunk.len());
-            let (middle, from, size_bytes) = (buffer.host_ptr(), chunk.as_ptr(), chunk.len());
-            let copy = HostCopy { to: middle, from, size_bytes, stores: staging.tuning().stores };
-            // SAFETY: a chunk fits into the buffer, which nothing else uses. The source is borrowed, and `filling` is dropped before
-            // this returns.
+            let Source { bytes, conversion } = chunk;
+            let (middle, from, size_bytes) = (buffer.host_ptr(), bytes.as_ptr(), chunk.size_bytes());
+            buffer.note_host_access(Access::Write, size_bytes);
+            let copy = HostCopy { to: middle, from, size_bytes, stores: staging.tuning().stores, conversion };
+            // SAFETY: a chunk fits into the buffer, which nothing else uses and which is aligned to every element. The source is borrowed,
+            // aligned to its elements, and `filling` is dropped before this returns.
             let copying = unsafe { staging.workers().start([copy]) };
-            filling.push_back(Filling { copying, buffer, to, size_bytes: chunk.len() });
+            filling.push_back(Filling { copying, buffer, to, size_bytes });
             chunks.next();
         }
         let Some(Filling { copying, mut buffer, to, size_bytes }) = filling.pop_front() else {
@@ -237,7 +306,7 @@ unsafe fn download_staged(
             buffer.note_host_access(Access::Read, size_bytes);
             gpu.transfer_counters().add_downloaded(size_bytes);
             let (to, from) = (to.wrapping_add(start), buffer.host_ptr());
-            let copy = HostCopy { to, from, size_bytes, stores };
+            let copy = HostCopy { to, from, size_bytes, stores, conversion: None };
             // SAFETY: the buffer has these bytes, and the device no longer uses it. The caller's memory is not used otherwise before
             // this returns, and `draining` is dropped before that.
             let copying = unsafe { staging.workers().start([copy]) };
@@ -330,6 +399,8 @@ unsafe fn download_directly(
     })
 }
 
+/// The size of the widest element that is converted.
+const WIDEST_BYTES: usize = 16;
 /// The driver is faster for smaller downloads.
 const STAGED_DOWNLOAD_BYTES_MIN: usize = 512 << 10;
 /// Destinations of this size are written past the caches, which are about as large: on a server of 16 cores that is twice as fast.

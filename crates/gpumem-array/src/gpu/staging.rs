@@ -28,7 +28,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 pub use workers::Stores;
 use workers::Workers;
-pub(crate) use workers::{Burst, Copying, HostCopy};
+pub(crate) use workers::{Burst, Conversion, Copying, HostCopy, PIECE_BYTES};
 
 /// How large copies from and to pageable memory are staged; see [`Gpu::set_staging`].
 ///
@@ -61,7 +61,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { piece_bytes: workers::PIECE_BYTES, spin: Duration::from_micros(200), stores: Stores::Memcpy }
+        Self { piece_bytes: PIECE_BYTES, spin: Duration::from_micros(200), stores: Stores::Memcpy }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Each family and element type is a module of its own, because a driver compiles a whole module at once.
 
-use crate::element::Kind;
+use crate::element::{Float, Kind};
 use crate::error::ArrayError;
 use crate::kernel::{Function, Module};
 use core::ffi::c_void;
@@ -26,6 +26,12 @@ pub(crate) struct Library {
     random_module: OnceLock<Module>,
     unpack: OnceLock<Function>,
     pack_module: OnceLock<Module>,
+    /// By the type of the elements, and the type that they are converted to.
+    casts: [[OnceLock<Function>; Float::COUNT]; Float::COUNT],
+    cast_module: OnceLock<Module>,
+    /// For units of 1, 2, 4, 8 and 16 bytes.
+    gathers: [OnceLock<Function>; 5],
+    gather_module: OnceLock<Module>,
     modules: Mutex<[[Option<Module>; FAMILIES.len()]; Kind::ALL.len()]>,
 }
 
@@ -49,11 +55,13 @@ pub(crate) enum Kernel {
     RowsSum,
     Columns,
     ColumnsSum,
+    TriangleRows,
+    TriangleColumns,
 }
 
 impl Kernel {
     /// In the order of the declaration, with the family and the name between `gpumem_` and the type.
-    const ALL: [(Self, usize, &'static str); 17] = [
+    const ALL: [(Self, usize, &'static str); 19] = [
         (Self::Add, 0, "add"),
         (Self::Sub, 0, "sub"),
         (Self::Mul, 0, "mul"),
@@ -71,11 +79,13 @@ impl Kernel {
         (Self::RowsSum, 2, "rows_sum"),
         (Self::Columns, 2, "columns"),
         (Self::ColumnsSum, 2, "columns_sum"),
+        (Self::TriangleRows, 3, "triangle_rows"),
+        (Self::TriangleColumns, 3, "triangle_columns"),
     ];
 }
 
 /// The PTX of each family, by [`Kind`].
-const FAMILIES: [[&str; 4]; 3] = [
+const FAMILIES: [[&str; 4]; 4] = [
     [
         include_str!("../../kernels/elementwise.f32.ptx"),
         include_str!("../../kernels/elementwise.f64.ptx"),
@@ -94,11 +104,19 @@ const FAMILIES: [[&str; 4]; 3] = [
         include_str!("../../kernels/matvec.i32.ptx"),
         include_str!("../../kernels/matvec.i64.ptx"),
     ],
+    [
+        include_str!("../../kernels/triangle.f32.ptx"),
+        include_str!("../../kernels/triangle.f64.ptx"),
+        include_str!("../../kernels/triangle.i32.ptx"),
+        include_str!("../../kernels/triangle.i64.ptx"),
+    ],
 ];
 const FILL: &str = include_str!("../../kernels/fill.ptx");
 const STRIDED: &str = include_str!("../../kernels/strided.ptx");
 const RANDOM: &str = include_str!("../../kernels/random.ptx");
 const PACK: &str = include_str!("../../kernels/pack.ptx");
+const CAST: &str = include_str!("../../kernels/cast.ptx");
+const GATHER: &str = include_str!("../../kernels/gather.ptx");
 
 /// A kernel for strided units.
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +172,10 @@ impl Library {
             random_module: OnceLock::new(),
             unpack: OnceLock::new(),
             pack_module: OnceLock::new(),
+            casts: Default::default(),
+            cast_module: OnceLock::new(),
+            gathers: Default::default(),
+            gather_module: OnceLock::new(),
             modules: Mutex::default(),
         }
     }
@@ -201,6 +223,21 @@ impl Library {
     pub(crate) fn random(&self, kernel: Random) -> Result<&Function, ArrayError> {
         let index = kernel as usize;
         self.lone(&self.random[index], (&self.random_module, RANDOM), Random::NAMES[index])
+    }
+
+    /// Converts elements.
+    pub(crate) fn cast(&self, from: Float, to: Float) -> Result<&Function, ArrayError> {
+        let name = format!("gpumem_cast_{}_{}", from.suffix(), to.suffix());
+        self.lone(&self.casts[from as usize][to as usize], (&self.cast_module, CAST), &name)
+    }
+
+    /// Moves rows of units of a size from 1 to 16 bytes.
+    pub(crate) fn gather(&self, unit: usize) -> Result<&Function, ArrayError> {
+        let name = format!("gpumem_gather_{unit}");
+        match self.gathers.get(unit.trailing_zeros() as usize) {
+            Some(slot) => self.lone(slot, (&self.gather_module, GATHER), &name),
+            None => Err(ArrayError::NoSuchKernel { name }),
+        }
     }
 
     /// Fills many arrays from one buffer.

@@ -4,13 +4,16 @@
 //! Elements come as cells because operands may be the same memory, and loops run over fixed numbers of lanes so that
 //! the compiler can make vector instructions of them.
 
+mod cast;
 mod elementwise;
+mod gather;
 mod matvec;
 mod pack;
 mod pattern;
 mod random;
 mod reduce;
 mod strided;
+mod triangle;
 
 use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, scalar_array};
 use crate::kernel::twins::matvec::{columns, columns_sum, rows, rows_in_parts, rows_sum};
@@ -27,6 +30,10 @@ pub(crate) fn register(sim: &Sim) {
     sim.register(STRIDED);
     sim.register(RANDOM);
     sim.register(PACK);
+    sim.register(CAST);
+    #[cfg(feature = "half")]
+    sim.register(CAST_HALF);
+    sim.register(GATHER);
 }
 
 static FILL: &[Kernel] = &[
@@ -47,6 +54,33 @@ static RANDOM: &[Kernel] = &[
 ];
 
 static PACK: &[Kernel] = &[Kernel::new("gpumem_unpack", pack::unpack)];
+
+static CAST: &[Kernel] = &[
+    Kernel::new("gpumem_cast_f32_f64", cast::cast::<f32, f64>),
+    Kernel::new("gpumem_cast_f64_f32", cast::cast::<f64, f32>),
+];
+
+#[cfg(feature = "half")]
+static CAST_HALF: &[Kernel] = &[
+    Kernel::new("gpumem_cast_f32_f16", cast::cast::<f32, half::f16>),
+    Kernel::new("gpumem_cast_f32_bf16", cast::cast::<f32, half::bf16>),
+    Kernel::new("gpumem_cast_f64_f16", cast::cast::<f64, half::f16>),
+    Kernel::new("gpumem_cast_f64_bf16", cast::cast::<f64, half::bf16>),
+    Kernel::new("gpumem_cast_f16_f32", cast::cast::<half::f16, f32>),
+    Kernel::new("gpumem_cast_f16_f64", cast::cast::<half::f16, f64>),
+    Kernel::new("gpumem_cast_f16_bf16", cast::cast::<half::f16, half::bf16>),
+    Kernel::new("gpumem_cast_bf16_f32", cast::cast::<half::bf16, f32>),
+    Kernel::new("gpumem_cast_bf16_f64", cast::cast::<half::bf16, f64>),
+    Kernel::new("gpumem_cast_bf16_f16", cast::cast::<half::bf16, half::f16>),
+];
+
+static GATHER: &[Kernel] = &[
+    Kernel::new("gpumem_gather_1", gather::gather::<u8>),
+    Kernel::new("gpumem_gather_2", gather::gather::<u16>),
+    Kernel::new("gpumem_gather_4", gather::gather::<u32>),
+    Kernel::new("gpumem_gather_8", gather::gather::<u64>),
+    Kernel::new("gpumem_gather_16", gather::gather::<u128>),
+];
 
 static STRIDED: &[Kernel] = &[
     Kernel::new("gpumem_copy_1", strided::copy::<u8>),
@@ -87,6 +121,8 @@ macro_rules! twins {
                 Kernel::new(concat!("gpumem_rows_sum_", $suffix), rows_sum::<$type>),
                 Kernel::new(concat!("gpumem_columns_", $suffix), columns::<$type>),
                 Kernel::new(concat!("gpumem_columns_sum_", $suffix), columns_sum::<$type>),
+                Kernel::new(concat!("gpumem_triangle_rows_", $suffix), triangle::triangle::<$type>),
+                Kernel::new(concat!("gpumem_triangle_columns_", $suffix), triangle::triangle::<$type>),
             ];
         )*
     };

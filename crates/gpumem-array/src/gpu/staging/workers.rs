@@ -1,10 +1,11 @@
 //! [`Workers`]: threads that copy host memory.
 //!
-//! A copy is divided into pieces, which the threads and the waiting caller take from one queue. A thread copies bytes and nothing
-//! else: it cannot fail, block or panic, and needs no context of a driver.
+//! A copy is divided into pieces, which the threads and the waiting caller take from one queue. A thread copies bytes, or converts numbers
+//! while it copies them, and does nothing else: it cannot fail, block or panic, and needs no context of a driver.
 
 use super::Tuning;
 use super::copy::{copy_by_words, copy_past_cache, copy_through_cache};
+use crate::element::{Cast, Element};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
@@ -55,6 +56,57 @@ pub(crate) struct HostCopy {
     pub(crate) from: *const u8,
     pub(crate) size_bytes: usize,
     pub(crate) stores: Stores,
+    /// Changes the type of the elements. `size_bytes` is then that of the destination.
+    pub(crate) conversion: Option<Conversion>,
+}
+
+/// A conversion of elements while they are copied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Conversion {
+    /// The sizes of an element, in bytes.
+    from_bytes: usize,
+    to_bytes: usize,
+    /// Converts a number of elements from the second place to the first.
+    run: unsafe fn(*mut u8, *const u8, usize),
+}
+
+impl Conversion {
+    pub(crate) fn new<T: Cast<U>, U: Element>() -> Self {
+        Self { from_bytes: size_of::<T>(), to_bytes: size_of::<U>(), run: convert::<T, U> }
+    }
+
+    /// The size of elements after the conversion, in bytes.
+    pub(crate) fn target_bytes(self, source_bytes: usize) -> usize {
+        source_bytes / self.from_bytes * self.to_bytes
+    }
+
+    /// The size of whole elements after the conversion that are not larger, except for a single one.
+    pub(crate) fn whole(self, size_bytes: usize) -> usize {
+        (size_bytes / self.to_bytes).max(1) * self.to_bytes
+    }
+
+    /// Converts as many elements as both sides have. They are aligned to them.
+    pub(crate) fn convert(self, to: &mut [u8], from: &[u8]) {
+        let len = (to.len() / self.to_bytes).min(from.len() / self.from_bytes);
+        // SAFETY: both sides have these elements, and a mutable slice overlaps no other.
+        unsafe { (self.run)(to.as_mut_ptr(), from.as_ptr(), len) };
+    }
+
+    /// The size of the elements before the conversion, in bytes.
+    pub(crate) fn source_bytes(self, size_bytes: usize) -> usize {
+        size_bytes / self.to_bytes * self.from_bytes
+    }
+}
+
+/// # Safety
+///
+/// `from` is readable and `to` writable for `len` elements, both aligned. The two ranges must not overlap.
+unsafe fn convert<T: Cast<U>, U: Element>(to: *mut u8, from: *const u8, len: usize) {
+    let (to, from) = (to.cast::<U>(), from.cast::<T>());
+    for index in 0..len {
+        // SAFETY: the caller's promise.
+        unsafe { to.add(index).write(from.add(index).read().cast()) };
+    }
 }
 
 /// How a copy writes its destination.
@@ -112,8 +164,10 @@ impl Workers {
     ///
     /// # Safety
     ///
-    /// Until the result is dropped, both sides of each copy have `size_bytes` bytes that any thread may access, do not overlap, and no
-    /// one else writes them or reads the target. The result is not forgotten.
+    /// - Until the result is dropped, both sides of each copy have `size_bytes` bytes that any thread may access, do not overlap, and no
+    ///   one else writes them or reads the target. The result is not forgotten.
+    /// - With a conversion, the source has as many elements, and both sides are aligned to theirs. A conversion is not started together
+    ///   with other copies.
     pub(crate) unsafe fn start(&self, copies: impl IntoIterator<Item = HostCopy>) -> Copying<'_> {
         let pieces = pieces(copies, self.queue.tuning.piece_bytes);
         let left = Arc::new(AtomicUsize::new(pieces.len()));
@@ -198,7 +252,13 @@ impl Queue {
     }
 
     fn run(&self, piece: &Piece) {
-        for &HostCopy { to, from, size_bytes, stores } in &piece.copies {
+        for &HostCopy { to, from, size_bytes, stores, conversion } in &piece.copies {
+            if let Some(conversion) = conversion {
+                // SAFETY: the caller of `Workers::start` guarantees this until the copy is done, which it is only after this piece. A piece
+                // has whole elements.
+                unsafe { (conversion.run)(to, from, size_bytes / conversion.to_bytes) };
+                continue;
+            }
             let copy = match stores {
                 Stores::Memcpy => copy_through_cache,
                 Stores::Words => copy_by_words,
@@ -271,12 +331,15 @@ fn pieces(copies: impl IntoIterator<Item = HostCopy>, piece_bytes: usize) -> Vec
     let (mut pieces, mut piece, mut room) = (Vec::new(), Vec::new(), piece_bytes);
     for mut copy in copies {
         while copy.size_bytes > 0 {
-            let size_bytes = copy.size_bytes.min(room);
+            let room_bytes = copy.conversion.map_or(room, |conversion| conversion.whole(room));
+            let size_bytes = copy.size_bytes.min(room_bytes);
             piece.push(HostCopy { size_bytes, ..copy });
             copy.to = copy.to.wrapping_add(size_bytes);
-            copy.from = copy.from.wrapping_add(size_bytes);
+            let source_bytes =
+                copy.conversion.map_or(size_bytes, |conversion| conversion.source_bytes(size_bytes));
+            copy.from = copy.from.wrapping_add(source_bytes);
             copy.size_bytes -= size_bytes;
-            room -= size_bytes;
+            room = room.saturating_sub(size_bytes);
             if room == 0 {
                 pieces.push(core::mem::take(&mut piece));
                 room = piece_bytes;
@@ -321,7 +384,13 @@ mod tests {
             1000..=PIECE_BYTES => Stores::Words,
             _ => Stores::PastCache,
         };
-        HostCopy { to: to.as_mut_ptr(), from: from.as_ptr(), size_bytes: from.len(), stores }
+        HostCopy {
+            to: to.as_mut_ptr(),
+            from: from.as_ptr(),
+            size_bytes: from.len(),
+            stores,
+            conversion: None,
+        }
     }
 
     #[test]
@@ -355,6 +424,29 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn numbers_are_converted_by_pieces() {
+        // A piece of this size has no whole number of elements.
+        let workers = Workers::new(2, Tuning { piece_bytes: PIECE_BYTES - 1, ..Tuning::default() });
+        let _burst = workers.burst();
+        for len in [1, 1000, PIECE_BYTES / 4, 3 * PIECE_BYTES / 4 + 5] {
+            let from: Vec<f64> = (0..len).map(|index| index as f64 + 0.25).collect();
+            let mut to = vec![0_f32; len];
+            let (target, source): (&mut [u8], &[u8]) =
+                (bytemuck::cast_slice_mut(&mut to), bytemuck::cast_slice(&from));
+            let copy = HostCopy {
+                to: target.as_mut_ptr(),
+                from: source.as_ptr(),
+                size_bytes: 4 * len,
+                stores: Stores::Memcpy,
+                conversion: Some(Conversion::new::<f64, f32>()),
+            };
+            // SAFETY: both vectors have these elements, outlive the copy, and are not used before it is done.
+            drop(unsafe { workers.start([copy]) });
+            assert!(to.iter().zip(&from).all(|(to, from)| f64::from(*to) == *from), "{len}");
+        }
     }
 
     #[test]

@@ -1,0 +1,184 @@
+//! Elements as another floating-point type, converted where that takes the least time: on the device, which reads and writes its memory
+//! faster than any link, except that fewer bytes should cross a link.
+
+use crate::array::{GpuArray, GpuView, GpuViewMut, UninitArray, readers};
+use crate::copy::{converted, upload_cast};
+use crate::element::{Cast, Element};
+use crate::error::ArrayError;
+use crate::gpu::Place;
+use crate::kernel::library::{launch, parameter};
+use crate::kind::{self, Kind};
+use crate::layout::Order;
+use crate::ops::blocks;
+use crate::storage::queue;
+use core::any::TypeId;
+use ndarray::{Array, ArrayBase, Data, Dimension};
+
+impl<T: Element, D: Dimension> GpuView<'_, T, D> {
+    /// Converts the elements to another floating-point type, on the device. The result is in device memory, in the order of the view if that is
+    /// contiguous, otherwise in row-major order.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let double = GpuArray::from_slice(&gpu, &[0.1_f64, 1e300])?;
+    /// assert_eq!(double.cast::<f32>()?.to_vec()?, [0.1, f32::INFINITY]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::TooManyElements`] if the result exceeds the address space.
+    /// - [`ArrayError::NoPeerAccess`] if the view is used through a device that has no link to its memory, in a capture.
+    /// - [`ArrayError::WrongDevice`] if it is used through another driver.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn cast<U: Element>(&self) -> Result<GpuArray<U, D>, ArrayError>
+    where
+        T: Cast<U>,
+    {
+        self.cast_to(self.gpu())
+    }
+
+    /// Like [`GpuView::cast`], with the result at another place: in memory of another kind, or on another device. Between devices, the
+    /// elements cross the link in the smaller of both types.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::cast`] and [`GpuView::copy_to`].
+    pub fn cast_to<U: Element, P: Place + ?Sized>(
+        &self,
+        place: &P,
+    ) -> Result<GpuArray<U, D, P::Kind>, ArrayError>
+    where
+        T: Cast<U>,
+    {
+        let gpu = place.gpu();
+        if self.storage().device() != gpu.device() {
+            return match size_of::<T>() > size_of::<U>() {
+                true => self.on(self.home()).cast()?.copy_to(place),
+                false => self.copy_to(gpu)?.view().cast_to(place),
+            };
+        }
+        let Some(order) = self.layout().order() else {
+            return self.on(gpu).to_order(Order::Row)?.view().cast_to(place);
+        };
+        let view = self.on(gpu);
+        view.storage().share(gpu, "cast")?;
+        let result = UninitArray::with_order(place, self.raw_dim(), order)?.into_unwritten();
+        if result.is_empty() {
+            return Ok(result);
+        }
+        view.reads().order(gpu)?;
+        result.writes().order(gpu)?;
+        let (out, from, n) = (result.address(), view.address(), (result.len() * T::LANES) as u64);
+        let function = gpu.library().cast(T::FROM, T::TO)?;
+        let mut parameters = [parameter(&out), parameter(&from), parameter(&n)];
+        let size_bytes = result.len() * size_of::<T>().max(size_of::<U>());
+        let shape = ([blocks(size_bytes, 16 * THREADS), 1, 1], [THREADS as u32, 1, 1], 0);
+        queue(gpu, [view.reads(), result.writes()], |stream| {
+            // SAFETY: these are the kernel's parameters. Both ranges are contiguous in one order and have as many numbers, are alive on this
+            // device and named, and the stream has been ordered.
+            unsafe { launch(function, stream, shape, &mut parameters) }
+        })?;
+        Ok(result)
+    }
+
+    /// Downloads the elements as another floating-point type. They cross the link in the smaller of both types.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::to_array`] and [`GpuView::cast`].
+    pub fn to_array_cast<U: Element>(&self) -> Result<Array<U, D>, ArrayError>
+    where
+        T: Cast<U>,
+    {
+        match size_of::<T>() > size_of::<U>() {
+            true => self.on(self.home()).cast()?.to_array(),
+            false => converted(&self.to_array()?, T::cast),
+        }
+    }
+}
+
+readers! {
+    Element;
+
+    /// Converts the elements to another floating-point type, on the device; see [`GpuView::cast`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::cast`].
+    pub fn cast<U: Element>(&self) -> Result<GpuArray<U, D>, ArrayError>
+    where
+        T: Cast<U>,
+    {
+        self.view().cast()
+    }
+}
+
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// Uploads an `ndarray` array or view as another floating-point type. Returns when the elements have been read; the order is that of
+    /// [`GpuArray::from_array`].
+    ///
+    /// The elements cross the link in the smaller of both types. Those that become smaller are converted on the host, by the threads that copy
+    /// them to pinned memory ([`Gpu::set_staging`](crate::Gpu::set_staging)). Those that become larger are uploaded to more device memory,
+    /// and converted there; if there is no room for both, they are converted on the host.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::{Ix1, array}, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let single: GpuArray<f32, Ix1> = GpuArray::from_array_cast(&gpu, &array![0.5_f64, 1.5])?;
+    /// assert_eq!(single.to_vec()?, [0.5_f32, 1.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::TooManyElements`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuArray::from_array`].
+    pub fn from_array_cast<U, P, S>(place: &P, array: &ArrayBase<S, D>) -> Result<Self, ArrayError>
+    where
+        U: Cast<T>,
+        P: Place<Kind = K> + ?Sized,
+        S: Data<Elem = U>,
+    {
+        let is_wider = size_of::<T>() > size_of::<U>();
+        let has_kernels = TypeId::of::<K>() == TypeId::of::<kind::Device>() && array.len() >= DEVICE_LEN_MIN;
+        if is_wider && has_kernels && !array.is_empty() {
+            let narrow = GpuArray::<U, D>::from_array(place.gpu(), array);
+            match narrow.and_then(|narrow| narrow.view().cast_to(place)) {
+                Err(error) if error.is_out_of_memory() => {}
+                Err(ArrayError::NoSuchKernel { .. }) => {}
+                result => return result,
+            }
+        }
+        let order = match array.t().as_slice() {
+            Some(_) if array.as_slice().is_none() => Order::Column,
+            _ => Order::Row,
+        };
+        let mut target = UninitArray::with_order(place, array.raw_dim(), order)?.into_unwritten();
+        match array.as_slice_memory_order().filter(|_| is_contiguous(array)) {
+            Some(elements) => upload_cast(&mut target.view_mut(), elements)?,
+            None => {
+                let elements = converted(array, U::cast)?;
+                target.view_mut().copy_from_slice(elements.as_slice().unwrap_or_default())?;
+            }
+        }
+        Ok(target)
+    }
+}
+
+/// Row-major or column-major. Others, such as a view with its rows reversed, can be contiguous in memory too.
+fn is_contiguous<S: Data, D: Dimension>(array: &ArrayBase<S, D>) -> bool {
+    array.is_standard_layout() || array.t().is_standard_layout()
+}
+
+const THREADS: usize = 256;
+/// For fewer elements, a launch and an allocation take longer than a conversion on the host.
+const DEVICE_LEN_MIN: usize = 1 << 15;

@@ -1,0 +1,100 @@
+//! Elements by their indices on an axis.
+
+use crate::array::{GpuArray, GpuView, GpuViewMut, readers};
+use crate::element::Element;
+use crate::error::ArrayError;
+use crate::kernel::library::{launch, parameter};
+use crate::kind::Kind;
+use crate::layout::{Layout, Order};
+use crate::ops::blocks;
+use crate::storage::queue;
+use ndarray::{Axis, Dimension, RemoveAxis};
+
+impl<T: Element, D: Dimension + RemoveAxis> GpuView<'_, T, D> {
+    /// Copies the elements at these indices of an axis, in their order, on the device. An index may occur several times. The result is in
+    /// row-major order. Uploads the indices: 8 bytes each.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::{Axis, array}, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let rows = GpuArray::from_array(&gpu, &array![[1, 2], [3, 4], [5, 6]])?;
+    /// assert_eq!(rows.select(Axis(0), &[2, 0])?.to_array()?, array![[5, 6], [1, 2]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::Slice`] if the axis does not exist, or an index is outside of it.
+    /// - [`ArrayError::TooManyElements`] if the result exceeds the address space.
+    /// - [`ArrayError::NoPeerAccess`] if the view is used through a device that has no link to its memory.
+    /// - [`ArrayError::WrongDevice`] if it is used through another driver.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails, or if the stream captures.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn select(&self, axis: Axis, indices: &[usize]) -> Result<GpuArray<T, D>, ArrayError> {
+        let len = self.shape().get(axis.index()).copied().unwrap_or(0);
+        let outside = indices.iter().find(|index| **index >= len);
+        let wrong = outside.map(|index| format!("index {index}"));
+        let wrong = wrong.or_else(|| (axis.index() >= self.ndim()).then(|| "indices".to_owned()));
+        if let Some(slice) = wrong {
+            return Err(ArrayError::Slice { slice, axis: axis.index(), shape: self.shape().to_vec() });
+        }
+        let gpu = self.gpu();
+        self.storage().share(gpu, "select")?;
+        let mut dim = self.raw_dim();
+        dim[axis.index()] = indices.len();
+        let result = GpuArray::unwritten(gpu, Layout::dense(dim, Order::Row, size_of::<T>())?)?;
+        if result.is_empty() {
+            return Ok(result);
+        }
+        let source = self.dense(Order::Row)?;
+        let source = source.view();
+        let indices: Vec<u64> = indices.iter().map(|index| *index as u64).collect();
+        let indices = GpuArray::from_slice(gpu, &indices)?;
+        let product = |lens: &[usize]| lens.iter().product::<usize>();
+        let (outer, inner) = (&self.shape()[..axis.index()], &self.shape()[axis.index() + 1..]);
+        let row_bytes = product(inner) * size_of::<T>();
+        let unit = [16, 8, 4, 2]
+            .into_iter()
+            .find(|unit| row_bytes.is_multiple_of(*unit) && source.address().is_multiple_of(*unit as u64));
+        let unit = unit.unwrap_or(1);
+        let (width, outer) = (row_bytes / unit, product(outer));
+        source.reads().order(gpu)?;
+        indices.view().reads().order(gpu)?;
+        result.writes().order(gpu)?;
+        let addresses = [result.address(), source.address(), indices.address()];
+        let sizes = [indices.len(), len, width, outer].map(|size| size as u64);
+        let function = gpu.library().gather(unit)?;
+        let [out, from, index] = addresses.each_ref().map(parameter);
+        let [count, len, width, outer] = sizes.each_ref().map(parameter);
+        let mut parameters = [out, from, index, count, len, width, outer];
+        let shape =
+            ([blocks(result.len() * size_of::<T>() / unit, THREADS), 1, 1], [THREADS as u32, 1, 1], 0);
+        queue(gpu, [source.reads(), indices.view().reads(), result.writes()], |stream| {
+            // SAFETY: these are the kernel's parameters. The source is contiguous and has the rows of all indices, which were checked above, and
+            // the result has a row for each; both are aligned to a unit, alive on this device and named, and the stream has been ordered.
+            unsafe { launch(function, stream, shape, &mut parameters) }
+        })?;
+        Ok(result)
+    }
+}
+
+readers! {
+    Element;
+
+    /// Copies the elements at these indices of an axis, in their order, on the device; see [`GpuView::select`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`], [`ArrayError::TooManyElements`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`],
+    /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::select`].
+    pub fn select(&self, axis: Axis, indices: &[usize]) -> Result<GpuArray<T, D>, ArrayError>
+    where
+        D: RemoveAxis,
+    {
+        self.view().select(axis, indices)
+    }
+}
+
+const THREADS: usize = 256;

@@ -1,0 +1,143 @@
+//! A triangle of a matrix, or a symmetric matrix, times a vector.
+
+use crate::array::{GpuArray, GpuView, GpuViewMut, Vector, readers};
+use crate::element::Numeric;
+use crate::error::ArrayError;
+use crate::kernel::library::{Kernel, launch, parameter};
+use crate::kind::Kind;
+use crate::layout::{Layout, Order};
+use crate::ops::blocks;
+use crate::storage::queue;
+use ndarray::{Dimension, Ix1, Ix2};
+
+/// The part of a square matrix that [`GpuView::triangle_dot`] uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Triangle {
+    /// The elements on and above the diagonal. The others are zero.
+    Upper,
+    /// The elements above the diagonal, which consists of ones. The others are zero.
+    UnitUpper,
+    /// The elements on and below the diagonal. The others are zero.
+    Lower,
+    /// The elements below the diagonal, which consists of ones. The others are zero.
+    UnitLower,
+    /// The elements on and above the diagonal. Those below are the same, mirrored.
+    Symmetric,
+}
+
+impl<T: Numeric> GpuView<'_, T, Ix2> {
+    /// Multiplies a triangle of the matrix by a vector. Other elements are not read, and can have any value.
+    ///
+    /// A triangle reads about half as many bytes as [`GpuView::dot`], and so does [`Triangle::Symmetric`] in each of its two launches.
+    /// A view that is not contiguous is first gathered. Floats are summed in an order that depends on the shape and the order of the
+    /// matrix alone; integers wrap.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, Triangle, ndarray::array, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let a = GpuArray::from_array(&gpu, &array![[1, 2], [100, 3]])?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 10])?;
+    /// assert_eq!(a.view().triangle_dot(Triangle::Upper, &x)?.to_vec()?, [21, 30]);
+    /// assert_eq!(a.view().triangle_dot(Triangle::Symmetric, &x)?.to_vec()?, [21, 32]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::Shape`] if the matrix is not square, or the length of the vector is not its number of columns.
+    /// - [`ArrayError::NoPeerAccess`] if `vector` is on another device than the operation, without a link to it.
+    /// - [`ArrayError::WrongDevice`] if `vector` belongs to another driver.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn triangle_dot<B: Vector<Elem = T>>(
+        &self,
+        triangle: Triangle,
+        vector: &B,
+    ) -> Result<GpuArray<T, Ix1>, ArrayError> {
+        let vector = vector.as_view();
+        let (row_count, column_count) = self.raw_dim().into_pattern();
+        if row_count != column_count || vector.len() != column_count {
+            return Err(ArrayError::Shape {
+                operation: "triangle_dot",
+                left: self.shape().to_vec(),
+                right: vector.shape().to_vec(),
+                expected: "the matrix must be square, and the vector must have as many elements as the matrix has columns",
+            });
+        }
+        let gpu = self.gpu();
+        self.storage().share(gpu, "triangle_dot")?;
+        vector.storage().share(gpu, "triangle_dot")?;
+        let result = GpuArray::unwritten(gpu, Layout::dense(Ix1(row_count), Order::Row, size_of::<T>())?)?;
+        if row_count == 0 {
+            return Ok(result);
+        }
+        let matrix = self.dense(self.layout().order().unwrap_or(Order::Row))?;
+        let (matrix, vector) = (matrix.view(), vector.on(gpu).dense(Order::Row)?);
+        let vector = vector.view();
+        matrix.reads().order(gpu)?;
+        vector.reads().order(gpu)?;
+        result.writes().order(gpu)?;
+        let is_row_major = matrix.layout().is_dense(Order::Row);
+        let launches: &[(u64, bool)] = match triangle {
+            Triangle::Upper => &[(UPPER, false)],
+            Triangle::UnitUpper => &[(UPPER | UNIT, false)],
+            Triangle::Lower => &[(0, false)],
+            Triangle::UnitLower => &[(UNIT, false)],
+            // The part below the diagonal is the transpose of the one above.
+            Triangle::Symmetric => &[(UPPER, false), (STRICT | ADDS, true)],
+        };
+        let kernels = [Kernel::TriangleRows, Kernel::TriangleColumns];
+        let kernels =
+            [gpu.library().kernel(kernels[0], T::KIND)?, gpu.library().kernel(kernels[1], T::KIND)?];
+        let n = row_count as u64;
+        queue(gpu, [matrix.reads(), vector.reads(), result.writes()], |stream| {
+            launches.iter().try_for_each(|&(form, is_transposed)| {
+                let is_along_rows = is_row_major != is_transposed;
+                let steps = if is_along_rows { [n, 1] } else { [1, n] };
+                let words =
+                    [result.address(), matrix.address(), steps[0], steps[1], vector.address(), n, form];
+                let (function, shape) = match is_along_rows {
+                    true => {
+                        (kernels[0], ([blocks(row_count, ROW_LANES as usize), 1, 1], [32, ROW_LANES, 1], 0))
+                    }
+                    false => (kernels[1], ([blocks(row_count, THREADS as usize), 1, 1], [THREADS, 1, 1], 0)),
+                };
+                let mut parameters = words.each_ref().map(parameter);
+                // SAFETY: these are the kernel's parameters, all of them words. The matrix is contiguous and square, and the vectors have as
+                // many elements as it has rows; all are alive on this device and named, and the stream has been ordered.
+                unsafe { launch(function, stream, shape, &mut parameters) }
+            })
+        })?;
+        Ok(result)
+    }
+}
+
+readers! {
+    Numeric, Ix2;
+
+    /// Multiplies a triangle of the matrix by a vector; see [`GpuView::triangle_dot`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::triangle_dot`].
+    pub fn triangle_dot<B: Vector<Elem = T>>(
+        &self,
+        triangle: Triangle,
+        vector: &B,
+    ) -> Result<GpuArray<T, Ix1>, ArrayError> {
+        self.view().triangle_dot(triangle, vector)
+    }
+}
+
+/// The forms of the kernels.
+const UPPER: u64 = 1;
+const STRICT: u64 = 2;
+const UNIT: u64 = 4;
+const ADDS: u64 = 8;
+/// The kernels are compiled for these.
+const ROW_LANES: u32 = 8;
+const THREADS: u32 = 256;
