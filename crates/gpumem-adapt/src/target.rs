@@ -323,7 +323,7 @@ where
         let is_kept = <Self as Receive<T, D>>::keeps() && array.gpu().device() == gpu.device();
         let array = if is_kept { same(array) } else { Err(array) };
         match array {
-            Ok(array) => Ok(Self::Array::into_gpu(array, gpu).map_err(gpumem_array::ArrayError::from)?),
+            Ok(array) => Ok(Self::Array::into_gpu(array, gpu).map_err(ArrayError::from)?),
             Err(array) => Self::copy_from_gpu(array.view(), cx),
         }
     }

@@ -96,7 +96,7 @@ fn products_use_the_structure() {
     assert_eq!(transposed.dot(&x).unwrap().to_vec().unwrap(), [741.0, 1302.5, -862.0]);
 }
 
-/// What a wrapper stands for, element by element.
+/// The product of a matrix, given by its elements, and a vector.
 fn product(element: impl Fn(usize, usize) -> f64, x: &Array1<f64>) -> Vec<f64> {
     let row = |i: usize| (0..x.len()).map(|j| element(i, j) * x[j]).sum();
     (0..x.len()).map(row).collect()
