@@ -8,6 +8,8 @@
 //! cargo run --example mixed_precision
 //! ```
 
+#![allow(clippy::print_stdout, reason = "an example")]
+
 use gpumem_adapt::array::kind::Device;
 use gpumem_adapt::array::ndarray::{Array1, Array2, Ix1, Ix2};
 use gpumem_adapt::array::pool::{self, Pool};

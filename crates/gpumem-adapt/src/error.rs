@@ -4,7 +4,10 @@ use core::error::Error;
 use core::fmt;
 use gpumem_array::ArrayError;
 use gpumem_array::pool::PoolError;
+use gpumem_array::pool::sys::DriverError;
 use std::borrow::Cow;
+use std::collections::TryReserveError;
+use std::io;
 
 /// A value could not be moved. Parts that were already moved are released.
 ///
@@ -76,17 +79,14 @@ impl AdaptError {
         }
     }
 
-    /// Returns whether memory ran out or its size was refused; see [`ArrayError::is_out_of_memory`]. Also for an error of the program's own code
-    /// that is such an error.
+    /// Returns whether memory ran out or its size was refused; see [`ArrayError::is_out_of_memory`]. For an error of the program's own
+    /// code, whether it or one of its [sources](Error::source) says so: an error of any layer of gpumem, [`io::ErrorKind::OutOfMemory`], or
+    /// [`TryReserveError`].
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self.innermost() {
             Self::Array(error) => error.is_out_of_memory(),
-            Self::Custom(error) => {
-                let error = &**error;
-                error.downcast_ref::<ArrayError>().is_some_and(ArrayError::is_out_of_memory)
-                    || error.downcast_ref::<PoolError>().is_some_and(PoolError::is_out_of_memory)
-            }
+            Self::Custom(error) => ran_out_of_memory(&**error),
             Self::Within { .. } => false,
         }
     }
@@ -97,6 +97,25 @@ impl AdaptError {
             error => error,
         }
     }
+}
+
+/// Returns whether memory or a limit ran out, according to an error or one of its sources.
+pub(crate) fn ran_out_of_memory(error: &(dyn Error + 'static)) -> bool {
+    let mut found = Some(error);
+    while let Some(error) = found {
+        if error.downcast_ref::<ArrayError>().is_some_and(ArrayError::is_out_of_memory)
+            || error.downcast_ref::<PoolError>().is_some_and(PoolError::is_out_of_memory)
+            || error.downcast_ref::<DriverError>().is_some_and(DriverError::is_out_of_memory)
+            || error
+                .downcast_ref::<io::Error>()
+                .is_some_and(|error| error.kind() == io::ErrorKind::OutOfMemory)
+            || error.is::<TryReserveError>()
+        {
+            return true;
+        }
+        found = error.source();
+    }
+    false
 }
 
 impl fmt::Display for AdaptError {

@@ -22,7 +22,7 @@ pub use groups::Groups;
 pub use stream::{FeedStream, feed_stream};
 
 use crate::adapt::Adapt;
-use crate::error::AdaptError;
+use crate::error::{AdaptError, ran_out_of_memory};
 use crate::policy::Keep;
 use crate::storage::Storage;
 use crate::target::{Destination, Target};
@@ -31,8 +31,8 @@ use core::error::Error;
 use core::fmt;
 use core::iter::{Fuse, FusedIterator};
 use gpumem_array::kind::Kind;
-use gpumem_array::pool::{PoolError, Stream};
-use gpumem_array::{ArrayError, Gpu, Memory};
+use gpumem_array::pool::Stream;
+use gpumem_array::{Gpu, Memory};
 use std::collections::VecDeque;
 
 /// Begins to upload the values of an iterator ahead of their use; see [`Feeder::on`].
@@ -245,7 +245,7 @@ where
         let moved = match item.is_at(&self.place) {
             true => item.into_adapted(&self.place),
             false => match item.adapt(&self.copies) {
-                Err(error) if is_out_of_memory(&error) && !self.ready.is_empty() => {
+                Err(error) if ran_out_of_memory(&error) && !self.ready.is_empty() => {
                     self.delayed = Some(item);
                     return false;
                 }
@@ -315,20 +315,6 @@ impl<I, V: Adapt<To>, To: Target> fmt::Debug for Feed<I, V, To> {
             .field("prefetch", &self.prefetch)
             .finish_non_exhaustive()
     }
-}
-
-/// Returns whether memory or a limit ran out, so that less may succeed.
-fn is_out_of_memory(error: &(dyn Error + 'static)) -> bool {
-    let mut error = Some(error);
-    while let Some(found) = error {
-        if found.downcast_ref::<ArrayError>().is_some_and(ArrayError::is_out_of_memory)
-            || found.downcast_ref::<PoolError>().is_some_and(PoolError::is_out_of_memory)
-        {
-            return true;
-        }
-        error = found.source();
-    }
-    false
 }
 
 const EMPTY_BATCHES: &str = "batches of 0 rows hold no data set: set `batch_size` to at least 1";

@@ -67,6 +67,7 @@ pub trait Policy<T: Element>: 'static {
 
     /// Converts elements on their device. `None`, which it returns unless implemented: they are downloaded, converted, and uploaded.
     /// [`GpuArray::map_kernel`] calls a kernel of your own.
+    #[expect(clippy::type_complexity, reason = "each part of the type is known to the reader")]
     fn on_device<D: Dimension, K: Kind>(
         view: &GpuView<'_, T, D>,
         place: &Memory<'_, K>,

@@ -13,6 +13,7 @@ use gpumem_adapt::{
 };
 use gpumem_sim::{Effect, Rule, Sim, SimConfig};
 use half::{bf16, f16};
+use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -391,6 +392,142 @@ fn a_save_that_fails_keeps_the_file() {
     let mut names = folder.names();
     names.sort_unstable();
     assert_eq!(names, ["folder", "model.safetensors"]);
+}
+
+#[test]
+fn unusual_paths() {
+    let (gpu, folder) = (gpu(), Folder::new("paths"));
+    let ones = GpuArray::from_elem(&gpu, 3, 1_u8).unwrap();
+    // A folder is not a checkpoint, and neither are empty files.
+    assert!(both(&folder.0).iter().all(Result::is_err));
+    fs::write(folder.file(), []).unwrap();
+    assert!(
+        both(&folder.file()).iter().all(|opened| matches!(opened, Err(CheckpointError::Malformed { .. })))
+    );
+    // As long as a name can be.
+    let long = folder.0.join("n".repeat(255));
+    save(&long, [("a", &ones)]).unwrap();
+    assert_eq!(
+        Checkpoint::open(&long).unwrap().load::<u8, Ix1>("a", &gpu).unwrap().to_vec().unwrap(),
+        [1; 3]
+    );
+    let longer = save(folder.0.join("n".repeat(256)), [("a", &ones)]).unwrap_err();
+    assert!(matches!(&longer, CheckpointError::Io { .. }), "{longer}");
+    for path in ["", ".", "..", "/"] {
+        let error = save(path, [("a", &ones)]).unwrap_err();
+        assert!(matches!(&error, CheckpointError::Io { .. }), "{path}: {error}");
+        assert!(!error.is_out_of_memory());
+    }
+    assert_eq!(folder.names().len(), 2);
+}
+
+#[cfg(unix)]
+#[test]
+fn permissions_stay_and_devices_too() {
+    use std::os::unix::fs::PermissionsExt;
+    let (gpu, folder) = (gpu(), Folder::new("permissions"));
+    let ones = GpuArray::from_elem(&gpu, 3, 1_u8).unwrap();
+    save(folder.file(), [("a", &ones)]).unwrap();
+    for mode in [0o600, 0o640, 0o444] {
+        fs::set_permissions(folder.file(), fs::Permissions::from_mode(mode)).unwrap();
+        save(folder.file(), [("b", &ones)]).unwrap();
+        assert_eq!(fs::metadata(folder.file()).unwrap().permissions().mode() & 0o777, mode);
+    }
+    // A socket stands for everything that is not a file.
+    let socket = folder.0.join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let error = save(&socket, [("a", &ones)]).unwrap_err();
+    assert!(matches!(error, CheckpointError::Io { operation: "replace", .. }), "{error}");
+    assert!(!fs::metadata(&socket).unwrap().is_file());
+    assert_eq!(folder.names().len(), 2);
+}
+
+/// Every type of the format that arrays cannot have, in whole bytes and in parts of them.
+#[test]
+fn types_without_elements_are_named() {
+    let (gpu, folder) = (gpu(), Folder::new("types"));
+    for (dtype, len, size_bytes) in [
+        ("F4", 4, 2),
+        ("F6_E2M3", 4, 3),
+        ("F6_E3M2", 4, 3),
+        ("F8_E5M2", 2, 2),
+        ("F8_E4M3", 2, 2),
+        ("F8_E8M0", 2, 2),
+        ("C64", 1, 8),
+    ] {
+        let header = format!(
+            "{{\"known\":{{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[0,4]}},\
+             \"odd\":{{\"dtype\":\"{dtype}\",\"shape\":[{len}],\"data_offsets\":[4,{}]}}}}",
+            4 + size_bytes
+        );
+        for checkpoint in folder.opened(&file(&header, &vec![0; 4 + size_bytes])) {
+            let checkpoint = checkpoint.unwrap();
+            assert_eq!(checkpoint.load::<i32, Ix1>("known", &gpu).unwrap().to_vec().unwrap(), [0]);
+            let error = checkpoint.load_all(&gpu).unwrap_err();
+            assert!(
+                matches!(&error, CheckpointError::UnsupportedDtype { name, .. } if &**name == "odd"),
+                "{dtype}: {error}"
+            );
+            let error = checkpoint.load::<u8, Ix1>("odd", &gpu).unwrap_err();
+            assert!(matches!(error, CheckpointError::WrongDtype { .. }), "{dtype}: {error}");
+        }
+    }
+    assert_eq!(gpu.pool().status().unwrap().in_use_bytes, 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Headers of the right form with any numbers: a result, and no allocation of what they claim.
+    #[test]
+    fn headers_with_any_numbers(
+        tensors in prop::collection::vec((0..13_usize, prop::collection::vec(length(), 0..4), length(), length()), 0..5),
+        size_bytes in 0..64_usize,
+    ) {
+        let (gpu, folder) = (gpu(), Folder::new("numbers"));
+        const TYPES: [&str; 13] =
+            ["BOOL", "U8", "I8", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "F64", "I64", "U64"];
+        let entries = tensors.iter().enumerate().map(|(index, (dtype, shape, start, end))| {
+            let dtype = TYPES[*dtype];
+            format!("\"t{index}\":{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{start},{end}]}}")
+        });
+        let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
+        for opened in folder.opened(&file(&header, &vec![1; size_bytes])) {
+            match opened.and_then(|opened| opened.load_all(&gpu)) {
+                Ok(loaded) => prop_assert_eq!(loaded.len(), tensors.len()),
+                Err(error) => prop_assert!(!error.is_out_of_memory(), "{}", error),
+            }
+        }
+        prop_assert_eq!(gpu.pool().status().unwrap().in_use_bytes, 0);
+    }
+}
+
+/// Small numbers, and those where sizes overflow.
+fn length() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0..9_u64, 1 => Just(1 << 32), 1 => Just(u64::MAX >> 1), 1 => Just(u64::MAX), 1 => Just(1 << 61)]
+}
+
+#[test]
+fn many_threads_read_one_file() {
+    let folder = Folder::new("threads");
+    let gpu = gpu();
+    let arrays: Vec<_> = (0..8_u32).map(|index| GpuArray::from_elem(&gpu, 30_000, index).unwrap()).collect();
+    let names: Vec<String> = (0..8).map(|index| format!("t{index}")).collect();
+    save(folder.file(), names.iter().zip(&arrays)).unwrap();
+    for checkpoint in both(&folder.file()) {
+        let checkpoint = &checkpoint.unwrap();
+        std::thread::scope(|scope| {
+            for (index, name) in names.iter().enumerate() {
+                let gpu = gpu.fork().unwrap();
+                scope.spawn(move || {
+                    for _ in 0..5 {
+                        let loaded = checkpoint.load::<u32, Ix1>(name, &gpu).unwrap().to_vec().unwrap();
+                        assert!(loaded.len() == 30_000 && loaded.iter().all(|value| *value == index as u32));
+                    }
+                });
+            }
+        });
+    }
 }
 
 /// A checkpoint that is open keeps its bytes while its file is replaced.

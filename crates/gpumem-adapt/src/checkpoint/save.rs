@@ -10,7 +10,6 @@ use gpumem_array::{ArrayError, GpuArray, GpuView};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashSet};
-use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -47,7 +46,7 @@ impl From<ArrayError> for Failed {
 /// Saves arrays by name, with their types and shapes. `shape` is that of the array, and the elements are in row-major order.
 ///
 /// The bytes go to a new file in the same folder, which replaces `path` at the end, once it is on the disk. If anything fails, or the
-/// program ends, the file at `path` is the one before. A [`Checkpoint`](crate::Checkpoint) that reads or maps it keeps the old bytes.
+/// program ends, the file at `path` is the one before. The new file has its permissions. A [`Checkpoint`](crate::Checkpoint) that reads or maps it keeps the old bytes.
 /// Large arrays are downloaded in chunks through pinned memory. Waits for the work that the arrays depend on.
 ///
 /// ```
@@ -182,14 +181,23 @@ struct NewFile {
 }
 
 impl NewFile {
+    /// With the permissions of the file that it replaces. Folders and devices are not replaced.
     fn beside(path: &Path) -> Result<Self, CheckpointError> {
-        let mut name = OsString::from(".");
-        name.push(path.file_name().unwrap_or_default());
-        name.push(format!(".{:016x}.tmp", fastrand::u64(..)));
-        let new = path.with_file_name(name);
+        let replaced = fs::metadata(path).ok();
+        if replaced.as_ref().is_some_and(|found| !found.is_file()) {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
+            return Err(io_error("replace", path, source));
+        }
+        // Short, because the name of the checkpoint can be as long as the system allows.
+        let new = path.with_file_name(format!(".gpumem-{:016x}.tmp", fastrand::u64(..)));
         let file = OpenOptions::new().write(true).create_new(true).open(&new);
         let file = file.map_err(|source| io_error("create", &new, source))?;
-        Ok(Self { file, path: new, is_in_place: false })
+        let file = Self { file, path: new, is_in_place: false };
+        if let Some(replaced) = replaced {
+            let set = file.file.set_permissions(replaced.permissions());
+            set.map_err(|source| io_error("create", &file.path, source))?;
+        }
+        Ok(file)
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {

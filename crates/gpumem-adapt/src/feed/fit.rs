@@ -1,6 +1,6 @@
 //! Batch sizes that fit into memory: [`fit_batch_size`] finds the largest, [`halve_on_out_of_memory`] goes on with a smaller one.
 
-use super::is_out_of_memory;
+use crate::error::ran_out_of_memory;
 use core::error::Error;
 use core::fmt;
 use core::ops::{Range, RangeInclusive};
@@ -61,7 +61,7 @@ pub fn fit_batch_size<E: Error + 'static>(
         let outcome = step(size);
         let fits = match outcome {
             Ok(()) => true,
-            Err(error) if is_out_of_memory(&error) => false,
+            Err(error) if ran_out_of_memory(&error) => false,
             Err(error) => return Err(error),
         };
         let peak_bytes = gpu.pool().status().map_or(0, |status| status.in_use_peak_bytes);
@@ -127,7 +127,7 @@ pub fn halve_on_out_of_memory<R, E: Error + 'static>(
                 start = items.end;
                 results.push((items, result));
             }
-            Err(error) if items.len() > 1 && is_out_of_memory(&error) => {
+            Err(error) if items.len() > 1 && ran_out_of_memory(&error) => {
                 size = items.len().div_ceil(2);
                 let _ = gpu.device().synchronize();
                 let _ = gpu.pool().trim_to(0);
