@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayView1, Ix1, Ix2, array};
+use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayView1, Axis, Ix1, Ix2, array};
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{Gpu, GpuArray};
-use gpumem_adapt::{Adapt, Host, HostVec};
+use gpumem_adapt::{Adapt, F64, Host, HostVec};
 use gpumem_sim::SimConfig;
 use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
@@ -187,10 +187,12 @@ fn what_is_right_already_keeps_its_address() {
     );
     let slice = v(1).into_boxed_slice();
     let address = slice.as_ptr();
-    assert_eq!(slice.into_adapted(&HostVec).unwrap().as_ptr(), address);
+    let vector = slice.into_adapted(&HostVec).unwrap();
+    assert_eq!(vector.as_ptr(), address);
     let owned = v(1);
     let address = owned.as_ptr();
-    assert_eq!(Cow::<[i32]>::Owned(owned).into_adapted(&HostVec).unwrap().as_ptr(), address);
+    let vector = Cow::<[i32]>::Owned(owned).into_adapted(&HostVec).unwrap();
+    assert_eq!(vector.as_ptr(), address);
 }
 
 /// The device memory that a function's result has.
@@ -231,9 +233,9 @@ fn views_become_arrays() {
     assert_eq!(whole.t().adapt(&Host).unwrap(), matrix);
     // Larger than any memory, on the host too.
     let column = array![1.0_f32, 2.0];
-    let huge = column.view().insert_axis(gpumem_adapt::array::ndarray::Axis(1));
+    let huge = column.view().insert_axis(Axis(1));
     let huge = huge.broadcast((2, 1 << 57)).unwrap();
     assert!(huge.adapt(&Host).unwrap_err().is_out_of_memory());
-    assert!(huge.adapt(&Host::elements::<gpumem_adapt::F64>()).unwrap_err().is_out_of_memory());
+    assert!(huge.adapt(&Host::elements::<F64>()).unwrap_err().is_out_of_memory());
     assert!(huge.adapt(&gpu.pinned()).unwrap_err().is_out_of_memory());
 }

@@ -187,13 +187,9 @@ fn matrices_of_nalgebra() {
     let small = Matrix2::new(1.0_f64, 2.0, 3.0, 4.0);
     let value = (matrix.clone(), vector.clone(), small, vec![small; 3], Some(DMatrix::<f64>::zeros(0, 4)));
     let there = value.adapt(&gpu).unwrap();
-    let (_, _, _, points, _): &(
-        GpuArray<f32, Ix2>,
-        GpuArray<i64, Ix1>,
-        Matrix2<f64>,
-        GpuArray<Matrix2<f64>, Ix1>,
-        _,
-    ) = &there;
+    let (_, _, _, points, _) = &there;
+    let _: (&GpuArray<f32, Ix2>, &GpuArray<i64, Ix1>, Matrix2<f64>) = (&there.0, &there.1, there.2);
+    let _: &GpuArray<Matrix2<f64>, Ix1> = points;
     assert_eq!(points.to_vec().unwrap(), [small; 3]);
     let x = GpuArray::from_slice(&gpu, &[1.0_f32, 0.0, 0.0, 0.0, 2.0]).unwrap();
     assert_eq!(there.0.dot(&x).unwrap().to_vec().unwrap(), [8.0, 38.0, 68.0]);
