@@ -168,7 +168,9 @@ impl Gpu {
         })))
     }
 
-    /// Opens device 0 of the driver that `GPUMEM_DRIVER` names, with a pool that the environment configures.
+    /// Opens device 0 with its default pool, if the program has set one ([`Pool::set_default`]); otherwise opens it on the driver that
+    /// `GPUMEM_DRIVER` names, with a pool of its own that the environment configures and that ends with its last user.
+    ///
     /// `GPUMEM_DRIVER=sim` requires the feature `sim`. With `GPUMEM_KIND` set, memory of that kind backs arrays of kind
     /// [`Device`](kind::Device).
     ///
@@ -186,12 +188,12 @@ impl Gpu {
     /// [`ArrayError::Pool`] if there is no driver or no device, or if an environment variable is unknown or invalid; with the
     /// feature `sim`, `ArrayError::Sim` if the simulator does not start.
     pub fn open() -> Result<Self, ArrayError> {
-        #[cfg(feature = "sim")]
-        let driver = gpumem_sim::from_env()?;
-        #[cfg(not(feature = "sim"))]
-        let driver = gpumem_pool::sys::Driver::from_env().map_err(PoolError::from)?;
         let options = StagingOptions::from_env()?;
-        let gpu = Self::new(&Pool::from_env(&Device::new(&driver, 0)?)?)?;
+        let pool = match Pool::default_of(0) {
+            Some(pool) => pool,
+            None => Pool::from_env(&Device::new(&driver_from_env()?, 0)?)?,
+        };
+        let gpu = Self::new(&pool)?;
         gpu.set_staging(options);
         Ok(gpu)
     }
@@ -589,4 +591,12 @@ impl fmt::Debug for Gpu {
             .field("stream", self.stream())
             .finish_non_exhaustive()
     }
+}
+
+/// The driver that `GPUMEM_DRIVER` names.
+fn driver_from_env() -> Result<gpumem_pool::sys::Driver, ArrayError> {
+    #[cfg(feature = "sim")]
+    return Ok(gpumem_sim::from_env()?);
+    #[cfg(not(feature = "sim"))]
+    return Ok(gpumem_pool::sys::Driver::from_env().map_err(PoolError::from)?);
 }

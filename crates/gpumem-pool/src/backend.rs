@@ -85,6 +85,16 @@ pub(crate) trait Source: Send + Sync {
         None
     }
 
+    /// The driver's pool behind this backend, which a device can allocate others' memory from.
+    ///
+    /// # Errors
+    ///
+    /// `PoolError::NotWithBackend`, `PoolError::NotWithKind` or `PoolError::BackendUnsupported` if there is none, or none that keeps the
+    /// hard limit.
+    fn device_pool(&self) -> Result<&dyn DevicePool, PoolError> {
+        Err(no_device_pool(self.kind()))
+    }
+
     /// The interface to blocks that grow in place, if the backend supports them.
     fn growing(&self) -> Option<&dyn Growing> {
         None
@@ -147,6 +157,44 @@ pub(crate) trait Source: Send + Sync {
 
     /// The memory reserved from the device. `None` if the backend reserves only the memory of live blocks.
     fn reserved(&self) -> Result<Option<Reserved>, PoolError>;
+}
+
+/// A pool of the driver that can be its device's current pool, which `cuMemAllocAsync` allocates from.
+pub(crate) trait DevicePool {
+    /// Makes it the device's current pool.
+    fn make_current(&self) -> Result<(), DriverError>;
+
+    /// Makes the device's default pool current, if this one is current.
+    fn end_current(&self) -> Result<(), DriverError>;
+
+    /// Returns whether it is the device's current pool.
+    fn is_current(&self) -> Result<bool, DriverError>;
+
+    /// The driver's counters.
+    fn usage(&self) -> Result<DriverPoolUsage, DriverError>;
+}
+
+/// The driver's counters of a pool, over all its users; see [`CurrentPool::usage`](crate::CurrentPool::usage).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DriverPoolUsage {
+    /// Bytes held from the device.
+    pub reserved_bytes: u64,
+    /// The peak of reserved bytes, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
+    pub reserved_peak_bytes: u64,
+    /// Bytes in allocations of this pool and of others.
+    pub used_bytes: u64,
+    /// The peak of bytes in allocations, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
+    pub used_peak_bytes: u64,
+}
+
+/// The error of a backend without a pool of the driver.
+fn no_device_pool(backend: BackendKind) -> PoolError {
+    PoolError::NotWithBackend {
+        backend,
+        what: "be the device's current pool",
+        instead: "`native` (option backend:native)",
+    }
 }
 
 /// Address ranges whose memory grows and shrinks at the end. Each range has an id.

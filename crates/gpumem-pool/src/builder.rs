@@ -4,6 +4,8 @@
 //! have no text form. The builder wins over the environment, and the environment wins over the default. Only `from_env`
 //! reads the environment.
 
+mod default;
+
 use crate::adaptor::Adaptor;
 use crate::config::options::{KEYS, setters};
 use crate::config::{BackendKind, Config, ConfigError, Limit, MemoryKind, Options, Profile, VARIABLES};

@@ -204,6 +204,15 @@ pub enum PoolError {
         /// The number of devices.
         count: u32,
     },
+    /// The device has a default pool already; it can be set once.
+    #[error(
+        "device {ordinal} has a default pool already; call Pool::set_default before anything calls Pool::for_device, or use \
+         Pool::for_device"
+    )]
+    DefaultAlreadySet {
+        /// The ordinal of the device.
+        ordinal: u32,
+    },
     /// Two objects that must belong to one device belong to different devices or contexts.
     #[error("expected {expected}, but this object belongs to {found}; create both from one Device")]
     WrongDevice {

@@ -88,6 +88,7 @@ mod reclaim;
 mod stats;
 pub mod trace;
 
+pub use backend::DriverPoolUsage;
 pub use builder::PoolBuilder;
 pub use config::{
     BackendKind, Bytes, ConfigError, IgnoredOption, Limit, MemoryKind, Profile, VARIABLES, conf,
@@ -103,7 +104,9 @@ pub use error::{
 #[doc(hidden)]
 pub use gpumem_heap::injected_bugs;
 pub use graph::{Capture, CaptureMode, Graph, GraphExec};
-pub use pool::{Block, BlockToken, GrowableBlock, Location, MemoryAdvice, Pool, RawBlock, Scope, ScopeUsage};
+pub use pool::{
+    Block, BlockToken, CurrentPool, GrowableBlock, Location, MemoryAdvice, Pool, RawBlock, Scope, ScopeUsage,
+};
 #[cfg(unix)]
 pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub use reclaim::{Reclaimable, Registration};

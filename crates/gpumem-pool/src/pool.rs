@@ -4,6 +4,7 @@
 pub(crate) mod adaptors;
 mod alignment;
 pub(crate) mod block;
+mod current;
 pub(crate) mod graph_memory;
 pub(crate) mod growable;
 pub(crate) mod observer;
@@ -23,6 +24,7 @@ pub(crate) use adaptors::{
     Adaptor, BackingAllocation, Change, Grant, Next, Opening, Peak, PoolId, Release, Request, Stack, Subject,
 };
 pub use block::Block;
+pub use current::CurrentPool;
 pub(crate) use graph_memory::GraphMemory;
 pub use growable::GrowableBlock;
 pub(crate) use observer::Observer;

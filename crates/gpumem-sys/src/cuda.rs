@@ -25,34 +25,49 @@ impl Driver {
     /// [`LoadError::NoLibrary`] if there is no library, [`LoadError::NoDevice`] if there is no GPU, [`LoadError::Start`] if the
     /// driver does not initialise, [`LoadError::Impostor`] if the library is the drop-in of `gpumem-libcuda`.
     pub fn cuda() -> Result<Self, LoadError> {
-        driver()
+        driver(DriverKind::Cuda)
     }
 
-    /// Returns the driver that `GPUMEM_DRIVER` names: `cuda`, which is also the default. For `sim` call `gpumem_sim::from_env`.
+    /// Returns the drop-in of `gpumem-libcuda`: a simulator that the loader finds under the driver's name. Other libraries of the
+    /// process, in any language, use the same simulator.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::NoLibrary`] if there is no library, [`LoadError::NotDropIn`] if the library is the vendor's driver,
+    /// [`LoadError::NoDevice`] or [`LoadError::Start`] if the simulator does not start.
+    pub fn drop_in() -> Result<Self, LoadError> {
+        driver(DriverKind::Sim)
+    }
+
+    /// Returns the driver that `GPUMEM_DRIVER` names: `cuda`, which is also the default, or `drop-in` ([`Driver::drop_in`]). For `sim`
+    /// call `gpumem_sim::from_env`.
     ///
     /// # Errors
     ///
     /// - [`LoadError::NoLibrary`], [`LoadError::NoDevice`], [`LoadError::Start`], [`LoadError::Impostor`]; see [`Driver::cuda`].
+    /// - [`LoadError::NotDropIn`]; see [`Driver::drop_in`].
     /// - [`LoadError::SimulatorRequested`] for `sim`.
     /// - [`LoadError::UnknownDriver`] for another name.
     /// - [`LoadError::Env`] if a `GPUMEM_…` variable is unknown, or the value is not Unicode.
     pub fn from_env() -> Result<Self, LoadError> {
         match env::read(env::VARIABLES, "GPUMEM_DRIVER")?.as_deref() {
             None | Some("cuda") => Self::cuda(),
+            Some("drop-in") => Self::drop_in(),
             Some("sim") => Err(LoadError::SimulatorRequested),
             Some(other) => Err(LoadError::UnknownDriver(other.to_string())),
         }
     }
 }
 
-/// The driver of this process. A failure is not cached, because a driver may be installed or a GPU freed later.
-fn driver() -> Result<Driver, LoadError> {
+/// The driver of this process, which must be of this kind. A failure is not cached, because a driver may be installed or a GPU freed
+/// later.
+fn driver(kind: DriverKind) -> Result<Driver, LoadError> {
     static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
     let mut slot = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(driver) = &*slot {
+    if let Some(driver) = slot.as_ref().filter(|driver| driver.kind() == kind) {
         return Ok(driver.clone());
     }
-    let driver = start(open()?)?;
+    let driver = start(open()?, kind)?;
     *slot = Some(driver.clone());
     Ok(driver)
 }
@@ -89,10 +104,13 @@ fn load(name: &str) -> Result<Library, libloading::Error> {
     unsafe { Library::new(name) }
 }
 
-fn start(library: &'static Library) -> Result<Driver, LoadError> {
+fn start(library: &'static Library, kind: DriverKind) -> Result<Driver, LoadError> {
     // SAFETY: the symbol is not dereferenced.
-    if unsafe { library.get::<*const ()>(MARKER) }.is_ok() {
-        return Err(LoadError::Impostor);
+    let is_drop_in = unsafe { library.get::<*const ()>(MARKER) }.is_ok();
+    match kind {
+        DriverKind::Cuda if is_drop_in => return Err(LoadError::Impostor),
+        DriverKind::Sim if !is_drop_in => return Err(LoadError::NotDropIn),
+        _ => {}
     }
     // SAFETY: the library exports under these names the functions that `cuda.h` declares, and it is never unloaded.
     let table = unsafe {
@@ -102,8 +120,9 @@ fn start(library: &'static Library) -> Result<Driver, LoadError> {
                 .map_or(core::ptr::null(), |found| *found)
         })
     };
-    // SAFETY: the library is never unloaded, and its functions are those that the vendor documents.
-    let driver = unsafe { Driver::from_parts(table, DriverKind::Cuda, None) };
+    // SAFETY: the library is never unloaded, its functions are those that the vendor documents, and no other library of the process has
+    // its handles and addresses.
+    let driver = unsafe { Driver::from_parts(table, kind, None) };
     // SAFETY: `cuInit` may be called at any time, from any thread, any number of times.
     match unsafe { driver.cuInit(0) } {
         Ok(()) => Ok(driver),

@@ -23,7 +23,7 @@ pub struct Variable {
 /// The variables that this crate reads.
 pub const VARIABLES: &[Variable] = &[Variable {
     name: "GPUMEM_DRIVER",
-    meaning: "`cuda` (default) or `sim`: NVIDIA's driver, or the simulator in programs with the crate `gpumem-sim`",
+    meaning: "`cuda` (default), `drop-in` or `sim`: NVIDIA's driver, the simulator as libcuda.so.1, or the simulator in programs with the crate `gpumem-sim`",
 }];
 
 /// Names of crates above this one. They are accepted before their crate has registered them, because a program may choose its driver

@@ -92,11 +92,18 @@ pub enum LoadError {
     Start(DriverError),
     /// The library with the driver's name is the drop-in of this project.
     #[error(
-        "the library found as libcuda is gpumem's simulator, not the vendor's driver; remove it from the library path"
+        "the library found as libcuda is gpumem's simulator, not the vendor's driver; remove it from the library path, or set \
+         GPUMEM_DRIVER=drop-in to use it"
     )]
     Impostor,
+    /// The library with the driver's name is not the drop-in of this project.
+    #[error(
+        "GPUMEM_DRIVER=drop-in selects gpumem's simulator as libcuda, but the library found is another driver; put the folder of \
+         `cargo xtask drop-in` first on the library path, or unset GPUMEM_DRIVER"
+    )]
+    NotDropIn,
     /// `GPUMEM_DRIVER` names no driver.
-    #[error("invalid GPUMEM_DRIVER={0:?}; expected `cuda` or `sim`")]
+    #[error("invalid GPUMEM_DRIVER={0:?}; expected `cuda`, `drop-in` or `sim`")]
     UnknownDriver(String),
     /// `GPUMEM_DRIVER=sim`: [`Driver::from_env`](crate::Driver::from_env) has no simulator, which is in a crate above this one.
     #[error(

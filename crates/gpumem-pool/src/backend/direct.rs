@@ -9,8 +9,8 @@
 mod eager;
 
 use super::{
-    Allocation, Answer, Counts, FreeOutcome, FreeRequest, Reserved, Search, Shortage, Source, Step,
-    WAIT_AND_TRIM,
+    Allocation, Answer, Counts, DevicePool, FreeOutcome, FreeRequest, Reserved, Search, Shortage, Source,
+    Step, WAIT_AND_TRIM, no_device_pool,
 };
 use crate::config::{ALIGNMENT_MIN, BackendKind, Config, MemoryKind};
 use crate::device::{Device, Idle, MarkerEvent, Stream, StreamId, StreamIndex, deadline};
@@ -77,6 +77,15 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     /// Resets the driver's own peak counter, if it has one.
     fn reset_peak(&self) -> Result<(), DriverError> {
         Ok(())
+    }
+
+    /// The driver's pool, if it can be its device's current pool.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Source::device_pool`].
+    fn device_pool(&self) -> Result<&dyn DevicePool, PoolError> {
+        Err(no_device_pool(Self::KIND))
     }
 
     /// Pins acquired memory under its addresses.
@@ -254,6 +263,10 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
 
     fn pin(&self, _: Allocation) -> Result<(), PoolError> {
         self.calls.pin()
+    }
+
+    fn device_pool(&self) -> Result<&dyn DevicePool, PoolError> {
+        self.calls.device_pool()
     }
 
     fn allow_hard_limit(&self, limit_bytes: u64) {

@@ -30,7 +30,7 @@ mod ordered;
 mod pending_frees;
 
 use super::direct::DriverAllocator;
-use super::{FreeRequest, Reserved};
+use super::{DevicePool, DriverPoolUsage, FreeRequest, Reserved};
 use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
@@ -176,6 +176,21 @@ impl DriverAllocator for NativeAllocator {
         self.chain.keep(limit_bytes.unwrap_or(UNBOUNDED))
     }
 
+    fn device_pool(&self) -> Result<&dyn DevicePool, PoolError> {
+        if self.kind != MemoryKind::Device {
+            return Err(PoolError::not_with_kind(self.kind, "be the device's current pool"));
+        }
+        if self.limits.hard_bytes().is_some() && driver_version(&self.device)? < MAX_SIZE_SINCE {
+            let reason = "the driver is older than CUDA 12.2 and does not bound what others allocate from a pool; build the \
+                          pool without a hard limit";
+            return Err(PoolError::BackendUnsupported {
+                backend: BackendKind::Native,
+                reason: reason.into(),
+            });
+        }
+        Ok(self)
+    }
+
     fn pin(&self) -> Result<(), PoolError> {
         Err(cannot_pin())
     }
@@ -195,6 +210,25 @@ impl DriverAllocator for NativeAllocator {
             peak_bytes: self.chain.reserved_peak_bytes()?,
             record_bytes: 0,
         }))
+    }
+}
+
+impl DevicePool for NativeAllocator {
+    fn make_current(&self) -> Result<(), DriverError> {
+        self.chain.make_current()
+    }
+
+    fn end_current(&self) -> Result<(), DriverError> {
+        self.chain.end_current()
+    }
+
+    fn is_current(&self) -> Result<bool, DriverError> {
+        self.chain.is_current()
+    }
+
+    fn usage(&self) -> Result<DriverPoolUsage, DriverError> {
+        let _entered = self.device.enter_relaxed()?;
+        self.chain.usage()
     }
 }
 

@@ -13,6 +13,9 @@ mod call_counter;
 mod captures;
 mod conf;
 mod contexts;
+#[cfg(feature = "backend-native")]
+mod current;
+mod default;
 mod devices;
 mod environment;
 mod exit;

@@ -14,6 +14,7 @@
 //! uncontended lock.
 
 use super::driver_pool::{DriverPool, UNBOUNDED};
+use crate::backend::DriverPoolUsage;
 use crate::config::MemoryKind;
 use crate::device::Device;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -40,6 +41,8 @@ struct Pools {
     keep_bytes: u64,
     /// The peak of reserved memory before the last change.
     peak_bytes: u64,
+    /// The peak of used memory before the last change.
+    used_peak_bytes: u64,
 }
 
 impl Chain {
@@ -59,6 +62,7 @@ impl Chain {
             peers: Vec::new(),
             keep_bytes,
             peak_bytes: 0,
+            used_peak_bytes: 0,
         };
         Ok(Self { bound_bytes: AtomicU64::new(bound_bytes), pools: RwLock::new(pools) })
     }
@@ -115,8 +119,38 @@ impl Chain {
 
     pub(super) fn reset_peak(&self) -> Result<(), DriverError> {
         let mut pools = self.write();
-        pools.peak_bytes = 0;
+        (pools.peak_bytes, pools.used_peak_bytes) = (0, 0);
         pools.all().try_for_each(DriverPool::reset_peak)
+    }
+
+    /// Makes the allocating pool the device's current one. A pool that replaces it later takes over.
+    pub(super) fn make_current(&self) -> Result<(), DriverError> {
+        // The lock keeps another thread from replacing the pool meanwhile.
+        self.read().current.make_current()
+    }
+
+    pub(super) fn is_current(&self) -> Result<bool, DriverError> {
+        self.read().current.is_current()
+    }
+
+    /// Makes the device's default pool current, if one of this chain is.
+    pub(super) fn end_current(&self) -> Result<(), DriverError> {
+        let pools = self.read();
+        match pools.current.is_current()? {
+            true => pools.current.make_default_current(),
+            false => Ok(()),
+        }
+    }
+
+    /// The driver's counters. The peaks are as accurate as [`Chain::reserved_peak_bytes`].
+    pub(super) fn usage(&self) -> Result<DriverPoolUsage, DriverError> {
+        let pools = self.read();
+        Ok(DriverPoolUsage {
+            reserved_bytes: pools.reserved_bytes()?,
+            reserved_peak_bytes: pools.reserved_peak_bytes()?,
+            used_bytes: sum(pools.all().map(DriverPool::used_bytes))?,
+            used_peak_bytes: pools.used_peak_bytes()?,
+        })
     }
 
     fn bound_bytes(&self) -> u64 {
@@ -188,6 +222,10 @@ impl Pools {
         let fresh = DriverPool::new(&self.device, self.kind, max_bytes)?;
         self.peers.iter().try_for_each(|peer| fresh.share_with(peer))?;
         self.note_peak()?;
+        // Others allocate from the pool that has room.
+        if self.kind == MemoryKind::Device && self.current.is_current()? {
+            fresh.make_current()?;
+        }
         let before = core::mem::replace(&mut self.current, fresh);
         if own_bytes > 0 {
             before.set_threshold(0)?;
@@ -227,11 +265,16 @@ impl Pools {
     /// Records the peak. Called before a pool is created or destroyed.
     fn note_peak(&mut self) -> Result<(), DriverError> {
         self.peak_bytes = self.reserved_peak_bytes()?;
+        self.used_peak_bytes = self.used_peak_bytes()?;
         self.all().try_for_each(DriverPool::reset_peak)
     }
 
     fn reserved_peak_bytes(&self) -> Result<u64, DriverError> {
         Ok(self.peak_bytes.max(sum(self.all().map(DriverPool::reserved_peak_bytes))?))
+    }
+
+    fn used_peak_bytes(&self) -> Result<u64, DriverError> {
+        Ok(self.used_peak_bytes.max(sum(self.all().map(DriverPool::used_peak_bytes))?))
     }
 
     fn reserved_bytes(&self) -> Result<u64, DriverError> {

@@ -124,8 +124,42 @@ impl DriverPool {
         self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
     }
 
+    /// The bytes of all allocations, this crate's and others'.
+    pub(super) fn used_bytes(&self) -> Result<u64, DriverError> {
+        self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+    }
+
+    /// The peak of used memory since the last reset.
+    pub(super) fn used_peak_bytes(&self) -> Result<u64, DriverError> {
+        self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+    }
+
     pub(super) fn reset_peak(&self) -> Result<(), DriverError> {
+        self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0_u64)?;
         self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0_u64)
+    }
+
+    /// Makes this the pool that `cuMemAllocAsync` allocates from.
+    pub(super) fn make_current(&self) -> Result<(), DriverError> {
+        // SAFETY: the pool is alive, and of this device.
+        unsafe { self.device.driver().cuDeviceSetMemPool(self.device.raw(), self.handle.0) }
+    }
+
+    pub(super) fn is_current(&self) -> Result<bool, DriverError> {
+        let mut current: CUmemoryPool = core::ptr::null_mut();
+        // SAFETY: `current` outlives the call.
+        unsafe { self.device.driver().cuDeviceGetMemPool(&mut current, self.device.raw())? };
+        Ok(current == self.handle.0)
+    }
+
+    /// Makes the device's default pool current.
+    pub(super) fn make_default_current(&self) -> Result<(), DriverError> {
+        let (driver, device) = (self.device.driver(), self.device.raw());
+        let mut default: CUmemoryPool = core::ptr::null_mut();
+        // SAFETY: `default` outlives the call.
+        unsafe { driver.cuDeviceGetDefaultMemPool(&mut default, device)? };
+        // SAFETY: the device's default pool is never destroyed.
+        unsafe { driver.cuDeviceSetMemPool(device, default) }
     }
 
     /// `T` is the type that the driver documents for the attribute: `u64` for bytes, `c_int` for switches.

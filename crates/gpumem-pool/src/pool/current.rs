@@ -1,0 +1,145 @@
+//! [`Pool::make_current`]: other libraries allocate from a pool of this crate.
+//!
+//! A device has one current pool of the driver, from which `cuMemAllocAsync` allocates. The guards of a process form a
+//! stack for each device: the last one that is left determines the current pool. An entry keeps its pool alive, also
+//! when the guard was forgotten, because the driver may allocate from it at any time.
+
+use crate::backend::{DevicePool, DriverPoolUsage};
+use crate::error::PoolError;
+use crate::pool::Pool;
+use std::sync::{Mutex, PoisonError};
+
+/// The pools that were made current, over all devices, the latest last.
+static STACK: Mutex<Stack> = Mutex::new(Stack { entries: Vec::new(), number: 0 });
+
+struct Stack {
+    entries: Vec<Entry>,
+    /// The number of the last guard.
+    number: u64,
+}
+
+struct Entry {
+    number: u64,
+    pool: Pool,
+}
+
+/// Keeps a pool the current pool of its device; see [`Pool::make_current`].
+///
+/// The drop makes the pool of the guard before current again, or the device's default pool if there is none. Guards may
+/// be dropped in any order and on any thread: the latest guard of a device that is left determines its pool. If another
+/// library has made a pool of its own current meanwhile, that pool stays current. A forgotten guard leaves its pool
+/// current, and alive, until the process ends.
+#[derive(Debug)]
+#[must_use = "the pool is current only while this lives"]
+pub struct CurrentPool {
+    number: u64,
+    pool: Pool,
+}
+
+impl Pool {
+    /// Makes this pool the current pool of its device (`cuDeviceSetMemPool`), until the guard is dropped. The backend must be
+    /// `native`. From then on, every `cuMemAllocAsync` on the device allocates from it, in any library of the process.
+    ///
+    /// | property | for allocations of other libraries |
+    /// | --- | --- |
+    /// | hard limit | a bound on reserved memory, one to two growth units of 32 MiB above the limit (`maxSize`); it needs CUDA 12.2 |
+    /// | a hard limit that is changed later | a lower one does not apply; a higher one applies once a request of this crate needs it |
+    /// | soft limit | the release threshold: memory up to it stays reserved when the host waits |
+    /// | counters | [`CurrentPool::usage`] includes them, and so does [`Status::reserved_bytes`](crate::Status::reserved_bytes); [`Status::in_use_bytes`](crate::Status::in_use_bytes), tags, adaptors and traces do not |
+    /// | shortage | a request of this crate trims the pool; a request of another library that the driver refuses runs no reclaim callback and trims nothing, because this crate is not called |
+    ///
+    /// A pool that another library had made current before is not restored, because its owner may have destroyed it: the
+    /// device's default pool takes its place.
+    ///
+    /// ```
+    /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// # #[cfg(feature = "backend-native")] {
+    /// let driver = gpumem_sim::driver(SimConfig::new())?;
+    /// let device = Device::new(&driver, 0)?;
+    /// let pool = Pool::builder(&device).backend(BackendKind::Native).build()?;
+    /// let current = pool.make_current()?;
+    ///
+    /// // Another library allocates without knowing the pool.
+    /// let (stream, _context, mut address) = (Stream::new(&device)?, device.bind()?, 0);
+    /// // SAFETY: the address is a local, and the stream is alive.
+    /// unsafe { driver.cuMemAllocAsync(&mut address, 1 << 20, stream.raw())? };
+    /// assert_eq!(current.usage()?.used_bytes, 1 << 20);
+    /// // SAFETY: the address was allocated above, and nothing uses it.
+    /// unsafe { driver.cuMemFreeAsync(address, stream.raw())? };
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`PoolError::NotWithBackend`] for another backend than `native`, [`PoolError::NotWithKind`] for another kind than
+    ///   `device`.
+    /// - [`PoolError::BackendUnsupported`] for a pool with a hard limit if the driver is older than CUDA 12.2.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::Driver`] if the call fails.
+    pub fn make_current(&self) -> Result<CurrentPool, PoolError> {
+        self.0.check_usable()?;
+        let device_pool = self.0.backend().device_pool()?;
+        let mut stack = STACK.lock().unwrap_or_else(PoisonError::into_inner);
+        device_pool.make_current()?;
+        stack.number += 1;
+        let number = stack.number;
+        stack.entries.push(Entry { number, pool: self.clone() });
+        Ok(CurrentPool { number, pool: self.clone() })
+    }
+}
+
+impl CurrentPool {
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The driver's counters of the pool, which include the allocations of other libraries.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
+    pub fn usage(&self) -> Result<DriverPoolUsage, PoolError> {
+        Ok(self.pool.0.backend().device_pool()?.usage()?)
+    }
+}
+
+impl Drop for CurrentPool {
+    fn drop(&mut self) {
+        let mut stack = STACK.lock().unwrap_or_else(PoisonError::into_inner);
+        let removed = stack.remove(self.number);
+        drop(stack);
+        // The end of a pool takes other locks.
+        drop(removed);
+    }
+}
+
+impl Stack {
+    /// Removes an entry. If its pool was current, makes that of the entry before it current.
+    fn remove(&mut self, number: u64) -> Option<Entry> {
+        let index = self.entries.iter().position(|entry| entry.number == number)?;
+        let removed = self.entries.remove(index);
+        let of_device = |entry: &&Entry| entry.pool.device() == removed.pool.device();
+        let is_latest = !self.entries[index..].iter().any(|entry| of_device(&entry));
+        if is_latest && let Ok(ended) = removed.pool.0.backend().device_pool() {
+            let before = self.entries[..index].iter().rev().find(of_device);
+            let before = before.and_then(|entry| entry.pool.0.backend().device_pool().ok());
+            // A drop cannot report an error, which means that the driver is shutting down.
+            let _ = change(ended, before);
+        }
+        Some(removed)
+    }
+}
+
+/// Makes `before` current, or else the default pool, unless a pool of another library is current.
+fn change(ended: &dyn DevicePool, before: Option<&dyn DevicePool>) -> Result<(), gpumem_sys::DriverError> {
+    match before {
+        None => ended.end_current(),
+        Some(before) if ended.is_current()? => before.make_current(),
+        Some(_) => Ok(()),
+    }
+}

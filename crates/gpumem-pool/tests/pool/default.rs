@@ -1,0 +1,38 @@
+//! The default pool of a device. One test, because a process has one default pool for each ordinal.
+
+use gpumem_pool::sys::LoadError;
+use gpumem_pool::{Device, Pool, PoolError};
+use gpumem_sim::SimConfig;
+
+#[test]
+fn a_device_has_one_default_pool() {
+    // A program without a driver gets no pool, and may set one later.
+    if std::env::var_os("GPUMEM_DRIVER").is_none()
+        && let Err(error) = Pool::for_device(7)
+    {
+        let is_named = matches!(error, PoolError::Load(_) | PoolError::NoSuchDevice { ordinal: 7, .. });
+        assert!(is_named, "{error:?}");
+        assert!(!matches!(error, PoolError::Load(LoadError::SimulatorRequested)));
+    }
+    let driver = gpumem_sim::driver(SimConfig::new().devices(4)).unwrap();
+    let device = Device::new(&driver, 3).unwrap();
+    assert!(Pool::default_of(3).is_none());
+    let pool = Pool::builder(&device).hard_limit(64 << 20).build().unwrap();
+
+    // Of many threads that set it, one succeeds, and all get its pool.
+    let set = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| pool.set_default())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(set.iter().filter(|result| result.is_ok()).count(), 1);
+    let refused = Pool::new(&device).unwrap().set_default().unwrap_err();
+    assert!(matches!(refused, PoolError::DefaultAlreadySet { ordinal: 3 }), "{refused:?}");
+    assert!(refused.to_string().contains("device 3 has a default pool already"), "{refused}");
+
+    let stream = gpumem_pool::Stream::new(&device).unwrap();
+    let block = Pool::for_device(3).unwrap().alloc(1 << 20, &stream).unwrap();
+    assert_eq!(pool.status().unwrap().in_use_bytes, 1 << 20);
+    drop((pool, block));
+    // It outlives the handle that was set.
+    assert_eq!(Pool::default_of(3).unwrap().status().unwrap().hard_limit_bytes, Some(64 << 20));
+}
