@@ -125,7 +125,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.with_layout(layout)
     }
 
-    /// Converts to another dimension type with as many axes, without a copy: from [`IxDyn`] to `Ix2`, for example.
+    /// Converts to another dimension type with as many axes, without a copy: from [`IxDyn`](type@ndarray::IxDyn) to `Ix2`, for example.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, GpuArray2, ndarray::{Ix1, Ix2}, pool::{Device, Pool}};
