@@ -763,9 +763,9 @@ fn order_once<T: Element, D: Dimension>(source: &GpuView<'_, T, D>, gpu: &Gpu) -
 
 /// The stream of a copy to or from the host.
 enum Lane<'a> {
-    /// That of the view.
+    /// The stream of the view.
     Own(&'a Gpu),
-    /// One of the memory's device.
+    /// A stream of the memory's device.
     Copier(Copier<'a>),
 }
 

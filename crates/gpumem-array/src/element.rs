@@ -13,7 +13,7 @@ use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 /// | --- | --- |
 /// | numbers | `f32`, `f64`, integers of 8 to 128 bits, `usize`, `isize`, `Wrapping<T>` |
 /// | checked when downloaded | `bool`, `char`, your enums |
-/// | `Option<NonZeroU32>` and its like | zero is `None` |
+/// | `Option` of any non-zero integer | zero is `None` |
 /// | with the feature `half` | `half::f16`, `half::bf16` |
 /// | with the feature `complex` | `num_complex::Complex<T>` |
 /// | arrays, vectors of SIMD | `[T; N]` of plain numbers |
@@ -23,7 +23,7 @@ use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 /// | excluded | reason |
 /// | --- | --- |
 /// | references, pointers, `Box`, `Vec`, `String` | they point into host memory |
-/// | `NonZeroU32` and its like | zeroed memory is not a valid value: use `Option<NonZeroU32>` |
+/// | non-zero integers, such as `NonZeroU32` | zeroed memory is not a valid value: use `Option<NonZeroU32>` |
 /// | tuples, structs with padding | padding has no defined bytes: add fields that fill it, and `#[repr(C)]` |
 /// | enums with data, or without a variant of value zero | not every byte is defined, or zeroed memory is not a valid value |
 /// | `[bool; N]`, `[char; N]` | `bytemuck` has no check for arrays of such types: use `[u8; N]`, or one more axis |

@@ -59,7 +59,7 @@ pub enum ArrayError {
     },
     /// Bytes cannot be viewed as elements of another type.
     #[error(
-        "a view of shape {shape:?} with strides {strides:?} of {from} cannot be viewed as {to}; both need the same size, or contiguous elements on the last axis whose bytes divide into {to}, and the alignment of {to}"
+        "a view of shape {shape:?} with strides {strides:?} of {from} cannot be viewed as {to}; both need the same size, or contiguous elements on the last axis whose bytes divide into {to}, at a multiple of the size of {to} from the start of the array; and the alignment of {to}"
     )]
     Reinterpret {
         /// The element type.

@@ -275,7 +275,8 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// # Errors
     ///
     /// [`ArrayError::Reinterpret`] if the first element is not aligned for `U`, or if the sizes differ and the view has no axis, the
-    /// elements of the last axis are not contiguous, or a length or step is not a multiple of the size of `U`.
+    /// elements of the last axis are not contiguous, or a length, a step or the distance from the start of the array is not a multiple of
+    /// the size of `U`.
     pub fn reinterpret<U: Element>(&self) -> Result<GpuView<'a, U, D>, ArrayError> {
         const { check_layout::<U>() };
         let (from, to) = (size_of::<T>(), size_of::<U>());

@@ -38,8 +38,8 @@ pub enum GraphError {
     StreamCaptures,
     /// A launch lacks an array that the graph uses.
     #[error(
-        "the launch lacks an array that the graph uses: bytes {range:?} of the allocation at {address:#x}; pass it \
-         with .{method}"
+        "the launch lacks an array that the graph uses: bytes {range:?} of the allocation at {address:#x}; pass the \
+         array whose `address()` lies there with .{method}"
     )]
     MissingArgument {
         /// The address of the allocation.

@@ -96,7 +96,7 @@ fn build(source: &KernelSource<'_>, capability: (u32, u32)) -> Result<Program, A
 
 /// The architecture to compile for, 90 for 9.0.
 enum Target {
-    /// That of the device.
+    /// The architecture of the device.
     Exact(u32),
     /// The latest that the compiler supports, for a device that is newer: the driver compiles its PTX further.
     Below(u32),
