@@ -1,8 +1,8 @@
 //! Fields: how each is copied, moved, and required to be adaptable.
 
 use crate::attributes::OfField;
-use crate::parameters::{Parameters, mentions};
-use proc_macro2::{Ident, Span, TokenStream, TokenTree};
+use crate::parameters::{Parameters, mentions, respanned};
+use proc_macro2::{Ident, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Fields, Generics, Index, Member, Path, Result, Type, WherePredicate, parse_quote};
@@ -77,7 +77,7 @@ impl<'a> Field<'a> {
             Member::Named(ident) => ident.to_string().trim_start_matches("r#").to_string(),
             Member::Unnamed(index) => index.index.to_string(),
         };
-        quote!(#result.map_err(|error| #krate::AdaptError::within(error, #name))?)
+        quote_spanned!(self.ty.span()=> #result.map_err(|error| #krate::AdaptError::within(error, #name))?)
     }
 
     /// Plans the field. The local variable is a reference to the field.
@@ -135,14 +135,6 @@ impl<'a> Field<'a> {
         let krate = respanned(&quote!(#krate), ty.span());
         Some(quote_spanned!(ty.span()=> #krate::derived::field::<#before, #after>();))
     }
-}
-
-fn respanned(tokens: &TokenStream, span: Span) -> TokenStream {
-    let moved = |mut token: TokenTree| {
-        token.set_span(span);
-        token
-    };
-    tokens.clone().into_iter().map(moved).collect()
 }
 
 fn is_phantom(ty: &Type) -> bool {

@@ -1,8 +1,9 @@
 //! Type parameters: what each becomes in the result, and how the types of fields change with them.
 
-use proc_macro2::{Ident, TokenStream};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::quote;
 use std::collections::BTreeMap;
+use syn::spanned::Spanned;
 use syn::visit::Visit;
 use syn::visit_mut::VisitMut;
 use syn::{GenericParam, Generics, Path, Type, TypeParamBound, TypePath, WherePredicate, parse_quote};
@@ -170,14 +171,26 @@ impl VisitMut for Replace<'_> {
         };
         let (new, krate) = ((self.becomes)(&first.ident, role), &self.parameters.krate);
         let rest: Vec<_> = path.segments.iter().skip(1).collect();
-        match (rest.as_slice(), role) {
-            ([], _) => *ty = parse_quote!(#new),
+        let new = match (rest.as_slice(), role) {
+            ([], _) => new,
             // `S::Array<f32, Ix2>`
-            ([..], Role::Storage) => *ty = parse_quote!(<#new as #krate::Storage>::#(#rest)::*),
+            ([..], Role::Storage) => quote!(<#new as #krate::Storage>),
             // `A::Item` of another trait: its implementation for the new type is looked up by the compiler.
-            ([..], _) => *ty = parse_quote!(<#new>::#(#rest)::*),
-        }
+            ([..], _) => quote!(<#new>),
+        };
+        // The compiler reports an error where the type begins.
+        let new = respanned(&new, first.span());
+        *ty = parse_quote!(#new #(::#rest)*);
     }
+}
+
+/// The tokens at another place of the program, for the compiler's errors.
+pub(crate) fn respanned(tokens: &TokenStream, span: Span) -> TokenStream {
+    let moved = |mut token: TokenTree| {
+        token.set_span(span);
+        token
+    };
+    tokens.clone().into_iter().map(moved).collect()
 }
 
 /// Returns whether a type mentions an identifier.

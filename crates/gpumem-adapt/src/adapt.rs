@@ -99,8 +99,10 @@ pub trait Adapt<To: Target> {
     /// Adds the arrays of the value to the plan of what is uploaded together, before the value is rebuilt. Adds nothing, unless
     /// implemented; then the arrays are uploaded one by one.
     ///
-    /// Implementations call it for the parts that they pass to [`Adapt::adapt_with`] or [`Adapt::into_adapted_with`]. The elements
-    /// of arrays must not change their address when the value is moved: they are in a `Vec`, or other memory behind a pointer.
+    /// Implementations call it for the parts that they pass to [`Adapt::adapt_with`] or [`Adapt::into_adapted_with`], and for no others. An
+    /// uploaded array is found again by the address of its elements, so their memory must be behind a pointer, such as that of a `Vec`, and
+    /// must not change before the value is rebuilt. If it does, arrays of the result can have the elements of others; no rule of memory
+    /// safety depends on it.
     fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
         let _ = plan;
     }

@@ -12,9 +12,11 @@ use half::{bf16, f16};
 use num_complex::Complex;
 use proptest::prelude::*;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::ops::RangeInclusive;
+use std::marker::PhantomData;
+use std::ops::{Range, RangeFrom, RangeInclusive, RangeTo, RangeToInclusive};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// A value with every container.
@@ -159,6 +161,38 @@ proptest! {
         drop((back, expected));
         prop_assert_eq!(gpu.pool().status()?.in_use_bytes, 0);
         prop_assert!(Sim::of(device.driver()).is_some_and(|sim| sim.report().findings.is_empty()));
+    }
+
+    /// Every container around arrays of one dimension, and values that stay as they are.
+    #[test]
+    fn containers(
+        arrays: [Vec<i32>; 2],
+        boxed: (Box<Vec<f32>>, Box<[u8]>, Box<[Vec<i64>]>),
+        shared: (Rc<Vec<u16>>, Arc<Vec<bool>>),
+        chosen: (Option<Vec<char>>, Result<Vec<i8>, String>),
+        sorted: BTreeMap<u8, Vec<i32>>,
+        hashed: HashMap<String, Vec<u32>>,
+        bytes: Vec<u8>,
+        kept: (Range<i32>, RangeInclusive<u8>, RangeFrom<u64>, RangeTo<i8>, RangeToInclusive<char>),
+        scalars: (i8, u16, i128, f32, bool, char, String, ()),
+    ) {
+        let device = pool::Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+        let gpu = Gpu::new(&Pool::new(&device)?)?;
+        let again = (shared.0.clone(), shared.1.clone());
+        let text: Cow<'static, str> = Cow::Owned(scalars.6.clone());
+        let first = (arrays, boxed.0, shared, again, chosen, sorted, hashed, kept, scalars, text, PhantomData::<[i32]>);
+        let there = first.adapt(&gpu)?;
+        prop_assert!(Rc::ptr_eq(&there.2.0, &there.3.0) && Arc::ptr_eq(&there.2.1, &there.3.1));
+        prop_assert_eq!(&there.adapt(&HostVec)?, &first);
+        let back = there.into_adapted(&gpu.unified())?.into_adapted(&gpu.pinned())?.into_adapted(&HostVec)?;
+        prop_assert!(Rc::ptr_eq(&back.2.0, &back.3.0) && Arc::ptr_eq(&back.2.1, &back.3.1));
+        prop_assert_eq!(&back, &first);
+        // These become `Vec`s.
+        let (flat, nested, cow) = (boxed.1, boxed.2, Cow::Borrowed(&bytes[..]));
+        let there = (&*flat, &*nested, cow.clone()).adapt(&gpu)?;
+        prop_assert_eq!(there.adapt(&HostVec)?, (flat.to_vec(), nested.to_vec(), bytes.clone()));
+        let moved = (flat.clone(), nested.clone(), cow).into_adapted(&gpu)?.into_adapted(&HostVec)?;
+        prop_assert_eq!(moved, (flat.to_vec(), nested.to_vec(), bytes.clone()));
     }
 
     /// Types of the host's own that hold arrays of one dimension.

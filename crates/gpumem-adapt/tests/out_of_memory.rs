@@ -5,9 +5,11 @@
 use gpumem_adapt::array::ndarray::array;
 use gpumem_adapt::array::pool::adaptor::{Budget, Failures};
 use gpumem_adapt::array::pool::sys::{CUresult, DriverError};
-use gpumem_adapt::array::pool::{BackendKind, Device, HostMemory, Limit, Pool, PoolBuilder, PoolError};
-use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
-use gpumem_adapt::{Adapt, AdaptError, Destination, batches};
+use gpumem_adapt::array::pool::{
+    BackendKind, Device, HostMemory, HostMemoryError, Limit, Pool, PoolBuilder, PoolError,
+};
+use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, Rejected};
+use gpumem_adapt::{Adapt, AdaptError, CheckpointError, Destination, batches};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::error::Error;
 use std::sync::Arc;
@@ -77,6 +79,26 @@ fn codes_of_the_driver_have_it_too() {
     assert!(AdaptError::custom(PoolError::from(out_of_memory)).is_out_of_memory());
     assert!(!AdaptError::custom("no memory of it").is_out_of_memory());
     assert!(ArrayError::HostFull { size_bytes: 1 }.is_out_of_memory());
+
+    // One of any layer, below an error of the program's own.
+    #[derive(Debug, thiserror::Error)]
+    #[error("loading failed")]
+    struct Loading(#[source] Box<dyn Error + Send + Sync>);
+    let below = |error: Box<dyn Error + Send + Sync>| AdaptError::custom(Loading(error)).within("part");
+    let full = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+    let checkpoint = CheckpointError::Io { operation: "read", path: "weights".into(), source: full };
+    assert!(checkpoint.is_out_of_memory());
+    assert!(below(Box::new(checkpoint)).is_out_of_memory());
+    assert!(below(Box::new(AdaptError::from(ArrayError::from(out_of_memory)))).is_out_of_memory());
+    assert!(below(Box::new(PoolError::from(out_of_memory))).is_out_of_memory());
+    assert!(below(Box::new(out_of_memory)).is_out_of_memory());
+    assert!(below(Box::new(Vec::<u8>::new().try_reserve(usize::MAX).unwrap_err())).is_out_of_memory());
+    assert!(!below(Box::new(ArrayError::from(other))).is_out_of_memory());
+    // The errors of every layer that can be of memory. Others are of environment variables, options, traces, and the simulator.
+    let _: (fn(&DriverError) -> bool, fn(&PoolError) -> bool) =
+        (DriverError::is_out_of_memory, PoolError::is_out_of_memory);
+    let _: (fn(&HostMemoryError<()>) -> bool, fn(&Rejected<()>) -> bool) =
+        (HostMemoryError::is_out_of_memory, Rejected::is_out_of_memory);
 
     let rule = Rule::new("cuMemHostRegister", Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
     let device = Device::new(&gpumem_sim::driver(SimConfig::new().rule(rule)).unwrap(), 0).unwrap();

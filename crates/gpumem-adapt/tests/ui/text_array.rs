@@ -1,0 +1,12 @@
+//! An array of values that are not plain bytes.
+
+use gpumem_adapt::array::ndarray::Ix1;
+use gpumem_adapt::{Adapt, Storage};
+
+#[derive(Adapt)]
+struct Vocabulary<S: Storage> {
+    rate: f32,
+    words: S::Array<String, Ix1>,
+}
+
+fn main() {}
