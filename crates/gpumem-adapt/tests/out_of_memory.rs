@@ -95,10 +95,10 @@ fn codes_of_the_driver_have_it_too() {
     assert!(below(Box::new(Vec::<u8>::new().try_reserve(usize::MAX).unwrap_err())).is_out_of_memory());
     assert!(!below(Box::new(ArrayError::from(other))).is_out_of_memory());
     // The errors of every layer that can be of memory. Others are of environment variables, options, traces, and the simulator.
-    let _: (fn(&DriverError) -> bool, fn(&PoolError) -> bool) =
-        (DriverError::is_out_of_memory, PoolError::is_out_of_memory);
-    let _: (fn(&HostMemoryError<()>) -> bool, fn(&Rejected<()>) -> bool) =
-        (HostMemoryError::is_out_of_memory, Rejected::is_out_of_memory);
+    let _: fn(&DriverError) -> bool = DriverError::is_out_of_memory;
+    let _: fn(&PoolError) -> bool = PoolError::is_out_of_memory;
+    let _: fn(&HostMemoryError<()>) -> bool = HostMemoryError::is_out_of_memory;
+    let _: fn(&Rejected<()>) -> bool = Rejected::is_out_of_memory;
 
     let rule = Rule::new("cuMemHostRegister", Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
     let device = Device::new(&gpumem_sim::driver(SimConfig::new().rule(rule)).unwrap(), 0).unwrap();
