@@ -1,5 +1,6 @@
 //! `cargo xtask`: all tasks of this repository. ARCHITECTURE.md lists the rooms of this crate.
 
+mod capi;
 mod ci;
 mod drop_in;
 mod fuzz;
@@ -43,6 +44,10 @@ enum Task {
     GpuTest(gpu_test::Args),
     /// Build the simulator as libcuda.so.1, for programs that do not use gpumem
     DropIn(drop_in::Args),
+    /// Build the C library, its header and a pkg-config file into a folder
+    Capi(capi::Args),
+    /// Make the header of the C library
+    Header(capi::HeaderArgs),
     /// Run programs of others on the simulator
     Interop(interop::Args),
     /// Run the steps of CI, or some of them
@@ -75,6 +80,8 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Bench(args) => measure::bench(&args),
         Task::GpuTest(args) => gpu_test::run(args),
         Task::DropIn(args) => drop_in::run(args),
+        Task::Capi(args) => capi::run(args),
+        Task::Header(args) => capi::header(args),
         Task::Interop(args) => interop::run(args),
         Task::Ci(args) => ci::run(args),
         Task::Mutants(args) => mutants::run(args),

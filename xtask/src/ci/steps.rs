@@ -24,6 +24,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "train", about: "the README's main example, unoptimised as the tests built it", run: train },
     Step { name: "examples", about: "the examples of arrays, on the simulator, built likewise", run: examples },
     Step { name: "interop", about: "programs of others on the drop-in driver", run: interop },
+    Step { name: "capi", about: "the C header is current; C and C++ programs on the drop-in driver, with the address sanitizer too", run: capi },
     Step { name: "oldest", about: "the stated Rust version compiles everything", run: oldest },
     Step { name: "packages", about: "libraries, tests and examples build from the files of the packages", run: packages::packages },
     Step { name: "minimal", about: "libraries build from the files of the packages, with the lowest versions of dependencies", run: packages::minimal },
@@ -207,6 +208,14 @@ fn interop() -> Result<Outcome> {
         return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
     }
     crate::interop::check(&[], 8)?;
+    Ok(Outcome::Passed)
+}
+
+fn capi() -> Result<Outcome> {
+    if !cfg!(target_os = "linux") {
+        return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
+    }
+    crate::capi::check()?;
     Ok(Outcome::Passed)
 }
 

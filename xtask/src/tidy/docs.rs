@@ -99,7 +99,7 @@ pub(super) fn variables(path: &str, text: &str) -> Vec<Finding> {
     let mut table = Vec::new();
     for (index, line) in text.lines().enumerate() {
         for name in names(line) {
-            if !known().any(|variable| variable.name == name) {
+            if !known().any(|variable| variable.name == name) && !is_in_header(name) {
                 let what = format!("there is no variable {name}");
                 findings.push(Finding::new(
                     path,
@@ -131,6 +131,14 @@ pub(super) fn variables(path: &str, text: &str) -> Vec<Finding> {
     }
     findings
 }
+
+/// Returns whether the header of the C interface defines the name.
+fn is_in_header(name: &str) -> bool {
+    let (constant, code) = (format!("#define {name} "), format!("  {name} = "));
+    C_HEADER.contains(&constant) || C_HEADER.contains(&code)
+}
+
+const C_HEADER: &str = include_str!("../../../crates/gpumem-capi/include/gpumem.h");
 
 /// The variables of this project in a line. A bare prefix such as `GPUMEM_…` does not count.
 fn names(line: &str) -> impl Iterator<Item = &str> {

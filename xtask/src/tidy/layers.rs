@@ -11,7 +11,7 @@ use std::path::Path;
 const FOR_TESTS: (&str, [&str; 2]) = ("gpumem-sim", ["gpumem-array", "gpumem"]);
 
 /// Published crates beside the layers, each with the topmost layer that it may name. No layer names them.
-const SATELLITES: [(&str, &str); 1] = [("gpumem-libcuda", "gpumem-sim")];
+const SATELLITES: [(&str, &str); 2] = [("gpumem-libcuda", "gpumem-sim"), ("gpumem-capi", "gpumem-pool")];
 
 /// Crates for tools and for the examples of [`WITH_COMMAND_LINES`]; a library has no command line and no progress bars.
 const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
@@ -21,7 +21,7 @@ const WITH_COMMAND_LINES: &str = "gpumem-adapt";
 
 /// All features, by package. The flag states whether a feature may be empty, which in a manifest looks like a mistake: these
 /// features select code of their own package and need no dependency.
-const FEATURES: [(&str, &[(&str, bool)]); 6] = [
+const FEATURES: [(&str, &[(&str, bool)]); 7] = [
     ("gpumem-heap", &[("serde", false)]),
     (
         "gpumem-pool",
@@ -74,6 +74,7 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
             ("nvml", false),
         ],
     ),
+    ("gpumem-capi", &[("backend-caching", false), ("backend-native", false)]),
     ("gpumem-tests", &[("backend-caching", false), ("backend-native", false), ("gpu", true)]),
 ];
 

@@ -1,0 +1,70 @@
+//! Prints the host time of an allocation and its free: through the C interface, by pointer alone, beside the Rust interface.
+//!
+//! On the driver that `GPUMEM_DRIVER` names; without one, with the drop-in on the library path: `GPUMEM_DRIVER=drop-in`.
+
+#![allow(clippy::print_stdout, reason = "a bench prints its figures")]
+
+use ::gpumem_pool::sys::Driver;
+use ::gpumem_pool::{Device, Pool, Stream};
+use gpumem_capi::entry::*;
+use gpumem_capi::error::gpumem_result::GPUMEM_SUCCESS;
+use std::error::Error;
+use std::hint::black_box;
+use std::ptr::null_mut;
+use std::time::Instant;
+
+const PAIRS: u32 = 200_000;
+const ROUNDS: usize = 15;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let driver = Driver::from_env()?;
+    let device = Device::new(&driver, 0)?;
+    let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
+
+    // SAFETY: null pointers, zeros and no function are valid options.
+    let mut options: gpumem_pool_options = unsafe { std::mem::zeroed() };
+    options.struct_size = size_of::<gpumem_pool_options>();
+    let (mut c_pool, mut c_stream) = (null_mut(), null_mut());
+    // SAFETY: the options are complete, and the place is a local.
+    assert_eq!(unsafe { gpumem_pool_create(&options, &mut c_pool) }, GPUMEM_SUCCESS);
+    // SAFETY: the place is a local.
+    assert_eq!(unsafe { gpumem_stream_create(c_pool, &mut c_stream) }, GPUMEM_SUCCESS);
+
+    println!("nanoseconds a pair, the median of {ROUNDS} interleaved rounds, on the {}", driver.kind());
+    println!("{:>10} {:>8} {:>8}", "bytes", "Rust", "C");
+    for size_bytes in [512_u64, 64 << 10, 1 << 20, 64 << 20] {
+        let (mut rust, mut c) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            rust.push(timed(|| {
+                drop(black_box(pool.alloc(black_box(size_bytes), &stream)?));
+                Ok(())
+            })?);
+            c.push(timed(|| {
+                let mut address = null_mut();
+                // SAFETY: the place is a local that outlives the call.
+                let allocated =
+                    unsafe { gpumem_alloc(c_pool, black_box(size_bytes), c_stream, &mut address) };
+                let freed = gpumem_free(black_box(address));
+                assert!(allocated == GPUMEM_SUCCESS && freed == GPUMEM_SUCCESS);
+                Ok(())
+            })?);
+        }
+        println!("{size_bytes:>10} {:>8.1} {:>8.1}", median(rust), median(c));
+    }
+    assert_eq!(gpumem_stream_destroy(c_stream), GPUMEM_SUCCESS);
+    assert_eq!(gpumem_pool_destroy(c_pool), GPUMEM_SUCCESS);
+    Ok(())
+}
+
+fn timed(mut pair: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<f64, Box<dyn Error>> {
+    let start = Instant::now();
+    for _ in 0..PAIRS {
+        pair()?;
+    }
+    Ok(start.elapsed().as_nanos() as f64 / f64::from(PAIRS))
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}

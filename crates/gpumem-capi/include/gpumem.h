@@ -1,0 +1,451 @@
+/* The C interface of gpumem: GPU memory from a pool, in stream order. Made by `cargo xtask header`; do not edit. */
+
+#ifndef GPUMEM_H
+#define GPUMEM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ The version of this header: 10000 × major + 100 × minor + patch. `gpumem_version` returns that of the library.
+ */
+#define GPUMEM_VERSION 100
+
+/*
+ Flag: `GPUMEM_CONF`, `GPUMEM_HARD_LIMIT` and the other variables of gpumem configure what the options leave open.
+ */
+#define GPUMEM_FROM_ENVIRONMENT 1
+
+/*
+ The result of a function. After an error, `gpumem_last_error` has the text, and nothing else has changed unless the function says so.
+ */
+typedef enum gpumem_result {
+  /*
+   The call succeeded.
+   */
+  GPUMEM_SUCCESS = 0,
+  /*
+   A null pointer, an invalid option or text, or a structure of an unknown size.
+   */
+  GPUMEM_ERROR_INVALID_ARGUMENT = 1,
+  /*
+   A pool or stream that is null, destroyed, or of another type.
+   */
+  GPUMEM_ERROR_INVALID_HANDLE = 2,
+  /*
+   No live block begins at the address: it was freed, or did not come from this library.
+   */
+  GPUMEM_ERROR_UNKNOWN_ADDRESS = 3,
+  /*
+   The device or a limit refused the request. The text is the report, with advice.
+   */
+  GPUMEM_ERROR_OUT_OF_MEMORY = 4,
+  /*
+   The device, the driver, the backend or the kind of memory does not support the call.
+   */
+  GPUMEM_ERROR_UNSUPPORTED = 5,
+  /*
+   There is no driver, or no device with the ordinal.
+   */
+  GPUMEM_ERROR_NO_DEVICE = 6,
+  /*
+   The device's context is lost. Nothing on it can be used; restart the process.
+   */
+  GPUMEM_ERROR_DEVICE_LOST = 7,
+  /*
+   A call of the driver failed.
+   */
+  GPUMEM_ERROR_DRIVER = 8,
+  /*
+   The objects do not fit together or are in the wrong state: another device, a retired stream, a capture.
+   */
+  GPUMEM_ERROR_STATE = 9,
+  /*
+   A defect of this library; the call may have done part of its work.
+   */
+  GPUMEM_ERROR_PANIC = 10,
+} gpumem_result;
+
+/*
+ A pool of GPU memory. The pointer is a number that only this library reads.
+ */
+typedef struct gpumem_pool gpumem_pool;
+
+/*
+ A stream of a device. The pointer is a number that only this library reads.
+ */
+typedef struct gpumem_stream gpumem_stream;
+
+/*
+ Receives the report of each request that is refused for lack of memory, before the request returns.
+
+ It runs on the requesting thread, without a lock, and may call any function of this library, for example to free memory or to destroy
+ the pool. Requests inside of it are not reported. The text is valid during the call. It must return: no exception or `longjmp` may
+ leave it.
+ */
+typedef void (*gpumem_out_of_memory_fn)(const char *report, void *user_data);
+
+/*
+ The options of a new pool. Set all bytes to 0, then `struct_size`, then what you need.
+ */
+typedef struct gpumem_pool_options {
+  /*
+   `sizeof(gpumem_pool_options)`
+   */
+  size_t struct_size;
+  /*
+   The device, counted from 0.
+   */
+  uint32_t ordinal;
+  /*
+   `GPUMEM_FROM_ENVIRONMENT`, or 0.
+   */
+  uint32_t flags;
+  /*
+   Options by name, `key:value,…`, as in the environment variable `GPUMEM_CONF`: `"backend:native,kind:host"`. Null for none.
+   */
+  const char *conf;
+  /*
+   The hard limit in bytes; 0 for none.
+   */
+  uint64_t hard_limit_bytes;
+  /*
+   The soft limit in bytes, above which cached memory is released; 0 for none.
+   */
+  uint64_t soft_limit_bytes;
+  /*
+   A file into which the pool records its requests from its first to its last, for `cargo xtask replay`. Null for none.
+   */
+  const char *trace_path;
+  /*
+   Receives the reports of refused requests; null for none.
+   */
+  gpumem_out_of_memory_fn on_out_of_memory;
+  /*
+   Passed to `on_out_of_memory`. It must be valid as long as the pool or a block of it.
+   */
+  void *user_data;
+} gpumem_pool_options;
+
+/*
+ A pool's counters at one moment, in bytes unless they count. Set `struct_size` before the call.
+ */
+typedef struct gpumem_status {
+  /*
+   `sizeof(gpumem_status)`; after the call, the number of bytes that the library has written.
+   */
+  size_t struct_size;
+  /*
+   In live blocks.
+   */
+  uint64_t in_use_bytes;
+  /*
+   Held from the device: blocks and cached memory.
+   */
+  uint64_t reserved_bytes;
+  /*
+   Cached for reuse.
+   */
+  uint64_t cached_bytes;
+  /*
+   The peak of memory in use.
+   */
+  uint64_t in_use_peak_bytes;
+  /*
+   The peak of reserved memory.
+   */
+  uint64_t reserved_peak_bytes;
+  /*
+   The number of live blocks, empty ones excluded.
+   */
+  uint64_t block_count;
+  /*
+   The number of allocations ever made, empty ones excluded.
+   */
+  uint64_t allocation_count;
+  /*
+   The hard limit; `UINT64_MAX` if there is none.
+   */
+  uint64_t hard_limit_bytes;
+  /*
+   The soft limit; `UINT64_MAX` if there is none.
+   */
+  uint64_t soft_limit_bytes;
+  /*
+   In use on the whole device, over all processes.
+   */
+  uint64_t device_used_bytes;
+  /*
+   The total memory of the device.
+   */
+  uint64_t device_total_bytes;
+} gpumem_status;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/*
+ Returns the version of the library, as `GPUMEM_VERSION` counts. A library of the same major version, and before 1.0 of the same minor
+ version, serves programs that were compiled with an older header.
+ */
+uint32_t gpumem_version(void);
+
+/*
+ Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error, is not
+ reset by a success, and is valid until this thread's next error. Never null.
+ */
+const char *gpumem_last_error(void);
+
+/*
+ Creates a pool on a device of the driver that `GPUMEM_DRIVER` names: `cuda`, the default, or `drop-in`, a simulator.
+
+ Errors: `INVALID_ARGUMENT` for a null pointer or an invalid option, `NO_DEVICE` without a driver or a device of that ordinal,
+ `UNSUPPORTED` for a backend or a kind that the device lacks.
+
+ # Safety
+
+ `options` is null, or points to as many bytes as its `struct_size` states, with texts that end with a zero byte; `pool` is null or
+ points to a place. `on_out_of_memory` may be called with `user_data` on any thread as long as the pool or a block of it lives.
+ */
+enum gpumem_result gpumem_pool_create(const struct gpumem_pool_options *options,
+                                      struct gpumem_pool **pool);
+
+/*
+ Ends the use of a pool. Its blocks stay alive until they are freed, and the pool's memory returns to the driver after the last of
+ them. A call on another thread that uses the pool finishes first.
+
+ Errors: `INVALID_HANDLE` for a null pointer or a pool that was destroyed.
+ */
+enum gpumem_result gpumem_pool_destroy(struct gpumem_pool *pool);
+
+/*
+ Returns the device's default pool in this process, which the first call creates from the environment. Every call returns the same
+ handle, until it is destroyed; the default pool itself lives until the process ends.
+
+ Errors: `NO_DEVICE` without a driver or a device of that ordinal, `INVALID_ARGUMENT` for an invalid environment variable.
+
+ # Safety
+
+ `pool` is null or points to a place.
+ */
+enum gpumem_result gpumem_pool_for_device(uint32_t ordinal,
+                                          struct gpumem_pool **pool);
+
+/*
+ Makes a pool the device's default pool, which `gpumem_pool_for_device` returns and which lives until the process ends.
+
+ Errors: `STATE` if the device has a default pool already.
+ */
+enum gpumem_result gpumem_pool_set_default(struct gpumem_pool *pool);
+
+/*
+ Makes a pool of the backend `native` the device's current pool, from which every `cuMemAllocAsync` of the process allocates.
+ `gpumem_pool_end_current` or `gpumem_pool_destroy` ends it; calls nest.
+
+ Errors: `UNSUPPORTED` for another backend or kind of memory, or for a limit that an old driver cannot keep.
+ */
+enum gpumem_result gpumem_pool_make_current(struct gpumem_pool *pool);
+
+/*
+ Ends the latest `gpumem_pool_make_current` of this pool. The pool that was made current before it, or the device's default pool, is
+ current again.
+
+ Errors: `STATE` if the pool was not made current.
+ */
+enum gpumem_result gpumem_pool_end_current(struct gpumem_pool *pool);
+
+/*
+ Changes the hard limit. Cached memory beyond a lower limit is released. `UINT64_MAX` removes the limit.
+
+ Errors: `INVALID_ARGUMENT` for a limit below 2 MiB.
+ */
+enum gpumem_result gpumem_pool_set_hard_limit(struct gpumem_pool *pool, uint64_t limit_bytes);
+
+/*
+ Changes the soft limit, above which cached memory is released. `UINT64_MAX` removes the limit.
+ */
+enum gpumem_result gpumem_pool_set_soft_limit(struct gpumem_pool *pool, uint64_t limit_bytes);
+
+/*
+ Releases cached memory until `keep_bytes` are reserved, without waiting. `released_bytes` may be null.
+
+ # Safety
+
+ `released_bytes` is null or points to a place.
+ */
+enum gpumem_result gpumem_pool_trim(struct gpumem_pool *pool, uint64_t keep_bytes, uint64_t *released_bytes);
+
+/*
+ Waits for the device, then releases all memory that no block holds. `released_bytes` may be null.
+
+ # Safety
+
+ `released_bytes` is null or points to a place.
+ */
+enum gpumem_result gpumem_pool_reclaim(struct gpumem_pool *pool, uint64_t *released_bytes);
+
+/*
+ Waits until everything that the pool has recorded is in its trace file.
+
+ Errors: `STATE` for a pool without a trace, after the timeout, or if the file cannot be written.
+ */
+enum gpumem_result gpumem_pool_flush_trace(struct gpumem_pool *pool, uint64_t timeout_ms);
+
+/*
+ Creates a stream on the pool's device. `gpumem_stream_destroy` ends it.
+
+ # Safety
+
+ `stream` is null or points to a place.
+ */
+enum gpumem_result gpumem_stream_create(struct gpumem_pool *pool, struct gpumem_stream **stream);
+
+/*
+ Wraps a stream (`CUstream`, `cudaStream_t`) that another library created and will destroy. Null is the default stream.
+
+ Errors: `STATE` for a stream of another context.
+
+ # Safety
+
+ - `raw` is null or a stream of the device's primary context, alive in every call that names the result.
+ - Before it is destroyed, call `gpumem_stream_retire`, or name the result in no later call.
+ - `stream` is null or points to a place.
+ */
+enum gpumem_result gpumem_stream_borrow(struct gpumem_pool *pool,
+                                        void *raw,
+                                        struct gpumem_stream **stream);
+
+/*
+ Wraps a stream of another library that lives as long as the process uses the device, such as PyTorch's. Every call with one stream
+ returns the same handle, so a program that has only the `CUstream` may call this for each request.
+
+ Errors: `STATE` for a stream of another context.
+
+ # Safety
+
+ - `raw` is null or a stream of the device's primary context, and is not destroyed before `gpumem_stream_retire` has returned.
+ - `stream` is null or points to a place.
+ */
+enum gpumem_result gpumem_stream_long_lived(struct gpumem_pool *pool,
+                                            void *raw,
+                                            struct gpumem_stream **stream);
+
+/*
+ Declares that the owner of a borrowed or long-lived stream is about to destroy it. Only the work queued so far counts, and later calls
+ that name the stream are errors.
+
+ Errors: `STATE` if it was retired before.
+ */
+enum gpumem_result gpumem_stream_retire(struct gpumem_stream *stream);
+
+/*
+ Ends the use of a handle. A stream of `gpumem_stream_create` is destroyed; one of another library is not.
+
+ Errors: `INVALID_HANDLE` for a null pointer or a stream that was destroyed.
+ */
+enum gpumem_result gpumem_stream_destroy(struct gpumem_stream *stream);
+
+/*
+ Returns the driver's handle of a stream (`CUstream`, `cudaStream_t`).
+
+ # Safety
+
+ `raw` is null or points to a place.
+ */
+enum gpumem_result gpumem_stream_raw(struct gpumem_stream *stream, void **raw);
+
+/*
+ Makes later work on `stream` wait, on the device, for the work queued so far on `other`.
+ */
+enum gpumem_result gpumem_stream_wait_for(struct gpumem_stream *stream, struct gpumem_stream *other);
+
+/*
+ Waits on the host for the work queued on a stream.
+ */
+enum gpumem_result gpumem_stream_synchronize(struct gpumem_stream *stream);
+
+/*
+ Allocates memory for work that is queued on `stream` from now on. `address` becomes a device address (`CUdeviceptr`), or a pointer of
+ the host as well, for pools of host or unified memory; null for 0 bytes, which need no free.
+
+ Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream of another device or one that was retired.
+
+ # Safety
+
+ `address` is null or points to a place.
+ */
+enum gpumem_result gpumem_alloc(struct gpumem_pool *pool,
+                                uint64_t size_bytes,
+                                struct gpumem_stream *stream,
+                                void **address);
+
+/*
+ Frees memory of any pool by its address. It is reused once the work that is queued so far, on its stream and on the streams of
+ `gpumem_record_use`, is complete; nothing waits. Null is ignored.
+
+ Errors: `UNKNOWN_ADDRESS` for an address that was freed, lies inside of a block, or came from another allocator.
+ */
+enum gpumem_result gpumem_free(void *address);
+
+/*
+ Like `gpumem_free`, in a call that names the stream that used the memory last. For borrowed streams this lets other streams reuse the
+ memory earlier.
+
+ Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream. The memory is not freed then.
+ */
+enum gpumem_result gpumem_free_on(void *address,
+                                  struct gpumem_stream *stream);
+
+/*
+ Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until
+ the free. The stream itself must wait for the memory's own stream before its first use (`gpumem_stream_wait_for`).
+
+ Errors: `UNKNOWN_ADDRESS` for an address without a live block.
+ */
+enum gpumem_result gpumem_record_use(void *address,
+                                     struct gpumem_stream *stream);
+
+/*
+ Returns the size that was requested for the block at an address.
+
+ Errors: `UNKNOWN_ADDRESS` for an address without a live block.
+
+ # Safety
+
+ `size_bytes` is null or points to a place.
+ */
+enum gpumem_result gpumem_size(void *address, uint64_t *size_bytes);
+
+/*
+ Writes a pool's counters.
+
+ # Safety
+
+ `status` is null, or points to as many bytes as its `struct_size` states.
+ */
+enum gpumem_result gpumem_pool_status(struct gpumem_pool *pool, struct gpumem_status *status);
+
+/*
+ Writes a pool's counters as text that ends with a zero byte, cut to `capacity_bytes`. `length_bytes`, which may be null, becomes the
+ length of the whole text without the zero byte; `text` may be null to learn it.
+
+ # Safety
+
+ `text` is null or points to `capacity_bytes`; `length_bytes` is null or points to a place.
+ */
+enum gpumem_result gpumem_pool_status_text(struct gpumem_pool *pool,
+                                           char *text,
+                                           size_t capacity_bytes,
+                                           size_t *length_bytes);
+
+/*
+ Resets the peaks that `gpumem_pool_status` reports.
+ */
+enum gpumem_result gpumem_pool_reset_peaks(struct gpumem_pool *pool);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* GPUMEM_H */

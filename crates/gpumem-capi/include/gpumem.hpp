@@ -1,0 +1,139 @@
+/* The C interface of gpumem as C++17: owners that end what they hold, and errors as exceptions. */
+
+#ifndef GPUMEM_HPP
+#define GPUMEM_HPP
+
+#include "gpumem.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace gpumem {
+
+/* A failed call. The text states the problem, the cause and the action. */
+class Error : public std::runtime_error {
+public:
+    explicit Error(gpumem_result code) : std::runtime_error(gpumem_last_error()), code_(code) {}
+    gpumem_result code() const noexcept { return code_; }
+
+private:
+    gpumem_result code_;
+};
+
+/* The device or a limit refused a request. The text is the report. */
+class OutOfMemory : public Error {
+public:
+    using Error::Error;
+};
+
+inline void check(gpumem_result result) {
+    if (result == GPUMEM_SUCCESS) return;
+    if (result == GPUMEM_ERROR_OUT_OF_MEMORY) throw OutOfMemory(result);
+    throw Error(result);
+}
+
+namespace detail {
+struct EndPool {
+    void operator()(gpumem_pool *pool) const noexcept { gpumem_pool_destroy(pool); }
+};
+struct EndStream {
+    void operator()(gpumem_stream *stream) const noexcept { gpumem_stream_destroy(stream); }
+};
+struct EndBlock {
+    void operator()(void *address) const noexcept { gpumem_free(address); }
+};
+} // namespace detail
+
+class Stream {
+public:
+    explicit Stream(gpumem_stream *handle) noexcept : handle_(handle) {}
+    gpumem_stream *get() const noexcept { return handle_.get(); }
+    /* The CUstream or cudaStream_t. */
+    void *raw() const {
+        void *raw = nullptr;
+        check(gpumem_stream_raw(get(), &raw));
+        return raw;
+    }
+    void wait_for(const Stream &other) { check(gpumem_stream_wait_for(get(), other.get())); }
+    void synchronize() { check(gpumem_stream_synchronize(get())); }
+
+private:
+    std::unique_ptr<gpumem_stream, detail::EndStream> handle_;
+};
+
+/* Memory that its destructor frees, in stream order. */
+class Block {
+public:
+    explicit Block(void *address) noexcept : address_(address) {}
+    void *get() const noexcept { return address_.get(); }
+    std::uint64_t size_bytes() const {
+        std::uint64_t size = 0;
+        check(gpumem_size(get(), &size));
+        return size;
+    }
+    void record_use(const Stream &stream) { check(gpumem_record_use(get(), stream.get())); }
+    /* The address, for a later gpumem_free. */
+    void *release() noexcept { return address_.release(); }
+
+private:
+    std::unique_ptr<void, detail::EndBlock> address_;
+};
+
+class Pool {
+public:
+    explicit Pool(gpumem_pool_options options) {
+        options.struct_size = sizeof options;
+        gpumem_pool *handle = nullptr;
+        check(gpumem_pool_create(&options, &handle));
+        handle_.reset(handle);
+    }
+    explicit Pool(std::uint32_t ordinal, const char *conf = nullptr) : Pool(with(ordinal, conf)) {}
+    gpumem_pool *get() const noexcept { return handle_.get(); }
+    Block alloc(std::uint64_t size_bytes, const Stream &stream) {
+        void *address = nullptr;
+        check(gpumem_alloc(get(), size_bytes, stream.get(), &address));
+        return Block(address);
+    }
+    Stream stream() {
+        gpumem_stream *stream = nullptr;
+        check(gpumem_stream_create(get(), &stream));
+        return Stream(stream);
+    }
+    /* A stream of another library, which outlives the result. */
+    Stream borrow(void *raw) {
+        gpumem_stream *stream = nullptr;
+        check(gpumem_stream_borrow(get(), raw, &stream));
+        return Stream(stream);
+    }
+    gpumem_status status() const {
+        gpumem_status status{};
+        status.struct_size = sizeof status;
+        check(gpumem_pool_status(get(), &status));
+        return status;
+    }
+    std::string status_text() const {
+        std::size_t length = 0;
+        check(gpumem_pool_status_text(get(), nullptr, 0, &length));
+        std::string text(length + 1, '\0');
+        check(gpumem_pool_status_text(get(), text.data(), text.size(), &length));
+        text.resize(length < text.size() ? length : text.size() - 1);
+        return text;
+    }
+
+private:
+    static gpumem_pool_options with(std::uint32_t ordinal, const char *conf) noexcept {
+        gpumem_pool_options options{};
+        options.ordinal = ordinal;
+        options.conf = conf;
+        return options;
+    }
+    std::unique_ptr<gpumem_pool, detail::EndPool> handle_;
+};
+
+} // namespace gpumem
+
+#endif

@@ -1,0 +1,47 @@
+//! The functions that C calls. Each checks its arguments, looks up its handles, and reports errors by code and text.
+//!
+//! A pointer to a result is written only on success, except for texts, whose length is always written.
+
+mod arguments;
+mod memory;
+mod pools;
+mod status;
+mod streams;
+
+pub use memory::*;
+pub use pools::*;
+pub use status::*;
+pub use streams::*;
+
+use crate::error;
+use core::ffi::c_char;
+
+/// The version of this header: 10000 × major + 100 × minor + patch. `gpumem_version` returns that of the library.
+pub const GPUMEM_VERSION: u32 = 100;
+
+/// Returns the version of the library, as `GPUMEM_VERSION` counts. A library of the same major version, and before 1.0 of the same minor
+/// version, serves programs that were compiled with an older header.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_version() -> u32 {
+    GPUMEM_VERSION
+}
+
+/// Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error, is not
+/// reset by a success, and is valid until this thread's next error. Never null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_last_error() -> *const c_char {
+    error::last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_that_of_the_package() {
+        let parts: Vec<u32> =
+            env!("CARGO_PKG_VERSION").split('.').filter_map(|part| part.parse().ok()).collect();
+        assert_eq!(parts.len(), 3);
+        assert_eq!(GPUMEM_VERSION, 10_000 * parts[0] + 100 * parts[1] + parts[2]);
+    }
+}

@@ -1,0 +1,119 @@
+//! Allocation and free.
+
+use super::arguments::{check, put};
+use super::pools::{self, gpumem_pool};
+use super::streams::{self, gpumem_stream};
+use crate::blocks;
+use crate::error::{Failure, gpumem_result, guarded};
+use core::ffi::c_void;
+
+/// Allocates memory for work that is queued on `stream` from now on. `address` becomes a device address (`CUdeviceptr`), or a pointer of
+/// the host as well, for pools of host or unified memory; null for 0 bytes, which need no free.
+///
+/// Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream of another device or one that was retired.
+///
+/// # Safety
+///
+/// `address` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_alloc(
+    pool: *mut gpumem_pool,
+    size_bytes: u64,
+    stream: *mut gpumem_stream,
+    address: *mut *mut c_void,
+) -> gpumem_result {
+    guarded(|| {
+        check(address, "address")?;
+        let block = pools::with(pool, |entry| {
+            streams::with(stream, |entry_stream| Ok(entry.pool.alloc(size_bytes, entry_stream.stream())?))
+        })?;
+        let allocated = core::ptr::with_exposed_provenance_mut(blocks::keep(block) as usize);
+        // SAFETY: the caller promises a place.
+        unsafe { put(address, allocated, "address") }
+    })
+}
+
+/// Frees memory of any pool by its address. It is reused once the work that is queued so far, on its stream and on the streams of
+/// `gpumem_record_use`, is complete; nothing waits. Null is ignored.
+///
+/// Errors: `UNKNOWN_ADDRESS` for an address that was freed, lies inside of a block, or came from another allocator.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_free(address: *mut c_void) -> gpumem_result {
+    guarded(|| {
+        if !address.is_null() {
+            drop(blocks::take(address.addr() as u64)?);
+        }
+        Ok(())
+    })
+}
+
+/// Like `gpumem_free`, in a call that names the stream that used the memory last. For borrowed streams this lets other streams reuse the
+/// memory earlier.
+///
+/// Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream. The memory is not freed then.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_free_on(address: *mut c_void, stream: *mut gpumem_stream) -> gpumem_result {
+    guarded(|| {
+        streams::with(stream, |entry| {
+            if address.is_null() {
+                return Ok(());
+            }
+            let stream = entry.stream();
+            blocks::with(address.addr() as u64, |block| check_device(block, stream))?;
+            blocks::take(address.addr() as u64)?.free_on(stream);
+            Ok(())
+        })
+    })
+}
+
+/// Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until
+/// the free. The stream itself must wait for the memory's own stream before its first use (`gpumem_stream_wait_for`).
+///
+/// Errors: `UNKNOWN_ADDRESS` for an address without a live block.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_record_use(address: *mut c_void, stream: *mut gpumem_stream) -> gpumem_result {
+    guarded(|| {
+        streams::with(stream, |entry| {
+            if address.is_null() {
+                return Ok(());
+            }
+            blocks::with(address.addr() as u64, |block| {
+                block.record_use(entry.stream());
+                Ok(())
+            })
+        })
+    })
+}
+
+/// Returns the size that was requested for the block at an address.
+///
+/// Errors: `UNKNOWN_ADDRESS` for an address without a live block.
+///
+/// # Safety
+///
+/// `size_bytes` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_size(address: *mut c_void, size_bytes: *mut u64) -> gpumem_result {
+    guarded(|| {
+        let size = match address.is_null() {
+            true => 0,
+            false => blocks::with(address.addr() as u64, |block| Ok(block.size_bytes()))?,
+        };
+        // SAFETY: the caller promises a place.
+        unsafe { put(size_bytes, size, "size_bytes") }
+    })
+}
+
+fn check_device(block: &::gpumem_pool::Block, stream: &::gpumem_pool::Stream) -> Result<(), Failure> {
+    match block.device() == stream.device() {
+        true => Ok(()),
+        false => Err(Failure {
+            code: gpumem_result::GPUMEM_ERROR_STATE,
+            text: format!(
+                "the memory belongs to {}, and the stream to {}; pass a stream of the memory's device",
+                block.device(),
+                stream.device()
+            ),
+        }),
+    }
+}

@@ -1,0 +1,298 @@
+//! Pools: created, configured, limited, and asked for memory back.
+
+#![allow(non_camel_case_types)]
+
+use super::arguments::{self, Growing, check, put, put_if_asked};
+use crate::error::{Failure, Outcome, gpumem_result, guarded, terminated};
+use crate::handles::Table;
+use ::gpumem_pool::sys::Driver;
+use ::gpumem_pool::trace::Trace;
+use ::gpumem_pool::{CurrentPool, Device, Pool, PoolBuilder};
+use core::ffi::{c_char, c_void};
+use core::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A pool of GPU memory. The pointer is a number that only this library reads.
+pub struct gpumem_pool {
+    _private: [u8; 0],
+}
+
+/// Receives the report of each request that is refused for lack of memory, before the request returns.
+///
+/// It runs on the requesting thread, without a lock, and may call any function of this library, for example to free memory or to destroy
+/// the pool. Requests inside of it are not reported. The text is valid during the call. It must return: no exception or `longjmp` may
+/// leave it.
+pub type gpumem_out_of_memory_fn =
+    Option<unsafe extern "C" fn(report: *const c_char, user_data: *mut c_void)>;
+
+/// The options of a new pool. Set all bytes to 0, then `struct_size`, then what you need.
+#[repr(C)]
+pub struct gpumem_pool_options {
+    /// `sizeof(gpumem_pool_options)`
+    pub struct_size: usize,
+    /// The device, counted from 0.
+    pub ordinal: u32,
+    /// `GPUMEM_FROM_ENVIRONMENT`, or 0.
+    pub flags: u32,
+    /// Options by name, `key:value,…`, as in the environment variable `GPUMEM_CONF`: `"backend:native,kind:host"`. Null for none.
+    pub conf: *const c_char,
+    /// The hard limit in bytes; 0 for none.
+    pub hard_limit_bytes: u64,
+    /// The soft limit in bytes, above which cached memory is released; 0 for none.
+    pub soft_limit_bytes: u64,
+    /// A file into which the pool records its requests from its first to its last, for `cargo xtask replay`. Null for none.
+    pub trace_path: *const c_char,
+    /// Receives the reports of refused requests; null for none.
+    pub on_out_of_memory: gpumem_out_of_memory_fn,
+    /// Passed to `on_out_of_memory`. It must be valid as long as the pool or a block of it.
+    pub user_data: *mut c_void,
+}
+
+// SAFETY: pointers, numbers and an optional function may be zero; the two 32-bit fields leave no padding; the size is first.
+unsafe impl Growing for gpumem_pool_options {}
+
+/// Flag: `GPUMEM_CONF`, `GPUMEM_HARD_LIMIT` and the other variables of gpumem configure what the options leave open.
+pub const GPUMEM_FROM_ENVIRONMENT: u32 = 1;
+
+/// A pool behind a handle. Its fields end in this order.
+pub(super) struct Entry {
+    /// The guards of `gpumem_pool_make_current`.
+    current: Mutex<Vec<CurrentPool>>,
+    pub(super) pool: Pool,
+    trace: Option<Arc<Trace>>,
+}
+
+static POOLS: Table<Entry> = Table::new(1, "pool");
+
+/// Calls `work` with the pool of a handle.
+#[inline]
+pub(super) fn with<R>(pool: *mut gpumem_pool, work: impl FnOnce(&Entry) -> Outcome<R>) -> Outcome<R> {
+    POOLS.with(pool.addr() as u64, work)
+}
+
+fn add(pool: Pool, trace: Option<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
+    let handle = POOLS.add(Entry { current: Mutex::default(), pool, trace })?;
+    Ok(core::ptr::without_provenance_mut(handle as usize))
+}
+
+/// Creates a pool on a device of the driver that `GPUMEM_DRIVER` names: `cuda`, the default, or `drop-in`, a simulator.
+///
+/// Errors: `INVALID_ARGUMENT` for a null pointer or an invalid option, `NO_DEVICE` without a driver or a device of that ordinal,
+/// `UNSUPPORTED` for a backend or a kind that the device lacks.
+///
+/// # Safety
+///
+/// `options` is null, or points to as many bytes as its `struct_size` states, with texts that end with a zero byte; `pool` is null or
+/// points to a place. `on_out_of_memory` may be called with `user_data` on any thread as long as the pool or a block of it lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_create(
+    options: *const gpumem_pool_options,
+    pool: *mut *mut gpumem_pool,
+) -> gpumem_result {
+    guarded(|| {
+        check(pool, "pool")?;
+        // SAFETY: the caller promises the bytes of `options`.
+        let options = unsafe { arguments::read(options, "options") }?;
+        // SAFETY: the caller promises the texts and the callback.
+        let (built, trace) = unsafe { build(&options) }?;
+        // SAFETY: the caller promises a place.
+        unsafe { put(pool, add(built, trace)?, "pool") }
+    })
+}
+
+/// # Safety
+///
+/// The texts end with a zero byte, and the callback may be called on any thread.
+unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Option<Arc<Trace>>)> {
+    // SAFETY: the caller promises a text.
+    let conf = unsafe { arguments::text(options.conf, "conf") }?;
+    // SAFETY: the caller promises a text.
+    let trace_path = unsafe { arguments::text(options.trace_path, "trace_path") }?;
+    let from_environment = match options.flags {
+        0 => false,
+        GPUMEM_FROM_ENVIRONMENT => true,
+        other => return Err(Failure::argument(format!("unknown flags {other:#x}"))),
+    };
+    let driver = Driver::from_env().map_err(::gpumem_pool::PoolError::from)?;
+    let device = Device::new(&driver, options.ordinal)?;
+    let mut builder = if from_environment { PoolBuilder::from_env(&device)? } else { Pool::builder(&device) };
+    if let Some(conf) = conf {
+        builder = builder.conf(conf).map_err(::gpumem_pool::PoolError::from)?;
+    }
+    if options.hard_limit_bytes > 0 {
+        builder = builder.hard_limit(options.hard_limit_bytes);
+    }
+    if options.soft_limit_bytes > 0 {
+        builder = builder.soft_limit(options.soft_limit_bytes);
+    }
+    if let Some(notify) = options.on_out_of_memory {
+        let user_data = UserData(options.user_data);
+        builder = builder.on_out_of_memory(move |error| {
+            let (text, user_data) = (terminated(error.to_string()), &user_data);
+            // SAFETY: the creator of the pool promised that the function may be called with this pointer on any thread; the text
+            // outlives the call.
+            unsafe { notify(text.as_ptr(), user_data.0) };
+        });
+    }
+    let trace = trace_path.map(Trace::create).transpose();
+    let trace = trace.map_err(|error| {
+        Failure::argument(format!("the trace {} cannot be recorded: {error}", trace_path.unwrap_or_default()))
+    })?;
+    if let Some(trace) = &trace {
+        builder = builder.adaptor(trace.clone());
+    }
+    Ok((builder.build()?, trace))
+}
+
+struct UserData(*mut c_void);
+
+// SAFETY: the pointer is only passed to the program's function, which the program allows on any thread.
+unsafe impl Send for UserData {}
+// SAFETY: like `Send`: nothing here dereferences it.
+unsafe impl Sync for UserData {}
+
+/// Ends the use of a pool. Its blocks stay alive until they are freed, and the pool's memory returns to the driver after the last of
+/// them. A call on another thread that uses the pool finishes first.
+///
+/// Errors: `INVALID_HANDLE` for a null pointer or a pool that was destroyed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_pool_destroy(pool: *mut gpumem_pool) -> gpumem_result {
+    guarded(|| POOLS.remove(pool.addr() as u64))
+}
+
+/// Returns the device's default pool in this process, which the first call creates from the environment. Every call returns the same
+/// handle, until it is destroyed; the default pool itself lives until the process ends.
+///
+/// Errors: `NO_DEVICE` without a driver or a device of that ordinal, `INVALID_ARGUMENT` for an invalid environment variable.
+///
+/// # Safety
+///
+/// `pool` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_for_device(ordinal: u32, pool: *mut *mut gpumem_pool) -> gpumem_result {
+    static KNOWN: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
+    guarded(|| {
+        check(pool, "pool")?;
+        let default = Pool::for_device(ordinal)?;
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = known.get(&ordinal).map(|handle| core::ptr::without_provenance_mut(*handle));
+        let handle = match before {
+            Some(handle) if with(handle, |_| Ok(())).is_ok() => handle,
+            _ => add(default, None)?,
+        };
+        known.insert(ordinal, handle.addr());
+        // SAFETY: the caller promises a place.
+        unsafe { put(pool, handle, "pool") }
+    })
+}
+
+/// Makes a pool the device's default pool, which `gpumem_pool_for_device` returns and which lives until the process ends.
+///
+/// Errors: `STATE` if the device has a default pool already.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_pool_set_default(pool: *mut gpumem_pool) -> gpumem_result {
+    guarded(|| with(pool, |entry| Ok(entry.pool.set_default()?)))
+}
+
+/// Makes a pool of the backend `native` the device's current pool, from which every `cuMemAllocAsync` of the process allocates.
+/// `gpumem_pool_end_current` or `gpumem_pool_destroy` ends it; calls nest.
+///
+/// Errors: `UNSUPPORTED` for another backend or kind of memory, or for a limit that an old driver cannot keep.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_pool_make_current(pool: *mut gpumem_pool) -> gpumem_result {
+    guarded(|| {
+        with(pool, |entry| {
+            let guard = entry.pool.make_current()?;
+            entry.current.lock().unwrap_or_else(PoisonError::into_inner).push(guard);
+            Ok(())
+        })
+    })
+}
+
+/// Ends the latest `gpumem_pool_make_current` of this pool. The pool that was made current before it, or the device's default pool, is
+/// current again.
+///
+/// Errors: `STATE` if the pool was not made current.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_pool_end_current(pool: *mut gpumem_pool) -> gpumem_result {
+    guarded(|| {
+        with(pool, |entry| {
+            let guard = entry.current.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            guard.map(drop).ok_or_else(|| Failure {
+                code: gpumem_result::GPUMEM_ERROR_STATE,
+                text: "the pool was not made current; call gpumem_pool_make_current first".into(),
+            })
+        })
+    })
+}
+
+/// Changes the hard limit. Cached memory beyond a lower limit is released. `UINT64_MAX` removes the limit.
+///
+/// Errors: `INVALID_ARGUMENT` for a limit below 2 MiB.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_pool_set_hard_limit(pool: *mut gpumem_pool, limit_bytes: u64) -> gpumem_result {
+    guarded(|| with(pool, |entry| Ok(entry.pool.set_hard_limit(limit_bytes)?)))
+}
+
+/// Changes the soft limit, above which cached memory is released. `UINT64_MAX` removes the limit.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_pool_set_soft_limit(pool: *mut gpumem_pool, limit_bytes: u64) -> gpumem_result {
+    guarded(|| with(pool, |entry| Ok(entry.pool.set_soft_limit(limit_bytes)?)))
+}
+
+/// Releases cached memory until `keep_bytes` are reserved, without waiting. `released_bytes` may be null.
+///
+/// # Safety
+///
+/// `released_bytes` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_trim(
+    pool: *mut gpumem_pool,
+    keep_bytes: u64,
+    released_bytes: *mut u64,
+) -> gpumem_result {
+    guarded(|| {
+        let released = with(pool, |entry| Ok(entry.pool.trim_to(keep_bytes)?))?;
+        // SAFETY: the caller promises a place, or null.
+        unsafe { put_if_asked(released_bytes, released) };
+        Ok(())
+    })
+}
+
+/// Waits for the device, then releases all memory that no block holds. `released_bytes` may be null.
+///
+/// # Safety
+///
+/// `released_bytes` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_reclaim(
+    pool: *mut gpumem_pool,
+    released_bytes: *mut u64,
+) -> gpumem_result {
+    guarded(|| {
+        let released = with(pool, |entry| Ok(entry.pool.reclaim()?))?;
+        // SAFETY: the caller promises a place, or null.
+        unsafe { put_if_asked(released_bytes, released) };
+        Ok(())
+    })
+}
+
+/// Waits until everything that the pool has recorded is in its trace file.
+///
+/// Errors: `STATE` for a pool without a trace, after the timeout, or if the file cannot be written.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_pool_flush_trace(pool: *mut gpumem_pool, timeout_ms: u64) -> gpumem_result {
+    guarded(|| {
+        with(pool, |entry| {
+            let failed = |text: &str| Failure { code: gpumem_result::GPUMEM_ERROR_STATE, text: text.into() };
+            let trace = entry.trace.as_ref();
+            let trace =
+                trace.ok_or_else(|| failed("the pool has no trace; set trace_path when you create it"))?;
+            match trace.flush(Duration::from_millis(timeout_ms)) {
+                true => Ok(()),
+                false => Err(failed("the trace was not written in time; check the disk, or wait longer")),
+            }
+        })
+    })
+}

@@ -1,0 +1,210 @@
+//! Streams: the library's own, and those of other libraries.
+
+#![allow(non_camel_case_types)]
+
+use super::arguments::{check, put};
+use super::pools::{self, gpumem_pool};
+use crate::error::{Outcome, gpumem_result, guarded};
+use crate::handles::Table;
+use ::gpumem_pool::Stream;
+use core::ffi::c_void;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// A stream of a device. The pointer is a number that only this library reads.
+pub struct gpumem_stream {
+    _private: [u8; 0],
+}
+
+/// A stream behind a handle.
+pub(super) struct Entry {
+    stream: Stream,
+    /// The key under which a long-lived stream is found again.
+    key: Option<Key>,
+}
+
+/// A context and a handle of the driver.
+type Key = (usize, usize);
+
+impl Entry {
+    #[inline]
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+static STREAMS: Table<Entry> = Table::new(2, "stream");
+
+/// Calls `work` with the stream of a handle.
+#[inline]
+pub(super) fn with<R>(stream: *mut gpumem_stream, work: impl FnOnce(&Entry) -> Outcome<R>) -> Outcome<R> {
+    STREAMS.with(stream.addr() as u64, work)
+}
+
+fn add(stream: Stream, key: Option<Key>) -> Outcome<*mut gpumem_stream> {
+    let handle = STREAMS.add(Entry { stream, key })?;
+    Ok(core::ptr::without_provenance_mut(handle as usize))
+}
+
+/// The handles of long-lived streams.
+fn long_lived() -> MutexGuard<'static, HashMap<Key, usize>> {
+    static LONG_LIVED: OnceLock<Mutex<HashMap<Key, usize>>> = OnceLock::new();
+    LONG_LIVED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Creates a stream on the pool's device. `gpumem_stream_destroy` ends it.
+///
+/// # Safety
+///
+/// `stream` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_stream_create(
+    pool: *mut gpumem_pool,
+    stream: *mut *mut gpumem_stream,
+) -> gpumem_result {
+    guarded(|| {
+        check(stream, "stream")?;
+        let made = pools::with(pool, |entry| Ok(Stream::new(entry.pool.device())?))?;
+        // SAFETY: the caller promises a place.
+        unsafe { put(stream, add(made, None)?, "stream") }
+    })
+}
+
+/// Wraps a stream (`CUstream`, `cudaStream_t`) that another library created and will destroy. Null is the default stream.
+///
+/// Errors: `STATE` for a stream of another context.
+///
+/// # Safety
+///
+/// - `raw` is null or a stream of the device's primary context, alive in every call that names the result.
+/// - Before it is destroyed, call `gpumem_stream_retire`, or name the result in no later call.
+/// - `stream` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_stream_borrow(
+    pool: *mut gpumem_pool,
+    raw: *mut c_void,
+    stream: *mut *mut gpumem_stream,
+) -> gpumem_result {
+    guarded(|| {
+        check(stream, "stream")?;
+        let wrapped = pools::with(pool, |entry| {
+            // SAFETY: the caller passes on the promise of the stream's owner.
+            Ok(unsafe { Stream::from_raw(entry.pool.device(), raw.cast()) }?)
+        })?;
+        // SAFETY: the caller promises a place.
+        unsafe { put(stream, add(wrapped, None)?, "stream") }
+    })
+}
+
+/// Wraps a stream of another library that lives as long as the process uses the device, such as PyTorch's. Every call with one stream
+/// returns the same handle, so a program that has only the `CUstream` may call this for each request.
+///
+/// Errors: `STATE` for a stream of another context.
+///
+/// # Safety
+///
+/// - `raw` is null or a stream of the device's primary context, and is not destroyed before `gpumem_stream_retire` has returned.
+/// - `stream` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_stream_long_lived(
+    pool: *mut gpumem_pool,
+    raw: *mut c_void,
+    stream: *mut *mut gpumem_stream,
+) -> gpumem_result {
+    guarded(|| {
+        check(stream, "stream")?;
+        let handle = pools::with(pool, |entry| {
+            let device = entry.pool.device();
+            let key = (device.context().addr(), raw.addr());
+            let known = long_lived().get(&key).map(|handle| core::ptr::without_provenance_mut(*handle));
+            if let Some(handle) = known
+                && with(handle, |_| Ok(())).is_ok()
+            {
+                return Ok(handle);
+            }
+            // SAFETY: the caller passes on the promise of the stream's owner.
+            let wrapped = unsafe { Stream::from_raw_long_lived(device, raw.cast()) }?;
+            // The handle of the thread's default stream means another stream on each thread.
+            let key = Some(key).filter(|_| raw.addr() != PER_THREAD);
+            let handle = add(wrapped, key)?;
+            if let Some(key) = key {
+                long_lived().insert(key, handle.addr());
+            }
+            Ok(handle)
+        })?;
+        // SAFETY: the caller promises a place.
+        unsafe { put(stream, handle, "stream") }
+    })
+}
+
+/// `CU_STREAM_PER_THREAD`
+const PER_THREAD: usize = 2;
+
+/// Declares that the owner of a borrowed or long-lived stream is about to destroy it. Only the work queued so far counts, and later calls
+/// that name the stream are errors.
+///
+/// Errors: `STATE` if it was retired before.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_stream_retire(stream: *mut gpumem_stream) -> gpumem_result {
+    guarded(|| {
+        with(stream, |entry| {
+            forget(entry, stream);
+            Ok(entry.stream.retire()?)
+        })
+    })
+}
+
+/// Ends the use of a handle. A stream of `gpumem_stream_create` is destroyed; one of another library is not.
+///
+/// Errors: `INVALID_HANDLE` for a null pointer or a stream that was destroyed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_stream_destroy(stream: *mut gpumem_stream) -> gpumem_result {
+    guarded(|| {
+        with(stream, |entry| {
+            forget(entry, stream);
+            Ok(())
+        })?;
+        STREAMS.remove(stream.addr() as u64)
+    })
+}
+
+/// Removes a long-lived stream from those that are found again.
+fn forget(entry: &Entry, handle: *mut gpumem_stream) {
+    let Some(key) = entry.key else { return };
+    let mut known = long_lived();
+    if known.get(&key) == Some(&handle.addr()) {
+        known.remove(&key);
+    }
+}
+
+/// Returns the driver's handle of a stream (`CUstream`, `cudaStream_t`).
+///
+/// # Safety
+///
+/// `raw` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_stream_raw(
+    stream: *mut gpumem_stream,
+    raw: *mut *mut c_void,
+) -> gpumem_result {
+    guarded(|| {
+        let handle = with(stream, |entry| Ok(entry.stream.raw()))?;
+        // SAFETY: the caller promises a place.
+        unsafe { put(raw, handle.cast(), "raw") }
+    })
+}
+
+/// Makes later work on `stream` wait, on the device, for the work queued so far on `other`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_stream_wait_for(
+    stream: *mut gpumem_stream,
+    other: *mut gpumem_stream,
+) -> gpumem_result {
+    guarded(|| with(stream, |stream| with(other, |other| Ok(stream.stream.wait_for(&other.stream)?))))
+}
+
+/// Waits on the host for the work queued on a stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_stream_synchronize(stream: *mut gpumem_stream) -> gpumem_result {
+    guarded(|| with(stream, |entry| Ok(entry.stream.synchronize()?)))
+}

@@ -1,0 +1,154 @@
+//! Result codes, and the text of each thread's last error.
+
+use core::ffi::{CStr, c_char};
+use gpumem_pool::PoolError;
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::CString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The result of a function. After an error, `gpumem_last_error` has the text, and nothing else has changed unless the function says so.
+#[allow(non_camel_case_types)]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum gpumem_result {
+    /// The call succeeded.
+    GPUMEM_SUCCESS = 0,
+    /// A null pointer, an invalid option or text, or a structure of an unknown size.
+    GPUMEM_ERROR_INVALID_ARGUMENT = 1,
+    /// A pool or stream that is null, destroyed, or of another type.
+    GPUMEM_ERROR_INVALID_HANDLE = 2,
+    /// No live block begins at the address: it was freed, or did not come from this library.
+    GPUMEM_ERROR_UNKNOWN_ADDRESS = 3,
+    /// The device or a limit refused the request. The text is the report, with advice.
+    GPUMEM_ERROR_OUT_OF_MEMORY = 4,
+    /// The device, the driver, the backend or the kind of memory does not support the call.
+    GPUMEM_ERROR_UNSUPPORTED = 5,
+    /// There is no driver, or no device with the ordinal.
+    GPUMEM_ERROR_NO_DEVICE = 6,
+    /// The device's context is lost. Nothing on it can be used; restart the process.
+    GPUMEM_ERROR_DEVICE_LOST = 7,
+    /// A call of the driver failed.
+    GPUMEM_ERROR_DRIVER = 8,
+    /// The objects do not fit together or are in the wrong state: another device, a retired stream, a capture.
+    GPUMEM_ERROR_STATE = 9,
+    /// A defect of this library; the call may have done part of its work.
+    GPUMEM_ERROR_PANIC = 10,
+}
+
+/// A failed call.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: gpumem_result,
+    pub(crate) text: String,
+}
+
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn argument(text: impl Into<String>) -> Self {
+        Self { code: gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT, text: text.into() }
+    }
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Self {
+        Self { code: code_of(&error), text: error.to_string() }
+    }
+}
+
+fn code_of(error: &PoolError) -> gpumem_result {
+    match error {
+        error if error.is_out_of_memory() => gpumem_result::GPUMEM_ERROR_OUT_OF_MEMORY,
+        PoolError::NotWithBackend { .. }
+        | PoolError::NotWithKind { .. }
+        | PoolError::KindUnsupported { .. }
+        | PoolError::BackendNotBuilt { .. }
+        | PoolError::BackendUnsupported { .. }
+        | PoolError::NeedsVirtualMemory { .. }
+        | PoolError::NoPeerAccess { .. }
+        | PoolError::NoHostAccess { .. } => gpumem_result::GPUMEM_ERROR_UNSUPPORTED,
+        PoolError::Load(_) | PoolError::NoSuchDevice { .. } => gpumem_result::GPUMEM_ERROR_NO_DEVICE,
+        PoolError::DeviceLost(_) => gpumem_result::GPUMEM_ERROR_DEVICE_LOST,
+        PoolError::Driver(_) | PoolError::Poisoned { .. } | PoolError::Kept { .. } => {
+            gpumem_result::GPUMEM_ERROR_DRIVER
+        }
+        PoolError::Config(_)
+        | PoolError::Env(_)
+        | PoolError::LimitTooSmall { .. }
+        | PoolError::BadAlignment { .. } => gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT,
+        _ => gpumem_result::GPUMEM_ERROR_STATE,
+    }
+}
+
+/// Runs a function of the interface. Its error becomes the thread's last error, and so does a panic.
+#[inline]
+pub(crate) fn guarded(work: impl FnOnce() -> Outcome) -> gpumem_result {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => gpumem_result::GPUMEM_SUCCESS,
+        Ok(Err(failure)) => remember(failure),
+        Err(payload) => remember(panicked(payload)),
+    }
+}
+
+#[cold]
+fn panicked(payload: Box<dyn Any + Send>) -> Failure {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    // The drop of a payload may panic in turn.
+    drop(catch_unwind(AssertUnwindSafe(|| drop(payload))));
+    let text = text.unwrap_or_else(|| "without a text".into());
+    Failure {
+        code: gpumem_result::GPUMEM_ERROR_PANIC,
+        text: format!("gpumem has a defect: a panic ({text}); please report it"),
+    }
+}
+
+#[cold]
+fn remember(failure: Failure) -> gpumem_result {
+    let text = terminated(failure.text);
+    // A thread that is ending has no place for the text any more.
+    let _ = LAST.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut() {
+            *last = text;
+        }
+    });
+    failure.code
+}
+
+/// The text as C reads it: a zero byte would end it.
+pub(crate) fn terminated(text: String) -> CString {
+    CString::new(text).unwrap_or_else(|error| {
+        let bytes = error.into_vec().into_iter().filter(|byte| *byte != 0).collect::<Vec<_>>();
+        CString::new(bytes).unwrap_or_default()
+    })
+}
+
+/// The text of this thread's last error. The pointer is valid until the thread's next error.
+pub(crate) fn last() -> *const c_char {
+    const NONE: &CStr = c"";
+    LAST.try_with(|last| last.try_borrow().map_or(NONE.as_ptr(), |last| last.as_ptr()))
+        .unwrap_or(NONE.as_ptr())
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_a_code_and_a_text() {
+        let read = || LAST.with(|last| last.borrow().to_string_lossy().into_owned());
+        let number = 7;
+        let result = guarded(|| panic!("the number {number}"));
+        assert_eq!(result, gpumem_result::GPUMEM_ERROR_PANIC);
+        assert!(read().contains("the number 7"), "{}", read());
+        assert_eq!(guarded(|| Ok(())), gpumem_result::GPUMEM_SUCCESS);
+        assert!(read().contains("the number 7"), "a success leaves the text");
+        assert_eq!(guarded(|| Err(Failure::argument("a\0b"))), gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT);
+        assert_eq!(read(), "ab");
+    }
+}

@@ -1,0 +1,211 @@
+/* What a C program does with the library: pools, streams of its own and of the driver, limits, reports, traces. */
+
+#include "common.h"
+
+static gpumem_pool *full;
+static void *spare;
+static int reports;
+
+/* Frees memory, allocates, and reads the status inside of a report. */
+static void on_out_of_memory(const char *report, void *user_data) {
+    gpumem_stream *stream = user_data;
+    void *address = NULL;
+    reports += 1;
+    CHECK(strstr(report, "64.000 MiB") != NULL);
+    OK(gpumem_free(spare));
+    spare = NULL;
+    OK(gpumem_alloc(full, MIB, stream, &address));
+    CHECK(status_of(full).in_use_bytes >= MIB);
+    OK(gpumem_free(address));
+    FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(full, 1024 * MIB, stream, &address));
+}
+
+static void values_arrive(struct driver cuda, gpumem_pool *pool) {
+    gpumem_stream *own = NULL, *other = NULL;
+    void *address = NULL, *raw = NULL, *raw_other = NULL;
+    uint64_t size = 0;
+    unsigned char bytes[64];
+    OK(gpumem_stream_create(pool, &own));
+    OK(gpumem_stream_create(pool, &other));
+    OK(gpumem_stream_raw(own, &raw));
+    OK(gpumem_stream_raw(other, &raw_other));
+    OK(gpumem_alloc(pool, 4096, own, &address));
+    OK(gpumem_size(address, &size));
+    CHECK(size == 4096);
+    CHECK(cuda.memset_async((unsigned long long)(uintptr_t)address, 7, 4096, raw) == 0);
+    OK(gpumem_stream_wait_for(other, own));
+    OK(gpumem_record_use(address, other));
+    CHECK(cuda.memset_async((unsigned long long)(uintptr_t)address, 9, 32, raw_other) == 0);
+    OK(gpumem_stream_synchronize(other));
+    CHECK(cuda.copy_to_host(bytes, (unsigned long long)(uintptr_t)address, sizeof bytes) == 0);
+    CHECK(bytes[0] == 9 && bytes[31] == 9 && bytes[32] == 7 && bytes[63] == 7);
+    OK(gpumem_free(address));
+    OK(gpumem_stream_destroy(other));
+    OK(gpumem_stream_destroy(own));
+}
+
+static void streams_of_the_driver(struct driver cuda, gpumem_pool *pool) {
+    void *raw = NULL, *address = NULL, *again = NULL, *seen = NULL;
+    gpumem_stream *stream = NULL, *same = NULL;
+    CHECK(cuda.stream_create(&raw, 1) == 0);
+    OK(gpumem_stream_borrow(pool, raw, &stream));
+    OK(gpumem_stream_raw(stream, &seen));
+    CHECK(seen == raw);
+    OK(gpumem_alloc(pool, MIB, stream, &address));
+    OK(gpumem_free_on(address, stream));
+    OK(gpumem_stream_retire(stream));
+    FAILS(GPUMEM_ERROR_STATE, gpumem_alloc(pool, MIB, stream, &address));
+    FAILS(GPUMEM_ERROR_STATE, gpumem_stream_retire(stream));
+    CHECK(cuda.stream_destroy(raw) == 0);
+    OK(gpumem_stream_destroy(stream));
+
+    CHECK(cuda.stream_create(&raw, 1) == 0);
+    OK(gpumem_stream_long_lived(pool, raw, &stream));
+    OK(gpumem_stream_long_lived(pool, raw, &same));
+    CHECK(stream == same);
+    OK(gpumem_alloc(pool, MIB, stream, &address));
+    OK(gpumem_free(address));
+    OK(gpumem_alloc(pool, MIB, stream, &again));
+    CHECK(address == again);
+    OK(gpumem_free(again));
+    OK(gpumem_stream_retire(stream));
+    OK(gpumem_stream_destroy(stream));
+    CHECK(cuda.stream_destroy(raw) == 0);
+    /* The default stream. */
+    OK(gpumem_stream_long_lived(pool, NULL, &stream));
+    OK(gpumem_alloc(pool, MIB, stream, &address));
+    OK(gpumem_free(address));
+}
+
+static void limits_and_reports(void) {
+    gpumem_pool_options options;
+    gpumem_stream *stream = NULL;
+    void *address = NULL;
+    uint64_t released = 0;
+    char text[512], tiny[8];
+    size_t length = 0;
+    gpumem_pool *pool = create("backend:caching", 64 * MIB);
+    OK(gpumem_stream_create(pool, &stream));
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.hard_limit_bytes = 64 * MIB;
+    options.on_out_of_memory = on_out_of_memory;
+    options.user_data = stream;
+    OK(gpumem_pool_create(&options, &full));
+    OK(gpumem_alloc(full, 48 * MIB, stream, &spare));
+    FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(full, 32 * MIB, stream, &address));
+    CHECK(reports == 1 && spare == NULL && address == NULL);
+    OK(gpumem_alloc(full, 48 * MIB, stream, &address));
+    OK(gpumem_free(address));
+
+    FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(pool, 96 * MIB, stream, &address));
+    CHECK(strstr(gpumem_last_error(), "the limit of 64.000 MiB refused 96.000 MiB") != NULL);
+    OK(gpumem_pool_set_hard_limit(pool, 128 * MIB));
+    CHECK(status_of(pool).hard_limit_bytes == 128 * MIB);
+    OK(gpumem_alloc(pool, 96 * MIB, stream, &address));
+    CHECK(status_of(pool).in_use_bytes == 96 * MIB && status_of(pool).block_count == 1);
+    OK(gpumem_free(address));
+    OK(gpumem_pool_set_soft_limit(pool, 0));
+    OK(gpumem_pool_set_soft_limit(pool, UINT64_MAX));
+    CHECK(status_of(pool).soft_limit_bytes == UINT64_MAX);
+    OK(gpumem_pool_reclaim(pool, &released));
+    OK(gpumem_pool_trim(pool, 0, NULL));
+    CHECK(status_of(pool).reserved_bytes == 0);
+    OK(gpumem_pool_reset_peaks(pool));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_set_hard_limit(pool, 1));
+
+    OK(gpumem_pool_status_text(pool, NULL, 0, &length));
+    CHECK(length > 40 && length < sizeof text);
+    OK(gpumem_pool_status_text(pool, text, sizeof text, &length));
+    CHECK(strlen(text) == length && strstr(text, "backend: caching") != NULL);
+    OK(gpumem_pool_status_text(pool, tiny, sizeof tiny, NULL));
+    CHECK(strlen(tiny) == 7 && strncmp(tiny, text, 7) == 0);
+    OK(gpumem_pool_destroy(pool));
+    OK(gpumem_pool_destroy(full));
+    OK(gpumem_stream_destroy(stream));
+}
+
+static void others_allocate_from_the_pool(struct driver cuda) {
+    gpumem_pool *pool = create("backend:native", 0), *caching = create("backend:caching", 0);
+    unsigned long long address = 0;
+    FAILS(GPUMEM_ERROR_UNSUPPORTED, gpumem_pool_make_current(caching));
+    CHECK(strstr(gpumem_last_error(), "backend:native") != NULL);
+    FAILS(GPUMEM_ERROR_STATE, gpumem_pool_end_current(pool));
+    OK(gpumem_pool_make_current(pool));
+    CHECK(cuda.alloc_async(&address, 8 * MIB, NULL) == 0);
+    CHECK(status_of(pool).reserved_bytes >= 8 * MIB);
+    CHECK(cuda.free_async(address, NULL) == 0);
+    OK(gpumem_pool_end_current(pool));
+    OK(gpumem_pool_destroy(pool));
+    OK(gpumem_pool_destroy(caching));
+}
+
+static void default_pools(void) {
+    gpumem_pool *first = create(NULL, 512 * MIB), *found = NULL, *again = NULL;
+    OK(gpumem_pool_set_default(first));
+    FAILS(GPUMEM_ERROR_STATE, gpumem_pool_set_default(first));
+    OK(gpumem_pool_for_device(0, &found));
+    OK(gpumem_pool_for_device(0, &again));
+    CHECK(found == again && status_of(found).hard_limit_bytes == 512 * MIB);
+    OK(gpumem_pool_destroy(first));
+    OK(gpumem_pool_destroy(found));
+    OK(gpumem_pool_for_device(0, &again));
+    CHECK(again != found && status_of(again).hard_limit_bytes == 512 * MIB);
+    OK(gpumem_pool_for_device(1, &again));
+    FAILS(GPUMEM_ERROR_NO_DEVICE, gpumem_pool_for_device(2, &again));
+}
+
+static void traces(const char *path) {
+    gpumem_pool_options options;
+    gpumem_pool *pool = NULL, *plain = create(NULL, 0);
+    gpumem_stream *stream = NULL;
+    void *address = NULL;
+    FILE *file;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.trace_path = path;
+    OK(gpumem_pool_create(&options, &pool));
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_alloc(pool, MIB, stream, &address));
+    OK(gpumem_free(address));
+    OK(gpumem_pool_flush_trace(pool, 10000));
+    file = fopen(path, "rb");
+    CHECK(file != NULL && fseek(file, 0, SEEK_END) == 0 && ftell(file) > 40);
+    fclose(file);
+    FAILS(GPUMEM_ERROR_STATE, gpumem_pool_flush_trace(plain, 1));
+    OK(gpumem_pool_destroy(pool));
+    OK(gpumem_pool_destroy(plain));
+    OK(gpumem_stream_destroy(stream));
+    CHECK(remove(path) == 0);
+}
+
+static gpumem_pool *at_exit_pool;
+static void *at_exit_address;
+
+/* Static destructors and exit handlers of a program still call the library. */
+static void at_exit(void) {
+    OK(gpumem_free(at_exit_address));
+    OK(gpumem_pool_destroy(at_exit_pool));
+}
+
+int main(int argc, char **argv) {
+    struct driver cuda;
+    gpumem_pool *pool;
+    gpumem_stream *stream = NULL;
+    CHECK(argc == 2);
+    CHECK(gpumem_version() >= GPUMEM_VERSION && *gpumem_last_error() == 0);
+    pool = create(NULL, 0);
+    cuda = open_driver();
+    values_arrive(cuda, pool);
+    streams_of_the_driver(cuda, pool);
+    limits_and_reports();
+    others_allocate_from_the_pool(cuda);
+    default_pools();
+    traces(argv[1]);
+    at_exit_pool = pool;
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_alloc(pool, MIB, stream, &at_exit_address));
+    CHECK(atexit(at_exit) == 0);
+    puts("basics: ok");
+    return 0;
+}

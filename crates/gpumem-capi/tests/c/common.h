@@ -1,0 +1,88 @@
+/* Helpers of the programs: a check that names its line, and the driver that other code of the process calls. */
+
+#ifndef COMMON_H
+#define COMMON_H
+
+#include "gpumem.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s; last error: %s\n", __FILE__, __LINE__, #condition,                   \
+                    gpumem_last_error());                                                                    \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+#define OK(call) CHECK((call) == GPUMEM_SUCCESS)
+#define FAILS(code, call) CHECK((call) == (code))
+
+/* The functions of the driver that the programs call. */
+struct driver {
+    int (*init)(unsigned);
+    int (*retain)(void **, int);
+    int (*set_current)(void *);
+    int (*stream_create)(void **, unsigned);
+    int (*stream_destroy)(void *);
+    int (*stream_synchronize)(void *);
+    int (*memset_async)(unsigned long long, unsigned char, size_t, void *);
+    int (*copy_to_host)(void *, unsigned long long, size_t);
+    int (*alloc_async)(unsigned long long *, size_t, void *);
+    int (*free_async)(unsigned long long, void *);
+};
+
+static inline void find(void *library, const char *name, void *place) {
+    void *found = dlsym(library, name);
+    CHECK(found != NULL);
+    memcpy(place, &found, sizeof found);
+}
+
+/* Loads the library that gpumem uses, and makes the primary context current. */
+static inline struct driver open_driver(void) {
+    struct driver cuda;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    void *context = NULL;
+    CHECK(library != NULL);
+    find(library, "cuInit", &cuda.init);
+    find(library, "cuDevicePrimaryCtxRetain", &cuda.retain);
+    find(library, "cuCtxSetCurrent", &cuda.set_current);
+    find(library, "cuStreamCreate", &cuda.stream_create);
+    find(library, "cuStreamDestroy_v2", &cuda.stream_destroy);
+    find(library, "cuStreamSynchronize", &cuda.stream_synchronize);
+    find(library, "cuMemsetD8Async", &cuda.memset_async);
+    find(library, "cuMemcpyDtoH_v2", &cuda.copy_to_host);
+    find(library, "cuMemAllocAsync", &cuda.alloc_async);
+    find(library, "cuMemFreeAsync", &cuda.free_async);
+    CHECK(cuda.init(0) == 0);
+    CHECK(cuda.retain(&context, 0) == 0);
+    CHECK(cuda.set_current(context) == 0);
+    return cuda;
+}
+
+static inline gpumem_pool *create(const char *conf, uint64_t limit_bytes) {
+    gpumem_pool_options options;
+    gpumem_pool *pool = NULL;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.conf = conf;
+    options.hard_limit_bytes = limit_bytes;
+    OK(gpumem_pool_create(&options, &pool));
+    CHECK(pool != NULL);
+    return pool;
+}
+
+static inline gpumem_status status_of(gpumem_pool *pool) {
+    gpumem_status status;
+    memset(&status, 0, sizeof status);
+    status.struct_size = sizeof status;
+    OK(gpumem_pool_status(pool, &status));
+    return status;
+}
+
+#define MIB (UINT64_C(1) << 20)
+
+#endif

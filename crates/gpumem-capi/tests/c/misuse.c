@@ -1,0 +1,262 @@
+/* Misuse that a lookup can detect: every case is an error code, on every thread, and the library works on. */
+
+#include "common.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define THREADS 8
+#define ADDRESSES 64
+
+static gpumem_pool *shared_pool;
+static gpumem_stream *shared_stream;
+static _Atomic(void *) slots[ADDRESSES];
+static atomic_int frees, refused;
+
+static void arguments(void) {
+    gpumem_pool_options options;
+    gpumem_status status;
+    struct {
+        gpumem_pool_options known;
+        uint64_t newer;
+    } grown;
+    gpumem_pool *pool = NULL;
+    gpumem_stream *stream = NULL;
+    memset(&options, 0, sizeof options);
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(NULL, &pool));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &pool));
+    CHECK(strstr(gpumem_last_error(), "struct_size") != NULL);
+    options.struct_size = (size_t)-1;
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &pool));
+    options.struct_size = sizeof options;
+    options.conf = "max_split_size:128";
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &pool));
+    CHECK(strstr(gpumem_last_error(), "did you mean max_split_size_mb?") != NULL);
+    options.conf = "\xff\xfe";
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &pool));
+    options.conf = NULL;
+    options.flags = 6;
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &pool));
+    options.flags = GPUMEM_FROM_ENVIRONMENT;
+    options.hard_limit_bytes = 1;
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &pool));
+    options.hard_limit_bytes = 0;
+    options.trace_path = "/nowhere/at/all";
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &pool));
+    options.trace_path = NULL;
+    options.ordinal = 99;
+    FAILS(GPUMEM_ERROR_NO_DEVICE, gpumem_pool_create(&options, &pool));
+    options.ordinal = 0;
+    CHECK(pool == NULL);
+
+    /* A program of a newer header may pass a larger structure whose new fields are 0, and one of an older header a smaller one. */
+    memset(&grown, 0, sizeof grown);
+    grown.known.struct_size = sizeof grown;
+    OK(gpumem_pool_create(&grown.known, &pool));
+    OK(gpumem_pool_destroy(pool));
+    grown.newer = 1;
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&grown.known, &pool));
+    options.struct_size = 2 * sizeof(uint64_t);
+    OK(gpumem_pool_create(&options, &pool));
+    memset(&status, 0xee, sizeof status);
+    status.struct_size = 2 * sizeof(uint64_t);
+    OK(gpumem_pool_status(pool, &status));
+    CHECK(status.in_use_bytes == 0 && status.reserved_bytes == UINT64_C(0xeeeeeeeeeeeeeeee));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_status(pool, NULL));
+    status.struct_size = 0;
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_status(pool, &status));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_stream_create(pool, NULL));
+    OK(gpumem_stream_create(pool, &stream));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_alloc(pool, 1, stream, NULL));
+    CHECK(status_of(pool).in_use_bytes == 0);
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_stream_raw(stream, NULL));
+    OK(gpumem_stream_destroy(stream));
+    OK(gpumem_pool_destroy(pool));
+}
+
+static void handles(void) {
+    gpumem_pool *pool = create(NULL, 0), *other = create(NULL, 0);
+    gpumem_stream *stream = NULL;
+    void *address = NULL;
+    int local = 0;
+    OK(gpumem_stream_create(pool, &stream));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_alloc(NULL, 1, stream, &address));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_alloc(pool, 1, NULL, &address));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_alloc((gpumem_pool *)(void *)stream, 1, stream, &address));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_alloc(pool, 1, (gpumem_stream *)(void *)pool, &address));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_alloc((gpumem_pool *)(void *)&local, 1, stream, &address));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy((gpumem_pool *)(void *)stream));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_stream_destroy((gpumem_stream *)(void *)&local));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy(NULL));
+    OK(gpumem_pool_destroy(other));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy(other));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_make_current(other));
+    CHECK(strstr(gpumem_last_error(), "was destroyed") != NULL);
+    OK(gpumem_stream_destroy(stream));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_stream_destroy(stream));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_alloc(pool, 1, stream, &address));
+    CHECK(address == NULL);
+    OK(gpumem_pool_destroy(pool));
+}
+
+static void addresses(void) {
+    gpumem_pool *pool = create(NULL, 0), *later;
+    gpumem_pool_options options;
+    gpumem_stream *stream = NULL, *elsewhere = NULL;
+    gpumem_pool *second = NULL;
+    void *address = NULL, *host = malloc(64);
+    uint64_t size = 1;
+    int local = 0;
+    CHECK(host != NULL);
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_alloc(pool, 0, stream, &address));
+    CHECK(address == NULL);
+    OK(gpumem_free(address));
+    OK(gpumem_size(NULL, &size));
+    CHECK(size == 0);
+    OK(gpumem_alloc(pool, 4096, stream, &address));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_free((char *)address + 256));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_free(host));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_free(&local));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_record_use(host, stream));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_size(host, &size));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_free_on(address, NULL));
+    /* A stream of another device. */
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.ordinal = 1;
+    OK(gpumem_pool_create(&options, &second));
+    OK(gpumem_stream_create(second, &elsewhere));
+    FAILS(GPUMEM_ERROR_STATE, gpumem_free_on(address, elsewhere));
+    FAILS(GPUMEM_ERROR_STATE, gpumem_alloc(pool, 1, elsewhere, &host));
+    OK(gpumem_free(address));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_free(address));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_free_on(address, stream));
+    CHECK(strstr(gpumem_last_error(), "it was freed before") != NULL);
+
+    /* A pool that is destroyed with live blocks: they stay valid, and are freed as before. */
+    later = create("backend:native", 0);
+    OK(gpumem_alloc(later, MIB, stream, &address));
+    OK(gpumem_pool_destroy(later));
+    OK(gpumem_size(address, &size));
+    CHECK(size == MIB);
+    OK(gpumem_record_use(address, stream));
+    OK(gpumem_stream_destroy(stream));
+    OK(gpumem_free(address));
+    OK(gpumem_stream_destroy(elsewhere));
+    OK(gpumem_pool_destroy(second));
+    OK(gpumem_pool_destroy(pool));
+    free(host);
+}
+
+/* Threads free each other's memory, twice. Of two frees of one address, one succeeds. */
+static void *hammer(void *argument) {
+    uint32_t random = (uint32_t)(uintptr_t)argument * 2654435761u + 1;
+    int step;
+    for (step = 0; step < 20000; step++) {
+        void *address = NULL, *before;
+        gpumem_result first, second;
+        random = random * 1664525u + 1013904223u;
+        OK(gpumem_alloc(shared_pool, 256 + random % 8192, shared_stream, &address));
+        before = atomic_exchange(&slots[random >> 16 & (ADDRESSES - 1)], address);
+        if (before == NULL) continue;
+        first = gpumem_free(before);
+        CHECK(first == GPUMEM_SUCCESS);
+        atomic_fetch_add(&frees, 1);
+        if (step % 4 == 0) {
+            /* The address may belong to a new block of another thread by now, so it is only looked up. */
+            second = gpumem_size((char *)before + 1, &(uint64_t){0});
+            CHECK(second == GPUMEM_ERROR_UNKNOWN_ADDRESS);
+            atomic_fetch_add(&refused, 1);
+        }
+    }
+    return NULL;
+}
+
+static gpumem_pool *ending;
+static atomic_int ended;
+
+/* Uses a pool while another thread destroys it: each call succeeds, or finds the handle destroyed. */
+static void *use_until_destroyed(void *argument) {
+    (void)argument;
+    for (;;) {
+        void *address = NULL;
+        gpumem_result result = gpumem_alloc(ending, 4096, shared_stream, &address);
+        if (result == GPUMEM_ERROR_INVALID_HANDLE) break;
+        CHECK(result == GPUMEM_SUCCESS);
+        OK(gpumem_free(address));
+    }
+    atomic_fetch_add(&ended, 1);
+    return NULL;
+}
+
+static void in_threads(void *(*work)(void *), void (*meanwhile)(void)) {
+    pthread_t threads[THREADS];
+    uintptr_t index;
+    for (index = 0; index < THREADS; index++) {
+        CHECK(pthread_create(&threads[index], NULL, work, (void *)(index + 1)) == 0);
+    }
+    if (meanwhile != NULL) meanwhile();
+    for (index = 0; index < THREADS; index++) CHECK(pthread_join(threads[index], NULL) == 0);
+}
+
+static void destroy_ending(void) { OK(gpumem_pool_destroy(ending)); }
+
+static void threads(void) {
+    int index;
+    shared_pool = create(NULL, 0);
+    OK(gpumem_stream_create(shared_pool, &shared_stream));
+    in_threads(hammer, NULL);
+    CHECK(atomic_load(&frees) > 1000 && atomic_load(&refused) > 100);
+    for (index = 0; index < ADDRESSES; index++) {
+        void *address = atomic_exchange(&slots[index], NULL);
+        OK(gpumem_free(address));
+        if (address != NULL) FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_free(address));
+    }
+    CHECK(status_of(shared_pool).in_use_bytes == 0 && status_of(shared_pool).block_count == 0);
+    for (index = 0; index < 20; index++) {
+        ending = create(NULL, 0);
+        atomic_store(&ended, 0);
+        in_threads(use_until_destroyed, destroy_ending);
+        CHECK(atomic_load(&ended) == THREADS);
+    }
+    OK(gpumem_pool_destroy(shared_pool));
+    OK(gpumem_stream_destroy(shared_stream));
+}
+
+static gpumem_stream *dying_stream;
+
+/* The pool is destroyed inside of its own report. */
+static void destroy_inside(const char *report, void *user_data) {
+    gpumem_pool **pool = user_data;
+    CHECK(*report != 0);
+    OK(gpumem_pool_destroy(*pool));
+    OK(gpumem_stream_destroy(dying_stream));
+}
+
+static void a_callback_destroys_its_pool(void) {
+    gpumem_pool_options options;
+    static gpumem_pool *pool;
+    void *address = NULL;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.hard_limit_bytes = 32 * MIB;
+    options.on_out_of_memory = destroy_inside;
+    options.user_data = &pool;
+    OK(gpumem_pool_create(&options, &pool));
+    OK(gpumem_stream_create(pool, &dying_stream));
+    FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(pool, 64 * MIB, dying_stream, &address));
+    CHECK(strstr(gpumem_last_error(), "64.000 MiB") != NULL);
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy(pool));
+}
+
+int main(void) {
+    arguments();
+    handles();
+    addresses();
+    threads();
+    a_callback_destroys_its_pool();
+    puts("misuse: ok");
+    return 0;
+}

@@ -1,0 +1,171 @@
+//! `cargo xtask capi DIR`: lays out the C library with its header and a pkg-config file. `cargo xtask header`: makes the header.
+//!
+//! [`check`] compares the header with the sources, then compiles C and C++ programs against the library and runs them on the drop-in.
+
+use crate::{drop_in, workspace};
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::Message;
+use std::fs;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The folder for lib/, include/ and lib/pkgconfig/; created if it does not exist
+    dir: PathBuf,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct HeaderArgs {
+    /// Compare with the checked-in file and fail on any difference
+    #[arg(long)]
+    check: bool,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let folder = lay_out(&args.dir)?;
+    println!(
+        "libgpumem.so, libgpumem.a, gpumem.h, gpumem.hpp and gpumem.pc are in {}. To use them:\n",
+        folder.display()
+    );
+    println!("    export PKG_CONFIG_PATH={}/lib/pkgconfig", folder.display());
+    println!("    cc program.c $(pkg-config --cflags --libs gpumem)");
+    Ok(())
+}
+
+/// Writes the header, or fails if the checked-in one differs.
+pub(crate) fn header(args: HeaderArgs) -> Result<()> {
+    let package = package();
+    let config = cbindgen::Config::from_file(package.join("cbindgen.toml")).map_err(anyhow::Error::msg)?;
+    let sources = ["error", "entry", "entry/pools", "entry/streams", "entry/memory", "entry/status"];
+    let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |builder, source| {
+        builder.with_src(package.join(format!("src/{source}.rs")))
+    });
+    let mut text = Vec::new();
+    builder.generate()?.write(&mut text);
+    let (text, path) = (String::from_utf8(text)?, package.join("include/gpumem.h"));
+    let is_current = fs::read_to_string(&path).unwrap_or_default() == text;
+    if args.check {
+        ensure!(is_current, "{} is out of date; run `cargo xtask header`", path.display());
+    } else if !is_current {
+        fs::write(&path, text)?;
+        println!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// Builds the libraries and copies them and their headers into a folder. Returns its absolute path.
+fn lay_out(folder: &Path) -> Result<PathBuf> {
+    ensure!(cfg!(target_os = "linux"), "the C library is laid out for Linux");
+    let folder = std::path::absolute(folder)?;
+    let libraries = build()?;
+    let (lib, include) = (folder.join("lib"), folder.join("include"));
+    fs::create_dir_all(lib.join("pkgconfig"))?;
+    fs::create_dir_all(&include)?;
+    for (extension, name) in [("so", "libgpumem.so.0"), ("a", "libgpumem.a")] {
+        let made = libraries.iter().find(|file| file.extension().is_some_and(|found| found == extension));
+        let made =
+            made.with_context(|| format!("cargo reported no library with the extension {extension}"))?;
+        // Written beside the old file and renamed over it: a program may have the old one mapped.
+        let new = lib.join(format!(".{name}.new"));
+        fs::copy(made, &new)?;
+        fs::rename(&new, lib.join(name))?;
+    }
+    drop_in::link("libgpumem.so.0", &lib.join("libgpumem.so"))?;
+    for name in ["gpumem.h", "gpumem.hpp"] {
+        fs::copy(package().join("include").join(name), include.join(name))?;
+    }
+    let pc = fs::read_to_string(package().join("gpumem.pc.in"))?;
+    fs::write(lib.join("pkgconfig/gpumem.pc"), pc.replace("@VERSION@", env!("CARGO_PKG_VERSION")))?;
+    Ok(folder)
+}
+
+fn build() -> Result<Vec<PathBuf>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(workspace::root()).args(["build", "--release", "--package", "gpumem-capi"]);
+    command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().context("cargo cannot be started")?;
+    let output = child.stdout.take().context("cargo has no output")?;
+    let mut libraries = Vec::new();
+    for message in Message::parse_stream(BufReader::new(output)) {
+        let Message::CompilerArtifact(artifact) = message? else { continue };
+        if artifact.target.name == "gpumem_capi" {
+            libraries.extend(artifact.filenames.into_iter().map(PathBuf::from));
+        }
+    }
+    ensure!(child.wait()?.success(), "cargo build --release --package gpumem-capi failed");
+    Ok(libraries)
+}
+
+/// A program, its compiler and the standard of its language.
+const PROGRAMS: [(&str, &str, &str); 3] =
+    [("basics.c", "cc", "-std=gnu11"), ("misuse.c", "cc", "-std=gnu11"), ("raii.cpp", "c++", "-std=gnu++17")];
+
+/// Every program runs once as it is, and once under the address sanitizer, if the compiler has one.
+const SANITIZERS: [&[&str]; 2] =
+    [&["-O2"], &["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]];
+
+pub(crate) fn check() -> Result<()> {
+    header(HeaderArgs { check: true })?;
+    let made = workspace::root().join("target/capi");
+    let prefix = lay_out(&made.join("prefix"))?;
+    let drop_in = drop_in::lay_out(&made.join("drop-in"))?;
+    for (source, compiler, standard) in PROGRAMS {
+        for (index, flags) in SANITIZERS.iter().enumerate() {
+            if index > 0 && !has_sanitizer(compiler, flags, &made)? {
+                println!("{compiler} has no address sanitizer here: {source} runs without");
+                continue;
+            }
+            let program = made.join(format!("{}-{index}", source.replace('.', "-")));
+            let mut command = Command::new(compiler);
+            command.args([standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror"]).args(*flags);
+            command.arg(package().join("tests/c").join(source)).arg("-o").arg(&program);
+            command.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
+            command.args(["-lgpumem", "-lpthread", "-ldl"]);
+            ensure!(command.status().context(compiler)?.success(), "{source} does not compile");
+            for seed in 0..SEED_COUNT {
+                start(&program, &prefix, &drop_in, seed, &made)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+const SEED_COUNT: u64 = 3;
+
+fn start(program: &Path, prefix: &Path, drop_in: &Path, seed: u64, made: &Path) -> Result<()> {
+    let mut command = Command::new("timeout");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
+        command.env_remove(name);
+    }
+    let path = std::env::join_paths([drop_in, &prefix.join("lib")])?;
+    command.arg("120").arg(program).arg(made.join("program.trace"));
+    command.env("LD_LIBRARY_PATH", path).env("GPUMEM_DRIVER", "drop-in");
+    command.env("GPUMEM_SIM_DEVICES", "2").env("GPUMEM_SIM_SEED", seed.to_string());
+    // The simulator stays until the process has ended.
+    command.env("ASAN_OPTIONS", "detect_leaks=0");
+    let output = command.output().context("timeout")?;
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let has_finding = text.contains("gpumem's simulator has found");
+    if !output.status.success() || has_finding {
+        bail!("{} under seed {seed} ended with {}:\n{text}", program.display(), output.status);
+    }
+    if seed == 0 {
+        print!("{}: {text}", program.display());
+    }
+    Ok(())
+}
+
+fn has_sanitizer(compiler: &str, flags: &[&str], made: &Path) -> Result<bool> {
+    let source = made.join("empty.c");
+    fs::write(&source, "int main(void) { return 0; }\n")?;
+    let mut command = Command::new(compiler);
+    command.args(flags).arg(&source).arg("-o").arg(made.join("empty")).stderr(Stdio::null());
+    Ok(command.status().context("the compiler cannot be started")?.success())
+}
+
+fn package() -> PathBuf {
+    workspace::root().join("crates/gpumem-capi")
+}
