@@ -12,7 +12,7 @@ use gpumem_adapt::{AdaptError, batches};
 use gpumem_array::ndarray::{ArrayView2, Ix1};
 use gpumem_array::pool::sys::{Driver, DriverError, DriverKind};
 use gpumem_array::pool::{Device, Pool};
-use gpumem_array::{Gpu, GpuArray, PinnedArray, StagingOptions, Stores, Tuning};
+use gpumem_array::{Gpu, GpuArray, PinnedArray, StagingOptions};
 use std::error::Error;
 use std::hint::black_box;
 use std::process::{Command, Stdio};
@@ -244,8 +244,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The rates for kinds of stores, sizes and numbers of buffers, numbers of threads, sizes of pieces, and times of waiting: first each
-    /// ring with each kind of stores, then each other option with the best values so far of those before it.
+    /// The rates for sizes and numbers of buffers, then for numbers of threads with the best of them.
     fn sweep(&self) -> Done {
         print_host();
         let host = vec![1.0_f32; self.size_bytes / 4];
@@ -256,14 +255,9 @@ impl Bench {
             buffer_count: 8,
             buffer_kib: 2048,
             thread_count: (thread_count - 1).clamp(1, 15),
-            piece_kib: 256,
-            spin_micros: 200,
-            stores: Stores::Memcpy,
             rate: 0.0,
         };
-        println!(
-            "threads buffers  KiB piece KiB spin µs stores     fill GB/s   up GB/s  waits for device, host"
-        );
+        println!("threads buffers  KiB fill GB/s   up GB/s  waits for device, host");
         let mut run = |setting: &Setting, best: &mut Setting| -> Done {
             let rate = self.up(setting, &host, &mut array)?;
             if rate > best.rate {
@@ -276,18 +270,10 @@ impl Bench {
         for (buffer_count, buffer_kib) in
             rings.into_iter().chain([(16, 4096), (8, 8192), (4, 16384), (3, 65536)])
         {
-            for stores in [Stores::Memcpy, Stores::Words, Stores::PastCache] {
-                run(&Setting { buffer_count, buffer_kib, stores, ..best }, &mut best)?;
-            }
+            run(&Setting { buffer_count, buffer_kib, ..best }, &mut best)?;
         }
         for thread_count in [3, 5, 7, 9, 11, 13, 15, 19, 23, 31] {
             run(&Setting { thread_count, ..best }, &mut best)?;
-        }
-        for piece_kib in [64, 128, 256, 512, 1024, 2048] {
-            run(&Setting { piece_kib, ..best }, &mut best)?;
-        }
-        for spin_micros in [20, 50, 200, 1000] {
-            run(&Setting { spin_micros, ..best }, &mut best)?;
         }
         println!("best: {best:?}");
         self.gpu.set_staging(best.options());
@@ -312,10 +298,9 @@ impl Bench {
             100.0 * (later - earlier).as_secs_f64() / (after.time - before.time).as_secs_f64()
         };
         let fill = self.fill(setting, host)?;
-        let &Setting { thread_count, buffer_count, buffer_kib, piece_kib, spin_micros, stores, .. } = setting;
+        let &Setting { thread_count, buffer_count, buffer_kib, .. } = setting;
         println!(
-            "{thread_count:>7} {buffer_count:>7} {buffer_kib:>5} {piece_kib:>8} {spin_micros:>7} {:<10} {fill:>9.2} {rate:>9.2} {:>9.0} % {:>5.0} %",
-            format!("{stores:?}"),
+            "{thread_count:>7} {buffer_count:>7} {buffer_kib:>5} {fill:>9.2} {rate:>9.2} {:>9.0} % {:>5.0} %",
             share(after.device_wait, before.device_wait),
             share(after.host_wait, before.host_wait),
         );
@@ -324,7 +309,7 @@ impl Bench {
 
     /// The rate at which threads copy all of `host` into memory as large as the ring, each into a part of its own.
     fn fill(&self, setting: &Setting, host: &[f32]) -> Result<f64, Box<dyn Error>> {
-        let (thread_count, piece) = (setting.thread_count + 1, setting.piece_kib * 256);
+        let (thread_count, piece) = (setting.thread_count + 1, PIECE_LEN);
         let mut ring = vec![0.0_f32; setting.buffer_count * setting.buffer_kib * 256];
         let (ring_part, host_part) = (ring.len().div_ceil(thread_count), host.len().div_ceil(thread_count));
         let time = self.median(|| {
@@ -405,20 +390,16 @@ struct Setting {
     buffer_count: usize,
     buffer_kib: usize,
     thread_count: usize,
-    piece_kib: usize,
-    spin_micros: u64,
-    stores: Stores,
     rate: f64,
 }
+
+/// The elements that a thread copies in a row.
+const PIECE_LEN: usize = 64 << 10;
 
 impl Setting {
     fn options(&self) -> StagingOptions {
         let options = StagingOptions::new().threads(self.thread_count).buffers(self.buffer_count);
-        options.buffer_bytes(self.buffer_kib << 10).tuning(Tuning {
-            piece_bytes: self.piece_kib << 10,
-            spin: Duration::from_micros(self.spin_micros),
-            stores: self.stores,
-        })
+        options.buffer_bytes(self.buffer_kib << 10)
     }
 }
 

@@ -112,7 +112,6 @@ pub use element::{Cast, Element, Numeric};
 pub use error::{ArrayError, GraphError, Rejected};
 pub use gpu::staging::{StagingOptions, VARIABLES};
 #[doc(hidden)]
-pub use gpu::staging::{Stores, Tuning};
 pub use gpu::transfers::{GpuStatus, LinkRate, Transfers};
 pub use gpu::{Gpu, Memory, Place};
 pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number, Out, Outputs};

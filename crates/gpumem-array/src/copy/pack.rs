@@ -327,7 +327,7 @@ impl<'p> Filling<'p> {
             let (from, size_bytes) = (part.bytes.as_ptr(), part.bytes.len());
             table.push([part.storage.address(), start as u64, size_bytes as u64]);
             let to = to.wrapping_add(start);
-            copies.push(HostCopy { to, from, size_bytes, stores: Stores::Memcpy, conversion: None });
+            copies.push(HostCopy { to, from, size_bytes, stores: Stores::ThroughCache, conversion: None });
             start += size_bytes.next_multiple_of(ALIGNMENT);
         }
         buffer.note_host_access(Access::Write, start);

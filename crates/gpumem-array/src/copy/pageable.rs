@@ -118,7 +118,7 @@ fn upload_staged(
         return source.upload_directly(gpu, target, to);
     };
     let _burst = burst(staging, source.size_bytes());
-    let chunk_bytes = source.whole(chunk_bytes(staging, source.size_bytes(), buffer_bytes));
+    let chunk_bytes = source.whole(chunk_bytes(source.size_bytes(), buffer_bytes));
     let mut chunks = source.chunks(chunk_bytes).map(|(start, chunk)| (to + start as u64, chunk)).peekable();
     let mut filling: VecDeque<Filling<'_>> = VecDeque::new();
     loop {
@@ -135,7 +135,7 @@ fn upload_staged(
             let Source { bytes, conversion } = chunk;
             let (middle, from, size_bytes) = (buffer.host_ptr(), bytes.as_ptr(), chunk.size_bytes());
             buffer.note_host_access(Access::Write, size_bytes);
-            let copy = HostCopy { to: middle, from, size_bytes, stores: staging.tuning().stores, conversion };
+            let copy = HostCopy { to: middle, from, size_bytes, stores: Stores::ThroughCache, conversion };
             // SAFETY: a chunk fits into the buffer, which nothing else uses and which is aligned to every element. The source is borrowed,
             // aligned to its elements, and `filling` is dropped before this returns.
             let copying = unsafe { staging.workers().start([copy]) };
@@ -250,9 +250,9 @@ unsafe fn download_staged(
         unsafe { download_directly(gpu, (to.wrapping_add(start), from + start as u64), size_bytes) }
     };
     let Some(buffer_bytes) = staging.buffer_bytes() else { return directly(0, size_bytes) };
-    let stores = if size_bytes >= PAST_CACHE_BYTES_MIN { Stores::PastCache } else { Stores::Memcpy };
+    let stores = if size_bytes >= PAST_CACHE_BYTES_MIN { Stores::PastCache } else { Stores::ThroughCache };
     let _burst = burst(staging, size_bytes);
-    let chunk_bytes = chunk_bytes(staging, size_bytes, buffer_bytes);
+    let chunk_bytes = chunk_bytes(size_bytes, buffer_bytes);
     let mut chunks = (0..size_bytes)
         .step_by(chunk_bytes)
         .map(|start| (start, chunk_bytes.min(size_bytes - start)))
@@ -351,8 +351,8 @@ pub(super) fn burst(staging: &Staging, size_bytes: usize) -> Option<Burst<'_>> {
 }
 
 /// The size of the chunks of a copy, in bytes. Small copies have several too, so that threads and link work at the same time.
-fn chunk_bytes(staging: &Staging, size_bytes: usize, buffer_bytes: usize) -> usize {
-    size_bytes.div_ceil(CHUNK_COUNT_MIN).next_multiple_of(staging.tuning().piece_bytes).min(buffer_bytes)
+fn chunk_bytes(size_bytes: usize, buffer_bytes: usize) -> usize {
+    size_bytes.div_ceil(CHUNK_COUNT_MIN).next_multiple_of(PIECE_BYTES).min(buffer_bytes)
 }
 
 /// Queues a copy by the driver, and waits for it.

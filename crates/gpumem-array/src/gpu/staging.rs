@@ -26,9 +26,8 @@ use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
-pub use workers::Stores;
 use workers::Workers;
-pub(crate) use workers::{Burst, Conversion, Copying, HostCopy, PIECE_BYTES};
+pub(crate) use workers::{Burst, Conversion, Copying, HostCopy, PIECE_BYTES, Stores};
 
 /// How large copies from and to pageable memory are staged; see [`Gpu::set_staging`].
 ///
@@ -47,41 +46,19 @@ pub struct StagingOptions {
     buffer_bytes: usize,
     buffer_count: usize,
     thread_count: usize,
-    tuning: Tuning,
-}
-
-/// How threads copy: for benches.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tuning {
-    pub piece_bytes: usize,
-    pub spin: Duration,
-    pub stores: Stores,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self { piece_bytes: PIECE_BYTES, spin: Duration::from_micros(200), stores: Stores::Memcpy }
-    }
 }
 
 impl StagingOptions {
-    /// The defaults: 8 buffers of 2 MiB, and a thread for each processor except one, at most 15.
+    /// The defaults: 16 buffers of 4 MiB, and a thread for each processor except one, at most 11. With them the link of an H200 machine is
+    /// the limit, as `benches/feeding --sweep` showed.
     #[must_use]
     pub fn new() -> Self {
         let processor_count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self {
-            buffer_bytes: 2 << 20,
-            buffer_count: 8,
+            buffer_bytes: 4 << 20,
+            buffer_count: 16,
             thread_count: (processor_count - 1).clamp(1, THREADS_DEFAULT_MAX),
-            tuning: Tuning::default(),
         }
-    }
-
-    #[doc(hidden)]
-    #[must_use]
-    pub fn tuning(self, tuning: Tuning) -> Self {
-        Self { tuning, ..self }
     }
 
     /// Reads the variable `GPUMEM_STAGING`; the defaults if it is unset. [`Gpu::open`] does this.
@@ -92,7 +69,7 @@ impl StagingOptions {
     pub fn from_env() -> Result<Self, ArrayError> {
         let (name, expected) = (
             "GPUMEM_STAGING",
-            "expected for example buffers:8,buffer_bytes:2MiB,threads:8; at most 256 threads",
+            "expected for example buffers:16,buffer_bytes:4MiB,threads:8; at most 256 threads",
         );
         let Some(value) = env::read(VARIABLES, name).map_err(PoolError::from)? else {
             return Ok(Self::new());
@@ -142,8 +119,8 @@ impl StagingOptions {
 /// The variables that [`Gpu::open`] reads, beside those of the pool.
 pub const VARIABLES: &[Variable] = &[Variable {
     name: "GPUMEM_STAGING",
-    meaning: "`key:value,…`: the pinned buffers of large copies from and to pageable memory. `buffers` is their number (default 8; with 0 the \
-              driver copies), `buffer_bytes` the size of one (default 2MiB), `threads` the number of threads that fill and drain them (at most 256). \
+    meaning: "`key:value,…`: the pinned buffers of large copies from and to pageable memory. `buffers` is their number (default 16; with 0 the \
+              driver copies), `buffer_bytes` the size of one (default 4MiB), `threads` the number of threads that fill and drain them (at most 256). \
               `Gpu::open` and `StagingOptions::from_env` read it; `Gpu::new` has the defaults",
 }];
 
@@ -225,7 +202,7 @@ impl Staging {
             ended: Condvar::new(),
             registration: OnceLock::new(),
         });
-        Arc::new(Self { options, ring, workers: Workers::new(options.thread_count, options.tuning) })
+        Arc::new(Self { options, ring, workers: Workers::new(options.thread_count) })
     }
 
     /// The size of the buffers, or `None` if copies are not staged.
@@ -235,10 +212,6 @@ impl Staging {
 
     pub(crate) fn workers(&self) -> &Workers {
         &self.workers
-    }
-
-    pub(crate) fn tuning(&self) -> Tuning {
-        self.options.tuning
     }
 
     /// Returns a buffer that no device uses. With `may_wait`, the copy has no buffer yet: the call waits for one, or answers that the
@@ -535,7 +508,7 @@ impl fmt::Debug for Staging {
 
 const BUFFER_BYTES_MIN: usize = 64 << 10;
 /// More threads than this do not copy faster.
-const THREADS_DEFAULT_MAX: usize = 15;
+const THREADS_DEFAULT_MAX: usize = 11;
 const THREADS_MAX: usize = 256;
 /// How often each buffer is used before another is pinned.
 const USES_BEFORE_GROWTH: usize = 2;

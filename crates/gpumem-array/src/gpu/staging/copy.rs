@@ -44,40 +44,6 @@ pub(super) unsafe fn copy_past_cache(to: *mut u8, from: *const u8, size_bytes: u
     unsafe { to.copy_from_nonoverlapping(from, size_bytes) };
 }
 
-/// Copies memory like [`core::ptr::copy_nonoverlapping`], through the caches. On x86-64 with vector stores: the standard function may use
-/// a string instruction for these sizes.
-///
-/// # Safety
-///
-/// `from` must be readable and `to` writable for `size_bytes` bytes. The two ranges must not overlap.
-pub(super) unsafe fn copy_by_words(to: *mut u8, from: *const u8, size_bytes: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    let (to, from, size_bytes) = {
-        use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_storeu_si128};
-        use core::sync::atomic::{Ordering, compiler_fence};
-        const LINE_BYTES: usize = 64;
-        const WORD_BYTES: usize = size_of::<__m128i>();
-
-        let line_count = size_bytes / LINE_BYTES;
-        for line in 0..line_count {
-            for word in 0..LINE_BYTES / WORD_BYTES {
-                let start = line * LINE_BYTES + word * WORD_BYTES;
-                // SAFETY: `line_count` lines are within both ranges. Every x86-64 processor has these instructions.
-                unsafe {
-                    let value = _mm_loadu_si128(from.wrapping_add(start).cast());
-                    _mm_storeu_si128(to.wrapping_add(start).cast(), value);
-                }
-            }
-            // Otherwise the compiler replaces the loop by the standard function.
-            compiler_fence(Ordering::SeqCst);
-        }
-        let copied_bytes = line_count * LINE_BYTES;
-        (to.wrapping_add(copied_bytes), from.wrapping_add(copied_bytes), size_bytes - copied_bytes)
-    };
-    // SAFETY: on x86-64 the tail of both ranges, elsewhere all of both.
-    unsafe { to.copy_from_nonoverlapping(from, size_bytes) };
-}
-
 /// Copies memory like [`core::ptr::copy_nonoverlapping`].
 ///
 /// # Safety
@@ -101,7 +67,7 @@ mod tests {
                     let mut to = vec![0_u8; 600];
                     let source = &from[from_start..from_start + size_bytes];
                     let range = to_start..to_start + size_bytes;
-                    for copy in [copy_past_cache, copy_by_words, copy_through_cache] {
+                    for copy in [copy_past_cache, copy_through_cache] {
                         to.fill(0);
                         // SAFETY: both slices have these bytes and belong to different vectors.
                         unsafe { copy(to[range.clone()].as_mut_ptr(), source.as_ptr(), size_bytes) };

@@ -3,8 +3,7 @@
 //! A copy is divided into pieces, which the threads and the waiting caller take from one queue. A thread copies bytes, or converts numbers
 //! while it copies them, and does nothing else: it cannot fail, block or panic, and needs no context of a driver.
 
-use super::Tuning;
-use super::copy::{copy_by_words, copy_past_cache, copy_through_cache};
+use super::copy::{copy_past_cache, copy_through_cache};
 use crate::element::{Cast, Element};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -31,7 +30,7 @@ struct Queue {
     /// Notified when a copy is done.
     done: Condvar,
     threads: Mutex<Threads>,
-    tuning: Tuning,
+    piece_bytes: usize,
 }
 
 #[derive(Default)]
@@ -110,13 +109,10 @@ unsafe fn convert<T: Cast<U>, U: Element>(to: *mut u8, from: *const u8, len: usi
 }
 
 /// How a copy writes its destination.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stores {
-    /// `memcpy`.
-    Memcpy,
-    /// Through the caches, in words.
-    Words,
+pub(crate) enum Stores {
+    /// Through the caches: the fastest way to buffers that the link reads soon.
+    ThroughCache,
     /// Past the caches, for destinations that are larger.
     PastCache,
 }
@@ -140,7 +136,11 @@ pub(crate) struct Copying<'a> {
 }
 
 impl Workers {
-    pub(super) fn new(thread_count: usize, tuning: Tuning) -> Self {
+    pub(super) fn new(thread_count: usize) -> Self {
+        Self::with_pieces(thread_count, PIECE_BYTES)
+    }
+
+    fn with_pieces(thread_count: usize, piece_bytes: usize) -> Self {
         let queue = Queue {
             state: Mutex::default(),
             piece_count: AtomicUsize::new(0),
@@ -148,7 +148,7 @@ impl Workers {
             added: Condvar::new(),
             done: Condvar::new(),
             threads: Mutex::new(Threads { started: Vec::new(), left: thread_count }),
-            tuning,
+            piece_bytes,
         };
         Self { queue: Arc::new(queue), started: Once::new() }
     }
@@ -169,7 +169,7 @@ impl Workers {
     /// - With a conversion, the source has as many elements, and both sides are aligned to theirs. A conversion is not started together
     ///   with other copies.
     pub(crate) unsafe fn start(&self, copies: impl IntoIterator<Item = HostCopy>) -> Copying<'_> {
-        let pieces = pieces(copies, self.queue.tuning.piece_bytes);
+        let pieces = pieces(copies, self.queue.piece_bytes);
         let left = Arc::new(AtomicUsize::new(pieces.len()));
         self.queue.add(pieces.into_iter().map(|copies| Piece { copies, left: Arc::clone(&left) }));
         Copying { queue: &self.queue, left, memory: PhantomData }
@@ -260,8 +260,7 @@ impl Queue {
                 continue;
             }
             let copy = match stores {
-                Stores::Memcpy => copy_through_cache,
-                Stores::Words => copy_by_words,
+                Stores::ThroughCache => copy_through_cache,
                 Stores::PastCache => copy_past_cache,
             };
             // SAFETY: the caller of `Workers::start` guarantees this until the copy is done, which it is only after this piece.
@@ -276,7 +275,7 @@ impl Queue {
 
     /// Waits until the pieces of a copy, which threads are copying, are done.
     fn wait_for(&self, left: &AtomicUsize) {
-        if spin_until(|| left.load(Ordering::Acquire) == 0, || self.tuning.spin) {
+        if spin_until(|| left.load(Ordering::Acquire) == 0, || BURST_SPIN_MAX) {
             return;
         }
         let mut state = self.lock();
@@ -293,7 +292,7 @@ impl Queue {
             }
             let spin_max = || match self.burst_count.load(Ordering::Relaxed) {
                 0 => SPIN_MAX,
-                _ => self.tuning.spin,
+                _ => BURST_SPIN_MAX,
             };
             if spin_until(|| self.piece_count.load(Ordering::Relaxed) > 0, spin_max) {
                 continue;
@@ -371,6 +370,8 @@ fn spin_until(is_over: impl Fn() -> bool, spin_max: impl Fn() -> Duration) -> bo
 /// Long enough that taking a piece costs little, and short enough that the copies of one buffer end together.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
 const SPIN_MAX: Duration = Duration::from_micros(20);
+/// While a large copy goes on, its next piece is soon there.
+const BURST_SPIN_MAX: Duration = Duration::from_micros(200);
 /// Threads that a caller or a thread wakes at a time.
 const WOKEN_MAX: usize = 2;
 
@@ -380,8 +381,7 @@ mod tests {
 
     fn copy(to: &mut [u8], from: &[u8]) -> HostCopy {
         let stores = match from.len() {
-            0..1000 => Stores::Memcpy,
-            1000..=PIECE_BYTES => Stores::Words,
+            0..=PIECE_BYTES => Stores::ThroughCache,
             _ => Stores::PastCache,
         };
         HostCopy {
@@ -395,7 +395,7 @@ mod tests {
 
     #[test]
     fn many_small_copies_share_pieces() {
-        let workers = Workers::new(2, Tuning::default());
+        let workers = Workers::new(2);
         let _burst = workers.burst();
         let from: Vec<Vec<u8>> = (0..1000_usize).map(|index| vec![index as u8; index % 700]).collect();
         let mut to: Vec<Vec<u8>> = from.iter().map(|from| vec![0; from.len()]).collect();
@@ -408,7 +408,7 @@ mod tests {
 
     #[test]
     fn copies_of_several_callers_are_complete_when_they_end() {
-        let workers = Workers::new(3, Tuning::default());
+        let workers = Workers::new(3);
         let _burst = workers.burst();
         std::thread::scope(|scope| {
             for seed in 0..4_u8 {
@@ -429,7 +429,7 @@ mod tests {
     #[test]
     fn numbers_are_converted_by_pieces() {
         // A piece of this size has no whole number of elements.
-        let workers = Workers::new(2, Tuning { piece_bytes: PIECE_BYTES - 1, ..Tuning::default() });
+        let workers = Workers::with_pieces(2, PIECE_BYTES - 1);
         let _burst = workers.burst();
         for len in [1, 1000, PIECE_BYTES / 4, 3 * PIECE_BYTES / 4 + 5] {
             let from: Vec<f64> = (0..len).map(|index| index as f64 + 0.25).collect();
@@ -440,7 +440,7 @@ mod tests {
                 to: target.as_mut_ptr(),
                 from: source.as_ptr(),
                 size_bytes: 4 * len,
-                stores: Stores::Memcpy,
+                stores: Stores::ThroughCache,
                 conversion: Some(Conversion::new::<f64, f32>()),
             };
             // SAFETY: both vectors have these elements, outlive the copy, and are not used before it is done.
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     fn callers_copy_without_threads() {
-        let workers = Workers::new(0, Tuning::default());
+        let workers = Workers::new(0);
         let (from, mut to) = (vec![7_u8; PIECE_BYTES + 1], vec![0_u8; PIECE_BYTES + 1]);
         // SAFETY: both vectors have these bytes, outlive the copy, and are not used before it is done.
         let copying = unsafe { workers.start([copy(&mut to, &from)]) };
