@@ -1,8 +1,11 @@
 //! cudarc's safe API as its users call it, on whatever answers as libcuda: two devices, memory in every direction,
-//! streams, events, pinned and unified memory, peer copies, modules, graphs. A wrong result ends the program.
+//! streams, events, pinned and unified memory, peer copies, modules, graphs, and a pool of gpumem behind its allocations. A wrong result ends the program.
 
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, DriverError};
+use gpumem_pool::sys::Driver;
+use gpumem_pool::{Device, Pool, PoolError};
+use std::error::Error;
 use std::sync::Arc;
 
 type Checked = Result<(), DriverError>;
@@ -23,6 +26,7 @@ const CHECKS: &[(&str, fn() -> Checked)] = &[
     ("ownership leaves and returns", ownership),
     ("modules", modules),
     ("graphs", graphs),
+    ("allocations come from a pool of gpumem", current_pool),
 ];
 
 fn main() {
@@ -30,6 +34,54 @@ fn main() {
         check().unwrap_or_else(|error| panic!("{name}: {error:?}"));
         println!("{name}: ok");
     }
+}
+
+/// Without the pool, a synchronisation gives freed memory back to the device; with it, the pool keeps the memory, within its limit.
+fn current_pool() -> Checked {
+    let context = CudaContext::new(1)?;
+    let stream = context.new_stream()?;
+    let free_bytes = || context.mem_get_info().map(|(free, _)| free);
+    let round = || -> Result<usize, DriverError> {
+        drop(stream.alloc_zeros::<u8>(FRAME_BYTES)?);
+        stream.synchronize()?;
+        free_bytes()
+    };
+    let at_start = free_bytes()?;
+    assert_eq!(round()?, at_start, "the default pool keeps nothing");
+
+    let pool = pool_of(1).expect("the driver that cudarc uses has pools");
+    let current = pool.make_current().expect("the backend is native");
+    let before = free_bytes()?;
+    assert!(round()? + FRAME_BYTES <= before, "the pool keeps the frame");
+    let usage = current.usage().expect("the driver counts");
+    assert!(usage.reserved_bytes >= FRAME_BYTES as u64 && usage.used_bytes == 0);
+    assert!(usage.used_peak_bytes >= FRAME_BYTES as u64);
+    let after_one = free_bytes()?;
+    assert_eq!(round()?, after_one, "the next frame needs no memory of the device");
+
+    // The limit holds for cudarc too, and a value arrives.
+    assert!(
+        stream.alloc_zeros::<u8>(1 << 30).is_err_and(|error| error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+    );
+    let slice = stream.clone_htod(&[5u8; 1000])?;
+    assert_eq!(stream.clone_dtoh(&slice)?, [5; 1000]);
+    drop(slice);
+    drop(current);
+    stream.synchronize()?;
+    pool.trim_to(0).expect("nothing is in use");
+    assert_eq!(round()?, at_start, "the default pool is current again");
+    Ok(())
+}
+
+const FRAME_BYTES: usize = 64 << 20;
+
+/// A pool on the driver that cudarc has loaded: NVIDIA's, or the simulator under its name.
+fn pool_of(ordinal: u32) -> Result<Pool, Box<dyn Error>> {
+    let driver = Driver::cuda().or_else(|_| Driver::drop_in())?;
+    let device = Device::new(&driver, ordinal)?;
+    let builder =
+        Pool::builder(&device).conf("backend:native, hard_limit:256MiB").map_err(PoolError::from)?;
+    Ok(builder.build()?)
 }
 
 fn devices() -> Checked {
