@@ -79,6 +79,8 @@ fn features() -> Result<Outcome> {
         .skip_while(|layer| *layer != "gpumem-pool")
         .map(|layer| format!("--package {layer} "))
         .collect::<String>();
+    // Tests start the examples, which `--tests` does not build.
+    cargo(&format!("build --quiet {layers}--no-default-features --examples")).run()?;
     cargo(&format!("test --quiet {layers}--no-default-features --tests --no-fail-fast")).run()?;
     Ok(Outcome::Passed)
 }
