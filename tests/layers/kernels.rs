@@ -271,6 +271,27 @@ reductions!(reductions_of_f64, f64);
 reductions!(reductions_of_i32, i32);
 reductions!(reductions_of_i64, i64);
 
+fn transposed<T: Element + Debug + PartialEq>(gpu: &Gpu, element: impl Fn(usize) -> T) {
+    for (rows, columns) in [(128, 256), (300, 517), (129, 257), (1027, 260)] {
+        let host = Array2::from_shape_fn((rows, columns), |(i, j)| element(i * 7919 + j * 31));
+        let up = GpuArray::from_array(gpu, &host).unwrap();
+        let turned = up.t().to_owned().unwrap();
+        assert_eq!(turned.to_array().unwrap(), host.t(), "{rows} x {columns}");
+        // Rows that begin at odd addresses, then a target whose rows do.
+        let part = s![1.., 3..];
+        let found = up.slice(part).unwrap().t().to_owned().unwrap();
+        assert_eq!(found.to_array().unwrap(), host.slice(part).t(), "part of {rows} x {columns}");
+        let mut wide = GpuArray::from_elem(gpu, (columns, rows + 3), element(0)).unwrap();
+        wide.slice_mut(s![.., 1..=rows]).unwrap().assign(&up.t()).unwrap();
+        let found = wide.slice(s![.., 1..=rows]).unwrap().to_array().unwrap();
+        assert_eq!(found, host.t(), "into a part, {rows} x {columns}");
+    }
+    let host = Array3::from_shape_fn((5, 140, 270), |(i, j, k)| element(i * 100_003 + j * 7919 + k * 31));
+    let up = GpuArray::from_array(gpu, &host).unwrap();
+    let found = up.view().permuted_axes([0, 2, 1]).unwrap().to_owned().unwrap().to_array().unwrap();
+    assert_eq!(found, host.permuted_axes([0, 2, 1]));
+}
+
 cases! {
     fn elementwise_f32(driver: &Driver) { elementwise_of_f32(driver) }
     fn elementwise_f64(driver: &Driver) { elementwise_of_f64(driver) }
@@ -465,6 +486,17 @@ cases! {
             permuted(gpu, |number| number as u64);
             permuted(gpu, |number| [number as u64, !(number as u64)]);
             permuted(gpu, |number| [number as f32, 1.0, -2.0]);
+        }
+    }
+
+    /// Transposed copies of whole and partial tiles, with rows at aligned and at odd addresses.
+    fn transposed_copies(driver: &Driver) {
+        for gpu in &both(driver) {
+            transposed(gpu, |number| number as u8);
+            transposed(gpu, |number| number as u16);
+            transposed(gpu, |number| number as f32);
+            transposed(gpu, |number| number as u64);
+            transposed(gpu, |number| [number as u64, !(number as u64)]);
         }
     }
 

@@ -3,8 +3,8 @@
 // `copy` and `fill`: the host orders the axes by their steps in the target, merges axes that are contiguous, and passes the innermost axis by
 // itself: the threads of a block lie along it, and each thread finds the place of a row once for all elements of the row.
 //
-// `transpose`: the fastest axes of target and source differ. A block moves a square tile of the two through shared memory: its threads
-// lie along the source's axis when they load, and along the target's when they store.
+// `transpose`: the fastest axes of target and source differ. A block moves a tile of the two through shared memory: its threads lie along
+// the source's axis when they load, and along the target's when they store.
 
 typedef unsigned long long u64;
 typedef long long i64;
@@ -76,43 +76,142 @@ struct Axis {
 const unsigned LANES = 32; // threads of a warp, which lie along an axis
 const unsigned WARPS = 8;  // of a block
 
+// The elements of a tile along the target's fastest axis and along the source's. Memory is fast in lines of 256 bytes.
+template <unsigned BYTES> struct Tile {
+    static const unsigned rows = 32, columns = 32;
+};
+template <> struct Tile<1> {
+    static const unsigned rows = 128, columns = 256;
+};
+template <> struct Tile<2> {
+    static const unsigned rows = 128, columns = 128;
+};
+template <> struct Tile<4> {
+    static const unsigned rows = 64, columns = 64;
+};
+
+// A square of elements in words: element `i` of word `j` changes places with element `j` of word `i`.
+template <unsigned BYTES> __device__ void turn(unsigned *) {}
+template <> __device__ void turn<2>(unsigned *words) {
+    const unsigned a = words[0], b = words[1];
+    words[0] = __byte_perm(a, b, 0x5410);
+    words[1] = __byte_perm(a, b, 0x7632);
+}
+template <> __device__ void turn<1>(unsigned *words) {
+    const unsigned a = __byte_perm(words[0], words[1], 0x5140), b = __byte_perm(words[0], words[1], 0x7362);
+    const unsigned c = __byte_perm(words[2], words[3], 0x5140), d = __byte_perm(words[2], words[3], 0x7362);
+    words[0] = __byte_perm(a, c, 0x5410);
+    words[1] = __byte_perm(a, c, 0x7632);
+    words[2] = __byte_perm(b, d, 0x5410);
+    words[3] = __byte_perm(b, d, 0x7632);
+}
+
+// One tile in words of several elements: both sides are contiguous along their fastest axes, and aligned. A word of a column is stored
+// at its place in the column, with the lowest bits changed by the column, so that neither side meets a bank twice.
+template <class T>
+__device__ void transpose_words(unsigned *tile, char *target, i64 column_to, const char *source, i64 row_from) {
+    const unsigned EACH = sizeof(T) < 4 ? 4 / sizeof(T) : 1; // elements of a word
+    const unsigned ROWS = Tile<sizeof(T)>::rows / EACH, COLUMNS = Tile<sizeof(T)>::columns / EACH;
+    const unsigned IN_TURN = 8 / EACH; // squares that a thread loads before it stores the first
+    const unsigned lane = threadIdx.x, warp = threadIdx.y;
+#pragma unroll
+    for (unsigned j = 0; j < COLUMNS; j += LANES) {
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k += WARPS * IN_TURN) {
+            unsigned words[IN_TURN][EACH];
+#pragma unroll
+            for (unsigned n = 0; n < IN_TURN; n++) {
+#pragma unroll
+                for (unsigned i = 0; i < EACH; i++) {
+                    const unsigned row = (warp + k + n * WARPS) * EACH + i;
+                    words[n][i] = *(const unsigned *)(source + (i64)row * row_from + 4 * (lane + j));
+                }
+            }
+#pragma unroll
+            for (unsigned n = 0; n < IN_TURN; n++) {
+                turn<sizeof(T)>(words[n]);
+#pragma unroll
+                for (unsigned i = 0; i < EACH; i++)
+                    tile[((lane + j) * EACH + i) * ROWS + ((warp + k + n * WARPS) ^ lane)] = words[n][i];
+            }
+        }
+    }
+    __syncthreads();
+#pragma unroll 8
+    for (unsigned k = 0; k < COLUMNS * EACH; k += WARPS) {
+        const unsigned column = warp + k;
+#pragma unroll
+        for (unsigned j = 0; j < ROWS; j += LANES)
+            *(unsigned *)(target + (i64)column * column_to + 4 * (lane + j)) =
+                tile[column * ROWS + ((lane + j) ^ (column / EACH % LANES))];
+    }
+}
+
+// One tile by elements: of a whole tile, or of the `rows` and `columns` that are left.
+template <class T, bool WHOLE, unsigned WIDTH>
+__device__ void transpose_elements(T (*tile)[WIDTH], char *target, const char *source, const Axis &row, const Axis &column,
+                                   u64 rows, u64 columns) {
+    const unsigned ROWS = Tile<sizeof(T)>::rows, COLUMNS = Tile<sizeof(T)>::columns;
+    const unsigned EACH = ROWS / WARPS;
+    const unsigned IN_TURN = sizeof(T) == 4 ? 2 : 1; // groups of `EACH` elements that a thread loads before it stores the first
+    const unsigned lane = threadIdx.x, warp = threadIdx.y;
+    source += (i64)warp * row.from + (i64)lane * column.from;
+    target += (i64)warp * column.to + (i64)lane * row.to;
+#pragma unroll
+    for (unsigned j = 0; j < COLUMNS; j += LANES * IN_TURN) {
+        T loaded[IN_TURN][EACH];
+#pragma unroll
+        for (unsigned k = 0; k < EACH; k++) {
+#pragma unroll
+            for (unsigned n = 0; n < IN_TURN; n++) {
+                const unsigned i = j + n * LANES;
+                if (WHOLE || (warp + k * WARPS < rows && lane + i < columns))
+                    loaded[n][k] = *(const T *)(source + (i64)(k * WARPS) * row.from + (i64)i * column.from);
+            }
+        }
+#pragma unroll
+        for (unsigned k = 0; k < EACH; k++) {
+#pragma unroll
+            for (unsigned n = 0; n < IN_TURN; n++) tile[warp + k * WARPS][lane + j + n * LANES] = loaded[n][k];
+        }
+    }
+    __syncthreads();
+#pragma unroll 8
+    for (unsigned k = 0; k < COLUMNS; k += WARPS) {
+#pragma unroll
+        for (unsigned j = 0; j < ROWS; j += LANES) {
+            if (WHOLE || (warp + k < columns && lane + j < rows))
+                *(T *)(target + (i64)k * column.to + (i64)j * row.to) = tile[lane + j][warp + k];
+        }
+    }
+}
+
 // `row` is the fastest axis of the target, `column` that of the source. Blocks of `grid.x` divide the row, those of `grid.y` the
 // column, and those of `grid.z` the positions on the other axes.
 template <class T>
 __device__ void transpose(char *to, const char *from, const Axis &row, const Axis &column, u64 count, const Axes &axes) {
-    // Wide enough that a warp fills a line of 128 bytes. The padding puts the elements of a column into different banks.
-    const unsigned TILE = sizeof(T) < 4 ? 128 / sizeof(T) : LANES;
-    const unsigned PAD = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
-    const unsigned EACH = TILE / WARPS;
-    __shared__ T tile[TILE][TILE + PAD];
-    const unsigned lane = threadIdx.x, warp = threadIdx.y;
+    const unsigned ROWS = Tile<sizeof(T)>::rows, COLUMNS = Tile<sizeof(T)>::columns;
+    // The padding puts the elements of a column into different banks.
+    const unsigned WIDTH = COLUMNS + (sizeof(T) < 4 ? 4 / sizeof(T) : 1);
+    __shared__ alignas(16) T tile[ROWS][WIDTH];
+    const bool is_dense = sizeof(T) < 4 && row.to == sizeof(T) && column.from == sizeof(T) && row.from % 4 == 0 && column.to % 4 == 0;
     for (u64 index = blockIdx.z; index < count; index += gridDim.z) {
         const Row start(axes, index);
-        for (u64 first_column = blockIdx.y * (u64)TILE; first_column < column.len; first_column += gridDim.y * (u64)TILE) {
-            const u64 first_row = blockIdx.x * (u64)TILE;
-            const char *source = from + start.from + (i64)(first_row + warp) * row.from + (i64)(first_column + lane) * column.from;
-#pragma unroll
-            for (unsigned j = 0; j < TILE; j += LANES) {
-                T loaded[EACH];
-#pragma unroll
-                for (unsigned k = 0; k < EACH; k++) {
-                    if (first_row + warp + k * WARPS < row.len && first_column + lane + j < column.len)
-                        loaded[k] = *(const T *)(source + (i64)(k * WARPS) * row.from + (i64)j * column.from);
-                }
-#pragma unroll
-                for (unsigned k = 0; k < EACH; k++) tile[warp + k * WARPS][lane + j] = loaded[k];
+        const bool by_words = is_dense && ((u64)(to + start.to) | (u64)(from + start.from)) % 4 == 0;
+        for (u64 first_row = blockIdx.x * (u64)ROWS; first_row < row.len; first_row += gridDim.x * (u64)ROWS) {
+            for (u64 first_column = blockIdx.y * (u64)COLUMNS; first_column < column.len;
+                 first_column += gridDim.y * (u64)COLUMNS) {
+                const u64 rows = row.len - first_row, columns = column.len - first_column;
+                const char *source = from + start.from + (i64)first_row * row.from + (i64)first_column * column.from;
+                char *target = to + start.to + (i64)first_column * column.to + (i64)first_row * row.to;
+                if (rows < ROWS || columns < COLUMNS)
+                    transpose_elements<T, false>(tile, target, source, row, column, rows, columns);
+                else if (by_words)
+                    transpose_words<T>((unsigned *)tile, target, column.to, source, row.from);
+                else
+                    transpose_elements<T, true>(tile, target, source, row, column, rows, columns);
+                __syncthreads();
             }
-            __syncthreads();
-            char *target = to + start.to + (i64)(first_column + warp) * column.to + (i64)(first_row + lane) * row.to;
-#pragma unroll
-            for (unsigned j = 0; j < TILE; j += LANES) {
-#pragma unroll
-                for (unsigned k = 0; k < EACH; k++) {
-                    if (first_column + warp + k * WARPS < column.len && first_row + lane + j < row.len)
-                        *(T *)(target + (i64)(k * WARPS) * column.to + (i64)j * row.to) = tile[lane + j][warp + k * WARPS];
-                }
-            }
-            __syncthreads();
         }
     }
 }

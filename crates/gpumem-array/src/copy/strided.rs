@@ -135,9 +135,15 @@ fn shape(len: usize, rows: usize) -> Shape {
 
 /// A block for each tile.
 fn tiles(unit: usize, row: usize, column: usize, count: usize) -> Shape {
-    let tile = (LINE_BYTES / unit).max(WARP);
+    // As in `strided.cu`.
+    let (rows, columns) = match unit {
+        1 => (128, 256),
+        2 => (128, 128),
+        4 => (64, 64),
+        _ => (32, 32),
+    };
     let grid =
-        [row.div_ceil(tile).min(GRID_X_MAX), column.div_ceil(tile).min(GRID_Y_MAX), count.min(GRID_Y_MAX)];
+        [row.div_ceil(rows).min(GRID_X_MAX), column.div_ceil(columns).min(GRID_Y_MAX), count.min(GRID_Y_MAX)];
     (grid.map(|blocks| blocks as u32), [WARP as u32, (THREADS / WARP) as u32, 1], 0)
 }
 
@@ -162,7 +168,5 @@ const AXES_MAX: usize = 7;
 const IN_FLIGHT: usize = 4;
 const THREADS: usize = 256;
 const WARP: usize = 32;
-/// A warp that moves as many bytes uses every byte of the memory's transfers.
-const LINE_BYTES: usize = 128;
 const GRID_X_MAX: usize = 1 << 20;
 const GRID_Y_MAX: usize = 65_535;
