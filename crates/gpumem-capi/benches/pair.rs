@@ -1,4 +1,5 @@
-//! Prints the host time of an allocation and its free: through the C interface, by pointer alone, beside the Rust interface.
+//! Prints the host time of an allocation and its free through the C interface: freed by the pointer alone, and in a call that names the
+//! stream as well; beside the same pair in Rust, where a block holds what C finds by the pointer.
 //!
 //! On the driver that `GPUMEM_DRIVER` names; without one, with the drop-in on the library path: `GPUMEM_DRIVER=drop-in`.
 
@@ -7,8 +8,9 @@
 use ::gpumem_pool::sys::Driver;
 use ::gpumem_pool::{Device, Pool, Stream};
 use gpumem_capi::entry::*;
-use gpumem_capi::error::gpumem_result::GPUMEM_SUCCESS;
+use gpumem_capi::error::gpumem_result::{self, GPUMEM_SUCCESS};
 use std::error::Error;
+use std::ffi::c_void;
 use std::hint::black_box;
 use std::ptr::null_mut;
 use std::time::Instant;
@@ -31,25 +33,30 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(unsafe { gpumem_stream_create(c_pool, &mut c_stream) }, GPUMEM_SUCCESS);
 
     println!("nanoseconds a pair, the median of {ROUNDS} interleaved rounds, on the {}", driver.kind());
-    println!("{:>10} {:>8} {:>8}", "bytes", "Rust", "C");
+    println!("{:>10} {:>8} {:>12} {:>12}", "bytes", "Rust", "C, pointer", "and stream");
     for size_bytes in [512_u64, 64 << 10, 1 << 20, 64 << 20] {
-        let (mut rust, mut c) = (Vec::new(), Vec::new());
+        let (mut rust, mut pointer, mut and_stream) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             rust.push(timed(|| {
                 drop(black_box(pool.alloc(black_box(size_bytes), &stream)?));
                 Ok(())
             })?);
-            c.push(timed(|| {
-                let mut address = null_mut();
-                // SAFETY: the place is a local that outlives the call.
-                let allocated =
-                    unsafe { gpumem_alloc(c_pool, black_box(size_bytes), c_stream, &mut address) };
-                let freed = gpumem_free(black_box(address));
-                assert!(allocated == GPUMEM_SUCCESS && freed == GPUMEM_SUCCESS);
-                Ok(())
-            })?);
+            let c_pair = |free: &dyn Fn(*mut c_void) -> gpumem_result| {
+                timed(|| {
+                    let mut address = null_mut();
+                    // SAFETY: the place is a local that outlives the call.
+                    let allocated =
+                        unsafe { gpumem_alloc(c_pool, black_box(size_bytes), c_stream, &mut address) };
+                    let freed = free(black_box(address));
+                    assert!(allocated == GPUMEM_SUCCESS && freed == GPUMEM_SUCCESS);
+                    Ok(())
+                })
+            };
+            pointer.push(c_pair(&|address| gpumem_free(address))?);
+            and_stream.push(c_pair(&|address| gpumem_free_on(address, c_stream))?);
         }
-        println!("{size_bytes:>10} {:>8.1} {:>8.1}", median(rust), median(c));
+        let [rust, pointer, and_stream] = [rust, pointer, and_stream].map(median);
+        println!("{size_bytes:>10} {rust:>8.1} {pointer:>12.1} {and_stream:>12.1}");
     }
     assert_eq!(gpumem_stream_destroy(c_stream), GPUMEM_SUCCESS);
     assert_eq!(gpumem_pool_destroy(c_pool), GPUMEM_SUCCESS);

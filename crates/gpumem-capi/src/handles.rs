@@ -1,32 +1,43 @@
 //! Pools and streams by handle. A handle is a number, never an address: a destroyed one is found to be so, and no other object gets it.
 //!
-//! A lookup takes no lock. The object stays alive until the call that found it has returned, so any call, and any callback inside a
+//! A lookup takes no lock and writes no memory that threads share: the thread notes the handle in a record of its own, which the end of
+//! an object reads ([`users`]). The object stays alive until the call that found it has returned, so any call, and any callback inside a
 //! call, may destroy it.
 
+mod users;
+
 use crate::error::{Failure, Outcome, gpumem_result};
-use arc_swap::ArcSwapOption;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use users::Note;
 
 /// At most [`SLOT_COUNT`] objects of one type.
 pub(crate) struct Table<T> {
     /// The type of object, in the upper bits of its handles.
     tag: u64,
     name: &'static str,
-    slots: [ArcSwapOption<Entry<T>>; SLOT_COUNT],
-    free: Mutex<Free>,
+    slots: [Slot<T>; SLOT_COUNT],
+    changes: Mutex<Changes>,
+    /// The number of [`Changes::removed`], for a look without the lock.
+    removed_count: AtomicUsize,
 }
 
-struct Entry<T> {
-    handle: u64,
-    value: T,
+/// A place for an object.
+struct Slot<T> {
+    /// The object's handle; 0 before it is added and once it is destroyed.
+    handle: AtomicU64,
+    /// Owned by the table. Set before the handle, and taken when the object is destroyed and no call uses it.
+    value: AtomicPtr<T>,
 }
 
-#[derive(Debug)]
-struct Free {
+struct Changes {
     /// Slots from this one on were never used.
     fresh: usize,
     /// Used slots that are empty again.
     emptied: Vec<usize>,
+    /// The former handles of destroyed objects that calls may still use.
+    removed: Vec<u64>,
     /// The number of objects ever made.
     generation: u64,
 }
@@ -37,24 +48,31 @@ const SLOT_BITS: u32 = 12;
 /// Handles are 60 bits and a tag.
 const TAG_SHIFT: u32 = 60;
 
-impl<T> Table<T> {
+impl<T: Send + Sync> Table<T> {
     pub(crate) const fn new(tag: u64, name: &'static str) -> Self {
         Self {
             tag,
             name,
-            slots: [const { ArcSwapOption::const_empty() }; SLOT_COUNT],
-            free: Mutex::new(Free { fresh: 0, emptied: Vec::new(), generation: 0 }),
+            slots: [const { Slot { handle: AtomicU64::new(0), value: AtomicPtr::new(null_mut()) } };
+                SLOT_COUNT],
+            changes: Mutex::new(Changes {
+                fresh: 0,
+                emptied: Vec::new(),
+                removed: Vec::new(),
+                generation: 0,
+            }),
+            removed_count: AtomicUsize::new(0),
         }
     }
 
     /// Adds an object and returns its handle, which is not 0.
     pub(crate) fn add(&self, value: T) -> Outcome<u64> {
-        let mut free = self.lock();
-        let slot = match free.emptied.pop() {
+        let mut changes = self.lock();
+        let slot = match changes.emptied.pop() {
             Some(slot) => slot,
-            None if free.fresh < SLOT_COUNT => {
-                free.fresh += 1;
-                free.fresh - 1
+            None if changes.fresh < SLOT_COUNT => {
+                changes.fresh += 1;
+                changes.fresh - 1
             }
             None => {
                 let text = format!(
@@ -64,36 +82,66 @@ impl<T> Table<T> {
                 return Err(Failure { code: gpumem_result::GPUMEM_ERROR_STATE, text });
             }
         };
-        free.generation += 1;
-        let number = free.generation << SLOT_BITS & ((1 << TAG_SHIFT) - 1);
+        changes.generation += 1;
+        let number = changes.generation << SLOT_BITS & ((1 << TAG_SHIFT) - 1);
         let handle = self.tag << TAG_SHIFT | number | slot as u64;
-        self.slots[slot].store(Some(Arc::new(Entry { handle, value })));
+        self.slots[slot].value.store(Box::into_raw(Box::new(value)), Ordering::Relaxed);
+        self.slots[slot].handle.store(handle, Ordering::Release);
         Ok(handle)
     }
 
     /// Calls `work` with the object.
     #[inline]
     pub(crate) fn with<R>(&self, handle: u64, work: impl FnOnce(&T) -> Outcome<R>) -> Outcome<R> {
-        let found = self.slots[slot(handle)].load();
-        match found.as_deref() {
-            Some(entry) if entry.handle == handle => work(&entry.value),
-            _ => Err(self.unknown(handle)),
+        let slot = &self.slots[slot(handle)];
+        let _using = Using { table: self, note: Note::new(handle) };
+        if slot.handle.load(Ordering::Acquire) != handle || handle == 0 {
+            return Err(self.unknown(handle));
         }
+        let value = slot.value.load(Ordering::Relaxed);
+        // SAFETY: the pointer was set before the handle. `end_unused` takes it only after the handle is gone and no thread has a note
+        // of it, and this thread's note was made before it saw the handle; the slot gets no other object before that.
+        work(unsafe { &*value })
     }
 
     /// Destroys a handle. The object is dropped with the last call that uses it.
     pub(crate) fn remove(&self, handle: u64) -> Outcome {
-        let mut free = self.lock();
-        let found = self.slots[slot(handle)].load_full();
-        if found.as_ref().is_none_or(|entry| entry.handle != handle) {
+        let mut changes = self.lock();
+        let slot = &self.slots[slot(handle)];
+        if slot.handle.load(Ordering::Relaxed) != handle || handle == 0 {
             return Err(self.unknown(handle));
         }
-        self.slots[slot(handle)].store(None);
-        free.emptied.push(slot(handle));
-        // The end of an object may take time, and other locks.
-        drop(free);
-        drop(found);
+        slot.handle.store(0, Ordering::Relaxed);
+        changes.removed.push(handle);
+        self.removed_count.store(changes.removed.len(), Ordering::Relaxed);
+        drop(changes);
+        self.end_unused();
         Ok(())
+    }
+
+    /// Drops the destroyed objects that no call uses.
+    #[cold]
+    fn end_unused(&self) {
+        let mut changes = self.lock();
+        if changes.removed.is_empty() {
+            return;
+        }
+        let in_use = users::handles_in_use();
+        let (kept, unused): (Vec<_>, Vec<_>) =
+            changes.removed.drain(..).partition(|handle| in_use.contains(handle));
+        changes.removed = kept;
+        self.removed_count.store(changes.removed.len(), Ordering::Relaxed);
+        let mut values = Vec::new();
+        for handle in unused {
+            let value = self.slots[slot(handle)].value.swap(null_mut(), Ordering::Relaxed);
+            // SAFETY: `add` made it with `Box::into_raw`, and the swap gives it out once. Its handle was gone before the notes were
+            // read, and no note had it, so no call uses the object or will find it.
+            values.push(unsafe { Box::from_raw(value) });
+            changes.emptied.push(slot(handle));
+        }
+        // The end of an object may take time, and other locks.
+        drop(changes);
+        drop(values);
     }
 
     #[cold]
@@ -105,8 +153,24 @@ impl<T> Table<T> {
         Failure { code: gpumem_result::GPUMEM_ERROR_INVALID_HANDLE, text }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call that uses a handle.
+struct Using<'a, T: Send + Sync> {
+    table: &'a Table<T>,
+    note: Note,
+}
+
+impl<T: Send + Sync> Drop for Using<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.note.erase();
+        if self.table.removed_count.load(Ordering::Relaxed) > 0 {
+            self.table.end_unused();
+        }
     }
 }
 
@@ -118,6 +182,8 @@ fn slot(handle: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn a_destroyed_handle_is_never_valid_again() {
@@ -149,4 +215,72 @@ mod tests {
         assert!(handles.iter().all(|handle| TABLE.remove(*handle).is_ok()));
         assert!(TABLE.add(()).is_ok());
     }
+
+    /// An object is dropped by the call that destroys it, or else by the last call that uses it, however deep the calls are.
+    #[test]
+    fn an_object_ends_with_its_last_call() {
+        static TABLE: Table<Arc<()>> = Table::new(2, "counted");
+        let count = Arc::new(());
+        let unused = TABLE.add(count.clone()).unwrap_or(0);
+        assert!(TABLE.remove(unused).is_ok());
+        assert_eq!(Arc::strong_count(&count), 1);
+
+        fn deep(handle: u64, depth: usize) -> Outcome {
+            TABLE.with(handle, |object| {
+                match depth {
+                    0 => TABLE.remove(handle)?,
+                    _ => deep(handle, depth - 1)?,
+                }
+                assert_eq!(Arc::strong_count(object), 2, "in use at depth {depth}");
+                Ok(())
+            })
+        }
+        let used = TABLE.add(count.clone()).unwrap_or(0);
+        assert!(deep(used, 40).is_ok());
+        assert_eq!(Arc::strong_count(&count), 1);
+    }
+
+    /// No thread uses an object that another thread has dropped, and none is forgotten.
+    #[test]
+    fn threads_use_what_others_destroy() {
+        static TABLE: Table<Guarded> = Table::new(3, "guarded");
+        static CURRENT: AtomicU64 = AtomicU64::new(0);
+        static IS_OVER: AtomicBool = AtomicBool::new(false);
+        let count = Arc::new(());
+        let new = || TABLE.add(Guarded { value: Box::new(ALIVE), _count: count.clone() }).unwrap_or(0);
+        CURRENT.store(new(), Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !IS_OVER.load(Ordering::Relaxed) {
+                        let _ = TABLE.with(CURRENT.load(Ordering::Relaxed), |object| {
+                            assert_eq!(*object.value, ALIVE);
+                            Ok(())
+                        });
+                    }
+                });
+            }
+            for _ in 0..2_000 {
+                let before = CURRENT.swap(new(), Ordering::Relaxed);
+                assert!(TABLE.remove(before).is_ok());
+                std::thread::yield_now();
+            }
+            IS_OVER.store(true, Ordering::Relaxed);
+        });
+        assert!(TABLE.remove(CURRENT.load(Ordering::Relaxed)).is_ok());
+        assert_eq!(Arc::strong_count(&count), 1);
+    }
+
+    struct Guarded {
+        value: Box<u64>,
+        _count: Arc<()>,
+    }
+
+    impl Drop for Guarded {
+        fn drop(&mut self) {
+            *self.value = 0;
+        }
+    }
+
+    const ALIVE: u64 = 0x1234_5678_9ABC_DEF0;
 }

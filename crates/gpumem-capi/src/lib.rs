@@ -7,7 +7,9 @@
 
 pub mod error;
 
+#[allow(unsafe_code)]
 mod blocks;
 #[allow(unsafe_code)]
 pub mod entry;
+#[allow(unsafe_code)]
 mod handles;

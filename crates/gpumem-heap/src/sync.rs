@@ -7,7 +7,7 @@
 //! the schedules of a whole pool.
 
 #[cfg(not(any(gpumem_loom, gpumem_shuttle)))]
-mod asymmetric_fence;
+pub mod asymmetric_fence;
 mod biased_lock;
 mod lifetime;
 mod spin_mutex;

@@ -24,12 +24,14 @@ pub unsafe extern "C" fn gpumem_alloc(
 ) -> gpumem_result {
     guarded(|| {
         check(address, "address")?;
-        let block = pools::with(pool, |entry| {
-            streams::with(stream, |entry_stream| Ok(entry.pool.alloc(size_bytes, entry_stream.stream())?))
+        let allocated = pools::with(pool, |pool_entry| {
+            streams::with(stream, |stream_entry| {
+                // Kept at once: a block that is passed on through memory costs more than its allocation.
+                Ok(blocks::keep(pool_entry.pool.alloc(size_bytes, stream_entry.stream())?))
+            })
         })?;
-        let allocated = core::ptr::with_exposed_provenance_mut(blocks::keep(block) as usize);
         // SAFETY: the caller promises a place.
-        unsafe { put(address, allocated, "address") }
+        unsafe { put(address, core::ptr::with_exposed_provenance_mut(allocated as usize), "address") }
     })
 }
 
@@ -41,7 +43,7 @@ pub unsafe extern "C" fn gpumem_alloc(
 pub extern "C" fn gpumem_free(address: *mut c_void) -> gpumem_result {
     guarded(|| {
         if !address.is_null() {
-            drop(blocks::take(address.addr() as u64)?);
+            blocks::end(address.addr() as u64, drop)?;
         }
         Ok(())
     })
@@ -60,8 +62,7 @@ pub extern "C" fn gpumem_free_on(address: *mut c_void, stream: *mut gpumem_strea
             }
             let stream = entry.stream();
             blocks::with(address.addr() as u64, |block| check_device(block, stream))?;
-            blocks::take(address.addr() as u64)?.free_on(stream);
-            Ok(())
+            blocks::end(address.addr() as u64, |block| block.free_on(stream))
         })
     })
 }

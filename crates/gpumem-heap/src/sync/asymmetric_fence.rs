@@ -19,7 +19,8 @@ use core::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 use std::sync::Once;
 
 /// True if owners may make light fences from now on. Registers the process at the first call.
-pub(super) fn is_light() -> bool {
+#[inline]
+pub fn is_light() -> bool {
     static DECIDED: Once = Once::new();
     DECIDED.call_once(|| IS_LIGHT.store(system::register(), Ordering::Relaxed));
     IS_LIGHT.load(Ordering::Relaxed)
@@ -29,19 +30,19 @@ static IS_LIGHT: AtomicBool = AtomicBool::new(false);
 
 /// The owner's fence between its write and its read, if [`is_light`].
 #[inline(always)]
-pub(super) fn asymmetric_fence_light() {
+pub fn asymmetric_fence_light() {
     compiler_fence(Ordering::SeqCst);
 }
 
 /// The owner's fence between its write and its read, if not [`is_light`].
 #[inline(always)]
-pub(super) fn fence() {
+pub fn fence() {
     core::sync::atomic::fence(Ordering::SeqCst);
 }
 
 /// Every other thread's fence between its write and its read. `are_light`: an owner may have made a light fence.
 #[cold]
-pub(super) fn asymmetric_fence_heavy(are_light: bool) {
+pub fn asymmetric_fence_heavy(are_light: bool) {
     fence();
     if are_light && !system::barrier() {
         give_up();

@@ -50,6 +50,7 @@ pub struct BlockToken {
 impl Block {
     /// Converts the block to plain data without freeing it. The block counts as alive, and keeps its pool alive,
     /// until [`Block::from_raw`] converts it back, on any thread.
+    #[inline]
     pub fn into_raw(self) -> RawBlock {
         let (allocation, size_bytes, owner_stream, uses, pool) = self.into_parts();
         let token = BlockToken { pool, owner_stream, uses, mark: allocation.mark() };
@@ -62,6 +63,7 @@ impl Block {
     ///
     /// `raw` must be an unchanged result of [`Block::into_raw`]. Neither `raw` nor a copy of it may be passed to
     /// this function more than once.
+    #[inline]
     pub unsafe fn from_raw(raw: RawBlock) -> Self {
         let BlockToken { pool, owner_stream, uses, mark } = raw.token;
         let allocation = Allocation::from_mark(raw.address, mark);
