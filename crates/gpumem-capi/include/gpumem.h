@@ -67,6 +67,11 @@ typedef enum gpumem_result {
 } gpumem_result;
 
 /*
+ Captures that another library begins and ends. The pointer is a number that only this library reads.
+ */
+typedef struct gpumem_captures gpumem_captures;
+
+/*
  A pool of GPU memory. The pointer is a number that only this library reads.
  */
 typedef struct gpumem_pool gpumem_pool;
@@ -416,6 +421,47 @@ enum gpumem_result gpumem_record_use(void *address,
  `size_bytes` is null or points to a place.
  */
 enum gpumem_result gpumem_size(void *address, uint64_t *size_bytes);
+
+/*
+ Returns the device of the block at an address, counted from 0.
+
+ Errors: `UNKNOWN_ADDRESS` for an address without a live block.
+
+ # Safety
+
+ `ordinal` is null or points to a place.
+ */
+enum gpumem_result gpumem_ordinal(void *address, uint32_t *ordinal);
+
+/*
+ Announces that another library is about to begin captures (`cuStreamBeginCapture`) on streams of the pool's device. From now on calls
+ that name a stream ask the driver whether it captures.
+
+ # Safety
+
+ `captures` is null or points to a place.
+ */
+enum gpumem_result gpumem_captures_expect(struct gpumem_pool *pool,
+                                          struct gpumem_captures **captures);
+
+/*
+ Adds the capture that a stream is part of, if it is. Call it before each allocation on a stream that may capture: memory that is
+ allocated, freed or used in the capture from now on is kept until `gpumem_captures_destroy`.
+
+ Errors: `STATE` if the stream's capture is broken.
+ */
+enum gpumem_result gpumem_captures_add(struct gpumem_captures *captures,
+                                       struct gpumem_stream *stream);
+
+/*
+ Declares that the captures have ended (`cuStreamEndCapture`). Waits until their graphs may be launched on any stream.
+ */
+enum gpumem_result gpumem_captures_end(struct gpumem_captures *captures);
+
+/*
+ Declares that the graphs of the captures will not be launched any more. Waits for the device, and releases their memory.
+ */
+enum gpumem_result gpumem_captures_destroy(struct gpumem_captures *captures);
 
 /*
  Writes a pool's counters.

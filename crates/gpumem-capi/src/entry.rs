@@ -3,11 +3,13 @@
 //! A pointer to a result is written only on success, except for texts, whose length is always written.
 
 mod arguments;
+mod captures;
 mod memory;
 mod pools;
 mod status;
 mod streams;
 
+pub use captures::*;
 pub use memory::*;
 pub use pools::*;
 pub use status::*;

@@ -14,7 +14,11 @@
 //! launches.
 //!
 //! An operation that cannot be part of a graph is refused before it reaches the driver, which would break the capture.
-//! Captures that are not begun by [`Stream::begin_capture`] are not visible here.
+//! Captures of other libraries are known after [`ForeignCaptures::add`], and not before.
+
+mod foreign;
+
+pub use foreign::ForeignCaptures;
 
 use crate::device::{Device, Handle, Part, Stream, capturing::run_again};
 use crate::error::PoolError;

@@ -103,7 +103,7 @@ pub use error::{
 #[cfg(gpumem_planted_bugs)]
 #[doc(hidden)]
 pub use gpumem_heap::injected_bugs;
-pub use graph::{Capture, CaptureMode, Graph, GraphExec};
+pub use graph::{Capture, CaptureMode, ForeignCaptures, Graph, GraphExec};
 pub use pool::{
     Block, BlockToken, CurrentPool, GrowableBlock, Location, MemoryAdvice, Pool, RawBlock, Scope, ScopeUsage,
 };

@@ -5,4 +5,5 @@
 
 mod course;
 mod fixture;
+mod foreign;
 mod memory;

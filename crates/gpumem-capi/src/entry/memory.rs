@@ -105,6 +105,22 @@ pub unsafe extern "C" fn gpumem_size(address: *mut c_void, size_bytes: *mut u64)
     })
 }
 
+/// Returns the device of the block at an address, counted from 0.
+///
+/// Errors: `UNKNOWN_ADDRESS` for an address without a live block.
+///
+/// # Safety
+///
+/// `ordinal` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_ordinal(address: *mut c_void, ordinal: *mut u32) -> gpumem_result {
+    guarded(|| {
+        let found = blocks::with(address.addr() as u64, |block| Ok(block.device().ordinal()))?;
+        // SAFETY: the caller promises a place.
+        unsafe { put(ordinal, found, "ordinal") }
+    })
+}
+
 fn check_device(block: &::gpumem_pool::Block, stream: &::gpumem_pool::Stream) -> Result<(), Failure> {
     match block.device() == stream.device() {
         true => Ok(()),

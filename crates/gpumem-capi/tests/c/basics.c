@@ -140,6 +140,40 @@ static void others_allocate_from_the_pool(struct driver cuda) {
     OK(gpumem_pool_destroy(caching));
 }
 
+/* Another library captures a graph on a stream of its own. */
+static void captures_of_others(struct driver cuda, gpumem_pool *pool) {
+    gpumem_captures *captures = NULL;
+    gpumem_stream *stream = NULL;
+    void *raw = NULL, *graph = NULL, *address = NULL, *again = NULL, *outside = NULL;
+    uint32_t ordinal = 7;
+    CHECK(cuda.stream_create(&raw, 1) == 0);
+    OK(gpumem_stream_long_lived(pool, raw, &stream));
+    OK(gpumem_captures_expect(pool, &captures));
+    OK(gpumem_captures_add(captures, stream)); /* it does not capture yet */
+    CHECK(cuda.begin_capture(raw, 0) == 0);
+    OK(gpumem_captures_add(captures, stream));
+    OK(gpumem_alloc(pool, MIB, stream, &address));
+    OK(gpumem_ordinal(address, &ordinal));
+    CHECK(ordinal == 0);
+    CHECK(cuda.memset_async((unsigned long long)(uintptr_t)address, 7, MIB, raw) == 0);
+    OK(gpumem_free(address));
+    OK(gpumem_alloc(pool, MIB, stream, &again));
+    CHECK(again == address);
+    OK(gpumem_free(again));
+    CHECK(cuda.end_capture(raw, &graph) == 0);
+    OK(gpumem_captures_end(captures));
+    OK(gpumem_alloc(pool, MIB, stream, &outside));
+    CHECK(outside != address && status_of(pool).in_use_bytes == 2 * MIB);
+    OK(gpumem_free(outside));
+    CHECK(cuda.graph_destroy(graph) == 0);
+    OK(gpumem_captures_destroy(captures));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_captures_end(captures));
+    CHECK(status_of(pool).in_use_bytes == 0);
+    OK(gpumem_stream_retire(stream));
+    OK(gpumem_stream_destroy(stream));
+    CHECK(cuda.stream_destroy(raw) == 0);
+}
+
 static void default_pools(void) {
     gpumem_pool *first = create(NULL, 512 * MIB), *found = NULL, *again = NULL;
     OK(gpumem_pool_set_default(first));
@@ -198,6 +232,7 @@ int main(int argc, char **argv) {
     cuda = open_driver();
     values_arrive(cuda, pool);
     streams_of_the_driver(cuda, pool);
+    captures_of_others(cuda, pool);
     limits_and_reports();
     others_allocate_from_the_pool(cuda);
     default_pools();

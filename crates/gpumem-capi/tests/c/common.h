@@ -33,6 +33,9 @@ struct driver {
     int (*copy_to_host)(void *, unsigned long long, size_t);
     int (*alloc_async)(unsigned long long *, size_t, void *);
     int (*free_async)(unsigned long long, void *);
+    int (*begin_capture)(void *, int);
+    int (*end_capture)(void *, void **);
+    int (*graph_destroy)(void *);
 };
 
 static inline void find(void *library, const char *name, void *place) {
@@ -57,6 +60,9 @@ static inline struct driver open_driver(void) {
     find(library, "cuMemcpyDtoH_v2", &cuda.copy_to_host);
     find(library, "cuMemAllocAsync", &cuda.alloc_async);
     find(library, "cuMemFreeAsync", &cuda.free_async);
+    find(library, "cuStreamBeginCapture_v2", &cuda.begin_capture);
+    find(library, "cuStreamEndCapture", &cuda.end_capture);
+    find(library, "cuGraphDestroy", &cuda.graph_destroy);
     CHECK(cuda.init(0) == 0);
     CHECK(cuda.retain(&context, 0) == 0);
     CHECK(cuda.set_current(context) == 0);

@@ -89,6 +89,8 @@ static void handles(void) {
     FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy((gpumem_pool *)(void *)stream));
     FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_stream_destroy((gpumem_stream *)(void *)&local));
     FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy(NULL));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_captures_destroy((gpumem_captures *)(void *)pool));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_captures_expect(pool, NULL));
     OK(gpumem_pool_destroy(other));
     FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy(other));
     FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_make_current(other));

@@ -82,6 +82,12 @@ impl Captures {
         self.table().insert(graph, record);
     }
 
+    /// Adds the record of a capture that another library has begun, found on one of its streams; that library ends it.
+    pub(crate) fn adopt(&self, graph: u64, stream: &Stream) {
+        self.begin(graph, stream);
+        self.with(graph, |record| record.origin = None);
+    }
+
     /// Adds a stream that has joined a capture.
     pub(crate) fn join(&self, graph: u64, stream: &Stream) {
         let device = stream.device().downgrade();

@@ -1,0 +1,133 @@
+//! Captures that another library begins, ends and launches, with the driver alone.
+
+use crate::fixture::{Fixture, SIZE_BYTES, each_fixture};
+use gpumem_tests::cases;
+use gpumem_tests::pool::{ForeignCaptures, PoolError, Stream};
+use gpumem_tests::sys::types::{CUgraphExec, CUstreamCaptureMode};
+
+// The calls of the other library.
+impl Fixture {
+    fn begin_raw(&self, stream: &Stream) {
+        let _bound = self.device.bind().unwrap();
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        // SAFETY: the stream is alive and not capturing.
+        unsafe { self.device.driver().cuStreamBeginCapture_v2(stream.raw(), mode).unwrap() };
+    }
+
+    fn end_raw(&self, stream: &Stream) -> CUgraphExec {
+        let _bound = self.device.bind().unwrap();
+        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let driver = self.device.driver();
+        // SAFETY: the places outlive the calls, and the graph is destroyed once.
+        unsafe {
+            driver.cuStreamEndCapture(stream.raw(), &mut graph).unwrap();
+            driver.cuGraphInstantiateWithFlags(&mut exec, graph, 0).unwrap();
+            driver.cuGraphDestroy(graph).unwrap();
+        }
+        exec
+    }
+
+    fn launch_raw(&self, exec: CUgraphExec, stream: &Stream) {
+        let _bound = self.device.bind().unwrap();
+        // SAFETY: both are alive; the order of the uses of memory is the subject of the test.
+        unsafe { self.device.driver().cuGraphLaunch(exec, stream.raw()).unwrap() };
+    }
+
+    fn destroy_raw(&self, exec: CUgraphExec) {
+        let _bound = self.device.bind().unwrap();
+        // SAFETY: the executable is not used after this.
+        unsafe { self.device.driver().cuGraphExecDestroy(exec).unwrap() };
+    }
+}
+
+cases! {
+    /// Memory that is allocated in the capture stays until the value is dropped, however often the graph is launched, and on streams that
+    /// the pool does not know of.
+    #[serial_test::serial]
+    fn memory_stays_for_the_others_graph(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let before = fixture.in_use_bytes();
+            let captured = fixture.foreign();
+            let captures = ForeignCaptures::expect(&fixture.device);
+            fixture.begin_raw(&captured);
+            assert!(captures.add(&captured).unwrap());
+            let scratch = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+            let result = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+            let address = scratch.address();
+            fixture.fill(&scratch, 7, &captured);
+            fixture.copy(&scratch, &result, &captured);
+            drop(scratch);
+            // Within the capture the stream gets its own memory back.
+            assert!(captures.add(&captured).unwrap());
+            let again = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+            assert_eq!(again.address(), address);
+            drop(again);
+            let exec = fixture.end_raw(&captured);
+            captures.end().unwrap();
+            assert!(!captures.add(&captured).unwrap());
+            assert_eq!(fixture.in_use_bytes(), before + 2 * SIZE_BYTES);
+            let others: Vec<_> = (0..8).map(|_| fixture.alloc()).collect();
+            assert!(others.iter().all(|other| other.address() != address));
+            others.iter().for_each(|other| fixture.fill(other, 1, &fixture.stream));
+            for _ in 0..2 {
+                fixture.launch_raw(exec, &captured);
+                assert_eq!(fixture.read(&result, &captured), 7);
+            }
+            assert!(others.iter().all(|other| fixture.read(other, &fixture.stream) == 1));
+            drop(others);
+            drop(result);
+            fixture.launch_raw(exec, &captured);
+            fixture.destroy_raw(exec);
+            drop(captures);
+            assert_eq!(fixture.in_use_bytes(), before);
+            fixture.end_foreign(captured);
+        });
+    }
+
+    /// Memory that was free before is ready for the first launch, although the launch waits for nothing of the pool's.
+    #[serial_test::serial]
+    fn the_others_launches_need_no_waits(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let captured = fixture.foreign();
+            let before = fixture.alloc();
+            fixture.fill(&before, 1, &fixture.stream);
+            drop(before);
+            let captures = ForeignCaptures::expect(&fixture.device);
+            fixture.begin_raw(&captured);
+            captures.add(&captured).unwrap();
+            let scratch = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+            fixture.fill(&scratch, 2, &captured);
+            let exec = fixture.end_raw(&captured);
+            captures.end().unwrap();
+            fixture.launch_raw(exec, &captured);
+            assert_eq!(fixture.read(&scratch, &captured), 2);
+            drop(scratch);
+            fixture.destroy_raw(exec);
+            drop(captures);
+            fixture.end_foreign(captured);
+        });
+    }
+
+    /// A stream that does not capture is served as always between the announcement and the end.
+    #[serial_test::serial]
+    fn streams_that_run_are_not_concerned(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let before = fixture.in_use_bytes();
+            let captures = ForeignCaptures::expect(&fixture.device);
+            assert!(!captures.add(&fixture.stream).unwrap());
+            let block = fixture.alloc();
+            fixture.fill(&block, 1, &fixture.stream);
+            drop(block);
+            assert_eq!(fixture.in_use_bytes(), before);
+            captures.end().unwrap();
+            captures.end().unwrap();
+            drop(captures);
+            fixture.device.synchronize().unwrap();
+            let retired = fixture.foreign();
+            let gone = retired.clone();
+            fixture.end_foreign(retired);
+            let captures = ForeignCaptures::expect(&fixture.device);
+            assert!(matches!(captures.add(&gone), Err(PoolError::StreamRetired)));
+        });
+    }
+}
