@@ -2,6 +2,8 @@
 //!
 //! [`check`] compares the header with the sources, then compiles C and C++ programs against the library and runs them on the drop-in.
 
+pub(crate) mod python;
+
 use crate::{drop_in, workspace};
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::Message;
@@ -38,7 +40,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
 pub(crate) fn header(args: HeaderArgs) -> Result<()> {
     let package = package();
     let config = cbindgen::Config::from_file(package.join("cbindgen.toml")).map_err(anyhow::Error::msg)?;
-    let sources = ["error", "entry", "entry/pools", "entry/streams", "entry/memory", "entry/status"];
+    let sources =
+        ["error", "entry", "entry/pools", "entry/streams", "entry/memory", "entry/captures", "entry/status"];
     let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |builder, source| {
         builder.with_src(package.join(format!("src/{source}.rs")))
     });
@@ -100,8 +103,11 @@ fn build() -> Result<Vec<PathBuf>> {
 }
 
 /// A program, its compiler and the standard of its language.
-const PROGRAMS: [(&str, &str, &str); 3] =
-    [("basics.c", "cc", "-std=gnu11"), ("misuse.c", "cc", "-std=gnu11"), ("raii.cpp", "c++", "-std=gnu++17")];
+const PROGRAMS: [(&str, &str, &str); 3] = [
+    ("basics.c", "cc", "-std=gnu11"),
+    ("misuse.c", "cc", "-std=gnu11"),
+    ("raii.cpp", "c++", "-std=gnu++17"),
+];
 
 /// Every program runs once as it is, and once under the address sanitizer, if the compiler has one.
 const SANITIZERS: [&[&str]; 2] =

@@ -46,6 +46,8 @@ enum Task {
     DropIn(drop_in::Args),
     /// Build the C library, its header and a pkg-config file into a folder
     Capi(capi::Args),
+    /// Build the Python package
+    Wheel(capi::python::Args),
     /// Make the header of the C library
     Header(capi::HeaderArgs),
     /// Run programs of others on the simulator
@@ -81,6 +83,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::GpuTest(args) => gpu_test::run(args),
         Task::DropIn(args) => drop_in::run(args),
         Task::Capi(args) => capi::run(args),
+        Task::Wheel(args) => capi::python::run(args),
         Task::Header(args) => capi::header(args),
         Task::Interop(args) => interop::run(args),
         Task::Ci(args) => ci::run(args),

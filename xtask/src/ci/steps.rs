@@ -25,6 +25,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "examples", about: "the examples of arrays, on the simulator, built likewise", run: examples },
     Step { name: "interop", about: "programs of others on the drop-in driver", run: interop },
     Step { name: "capi", about: "the C header is current; C and C++ programs on the drop-in driver, with the address sanitizer too", run: capi },
+    Step { name: "python", about: "the Python package: a wheel, and its tests on the drop-in driver, with PyTorch where it is installed", run: python },
     Step { name: "oldest", about: "the stated Rust version compiles everything", run: oldest },
     Step { name: "packages", about: "libraries, tests and examples build from the files of the packages", run: packages::packages },
     Step { name: "minimal", about: "libraries build from the files of the packages, with the lowest versions of dependencies", run: packages::minimal },
@@ -219,6 +220,13 @@ fn capi() -> Result<Outcome> {
     }
     crate::capi::check()?;
     Ok(Outcome::Passed)
+}
+
+fn python() -> Result<Outcome> {
+    if !cfg!(target_os = "linux") {
+        return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
+    }
+    unless_unreachable(crate::capi::python::check())
 }
 
 fn oldest() -> Result<Outcome> {

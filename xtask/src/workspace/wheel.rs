@@ -28,7 +28,7 @@ pub(crate) fn unpacked(package: &str, version: &str) -> Result<PathBuf> {
 
 /// A package could not be downloaded. This is not a fault of the repository.
 #[derive(Debug)]
-pub(crate) struct Unreachable(String);
+pub(crate) struct Unreachable(pub(crate) String);
 
 impl std::fmt::Display for Unreachable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -1,0 +1,366 @@
+/* The functions that PyTorch calls: they call the C interface, and throw PyTorch's exceptions after it has returned.
+ *
+ * Compiled without PyTorch's headers. The constructor and the types of its exceptions are looked up in the running version
+ * (gpumem/torch.py), and `gpumem_torch_set_exceptions` checks that they fit before the first use. */
+
+#include "gpumem.h"
+
+#include <cxxabi.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+/* cudaStream_t */
+using RawStream = void *;
+/* c10::MempoolId_t */
+using PoolId = std::pair<std::uint64_t, std::uint64_t>;
+
+/* ------------------------------------------------------------------------------------------------------------- exceptions */
+
+/* c10::SourceLocation */
+struct SourceLocation {
+    const char *function;
+    const char *file;
+    std::uint32_t line;
+};
+
+/* A class that derives from c10::Error and adds no field. */
+struct ExceptionClass {
+    std::type_info *type;
+    /* What the first word of an object points to. */
+    const void *methods;
+};
+
+struct Exceptions {
+    /* c10::Error::Error(c10::SourceLocation, std::string) */
+    void (*construct)(void *place, SourceLocation, std::string);
+    ExceptionClass error;
+    ExceptionClass out_of_memory;
+};
+
+Exceptions exceptions;
+
+/* More than a c10::Error, which has 128 bytes in PyTorch 2.11. */
+constexpr std::size_t EXCEPTION_BYTES = 1024;
+
+void destroy(void *exception) { static_cast<std::exception *>(exception)->~exception(); }
+
+[[noreturn]] void raise(const ExceptionClass &kind, const std::string &text) {
+    void *place = abi::__cxa_allocate_exception(EXCEPTION_BYTES);
+    try {
+        exceptions.construct(place, SourceLocation{"gpumem", "gpumem", 0}, text);
+    } catch (...) {
+        abi::__cxa_free_exception(place);
+        throw;
+    }
+    std::memcpy(place, &kind.methods, sizeof kind.methods);
+    abi::__cxa_throw(place, kind.type, destroy);
+}
+
+[[noreturn]] void raise(gpumem_result result) {
+    const bool is_out_of_memory = result == GPUMEM_ERROR_OUT_OF_MEMORY;
+    raise(is_out_of_memory ? exceptions.out_of_memory : exceptions.error, gpumem_last_error());
+}
+
+void check(gpumem_result result) {
+    if (result != GPUMEM_SUCCESS) raise(result);
+}
+
+/* Throws an exception of the class and looks whether it is what PyTorch would catch. */
+bool fits(const ExceptionClass &kind) {
+    const std::string text = "gpumem throws this to check the exception's class";
+    try {
+        raise(kind, text);
+    } catch (const std::exception &caught) {
+        return typeid(caught) == *kind.type && std::strstr(caught.what(), text.c_str()) != nullptr;
+    } catch (...) {
+        return false;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ pools and streams */
+
+constexpr int DEVICES_MAX = 64;
+
+struct Settings {
+    std::string conf;
+    std::string trace_path;
+    std::uint64_t hard_limit_bytes = 0;
+    std::uint64_t soft_limit_bytes = 0;
+};
+
+/* Guards what follows, except reads of `pools`. Never destroyed: threads may free tensors while the process ends. */
+std::mutex &mutex() {
+    static std::mutex *const made = new std::mutex;
+    return *made;
+}
+
+Settings &settings() {
+    static Settings *const made = new Settings;
+    return *made;
+}
+
+std::atomic<gpumem_pool *> pools[DEVICES_MAX];
+std::atomic<std::uint64_t> failed_frees{0};
+
+/* The device's pool, made by the first call. */
+gpumem_result find_pool(int device, gpumem_pool **pool) {
+    if (device < 0 || device >= DEVICES_MAX) return GPUMEM_ERROR_NO_DEVICE;
+    *pool = pools[device].load(std::memory_order_acquire);
+    if (*pool != nullptr) return GPUMEM_SUCCESS;
+    const std::lock_guard<std::mutex> guard(mutex());
+    *pool = pools[device].load(std::memory_order_acquire);
+    if (*pool != nullptr) return GPUMEM_SUCCESS;
+    const Settings &chosen = settings();
+    gpumem_pool_options options{};
+    options.struct_size = sizeof options;
+    options.ordinal = static_cast<std::uint32_t>(device);
+    options.flags = GPUMEM_FROM_ENVIRONMENT;
+    options.conf = chosen.conf.empty() ? nullptr : chosen.conf.c_str();
+    options.trace_path = chosen.trace_path.empty() ? nullptr : chosen.trace_path.c_str();
+    options.hard_limit_bytes = chosen.hard_limit_bytes;
+    options.soft_limit_bytes = chosen.soft_limit_bytes;
+    const gpumem_result result = gpumem_pool_create(&options, pool);
+    if (result == GPUMEM_SUCCESS) pools[device].store(*pool, std::memory_order_release);
+    return result;
+}
+
+/* A stream of PyTorch's, as this thread knows it. */
+struct KnownStream {
+    RawStream raw;
+    int device;
+    gpumem_pool *pool;
+    gpumem_stream *stream;
+};
+
+/* PyTorch has up to 32 streams of each priority, and a thread uses few of them. */
+constexpr std::size_t KNOWN_COUNT = 16;
+thread_local KnownStream known_streams[KNOWN_COUNT];
+
+KnownStream &place_of(RawStream raw, int device) {
+    const auto bits = reinterpret_cast<std::uintptr_t>(raw) * UINT64_C(0x9E3779B97F4A7C15);
+    return known_streams[((bits >> 32) + static_cast<unsigned>(device)) % KNOWN_COUNT];
+}
+
+gpumem_result find_stream(RawStream raw, int device, KnownStream **found) {
+    KnownStream &place = place_of(raw, device);
+    *found = &place;
+    if (place.stream != nullptr && place.raw == raw && place.device == device) return GPUMEM_SUCCESS;
+    gpumem_pool *pool = nullptr;
+    gpumem_result result = find_pool(device, &pool);
+    if (result != GPUMEM_SUCCESS) return result;
+    gpumem_stream *stream = nullptr;
+    result = gpumem_stream_long_lived(pool, raw, &stream);
+    if (result == GPUMEM_SUCCESS) place = KnownStream{raw, device, pool, stream};
+    return result;
+}
+
+/* True if the failure may come from a stream that was retired since this thread looked it up. */
+bool is_stale(gpumem_result result) {
+    return result == GPUMEM_ERROR_STATE || result == GPUMEM_ERROR_INVALID_HANDLE;
+}
+
+gpumem_result allocate(std::size_t size, int device, RawStream raw, void **address);
+
+} // namespace
+
+/* -------------------------------------------------------------------------------------------------- called by gpumem/torch.py */
+
+/* Takes PyTorch's constructor and classes. Returns 0 if what they make is not what PyTorch catches. */
+EXPORTED int gpumem_torch_set_exceptions(void *construct, void *error_type, void *error_methods, void *out_of_memory_type,
+                                         void *out_of_memory_methods) {
+    /* Two words, for offset and type, are before the functions. */
+    const auto functions = [](void *table) { return static_cast<const void *>(static_cast<void **>(table) + 2); };
+    std::memcpy(&exceptions.construct, &construct, sizeof construct);
+    exceptions.error = {static_cast<std::type_info *>(error_type), functions(error_methods)};
+    exceptions.out_of_memory = {static_cast<std::type_info *>(out_of_memory_type), functions(out_of_memory_methods)};
+    return fits(exceptions.error) && fits(exceptions.out_of_memory);
+}
+
+/* The options of pools that are made from now on. */
+EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path, std::uint64_t hard_limit_bytes,
+                                       std::uint64_t soft_limit_bytes) {
+    const std::lock_guard<std::mutex> guard(mutex());
+    settings() = Settings{conf == nullptr ? "" : conf, trace_path == nullptr ? "" : trace_path, hard_limit_bytes, soft_limit_bytes};
+}
+
+/* The device's pool, which the first call makes; the text of an error is `gpumem_last_error`. */
+EXPORTED gpumem_result gpumem_torch_pool(int device, gpumem_pool **pool) { return find_pool(device, pool); }
+
+/* The number of frees that failed. PyTorch expects that none does. */
+EXPORTED std::uint64_t gpumem_torch_failed_frees() { return failed_frees.load(std::memory_order_relaxed); }
+
+/* Declares that the owner of a stream is about to destroy it. */
+EXPORTED gpumem_result gpumem_torch_retire(int device, RawStream raw) {
+    KnownStream *known = nullptr;
+    gpumem_result result = find_stream(raw, device, &known);
+    if (result == GPUMEM_SUCCESS) result = gpumem_stream_retire(known->stream);
+    *known = KnownStream{};
+    return result;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- called by PyTorch */
+
+EXPORTED void *gpumem_torch_alloc(std::size_t size, int device, RawStream stream) {
+    void *address = nullptr;
+    check(allocate(size, device, stream, &address));
+    return address;
+}
+
+/* For pools within PyTorch's own allocator, which takes null for lack of memory, frees what it can, and asks again. */
+EXPORTED void *gpumem_torch_alloc_segment(std::size_t size, int device, RawStream stream) {
+    void *address = nullptr;
+    const gpumem_result result = allocate(size, device, stream, &address);
+    if (result == GPUMEM_ERROR_OUT_OF_MEMORY) return nullptr;
+    check(result);
+    return address;
+}
+
+/* Throws nothing: destructors of tensors call it. */
+EXPORTED void gpumem_torch_free(void *address, std::size_t, int, RawStream) {
+    if (gpumem_free(address) == GPUMEM_SUCCESS) return;
+    if (failed_frees.fetch_add(1, std::memory_order_relaxed) == 0)
+        std::fprintf(stderr, "gpumem: a tensor's memory could not be freed: %s\n", gpumem_last_error());
+}
+
+EXPORTED void gpumem_torch_record_stream(void *address, RawStream raw) {
+    if (address == nullptr) return;
+    std::uint32_t device = 0;
+    check(gpumem_ordinal(address, &device));
+    KnownStream *known = nullptr;
+    check(find_stream(raw, static_cast<int>(device), &known));
+    check(gpumem_record_use(address, known->stream));
+}
+
+EXPORTED void gpumem_torch_empty_cache() {
+    for (auto &place : pools) {
+        gpumem_pool *pool = place.load(std::memory_order_acquire);
+        if (pool != nullptr) check(gpumem_pool_reclaim(pool, nullptr));
+    }
+}
+
+EXPORTED void gpumem_torch_memory_fraction(double fraction, int device) {
+    gpumem_pool *pool = nullptr;
+    check(find_pool(device, &pool));
+    gpumem_status status{};
+    status.struct_size = sizeof status;
+    check(gpumem_pool_status(pool, &status));
+    const double bytes = fraction * static_cast<double>(status.device_total_bytes);
+    check(gpumem_pool_set_hard_limit(pool, static_cast<std::uint64_t>(bytes)));
+}
+
+/* ------------------------------------------------------------------------------------------------------------ CUDA graphs */
+
+namespace {
+
+/* The pool of one or several graphs: what they were captured with stays until the last of them is destroyed. */
+struct GraphPool {
+    std::uint64_t user_count = 0;
+    std::vector<gpumem_captures *> kept;
+};
+
+/* A capture that may be active. */
+struct OpenPool {
+    int device;
+    PoolId id;
+    std::function<bool(RawStream)> includes;
+    gpumem_captures *captures;
+};
+
+using GraphPools = std::map<std::pair<int, PoolId>, GraphPool>;
+
+GraphPools &graph_pools() {
+    static GraphPools *const made = new GraphPools;
+    return *made;
+}
+
+std::vector<OpenPool> &open_pools() {
+    static std::vector<OpenPool> *const made = new std::vector<OpenPool>;
+    return *made;
+}
+
+std::atomic<std::size_t> open_count{0};
+
+/* Has gpumem know the capture that a stream is part of, before it allocates. */
+gpumem_result note_capture(const KnownStream &known) {
+    const std::lock_guard<std::mutex> guard(mutex());
+    auto &open = open_pools();
+    for (auto pool = open.rbegin(); pool != open.rend(); ++pool) {
+        if (pool->device == known.device && pool->includes(known.raw)) return gpumem_captures_add(pool->captures, known.stream);
+    }
+    return GPUMEM_SUCCESS;
+}
+
+gpumem_result allocate(std::size_t size, int device, RawStream raw, void **address) {
+    if (size == 0) return GPUMEM_SUCCESS;
+    gpumem_result result = GPUMEM_SUCCESS;
+    for (int turn = 0; turn < 2; ++turn) {
+        KnownStream *known = nullptr;
+        result = find_stream(raw, device, &known);
+        if (result != GPUMEM_SUCCESS) return result;
+        if (open_count.load(std::memory_order_acquire) != 0) result = note_capture(*known);
+        if (result == GPUMEM_SUCCESS) result = gpumem_alloc(known->pool, size, known->stream, address);
+        if (!is_stale(result)) return result;
+        *known = KnownStream{};
+    }
+    return result;
+}
+
+} // namespace
+
+EXPORTED void gpumem_torch_begin_pool(int device, PoolId id, std::function<bool(RawStream)> includes) {
+    gpumem_pool *pool = nullptr;
+    check(find_pool(device, &pool));
+    gpumem_captures *captures = nullptr;
+    check(gpumem_captures_expect(pool, &captures));
+    const std::lock_guard<std::mutex> guard(mutex());
+    GraphPool &graphs = graph_pools()[{device, id}];
+    graphs.user_count += 1;
+    graphs.kept.push_back(captures);
+    open_pools().push_back(OpenPool{device, id, std::move(includes), captures});
+    open_count.store(open_pools().size(), std::memory_order_release);
+}
+
+EXPORTED void gpumem_torch_end_pool(int device, PoolId id) {
+    gpumem_captures *ended = nullptr;
+    {
+        const std::lock_guard<std::mutex> guard(mutex());
+        auto &open = open_pools();
+        for (auto pool = open.begin(); pool != open.end(); ++pool) {
+            if (pool->device != device || pool->id != id) continue;
+            ended = pool->captures;
+            open.erase(pool);
+            break;
+        }
+        open_count.store(open.size(), std::memory_order_release);
+    }
+    if (ended != nullptr) check(gpumem_captures_end(ended));
+}
+
+EXPORTED void gpumem_torch_release_pool(int device, PoolId id) {
+    std::vector<gpumem_captures *> released;
+    {
+        const std::lock_guard<std::mutex> guard(mutex());
+        auto found = graph_pools().find({device, id});
+        if (found == graph_pools().end()) return;
+        if (--found->second.user_count > 0) return;
+        released = std::move(found->second.kept);
+        graph_pools().erase(found);
+    }
+    for (gpumem_captures *captures : released) gpumem_captures_destroy(captures);
+}

@@ -1,0 +1,260 @@
+"""GPU memory in stream order, with exact limits and reports that say why a request failed.
+
+PyTorch allocates from it after one call: see `gpumem.torch`. The classes here are for programs that pass addresses to other
+libraries::
+
+    pool = gpumem.Pool(hard_limit=4 << 30)
+    stream = pool.stream()
+    with pool.alloc(1 << 20, stream) as block:
+        ...  # queue work that uses block.address on stream.raw
+
+Without a GPU they work on gpumem's simulator as libcuda.so.1, with GPUMEM_DRIVER=drop-in. Importing this package needs no driver.
+"""
+
+import ctypes
+
+from ._native import (
+    FROM_ENVIRONMENT,
+    DeviceLost,
+    DriverFailed,
+    Defect,
+    Error,
+    InvalidArgument,
+    InvalidHandle,
+    NoDevice,
+    OutOfMemory,
+    OutOfMemoryFunction,
+    PoolOptions,
+    Status,
+    UnknownAddress,
+    Unsupported,
+    WrongState,
+    check,
+    library,
+)
+
+__all__ = [
+    "Block",
+    "Defect",
+    "DeviceLost",
+    "DriverFailed",
+    "Error",
+    "InvalidArgument",
+    "InvalidHandle",
+    "NoDevice",
+    "OutOfMemory",
+    "Pool",
+    "Status",
+    "Stream",
+    "UnknownAddress",
+    "Unsupported",
+    "WrongState",
+    "version",
+]
+
+
+def version():
+    """The library's version as (major, minor, patch)."""
+    number = library.gpumem_version()
+    return (number // 10_000, number // 100 % 100, number % 100)
+
+
+class Pool:
+    """A pool of a device's memory.
+
+    `conf` has options by name as GPUMEM_CONF has them: "profile:fast". Limits are in bytes. `trace` is a file that records all
+    requests. `on_out_of_memory` receives the report of each refused request before the request raises `OutOfMemory`; it may free
+    blocks, and must not raise. With `from_environment` the variables GPUMEM_* configure what the arguments leave open.
+    """
+
+    def __init__(
+        self, ordinal=0, *, conf=None, hard_limit=0, soft_limit=0, trace=None, on_out_of_memory=None, from_environment=False
+    ):
+        options = PoolOptions(
+            struct_size=ctypes.sizeof(PoolOptions),
+            ordinal=ordinal,
+            flags=FROM_ENVIRONMENT if from_environment else 0,
+            conf=None if conf is None else conf.encode(),
+            hard_limit_bytes=hard_limit,
+            soft_limit_bytes=soft_limit,
+            trace_path=None if trace is None else str(trace).encode(),
+        )
+        if on_out_of_memory is not None:
+            function = OutOfMemoryFunction(lambda report, _: on_out_of_memory(report.decode()))
+            options.on_out_of_memory = function
+            # Blocks may outlive the pool and its callback is called as long as they live.
+            _FUNCTIONS.append(function)
+        self._handle = ctypes.c_void_p()
+        check(library.gpumem_pool_create(ctypes.byref(options), ctypes.byref(self._handle)))
+        self._is_own = True
+
+    @classmethod
+    def for_device(cls, ordinal=0):
+        """The device's default pool in this process, made from the environment by the first call. It is never closed."""
+        pool = cls.__new__(cls)
+        pool._handle, pool._is_own = ctypes.c_void_p(), False
+        check(library.gpumem_pool_for_device(ordinal, ctypes.byref(pool._handle)))
+        return pool
+
+    @classmethod
+    def _of(cls, handle):
+        pool = cls.__new__(cls)
+        pool._handle, pool._is_own = handle, False
+        return pool
+
+    def close(self):
+        """Ends the use of the pool. Its memory returns to the driver after its last block is freed."""
+        if self._is_own and self._handle:
+            handle, self._handle = self._handle, ctypes.c_void_p()
+            check(library.gpumem_pool_destroy(handle))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if getattr(self, "_is_own", False) and self._handle:
+            library.gpumem_pool_destroy(self._handle)
+
+    def stream(self):
+        """Creates a stream on the pool's device."""
+        return Stream._made(library.gpumem_stream_create, self._handle)
+
+    def borrow(self, raw):
+        """Wraps a cudaStream_t that another library created. Call `retire` before that library destroys it."""
+        return Stream._made(library.gpumem_stream_borrow, self._handle, raw)
+
+    def long_lived(self, raw):
+        """Wraps a cudaStream_t of another library that lives as long as the process, such as PyTorch's; 0 is the default stream."""
+        return Stream._made(library.gpumem_stream_long_lived, self._handle, raw, is_own=False)
+
+    def alloc(self, size, stream):
+        """Allocates bytes for work that is queued on the stream from now on. Raises `OutOfMemory` with the report."""
+        address = ctypes.c_void_p()
+        check(library.gpumem_alloc(self._handle, size, stream._handle, ctypes.byref(address)))
+        return Block(address.value or 0, size)
+
+    def status(self):
+        """The pool's counters."""
+        status = Status(struct_size=ctypes.sizeof(Status))
+        check(library.gpumem_pool_status(self._handle, ctypes.byref(status)))
+        return status
+
+    def status_text(self):
+        """The pool's counters as text."""
+        length = ctypes.c_size_t()
+        check(library.gpumem_pool_status_text(self._handle, None, 0, ctypes.byref(length)))
+        # The text may have grown when it is read.
+        text = ctypes.create_string_buffer(length.value + 256)
+        check(library.gpumem_pool_status_text(self._handle, text, len(text), None))
+        return text.value.decode()
+
+    def set_hard_limit(self, limit):
+        """Changes the hard limit in bytes; None removes it."""
+        check(library.gpumem_pool_set_hard_limit(self._handle, _NO_LIMIT if limit is None else limit))
+
+    def set_soft_limit(self, limit):
+        """Changes the soft limit in bytes, above which cached memory is released; None removes it."""
+        check(library.gpumem_pool_set_soft_limit(self._handle, _NO_LIMIT if limit is None else limit))
+
+    def trim(self, keep=0):
+        """Releases cached memory until `keep` bytes are reserved, without waiting. Returns the bytes released."""
+        return self._released(library.gpumem_pool_trim, keep)
+
+    def reclaim(self):
+        """Waits for the device, then releases all memory that no block holds. Returns the bytes released."""
+        return self._released(library.gpumem_pool_reclaim)
+
+    def reset_peaks(self):
+        """Resets the peaks that `status` reports."""
+        check(library.gpumem_pool_reset_peaks(self._handle))
+
+    def flush_trace(self, timeout_ms=10_000):
+        """Waits until everything that the pool has recorded is in its trace file."""
+        check(library.gpumem_pool_flush_trace(self._handle, timeout_ms))
+
+    def _released(self, function, *arguments):
+        released = ctypes.c_uint64()
+        check(function(self._handle, *arguments, ctypes.byref(released)))
+        return released.value
+
+
+class Stream:
+    """A stream of a device."""
+
+    @classmethod
+    def _made(cls, function, pool, *arguments, is_own=True):
+        stream = cls.__new__(cls)
+        stream._handle, stream._is_own = ctypes.c_void_p(), is_own
+        check(function(pool, *arguments, ctypes.byref(stream._handle)))
+        return stream
+
+    @property
+    def raw(self):
+        """The cudaStream_t as a number."""
+        raw = ctypes.c_void_p()
+        check(library.gpumem_stream_raw(self._handle, ctypes.byref(raw)))
+        return raw.value or 0
+
+    def wait_for(self, other):
+        """Makes later work on this stream wait, on the device, for the work queued so far on `other`."""
+        check(library.gpumem_stream_wait_for(self._handle, other._handle))
+
+    def synchronize(self):
+        """Waits on the host for the work queued so far."""
+        check(library.gpumem_stream_synchronize(self._handle))
+
+    def retire(self):
+        """Declares that the owner of a borrowed or long-lived stream is about to destroy it."""
+        check(library.gpumem_stream_retire(self._handle))
+
+    def close(self):
+        """Ends the use of the stream; one that this package created is destroyed."""
+        if self._handle:
+            handle, self._handle = self._handle, ctypes.c_void_p()
+            check(library.gpumem_stream_destroy(handle))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if getattr(self, "_is_own", False) and self._handle:
+            library.gpumem_stream_destroy(self._handle)
+
+
+class Block:
+    """Device memory. `free`, or the end of a `with` or of the object, frees it in stream order."""
+
+    def __init__(self, address, size):
+        self.address = address
+        """The device address; 0 for an empty block."""
+        self.size = size
+        """The size in bytes."""
+
+    def record_use(self, stream):
+        """Records that work on another stream uses the block: its free waits, on the device, for that work."""
+        check(library.gpumem_record_use(self.address, stream._handle))
+
+    def free(self):
+        """Frees the block; a second call does nothing."""
+        address, self.address = self.address, 0
+        check(library.gpumem_free(address))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.free()
+
+    def __del__(self):
+        if getattr(self, "address", 0):
+            library.gpumem_free(self.address)
+
+
+_NO_LIMIT = 2**64 - 1
+_FUNCTIONS = []

@@ -1,0 +1,200 @@
+"""PyTorch on gpumem: `import gpumem.torch; gpumem.torch.install()` before the first CUDA tensor.
+
+`install` makes gpumem the allocator of the whole process. `with gpumem.torch.pool():` instead gives PyTorch's own allocator its
+segments from gpumem, for the allocations inside of it. docs/use-from/pytorch.md describes both, and what PyTorch refuses.
+"""
+
+import contextlib
+import ctypes
+from pathlib import Path
+
+import torch
+
+from . import Pool
+from ._native import FOLDER, Error, Unsupported, check, library
+
+__all__ = [
+    "install",
+    "is_installed",
+    "memory_pool",
+    "memory_stats",
+    "pool",
+    "reset_peak_memory_stats",
+    "retire_stream",
+    "set_options",
+]
+
+# PyTorch's constructor of exceptions, and its classes, with the libraries that have them.
+_CONSTRUCTOR = "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+_SYMBOLS = (
+    ("libc10.so", _CONSTRUCTOR),
+    ("libc10.so", "_ZTIN3c105ErrorE"),
+    ("libc10.so", "_ZTVN3c105ErrorE"),
+    ("libc10_cuda.so", "_ZTIN3c1016OutOfMemoryErrorE"),
+    ("libc10_cuda.so", "_ZTVN3c1016OutOfMemoryErrorE"),
+)
+
+_entry = None
+_installed = None
+_segments = None
+
+
+def install(*, conf=None, hard_limit=0, soft_limit=0, trace=None, statistics=True):
+    """Makes gpumem the allocator of this process's CUDA tensors. Call it before the first of them.
+
+    The options are those of `gpumem.Pool`; what they leave open, the environment configures (GPUMEM_CONF, GPUMEM_HARD_LIMIT). With
+    `statistics`, torch.cuda.memory_stats, memory_allocated, memory_reserved, their peaks and memory_summary report gpumem's figures;
+    PyTorch itself has none for another allocator.
+
+    Raises `gpumem.Unsupported` for a PyTorch that this version of gpumem does not know, and RuntimeError if PyTorch has allocated.
+    """
+    global _installed
+    if _installed is not None:
+        raise Error("gpumem is installed already; set options in the first call")
+    entry = _load()
+    set_options(conf=conf, hard_limit=hard_limit, soft_limit=soft_limit, trace=trace)
+    allocator = torch._C._cuda_customAllocator(_address("gpumem_torch_alloc"), _address("gpumem_torch_free"))
+    for setter, function in (
+        ("set_reset_fn", "gpumem_torch_empty_cache"),
+        ("set_memory_fraction_fn", "gpumem_torch_memory_fraction"),
+        ("set_record_stream_fn", "gpumem_torch_record_stream"),
+        ("set_begin_allocate_to_pool", "gpumem_torch_begin_pool"),
+        ("set_end_allocate_to_pool_fn", "gpumem_torch_end_pool"),
+        ("set_release_pool", "gpumem_torch_release_pool"),
+    ):
+        if not hasattr(allocator, setter):
+            raise Unsupported(f"PyTorch {torch.__version__} has no {setter} for allocators; {_TESTED}")
+        getattr(allocator, setter)(_address(function))
+    torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
+    _installed = (entry, allocator)
+    if statistics:
+        _replace_statistics()
+
+
+def is_installed():
+    """True after `install`."""
+    return _installed is not None
+
+
+@contextlib.contextmanager
+def pool(mem_pool=None, device=None):
+    """Routes this thread's allocations to a torch.cuda.MemPool that gets its segments from gpumem, and yields it.
+
+    PyTorch's allocator stays in charge: its statistics, snapshots and graphs work, and so does its use of memory. A pool that is
+    passed again is used again. Threads that are started inside, such as those of `backward`, allocate elsewhere.
+    """
+    if _installed is not None:
+        raise Error("gpumem serves the whole process after install(); a pool is for processes without it")
+    if mem_pool is None:
+        mem_pool = torch.cuda.MemPool(_segment_allocator())
+    with torch.cuda.use_mem_pool(mem_pool, device=device):
+        yield mem_pool
+
+
+def set_options(*, conf=None, hard_limit=0, soft_limit=0, trace=None):
+    """Sets the options of pools that are made from now on: a device's pool is made by its first allocation."""
+    encoded = [None if text is None else str(text).encode() for text in (conf, trace)]
+    _load().gpumem_torch_set_options(*encoded, hard_limit, soft_limit)
+
+
+def memory_pool(device=None):
+    """The pool of a device that tensors get their memory from, as a `gpumem.Pool`: limits, status, trim."""
+    handle = ctypes.c_void_p()
+    check(_load().gpumem_torch_pool(_ordinal(device), ctypes.byref(handle)))
+    return Pool._of(handle)
+
+
+def retire_stream(stream):
+    """Declares that the owner of a torch.cuda.ExternalStream is about to destroy the stream."""
+    check(_load().gpumem_torch_retire(stream.device_index, stream.cuda_stream))
+
+
+def memory_stats(device=None):
+    """The figures of a device in the form of torch.cuda.memory_stats_as_nested_dict, as far as gpumem has them."""
+    status = memory_pool(device).status()
+    return {
+        "allocated_bytes": {"all": _stat(status.in_use_bytes, status.in_use_peak_bytes)},
+        "active_bytes": {"all": _stat(status.in_use_bytes, status.in_use_peak_bytes)},
+        "requested_bytes": {"all": _stat(status.in_use_bytes, status.in_use_peak_bytes)},
+        "reserved_bytes": {"all": _stat(status.reserved_bytes, status.reserved_peak_bytes)},
+        "allocation": {"all": {"current": status.block_count, "allocated": status.allocation_count}},
+    }
+
+
+def reset_peak_memory_stats(device=None):
+    """Resets the peaks of `memory_stats`."""
+    memory_pool(device).reset_peaks()
+
+
+def _stat(current, peak):
+    return {"current": current, "peak": peak}
+
+
+def _ordinal(device):
+    if device is None:
+        return torch.cuda.current_device()
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _replace_statistics():
+    """Puts gpumem's figures where PyTorch has only an error for another allocator than its own."""
+    memory = torch.cuda.memory
+    memory.memory_stats_as_nested_dict = lambda device=None: memory_stats(device) if torch.cuda.is_initialized() else {}
+    replacements = {
+        "memory_stats_as_nested_dict": memory.memory_stats_as_nested_dict,
+        "reset_peak_memory_stats": lambda device=None: reset_peak_memory_stats(device),
+        "memory_summary": lambda device=None, abbreviated=False: memory_pool(device).status_text(),
+    }
+    for name, function in replacements.items():
+        for module in (memory, torch.cuda):
+            if hasattr(module, name):
+                setattr(module, name, function)
+
+
+def _segment_allocator():
+    global _segments
+    if _segments is None:
+        _load()
+        # Kept for ever: pools refer to it.
+        _segments = torch._C._cuda_customAllocator(_address("gpumem_torch_alloc_segment"), _address("gpumem_torch_free"))
+    return _segments
+
+
+_TESTED = "gpumem is tested with PyTorch 2.11; please report the version"
+
+
+def _load():
+    """Loads the functions that PyTorch calls, and gives them its exceptions."""
+    global _entry
+    if _entry is not None:
+        return _entry
+    entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
+    entry.gpumem_torch_set_exceptions.argtypes = (ctypes.c_void_p,) * 5
+    entry.gpumem_torch_set_options.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64)
+    entry.gpumem_torch_set_options.restype = None
+    entry.gpumem_torch_pool.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
+    entry.gpumem_torch_retire.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    entry.gpumem_torch_failed_frees.restype = ctypes.c_uint64
+    if not entry.gpumem_torch_set_exceptions(*_exceptions()):
+        raise Unsupported(f"the exceptions of PyTorch {torch.__version__} are not those that gpumem knows; {_TESTED}")
+    _entry = entry
+    return entry
+
+
+def _exceptions():
+    """The addresses of PyTorch's constructor of exceptions, and of its classes."""
+    folder = Path(torch.__file__).parent / "lib"
+    addresses = []
+    for name, symbol in _SYMBOLS:
+        try:
+            addresses.append(ctypes.cast(getattr(ctypes.CDLL(str(folder / name)), symbol), ctypes.c_void_p).value)
+        except (AttributeError, OSError) as error:
+            raise Unsupported(
+                f"PyTorch {torch.__version__} has no {symbol} in {name} ({error}); {_TESTED}, built with CUDA, on Linux"
+            ) from error
+    return addresses
+
+
+def _address(name):
+    return ctypes.cast(getattr(_load(), name), ctypes.c_void_p).value

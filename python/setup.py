@@ -1,0 +1,26 @@
+"""Packs the libraries that `cargo xtask wheel` has put into gpumem/lib: they serve every version of Python."""
+
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.dist import Distribution
+
+LIBRARIES = ("libgpumem.so.0", "libgpumem_torch.so")
+
+
+class WithLibraries(Distribution):
+    def has_ext_modules(self):
+        return True
+
+
+class AnyPython(bdist_wheel):
+    def get_tag(self):
+        return ("py3", "none", super().get_tag()[2])
+
+
+for library in LIBRARIES:
+    if not (Path(__file__).parent / "gpumem/lib" / library).exists():
+        raise SystemExit(f"gpumem/lib/{library} is missing; run `cargo xtask wheel` instead, which builds the libraries first")
+
+setup(distclass=WithLibraries, cmdclass={"bdist_wheel": AnyPython})

@@ -1,0 +1,171 @@
+"""The package without PyTorch: on the simulator as libcuda.so.1, or on a GPU."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+import gpumem
+
+MIB = 1 << 20
+
+
+def run(code, **environment):
+    """Runs Python code in a process of its own, and returns it."""
+    environment = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+
+
+class PoolTest(unittest.TestCase):
+    def setUp(self):
+        self.pool = gpumem.Pool()
+        self.stream = self.pool.stream()
+
+    def tearDown(self):
+        self.stream.close()
+        self.pool.close()
+
+    def test_blocks_are_counted_and_freed(self):
+        block = self.pool.alloc(MIB, self.stream)
+        self.assertNotEqual(block.address, 0)
+        self.assertEqual(block.address % 256, 0)
+        self.assertEqual(self.pool.status().in_use_bytes, MIB)
+        self.assertEqual(self.pool.status().block_count, 1)
+        self.assertIn("Memory pool usage: 1.000 MiB", self.pool.status_text())
+        block.free()
+        block.free()
+        self.assertEqual(self.pool.status().in_use_bytes, 0)
+        with self.pool.alloc(3 * MIB, self.stream) as block:
+            self.assertEqual(self.pool.status().in_use_bytes, 3 * MIB)
+        self.pool.alloc(5 * MIB, self.stream)  # dropped at once
+        self.assertEqual(self.pool.status().in_use_bytes, 0)
+        self.assertEqual(self.pool.alloc(0, self.stream).address, 0)
+
+    def test_peaks_and_cached_memory(self):
+        with self.pool.alloc(64 * MIB, self.stream):
+            pass
+        status = self.pool.status()
+        self.assertGreaterEqual(status.in_use_peak_bytes, 64 * MIB)
+        self.assertGreaterEqual(status.reserved_bytes, 64 * MIB)
+        self.assertGreaterEqual(self.pool.reclaim(), 64 * MIB)
+        self.assertEqual(self.pool.status().reserved_bytes, 0)
+        self.pool.reset_peaks()
+        self.assertEqual(self.pool.status().in_use_peak_bytes, 0)
+
+    def test_a_refused_request_has_a_report(self):
+        self.pool.set_hard_limit(32 * MIB)
+        held = self.pool.alloc(20 * MIB, self.stream)
+        with self.assertRaises(gpumem.OutOfMemory) as caught:
+            self.pool.alloc(16 * MIB, self.stream)
+        self.assertIsInstance(caught.exception, MemoryError)
+        self.assertIn("the limit of 32.000 MiB refused 16.000 MiB", str(caught.exception))
+        self.pool.set_hard_limit(None)
+        self.pool.alloc(16 * MIB, self.stream).free()
+        held.free()
+
+    def test_a_callback_receives_the_report(self):
+        reports = []
+        with gpumem.Pool(hard_limit=8 * MIB, on_out_of_memory=reports.append) as pool, pool.stream() as stream:
+            with self.assertRaises(gpumem.OutOfMemory) as caught:
+                pool.alloc(16 * MIB, stream)
+        self.assertEqual(reports, [str(caught.exception)])
+
+    def test_mistakes_are_errors(self):
+        with self.assertRaises(gpumem.InvalidArgument):
+            gpumem.Pool(conf="profile:quick")
+        with self.assertRaises(gpumem.NoDevice):
+            gpumem.Pool(77)
+        block = self.pool.alloc(MIB, self.stream)
+        with self.assertRaises(gpumem.UnknownAddress):
+            gpumem.Block(block.address + 256, 1).free()
+        closed = gpumem.Pool()
+        closed.close()
+        with self.assertRaises(gpumem.InvalidHandle):
+            closed.status()
+        block.free()
+
+    def test_a_recorded_use_delays_the_reuse(self):
+        other = self.pool.stream()
+        block = self.pool.alloc(MIB, self.stream)
+        other.wait_for(self.stream)
+        block.record_use(other)
+        block.free()
+        other.synchronize()
+        self.stream.synchronize()
+        other.close()
+        self.assertEqual(self.pool.status().in_use_bytes, 0)
+
+    def test_streams_of_others(self):
+        borrowed = self.pool.borrow(self.stream.raw)
+        self.assertEqual(borrowed.raw, self.stream.raw)
+        self.pool.alloc(MIB, borrowed).free()
+        borrowed.close()
+        first, second = self.pool.long_lived(0), self.pool.long_lived(0)
+        self.assertEqual(first._handle.value, second._handle.value)
+        self.pool.alloc(MIB, first).free()
+
+    def test_threads(self):
+        errors = []
+
+        def work():
+            try:
+                with self.pool.stream() as stream:
+                    for round in range(200):
+                        self.pool.alloc(1024 * (1 + round % 7), stream).free()
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(errors, [])
+        self.assertEqual(self.pool.status().in_use_bytes, 0)
+
+    def test_a_trace_is_recorded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "pool.trace"
+            with gpumem.Pool(trace=path) as pool, pool.stream() as stream:
+                pool.alloc(MIB, stream).free()
+                pool.flush_trace()
+                self.assertGreater(path.stat().st_size, 0)
+
+    def test_the_default_pool_is_one(self):
+        one, two = gpumem.Pool.for_device(), gpumem.Pool.for_device()
+        self.assertEqual(one._handle.value, two._handle.value)
+
+
+class ProcessTest(unittest.TestCase):
+    def test_import_needs_no_driver(self):
+        if run("import ctypes; ctypes.CDLL('libcuda.so.1')", LD_LIBRARY_PATH="").returncode == 0:
+            self.skipTest("a driver is installed here")
+        done = run(
+            "import gpumem\n"
+            "assert gpumem.version() >= (0, 1, 0)\n"
+            "try:\n    gpumem.Pool()\n"
+            "except gpumem.NoDevice as error:\n    print(error)\n"
+            "else:\n    raise SystemExit('a pool without a driver')\n",
+            GPUMEM_DRIVER="drop-in",
+            LD_LIBRARY_PATH="",
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("libcuda.so.1", done.stdout)
+
+    def test_a_process_ends_cleanly_with_live_blocks(self):
+        done = run(
+            "import gpumem, threading\n"
+            "pool = gpumem.Pool(); stream = pool.stream()\n"
+            "blocks = [pool.alloc(1 << 20, stream) for _ in range(10)]\n"
+            "thread = threading.Thread(target=lambda: blocks.append(pool.alloc(1 << 20, stream)))\n"
+            "thread.start(); thread.join()\n"
+        )
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+        self.assertEqual(done.stderr, "")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,151 @@
+//! `cargo xtask wheel DIR`: builds the Python package. [`check`] builds it and runs its tests on the drop-in.
+
+use super::lay_out;
+use crate::{drop_in, workspace};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The folder for the wheel; created if it does not exist
+    dir: PathBuf,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let wheel = build(&std::path::absolute(args.dir)?)?;
+    println!("{0} is built. To install it:\n\n    python3 -m pip install {0}", wheel.display());
+    Ok(())
+}
+
+/// The libraries that `python/setup.py` packs.
+const LIBRARY: &str = "libgpumem.so.0";
+const ENTRY: &str = "libgpumem_torch.so";
+
+/// The first version of setuptools that makes wheels without another package.
+const SETUPTOOLS: &str = "setuptools>=70.1";
+
+/// Builds the wheel into a folder and returns its path. Everything is made under `target/python`.
+fn build(folder: &Path) -> Result<PathBuf> {
+    let made = made();
+    let prefix = lay_out(&made.join("prefix"))?;
+    let source = made.join("source");
+    if source.exists() {
+        fs::remove_dir_all(&source)?;
+    }
+    copy(&workspace::root().join("python"), &source)?;
+    let libraries = source.join("gpumem/lib");
+    fs::create_dir_all(&libraries)?;
+    fs::copy(prefix.join("lib").join(LIBRARY), libraries.join(LIBRARY))?;
+    entry(&prefix, &source, &libraries.join(ENTRY))?;
+    fs::create_dir_all(folder)?;
+    let before = wheels(folder)?;
+    before.iter().try_for_each(fs::remove_file)?;
+    let mut pip = Command::new(environment()?);
+    pip.args([
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-build-isolation",
+        "--no-deps",
+        "--no-index",
+        "--wheel-dir",
+    ]);
+    succeed(pip.arg(folder).arg(&source), "pip wheel")?;
+    wheels(folder)?.pop().context("pip made no wheel")
+}
+
+/// Compiles the functions that PyTorch calls.
+fn entry(prefix: &Path, source: &Path, library: &Path) -> Result<()> {
+    let mut compiler = Command::new("c++");
+    compiler.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]);
+    compiler.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror"]);
+    compiler.arg(source.join("entry/torch.cpp")).arg("-o").arg(library);
+    compiler.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
+    // Both libraries are in the package's folder.
+    succeed(
+        compiler.args([format!("-l:{LIBRARY}").as_str(), "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"]),
+        "c++",
+    )
+}
+
+/// Returns the Python of an environment that has setuptools.
+fn environment() -> Result<PathBuf> {
+    let folder = made().join("environment");
+    let python = folder.join("bin/python3");
+    if folder.join("complete").exists() {
+        return Ok(python);
+    }
+    let mut venv = Command::new("python3");
+    succeed(venv.args(["-m", "venv", "--clear"]).arg(&folder), "python3 -m venv")?;
+    let mut pip = Command::new(&python);
+    succeed(pip.args(["-m", "pip", "install", "--quiet", "--upgrade", SETUPTOOLS]), "pip install")
+        .with_context(|| workspace::wheel::Unreachable(SETUPTOOLS.into()))?;
+    fs::write(folder.join("complete"), "")?;
+    Ok(python)
+}
+
+/// Builds the wheel, installs it in an empty folder, and runs its tests on the drop-in with the `python3` of the path. PyTorch's are among
+/// them if that Python has it.
+pub(crate) fn check() -> Result<()> {
+    let made = made();
+    let wheel = build(&made.join("wheel"))?;
+    let site = made.join("site");
+    if site.exists() {
+        fs::remove_dir_all(&site)?;
+    }
+    let mut pip = Command::new(environment()?);
+    pip.args(["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"])
+        .arg(&site)
+        .arg(&wheel);
+    succeed(&mut pip, "pip install")?;
+    let mut torch = Command::new("python3");
+    torch.args(["-c", "import torch; print('PyTorch', torch.__version__, 'is installed: its tests run')"]);
+    if !torch.status().context("python3")?.success() {
+        println!("PyTorch is not installed: its tests are skipped");
+    }
+    let drop_in = drop_in::lay_out(&made.join("drop-in"))?;
+    let mut tests = Command::new("python3");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
+        tests.env_remove(name);
+    }
+    tests.args(["-m", "unittest", "discover", "--verbose", "--start-directory"]);
+    tests.arg(workspace::root().join("python/tests")).env("PYTHONDONTWRITEBYTECODE", "1");
+    tests.env("PYTHONPATH", &site).env("LD_LIBRARY_PATH", &drop_in).env("GPUMEM_DRIVER", "drop-in");
+    succeed(&mut tests, "a test of the Python package")
+}
+
+fn wheels(folder: &Path) -> Result<Vec<PathBuf>> {
+    let files = fs::read_dir(folder)?.map(|file| Ok(file?.path())).collect::<Result<Vec<_>>>()?;
+    Ok(files
+        .into_iter()
+        .filter(|file| file.extension().is_some_and(|extension| extension == "whl"))
+        .collect())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let (entry, place) = (entry?, to.to_owned());
+        let place = place.join(entry.file_name());
+        match entry.file_type()?.is_dir() {
+            true => copy(&entry.path(), &place)?,
+            false => drop(fs::copy(entry.path(), place)?),
+        }
+    }
+    Ok(())
+}
+
+fn succeed(command: &mut Command, name: &str) -> Result<()> {
+    ensure!(
+        command.status().with_context(|| format!("{name} cannot be started"))?.success(),
+        "{name} failed"
+    );
+    Ok(())
+}
+
+fn made() -> PathBuf {
+    workspace::root().join("target/python")
+}
