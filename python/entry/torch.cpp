@@ -250,7 +250,11 @@ EXPORTED void gpumem_torch_record_stream(void *address, RawStream raw) {
 EXPORTED void gpumem_torch_empty_cache() {
     for (auto &place : pools) {
         gpumem_pool *pool = place.load(std::memory_order_acquire);
-        if (pool != nullptr) check(gpumem_pool_reclaim(pool, nullptr));
+        if (pool == nullptr) continue;
+        gpumem_result result = gpumem_pool_reclaim(pool, nullptr);
+        /* During a capture nothing can wait for the device. */
+        if (result == GPUMEM_ERROR_STATE) result = gpumem_pool_trim(pool, 0, nullptr);
+        check(result);
     }
 }
 

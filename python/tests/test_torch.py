@@ -180,6 +180,7 @@ class FunctionsTest(unittest.TestCase):
         self.free(address, stream)
         outside = self.alloc(MIB)
         self.assertNotEqual(outside, address)
+        self.entry.gpumem_torch_empty_cache()
         self.driver("cuStreamEndCapture", stream, ctypes.byref(graph))
         self.probe.probe_end_pool(0, 7)
         self.assertGreaterEqual(self.in_use(), begun + 2 * MIB)
