@@ -3,6 +3,7 @@
 //! The elements are contiguous, in row-major order unless they came from a column-major host array. Dropping an array frees its
 //! memory in the order of the streams that used it, without a wait.
 
+mod cow;
 #[allow(unsafe_code)] // C structures of other libraries
 pub mod dlpack;
 pub(crate) mod foreign;
@@ -17,6 +18,7 @@ mod split;
 mod uninit;
 pub(crate) mod view;
 
+pub use cow::GpuCow;
 pub use foreign::{OnStream, ReadOn, WriteOn};
 pub use host::HostIndex;
 pub(crate) use read::readers;
@@ -109,7 +111,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// # Errors
     ///
     /// [`ArrayError::Shape`] if the number of elements differs, [`ArrayError::TooManyElements`] if the shape exceeds the address space,
-    /// [`ArrayError::NotContiguous`] if the array is in column-major order; [`GpuArray::to_standard_layout`] copies it to row-major order.
+    /// [`ArrayError::NotContiguous`] if the array is in column-major order; [`GpuArray::as_standard_layout`] copies it to row-major order.
     /// The error contains the array.
     pub fn into_shape<S: IntoDimension>(self, shape: S) -> Result<GpuArray<T, S::Dim, K>, Rejected<Self>> {
         match self.layout.reshaped(shape.into_dimension(), size_of::<T>()) {

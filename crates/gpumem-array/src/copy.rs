@@ -23,7 +23,7 @@ pub use join::{concatenate, stack};
 pub use pack::{Pack, PackedArray};
 pub use transfer::{Download, DownloadTarget, Upload, UploadSource, Uploaded};
 
-use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray, readers};
+use crate::array::{AsView, GpuArray, GpuCow, GpuView, GpuViewMut, UninitArray, readers};
 use crate::element::{Cast, Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
 use crate::gpu::copier::Copier;
@@ -175,14 +175,14 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     }
 
     /// The elements, contiguous in the given order: the view itself, or a copy.
-    pub(crate) fn dense(&self, order: Order) -> Result<Dense<'a, T, D>, ArrayError> {
+    pub(crate) fn dense(&self, order: Order) -> Result<GpuCow<'a, T, D>, ArrayError> {
         match self.layout().is_dense(order) {
-            true => Ok(Dense::View(self.clone())),
-            false => Ok(Dense::Copy(self.to_order(order)?)),
+            true => Ok(GpuCow::View(self.clone())),
+            false => Ok(GpuCow::Owned(self.to_order(order)?)),
         }
     }
 
-    /// Copies the elements to row-major order, on the device.
+    /// The elements in row-major order: the view itself if they are contiguous in that order, otherwise a copy on the device.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
@@ -191,7 +191,8 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
     /// assert!(x.t().reshape(6).is_err());
-    /// assert_eq!(x.t().to_standard_layout()?.reshape(6)?.to_vec()?, [1, 4, 2, 5, 3, 6]);
+    /// assert_eq!(x.t().as_standard_layout()?.reshape(6)?.to_vec()?, [1, 4, 2, 5, 3, 6]);
+    /// assert!(x.as_standard_layout()?.is_view()); // no copy
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -199,8 +200,8 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     ///
     /// [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
     /// [`GpuViewMut::assign`].
-    pub fn to_standard_layout(&self) -> Result<GpuArray<T, D>, ArrayError> {
-        self.to_order(Order::Row)
+    pub fn as_standard_layout(&self) -> Result<GpuCow<'a, T, D>, ArrayError> {
+        self.dense(Order::Row)
     }
 
     /// A contiguous copy in the given order.
@@ -305,13 +306,13 @@ readers! {
         self.view().copy_to(place)
     }
 
-    /// Copies the elements to row-major order, on the device; see [`GpuView::to_standard_layout`].
+    /// The elements in row-major order: a view, or a copy on the device; see [`GpuView::as_standard_layout`].
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::to_standard_layout`].
-    pub fn to_standard_layout(&self) -> Result<GpuArray<T, D>, ArrayError> {
-        self.view().to_standard_layout()
+    /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::as_standard_layout`].
+    pub fn as_standard_layout(&self) -> Result<GpuCow<'_, T, D>, ArrayError> {
+        self.view().as_standard_layout()
     }
 
     /// Downloads the elements in row-major order; see [`GpuView::to_vec`].
@@ -441,17 +442,16 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     }
 }
 
-/// Contiguous elements: borrowed, or a copy.
-pub(crate) enum Dense<'a, T, D> {
-    View(GpuView<'a, T, D>),
-    Copy(GpuArray<T, D>),
-}
-
-impl<T: Element, D: Dimension> Dense<'_, T, D> {
-    pub(crate) fn view(&self) -> GpuView<'_, T, D> {
+impl<T: Element, D: Dimension> GpuCow<'_, T, D> {
+    /// The copy, or a new one of a view.
+    ///
+    /// # Errors
+    ///
+    /// None for a copy; for a view those of [`GpuView::to_owned`].
+    pub fn into_owned(self) -> Result<GpuArray<T, D>, ArrayError> {
         match self {
-            Self::View(view) => view.clone(),
-            Self::Copy(array) => array.view(),
+            Self::View(view) => view.to_owned(),
+            Self::Owned(array) => Ok(array),
         }
     }
 }

@@ -465,7 +465,7 @@ impl<D: Dimension> Layout<D> {
     /// The elements with another shape, in row-major order.
     pub(crate) fn reshaped<E: Dimension>(&self, dim: E, size_bytes: usize) -> Result<Layout<E>, ArrayError> {
         if !self.is_dense(Order::Row) {
-            return Err(self.not_contiguous("reshape", "copy it to row-major order (`to_standard_layout`), or reshape it before slicing or transposing"));
+            return Err(self.not_contiguous("reshape", "copy it to row-major order (`as_standard_layout`), or reshape it before slicing or transposing"));
         }
         let layout = Layout::dense(dim, Order::Row, size_bytes)?;
         if layout.len() != self.len() {

@@ -102,8 +102,8 @@ mod storage;
 
 pub use array::dlpack;
 pub use array::{
-    AsView, AsViewMut, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuView, GpuViewMut, HostIndex, OnStream,
-    PinnedArray, ReadOn, UnifiedArray, UninitArray, Vector, WriteOn,
+    AsView, AsViewMut, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuCow, GpuView, GpuViewMut, HostIndex,
+    OnStream, PinnedArray, ReadOn, UnifiedArray, UninitArray, Vector, WriteOn,
 };
 pub use copy::{
     Download, DownloadTarget, Pack, PackedArray, Upload, UploadSource, Uploaded, concatenate, stack,

@@ -77,7 +77,7 @@ fn axes_without_elements_have_every_operation() {
         x.try_add_assign(1.0).unwrap();
         assert_eq!(x.try_mul(&x).unwrap().shape(), shape);
         assert_eq!(x.sum().unwrap().into_scalar().unwrap(), 0.0);
-        assert_eq!(x.t().to_owned().unwrap().to_standard_layout().unwrap().len(), 0);
+        assert_eq!(x.t().to_owned().unwrap().as_standard_layout().unwrap().len(), 0);
         assert_eq!(x.reshape((0, 7)).unwrap().shape(), [0, 7]);
         assert_eq!(x.reinterpret::<u32>().unwrap().shape(), shape);
         assert_eq!(x.try_clone().unwrap().copy_to(&gpu.pinned()).unwrap().as_slice().unwrap(), []);
@@ -166,7 +166,7 @@ fn shapes_that_overflow_are_errors() {
     assert!(
         wide.copy_to(&gpu.pinned()).is_err()
             && wide.download().wait().is_err()
-            && wide.to_standard_layout().is_err()
+            && wide.as_standard_layout().is_err()
     );
     assert!(wide.reinterpret::<u8>().is_err());
     assert!(wide.to_string().starts_with("[7, 7, 7, 7, 7, ..., 7, 7, 7, 7, 7], type=i64"), "{wide}");
@@ -212,9 +212,9 @@ fn repeated_elements_are_reshaped_after_a_copy() {
     let x = GpuArray::from_slice(&gpu, &[1, 2, 3]).unwrap();
     let wide = x.broadcast((2, 3)).unwrap();
     let refused = wide.reshape(6).unwrap_err();
-    assert!(refused.to_string().contains("to_standard_layout"), "{refused}");
+    assert!(refused.to_string().contains("as_standard_layout"), "{refused}");
     assert_eq!(
-        wide.to_standard_layout().unwrap().into_shape(6).unwrap().to_vec().unwrap(),
+        wide.as_standard_layout().unwrap().into_owned().unwrap().into_shape(6).unwrap().to_vec().unwrap(),
         [1, 2, 3, 1, 2, 3]
     );
     // One repetition is none.

@@ -401,14 +401,26 @@ fn mutable_views_are_read_too() {
     let turned = x.t();
     assert!(!turned.is_standard_layout());
     let error = turned.reshape(6).unwrap_err().to_string();
-    assert!(error.contains("to_standard_layout"), "{error}");
-    let copied = turned.to_standard_layout().unwrap();
-    assert!(copied.is_standard_layout());
+    assert!(error.contains("as_standard_layout"), "{error}");
+    let copied = turned.as_standard_layout().unwrap();
+    assert!(copied.is_standard_layout() && !copied.is_view());
     assert_eq!(copied.reshape(6).unwrap().to_vec().unwrap(), [1, 4, 2, 5, 3, 6]);
     let columns = GpuArray::from_array(&gpu, &host.t()).unwrap();
     assert!(!columns.is_standard_layout());
     assert_eq!(
-        columns.to_standard_layout().unwrap().into_shape(6).unwrap().to_vec().unwrap(),
+        columns.as_standard_layout().unwrap().into_owned().unwrap().into_shape(6).unwrap().to_vec().unwrap(),
         [1, 4, 2, 5, 3, 6]
     );
+    // No copy of elements that are in this order already.
+    for (standard, address) in [
+        (x.as_standard_layout().unwrap(), x.address()),
+        (x.slice(s![1.., ..]).unwrap().as_standard_layout().unwrap(), x.address() + 12),
+        (columns.t().as_standard_layout().unwrap(), columns.address()),
+    ] {
+        assert!(standard.is_view() && standard.is_standard_layout());
+        assert_eq!((standard.address(), &standard.gpu()), (address, &x.gpu()));
+    }
+    let row = x.slice(s![1, ..]).unwrap();
+    let owned = row.as_standard_layout().unwrap().into_owned().unwrap();
+    assert!(owned.address() != row.address() && owned.to_vec().unwrap() == [4, 5, 6]);
 }

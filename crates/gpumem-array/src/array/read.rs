@@ -1,4 +1,4 @@
-//! Reading methods of [`GpuArray`] and [`GpuViewMut`], which forward to those of their view.
+//! Reading methods of [`GpuArray`], [`GpuViewMut`] and [`GpuCow`](crate::GpuCow), which forward to those of their view.
 
 use crate::array::{GpuArray, GpuView, GpuViewMut};
 use crate::element::Element;
@@ -8,7 +8,7 @@ use crate::kind::Kind;
 use crate::layout::Order;
 use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
 
-/// Implements methods of [`GpuArray`] and of [`GpuViewMut`], for elements with a bound and for any dimension type or a certain one.
+/// Implements methods of [`GpuArray`], [`GpuViewMut`] and [`GpuCow`](crate::GpuCow), for elements with a bound and for any dimension type or a certain one.
 macro_rules! readers {
     ($bound:ident, $dim:ty; $($methods:tt)*) => {
         impl<T: $bound, K: Kind> GpuArray<T, $dim, K> {
@@ -18,6 +18,10 @@ macro_rules! readers {
         impl<T: $bound> GpuViewMut<'_, T, $dim> {
             $($methods)*
         }
+
+        impl<T: $bound> $crate::array::GpuCow<'_, T, $dim> {
+            $($methods)*
+        }
     };
     ($bound:ident; $($methods:tt)*) => {
         impl<T: $bound, D: Dimension, K: Kind> GpuArray<T, D, K> {
@@ -25,6 +29,10 @@ macro_rules! readers {
         }
 
         impl<T: $bound, D: Dimension> GpuViewMut<'_, T, D> {
+            $($methods)*
+        }
+
+        impl<T: $bound, D: Dimension> $crate::array::GpuCow<'_, T, D> {
             $($methods)*
         }
     };

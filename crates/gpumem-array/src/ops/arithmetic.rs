@@ -3,8 +3,8 @@
 //! Results belong to the `Gpu` of the left operand. Operands are broadcast; one with a single element without a copy, so a sum, which
 //! stays on the device, is used without a download.
 
-use crate::array::{GpuArray, GpuView, GpuViewMut};
-use crate::copy::{Dense, copy};
+use crate::array::{GpuArray, GpuCow, GpuView, GpuViewMut};
+use crate::copy::copy;
 use crate::element::{Element, Numeric};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -268,11 +268,11 @@ fn operand<'a, T: Numeric, D: Dimension, E: Dimension>(
     view: &GpuView<'a, T, E>,
     dim: &D,
     order: Order,
-) -> Result<Dense<'a, T, D>, ArrayError> {
+) -> Result<GpuCow<'a, T, D>, ArrayError> {
     if view.len() == 1 {
         let mut one = dim.clone();
         one.slice_mut().fill(1);
-        return Ok(Dense::View(view.with_layout(Layout::one(one, view.layout().offset))));
+        return Ok(GpuCow::View(view.with_layout(Layout::one(one, view.layout().offset))));
     }
     view.broadcast(dim.clone())?.dense(order)
 }
