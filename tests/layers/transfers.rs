@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use gpumem_adapt::array::ndarray::{Axis, s};
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, PinnedArray};
@@ -148,6 +149,47 @@ cases! {
                 Ok(copy) => assert_eq!(copy.to_vec().unwrap(), table),
                 Err(error) => assert!(matches!(error, ArrayError::Pool(PoolError::NoHostAccess { .. })), "{error}"),
             }
+        }
+    }
+
+    /// Elements of one byte may begin at any address: wide loads and stores only where the address allows them.
+    fn a_slice_may_have_any_address(driver: &Driver) {
+        let gpu = gpu(driver);
+        let bytes: Vec<u8> = (0..4112_u16).map(|number| (number % 251) as u8).collect();
+        for start in 0..=16 {
+            let mut table = bytes.clone();
+            let expected = |count: usize, at: &dyn Fn(usize) -> usize| -> Vec<u8> {
+                (0..count).map(|index| bytes[start + at(index)]).collect()
+            };
+            gpu.with_registered(&mut table[start..][..4096], |mut x| {
+                let cube = x.view().reshape((16, 16, 16)).unwrap();
+                let turned = cube.permuted_axes([1, 0, 2]).unwrap().to_vec().unwrap();
+                assert_eq!(turned, expected(4096, &|index| index / 16 % 16 * 256 + index / 256 * 16 + index % 16));
+                let tiles = x.view().reshape((64, 64)).unwrap().t().to_owned().unwrap().to_vec().unwrap();
+                assert_eq!(tiles, expected(4096, &|index| index % 64 * 64 + index / 64));
+                let back = x.view().slice(s![..;-1]).unwrap().to_owned().unwrap().to_vec().unwrap();
+                assert_eq!(back, expected(4096, &|index| 4095 - index));
+                let picked = cube.select(Axis(1), &[3, 0]).unwrap().to_vec().unwrap();
+                assert_eq!(picked, expected(512, &|index| index / 32 * 256 + [48, 0][index / 16 % 2] + index % 16));
+
+                let words = x.view().reinterpret::<u32>();
+                assert_eq!(words.is_ok(), x.address().is_multiple_of(4));
+                if let Ok(words) = words {
+                    assert_eq!(words.slice(s![..;2]).unwrap().to_owned().unwrap().len(), 512);
+                }
+                let quads = x.view_mut().reinterpret_mut::<[u8; 4]>().unwrap();
+                let mut quads = quads.reshape_mut((32, 32)).unwrap();
+                quads.fill([1, 2, 3, 4]).unwrap();
+                let mut halves = quads.slice_mut(s![..;2, 8..24]).unwrap();
+                halves.fill([5, 6, 7, 8]).unwrap();
+                halves.assign(&GpuArray::from_elem(&gpu, (16, 16), [9, 8, 7, 6]).unwrap()).unwrap();
+            })
+            .unwrap();
+            for (index, quad) in table[start..][..4096].chunks(4).enumerate() {
+                let is_changed = index / 32 % 2 == 0 && (8..24).contains(&(index % 32));
+                assert_eq!(quad, if is_changed { [9, 8, 7, 6] } else { [1, 2, 3, 4] }, "{start} {index}");
+            }
+            assert_eq!((&table[..start], &table[start + 4096..]), (&bytes[..start], &bytes[start + 4096..]));
         }
     }
 

@@ -527,7 +527,10 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
 ) -> Result<(), ArrayError> {
     let plan = match target.layout().common_order(source.layout()) {
         Some(_) => Plan::run(target.layout(), source.layout(), size_of::<T>()),
-        None => Plan::copy(target.layout(), source.layout(), size_of::<T>()),
+        None => {
+            let bases = [target.storage().address(), source.storage().address()];
+            Plan::copy(target.layout(), source.layout(), size_of::<T>(), bases)
+        }
     };
     let (to, from) = (at(target.storage(), plan.to), at(source.storage(), plan.from));
     let is_local = [target.storage(), source.storage()].iter().all(|side| side.is_memory_of(gpu.device()));
@@ -609,7 +612,8 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     }
     let order = target.layout().order().unwrap_or(Order::Row);
     let host = Layout::dense(target.raw_dim(), order, size_of::<T>())?;
-    let plan = Plan::copy(target.layout(), &host, size_of::<T>());
+    // The host's side has no base: a kernel does not reach it.
+    let plan = Plan::copy(target.layout(), &host, size_of::<T>(), [target.storage().address(), 0]);
     if let Form::Strided(_) = plan.form {
         let gathered = UninitArray::with_order(gpu, target.raw_dim(), order)?.copy_from_slice(elements)?;
         return copy(target, &gathered.view());
@@ -723,7 +727,7 @@ unsafe fn download_to<T: Element, D: Dimension>(
     }
     let order = source.layout().order().unwrap_or(Order::Row);
     let host = Layout::dense(source.raw_dim(), order, size_of::<T>())?;
-    let plan = Plan::copy(&host, source.layout(), size_of::<T>());
+    let plan = Plan::copy(&host, source.layout(), size_of::<T>(), [0, source.storage().address()]);
     if let Form::Strided(_) = plan.form {
         // SAFETY: the caller's promise, for the same elements.
         return unsafe { download_to(&source.on(gpu).to_order(order)?.view(), elements) };

@@ -280,7 +280,11 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     pub fn reinterpret<U: Element>(&self) -> Result<GpuView<'a, U, D>, ArrayError> {
         const { check_layout::<U>() };
         let (from, to) = (size_of::<T>(), size_of::<U>());
-        let is_aligned = |layout: &Layout<D>| (layout.offset * to).is_multiple_of(align_of::<U>());
+        // Memory of the host may have any address that its own elements may have.
+        let base = self.storage.address();
+        let is_aligned = |layout: &Layout<D>| {
+            base.wrapping_add((layout.offset * to) as u64).is_multiple_of(align_of::<U>() as u64)
+        };
         match self.layout.clone().reinterpreted(from, to).filter(is_aligned) {
             Some(layout) => Ok(self.retyped(layout)),
             None => Err(ArrayError::Reinterpret {

@@ -16,6 +16,8 @@ pub(crate) struct Plan {
     /// The offset of that element in the source.
     pub(crate) from: isize,
     pub(crate) form: Form,
+    /// The base addresses of both sides.
+    bases: [u64; 2],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +45,7 @@ pub(crate) struct Pitched {
     pub(crate) from_height: usize,
 }
 
-/// Rows of units. All offsets and steps are multiples of the unit.
+/// Rows of units. All addresses and steps are multiples of the unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Strided {
     /// 1, 2, 4, 8 or 16.
@@ -65,23 +67,30 @@ pub(crate) struct Step {
 }
 
 impl Plan {
-    /// For two layouts of one shape with elements of `size` bytes.
-    pub(crate) fn copy<D: Dimension, E: Dimension>(to: &Layout<D>, from: &Layout<E>, size: usize) -> Self {
+    /// For two layouts of one shape with elements of `size` bytes, at these base addresses. Memory of the host may have any address.
+    pub(crate) fn copy<D: Dimension, E: Dimension>(
+        to: &Layout<D>,
+        from: &Layout<E>,
+        size: usize,
+        bases: [u64; 2],
+    ) -> Self {
         let steps = to.shape().iter().zip(to.strides()).zip(from.strides());
         let steps = steps.map(|((&len, to), from)| Step { len, to, from });
-        Self::of(to.len(), [to.offset, from.offset], steps, size)
+        Self::of(to.len(), [to.offset, from.offset], steps, size, bases)
     }
 
     /// For two layouts whose elements are contiguous in one order.
     pub(crate) fn run<D: Dimension, E: Dimension>(to: &Layout<D>, from: &Layout<E>, size: usize) -> Self {
         let form = if to.len() == 0 { Form::Nothing } else { Form::Run { size_bytes: to.len() * size } };
-        Self { to: (to.offset * size).cast_signed(), from: (from.offset * size).cast_signed(), form }
+        // A run has no unit.
+        let bases = [0; 2];
+        Self { to: (to.offset * size).cast_signed(), from: (from.offset * size).cast_signed(), form, bases }
     }
 
     /// The elements of a target that are to be set, with no source.
-    pub(crate) fn fill<D: Dimension>(to: &Layout<D>, size: usize) -> Self {
+    pub(crate) fn fill<D: Dimension>(to: &Layout<D>, size: usize, base: u64) -> Self {
         let steps = to.shape().iter().zip(to.strides()).map(|(&len, to)| Step { len, to, from: to });
-        Self::of(to.len(), [to.offset; 2], steps, size)
+        Self::of(to.len(), [to.offset; 2], steps, size, [base; 2])
     }
 
     /// The steps of a kernel that moves these elements; `None` if there are none.
@@ -107,15 +116,21 @@ impl Plan {
                 )
             }
         };
-        let unit = unit(run, [self.to, self.from], &outer);
+        let unit = unit(run, placed([self.to, self.from], self.bases), &outer);
         Some(Strided { unit, row: step(run / unit, unit), column: None, outer })
     }
 
-    fn of(len: usize, [to, from]: [usize; 2], steps: impl Iterator<Item = Step>, size: usize) -> Self {
+    fn of(
+        len: usize,
+        [to, from]: [usize; 2],
+        steps: impl Iterator<Item = Step>,
+        size: usize,
+        bases: [u64; 2],
+    ) -> Self {
         let scale = size.cast_signed();
         let (mut to, mut from) = (to.cast_signed() * scale, from.cast_signed() * scale);
         if len == 0 {
-            return Self { to, from, form: Form::Nothing };
+            return Self { to, from, form: Form::Nothing, bases };
         }
         let mut axes: Vec<Step> = Vec::new();
         for Step { len, to: to_step, from: from_step } in steps.filter(|step| step.len > 1) {
@@ -130,7 +145,7 @@ impl Plan {
         }
         axes.sort_by_key(|step| core::cmp::Reverse(step.to));
         let axes = merged(axes);
-        Self { to, from, form: form([to, from], axes, size) }
+        Self { to, from, form: form(placed([to, from], bases), axes, size), bases }
     }
 }
 
@@ -151,7 +166,12 @@ fn merged(axes: Vec<Step>) -> Vec<Step> {
     merged
 }
 
-fn form(offsets: [isize; 2], mut axes: Vec<Step>, size: usize) -> Form {
+/// The addresses at these offsets. Only their lowest bits matter.
+fn placed(offsets: [isize; 2], bases: [u64; 2]) -> [u64; 2] {
+    [0, 1].map(|side| bases[side].wrapping_add_signed(offsets[side] as i64))
+}
+
+fn form(addresses: [u64; 2], mut axes: Vec<Step>, size: usize) -> Form {
     let signed = size.cast_signed();
     // The innermost run of bytes that are contiguous on both sides.
     let run = match axes.last() {
@@ -169,7 +189,7 @@ fn form(offsets: [isize; 2], mut axes: Vec<Step>, size: usize) -> Form {
     if let Some(pitched) = pitched {
         return Form::Pitched(pitched);
     }
-    let unit = unit(run, offsets, &axes);
+    let unit = unit(run, addresses, &axes);
     let run = Step { len: run / unit, to: unit.cast_signed(), from: unit.cast_signed() };
     match axes.pop() {
         // One unit is an element: the innermost axis is one of elements.
@@ -216,10 +236,10 @@ fn pitched(width: usize, rows: Step, slices: Option<Step>) -> Option<Pitched> {
     })
 }
 
-/// The largest unit that divides the run, the offsets and all steps.
-fn unit(run: usize, offsets: [isize; 2], axes: &[Step]) -> usize {
+/// The largest unit that divides the run, the addresses and all steps.
+fn unit(run: usize, [to, from]: [u64; 2], axes: &[Step]) -> usize {
     let steps = axes.iter().flat_map(|step| [step.to, step.from]);
-    let bits = offsets.into_iter().chain(steps).fold(run, |bits, step| bits | step.unsigned_abs());
+    let bits = steps.fold(run as u64 | to | from, |bits, step| bits | step.unsigned_abs() as u64);
     1 << bits.trailing_zeros().min(UNIT_MAX.trailing_zeros())
 }
 
@@ -244,7 +264,7 @@ mod tests {
     }
 
     fn copy(to: &Layout<IxDyn>, from: &Layout<IxDyn>) -> Plan {
-        Plan::copy(to, from, 4)
+        Plan::copy(to, from, 4, [0; 2])
     }
 
     #[test]
@@ -320,7 +340,28 @@ mod tests {
         assert_eq!((strided.column, strided.outer.len()), (Some(Step { len: 100, to: 32, from: 4 }), 0));
         // Elements of 12 bytes are three units.
         let back = dense(&[9]).slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
-        let Form::Strided(strided) = Plan::copy(&dense(&[9]), &back, 12).form else { panic!() };
+        let Form::Strided(strided) = Plan::copy(&dense(&[9]), &back, 12, [0; 2]).form else { panic!() };
         assert_eq!((strided.unit, strided.row.len, strided.outer[0].len), (4, 3, 9));
+    }
+
+    #[test]
+    fn units_divide_the_addresses() {
+        let (whole, turned) = (dense(&[8, 100]), dense(&[8, 100]).transposed());
+        let back = whole.clone().slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
+        for (bases, unit) in
+            [([16, 32], 16), ([8, 16], 8), ([16, 4], 4), ([2, 0], 2), ([0, 1], 1), ([3, 5], 1)]
+        {
+            let Form::Strided(strided) = Plan::copy(&whole, &back, 4, bases).form else { panic!() };
+            assert_eq!((strided.unit, strided.row.len), (unit, 400 / unit), "{bases:?}");
+            // Tiles, unless an element is several units.
+            let Form::Strided(strided) = Plan::copy(&dense(&[100, 8]), &turned, 4, bases).form else {
+                panic!()
+            };
+            let expected = if unit < 4 { (unit, false, 2) } else { (4, true, 0) };
+            assert_eq!((strided.unit, strided.column.is_some(), strided.outer.len()), expected, "{bases:?}");
+            let rows = whole.clone().slice_axis(Axis(1), Slice::from(..32)).unwrap();
+            let strided = Plan::fill(&rows, 4, bases[0]).into_strided().unwrap();
+            assert_eq!(strided.unit, 1 << bases[0].trailing_zeros().min(4));
+        }
     }
 }

@@ -85,7 +85,9 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, for elements of 8 bytes and more, and for
     ///   elements that are neither contiguous nor rows at a pitch.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
-        match Pattern::of(&value) {
+        // An element of the program's host memory may have any address that its type allows.
+        let is_aligned = |pattern: &Pattern| self.storage().address().is_multiple_of(pattern.width as u64);
+        match Pattern::of(&value).filter(is_aligned) {
             Some(pattern) => self.set(pattern),
             None => self.repeat(value),
         }
@@ -95,7 +97,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     fn repeat(&mut self, value: T) -> Result<(), ArrayError> {
         let gpu = self.gpu();
         self.storage().share(gpu, "fill")?;
-        let plan = Plan::fill(self.layout(), size_of::<T>());
+        let plan = Plan::fill(self.layout(), size_of::<T>(), self.storage().address());
         let to = copy::at(self.storage(), plan.to);
         let size_bytes = match (&plan.form, Repeated::of(&value, to)) {
             (Form::Nothing, _) => return Ok(()),
@@ -133,11 +135,11 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         self.set(Pattern { width: 1, bytes: [0; 16] })
     }
 
-    /// Sets all elements, whose size is a multiple of the pattern's width.
+    /// Sets all elements, whose size and addresses are multiples of the pattern's width.
     fn set(&mut self, pattern: Pattern) -> Result<(), ArrayError> {
         let gpu = self.gpu();
         self.storage().share(gpu, "fill")?;
-        let plan = Plan::fill(self.layout(), size_of::<T>());
+        let plan = Plan::fill(self.layout(), size_of::<T>(), self.storage().address());
         let (driver, to) = (gpu.device().driver(), copy::at(self.storage(), plan.to));
         match &plan.form {
             Form::Nothing => return Ok(()),
@@ -145,8 +147,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
                 let count = size_bytes / pattern.width;
                 self.writes().order(gpu)?;
                 return queue(gpu, [self.writes()], |stream| {
-                    // SAFETY: the patterns lie within a live block of this device, aligned to their size as elements are; the stream
-                    // has been ordered after what conflicts.
+                    // SAFETY: the patterns lie within live memory of this device, aligned to their size; the stream has been ordered
+                    // after what conflicts.
                     unsafe {
                         match pattern.width {
                             1 => driver.cuMemsetD8Async(to, pattern.bytes[0], count, stream),
