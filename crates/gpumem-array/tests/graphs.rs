@@ -382,6 +382,46 @@ fn a_graph_uses_parts_of_arrays() {
     let done = graph.launch(&gpu).read(&x).run().unwrap();
     assert_eq!(done.get(&y).unwrap().to_vec().unwrap(), [6.0, 8.0]);
 }
+/// A capture runs nothing, so elements that a resize writes in it would have no values outside of it.
+#[test]
+fn an_array_from_outside_keeps_its_length_in_a_capture() {
+    let gpu = gpu();
+    let mut x = GpuArray::from_slice(&gpu, &[1, 2, 3, 4]).unwrap();
+    x.resize(2, 0).unwrap();
+    assert_eq!(x.capacity(), 4);
+    let more = GpuArray::from_slice(&gpu, &[8]).unwrap();
+    let mut kept = None;
+    let (mut graph, sum) = gpu
+        .capture(|c| {
+            let refused = |result: Result<(), ArrayError>| {
+                assert!(
+                    matches!(result, Err(ArrayError::Pool(PoolError::NotInCapture { .. }))),
+                    "{result:?}"
+                );
+            };
+            assert!(matches!(graph_error(x.resize(4, 9)), GraphError::OutsideCapture { .. }));
+            let mut x = x.into_gpu(c).unwrap();
+            for len in [0, 1, 4, 100] {
+                refused(x.resize(len, 9));
+            }
+            refused(x.append(&more));
+            refused(x.extend_from_slice(&[7]));
+            // One that was made here has values in launches alone.
+            let mut own = x.try_mul(10)?;
+            own.resize(5, 7)?;
+            own.append(&more)?;
+            kept = Some(x);
+            own.sum()
+        })
+        .unwrap();
+    let x = kept.unwrap().into_gpu(&gpu).unwrap();
+    assert_eq!(x.to_vec().unwrap(), [1, 2]);
+    let done = graph.launch(&gpu).read(&x).read(&more).run().unwrap();
+    assert_eq!(done.get(&sum).unwrap().into_scalar().unwrap(), 10 + 20 + 3 * 7 + 8);
+    drop(graph);
+    check_clean(&gpu);
+}
+
 
 /// The parts of an array are arguments of their own, or one with all of their bytes is.
 #[test]

@@ -81,9 +81,12 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::TooManyElements`] if the elements exceed the address space; [`ArrayError::Pool`] if the allocation or a driver call
-    /// fails, or beyond the maximum of [`GpuArray::growable`]; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`. The
-    /// array is unchanged after an error.
+    /// - [`ArrayError::TooManyElements`] if the elements exceed the address space.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails, or beyond the maximum of [`GpuArray::growable`].
+    /// - [`ArrayError::Pool`] or [`ArrayError::Graph`] in a capture, unless the array was made in it.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    ///
+    /// The array is unchanged after an error.
     pub fn resize(&mut self, len: usize, value: T) -> Result<(), ArrayError> {
         self.change_len(len, |array, old| array.slice_mut(s![old..])?.fill(value))
     }
@@ -121,6 +124,10 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
     ) -> Result<(), ArrayError> {
         let (old, capacity) = (self.len(), self.capacity());
         let layout = dense::<T>(len)?;
+        // A graph would write the new elements, at each launch, but the array has them from now on.
+        if self.storage().capture_id() == 0 {
+            check_runs(self.gpu(), "changing the length of an array")?;
+        }
         if self.storage().is_growable() {
             if !(capacity / 4..=capacity).contains(&len) {
                 // `Layout` has checked that the product fits.
