@@ -14,7 +14,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_tests::array::ndarray::{Array2, Axis, Ix1, ShapeBuilder};
-use gpumem_tests::array::{ArrayError, Gpu, GpuArray, GraphError, PinnedArray, kernels};
+use gpumem_tests::array::{ArrayError, CaptureGpu, Gpu, GpuArray, GraphError, PinnedArray, kernels};
 use gpumem_tests::driver::call_counter::{count_calls, reading};
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::harness::cases::skip;
@@ -109,7 +109,7 @@ fn captures_do_not_spread(driver: &Driver) {
             });
             // The capture goes on with both arrays.
             v.on_mut(c).try_add_assign(&w)?;
-            assert_eq!(refusal(w.on(&gpu).to_vec()), GraphError::OutsideCapture);
+            assert_eq!(refusal(w.on(&gpu).to_vec()), GraphError::OutsideCapture { operation: "a download" });
             Ok(sum)
         })
         .unwrap();
@@ -225,6 +225,99 @@ fn graphs_are_updated(driver: &Driver) {
     graph.launch(&gpu).read(&x).run().unwrap();
     drop((graph, x, y));
     copies.iter().for_each(|(array, expected)| check(array, *expected));
+}
+
+/// Two arrays of one shape, of which each step writes one from the other: the graph is updated with them swapped, in both directions, and
+/// its executable stays.
+fn arrays_of_one_shape_are_swapped(driver: &Driver) {
+    let gpu = gpu(&count_calls(driver));
+    let _bound = gpu.device().bind().unwrap();
+    let other = gpu.fork().unwrap();
+    let (mut x, mut y) = (filled(&gpu, 1.0), filled(&other, 100.0));
+    let step = |c: &CaptureGpu, x: &Vector, y: &mut Vector| {
+        y.on_mut(c).assign(&x.on(c))?;
+        y.on_mut(c).try_mul_assign(3.0)
+    };
+    let (mut graph, ()) = gpu.capture(|c| step(c, &x, &mut y)).unwrap();
+    let (before, mut expected) = (reading(), 1.0);
+    for round in 0..6 {
+        graph.launch(if round % 2 == 0 { &gpu } else { &other }).read(&x).write(&mut y).run().unwrap();
+        expected *= 3.0;
+        core::mem::swap(&mut x, &mut y);
+        // The arrays of the last capture, in their old places.
+        let refused = refusal(graph.launch(&gpu).read(&x).write(&mut y).run());
+        assert!(matches!(refused, GraphError::ReadOnlyArgument { .. }), "{refused}");
+        graph.update(&gpu, |c| step(c, &x, &mut y)).unwrap();
+        // `x` has been written by the launch, and `y` has the values before.
+        check(&x, expected);
+        check(&y, if round == 0 { 1.0 } else { expected / 3.0 });
+    }
+    let calls = reading().since(&before).calls;
+    assert_eq!(
+        calls.cuGraphInstantiateWithFlags + calls.cuGraphInstantiateWithParams,
+        0,
+        "{:?}",
+        calls.by_name()
+    );
+
+    // A third array takes part, and another one leaves.
+    let mut z = filled(&gpu, 7.0);
+    graph.update(&gpu, |c| step(c, &z, &mut x)).unwrap();
+    let refused = refusal(graph.launch(&gpu).read(&y).write(&mut x).run());
+    assert!(
+        matches!(refused, GraphError::MissingArgument { element: "f32", ref shape, .. } if *shape == [LEN]),
+        "{refused}"
+    );
+    graph.launch(&gpu).read(&z).write(&mut x).run().unwrap();
+    z.fill(8.0).unwrap();
+    check(&x, 21.0);
+}
+
+/// An array that grows in place between launches: the graph goes on with the elements of the capture.
+fn arrays_grow_between_launches(driver: &Driver) {
+    let gpu = gpu(driver);
+    let other = gpu.fork().unwrap();
+    let mut x = match Vector::growable(&gpu, 8 << 20) {
+        Ok(x) => x,
+        Err(refused) => return skip(&format!("no memory that grows in place: {refused}")),
+    };
+    // All elements that the first unit of memory has room for, so that the graph uses the memory as a whole.
+    x.resize(1, 1.0).unwrap();
+    let unit = x.capacity();
+    x.resize(unit, 1.0).unwrap();
+    let y = filled(&gpu, 2.0);
+    let (mut graph, sum) = gpu
+        .capture(|c| {
+            x.on_mut(c).try_mul_assign(2.0)?;
+            x.on(c).sum()
+        })
+        .unwrap();
+    let mut expected = 1.0;
+    for (round, len) in [unit, 3 * unit + 5, 7 * unit, 2 * unit, unit].into_iter().enumerate() {
+        x.resize(len, 0.5).unwrap();
+        let launcher = if round % 2 == 0 { &other } else { &gpu };
+        let done = graph.launch(launcher).write(&mut x).run().unwrap();
+        expected *= 2.0;
+        assert_eq!(done.get(&sum).unwrap().into_scalar().unwrap(), expected * unit as f32);
+        let values = x.to_vec().unwrap();
+        assert!(values[..unit].iter().all(|value| *value == expected), "round {round}");
+        assert!(values[unit..].iter().all(|value| *value == 0.5), "round {round}");
+    }
+    x.resize(unit - 1, 0.0).unwrap();
+    let refused = refusal(graph.launch(&gpu).write(&mut x).run());
+    assert!(matches!(refused, GraphError::PartialArgument { index: 0, .. }), "{refused}");
+    // Updated with the shorter array, with another one, and with the array after its growth.
+    let sum = graph.update(&gpu, |c| x.on(c).sum()).unwrap();
+    let done = graph.launch(&gpu).read(&x).run().unwrap();
+    assert_eq!(done.get(&sum).unwrap().into_scalar().unwrap(), expected * (unit - 1) as f32);
+    let sum = graph.update(&gpu, |c| y.on(c).sum()).unwrap();
+    let done = graph.launch(&gpu).read(&y).run().unwrap();
+    assert_eq!(done.get(&sum).unwrap().into_scalar().unwrap(), 2.0 * LEN as f32);
+    x.resize(2 * unit, 0.0).unwrap();
+    let sum = graph.update(&gpu, |c| x.on(c).sum()).unwrap();
+    let done = graph.launch(&gpu).read(&x).run().unwrap();
+    drop(x);
+    assert_eq!(done.get(&sum).unwrap().into_scalar().unwrap(), expected * (unit - 1) as f32);
 }
 
 /// Returns whether the case is skipped: on the backend `none`, frees wait for the device.
@@ -377,6 +470,16 @@ cases! {
     }
 
     #[serial_test::serial]
+    fn arrays_of_one_shape_are_swapped_on(driver: &Driver) {
+        arrays_of_one_shape_are_swapped(driver);
+    }
+
+    #[serial_test::serial]
+    fn arrays_grow_between_launches_on(driver: &Driver) {
+        arrays_grow_between_launches(driver);
+    }
+
+    #[serial_test::serial]
     fn values_exist_through_a_launch_on(driver: &Driver) {
         values_exist_through_a_launch(driver);
     }
@@ -449,6 +552,22 @@ fn numbers_change_under_every_seed() {
 fn graphs_are_updated_under_every_seed() {
     for_each_seed!(200, |driver: &Driver, _seed| {
         graphs_are_updated(driver);
+        nothing_is_left(driver);
+    });
+}
+
+#[test]
+fn arrays_of_one_shape_are_swapped_under_every_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| {
+        arrays_of_one_shape_are_swapped(driver);
+        nothing_is_left(driver);
+    });
+}
+
+#[test]
+fn arrays_grow_between_launches_under_every_seed() {
+    for_each_seed!(20, |driver: &Driver, _seed| {
+        arrays_grow_between_launches(driver);
         nothing_is_left(driver);
     });
 }

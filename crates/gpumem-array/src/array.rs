@@ -279,6 +279,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Work that writes all elements.
     #[inline]
     pub(crate) fn writes(&self) -> Use<'_> {
+        self.storage.note_for_captures::<T>(self.layout.shape());
         Use::whole(&self.storage, Access::Write)
     }
 

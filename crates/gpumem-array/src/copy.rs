@@ -484,7 +484,7 @@ fn copy_between<T: Element, D: Dimension, E: Dimension>(
         Ok(()) => return copy_on(gpu, target, source),
         // Another stream would run the copy at once. A copy between streams of two devices cannot be captured either.
         Err(error @ ArrayError::NoPeerAccess { .. }) if gpu.stream().is_capturing()? => return Err(error),
-        Err(ArrayError::NoPeerAccess { .. }) => gpu.check_thread()?,
+        Err(ArrayError::NoPeerAccess { .. }) => gpu.check_thread(COPY)?,
         Err(error) => return Err(error),
     }
     if target.storage().device() != gpu.device() && share(home).is_ok() {
@@ -542,7 +542,7 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
         Form::Strided(strided) => Work::Kernel(Launches::copy(gpu, strided)?),
     };
     let uses = [source.reads(), target.writes()];
-    uses.into_iter().try_for_each(|one| one.order(gpu))?;
+    uses.into_iter().try_for_each(|one| one.order(gpu, COPY))?;
     let driver = gpu.device().driver();
     queue_copy(gpu, uses, |stream| {
         // SAFETY: the plan names the elements of both views, which lie within their blocks, alive and accessible to this device. The views
@@ -606,7 +606,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     let lane = Lane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
     let gpu = lane.gpu();
     if target.layout().order().is_some() {
-        target.writes().order(gpu)?;
+        target.writes().order(gpu, UPLOAD)?;
         pageable::upload(gpu, target.writes(), target.address(), bytemuck::cast_slice(elements))?;
         return lane.finish();
     }
@@ -618,7 +618,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
         let gathered = UninitArray::with_order(gpu, target.raw_dim(), order)?.copy_from_slice(elements)?;
         return copy(target, &gathered.view());
     }
-    target.writes().order(gpu)?;
+    target.writes().order(gpu, UPLOAD)?;
     let to = at(target.storage(), plan.to);
     let from = elements.as_ptr().expose_provenance().wrapping_add_signed(plan.from);
     pageable::run_borrowed(gpu, UPLOAD, |raw| {
@@ -649,7 +649,7 @@ pub(crate) fn upload_cast<T: Cast<U>, U: Element, D: Dimension>(
     }
     target.gpu().check_runs(UPLOAD)?;
     let lane = Lane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
-    target.writes().order(lane.gpu())?;
+    target.writes().order(lane.gpu(), UPLOAD)?;
     pageable::upload_cast::<T, U>(lane.gpu(), target.writes(), target.address(), elements)?;
     lane.finish()
 }
@@ -732,7 +732,7 @@ unsafe fn download_to<T: Element, D: Dimension>(
         // SAFETY: the caller's promise, for the same elements.
         return unsafe { download_to(&source.on(gpu).to_order(order)?.view(), elements) };
     }
-    source.reads().order(gpu)?;
+    source.reads().order(gpu, DOWNLOAD)?;
     let from = at(source.storage(), plan.from);
     if let Form::Run { size_bytes } = plan.form {
         // SAFETY: the caller has room for these bytes, which nothing else accesses.
@@ -758,7 +758,7 @@ unsafe fn download_to<T: Element, D: Dimension>(
 fn order_once<T: Element, D: Dimension>(source: &GpuView<'_, T, D>, gpu: &Gpu) -> Result<(), ArrayError> {
     let stream = source.gpu().stream();
     let has_waiters = stream.has_waiters();
-    source.reads().order(gpu)?;
+    source.reads().order(gpu, DOWNLOAD)?;
     if !has_waiters {
         stream.expect_no_waiters();
     }

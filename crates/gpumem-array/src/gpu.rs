@@ -408,7 +408,7 @@ impl Gpu {
     /// - [`ArrayError::Pool`] if the stream is retired, captures, or belongs to another thread.
     /// - [`ArrayError::Graph`] in the closure of a capture.
     pub fn synchronize(&self) -> Result<(), ArrayError> {
-        self.check_thread()?;
+        self.check_thread("synchronize")?;
         self.0.stream.synchronize().map_err(|error| self.with_kernel_name(error.into()))
     }
 
@@ -485,9 +485,9 @@ impl Gpu {
 
     /// Returns an error if this thread captures on another `Gpu`.
     #[inline]
-    pub(crate) fn check_thread(&self) -> Result<(), ArrayError> {
+    pub(crate) fn check_thread(&self, operation: &'static str) -> Result<(), ArrayError> {
         if recording::is_any_open() {
-            recording::check_thread(self.capture_id())?;
+            recording::check_thread(self.capture_id(), operation)?;
         }
         Ok(())
     }
@@ -495,7 +495,7 @@ impl Gpu {
     /// Returns an error if work on the stream would become part of a capture.
     #[inline]
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), ArrayError> {
-        self.check_thread()?;
+        self.check_thread(operation)?;
         match self.stream().is_capturing()? {
             true => Err(PoolError::NotInCapture { operation }.into()),
             false => Ok(()),

@@ -167,11 +167,11 @@ impl<'a> Launch<'a> {
         buffer.check(function)?;
         // Ordering an array checks the stream and the thread, but a launch may have no array.
         gpu.stream().is_capturing()?;
-        gpu.check_thread()?;
+        gpu.check_thread(LAUNCH)?;
         if buffer.shape.grid.contains(&0) {
             return Ok(());
         }
-        order_all(gpu, arguments.uses())?;
+        order_all(gpu, arguments.uses(), LAUNCH)?;
         if let Some(recording) = gpu.recording() {
             recording.keep(function)?;
         }

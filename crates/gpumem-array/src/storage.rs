@@ -32,7 +32,7 @@ mod residency;
 use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
 pub(crate) use crate::gpu::recording::Access;
-use crate::gpu::recording::{self, RecordedUse, Recording};
+use crate::gpu::recording::{self, RecordedUse, Recording, ViewName};
 use crate::layout::Bytes;
 use core::borrow::Borrow;
 use core::ops::Range;
@@ -63,11 +63,18 @@ pub(crate) struct Storage {
     host: AtomicU8,
     /// The capture that the array was made in, or 0. Such an array has no values outside of the capture.
     capture: u64,
-    /// Identifies the storage in recordings; 0 until a capture uses it.
-    serial: AtomicU64,
+    /// The number and the view that captures record; empty until one uses the storage.
+    identity: OnceLock<Box<Identity>>,
     more: OnceLock<Box<Mutex<More>>>,
     /// The parts that were prefetched to the device; only for unified memory that the host can access.
     residency: Option<Box<Residency>>,
+}
+
+/// A storage as captures record it.
+struct Identity {
+    serial: u64,
+    /// The view that was used last while any thread captured.
+    view: Mutex<ViewName>,
 }
 
 /// The points and streams beyond those that fit inline; few arrays have any.
@@ -127,10 +134,10 @@ impl<'a> Use<'a> {
     }
 
     /// Makes the stream of `gpu` wait for the uses that this one conflicts with. Call it before the work is queued ([`queue`]),
-    /// while the bytes are borrowed: shared for reading, exclusively for writing.
+    /// while the bytes are borrowed: shared for reading, exclusively for writing. Errors name `operation`.
     #[inline]
-    pub(crate) fn order(self, gpu: &Gpu) -> Result<(), ArrayError> {
-        self.order_on(gpu.stream(), gpu.recording())
+    pub(crate) fn order(self, gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
+        self.order_on(gpu.stream(), gpu.recording(), operation)
     }
 
     /// Returns whether [`Use::order_on`] has nothing to do for `stream`, whose latest point is `latest`, while no capture is active.
@@ -156,10 +163,15 @@ impl<'a> Use<'a> {
 
     /// Like [`Use::order`], for a stream and the recording of the capture on it, if there is one.
     #[inline]
-    pub(crate) fn order_on(self, stream: &Stream, recording: Option<&Recording>) -> Result<(), ArrayError> {
+    pub(crate) fn order_on(
+        self,
+        stream: &Stream,
+        recording: Option<&Recording>,
+        operation: &'static str,
+    ) -> Result<(), ArrayError> {
         let storage = self.storage;
         let is_of_capture = storage.capture != 0 || recording.is_some();
-        if (is_of_capture || recording::is_any_open()) && storage.is_recorded(recording, self)? {
+        if (is_of_capture || recording::is_any_open()) && storage.is_recorded(recording, self, operation)? {
             return Ok(());
         }
         let write = storage.write.load(Ordering::Acquire);
@@ -470,11 +482,11 @@ impl Storage {
     fn over(memory: Memory, point: StreamPoint, capture: u64) -> Self {
         let (write, reads) = (AtomicU64::new(point.to_bits()), Default::default());
         let kind = memory.kind();
-        let (host, serial, more) = (AtomicU8::new(0), AtomicU64::new(0), OnceLock::new());
+        let (host, identity, more) = (AtomicU8::new(0), OnceLock::new(), OnceLock::new());
         let moves = kind == MemoryKind::Unified && memory.host_ptr().is_some();
         let residency = moves.then(Box::default);
         let (address, size_bytes) = (memory.address(), memory.size_bytes());
-        Self { memory, address, size_bytes, kind, write, reads, host, capture, serial, more, residency }
+        Self { memory, address, size_bytes, kind, write, reads, host, capture, identity, more, residency }
     }
 
     #[inline]
@@ -571,7 +583,7 @@ impl Storage {
         if self.capture != 0 {
             return Err(GraphError::ArrayOfCapture.into());
         }
-        recording::check_thread(0)?;
+        recording::check_thread(0, "access by the host")?;
         let write = self.write.load(Ordering::Acquire);
         if write == SPLIT {
             let points = self.lock_more().ranges.points(access);
@@ -588,8 +600,13 @@ impl Storage {
 
     /// Handles the use if it is part of a capture. False if it is not, and is ordered as usual.
     #[cold]
-    fn is_recorded(&self, recording: Option<&Recording>, one: Use<'_>) -> Result<bool, ArrayError> {
-        recording::check_thread(recording.map_or(0, Recording::id))?;
+    fn is_recorded(
+        &self,
+        recording: Option<&Recording>,
+        one: Use<'_>,
+        operation: &'static str,
+    ) -> Result<bool, ArrayError> {
+        recording::check_thread(recording.map_or(0, Recording::id), operation)?;
         let Some(recording) = recording else {
             return if self.capture == 0 { Ok(false) } else { Err(GraphError::ArrayOfCapture.into()) };
         };
@@ -604,21 +621,43 @@ impl Storage {
     }
 
     fn recorded(&self, one: Use<'_>) -> RecordedUse {
-        let (serial, address) = (self.serial(), self.address);
-        RecordedUse { serial, address, range: one.range(), gaps: one.bytes.gaps, access: one.access }
+        let (Identity { serial, view }, address) = (self.identity(), self.address);
+        let view = view.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        RecordedUse {
+            serial: *serial,
+            address,
+            range: one.range(),
+            gaps: one.bytes.gaps,
+            access: one.access,
+            view,
+        }
     }
 
-    /// The number that identifies the storage, assigned at the first call.
+    /// The number that identifies the storage.
     pub(crate) fn serial(&self) -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        match self.serial.load(Ordering::Relaxed) {
-            0 => {
-                let serial = NEXT.fetch_add(1, Ordering::Relaxed);
-                let first = self.serial.compare_exchange(0, serial, Ordering::Relaxed, Ordering::Relaxed);
-                first.map_or_else(|other| other, |_| serial)
-            }
-            serial => serial,
+        self.identity().serial
+    }
+
+    /// Notes the view whose use comes next, for the errors of a graph that may be captured.
+    #[inline]
+    pub(crate) fn note_for_captures<T>(&self, shape: &[usize]) {
+        if recording::is_any_open() {
+            self.note_view(core::any::type_name::<T>(), shape);
         }
+    }
+
+    #[cold]
+    fn note_view(&self, element: &'static str, shape: &[usize]) {
+        let view = ViewName { element, shape: shape.to_vec() };
+        *self.identity().view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+    }
+
+    fn identity(&self) -> &Identity {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        self.identity.get_or_init(|| {
+            let (serial, view) = (NEXT.fetch_add(1, Ordering::Relaxed), Mutex::default());
+            Box::new(Identity { serial, view })
+        })
     }
 
     /// The kind of the memory.
@@ -842,21 +881,21 @@ const INLINE_READS: usize = 7;
 
 /// Makes the stream of `gpu` wait for the uses that these conflict with ([`Use::order`]).
 #[inline]
-pub(crate) fn order_all(gpu: &Gpu, uses: &[Use<'_>]) -> Result<(), ArrayError> {
+pub(crate) fn order_all(gpu: &Gpu, uses: &[Use<'_>], operation: &'static str) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let latest = stream.latest_point();
     let may_capture = gpu.recording().is_some() || recording::is_any_open() || stream.is_any_capture_active();
     for one in uses {
         if may_capture || !one.is_ordered(stream, latest) {
-            order_slow(gpu, one)?;
+            order_slow(gpu, one, operation)?;
         }
     }
     Ok(())
 }
 
 #[cold]
-fn order_slow(gpu: &Gpu, one: &Use<'_>) -> Result<(), ArrayError> {
-    one.order(gpu)
+fn order_slow(gpu: &Gpu, one: &Use<'_>, operation: &'static str) -> Result<(), ArrayError> {
+    one.order(gpu, operation)
 }
 
 /// Like [`queue_copy`], for kernels and fills: unified memory is moved to the device first.

@@ -158,7 +158,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         check_device(stream.device(), self.storage().device())?;
         let ndim = i32::try_from(self.ndim()).map_err(|_| refused("ndim", "too many axes"))?;
         let whole = Use::whole(self.storage(), Access::Write);
-        whole.order_on(stream, None)?;
+        whole.order_on(stream, None, "exporting a tensor")?;
         whole.begin_foreign(stream, None)?;
         Ok(ndim)
     }

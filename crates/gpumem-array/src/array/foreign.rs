@@ -75,10 +75,14 @@ struct Open<'a> {
 }
 
 impl<'a> Open<'a> {
-    fn new<S: OnStream + ?Sized>(array: Use<'a>, on: &'a S) -> Result<Self, ArrayError> {
+    fn new<S: OnStream + ?Sized>(
+        array: Use<'a>,
+        on: &'a S,
+        operation: &'static str,
+    ) -> Result<Self, ArrayError> {
         let (stream, recording) = (on.stream(), on.capture().0);
         check_device(stream.device(), array.storage().device())?;
-        array.order_on(stream, recording)?;
+        array.order_on(stream, recording, operation)?;
         let is_recorded = array.begin_foreign(stream, recording)?;
         Ok(Self { array, stream, is_recorded })
     }
@@ -129,7 +133,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         'a: 'b,
     {
         let view: GpuView<'b, T, D> = self.clone();
-        let open = Open::new(view.reads(), stream)?;
+        let open = Open::new(view.reads(), stream, "read_on")?;
         Ok(ReadOn { view, open })
     }
 }
@@ -148,7 +152,7 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         'a: 'b,
     {
         let view: GpuViewMut<'b, T, D> = self;
-        let open = Open::new(view.writes(), stream)?;
+        let open = Open::new(view.writes(), stream, "write_on")?;
         Ok(WriteOn { view, open })
     }
 }
@@ -296,8 +300,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// the array.
     pub fn into_block(self) -> Result<Block, Rejected<Self>> {
         let gpu = self.gpu().clone();
-        let ordered =
-            check_runs(&gpu, "taking the block of an array").and_then(|()| self.writes().order(&gpu));
+        let ordered = check_runs(&gpu, TAKE_BLOCK).and_then(|()| self.writes().order(&gpu, TAKE_BLOCK));
         if let Err(error) = ordered {
             return Err(Rejected::new(error, self));
         }
@@ -311,6 +314,9 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         }
     }
 }
+
+/// The operation, as errors name it.
+const TAKE_BLOCK: &str = "taking the block of an array";
 
 /// Returns an error for the `Gpu` of a capture, also after its end: nothing that is queued there would run.
 pub(crate) fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {

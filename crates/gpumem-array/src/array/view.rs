@@ -345,6 +345,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// Work that reads the elements.
     #[inline]
     pub(crate) fn reads(&self) -> Use<'a> {
+        self.storage.note_for_captures::<T>(self.shape());
         Use::new(self.storage, Access::Read, self.bytes())
     }
 
@@ -484,6 +485,7 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
     /// Work that writes the elements, and may read them.
     #[inline]
     pub(crate) fn writes(&self) -> Use<'a> {
+        self.view.storage.note_for_captures::<T>(self.view.shape());
         Use::new(self.view.storage, Access::Write, self.view.bytes())
     }
 

@@ -218,7 +218,7 @@ impl<'a> Pack<'a> {
 
     fn queue(&self) -> Result<(), ArrayError> {
         let (gpu, staging) = (&self.gpu, self.gpu.staging());
-        self.parts.iter().try_for_each(|part| part.write().order(gpu))?;
+        self.parts.iter().try_for_each(|part| part.write().order(gpu, PACK))?;
         let unpack = match gpu.library().unpack() {
             Ok(unpack) => Some(unpack),
             Err(ArrayError::NoSuchKernel { .. }) => None,

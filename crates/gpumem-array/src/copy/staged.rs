@@ -4,6 +4,7 @@
 //! other, so one chunk arrives in a slot while the chunk before leaves another slot. The host only queues.
 
 use crate::array::{GpuView, GpuViewMut};
+use crate::copy::COPY;
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -62,8 +63,8 @@ impl Ends<'_> {
         let &Chunk { to, from, size_bytes } = chunk;
         let (driver, middle) = (sender.device().driver(), slot.block.address());
         // The target first: a stream that captures refuses the write before anything is queued.
-        target.order(receiver)?;
-        source.order(sender)?;
+        target.order(receiver, COPY)?;
+        source.order(sender, COPY)?;
         wait(sender.stream(), slot.read, receiver.stream())?;
         queue_copy(sender, [source], |stream| {
             // SAFETY: the chunk lies within the source, in live memory of this device, and the stream has been ordered to read it. The

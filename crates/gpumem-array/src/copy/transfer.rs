@@ -84,6 +84,7 @@ mod sealed {
     pub trait Sealed {}
 
     /// The elements in memory that a copy can be queued from.
+    #[allow(clippy::large_enum_variant, reason = "it exists during one call")]
     pub enum Staged<'a, T, D> {
         Copy(PinnedArray<T, D>),
         InPlace(GpuView<'a, T, D>),
@@ -511,7 +512,7 @@ impl<T: Element, D: Dimension + 'static, K: HostAccess> sealed::Target<T, D> for
         let queued = same_shape("download", self.layout(), source.layout())
             .and_then(|()| self.on_mut(&gpu).assign(source))
             // Between devices without a link, the stream of the target's own `Gpu` copies: the download resolves behind it.
-            .and_then(|()| self.view().reads().order(&gpu));
+            .and_then(|()| self.view().reads().order(&gpu, DOWNLOAD));
         match queued {
             Ok(()) => Ok(Box::new(move |outcome| {
                 // Refuses invalid elements.

@@ -20,10 +20,13 @@ pub enum GraphError {
     ArrayFromOutside,
     /// A `Gpu` other than the one of the capture was used in the capture's closure.
     #[error(
-        "an operation in the closure of Gpu::capture uses another Gpu and would run at once; use the closure's Gpu \
-         (`array.on(c)`), or do the operation before the capture"
+        "{operation}: an operation in the closure of Gpu::capture uses another Gpu and would run at once; use the \
+         closure's Gpu (`array.on(c)`), or do the operation before or after the capture"
     )]
-    OutsideCapture,
+    OutsideCapture {
+        /// The operation.
+        operation: &'static str,
+    },
     /// The `Gpu` of a capture was used after the capture had ended.
     #[error("the capture of this Gpu has ended; use another Gpu, and launch the graph")]
     CaptureEnded,
@@ -38,10 +41,14 @@ pub enum GraphError {
     StreamCaptures,
     /// A launch lacks an array that the graph uses.
     #[error(
-        "the launch lacks an array that the graph uses: bytes {range:?} of the allocation at {address:#x}; pass the \
-         array whose `address()` lies there with .{method}"
+        "the launch lacks an array that the graph uses, captured as {element} of shape {shape:?}: bytes {range:?} of \
+         the allocation at {address:#x}; pass it with .{method}"
     )]
     MissingArgument {
+        /// The type of the elements, in the closure of the capture.
+        element: &'static str,
+        /// The shape of the array or view, in the closure of the capture.
+        shape: Vec<usize>,
         /// The address of the allocation.
         address: u64,
         /// The bytes that the graph uses, from the start of the allocation.

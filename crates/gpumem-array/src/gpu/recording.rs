@@ -48,6 +48,15 @@ pub(crate) struct RecordedUse {
     /// The bytes of the range that are not used.
     pub(crate) gaps: Gaps,
     pub(crate) access: Access,
+    pub(crate) view: ViewName,
+}
+
+/// A view, as errors name it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ViewName {
+    /// The type of the elements.
+    pub(crate) element: &'static str,
+    pub(crate) shape: Vec<usize>,
 }
 
 /// The capture of this thread, until the drop.
@@ -85,6 +94,10 @@ impl Recording {
         // The merged range may overlap further ones.
         while let Some(at) = state.uses.iter().position(|other| other.overlaps(&noted)) {
             let other = state.uses.remove(at);
+            // Errors name the view with the most bytes.
+            if other.range.end - other.range.start >= noted.range.end - noted.range.start {
+                noted.view = other.view;
+            }
             if (&noted.range, noted.gaps) != (&other.range, other.gaps) {
                 noted.gaps = Gaps::NONE;
             }
@@ -148,12 +161,12 @@ pub(crate) fn is_any_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0
 }
 
-/// Refuses an operation of this thread on a `Gpu` of the capture `id` (0 for none) while the thread captures on another.
-pub(crate) fn check_thread(id: u64) -> Result<(), GraphError> {
+/// Refuses an operation of this thread on a `Gpu` of the capture `id` (0 for none) while the thread captures on another `Gpu`.
+pub(crate) fn check_thread(id: u64, operation: &'static str) -> Result<(), GraphError> {
     match current() {
         0 => Ok(()),
         open if open == id => Ok(()),
-        _ => Err(GraphError::OutsideCapture),
+        _ => Err(GraphError::OutsideCapture { operation }),
     }
 }
 
@@ -166,7 +179,7 @@ mod tests {
     use super::*;
 
     fn noted(serial: u64, range: Range<u64>, access: Access) -> RecordedUse {
-        RecordedUse { serial, address: 0, range, gaps: Gaps::NONE, access }
+        RecordedUse { serial, address: 0, range, gaps: Gaps::NONE, access, view: ViewName::default() }
     }
 
     #[test]
@@ -188,14 +201,27 @@ mod tests {
     }
 
     #[test]
+    fn errors_name_the_largest_view_of_an_array() {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let (recording, _on_thread) = Recording::begin().unwrap();
+            for size in order.map(|index| [4, 16, 8][index]) {
+                let view = ViewName { element: "u8", shape: vec![size] };
+                recording.note(RecordedUse { view, ..noted(1, 0..size as u64, Access::Read) }).unwrap();
+            }
+            let uses = recording.take().0;
+            assert_eq!((uses.len(), &uses[0].view.shape), (1, &vec![16]));
+        }
+    }
+
+    #[test]
     fn a_thread_has_one_capture() {
         let (recording, on_thread) = Recording::begin().unwrap();
         assert!(is_any_open());
         assert_eq!(Recording::begin().err(), Some(GraphError::NestedCapture));
-        assert_eq!(check_thread(0), Err(GraphError::OutsideCapture));
-        assert_eq!(check_thread(recording.id()), Ok(()));
-        std::thread::spawn(|| assert_eq!(check_thread(0), Ok(()))).join().unwrap();
+        assert_eq!(check_thread(0, "fill"), Err(GraphError::OutsideCapture { operation: "fill" }));
+        assert_eq!(check_thread(recording.id(), "fill"), Ok(()));
+        std::thread::spawn(|| assert_eq!(check_thread(0, "fill"), Ok(()))).join().unwrap();
         drop(on_thread);
-        assert_eq!(check_thread(0), Ok(()));
+        assert_eq!(check_thread(0, "fill"), Ok(()));
     }
 }

@@ -4,7 +4,7 @@ use crate::array::{AsView, AsViewMut, GpuView};
 use crate::element::Element;
 use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
-use crate::gpu::recording::{Access, RecordedUse};
+use crate::gpu::recording::{Access, RecordedUse, ViewName};
 use crate::graph::{GpuGraph, Number, Out, write};
 use crate::layout::{Bytes, Gaps};
 use crate::storage::{Use, prefetch, queue_launch};
@@ -46,6 +46,9 @@ pub struct Launched<'g> {
     gpu: &'g Gpu,
 }
 
+/// The operation, as errors name it.
+const LAUNCH: &str = "launching a graph";
+
 /// An array that is passed to a launch.
 struct Argument<'a> {
     array: Use<'a>,
@@ -64,6 +67,8 @@ impl GpuGraph {
 impl<'g, 'a> GraphLaunch<'g, 'a> {
     /// Adds an array that the graph reads: the array of the capture, or a view with at least the bytes that the
     /// capture used. A strided view lacks the bytes between its elements, so it is passed only for the same view of the capture.
+    /// The graph uses the elements of the capture, also of an array that has grown in place since. Another array of the same shape is
+    /// refused; [`GpuGraph::update`] swaps arrays.
     pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
         self.arguments.push(Argument::of(array.as_view().reads()));
         self
@@ -97,16 +102,16 @@ impl<'g, 'a> GraphLaunch<'g, 'a> {
     pub fn run(self) -> Result<Launched<'g>, ArrayError> {
         let Self { graph, gpu, arguments, values } = self;
         graph.gpu.check(gpu.device())?;
-        gpu.check_thread()?;
+        gpu.check_thread(LAUNCH)?;
         if gpu.recording().is_some() {
-            return Err(PoolError::NotInCapture { operation: "launching a graph" }.into());
+            return Err(PoolError::NotInCapture { operation: LAUNCH }.into());
         }
         let mut uses = matched(&graph.uses, &arguments)?;
         if values.iter().any(|value| value.graph != graph.id) {
             return Err(GraphError::ForeignResult.into());
         }
         uses.extend(graph.results.iter().map(|result| Use::whole(result, Access::Write)));
-        uses.iter().try_for_each(|one| one.order(gpu))?;
+        uses.iter().try_for_each(|one| one.order(gpu, LAUNCH))?;
         for value in &values {
             let number = graph.results.get(value.index).ok_or(GraphError::ForeignResult)?;
             write(gpu, number, &value.bytes)?;
@@ -189,8 +194,9 @@ fn misfit(recorded: &RecordedUse, arguments: &[Argument<'_>]) -> GraphError {
     match arguments.iter().position(|argument| argument.overlaps(recorded)) {
         Some(index) => GraphError::PartialArgument { index, expected, found: arguments[index].range.clone() },
         None => {
+            let ViewName { element, shape } = recorded.view.clone();
             let method = if recorded.access == Access::Write { "write(&mut array)" } else { "read(&array)" };
-            GraphError::MissingArgument { address, range: expected, method }
+            GraphError::MissingArgument { element, shape, address, range: expected, method }
         }
     }
 }

@@ -253,8 +253,8 @@ fn arrays<T: Numeric, D: Dimension, E: Dimension>(
     }
     let (left, right) = (operand(left, &dim, order)?, operand(&right.on(gpu), &dim, order)?);
     let (left, right) = (left.view(), right.view());
-    left.reads().order(gpu)?;
-    right.reads().order(gpu)?;
+    left.reads().order(gpu, operation.name)?;
+    right.reads().order(gpu, operation.name)?;
     let operands = [Input::of(&left, result.len()), Input::of(&right, result.len())];
     let uses = [left.reads(), right.reads(), result.writes()];
     // SAFETY: each operand has as many elements as the result, contiguous in the same order, or one; all are alive on this device and
@@ -304,8 +304,8 @@ fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
     };
     let right = operand(&right.on(gpu), &dim, order)?;
     let right = right.view();
-    right.reads().order(gpu)?;
-    target.writes().order(gpu)?;
+    right.reads().order(gpu, operation.name)?;
+    target.writes().order(gpu, operation.name)?;
     let operands = [Input { address: target.address(), step: 1 }, Input::of(&right, target.len())];
     let uses = [right.reads(), target.writes(), target.writes()];
     // SAFETY: the right side has as many elements as the target, contiguous in the same order, or one; both are alive on this device
@@ -330,7 +330,7 @@ pub(crate) fn scalar<T: Numeric, D: Dimension>(
     if result.is_empty() {
         return Ok(result);
     }
-    array.reads().order(gpu)?;
+    array.reads().order(gpu, operation.name)?;
     let (uses, addresses) = ([array.reads(), result.writes()], [result.address(), array.address()]);
     // SAFETY: both are contiguous with as many elements, alive on this device and named, and the stream has been ordered.
     unsafe { launch_scalar(gpu, uses, (operation, side), addresses, value, result.len())? };
@@ -353,7 +353,7 @@ fn scalar_in_place<T: Numeric, D: Dimension>(
         scalar_in_place(operation, side, &mut gathered.view_mut(), value)?;
         return copy(target, &gathered.view());
     }
-    target.writes().order(gpu)?;
+    target.writes().order(gpu, operation.name)?;
     let (uses, address) = ([target.writes(), target.writes()], target.address());
     // SAFETY: the target is contiguous, alive on this device and named, and the stream has been ordered; each of its elements
     // is read and then written by one thread.

@@ -72,8 +72,8 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
         if result.is_empty() {
             return Ok(result);
         }
-        view.reads().order(gpu)?;
-        result.writes().order(gpu)?;
+        view.reads().order(gpu, "cast")?;
+        result.writes().order(gpu, "cast")?;
         let (out, from, n) = (result.address(), view.address(), (result.len() * T::LANES) as u64);
         let function = gpu.library().cast(T::FROM, T::TO)?;
         let mut parameters = [parameter(&out), parameter(&from), parameter(&n)];

@@ -120,7 +120,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             (gpu.library().pattern(unit)?, size_bytes as u64, (repeated.len / unit) as u64);
         // A thread divides once, and then stores several times.
         let shape = ([blocks(size_bytes.div_ceil(unit * STORES), 256), 1, 1], [256, 1, 1], 0);
-        self.writes().order(gpu)?;
+        self.writes().order(gpu, "fill")?;
         queue(gpu, [self.writes()], |stream| {
             let mut parameters =
                 [parameter(&to), parameter(&size), parameter(&period), parameter(&repeated.bytes)];
@@ -145,7 +145,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             Form::Nothing => return Ok(()),
             Form::Run { size_bytes } if pattern.width <= 4 => {
                 let count = size_bytes / pattern.width;
-                self.writes().order(gpu)?;
+                self.writes().order(gpu, "fill")?;
                 return queue(gpu, [self.writes()], |stream| {
                     // SAFETY: the patterns lie within live memory of this device, aligned to their size; the stream has been ordered
                     // after what conflicts.
@@ -160,7 +160,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             }
             Form::Pitched(rows) if rows.depth == 1 && pattern.width <= 4 => {
                 let (pitch, width, height) = (rows.to_pitch, rows.width / pattern.width, rows.height);
-                self.writes().order(gpu)?;
+                self.writes().order(gpu, "fill")?;
                 return queue(gpu, [self.writes()], |stream| {
                     // SAFETY: the rows are those of the view, in a live block of this device; the stream has been ordered after
                     // what conflicts.
@@ -191,7 +191,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         }
         let Some(strided) = plan.into_strided() else { return Ok(()) };
         let launches = Launches::fill(gpu, strided)?;
-        self.writes().order(gpu)?;
+        self.writes().order(gpu, "fill")?;
         queue(gpu, [self.writes()], |stream| {
             // SAFETY: the plan names the elements of the view, in a live block of this device; the stream has been ordered after what
             // conflicts. The width of the pattern divides the unit.

@@ -51,8 +51,8 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
         let Some(path) = Path::of(self.layout()) else {
             return self.to_order(Order::Row)?.view().dot(&vector);
         };
-        self.reads().order(gpu)?;
-        vector.reads().order(gpu)?;
+        self.reads().order(gpu, "dot")?;
+        vector.reads().order(gpu, "dot")?;
         let (x, v) = (self.address(), vector.address());
         let uses = [self.reads(), vector.reads()];
         // SAFETY: `path` describes where the matrix lies in live memory of this device, the vector is contiguous and

@@ -136,7 +136,7 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
         let Rng { seed, stream, next } = *rng;
         let (function, n) = (gpu.library().random(kernel)?, n as u64);
         let shape = ([blocks(block_count, 256), 1, 1], [256, 1, 1], 0);
-        self.writes().order(gpu)?;
+        self.writes().order(gpu, "random")?;
         queue(gpu, [self.writes()], |on| {
             let mut parameters =
                 [parameter(&out), parameter(&n), parameter(&seed), parameter(&stream), parameter(&next)];

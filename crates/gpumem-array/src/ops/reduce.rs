@@ -34,7 +34,7 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
-        self.reads().order(gpu)?;
+        self.reads().order(gpu, "sum")?;
         // SAFETY: the elements are contiguous in live memory of this device, which is named, and the stream has been ordered.
         unsafe { reduce(gpu, &[self.reads()], Terms::Elements(self.address()), self.len()) }
     }
@@ -75,8 +75,8 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
-        left.reads().order(gpu)?;
-        right.reads().order(gpu)?;
+        left.reads().order(gpu, "dot")?;
+        right.reads().order(gpu, "dot")?;
         let (uses, terms) = ([left.reads(), right.reads()], Terms::Products(left.address(), right.address()));
         // SAFETY: both vectors are contiguous in live memory of this device, which is named, and the stream has been ordered.
         unsafe { reduce(gpu, &uses, terms, self.len()) }

@@ -60,9 +60,9 @@ impl<T: Element, D: Dimension + RemoveAxis> GpuView<'_, T, D> {
             .find(|unit| row_bytes.is_multiple_of(*unit) && source.address().is_multiple_of(*unit as u64));
         let unit = unit.unwrap_or(1);
         let (width, outer) = (row_bytes / unit, product(outer));
-        source.reads().order(gpu)?;
-        indices.view().reads().order(gpu)?;
-        result.writes().order(gpu)?;
+        source.reads().order(gpu, "select")?;
+        indices.view().reads().order(gpu, "select")?;
+        result.writes().order(gpu, "select")?;
         let addresses = [result.address(), source.address(), indices.address()];
         let sizes = [indices.len(), len, width, outer].map(|size| size as u64);
         let function = gpu.library().gather(unit)?;

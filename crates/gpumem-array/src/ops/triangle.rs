@@ -77,9 +77,9 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
         let matrix = self.dense(self.layout().order().unwrap_or(Order::Row))?;
         let (matrix, vector) = (matrix.view(), vector.on(gpu).dense(Order::Row)?);
         let vector = vector.view();
-        matrix.reads().order(gpu)?;
-        vector.reads().order(gpu)?;
-        result.writes().order(gpu)?;
+        matrix.reads().order(gpu, "triangle_dot")?;
+        vector.reads().order(gpu, "triangle_dot")?;
+        result.writes().order(gpu, "triangle_dot")?;
         let is_row_major = matrix.layout().is_dense(Order::Row);
         let launches: &[(u64, bool)] = match triangle {
             Triangle::Upper => &[(UPPER, false)],

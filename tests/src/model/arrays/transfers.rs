@@ -19,6 +19,7 @@ pub(super) struct Transfer<T: Value> {
     flight: Flight<T>,
 }
 
+#[allow(clippy::large_enum_variant, reason = "a program has few at a time")]
 enum Flight<T: Value> {
     FromVec(Upload<Vec<T>>),
     FromArray(Upload<ArrayD<T>>),
@@ -29,6 +30,7 @@ enum Flight<T: Value> {
 }
 
 /// The result of a transfer.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 enum Landed<T: Value> {
     Array(GpuArray<T, IxDyn>),
     Host(ArrayD<T>),
