@@ -202,6 +202,10 @@ impl GpuGraph {
     /// Captures again, for example with other arrays or numbers, and replaces the operations of this graph. That is cheaper than another
     /// graph as long as the operations and their order are the same. If they differ, the call costs as much as another capture.
     ///
+    /// This is how arrays of one shape are swapped between launches: a launch takes the arrays of the last capture, and no others, so
+    /// a graph that is to use others is updated with them first. Two arrays that are swapped at every launch are cheaper with two
+    /// graphs, one for each direction.
+    ///
     /// The call returns new tokens; those before belong to the operations before. On an error the graph keeps its operations.
     ///
     /// ```
@@ -215,6 +219,7 @@ impl GpuGraph {
     ///
     /// let triple = graph.update(&gpu, |c| y.on(c).try_mul(3.0))?;
     /// assert_eq!(graph.launch(&gpu).read(&y).run()?.get(&triple)?.to_vec()?, [15.0, 18.0]);
+    /// assert!(graph.launch(&gpu).read(&x).run().is_err()); // `x` is not an array of the last capture
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

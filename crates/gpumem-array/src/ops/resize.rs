@@ -15,8 +15,8 @@ use ndarray::{Ix1, s};
 
 impl<T: Element> GpuArray<T, Ix1> {
     /// Creates an empty vector whose memory grows in place, up to `max_len` elements: [`GpuArray::resize`], [`GpuArray::append`] and
-    /// [`GpuArray::extend_from_slice`] copy nothing and keep [`GpuArray::address`], and a graph that was captured with the array keeps
-    /// working. Only addresses are reserved here. Memory is added as the array grows, in units of 2 MiB, and given back when less than a
+    /// [`GpuArray::extend_from_slice`] copy nothing and keep [`GpuArray::address`]. A graph that was captured with the array goes on with
+    /// the elements of the capture, and refuses the array while it has fewer. Only addresses are reserved here. Memory is added as the array grows, in units of 2 MiB, and given back when less than a
     /// quarter is used.
     ///
     /// The memory belongs to one device: operations of another one return [`ArrayError::NoPeerAccess`], and copies to it go through
