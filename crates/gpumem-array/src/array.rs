@@ -229,12 +229,11 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         place: &P,
         layout: Layout<D>,
     ) -> Result<Self, ArrayError> {
-        const { check_layout::<T>() };
         let gpu = place.gpu();
         // `Layout` has checked that the product fits.
         let size_bytes = (layout.len() * size_of::<T>()) as u64;
         let block = gpu.pool_of(K::MEMORY)?.alloc(size_bytes, gpu.stream())?;
-        Ok(Self { gpu: gpu.clone(), storage: Storage::new(block, gpu)?, layout, element: PhantomData })
+        Ok(Self::over(gpu, Storage::new(block, gpu)?, layout))
     }
 
     /// The array as one of kind [`Device`], if it is one.
@@ -256,6 +255,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     /// An array over memory that is large enough for the layout, and is written before the array leaves this crate.
     pub(crate) fn over(gpu: &Gpu, storage: Storage, layout: Layout<D>) -> Self {
+        const { check_layout::<T>() };
         Self { gpu: gpu.clone(), storage, layout, element: PhantomData }
     }
 

@@ -72,6 +72,28 @@ use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 /// # }
 /// ```
 ///
+/// Also over memory that is there already:
+///
+/// ```compile_fail,E0080
+/// # use gpumem_array::{Gpu, GpuArray, UninitArray, ndarray::Ix1, pool::Block};
+/// fn nothing(gpu: &Gpu, block: Block) -> Option<UninitArray<(), Ix1>> {
+///     GpuArray::from_block(gpu, block, 3).ok()
+/// }
+/// # fn main() {
+/// #     let _ = nothing as fn(&Gpu, Block) -> _;
+/// # }
+/// ```
+///
+/// ```compile_fail,E0080
+/// # use gpumem_array::{ArrayError, Gpu, GpuArray, ndarray::Ix1};
+/// fn nothing(gpu: &Gpu) -> Result<GpuArray<(), Ix1>, ArrayError> {
+///     GpuArray::growable(gpu, 3)
+/// }
+/// # fn main() {
+/// #     let _ = nothing as fn(&Gpu) -> _;
+/// # }
+/// ```
+///
 /// It is aligned to 256 bytes at most:
 ///
 /// ```compile_fail,E0080
