@@ -414,7 +414,11 @@ fn an_array_from_outside_keeps_its_length_in_a_capture() {
             own.sum()
         })
         .unwrap();
-    let x = kept.unwrap().into_gpu(&gpu).unwrap();
+    let mut x = kept.unwrap();
+    assert_eq!(graph_error(x.resize(4, 9)), GraphError::CaptureEnded);
+    let (error, x) = x.into_block().unwrap_err().into_parts();
+    assert_eq!(graph_error::<()>(Err(error)), GraphError::CaptureEnded);
+    let x = x.into_gpu(&gpu).unwrap();
     assert_eq!(x.to_vec().unwrap(), [1, 2]);
     let done = graph.launch(&gpu).read(&x).read(&more).run().unwrap();
     assert_eq!(done.get(&sum).unwrap().into_scalar().unwrap(), 10 + 20 + 3 * 7 + 8);

@@ -260,7 +260,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// - [`ArrayError::UnsuitableBlock`] if the block is smaller than the elements, or of another kind than `K`. Blocks of every kind
     ///   can back arrays of kind [`Device`](crate::kind::Device).
     /// - [`ArrayError::TooManyElements`] if the shape exceeds the address space.
-    /// - [`ArrayError::Pool`] if the stream captures, is retired or belongs to another thread, or if a driver call fails.
+    /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
+    /// - [`ArrayError::Pool`] or [`ArrayError::Graph`] in a capture, and after it for its `Gpu`.
     ///
     /// The error contains the block.
     pub fn from_block<S>(gpu: &Gpu, block: Block, shape: S) -> Result<UninitArray<T, D, K>, Rejected<Block>>
@@ -295,9 +296,11 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Graph`] if the array was made in a capture; [`ArrayError::NoBlock`] if its memory grows in place;
-    /// [`ArrayError::Pool`] if the stream captures, is retired or belongs to another thread, or if a driver call fails. The error contains
-    /// the array.
+    /// - [`ArrayError::Graph`] if the array was made in a capture; [`ArrayError::NoBlock`] if its memory grows in place.
+    /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
+    /// - [`ArrayError::Pool`] or [`ArrayError::Graph`] in a capture, and after it for its `Gpu`.
+    ///
+    /// The error contains the array.
     pub fn into_block(self) -> Result<Block, Rejected<Self>> {
         let gpu = self.gpu().clone();
         let ordered = check_runs(&gpu, TAKE_BLOCK).and_then(|()| self.writes().order(&gpu, TAKE_BLOCK));
@@ -321,7 +324,10 @@ const TAKE_BLOCK: &str = "taking the block of an array";
 /// Returns an error for the `Gpu` of a capture, also after its end: nothing that is queued there would run.
 pub(crate) fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
     match gpu.recording() {
-        Some(_) => Err(PoolError::NotInCapture { operation }.into()),
+        Some(recording) => {
+            recording.check()?;
+            Err(PoolError::NotInCapture { operation }.into())
+        }
         None => gpu.check_runs(operation),
     }
 }
