@@ -219,6 +219,26 @@ class FunctionsTest(unittest.TestCase):
         self.free(self.alloc(MIB, self.new_stream()))
 
 
+@unittest.skipIf(torch is None, "PyTorch is not installed")
+@unittest.skipUnless(ON_SIMULATOR, "for the simulator, where PyTorch itself does not start")
+class InstallTest(unittest.TestCase):
+    def test_pytorch_takes_the_allocator(self):
+        out = run(
+            "gpumem.torch.install(hard_limit=1 << 30)\n"
+            "assert gpumem.torch.is_installed()\n"
+            "try:\n    gpumem.torch.install()\n"
+            "except gpumem.Error as problem:\n    print(problem)\n"
+            "assert torch.cuda.memory_allocated() == 0\n"
+            "assert gpumem.torch.memory_pool('cuda:0').status().hard_limit_bytes == 1 << 30\n"
+            "figures = torch.cuda.memory.memory_stats_as_nested_dict\n"
+            "torch.cuda.is_initialized = lambda: True\n"
+            "assert figures('cuda:0')['reserved_bytes']['all'] == {'current': 0, 'peak': 0}\n"
+            "print(torch.cuda.memory_summary('cuda:0'))\n"
+        )
+        self.assertIn("gpumem is installed already", out)
+        self.assertIn("Memory limit: hard = 1.000 GiB", out)
+
+
 @unittest.skipUnless(HAS_GPU, "PyTorch has no GPU here")
 class ProgramsTest(unittest.TestCase):
     """Programs that use PyTorch as everybody does."""
