@@ -6,7 +6,7 @@ use crate::parameters::{Parameters, Role};
 use proc_macro_crate::{FoundCrate, crate_name};
 use proc_macro2::{Ident, TokenStream};
 use quote::{format_ident, quote};
-use syn::{Data, DeriveInput, Error, Path, Result, Type, WherePredicate, parse_quote};
+use syn::{Data, DeriveInput, Error, Generics, Path, Result, WherePredicate, parse_quote};
 
 pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
     let options = OfType::parse(&input.attrs)?;
@@ -14,10 +14,12 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
     if options.is_element {
         return Ok(element(input, &krate));
     }
-    let shapes = shapes(input)?;
+    let mut shapes = shapes(input)?;
     let fields = || shapes.iter().flat_map(|shape| &shape.fields);
-    let adapted: Vec<&Type> = fields().filter(|field| field.is_adapted()).map(|field| field.ty).collect();
-    let parameters = Parameters::new(&input.generics, &adapted, &krate);
+    let changes: Vec<_> = fields().filter_map(|field| Some((field.ty, field.change()?))).collect();
+    let parameters = Parameters::new(&input.generics, &changes, &krate);
+    shapes.iter_mut().flat_map(|shape| &mut shape.fields).for_each(|field| field.apply(&parameters));
+    let fields = || shapes.iter().flat_map(|shape| &shape.fields);
 
     let ident = &input.ident;
     let mut bounds: Vec<WherePredicate> = Vec::new();
@@ -34,7 +36,10 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
     let plans = shapes.iter().map(|shape| shape.planned(&krate));
     let are_at = shapes.iter().map(|shape| shape.is_at(&krate));
     let checks = fields().filter_map(|field| field.check(ident, &input.generics, &parameters, &krate));
-    let (arguments, header) = (parameters.arguments(&input.generics), header(input, &krate, &bounds));
+    // A reference to an enum without variants counts as a value.
+    let this = if shapes.is_empty() { quote!(*self) } else { quote!(self) };
+    let (arguments, header) =
+        (parameters.arguments(&input.generics), header(ident, &input.generics, &krate, &bounds));
     Ok(quote! {
         #[automatically_derived]
         #[allow(clippy::all, unused_variables, unreachable_code)]
@@ -46,7 +51,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
                 &self,
                 __cx: &mut #krate::Context<'_, __To>,
             ) -> ::core::result::Result<Self::Adapted, #krate::AdaptError> {
-                ::core::result::Result::Ok(match self { #(#copies)* })
+                ::core::result::Result::Ok(match #this { #(#copies)* })
             }
 
             fn into_adapted_with(
@@ -57,11 +62,11 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
             }
 
             fn plan<'__a>(&'__a self, __plan: &mut #krate::Plan<'__a>) {
-                match self { #(#plans)* }
+                match #this { #(#plans)* }
             }
 
             fn is_at(&self, __to: &__To) -> bool {
-                match self { #(#are_at)* }
+                match #this { #(#are_at)* }
             }
         }
 
@@ -124,20 +129,25 @@ impl Shape<'_> {
 }
 
 /// `impl<…, __To> Adapt<__To> for Value<…> where …`
-fn header(input: &DeriveInput, krate: &Path, bounds: &[WherePredicate]) -> TokenStream {
-    let (ident, mut generics) = (&input.ident, input.generics.clone());
+fn header(ident: &Ident, generics: &Generics, krate: &Path, bounds: &[WherePredicate]) -> TokenStream {
+    let (_, arguments, _) = generics.split_for_impl();
+    let mut generics = generics.clone();
     generics.params.push(parse_quote!(__To: #krate::Target));
     generics.make_where_clause().predicates.extend(bounds.iter().cloned());
-    let (_, arguments, _) = input.generics.split_for_impl();
     let (parameters, _, conditions) = generics.split_for_impl();
     quote!(impl #parameters #krate::Adapt<__To> for #ident #arguments #conditions)
 }
 
 /// The implementation for an element: it does not change, and a sequence of them becomes an array.
 fn element(input: &DeriveInput, krate: &Path) -> TokenStream {
+    let mut generics = input.generics.clone();
+    if generics.type_params().next().is_some() {
+        // Some types of the parameters are not plain bytes.
+        generics.make_where_clause().predicates.push(parse_quote!(Self: #krate::array::Element));
+    }
     let receive: WherePredicate = parse_quote!(__To: #krate::Receive<Self, #krate::array::ndarray::Ix1>);
-    let header = header(input, krate, &[receive]);
-    let (ident, (parameters, arguments, conditions)) = (&input.ident, input.generics.split_for_impl());
+    let header = header(&input.ident, &generics, krate, &[receive]);
+    let (ident, (parameters, arguments, conditions)) = (&input.ident, generics.split_for_impl());
     quote! {
         #[automatically_derived]
         impl #parameters #krate::PlainElement for #ident #arguments #conditions {}

@@ -1,11 +1,11 @@
 //! Fields: how each is copied, moved, and required to be adaptable.
 
 use crate::attributes::OfField;
-use crate::parameters::{Parameters, mentions, respanned};
+use crate::parameters::{Change, Parameters, mentions, respanned};
 use proc_macro2::{Ident, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{Fields, Generics, Index, Member, Path, Result, Type, WherePredicate, parse_quote};
+use syn::{Error, Fields, Generics, Index, Member, Path, Result, Type, WherePredicate, parse_quote};
 
 /// A field of a struct or of a variant.
 pub(crate) struct Field<'a> {
@@ -21,6 +21,8 @@ pub(crate) enum Rule {
     Adapt,
     Skip,
     With(Path),
+    /// Is a number of the type of the elements.
+    Element,
     /// Has no value.
     Phantom,
 }
@@ -36,6 +38,13 @@ impl<'a> Field<'a> {
                 OfField::Skip => Rule::Skip,
                 OfField::With(path) => Rule::With(path),
                 OfField::Adapt if is_phantom(&field.ty) => Rule::Phantom,
+                OfField::Adapt if is_borrowed(&field.ty) => {
+                    return Err(Error::new_spanned(
+                        &field.ty,
+                        "a reference cannot be moved: the value behind it becomes a new one; store the value itself, or mark the field \
+                         with `#[adapt(skip)]`",
+                    ));
+                }
                 OfField::Adapt => Rule::Adapt,
             };
             Ok(Self { member, local: format_ident!("__field{index}"), ty: &field.ty, rule })
@@ -47,6 +56,23 @@ impl<'a> Field<'a> {
         matches!(self.rule, Rule::Adapt)
     }
 
+    /// The change of the field. `None` if it has no value.
+    pub(crate) fn change(&self) -> Option<Change> {
+        match self.rule {
+            Rule::Adapt | Rule::Element => Some(Change::Adapted),
+            Rule::With(_) => Some(Change::Converted),
+            Rule::Skip => Some(Change::Skipped),
+            Rule::Phantom => None,
+        }
+    }
+
+    /// Sets the rule of a field that depends on the roles of the parameters.
+    pub(crate) fn apply(&mut self, parameters: &Parameters) {
+        if self.is_adapted() && parameters.is_element(self.ty) {
+            self.rule = Rule::Element;
+        }
+    }
+
     /// The expression of the new field in a copy. The local variable is a reference to the field.
     pub(crate) fn copied(&self, krate: &Path) -> TokenStream {
         let (local, ty) = (&self.local, self.ty);
@@ -54,6 +80,10 @@ impl<'a> Field<'a> {
             Rule::Adapt => self.named(krate, &quote!(<#ty as #krate::Adapt<__To>>::adapt_with(#local, __cx))),
             Rule::With(path) => self.named(krate, &quote!(#path(#local, __cx))),
             Rule::Skip => quote_spanned!(ty.span()=> <#ty as ::core::clone::Clone>::clone(#local)),
+            Rule::Element => {
+                let policy = policy(ty, krate);
+                quote!(#policy::convert(*#local))
+            }
             Rule::Phantom => quote!(::core::marker::PhantomData),
         }
     }
@@ -67,6 +97,10 @@ impl<'a> Field<'a> {
             }
             Rule::With(path) => self.named(krate, &quote!(#path(&#local, __cx))),
             Rule::Skip => quote!(#local),
+            Rule::Element => {
+                let policy = policy(ty, krate);
+                quote!(#policy::convert(#local))
+            }
             Rule::Phantom => quote!(::core::marker::PhantomData),
         }
     }
@@ -92,6 +126,10 @@ impl<'a> Field<'a> {
         match &self.rule {
             Rule::Adapt => quote!(<#ty as #krate::Adapt<__To>>::is_at(#local, __to)),
             Rule::With(_) => quote!(false),
+            Rule::Element => {
+                let policy = policy(ty, krate);
+                quote!(#policy::unchanged(&[]).is_some())
+            }
             Rule::Skip | Rule::Phantom => quote!(true),
         }
     }
@@ -137,9 +175,24 @@ impl<'a> Field<'a> {
     }
 }
 
+/// The element policy of the target, for a type of elements.
+fn policy(element: &Type, krate: &Path) -> TokenStream {
+    quote!(<<__To as #krate::Target>::Policy as #krate::Policy<#element>>)
+}
+
 fn is_phantom(ty: &Type) -> bool {
     match ty {
         Type::Path(path) => path.path.segments.last().is_some_and(|segment| segment.ident == "PhantomData"),
+        _ => false,
+    }
+}
+
+/// Returns whether the type is a reference to a value that changes.
+fn is_borrowed(ty: &Type) -> bool {
+    match ty {
+        Type::Reference(reference) => {
+            !matches!(&*reference.elem, Type::Path(path) if path.path.is_ident("str"))
+        }
         _ => false,
     }
 }

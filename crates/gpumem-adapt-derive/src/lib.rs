@@ -9,6 +9,8 @@
 //! | an element type | the bound `Element` or `Numeric` | the type that the element policy of `To` chooses |
 //! | any other that a field has | | what it becomes: `<A as Adapt<To>>::Adapted` |
 //!
+//! A field that is an element itself changes as the elements of arrays do.
+//!
 //! The documentation of `gpumem_adapt::Adapt` has examples.
 
 #![forbid(unsafe_code)]
@@ -35,6 +37,7 @@ use syn::{DeriveInput, parse_macro_input};
 ///
 /// # Limits
 ///
+/// - A field cannot be a reference, except to a `str`: the result has values of its own.
 /// - A type that implements `Drop` cannot be taken apart, so it cannot derive `Adapt`.
 /// - A field whose type contains the type itself, such as `Vec<Node<S>>` in a tree, is supported; two types that contain each other are
 ///   not.

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use syn::spanned::Spanned;
 use syn::visit::Visit;
 use syn::visit_mut::VisitMut;
-use syn::{GenericParam, Generics, Path, Type, TypeParamBound, TypePath, WherePredicate, parse_quote};
+use syn::{
+    GenericParam, Generics, Path, TraitBound, Type, TypeParamBound, TypePath, WherePredicate, parse_quote,
+};
 
 /// The role of a type parameter.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -17,8 +19,17 @@ pub(crate) enum Role {
     Element,
     /// A part of the value.
     Value,
-    /// In no field that is adapted.
+    /// In no field that changes.
     Unchanged,
+}
+
+/// The change of a field.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Adapted,
+    /// By a function of the program.
+    Converted,
+    Skipped,
 }
 
 /// The type parameters with their roles.
@@ -28,8 +39,10 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// `adapted` are the types of the fields that are adapted.
-    pub(crate) fn new(generics: &Generics, adapted: &[&Type], krate: &Path) -> Self {
+    pub(crate) fn new(generics: &Generics, fields: &[(&Type, Change)], krate: &Path) -> Self {
+        let is_in = |parameter: &Ident, change: Change| {
+            fields.iter().any(|(ty, found)| *found == change && mentions(ty, parameter))
+        };
         let roles = generics.type_params().map(|parameter| {
             let mut bounds: Vec<&TypeParamBound> = parameter.bounds.iter().collect();
             for predicate in generics.where_clause.iter().flat_map(|clause| &clause.predicates) {
@@ -43,8 +56,12 @@ impl Parameters {
             let role = if is_bound_by("Storage") {
                 Role::Storage
             } else if is_bound_by("Element") || is_bound_by("Numeric") {
-                Role::Element
-            } else if adapted.iter().any(|field| mentions(field, &parameter.ident)) {
+                let is_changed = [Change::Adapted, Change::Converted].map(|change| is_in(&parameter.ident, change));
+                match is_in(&parameter.ident, Change::Skipped) && is_changed == [false; 2] {
+                    true => Role::Unchanged,
+                    false => Role::Element,
+                }
+            } else if is_in(&parameter.ident, Change::Adapted) {
                 Role::Value
             } else {
                 Role::Unchanged
@@ -65,9 +82,19 @@ impl Parameters {
 
     /// Returns whether the type is a parameter.
     pub(crate) fn is_parameter(&self, ty: &Type) -> bool {
+        self.role_of(ty).is_some()
+    }
+
+    /// Returns whether the type is the parameter of elements.
+    pub(crate) fn is_element(&self, ty: &Type) -> bool {
+        self.role_of(ty) == Some(Role::Element)
+    }
+
+    /// The role of a type that is a parameter.
+    fn role_of(&self, ty: &Type) -> Option<Role> {
         match ty {
-            Type::Path(path) => path.path.get_ident().is_some_and(|ident| self.roles.contains_key(ident)),
-            _ => false,
+            Type::Path(path) => self.role(path.path.get_ident()?),
+            _ => None,
         }
     }
 
@@ -139,7 +166,8 @@ impl Parameters {
                 (role == Role::Storage && is_trait(bound, "Storage"))
                     || (role == Role::Element && is_trait(bound, "Element"))
             };
-            let required = parameter.bounds.iter().filter(|bound| !is_implied(bound)).map(replace);
+            let required = parameter.bounds.iter().filter(|bound| !is_implied(bound) && !is_relaxed(bound));
+            let required = required.map(replace);
             let required: Vec<TypeParamBound> = required.collect();
             if role != Role::Unchanged && !required.is_empty() {
                 bounds.push(parse_quote!(#ty: #(#required)+*));
@@ -147,6 +175,10 @@ impl Parameters {
         }
         for predicate in generics.where_clause.iter().flat_map(|clause| &clause.predicates) {
             let mut predicate = predicate.clone();
+            if let WherePredicate::Type(predicate) = &mut predicate {
+                let bounds = core::mem::take(&mut predicate.bounds);
+                predicate.bounds = bounds.into_iter().filter(|bound| !is_relaxed(bound)).collect();
+            }
             let becomes = |ident: &Ident, role| self.becomes(ident, role);
             Replace { parameters: self, becomes: &becomes }.visit_where_predicate_mut(&mut predicate);
             bounds.push(predicate);
@@ -207,6 +239,11 @@ pub(crate) fn mentions(ty: &Type, ident: &Ident) -> bool {
     let mut search = Search { ident, found: false };
     search.visit_type(ty);
     search.found
+}
+
+/// Returns whether it is `?Sized`, which is possible only where a parameter is declared.
+fn is_relaxed(bound: &TypeParamBound) -> bool {
+    matches!(bound, TypeParamBound::Trait(TraitBound { maybe: Some(_), .. }))
 }
 
 fn is_trait(bound: &TypeParamBound, name: &str) -> bool {

@@ -7,8 +7,8 @@ use gpumem_adapt::array::ndarray::{Array1, Array2, Ix1, Ix2, array};
 use gpumem_adapt::array::pool::sys::types::{CUdeviceptr, CUstream};
 use gpumem_adapt::array::pool::sys::{CUresult, Driver, Table};
 use gpumem_adapt::array::pool::{self, Pool, PoolError};
-use gpumem_adapt::array::{Element, Gpu, GpuArray, UnifiedArray};
-use gpumem_adapt::{Adapt, AdaptError, Context, Destination, F32, Host, HostVec, Storage, Target};
+use gpumem_adapt::array::{Element, Gpu, GpuArray, Numeric, UnifiedArray};
+use gpumem_adapt::{Adapt, AdaptError, Context, Destination, F32, Host, HostVec, Storage, Target, cu};
 use gpumem_sim::{Effect, Rule, Sim, SimConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -429,6 +429,57 @@ fn elements_of_your_own_and_functions_of_fields() {
     let error = host.into_adapted(&gpu).err().unwrap();
     assert_eq!(error.to_string(), "table: a value is not a number");
     assert!(error.cause().is_none());
+}
+
+/// The step follows the element type of the values. The options have their own type, which stays.
+#[derive(Adapt)]
+struct Optimiser<S: Storage, T: Numeric, O: Numeric> {
+    momentum: S::Array<T, Ix1>,
+    step: T,
+    #[adapt(skip)]
+    options: Vec<O>,
+}
+
+#[test]
+fn numbers_of_the_element_type_follow_the_policy() {
+    let gpu = gpu();
+    let host = Optimiser::<Host, f64, f64> { momentum: array![1.0, 2.0], step: 0.1, options: vec![0.2] };
+    let there: Optimiser<Device, f64, f64> = host.adapt(&gpu).unwrap();
+    assert_eq!((there.step, &there.options), (0.1, &vec![0.2]));
+    let single: Optimiser<Device, f32, f64> = cu(&host).on(&gpu).unwrap();
+    assert_eq!((single.step, &single.options), (0.1_f32, &vec![0.2_f64]));
+    let address = there.momentum.address();
+    let same: Optimiser<Device, f64, f64> = there.into_adapted(&gpu).unwrap();
+    assert_eq!((same.momentum.address(), same.step), (address, 0.1));
+    let single: Optimiser<Host, f32, f64> = same.into_adapted(&Host::elements::<F32>()).unwrap();
+    assert_eq!((single.momentum, single.step), (array![1.0_f32, 2.0], 0.1_f32));
+}
+
+/// Has no value.
+#[derive(Adapt, Debug)]
+enum Never {}
+
+#[derive(Adapt)]
+struct Boxed<A: ?Sized> {
+    value: Box<A>,
+    never: Option<Never>,
+}
+
+/// Plain bytes for some types of numbers.
+#[derive(Adapt, Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[adapt(element)]
+#[repr(transparent)]
+struct Metres<T>(T);
+
+#[test]
+fn types_without_values_and_generic_elements() {
+    let gpu = gpu();
+    let boxed = Boxed { value: Box::new(vec![1_u8]), never: None };
+    let there: Boxed<GpuArray<u8, Ix1>> = boxed.adapt(&gpu).unwrap();
+    assert_eq!(there.value.to_vec().unwrap(), [1]);
+    assert!(there.never.is_none());
+    let lengths: GpuArray<Metres<f32>, Ix1> = cu(&vec![Metres(1.5_f32)]).on(&gpu).unwrap();
+    assert_eq!(lengths.to_vec().unwrap(), [Metres(1.5)]);
 }
 
 /// Concrete: nothing in it changes.
