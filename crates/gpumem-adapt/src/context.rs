@@ -179,7 +179,8 @@ impl<'a> Plan<'a> {
         array: &ArrayView<'a, T, D>,
         add: impl FnOnce(&mut Pack<'a>, &Gpu) -> Result<PackedArray<U, D>, ArrayError> + 'a,
     ) {
-        let is_small = array.len() * size_of::<U>() <= self.size_bytes_max;
+        // A view that repeats its elements can have more of them than memory.
+        let is_small = array.len().saturating_mul(size_of::<U>()) <= self.size_bytes_max;
         let Some(key) = Key::of::<T, U, D>(array).filter(|_| is_small && !self.is_failed) else { return };
         if !self.arrays.is_empty() {
             let packed = add(&mut self.pack, &self.gpu).map(|packed| Box::new(packed) as Box<dyn Any>);

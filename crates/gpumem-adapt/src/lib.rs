@@ -70,7 +70,7 @@ pub use gpumem_array as array;
 #[cfg(feature = "half")]
 pub use policy::{Bf16, F16};
 pub use policy::{F32, F64, Keep, PlainElement, Policy, Single};
-pub use storage::{Host, HostAs, HostVec, Shaped, Storage};
+pub use storage::{Host, HostAs, HostVec, Shaped, Storable, Storage};
 pub use target::{Destination, Receive, Target};
 pub use wrappers::{
     Adjoint, Banded, Conjugate, Coo, Csc, Csr, Diagonal, Hermitian, Lower, PermutedRows, Symmetric,

@@ -1,5 +1,6 @@
 //! Element policies: the types that elements have at the target.
 
+use crate::storage::Storable;
 use gpumem_array::kind::Kind;
 use gpumem_array::ndarray::{Array, ArrayView, Dimension, ShapeBuilder};
 use gpumem_array::{ArrayError, Element, GpuArray, GpuView, Memory};
@@ -36,7 +37,7 @@ use gpumem_array::{ArrayError, Element, GpuArray, GpuView, Memory};
     label = "arrays of `{T}` cannot be moved with this policy",
     note = "write `impl Policy<{T}> for {Self}`, or use the policy `Keep`"
 )]
-pub trait Policy<T: Element>: 'static {
+pub trait Policy<T: Storable>: 'static {
     /// The element type at the target.
     type Elem: Element;
 
@@ -134,7 +135,7 @@ pub enum F16 {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bf16 {}
 
-impl<T: Element> Policy<T> for Keep {
+impl<T: Storable> Policy<T> for Keep {
     type Elem = T;
 
     fn convert(value: T) -> T {

@@ -39,8 +39,21 @@ use gpumem_array::{Element, GpuArray, GpuView, PinnedArray, UnifiedArray};
 )]
 pub trait Storage: 'static {
     /// An array of the family.
-    type Array<T: Element, D: Dimension + 'static>: Shaped<Elem = T> + Send + Sync + 'static;
+    type Array<T: Storable, D: Dimension + 'static>: Shaped<Elem = T> + Send + Sync + 'static;
 }
+
+/// The elements of every family of arrays: each type that is an [`Element`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be in an array on a GPU",
+    label = "not plain bytes",
+    note = "derive `NoUninit`, `CheckedBitPattern` and `Zeroable` of `bytemuck` for a type of your own",
+    note = "values that stay on the host can be in a `Vec`"
+)]
+pub trait Storable: Element {}
+
+// The compiler then reports the message above, and not what an `Element` is made of.
+#[diagnostic::do_not_recommend]
+impl<T: Element> Storable for T {}
 
 /// The host: the family of `ndarray` arrays, and a target of [`Adapt`](crate::Adapt).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,13 +104,13 @@ impl<P> fmt::Debug for HostAs<P> {
 }
 
 impl Storage for Host {
-    type Array<T: Element, D: Dimension + 'static> = Array<T, D>;
+    type Array<T: Storable, D: Dimension + 'static> = Array<T, D>;
 }
 
 macro_rules! families {
     ($($kind:ty)*) => {$(
         impl Storage for $kind {
-            type Array<T: Element, D: Dimension + 'static> = GpuArray<T, D, $kind>;
+            type Array<T: Storable, D: Dimension + 'static> = GpuArray<T, D, $kind>;
         }
     )*};
 }
@@ -150,7 +163,7 @@ macro_rules! shaped {
             }
 
             fn type_name() -> String {
-                $name(short_name::<T>(), D::NDIM)
+                $name(&short_name::<T>(), D::NDIM)
             }
         }
     )*};
@@ -180,8 +193,24 @@ fn on_gpu(name: &str, element: &str, axes: Option<usize>) -> String {
     }
 }
 
-/// The last part of a type's path.
-fn short_name<T>() -> &'static str {
-    let path = core::any::type_name::<T>();
-    path.rsplit("::").next().unwrap_or(path)
+/// The name of a type without the paths in it.
+fn short_name<T>() -> String {
+    let is_end = |character: char| !(character.is_alphanumeric() || matches!(character, '_' | ':'));
+    let parts = core::any::type_name::<T>().split_inclusive(is_end);
+    parts.map(|part| part.rsplit("::").next().unwrap_or(part)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_array::ndarray::Ix2;
+
+    #[test]
+    fn names_have_no_paths() {
+        assert_eq!(Vec::<f32>::type_name(), "Vec<f32>");
+        assert_eq!(Vec::<[core::ops::Range<Option<u8>>; 2]>::type_name(), "Vec<[Range<Option<u8>>; 2]>");
+        assert_eq!(Vec::<(String, core::time::Duration)>::type_name(), "Vec<(String, Duration)>");
+        type View = ArrayView<'static, [u16; 3], Ix2>;
+        assert_eq!(View::type_name(), "ArrayView2<[u16; 3]>");
+    }
 }

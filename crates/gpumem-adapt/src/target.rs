@@ -3,7 +3,7 @@
 use crate::context::{Context, Plan};
 use crate::error::AdaptError;
 use crate::policy::{Keep, Policy, Single, converted};
-use crate::storage::{Host, HostAs, HostVec, Storage};
+use crate::storage::{Host, HostAs, HostVec, Storable, Storage};
 use core::any::Any;
 use core::fmt;
 use core::marker::PhantomData;
@@ -48,7 +48,7 @@ pub trait Target: Sealed + Sized {
     message = "arrays of `{T}` cannot be moved to `{Self}`",
     label = "this target has no such arrays"
 )]
-pub trait Receive<T: Element, D: Dimension + 'static>: Target {
+pub trait Receive<T: Storable, D: Dimension + 'static>: Target {
     /// The type of the array at the target.
     type Array;
     /// Returns whether elements do not change.
@@ -261,7 +261,7 @@ type ElemAt<To, T> = <<To as Target>::Policy as Policy<T>>::Elem;
 
 impl<T, D, To> Receive<T, D> for To
 where
-    T: Element,
+    T: Storable,
     D: Dimension + 'static,
     To: OnGpu,
     To::Policy: Policy<T>,
@@ -295,7 +295,8 @@ where
             None if <Self as Receive<T, D>>::keeps() => {
                 match same(GpuArray::<T, D, To::Kind>::from_array(&place, &array)?) {
                     Ok(array) => array,
-                    Err(array) => Self::copy_from_gpu(array.view(), cx)?,
+                    // The policy names another type for the same bytes.
+                    Err(_) => To::Policy::upload(&array, &place)?,
                 }
             }
             None => To::Policy::upload(&array, &place)?,

@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-use gpumem_adapt::array::ndarray::array;
+use gpumem_adapt::array::ndarray::{arr0, array};
 use gpumem_adapt::array::pool::adaptor::{Budget, Failures};
 use gpumem_adapt::array::pool::sys::{CUresult, DriverError};
 use gpumem_adapt::array::pool::{
     BackendKind, Device, HostMemory, HostMemoryError, Limit, Pool, PoolBuilder, PoolError,
 };
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, Rejected};
-use gpumem_adapt::{Adapt, AdaptError, CheckpointError, Destination, batches};
+use gpumem_adapt::{Adapt, AdaptError, CheckpointError, Destination, F64, Host, batches};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::error::Error;
 use std::sync::Arc;
@@ -132,6 +132,14 @@ fn views_that_exceed_all_memory_are_refused() {
     assert!(huge.adapt(&Destination::single(&gpu)).unwrap_err().is_out_of_memory());
     let error = batches(&huge).on(&gpu).unwrap().next().unwrap().unwrap_err();
     assert!(error.is_out_of_memory(), "{error}");
+    // As many elements as a view can have.
+    let one = arr0(1.0_f32);
+    let all = one.broadcast(isize::MAX as usize).unwrap();
+    assert!(
+        all.adapt(&gpu).is_err_and(|error| matches!(error.cause(), Some(ArrayError::TooManyElements { .. })))
+    );
+    assert!(all.adapt(&Destination::new(&gpu).elements::<F64>()).is_err());
+    assert!(all.adapt(&Host).is_err_and(|error| error.is_out_of_memory()));
     let fits = column.broadcast((2, 3)).unwrap();
     assert_eq!(fits.adapt(&gpu).unwrap().to_array().unwrap(), fits);
     let single = fits.adapt(&Destination::single(&gpu)).unwrap();

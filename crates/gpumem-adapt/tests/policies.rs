@@ -142,10 +142,26 @@ impl Policy<f32> for Quantised {
     }
 }
 
+/// Names another type for the same bytes, but has too few of them.
+struct Bits;
+
+impl Policy<f32> for Bits {
+    type Elem = u32;
+
+    fn convert(value: f32) -> u32 {
+        value.to_bits()
+    }
+
+    fn unchanged(elements: &[f32]) -> Option<&[u32]> {
+        Some(&bytemuck::cast_slice(elements)[..elements.len() / 2])
+    }
+}
+
 #[test]
 fn policies_of_a_program() {
     let gpu = &gpu();
     check::<Negated, _, _>(gpu, |x| x as f32, |x| -x);
+    check::<Bits, _, _>(gpu, |x| x as f32, f32::to_bits);
     check::<Quantised, _, _>(gpu, |x| (x % 200) as f32 / 200.0, |x| (x * 127.0).round() as i8);
     // A shared array is converted once, and stays shared.
     let shared = Arc::new(vec![1.0_f32, 2.0].adapt(gpu).unwrap());

@@ -3,6 +3,7 @@
 use crate::adapt::{Adapt, Separate};
 use crate::context::{Context, Plan};
 use crate::error::AdaptError;
+use crate::storage::Storable;
 use crate::target::Receive;
 use gpumem_array::kind::Kind;
 use gpumem_array::ndarray::{ArrayBase, Data, Dimension};
@@ -11,7 +12,7 @@ use gpumem_array::{Element, GpuArray, GpuView};
 impl<To, T, S, D> Adapt<To> for ArrayBase<S, D>
 where
     To: Receive<T, D>,
-    T: Element,
+    T: Storable,
     S: Data<Elem = T>,
     D: Dimension + 'static,
 {

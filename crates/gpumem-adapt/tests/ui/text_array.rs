@@ -7,6 +7,8 @@ use gpumem_adapt::{Adapt, Storage};
 struct Vocabulary<S: Storage> {
     rate: f32,
     words: S::Array<String, Ix1>,
+    first: Option<S::Array<char, Ix1>>,
+    pairs: Option<S::Array<(u8, f32), Ix1>>,
 }
 
 fn main() {}
