@@ -148,6 +148,8 @@ fn nothing_is_pinned_before_a_large_copy_and_idle_threads_free_it() {
     let small = GpuArray::from_slice(&gpu, &numbers(1000, 0)).unwrap();
     assert_eq!(small.to_vec().unwrap(), numbers(1000, 0));
     assert_eq!(pinned.status().unwrap().allocation_count, 0);
+    let moved = gpu.transfers();
+    assert_eq!((moved.uploaded_bytes, moved.direct_bytes), (0, 2 * 4000), "{moved}");
     let host = numbers(1 << 20, 5);
     assert!(GpuArray::from_slice(&gpu, &host).unwrap().to_vec().unwrap() == host);
     assert!(pinned.status().unwrap().in_use_bytes > 0);
@@ -318,6 +320,10 @@ fn packed_arrays_have_their_elements() {
         let tables = tables(seed);
         let slices: Vec<_> = tables.iter().map(Vec::as_slice).collect();
         let arrays = gpu.upload_all(&slices).unwrap();
+        let moved = gpu.transfers();
+        let all: usize = tables.iter().map(Vec::len).sum();
+        assert_eq!(moved.uploaded_bytes + moved.direct_bytes, all as u64, "{moved}");
+        assert!(moved.uploaded_bytes > 0 && moved.time >= moved.device_wait + moved.host_wait, "{moved}");
         // On another stream too: each array is ordered behind its upload.
         let other = gpu.fork().unwrap();
         for (index, (array, table)) in arrays.iter().zip(&tables).enumerate() {

@@ -17,10 +17,12 @@ use crate::layout::{Layout, Order};
 use crate::storage::{Access, Storage, Use, queue};
 use core::fmt;
 use core::marker::PhantomData;
+use core::time::Duration;
 use ndarray::{Array, ArrayBase, ArrayView, Data, Dimension, Ix1};
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Uploads that are queued together by [`Pack::upload`]; see [`Gpu::pack`].
 #[must_use = "nothing is uploaded before `Pack::upload`"]
@@ -255,6 +257,9 @@ fn upload_small(
     buffer_bytes: usize,
     parts: &[&Part<'_>],
 ) -> Result<(), ArrayError> {
+    let begin = Instant::now();
+    // The time of arrays that are uploaded by themselves, and counted there.
+    let mut others = Duration::ZERO;
     let mut batches = Batches { parts, buffer_bytes }.peekable();
     let mut filling: VecDeque<Filling<'_>> = VecDeque::new();
     let _burst = pageable::burst(staging, parts.iter().map(|part| part.bytes.len()).sum());
@@ -266,13 +271,21 @@ fn upload_small(
             match answer {
                 Answer::Buffer(buffer) => filling.push_back(Filling::start(staging, buffer, parts)),
                 Answer::Later => break,
-                Answer::Direct => parts.iter().try_for_each(|part| part.upload(gpu))?,
+                Answer::Direct => {
+                    let begin = Instant::now();
+                    parts.iter().try_for_each(|part| part.upload(gpu))?;
+                    others += begin.elapsed();
+                }
             }
             batches.next();
         }
-        let Some(Filling { copying, mut buffer, parts }) = filling.pop_front() else { return Ok(()) };
+        let Some(Filling { copying, mut buffer, parts }) = filling.pop_front() else {
+            gpu.transfer_counters().add_time(begin.elapsed().saturating_sub(others));
+            return Ok(());
+        };
         pageable::finish(gpu, copying);
         buffer.record_use(gpu.stream());
+        gpu.transfer_counters().add_uploaded(parts.iter().map(|part| part.bytes.len()).sum());
         let (address, count) = (buffer.address(), parts.len() as u64);
         let shape = ([parts.len().min(BLOCKS_MAX) as u32, 1, 1], [THREADS, 1, 1], 0);
         queue(gpu, parts.iter().map(|part| part.write()), |stream| {

@@ -171,6 +171,7 @@ fn upload_small(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(),
     let mut buffer = buffer.unwrap_or_else(|| vec![0; SMALL_BYTES_MAX + PAGE_BYTES_MAX].into_boxed_slice());
     let queued = match whole_pages(&mut buffer).and_then(|pages| pages.get_mut(..bytes.len())) {
         Some(copy) => {
+            gpu.transfer_counters().add_direct(bytes.len());
             copy.copy_from_slice(bytes);
             queue_copy(gpu, [target], |stream| {
                 // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The driver reads the copy,

@@ -7,16 +7,17 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_pool::{MemoryKind, Status};
 
-/// Copies between the device and pageable memory, except uploads of up to 64 KiB, by one `Gpu` and its forks; see
-/// [`Gpu::transfers`]. `Display` prints a table.
+/// Copies between the device and pageable memory by one `Gpu` and its forks, except the asynchronous ones
+/// ([`GpuArray::upload`](crate::GpuArray::upload), [`GpuView::download`](crate::GpuView::download)); see [`Gpu::transfers`]. `Display`
+/// prints a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Transfers {
-    /// Bytes that went to the device through pinned buffers.
+    /// Bytes that went to the device through pinned buffers, those of packed arrays included.
     pub uploaded_bytes: u64,
     /// Bytes that came from the device through pinned buffers.
     pub downloaded_bytes: u64,
-    /// Bytes that the driver copied: small downloads, copies of pinned and unified arrays, and copies for which no buffer was free or
+    /// Bytes that the driver copied: uploads of up to 64 KiB, small downloads, copies of pinned and unified arrays, and copies for which no buffer was free or
     /// the pinned pool had no memory.
     pub direct_bytes: u64,
     /// The time of the staged copies, on the calling threads.
