@@ -294,14 +294,15 @@ triangles! {
     Lower Lower "One launch reads half of the array.";
     UnitLower UnitLower "One launch reads half of the array.";
     Symmetric Symmetric "Two launches read half of the array each, the same half.";
-    Hermitian Symmetric "Two launches read half of the array each, the same half. Products are of real numbers.";
+    Hermitian Symmetric "Two launches read half of the array each, the same half. The elements are real: no kernel of `gpumem-array` calculates with complex numbers.";
 }
 
 /// Products that read the transpose in place.
 macro_rules! transposes {
     ($($name:ident)*) => {$(
         impl<T: Numeric, K: Kind> $name<GpuArray<T, Ix2, K>> {
-            /// Multiplies the transpose with a vector, without a copy of the matrix. Products are of real numbers.
+            /// Multiplies the transpose with a vector, without a copy of the matrix. The elements are real: no kernel of `gpumem-array`
+            /// calculates with complex numbers.
             ///
             /// # Errors
             ///
