@@ -31,7 +31,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a file, and reads and checks its header. Tensors are read in chunks when they are loaded.
+    /// Opens a file, and reads and checks its header. Tensors are read when they are loaded: large ones in chunks of 4 MiB, by up to 8
+    /// threads. [`Checkpoint::map`] saves a copy of all bytes, and is faster where the file is in the system's page cache.
     ///
     /// If another program changes the file later, tensors have its bytes, and a file that became shorter is an error.
     ///

@@ -141,6 +141,38 @@ fn a_tensor_larger_than_a_chunk() {
     }
 }
 
+/// The error of one chunk ends the threads that read the others.
+#[test]
+fn an_invalid_element_behind_the_first_chunk_is_named() {
+    let (gpu, folder) = (gpu(), Folder::new("invalid"));
+    let mut bytes = vec![1_u8; 30 << 20];
+    let header =
+        format!("{{\"a\":{{\"dtype\":\"BOOL\",\"shape\":[{0}],\"data_offsets\":[0,{0}]}}}}", bytes.len());
+    for index in [5, 17 << 20, bytes.len() - 1] {
+        bytes[index] = 2;
+        for opened in folder.opened(&file(&header, &bytes)) {
+            let error = opened.unwrap().load::<bool, Ix1>("a", &gpu).unwrap_err();
+            let CheckpointError::InvalidBool { index: found, value: 2, .. } = error else {
+                panic!("{error}")
+            };
+            assert_eq!(found, index);
+        }
+        bytes[index] = 1;
+    }
+    for opened in folder.opened(&file(&header, &bytes)) {
+        assert!(
+            opened
+                .unwrap()
+                .load::<bool, Ix1>("a", &gpu)
+                .unwrap()
+                .to_vec()
+                .unwrap()
+                .iter()
+                .all(|truth| *truth)
+        );
+    }
+}
+
 #[test]
 fn views_orders_and_kinds_are_saved_in_row_major_order() {
     let (gpu, folder) = (gpu(), Folder::new("orders"));
@@ -439,6 +471,11 @@ fn permissions_stay_and_devices_too() {
     let error = save(&socket, [("a", &ones)]).unwrap_err();
     assert!(matches!(error, CheckpointError::Io { operation: "replace", .. }), "{error}");
     assert!(!fs::metadata(&socket).unwrap().is_file());
+    // To open a pipe would wait for a writer.
+    for opened in both(Path::new("/dev/null")) {
+        let error = opened.unwrap_err();
+        assert!(matches!(error, CheckpointError::Io { operation: "open", .. }), "{error}");
+    }
     assert_eq!(folder.names().len(), 2);
 }
 

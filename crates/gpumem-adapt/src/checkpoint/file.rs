@@ -2,9 +2,12 @@
 
 use super::error::CheckpointError;
 use super::tensor::CheckpointElement;
+use super::tensor::sealed::Sealed;
 use bytemuck::Zeroable;
 use bytemuck::checked::CheckedCastError;
 use core::fmt;
+use core::num::NonZeroUsize;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use gpumem_array::ndarray::{Axis, Dimension, Slice};
 use gpumem_array::{Gpu, GpuArray};
 use memmap2::Mmap;
@@ -12,9 +15,11 @@ use safetensors::tensor::Metadata;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 /// The type and shape of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,9 +48,11 @@ pub(super) struct File {
 
 enum Bytes {
     Mapped(Mmap),
-    /// The position of the file is shared by the threads that read.
-    Read(Mutex<fs::File>),
+    Read(fs::File),
 }
+
+/// The index of the first element of a chunk, and the buffer that was read.
+type Chunk<T> = (usize, Result<Vec<<T as Sealed>::Raw>, CheckpointError>);
 
 /// The tensors of a file, and the texts that were saved with them.
 pub(super) struct Header {
@@ -55,7 +62,7 @@ pub(super) struct Header {
 
 impl File {
     pub(super) fn read(path: &Path) -> Result<Self, CheckpointError> {
-        Ok(Self { path: path.to_owned(), bytes: Bytes::Read(Mutex::new(open(path)?)) })
+        Ok(Self { path: path.to_owned(), bytes: Bytes::Read(open(path)?) })
     }
 
     /// # Safety
@@ -139,20 +146,77 @@ impl File {
             }
         }
         let len = entry.size_bytes / size_of::<T>();
-        let chunk_len = CHUNK_BYTES / size_of::<T>();
-        let mut buffer = vec![<T::Raw>::zeroed(); len.min(chunk_len)];
-        if len <= chunk_len {
-            return whole(self.chunk(name, entry, 0, &mut buffer)?);
+        if entry.size_bytes <= READ_BYTES {
+            let mut buffer = vec![<T::Raw>::zeroed(); len];
+            self.read_at(entry.start, bytemuck::cast_slice_mut(&mut buffer))?;
+            return whole(checked(name, 0, &buffer)?);
         }
         let mut array = GpuArray::<T, D>::zeros(gpu, dim.clone()).map_err(array_error())?;
-        for start in (0..len).step_by(chunk_len) {
-            let end = len.min(start + chunk_len);
-            let elements = self.chunk(name, entry, start, &mut buffer[..end - start])?;
-            let part = array.view_mut().reshape_mut(len);
-            let part = part.and_then(|all| all.slice_axis_mut(Axis(0), Slice::from(start..end)));
-            part.and_then(|mut part| part.copy_from_slice(elements)).map_err(array_error())?;
-        }
+        self.upload_chunks(name, entry, &mut array)?;
         Ok(array)
+    }
+
+    /// Uploads chunks that other threads read: one thread reads at a fraction of the link's rate.
+    fn upload_chunks<T: CheckpointElement, D: Dimension>(
+        &self,
+        name: &str,
+        entry: &Entry,
+        array: &mut GpuArray<T, D>,
+    ) -> Result<(), CheckpointError> {
+        let (len, chunk_len) = (array.len(), READ_BYTES / size_of::<T>());
+        let buffer = || vec![<T::Raw>::zeroed(); chunk_len];
+        let read = |start: usize, buffer: &mut [T::Raw]| {
+            let size = chunk_len.min(len - start);
+            self.read_at(entry.start + start * size_of::<T>(), bytemuck::cast_slice_mut(&mut buffer[..size]))
+        };
+        let mut upload = |start: usize, buffer: &[T::Raw]| {
+            let elements = checked(name, start, &buffer[..chunk_len.min(len - start)])?;
+            let part = array.view_mut().reshape_mut(len);
+            let part =
+                part.and_then(|all| all.slice_axis_mut(Axis(0), Slice::from(start..start + elements.len())));
+            part.and_then(|mut part| part.copy_from_slice(elements)).map_err(CheckpointError::array(name))
+        };
+        let next = AtomicUsize::new(0);
+        let (filled, chunks) = mpsc::channel();
+        let (free, buffers) = mpsc::channel::<Vec<T::Raw>>();
+        let buffers = Mutex::new(buffers);
+        let take = || buffers.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        // Ends behind the last chunk, and when the upload has failed.
+        let work = |filled: Sender<Chunk<T>>| {
+            while let Ok(mut buffer) = take() {
+                let start = next.fetch_add(chunk_len, Ordering::Relaxed);
+                if start >= len || filled.send((start, read(start, &mut buffer).map(|()| buffer))).is_err() {
+                    return;
+                }
+            }
+        };
+        let available = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let thread_count = available.min(READERS_MAX).min(len.div_ceil(chunk_len));
+        thread::scope(|scope| {
+            let reader = |_| {
+                let (work, filled) = (&work, filled.clone());
+                thread::Builder::new().name("gpumem-read".into()).spawn_scoped(scope, || work(filled)).ok()
+            };
+            let reader_count = (0..thread_count).map_while(reader).count();
+            drop(filled);
+            // After an error its end stops the readers.
+            let free = free;
+            (0..reader_count + BUFFERS_WAITING).try_for_each(|_| free.send(buffer())).unwrap_or_default();
+            for (start, buffer) in chunks {
+                let buffer = buffer?;
+                upload(start, &buffer)?;
+                free.send(buffer).unwrap_or_default();
+            }
+            if reader_count > 0 {
+                return Ok(());
+            }
+            // The system refused all threads.
+            let mut buffer = buffer();
+            (0..len).step_by(chunk_len).try_for_each(|start| {
+                read(start, &mut buffer)?;
+                upload(start, &buffer)
+            })
+        })
     }
 
     /// All elements of a small tensor.
@@ -162,28 +226,14 @@ impl File {
         entry: &Entry,
     ) -> Result<Vec<T>, CheckpointError> {
         let mut buffer = vec![<T::Raw>::zeroed(); entry.size_bytes / size_of::<T>()];
-        Ok(self.chunk::<T>(name, entry, 0, &mut buffer)?.to_vec())
-    }
-
-    /// Reads elements from index `start` on into the buffer, and checks them.
-    fn chunk<'b, T: CheckpointElement>(
-        &self,
-        name: &str,
-        entry: &Entry,
-        start: usize,
-        buffer: &'b mut [T::Raw],
-    ) -> Result<&'b [T], CheckpointError> {
-        self.read_at(entry.start + start * size_of::<T>(), bytemuck::cast_slice_mut(buffer))?;
-        let buffer = &*buffer;
-        bytemuck::checked::try_cast_slice(buffer)
-            .map_err(|_| invalid(name, start, bytemuck::cast_slice(buffer)))
+        self.read_at(entry.start, bytemuck::cast_slice_mut(&mut buffer))?;
+        Ok(checked::<T>(name, 0, &buffer)?.to_vec())
     }
 
     fn size_bytes(&self) -> Result<u64, CheckpointError> {
         match &self.bytes {
             Bytes::Mapped(mapped) => Ok(mapped.len() as u64),
             Bytes::Read(file) => {
-                let file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 let found = file.metadata().map_err(|source| io_error("read", &self.path, source))?;
                 Ok(found.len())
             }
@@ -201,10 +251,7 @@ impl File {
                     None => Err(io::ErrorKind::UnexpectedEof.into()),
                 }
             }
-            Bytes::Read(file) => {
-                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-                file.seek(SeekFrom::Start(offset as u64)).and_then(|_| file.read_exact(buffer))
-            }
+            Bytes::Read(file) => read_exact_at(file, buffer, offset as u64),
         };
         read.map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => {
@@ -226,12 +273,50 @@ impl fmt::Debug for File {
     }
 }
 
+/// Reads without the position of the file, which threads would share.
+#[cfg(unix)]
+fn read_exact_at(file: &fs::File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &fs::File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buffer.is_empty() {
+        // Moves the position too, which nothing uses.
+        match std::os::windows::fs::FileExt::seek_read(file, buffer, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => {
+                buffer = &mut buffer[count..];
+                offset += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Opens a regular file. Opening a pipe would wait for a writer.
 fn open(path: &Path) -> Result<fs::File, CheckpointError> {
+    let found = fs::metadata(path).map_err(|source| io_error("open", path, source))?;
+    if !found.is_file() {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
+        return Err(io_error("open", path, source));
+    }
     fs::File::open(path).map_err(|source| io_error("open", path, source))
 }
 
 pub(super) fn io_error(operation: &'static str, path: &Path, source: io::Error) -> CheckpointError {
     CheckpointError::Io { operation, path: path.to_owned(), source }
+}
+
+/// The elements in a buffer, whose first one has index `start`.
+fn checked<'b, T: CheckpointElement>(
+    name: &str,
+    start: usize,
+    buffer: &'b [T::Raw],
+) -> Result<&'b [T], CheckpointError> {
+    bytemuck::checked::try_cast_slice(buffer).map_err(|_| invalid(name, start, bytemuck::cast_slice(buffer)))
 }
 
 /// Of the element types, only `bool` has invalid values. `start` is the index of the first byte.
@@ -268,8 +353,14 @@ pub(super) const LENGTH_BYTES: usize = 8;
 /// The largest header that the crate `safetensors` reads.
 pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Large tensors are read and written in chunks of this size, so the host needs no memory for a whole tensor.
+/// Large tensors are written in chunks of this size, so the host needs no memory for a whole tensor.
 pub(super) const CHUNK_BYTES: usize = 32 << 20;
+
+/// Large tensors are read in chunks of this size, by this number of threads, so the host needs no memory for a whole tensor.
+const READ_BYTES: usize = 4 << 20;
+const READERS_MAX: usize = 8;
+/// Buffers beside those of the readers, which wait for the upload.
+const BUFFERS_WAITING: usize = 2;
 
 #[cfg(target_endian = "big")]
 compile_error!("checkpoints are little endian; the feature `safetensors` does not support this target");
