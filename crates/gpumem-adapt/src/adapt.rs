@@ -3,8 +3,8 @@
 use crate::context::{Context, Plan};
 use crate::error::AdaptError;
 use crate::target::{Receive, Target};
-use gpumem_array::Element;
 use gpumem_array::ndarray::{Array1, ArrayView1, Ix1};
+use gpumem_array::{Element, Gpu};
 
 /// Rebuilds a value with its arrays at another place, and keeps its type otherwise.
 ///
@@ -152,6 +152,17 @@ pub trait Adapt<To: Target> {
         let mut cx = planned(&self, to);
         self.into_adapted_with(&mut cx)
     }
+}
+
+/// Copies a value like [`Adapt::adapt`]. Its new arrays belong to another `Gpu` than that of `to`.
+pub(crate) fn adapt_for<To: Target, A: Adapt<To>>(
+    value: &A,
+    to: &To,
+    owner: &Gpu,
+) -> Result<A::Adapted, AdaptError> {
+    let mut cx = planned(value, to);
+    cx.set_owner(owner);
+    value.adapt_with(&mut cx)
 }
 
 /// The context of a move to `to`. What the value has in small arrays is uploaded already.

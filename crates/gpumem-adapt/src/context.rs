@@ -13,6 +13,8 @@ pub struct Context<'t, To> {
     /// By address and new type: what a shared part became.
     shared: HashMap<(usize, TypeId), Box<dyn Any>>,
     uploaded: Option<Uploaded>,
+    /// The `Gpu` that new arrays belong to, if it is another than that of the target.
+    owner: Option<Gpu>,
 }
 
 /// The small arrays of a value that are uploaded together, before the value is rebuilt; see [`Adapt::plan`](crate::Adapt::plan).
@@ -70,13 +72,22 @@ struct Uploaded {
 
 impl<'t, To> Context<'t, To> {
     pub(crate) fn new(to: &'t To) -> Self {
-        Self { to, shared: HashMap::new(), uploaded: None }
+        Self { to, shared: HashMap::new(), uploaded: None, owner: None }
     }
 
     /// The target.
     #[must_use]
     pub fn to(&self) -> &'t To {
         self.to
+    }
+
+    /// Gives new arrays to a `Gpu` with another stream than that of the target.
+    pub(crate) fn set_owner(&mut self, gpu: &Gpu) {
+        self.owner = Some(gpu.clone());
+    }
+
+    pub(crate) fn owner(&self) -> Option<&Gpu> {
+        self.owner.as_ref()
     }
 
     /// Uploads the arrays of a plan. If that fails, all arrays are uploaded one by one: an error then names the array.

@@ -21,7 +21,7 @@ pub use groups::Groups;
 #[cfg(feature = "futures")]
 pub use stream::{FeedStream, feed_stream};
 
-use crate::adapt::Adapt;
+use crate::adapt::{Adapt, adapt_for};
 use crate::error::{AdaptError, ran_out_of_memory};
 use crate::policy::Keep;
 use crate::storage::Storage;
@@ -98,8 +98,7 @@ impl<I> Feeder<I> {
     }
 
     /// The iterator over the values at `place`: a `Gpu`, `gpu.unified()`, `gpu.pinned()` or a [`Destination`]. Items all of whose arrays
-    /// are there already are passed through. An item with arrays on both sides is copied whole. Arrays that `Rc` or `Arc` shares have the
-    /// `Gpu` of the uploads, which uses another stream than that of `place`.
+    /// are there already are passed through.XX
     ///
     /// ```
     /// use gpumem_adapt::array::{UnifiedArray, ndarray::Ix1};
@@ -125,7 +124,6 @@ impl<I> Feeder<I> {
         I: Iterator<Item = Result<V, E>>,
         E: Into<Box<dyn Error + Send + Sync>>,
         V: Adapt<To::Owned>,
-        V::Adapted: Adapt<To::Owned, Adapted = V::Adapted>,
     {
         if self.group_size == 0 {
             return Err(AdaptError::custom(EMPTY_BATCHES));
@@ -185,7 +183,7 @@ struct Uploads<V: Adapt<To>, To: Target> {
     place: To,
     /// The place with the stream of the uploads.
     copies: To,
-    consumer_stream: Stream,
+    consumer: Gpu,
     upload_stream: Stream,
     ready: VecDeque<Result<V::Adapted, AdaptError>>,
     /// An item for which the device had no room.
@@ -196,7 +194,6 @@ impl<V, To> Uploads<V, To>
 where
     To: Target,
     V: Adapt<To>,
-    V::Adapted: Adapt<To, Adapted = V::Adapted>,
 {
     fn new(place: &impl FeedTarget<Owned = To>) -> Result<Self, AdaptError> {
         let Some(gpu) = place.gpu() else {
@@ -204,7 +201,7 @@ where
         };
         let copies = gpu.fork()?;
         Ok(Self {
-            consumer_stream: gpu.stream().clone(),
+            consumer: gpu.clone(),
             upload_stream: copies.stream().clone(),
             place: place.on_stream_of(gpu),
             copies: place.on_stream_of(&copies),
@@ -216,7 +213,7 @@ where
     /// Records how far the consumer's stream is.
     fn mark(&self) {
         // A failure is reported by the next call. In a capture there is nothing to wait for.
-        let _ = self.consumer_stream.mark();
+        let _ = self.consumer.stream().mark();
     }
 
     /// Returns whether another item is uploaded before the consumer gets the next one. One item is ahead in any case. Others are while the
@@ -224,7 +221,7 @@ where
     fn wants(&self, prefetch: usize) -> bool {
         let is_wanted = match self.ready.len() {
             0 | 1 => true,
-            count => count <= prefetch && !self.consumer_stream.is_complete().unwrap_or(false),
+            count => count <= prefetch && !self.consumer.stream().is_complete().unwrap_or(false),
         };
         is_wanted && self.ready.back().is_none_or(Result::is_ok)
     }
@@ -244,12 +241,12 @@ where
         };
         let moved = match item.is_at(&self.place) {
             true => item.into_adapted(&self.place),
-            false => match item.adapt(&self.copies) {
+            false => match adapt_for(&item, &self.copies, &self.consumer) {
                 Err(error) if ran_out_of_memory(&error) && !self.ready.is_empty() => {
                     self.delayed = Some(item);
                     return false;
                 }
-                copied => copied.and_then(|copied| copied.into_adapted(&self.place)),
+                copied => copied,
             },
         };
         // The consumer waits for this item, and not for those that are uploaded behind it.
@@ -265,7 +262,6 @@ where
     I: Iterator<Item = Result<V, E>>,
     E: Into<Box<dyn Error + Send + Sync>>,
     V: Adapt<To>,
-    V::Adapted: Adapt<To, Adapted = V::Adapted>,
 {
     type Item = Result<V::Adapted, AdaptError>;
 
@@ -293,7 +289,6 @@ where
     I: Iterator<Item = Result<V, E>>,
     E: Into<Box<dyn Error + Send + Sync>>,
     V: Adapt<To>,
-    V::Adapted: Adapt<To, Adapted = V::Adapted>,
 {
 }
 
@@ -304,7 +299,6 @@ where
     I: ExactSizeIterator<Item = Result<V, E>>,
     E: Into<Box<dyn Error + Send + Sync>>,
     V: Adapt<To>,
-    V::Adapted: Adapt<To, Adapted = V::Adapted>,
 {
 }
 

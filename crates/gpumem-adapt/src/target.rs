@@ -286,10 +286,10 @@ where
         if let Some(uploaded) = cx.uploaded::<T, ElemAt<To, T>, D>(&array)
             && let Ok(uploaded) = same(uploaded)
         {
-            return Ok(uploaded);
+            return owned(uploaded, cx);
         }
         let place = cx.to().place();
-        Ok(match unchanged::<To::Policy, T, D>(&array) {
+        let uploaded = match unchanged::<To::Policy, T, D>(&array) {
             Some(unchanged) => GpuArray::from_array(&place, &unchanged)?,
             // Without gaps, or repeated elements, which the array layer gathers.
             None if <Self as Receive<T, D>>::keeps() => {
@@ -300,17 +300,18 @@ where
                 }
             }
             None => To::Policy::upload(&array, &place)?,
-        })
+        };
+        owned(uploaded, cx)
     }
 
     fn copy_from_gpu(view: GpuView<'_, T, D>, cx: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError> {
         if <Self as Receive<T, D>>::keeps()
             && let Ok(array) = same(view.copy_to(&cx.to().place())?)
         {
-            return Ok(array);
+            return owned(array, cx);
         }
         match To::Policy::on_device(&view, &cx.to().place()) {
-            Some(converted) => Ok(converted?),
+            Some(converted) => owned(converted?, cx),
             None => Self::copy_from_host(view.to_array()?.view(), cx),
         }
     }
@@ -324,9 +325,23 @@ where
         let is_kept = <Self as Receive<T, D>>::keeps() && array.gpu().device() == gpu.device();
         let array = if is_kept { same(array) } else { Err(array) };
         match array {
-            Ok(array) => Ok(Self::Array::into_gpu(array, gpu).map_err(ArrayError::from)?),
+            Ok(array) => {
+                let array = Self::Array::into_gpu(array, gpu).map_err(ArrayError::from)?;
+                owned(array, cx)
+            }
             Err(array) => Self::copy_from_gpu(array.view(), cx),
         }
+    }
+}
+
+/// The array with the `Gpu` that new arrays belong to.
+fn owned<To, T: Element, D: Dimension, K: Kind>(
+    array: GpuArray<T, D, K>,
+    cx: &Context<'_, To>,
+) -> Result<GpuArray<T, D, K>, AdaptError> {
+    match cx.owner() {
+        Some(gpu) => Ok(array.into_gpu(gpu).map_err(ArrayError::from)?),
+        None => Ok(array),
     }
 }
 

@@ -5,12 +5,14 @@
 
 mod machine;
 
-use gpumem_adapt::array::ndarray::{Array2, CowArray, Dimension, Ix1, Ix2};
+use gpumem_adapt::array::kind;
+use gpumem_adapt::array::ndarray::{Array1, Array2, CowArray, Dimension, Ix1, Ix2};
 use gpumem_adapt::array::pool::sys::CUresult;
 use gpumem_adapt::array::pool::{BackendKind, CaptureMode, Device, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, PinnedArray, StagingOptions, UnifiedArray};
 use gpumem_adapt::{
-    Adapt, AdaptError, Destination, F32, Feed, Rows, Source, batches, feed, feed_stream, try_feed,
+    Adapt, AdaptError, Destination, F32, Feed, Host, Policy, Rows, Source, Storage, batches, feed,
+    feed_stream, try_feed,
 };
 use gpumem_sim::{Effect, Rule, Schedule, Sim, SimConfig};
 use machine::{COLUMNS, ROW_BYTES, first_column, machine, machine_of, table};
@@ -18,6 +20,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
@@ -138,6 +141,54 @@ fn items_in_other_memory_are_copied() {
     let copied: Vec<GpuArray<f32, Ix1>> = feed(pinned).on(gpu).unwrap().map(Result::unwrap).collect();
     assert_eq!(copied[2].to_vec().unwrap(), [0.0; 100]);
     drop(copied);
+    machine.end();
+}
+
+/// Changes the values without changing their type.
+struct Negated;
+
+impl Policy<f32> for Negated {
+    type Elem = f32;
+
+    fn convert(value: f32) -> f32 {
+        -value
+    }
+}
+
+fn doubled<To>(scale: &f32, _: &mut gpumem_adapt::Context<'_, To>) -> Result<f32, AdaptError> {
+    Ok(2.0 * scale)
+}
+
+#[derive(Adapt)]
+struct Sample<S: Storage> {
+    values: S::Array<f32, Ix1>,
+    shared: Rc<S::Array<f32, Ix1>>,
+    #[adapt(with = doubled)]
+    scale: f32,
+}
+
+/// By the policy and by the functions of fields. All arrays then belong to the consumer's `Gpu`.
+#[test]
+fn items_are_converted_once() {
+    let machine = machine(0, None);
+    let gpu = &machine.gpu;
+    let (values, shared) = (Array1::<f32>::ones(COLUMNS), Rc::new(Array1::<f32>::ones(3)));
+    let sample = || Sample::<Host> { values: values.clone(), shared: shared.clone(), scale: 1.0 };
+    let place = Destination::new(gpu).elements::<Negated>();
+    let fed: Vec<Sample<kind::Device>> =
+        feed((0..3).map(|_| sample())).on(&place).unwrap().map(Result::unwrap).collect();
+    for sample in fed {
+        assert_eq!((sample.values.to_vec().unwrap()[COLUMNS - 1], sample.scale), (-1.0, 2.0));
+        assert_eq!(sample.shared.to_vec().unwrap(), [-1.0; 3]);
+        for array in [&sample.values, &sample.shared] {
+            assert_eq!(array.gpu().stream().id(), gpu.stream().id());
+        }
+    }
+    let x = table(3);
+    let rows: Vec<f32> =
+        batches(&x).batch_size(1).on(&place).unwrap().map(|b| b.unwrap().to_vec().unwrap()[0]).collect();
+    assert_eq!(rows, [0.0, -1.0, -2.0]);
+    drop(place);
     machine.end();
 }
 

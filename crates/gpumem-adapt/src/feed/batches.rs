@@ -143,11 +143,10 @@ impl<S: Source> Batches<S> {
     ///
     /// - [`AdaptError::Array`] if the stream of the uploads cannot be created.
     /// - [`AdaptError::Custom`] if the size of a batch is 0, or if the parts of the data set have different numbers of rows.
-    pub fn on<To, A>(self, place: &To) -> Result<FeedOf<S, To::Owned>, AdaptError>
+    pub fn on<To>(self, place: &To) -> Result<FeedOf<S, To::Owned>, AdaptError>
     where
         To: FeedTarget,
-        S::Batch: Adapt<To::Owned, Adapted = A>,
-        A: Adapt<To::Owned, Adapted = A>,
+        S::Batch: Adapt<To::Owned>,
     {
         let prefetch = self.prefetch;
         Feeder { items: self.on_host()?, prefetch, group_size: 1 }.prefetch(prefetch).on(place)

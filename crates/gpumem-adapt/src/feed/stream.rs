@@ -38,7 +38,6 @@ where
     E: Into<Box<dyn Error + Send + Sync>>,
     To: FeedTarget,
     V: Adapt<To::Owned>,
-    V::Adapted: Adapt<To::Owned, Adapted = V::Adapted>,
 {
     Ok(FeedStream { items: Some(items), uploads: Uploads::new(place)?, prefetch: PREFETCH })
 }
@@ -68,7 +67,6 @@ where
     E: Into<Box<dyn Error + Send + Sync>>,
     To: Target,
     V: Adapt<To>,
-    V::Adapted: Adapt<To, Adapted = V::Adapted>,
 {
     type Item = Result<V::Adapted, AdaptError>;
 
