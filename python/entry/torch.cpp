@@ -39,18 +39,13 @@ struct SourceLocation {
     std::uint32_t line;
 };
 
-/* A class that derives from c10::Error and adds no field. */
-struct ExceptionClass {
-    std::type_info *type;
-    /* What the first word of an object points to. */
-    const void *methods;
-};
-
 struct Exceptions {
     /* c10::Error::Error(c10::SourceLocation, std::string) */
     void (*construct)(void *place, SourceLocation, std::string);
-    ExceptionClass error;
-    ExceptionClass out_of_memory;
+    /* c10::Error */
+    std::type_info *error;
+    /* c10::OutOfMemoryError, which derives from c10::Error and adds nothing to it. */
+    std::type_info *out_of_memory;
 };
 
 Exceptions exceptions;
@@ -60,7 +55,7 @@ constexpr std::size_t EXCEPTION_BYTES = 1024;
 
 void destroy(void *exception) { static_cast<std::exception *>(exception)->~exception(); }
 
-[[noreturn]] void raise(const ExceptionClass &kind, const std::string &text) {
+[[noreturn]] void raise(std::type_info *type, const std::string &text) {
     void *place = abi::__cxa_allocate_exception(EXCEPTION_BYTES);
     try {
         exceptions.construct(place, SourceLocation{"gpumem", "gpumem", 0}, text);
@@ -68,8 +63,7 @@ void destroy(void *exception) { static_cast<std::exception *>(exception)->~excep
         abi::__cxa_free_exception(place);
         throw;
     }
-    std::memcpy(place, &kind.methods, sizeof kind.methods);
-    abi::__cxa_throw(place, kind.type, destroy);
+    abi::__cxa_throw(place, type, destroy);
 }
 
 [[noreturn]] void raise(gpumem_result result) {
@@ -81,13 +75,13 @@ void check(gpumem_result result) {
     if (result != GPUMEM_SUCCESS) raise(result);
 }
 
-/* Throws an exception of the class and looks whether it is what PyTorch would catch. */
-bool fits(const ExceptionClass &kind) {
+/* Throws an exception of the class and looks whether it is one, with its text. */
+bool fits(std::type_info *type) {
     const std::string text = "gpumem throws this to check the exception's class";
     try {
-        raise(kind, text);
+        raise(type, text);
     } catch (const std::exception &caught) {
-        return typeid(caught) == *kind.type && std::strstr(caught.what(), text.c_str()) != nullptr;
+        return std::strstr(caught.what(), text.c_str()) != nullptr;
     } catch (...) {
         return false;
     }
@@ -182,13 +176,10 @@ gpumem_result allocate(std::size_t size, int device, RawStream raw, void **addre
 /* -------------------------------------------------------------------------------------------------- called by gpumem/torch.py */
 
 /* Takes PyTorch's constructor and classes. Returns 0 if what they make is not what PyTorch catches. */
-EXPORTED int gpumem_torch_set_exceptions(void *construct, void *error_type, void *error_methods, void *out_of_memory_type,
-                                         void *out_of_memory_methods) {
-    /* Two words, for offset and type, are before the functions. */
-    const auto functions = [](void *table) { return static_cast<const void *>(static_cast<void **>(table) + 2); };
+EXPORTED int gpumem_torch_set_exceptions(void *construct, void *error, void *out_of_memory) {
     std::memcpy(&exceptions.construct, &construct, sizeof construct);
-    exceptions.error = {static_cast<std::type_info *>(error_type), functions(error_methods)};
-    exceptions.out_of_memory = {static_cast<std::type_info *>(out_of_memory_type), functions(out_of_memory_methods)};
+    exceptions.error = static_cast<std::type_info *>(error);
+    exceptions.out_of_memory = static_cast<std::type_info *>(out_of_memory);
     return fits(exceptions.error) && fits(exceptions.out_of_memory);
 }
 

@@ -29,9 +29,7 @@ _CONSTRUCTOR = "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcS
 _SYMBOLS = (
     ("libc10.so", _CONSTRUCTOR),
     ("libc10.so", "_ZTIN3c105ErrorE"),
-    ("libc10.so", "_ZTVN3c105ErrorE"),
     ("libc10_cuda.so", "_ZTIN3c1016OutOfMemoryErrorE"),
-    ("libc10_cuda.so", "_ZTVN3c1016OutOfMemoryErrorE"),
 )
 
 _entry = None
@@ -161,7 +159,7 @@ def _segment_allocator():
     return _segments
 
 
-_TESTED = "gpumem is tested with PyTorch 2.11; please report the version"
+_TESTED = "gpumem is tested with PyTorch 2.11 and 2.15; please report the version"
 
 
 def _load():
@@ -170,7 +168,7 @@ def _load():
     if _entry is not None:
         return _entry
     entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
-    entry.gpumem_torch_set_exceptions.argtypes = (ctypes.c_void_p,) * 5
+    entry.gpumem_torch_set_exceptions.argtypes = (ctypes.c_void_p,) * 3
     entry.gpumem_torch_set_options.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64)
     entry.gpumem_torch_set_options.restype = None
     entry.gpumem_torch_pool.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
