@@ -30,6 +30,9 @@ impl Machine {
         for context in self.contexts.values_mut().filter(|context| context.device == device as usize) {
             context.error = context.error.or(Some(code));
         }
+        // The loss ends the work of the device, and the next call reports it. Without that, memory of another device that the work used
+        // could never be freed.
+        self.host_learns_device(device as usize);
         let text = format!("a rule made device {device} fail");
         self.note_fault(Fault { kind: FaultKind::DeviceLost, code, text, allocation: None });
     }

@@ -2,7 +2,7 @@
 //! frees everything.
 
 use super::*;
-use gpumem_sim::{Effect, Finding, Rule};
+use gpumem_sim::{Effect, Finding, Rule, Schedule};
 use std::ptr::without_provenance_mut;
 
 const LOST: CUresult = CUresult::CUDA_ERROR_ECC_UNCORRECTABLE;
@@ -153,4 +153,28 @@ fn capture_and_launch(gpu: &Machine, value: u8) {
         gpu.cuStreamDestroy_v2(a).unwrap();
         gpu.cuStreamDestroy_v2(b).unwrap();
     }
+}
+
+/// The loss ends the work of a device, and the error says so: memory of another device that it used is free of it.
+#[test]
+fn memory_of_another_device_outlives_the_loss() {
+    let effect = Effect::LoseDevice { device: 0, code: LOST };
+    let config = SimConfig::new().devices(2).schedule(Schedule::Early);
+    let gpu = machine(config.rule(Rule::new("cuCtxGetStreamPriorityRange", effect)));
+    let (other, stream, here) = (primary(&gpu, 1), gpu.stream(), gpu.alloc(64));
+    // SAFETY: addresses and handles are checked by the driver under test; the locals outlive the calls.
+    unsafe {
+        gpu.cuCtxSetCurrent(other).unwrap();
+        let there = gpu.alloc(64);
+        gpu.cuMemsetD8_v2(there, 1, 64).unwrap();
+        gpu.cuCtxSynchronize().unwrap();
+        gpu.cuCtxSetCurrent(gpu.context).unwrap();
+        gpu.cuMemcpyPeerAsync(here, gpu.context, there, other, 64, stream).unwrap();
+        let (mut least, mut greatest) = (0, 0);
+        assert_eq!(code(gpu.cuCtxGetStreamPriorityRange(&mut least, &mut greatest)), LOST);
+        gpu.cuCtxSetCurrent(other).unwrap();
+        gpu.cuMemFree_v2(there).unwrap();
+    }
+    let findings = gpu.sim().take_findings();
+    assert_eq!(findings.iter().map(Finding::name).collect::<Vec<_>>(), ["lost device"]);
 }
