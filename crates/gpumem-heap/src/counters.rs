@@ -30,6 +30,12 @@ impl LocalCounters {
         raise(&self.allocation_count, 1);
     }
 
+    /// Counts several allocated blocks, of `size_bytes` each.
+    pub fn count_run_out(&self, count: u64, size_bytes: u64) {
+        raise(&self.in_use_bytes, count.wrapping_mul(size_bytes));
+        raise(&self.allocation_count, count);
+    }
+
     /// Counts a freed block.
     #[inline]
     pub fn count_in(&self, size_bytes: u64) {

@@ -55,6 +55,11 @@ pub(crate) trait Source: Send + Sync {
         stream: &'a Stream,
     ) -> Result<Answer<'a, Allocation>, PoolError>;
 
+    /// Allocates up to `count_max` blocks of `size_bytes` each from memory that is free. Neither grows nor waits.
+    fn alloc_ready(&self, _size_bytes: u64, _count_max: usize, _: &Stream) -> Vec<Allocation> {
+        Vec::new()
+    }
+
     /// The key of this backend's thread caches, for [`hit`] and [`put_back_small`]. [`NO_CACHE`] if it has none.
     fn cache_key(&self) -> u64 {
         NO_CACHE

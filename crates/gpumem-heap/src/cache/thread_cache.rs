@@ -233,6 +233,11 @@ impl OwnerGuard<'_> {
         self.with(|_| self.counters.count_out(size_bytes)).is_some()
     }
 
+    /// Like [`OwnerGuard::count_out`], for several blocks of `size_bytes` each.
+    pub fn count_run_out(self, count: u64, size_bytes: u64) -> bool {
+        self.with(|_| self.counters.count_run_out(count, size_bytes)).is_some()
+    }
+
     /// Counts a block that was freed elsewhere. False if the cache is closed.
     pub fn count_in(self, size_bytes: u64) -> bool {
         self.with(|_| self.counters.count_in(size_bytes)).is_some()

@@ -2,6 +2,7 @@
 
 use super::fit::{UNIT_BYTES, place};
 use super::idle_scan::{View, stretches};
+use super::record::Record;
 use super::space::{PAGE_BYTES, Space};
 use super::stamps::FreeState;
 use super::{Heap, LARGE_SPACE, Request, SMALL_MAX_BYTES, rounded, space_of};
@@ -14,6 +15,37 @@ impl Heap {
         let with_ready = self.may_take_ready(request);
         let alignment = if self.starts_in_pages(request) { PAGE_BYTES } else { request.alignment };
         self.take_free(space_of(request), &Request { alignment, ..*request }, order, with_ready)
+    }
+
+    /// Takes up to `count_max` blocks of one size side by side, of free, mapped memory, and appends them to `blocks`. All of them come
+    /// from one free range, and have at most 1 MiB together. Calls no [`PhysicalMemory`](crate::PhysicalMemory) function.
+    pub fn take_ready_run(
+        &mut self,
+        request: &Request,
+        count_max: usize,
+        order: &impl Order,
+        blocks: &mut Vec<HeapBlock>,
+    ) {
+        let Some(size_bytes) = rounded(request.size_bytes) else { return };
+        let mut count = (SMALL_MAX_BYTES / size_bytes).min(count_max as u64);
+        while count > 0 {
+            let run = Request { size_bytes: count * size_bytes, ..*request };
+            if let Some(first) = self.take_ready(&run, order) {
+                return self.split_run(first, size_bytes, blocks);
+            }
+            count /= 2;
+        }
+    }
+
+    /// Splits a block into blocks of one size, and appends them to `blocks`.
+    fn split_run(&mut self, first: HeapBlock, size_bytes: u64, blocks: &mut Vec<HeapBlock>) {
+        let Record { start, space, size_bytes: run_bytes, .. } = self.records[first.record];
+        let mut record = first.record;
+        blocks.push(first);
+        for offset in (size_bytes..run_bytes).step_by(size_bytes as usize) {
+            record = self.spaces[usize::from(space)].split(&mut self.records, record, start + offset);
+            blocks.push(HeapBlock { address: first.address + offset, record });
+        }
     }
 
     /// True if memory is dealt to streams by the page: there is no slack, and other streams could not use the rest of this

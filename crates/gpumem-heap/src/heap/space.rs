@@ -274,8 +274,8 @@ impl Space {
         inner
     }
 
-    /// Splits a record in two, and returns the second.
-    fn split(&mut self, records: &mut Records, id: u32, place: u64) -> u32 {
+    /// Splits a record that is in no list in two, and returns the second.
+    pub(super) fn split(&mut self, records: &mut Records, id: u32, place: u64) -> u32 {
         let record = records[id];
         records.stamp_sets.share(record.pending());
         let size_bytes = record.end() - place;

@@ -1,8 +1,10 @@
 //! Blocks: sizes, contents, order of frees, order of drops.
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
-use gpumem_pool::{Block, Device, Event, Pool, PoolError, Stream};
+use gpumem_pool::adaptor::Budget;
+use gpumem_pool::{Block, CaptureMode, Device, Event, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;
+use std::sync::Arc;
 
 #[test]
 fn a_block_is_memory_of_its_own() {
@@ -18,6 +20,61 @@ fn a_block_is_memory_of_its_own() {
         for (value, block) in blocks.iter().enumerate() {
             assert!(fixture.holds(block, value as u8 + 1, &stream), "{block:?}");
         }
+    });
+}
+
+#[test]
+fn blocks_of_a_run_are_blocks_like_others() {
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
+        assert!(pool.alloc_ready(4096, 10, &stream).unwrap().is_empty(), "nothing is reserved");
+        let first = pool.alloc(4096, &stream).unwrap();
+        let reserved_bytes = pool.status().unwrap().reserved_bytes;
+        let mut blocks = Vec::new();
+        for (size_bytes, count) in [(4096, 100), (1, 3), (5000, 1), (4096, 0), (0, 5), (4096, usize::MAX)] {
+            let run = pool.alloc_ready(size_bytes, count, &stream).unwrap();
+            assert!(run.len() <= count && run.iter().all(|block| block.size_bytes() == size_bytes));
+            if fixture.maps() && size_bytes > 0 {
+                assert_eq!(run.len(), count.min(256));
+            }
+            blocks.extend(run);
+        }
+        for (index, block) in blocks.iter().enumerate() {
+            assert_eq!(block.address() % 256, 0);
+            fixture.fill(block, index as u8, &stream);
+        }
+        for (index, block) in blocks.iter().enumerate() {
+            assert!(fixture.holds(block, index as u8, &stream), "{block:?}");
+        }
+        let status = pool.status().unwrap();
+        assert_eq!(status.reserved_bytes, reserved_bytes);
+        let sum: u64 = blocks.iter().map(Block::size_bytes).sum();
+        assert_eq!((status.block_count, status.in_use_bytes), (blocks.len() as u64 + 1, sum + 4096));
+        // In any order, and on another thread.
+        let (even, odd): (Vec<_>, Vec<_>) =
+            blocks.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
+        drop(even);
+        std::thread::scope(|scope| drop(scope.spawn(move || drop(odd)).join()));
+        assert_eq!(pool.status().unwrap().block_count, 1);
+        drop(first);
+        stream.synchronize().unwrap();
+        pool.trim_to(0).unwrap();
+        assert_eq!(pool.status().unwrap().in_use_bytes, 0);
+    });
+}
+
+#[test]
+fn adaptors_and_captures_see_requests_one_by_one() {
+    on_device_memory(&small(), |fixture| {
+        let stream = fixture.stream();
+        let budget = fixture.builder().adaptor(Arc::new(Budget::new(1 << 20))).build().unwrap();
+        let _held = budget.alloc(4096, &stream).unwrap();
+        assert!(budget.alloc_ready(4096, 10, &stream).unwrap().is_empty());
+        let pool = fixture.pool();
+        let _held = pool.alloc(4096, &stream).unwrap();
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        assert!(pool.alloc_ready(4096, 10, &stream).unwrap().is_empty());
+        drop(capture);
     });
 }
 

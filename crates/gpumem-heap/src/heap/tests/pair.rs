@@ -17,6 +17,12 @@ pub(super) enum Step {
         alignment: u64,
         stream: usize,
     },
+    /// Blocks of one size, side by side.
+    TakeRun {
+        size_bytes: u64,
+        count: usize,
+        stream: usize,
+    },
     /// The index of the live block, the number of streams that used it, and true if all its uses are known to be complete.
     Give {
         index: usize,
@@ -48,6 +54,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     let alignment = prop_oneof![8 => Just(256_u64), 1 => Just(1 << 16), 1 => Just(1 << 22)];
     prop_oneof![
         8 => (size, alignment, 0..STREAMS).prop_map(|(size_bytes, alignment, stream)| Step::Take { size_bytes, alignment, stream }),
+        1 => (1_u64..100_000, 0_usize..300, 0..STREAMS).prop_map(|(size_bytes, count, stream)| Step::TakeRun { size_bytes, count, stream }),
         7 => (any::<usize>(), 1..=STREAMS, prop::bool::weighted(0.2)).prop_map(|(index, uses, complete)| Step::Give { index, uses, complete }),
         1 => (0..STREAMS, 0..STREAMS).prop_map(|(waiter, on)| Step::Wait { waiter, on }),
         1 => (0..STREAMS).prop_map(|stream| Step::Complete { stream }),
@@ -119,6 +126,7 @@ impl Pair {
     pub(super) fn step(&mut self, step: &Step) {
         match *step {
             Step::Take { size_bytes, alignment, stream } => self.take(size_bytes, alignment, stream),
+            Step::TakeRun { size_bytes, count, stream } => self.take_run(size_bytes, count, stream),
             Step::Give { index, uses, complete } if !self.live.is_empty() => {
                 self.give(index % self.live.len(), uses, complete)
             }
@@ -143,6 +151,25 @@ impl Pair {
         let request = Request { size_bytes, alignment, stream: index };
         let Some(block) = self.climb(&request) else { return };
         assert_eq!(block.address % alignment, 0);
+        self.taken(block, size_bytes, stream);
+    }
+
+    fn take_run(&mut self, size_bytes: u64, count: usize, stream: usize) {
+        let index = if self.is_for_host { StreamIndex::HOST } else { StreamIndex(stream as u16) };
+        let request = Request { size_bytes, alignment: UNIT_BYTES, stream: index };
+        let Self { heap, known, limit_bytes, .. } = self;
+        heap.set_limit_bytes(*limit_bytes);
+        let (reserved_bytes, mut blocks) = (heap.reserved_bytes(), Vec::new());
+        heap.take_ready_run(&request, count, known, &mut blocks);
+        assert!(blocks.len() <= count && heap.reserved_bytes() == reserved_bytes);
+        for block in blocks {
+            assert_eq!(self.heap.room_bytes(block.record), size_bytes.next_multiple_of(UNIT_BYTES));
+            self.taken(block, size_bytes, stream);
+        }
+    }
+
+    fn taken(&mut self, block: HeapBlock, size_bytes: u64, stream: usize) {
+        let index = if self.is_for_host { StreamIndex::HOST } else { StreamIndex(stream as u16) };
         let bytes = self.driver.physical(block.address, size_bytes);
         for (other, other_bytes, _) in &self.live {
             let others = self.driver.physical(other.address, *other_bytes);
@@ -155,7 +182,7 @@ impl Pair {
         for (place, stamps) in self.used.drain(..) {
             if bytes.iter().any(|mine| overlaps(mine, &place)) {
                 assert!(
-                    stamps.iter().all(|stamp| self.known.is_ordered(*stamp, request.stream)),
+                    stamps.iter().all(|stamp| self.known.is_ordered(*stamp, index)),
                     "an earlier use could still touch it"
                 );
             }

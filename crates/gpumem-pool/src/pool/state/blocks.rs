@@ -60,6 +60,29 @@ impl StateRef {
         }
     }
 
+    /// Allocates up to `count_max` blocks of one size from memory that is free. With adaptors or captures it allocates none: their
+    /// requests are seen one by one.
+    pub(crate) fn alloc_ready(
+        self,
+        size_bytes: u64,
+        count_max: usize,
+        stream: &Stream,
+    ) -> Result<Vec<Block>, PoolError> {
+        self.check_usable()?;
+        self.check_stream(stream)?;
+        if size_bytes == 0 || self.stack.is_some() || self.has_captures() {
+            return Ok(Vec::new());
+        }
+        let allocations = self.backend.alloc_ready(size_bytes, count_max, stream);
+        self.name(stream, size_bytes.saturating_mul(allocations.len() as u64));
+        let is_any_open = scope::is_any_open();
+        let block = |allocation: Allocation| {
+            let tag = if is_any_open { self.tag(size_bytes, 0) } else { 0 };
+            Block::from_parts(allocation.with_tag(tag), size_bytes, stream.id(), AtomicU64::new(0), self)
+        };
+        Ok(allocations.into_iter().map(block).collect())
+    }
+
     /// Allocates from the backend, inside all adaptors, and counts the block. Climbs the ladder if no memory is free.
     pub(crate) fn alloc_from_backend(
         self,

@@ -5,11 +5,11 @@ use super::block_search::BlockSearch;
 #[cfg(unix)]
 use crate::backend::Underlying;
 use crate::backend::caching::access::{Memory, all_of, none_of};
-use crate::backend::caching::put_back_small;
+use crate::backend::caching::{of_class, put_back_small};
 use crate::backend::{
     Allocation, Answer, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Source, plain,
 };
-use crate::config::{BackendKind, MemoryKind};
+use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
 use crate::device::{CaptureModeGuard, Device, Stamp, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError};
 use gpumem_heap::SizeClass;
@@ -36,6 +36,24 @@ impl Source for CachingPool {
             Some(found) => Answer::Found(found),
             None => Answer::Short(Box::new(search)),
         })
+    }
+
+    fn alloc_ready(&self, size_bytes: u64, count_max: usize, stream: &Stream) -> Vec<Allocation> {
+        let search = BlockSearch::new(self, size_bytes, ALIGNMENT_MIN, stream);
+        let Some(class) = search.class else { return Vec::new() };
+        let mut blocks = Vec::new();
+        {
+            let mut core = self.core();
+            core.heap.take_ready_run(&search.request, count_max, self.clocks(), &mut blocks);
+            core.note_peak();
+        }
+        let count = blocks.len() as u64;
+        let is_counted =
+            self.with_cache_or_adopt(stream.id(), |cache| cache.count_run_out(count, size_bytes));
+        if is_counted != Some(true) {
+            (0..count).for_each(|_| self.thread_caches.count_out(stream.id().as_u64(), size_bytes));
+        }
+        blocks.into_iter().map(|block| of_class(class, block)).collect()
     }
 
     fn cache_key(&self) -> u64 {
