@@ -209,7 +209,13 @@ impl<'a> Plan<'a> {
 
     fn push(&mut self, key: Key, packed: Result<Box<dyn Any>, ArrayError>) {
         match packed {
-            Ok(array) => self.arrays.push(Planned { key, array: Some(array) }),
+            Ok(array) => {
+                if self.arrays.len() == self.arrays.capacity() {
+                    // Pages that are not written cost nothing, and those of a list that has moved cost as much again.
+                    self.arrays.reserve(7 * self.arrays.len());
+                }
+                self.arrays.push(Planned { key, array: Some(array) });
+            }
             Err(_) => self.is_failed = true,
         }
     }

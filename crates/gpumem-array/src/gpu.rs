@@ -522,6 +522,11 @@ impl Gpu {
         }
     }
 
+    /// Returns whether the other is a clone of this `Gpu`: it has the same pools and the same stream.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns an error unless `found` is the device of this `Gpu`.
     #[inline]
     pub(crate) fn check(&self, found: &Device) -> Result<(), ArrayError> {

@@ -410,12 +410,20 @@ impl Storage {
     pub(crate) fn new(block: Block, gpu: &Gpu) -> Result<Self, ArrayError> {
         let stream = gpu.stream();
         let storage = Self::new_after(block, stream.point(), gpu.capture_id());
+        storage.keep_foreign(stream);
         // The point may be part of the capture, and others would join it by their wait.
         if stream.is_capturing()? && gpu.recording().is_none() && storage.size_bytes() > 0 {
             return Err(GraphError::StreamCaptures.into());
         }
-        storage.keep_foreign(stream);
         Ok(storage)
+    }
+
+    /// A block that was allocated on a stream and written there, outside of captures, before `point`.
+    #[inline]
+    pub(crate) fn written(block: Block, stream: &Stream, point: StreamPoint) -> Self {
+        let storage = Self::new_after(block, point, 0);
+        storage.keep_foreign(stream);
+        storage
     }
 
     fn new_after(block: Block, point: StreamPoint, capture: u64) -> Self {
@@ -424,7 +432,7 @@ impl Storage {
 
     /// Memory that grows in place. It has no bytes, and no uses so far.
     pub(crate) fn of_growable(block: GrowableBlock) -> Self {
-        Self::over(Memory::Growable(block), NONE, 0)
+        Self::over(Memory::Growable(Box::new(block)), NONE, 0)
     }
 
     /// Returns whether the memory changes its size in place.
@@ -473,7 +481,8 @@ impl Storage {
     ) -> Self {
         let (device, home) = (gpu.device().clone(), gpu.stream().clone());
         let point = home.point();
-        let memory = Memory::Foreign(ForeignMemory::new(device, home, (address, size_bytes, kind), owner));
+        let foreign = ForeignMemory::new(device, home, (address, size_bytes, kind), owner);
+        let memory = Memory::Foreign(Box::new(foreign));
         let storage = Self::over(memory, point, 0);
         storage.keep_foreign(gpu.stream());
         storage

@@ -74,6 +74,11 @@ fn buffers_that_wait_on_one_stream_stop_no_other() {
     let other = gpu.fork().unwrap();
     let sim = Sim::of(gpu.device().driver()).unwrap();
     let host = numbers(3 * BUFFER_BYTES / 4, 1);
+    // The ring grows while it is used.
+    while pinned.status().unwrap().in_use_bytes < 3 * BUFFER_BYTES as u64 {
+        GpuArray::from_slice(&gpu, &host).unwrap();
+    }
+    gpu.synchronize().unwrap();
     let first = GpuArray::from_slice(&gpu, &host).unwrap();
     assert!(sim.report().queued_count >= 3, "the upload does not wait for its copies: {}", sim.report());
     let second = GpuArray::from_slice(&other, &host).unwrap();
@@ -357,6 +362,39 @@ fn packs_take_all_shapes_and_kinds() {
     assert_eq!(packed.3.into_array().unwrap().as_slice().unwrap(), truth);
     assert_eq!(packed.4.into_array().unwrap().to_vec().unwrap(), none);
     assert_clean(&gpu, 0);
+}
+
+#[test]
+fn arrays_of_a_pack_are_ordered_with_other_streams_and_freed_one_by_one() {
+    for seed in 0..16 {
+        let (gpu, _) = staged(SimConfig::new().seed(seed), None);
+        let other = gpu.fork().unwrap();
+        let host: Vec<Vec<i32>> = (0..300).map(|index| numbers(50 + index % 3, index as u64)).collect();
+        // Memory that another stream uses is not handed out again too early.
+        let before = GpuArray::from_slice(&gpu, &numbers(20_000, 1)).unwrap();
+        let sum = before.on(&other).sum().unwrap();
+        drop(before);
+        let mut pack = gpu.pack();
+        let packed: Vec<_> = host.iter().map(|part| pack.add_slice(&gpu, part).unwrap()).collect();
+        let elsewhere = pack.add_slice(&other, &host[0]).unwrap();
+        pack.upload().unwrap();
+        drop(sum);
+        let in_use_bytes = || gpu.pool().status().unwrap().in_use_bytes;
+        let mut left_bytes = in_use_bytes();
+        for (index, packed) in packed.into_iter().enumerate() {
+            let size_bytes = 4 * host[index].len() as u64;
+            match index % 3 {
+                0 => drop(packed),
+                1 => drop(packed.into_array().unwrap().on(&other).try_mul(2).unwrap()),
+                _ => assert_eq!(packed.into_array().unwrap().on(&other).to_vec().unwrap(), host[index]),
+            }
+            left_bytes -= size_bytes;
+            assert_eq!(in_use_bytes(), left_bytes);
+        }
+        assert_eq!(elsewhere.into_array().unwrap().to_vec().unwrap(), host[0]);
+        gpu.synchronize().unwrap();
+        assert_clean(&gpu, seed);
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use super::pageable;
 use crate::array::GpuArray;
-use crate::element::Element;
+use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::staging::{Answer, Copying, HostCopy, Lent, Staging, Stores};
 use crate::gpu::{Gpu, Place};
@@ -18,9 +18,10 @@ use crate::storage::{Access, Storage, Use, queue};
 use core::fmt;
 use core::marker::PhantomData;
 use core::time::Duration;
+use gpumem_pool::{Block, MemoryKind, StreamPoint};
 use ndarray::{Array, ArrayBase, ArrayView, Data, Dimension, Ix1};
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -29,6 +30,8 @@ use std::time::Instant;
 pub struct Pack<'a> {
     gpu: Gpu,
     parts: Vec<Part<'a>>,
+    stock: Stock,
+    uploaded: Arc<Mutex<Uploaded>>,
 }
 
 /// An array of a [`Pack`], once that is uploaded.
@@ -40,14 +43,105 @@ pub struct PackedArray<T, D, K = Device> {
     element: PhantomData<(T, K)>,
 }
 
-/// The memory of an array, once it is uploaded.
-type Slot = Arc<Mutex<Option<Storage>>>;
+/// The arrays of a pack, once they are uploaded. Until then the pack has them.
+#[derive(Default)]
+struct Uploaded {
+    /// Behind the uploads.
+    point: Option<StreamPoint>,
+    memory: Vec<Option<PartMemory>>,
+}
+
+/// The memory of one array of a pack. The drop frees it.
+struct Slot {
+    uploaded: Arc<Mutex<Uploaded>>,
+    index: usize,
+    is_taken: bool,
+}
+
+impl Slot {
+    /// The memory, in use by `gpu`. `None` before the upload.
+    fn take(&mut self, gpu: &Gpu) -> Option<Storage> {
+        let (memory, point) = {
+            let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
+            (uploaded.memory.get_mut(self.index)?.take()?, uploaded.point?)
+        };
+        self.is_taken = true;
+        Some(match memory {
+            PartMemory::Block(block) => Storage::written(block, gpu.stream(), point),
+            PartMemory::Other(storage) => *storage,
+        })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if !self.is_taken {
+            let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
+            let memory = uploaded.memory.get_mut(self.index).and_then(Option::take);
+            drop(uploaded);
+            drop(memory);
+        }
+    }
+}
 
 /// An array without its type.
 struct Part<'a> {
-    storage: Storage,
+    address: u64,
+    /// `None` after an error, and once the array is uploaded.
+    memory: Option<PartMemory>,
     bytes: Cow<'a, [u8]>,
-    slot: Slot,
+}
+
+/// The memory of a part.
+enum PartMemory {
+    /// Of the pack's `Gpu`, and allocated on its stream. Until the upload nothing else uses it, so there is nothing to track.
+    Block(Block),
+    /// Of another stream, or of another kind.
+    Other(Box<Storage>),
+}
+
+impl PartMemory {
+    fn is_block(&self) -> bool {
+        matches!(self, Self::Block(_))
+    }
+}
+
+/// Blocks for arrays of sizes that a pack has seen before, allocated several at a time.
+#[derive(Default)]
+struct Stock {
+    /// The latest size, and its blocks. Most arrays have the size of the one before.
+    latest: (u64, Shelf),
+    /// Those of the other sizes.
+    others: HashMap<u64, Shelf>,
+}
+
+/// The blocks of one size.
+#[derive(Default)]
+struct Shelf {
+    blocks: Vec<Block>,
+    /// The number of blocks to allocate next.
+    count: usize,
+}
+
+impl Stock {
+    /// Allocates a block. From the second of one size on, it takes twice as many as before from memory that is free.
+    fn alloc(&mut self, gpu: &Gpu, size_bytes: u64) -> Result<Block, ArrayError> {
+        if self.latest.0 != size_bytes {
+            let shelf = self.others.remove(&size_bytes).unwrap_or_default();
+            let (before_bytes, before) = core::mem::replace(&mut self.latest, (size_bytes, shelf));
+            self.others.insert(before_bytes, before);
+        }
+        let shelf = &mut self.latest.1;
+        if shelf.blocks.is_empty() && shelf.count > 0 {
+            shelf.blocks = gpu.pool().alloc_ready(size_bytes, shelf.count, gpu.stream())?;
+            shelf.count = shelf.blocks.len();
+        }
+        shelf.count += 1;
+        match shelf.blocks.pop() {
+            Some(block) => Ok(block),
+            None => Ok(gpu.pool().alloc(size_bytes, gpu.stream())?),
+        }
+    }
 }
 
 impl Gpu {
@@ -68,7 +162,7 @@ impl Gpu {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn pack<'a>(&self) -> Pack<'a> {
-        Pack { gpu: self.clone(), parts: Vec::new() }
+        Pack { gpu: self.clone(), parts: Vec::new(), stock: Stock::default(), uploaded: Arc::default() }
     }
 
     /// Uploads slices as an array each, in a few large transfers. Returns when the elements have been read.
@@ -88,10 +182,16 @@ impl Gpu {
     /// [`ArrayError::Pool`] if an allocation or a driver call fails, or if the stream captures. On an error no array is left.
     pub fn upload_all<T: Element>(&self, slices: &[&[T]]) -> Result<Vec<GpuArray<T, Ix1>>, ArrayError> {
         let mut pack = self.pack();
-        let packed: Vec<_> =
-            slices.iter().map(|slice| pack.add_slice(self, slice)).collect::<Result<_, _>>()?;
+        let mut packed = Vec::with_capacity(slices.len());
+        for slice in slices {
+            packed.push(pack.add_slice(self, slice)?);
+        }
         pack.upload()?;
-        packed.into_iter().map(|packed| Ok(packed.into_array()?)).collect()
+        let mut arrays = Vec::with_capacity(packed.len());
+        for packed in packed {
+            arrays.push(packed.into_array()?);
+        }
+        Ok(arrays)
     }
 }
 
@@ -184,10 +284,25 @@ impl<'a> Pack<'a> {
         let gpu = place.gpu();
         self.gpu.check(gpu.device())?;
         gpu.check_runs(PACK)?;
-        let array = GpuArray::<T, D, K>::unwritten(place, Layout::dense(dim, order, size_of::<T>())?)?;
-        let (storage, layout) = array.into_parts();
-        let slot = Slot::default();
-        self.parts.push(Part { storage, bytes: bytes()?, slot: Arc::clone(&slot) });
+        let layout = Layout::dense(dim, order, size_of::<T>())?;
+        let (address, memory) = match K::MEMORY == MemoryKind::Device && gpu.is_same(&self.gpu) {
+            true => {
+                const { check_layout::<T>() };
+                let block = self.stock.alloc(gpu, (layout.len() * size_of::<T>()) as u64)?;
+                (block.address(), PartMemory::Block(block))
+            }
+            false => {
+                let (storage, _) = GpuArray::<T, D, K>::unwritten(place, layout.clone())?.into_parts();
+                (storage.address(), PartMemory::Other(Box::new(storage)))
+            }
+        };
+        let slot = Slot { uploaded: Arc::clone(&self.uploaded), index: self.parts.len(), is_taken: false };
+        let part = Part { address, memory: Some(memory), bytes: bytes()? };
+        if self.parts.len() == self.parts.capacity() {
+            // Pages that are not written cost nothing, and those of a list that has moved cost as much again.
+            self.parts.reserve(7 * self.parts.len());
+        }
+        self.parts.push(part);
         Ok(PackedArray { gpu: gpu.clone(), layout, slot, element: PhantomData })
     }
 
@@ -209,32 +324,36 @@ impl<'a> Pack<'a> {
     /// # Errors
     ///
     /// [`ArrayError::Pool`] if an allocation or a driver call fails, or if the stream captures. On an error no array is left.
-    pub fn upload(self) -> Result<(), ArrayError> {
+    pub fn upload(mut self) -> Result<(), ArrayError> {
         self.gpu.check_runs(PACK)?;
         self.queue()?;
-        for Part { storage, slot, .. } in self.parts {
-            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);
+        let stream = self.gpu.stream();
+        if stream.has_waiters() {
+            // As for any write of the stream. A failure is reported by the next call.
+            let _ = stream.mark();
         }
+        let memory = self.parts.into_iter().map(|part| part.memory).collect();
+        *self.uploaded.lock().unwrap_or_else(PoisonError::into_inner) =
+            Uploaded { point: Some(stream.point()), memory };
         Ok(())
     }
 
-    fn queue(&self) -> Result<(), ArrayError> {
+    fn queue(&mut self) -> Result<(), ArrayError> {
         let (gpu, staging) = (&self.gpu, self.gpu.staging());
-        self.parts.iter().try_for_each(|part| part.write().order(gpu, PACK))?;
+        self.parts.iter().filter_map(Part::write).try_for_each(|write| write.order(gpu, PACK))?;
         let unpack = match gpu.library().unpack() {
             Ok(unpack) => Some(unpack),
             Err(ArrayError::NoSuchKernel { .. }) => None,
             Err(error) => return Err(error),
         };
-        let parts: Vec<&Part<'a>> = self.parts.iter().filter(|part| !part.bytes.is_empty()).collect();
+        let mut parts = self.parts.iter_mut().filter(|part| !part.bytes.is_empty());
         let (Some(unpack), Some(buffer_bytes)) = (unpack, staging.buffer_bytes()) else {
-            return parts.iter().try_for_each(|part| part.upload(gpu));
+            return parts.try_for_each(|part| part.upload(gpu));
         };
         let packed_max = buffer_bytes / PARTS_MIN;
-        let (small, large): (Vec<_>, Vec<_>) =
-            parts.into_iter().partition(|part| part.bytes.len() <= packed_max);
-        large.iter().try_for_each(|part| part.upload(gpu))?;
-        upload_small(gpu, &staging, unpack, buffer_bytes, &small)
+        let (mut small, mut large): (Vec<_>, Vec<_>) = parts.partition(|part| part.bytes.len() <= packed_max);
+        large.iter_mut().try_for_each(|part| part.upload(gpu))?;
+        upload_small(gpu, &staging, unpack, buffer_bytes, &mut small)
     }
 }
 
@@ -255,29 +374,31 @@ fn upload_small(
     staging: &Staging,
     unpack: &Function,
     buffer_bytes: usize,
-    parts: &[&Part<'_>],
+    parts: &mut [&mut Part<'_>],
 ) -> Result<(), ArrayError> {
     let begin = Instant::now();
     // The time of arrays that are uploaded by themselves, and counted there.
     let mut others = Duration::ZERO;
-    let mut batches = Batches { parts, buffer_bytes }.peekable();
-    let mut filling: VecDeque<Filling<'_>> = VecDeque::new();
     let _burst = pageable::burst(staging, parts.iter().map(|part| part.bytes.len()).sum());
+    let mut batches = Batches { parts, buffer_bytes }.peekable();
+    let mut filling: VecDeque<Filling<'_, '_, '_>> = VecDeque::new();
     loop {
-        while let Some(&parts) = batches.peek() {
+        while let Some(count) = batches.peek().map(|parts| parts.len()) {
             // A single array is uploaded faster by the driver.
-            let answer =
-                if parts.len() > 1 { staging.buffer(gpu, filling.is_empty())? } else { Answer::Direct };
+            let answer = if count > 1 { staging.buffer(gpu, filling.is_empty())? } else { Answer::Direct };
             match answer {
-                Answer::Buffer(buffer) => filling.push_back(Filling::start(staging, buffer, parts)),
+                Answer::Buffer(buffer) => {
+                    let parts = batches.next().unwrap_or_default();
+                    filling.push_back(Filling::start(staging, buffer, parts));
+                }
                 Answer::Later => break,
                 Answer::Direct => {
                     let begin = Instant::now();
-                    parts.iter().try_for_each(|part| part.upload(gpu))?;
+                    let parts = batches.next().unwrap_or_default();
+                    parts.iter_mut().try_for_each(|part| part.upload(gpu))?;
                     others += begin.elapsed();
                 }
             }
-            batches.next();
         }
         let Some(Filling { copying, mut buffer, parts }) = filling.pop_front() else {
             gpu.transfer_counters().add_time(begin.elapsed().saturating_sub(others));
@@ -288,7 +409,7 @@ fn upload_small(
         gpu.transfer_counters().add_uploaded(parts.iter().map(|part| part.bytes.len()).sum());
         let (address, count) = (buffer.address(), parts.len() as u64);
         let shape = ([parts.len().min(BLOCKS_MAX) as u32, 1, 1], [THREADS, 1, 1], 0);
-        queue(gpu, parts.iter().map(|part| part.write()), |stream| {
+        queue(gpu, parts.iter().filter_map(|part| part.write()), |stream| {
             // SAFETY: the parameters are those of the kernel. The buffer has a table of that many parts with their bytes; the arrays are
             // as large, alive, and the stream has been ordered to write them. The buffer is used again only when its event is
             // complete, and freed in stream order.
@@ -301,44 +422,44 @@ fn upload_small(
 }
 
 /// The parts that share a buffer, one after the other.
-struct Batches<'p, 'a> {
-    parts: &'p [&'p Part<'a>],
+struct Batches<'s, 'p, 'a> {
+    parts: &'s mut [&'p mut Part<'a>],
     buffer_bytes: usize,
 }
 
-impl<'p, 'a> Iterator for Batches<'p, 'a> {
-    type Item = &'p [&'p Part<'a>];
+impl<'s, 'p, 'a> Iterator for Batches<'s, 'p, 'a> {
+    type Item = &'s mut [&'p mut Part<'a>];
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut needed_bytes = 0;
-        let fits = |part: &&&Part<'a>| {
+        let fits = |part: &&&mut Part<'a>| {
             needed_bytes += part.needed_bytes();
             needed_bytes <= self.buffer_bytes
         };
         let count = self.parts.iter().take_while(fits).count();
-        let (first, rest) = self.parts.split_at_checked(count.max(1))?;
+        let (first, rest) = core::mem::take(&mut self.parts).split_at_mut_checked(count.max(1))?;
         self.parts = rest;
         Some(first)
     }
 }
 
 /// A buffer that is being filled. The copy ends before the buffer.
-struct Filling<'p> {
-    copying: Copying<'p>,
-    buffer: Lent<'p>,
-    parts: &'p [&'p Part<'p>],
+struct Filling<'s, 'p, 'a> {
+    copying: Copying<'s>,
+    buffer: Lent<'s>,
+    parts: &'s [&'p mut Part<'a>],
 }
 
-impl<'p> Filling<'p> {
+impl<'s, 'p, 'a> Filling<'s, 'p, 'a> {
     /// Writes the table, and begins to copy the parts behind it.
-    fn start(staging: &'p Staging, buffer: Lent<'p>, parts: &'p [&'p Part<'p>]) -> Self {
+    fn start(staging: &'s Staging, buffer: Lent<'s>, parts: &'s [&'p mut Part<'a>]) -> Self {
         let to = buffer.host_ptr();
         let mut start = (parts.len() * ENTRY_BYTES).next_multiple_of(ALIGNMENT);
         let mut table = Vec::with_capacity(parts.len());
         let mut copies = Vec::with_capacity(parts.len());
         for part in parts {
             let (from, size_bytes) = (part.bytes.as_ptr(), part.bytes.len());
-            table.push([part.storage.address(), start as u64, size_bytes as u64]);
+            table.push([part.address, start as u64, size_bytes as u64]);
             let to = to.wrapping_add(start);
             copies.push(HostCopy { to, from, size_bytes, stores: Stores::ThroughCache, conversion: None });
             start += size_bytes.next_multiple_of(ALIGNMENT);
@@ -353,8 +474,12 @@ impl<'p> Filling<'p> {
 }
 
 impl Part<'_> {
-    fn write(&self) -> Use<'_> {
-        Use::whole(&self.storage, Access::Write)
+    /// The write, if it is tracked.
+    fn write(&self) -> Option<Use<'_>> {
+        match &self.memory {
+            Some(PartMemory::Other(storage)) => Some(Use::whole(storage, Access::Write)),
+            Some(PartMemory::Block(_)) | None => None,
+        }
     }
 
     /// An upper bound of its bytes in a buffer.
@@ -362,8 +487,13 @@ impl Part<'_> {
         self.bytes.len().next_multiple_of(ALIGNMENT) + ENTRY_BYTES.next_multiple_of(ALIGNMENT)
     }
 
-    fn upload(&self, gpu: &Gpu) -> Result<(), ArrayError> {
-        pageable::upload(gpu, self.write(), self.storage.address(), &self.bytes)
+    /// Uploads the array by itself.
+    fn upload(&mut self, gpu: &Gpu) -> Result<(), ArrayError> {
+        if let Some(PartMemory::Block(block)) = self.memory.take_if(|memory| memory.is_block()) {
+            self.memory = Some(PartMemory::Other(Box::new(Storage::new(block, gpu)?)));
+        }
+        let Some(write) = self.write() else { return Ok(()) };
+        pageable::upload(gpu, write, self.address, &self.bytes)
     }
 }
 
@@ -373,9 +503,8 @@ impl<T: Element, D: Dimension, K: Kind> PackedArray<T, D, K> {
     /// # Errors
     ///
     /// [`ArrayError::NotUploaded`] before [`Pack::upload`], and after it has failed. The error contains this value, for after the upload.
-    pub fn into_array(self) -> Result<GpuArray<T, D, K>, Rejected<Self>> {
-        let storage = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match storage {
+    pub fn into_array(mut self) -> Result<GpuArray<T, D, K>, Rejected<Self>> {
+        match self.slot.take(&self.gpu) {
             Some(storage) => Ok(GpuArray::over(&self.gpu, storage, self.layout)),
             None => {
                 let shape = self.layout.shape().to_vec();

@@ -510,8 +510,9 @@ const BUFFER_BYTES_MIN: usize = 64 << 10;
 /// More threads than this do not copy faster.
 const THREADS_DEFAULT_MAX: usize = 11;
 const THREADS_MAX: usize = 256;
-/// How often each buffer is used before another is pinned.
-const USES_BEFORE_GROWTH: usize = 2;
+/// How often each buffer is used before another is pinned. That takes about as long as the driver's own copy of eight buffers takes
+/// longer than a staged one, so a program with few copies loses nothing.
+const USES_BEFORE_GROWTH: usize = 8;
 /// After the pool has refused a buffer, this many requests are refused without asking it again.
 const SKIPPED_REQUESTS: usize = 16;
 /// How long a copy waits for buffers that work of other streams uses: many times as long as the link needs for the whole ring.

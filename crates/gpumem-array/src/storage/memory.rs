@@ -4,18 +4,18 @@ use core::ptr::NonNull;
 use gpumem_pool::{Block, Device, GrowableBlock, MemoryKind, Stream};
 use std::sync::{Mutex, PoisonError};
 
-/// The memory of a storage.
+/// The memory of a storage. What few arrays have is boxed: every array is as large as the largest variant.
 pub(super) enum Memory {
     Block(Block),
     /// Device memory that grows and shrinks at its end, at the same address.
-    Growable(GrowableBlock),
+    Growable(Box<GrowableBlock>),
     /// The program's own host memory, inside a closure whose end waits for all streams ([`Device::with_host_memory`]).
     Borrowed {
         device: Device,
         address: u64,
         size_bytes: u64,
     },
-    Foreign(ForeignMemory),
+    Foreign(Box<ForeignMemory>),
 }
 
 /// Memory of another library, and its owner there.
