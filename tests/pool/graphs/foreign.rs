@@ -84,26 +84,29 @@ cases! {
         });
     }
 
-    /// Memory that was free before is ready for the first launch, although the launch waits for nothing of the pool's.
+    /// Memory that another stream has freed is ready for the first launch, although the launch waits for nothing of the pool's.
     #[serial_test::serial]
     fn the_others_launches_need_no_waits(driver: &Driver) {
         each_fixture(driver, |fixture| {
-            let captured = fixture.foreign();
-            let before = fixture.alloc();
+            let (captured, launched) = (fixture.foreign(), fixture.foreign());
+            // There is room for one block.
+            fixture.pool.set_hard_limit(2 * SIZE_BYTES).unwrap();
+            let before = fixture.pool.alloc(2 * SIZE_BYTES, &fixture.stream).unwrap();
             fixture.fill(&before, 1, &fixture.stream);
             drop(before);
             let captures = ForeignCaptures::expect(&fixture.device);
             fixture.begin_raw(&captured);
             captures.add(&captured).unwrap();
-            let scratch = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+            let scratch = fixture.pool.alloc(2 * SIZE_BYTES, &captured).unwrap();
             fixture.fill(&scratch, 2, &captured);
             let exec = fixture.end_raw(&captured);
             captures.end().unwrap();
-            fixture.launch_raw(exec, &captured);
-            assert_eq!(fixture.read(&scratch, &captured), 2);
+            fixture.launch_raw(exec, &launched);
+            assert_eq!(fixture.read(&scratch, &launched), 2);
             drop(scratch);
             fixture.destroy_raw(exec);
             drop(captures);
+            fixture.end_foreign(launched);
             fixture.end_foreign(captured);
         });
     }
