@@ -8,7 +8,9 @@ mod default;
 
 use crate::adaptor::Adaptor;
 use crate::config::options::{KEYS, setters};
-use crate::config::{BackendKind, Config, ConfigError, Limit, MemoryKind, Options, Profile, VARIABLES};
+use crate::config::{
+    BackendKind, Config, ConfigError, Limit, MemoryKind, Options, PoolName, Profile, VARIABLES,
+};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::pool::{Observer, Pool, Setup};
@@ -21,6 +23,7 @@ use std::sync::Arc;
 #[must_use = "nothing happens before `build`"]
 pub struct PoolBuilder {
     device: Device,
+    name: Option<String>,
     options: Options,
     peers: Vec<Device>,
     adaptors: Vec<Arc<dyn Adaptor>>,
@@ -59,6 +62,7 @@ impl PoolBuilder {
     pub(crate) fn new(device: &Device) -> Self {
         Self {
             device: device.clone(),
+            name: None,
             options: Options::default(),
             peers: Vec::new(),
             adaptors: Vec::new(),
@@ -125,6 +129,24 @@ impl PoolBuilder {
     pub fn conf(mut self, text: &str) -> Result<Self, ConfigError> {
         self.options.update(Options::parse(text)?);
         Ok(self)
+    }
+
+    /// Names the pool: reports, [`Status`](crate::Status), [`Device::pools`] and `Debug` list it under this name. Two pools may
+    /// have one name. A pool without a name is listed under its number.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).name("kv cache").hard_limit(64 << 20).build()?;
+    /// let error = pool.alloc(96 << 20, &Stream::new(&device)?).unwrap_err();
+    /// assert!(error.to_string().contains("pool kv cache"), "{error}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
     }
 
     setters!();
@@ -204,6 +226,7 @@ impl PoolBuilder {
     pub fn build(mut self) -> Result<Pool, PoolError> {
         self.adaptors.extend(self.trace.take().map(|trace| trace as _));
         Pool::build(Setup {
+            name: PoolName::new(self.name.as_deref(), None),
             config: Config::new(&self.options)?,
             device: self.device,
             peers: self.peers,

@@ -37,8 +37,8 @@ pub(crate) use stream::{LEGACY, WeakStream};
 pub use stream::{Stream, StreamBuilder, StreamPoint};
 pub(crate) use watch::{OrderEvent, OrderObserver};
 
-use crate::config::Bytes;
-use crate::error::{PoolError, UnfinishedStream, is_sticky};
+use crate::config::{Bytes, PoolId};
+use crate::error::{PoolError, PoolUsage, UnfinishedStream, is_sticky};
 use crate::limits::DeviceBudget;
 use crate::reclaim::{Reclaimable, Registration};
 use completion::lanes::Lanes;
@@ -49,7 +49,7 @@ use core::fmt;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
 pub(crate) use settle::{KeptMemory, Patience, Work};
-use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Instant;
 use watch::Watch;
 
@@ -92,6 +92,8 @@ struct Inner {
 
 /// The state shared by all `Device`s opened on one GPU, because they share its memory.
 struct Common {
+    /// The pools of the GPU, in the order of their creation.
+    pools: Mutex<Vec<Weak<dyn Listed>>>,
     maintenance: Maintenance,
     watch: Watch,
     budget: Arc<DeviceBudget>,
@@ -101,6 +103,15 @@ struct Common {
     kept: Mutex<Vec<PoolError>>,
     /// The memory of those reports that can be released later.
     kept_memory: Mutex<Vec<KeptMemory>>,
+}
+
+/// A pool in the list of its device.
+pub(crate) trait Listed: Send + Sync {
+    /// The pool, and the pool that it is private to.
+    fn lineage(&self) -> (PoolId, Option<PoolId>);
+
+    /// The name and the figures of the pool.
+    fn usage(&self) -> PoolUsage;
 }
 
 /// The total and free memory of a device, over all processes.
@@ -270,6 +281,20 @@ impl Device {
         Registration::new(self.maintenance().registry(), holder)
     }
 
+    /// Lists a pool until it is dropped.
+    pub(crate) fn add_pool<T: Listed + 'static>(&self, pool: &Arc<T>) {
+        let pool: Weak<dyn Listed> = Arc::<T>::downgrade(pool);
+        let mut pools = self.0.common.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(pool);
+    }
+
+    /// The pools that are listed.
+    pub(crate) fn listed_pools(&self) -> Vec<Arc<dyn Listed>> {
+        let pools = self.0.common.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.iter().filter_map(Weak::upgrade).collect()
+    }
+
     /// The error for an object of `found` where an object of this device was expected.
     pub(crate) fn mismatch(&self, found: &Self) -> PoolError {
         PoolError::WrongDevice {
@@ -354,6 +379,7 @@ impl Common {
         let budget = Arc::new(DeviceBudget::new(total_bytes));
         let (quiet, kept, kept_memory) = (RwLock::default(), Mutex::default(), Mutex::default());
         Self {
+            pools: Mutex::default(),
             maintenance: Maintenance::default(),
             watch: Watch::default(),
             budget,

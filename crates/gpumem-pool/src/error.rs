@@ -2,27 +2,31 @@
 
 pub(crate) mod damage;
 pub(crate) mod out_of_memory;
+mod pool_usage;
 mod refusal;
 
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
 };
 pub(crate) use out_of_memory::{GrowthLog, LimitExceeded, PoolFacts, Sample};
+pub use pool_usage::PoolUsage;
 pub(crate) use refusal::Refusal;
 
 use crate::config::{BackendKind, Bytes, ConfigError, MemoryKind};
+use core::fmt;
 use gpumem_sys::env::EnvError;
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{DriverError, LoadError};
 
-/// An operation of the pool layer failed. The text states the problem, the cause and the action.
-#[derive(Clone, Debug, thiserror::Error)]
+/// An operation of the pool layer failed. The text states the problem, the cause and the action, and `Debug` prints the same
+/// text.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
     /// The device could not serve the request, even after the pool released and reclaimed everything it could, and no limit
     /// refused it. The device may still have memory that is fragmented, pending or withheld; the report's advice names the most
     /// likely remedy.
-    #[error("{0}")]
+    #[error(fmt = fmt::Display::fmt)]
     OutOfMemory(Box<OutOfMemory>),
     /// The request is larger than the device's memory, so a retry never succeeds. Unified memory may exceed the device
     /// (the option `oversubscribe:true`).
@@ -38,7 +42,7 @@ pub enum PoolError {
     },
     /// A hard limit or quota refused the request, even after the pool released and reclaimed everything it could.
     /// Freeing memory or raising the limit helps.
-    #[error("{0}")]
+    #[error(fmt = fmt::Display::fmt)]
     LimitReached(Box<OutOfMemory>),
     /// The budget of an adaptor refused the request. Freeing memory or raising the budget helps.
     #[error(
@@ -372,6 +376,13 @@ impl PoolError {
             Self::OutOfMemory(report) | Self::LimitReached(report) => Some(report),
             _ => None,
         }
+    }
+}
+
+/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
+impl fmt::Debug for PoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -91,14 +91,15 @@ pub mod trace;
 pub use backend::DriverPoolUsage;
 pub use builder::PoolBuilder;
 pub use config::{
-    BackendKind, Bytes, ConfigError, IgnoredOption, Limit, MemoryKind, Profile, VARIABLES, conf,
+    BackendKind, Bytes, ConfigError, IgnoredOption, Limit, MemoryKind, PoolId, Profile, VARIABLES, conf,
 };
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,
     HostMemory, HostMemoryError, MemoryInfo, Stream, StreamBuilder, StreamId, StreamPoint,
 };
 pub use error::{
-    Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, ProcessUsage, RefusedBy, UnfinishedStream,
+    Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, PoolUsage, ProcessUsage, RefusedBy,
+    UnfinishedStream,
 };
 #[cfg(gpumem_planted_bugs)]
 #[doc(hidden)]

@@ -7,6 +7,7 @@ pub(crate) mod block;
 mod current;
 pub(crate) mod graph_memory;
 pub(crate) mod growable;
+pub(crate) mod listing;
 pub(crate) mod observer;
 pub(crate) mod peers;
 pub(crate) mod pinning;
@@ -21,12 +22,13 @@ mod status;
 pub(crate) mod unified;
 
 pub(crate) use adaptors::{
-    Adaptor, BackingAllocation, Change, Grant, Next, Opening, Peak, PoolId, Release, Request, Stack, Subject,
+    Adaptor, BackingAllocation, Change, Grant, Next, Opening, Peak, Release, Request, Stack, Subject,
 };
 pub use block::Block;
 pub use current::CurrentPool;
 pub(crate) use graph_memory::GraphMemory;
 pub use growable::GrowableBlock;
+pub(crate) use listing::Listing;
 pub(crate) use observer::Observer;
 pub use raw_block::{BlockToken, RawBlock};
 pub use scope::{Scope, ScopeUsage};
@@ -36,7 +38,9 @@ pub(crate) use state::{State, StateRef};
 pub use unified::{Location, MemoryAdvice};
 
 use crate::backend;
-use crate::config::{ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, MemoryKind, ignored};
+use crate::config::{
+    ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, MemoryKind, PoolId, PoolName, ignored,
+};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::limits::{LimitNode, Limits};
@@ -67,6 +71,7 @@ pub struct Pool(pub(crate) StateRef);
 /// lifetime.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
+    pub(crate) name: PoolName,
     pub(crate) device: Device,
     pub(crate) config: Config,
     pub(crate) peers: Vec<Device>,
@@ -79,11 +84,12 @@ pub(crate) struct Setup {
 
 impl Pool {
     pub(crate) fn build(setup: Setup) -> Result<Self, PoolError> {
-        let Setup { ref device, ref config, ref parent, .. } = setup;
+        let Setup { ref name, ref device, ref config, ref parent, .. } = setup;
         let is_for_host = check_kind(config.kind, device)?;
         let soft_limit_bytes = Limits::resolve(config.soft_limit, config.kind, device.total_bytes())?;
         let hard_limit_bytes = Limits::resolve_hard(config.hard_limit, config.kind, device.total_bytes())?;
-        let limits = Limits::new(LimitNode::new(hard_limit_bytes, parent.clone()), soft_limit_bytes);
+        let node = LimitNode::new(name.clone(), hard_limit_bytes, parent.clone());
+        let limits = Limits::new(node, soft_limit_bytes);
         let backend = backend::open(device, config, &limits)?;
         let peers = setup.peers.clone();
         let pool = Self(StateRef::new(setup, is_for_host, backend, limits));
@@ -146,6 +152,20 @@ impl Pool {
         self.0.alloc_ready(size_bytes, count_max, stream)
     }
 
+    /// Returns the name under which the pool is listed in reports, [`Status`](crate::Status) and [`Device::pools`]: the name
+    /// given to [`PoolBuilder::name`](crate::PoolBuilder::name), else the number of [`Pool::id`]. The name of a private pool
+    /// begins with its parent's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.setup().name.as_str()
+    }
+
+    /// Returns the pool's identity, which no other pool of the process ever has.
+    #[must_use]
+    pub fn id(&self) -> PoolId {
+        self.0.setup().name.id()
+    }
+
     /// Returns the pool's backend.
     #[must_use]
     pub fn backend(&self) -> BackendKind {
@@ -201,6 +221,7 @@ impl Drop for Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
+            .field("name", &self.name())
             .field("backend", &self.backend())
             .field("device", self.device())
             .field("limits", &self.0.limits())

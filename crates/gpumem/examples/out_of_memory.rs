@@ -1,4 +1,4 @@
-//! The report of a request that a limit refuses: memory in use by tag, every step that was tried, and advice.
+//! The report of a request that a limit refuses: what was refused, advice, and the memory in use by tag.
 //!
 //! `cargo run -p gpumem --features sim --example out_of_memory`, on a GPU or, without one, on the simulator.
 
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// The error of a request for 2 GiB in a pool that has 2.5 GiB in use and a limit of 4 GiB.
 pub(crate) fn refusal(driver: &Driver) -> Result<PoolError, Box<dyn std::error::Error>> {
     let device = Device::new(driver, 0)?;
-    let pool = Pool::builder(&device).hard_limit("4GiB".parse::<Limit>()?).build()?;
+    let pool = Pool::builder(&device).name("training").hard_limit("4GiB".parse::<Limit>()?).build()?;
     let stream = Stream::new(&device)?;
     let _weights = {
         let _scope = pool.scope("weights");

@@ -68,4 +68,4 @@ pub(crate) struct Shortage {
 }
 
 /// The name of the rung that waits for the device, up to the deadline, and releases cached memory.
-pub(super) const WAIT_AND_TRIM: &str = "wait for the device and trim";
+pub(super) const WAIT_AND_TRIM: &str = "wait for the device and release cached memory";

@@ -1,10 +1,13 @@
-//! [`PoolId`]: the identity of a pool.
+//! [`PoolId`]: the identity of a pool, and [`PoolName`]: the name that reports list it under.
 
+use crate::config::text::on_a_line;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 /// Identifies a pool: unique in the process, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolId(u64);
 
 impl PoolId {
@@ -22,5 +25,55 @@ impl PoolId {
 impl fmt::Display for PoolId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "pool {}", self.0)
+    }
+}
+
+/// A pool's identity and its name: the given one, else the number of the identity. The name of a private pool begins with
+/// its parent's: `training/cache`.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolName {
+    id: PoolId,
+    name: Arc<str>,
+    is_given: bool,
+}
+
+impl PoolName {
+    /// Names a new pool.
+    pub(crate) fn new(given: Option<&str>, parent: Option<&Self>) -> Self {
+        let id = PoolId::next();
+        let own = given.map_or_else(|| id.number().to_string(), on_a_line);
+        let name = parent.map_or_else(|| own.clone(), |parent| format!("{}/{own}", parent.name));
+        let is_given = given.is_some() || parent.is_some_and(|parent| parent.is_given);
+        Self { id, name: name.into(), is_given }
+    }
+
+    pub(crate) fn id(&self) -> PoolId {
+        self.id
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns whether the program named the pool, or its parent.
+    pub(crate) fn is_given(&self) -> bool {
+        self.is_given
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_without_a_name_has_its_number() {
+        let plain = PoolName::new(None, None);
+        assert_eq!((plain.as_str(), plain.is_given()), (&*plain.id().number().to_string(), false));
+        let private = PoolName::new(None, Some(&plain));
+        assert_eq!(private.as_str(), format!("{}/{}", plain.id().number(), private.id().number()));
+        assert!(!private.is_given());
+        let named = PoolName::new(Some("a\nb"), None);
+        assert_eq!((named.as_str(), PoolName::new(Some("c"), Some(&named)).as_str()), ("a\\nb", "a\\nb/c"));
+        assert!(PoolName::new(None, Some(&named)).is_given());
     }
 }

@@ -2,9 +2,11 @@
 
 mod advice;
 mod growth;
+mod table;
 mod words;
 
-use crate::config::{BackendKind, Bytes, MemoryKind, text::on_a_line};
+use super::PoolUsage;
+use crate::config::{BackendKind, Bytes, MemoryKind, PoolId};
 pub use advice::Advice;
 use core::fmt;
 use core::time::Duration;
@@ -15,7 +17,8 @@ pub(crate) use growth::{GrowthLog, Sample};
 
 /// The state of the pool and the device when a request was refused, after all attempts to make room.
 ///
-/// `Display` prints a table that ends with [`OutOfMemory::advice`]:
+/// `Display` prints what was refused, the advice ([`OutOfMemory::advice`]) and a table of who holds the memory. It lists the
+/// attempts that gained memory, failed or were slow; `{:#}` lists all.
 ///
 /// ```
 /// use gpumem_pool::{Advice, Device, Pool, PoolError, Stream};
@@ -33,21 +36,34 @@ pub(crate) use growth::{GrowthLog, Sample};
 /// # drop(held);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// The requested size.
     pub requested_bytes: u64,
     /// The requested alignment if it exceeds the alignment of every block, else 0.
     pub alignment: u64,
+    /// The name of the pool that refused ([`Pool::name`](crate::Pool::name)).
+    pub pool: String,
+    /// The ordinal of the device.
+    pub device_ordinal: u32,
+    /// The stream of the request; `None` for a reservation and a growable block.
+    pub stream: Option<StreamId>,
+    /// The tag of the request: the thread's innermost scope ([`Pool::scope`](crate::Pool::scope)).
+    pub tag: Option<String>,
     /// The requested kind of memory.
     pub kind: MemoryKind,
     /// The limit, device or adaptor that refused.
     pub refused_by: RefusedBy,
     /// The limit that refused; `None` if the device refused.
     pub limit_bytes: Option<u64>,
+    /// The name of the pool that the limit belongs to: the pool that refused, or a pool that it is private to. `None` if
+    /// no pool's limit refused.
+    pub limit_pool: Option<String>,
     /// Bytes that other pools count against that limit.
     pub limit_others_bytes: u64,
+    /// The pools of those bytes, the largest first.
+    pub limit_sharers: Vec<PoolUsage>,
     /// Bytes in blocks of this pool.
     pub in_use_bytes: u64,
     /// The number of blocks, growable ones excluded.
@@ -70,6 +86,9 @@ pub struct OutOfMemory {
     pub device_total_bytes: u64,
     /// Bytes held by other pools of this [`Device`](crate::Device), a part of [`OutOfMemory::others_bytes`].
     pub other_pools_bytes: u64,
+    /// The other pools with memory of this device, the largest first. Memory of pinned pools is not part of
+    /// [`OutOfMemory::other_pools_bytes`].
+    pub other_pools: Vec<PoolUsage>,
     /// The known other processes on the device, the largest first. They are queried only if memory outside of this
     /// pool is the cause, and only with the feature `nvml` or on the simulator.
     pub processes: Vec<ProcessUsage>,
@@ -108,6 +127,8 @@ pub enum RefusedBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LimitExceeded {
     pub(crate) by: RefusedBy,
+    /// The pool of the limit; `None` for the margin of a device.
+    pub(crate) owner: Option<PoolId>,
     pub(crate) limit_bytes: u64,
     pub(crate) held_bytes: u64,
 }
@@ -118,7 +139,9 @@ pub(crate) struct PoolFacts {
     pub(crate) backend: Option<BackendKind>,
     /// True if idle memory can be remapped.
     pub(crate) can_map: bool,
-    /// True if the limit belongs to the parent pool.
+    /// The pool of the limit that refused.
+    pub(crate) limit_owner: Option<PoolId>,
+    /// True if the limit belongs to a pool that this one is private to.
     pub(crate) is_parent_limit: bool,
     /// A parent's limit that would refuse too.
     pub(crate) parent_limit_bytes: Option<u64>,
@@ -140,13 +163,6 @@ pub struct Attempt {
     pub took: Duration,
     /// Failures of reclaim callbacks or other pools during the attempt. They did not end the request.
     pub failures: Vec<String>,
-}
-
-impl Attempt {
-    /// Returns whether the attempt gained nothing and reported no failure: it gets no row of its own.
-    fn is_idle(&self) -> bool {
-        self.gained_bytes == 0 && self.failures.is_empty()
-    }
 }
 
 /// A stream whose work was unfinished at the deadline; see [`OutOfMemory::unfinished`].
@@ -201,81 +217,38 @@ impl OutOfMemory {
 
     /// Adds the limit that refused. `own_bytes` are the bytes that this pool counts against it.
     pub(crate) fn set_limit(&mut self, limit: LimitExceeded, own_bytes: u64) {
-        let LimitExceeded { by, limit_bytes, held_bytes } = limit;
+        let LimitExceeded { by, owner, limit_bytes, held_bytes } = limit;
+        self.facts.limit_owner = owner;
         (self.refused_by, self.limit_bytes) = (by, Some(limit_bytes));
         self.limit_others_bytes = held_bytes.saturating_sub(own_bytes);
+    }
+}
+
+/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
+impl fmt::Debug for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.headline())?;
-        let names: Vec<_> =
-            self.holders.iter().map(|holder| format!("  {}", on_a_line(&holder.tag))).collect();
-        let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("device free".len());
-        let mut known = |name: &str, bytes: Option<u64>, more: &str| {
-            let amount = bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string());
-            let text = format!("  {name:<width$} {amount:>14}  {more}");
-            writeln!(f, "{}", text.trim_end())
-        };
-        let mut row = |name: &str, bytes: u64, more: &str| known(name, Some(bytes), more);
-        row("in use", self.in_use_bytes, &self.blocks())?;
-        if self.graph_bytes > 0 {
-            row("  graphs", self.graph_bytes, "freed by the program, retained by captures and graphs")?;
-        }
-        for (name, holder) in names.iter().zip(&self.holders) {
-            row(name, holder.in_use_bytes, &words::blocks(holder.block_count))?;
-        }
-        let largest = self
-            .largest_free_bytes
-            .filter(|_| self.cached_bytes() > 0)
-            .map(|largest| format!("largest free block {}", Bytes(largest)));
-        row("cached", self.cached_bytes(), &largest.unwrap_or_default())?;
-        if self.pending_bytes > 0 {
-            row("  pending", self.pending_bytes, "freed, waiting for work on the device")?;
-        }
-        if self.rounding_bytes > self.reserved_bytes / NOTABLE {
-            row("  rounding", self.rounding_bytes, "after blocks whose sizes are rounded up")?;
-        }
-        row("reserved", self.reserved_bytes, "")?;
-        if self.limit_others_bytes > 0 {
-            row("sharers", self.limit_others_bytes, "in other pools that share the limit")?;
-        }
-        // Pinned host memory is not device memory.
-        if self.kind != MemoryKind::Host {
-            row("others", self.others_bytes(), "other pools, libraries and processes")?;
-            if self.other_pools_bytes > 0 {
-                row("  pools", self.other_pools_bytes, "in other pools of this program")?;
-            }
-            for process in &self.processes {
-                known("  process", process.in_use_bytes, &process.to_string())?;
-            }
-            let total = format!("of {}", Bytes(self.device_total_bytes));
-            known("device free", Some(self.device_free_bytes), &total)?;
-        }
-        let (idle, fruitful): (Vec<_>, Vec<_>) = self.attempts.iter().partition(|tried| tried.is_idle());
-        for Attempt { name, gained_bytes, took, failures } in fruitful {
-            writeln!(f, "  tried: {name}: {} in {took:.1?}", Bytes(*gained_bytes))?;
-            for failure in failures {
-                writeln!(f, "    failed: {failure}")?;
-            }
-        }
-        f.write_str(&words::gave_nothing(&idle))?;
+        writeln!(f, "  → {}", self.advice_text())?;
+        f.write_str(self.table().trim_end())?;
+        f.write_str(&words::attempts(&self.attempts, f.alternate()))?;
         for stream in self.unfinished.iter().take(UNFINISHED_SHOWN) {
-            writeln!(f, "  waited until the deadline for {stream}")?;
+            write!(f, "\n  waited until the deadline for {stream}")?;
         }
         if let Some(more) = self.unfinished.len().checked_sub(UNFINISHED_SHOWN).filter(|more| *more > 0) {
-            writeln!(f, "  and for {more} more streams")?;
+            write!(f, "\n  and for {more} more streams")?;
         }
         if let Some(growth) = &self.growth {
-            writeln!(f, "  {growth}")?;
+            write!(f, "\n  {growth}")?;
         }
-        write!(f, "  → {}", self.advice_text())
+        Ok(())
     }
 }
 
 /// At most this many unfinished streams are listed; the others are counted.
 const UNFINISHED_SHOWN: usize = 4;
-
-/// Rounding gets a row if it exceeds this fraction (1/64) of the reserved bytes.
-const NOTABLE: u64 = 64;

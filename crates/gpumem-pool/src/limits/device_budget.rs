@@ -81,7 +81,12 @@ impl DeviceBudget {
     }
 
     fn margin(&self) -> LimitExceeded {
-        LimitExceeded { by: RefusedBy::Margin, limit_bytes: self.most_bytes, held_bytes: self.held_bytes() }
+        LimitExceeded {
+            by: RefusedBy::Margin,
+            owner: None,
+            limit_bytes: self.most_bytes,
+            held_bytes: self.held_bytes(),
+        }
     }
 
     fn of(&self, kind: MemoryKind) -> Option<&AtomicU64> {
@@ -102,7 +107,7 @@ mod tests {
     use MemoryKind::{Device, Host, Unified};
 
     fn margin(held_bytes: u64) -> LimitExceeded {
-        LimitExceeded { by: RefusedBy::Margin, limit_bytes: 1500, held_bytes }
+        LimitExceeded { by: RefusedBy::Margin, owner: None, limit_bytes: 1500, held_bytes }
     }
 
     #[test]

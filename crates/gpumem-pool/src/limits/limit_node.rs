@@ -4,7 +4,7 @@
 //! from the pool's up to the topmost, admits the pool's memory in one atomic step, so that concurrent threads cannot
 //! exceed any limit.
 
-use crate::config::MemoryKind;
+use crate::config::{MemoryKind, PoolId, PoolName};
 use crate::error::{LimitExceeded, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::{Mutex, PoisonError, Weak};
 
 pub(crate) struct LimitNode {
+    name: PoolName,
     /// `u64::MAX` means no limit.
     limit_bytes: AtomicU64,
     /// True if the limit was ever set below the held bytes.
@@ -48,6 +49,7 @@ pub(crate) trait Trimmable: Send + Sync {
 impl fmt::Debug for LimitNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LimitNode")
+            .field("pool", &self.name.as_str())
             .field("limit_bytes", &self.limit_bytes)
             .field("held_bytes", &self.held_bytes)
             .field("parent", &self.parent)
@@ -56,8 +58,9 @@ impl fmt::Debug for LimitNode {
 }
 
 impl LimitNode {
-    pub(crate) fn new(limit_bytes: u64, parent: Option<Arc<Self>>) -> Arc<Self> {
+    pub(crate) fn new(name: PoolName, limit_bytes: u64, parent: Option<Arc<Self>>) -> Arc<Self> {
         Arc::new(Self {
+            name,
             limit_bytes: AtomicU64::new(limit_bytes),
             was_lowered: AtomicBool::new(false),
             held_bytes: AtomicU64::new(0),
@@ -148,13 +151,20 @@ impl LimitNode {
     /// The refusal of this limit at a number of held bytes.
     pub(crate) fn exceeded_at(&self, held_bytes: u64) -> LimitExceeded {
         let by = if self.parent.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
-        LimitExceeded { by, limit_bytes: self.limit_bytes(), held_bytes }
+        LimitExceeded { by, owner: Some(self.name.id()), limit_bytes: self.limit_bytes(), held_bytes }
     }
 
-    /// Returns whether a refusal names this node's limit.
-    pub(crate) fn is_of(&self, by: RefusedBy, limit_bytes: Option<u64>) -> bool {
-        let own = self.exceeded_at(0);
-        own.by == by && Some(own.limit_bytes) == limit_bytes
+    /// The pool of this node.
+    pub(crate) fn name(&self) -> &PoolName {
+        &self.name
+    }
+
+    /// This node, or the node above it, whose limit belongs to the pool `owner`.
+    pub(crate) fn of(&self, owner: PoolId) -> Option<&Self> {
+        match self.name.id() == owner {
+            true => Some(self),
+            false => self.parent.as_ref()?.of(owner),
+        }
     }
 
     pub(crate) fn parent(&self) -> Option<&Arc<Self>> {
@@ -193,43 +203,43 @@ impl LimitNode {
 mod tests {
     use super::*;
 
-    fn quota(limit_bytes: u64, held_bytes: u64) -> LimitExceeded {
-        LimitExceeded { by: RefusedBy::Quota, limit_bytes, held_bytes }
+    fn limited(limit_bytes: u64, parent: Option<Arc<LimitNode>>) -> Arc<LimitNode> {
+        LimitNode::new(PoolName::new(None, None), limit_bytes, parent)
     }
 
-    fn limit(limit_bytes: u64, held_bytes: u64) -> LimitExceeded {
-        LimitExceeded { by: RefusedBy::HardLimit, limit_bytes, held_bytes }
+    fn refusal(of: &LimitNode, held_bytes: u64) -> LimitExceeded {
+        let by = if of.parent.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
+        LimitExceeded { by, owner: Some(of.name.id()), limit_bytes: of.limit_bytes(), held_bytes }
     }
 
     #[test]
     fn every_limit_above_holds_and_a_refusal_counts_nothing() {
-        let root = LimitNode::new(100, None);
-        let (left, right) =
-            (LimitNode::new(70, Some(Arc::clone(&root))), LimitNode::new(70, Some(Arc::clone(&root))));
-        assert_eq!(left.admit(71), Err(quota(70, 0)));
+        let root = limited(100, None);
+        let (left, right) = (limited(70, Some(Arc::clone(&root))), limited(70, Some(Arc::clone(&root))));
+        assert_eq!(left.admit(71), Err(refusal(&left, 0)));
         assert_eq!(left.admit(60), Ok(()));
         assert_eq!(
             (right.limit_exceeded_by(41), right.limit_exceeded_by(71)),
-            (Some(limit(100, 60)), Some(quota(70, 0)))
+            (Some(refusal(&root, 60)), Some(refusal(&right, 0)))
         );
         assert_eq!(right.limit_exceeded_by(40), None);
-        assert_eq!(right.admit(41), Err(limit(100, 60)));
+        assert_eq!(right.admit(41), Err(refusal(&root, 60)));
         assert_eq!(right.admit(40), Ok(()));
-        assert_eq!(root.admit(1), Err(limit(100, 100)));
+        assert_eq!(root.admit(1), Err(refusal(&root, 100)));
         left.give_back(60);
         assert_eq!(right.admit(30), Ok(()));
-        assert_eq!(right.admit(u64::MAX), Err(quota(70, 70)));
+        assert_eq!(right.admit(u64::MAX), Err(refusal(&right, 70)));
         assert_eq!(root.admit(30), Ok(()));
     }
 
     #[test]
     fn a_lower_limit_holds_for_what_comes() {
-        let node = LimitNode::new(u64::MAX, None);
+        let node = limited(u64::MAX, None);
         assert_eq!(node.admit(100), Ok(()));
         assert_eq!(node.set_limit_bytes(60), 40);
-        assert_eq!((node.room_bytes(), node.admit(1)), (0, Err(limit(60, 100))));
+        assert_eq!((node.room_bytes(), node.admit(1)), (0, Err(refusal(&node, 100))));
         node.give_back(50);
-        assert_eq!((node.admit(11), node.admit(10)), (Err(limit(60, 50)), Ok(())));
+        assert_eq!((node.admit(11), node.admit(10)), (Err(refusal(&node, 50)), Ok(())));
         assert_eq!(node.set_limit_bytes(70), 0);
         assert_eq!(node.admit(10), Ok(()));
     }
@@ -237,7 +247,7 @@ mod tests {
     /// Threads admit and release while the limit goes down and up. While it is down, no admission above it succeeds.
     #[test]
     fn a_limit_that_changes_is_exact() {
-        let node = LimitNode::new(16, None);
+        let node = limited(16, None);
         // Odd from the moment the limit has been set to 3 until it is about to be raised.
         let phase = AtomicU64::new(0);
         let rounds = if cfg!(miri) { 5 } else { 100 };
@@ -268,8 +278,8 @@ mod tests {
 
     #[test]
     fn a_part_is_short_of_others_where_the_whole_has_less_room() {
-        let whole = LimitNode::new(100, None);
-        let part = LimitNode::new(60, Some(whole.clone()));
+        let whole = limited(100, None);
+        let part = limited(60, Some(whole.clone()));
         assert!(whole.is_short_of_others());
         assert!(!part.is_short_of_others());
         part.admit(50).unwrap();
@@ -282,14 +292,14 @@ mod tests {
 
     #[test]
     fn sums_beyond_a_word_are_refused() {
-        let node = LimitNode::new(u64::MAX, None);
+        let node = limited(u64::MAX, None);
         assert_eq!(node.admit(u64::MAX - 1), Ok(()));
-        assert_eq!(node.admit(2), Err(limit(u64::MAX, u64::MAX - 1)));
+        assert_eq!(node.admit(2), Err(refusal(&node, u64::MAX - 1)));
     }
 
     #[test]
     fn sixteen_threads_never_pass_the_limit() {
-        let (node, held_bytes) = (LimitNode::new(10, None), AtomicU64::new(0));
+        let (node, held_bytes) = (limited(10, None), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for size_bytes in 1..=16 {
                 let (node, held_bytes) = (&node, &held_bytes);

@@ -16,7 +16,7 @@ pub use stack::Next;
 pub(crate) use stack::{BackingAllocation, Stack};
 
 use crate::backend::{Allocation, FreeRequest};
-pub use crate::config::pool_id::PoolId;
+pub use crate::config::PoolId;
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 #[cfg(doc)]
@@ -193,7 +193,7 @@ impl StateRef {
         let again = || call.finish(call.begin(request), request);
         let finished = call.finish(answer, request);
         let finished = finished.or_else(|error| self.retry_over_budget(error, again));
-        Ok((self.with_report(finished)?, 0))
+        Ok((self.with_report(finished, Some(call.stream), call.tag)?, 0))
     }
 
     /// Frees a block of a pool with adaptors. The pool may be gone afterwards.

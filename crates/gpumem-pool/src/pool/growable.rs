@@ -154,7 +154,7 @@ impl GrowableBlock {
         if size_bytes > self.size_bytes {
             let grow = || self.grow_adapted(size_bytes);
             let grown = grow().or_else(|error| self.pool.0.retry_over_budget(error, grow));
-            self.pool.0.with_report(grown)?;
+            self.pool.0.with_report(grown, None, self.tag)?;
             scope::count_change(self.pool.0.tags(), self.tag, self.size_bytes, size_bytes);
             self.size_bytes = size_bytes;
         }

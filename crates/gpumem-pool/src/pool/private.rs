@@ -1,6 +1,6 @@
 //! [`Pool::private`]: a pool within another pool's limit.
 
-use crate::config::Limit;
+use crate::config::{Limit, PoolName};
 use crate::error::PoolError;
 use crate::pool::Pool;
 use std::sync::Arc;
@@ -38,9 +38,24 @@ impl Pool {
     /// - The errors of [`PoolBuilder::build`](crate::PoolBuilder::build), such as [`PoolError::LimitTooSmall`] for
     ///   a quota below the smallest accepted value.
     pub fn private(&self, quota: impl Into<Limit>) -> Result<Self, PoolError> {
-        let quota_bytes = quota.into().resolve_for(self.kind(), self.device().total_bytes())?;
+        self.build_private(None, quota.into())
+    }
+
+    /// Like [`Pool::private`], with a name for the new pool, which follows this pool's name:
+    /// `training/cache` ([`Pool::name`]).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Pool::private`].
+    pub fn private_named(&self, name: &str, quota: impl Into<Limit>) -> Result<Self, PoolError> {
+        self.build_private(Some(name), quota.into())
+    }
+
+    fn build_private(&self, name: Option<&str>, quota: Limit) -> Result<Self, PoolError> {
+        let quota_bytes = quota.resolve_for(self.kind(), self.device().total_bytes())?;
         let quota_bytes = self.0.limits().hard_bytes().map_or(quota_bytes, |limit| limit.min(quota_bytes));
         let mut setup = self.0.setup().clone();
+        setup.name = PoolName::new(name, Some(&setup.name));
         setup.parent = Some(Arc::clone(self.0.limits().node()));
         setup.config.backend = Some(self.backend());
         setup.config.hard_limit = Some(quota_bytes.into());

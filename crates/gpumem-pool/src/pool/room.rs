@@ -28,7 +28,7 @@ impl Pool {
                 Answer::Found(()) => Ok(()),
                 Answer::Short(mut search) => self.0.climb(&mut *search),
             });
-        self.0.with_report(reserved)
+        self.0.with_report(reserved, None, 0)
     }
 
     /// Runs the reclaim callbacks registered with the device ([`Reclaimable`](crate::Reclaimable)), waits for the

@@ -17,7 +17,7 @@ use crate::device::{Clocks, Device, Stream};
 use crate::error::PoolError;
 use crate::limits::Limits;
 use crate::pool::peers::Peers;
-use crate::pool::{GraphMemory, Peak, Setup, Stack};
+use crate::pool::{GraphMemory, Listing, Peak, Setup, Stack};
 use crate::reclaim::catch_panic::catch_panic;
 use crate::stats::Tags;
 use core::ops::Deref;
@@ -37,6 +37,8 @@ pub(crate) struct State {
     /// The key of the backend's thread caches, which adaptors get their memory from.
     backend_cache_key: u64,
     setup: Setup,
+    /// The entry of the pool in the list of its device.
+    _listing: Arc<Listing>,
     /// True if the host may use the memory, as the device reports.
     is_for_host: bool,
     graph_memory: Arc<GraphMemory>,
@@ -77,10 +79,12 @@ impl StateRef {
         let peak = counts_apart.then(Arc::<Peak>::default);
         let mut adaptors = setup.adaptors.clone();
         peak.iter().for_each(|peak| adaptors.insert(0, Arc::clone(peak) as _));
-        let stack = Stack::new(&adaptors, tags.names());
+        let stack = Stack::new(setup.name.id(), &adaptors, tags.names());
         if let Some(stack) = &stack {
             stack.open(&device);
         }
+        let listing = Listing::new(&setup, &backend, &limits);
+        device.add_pool(&listing);
         let state = State {
             clocks: Arc::clone(device.clocks()),
             graph_memory: GraphMemory::of(device.clocks()),
@@ -89,6 +93,7 @@ impl StateRef {
             cache_key: AtomicU64::new(if stack.is_none() { backend.cache_key() } else { NO_CACHE }),
             backend_cache_key: backend.cache_key(),
             setup,
+            _listing: listing,
             is_for_host,
             backend,
             limits,
@@ -243,7 +248,7 @@ impl State {
     pub(crate) fn check_request(&self, size_bytes: u64, stream: &Stream) -> Result<(), PoolError> {
         self.check_usable()?;
         self.check_stream(stream)?;
-        self.with_report(self.check_size(size_bytes))
+        self.with_report(self.check_size(size_bytes), Some(stream), 0)
     }
 
     pub(crate) fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {

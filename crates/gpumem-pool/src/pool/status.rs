@@ -38,8 +38,12 @@ impl Pool {
             block_count: sum.block_count(),
         };
         let streams = streams.into_iter().map(stream).collect();
+        let name = &state.setup().name;
         let reserved_bytes = reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes);
         Ok(Status {
+            id: name.id(),
+            name: name.as_str().into(),
+            is_named: name.is_given(),
             backend: state.backend().kind(),
             kind: self.kind(),
             plain_segments: state.backend().has_plain_segments(),
@@ -57,6 +61,7 @@ impl Pool {
             soft_limit_bytes: state.limits().soft_bytes(),
             device_used_bytes: device.total_bytes.saturating_sub(device.free_bytes),
             device_total_bytes: device.total_bytes,
+            private_pools: state.private_pools_of(name.id()),
             tags,
             streams,
         })

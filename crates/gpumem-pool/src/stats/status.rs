@@ -1,6 +1,7 @@
 //! [`Status`]: a pool's counters at one moment.
 
-use crate::config::{BackendKind, Bytes, MemoryKind, text::on_a_line};
+use crate::config::{BackendKind, Bytes, MemoryKind, PoolId, text::on_a_line};
+use crate::error::PoolUsage;
 use core::fmt;
 use gpumem_heap::order::StreamId;
 
@@ -20,6 +21,12 @@ use gpumem_heap::order::StreamId;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Status {
+    /// The identity of the pool.
+    pub id: PoolId,
+    /// The name of the pool ([`Pool::name`](crate::Pool::name)).
+    pub name: String,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) is_named: bool,
     /// The backend of the pool.
     pub backend: BackendKind,
     /// The kind of memory.
@@ -65,6 +72,9 @@ pub struct Status {
     pub device_used_bytes: u64,
     /// The total memory of the device.
     pub device_total_bytes: u64,
+    /// The private pools of this pool ([`Pool::private`](crate::Pool::private)), and theirs in turn, in the order of their
+    /// creation. Their memory is not part of this pool's figures, and counts against its hard limit.
+    pub private_pools: Vec<PoolUsage>,
     /// The usage by tag ([`Pool::scope`](crate::Pool::scope)), in the order of each tag's first scope.
     pub tags: Vec<TagUsage>,
     /// The usage of each stream that has blocks.
@@ -110,6 +120,9 @@ impl fmt::Display for Status {
         };
         let (used, total) = (Bytes(self.device_used_bytes), Bytes(self.device_total_bytes));
         writeln!(f, "Effective GPU memory usage: {share:.2}% ({used}/{total})")?;
+        if self.is_named {
+            writeln!(f, "Memory pool name: {}", self.name)?;
+        }
         let (in_use, reserved) = (Bytes(self.in_use_bytes), Bytes(self.reserved_bytes));
         writeln!(f, "Memory pool usage: {in_use} ({reserved} reserved)")?;
         if f.alternate() {
@@ -139,6 +152,12 @@ impl fmt::Display for Status {
             (on_a_line(&tag.tag), bytes, tag.block_count)
         });
         table(f, ["tag", "in use", "peak"], tags)?;
+        let private = self.private_pools.iter().map(|pool| {
+            let quota_bytes = pool.hard_limit_bytes.unwrap_or(self.device_total_bytes);
+            let bytes = [pool.in_use_bytes, pool.reserved_bytes, quota_bytes];
+            (pool.name.clone(), bytes.map(|bytes| Bytes(bytes).to_string()), pool.block_count)
+        });
+        table(f, ["private pool", "in use", "reserved", "quota"], private)?;
         if f.alternate() {
             let name =
                 |stream: &StreamUsage| stream.stream.map_or("gone".into(), |id| id.as_u64().to_string());
@@ -181,6 +200,9 @@ mod tests {
 
     fn seeds_status() -> Status {
         Status {
+            id: PoolId::next(),
+            name: "7".into(),
+            is_named: false,
             backend: BackendKind::Native,
             kind: MemoryKind::Device,
             plain_segments: false,
@@ -198,6 +220,7 @@ mod tests {
             soft_limit_bytes: None,
             device_used_bytes: 2_764_885_200,
             device_total_bytes: 16_904_991_277,
+            private_pools: Vec::new(),
             tags: Vec::new(),
             streams: Vec::new(),
         }

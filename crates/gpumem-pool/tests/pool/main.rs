@@ -28,6 +28,7 @@ mod growable;
 mod kinds;
 mod leaks;
 mod limits;
+mod names;
 mod objects;
 mod out_of_memory;
 mod peers;

@@ -137,11 +137,11 @@ fn a_report_lists_every_step() {
         let gained_bytes: u64 = attempts.iter().map(|attempt| attempt.gained_bytes).sum();
         assert!(gained_bytes >= 20 * MIB || fixture.backend != BackendKind::Caching, "{error}");
         let mut names: Vec<_> = attempts.iter().map(|attempt| attempt.name).collect();
-        assert_eq!(*names.last().unwrap(), "ask holders to release", "{error}");
+        assert_eq!(*names.last().unwrap(), "run reclaim callbacks (release)", "{error}");
         names.sort();
         names.dedup();
         assert_eq!(names.len(), attempts.len(), "{error}");
-        let asked = attempts.iter().filter(|attempt| attempt.name.starts_with("ask holders"));
+        let asked = attempts.iter().filter(|attempt| attempt.name.starts_with("run reclaim callbacks"));
         assert_eq!(asked.map(|attempt| attempt.gained_bytes).collect::<Vec<_>>(), [0, 0], "{error}");
         drop((held, registration));
     });
@@ -160,7 +160,7 @@ fn a_report_lists_the_steps_after_a_reclaim() {
         shelf.cheap.lock().unwrap().push(cached);
         let error = pool.alloc(40 * MIB, &stream).unwrap_err();
         let attempts = &error.out_of_memory().unwrap().attempts;
-        let own = attempts.iter().filter(|attempt| !attempt.name.starts_with("ask holders"));
+        let own = attempts.iter().filter(|attempt| !attempt.name.starts_with("run reclaim callbacks"));
         let gained_bytes: u64 = own.map(|attempt| attempt.gained_bytes).sum();
         assert!(gained_bytes >= 20 * MIB || fixture.backend != BackendKind::Caching, "{error}");
         drop((held, registration));

@@ -53,18 +53,18 @@ fn limits_and_quotas_are_named_with_where_they_were_set() {
             "GPUMEM",
         );
         let held = private.alloc(80 * MIB, &stream).unwrap();
-        let there = "at the parent's Pool::private, or with Pool::set_hard_limit of the parent";
+        let there = format!("{here} of pool {}", private.name());
         says(
             nested.alloc(40 * MIB, &stream).unwrap_err(),
             RefusedBy::Quota,
-            &["the quota of 100.000 MiB of the parent pool", there],
+            &[&format!("the quota of 100.000 MiB of pool {}", private.name()), &there],
             "GPUMEM",
         );
         let more = pool.alloc(210 * MIB, &stream).unwrap();
         says(
             private.alloc(18 * MIB, &stream).unwrap_err(),
             RefusedBy::HardLimit,
-            &["the limit of 300.000 MiB of the parent pool", "of the parent"],
+            &[&format!("the limit of 300.000 MiB of pool {} refused", pool.name())],
             "Pool::private",
         );
         drop((held, more));
@@ -201,9 +201,9 @@ fn blocks_that_grow() {
     });
 }
 
-/// Each rung of the ladder runs before a request is refused, and the report lists it, even without a result.
+/// Each step runs before a request is refused, and the whole report lists it, even without a result.
 #[test]
-fn every_rung_is_reported() {
+fn every_step_is_reported() {
     on_device_memory(&small(), |fixture| {
         let (pool, stream, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let held = pool.alloc(600 * MIB, &stream).unwrap();
@@ -214,11 +214,16 @@ fn every_rung_is_reported() {
         let attempts = &error.out_of_memory().unwrap().attempts;
         let expected = if fixture.backend == BackendKind::Caching { 12 } else { 1 };
         assert_eq!(attempts.len(), expected, "{error}");
-        let text = error.to_string();
+        let text = format!("{error:#}");
         for attempt in attempts {
-            assert_eq!(text.matches(attempt.name).count(), 1, "{}: {text}", attempt.name);
-            let line = text.lines().find(|line| line.contains(attempt.name)).unwrap();
-            assert_eq!(line.contains("tried: "), attempt.gained_bytes > 0, "{text}");
+            assert_eq!(
+                text.matches(&format!("tried: {}: ", attempt.name)).count(),
+                1,
+                "{}: {text}",
+                attempt.name
+            );
+            let line = format!("tried: {}: ", attempt.name);
+            assert!(error.to_string().contains(&line) || attempt.gained_bytes == 0, "{error}");
         }
         let gained_bytes: u64 = attempts.iter().map(|attempt| attempt.gained_bytes).sum();
         assert!(gained_bytes >= 100 * MIB || fixture.backend != BackendKind::Caching, "{text}");

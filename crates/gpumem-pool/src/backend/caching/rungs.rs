@@ -47,17 +47,17 @@ type Rung = fn(&mut BlockSearch<'_>, &Request) -> Made;
 type Further = &'static [Rung];
 
 const RUNGS: [(&str, Rung, Further); 12] = [
-    ("drain this thread's magazines", own_magazines, &[]),
-    ("grow by one handle", one_handle, &[]),
-    ("drain all magazines", all_magazines, &[]),
-    ("query pending frees", completed, &[]),
-    ("grow to the target", growth_to_target, &[]),
+    ("use blocks that this thread has cached", own_magazines, &[]),
+    ("reserve one more page of 2 MiB", one_handle, &[]),
+    ("use blocks that all threads have cached", all_magazines, &[]),
+    ("check which frees are complete", completed, &[]),
+    ("reserve more memory", growth_to_target, &[]),
     ("remap idle memory", recycled, &[]),
-    ("drain spared magazines", spared_magazines, &[]),
-    ("make the stream wait for others", device_waits, &[recycled]),
-    ("grow to the limit", growth_to_limit, &[]),
+    ("use the last blocks that all threads have cached", spared_magazines, &[]),
+    ("make the stream wait for other streams' frees", device_waits, &[recycled]),
+    ("reserve memory up to the limit", growth_to_limit, &[]),
     ("use the rest of large blocks", leftover, &[]),
-    ("wait for other streams' frees", host_wait, &[recycled, growth_to_limit, leftover]),
+    ("wait on the host for other streams' frees", host_wait, &[recycled, growth_to_limit, leftover]),
     (WAIT_AND_TRIM, synchronised, &[recycled, growth_to_limit, leftover, glued]),
 ];
 

@@ -1,7 +1,7 @@
 //! The sentences of an [`OutOfMemory`]: the headline and the advice.
 
-use super::{Advice, Attempt, OutOfMemory, PoolFacts, RefusedBy, UnfinishedStream};
-use crate::config::{BackendKind, Bytes, MemoryKind};
+use super::{Advice, Attempt, OutOfMemory, PoolFacts, PoolUsage, RefusedBy, UnfinishedStream};
+use crate::config::{BackendKind, Bytes, MemoryKind, text::on_a_line};
 use core::time::Duration;
 
 impl OutOfMemory {
@@ -14,7 +14,10 @@ impl OutOfMemory {
             }
             other => other,
         };
-        let whose = if self.facts.is_parent_limit { " of the parent pool" } else { "" };
+        let whose = match &self.limit_pool {
+            Some(pool) if self.facts.is_parent_limit => format!(" of pool {pool}"),
+            _ => String::new(),
+        };
         let memory = match self.kind {
             MemoryKind::Device => "GPU memory",
             MemoryKind::Unified => "unified memory",
@@ -32,7 +35,19 @@ impl OutOfMemory {
             0 => String::new(),
             alignment => format!(" at a multiple of {}", Bytes(alignment)),
         };
-        format!("out of {memory}: {who} refused {requested}{place}")
+        format!("out of {memory}: {who} refused {requested}{place} ({})", self.origin())
+    }
+
+    /// Where the request came from.
+    fn origin(&self) -> String {
+        let mut origin = format!("device {}, pool {}", self.device_ordinal, self.pool);
+        if let Some(stream) = self.stream {
+            origin += &format!(", {stream}");
+        }
+        if let Some(tag) = &self.tag {
+            origin += &format!(", tag {}", on_a_line(tag));
+        }
+        origin
     }
 
     /// The blocks that hold the bytes in use.
@@ -117,11 +132,15 @@ impl OutOfMemory {
     fn raise_the_limit(&self) -> String {
         let raised = self.raised();
         let limit = if self.refused_by == RefusedBy::Quota { "quota" } else { "limit" };
-        let whose = if self.facts.is_parent_limit { "the parent pool's" } else { "the pool's" };
+        let whose = match &self.limit_pool {
+            Some(pool) if self.facts.is_parent_limit => format!("pool {pool}'s"),
+            _ => "the pool's".into(),
+        };
         match () {
             () if self.limit_others_bytes > self.in_use_bytes => format!(
-                "other pools hold {} of the limit: free memory there, or {raised}",
-                Bytes(self.limit_others_bytes)
+                "other pools hold {} of the limit{}: free memory there, or {raised}",
+                Bytes(self.limit_others_bytes),
+                largest_pool(&self.limit_sharers, |pool| pool.counted_bytes)
             ),
             () if self.kind == MemoryKind::Device => format!(
                 "the device has free memory, but the request would exceed {whose} {limit}: {raised}, or free blocks"
@@ -132,13 +151,13 @@ impl OutOfMemory {
 
     /// The limit that allows the request, and where to set it.
     fn raised(&self) -> String {
-        let how = match (self.refused_by, self.facts.is_parent_limit) {
-            (RefusedBy::Quota, false) => "at Pool::private, or with Pool::set_hard_limit",
-            (RefusedBy::Quota, true) => {
-                "at the parent's Pool::private, or with Pool::set_hard_limit of the parent"
-            }
-            (_, false) => "GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit",
-            (_, true) => "GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit of the parent",
+        let of = match &self.limit_pool {
+            Some(pool) if self.facts.is_parent_limit => format!(" of pool {pool}"),
+            _ => String::new(),
+        };
+        let how = match self.refused_by {
+            RefusedBy::Quota => format!("at Pool::private, or with Pool::set_hard_limit{of}"),
+            _ => format!("GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit{of}"),
         };
         let needed = Bytes(self.needed_bytes()).rounded_up();
         let more = self
@@ -157,8 +176,9 @@ impl OutOfMemory {
         let are_pools = self.other_pools_bytes > foreign_bytes || foreign_bytes < self.context_bytes();
         let advice = match (are_pools, largest) {
             (true, _) => format!(
-                "other pools of this program hold {} of this device: free memory there, or share one pool",
-                Bytes(self.other_pools_bytes)
+                "other pools of this program hold {} of this device{}: free memory there, or share one pool",
+                Bytes(self.other_pools_bytes),
+                largest_pool(&self.other_pools, |pool| pool.reserved_bytes)
             ),
             (false, Some(process)) => format!(
                 "other programs and libraries hold {others} of this device, the largest is {process}: end it, or use \
@@ -218,35 +238,33 @@ impl OutOfMemory {
     }
 }
 
-/// The names of the attempts without gain, a few to a line, with their total duration and the duration of each slow
-/// one.
-pub(super) fn gave_nothing(attempts: &[&Attempt]) -> String {
-    let mut text = String::new();
-    let all: Duration = attempts.iter().map(|attempt| attempt.took).sum();
-    // Durations do not count towards the line width: line breaks stay stable between runs.
-    let mut width = 0;
-    for (index, Attempt { name, took, .. }) in attempts.iter().enumerate() {
-        width += name.len();
-        let between = match index {
-            0 => format!("  tried without success, in {all:.0?}: "),
-            _ if width <= LINE_WIDTH => ", ".into(),
-            _ => {
-                width = name.len();
-                ",\n    ".into()
-            }
-        };
-        text += &format!("{between}{name}");
-        if *took >= SLOW {
-            text += &format!(" ({took:.0?})");
-        }
+/// Names the largest of several pools, or the only one, in a sentence about the memory of them all.
+fn largest_pool(pools: &[PoolUsage], bytes: impl Fn(&PoolUsage) -> u64) -> String {
+    match pools {
+        [] => String::new(),
+        [only] => format!(" (pool {})", only.name),
+        [largest, ..] => format!(" (the largest is pool {}: {})", largest.name, Bytes(bytes(largest))),
     }
-    if text.is_empty() { text } else { text + "\n" }
 }
 
-/// The maximum length of the names on a line.
-const LINE_WIDTH: usize = 90;
+/// A line for each attempt, each after a line break: all of them, or those that gained memory, failed or were slow.
+pub(super) fn attempts(attempts: &[Attempt], are_all_shown: bool) -> String {
+    let mut text = String::new();
+    for Attempt { name, gained_bytes, took, failures } in attempts {
+        if !are_all_shown && *gained_bytes == 0 && failures.is_empty() && *took < SLOW {
+            continue;
+        }
+        let gained = match gained_bytes {
+            0 => "nothing".into(),
+            gained_bytes => Bytes(*gained_bytes).to_string(),
+        };
+        text += &format!("\n  tried: {name}: {gained} in {took:.1?}");
+        failures.iter().for_each(|failure| text += &format!("\n    failed: {failure}"));
+    }
+    text
+}
 
-/// An attempt that takes this long is printed with its duration.
+/// An attempt that takes this long is listed even if it gained nothing.
 const SLOW: Duration = Duration::from_millis(1);
 
 pub(super) fn blocks(count: u64) -> String {
@@ -260,11 +278,20 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn what_gave_nothing_tells_its_time_only_if_it_was_slow() {
-        let attempt = |name, took| Attempt { name, gained_bytes: 0, took, failures: Vec::new() };
-        let attempts = [attempt("quick", SLOW / 2), attempt("slow", SLOW * 7)];
-        let text = gave_nothing(&attempts.each_ref());
-        assert_eq!(text, "  tried without success, in 8ms: quick, slow (7ms)\n");
+    fn attempts_without_gain_are_listed_if_they_were_slow_or_failed_or_on_demand() {
+        let attempt = |name, gained_bytes, took| Attempt { name, gained_bytes, took, failures: Vec::new() };
+        let failed = Attempt { failures: vec!["broken".into()], ..attempt("fails", 0, SLOW / 4) };
+        let list = [
+            attempt("quick", 0, SLOW / 2),
+            attempt("slow", 0, SLOW * 7),
+            attempt("gains", 1024, SLOW / 4),
+            failed,
+        ];
+        let some = "\n  tried: slow: nothing in 7.0ms\n  tried: gains: 1.000 KiB in 250.0µs\n  tried: fails: \
+                    nothing in 250.0µs\n    failed: broken";
+        assert_eq!(attempts(&list, false), some);
+        assert_eq!(attempts(&list, true), format!("\n  tried: quick: nothing in 500.0µs{some}"));
+        assert_eq!(attempts(&list[..1], false), "");
     }
 
     /// Bytes of other pools under a shared limit do not count as this pool's need.

@@ -225,12 +225,12 @@ impl Entries {
 
 impl Stack {
     /// Returns `None` without adaptors. `added` lists them innermost first.
-    pub(crate) fn new(added: &[Arc<dyn Adaptor>], names: &Arc<Names>) -> Option<Self> {
+    pub(crate) fn new(id: PoolId, added: &[Arc<dyn Adaptor>], names: &Arc<Names>) -> Option<Self> {
         if added.is_empty() {
             return None;
         }
         Some(Self {
-            id: PoolId::next(),
+            id,
             names: Arc::clone(names),
             adaptors: added.iter().rev().cloned().collect(),
             entries: Mutex::default(),

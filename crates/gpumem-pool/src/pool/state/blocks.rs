@@ -56,7 +56,10 @@ impl StateRef {
         }
         match &self.stack {
             Some(stack) => self.alloc_adapted(stack, size_bytes, alignment, stream),
-            None => Ok((self.with_report(self.alloc_from_backend(size_bytes, alignment, stream))?, 0)),
+            None => Ok((
+                self.with_report(self.alloc_from_backend(size_bytes, alignment, stream), Some(stream), 0)?,
+                0,
+            )),
         }
     }
 

@@ -15,7 +15,7 @@
 use super::State;
 use crate::backend::{Search, Shortage, Step};
 use crate::device::{CaptureModeGuard, deadline};
-use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
+use crate::error::{Attempt, PoolError, Refusal};
 use crate::reclaim::{Extent, OTHERS_TIME_MAX};
 use std::time::Instant;
 
@@ -27,9 +27,9 @@ enum Outside {
 }
 
 const OUTSIDE: [(&str, Outside); 3] = [
-    ("ask holders to purge", Outside::Callbacks(Extent::Purge)),
-    ("ask holders to release", Outside::Callbacks(Extent::Release)),
-    ("trim other pools of the device", Outside::OtherPools),
+    ("run reclaim callbacks (purge)", Outside::Callbacks(Extent::Purge)),
+    ("run reclaim callbacks (release)", Outside::Callbacks(Extent::Release)),
+    ("release cached memory of other pools", Outside::OtherPools),
 ];
 
 impl State {
@@ -147,13 +147,10 @@ impl State {
     /// Waits until the device is idle, then releases the cached memory of other pools, and the memory left by pools that ended.
     /// Returns the failures; `None` if there is no such memory, or if it cannot help.
     fn trim_others(&self, shortage: &Shortage) -> Option<Vec<String>> {
-        // The comparison of limits is not sufficient alone: another limit may have the same value.
+        // The limit is also named where the driver refused without a code.
         let limit = shortage.refusal.and_then(Refusal::limit);
-        let is_ours = limit.is_some_and(|limit| {
-            matches!(limit.by, RefusedBy::HardLimit | RefusedBy::Quota)
-                && Some(limit.limit_bytes) == self.limits.hard_bytes()
-                && self.limits.node().is_exceeded_by(shortage.requested_bytes)
-        });
+        let is_ours = limit.is_some_and(|limit| limit.owner == Some(self.setup.name.id()))
+            && self.limits.node().is_exceeded_by(shortage.requested_bytes);
         let kind = self.setup.config.kind;
         let mut trimmables = self.device.maintenance().trimmables();
         trimmables.retain(|member| member.kind().helps(kind));

@@ -4,9 +4,11 @@
 use super::State;
 use crate::backend::Shortage;
 use crate::config::{MemoryKind, Profile};
+use crate::device::Stream;
 use crate::device::processes;
-use crate::error::{Advice, Attempt, OutOfMemory, PoolError, PoolFacts, Refusal, RefusedBy};
+use crate::error::{Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy};
 use crate::limits::Trimmable;
+use crate::pool::scope;
 use std::sync::Arc;
 
 /// The memory that other pools hold on the device, and how much of it is cached.
@@ -41,9 +43,18 @@ impl State {
     /// Completes the report of a refused request with the facts that only the program needs, and passes each refusal for lack
     /// of memory to the observer. Called once, when the request is outside of all adaptors: an adaptor that serves the request
     /// from elsewhere spares the look-ups, and an adaptor's own report is completed too.
-    pub(crate) fn with_report<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
+    /// `stream` is the stream of the request, and `tag` is 0 for the thread's innermost scope.
+    pub(crate) fn with_report<T>(
+        &self,
+        result: Result<T, PoolError>,
+        stream: Option<&Stream>,
+        tag: u16,
+    ) -> Result<T, PoolError> {
         result.map_err(|mut error| {
             if let Some(report) = error.out_of_memory_mut() {
+                let tag = if tag == 0 { scope::innermost(&self.tags) } else { tag };
+                report.tag = self.tags.names().get(tag).map(|name| (*name).into());
+                report.stream = stream.map(Stream::id);
                 self.describe(report);
             }
             if let Some(observer) = &self.setup.observer
@@ -58,17 +69,23 @@ impl State {
     /// Adds the facts that only the pool has to a refusal by its backend.
     fn describe(&self, report: &mut OutOfMemory) {
         let (kind, backend) = (self.setup.config.kind, self.backend.kind());
+        report.pool = self.setup.name.as_str().into();
+        report.device_ordinal = self.device.ordinal();
         report.kind = kind;
         report.holders = self.tags.holders();
         report.graph_bytes = self.graph_memory.kept_bytes(self).min(report.in_use_bytes);
         // Stays empty if the device query fails.
         let others = self.others(report).unwrap_or_default();
         report.other_pools_bytes = others.held_bytes.min(report.others_bytes());
-        let is_by_own = self.limits.node().is_of(report.refused_by, report.limit_bytes);
-        let is_by_limit = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota);
+        report.other_pools = self.other_pools();
+        let owner = report.facts.limit_owner;
+        report.limit_pool = owner.and_then(|id| Some(self.limits.node().of(id)?.name().as_str().into()));
+        report.limit_sharers = self.sharers(report);
+        let is_by_own = owner == Some(self.setup.name.id());
         let parent = self.limits.node().parent().filter(|_| is_by_own);
         report.facts = PoolFacts {
-            is_parent_limit: is_by_limit && !is_by_own,
+            limit_owner: owner,
+            is_parent_limit: owner.is_some() && !is_by_own,
             parent_limit_bytes: parent
                 .and_then(|parent| Some(parent.limit_exceeded_by(report.requested_bytes)?.limit_bytes)),
             backend: Some(backend),
@@ -79,6 +96,32 @@ impl State {
         if report.advice() == Advice::FreeTheDevice {
             report.processes = processes::of(&self.device);
         }
+    }
+
+    /// The other pools of the device that hold memory, the largest first.
+    fn other_pools(&self) -> Vec<PoolUsage> {
+        let mut pools = self.device.pools();
+        pools.retain(|pool| pool.id != self.setup.name.id() && pool.reserved_bytes > 0);
+        pools.sort_by_key(|pool| core::cmp::Reverse(pool.reserved_bytes));
+        pools
+    }
+
+    /// The other pools whose memory counts against the limit that refused, the largest first.
+    fn sharers(&self, report: &OutOfMemory) -> Vec<PoolUsage> {
+        let mut pools = report.other_pools.clone();
+        match report.facts.limit_owner {
+            Some(owner) => {
+                let family = self.private_pools_of(owner);
+                pools.retain(|pool| pool.id == owner || family.iter().any(|member| member.id == pool.id));
+            }
+            None if report.refused_by == RefusedBy::Margin => {
+                pools.retain(|pool| pool.kind != MemoryKind::Host);
+            }
+            None => return Vec::new(),
+        }
+        pools.retain(|pool| pool.counted_bytes > 0);
+        pools.sort_by_key(|pool| core::cmp::Reverse(pool.counted_bytes));
+        pools
     }
 
     /// Returns the memory of other pools on the device: the total minus this pool's own.

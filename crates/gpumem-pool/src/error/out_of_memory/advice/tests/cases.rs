@@ -312,10 +312,11 @@ pub(super) fn cases() -> Vec<Case> {
             "the limit above a private pool",
             OutOfMemory {
                 facts: PoolFacts { is_parent_limit: true, ..PoolFacts::default() },
+                limit_pool: Some("whole".into()),
                 ..shared(7 * GIB, limited(8 * GIB, alone(24 * GIB, 0, 0, 2 * GIB)))
             },
             RaiseTheLimit,
-            "Pool::set_hard_limit of the parent",
+            "Pool::set_hard_limit of pool whole",
             "Pool::private",
         ),
         (

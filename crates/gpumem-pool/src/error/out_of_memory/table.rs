@@ -1,0 +1,119 @@
+//! The table of an [`OutOfMemory`]: who holds the memory.
+
+use super::OutOfMemory;
+use super::words::blocks;
+use crate::config::{Bytes, MemoryKind, text::on_a_line};
+use crate::error::PoolUsage;
+
+/// A line: what it is about, its bytes if they are known, and a remark.
+struct Row {
+    name: String,
+    bytes: Option<u64>,
+    remark: String,
+}
+
+/// A line of bytes that are known.
+fn row(name: impl Into<String>, bytes: u64, remark: impl Into<String>) -> Row {
+    Row { name: name.into(), bytes: Some(bytes), remark: remark.into() }
+}
+
+impl OutOfMemory {
+    /// One line for each row, each with its end.
+    pub(super) fn table(&self) -> String {
+        let rows = self.rows();
+        let widest = rows.iter().map(|row| row.name.chars().count()).max();
+        let width = widest.unwrap_or(0).max(WIDTH_MIN);
+        let mut text = String::new();
+        for Row { name, bytes, remark } in rows {
+            let amount = bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string());
+            let line = format!("  {name:<width$} {amount:>14}  {remark}");
+            text += line.trim_end();
+            text.push('\n');
+        }
+        text
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = vec![row("in use", self.in_use_bytes, self.blocks())];
+        if self.graph_bytes > 0 {
+            rows.push(row(
+                "  graphs",
+                self.graph_bytes,
+                "freed by the program, retained by captures and graphs",
+            ));
+        }
+        for holder in &self.holders {
+            let name = format!("  {}", on_a_line(&holder.tag));
+            rows.push(row(name, holder.in_use_bytes, blocks(holder.block_count)));
+        }
+        let largest = self.largest_free_bytes.filter(|_| self.cached_bytes() > 0);
+        let largest = largest.map(|largest| format!("largest free block {}", Bytes(largest)));
+        rows.push(row("cached", self.cached_bytes(), largest.unwrap_or_default()));
+        if self.pending_bytes > 0 {
+            rows.push(row("  pending", self.pending_bytes, "freed, waiting for work on the device"));
+        }
+        if self.rounding_bytes > self.reserved_bytes / NOTABLE {
+            rows.push(row("  rounding", self.rounding_bytes, "after blocks whose sizes are rounded up"));
+        }
+        rows.push(row("reserved", self.reserved_bytes, ""));
+        if self.limit_others_bytes > 0 {
+            rows.push(row("sharers", self.limit_others_bytes, "in other pools that share the limit"));
+            rows.extend(largest_of(&self.limit_sharers, |pool| pool.counted_bytes));
+        }
+        // Pinned host memory is not device memory.
+        if self.kind != MemoryKind::Host {
+            rows.push(row("others", self.others_bytes(), "other pools, libraries and processes"));
+            if self.other_pools_bytes > 0 {
+                rows.push(row("  pools", self.other_pools_bytes, "in other pools of this program"));
+                let pools = self.other_pools.iter().filter(|pool| pool.kind == MemoryKind::Device);
+                let pools: Vec<_> = pools.filter(|pool| !self.shares_the_limit(pool)).cloned().collect();
+                rows.extend(largest_of(&pools, |pool| pool.reserved_bytes));
+            }
+            for process in &self.processes {
+                rows.push(Row {
+                    name: "  process".into(),
+                    bytes: process.in_use_bytes,
+                    remark: process.to_string(),
+                });
+            }
+            let total = format!("of {}", Bytes(self.device_total_bytes));
+            rows.push(row("device free", self.device_free_bytes, total));
+        }
+        rows
+    }
+
+    /// Returns whether the pool is listed below the limit already.
+    fn shares_the_limit(&self, pool: &PoolUsage) -> bool {
+        self.limit_sharers.iter().any(|sharer| sharer.id == pool.id)
+    }
+}
+
+/// The largest pools by name, and the sum of the others.
+fn largest_of(pools: &[PoolUsage], bytes: impl Fn(&PoolUsage) -> u64) -> Vec<Row> {
+    let of = |pool: &PoolUsage| match pool.kind {
+        MemoryKind::Device => "",
+        MemoryKind::Unified => ", unified memory",
+        MemoryKind::Host => ", pinned memory",
+    };
+    let named = |pool: &PoolUsage| {
+        let in_use = Bytes(pool.in_use_bytes);
+        let remark = format!("{in_use} {}{}", blocks(pool.block_count), of(pool));
+        row(format!("    pool {}", pool.name), bytes(pool), remark)
+    };
+    let (shown, rest) = pools.split_at(pools.len().min(POOLS_SHOWN));
+    let mut rows: Vec<_> = shown.iter().map(named).collect();
+    if !rest.is_empty() {
+        let rest_bytes = rest.iter().map(&bytes).fold(0, u64::saturating_add);
+        rows.push(row(format!("    {} more", rest.len()), rest_bytes, ""));
+    }
+    rows
+}
+
+/// The width of the first column in most reports, so that reports align.
+const WIDTH_MIN: usize = "device free".len();
+
+/// The number of other pools that are listed by name.
+const POOLS_SHOWN: usize = 4;
+
+/// Rounding gets a row if it exceeds this fraction (1/64) of the reserved bytes.
+const NOTABLE: u64 = 64;

@@ -1,0 +1,99 @@
+//! [`Device::pools`]: the pools of a device, with their names and figures. [`Listing`]: the entry of one pool.
+
+use crate::backend::Source;
+use crate::config::{BackendKind, MemoryKind, PoolId, PoolName};
+use crate::device::{Device, Listed};
+use crate::error::PoolUsage;
+use crate::limits::{LimitNode, Limits};
+use crate::pool::{Setup, State};
+use std::sync::Arc;
+
+/// The entry of a pool in the list of its device, which holds a weak reference to it.
+pub(crate) struct Listing {
+    name: PoolName,
+    parent: Option<Arc<LimitNode>>,
+    kind: MemoryKind,
+    backend: Arc<dyn Source>,
+    limits: Limits,
+}
+
+impl Listing {
+    pub(crate) fn new(setup: &Setup, backend: &Arc<dyn Source>, limits: &Limits) -> Arc<Self> {
+        Arc::new(Self {
+            name: setup.name.clone(),
+            parent: setup.parent.clone(),
+            kind: setup.config.kind,
+            backend: Arc::clone(backend),
+            limits: limits.clone(),
+        })
+    }
+}
+
+impl Listed for Listing {
+    fn lineage(&self) -> (PoolId, Option<PoolId>) {
+        (self.name.id(), self.parent.as_ref().map(|parent| parent.name().id()))
+    }
+
+    fn usage(&self) -> PoolUsage {
+        let counts = self.backend.counts();
+        // If the driver's query fails, as on a lost device, the memory of live blocks is known nevertheless.
+        let reserved = self.backend.reserved().ok().flatten();
+        let reserved_bytes =
+            reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes.max(counts.in_use_bytes));
+        let (id, parent) = self.lineage();
+        let backend = self.backend.kind();
+        PoolUsage {
+            id,
+            name: self.name.as_str().into(),
+            parent,
+            backend,
+            kind: self.kind,
+            in_use_bytes: counts.in_use_bytes,
+            reserved_bytes,
+            counted_bytes: if backend == BackendKind::Caching { reserved_bytes } else { counts.in_use_bytes },
+            block_count: counts.block_count,
+            hard_limit_bytes: self.limits.hard_bytes(),
+        }
+    }
+}
+
+impl Device {
+    /// Lists all pools of this GPU that have a handle or a live block, private pools included, in the order of their
+    /// creation. Pools of all `Device`s opened on one GPU are listed.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).name("training").hard_limit(1 << 30).build()?;
+    /// let cache = pool.private_named("cache", 64 << 20)?;
+    /// let block = cache.alloc(8 << 20, &Stream::new(&device)?)?;
+    /// for pool in device.pools() {
+    ///     println!("{}: {} of {:?} bytes", pool.name, pool.in_use_bytes, pool.hard_limit_bytes);
+    /// }
+    /// let names: Vec<_> = device.pools().into_iter().map(|pool| (pool.name, pool.in_use_bytes)).collect();
+    /// assert_eq!(names, [("training".into(), 0), ("training/cache".into(), 8 << 20)]);
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn pools(&self) -> Vec<PoolUsage> {
+        self.listed_pools().iter().map(|pool| pool.usage()).collect()
+    }
+}
+
+impl State {
+    /// The private pools of the pool `id`, and theirs in turn. A parent is older than its private pools.
+    pub(crate) fn private_pools_of(&self, id: PoolId) -> Vec<PoolUsage> {
+        let mut family = vec![id];
+        let mut pools = self.device().listed_pools();
+        pools.retain(|pool| {
+            let (id, parent) = pool.lineage();
+            let is_in = parent.is_some_and(|parent| family.contains(&parent));
+            family.extend(is_in.then_some(id));
+            is_in
+        });
+        pools.iter().map(|pool| pool.usage()).collect()
+    }
+}
