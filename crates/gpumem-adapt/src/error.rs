@@ -13,7 +13,6 @@ use std::io;
 ///
 /// The text begins with the path of the part that failed, such as `layers[3].bias`. The error of the array layer is the
 /// [source](Error::source); if memory ran out, it contains the report of the pool.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum AdaptError {
     /// An array could not be moved.
@@ -129,6 +128,13 @@ impl fmt::Display for AdaptError {
             Self::Custom(error) => error.fmt(f),
             Self::Within { .. } => Ok(()),
         }
+    }
+}
+
+/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
+impl fmt::Debug for AdaptError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

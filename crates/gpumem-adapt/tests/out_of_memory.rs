@@ -100,10 +100,45 @@ fn codes_of_the_driver_have_it_too() {
     let _: fn(&HostMemoryError<()>) -> bool = HostMemoryError::is_out_of_memory;
     let _: fn(&Rejected<()>) -> bool = Rejected::is_out_of_memory;
 
-    let rule = Rule::new("cuMemHostRegister", Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
-    let device = Device::new(&gpumem_sim::driver(SimConfig::new().rule(rule)).unwrap(), 0).unwrap();
+    let config = SimConfig::new().rule(no_registration());
+    let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
     let error = HostMemory::register(&device, vec![0_u8; 4096]).err().unwrap();
     assert!(error.is_out_of_memory(), "{error:?}");
+}
+
+/// `unwrap` and a `main` that returns the error print `Debug`.
+#[test]
+fn debug_of_every_layer_prints_the_report() {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+    let gpu = Gpu::new(&Pool::builder(&device).hard_limit(Limit::Bytes(4 << 20)).build().unwrap()).unwrap();
+    let error = || gpu.pool().alloc(8 << 20, gpu.stream()).unwrap_err();
+    let text = error().to_string();
+    assert!(text.starts_with("out of GPU memory: the limit of 4.000 MiB refused 8.000 MiB"), "{text}");
+    let report = error().out_of_memory().cloned().unwrap();
+    let checkpoint = CheckpointError::Array { name: "bias".into(), source: error().into() };
+    let adapt = AdaptError::from(ArrayError::from(error())).within("layers");
+    let shown = [
+        (format!("{report:?}"), text.clone()),
+        (format!("{:?}", error()), text.clone()),
+        (format!("{:?}", ArrayError::from(error())), text.clone()),
+        (format!("{adapt:?}"), format!("layers: {text}")),
+        (format!("{checkpoint:?}"), format!("tensor \"bias\": {text}")),
+    ];
+    // The stream is the same one, and the times are in no line.
+    for (shown, expected) in shown {
+        assert_eq!(shown.lines().next(), expected.lines().next());
+        assert!(shown.contains("\n  → ") && shown.contains("\n  reserved "), "{shown}");
+    }
+    let rejected = GpuArray::from_slice(&gpu, &[1, 2, 3]).unwrap().into_shape((2, 2)).unwrap_err();
+    assert_eq!(format!("{rejected:?}"), rejected.to_string());
+    let other =
+        Device::new(&gpumem_sim::driver(SimConfig::new().rule(no_registration())).unwrap(), 0).unwrap();
+    let kept = HostMemory::register(&other, vec![0_u8; 4096]).err().unwrap();
+    assert_eq!(format!("{kept:?}"), kept.to_string());
+}
+
+fn no_registration() -> Rule {
+    Rule::new("cuMemHostRegister", Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY))
 }
 
 #[test]

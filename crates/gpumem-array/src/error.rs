@@ -6,11 +6,12 @@ mod rejected;
 pub use graph::GraphError;
 pub use rejected::Rejected;
 
+use core::fmt;
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::DriverError;
 
-/// An operation on arrays failed. The text states the problem and what to do about it.
-#[derive(Clone, Debug, thiserror::Error)]
+/// An operation on arrays failed. The text states the problem and what to do about it, and `Debug` prints the same text.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArrayError {
     /// The shapes of two operands are incompatible.
@@ -308,6 +309,13 @@ impl ArrayError {
             Self::Pool(error) => error.is_out_of_memory(),
             _ => false,
         }
+    }
+}
+
+/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
+impl fmt::Debug for ArrayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

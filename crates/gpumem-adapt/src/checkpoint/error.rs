@@ -1,5 +1,6 @@
 //! [`CheckpointError`]: why a checkpoint could not be read or written.
 
+use core::fmt;
 use gpumem_array::ArrayError;
 use safetensors::Dtype;
 use std::io;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 /// A checkpoint could not be read or written.
 ///
 /// A failed upload leaves no array, and a failed [`save`](crate::save) leaves the file that was there.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The system refused to read or write the file.
@@ -97,6 +98,13 @@ pub enum CheckpointError {
         /// The error of the array layer.
         source: ArrayError,
     },
+}
+
+/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
+impl fmt::Debug for CheckpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl CheckpointError {

@@ -70,6 +70,6 @@ impl<V> fmt::Display for Rejected<V> {
 
 impl<V> fmt::Debug for Rejected<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rejected").field("error", self.error()).finish_non_exhaustive()
+        fmt::Debug::fmt(self.error(), f)
     }
 }

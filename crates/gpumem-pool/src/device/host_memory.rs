@@ -543,7 +543,7 @@ impl<V> fmt::Display for HostMemoryError<V> {
 
 impl<V> fmt::Debug for HostMemoryError<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostMemoryError").field("error", &self.0.0).finish_non_exhaustive()
+        fmt::Debug::fmt(&self.0.0, f)
     }
 }
 
