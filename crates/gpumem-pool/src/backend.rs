@@ -21,6 +21,7 @@ use crate::config::{BackendKind, Config, HandleUse};
 use crate::device::{Clocks, Device, Stamp, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError};
 use crate::limits::Limits;
+use crate::stats::TagCounters;
 #[cfg(feature = "backend-caching")]
 use caching::CachingPool;
 #[cfg(feature = "backend-caching")]
@@ -393,10 +394,15 @@ pub(crate) fn put_back_small(_cache_key: u64, _: &Allocation, _size_bytes: u64, 
 
 /// Creates the configured backend. Without a configured one, creates the best backend that is compiled in and that the device
 /// supports.
-pub(crate) fn open(device: &Device, config: &Config, limits: &Limits) -> Result<Arc<dyn Source>, PoolError> {
-    let caching = || caching(device, config, limits);
-    let native = || native(device, config, limits);
-    let none = || none(device, config, limits);
+pub(crate) fn open(
+    device: &Device,
+    config: &Config,
+    limits: &Limits,
+    tags: &TagCounters,
+) -> Result<Arc<dyn Source>, PoolError> {
+    let caching = || caching(device, config, limits, tags);
+    let native = || native(device, config, limits, tags);
+    let none = || none(device, config, limits, tags);
     match config.backend {
         Some(BackendKind::Caching) => caching(),
         Some(BackendKind::Native) => native(),
@@ -419,18 +425,28 @@ fn instead(
 }
 
 #[cfg(feature = "backend-caching")]
-fn caching(device: &Device, config: &Config, limits: &Limits) -> Result<Arc<dyn Source>, PoolError> {
-    Ok(CachingPool::new(device, config, limits)?)
+fn caching(
+    device: &Device,
+    config: &Config,
+    limits: &Limits,
+    tags: &TagCounters,
+) -> Result<Arc<dyn Source>, PoolError> {
+    Ok(CachingPool::new(device, config, limits, tags)?)
 }
 
 #[cfg(not(feature = "backend-caching"))]
-fn caching(_: &Device, _: &Config, _: &Limits) -> Result<Arc<dyn Source>, PoolError> {
+fn caching(_: &Device, _: &Config, _: &Limits, _: &TagCounters) -> Result<Arc<dyn Source>, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
 }
 
-fn none(device: &Device, config: &Config, limits: &Limits) -> Result<Arc<dyn Source>, PoolError> {
+fn none(
+    device: &Device,
+    config: &Config,
+    limits: &Limits,
+    tags: &TagCounters,
+) -> Result<Arc<dyn Source>, PoolError> {
     check_not_exported(BackendKind::None, config.handle_use)?;
-    Ok(DirectBackend::new(device, config, limits, PlainAllocator::new(config.kind)))
+    Ok(DirectBackend::new(device, config, limits, tags, PlainAllocator::new(config.kind)))
 }
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
@@ -441,15 +457,20 @@ fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(),
 }
 
 #[cfg(feature = "backend-native")]
-fn native(device: &Device, config: &Config, limits: &Limits) -> Result<Arc<dyn Source>, PoolError> {
+fn native(
+    device: &Device,
+    config: &Config,
+    limits: &Limits,
+    tags: &TagCounters,
+) -> Result<Arc<dyn Source>, PoolError> {
     check_not_exported(BackendKind::Native, config.handle_use)?;
     if config.handle_use.rdma {
         return Err(native::cannot_pin());
     }
-    Ok(DirectBackend::new(device, config, limits, NativeAllocator::new(device, config, limits)?))
+    Ok(DirectBackend::new(device, config, limits, tags, NativeAllocator::new(device, config, limits)?))
 }
 
 #[cfg(not(feature = "backend-native"))]
-fn native(_: &Device, _: &Config, _: &Limits) -> Result<Arc<dyn Source>, PoolError> {
+fn native(_: &Device, _: &Config, _: &Limits, _: &TagCounters) -> Result<Arc<dyn Source>, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Native, feature: "backend-native" })
 }

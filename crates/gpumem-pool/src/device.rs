@@ -10,6 +10,7 @@ pub(crate) mod completion;
 pub(crate) mod context;
 pub(crate) mod deadline;
 pub(crate) mod event;
+pub(crate) mod host;
 pub(crate) mod host_memory;
 pub(crate) mod maintenance;
 pub(crate) mod order;

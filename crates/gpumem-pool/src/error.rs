@@ -30,10 +30,7 @@ pub enum PoolError {
     OutOfMemory(Box<OutOfMemory>),
     /// The request is larger than the device's memory, so a retry never succeeds. Unified memory may exceed the device
     /// (the option `oversubscribe:true`).
-    #[error(
-        "{} requested, but the device has only {}; split the data into smaller blocks",
-        Bytes(*.requested_bytes), Bytes(*.device_bytes)
-    )]
+    #[error(fmt = too_large)]
     TooLarge {
         /// The requested size.
         requested_bytes: u64,
@@ -44,19 +41,9 @@ pub enum PoolError {
     /// Freeing memory or raising the limit helps.
     #[error(fmt = fmt::Display::fmt)]
     LimitReached(Box<OutOfMemory>),
-    /// The budget of an adaptor refused the request. Freeing memory or raising the budget helps.
-    #[error(
-        "the budget of {} refused {} with {} in use; free memory, or raise the budget with Budget::set_limit",
-        Bytes(*.limit_bytes), Bytes(*.requested_bytes), Bytes(*.in_use_bytes)
-    )]
-    OverBudget {
-        /// The requested size, rounded up as the budget counts it.
-        requested_bytes: u64,
-        /// The bytes counted against the budget when it refused.
-        in_use_bytes: u64,
-        /// The limit of the budget.
-        limit_bytes: u64,
-    },
+    /// The budget of an adaptor refused the request ([`PoolError::over_budget`]). Freeing memory or raising the budget helps.
+    #[error(fmt = fmt::Display::fmt)]
+    OverBudget(Box<OutOfMemory>),
     /// A write passed an end of a block that has been freed since. The present request is correct.
     #[error(
         "{0}; find the kernel or copy that wrote there, with compute-sanitizer or `Guard::settle` after each"
@@ -328,11 +315,30 @@ impl PoolError {
         }
     }
 
-    /// The report of a request that was refused because memory or a limit ran out; `None` for every other error.
+    /// The refusal of a budget, for adaptors: `in_use_bytes` count against the budget, and the request would add
+    /// `requested_bytes`. The pool adds its figures to the report when the request leaves its adaptors, unless the budget is
+    /// raised or memory freed by a reclaim callback meanwhile.
+    #[must_use]
+    pub fn over_budget(
+        name: Option<&str>,
+        requested_bytes: u64,
+        in_use_bytes: u64,
+        limit_bytes: u64,
+    ) -> Self {
+        let mut report = OutOfMemory { requested_bytes, ..OutOfMemory::default() };
+        report.limit_name = name.map(Into::into);
+        report.set_limit(
+            LimitExceeded { by: RefusedBy::Budget, owner: None, limit_bytes, held_bytes: in_use_bytes },
+            0,
+        );
+        Self::OverBudget(Box::new(report))
+    }
+
+    /// The report of a request that was refused because memory, a limit or a budget ran out; `None` for every other error.
     #[must_use]
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
-            Self::OutOfMemory(report) | Self::LimitReached(report) => Some(report),
+            Self::OutOfMemory(report) | Self::LimitReached(report) | Self::OverBudget(report) => Some(report),
             _ => None,
         }
     }
@@ -368,14 +374,45 @@ impl PoolError {
 
     /// Returns whether the size was refused, for any reason. A smaller request, or other memory, may succeed.
     pub(crate) fn is_want_of_memory(&self) -> bool {
-        matches!(self, Self::TooLarge { .. } | Self::OverBudget { .. }) || self.out_of_memory().is_some()
+        matches!(self, Self::TooLarge { .. }) || self.out_of_memory().is_some()
+    }
+
+    /// Adds the headline of the refusal by a pool that was to serve the request instead, if this error has a report.
+    pub(crate) fn add_fallback(&mut self, refusal: &Self) {
+        let headline = refusal.to_string().lines().next().unwrap_or_default().to_owned();
+        if let Some(report) = self.out_of_memory_mut() {
+            report.fallbacks.push(headline);
+        }
     }
 
     pub(crate) fn out_of_memory_mut(&mut self) -> Option<&mut OutOfMemory> {
         match self {
-            Self::OutOfMemory(report) | Self::LimitReached(report) => Some(report),
+            Self::OutOfMemory(report) | Self::LimitReached(report) | Self::OverBudget(report) => Some(report),
             _ => None,
         }
+    }
+}
+
+/// The text of [`PoolError::TooLarge`].
+fn too_large(requested_bytes: &u64, device_bytes: &u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let device = Bytes(*device_bytes);
+    match requested_bytes.cast_signed() {
+        // No device has so many addresses.
+        signed if *requested_bytes >= 1 << 49 => {
+            write!(
+                f,
+                "{requested_bytes} bytes requested, but the device has only {device}: no program needs that many"
+            )?;
+            if signed < 0 {
+                write!(f, ", and as a signed number they are {signed}")?;
+            }
+            f.write_str("; check the computation of the size for a difference below zero or an overflow")
+        }
+        _ => write!(
+            f,
+            "{} requested, but the device has only {device}; split the data into smaller blocks",
+            Bytes(*requested_bytes)
+        ),
     }
 }
 

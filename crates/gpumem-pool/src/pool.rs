@@ -22,7 +22,7 @@ mod status;
 pub(crate) mod unified;
 
 pub(crate) use adaptors::{
-    Adaptor, BackingAllocation, Change, Grant, Next, Opening, Peak, Release, Request, Stack, Subject,
+    Adaptor, BackingAllocation, Change, Grant, Next, Opening, Peak, PoolId, Release, Request, Stack, Subject,
 };
 pub use block::Block;
 pub use current::CurrentPool;
@@ -34,16 +34,15 @@ pub use raw_block::{BlockToken, RawBlock};
 pub use scope::{Scope, ScopeUsage};
 #[cfg(unix)]
 pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
-pub(crate) use state::{State, StateRef};
+pub(crate) use state::{Origin, State, StateRef};
 pub use unified::{Location, MemoryAdvice};
 
 use crate::backend;
-use crate::config::{
-    ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, MemoryKind, PoolId, PoolName, ignored,
-};
+use crate::config::{ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, MemoryKind, PoolName, ignored};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::limits::{LimitNode, Limits};
+use crate::stats::Tags;
 use core::fmt;
 use gpumem_sys::types::CUdevice_attribute;
 use std::sync::Arc;
@@ -90,9 +89,10 @@ impl Pool {
         let hard_limit_bytes = Limits::resolve_hard(config.hard_limit, config.kind, device.total_bytes())?;
         let node = LimitNode::new(name.clone(), hard_limit_bytes, parent.clone());
         let limits = Limits::new(node, soft_limit_bytes);
-        let backend = backend::open(device, config, &limits)?;
+        let tags = Tags::new();
+        let backend = backend::open(device, config, &limits, tags.counters())?;
         let peers = setup.peers.clone();
-        let pool = Self(StateRef::new(setup, is_for_host, backend, limits));
+        let pool = Self(StateRef::new(setup, is_for_host, backend, limits, tags));
         peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
         Ok(pool)
     }

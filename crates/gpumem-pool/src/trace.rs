@@ -27,10 +27,9 @@ pub use event::{Event, What};
 pub use format::is_trace;
 pub use read::{Flaw, ReadError, Recording, Tail};
 
-use crate::config::PoolId;
 use crate::device::OrderObserver;
 use crate::error::PoolError;
-use crate::pool::{Adaptor, Change, Grant, Next, Opening, Release, Request};
+use crate::pool::{Adaptor, Change, Grant, Next, Opening, PoolId, Release, Request};
 use core::fmt;
 use core::time::Duration;
 use event::{Kind, Raw};

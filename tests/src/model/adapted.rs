@@ -63,10 +63,10 @@ impl World<'_> {
                 adapted.met_count += 1;
                 true
             }
-            PoolError::OverBudget { limit_bytes, .. } => {
-                *limit_bytes == adapted.budget.limit_bytes()
-                    && held_bytes.saturating_add(more_bytes).saturating_add(255) > *limit_bytes
-            }
+            PoolError::OverBudget(report) => report.limit_bytes.is_some_and(|limit_bytes| {
+                limit_bytes == adapted.budget.limit_bytes()
+                    && held_bytes.saturating_add(more_bytes).saturating_add(255) > limit_bytes
+            }),
             _ => false,
         }
     }

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// other pool may be any pool of the device: one with another kind of memory, another backend or another quota.
 ///
 /// The result is an ordinary block. It counts in the other pool's numbers, and is freed there, after its uses. If the
-/// other pool lacks memory too, the first pool's error is returned.
+/// other pool lacks memory too, the first pool's error is returned, and its report names the refusal of the other pool.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream, adaptor::Fallback};
@@ -52,11 +52,17 @@ impl Adaptor for Fallback {
     }
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
-        let refusal = match next.alloc(request) {
+        let mut refusal = match next.alloc(request) {
             Err(error) if error.is_want_of_memory() => error,
             other => return other,
         };
-        let lent = Grant::from_pool(&self.pool, request).map_err(|_| refusal)?;
+        let lent = match Grant::from_pool(&self.pool, request) {
+            Ok(lent) => lent,
+            Err(other) => {
+                refusal.add_fallback(&other);
+                return Err(refusal);
+            }
+        };
         self.taken_count.fetch_add(1, Ordering::Relaxed);
         Ok(lent)
     }

@@ -16,8 +16,10 @@ use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::types::CUdeviceptr;
 use slots::{Edges, Slots};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Detects writes past the ends of blocks, up to 256 bytes before and after, to the byte.
 ///
@@ -58,6 +60,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub struct Guard {
     slots: Slots,
+    /// The tags of live blocks that have one.
+    tags: Mutex<BTreeMap<(PoolId, CUdeviceptr), Arc<str>>>,
     found: Mutex<Vec<Damage>>,
     on_damage: Option<Box<Callback>>,
     unchecked_count: AtomicU64,
@@ -116,6 +120,10 @@ impl Guard {
         }
     }
 
+    fn tags(&self) -> MutexGuard<'_, BTreeMap<(PoolId, CUdeviceptr), Arc<str>>> {
+        self.tags.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn found(&self) -> MutexGuard<'_, Vec<Damage>> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,6 +152,9 @@ impl Adaptor for Guard {
             });
         }
         let (start, end) = (grant.address(), grant.address() + grant.size_bytes());
+        if let Some(tag) = request.tag() {
+            self.tags().insert((request.pool(), start), tag);
+        }
         set_now(request.stream(), &grant, start - FRONT_BYTES, PATTERN, FRONT_BYTES)?;
         set_now(request.stream(), &grant, end, PATTERN, back_bytes)?;
         Ok(grant)
@@ -155,7 +166,8 @@ impl Adaptor for Guard {
         let (address, size_bytes) = (release.address(), release.size_bytes());
         let (stream, pool) = (release.stream_id(), release.pool());
         let back_bytes = back_bytes(size_bytes);
-        let edges = Edges { address, size_bytes, back_bytes, stream, pool };
+        let tag = self.tags().remove(&(pool, address));
+        let edges = Edges { address, size_bytes, back_bytes, stream, pool, tag };
         // An outer adaptor may forward the free of a block whose allocation this guard did not see. Such a block has no
         // guard bytes, and the memory around it belongs to other blocks.
         let whole = release.whole();
@@ -181,9 +193,9 @@ impl Edges {
         let count = bytes.clone().filter(|byte| **byte != PATTERN).count() as u64;
         let distance_bytes = bytes.clone().position(|byte| *byte != PATTERN)?;
         let found = *bytes.nth(distance_bytes)?;
-        let Self { address, size_bytes, stream, pool, .. } = *self;
-        let distance_bytes = distance_bytes as u64;
-        Some(Damage { address, size_bytes, stream, pool, side, distance_bytes, count, found })
+        let Self { address, size_bytes, stream, pool, ref tag, .. } = *self;
+        let (distance_bytes, tag) = (distance_bytes as u64, tag.clone());
+        Some(Damage { address, size_bytes, stream, pool, tag, side, distance_bytes, count, found })
     }
 }
 

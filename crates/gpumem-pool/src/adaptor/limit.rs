@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// count, and memory from other pools that an inner adaptor returns does.
 #[derive(Debug, Default)]
 pub struct Budget {
+    name: Option<String>,
     limit_bytes: AtomicU64,
     in_use_bytes: AtomicU64,
     in_use_peak_bytes: AtomicU64,
@@ -24,6 +25,26 @@ impl Budget {
     #[must_use]
     pub fn new(limit_bytes: u64) -> Self {
         Self { limit_bytes: limit_bytes.into(), ..Self::default() }
+    }
+
+    /// Names the budget, for its refusals.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream, adaptor::Budget};
+    /// use gpumem_sim::SimConfig;
+    /// use std::sync::Arc;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let budget = Arc::new(Budget::new(1 << 20).named("requests"));
+    /// let pool = Pool::builder(&device).adaptor(budget).build()?;
+    /// let error = pool.alloc(2 << 20, &Stream::new(&device)?).unwrap_err();
+    /// assert!(error.to_string().contains("the budget `requests` of 1.000 MiB refused 2.000 MiB"), "{error}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
     }
 
     /// Changes the limit. If it is below the bytes in use, every request is refused until enough is freed.
@@ -57,10 +78,8 @@ impl Budget {
         let limit_bytes = self.limit_bytes();
         let sum = |used: u64| used.checked_add(size_bytes).filter(|sum| *sum <= limit_bytes);
         let outcome = self.in_use_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
-        let in_use_bytes = outcome.map_err(|in_use_bytes| PoolError::OverBudget {
-            requested_bytes: size_bytes,
-            in_use_bytes,
-            limit_bytes,
+        let in_use_bytes = outcome.map_err(|in_use_bytes| {
+            PoolError::over_budget(self.name.as_deref(), size_bytes, in_use_bytes, limit_bytes)
         })?;
         self.in_use_peak_bytes.fetch_max(in_use_bytes + size_bytes, Ordering::Relaxed);
         Ok(())

@@ -16,7 +16,7 @@ use crate::config::{ALIGNMENT_MIN, BackendKind, Config, MemoryKind};
 use crate::device::{Device, Idle, MarkerEvent, Stream, StreamId, StreamIndex, deadline};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::limits::{Admission, Limits};
-use crate::stats::{Usage, UsageCounters};
+use crate::stats::{TagCounters, Usage, UsageCounters};
 use core::time::Duration;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
@@ -95,6 +95,11 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     /// `PoolError::NotWithBackend` if the backend cannot pin memory.
     fn pin(&self) -> Result<(), PoolError>;
 
+    /// The bytes by which the driver rounds up live blocks, as far as they are known.
+    fn rounding_bytes(&self) -> u64 {
+        0
+    }
+
     /// Returns free memory to the device until `keep_bytes` are reserved.
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError>;
 
@@ -110,6 +115,7 @@ pub(crate) struct DirectBackend<C> {
     admission: Admission,
     limits: Limits,
     growth: GrowthLog,
+    tags: TagCounters,
     idle: Idle,
     is_registered_for_waits: Once,
     /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
@@ -123,7 +129,13 @@ pub(crate) struct DirectBackend<C> {
 }
 
 impl<C: DriverAllocator> DirectBackend<C> {
-    pub(super) fn new(device: &Device, config: &Config, limits: &Limits, calls: C) -> Arc<Self> {
+    pub(super) fn new(
+        device: &Device,
+        config: &Config,
+        limits: &Limits,
+        tags: &TagCounters,
+        calls: C,
+    ) -> Arc<Self> {
         let direct = Arc::new_cyclic(|own| Self {
             own: own.clone(),
             device: device.clone(),
@@ -131,6 +143,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             admission: Admission::new(config, limits, device.budget()),
             limits: limits.clone(),
             growth: GrowthLog::default(),
+            tags: tags.clone(),
             idle: Idle::new(config.idle_after),
             is_registered_for_waits: Once::new(),
             collect_above: config.collect_above,
@@ -208,7 +221,8 @@ impl<C: DriverAllocator> DirectBackend<C> {
     fn note_growth(&self) {
         let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();
         if self.growth.is_due(in_use_bytes) {
-            self.growth.add(in_use_bytes, Sample { in_use_bytes, block_count, allocation_count });
+            let tags = self.tags.in_use();
+            self.growth.add(in_use_bytes, Sample { in_use_bytes, block_count, allocation_count, tags });
         }
     }
 }
@@ -237,7 +251,11 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
         let Counts { in_use_bytes, block_count, .. } = self.counts();
         let reserved = self.calls.reserved(&self.device)?;
         (report.in_use_bytes, report.block_count) = (in_use_bytes, block_count);
-        report.reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);
+        report.rounding_bytes = self.calls.rounding_bytes();
+        report.reserved_bytes = match reserved {
+            Some(reserved) => reserved.current_bytes,
+            None => in_use_bytes.saturating_add(report.rounding_bytes),
+        };
         report.growth = self.growth.steady(in_use_bytes);
         Ok(())
     }

@@ -9,12 +9,15 @@ use super::{FreeRequest, Reserved, plain};
 use crate::config::{BackendKind, MemoryKind};
 use crate::device::{Device, Stamp, Stream};
 use crate::error::PoolError;
+use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Mutex, PoisonError};
 
 pub(crate) struct PlainAllocator {
     kind: MemoryKind,
+    /// The bytes by which the driver rounds up live blocks of more than [`SMALL_BYTES_MAX`].
+    rounding_bytes: AtomicU64,
     /// Frees that failed. They are retried when the pool ends.
     failed: Mutex<Option<Failed>>,
 }
@@ -27,7 +30,15 @@ struct Failed {
 
 impl PlainAllocator {
     pub(super) fn new(kind: MemoryKind) -> Self {
-        Self { kind, failed: Mutex::default() }
+        Self { kind, rounding_bytes: AtomicU64::new(0), failed: Mutex::default() }
+    }
+
+    /// The bytes by which the driver rounds up a block of device memory.
+    fn rounding_of(&self, size_bytes: u64) -> u64 {
+        match self.kind == MemoryKind::Device && size_bytes > SMALL_BYTES_MAX {
+            true => size_bytes.wrapping_neg() % PAGE_BYTES,
+            false => 0,
+        }
     }
 
     fn free(&self, device: &Device, freed: &FreeRequest) -> Result<(), DriverError> {
@@ -62,15 +73,25 @@ impl DriverAllocator for PlainAllocator {
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
         let device = stream.device();
         let _entered = device.enter_relaxed()?;
-        plain::acquire(device.driver(), self.kind, size_bytes)
+        let address = plain::acquire(device.driver(), self.kind, size_bytes)?;
+        self.rounding_bytes.fetch_add(self.rounding_of(size_bytes), Ordering::Relaxed);
+        Ok(address)
     }
 
     fn release(&self, device: &Device, freed: &FreeRequest) -> Result<(), DriverError> {
-        self.free(device, freed).inspect_err(|_| {
+        let released = self.free(device, freed).inspect_err(|_| {
             let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
             let failed = failed.get_or_insert_with(|| Failed { device: device.clone(), frees: Vec::new() });
             failed.frees.push(*freed);
-        })
+        });
+        if released.is_ok() {
+            self.rounding_bytes.fetch_sub(self.rounding_of(freed.size_bytes), Ordering::Relaxed);
+        }
+        released
+    }
+
+    fn rounding_bytes(&self) -> u64 {
+        self.rounding_bytes.load(Ordering::Relaxed)
     }
 
     fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
@@ -90,3 +111,9 @@ impl DriverAllocator for PlainAllocator {
         Ok(None)
     }
 }
+
+/// Blocks up to this size share pages with others.
+const SMALL_BYTES_MAX: u64 = 1 << 20;
+
+/// The driver gives larger blocks whole pages.
+const PAGE_BYTES: u64 = 2 << 20;

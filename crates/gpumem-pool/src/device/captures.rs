@@ -6,7 +6,7 @@
 //! One lock, under which neither the driver nor a pool is called.
 
 use crate::device::{
-    Clocks, Device, Order, SlowPathFlag, Stamp, Stream, StreamIndex, WeakDevice, order::uses,
+    Clocks, Device, Order, SlowPathFlag, Stamp, Stream, StreamId, StreamIndex, WeakDevice, order::uses,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -107,6 +107,12 @@ impl Captures {
         let mut streams = self.with(graph, |record| record.streams.clone()).unwrap_or_default();
         streams.sort_unstable_by_key(Stream::id);
         streams
+    }
+
+    /// The first stream of a capture that has not ended.
+    pub(crate) fn open_on(&self, graph: u64) -> Option<StreamId> {
+        let table = self.table();
+        table.get(&graph).filter(|record| record.is_open)?.streams.first().map(Stream::id)
     }
 
     /// Marks the capture as ending. False if its end had begun before.

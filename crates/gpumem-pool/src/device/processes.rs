@@ -1,4 +1,4 @@
-//! The other processes with memory on a device, looked up when their memory causes a refusal.
+//! The processes with memory on a device, looked up when their memory causes a refusal.
 //!
 //! The driver reports only a sum. With the feature `nvml`, the vendor's management library is queried; it is loaded
 //! once and stays loaded. If it is missing or reports no process, the report has only the sum. A driver with an
@@ -7,19 +7,29 @@
 use crate::device::Device;
 use gpumem_sys::ProcessUsage;
 
-/// The known processes except this one, the largest first.
-pub(crate) fn of(device: &Device) -> Vec<ProcessUsage> {
-    let mut processes = on(device);
+/// The memory of processes on a device.
+pub(crate) struct Usage {
+    /// The memory of this process, if it is known.
+    pub(crate) own_bytes: Option<u64>,
+    /// The other known processes, the largest first.
+    pub(crate) others: Vec<ProcessUsage>,
+}
+
+/// Queries the processes that have memory on the device.
+pub(crate) fn on(device: &Device) -> Usage {
+    let mut processes = all_on(device);
+    let own = processes.iter().find(|process| process.id == Some(std::process::id()));
+    let own_bytes = own.and_then(|process| process.in_use_bytes);
     processes.retain(|process| process.id != Some(std::process::id()) && process.in_use_bytes != Some(0));
     processes.sort_by_key(|process| core::cmp::Reverse(process.in_use_bytes));
     processes.truncate(COUNT_MAX);
-    processes
+    Usage { own_bytes, others: processes }
 }
 
 /// Limits the length of the table.
 const COUNT_MAX: usize = 5;
 
-fn on(device: &Device) -> Vec<ProcessUsage> {
+fn all_on(device: &Device) -> Vec<ProcessUsage> {
     if let Some(extension) = device.driver().extension() {
         return extension.processes(device.ordinal());
     }
@@ -94,12 +104,20 @@ mod tests {
     use gpumem_sim::SimConfig;
 
     #[test]
-    fn a_process_that_has_nothing_is_not_named() {
+    fn this_process_is_told_from_others() {
         let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
-        assert_eq!(of(&device), []);
+        assert!(on(&device).others.is_empty());
         let sim = gpumem_sim::Sim::of(device.driver()).unwrap();
         sim.take_memory(0, 1 << 20);
-        let in_use_bytes: Vec<_> = of(&device).iter().map(|process| process.in_use_bytes).collect();
-        assert_eq!(in_use_bytes, [Some(1 << 20)]);
+        let Usage { own_bytes, others } = on(&device);
+        let in_use_bytes: Vec<_> = others.iter().map(|process| process.in_use_bytes).collect();
+        assert_eq!((own_bytes, in_use_bytes), (Some(0), vec![Some(1 << 20)]));
+        let mut address = 0;
+        let _bound = device.bind().unwrap();
+        // SAFETY: the address outlives the call, and the memory is not used.
+        unsafe { device.driver().cuMemAlloc_v2(&mut address, 3 << 20).unwrap() };
+        assert_eq!(on(&device).own_bytes, Some(4 << 20));
+        // SAFETY: the address came from the call above.
+        unsafe { device.driver().cuMemFree_v2(address).unwrap() };
     }
 }

@@ -1,12 +1,13 @@
 //! [`Damage`]: an out-of-bounds write that [`Guard`](crate::adaptor::Guard) detected.
 
-use crate::config::{Bytes, PoolId};
+use crate::config::{Bytes, PoolId, text::on_a_line};
 use core::fmt;
 use gpumem_heap::order::StreamId;
 use gpumem_sys::types::CUdeviceptr;
+use std::sync::Arc;
 
 /// A write passed an end of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {
     /// The address of the block.
@@ -17,6 +18,8 @@ pub struct Damage {
     pub stream: StreamId,
     /// The pool of the block.
     pub pool: PoolId,
+    /// The tag of the block ([`Pool::scope`](crate::Pool::scope)).
+    pub tag: Option<Arc<str>>,
     /// The end that was passed.
     pub side: Side,
     /// The number of bytes between the block and the nearest overwritten byte.
@@ -38,14 +41,15 @@ pub enum Side {
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, size_bytes, stream, distance_bytes, count, found, .. } = *self;
+        let Self { address, size_bytes, stream, pool, distance_bytes, count, found, .. } = *self;
+        let tag = self.tag.as_ref().map_or(String::new(), |tag| format!(", tag {}", on_a_line(tag)));
         let side = match self.side {
             Side::Before => "before",
             Side::Behind => "after",
         };
         write!(
             f,
-            "{count} bytes {side} a block of {} at {address:#x}, of {stream}, were overwritten: the nearest is \
+            "{count} bytes {side} a block of {} at {address:#x}, of {stream} ({pool}{tag}), were overwritten: the nearest is \
              {distance_bytes} bytes from it and holds {found:#04x}",
             Bytes(size_bytes)
         )

@@ -6,7 +6,7 @@ mod table;
 mod words;
 
 use super::PoolUsage;
-use crate::config::{BackendKind, Bytes, MemoryKind, PoolId};
+use crate::config::{BackendKind, MemoryKind, PoolId};
 pub use advice::Advice;
 use core::fmt;
 use core::time::Duration;
@@ -41,6 +41,8 @@ pub(crate) use growth::{GrowthLog, Sample};
 pub struct OutOfMemory {
     /// The requested size.
     pub requested_bytes: u64,
+    /// The bytes that adaptors added to the request, such as guard bytes.
+    pub added_bytes: u64,
     /// The requested alignment if it exceeds the alignment of every block, else 0.
     pub alignment: u64,
     /// The name of the pool that refused ([`Pool::name`](crate::Pool::name)).
@@ -55,6 +57,8 @@ pub struct OutOfMemory {
     pub kind: MemoryKind,
     /// The limit, device or adaptor that refused.
     pub refused_by: RefusedBy,
+    /// The name of the budget that refused, if it has one.
+    pub limit_name: Option<String>,
     /// The limit that refused; `None` if the device refused.
     pub limit_bytes: Option<u64>,
     /// The name of the pool that the limit belongs to: the pool that refused, or a pool that it is private to. `None` if
@@ -72,11 +76,16 @@ pub struct OutOfMemory {
     pub growable_bytes: u64,
     /// The part of [`OutOfMemory::in_use_bytes`] that the program has freed and that captures and graphs retain.
     pub graph_bytes: u64,
+    /// The part of [`OutOfMemory::graph_bytes`] that captures retain which have not ended.
+    pub capture_bytes: u64,
+    /// The stream of such a capture.
+    pub capture_stream: Option<StreamId>,
     /// Bytes that this pool holds from the device, blocks included.
     pub reserved_bytes: u64,
     /// Bytes that are free in the pool but wait for unfinished work of the device.
     pub pending_bytes: u64,
-    /// Bytes after the ends of blocks whose sizes were rounded up. They are too small for a block of their own.
+    /// Bytes after the ends of blocks whose sizes were rounded up, by the pool or, with the backend `none`, by the driver. They
+    /// are too small for a block of their own.
     pub rounding_bytes: u64,
     /// The largest block that fits the pool's free memory; `None` where the driver does not report it.
     pub largest_free_bytes: Option<u64>,
@@ -92,6 +101,13 @@ pub struct OutOfMemory {
     /// The known other processes on the device, the largest first. They are queried only if memory outside of this
     /// pool is the cause, and only with the feature `nvml` or on the simulator.
     pub processes: Vec<ProcessUsage>,
+    /// The memory of this process on the device that belongs to no pool: its context, libraries, and its own `cuMemAlloc`.
+    /// `None` if it is not known; it is queried together with [`OutOfMemory::processes`].
+    pub own_outside_bytes: Option<u64>,
+    /// Free memory of the host, or of the container; for pinned memory, where the system reports it.
+    pub host_free_bytes: Option<u64>,
+    /// The refusals of other pools that adaptors turned to ([`Fallback`](crate::adaptor::Fallback)), in order.
+    pub fallbacks: Vec<String>,
     /// The attempts to make room, in order. Repeated attempts are merged into one entry.
     pub attempts: Vec<Attempt>,
     /// The streams whose work was unfinished when the request reached its deadline
@@ -119,6 +135,8 @@ pub enum RefusedBy {
     /// The margin of device memory that unified memory and all pools leave free; see the
     /// option `oversubscribe` ([`conf`](crate::conf)).
     Margin,
+    /// The budget of an adaptor ([`Budget`](crate::adaptor::Budget)).
+    Budget,
     /// The adaptor [`Failures`](crate::adaptor::Failures), which injects failures for tests.
     OnPurpose,
 }
@@ -147,7 +165,8 @@ pub(crate) struct PoolFacts {
     pub(crate) parent_limit_bytes: Option<u64>,
     /// True if the tuning options are those of the profile `tight`.
     pub(crate) is_tight: bool,
-    /// Bytes cached by other pools of the device. They are not reclaimed while one of this pool's limits refuses.
+    /// Bytes cached by other pools of the device, if the request did not try to release them: they are not released while one of
+    /// this pool's limits refuses.
     pub(crate) others_cached_bytes: u64,
 }
 
@@ -236,6 +255,9 @@ impl fmt::Display for OutOfMemory {
         writeln!(f, "{}", self.headline())?;
         writeln!(f, "  → {}", self.advice_text())?;
         f.write_str(self.table().trim_end())?;
+        for refusal in &self.fallbacks {
+            write!(f, "\n  the fallback refused too: {refusal}")?;
+        }
         f.write_str(&words::attempts(&self.attempts, f.alternate()))?;
         for stream in self.unfinished.iter().take(UNFINISHED_SHOWN) {
             write!(f, "\n  waited until the deadline for {stream}")?;

@@ -21,7 +21,7 @@ use crate::device::{Device, Stream};
 use crate::error::PoolError;
 #[cfg(doc)]
 use crate::pool::block::Block;
-use crate::pool::{StateRef, scope};
+use crate::pool::{Origin, StateRef, scope};
 use crate::stats::Names;
 use core::fmt;
 use std::sync::Arc;
@@ -193,7 +193,9 @@ impl StateRef {
         let again = || call.finish(call.begin(request), request);
         let finished = call.finish(answer, request);
         let finished = finished.or_else(|error| self.retry_over_budget(error, again));
-        Ok((self.with_report(finished, Some(call.stream), call.tag)?, 0))
+        let origin =
+            Origin { size_bytes: Some(request.size_bytes()), stream: Some(call.stream), tag: call.tag };
+        Ok((self.with_report(finished, &origin)?, 0))
     }
 
     /// Frees a block of a pool with adaptors. The pool may be gone afterwards.

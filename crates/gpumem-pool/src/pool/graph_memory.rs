@@ -42,6 +42,15 @@ struct Table {
     outside: BTreeMap<CUdeviceptr, Outside>,
 }
 
+/// The memory of a pool that captures and graphs keep, and that the program has dropped.
+#[derive(Default)]
+pub(crate) struct Kept {
+    pub(crate) bytes: u64,
+    /// The part of captures that have not ended, and the stream of one of them.
+    pub(crate) capture_bytes: u64,
+    pub(crate) capture_stream: Option<StreamId>,
+}
+
 /// A block that the program has dropped and a graph keeps.
 struct RetainedBlock {
     pool: StateRef,
@@ -193,14 +202,27 @@ impl GraphMemory {
         self.table().chunk_at(address).map(|chunk| chunk.whole())
     }
 
-    /// Returns the bytes of a pool that graphs keep and the program has dropped. All of them become available when
+    /// Returns the memory of a pool that graphs keep and the program has dropped. All of it becomes available when
     /// no graph is left.
-    pub(crate) fn kept_bytes(&self, pool: &State) -> u64 {
+    pub(crate) fn kept(&self, pool: &State) -> Kept {
         let is_of = |other: &StateRef| core::ptr::eq(&raw const **other, pool);
         let table = self.table();
-        let chunks = table.chunks.values().filter_map(|chunk| chunk.kept_bytes(is_of));
-        let retained = table.graphs.values().flatten().filter(|block| is_of(&block.pool));
-        chunks.chain(retained.map(|block| block.freed.size_bytes)).fold(0, u64::saturating_add)
+        let chunks = table.chunks.values();
+        let chunks = chunks.filter_map(|chunk| Some((chunk.graphs.as_slice(), chunk.kept_bytes(is_of)?)));
+        let retained = table.graphs.iter().flat_map(|(graph, blocks)| {
+            let of_pool = blocks.iter().filter(|block| is_of(&block.pool));
+            of_pool.map(move |block| (core::slice::from_ref(graph), block.freed.size_bytes))
+        });
+        let mut kept = Kept::default();
+        for (graphs, size_bytes) in chunks.chain(retained) {
+            kept.bytes = kept.bytes.saturating_add(size_bytes);
+            let stream = graphs.iter().find_map(|graph| self.clocks.captures().open_on(*graph));
+            if stream.is_some() {
+                kept.capture_bytes = kept.capture_bytes.saturating_add(size_bytes);
+                kept.capture_stream = stream;
+            }
+        }
+        kept
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

@@ -4,7 +4,7 @@ use crate::backend::Growing;
 use crate::config::MemoryKind;
 use crate::device::{Device, Stamp, Stream, StreamId, order::uses};
 use crate::error::PoolError;
-use crate::pool::{Pool, Subject, scope};
+use crate::pool::{Origin, Pool, Subject, scope};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::types::CUdeviceptr;
@@ -154,7 +154,7 @@ impl GrowableBlock {
         if size_bytes > self.size_bytes {
             let grow = || self.grow_adapted(size_bytes);
             let grown = grow().or_else(|error| self.pool.0.retry_over_budget(error, grow));
-            self.pool.0.with_report(grown, None, self.tag)?;
+            self.pool.0.with_report(grown, &Origin { size_bytes: None, stream: None, tag: self.tag })?;
             scope::count_change(self.pool.0.tags(), self.tag, self.size_bytes, size_bytes);
             self.size_bytes = size_bytes;
         }

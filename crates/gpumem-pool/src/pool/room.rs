@@ -4,7 +4,7 @@ use crate::backend::Answer;
 use crate::config::Limit;
 use crate::error::PoolError;
 use crate::limits::Limits;
-use crate::pool::{Pool, State};
+use crate::pool::{Origin, Pool, State};
 
 impl Pool {
     /// Reserves memory from the device until the pool holds at least `size_bytes`, so that blocks up to that sum
@@ -28,7 +28,7 @@ impl Pool {
                 Answer::Found(()) => Ok(()),
                 Answer::Short(mut search) => self.0.climb(&mut *search),
             });
-        self.0.with_report(reserved, None, 0)
+        self.0.with_report(reserved, &Origin { size_bytes: None, stream: None, tag: 0 })
     }
 
     /// Runs the reclaim callbacks registered with the device ([`Reclaimable`](crate::Reclaimable)), waits for the

@@ -11,6 +11,8 @@ mod captured;
 mod ladder;
 mod report;
 
+pub(crate) use report::Origin;
+
 use crate::backend::{NO_CACHE, Source};
 use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::{Clocks, Device, Stream};
@@ -72,9 +74,14 @@ const _: () = {
 
 impl StateRef {
     /// Creates a state with one handle.
-    pub(crate) fn new(setup: Setup, is_for_host: bool, backend: Arc<dyn Source>, limits: Limits) -> Self {
+    pub(crate) fn new(
+        setup: Setup,
+        is_for_host: bool,
+        backend: Arc<dyn Source>,
+        limits: Limits,
+        tags: Tags,
+    ) -> Self {
         let device = setup.device.clone();
-        let tags = Tags::new();
         let counts_apart = setup.config.exact_peaks && backend.kind() == BackendKind::Caching;
         let peak = counts_apart.then(Arc::<Peak>::default);
         let mut adaptors = setup.adaptors.clone();
@@ -248,7 +255,10 @@ impl State {
     pub(crate) fn check_request(&self, size_bytes: u64, stream: &Stream) -> Result<(), PoolError> {
         self.check_usable()?;
         self.check_stream(stream)?;
-        self.with_report(self.check_size(size_bytes), Some(stream), 0)
+        self.with_report(
+            self.check_size(size_bytes),
+            &Origin { size_bytes: Some(size_bytes), stream: Some(stream), tag: 0 },
+        )
     }
 
     pub(crate) fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {

@@ -22,8 +22,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Tags {
     /// Unique to the pool, never reused: threads find their shares by it.
     serial: u64,
+    counters: TagCounters,
+}
+
+/// The counters of all tags of a pool, by name. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct TagCounters {
     names: Arc<Names>,
-    all: Mutex<TagShares>,
+    all: Arc<Mutex<TagShares>>,
 }
 
 #[derive(Default)]
@@ -47,7 +53,7 @@ pub(crate) struct TagSum {
 impl Tags {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), names: Arc::default(), all: Mutex::default() }
+        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), counters: TagCounters::default() }
     }
 
     pub(crate) fn serial(&self) -> u64 {
@@ -55,7 +61,11 @@ impl Tags {
     }
 
     pub(crate) fn names(&self) -> &Arc<Names> {
-        &self.names
+        &self.counters.names
+    }
+
+    pub(crate) fn counters(&self) -> &TagCounters {
+        &self.counters
     }
 
     /// Calls `count` with this thread's share of a tag.
@@ -80,7 +90,7 @@ impl Tags {
                 count(&share);
             }
             None => {
-                let mut all = self.lock();
+                let mut all = self.counters.lock();
                 let share = Share::new(all.peaks.entry(tag).or_default());
                 count(&share);
                 share.publish();
@@ -92,7 +102,7 @@ impl Tags {
 
     /// A share without an owner, or a new one, for the calling thread.
     fn adopt(&self, tag: u16) -> Arc<Share> {
-        let mut all = self.lock();
+        let mut all = self.counters.lock();
         let is_left = |share: &Share| {
             share.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
@@ -107,6 +117,39 @@ impl Tags {
     }
 
     /// The sums of all tags ever counted, in the order of their first scopes.
+    pub(crate) fn sums(&self) -> Vec<TagSum> {
+        self.counters.sums()
+    }
+
+    /// Resets the peaks to the current use.
+    pub(crate) fn reset_peaks(&self) {
+        let all = self.counters.lock();
+        all.shares.values().flatten().for_each(|share| share.reset_peak());
+        all.peaks.values().for_each(|peak| peak.reset());
+    }
+
+    /// The largest holders, for a report.
+    pub(crate) fn holders(&self) -> Vec<Holder> {
+        let mut sums = self.sums();
+        sums.retain(|sum| sum.counters.in_use_bytes() > 0);
+        sums.sort_by_key(|sum| core::cmp::Reverse(sum.counters.in_use_bytes()));
+        sums.truncate(HOLDER_COUNT_MAX);
+        let holder = |TagSum { name, counters, .. }: TagSum| Holder {
+            tag: (*name).into(),
+            in_use_bytes: counters.in_use_bytes(),
+            block_count: counters.block_count(),
+        };
+        sums.into_iter().map(holder).collect()
+    }
+}
+
+impl TagCounters {
+    /// The bytes in use of each tag.
+    pub(crate) fn in_use(&self) -> Vec<(Arc<str>, u64)> {
+        self.sums().into_iter().map(|sum| (sum.name, sum.counters.in_use_bytes())).collect()
+    }
+
+    /// See [`Tags::sums`].
     pub(crate) fn sums(&self) -> Vec<TagSum> {
         let (names, all) = (self.names.all(), self.lock());
         let mut sums = vec![(Counters::default(), 0_u64); names.len() + 1];
@@ -128,27 +171,6 @@ impl Tags {
             Some(TagSum { name, counters: counters.shown(), peak_bytes: peak.bytes(unpublished_bytes) })
         });
         counted.collect()
-    }
-
-    /// Resets the peaks to the current use.
-    pub(crate) fn reset_peaks(&self) {
-        let all = self.lock();
-        all.shares.values().flatten().for_each(|share| share.reset_peak());
-        all.peaks.values().for_each(|peak| peak.reset());
-    }
-
-    /// The largest holders, for a report.
-    pub(crate) fn holders(&self) -> Vec<Holder> {
-        let mut sums = self.sums();
-        sums.retain(|sum| sum.counters.in_use_bytes() > 0);
-        sums.sort_by_key(|sum| core::cmp::Reverse(sum.counters.in_use_bytes()));
-        sums.truncate(HOLDER_COUNT_MAX);
-        let holder = |TagSum { name, counters, .. }: TagSum| Holder {
-            tag: (*name).into(),
-            in_use_bytes: counters.in_use_bytes(),
-            block_count: counters.block_count(),
-        };
-        sums.into_iter().map(holder).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, TagShares> {
@@ -242,7 +264,7 @@ mod tests {
             });
         }
         assert_eq!(sums(&tags), [("a".into(), 180, 0)]);
-        assert!(tags.lock().shares.values().flatten().count() < 6, "nobody takes what is left");
+        assert!(tags.counters.lock().shares.values().flatten().count() < 6, "nobody takes what is left");
     }
 
     #[test]

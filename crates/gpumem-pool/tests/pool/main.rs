@@ -45,6 +45,7 @@ mod scopes;
 mod segments;
 mod service;
 mod shortage;
+mod situations;
 mod streams;
 mod threads;
 mod trace;

@@ -24,6 +24,11 @@ impl Machine {
         self.devices.get(device as usize).map_or(0, |found| found.others_bytes)
     }
 
+    /// The device memory that this process has allocated, without unified memory.
+    pub(crate) fn own_bytes(&self, device: u32) -> u64 {
+        self.devices.get(device as usize).map_or(0, |found| found.reserved_bytes - found.others_bytes)
+    }
+
     /// Lets another process free up to this much memory. Returns the freed bytes.
     pub(crate) fn return_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
         self.devices.get_mut(device as usize).map_or(0, |found| found.return_from_others(size_bytes))

@@ -78,11 +78,14 @@ impl Sim {
 }
 
 impl Extension for Sim {
-    /// The other process of [`Sim::take_memory`].
+    /// This process, and the other process of [`Sim::take_memory`].
     fn processes(&self, device: u32) -> Vec<ProcessUsage> {
-        let mut usage = ProcessUsage::default();
-        usage.name = Some("the simulator's other process".into());
-        usage.in_use_bytes = Some(self.others_bytes(device));
-        vec![usage]
+        let mut own = ProcessUsage::default();
+        own.id = Some(std::process::id());
+        own.in_use_bytes = Some(self.0.look(|machine| machine.own_bytes(device)));
+        let mut other = ProcessUsage::default();
+        other.name = Some("the simulator's other process".into());
+        other.in_use_bytes = Some(self.others_bytes(device));
+        vec![own, other]
     }
 }

@@ -10,19 +10,20 @@ use crate::error::PoolError;
 use core::ffi::c_void;
 use gpumem_sys::Driver;
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 pub(super) struct Slots(Mutex<Vec<Slab>>);
 
 /// The edges of a freed block that are being copied.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Edges {
     pub(super) address: CUdeviceptr,
     pub(super) size_bytes: u64,
     pub(super) back_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: PoolId,
+    pub(super) tag: Option<Arc<str>>,
 }
 
 struct Slab {

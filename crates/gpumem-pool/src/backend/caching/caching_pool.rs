@@ -37,6 +37,7 @@ use crate::config::{Config, Tuning};
 use crate::device::{Clocks, Device, Idle, Order, Stamp, Stream, StreamId};
 use crate::error::{GrowthLog, PoolError};
 use crate::limits::Limits;
+use crate::stats::TagCounters;
 pub(super) use block_search::BlockSearch;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::SizeClass;
@@ -60,6 +61,7 @@ pub(crate) struct CachingPool {
     limits: Limits,
     access: Access,
     growth: GrowthLog,
+    tags: TagCounters,
     /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
     collect_above: Option<f64>,
     idle: Idle,
@@ -77,6 +79,7 @@ impl CachingPool {
         device: &Device,
         config: &Config,
         limits: &Limits,
+        tags: &TagCounters,
     ) -> Result<Arc<Self>, PoolError> {
         static NEXT_KEY: AtomicU64 = AtomicU64::new(cache::KEY_STEP);
         let mut tuning = config.tuning.clone();
@@ -98,6 +101,7 @@ impl CachingPool {
             limits: limits.clone(),
             access,
             growth: GrowthLog::default(),
+            tags: tags.clone(),
             collect_above: config.collect_above,
             idle: Idle::new(config.idle_after),
             is_registered_for_waits: Once::new(),

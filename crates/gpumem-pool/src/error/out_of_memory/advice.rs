@@ -6,14 +6,14 @@
 //! | graphs alone retain most of the memory in use, and releasing it would suffice | drop graphs |
 //! | use grows with every step, and an empty pool could serve the request | find the leak |
 //! | the free memory waits for work that the request could not wait for | wait for it |
-//! | the limit or the pool's cached memory would suffice | it is fragmented |
+//! | the pool's cached memory would suffice, and it is more than a few percent | it is fragmented |
 //! | the device has enough free memory, and its driver refuses it | try differently |
 //! | the margin of unified memory refused | oversubscribe |
 //! | a limit refused, and the device has the memory, or other pools only cache it | raise it |
 //! | other users hold the missing memory, and more than a context takes | free the device |
 //! | otherwise | need less |
 
-use super::{OutOfMemory, RefusedBy};
+use super::{Holder, OutOfMemory, RefusedBy};
 use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
 
 /// The action that helps most.
@@ -29,9 +29,10 @@ pub enum Advice {
     /// The device has enough free memory, but its driver refused the request. Smaller blocks or another backend may
     /// succeed.
     TryDifferently,
-    /// The program keeps more blocks after every step.
+    /// The program keeps more blocks after every step: a leak, or a cache that is still filling.
     FindTheLeak,
-    /// Captures and graphs retain most of the memory in use; the program has freed it.
+    /// Captures and graphs retain most of the memory in use; the program has freed it. End the captures that are open, and drop
+    /// graphs.
     DropGraphs,
     /// The program needs more memory than is available.
     NeedLess,
@@ -66,7 +67,12 @@ impl OutOfMemory {
             let available_bytes = own_bytes.saturating_sub(self.held_bytes());
             let is_pending =
                 self.is_pending() || available_bytes.saturating_sub(self.pending_bytes) < self.wanted_bytes();
-            return if is_pending { Advice::WaitForWork } else { Advice::Defragment };
+            if is_pending {
+                return Advice::WaitForWork;
+            }
+            if available_bytes >= limit_bytes / MUCH_IDLE || !self.has_room_beyond_the_limit() {
+                return Advice::Defragment;
+            }
         }
         match () {
             () if self.refused_by == RefusedBy::Margin => Advice::Oversubscribe,
@@ -104,15 +110,40 @@ impl OutOfMemory {
     pub(super) fn needed_bytes(&self) -> u64 {
         let own_bytes = self.held_bytes().saturating_add(self.wanted_bytes());
         let taken_bytes = match self.facts.backend {
-            Some(BackendKind::Caching) => own_bytes.checked_next_multiple_of(2 << 20),
+            Some(BackendKind::Caching) if self.refused_by != RefusedBy::Budget => {
+                own_bytes.checked_next_multiple_of(2 << 20)
+            }
             _ => None,
         };
         taken_bytes.unwrap_or(own_bytes).saturating_add(self.limit_others_bytes)
     }
 
-    /// The bytes of blocks, rounding included.
+    /// The limit that allows the request. If the free memory below the limit is in pieces, the request needs memory beside it.
+    pub(super) fn raised_limit_bytes(&self) -> u64 {
+        match self.needed_bytes() {
+            needed_bytes if Some(needed_bytes) <= self.limit_bytes => {
+                needed_bytes.saturating_add(self.idle_bytes())
+            }
+            needed_bytes => needed_bytes,
+        }
+    }
+
+    /// The tag of at least half of the memory in use.
+    pub(super) fn main_holder(&self) -> Option<&Holder> {
+        self.holders.first().filter(|holder| holder.in_use_bytes >= self.in_use_bytes.div_ceil(2))
+    }
+
+    /// The bytes of blocks that count against limits, rounding by the pool included. All that counts against a budget is in
+    /// [`OutOfMemory::limit_others_bytes`].
     fn held_bytes(&self) -> u64 {
-        self.in_use_bytes.saturating_add(self.rounding_bytes)
+        let rounding_bytes = match self.facts.backend {
+            Some(BackendKind::Caching) => self.rounding_bytes,
+            _ => 0,
+        };
+        match self.refused_by {
+            RefusedBy::Budget => 0,
+            _ => self.in_use_bytes.saturating_add(rounding_bytes),
+        }
     }
 
     /// Reserved bytes that belong to no block.
@@ -124,7 +155,8 @@ impl OutOfMemory {
     pub(super) fn wanted_bytes(&self) -> u64 {
         let had_bytes =
             if self.facts.backend == Some(BackendKind::Caching) { 2 << 20 } else { ALIGNMENT_MIN };
-        self.requested_bytes.saturating_add(self.alignment.saturating_sub(had_bytes))
+        let padding_bytes = self.alignment.saturating_sub(had_bytes);
+        self.requested_bytes.saturating_add(self.added_bytes).saturating_add(padding_bytes)
     }
 
     /// Returns whether graphs retain most of the memory in use, and the request would fit without it.
@@ -143,7 +175,7 @@ impl OutOfMemory {
     }
 
     /// Returns whether the device's free memory is relevant for this kind.
-    fn is_on_device(&self) -> bool {
+    pub(super) fn is_on_device(&self) -> bool {
         self.kind == MemoryKind::Device
     }
 
@@ -152,7 +184,7 @@ impl OutOfMemory {
         if self.facts.backend == Some(BackendKind::Native) { 32 << 20 } else { 2 << 20 }
     }
 
-    fn has_room_beyond_the_limit(&self) -> bool {
+    pub(super) fn has_room_beyond_the_limit(&self) -> bool {
         let beyond_bytes = self.wanted_bytes().saturating_sub(self.idle_bytes());
         !self.is_on_device() || beyond_bytes <= self.obtainable_bytes()
     }

@@ -13,11 +13,11 @@
 //! A model's layers are few and of many sizes. Their repetition does not make one mean size, because the fraction of use
 //! between samples varies.
 
-use crate::config::Bytes;
+use crate::config::{Bytes, text::on_a_line};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The growth of memory in use over the last steps of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct Growth {
     pub allocation_count: u64,
     /// Blocks in use at the last sample beyond those of the first.
     pub kept_count: u64,
+    /// The tag that most of the growth belongs to.
+    pub tag: Option<String>,
     /// True if the growth resembles a leak. If not, the program may be building up its working set.
     pub is_leak: bool,
 }
@@ -43,16 +45,21 @@ impl fmt::Display for Growth {
             true => write!(f, "{kept_count} of the last {allocation_count} blocks are still in use")?,
             false => write!(f, "all of the last {kept_count} blocks are still in use")?,
         }
+        if let Some(tag) = &self.tag {
+            write!(f, ", most of them with the tag {}", on_a_line(tag))?;
+        }
         if self.is_leak { Ok(()) } else { f.write_str("; if a loop allocates them, it leaks") }
     }
 }
 
 /// A pool's counters at one moment.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
     pub(crate) in_use_bytes: u64,
     pub(crate) block_count: u64,
     pub(crate) allocation_count: u64,
+    /// The bytes in use of each tag.
+    pub(crate) tags: Vec<(Arc<str>, u64)>,
 }
 
 /// The most recent samples.
@@ -107,6 +114,7 @@ impl GrowthLog {
             to_bytes: last.in_use_bytes,
             allocation_count: all.allocated_count(),
             kept_count: all.kept_count(),
+            tag: all.tag().map(Into::into),
             is_leak,
         })
     }
@@ -132,6 +140,17 @@ impl Pair<'_> {
 
     fn allocated_count(&self) -> u64 {
         self.1.allocation_count.saturating_sub(self.0.allocation_count)
+    }
+
+    /// The tag of more than half of the growth.
+    fn tag(&self) -> Option<&str> {
+        let before = |tag: &str| {
+            let found = self.0.tags.iter().find(|(name, _)| **name == *tag);
+            found.map_or(0, |(_, in_use_bytes)| *in_use_bytes)
+        };
+        let grown = self.1.tags.iter().map(|(tag, bytes)| (bytes.saturating_sub(before(tag)), tag));
+        let (kept_bytes, tag) = grown.max_by_key(|(kept_bytes, _)| *kept_bytes)?;
+        (kept_bytes > self.kept_bytes() / 2).then_some(tag)
     }
 
     fn grows_in_steps(&self) -> bool {
@@ -170,7 +189,8 @@ mod tests {
         let log = GrowthLog::default();
         for (in_use_bytes, block_count, allocation_count) in samples {
             if log.is_due(in_use_bytes) {
-                log.add(in_use_bytes, Sample { in_use_bytes, block_count, allocation_count });
+                let tags = vec![("loop".into(), in_use_bytes / 2 + 100), ("rest".into(), 100)];
+                log.add(in_use_bytes, Sample { in_use_bytes, block_count, allocation_count, tags });
             }
         }
         log
@@ -187,7 +207,7 @@ mod tests {
             let seen_bytes = now.in_use_bytes + temporary_bytes;
             if log.is_due(seen_bytes) {
                 let block_count = now.block_count + u64::from(step_count > 1);
-                log.add(seen_bytes, Sample { in_use_bytes: seen_bytes, block_count, ..now });
+                log.add(seen_bytes, Sample { in_use_bytes: seen_bytes, block_count, ..now.clone() });
             }
             assert!(
                 step > 100 || log.steady(u64::MAX).is_none_or(|growth| growth.is_leak),

@@ -1,8 +1,8 @@
 //! The table of an [`OutOfMemory`]: who holds the memory.
 
-use super::OutOfMemory;
 use super::words::blocks;
-use crate::config::{Bytes, MemoryKind, text::on_a_line};
+use super::{OutOfMemory, RefusedBy};
+use crate::config::{BackendKind, Bytes, MemoryKind, text::on_a_line};
 use crate::error::PoolUsage;
 
 /// A line: what it is about, its bytes if they are known, and a remark.
@@ -36,11 +36,7 @@ impl OutOfMemory {
     fn rows(&self) -> Vec<Row> {
         let mut rows = vec![row("in use", self.in_use_bytes, self.blocks())];
         if self.graph_bytes > 0 {
-            rows.push(row(
-                "  graphs",
-                self.graph_bytes,
-                "freed by the program, retained by captures and graphs",
-            ));
+            rows.push(row("  graphs", self.graph_bytes, self.retainers()));
         }
         for holder in &self.holders {
             let name = format!("  {}", on_a_line(&holder.tag));
@@ -48,26 +44,53 @@ impl OutOfMemory {
         }
         let largest = self.largest_free_bytes.filter(|_| self.cached_bytes() > 0);
         let largest = largest.map(|largest| format!("largest free block {}", Bytes(largest)));
-        rows.push(row("cached", self.cached_bytes(), largest.unwrap_or_default()));
+        // The backend `none` caches nothing.
+        if self.facts.backend == Some(BackendKind::None) {
+            if self.rounding_bytes > 0 {
+                rows.push(row(
+                    "rounding",
+                    self.rounding_bytes,
+                    "by the driver, which gives whole pages of 2 MiB",
+                ));
+            }
+        } else {
+            rows.push(row("cached", self.cached_bytes(), largest.unwrap_or_default()));
+        }
         if self.pending_bytes > 0 {
             rows.push(row("  pending", self.pending_bytes, "freed, waiting for work on the device"));
         }
-        if self.rounding_bytes > self.reserved_bytes / NOTABLE {
+        if self.facts.backend != Some(BackendKind::None)
+            && self.rounding_bytes > self.reserved_bytes / NOTABLE
+        {
             rows.push(row("  rounding", self.rounding_bytes, "after blocks whose sizes are rounded up"));
         }
         rows.push(row("reserved", self.reserved_bytes, ""));
-        if self.limit_others_bytes > 0 {
+        if self.refused_by == RefusedBy::Budget {
+            rows.push(row("budget", self.limit_others_bytes, "in use by all pools that share the budget"));
+        } else if self.limit_others_bytes > 0 {
             rows.push(row("sharers", self.limit_others_bytes, "in other pools that share the limit"));
             rows.extend(largest_of(&self.limit_sharers, |pool| pool.counted_bytes));
         }
         // Pinned host memory is not device memory.
-        if self.kind != MemoryKind::Host {
-            rows.push(row("others", self.others_bytes(), "other pools, libraries and processes"));
+        if self.kind == MemoryKind::Host {
+            rows.extend(self.host_free_bytes.map(|free_bytes| row("host free", free_bytes, "")));
+        } else {
+            // The driver does not report how much unified memory is on the device.
+            if self.kind == MemoryKind::Device {
+                rows.push(row("others", self.others_bytes(), "other pools, libraries and processes"));
+            }
             if self.other_pools_bytes > 0 {
                 rows.push(row("  pools", self.other_pools_bytes, "in other pools of this program"));
                 let pools = self.other_pools.iter().filter(|pool| pool.kind == MemoryKind::Device);
                 let pools: Vec<_> = pools.filter(|pool| !self.shares_the_limit(pool)).cloned().collect();
                 rows.extend(largest_of(&pools, |pool| pool.reserved_bytes));
+            }
+            if let Some(own_bytes) = self.own_outside_bytes.filter(|own_bytes| *own_bytes > 0) {
+                rows.push(row(
+                    "  this program",
+                    own_bytes,
+                    "outside of its pools: libraries, its own cuMemAlloc, the context",
+                ));
             }
             for process in &self.processes {
                 rows.push(Row {
@@ -76,10 +99,21 @@ impl OutOfMemory {
                     remark: process.to_string(),
                 });
             }
-            let total = format!("of {}", Bytes(self.device_total_bytes));
+            let mut total = format!("of {}", Bytes(self.device_total_bytes));
+            if self.kind == MemoryKind::Unified {
+                total += "; unified memory counts once it is on the device";
+            }
             rows.push(row("device free", self.device_free_bytes, total));
         }
         rows
+    }
+
+    /// Names the captures or graphs that retain memory.
+    fn retainers(&self) -> &'static str {
+        match self.capture_bytes {
+            0 => "freed by the program, retained by captures and graphs",
+            _ => "freed by the program, retained by an open capture",
+        }
     }
 
     /// Returns whether the pool is listed below the limit already.

@@ -25,6 +25,10 @@ impl OutOfMemory {
         };
         let who = match (self.refused_by, self.limit_bytes) {
             (RefusedBy::OnPurpose, _) => "the adaptor `failures`".into(),
+            (RefusedBy::Budget, _) => match &self.limit_name {
+                Some(name) => format!("the budget `{}` of {limit}", on_a_line(name)),
+                None => format!("the budget of {limit}"),
+            },
             (RefusedBy::Margin, _) => format!("the margin, which allows all pools together {limit},"),
             (RefusedBy::Quota, _) => format!("the quota of {limit}{whose}"),
             (RefusedBy::HardLimit, _) | (_, Some(_)) => format!("the limit of {limit}{whose}"),
@@ -35,7 +39,14 @@ impl OutOfMemory {
             0 => String::new(),
             alignment => format!(" at a multiple of {}", Bytes(alignment)),
         };
-        format!("out of {memory}: {who} refused {requested}{place} ({})", self.origin())
+        let added = match self.added_bytes {
+            0 => String::new(),
+            added_bytes => {
+                let sum_bytes = self.requested_bytes.saturating_add(added_bytes);
+                format!(" ({} with what adaptors and rounding add)", Bytes(sum_bytes))
+            }
+        };
+        format!("out of {memory}: {who} refused {requested}{place}{added} ({})", self.origin())
     }
 
     /// Where the request came from.
@@ -61,31 +72,83 @@ impl OutOfMemory {
 
     /// The advice as a sentence: cause, then action.
     pub(super) fn advice_text(&self) -> String {
-        let needed = Bytes(self.needed_bytes());
         match self.advice() {
             Advice::RaiseTheLimit => self.raise_the_limit(),
             Advice::FreeTheDevice => self.free_the_device(),
             Advice::Defragment => self.defragment(),
             Advice::TryDifferently => self.try_differently(),
-            Advice::DropGraphs => format!(
+            Advice::DropGraphs => self.drop_graphs(),
+            Advice::FindTheLeak => self.find_the_leak(),
+            Advice::NeedLess => self.need_less(),
+            Advice::Oversubscribe => self.oversubscribe(),
+            Advice::WaitForWork => self.wait_for_work(),
+        }
+    }
+
+    fn need_less(&self) -> String {
+        let needed = Bytes(self.needed_bytes());
+        if self.kind == MemoryKind::Host {
+            let free = self.host_free_bytes.map(|free| format!(" ({} of its memory is free)", Bytes(free)));
+            return format!(
+                "the host cannot pin {} more{}: pin less, such as one small buffer through which large data is copied in parts, \
+                 or use ordinary host memory",
+                Bytes(self.wanted_bytes()),
+                free.unwrap_or_default()
+            );
+        }
+        if self.facts.backend == Some(BackendKind::None) && self.rounding_bytes >= self.wanted_bytes() {
+            return format!(
+                "the driver rounds each block up to 2 MiB, which takes {}: allocate fewer and larger blocks, or choose \
+                 GPUMEM_POOL=caching",
+                Bytes(self.rounding_bytes)
+            );
+        }
+        format!(
+            "{needed} is more than {}: use smaller batches or a smaller type, or free memory earlier{}",
+            self.all_there_is(),
+            self.holder()
+        )
+    }
+
+    /// Names the tag of most of the memory, in parentheses.
+    fn holder(&self) -> String {
+        self.main_holder().map_or(String::new(), |holder| {
+            format!(" (tag {} holds {})", on_a_line(&holder.tag), Bytes(holder.in_use_bytes))
+        })
+    }
+
+    /// A leak and a cache that is still filling look alike, so the advice has an action for both.
+    fn find_the_leak(&self) -> String {
+        let cause = match self.growth.as_ref().and_then(|growth| growth.tag.as_deref()) {
+            Some(tag) => format!(
+                "each step of the program leaves blocks with the tag {} allocated: free them",
+                on_a_line(tag)
+            ),
+            None => "each step of the program leaves blocks allocated: free them (run the parts of a step in scopes, \
+                     Pool::scope, and this report names the one that grows)"
+                .into(),
+        };
+        match self.limit_bytes {
+            Some(_) if self.refused_by != RefusedBy::Margin && self.has_room_beyond_the_limit() => {
+                format!("{cause}, or, if they are a cache that is still filling, {}", self.raise_limit())
+            }
+            _ => format!("{cause}, or bound the cache that keeps them"),
+        }
+    }
+
+    fn drop_graphs(&self) -> String {
+        let stream = self.capture_stream.map_or(String::new(), |stream| format!(" on {stream}"));
+        match self.capture_bytes > self.graph_bytes / 2 {
+            true => format!(
+                "the capture{stream} that is still open retains {} that the program has freed: end the capture and drop its \
+                 graph, or allocate that memory before the capture begins",
+                Bytes(self.capture_bytes)
+            ),
+            false => format!(
                 "captures and graphs retain {} that the program has freed: drop graphs that are no longer launched (Graph, \
                  GraphExec), or allocate memory that several graphs use in turn before the captures",
                 Bytes(self.graph_bytes)
             ),
-            Advice::FindTheLeak => {
-                "each step of the program leaves blocks allocated: free them, or run each step in a scope \
-                 (Pool::scope) and check in the status which tag grows"
-                    .into()
-            }
-            Advice::NeedLess if self.kind == MemoryKind::Host => format!(
-                "{needed} is more than the host can pin: pin less, or use pageable memory (HostMemory::pageable)"
-            ),
-            Advice::NeedLess => format!(
-                "{needed} is more than {}: use smaller batches or a smaller type, or free memory earlier",
-                self.all_there_is()
-            ),
-            Advice::Oversubscribe => self.oversubscribe(),
-            Advice::WaitForWork => self.wait_for_work(),
         }
     }
 
@@ -105,12 +168,16 @@ impl OutOfMemory {
 
     fn oversubscribe(&self) -> String {
         let others = match self.limit_others_bytes > self.in_use_bytes {
-            true => format!(" (other pools hold {})", Bytes(self.limit_others_bytes)),
+            true => format!(
+                " (other pools hold {}{})",
+                Bytes(self.limit_others_bytes),
+                largest_pool(&self.limit_sharers, |pool| pool.counted_bytes)
+            ),
             false => String::new(),
         };
         let drop = match self.limit_bytes {
-            Some(limit_bytes) if self.wanted_bytes() > limit_bytes => "",
-            _ => "free memory, or ",
+            Some(limit_bytes) if self.wanted_bytes() > limit_bytes => String::new(),
+            _ => format!("free memory{}, or ", self.holder()),
         };
         format!(
             "unified memory and all pools of the device must together leave a margin of it free{others}: {drop}let this pool \
@@ -130,23 +197,42 @@ impl OutOfMemory {
     }
 
     fn raise_the_limit(&self) -> String {
-        let raised = self.raised();
+        let (raised, holder) = (self.raised(), self.holder());
         let limit = if self.refused_by == RefusedBy::Quota { "quota" } else { "limit" };
         let whose = match &self.limit_pool {
             Some(pool) if self.facts.is_parent_limit => format!("pool {pool}'s"),
             _ => "the pool's".into(),
         };
         match () {
+            () if self.refused_by == RefusedBy::Budget => format!(
+                "{} of the budget is in use: {raised}, or free blocks of the pools that share it{holder}",
+                Bytes(self.limit_others_bytes)
+            ),
+            () if Some(self.needed_bytes()) <= self.limit_bytes => format!(
+                "what is free below {whose} {limit} is in pieces that are too small: {raised}, or free blocks{holder}"
+            ),
             () if self.limit_others_bytes > self.in_use_bytes => format!(
                 "other pools hold {} of the limit{}: free memory there, or {raised}",
                 Bytes(self.limit_others_bytes),
                 largest_pool(&self.limit_sharers, |pool| pool.counted_bytes)
             ),
             () if self.kind == MemoryKind::Device => format!(
-                "the device has free memory, but the request would exceed {whose} {limit}: {raised}, or free blocks"
+                "the device has free memory, but the request would exceed {whose} {limit}: {raised}, or free blocks{holder}"
             ),
-            () => format!("{whose} {limit} refused the request, not the machine: {raised}, or free blocks"),
+            () => format!(
+                "{whose} {limit} refused the request, not the machine: {raised}, or free blocks{holder}"
+            ),
         }
+    }
+
+    /// Like [`raised`](Self::raised), where the limit has not been mentioned.
+    fn raise_limit(&self) -> String {
+        let limit = match self.refused_by {
+            RefusedBy::Budget => "the budget",
+            RefusedBy::Quota => "the quota",
+            _ => "the limit",
+        };
+        self.raised().replacen("it", limit, 1)
     }
 
     /// The limit that allows the request, and where to set it.
@@ -156,10 +242,11 @@ impl OutOfMemory {
             _ => String::new(),
         };
         let how = match self.refused_by {
+            RefusedBy::Budget => "Budget::set_limit".into(),
             RefusedBy::Quota => format!("at Pool::private, or with Pool::set_hard_limit{of}"),
             _ => format!("GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit{of}"),
         };
-        let needed = Bytes(self.needed_bytes()).rounded_up();
+        let needed = Bytes(self.raised_limit_bytes()).rounded_up();
         let more = self
             .facts
             .parent_limit_bytes
@@ -170,28 +257,49 @@ impl OutOfMemory {
 
     fn free_the_device(&self) -> String {
         let others_bytes = self.others_bytes();
-        let others = Bytes(others_bytes);
         let largest = self.processes.first().filter(|process| process.in_use_bytes.is_some());
         let foreign_bytes = others_bytes.saturating_sub(self.other_pools_bytes);
+        let own_bytes = self.own_outside_bytes.unwrap_or(0);
         let are_pools = self.other_pools_bytes > foreign_bytes || foreign_bytes < self.context_bytes();
         let advice = match (are_pools, largest) {
-            (true, _) => format!(
-                "other pools of this program hold {} of this device{}: free memory there, or share one pool",
-                Bytes(self.other_pools_bytes),
-                largest_pool(&self.other_pools, |pool| pool.reserved_bytes)
+            (true, _) => self.free_other_pools(),
+            (false, _) if own_bytes > foreign_bytes / 2 => format!(
+                "this program holds {} of this device outside of its pools (libraries such as cuBLAS, its own cuMemAlloc, the \
+                 context): free it there, or allocate it from a pool",
+                Bytes(own_bytes)
             ),
             (false, Some(process)) => format!(
-                "other programs and libraries hold {others} of this device, the largest is {process}: end it, or use \
-                 another device"
+                "other programs hold {} of this device, the largest is {process}: end it, or use another device",
+                Bytes(foreign_bytes.saturating_sub(own_bytes))
             ),
             (false, None) => format!(
-                "other programs and libraries hold {others} of this device: list them with `nvidia-smi` and end them, or \
-                 use another device"
+                "other programs, or libraries of this one such as cuBLAS, hold {} of this device outside of its pools: find out \
+                 with `nvidia-smi` whose it is and free it there, or use another device",
+                Bytes(foreign_bytes)
             ),
         };
         match self.limit_bytes {
             Some(_) => format!("{advice}; the pool's limit is too low as well: {}", self.raised()),
             None => advice,
+        }
+    }
+
+    /// A pool keeps the memory around its blocks, and the request has tried to release all that can be released.
+    fn free_other_pools(&self) -> String {
+        let (held, largest) =
+            (Bytes(self.other_pools_bytes), largest_pool(&self.other_pools, |pool| pool.reserved_bytes));
+        let keeps = |pool: &&PoolUsage| pool.in_use_bytes < pool.reserved_bytes / 2;
+        match self.other_pools.first().filter(keeps).filter(|_| self.facts.others_cached_bytes == 0) {
+            Some(pool) => format!(
+                "other pools of this program hold {held} of this device: pool {} cannot release its {} because blocks of {} \
+                 lie in all parts of it; drop those blocks, or share one pool",
+                pool.name,
+                Bytes(pool.reserved_bytes),
+                Bytes(pool.in_use_bytes)
+            ),
+            None => format!(
+                "other pools of this program hold {held} of this device{largest}: free memory there, or share one pool"
+            ),
         }
     }
 
@@ -234,7 +342,14 @@ impl OutOfMemory {
             }
             _ => String::new(),
         };
-        format!("enough memory is free, but it is fragmented{fragments}: allocate large blocks first{more}")
+        let fits = self.wanted_bytes() <= self.device_free_bytes || !self.is_on_device();
+        let raise = match self.refused_by {
+            RefusedBy::HardLimit | RefusedBy::Quota if fits => format!("; or {}", self.raise_limit()),
+            _ => String::new(),
+        };
+        format!(
+            "enough memory is free, but it is fragmented{fragments}: allocate large blocks first{more}{raise}"
+        )
     }
 }
 

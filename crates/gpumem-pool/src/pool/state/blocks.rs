@@ -1,6 +1,6 @@
 //! Allocation and free of blocks: the thread's cache first, then captures, adaptors and the backend.
 
-use super::StateRef;
+use super::{Origin, StateRef};
 use crate::backend::{self, Allocation, Answer, FreeRequest, NO_CACHE};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{GRAPH_BIT, Stream, StreamId};
@@ -56,10 +56,16 @@ impl StateRef {
         }
         match &self.stack {
             Some(stack) => self.alloc_adapted(stack, size_bytes, alignment, stream),
-            None => Ok((
-                self.with_report(self.alloc_from_backend(size_bytes, alignment, stream), Some(stream), 0)?,
-                0,
-            )),
+            None => {
+                let allocated = self.alloc_from_backend(size_bytes, alignment, stream);
+                Ok((
+                    self.with_report(
+                        allocated,
+                        &Origin { size_bytes: Some(size_bytes), stream: Some(stream), tag: 0 },
+                    )?,
+                    0,
+                ))
+            }
         }
     }
 

@@ -26,10 +26,13 @@ enum Outside {
     OtherPools,
 }
 
+/// The name of the attempt to release the cached memory of other pools.
+pub(super) const OTHERS_TRIMMED: &str = "release cached memory of other pools";
+
 const OUTSIDE: [(&str, Outside); 3] = [
     ("run reclaim callbacks (purge)", Outside::Callbacks(Extent::Purge)),
     ("run reclaim callbacks (release)", Outside::Callbacks(Extent::Release)),
-    ("release cached memory of other pools", Outside::OtherPools),
+    (OTHERS_TRIMMED, Outside::OtherPools),
 ];
 
 impl State {
@@ -221,10 +224,8 @@ impl<T, F: FnMut() -> Result<T, PoolError>> Search<T> for OverBudget<F> {
                 Err(error) => self.error = error,
             }
         }
-        match self.error {
-            PoolError::OverBudget { requested_bytes, limit_bytes, .. } if requested_bytes <= limit_bytes => {
-                Ok(None)
-            }
+        match &self.error {
+            PoolError::OverBudget(report) if Some(report.requested_bytes) <= report.limit_bytes => Ok(None),
             _ => Err(self.error.clone()),
         }
     }

@@ -2,10 +2,11 @@
 //! adds who holds the memory, once the request leaves the pool.
 
 use super::State;
+use super::ladder::OTHERS_TRIMMED;
 use crate::backend::Shortage;
 use crate::config::{MemoryKind, Profile};
 use crate::device::Stream;
-use crate::device::processes;
+use crate::device::{host, processes};
 use crate::error::{Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy};
 use crate::limits::Trimmable;
 use crate::pool::scope;
@@ -18,6 +19,16 @@ struct Others {
     cached_bytes: u64,
 }
 
+/// Where a request came from.
+pub(crate) struct Origin<'a> {
+    /// The size of a block before the adaptors changed it; `None` for a growth and a reservation.
+    pub(crate) size_bytes: Option<u64>,
+    /// `None` if the request is for no stream.
+    pub(crate) stream: Option<&'a Stream>,
+    /// 0 for the tag of the thread's innermost scope.
+    pub(crate) tag: u16,
+}
+
 impl State {
     /// Builds the error of a request that found no memory: `PoolError::LimitReached` if a limit refused it, else
     /// `PoolError::OutOfMemory`. Without the figures of the device, the driver's own refusal.
@@ -27,11 +38,7 @@ impl State {
         if let Some(limit) = refusal.and_then(Refusal::limit) {
             report.set_limit(limit, admitted_bytes);
         }
-        let figures = self.device.memory_info().and_then(|info| {
-            (report.device_free_bytes, report.device_total_bytes) = (info.free_bytes, info.total_bytes);
-            self.backend.describe(&mut report)
-        });
-        match (figures, refusal) {
+        match (self.add_figures(&mut report), refusal) {
             (Err(_), Some(Refusal::Driver(error))) => return error.into(),
             (Err(error), _) => return error,
             (Ok(()), _) => {}
@@ -40,21 +47,30 @@ impl State {
         PoolError::refused(report)
     }
 
+    /// Adds the figures of the device and the backend.
+    fn add_figures(&self, report: &mut OutOfMemory) -> Result<(), PoolError> {
+        let info = self.device.memory_info()?;
+        (report.device_free_bytes, report.device_total_bytes) = (info.free_bytes, info.total_bytes);
+        self.backend.describe(report)
+    }
+
     /// Completes the report of a refused request with the facts that only the program needs, and passes each refusal for lack
     /// of memory to the observer. Called once, when the request is outside of all adaptors: an adaptor that serves the request
     /// from elsewhere spares the look-ups, and an adaptor's own report is completed too.
-    /// `stream` is the stream of the request, and `tag` is 0 for the thread's innermost scope.
     pub(crate) fn with_report<T>(
         &self,
         result: Result<T, PoolError>,
-        stream: Option<&Stream>,
-        tag: u16,
+        origin: &Origin<'_>,
     ) -> Result<T, PoolError> {
         result.map_err(|mut error| {
             if let Some(report) = error.out_of_memory_mut() {
-                let tag = if tag == 0 { scope::innermost(&self.tags) } else { tag };
+                let tag = if origin.tag == 0 { scope::innermost(&self.tags) } else { origin.tag };
                 report.tag = self.tags.names().get(tag).map(|name| (*name).into());
-                report.stream = stream.map(Stream::id);
+                report.stream = origin.stream.map(Stream::id);
+                if let Some(size_bytes) = origin.size_bytes {
+                    report.added_bytes = report.requested_bytes.saturating_sub(size_bytes);
+                    report.requested_bytes = size_bytes;
+                }
                 self.describe(report);
             }
             if let Some(observer) = &self.setup.observer
@@ -72,8 +88,18 @@ impl State {
         report.pool = self.setup.name.as_str().into();
         report.device_ordinal = self.device.ordinal();
         report.kind = kind;
+        if report.refused_by == RefusedBy::Budget {
+            // The refusal of the budget is the error even if a query fails: the report then lacks figures.
+            let _ = self.add_figures(report);
+        }
+        if kind == MemoryKind::Host {
+            report.host_free_bytes = host::free_bytes();
+        }
         report.holders = self.tags.holders();
-        report.graph_bytes = self.graph_memory.kept_bytes(self).min(report.in_use_bytes);
+        let kept = self.graph_memory.kept(self);
+        report.graph_bytes = kept.bytes.min(report.in_use_bytes);
+        report.capture_bytes = kept.capture_bytes.min(report.graph_bytes);
+        report.capture_stream = kept.capture_stream;
         // Stays empty if the device query fails.
         let others = self.others(report).unwrap_or_default();
         report.other_pools_bytes = others.held_bytes.min(report.others_bytes());
@@ -91,10 +117,16 @@ impl State {
             backend: Some(backend),
             can_map: self.backend.growing().is_some(),
             is_tight: self.setup.config.tuning == Profile::Tight.into(),
-            others_cached_bytes: others.cached_bytes,
+            others_cached_bytes: match report.attempts.iter().any(|attempt| attempt.name == OTHERS_TRIMMED) {
+                true => 0,
+                false => others.cached_bytes,
+            },
         };
         if report.advice() == Advice::FreeTheDevice {
-            report.processes = processes::of(&self.device);
+            let processes::Usage { own_bytes, others } = processes::on(&self.device);
+            let pools_bytes = report.reserved_bytes.saturating_add(report.other_pools_bytes);
+            report.own_outside_bytes = own_bytes.map(|own_bytes| own_bytes.saturating_sub(pools_bytes));
+            report.processes = others;
         }
     }
 

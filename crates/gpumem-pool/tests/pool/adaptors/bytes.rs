@@ -144,7 +144,7 @@ fn a_guard_reports_the_written_bytes() {
                 fixture.device.synchronize().unwrap();
                 let found = guard.settle();
                 assert_eq!(found.len(), 1, "{size_bytes} {at}");
-                let damage = found[0];
+                let damage = &found[0];
                 assert_eq!((damage.address, damage.size_bytes, damage.stream), (address, size_bytes, stream));
                 assert_eq!((damage.side, damage.distance_bytes), (side, distance_bytes));
                 assert_eq!((damage.count, damage.found), (1, 0x42));
@@ -168,7 +168,7 @@ fn damage_is_reported() {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let reported = heard.clone();
         let reporting =
-            Arc::new(Guard::new().on_damage(move |damage| reported.lock().unwrap().push(*damage)));
+            Arc::new(Guard::new().on_damage(move |damage| reported.lock().unwrap().push(damage.clone())));
         let home = fixture.stream();
         for guard in [Arc::new(Guard::new()), reporting.clone()] {
             let pool = fixture.builder().adaptor(guard).build().unwrap();
@@ -180,7 +180,7 @@ fn damage_is_reported() {
             match heard.lock().unwrap().len() {
                 0 => {
                     let error = next.unwrap_err();
-                    assert!(matches!(error, PoolError::Damaged(damage) if damage.distance_bytes == 1));
+                    assert!(matches!(&error, PoolError::Damaged(damage) if damage.distance_bytes == 1));
                     let text = error.to_string();
                     assert!(text.starts_with("1 bytes after a block of 1000 bytes at 0x"), "{text}");
                     assert!(text.contains("1 bytes from it and holds 0x42"), "{text}");

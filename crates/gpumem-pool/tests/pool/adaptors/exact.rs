@@ -29,7 +29,7 @@ fn a_fallback_lends_for_want_of_memory_alone() {
     ];
     let wants: [Make; 2] = [
         |requested_bytes| PoolError::TooLarge { requested_bytes, device_bytes: 1 },
-        |requested_bytes| PoolError::OverBudget { requested_bytes, in_use_bytes: 0, limit_bytes: 1 },
+        |requested_bytes| PoolError::over_budget(None, requested_bytes, 0, 1),
     ];
     on_each_backend(&small(), |fixture| {
         let (spare, stream) = (fixture.pool(), fixture.stream());
@@ -59,10 +59,10 @@ fn a_budget_refuses_from_the_first_byte_too_many() {
         let pool = fixture.builder().adaptor(budget.clone()).build().unwrap();
         assert_eq!(budget.limit_bytes(), 1024);
         let error = pool.alloc(1025, &stream).unwrap_err();
-        let PoolError::OverBudget { requested_bytes, in_use_bytes, limit_bytes } = error else {
-            panic!("{error}")
-        };
-        assert_eq!((requested_bytes, in_use_bytes, limit_bytes), (1280, 0, 1024));
+        let PoolError::OverBudget(report) = &error else { panic!("{error}") };
+        assert_eq!((report.requested_bytes, report.added_bytes), (1025, 255), "rounded up to 256");
+        assert_eq!((report.limit_others_bytes, report.limit_bytes), (0, Some(1024)));
+        assert!(error.to_string().contains("raise it to 1.250 KiB or more (Budget::set_limit)"), "{error}");
         let first = pool.alloc(257, &stream).unwrap();
         assert_eq!((budget.in_use_bytes(), budget.in_use_peak_bytes()), (512, 512));
         let second = pool.alloc(512, &stream).unwrap();

@@ -77,7 +77,10 @@ fn a_budget_is_exact_for_any_number_of_threads() {
         assert_eq!(budget.in_use_bytes(), 256);
         budget.set_limit(255);
         let error = pool.alloc(1, &stream).unwrap_err();
-        assert!(error.to_string().contains("the budget of 255 bytes refused 256 bytes"), "{error}");
+        assert!(
+            error.to_string().contains("the budget of 255 bytes refused 1 byte (256 bytes with"),
+            "{error}"
+        );
         drop(block);
     });
 }

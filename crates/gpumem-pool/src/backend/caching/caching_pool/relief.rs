@@ -113,7 +113,8 @@ impl CachingPool {
     pub(super) fn note_growth(&self, out_bytes: u64) {
         if self.growth.is_due(out_bytes) {
             let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();
-            self.growth.add(out_bytes, Sample { in_use_bytes, block_count, allocation_count });
+            let tags = self.tags.in_use();
+            self.growth.add(out_bytes, Sample { in_use_bytes, block_count, allocation_count, tags });
         }
     }
 

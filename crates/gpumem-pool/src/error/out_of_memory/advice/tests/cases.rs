@@ -103,8 +103,8 @@ pub(super) fn cases() -> Vec<Case> {
             "pieces below a limit",
             limited(8 * GIB, alone(24 * GIB, 5 * GIB, 3 * GIB, 2 * GIB)),
             Defragment,
-            "tight",
-            "raise",
+            "raise the limit to 10.000 GiB",
+            "sharers",
         ),
         (
             "pieces of a tight pool",
@@ -221,6 +221,79 @@ pub(super) fn cases() -> Vec<Case> {
             "nvidia",
         ),
         (
+            "a loss of one tag",
+            OutOfMemory {
+                growth: leaking(alone(16 * GIB, 15 * GIB, 0, 512 * MIB))
+                    .growth
+                    .map(|growth| Growth { tag: Some("history".into()), ..growth }),
+                ..alone(16 * GIB, 15 * GIB, 0, 512 * MIB)
+            },
+            FindTheLeak,
+            "with the tag history",
+            "raise",
+        ),
+        (
+            "a few percent in pieces below a limit, and one tag that holds the rest",
+            held_by("activations", limited(8 * GIB, alone(24 * GIB, 8_000 * MIB, 192 * MIB, 100 * MIB))),
+            RaiseTheLimit,
+            "raise it to 8.098 GiB or more (GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit), or free blocks \
+             (tag activations holds 7.812 GiB)",
+            "fragmented",
+        ),
+        (
+            "a device that one tag fills",
+            held_by("weights", alone(24 * GIB, 22 * GIB, 0, 8 * GIB)),
+            NeedLess,
+            "(tag weights holds 22.000 GiB)",
+            "limit",
+        ),
+        (
+            "a library of this process",
+            OutOfMemory {
+                own_outside_bytes: Some(12 * GIB),
+                ..beside(13 * GIB, 24 * GIB, 9 * GIB, 0, 4 * GIB)
+            },
+            FreeTheDevice,
+            "this program holds 12.000 GiB of this device outside of its pools",
+            "end it",
+        ),
+        (
+            "another pool whose cache has been trimmed and is still large",
+            OutOfMemory { other_pools_bytes: 12 * GIB, ..beside(13 * GIB, 24 * GIB, 9 * GIB, 0, 3 * GIB) },
+            FreeTheDevice,
+            "other pools of this program hold 12.000 GiB",
+            "batches",
+        ),
+        (
+            "a capture that has not ended",
+            OutOfMemory {
+                graph_bytes: 10 * GIB,
+                capture_bytes: 8 * GIB,
+                ..alone(24 * GIB, 18 * GIB, 0, 8 * GIB)
+            },
+            DropGraphs,
+            "the capture that is still open retains 8.000 GiB",
+            "GraphExec",
+        ),
+        (
+            "a budget",
+            OutOfMemory {
+                refused_by: RefusedBy::Budget,
+                added_bytes: 512,
+                ..shared(6 * GIB, limited(6 * GIB, alone(24 * GIB, 5 * GIB, 0, GIB - 512)))
+            },
+            RaiseTheLimit,
+            "6.000 GiB of the budget is in use: raise it to 7.000 GiB or more (Budget::set_limit)",
+            "GPUMEM_HARD_LIMIT",
+        ),
+        (
+            "plain allocations of little more than a page each",
+            OutOfMemory { rounding_bytes: 7 * GIB, ..by(Plain, alone(16 * GIB, 8 * GIB, 7 * GIB, GIB)) },
+            NeedLess,
+            "rounds each block up to 2 MiB, which takes 7.000 GiB",
+            "batches",
+        ),
+        (
             "a loss that is kept at each step",
             leaking(alone(16 * GIB, 15 * GIB, 0, 512 * MIB)),
             FindTheLeak,
@@ -232,7 +305,7 @@ pub(super) fn cases() -> Vec<Case> {
             leaking(limited(8 * GIB, alone(24 * GIB, 8 * GIB, 0, 64 * MIB))),
             FindTheLeak,
             "scope",
-            "raise",
+            "batches",
         ),
         (
             "half of all blocks are kept, below a limit",
@@ -288,7 +361,7 @@ pub(super) fn cases() -> Vec<Case> {
             pending(GIB, limited(8 * GIB, alone(24 * GIB, 4 * GIB, 4 * GIB, 2 * GIB))),
             Defragment,
             "fragmented",
-            "raise",
+            "synchronize",
         ),
         (
             "a quota",
@@ -372,7 +445,7 @@ pub(super) fn cases() -> Vec<Case> {
             "more pinned memory than the host has",
             of(Host, beside(15 * GIB, 16 * GIB, 60 * GIB, 0, 8 * GIB)),
             NeedLess,
-            "more than the host can pin",
+            "the host cannot pin 8.000 GiB more",
             "nvidia",
         ),
     ]
