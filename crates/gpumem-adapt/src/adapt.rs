@@ -246,8 +246,12 @@ impl<To: Target, A: ?Sized, B> Collect<To, A, B> for Separate {
     where
         A: Sized,
     {
-        let items = items.iter().enumerate();
-        items.map(|(index, item)| each(item, cx).map_err(|error| error.within(index))).collect()
+        // With its final size: a list that grows is copied, and each page of the copy costs as much as an array.
+        let mut adapted = Vec::with_capacity(items.len());
+        for (index, item) in items.iter().enumerate() {
+            adapted.push(each(item, cx).map_err(|error| error.within(index))?);
+        }
+        Ok(adapted)
     }
 
     fn take(
@@ -258,8 +262,11 @@ impl<To: Target, A: ?Sized, B> Collect<To, A, B> for Separate {
     where
         A: Sized,
     {
-        let items = items.into_iter().enumerate();
-        items.map(|(index, item)| each(item, cx).map_err(|error| error.within(index))).collect()
+        let mut adapted = Vec::with_capacity(items.len());
+        for (index, item) in items.into_iter().enumerate() {
+            adapted.push(each(item, cx).map_err(|error| error.within(index))?);
+        }
+        Ok(adapted)
     }
 
     fn is_at(items: &[A], _: &To, each: impl Fn(&A) -> bool) -> bool

@@ -22,6 +22,7 @@ pub struct Plan<'a> {
     gpu: Gpu,
     pack: Pack<'a>,
     arrays: Vec<Planned>,
+    columns: Columns,
     /// Arrays, until there are enough for a pack.
     first: Vec<(Key, Add<'a>)>,
     /// Addresses of shared parts.
@@ -30,8 +31,34 @@ pub struct Plan<'a> {
     is_failed: bool,
 }
 
-/// Adds an array to a pack, and returns its [`PackedArray`].
-type Add<'a> = Box<dyn FnOnce(&mut Pack<'a>, &Gpu) -> Result<Box<dyn Any>, ArrayError> + 'a>;
+/// Adds an array to a pack and its [`PackedArray`] to the columns, and returns its place there.
+type Add<'a> = Box<dyn FnOnce(&mut Pack<'a>, &Gpu, &mut Columns) -> Result<usize, ArrayError> + 'a>;
+
+/// Values of several types, in a list for each type.
+#[derive(Default)]
+struct Columns(HashMap<TypeId, Box<dyn Any>>);
+
+impl Columns {
+    /// Adds a value, and returns its place in the list of its type.
+    fn push<A: 'static>(&mut self, value: A) -> usize {
+        let column = self.0.entry(TypeId::of::<A>()).or_insert_with(|| Box::new(Vec::<Option<A>>::new()));
+        let Some(column) = column.downcast_mut::<Vec<Option<A>>>() else { return usize::MAX };
+        push(column, Some(value));
+        column.len() - 1
+    }
+
+    fn take<A: 'static>(&mut self, place: usize) -> Option<A> {
+        self.0.get_mut(&TypeId::of::<A>())?.downcast_mut::<Vec<Option<A>>>()?.get_mut(place)?.take()
+    }
+}
+
+/// Adds to a list that becomes long. Pages that are not written cost nothing, and those of a list that has moved cost as much again.
+fn push<A>(list: &mut Vec<A>, value: A) {
+    if list.len() == list.capacity() {
+        list.reserve(7 * list.len());
+    }
+    list.push(value);
+}
 
 /// Contiguous elements of the value. While the value is borrowed, nothing else has this address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,15 +83,16 @@ impl Key {
     }
 }
 
-/// An array of a pack: its elements in the value, and its [`PackedArray`].
+/// An array of a pack: its elements in the value, and the place of its [`PackedArray`].
 struct Planned {
     key: Key,
-    array: Option<Box<dyn Any>>,
+    place: usize,
 }
 
 /// The arrays of a plan, uploaded. They are usually taken in the order of the plan.
 struct Uploaded {
     arrays: Vec<Planned>,
+    columns: Columns,
     next: usize,
     /// By key, once the order has differed: the indices of arrays that have not been taken.
     by_key: Option<HashMap<Key, VecDeque<usize>>>,
@@ -92,9 +120,9 @@ impl<'t, To> Context<'t, To> {
 
     /// Uploads the arrays of a plan. If that fails, all arrays are uploaded one by one: an error then names the array.
     pub(crate) fn upload(&mut self, plan: Plan<'_>) {
-        let Plan { pack, arrays, is_failed, .. } = plan;
+        let Plan { pack, arrays, columns, is_failed, .. } = plan;
         if !arrays.is_empty() && !is_failed && pack.upload().is_ok() {
-            self.uploaded = Some(Uploaded { arrays, next: 0, by_key: None });
+            self.uploaded = Some(Uploaded { arrays, columns, next: 0, by_key: None });
         }
     }
 
@@ -104,8 +132,8 @@ impl<'t, To> Context<'t, To> {
         array: &ArrayView<'_, T, D>,
     ) -> Option<GpuArray<U, D>> {
         let uploaded = self.uploaded.as_mut()?;
-        let found = uploaded.take(Key::of::<T, U, D>(array)?)?;
-        let found = found.downcast::<PackedArray<U, D>>().ok()?.into_array().ok()?;
+        let found = uploaded.take::<PackedArray<U, D>>(Key::of::<T, U, D>(array)?)?;
+        let found = found.into_array().ok()?;
         (found.raw_dim() == array.raw_dim()).then_some(found)
     }
 
@@ -124,9 +152,9 @@ impl<'t, To> Context<'t, To> {
 }
 
 impl Uploaded {
-    fn take(&mut self, key: Key) -> Option<Box<dyn Any>> {
+    fn take<A: 'static>(&mut self, key: Key) -> Option<A> {
         let index = self.index(key)?;
-        self.arrays.get_mut(index)?.array.take()
+        self.columns.take(self.arrays.get(index)?.place)
     }
 
     fn index(&mut self, key: Key) -> Option<usize> {
@@ -154,6 +182,7 @@ impl<'a> Plan<'a> {
             gpu: gpu.clone(),
             pack: gpu.pack(),
             arrays: Vec::new(),
+            columns: Columns::default(),
             first: Vec::new(),
             seen: HashSet::new(),
             size_bytes_max,
@@ -193,29 +222,25 @@ impl<'a> Plan<'a> {
         // A view that repeats its elements can have more of them than memory.
         let is_small = array.len().saturating_mul(size_of::<U>()) <= self.size_bytes_max;
         let Some(key) = Key::of::<T, U, D>(array).filter(|_| is_small && !self.is_failed) else { return };
+        let add = |pack: &mut Pack<'a>, gpu: &Gpu, columns: &mut Columns| Ok(columns.push(add(pack, gpu)?));
         if !self.arrays.is_empty() {
-            let packed = add(&mut self.pack, &self.gpu).map(|packed| Box::new(packed) as Box<dyn Any>);
-            return self.push(key, packed);
+            return self.push(key, add);
         }
-        let add = |pack: &mut Pack<'a>, gpu: &Gpu| Ok(Box::new(add(pack, gpu)?) as Box<dyn Any>);
         self.first.push((key, Box::new(add)));
         if self.first.len() >= PACKED_MIN {
             for (key, add) in core::mem::take(&mut self.first) {
-                let packed = add(&mut self.pack, &self.gpu);
-                self.push(key, packed);
+                self.push(key, add);
             }
         }
     }
 
-    fn push(&mut self, key: Key, packed: Result<Box<dyn Any>, ArrayError>) {
-        match packed {
-            Ok(array) => {
-                if self.arrays.len() == self.arrays.capacity() {
-                    // Pages that are not written cost nothing, and those of a list that has moved cost as much again.
-                    self.arrays.reserve(7 * self.arrays.len());
-                }
-                self.arrays.push(Planned { key, array: Some(array) });
-            }
+    fn push(
+        &mut self,
+        key: Key,
+        add: impl FnOnce(&mut Pack<'a>, &Gpu, &mut Columns) -> Result<usize, ArrayError>,
+    ) {
+        match add(&mut self.pack, &self.gpu, &mut self.columns) {
+            Ok(place) => push(&mut self.arrays, Planned { key, place }),
             Err(_) => self.is_failed = true,
         }
     }
