@@ -104,8 +104,8 @@ pub(crate) fn end(address: u64, end: impl FnOnce(Block)) -> Outcome {
 pub(crate) fn with<R>(address: u64, work: impl FnOnce(&Block) -> Outcome<R>) -> Outcome<R> {
     let mut blocks = shard(address);
     let Some(place) = blocks.get_mut(address) else { return Err(unknown(address)) };
-    // SAFETY: `keep` and `with` made it by `into_raw`. It is not dropped here, and what is in the table is replaced below; should the
-    // work panic, the table has the block as it was before.
+    // SAFETY: `keep` and `with` made it by `into_raw`. It is not dropped here, and the line below writes it back to the table. If the work
+    // panics, the table still has the block in its earlier state.
     let block = ManuallyDrop::new(unsafe { Block::from_raw(*place) });
     let result = work(&block);
     *place = ManuallyDrop::into_inner(block).into_raw();
@@ -132,8 +132,8 @@ fn spread(address: u64) -> u64 {
     address.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// A hash table by address, with linear probing. A block is written to its place from the registers that an allocation returns it in,
-/// as plain data: a standard map's `insert` copies a block that was just written in narrower pieces, and the processor waits for them.
+/// A hash table by address, with linear probing. The fields of a new block go from registers straight to its place. `HashMap::insert` would
+/// first write them to the stack, field by field, and then read them back in wider pieces: a store-forwarding stall.
 struct Blocks {
     /// A power of two, or none. At most half of the places are taken.
     places: Vec<Option<RawBlock>>,

@@ -397,7 +397,7 @@ impl PoolError {
 fn too_large(requested_bytes: &u64, device_bytes: &u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let device = Bytes(*device_bytes);
     match requested_bytes.cast_signed() {
-        // No device has so many addresses.
+        // More than the address space of any device: an arithmetic error of the caller.
         signed if *requested_bytes >= 1 << 49 => {
             write!(
                 f,

@@ -120,8 +120,8 @@ impl Pool {
         self.0.alloc(size_bytes, ALIGNMENT_MIN, stream)
     }
 
-    /// Allocates up to `count_max` blocks of `size_bytes` bytes each on `stream`, from one free range. That takes a fraction of the time
-    /// of as many [`Pool::alloc`] calls. The pool neither grows nor waits: it returns fewer blocks, or none, if that would be needed.
+    /// Allocates up to `count_max` blocks of `size_bytes` bytes each on `stream`, side by side in one free range. That is faster than a
+    /// [`Pool::alloc`] call for each. The pool neither grows nor waits. If too little memory is free, it returns fewer blocks, or none.
     ///
     /// The blocks of one call have at most 1 MiB together. Pools of unified or host memory, pools with adaptors, and the backends
     /// `native` and `none` return none.

@@ -94,9 +94,9 @@ struct Part<'a> {
 
 /// The memory of a part.
 enum PartMemory {
-    /// Of the pack's `Gpu`, and allocated on its stream. Until the upload nothing else uses it, so there is nothing to track.
+    /// Device memory that was allocated on the pack's stream. No other stream uses it before the upload, so its uses are not tracked.
     Block(Block),
-    /// Of another stream, or of another kind.
+    /// Memory of another kind, or memory that was allocated on another stream.
     Other(Box<Storage>),
 }
 
@@ -124,7 +124,7 @@ struct Shelf {
 }
 
 impl Stock {
-    /// Allocates a block. From the second of one size on, it takes twice as many as before from memory that is free.
+    /// Allocates a block. When a size repeats, takes several blocks of it from free memory at once: 1, 2, 4 and so on.
     fn alloc(&mut self, gpu: &Gpu, size_bytes: u64) -> Result<Block, ArrayError> {
         if self.latest.0 != size_bytes {
             let shelf = self.others.remove(&size_bytes).unwrap_or_default();

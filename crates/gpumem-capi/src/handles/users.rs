@@ -126,8 +126,8 @@ impl Record {
         let address: *mut Self = record;
         let mut latest = LATEST.load(Ordering::Acquire);
         loop {
-            // SAFETY: the pointer is null or one that this function published; records are never freed. Nobody else has the new one
-            // before the exchange.
+            // SAFETY: `latest` is null, or points to a record that this function published; records are never freed. No other thread can
+            // reach the new record before the exchange.
             unsafe { (*address).next = latest.as_ref() };
             match LATEST.compare_exchange_weak(latest, address, Ordering::AcqRel, Ordering::Acquire) {
                 // SAFETY: the record is never freed, and from here on only shared.

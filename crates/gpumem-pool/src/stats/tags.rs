@@ -264,7 +264,10 @@ mod tests {
             });
         }
         assert_eq!(sums(&tags), [("a".into(), 180, 0)]);
-        assert!(tags.counters.lock().shares.values().flatten().count() < 6, "nobody takes what is left");
+        assert!(
+            tags.counters.lock().shares.values().flatten().count() < 6,
+            "shares of ended threads are not reused"
+        );
     }
 
     #[test]
