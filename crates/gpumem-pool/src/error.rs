@@ -14,6 +14,7 @@ pub(crate) use refusal::Refusal;
 
 use crate::config::{BackendKind, Bytes, ConfigError, MemoryKind};
 use core::fmt;
+use gpumem_heap::order::StreamId;
 use gpumem_sys::env::EnvError;
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{DriverError, LoadError};
@@ -143,6 +144,42 @@ pub enum PoolError {
         end: u64,
         /// The size of the block.
         size_bytes: u64,
+    },
+    /// The source and the target of a copy within one block overlap.
+    #[error(
+        "bytes {from} to {} and {to} to {} of one block overlap, and a copy on the device has no order between its bytes; \
+         copy through another block",
+        .from + .size_bytes, .to + .size_bytes
+    )]
+    Overlap {
+        /// The start of the source, in bytes from the start of the block.
+        from: u64,
+        /// The start of the target, in bytes from the start of the block.
+        to: u64,
+        /// The size of each.
+        size_bytes: u64,
+    },
+    /// A range is not made of whole elements of the type.
+    #[error(
+        "bytes {start} to {end} are not whole elements of {element_bytes} bytes; use multiples of the element's size for \
+         both ends"
+    )]
+    PartialElements {
+        /// The requested start.
+        start: u64,
+        /// The requested end.
+        end: u64,
+        /// The size of an element.
+        element_bytes: u64,
+    },
+    /// Another library's stream uses the block, and only calls that name that stream can wait for it.
+    #[error(
+        "{stream} of another library uses this block, and only calls that name it can wait for its work; use that stream \
+         for this operation, or wrap it with Stream::from_raw_long_lived"
+    )]
+    NotOrdered {
+        /// The stream that uses the block.
+        stream: StreamId,
     },
     /// No link connects the two devices, so neither can access the other's memory.
     #[error("{peer} cannot access the memory of {device}: no link connects them; copy through the host")]

@@ -2,7 +2,7 @@
 //!
 //! A [`Pool`] allocates [`Block`]s of device memory, each on a [`Stream`]. Work queued on that stream may use the block
 //! at once, and dropping the block frees it in the stream's order, without waiting. The pool tracks which bytes are
-//! free on which stream; it never reads or writes them.
+//! free on which stream. It reads or writes them only in calls for that, such as [`Block::copy_from_host`] and [`Block::fill`].
 //!
 //! Every function works on any thread with any current CUDA context, and restores that context.
 //!

@@ -4,6 +4,7 @@
 pub(crate) mod adaptors;
 mod alignment;
 pub(crate) mod block;
+mod contents;
 mod current;
 pub(crate) mod graph_memory;
 pub(crate) mod growable;

@@ -8,9 +8,11 @@
 use crate::backend::{Allocation, FreeRequest};
 use crate::config::MemoryKind;
 use crate::device::{Device, Stream, StreamId, StreamPoint, order::uses};
+use crate::error::PoolError;
 use crate::pool::StateRef;
 use core::fmt;
 use core::mem::ManuallyDrop;
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::types::CUdeviceptr;
@@ -172,6 +174,36 @@ impl Block {
     /// Returns whether the block was used on another stream, or in a capture.
     pub(crate) fn is_recorded(&self) -> bool {
         self.uses.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns the address and size of a range of the block; `None` if the range is empty.
+    pub(crate) fn bytes(&self, part: Range<u64>) -> Result<Option<(CUdeviceptr, usize)>, PoolError> {
+        let Range { start, end } = part;
+        if start > end || end > self.size_bytes {
+            return Err(PoolError::OutOfBounds { start, end, size_bytes: self.size_bytes });
+        }
+        Ok((start < end).then(|| (self.address() + start, (end - start) as usize)))
+    }
+
+    /// Refuses a device of another driver.
+    pub(crate) fn check_machine(&self, device: &Device) -> Result<(), PoolError> {
+        match device.driver().is_same_machine(self.device().driver()) {
+            true => Ok(()),
+            false => Err(self.device().mismatch(device)),
+        }
+    }
+
+    /// Makes `stream` wait, on the device, for all uses of the block so far, the allocation included. Does not make it
+    /// join a capture. Memory of a graph is there for its owner stream, which has waited for it when its capture ended.
+    pub(crate) fn order(&self, stream: &Stream) -> Result<(), PoolError> {
+        for point in self.use_points() {
+            if !stream.wait_for_point_outside_captures(point)? {
+                return Err(PoolError::NotOrdered {
+                    stream: self.device().clocks().stream_in(point.stream_index()),
+                });
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn allocation(&self) -> Allocation {

@@ -137,11 +137,7 @@ impl Block {
         if self.kind() != MemoryKind::Unified {
             return Err(PoolError::NotWithKind { kind: self.kind(), what, instead: "`unified`" });
         }
-        let Range { start, end } = part;
-        if start > end || end > self.size_bytes() {
-            return Err(PoolError::OutOfBounds { start, end, size_bytes: self.size_bytes() });
-        }
-        Ok((start < end).then(|| (self.address() + start, (end - start) as usize)))
+        self.bytes(part)
     }
 
     /// Returns the driver's number of a location: the device's ordinal, or `HOST`.
@@ -149,13 +145,6 @@ impl Block {
         match location {
             Location::Host => Ok(HOST),
             Location::Device(device) => self.check_machine(device).map(|()| device.raw()),
-        }
-    }
-
-    fn check_machine(&self, device: &Device) -> Result<(), PoolError> {
-        match device.driver().is_same_machine(self.device().driver()) {
-            true => Ok(()),
-            false => Err(self.device().mismatch(device)),
         }
     }
 }

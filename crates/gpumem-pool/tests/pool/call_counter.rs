@@ -21,7 +21,6 @@ impl Calls {
         self.counts.values().sum()
     }
 
-    #[cfg(feature = "backend-caching")]
     pub(crate) fn count(&self, function: &str) -> u64 {
         self.counts.get(function).copied().unwrap_or(0)
     }

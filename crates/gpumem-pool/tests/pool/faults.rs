@@ -240,6 +240,30 @@ fn faulting_work_is_reported_by_every_entry() {
     });
 }
 
+/// The work fails before a copy, or while the copy is in flight. The host's slice is not used after the call.
+#[test]
+fn copies_and_fills_report_a_dead_context() {
+    on_a_failing_driver(|fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
+        let [mut block, source] = [(); 2].map(|()| pool.alloc_zeroed(4096, &stream).unwrap());
+        queue_a_fault(fixture, &stream);
+        let queued_before_it_is_known = block.copy_from_host(0, &[1_u8; 4096], &stream);
+        let refused = [
+            queued_before_it_is_known,
+            block.copy_from_host(0, &[1_u8; 4096], &stream),
+            block.copy_to_host(0, &mut [1_u8; 4096], &stream),
+            block.copy_from(0, &source, 0..4096, &stream),
+            block.copy_within(0..8, 8, &stream),
+            block.fill(0..8, 1_u32, &stream),
+            pool.alloc_zeroed(4096, &stream).map(drop),
+        ];
+        for result in refused {
+            assert!(matches!(result, Err(PoolError::DeviceLost(_))), "{result:?}");
+        }
+        drop((block, source));
+    });
+}
+
 /// Queues a kernel that reads outside of any allocation.
 fn queue_a_fault(fixture: &Fixture, stream: &Stream) {
     static KERNELS: &[Kernel] = &[Kernel::new("astray", |launch| launch.read::<u8>(8, 1).map(drop))];

@@ -12,6 +12,7 @@ mod borrows;
 mod call_counter;
 mod captures;
 mod conf;
+mod contents;
 mod contexts;
 #[cfg(feature = "backend-native")]
 mod current;

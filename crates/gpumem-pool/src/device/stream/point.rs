@@ -5,7 +5,7 @@
 //! early: [`Stream::has_waiters`].
 
 use super::Stream;
-use crate::device::{Device, OrderEvent, Part, Stamp};
+use crate::device::{Device, OrderEvent, Part, Stamp, StreamIndex};
 use crate::error::PoolError;
 use core::fmt;
 use gpumem_heap::order::Order;
@@ -54,6 +54,10 @@ impl StreamPoint {
     #[must_use]
     pub fn has_stream_of(self, other: Self) -> bool {
         self.0.stream_index() == other.0.stream_index()
+    }
+
+    pub(crate) fn stream_index(self) -> StreamIndex {
+        self.0.stream_index()
     }
 
     /// Everything that a stamp stands for.
