@@ -21,7 +21,7 @@ use crate::config::{BackendKind, Config, HandleUse};
 use crate::device::{Clocks, Device, Stamp, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError};
 use crate::limits::Limits;
-use crate::stats::TagCounters;
+use crate::stats::{ActivityCounters, TagCounters};
 #[cfg(feature = "backend-caching")]
 use caching::CachingPool;
 #[cfg(feature = "backend-caching")]
@@ -399,10 +399,11 @@ pub(crate) fn open(
     config: &Config,
     limits: &Limits,
     tags: &TagCounters,
+    activity: &Arc<ActivityCounters>,
 ) -> Result<Arc<dyn Source>, PoolError> {
-    let caching = || caching(device, config, limits, tags);
-    let native = || native(device, config, limits, tags);
-    let none = || none(device, config, limits, tags);
+    let caching = || caching(device, config, limits, tags, activity);
+    let native = || native(device, config, limits, tags, activity);
+    let none = || none(device, config, limits, tags, activity);
     match config.backend {
         Some(BackendKind::Caching) => caching(),
         Some(BackendKind::Native) => native(),
@@ -430,12 +431,19 @@ fn caching(
     config: &Config,
     limits: &Limits,
     tags: &TagCounters,
+    activity: &Arc<ActivityCounters>,
 ) -> Result<Arc<dyn Source>, PoolError> {
-    Ok(CachingPool::new(device, config, limits, tags)?)
+    Ok(CachingPool::new(device, config, limits, tags, activity)?)
 }
 
 #[cfg(not(feature = "backend-caching"))]
-fn caching(_: &Device, _: &Config, _: &Limits, _: &TagCounters) -> Result<Arc<dyn Source>, PoolError> {
+fn caching(
+    _: &Device,
+    _: &Config,
+    _: &Limits,
+    _: &TagCounters,
+    _: &Arc<ActivityCounters>,
+) -> Result<Arc<dyn Source>, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
 }
 
@@ -444,9 +452,10 @@ fn none(
     config: &Config,
     limits: &Limits,
     tags: &TagCounters,
+    activity: &Arc<ActivityCounters>,
 ) -> Result<Arc<dyn Source>, PoolError> {
     check_not_exported(BackendKind::None, config.handle_use)?;
-    Ok(DirectBackend::new(device, config, limits, tags, PlainAllocator::new(config.kind)))
+    Ok(DirectBackend::new(device, config, limits, tags, activity, PlainAllocator::new(config.kind, activity)))
 }
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
@@ -462,15 +471,29 @@ fn native(
     config: &Config,
     limits: &Limits,
     tags: &TagCounters,
+    activity: &Arc<ActivityCounters>,
 ) -> Result<Arc<dyn Source>, PoolError> {
     check_not_exported(BackendKind::Native, config.handle_use)?;
     if config.handle_use.rdma {
         return Err(native::cannot_pin());
     }
-    Ok(DirectBackend::new(device, config, limits, tags, NativeAllocator::new(device, config, limits)?))
+    Ok(DirectBackend::new(
+        device,
+        config,
+        limits,
+        tags,
+        activity,
+        NativeAllocator::new(device, config, limits, activity)?,
+    ))
 }
 
 #[cfg(not(feature = "backend-native"))]
-fn native(_: &Device, _: &Config, _: &Limits, _: &TagCounters) -> Result<Arc<dyn Source>, PoolError> {
+fn native(
+    _: &Device,
+    _: &Config,
+    _: &Limits,
+    _: &TagCounters,
+    _: &Arc<ActivityCounters>,
+) -> Result<Arc<dyn Source>, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Native, feature: "backend-native" })
 }

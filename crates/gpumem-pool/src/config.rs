@@ -26,6 +26,8 @@ pub use parse::ConfigError;
 pub use pool_id::PoolId;
 pub(crate) use pool_id::PoolName;
 pub(crate) use size_rounding::SizeRounding;
+#[cfg(feature = "serde")]
+pub(crate) use text::seconds;
 pub use tuning::Profile;
 pub(crate) use tuning::Tuning;
 

@@ -45,7 +45,8 @@
 //! | --- | --- | --- |
 //! | `backend-caching` | yes | [`BackendKind::Caching`]: thread caches and a heap over the driver's virtual memory |
 //! | `backend-native` | yes | [`BackendKind::Native`]: the driver's stream-ordered pool |
-//! | `serde` | no | [`Status`] and its parts implement `Serialize` |
+//! | `serde` | no | [`Status`], [`OutOfMemory`] and their parts implement `Serialize` |
+//! | `tracing` | no | events of the crate `tracing` with the target `gpumem_pool`: refusals (`warn`), returned memory (`info`), steps that made room (`debug`), slow allocations (`trace`) |
 //! | `nvml` | no | [`OutOfMemory`] names the other processes on the device |
 //!
 //! # Systems
@@ -111,4 +112,4 @@ pub use pool::{
 #[cfg(unix)]
 pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub use reclaim::{Reclaimable, Registration};
-pub use stats::{Status, StreamUsage, TagUsage};
+pub use stats::{PoolCounters, Status, StepCounters, StreamUsage, TagUsage};

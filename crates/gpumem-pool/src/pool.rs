@@ -6,6 +6,7 @@ mod alignment;
 pub(crate) mod block;
 mod contents;
 mod current;
+mod events;
 pub(crate) mod graph_memory;
 pub(crate) mod growable;
 pub(crate) mod listing;
@@ -43,7 +44,7 @@ use crate::config::{ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, MemoryKin
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::limits::{LimitNode, Limits};
-use crate::stats::Tags;
+use crate::stats::{ActivityCounters, Tags};
 use core::fmt;
 use gpumem_sys::types::CUdevice_attribute;
 use std::sync::Arc;
@@ -90,10 +91,10 @@ impl Pool {
         let hard_limit_bytes = Limits::resolve_hard(config.hard_limit, config.kind, device.total_bytes())?;
         let node = LimitNode::new(name.clone(), hard_limit_bytes, parent.clone());
         let limits = Limits::new(node, soft_limit_bytes);
-        let tags = Tags::new();
-        let backend = backend::open(device, config, &limits, tags.counters())?;
+        let (tags, activity) = (Tags::new(), Arc::<ActivityCounters>::default());
+        let backend = backend::open(device, config, &limits, tags.counters(), &activity)?;
         let peers = setup.peers.clone();
-        let pool = Self(StateRef::new(setup, is_for_host, backend, limits, tags));
+        let pool = Self(StateRef::new(setup, is_for_host, backend, limits, (tags, activity)));
         peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
         Ok(pool)
     }

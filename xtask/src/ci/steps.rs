@@ -22,7 +22,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "nvrtc", about: "CUDA text is compiled at run time, with NVRTC from the Python package index", run: nvrtc },
     Step { name: "alone", about: "each crate compiles without the others, its tests and examples included", run: alone },
     Step { name: "train", about: "the README's main example, unoptimised as the tests built it", run: train },
-    Step { name: "examples", about: "the examples of arrays, on the simulator, built likewise", run: examples },
+    Step { name: "examples", about: "examples of arrays and pools, on the simulator, built likewise", run: examples },
     Step { name: "interop", about: "programs of others on the drop-in driver", run: interop },
     Step { name: "capi", about: "the C header is current; C and C++ programs on the drop-in driver, with the address sanitizer too", run: capi },
     Step { name: "python", about: "the Python package: a wheel, and its tests on the drop-in driver, with PyTorch where it is installed", run: python },
@@ -73,7 +73,7 @@ fn features() -> Result<Outcome> {
         cargo(&format!("clippy {combination} -- -D warnings")).run()?;
     }
     // Features that are in no default. Tests get the simulator through their dev-dependencies.
-    cargo("clippy --package gpumem-pool --all-targets --features nvml,serde -- -D warnings").run()?;
+    cargo("clippy --package gpumem-pool --all-targets --features nvml,serde,tracing -- -D warnings").run()?;
     without_simulator()?;
     let layers = LAYERS
         .iter()
@@ -81,8 +81,8 @@ fn features() -> Result<Outcome> {
         .map(|layer| format!("--package {layer} "))
         .collect::<String>();
     // Tests start the examples, which `--tests` does not build.
-    cargo(&format!("build --quiet {layers}--no-default-features --examples")).run()?;
-    cargo(&format!("test --quiet {layers}--no-default-features --tests --no-fail-fast")).run()?;
+    cargo(&format!("build --quiet {layers}--no-default-features {REPORTING} --examples")).run()?;
+    cargo(&format!("test --quiet {layers}--no-default-features {REPORTING} --tests --no-fail-fast")).run()?;
     Ok(Outcome::Passed)
 }
 
@@ -103,6 +103,9 @@ fn without_simulator() -> Result<()> {
     }
     Ok(())
 }
+
+/// Features that need no backend and have tests of their own.
+const REPORTING: &str = "--features gpumem-pool/serde,gpumem-pool/tracing";
 
 const SIMULATOR: &str = "gpumem-sim";
 
@@ -200,7 +203,7 @@ fn train() -> Result<Outcome> {
 }
 
 fn examples() -> Result<Outcome> {
-    for example in ["kmeans", "captured_step", "power_iteration"] {
+    for example in ["kmeans", "captured_step", "power_iteration", "prometheus"] {
         cargo(&format!("run --example {example}")).run()?;
     }
     Ok(Outcome::Passed)

@@ -25,7 +25,13 @@ const FEATURES: [(&str, &[(&str, bool)]); 7] = [
     ("gpumem-heap", &[("serde", false)]),
     (
         "gpumem-pool",
-        &[("backend-caching", true), ("backend-native", true), ("serde", false), ("nvml", false)],
+        &[
+            ("backend-caching", true),
+            ("backend-native", true),
+            ("serde", false),
+            ("tracing", false),
+            ("nvml", false),
+        ],
     ),
     (
         "gpumem-array",
@@ -71,6 +77,7 @@ const FEATURES: [(&str, &[(&str, bool)]); 7] = [
             ("half", false),
             ("complex", false),
             ("serde", false),
+            ("tracing", false),
             ("nvml", false),
         ],
     ),

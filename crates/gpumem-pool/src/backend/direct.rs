@@ -16,7 +16,7 @@ use crate::config::{ALIGNMENT_MIN, BackendKind, Config, MemoryKind};
 use crate::device::{Device, Idle, MarkerEvent, Stream, StreamId, StreamIndex, deadline};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::limits::{Admission, Limits};
-use crate::stats::{TagCounters, Usage, UsageCounters};
+use crate::stats::{ActivityCounters, TagCounters, Usage, UsageCounters};
 use core::time::Duration;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
@@ -116,6 +116,7 @@ pub(crate) struct DirectBackend<C> {
     limits: Limits,
     growth: GrowthLog,
     tags: TagCounters,
+    activity: Arc<ActivityCounters>,
     idle: Idle,
     is_registered_for_waits: Once,
     /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
@@ -134,6 +135,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         config: &Config,
         limits: &Limits,
         tags: &TagCounters,
+        activity: &Arc<ActivityCounters>,
         calls: C,
     ) -> Arc<Self> {
         let direct = Arc::new_cyclic(|own| Self {
@@ -144,6 +146,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             limits: limits.clone(),
             growth: GrowthLog::default(),
             tags: tags.clone(),
+            activity: Arc::clone(activity),
             idle: Idle::new(config.idle_after),
             is_registered_for_waits: Once::new(),
             collect_above: config.collect_above,
@@ -181,29 +184,44 @@ impl<C: DriverAllocator> DirectBackend<C> {
         let before_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
         let has_enough = self.counters.in_use_bytes().saturating_add(size_bytes) <= before_bytes;
         if !has_enough && before_bytes.saturating_add(size_bytes) > keep_bytes {
-            self.calls.trim_to(&self.device, keep_bytes.saturating_sub(size_bytes))?;
+            self.trim(keep_bytes.saturating_sub(size_bytes))?;
         }
         let address = self.calls.acquire(size_bytes, stream)?;
         // The block is allocated, so a failed trim is left to the next call.
         if let Ok(Some(after)) = self.calls.reserved(&self.device)
             && after.current_bytes > before_bytes.max(keep_bytes)
         {
-            let _ = self.calls.trim_to(&self.device, keep_bytes);
+            let _ = self.trim(keep_bytes);
         }
         Ok(address)
     }
 
     /// Waits for the device, up to the deadline if there is one. Then releases all free memory, including that of ended pools.
     fn give_back(&self, until: Option<Instant>) -> Result<(), PoolError> {
-        self.device.finish_with_maintenance(until)?;
-        self.calls.finish_others(until)?;
+        self.activity.host_wait(|| {
+            self.device.finish_with_maintenance(until)?;
+            self.calls.finish_others(until)
+        })?;
         self.calls.sweep()?;
         // The sweep, or the maintenance before it, may have queued frees on a stream of the pool's own.
         match until {
             None => self.device.finish()?,
             Some(until) => drop(self.device.finish_until(until)?),
         }
-        Ok(self.calls.trim_to(&self.device, 0)?)
+        Ok(self.trim(0)?)
+    }
+
+    /// Returns free memory to the driver until `keep_bytes` are reserved, and counts it.
+    fn trim(&self, keep_bytes: u64) -> Result<(), DriverError> {
+        // A failed query counts nothing.
+        let reserved_bytes =
+            || self.calls.reserved(&self.device).ok().flatten().map_or(0, |held| held.current_bytes);
+        let before_bytes = reserved_bytes();
+        let trimmed = self.calls.trim_to(&self.device, keep_bytes);
+        if before_bytes > 0 {
+            self.activity.count_trimmed(before_bytes.saturating_sub(reserved_bytes()));
+        }
+        trimmed
     }
 
     /// Makes room for an allocation, within its deadline. Pinned memory is waited for only if some of it is pending.
@@ -214,7 +232,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             || self.device.maintenance().has_deferred_for(kind);
         match needs_wait {
             true => self.give_back(Some(deadline::until(self.wait_deadline))),
-            false => Ok(self.calls.trim_to(&self.device, 0)?),
+            false => Ok(self.trim(0)?),
         }
     }
 
@@ -323,7 +341,7 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
 
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
         self.calls.sweep()?;
-        Ok(self.calls.trim_to(&self.device, keep_bytes)?)
+        Ok(self.trim(keep_bytes)?)
     }
 
     fn reclaim(&self) -> Result<(), PoolError> {
@@ -417,6 +435,10 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
         let acquired =
             self.attempt(|backend, size_bytes, stream| backend.calls.acquire(size_bytes, stream))?;
         Ok(acquired.map_or(Step::Short, Step::Found))
+    }
+
+    fn requested_bytes(&self) -> u64 {
+        self.size_bytes
     }
 
     fn free_bytes(&self) -> Result<i64, PoolError> {

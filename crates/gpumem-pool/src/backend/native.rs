@@ -35,6 +35,7 @@ use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::limits::Limits;
+use crate::stats::ActivityCounters;
 use chain::Chain;
 use complete::Complete;
 use core::ffi::c_int;
@@ -42,6 +43,7 @@ use driver_pool::UNBOUNDED;
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use gpumem_sys::{CudaVersion, DriverError};
 use ordered::Ordered;
+use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) struct NativeAllocator {
@@ -60,7 +62,12 @@ enum Frees {
 }
 
 impl NativeAllocator {
-    pub(super) fn new(device: &Device, config: &Config, limits: &Limits) -> Result<Self, PoolError> {
+    pub(super) fn new(
+        device: &Device,
+        config: &Config,
+        limits: &Limits,
+        activity: &Arc<ActivityCounters>,
+    ) -> Result<Self, PoolError> {
         let kind = config.kind;
         check_supported(device, kind)?;
         let bound_bytes = match limits.hard_bytes() {
@@ -70,7 +77,7 @@ impl NativeAllocator {
             _ => UNBOUNDED,
         };
         let _entered = device.enter_relaxed()?;
-        let chain = Chain::new(device, kind, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED));
+        let chain = Chain::new(device, kind, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED), activity);
         let chain = chain.map_err(|error| match error.code() {
             // The driver has the function, but does not support the kind.
             CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_NOT_SUPPORTED
@@ -81,8 +88,8 @@ impl NativeAllocator {
             _ => error.into(),
         })?;
         let frees = match kind.is_host_accessible() {
-            true => Frees::Complete(Complete::new(device, kind, config.tuning.poll_budget)?),
-            false => Frees::Ordered(Ordered::new(device)),
+            true => Frees::Complete(Complete::new(device, kind, config.tuning.poll_budget, activity)?),
+            false => Frees::Ordered(Ordered::new(device, activity)),
         };
         Ok(Self { device: device.clone(), kind, limits: limits.clone(), frees, chain })
     }

@@ -9,13 +9,15 @@ use super::{FreeRequest, Reserved, plain};
 use crate::config::{BackendKind, MemoryKind};
 use crate::device::{Device, Stamp, Stream};
 use crate::error::PoolError;
+use crate::stats::ActivityCounters;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) struct PlainAllocator {
     kind: MemoryKind,
+    activity: Arc<ActivityCounters>,
     /// The bytes by which the driver rounds up live blocks of more than [`SMALL_BYTES_MAX`].
     rounding_bytes: AtomicU64,
     /// Frees that failed. They are retried when the pool ends.
@@ -29,8 +31,9 @@ struct Failed {
 }
 
 impl PlainAllocator {
-    pub(super) fn new(kind: MemoryKind) -> Self {
-        Self { kind, rounding_bytes: AtomicU64::new(0), failed: Mutex::default() }
+    pub(super) fn new(kind: MemoryKind, activity: &Arc<ActivityCounters>) -> Self {
+        let (activity, rounding_bytes) = (Arc::clone(activity), AtomicU64::new(0));
+        Self { kind, activity, rounding_bytes, failed: Mutex::default() }
     }
 
     /// The bytes by which the driver rounds up a block of device memory.
@@ -44,13 +47,16 @@ impl PlainAllocator {
     fn free(&self, device: &Device, freed: &FreeRequest) -> Result<(), DriverError> {
         let clocks = device.clocks();
         let uses: Vec<Stamp> = freed.stamps(clocks).collect();
-        clocks.finish_stamps(&uses, None)?;
+        if !uses.is_empty() {
+            self.activity.host_wait(|| clocks.finish_stamps(&uses, None))?;
+        }
         let _entered = device.enter_relaxed()?;
         // SAFETY: the address came from `acquire`, its only block is gone, and the address is not used again after a
         // success. The uses of the block are complete, with one exception: during a capture, another library's stream
         // can't be marked and may have a pending use. The program must order that use before the drop, and the
         // driver's plain free waits for the device.
-        unsafe { plain::release(device.driver(), self.kind, freed.allocation.address) }
+        self.activity
+            .driver_call(|| unsafe { plain::release(device.driver(), self.kind, freed.allocation.address) })
     }
 }
 
@@ -73,7 +79,8 @@ impl DriverAllocator for PlainAllocator {
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
         let device = stream.device();
         let _entered = device.enter_relaxed()?;
-        let address = plain::acquire(device.driver(), self.kind, size_bytes)?;
+        let acquire = || plain::acquire(device.driver(), self.kind, size_bytes);
+        let address = self.activity.driver_call(acquire)?;
         self.rounding_bytes.fetch_add(self.rounding_of(size_bytes), Ordering::Relaxed);
         Ok(address)
     }

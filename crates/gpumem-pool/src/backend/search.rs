@@ -30,6 +30,9 @@ pub(crate) trait Search<T> {
         Ok(0)
     }
 
+    /// The size of the request; a step that serves it has gained that much.
+    fn requested_bytes(&self) -> u64;
+
     /// Returns whether another pass may succeed, because other threads have allocated or freed memory since this one began.
     fn may_repeat(&self) -> bool {
         false

@@ -9,6 +9,15 @@ pub(crate) fn on_a_line(name: &str) -> String {
     name.chars().map(shown).collect()
 }
 
+/// Serialises a time in seconds.
+#[cfg(feature = "serde")]
+pub(crate) fn seconds<S: serde::Serializer>(
+    time: &core::time::Duration,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
+}
+
 /// Implements `FromStr`, in any case, and `Display` for the enum that is the value of an option.
 macro_rules! names {
     ($type:ident of $option:literal: $($variant:ident = $name:literal $(| $other:literal)?),+) => {

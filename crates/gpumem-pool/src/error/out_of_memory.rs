@@ -2,10 +2,14 @@
 
 mod advice;
 mod growth;
+#[cfg(feature = "serde")]
+mod json;
 mod table;
 mod words;
 
 use super::PoolUsage;
+#[cfg(feature = "serde")]
+use crate::config::seconds;
 use crate::config::{BackendKind, MemoryKind, PoolId};
 pub use advice::Advice;
 use core::fmt;
@@ -19,6 +23,9 @@ pub(crate) use growth::{GrowthLog, Sample};
 ///
 /// `Display` prints what was refused, the advice ([`OutOfMemory::advice`]) and a table of who holds the memory. It lists the
 /// attempts that gained memory, failed or were slow; `{:#}` lists all.
+///
+/// With the feature `serde`, the report can be serialised: its fields, and the texts `headline` and `advice_text` of `Display` with
+/// the `advice`.
 ///
 /// ```
 /// use gpumem_pool::{Advice, Device, Pool, PoolError, Stream};
@@ -37,6 +44,7 @@ pub(crate) use growth::{GrowthLog, Sample};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(remote = "Self"))]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// The requested size.
@@ -100,6 +108,7 @@ pub struct OutOfMemory {
     pub other_pools: Vec<PoolUsage>,
     /// The known other processes on the device, the largest first. They are queried only if memory outside of this
     /// pool is the cause, and only with the feature `nvml` or on the simulator.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::processes"))]
     pub processes: Vec<ProcessUsage>,
     /// The memory of this process on the device that belongs to no pool: its context, libraries, and its own `cuMemAlloc`.
     /// `None` if it is not known; it is queried together with [`OutOfMemory::processes`].
@@ -118,11 +127,13 @@ pub struct OutOfMemory {
     pub holders: Vec<Holder>,
     /// The growth of memory in use, if it resembles a leak.
     pub growth: Option<Growth>,
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) facts: PoolFacts,
 }
 
 /// The cause of a refusal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RefusedBy {
     /// The driver, which has no such memory left.
@@ -172,6 +183,7 @@ pub(crate) struct PoolFacts {
 
 /// An attempt to make room.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Attempt {
     /// The name of the attempt.
@@ -179,6 +191,7 @@ pub struct Attempt {
     /// Bytes returned to the pool's free memory or to the device.
     pub gained_bytes: u64,
     /// The duration.
+    #[cfg_attr(feature = "serde", serde(rename = "took_seconds", serialize_with = "seconds"))]
     pub took: Duration,
     /// Failures of reclaim callbacks or other pools during the attempt. They did not end the request.
     pub failures: Vec<String>,
@@ -186,12 +199,17 @@ pub struct Attempt {
 
 /// A stream whose work was unfinished at the deadline; see [`OutOfMemory::unfinished`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct UnfinishedStream {
     /// The stream.
     pub stream: StreamId,
     /// The minimum age of the unfinished work. `None` for another library's stream, which cannot be queried: its work
     /// may be complete.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "queued_ago_seconds", serialize_with = "json::optional_seconds")
+    )]
     pub queued_ago: Option<Duration>,
 }
 
@@ -208,6 +226,7 @@ impl fmt::Display for UnfinishedStream {
 
 /// The memory of one tag's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
     /// The tag.

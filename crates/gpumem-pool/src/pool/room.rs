@@ -129,6 +129,8 @@ impl Pool {
         self.0.check_usable()?;
         let before_bytes = self.0.reserved_bytes()?;
         work(&self.0)?;
-        Ok(before_bytes.saturating_sub(self.0.reserved_bytes()?))
+        let released_bytes = before_bytes.saturating_sub(self.0.reserved_bytes()?);
+        self.0.event_released(released_bytes);
+        Ok(released_bytes)
     }
 }

@@ -21,7 +21,7 @@ use crate::limits::Limits;
 use crate::pool::peers::Peers;
 use crate::pool::{GraphMemory, Listing, Peak, Setup, Stack};
 use crate::reclaim::catch_panic::catch_panic;
-use crate::stats::Tags;
+use crate::stats::{ActivityCounters, Tags};
 use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -48,6 +48,7 @@ pub(crate) struct State {
     backend: Arc<dyn Source>,
     limits: Limits,
     tags: Tags,
+    activity: Arc<ActivityCounters>,
     /// The innermost adaptor, if exact peaks were requested.
     peak: Option<Arc<Peak>>,
     /// The adaptors around the backend, if any.
@@ -79,7 +80,7 @@ impl StateRef {
         is_for_host: bool,
         backend: Arc<dyn Source>,
         limits: Limits,
-        tags: Tags,
+        (tags, activity): (Tags, Arc<ActivityCounters>),
     ) -> Self {
         let device = setup.device.clone();
         let counts_apart = setup.config.exact_peaks && backend.kind() == BackendKind::Caching;
@@ -105,6 +106,7 @@ impl StateRef {
             backend,
             limits,
             tags,
+            activity,
             peak,
             stack,
             poison: OnceLock::new(),
@@ -195,6 +197,11 @@ impl State {
 
     pub(crate) fn tags(&self) -> &Tags {
         &self.tags
+    }
+
+    /// The counters of what the pool has done since it was built.
+    pub(crate) fn activity(&self) -> &ActivityCounters {
+        &self.activity
     }
 
     pub(crate) fn limits(&self) -> &Limits {

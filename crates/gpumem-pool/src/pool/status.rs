@@ -57,6 +57,7 @@ impl Pool {
             record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),
             block_count: counts.block_count,
             allocation_count: counts.allocation_count,
+            counters: state.activity().read(),
             hard_limit_bytes: state.limits().hard_bytes(),
             soft_limit_bytes: state.limits().soft_bytes(),
             device_used_bytes: device.total_bytes.saturating_sub(device.free_bytes),

@@ -2,6 +2,7 @@
 
 use crate::config::{BackendKind, Bytes, MemoryKind, PoolId, text::on_a_line};
 use crate::error::PoolUsage;
+use crate::stats::{PoolCounters, StepCounters};
 use core::fmt;
 use gpumem_heap::order::StreamId;
 
@@ -16,7 +17,8 @@ use gpumem_heap::order::StreamId;
 /// Memory pool backend: native on NVIDIA H200 (device 0)
 /// ```
 ///
-/// Tags follow as a table. `{:#}` adds peaks and counts after the usage, and a table of streams at the end.
+/// Tags follow as a table. `{:#}` adds peaks, counts and [`counters`](Self::counters) after the usage, and at the end tables
+/// of streams and of the steps that made room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -64,6 +66,8 @@ pub struct Status {
     pub block_count: u64,
     /// The number of allocations ever made, empty ones excluded.
     pub allocation_count: u64,
+    /// The counters of what the pool has done since it was built.
+    pub counters: PoolCounters,
     /// The hard limit, if there is one.
     pub hard_limit_bytes: Option<u64>,
     /// The soft limit, if there is one: cached memory above it is released.
@@ -129,6 +133,7 @@ impl fmt::Display for Status {
             let (in_use, reserved) = (Bytes(self.in_use_peak_bytes), Bytes(self.reserved_peak_bytes));
             writeln!(f, "Memory pool peaks: {in_use} ({reserved} reserved)")?;
             writeln!(f, "Memory pool blocks: {} (of {} ever)", self.block_count, self.allocation_count)?;
+            self.counters.write_lines(f)?;
         }
         match (self.soft_limit_bytes.map(Bytes), self.hard_limit_bytes.map(Bytes)) {
             (Some(soft), Some(hard)) => writeln!(f, "Memory limit: soft = {soft}, hard = {hard}")?,
@@ -151,13 +156,13 @@ impl fmt::Display for Status {
             let bytes = [tag.in_use_bytes, tag.peak_bytes].map(|bytes| Bytes(bytes).to_string());
             (on_a_line(&tag.tag), bytes, tag.block_count)
         });
-        table(f, ["tag", "in use", "peak"], tags)?;
+        table(f, ["tag", "in use", "peak"], "blocks", tags)?;
         let private = self.private_pools.iter().map(|pool| {
             let quota_bytes = pool.hard_limit_bytes.unwrap_or(self.device_total_bytes);
             let bytes = [pool.in_use_bytes, pool.reserved_bytes, quota_bytes];
             (pool.name.clone(), bytes.map(|bytes| Bytes(bytes).to_string()), pool.block_count)
         });
-        table(f, ["private pool", "in use", "reserved", "quota"], private)?;
+        table(f, ["private pool", "in use", "reserved", "quota"], "blocks", private)?;
         if f.alternate() {
             let name =
                 |stream: &StreamUsage| stream.stream.map_or("gone".into(), |id| id.as_u64().to_string());
@@ -165,16 +170,23 @@ impl fmt::Display for Status {
                 .streams
                 .iter()
                 .map(|stream| (name(stream), [Bytes(stream.in_use_bytes).to_string()], stream.block_count));
-            table(f, ["stream", "in use"], streams)?;
+            table(f, ["stream", "in use"], "blocks", streams)?;
+            let gave = |step: &&StepCounters| step.served_count > 0 || step.gained_bytes > 0;
+            let steps = self.counters.steps.iter().filter(gave).map(|step| {
+                let cells = [Bytes(step.gained_bytes).to_string(), format!("{:.1?}", step.took)];
+                (step.name.into(), cells, step.served_count)
+            });
+            table(f, ["step to make room", "gained", "time"], "requests", steps)?;
         }
         Ok(())
     }
 }
 
-/// Prints a table; nothing without rows. The last column counts blocks.
+/// Prints a table; nothing without rows. The last column is a count.
 fn table<const HEADINGS: usize, const CELLS: usize>(
     f: &mut fmt::Formatter<'_>,
     headings: [&str; HEADINGS],
+    counted: &str,
     rows: impl Iterator<Item = (String, [String; CELLS], u64)>,
 ) -> fmt::Result {
     let rows: Vec<_> = rows.collect();
@@ -186,7 +198,7 @@ fn table<const HEADINGS: usize, const CELLS: usize>(
     let width = widest.max(title.len());
     write!(f, "\n  {title:<width$}")?;
     headings.iter().try_for_each(|heading| write!(f, " {heading:>14}"))?;
-    write!(f, " {:>8}", "blocks")?;
+    write!(f, " {counted:>8}")?;
     rows.iter().try_for_each(|(name, cells, block_count)| {
         write!(f, "\n  {name:<width$}")?;
         cells.iter().try_for_each(|cell| write!(f, " {cell:>14}"))?;
@@ -197,6 +209,7 @@ fn table<const HEADINGS: usize, const CELLS: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::time::Duration;
 
     fn seeds_status() -> Status {
         Status {
@@ -216,6 +229,7 @@ mod tests {
             record_bytes: 0,
             block_count: 1,
             allocation_count: 1,
+            counters: PoolCounters::default(),
             hard_limit_bytes: None,
             soft_limit_bytes: None,
             device_used_bytes: 2_764_885_200,
@@ -255,7 +269,25 @@ mod tests {
             allocation_count: 9,
         };
         let stream = |stream, in_use_bytes| StreamUsage { stream, in_use_bytes, block_count: 1 };
+        let step = |name, gained_bytes, served_count| StepCounters {
+            name,
+            gained_bytes,
+            served_count,
+            took: Duration::from_micros(1500),
+        };
+        let counters = PoolCounters {
+            refusal_count: 2,
+            slow_allocation_count: 40,
+            trimmed_bytes: 64 << 20,
+            driver_call_count: 12,
+            driver_call_time: Duration::from_micros(1500),
+            inserted_wait_count: 3,
+            host_wait_count: 1,
+            host_wait_time: Duration::from_millis(20),
+            steps: vec![step("remap idle memory", 0, 0), step("reserve more memory", 2 << 20, 4)],
+        };
         Status {
+            counters,
             tags: vec![tag("weights", 6 << 20, 4), tag("a", 2 << 10, 1)],
             streams: vec![stream(None, 100), stream(Some(StreamId::from_u64(65_537)), 3 << 20)],
             ..seeds_status()
@@ -277,16 +309,24 @@ mod tests {
         let text = format!("{:#}", with_usage());
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
-            lines[2..4],
-            ["Memory pool peaks: 8.000 KiB (32.000 MiB reserved)", "Memory pool blocks: 1 (of 1 ever)"]
+            lines[2..7],
+            [
+                "Memory pool peaks: 8.000 KiB (32.000 MiB reserved)",
+                "Memory pool blocks: 1 (of 1 ever)",
+                "Memory pool requests: 2 refused, 40 beyond the caches of threads",
+                "Memory pool driver calls: 12 in 1.5ms (64.000 MiB returned)",
+                "Memory pool waits: 3 in streams, 1 of the host in 20.0ms",
+            ]
         );
-        let lines: Vec<&str> = text.lines().skip(8).collect();
+        let lines: Vec<&str> = text.lines().skip(11).collect();
         assert_eq!(
             lines,
             [
                 "  stream         in use   blocks",
                 "  gone        100 bytes        1",
                 "  65537       3.000 MiB        1",
+                "  step to make room           gained           time requests",
+                "  reserve more memory      2.000 MiB          1.5ms        4",
             ]
         );
     }
@@ -301,5 +341,25 @@ mod tests {
         assert_eq!(value["streams"][0]["stream"], serde_json::Value::Null);
         assert_eq!(value["streams"][1]["stream"], 65_537);
         assert_eq!(value["hard_limit_bytes"], serde_json::Value::Null);
+        let counters = serde_json::json!({
+            "refusal_count": 2,
+            "slow_allocation_count": 40,
+            "trimmed_bytes": 64 << 20,
+            "driver_call_count": 12,
+            "driver_call_seconds": 0.0015,
+            "inserted_wait_count": 3,
+            "host_wait_count": 1,
+            "host_wait_seconds": 0.02,
+            "steps": [
+                { "name": "remap idle memory", "gained_bytes": 0, "served_count": 0, "took_seconds": 0.0015 },
+                {
+                    "name": "reserve more memory",
+                    "gained_bytes": 2 << 20,
+                    "served_count": 4,
+                    "took_seconds": 0.0015,
+                },
+            ],
+        });
+        assert_eq!(value["counters"], counters);
     }
 }

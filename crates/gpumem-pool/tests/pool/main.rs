@@ -14,6 +14,7 @@ mod captures;
 mod conf;
 mod contents;
 mod contexts;
+mod counters;
 #[cfg(feature = "backend-native")]
 mod current;
 mod default;
@@ -50,3 +51,5 @@ mod situations;
 mod streams;
 mod threads;
 mod trace;
+#[cfg(feature = "tracing")]
+mod tracing;

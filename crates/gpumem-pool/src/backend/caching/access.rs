@@ -1,14 +1,15 @@
-//! [`Access`]: the type and purpose of a pool's memory, the devices with access to it, and the limits it counts
-//! against.
+//! [`Access`]: the type and purpose of a pool's memory, the devices with access to it, and what counts it:
+//! limits, and the counters of driver calls.
 
 use crate::config::{Config, HandleUse, MemoryKind};
 use crate::device::Device;
 use crate::limits::{Admission, Limits};
+use crate::stats::ActivityCounters;
 use gpumem_sys::types::{
     CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// The type of a heap's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,25 +34,34 @@ pub(super) struct Access {
     device: CUdevice,
     handle_use: HandleUse,
     admission: Admission,
+    activity: Arc<ActivityCounters>,
     /// The devices with access; the pool's own device comes first. Entries are added only under the heap's lock, so
     /// that no mapping misses a change.
     granted: RwLock<Vec<CUmemAccessDesc>>,
 }
 
 impl Access {
-    pub(super) fn new(memory: Memory, device: &Device, config: &Config, limits: &Limits) -> Self {
+    pub(super) fn new(
+        memory: Memory,
+        device: &Device,
+        config: &Config,
+        limits: &Limits,
+        activity: &Arc<ActivityCounters>,
+    ) -> Self {
         Self {
             memory,
             device: device.raw(),
             handle_use: config.handle_use,
             admission: Admission::new(config, limits, device.budget()),
+            activity: Arc::clone(activity),
             granted: RwLock::new(vec![all_of(device.raw())]),
         }
     }
 
     /// A copy for an orphaned heap: it counts against the same limits, and grants no access.
     pub(super) fn for_orphaned_heap(&self) -> Self {
-        Self { admission: self.admission.clone(), granted: RwLock::default(), ..*self }
+        let (admission, activity) = (self.admission.clone(), Arc::clone(&self.activity));
+        Self { admission, activity, granted: RwLock::default(), ..*self }
     }
 
     #[cfg(unix)]
@@ -66,6 +76,11 @@ impl Access {
     /// The limits that the memory counts against.
     pub(super) fn admission(&self) -> &Admission {
         &self.admission
+    }
+
+    /// The counters of the pool's driver calls and waits.
+    pub(super) fn activity(&self) -> &ActivityCounters {
+        &self.activity
     }
 
     pub(super) fn grant(&self, peer: CUdevice) {

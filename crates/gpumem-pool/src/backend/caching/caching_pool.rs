@@ -37,7 +37,7 @@ use crate::config::{Config, Tuning};
 use crate::device::{Clocks, Device, Idle, Order, Stamp, Stream, StreamId};
 use crate::error::{GrowthLog, PoolError};
 use crate::limits::Limits;
-use crate::stats::TagCounters;
+use crate::stats::{ActivityCounters, TagCounters};
 pub(super) use block_search::BlockSearch;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::SizeClass;
@@ -80,14 +80,15 @@ impl CachingPool {
         config: &Config,
         limits: &Limits,
         tags: &TagCounters,
+        activity: &Arc<ActivityCounters>,
     ) -> Result<Arc<Self>, PoolError> {
         static NEXT_KEY: AtomicU64 = AtomicU64::new(cache::KEY_STEP);
         let mut tuning = config.tuning.clone();
         // A wait that is inserted in a stream does not make the host wait.
         tuning.inserted_waits &= !config.kind.is_host_accessible();
         let _bound = device.enter()?;
-        let (memory, ranges) = addresses::choose(device, config, limits)?;
-        let access = Access::new(memory, device, config, limits);
+        let (memory, ranges) = addresses::choose(device, config, limits, activity)?;
+        let access = Access::new(memory, device, config, limits, activity);
         let mut heap = match memory {
             Memory::Virtual => Heap::new(tuning.heap, ranges),
             Memory::Segments(_) => Heap::of_segments(tuning.heap),
@@ -189,6 +190,11 @@ impl CachingPool {
 
     pub(super) fn vmm(&self) -> Vmm<'_> {
         Vmm::new(self.device.driver(), &self.access)
+    }
+
+    /// The counters of driver calls and waits.
+    pub(super) fn activity(&self) -> &ActivityCounters {
+        self.access.activity()
     }
 
     pub(super) fn clocks(&self) -> &Clocks {

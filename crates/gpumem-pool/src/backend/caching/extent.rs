@@ -337,6 +337,10 @@ impl Search<()> for GrowSearch<'_> {
         Ok(-self.pool.reserved_bytes().cast_signed())
     }
 
+    fn requested_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
     fn may_repeat(&self) -> bool {
         matches!(self.goal, Goal::Extent(_)) && self.pool.may_repeat(&self.before, self.missing_bytes())
     }

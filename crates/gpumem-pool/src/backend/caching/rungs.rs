@@ -32,7 +32,7 @@
 use super::caching_pool::{BlockSearch, CachingPool};
 use crate::backend::{Allocation, Search, Shortage, Source, Step, WAIT_AND_TRIM};
 use crate::config::ALIGNMENT_MIN;
-use crate::device::{StreamIndex, deadline};
+use crate::device::{Order, StreamIndex, deadline};
 use crate::error::{PoolError, Refusal};
 use gpumem_heap::HeapBlock;
 use gpumem_heap::SizeClass;
@@ -121,6 +121,10 @@ impl Search<Allocation> for BlockSearch<'_> {
 
     fn may_repeat(&self) -> bool {
         self.pool.may_repeat(&self.before, self.exact().size_bytes)
+    }
+
+    fn requested_bytes(&self) -> u64 {
+        self.size_bytes
     }
 
     fn shortage(&self) -> Result<Shortage, PoolError> {
@@ -235,9 +239,11 @@ fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     let clocks = pool.clocks();
     let waits = pool.core().heap.blockers(request, clocks, |stamp| clocks.allows_wait_for(stamp));
     for stamp in &waits {
-        if !pool.clocks().insert_wait(*stamp, request.stream)? {
+        let is_new = !clocks.is_ordered(*stamp, request.stream);
+        if !clocks.insert_wait(*stamp, request.stream)? {
             return Ok(Step::Skipped);
         }
+        pool.activity().count_inserted_waits(u64::from(is_new));
     }
     Ok(if waits.is_empty() { Step::Skipped } else { Step::Short })
 }
@@ -294,7 +300,7 @@ fn host_wait(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     let clocks = pool.clocks();
     let waits = pool.core().heap.blockers(request, clocks, |_| true);
     let deadline = deadline::until(pool.tuning.wait_deadline);
-    if waits.is_empty() || !clocks.wait_on_host(&waits, deadline)? {
+    if waits.is_empty() || !pool.activity().host_wait(|| clocks.wait_on_host(&waits, deadline))? {
         return Ok(Step::Short);
     }
     pool.core().heap.settle(clocks);

@@ -26,7 +26,12 @@ impl<'a> Vmm<'a> {
         access: &CUmemAccessDesc,
     ) -> Result<(), DriverError> {
         // SAFETY: `access` outlives the call; the heap has mapped the range.
-        unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, access, 1) }
+        self.count(|| unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, access, 1) })
+    }
+
+    /// Counts and times a call.
+    fn count<R>(&self, call: impl FnOnce() -> R) -> R {
+        self.access.activity().driver_call(call)
     }
 
     fn create_handle(&self, size_bytes: u64) -> Result<u64, DriverError> {
@@ -41,14 +46,16 @@ impl<'a> Vmm<'a> {
     pub(super) fn reserve(&self, size_bytes: u64) -> Result<u64, DriverError> {
         let mut address = 0;
         // SAFETY: `address` outlives the call.
-        unsafe { self.driver.cuMemAddressReserve(&mut address, size_bytes as usize, 0, 0, 0)? };
+        self.count(|| unsafe {
+            self.driver.cuMemAddressReserve(&mut address, size_bytes as usize, 0, 0, 0)
+        })?;
         Ok(address)
     }
 
     /// Frees addresses that have nothing mapped.
     pub(super) fn free(&self, address: u64, size_bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the range came from `reserve`, and its heap is empty.
-        unsafe { self.driver.cuMemAddressFree(address, size_bytes as usize) }
+        self.count(|| unsafe { self.driver.cuMemAddressFree(address, size_bytes as usize) })
     }
 }
 
@@ -60,42 +67,43 @@ impl PhysicalMemory for Vmm<'_> {
     /// lowered.
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, Refusal> {
         self.access.admission().admit(size_bytes).map_err(Refusal::Limit)?;
-        let created = match self.access.memory() {
+        let created = self.count(|| match self.access.memory() {
             Memory::Virtual => self.create_handle(size_bytes),
             Memory::Segments(kind) => plain::acquire(self.driver, kind, size_bytes),
-        };
+        });
         let created = created.inspect_err(|_| self.access.admission().give_back(size_bytes));
         Ok(RawHandle(created?))
     }
 
     fn map(&mut self, address: u64, size_bytes: u64, handle: RawHandle) -> Result<(), DriverError> {
         // SAFETY: the heap owns the addresses and ensures that nothing is mapped there; the handle is alive.
-        unsafe { self.driver.cuMemMap(address, size_bytes as usize, 0, handle.0, 0) }
+        self.count(|| unsafe { self.driver.cuMemMap(address, size_bytes as usize, 0, handle.0, 0) })
     }
 
     fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError> {
         let set = |granted: &[CUmemAccessDesc]| {
             // SAFETY: `granted` outlives the call; the heap has mapped the range.
-            unsafe {
+            self.count(|| unsafe {
                 self.driver.cuMemSetAccess(address, size_bytes as usize, granted.as_ptr(), granted.len())
-            }
+            })
         };
         self.access.with(set)
     }
 
     fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the heap has mapped the range, and all work that used it is complete.
-        unsafe { self.driver.cuMemUnmap(address, size_bytes as usize) }
+        self.count(|| unsafe { self.driver.cuMemUnmap(address, size_bytes as usize) })
     }
 
     fn release(&mut self, handle: RawHandle, size_bytes: u64) -> Result<(), DriverError> {
-        match self.access.memory() {
+        self.count(|| match self.access.memory() {
             // SAFETY: the handle was created here, and is not used again.
-            Memory::Virtual => unsafe { self.driver.cuMemRelease(handle.0)? },
+            Memory::Virtual => unsafe { self.driver.cuMemRelease(handle.0) },
             // SAFETY: the segment was allocated here and is not used again, and the heap ensures that all uses are
             // complete.
-            Memory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0)? },
-        }
+            Memory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0) },
+        })?;
+        self.access.activity().count_trimmed(size_bytes);
         self.access.admission().give_back(size_bytes);
         Ok(())
     }

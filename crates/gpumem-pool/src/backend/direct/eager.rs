@@ -36,7 +36,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         }
         let keep_bytes = if is_idle { 0 } else { self.limits.soft_bytes().unwrap_or(u64::MAX) };
         self.calls.poll_and_sweep()?;
-        self.calls.trim_to(&self.device, keep_bytes)?;
+        self.trim(keep_bytes)?;
         let held_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
         let has_excess = held_bytes > keep_bytes.max(self.counters.in_use_bytes());
         if has_excess && self.show_completed()? {
@@ -77,7 +77,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     /// A failure leaves the memory reserved.
     fn release_free(&self, keep_bytes: u64) {
         let _ = self.calls.sweep();
-        let _ = self.calls.trim_to(&self.device, keep_bytes);
+        let _ = self.trim(keep_bytes);
     }
 }
 

@@ -17,10 +17,11 @@ use super::driver_pool::{DriverPool, UNBOUNDED};
 use crate::backend::DriverPoolUsage;
 use crate::config::MemoryKind;
 use crate::device::Device;
+use crate::stats::ActivityCounters;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult, CUstream};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(super) struct Chain {
     /// The bound on the memory that all driver pools together may reserve. It never falls.
@@ -32,6 +33,7 @@ pub(super) struct Chain {
 struct Pools {
     device: Device,
     kind: MemoryKind,
+    activity: Arc<ActivityCounters>,
     current: DriverPool,
     /// Replaced pools that still have blocks.
     earlier: Vec<DriverPool>,
@@ -51,12 +53,14 @@ impl Chain {
         kind: MemoryKind,
         bound_bytes: u64,
         keep_bytes: u64,
+        activity: &Arc<ActivityCounters>,
     ) -> Result<Self, DriverError> {
-        let current = DriverPool::new(device, kind, bound_bytes)?;
+        let current = DriverPool::new(device, kind, bound_bytes, activity)?;
         current.set_threshold(keep_bytes)?;
         let pools = Pools {
             device: device.clone(),
             kind,
+            activity: Arc::clone(activity),
             current,
             earlier: Vec::new(),
             peers: Vec::new(),
@@ -219,7 +223,7 @@ impl Pools {
             _ if rest_bytes >= growth_bytes => rest_bytes,
             _ => room_bytes,
         };
-        let fresh = DriverPool::new(&self.device, self.kind, max_bytes)?;
+        let fresh = DriverPool::new(&self.device, self.kind, max_bytes, &self.activity)?;
         self.peers.iter().try_for_each(|peer| fresh.share_with(peer))?;
         self.note_peak()?;
         // Others allocate from the pool that has room.

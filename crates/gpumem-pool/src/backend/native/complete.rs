@@ -12,6 +12,7 @@ use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
 use crate::device::{ContextGuard, Device, Handle};
+use crate::stats::ActivityCounters;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_sys::types::{CUcontext, CUdeviceptr, CUresult, CUstream, CUstream_flags, CUstream_st};
@@ -35,6 +36,7 @@ struct Quiet {
     driver: Driver,
     context: CUcontext,
     raw: Handle<CUstream_st>,
+    activity: Arc<ActivityCounters>,
 }
 
 // SAFETY: the context pointer is passed to the driver and never dereferenced; the driver accepts it from any thread.
@@ -44,11 +46,16 @@ unsafe impl Sync for Quiet {}
 
 impl Complete {
     /// Requires the device's context to be current.
-    pub(super) fn new(device: &Device, kind: MemoryKind, poll_budget: Duration) -> Result<Self, DriverError> {
+    pub(super) fn new(
+        device: &Device,
+        kind: MemoryKind,
+        poll_budget: Duration,
+        activity: &Arc<ActivityCounters>,
+    ) -> Result<Self, DriverError> {
         Ok(Self {
             device: device.clone(),
             kind,
-            quiet: Arc::new(Quiet::new(device)?),
+            quiet: Arc::new(Quiet::new(device, activity)?),
             pending: PendingFrees::default(),
             held_bytes: AtomicU64::new(0),
             poll_budget,
@@ -149,11 +156,12 @@ impl Drop for Complete {
 
 /// Requires the device's context to be current, except in the drop.
 impl Quiet {
-    fn new(device: &Device) -> Result<Self, DriverError> {
+    fn new(device: &Device, activity: &Arc<ActivityCounters>) -> Result<Self, DriverError> {
         let mut raw: CUstream = core::ptr::null_mut();
         // SAFETY: `raw` outlives the call.
         unsafe { device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)? };
-        Ok(Self { driver: device.driver().clone(), context: device.context(), raw: Handle(raw) })
+        let (driver, activity) = (device.driver().clone(), Arc::clone(activity));
+        Ok(Self { driver, context: device.context(), raw: Handle(raw), activity })
     }
 
     /// Ensures that all work queued on the stream is complete. The stream has nothing to wait for, so that is soon.
@@ -172,7 +180,7 @@ impl Quiet {
 
     fn free(&self, address: CUdeviceptr) -> Result<(), DriverError> {
         // SAFETY: the address was allocated on this stream, its only block is gone, and all uses are complete.
-        unsafe { self.driver.cuMemFreeAsync(address, self.raw.0) }
+        self.activity.driver_call(|| unsafe { self.driver.cuMemFreeAsync(address, self.raw.0) })
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::config::MemoryKind;
 use crate::device::{Clocks, Device, Handle, HowFar};
+use crate::stats::ActivityCounters;
 use core::ffi::{c_int, c_void};
 use gpumem_sys::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
@@ -12,10 +13,12 @@ use gpumem_sys::types::{
     CUmemPoolProps, CUmemoryPool, CUstream,
 };
 use gpumem_sys::{Driver, DriverError};
+use std::sync::Arc;
 
 pub(super) struct DriverPool {
     device: Device,
     kind: MemoryKind,
+    activity: Arc<ActivityCounters>,
     handle: Handle<CUmemPoolHandle_st>,
     max_bytes: u64,
 }
@@ -26,7 +29,12 @@ pub(super) const UNBOUNDED: u64 = u64::MAX;
 impl DriverPool {
     /// Creates a pool that never reserves more than `max_bytes`, a multiple of the pool's growth unit. All devices
     /// can access a pool of host memory. Only its own device can access a pool of device memory.
-    pub(super) fn new(device: &Device, kind: MemoryKind, max_bytes: u64) -> Result<Self, DriverError> {
+    pub(super) fn new(
+        device: &Device,
+        kind: MemoryKind,
+        max_bytes: u64,
+        activity: &Arc<ActivityCounters>,
+    ) -> Result<Self, DriverError> {
         let pinned = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         let (memory, place, id) = match kind {
             MemoryKind::Device => (pinned, CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, device.raw()),
@@ -49,7 +57,8 @@ impl DriverPool {
         // SAFETY: `pool` and `props` outlive the call.
         unsafe { device.driver().cuMemPoolCreate(&mut pool, &props)? };
         // From here on `Drop` destroys the pool, whatever fails.
-        let pool = Self { device: device.clone(), kind, handle: Handle(pool), max_bytes };
+        let activity = Arc::clone(activity);
+        let pool = Self { device: device.clone(), kind, activity, handle: Handle(pool), max_bytes };
         for reuse in [
             CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
             CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
@@ -72,9 +81,9 @@ impl DriverPool {
     pub(super) fn acquire(&self, size_bytes: u64, stream: CUstream) -> Result<CUdeviceptr, DriverError> {
         let (mut address, size) = (0, size_bytes as usize);
         // SAFETY: `address` outlives the call; pool and stream are alive.
-        unsafe {
-            self.device.driver().cuMemAllocFromPoolAsync(&mut address, size, self.handle.0, stream)?;
-        }
+        self.activity.driver_call(|| unsafe {
+            self.device.driver().cuMemAllocFromPoolAsync(&mut address, size, self.handle.0, stream)
+        })?;
         Ok(address)
     }
 
@@ -112,7 +121,7 @@ impl DriverPool {
     pub(super) fn trim_to(&self, keep_bytes: u64) -> Result<(), DriverError> {
         let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
         // SAFETY: the pool is alive.
-        unsafe { self.device.driver().cuMemPoolTrimTo(self.handle.0, keep) }
+        self.activity.driver_call(|| unsafe { self.device.driver().cuMemPoolTrimTo(self.handle.0, keep) })
     }
 
     pub(super) fn reserved_bytes(&self) -> Result<u64, DriverError> {

@@ -3,22 +3,25 @@
 use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{Device, Stamp, Stream, StreamId};
+use crate::device::{Device, Order, Stamp, Stream, StreamId};
 use crate::error::PoolError;
+use crate::stats::ActivityCounters;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(super) struct Ordered {
     device: Device,
+    activity: Arc<ActivityCounters>,
     /// The stream for blocks that can't be freed in the order of their owner stream. Created on first use.
     sweeper: Mutex<Option<Stream>>,
     pub(super) pending: PendingFrees,
 }
 
 impl Ordered {
-    pub(super) fn new(device: &Device) -> Self {
-        Self { device: device.clone(), sweeper: Mutex::default(), pending: PendingFrees::default() }
+    pub(super) fn new(device: &Device, activity: &Arc<ActivityCounters>) -> Self {
+        let (device, activity) = (device.clone(), Arc::clone(activity));
+        Self { device, activity, sweeper: Mutex::default(), pending: PendingFrees::default() }
     }
 
     /// Records a marker in the stream and queues the frees that waited for it. The caller of the allocation has
@@ -75,8 +78,17 @@ impl Ordered {
     ) -> Result<bool, DriverError> {
         // SAFETY: the address came from the driver's pool and its only block is gone or being dropped; the stream is
         // alive during the call, and waits for every stream that used the block.
-        let free = |stream| unsafe { self.device.driver().cuMemFreeAsync(address, stream) };
-        self.device.clocks().queue_behind(uses, stream, free)
+        let call = |stream| unsafe { self.device.driver().cuMemFreeAsync(address, stream) };
+        let free = |stream| self.activity.driver_call(|| call(stream));
+        let (clocks, mut wait_count) = (self.device.clocks(), 0);
+        let counted = uses.inspect(|stamp| {
+            wait_count += u64::from(!clocks.is_ordered(*stamp, stream.stream_index()));
+        });
+        let is_queued = clocks.queue_behind(counted, stream, free)?;
+        if is_queued {
+            self.activity.count_inserted_waits(wait_count);
+        }
+        Ok(is_queued)
     }
 
     /// The pool's own stream, created on first use. `None` while there are too many streams.

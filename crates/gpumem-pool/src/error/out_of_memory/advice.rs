@@ -18,6 +18,7 @@ use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
 
 /// The action that helps most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Advice {
     /// The device has the memory; the pool's limit is lower.

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The growth of memory in use over the last steps of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Growth {
     /// Bytes in use at the first sample.

@@ -99,6 +99,8 @@ impl StateRef {
         alignment: u64,
         stream: &Stream,
     ) -> Result<Allocation, PoolError> {
+        self.activity.count_slow_allocation();
+        self.event_slow_allocation(size_bytes, stream);
         self.check_size(size_bytes)?;
         let allocation = match self.backend.alloc(size_bytes, alignment, stream)? {
             Answer::Found(allocation) => allocation,
@@ -207,6 +209,7 @@ impl StateRef {
                     cause,
                 },
             };
+            self.event_poisoned(&poison);
             let _first_counts = self.poison.set(poison);
             self.cache_key.store(NO_CACHE, Ordering::Relaxed);
         }

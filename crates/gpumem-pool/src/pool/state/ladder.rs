@@ -45,11 +45,26 @@ impl State {
     #[cold]
     pub(crate) fn climb<T>(&self, search: &mut dyn Search<T>) -> Result<T, PoolError> {
         let _request = deadline::Request::begin();
-        let mut attempts = Vec::with_capacity(ATTEMPTS_MAX);
+        let mut course = Course::default();
+        let found = self.climb_until_found(search, &mut course);
+        self.activity.add_steps(&course.attempts, course.served_by);
+        self.event_steps(&course.attempts, course.served_by);
+        match found? {
+            Some(found) => Ok(found),
+            None => Err(self.out_of_memory_error(&search.shortage()?, course.attempts)),
+        }
+    }
+
+    /// Makes passes until the request finds memory. `None` if no rung is left.
+    fn climb_until_found<T>(
+        &self,
+        search: &mut dyn Search<T>,
+        course: &mut Course,
+    ) -> Result<Option<T>, PoolError> {
         let (mut outside, mut is_first) = (OUTSIDE.into_iter(), true);
         loop {
-            if let Some(found) = self.climb_once(search, is_first, &mut attempts)? {
-                return Ok(found);
+            if let Some(found) = self.climb_once(search, is_first, course)? {
+                return Ok(Some(found));
             }
             is_first = false;
             // Memory that other threads held during the pass may be free now.
@@ -57,8 +72,8 @@ impl State {
                 std::thread::yield_now();
                 continue;
             }
-            if !outside.any(|(name, rung)| self.climb_outside(search, name, rung, &mut attempts)) {
-                return Err(self.out_of_memory_error(&search.shortage()?, attempts));
+            if !outside.any(|(name, rung)| self.climb_outside(search, name, rung, course)) {
+                return Ok(None);
             }
         }
     }
@@ -68,7 +83,7 @@ impl State {
         &self,
         search: &mut dyn Search<T>,
         is_first: bool,
-        attempts: &mut Vec<Attempt>,
+        course: &mut Course,
     ) -> Result<Option<T>, PoolError> {
         if search.is_over_budget() {
             return search.begin(is_first);
@@ -85,12 +100,16 @@ impl State {
                 None => search.free_bytes()?,
             };
             let now_bytes = match search.climb(index)? {
-                Step::Found(found) => return Ok(Some(found)),
+                Step::Found(found) => {
+                    course.add(name, start, search.requested_bytes(), Vec::new());
+                    course.served_by = Some(name);
+                    return Ok(Some(found));
+                }
                 Step::Short => search.free_bytes()?,
                 Step::Skipped => before_bytes,
             };
             free_bytes = Some(now_bytes);
-            start = add(attempts, name, start, now_bytes.saturating_sub(before_bytes), Vec::new());
+            start = course.add(name, start, gain(before_bytes, now_bytes), Vec::new());
         }
         Ok(None)
     }
@@ -101,7 +120,7 @@ impl State {
         search: &dyn Search<T>,
         name: &'static str,
         rung: Outside,
-        attempts: &mut Vec<Attempt>,
+        course: &mut Course,
     ) -> bool {
         let measure = || if search.is_over_budget() { 0 } else { self.room_bytes() };
         let (start, before_bytes) = (Instant::now(), measure());
@@ -110,7 +129,7 @@ impl State {
             Outside::OtherPools => search.shortage().ok().and_then(|shortage| self.trim_others(&shortage)),
         };
         let Some(failures) = failures else { return false };
-        add(attempts, name, start, measure().saturating_sub(before_bytes), failures);
+        course.add(name, start, gain(before_bytes, measure()), failures);
         true
     }
 
@@ -166,7 +185,7 @@ impl State {
         trimmables.iter().for_each(|member| member.before_giving());
         let trimmed = CaptureModeGuard::enter(self.device.driver()).and_then(|_relaxed| {
             let _bound = self.device.enter()?;
-            let is_idle = self.device.finish_until(self.deadline())?;
+            let is_idle = self.activity.host_wait(|| self.device.finish_until(self.deadline()))?;
             self.device.after_wait_until(is_idle);
             trimmables.iter().for_each(|member| member.give_back_all(is_idle));
             Ok(())
@@ -174,33 +193,55 @@ impl State {
         Some(trimmed.err().iter().map(ToString::to_string).collect())
     }
 
-    /// Returns the device's free bytes minus this pool's bytes in use. A rung outside of the pool has gained its growth.
+    /// Returns the free bytes of the device and of this pool. A rung outside of the pool has gained their growth.
     fn room_bytes(&self) -> i64 {
         let free_bytes = self.device.memory_info().map_or(0, |info| info.free_bytes);
-        i64::try_from(free_bytes).unwrap_or(0)
-            - i64::try_from(self.backend.counts().in_use_bytes).unwrap_or(0)
+        let in_use_bytes = self.backend.counts().in_use_bytes;
+        let cached_bytes =
+            self.reserved_bytes().map_or(0, |reserved_bytes| reserved_bytes.saturating_sub(in_use_bytes));
+        i64::try_from(free_bytes.saturating_add(cached_bytes)).unwrap_or(i64::MAX)
     }
 }
 
-/// Adds an attempt that began at `start`, and returns its end. A rung that was climbed before adds to its earlier attempt.
-fn add(
-    attempts: &mut Vec<Attempt>,
-    name: &'static str,
-    start: Instant,
-    gained_bytes: i64,
-    failures: Vec<String>,
-) -> Instant {
-    let end = Instant::now();
-    let (gained_bytes, took) = (gained_bytes.max(0).unsigned_abs(), end - start);
-    match attempts.iter_mut().find(|earlier| earlier.name == name) {
-        None => attempts.push(Attempt { name, gained_bytes, took, failures }),
-        Some(earlier) => {
-            earlier.gained_bytes = earlier.gained_bytes.saturating_add(gained_bytes);
-            earlier.took = earlier.took.saturating_add(took);
-            earlier.failures.extend(failures);
-        }
+/// The attempts of a request.
+struct Course {
+    attempts: Vec<Attempt>,
+    /// The rung that found memory for the request.
+    served_by: Option<&'static str>,
+}
+
+impl Default for Course {
+    fn default() -> Self {
+        Self { attempts: Vec::with_capacity(ATTEMPTS_MAX), served_by: None }
     }
-    end
+}
+
+impl Course {
+    /// Adds an attempt that began at `start`, and returns its end. A rung that was climbed before adds to its earlier attempt.
+    fn add(
+        &mut self,
+        name: &'static str,
+        start: Instant,
+        gained_bytes: u64,
+        failures: Vec<String>,
+    ) -> Instant {
+        let end = Instant::now();
+        let took = end - start;
+        match self.attempts.iter_mut().find(|earlier| earlier.name == name) {
+            None => self.attempts.push(Attempt { name, gained_bytes, took, failures }),
+            Some(earlier) => {
+                earlier.gained_bytes = earlier.gained_bytes.saturating_add(gained_bytes);
+                earlier.took = earlier.took.saturating_add(took);
+                earlier.failures.extend(failures);
+            }
+        }
+        end
+    }
+}
+
+/// The growth of a measure of free memory.
+fn gain(before_bytes: i64, now_bytes: i64) -> u64 {
+    now_bytes.saturating_sub(before_bytes).max(0).unsigned_abs()
 }
 
 /// The number of rungs: at most this many attempts need no reallocation.
@@ -228,6 +269,10 @@ impl<T, F: FnMut() -> Result<T, PoolError>> Search<T> for OverBudget<F> {
             PoolError::OverBudget(report) if Some(report.requested_bytes) <= report.limit_bytes => Ok(None),
             _ => Err(self.error.clone()),
         }
+    }
+
+    fn requested_bytes(&self) -> u64 {
+        self.error.out_of_memory().map_or(0, |report| report.requested_bytes)
     }
 
     fn shortage(&self) -> Result<Shortage, PoolError> {

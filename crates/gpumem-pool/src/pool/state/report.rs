@@ -1,5 +1,5 @@
 //! The report of a refused request: [`State::out_of_memory_error`] states the figures at the end of the ladder, and [`State::with_report`]
-//! adds who holds the memory, once the request leaves the pool.
+//! adds who holds the memory, once the request leaves the pool, and counts the refusal.
 
 use super::State;
 use super::ladder::OTHERS_TRIMMED;
@@ -73,10 +73,10 @@ impl State {
                 }
                 self.describe(report);
             }
-            if let Some(observer) = &self.setup.observer
-                && error.is_want_of_memory()
-            {
-                observer.notify(&error);
+            if error.is_want_of_memory() {
+                self.activity.count_refusal();
+                self.event_refusal(&error);
+                self.setup.observer.iter().for_each(|observer| observer.notify(&error));
             }
             error
         })

@@ -7,9 +7,11 @@ use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::Device;
 use crate::error::{PoolError, Refusal};
 use crate::limits::Limits;
+use crate::stats::ActivityCounters;
 use gpumem_heap::PhysicalMemory;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdevice_attribute, CUresult};
+use std::sync::Arc;
 
 /// Two address ranges, each as address and size: one for small blocks and one for large blocks.
 type Ranges = [(u64, u64); 2];
@@ -24,6 +26,7 @@ pub(super) fn choose(
     device: &Device,
     config: &Config,
     limits: &Limits,
+    activity: &Arc<ActivityCounters>,
 ) -> Result<(Memory, Ranges), PoolError> {
     let no_ranges = Ranges::default();
     if config.kind != MemoryKind::Device {
@@ -34,7 +37,7 @@ pub(super) fn choose(
     }
     let found = match config.expandable_segments {
         Some(false) => Err(ASKED_FOR.into()),
-        _ => virtual_memory(device, config, limits)?,
+        _ => virtual_memory(device, config, limits, activity)?,
     };
     match found {
         Ok(ranges) => Ok((Memory::Virtual, ranges)),
@@ -49,6 +52,7 @@ fn virtual_memory(
     device: &Device,
     config: &Config,
     limits: &Limits,
+    activity: &Arc<ActivityCounters>,
 ) -> Result<Result<Ranges, String>, PoolError> {
     let table = device.driver().table();
     if table.cuMemCreate.is_none() || table.cuMemAddressReserve.is_none() {
@@ -59,7 +63,7 @@ fn virtual_memory(
         return Ok(Err(format!("{device} has no virtual memory management")));
     }
     check_handle_use(device, config)?;
-    let access = Access::new(Memory::Virtual, device, config, limits);
+    let access = Access::new(Memory::Virtual, device, config, limits, activity);
     let mut vmm = Vmm::new(device.driver(), &access);
     if let Some(refusal) = refusal_to_create(device, &access, &mut vmm)? {
         return Ok(Err(format!("{device} refuses virtual memory ({refusal})")));

@@ -38,7 +38,8 @@ impl CachingPool {
         if !needs_wait {
             return self.device.is_idle();
         }
-        self.device.finish_with_maintenance(Some(deadline::until(self.tuning.wait_deadline)))
+        let deadline = deadline::until(self.tuning.wait_deadline);
+        self.activity().host_wait(|| self.device.finish_with_maintenance(Some(deadline)))
     }
 
     /// Returns whether the driver releases the memory without a wait for the device. Plain segments need that wait.

@@ -182,7 +182,7 @@ impl Source for CachingPool {
     fn reclaim(&self) -> Result<(), PoolError> {
         // This comes before the wait: memory that enters the heap after the wait is not covered by it.
         self.drain_all();
-        self.device.finish_with_maintenance(None)?;
+        self.activity().host_wait(|| self.device.finish_with_maintenance(None))?;
         let _entered = self.device.enter_relaxed()?;
         Ok(self.trim(0)?)
     }

@@ -1,0 +1,85 @@
+//! Events for the crate `tracing`, with the feature of that name; without it, each function is empty.
+//!
+//! | level | event |
+//! | --- | --- |
+//! | error | a free failed, and the pool is unusable |
+//! | warn | a request was refused, with its report |
+//! | info | a call has returned memory to the driver |
+//! | debug | a step to make room for a request has gained memory or served it |
+//! | trace | an allocation that no thread cache served |
+//!
+//! All of them have the target `gpumem_pool` and the field `pool`. No lock is held during an event, so a subscriber may use
+//! the pool. An allocation from a thread cache, and a free to one, pass no event.
+
+use crate::device::Stream;
+use crate::error::{Attempt, PoolError};
+use crate::pool::State;
+#[cfg(feature = "tracing")]
+use crate::reclaim::catch_panic::catch_panic;
+
+/// An event with the pool's name.
+#[cfg(feature = "tracing")]
+macro_rules! event {
+    ($level:ident, $state:expr, $($rest:tt)+) => {
+        tracing::$level!(target: "gpumem_pool", pool = $state.setup().name.as_str(), $($rest)+)
+    };
+}
+
+#[cfg(feature = "tracing")]
+impl State {
+    pub(super) fn event_slow_allocation(&self, size_bytes: u64, stream: &Stream) {
+        event!(
+            trace,
+            self,
+            size_bytes,
+            stream = stream.id().as_u64(),
+            "allocation beyond the thread's cache"
+        );
+    }
+
+    /// The steps of a request that gained memory or failed, and the one that served it.
+    pub(super) fn event_steps(&self, attempts: &[Attempt], served_by: Option<&'static str>) {
+        for Attempt { name, gained_bytes, took, failures } in attempts {
+            let is_served = served_by == Some(*name);
+            if is_served || *gained_bytes > 0 || !failures.is_empty() {
+                event!(
+                    debug,
+                    self,
+                    step = name,
+                    gained_bytes,
+                    is_served,
+                    ?took,
+                    ?failures,
+                    "step to make room"
+                );
+            }
+        }
+    }
+
+    pub(super) fn event_refusal(&self, error: &PoolError) {
+        event!(warn, self, device = self.device().ordinal(), %error, "request refused");
+    }
+
+    pub(super) fn event_released(&self, released_bytes: u64) {
+        event!(info, self, released_bytes, "memory returned to the driver");
+    }
+
+    /// Called in a drop, and a subscriber may panic.
+    pub(super) fn event_poisoned(&self, error: &PoolError) {
+        let event = || event!(error, self, device = self.device().ordinal(), %error, "pool unusable");
+        let _ = catch_panic(event);
+    }
+}
+
+#[cfg(not(feature = "tracing"))]
+impl State {
+    pub(super) fn event_slow_allocation(&self, _: u64, _: &Stream) {}
+
+    pub(super) fn event_steps(&self, _: &[Attempt], _: Option<&'static str>) {}
+
+    pub(super) fn event_refusal(&self, _: &PoolError) {}
+
+    pub(super) fn event_released(&self, _: u64) {}
+
+    pub(super) fn event_poisoned(&self, _: &PoolError) {}
+}

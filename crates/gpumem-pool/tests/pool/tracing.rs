@@ -1,0 +1,132 @@
+//! Events of the crate `tracing`, as a subscriber receives them.
+
+use crate::fixture::{on_device_memory, small};
+use gpumem_pool::BackendKind;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+const MIB: u64 = 1 << 20;
+
+/// Keeps each event as its level, and its fields as text.
+#[derive(Clone, Default)]
+struct Collector(Arc<Mutex<Vec<(Level, String)>>>);
+
+impl Collector {
+    /// The events since the last call.
+    fn take(&self) -> Vec<(Level, String)> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0 += &format!("{}={value:?} ", field.name());
+    }
+}
+
+impl Subscriber for Collector {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "gpumem_pool"
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields(String::new());
+        event.record(&mut fields);
+        self.0.lock().unwrap().push((*event.metadata().level(), fields.0));
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn slow_paths_refusals_and_reclaim_are_events_and_hits_are_not() {
+    on_device_memory(&small(), |fixture| {
+        let collector = Collector::default();
+        let _default = tracing::subscriber::set_default(collector.clone());
+        let pool = fixture.builder().name("training").hard_limit(64 * MIB).build().unwrap();
+        let stream = fixture.stream();
+        let levels = |events: &[(Level, String)]| events.iter().map(|(level, _)| *level).collect::<Vec<_>>();
+
+        drop(pool.alloc(4096, &stream).unwrap());
+        let events = collector.take();
+        assert_eq!(events[0].0, Level::TRACE);
+        assert!(
+            events[0].1.contains("pool=\"training\" ") && events[0].1.contains("size_bytes=4096 "),
+            "{events:?}"
+        );
+        let is_caching = fixture.backend == BackendKind::Caching;
+        assert_eq!(
+            levels(&events[1..]),
+            if is_caching { vec![Level::DEBUG] } else { Vec::new() },
+            "{events:?}"
+        );
+
+        drop(pool.alloc(4096, &stream).unwrap());
+        let count = if is_caching { 0 } else { 1 };
+        assert_eq!(levels(&collector.take()), vec![Level::TRACE; count]);
+
+        assert!(pool.alloc(80 * MIB, &stream).is_err());
+        let events = collector.take();
+        let [first, steps @ .., last] = &events[..] else { panic!("{events:?}") };
+        assert_eq!((first.0, last.0), (Level::TRACE, Level::WARN), "{events:?}");
+        assert!(steps.iter().all(|(level, _)| *level == Level::DEBUG), "{events:?}");
+        assert!(last.1.contains("the limit of 64.000 MiB refused 80.000 MiB"), "{events:?}");
+
+        pool.reclaim().unwrap();
+        let events = collector.take();
+        assert_eq!(levels(&events), [Level::INFO], "{events:?}");
+        assert!(events[0].1.contains("released_bytes="), "{events:?}");
+    });
+}
+
+/// A subscriber may use the pool: no lock is held during an event.
+#[test]
+fn a_subscriber_may_use_the_pool() {
+    use gpumem_pool::{Pool, Stream};
+
+    struct Asks(Collector, Pool, Stream);
+    impl Subscriber for Asks {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            self.0.enabled(metadata) && *metadata.level() != Level::TRACE
+        }
+        fn event(&self, event: &Event<'_>) {
+            self.0.event(event);
+            drop(self.1.alloc(2048, &self.2).unwrap());
+            assert!(self.1.status().unwrap().reserved_bytes <= 64 * MIB);
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    on_device_memory(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(64 * MIB).build().unwrap();
+        let stream = fixture.stream();
+        drop(pool.alloc(2048, &stream).unwrap());
+        let collector = Collector::default();
+        let asks = Asks(collector.clone(), pool.clone(), stream.clone());
+        let _default = tracing::subscriber::set_default(asks);
+        assert!(pool.alloc(80 * MIB, &stream).is_err());
+        pool.reclaim().unwrap();
+        assert!(collector.take().len() >= 2);
+    });
+}
