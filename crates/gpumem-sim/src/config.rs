@@ -212,9 +212,9 @@ fn parse_memory(value: String) -> Result<u64, EnvError> {
 }
 
 fn parse_backtraces(value: String) -> Result<bool, EnvError> {
-    match value.trim() {
-        "0" => Ok(false),
-        "1" => Ok(true),
+    match value.trim().to_lowercase().as_str() {
+        "0" | "false" => Ok(false),
+        "1" | "true" => Ok(true),
         _ => Err(bad(BACKTRACES, value, "use 1 or 0")),
     }
 }
@@ -234,6 +234,10 @@ mod tests {
         assert_eq!(parse_seed(" 18446744073709551615 ".into()), Ok(u64::MAX));
         assert_eq!(parse_devices("0".into()), Ok(0));
         assert_eq!((parse_backtraces("1".into()), parse_backtraces("0".into())), (Ok(true), Ok(false)));
+        assert_eq!(
+            (parse_backtraces("True".into()), parse_backtraces("FALSE".into())),
+            (Ok(true), Ok(false))
+        );
         assert_eq!(parse_memory("141GiB".into()), Ok(141 << 30));
         assert_eq!(parse_memory("8589934592".into()), Ok(8 << 30));
     }

@@ -50,12 +50,18 @@ impl Driver {
     /// - [`LoadError::UnknownDriver`] for another name.
     /// - [`LoadError::Env`] if a `GPUMEM_…` variable is unknown, or the value is not Unicode.
     pub fn from_env() -> Result<Self, LoadError> {
-        match env::read(env::VARIABLES, "GPUMEM_DRIVER")?.as_deref() {
-            None | Some("cuda") => Self::cuda(),
-            Some("drop-in") => Self::drop_in(),
-            Some("sim") => Err(LoadError::SimulatorRequested),
-            Some(other) => Err(LoadError::UnknownDriver(other.to_string())),
-        }
+        named(env::read(env::VARIABLES, "GPUMEM_DRIVER")?)
+    }
+}
+
+/// The driver with this name, in any case; without one, the vendor's driver.
+fn named(name: Option<String>) -> Result<Driver, LoadError> {
+    let Some(name) = name else { return Driver::cuda() };
+    match name.trim().to_lowercase().as_str() {
+        "cuda" => Driver::cuda(),
+        "drop-in" => Driver::drop_in(),
+        "sim" => Err(LoadError::SimulatorRequested),
+        _ => Err(LoadError::UnknownDriver(name)),
     }
 }
 
@@ -134,4 +140,18 @@ fn start(library: &'static Library, kind: DriverKind) -> Result<Driver, LoadErro
 /// Returns whether the error means that there is no GPU. A toolkit installs a stub library on machines that only build.
 fn is_without_gpu(error: &DriverError) -> bool {
     matches!(error.code(), CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_STUB_LIBRARY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_drivers_are_read_in_any_case() {
+        for name in ["sim", "SIM", " Sim "] {
+            assert!(matches!(named(Some(name.into())), Err(LoadError::SimulatorRequested)), "{name}");
+        }
+        let Err(LoadError::UnknownDriver(name)) = named(Some("Simulator".into())) else { panic!() };
+        assert_eq!(name, "Simulator");
+    }
 }

@@ -81,7 +81,7 @@ impl StagingOptions {
     fn parse(text: &str) -> Option<Self> {
         text.split(',').try_fold(Self::new(), |options, option| {
             let (key, value) = option.split_once(':')?;
-            match key.trim() {
+            match key.trim().to_lowercase().as_str() {
                 "buffers" => value.trim().parse().ok().map(|count| options.buffers(count)),
                 "threads" => {
                     let count = value.trim().parse().ok().filter(|count| *count <= THREADS_MAX);
@@ -530,6 +530,7 @@ mod tests {
         let options = StagingOptions::new();
         let parsed = StagingOptions::parse("buffers:4, buffer_bytes:1MiB,threads:0");
         assert_eq!(parsed, Some(options.buffers(4).buffer_bytes(1 << 20).threads(0)));
+        assert_eq!(StagingOptions::parse("BUFFERS:4,Buffer_Bytes:1mib,Threads:0"), parsed);
         assert_eq!(StagingOptions::parse("buffer_bytes:1"), Some(options.buffer_bytes(BUFFER_BYTES_MIN)));
         for broken in [
             "",

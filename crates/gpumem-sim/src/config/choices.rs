@@ -72,7 +72,7 @@ impl FromStr for Schedule {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        match text.trim() {
+        match text.trim().to_lowercase().as_str() {
             "random" => Ok(Self::Random),
             "late" => Ok(Self::Late),
             "early" => Ok(Self::Early),
@@ -93,6 +93,7 @@ mod tests {
     fn schedules_read_as_they_are_written() {
         for schedule in [Schedule::Random, Schedule::Late, Schedule::Early, Schedule::Choices(vec![0, 12, 3])]
         {
+            assert_eq!(schedule.to_string().to_uppercase().parse(), Ok(schedule.clone()));
             assert_eq!(schedule.to_string().parse(), Ok(schedule));
         }
         assert_eq!(Schedule::Choices(vec![]).to_string(), "0");

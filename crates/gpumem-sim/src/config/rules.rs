@@ -272,7 +272,7 @@ fn parse_effect(text: &str) -> Option<Effect> {
         None => (text, 0),
     };
     let (kind, value) = text.split_once(':').unwrap_or((text, ""));
-    match (kind, value) {
+    match (kind.to_lowercase().as_str(), value) {
         ("fail", code) => Some(Effect::Fail(parse_code(code)?)),
         ("take", size) => Some(Effect::TakeMemory { device: place, size_bytes: parse_size(size)? }),
         ("lose", "") => {
@@ -289,7 +289,8 @@ fn parse_code(text: &str) -> Option<CUresult> {
     if let Ok(number) = text.parse() {
         return Some(CUresult(number));
     }
-    let is_meant = |name: &str| name == text || name.strip_prefix("CUDA_ERROR_") == Some(text);
+    let text = text.to_uppercase();
+    let is_meant = |name: &str| name == text || name.strip_prefix("CUDA_ERROR_") == Some(&*text);
     CUresult::NAMES.iter().find(|(_, name)| is_meant(name)).map(|(code, _)| *code)
 }
 
@@ -309,6 +310,7 @@ mod tests {
         let shown: Vec<String> = rules.iter().map(Rule::to_string).collect();
         assert_eq!(shown.join(";"), text);
         assert_eq!("cuInit=fail:OUT_OF_MEMORY".parse::<Rule>(), "cuInit=fail:2".parse());
+        assert_eq!("cuInit=Fail:out_of_memory".parse::<Rule>(), "cuInit=fail:2".parse());
         assert_eq!("cuInit=lose".parse::<Rule>(), "cuInit=lose:214@0".parse());
         assert_eq!("cuInit=take:1KiB".parse::<Rule>(), "cuInit=take:1024@0".parse());
     }
