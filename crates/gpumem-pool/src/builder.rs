@@ -9,12 +9,13 @@ mod default;
 use crate::adaptor::Adaptor;
 use crate::config::options::{KEYS, setters};
 use crate::config::{
-    BackendKind, Config, ConfigError, Limit, MemoryKind, Options, PoolName, Profile, VARIABLES,
+    BackendKind, Config, ConfigError, FlightRecorder, Limit, MemoryKind, Options, PoolName, Profile,
+    VARIABLES,
 };
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::pool::{Observer, Pool, Setup};
-use crate::trace::Trace;
+use crate::trace::{Flight, Trace};
 use gpumem_sys::env::{self, EnvError};
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ impl Pool {
     }
 
     /// Creates a pool as configured by `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`,
-    /// `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and `GPUMEM_TRACE`.
+    /// `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`, `GPUMEM_FLIGHT_RECORDER`, `GPUMEM_TRACE` and `GPUMEM_TRACE_LIMIT`.
     ///
     /// # Errors
     ///
@@ -71,8 +72,8 @@ impl PoolBuilder {
         }
     }
 
-    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
-    /// `GPUMEM_TRACE`. Later calls on the builder override the variables.
+    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`,
+    /// `GPUMEM_FLIGHT_RECORDER`, `GPUMEM_TRACE` and `GPUMEM_TRACE_LIMIT`. Later calls on the builder override the variables.
     ///
     /// # Errors
     ///
@@ -101,7 +102,8 @@ impl PoolBuilder {
                 return Err(EnvError::BadValue { name, value, expected }.into());
             }
         }
-        builder.trace = read("GPUMEM_TRACE")?.map(trace).transpose()?;
+        let limit_bytes = read("GPUMEM_TRACE_LIMIT")?.map(trace_limit).transpose()?;
+        builder.trace = read("GPUMEM_TRACE")?.map(|path| trace(path, limit_bytes)).transpose()?;
         Ok(builder)
     }
 
@@ -224,22 +226,37 @@ impl PoolBuilder {
     /// - [`PoolError::NoPeerAccess`] if a peer device has no link.
     /// - [`PoolError::Driver`] if a driver call fails.
     pub fn build(mut self) -> Result<Pool, PoolError> {
+        let config = Config::new(&self.options)?;
         self.adaptors.extend(self.trace.take().map(|trace| trace as _));
+        let flight = Flight::of(&config.flight_recorder);
+        self.adaptors.extend(flight.clone().map(|flight| flight as _));
         Pool::build(Setup {
             name: PoolName::new(self.name.as_deref(), None),
-            config: Config::new(&self.options)?,
+            config,
             device: self.device,
             peers: self.peers,
             adaptors: self.adaptors,
             parent: None,
             observer: self.observer,
+            witness: flight.map(|flight| flight as _),
         })
     }
 }
 
+/// The size limit of a trace.
+fn trace_limit(value: String) -> Result<u64, EnvError> {
+    match value.parse() {
+        Ok(Limit::Bytes(limit_bytes)) => Ok(limit_bytes),
+        _ => {
+            let expected = "expected bytes, with or without a unit (64MiB)".into();
+            Err(EnvError::BadValue { name: "GPUMEM_TRACE_LIMIT", value, expected })
+        }
+    }
+}
+
 /// All pools of a process record into one file.
-fn trace(path: String) -> Result<Arc<Trace>, EnvError> {
-    Trace::shared(path.as_ref()).map_err(|error| EnvError::BadValue {
+fn trace(path: String, limit_bytes: Option<u64>) -> Result<Arc<Trace>, EnvError> {
+    Trace::shared(path.as_ref(), limit_bytes).map_err(|error| EnvError::BadValue {
         name: "GPUMEM_TRACE",
         value: path,
         expected: format!("name a file that can be written ({error})"),

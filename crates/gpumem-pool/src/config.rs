@@ -3,12 +3,14 @@
 pub(crate) mod alignment;
 pub(crate) mod backend_kind;
 pub(crate) mod bytes;
+mod flight_recorder;
 pub(crate) mod ignored;
 pub(crate) mod kind;
 pub(crate) mod limit;
 pub(crate) mod options;
 pub(crate) mod parse;
 pub(crate) mod pool_id;
+mod render;
 pub(crate) mod size_rounding;
 pub(crate) mod text;
 pub(crate) mod tuning;
@@ -17,6 +19,7 @@ pub(crate) use alignment::ALIGNMENT_MIN;
 pub use backend_kind::BackendKind;
 pub(crate) use backend_kind::HandleUse;
 pub use bytes::Bytes;
+pub use flight_recorder::FlightRecorder;
 pub use ignored::IgnoredOption;
 pub use kind::MemoryKind;
 pub use limit::Limit;
@@ -48,6 +51,7 @@ pub(crate) struct Config {
     pub(crate) expandable_segments: Option<bool>,
     pub(crate) oversubscribes: bool,
     pub(crate) exact_peaks: bool,
+    pub(crate) flight_recorder: FlightRecorder,
     /// Above this fraction of the memory that may be reserved, idle memory is released before the pool grows.
     pub(crate) collect_above: Option<f64>,
     /// The options that the other fields result from.

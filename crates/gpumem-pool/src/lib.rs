@@ -92,7 +92,8 @@ pub mod trace;
 pub use backend::DriverPoolUsage;
 pub use builder::PoolBuilder;
 pub use config::{
-    BackendKind, Bytes, ConfigError, IgnoredOption, Limit, MemoryKind, PoolId, Profile, VARIABLES, conf,
+    BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, Limit, MemoryKind, PoolId, Profile,
+    VARIABLES, conf,
 };
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,

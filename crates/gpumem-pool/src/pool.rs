@@ -24,14 +24,15 @@ mod status;
 pub(crate) mod unified;
 
 pub(crate) use adaptors::{
-    Adaptor, BackingAllocation, Change, Grant, Next, Opening, Peak, PoolId, Release, Request, Stack, Subject,
+    Adaptor, BackingAllocation, Change, Figures, Gauge, Grant, Next, Opening, Peak, PoolId, PoolSettings,
+    Release, Request, Stack, Subject,
 };
 pub use block::Block;
 pub use current::CurrentPool;
 pub(crate) use graph_memory::GraphMemory;
 pub use growable::GrowableBlock;
 pub(crate) use listing::Listing;
-pub(crate) use observer::Observer;
+pub(crate) use observer::{Observer, Witness};
 pub use raw_block::{BlockToken, RawBlock};
 pub use scope::{Scope, ScopeUsage};
 #[cfg(unix)]
@@ -81,6 +82,7 @@ pub(crate) struct Setup {
     /// The limit of a parent pool, which this pool's memory also counts against.
     pub(crate) parent: Option<Arc<LimitNode>>,
     pub(crate) observer: Option<Observer>,
+    pub(crate) witness: Option<Arc<dyn Witness>>,
 }
 
 impl Pool {

@@ -13,34 +13,49 @@
 //! | file | content |
 //! | --- | --- |
 //! | `event` | an event, in the form for users and in the form for rings |
-//! | `ring` | one thread's events on their way to the writer |
-//! | `recorder` | all rings of a file, and the writer's thread |
+//! | `ring` | one thread's events on their way to the writer; `rings`: those of all threads |
+//! | `hooks` | what is recorded of each call of an adaptor |
+//! | `book` | the pools, with their settings and the names of their tags |
+//! | `recorder` | the writer's thread |
+//! | `flight` | the last events in memory, for a refusal |
+//! | `file` | the file, its parts, and earlier ones |
 //! | `format` | chunks as bytes; `read`: files as events |
 
+mod book;
 mod event;
+mod file;
+mod flight;
 mod format;
+mod hooks;
 mod read;
 mod recorder;
 mod ring;
+mod rings;
 
+pub use crate::pool::adaptors::PoolSettings;
 pub use event::{Event, What};
+pub(crate) use flight::Flight;
 pub use format::is_trace;
-pub use read::{Flaw, ReadError, Recording, Tail};
+pub use read::{Flaw, ReadError, Recording, Report, Tail};
 
 use crate::device::OrderObserver;
 use crate::error::PoolError;
 use crate::pool::{Adaptor, Change, Grant, Next, Opening, PoolId, Release, Request};
+use book::Entry;
 use core::fmt;
 use core::time::Duration;
-use event::{Kind, Raw};
-use recorder::Recorder;
+use event::Raw;
+use hooks::Record;
+use recorder::{LIMIT_BYTES_MIN, Recorder};
+use rings::Rings;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Records the allocations and frees of its pools, with their tags ([`Pool::scope`](crate::Pool::scope)), and the waits
-/// on streams of their [`Device`](crate::Device)s (clones included), in a file.
+/// on streams of their [`Device`](crate::Device)s (clones included), in a file. Also recorded are the settings of the
+/// pools, the memory that they reserve, and the requests that they refuse.
 ///
 /// `cargo xtask replay FILE` replays the file with a pool of any configuration; [`Recording::read`] reads it. With
 /// `GPUMEM_TRACE=FILE`, pools created by `from_env` record without any code. Every size of a growable block is
@@ -66,7 +81,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// let recording = Recording::read(&path)?;
 /// let What::Alloc { pool, tag, size_bytes: 4096, .. } = recording.events[0].what else { panic!() };
 /// assert_eq!(recording.tag(pool, tag), Some("forward"));
-/// assert!(matches!(recording.events[1].what, What::Free { .. }));
+/// assert!(recording.events.iter().any(|event| matches!(event.what, What::Free { size_bytes: 4096, .. })));
 /// # std::fs::remove_file(&path)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -76,12 +91,12 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Creates the file, or truncates an existing trace. `%p` in its name is replaced by the process id. A named pipe
-    /// or a character device is written sequentially, and so is a pipe of this process named by its descriptor
-    /// (`/proc/self/fd/3`).
+    /// Creates the file. `%p` in its name is replaced by the process id. A named pipe or a character device is written
+    /// sequentially, and so is a pipe of this process named by its descriptor (`/proc/self/fd/3`).
     ///
-    /// No other file is overwritten: symbolic links are not followed, and a file that is neither empty nor a trace is
-    /// refused. On Linux a trace locks its file. On other systems it does not, and two processes that use one file
+    /// An earlier trace in the file is kept: it is renamed to `FILE.1`, the one before it to `FILE.2`, and so on up to
+    /// `FILE.3`. No other file is changed: symbolic links are not followed, and a file that is neither empty nor a trace
+    /// is refused. On Linux a trace locks its file. On other systems it does not, and two processes that use one file
     /// corrupt it; `%p` keeps them apart.
     ///
     /// # Errors
@@ -90,20 +105,63 @@ impl Trace {
     /// - [`io::ErrorKind::ResourceBusy`] if another trace is being recorded in the file (on Linux).
     /// - Any other [`io::Error`] if the file cannot be opened or written, or the writer's thread cannot be started.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Arc<Self>> {
-        let path = numbered(path.as_ref());
-        Ok(Arc::new(Self { recorder: Recorder::start(&path)?, path }))
+        Self::start(path.as_ref(), None)
     }
 
-    /// Like [`Trace::create`], with one trace for all pools of the process that use the file. It is kept until the
-    /// process ends, so a later pool does not truncate it.
-    pub(crate) fn shared(path: &Path) -> io::Result<Arc<Self>> {
+    /// Like [`Trace::create`], with a size limit: the file and the earlier ones beside it, up to `FILE.3`, have at most
+    /// about `limit_bytes` together. A file that has reached a quarter of the limit is continued in a new one, and the
+    /// oldest one goes. [`Recording::read`] reads all parts of a trace as one.
+    ///
+    /// Each part begins with the blocks that are live, so that it can be read alone. They do not count towards the limit.
+    /// The writer stores them, with about 100 bytes of host memory for each.
+    ///
+    /// ```
+    /// use gpumem_pool::trace::{Recording, Trace};
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// # let path = std::env::temp_dir().join(format!("gpumem-doc-limited-{}.trace", std::process::id()));
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let trace = Trace::create_limited(&path, 64 << 20)?;
+    /// let pool = Pool::builder(&device).adaptor(trace).build()?;
+    /// drop(pool.alloc(4096, &Stream::new(&device)?)?);
+    /// drop(pool);
+    /// assert_eq!(Recording::read(&path)?.pools.len(), 1);
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`io::ErrorKind::InvalidInput`] for a limit below 4 MiB, and for a pipe.
+    /// - The errors of [`Trace::create`], such as [`io::ErrorKind::AlreadyExists`].
+    pub fn create_limited(path: impl AsRef<Path>, limit_bytes: u64) -> io::Result<Arc<Self>> {
+        if limit_bytes < LIMIT_BYTES_MIN {
+            let said =
+                format!("a size limit of {limit_bytes} bytes is too small for a trace; the minimum is 4 MiB");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, said));
+        }
+        Self::start(path.as_ref(), Some(recorder::part_bytes(limit_bytes)))
+    }
+
+    fn start(path: &Path, part_bytes: Option<u64>) -> io::Result<Arc<Self>> {
+        let path = numbered(path);
+        Ok(Arc::new(Self { recorder: Recorder::start(&path, part_bytes)?, path }))
+    }
+
+    /// Like [`Trace::create`], or [`Trace::create_limited`] with a limit, with one trace for all pools of the process that use
+    /// the file. It is kept until the process ends, so a later pool does not begin a new file.
+    pub(crate) fn shared(path: &Path, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
         static SHARED: Mutex<BTreeMap<PathBuf, Arc<Trace>>> = Mutex::new(BTreeMap::new());
         let path = numbered(path);
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(trace) = shared.get(&path) {
             return Ok(Arc::clone(trace));
         }
-        let trace = Self::create(&path)?;
+        let trace = match limit_bytes {
+            Some(limit_bytes) => Self::create_limited(&path, limit_bytes)?,
+            None => Self::create(&path)?,
+        };
         shared.insert(path, Arc::clone(&trace));
         Ok(trace)
     }
@@ -123,30 +181,21 @@ impl Trace {
     /// The number of lost events: their ring was full, or they could not be written.
     #[must_use]
     pub fn dropped_count(&self) -> u64 {
-        self.recorder.dropped_count()
+        self.recorder.rings.dropped_count()
+    }
+}
+
+impl Record for Trace {
+    const RECORDS_REFUSALS: bool = true;
+
+    fn rings(&self) -> &Rings {
+        &self.recorder.rings
     }
 
     #[inline]
-    fn record(&self, kind: Kind, address: u64, value: u64, stream: u64, whose: u64) {
-        self.recorder.record(Raw { kind, words: [address, value, stream, whose] });
+    fn record(&self, raw: Raw) {
+        self.recorder.record(raw);
     }
-}
-
-impl Trace {
-    #[cold]
-    fn resize(&self, change: &Change<'_>) {
-        let whose = whose(change.pool(), change.tag_number());
-        self.record(Kind::Resize, change.address(), change.to_bytes(), change.stream_id().as_u64(), whose);
-    }
-}
-
-/// Packs a tag and its pool into a word, the tag in the upper half.
-fn whose(pool: PoolId, tag: u16) -> u64 {
-    u64::from(number(pool)) | u64::from(tag) << 32
-}
-
-fn number(pool: PoolId) -> u32 {
-    pool.number() as u32
 }
 
 impl Adaptor for Trace {
@@ -155,43 +204,31 @@ impl Adaptor for Trace {
     }
 
     fn open(&self, opening: &Opening<'_>) {
-        self.recorder.add_pool(number(opening.pool()), opening.names());
+        self.recorder.book.add(Entry::new(opening));
         let recorder: Arc<dyn OrderObserver> = self.recorder.clone();
         opening.device().watch().add(&recorder);
     }
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
-        let grant = next.alloc(request)?;
-        let (stream, whose) = (request.stream().id().as_u64(), whose(request.pool(), request.tag_number()));
-        self.record(Kind::Alloc, grant.address(), grant.size_bytes(), stream, whose);
-        Ok(grant)
+        hooks::alloc(self, request, next)
     }
 
     fn free(&self, release: &Release<'_>) {
-        let (address, whose) = (release.address(), whose(release.pool(), 0));
-        for user in release.users() {
-            self.record(Kind::Use, address, 0, user.as_u64(), whose);
-        }
-        self.record(Kind::Free, address, release.is_complete().into(), release.stream_id().as_u64(), whose);
+        hooks::free(self, release);
     }
 
     fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        self.resize(change);
+        hooks::resize(self, change);
         Ok(())
     }
 
     fn shrink(&self, change: &Change<'_>) {
-        if change.is_undone() {
-            return;
-        }
-        let (address, whose) = (change.address(), whose(change.pool(), 0));
-        for user in change.users() {
-            self.record(Kind::Use, address, 0, user.as_u64(), whose);
-        }
-        self.resize(change);
+        hooks::resize(self, change);
     }
 
-    fn close(&self, _: PoolId) {
+    fn close(&self, pool: PoolId) {
+        let pool = hooks::number(pool);
+        hooks::figures(self, pool, self.recorder.book.figures(pool));
         self.flush(FLUSH_TIME_MAX);
     }
 }

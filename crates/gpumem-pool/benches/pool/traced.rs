@@ -1,9 +1,10 @@
-//! The cost of an adaptor without effect, of an event of a trace, and of a scope.
+//! The cost of an adaptor without effect, of an event of a trace and of a flight recorder, of a refusal that the recorder writes, and
+//! of a scope.
 
 use super::{Bench, Outcome, per};
 use gpumem_pool::adaptor::{Adaptor, Budget};
 use gpumem_pool::trace::Trace;
-use gpumem_pool::{Pool, Stream};
+use gpumem_pool::{FlightRecorder, Pool, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ impl Bench {
         self.row(&self.name("pair_4KiB+nothing", 1), || best_of(|| pairs(&plain, &stream)))?;
         let budgeted = pool(Arc::new(Budget::new(1 << 40)))?;
         self.row(&self.name("pair_4KiB+budget", 1), || best_of(|| pairs(&budgeted, &stream)))?;
+        self.flight(&stream)?;
         let path = std::env::temp_dir().join(format!("gpumem-bench-{}.trace", std::process::id()));
         let trace = Trace::create(&path)?;
         let traced = pool(trace.clone())?;
@@ -52,6 +54,32 @@ impl Bench {
             0 => Ok(()),
             count => Err(format!("{count} events were dropped: the figure is not an event's").into()),
         }
+    }
+
+    /// A pair with a flight recorder, and a refusal with and without its file of 4095 events.
+    fn flight(&self, stream: &Stream) -> Outcome<()> {
+        let path = std::env::temp_dir().join(format!("gpumem-bench-flight-{}.trace", std::process::id()));
+        let limited = || self.builder().hard_limit(64 << 20);
+        let (plain, recorded) =
+            (limited().build()?, limited().flight_recorder(FlightRecorder::File(path.clone())).build()?);
+        self.row(&self.name("pair_4KiB+flight", 1), || best_of(|| pairs(&recorded, stream)))?;
+        (0..5).try_for_each(|_| pairs(&recorded, stream).map(drop))?;
+        for (name, pool) in [("refusal", &plain), ("refusal+flight", &recorded)] {
+            let refusal = || -> Outcome<Duration> {
+                let start = Instant::now();
+                let is_refused = pool.alloc(65 << 20, stream).is_err();
+                if is_refused { Ok(start.elapsed()) } else { Err("the request was not refused".into()) }
+            };
+            self.row(&self.name(name, 1), || {
+                let mut best = Duration::MAX;
+                for _ in 0..10 {
+                    best = best.min(refusal()?);
+                }
+                Ok(per(best, 1))
+            })?;
+        }
+        std::fs::remove_file(path)?;
+        Ok(())
     }
 }
 

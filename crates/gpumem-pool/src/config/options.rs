@@ -14,7 +14,7 @@ use crate::config::parse::{
     boolean, byte_count, fraction, handle_pages, microseconds, milliseconds, named, no_caching, number,
     rounding, share, split_bytes,
 };
-use crate::config::{BackendKind, Config, Limit, MemoryKind, Profile, SizeRounding};
+use crate::config::{BackendKind, Config, FlightRecorder, Limit, MemoryKind, Profile, SizeRounding, render};
 use core::time::Duration;
 use gpumem_sys::env::Variable;
 
@@ -90,6 +90,15 @@ macro_rules! options {
                 $(self.$name = later.$name.or(self.$name.take());)+
             }
 
+            /// The options as `key:value,…`.
+            pub(crate) fn text(&self) -> String {
+                let mut items = Vec::new();
+                $(items.extend(self.$name.as_ref().map(|(value, _)| {
+                    format!("{}:{}", stringify!($name), render::$parser(value))
+                }));)+
+                items.join(",")
+            }
+
             /// Sets the values in a configuration, in the table's order: the profile before the options that it presets.
             pub(crate) fn apply(self, config: &mut Config) {
                 $(if let Some((value, _)) = self.$name {
@@ -117,7 +126,13 @@ macro_rules! options {
             Variable {
                 name: "GPUMEM_TRACE",
                 meaning: "a file into which pools record their requests, for `cargo xtask replay`; `%p` in its name is the \
-                          process ID. A symbolic link is refused, and so is an existing file that is not a trace",
+                          process ID. An earlier trace is kept as `FILE.1`, up to `FILE.3`. A symbolic link is refused, and \
+                          so is an existing file that is not a trace",
+            },
+            Variable {
+                name: "GPUMEM_TRACE_LIMIT",
+                meaning: "bytes, with or without a unit (64MiB); default none, minimum 4MiB: the size limit of `GPUMEM_TRACE`, \
+                          earlier files included. The oldest events go",
             },
         ];
 
@@ -198,6 +213,11 @@ options! {
     exact_peaks: bool = boolean("`true` or `false`") default "`false`" => exact_peaks on PEAKS:
         "whether the peak of memory in use (`Status::in_use_peak_bytes`) is exact to the byte rather than an upper bound. The \
          cost: every allocation and free takes the slow path, as with an adaptor";
+    flight_recorder: FlightRecorder = named("`off`, `on`, or the path of a file (flight.trace)") default "`off`"
+        => flight_recorder on ALL, setter(impl Into<FlightRecorder>), variable "GPUMEM_FLIGHT_RECORDER":
+        "whether the last events of each thread are kept in memory, and written to a file when a request is refused; `on` is \
+         `gpumem-PID.trace` in the folder for temporary files, and `%p` in a path is the process ID. The cost: every \
+         allocation and free takes the slow path and records an event, as with a trace";
     oversubscribe: bool = boolean("`true` or `false`") default "`false`" => oversubscribes on ALL:
         "whether the pool may exceed the margin of unified memory. Otherwise unified memory and all pools of a \
          [`Device`](crate::Device) together stay below 15/16 of its memory. Beyond the device's free memory, pages move back \

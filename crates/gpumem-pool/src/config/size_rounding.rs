@@ -1,5 +1,6 @@
 //! [`SizeRounding`]: the rule by which the sizes of large blocks are rounded up. It has no state.
 
+use core::fmt;
 use core::str::FromStr;
 
 /// The number of steps per power of two for block sizes above 1 MiB: one number for all sizes, or a list by size, in
@@ -65,6 +66,19 @@ impl FromStr for SizeRounding {
             }
         }
         Ok(divisions)
+    }
+}
+
+/// Prints a text that parses to an equal rule.
+impl fmt::Display for SizeRounding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { below, beyond } = self;
+        if below.is_empty() {
+            return write!(f, "{beyond}");
+        }
+        let sizes = below.iter().map(|(end, divisor)| format!("{}:{divisor}", end >> 20));
+        let rest = (*beyond > 0).then(|| format!(">:{beyond}"));
+        write!(f, "[{}]", sizes.chain(rest).collect::<Vec<_>>().join(","))
     }
 }
 

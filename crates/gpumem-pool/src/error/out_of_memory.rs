@@ -10,6 +10,7 @@ mod words;
 use super::PoolUsage;
 #[cfg(feature = "serde")]
 use crate::config::seconds;
+use crate::config::text::on_a_line;
 use crate::config::{BackendKind, MemoryKind, PoolId};
 pub use advice::Advice;
 use core::fmt;
@@ -18,6 +19,7 @@ use gpumem_heap::order::StreamId;
 pub use gpumem_sys::ProcessUsage;
 pub use growth::Growth;
 pub(crate) use growth::{GrowthLog, Sample};
+use std::path::PathBuf;
 
 /// The state of the pool and the device when a request was refused, after all attempts to make room.
 ///
@@ -127,6 +129,9 @@ pub struct OutOfMemory {
     pub holders: Vec<Holder>,
     /// The growth of memory in use, if it resembles a leak.
     pub growth: Option<Growth>,
+    /// The file with the last events of the program, if the pool has a flight recorder
+    /// ([`FlightRecorder`](crate::FlightRecorder)), or the reason why it could not be written.
+    pub flight_record: Option<Result<PathBuf, String>>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) facts: PoolFacts,
 }
@@ -286,6 +291,15 @@ impl fmt::Display for OutOfMemory {
         }
         if let Some(growth) = &self.growth {
             write!(f, "\n  {growth}")?;
+        }
+        match &self.flight_record {
+            None => {}
+            Some(Ok(path)) => {
+                write!(f, "\n  the last requests are recorded in {}", on_a_line(&path.to_string_lossy()))?;
+            }
+            Some(Err(problem)) => {
+                write!(f, "\n  the last requests could not be recorded: {}", on_a_line(problem))?;
+            }
         }
         Ok(())
     }

@@ -88,6 +88,11 @@ impl LimitNode {
         })
     }
 
+    /// The bytes that the pool and its private pools hold.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::Relaxed)
+    }
+
     /// The limit of this node.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_bytes.load(Ordering::SeqCst)

@@ -4,6 +4,7 @@ mod change;
 mod grant;
 mod peak;
 mod request;
+mod settings;
 mod stack;
 
 pub use change::Change;
@@ -11,6 +12,8 @@ pub(crate) use change::Subject;
 pub use grant::{Grant, Release};
 pub(crate) use peak::Peak;
 pub use request::Request;
+pub use settings::PoolSettings;
+pub(crate) use settings::{Figures, Gauge};
 use stack::Call;
 pub use stack::Next;
 pub(crate) use stack::{BackingAllocation, Stack};
@@ -132,6 +135,8 @@ impl fmt::Debug for dyn Adaptor {
 pub struct Opening<'a> {
     device: &'a Device,
     stack: &'a Stack,
+    settings: &'a PoolSettings,
+    gauge: &'a Gauge,
 }
 
 impl<'a> Opening<'a> {
@@ -145,6 +150,16 @@ impl<'a> Opening<'a> {
     #[must_use]
     pub fn device(&self) -> &'a Device {
         self.device
+    }
+
+    /// Returns how the pool was set up.
+    pub(crate) fn settings(&self) -> &'a PoolSettings {
+        self.settings
+    }
+
+    /// Returns the pool's gauge.
+    pub(crate) fn gauge(&self) -> &'a Gauge {
+        self.gauge
     }
 
     /// Returns the names of the pool's tags, including those added later.

@@ -19,7 +19,7 @@ use crate::device::{Clocks, Device, Stream};
 use crate::error::PoolError;
 use crate::limits::Limits;
 use crate::pool::peers::Peers;
-use crate::pool::{GraphMemory, Listing, Peak, Setup, Stack};
+use crate::pool::{Gauge, GraphMemory, Listing, Peak, PoolSettings, Setup, Stack};
 use crate::reclaim::catch_panic::catch_panic;
 use crate::stats::{ActivityCounters, Tags};
 use core::ops::Deref;
@@ -89,7 +89,7 @@ impl StateRef {
         peak.iter().for_each(|peak| adaptors.insert(0, Arc::clone(peak) as _));
         let stack = Stack::new(setup.name.id(), &adaptors, tags.names());
         if let Some(stack) = &stack {
-            stack.open(&device);
+            stack.open(&device, &PoolSettings::new(&setup, &*backend, &limits), &Gauge::new(&backend));
         }
         let listing = Listing::new(&setup, &backend, &limits);
         device.add_pool(&listing);

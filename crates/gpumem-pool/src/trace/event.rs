@@ -1,5 +1,8 @@
 //! [`Event`]: a recorded event. [`Raw`]: its form in rings and files, a kind and four words.
 
+use crate::error::RefusedBy;
+use crate::pool::Figures;
+
 /// A recorded event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -46,8 +49,42 @@ pub enum What {
         address: u64,
         /// The owner stream.
         stream: u64,
+        /// Its size; 0 in files before version 3.
+        size_bytes: u64,
         /// True if all its uses were known to be complete.
         is_complete: bool,
+    },
+    /// A request found no memory.
+    Refused {
+        /// The pool.
+        pool: u32,
+        /// The requested size; for a growable block, the size that it was to have.
+        size_bytes: u64,
+        /// The stream of the request; `None` for a reservation.
+        stream: Option<u64>,
+        /// The number of the tag, as in [`What::Alloc`].
+        tag: u32,
+        /// The limit, device or adaptor that refused; `None` for a growable block.
+        by: Option<RefusedBy>,
+    },
+    /// The memory that a pool holds from the device. Pools of the backend `caching` record each change, at the next
+    /// allocation; all pools record it when they refuse and when they end.
+    Reserved {
+        /// The pool.
+        pool: u32,
+        /// The bytes now.
+        reserved_bytes: u64,
+        /// The highest number of bytes so far ([`Status::reserved_peak_bytes`](crate::Status::reserved_peak_bytes)).
+        peak_bytes: u64,
+    },
+    /// The memory in blocks of a pool, recorded when it refuses and when it ends.
+    InUse {
+        /// The pool.
+        pool: u32,
+        /// The bytes in blocks.
+        in_use_bytes: u64,
+        /// The number of blocks, growable ones excluded.
+        block_count: u64,
     },
     /// A growable block changed its size.
     Resize {
@@ -111,9 +148,13 @@ pub(super) enum Kind {
     MarkDone = 8,
     DeviceDone = 9,
     Resize = 10,
+    Refused = 11,
+    Reserved = 12,
+    InUse = 13,
 }
 
-/// An event without its time: address or event, size or other number, stream, and pool with tag.
+/// An event without its time: address or event, size or other number, stream, and pool with tag. The value of a free is
+/// its size, with the lowest bit for `is_complete`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Raw {
     pub(super) kind: Kind,
@@ -133,17 +174,46 @@ impl Kind {
             Self::MarkDone,
             Self::DeviceDone,
             Self::Resize,
+            Self::Refused,
+            Self::Reserved,
+            Self::InUse,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }
 }
 
 impl Raw {
-    /// The pool and the tag, if the event has a tag.
-    pub(super) fn tag(self) -> Option<(u32, u32)> {
+    pub(super) fn free(pool: u32, address: u64, size_bytes: u64, stream: u64, is_complete: bool) -> Self {
+        let value = size_bytes << 1 | u64::from(is_complete);
+        Self { kind: Kind::Free, words: [address, value, stream, u64::from(pool)] }
+    }
+
+    /// `whose` has the pool and the tag of the request.
+    pub(super) fn refused(whose: u64, size_bytes: u64, stream: Option<u64>, by: Option<RefusedBy>) -> Self {
+        let by = REFUSED_BY.iter().position(|known| Some(*known) == by).unwrap_or(REFUSED_BY.len()) as u64;
+        let stream = stream.map_or(0, |stream| stream.wrapping_add(1));
+        Self { kind: Kind::Refused, words: [by, size_bytes, stream, whose] }
+    }
+
+    pub(super) fn reserved(pool: u32, figures: &Figures) -> Self {
+        let Figures { reserved_bytes, reserved_peak_bytes, .. } = *figures;
+        Self { kind: Kind::Reserved, words: [reserved_peak_bytes, reserved_bytes, 0, u64::from(pool)] }
+    }
+
+    pub(super) fn in_use(pool: u32, figures: &Figures) -> Self {
+        let Figures { in_use_bytes, block_count, .. } = *figures;
+        Self { kind: Kind::InUse, words: [in_use_bytes, block_count, 0, u64::from(pool)] }
+    }
+
+    /// The pool and the tag of an event with a pool; tag 0 means none.
+    pub(super) fn whose(self) -> Option<(u32, u32)> {
         let [.., whose] = self.words;
         let (pool, tag) = (whose as u32, (whose >> 32) as u32);
-        (tag != 0 && matches!(self.kind, Kind::Alloc | Kind::Resize)).then_some((pool, tag))
+        match self.kind {
+            Kind::Alloc | Kind::Resize | Kind::Refused => Some((pool, tag)),
+            Kind::Use | Kind::Free | Kind::Reserved | Kind::InUse => Some((pool, 0)),
+            _ => None,
+        }
     }
 
     pub(super) fn what(self) -> What {
@@ -152,7 +222,16 @@ impl Raw {
         match self.kind {
             Kind::Alloc => What::Alloc { pool, address, size_bytes: value, stream, tag },
             Kind::Use => What::Use { pool, address, stream },
-            Kind::Free => What::Free { pool, address, stream, is_complete: value != 0 },
+            Kind::Free => {
+                What::Free { pool, address, stream, size_bytes: value >> 1, is_complete: value & 1 != 0 }
+            }
+            Kind::Refused => {
+                let by = REFUSED_BY.get(address as usize).copied();
+                let stream = (stream > 0).then(|| stream.wrapping_sub(1));
+                What::Refused { pool, size_bytes: value, stream, tag, by }
+            }
+            Kind::Reserved => What::Reserved { pool, reserved_bytes: value, peak_bytes: address },
+            Kind::InUse => What::InUse { pool, in_use_bytes: address, block_count: value },
             Kind::Wait => What::Wait { stream, source: value },
             Kind::Mark => What::Mark { event: address, stream },
             Kind::WaitForMark => What::WaitForMark { event: address, stream },
@@ -163,6 +242,16 @@ impl Raw {
         }
     }
 }
+
+/// The causes of refusals, by their numbers in a file.
+const REFUSED_BY: [RefusedBy; 6] = [
+    RefusedBy::Device,
+    RefusedBy::HardLimit,
+    RefusedBy::Quota,
+    RefusedBy::Margin,
+    RefusedBy::Budget,
+    RefusedBy::OnPurpose,
+];
 
 impl What {
     /// Orders events with equal times on several threads: memory is freed before it is allocated.

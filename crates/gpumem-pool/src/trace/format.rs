@@ -3,7 +3,11 @@
 //! ```text
 //! file:   "GPUMEMTR" version:u32 process:u32 crc:u32, chunks
 //! events: "gmtc" payload:u32 thread:u32 events:u32 dropped:u64 time:u64 crc:u32, payload
-//! name:   "gmtn" payload:u32 pool:u32   tag:u32    0:u64       0:u64    crc:u32, payload
+//! live:   "gmtl" like events: blocks that were live when this part of the trace began
+//! part:   "gmtp" 0:u32 part:u32 0:u32 trace:u64 overwritten:u64 crc:u32
+//! pool:   "gmts" payload:u32 pool:u32 0:u32 0:u64 0:u64 crc:u32, payload: the settings of a pool
+//! name:   "gmtn" payload:u32 pool:u32 tag:u32 0:u64 0:u64 crc:u32, payload
+//! report: "gmtr" payload:u32 pool:u32 0:u32 0:u64 time:u64 crc:u32, payload: the report of a refusal
 //! event:  kind:u8 time address value stream pool tag
 //! ```
 //!
@@ -11,13 +15,17 @@
 //! in the last byte. Time and address are differences to the previous event, the address with its sign in the lowest
 //! bit. A crc covers the bytes before it, and in a chunk also the payload. `dropped` is the number of events that the
 //! thread has lost so far. A pool's tags are numbered from 1. The name of a tag, UTF-8 of at most 256 bytes, precedes
-//! the first chunk of events with that tag.
+//! the first chunk of events with that tag, and the settings of a pool, lines of `key=value`, precede its first event. Each
+//! part of a trace has the number of the trace and its own, counted from 0, and begins with the blocks that are live.
+//! `overwritten` is the number of earlier events that a flight recorder has not kept.
 //!
-//! Version 1 had no names, and every tag was 0.
+//! Version 1 had no names, and every tag was 0. Version 2 had events and names only, and no sizes of freed blocks.
 
 use super::event::{Kind, Raw};
 use super::read::Flaw;
 use super::ring::Timed;
+use crate::pool::PoolSettings;
+use core::fmt::Write;
 
 /// Returns whether a file that begins with these bytes is a trace, of any version.
 #[must_use]
@@ -36,7 +44,7 @@ pub(super) fn header() -> Vec<u8> {
 /// The part of a chunk before its payload.
 pub(super) struct ChunkHeader {
     pub(super) payload_bytes: usize,
-    is_name: bool,
+    magic: [u8; 4],
     numbers: [u32; 2],
     dropped_count: u64,
     time_ns: u64,
@@ -46,10 +54,53 @@ pub(super) struct ChunkHeader {
 /// The content of a chunk.
 pub(super) enum Content {
     Events { thread: u32, dropped_count: u64, events: Vec<Timed> },
+    Live(u32, Vec<Timed>),
+    Part { trace: u64, part: u32, overwritten_count: u64 },
+    Pool(PoolSettings),
     Name { pool: u32, tag: u32, name: String },
+    Report { pool: u32, time_ns: u64, text: String },
 }
 
 pub(super) fn add_chunk(bytes: &mut Vec<u8>, thread: u32, dropped_count: u64, events: &[Timed]) {
+    add_events(bytes, EVENTS_MAGIC, [thread, events.len() as u32], dropped_count, events);
+}
+
+/// Adds blocks that are live, by the events that allocated them.
+pub(super) fn add_live(bytes: &mut Vec<u8>, events: &[Timed]) {
+    for some in events.chunks(LIVE_COUNT_MAX) {
+        add_events(bytes, LIVE_MAGIC, [0, some.len() as u32], 0, some);
+    }
+}
+
+pub(super) fn add_part(bytes: &mut Vec<u8>, trace: u64, part: u32, overwritten_count: u64) {
+    add_whole(bytes, PART_MAGIC, [part, 0], [trace, overwritten_count], &[]);
+}
+
+/// Adds the settings of a pool; a name that is too long is truncated.
+pub(super) fn add_pool(bytes: &mut Vec<u8>, settings: &PoolSettings) {
+    let PoolSettings { pool, parent, name, device, device_ordinal, device_bytes, backend, kind, .. } =
+        settings;
+    let (name, device) = (cut(name), cut(device));
+    let mut text = format!(
+        "name={name}\ndevice={device}\ndevice_ordinal={device_ordinal}\ndevice_bytes={device_bytes}\n\
+         backend={backend}\nkind={kind}\nconf={}\n",
+        settings.conf
+    );
+    if let Some(parent) = parent {
+        let _ = writeln!(text, "parent={parent}");
+    }
+    if let Some(limit_bytes) = settings.hard_limit_bytes {
+        let _ = writeln!(text, "hard_limit_bytes={limit_bytes}");
+    }
+    add_whole(bytes, POOL_MAGIC, [*pool, 0], [0; 2], text.as_bytes());
+}
+
+/// Adds the report of a refusal; a report that is too long is truncated.
+pub(super) fn add_report(bytes: &mut Vec<u8>, pool: u32, time_ns: u64, report: &str) {
+    add_whole(bytes, REPORT_MAGIC, [pool, 0], [0, time_ns], cut_to(report, REPORT_BYTES_MAX).as_bytes());
+}
+
+fn add_events(bytes: &mut Vec<u8>, magic: &[u8; 4], numbers: [u32; 2], dropped_count: u64, events: &[Timed]) {
     let mut payload = Vec::with_capacity(events.len() * EVENT_BYTES_USUAL);
     let start_ns = events.first().map_or(0, |event| event.time_ns);
     let mut before = (start_ns, 0);
@@ -63,15 +114,22 @@ pub(super) fn add_chunk(bytes: &mut Vec<u8>, thread: u32, dropped_count: u64, ev
         }
         before = (event.time_ns, address);
     }
-    let numbers = [thread, events.len() as u32];
-    add_whole(bytes, EVENTS_MAGIC, numbers, [dropped_count, start_ns], &payload);
+    add_whole(bytes, magic, numbers, [dropped_count, start_ns], &payload);
 }
 
 /// Adds the name of a tag; a name that is too long is truncated.
 pub(super) fn add_name(bytes: &mut Vec<u8>, pool: u32, tag: u32, name: &str) {
-    let end = (0..=NAME_BYTES_MAX.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
-    let (name, _) = name.split_at(end.unwrap_or(0));
-    add_whole(bytes, NAME_MAGIC, [pool, tag], [0; 2], name.as_bytes());
+    add_whole(bytes, NAME_MAGIC, [pool, tag], [0; 2], cut(name).as_bytes());
+}
+
+fn cut(name: &str) -> &str {
+    cut_to(name, NAME_BYTES_MAX)
+}
+
+/// The start of a text, cut between characters.
+fn cut_to(text: &str, bytes_max: usize) -> &str {
+    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.split_at(end.unwrap_or(0)).0
 }
 
 pub(super) fn add_whole(
@@ -101,13 +159,13 @@ pub(super) fn version(header: &[u8; HEADER_BYTES]) -> Option<u32> {
 pub(super) fn chunk_header(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Option<ChunkHeader> {
     let header = ChunkHeader {
         payload_bytes: u32_at(bytes, 4) as usize,
-        is_name: bytes.starts_with(NAME_MAGIC),
+        magic: bytes.first_chunk().copied().unwrap_or_default(),
         numbers: [u32_at(bytes, 8), u32_at(bytes, 12)],
         dropped_count: u64_at(bytes, 16),
         time_ns: u64_at(bytes, 24),
         crc: u32_at(bytes, 32),
     };
-    let is_known = header.is_name || bytes.starts_with(EVENTS_MAGIC);
+    let is_known = MAGICS.contains(&&header.magic);
     (is_known && header.payload_bytes <= PAYLOAD_BYTES_MAX).then_some(header)
 }
 
@@ -121,16 +179,44 @@ pub(super) fn content(
     if crc(&[covered, &payload]) != header.crc {
         return Err(Flaw::Damaged);
     }
-    let ChunkHeader { numbers, dropped_count, .. } = *header;
-    if !header.is_name {
-        let events = events(header, &payload).ok_or(Flaw::Damaged)?;
-        return Ok(Content::Events { thread: numbers[0], dropped_count, events });
-    }
-    if payload.len() > NAME_BYTES_MAX {
-        return Err(Flaw::NameTooLong);
-    }
-    let name = String::from_utf8(payload).map_err(|_| Flaw::NameNotText)?;
-    Ok(Content::Name { pool: numbers[0], tag: numbers[1], name })
+    let ChunkHeader { numbers: [first, second], dropped_count, time_ns, .. } = *header;
+    let all_events = |payload: Vec<u8>| events(header, &payload).ok_or(Flaw::Damaged);
+    Ok(match &header.magic {
+        EVENTS_MAGIC => Content::Events { thread: first, dropped_count, events: all_events(payload)? },
+        LIVE_MAGIC => Content::Live(first, all_events(payload)?),
+        PART_MAGIC => Content::Part { trace: dropped_count, part: first, overwritten_count: time_ns },
+        POOL_MAGIC => Content::Pool(settings(first, &payload).ok_or(Flaw::Damaged)?),
+        REPORT_MAGIC => {
+            let text = String::from_utf8(payload).map_err(|_| Flaw::Damaged)?;
+            Content::Report { pool: first, time_ns, text }
+        }
+        _ if payload.len() > NAME_BYTES_MAX => return Err(Flaw::NameTooLong),
+        _ => {
+            let name = String::from_utf8(payload).map_err(|_| Flaw::NameNotText)?;
+            Content::Name { pool: first, tag: second, name }
+        }
+    })
+}
+
+/// Parses the settings of a pool. Unknown keys are ignored.
+fn settings(pool: u32, payload: &[u8]) -> Option<PoolSettings> {
+    let text = core::str::from_utf8(payload).ok()?;
+    let find = |key: &str| {
+        text.lines()
+            .find_map(|line| line.split_once('=').filter(|(known, _)| *known == key).map(|(_, value)| value))
+    };
+    Some(PoolSettings {
+        pool,
+        parent: find("parent").map(str::parse).transpose().ok()?,
+        name: find("name")?.into(),
+        device: find("device")?.into(),
+        device_ordinal: find("device_ordinal")?.parse().ok()?,
+        device_bytes: find("device_bytes")?.parse().ok()?,
+        backend: find("backend")?.parse().ok()?,
+        kind: find("kind")?.parse().ok()?,
+        hard_limit_bytes: find("hard_limit_bytes").map(str::parse).transpose().ok()?,
+        conf: find("conf")?.into(),
+    })
 }
 
 fn events(header: &ChunkHeader, payload: &[u8]) -> Option<Vec<Timed>> {
@@ -215,11 +301,19 @@ const CRC_TABLE: [u32; 256] = {
 
 const MAGIC: &[u8; 8] = b"GPUMEMTR";
 const EVENTS_MAGIC: &[u8; 4] = b"gmtc";
+const LIVE_MAGIC: &[u8; 4] = b"gmtl";
+const PART_MAGIC: &[u8; 4] = b"gmtp";
+const POOL_MAGIC: &[u8; 4] = b"gmts";
 const NAME_MAGIC: &[u8; 4] = b"gmtn";
-pub(super) const VERSION: u32 = 2;
+const REPORT_MAGIC: &[u8; 4] = b"gmtr";
+const MAGICS: [&[u8; 4]; 6] = [EVENTS_MAGIC, LIVE_MAGIC, PART_MAGIC, POOL_MAGIC, NAME_MAGIC, REPORT_MAGIC];
+pub(super) const VERSION: u32 = 3;
 pub(super) const HEADER_BYTES: usize = 20;
 pub(super) const CHUNK_HEADER_BYTES: usize = 36;
 /// Larger than any written payload: a full ring takes at most 200 KiB.
 const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 pub(super) const NAME_BYTES_MAX: usize = 256;
 const EVENT_BYTES_USUAL: usize = 20;
+/// An event takes at most 51 bytes, so their payload is below the maximum.
+const LIVE_COUNT_MAX: usize = 4096;
+const REPORT_BYTES_MAX: usize = 1 << 16;

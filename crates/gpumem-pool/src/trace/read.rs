@@ -1,8 +1,10 @@
 //! [`Recording`]: the events of a trace file, of all threads, in the order of their times.
 
 use super::event::Event;
+use super::file::{EARLIER_COUNT, numbered};
 use super::format::{self, CHUNK_HEADER_BYTES, Content, HEADER_BYTES, NAME_BYTES_MAX};
 use super::ring::Timed;
+use crate::pool::PoolSettings;
 use core::fmt;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,8 +21,35 @@ pub struct Recording {
     pub dropped_count: u64,
     /// The unreadable end of the file, if there is one.
     pub tail: Option<Tail>,
+    /// The pools, with their settings; empty for files before version 3.
+    pub pools: Vec<PoolSettings>,
+    /// The reports of refused requests; a flight recorder writes them.
+    pub reports: Vec<Report>,
+    /// The number of earlier events that a flight recorder has not kept.
+    pub overwritten_count: u64,
+    /// The number of this part of a trace with a size limit, from 0. The events before it are in earlier files; if they are
+    /// gone, the blocks that were live at its beginning are the first events.
+    pub part: u32,
+    /// The version of the format.
+    pub version: u32,
     /// By pool and number.
     names: BTreeMap<(u32, u32), String>,
+    /// The number of the trace, in all its parts.
+    trace: Option<u64>,
+    /// The first events that only state which blocks were live.
+    live_count: usize,
+}
+
+/// The report of a refused request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// The pool that refused.
+    pub pool: u32,
+    /// The time, in nanoseconds since the recording began.
+    pub time_ns: u64,
+    /// The text of the error.
+    pub text: String,
 }
 
 /// The unreadable end of a file: a process was killed while writing, or the file was truncated or changed.
@@ -72,7 +101,8 @@ pub enum ReadError {
 }
 
 impl Recording {
-    /// Reads a file. A file that is truncated or damaged is read up to the damage; see [`Recording::tail`].
+    /// Reads a file, with the earlier parts of the same trace that lie beside it (`FILE.1`, `FILE.2`, …). A file that is truncated
+    /// or damaged is read up to the damage; see [`Recording::tail`].
     ///
     /// # Errors
     ///
@@ -80,7 +110,21 @@ impl Recording {
     /// - [`ReadError::Foreign`] if the file is not a trace.
     /// - [`ReadError::Version`] if the file was recorded by a newer version.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, ReadError> {
-        Self::read_from(BufReader::with_capacity(1 << 16, File::open(path)?))
+        let path = path.as_ref();
+        let mut read = Self::read_part(path)?;
+        for number in 1..=EARLIER_COUNT {
+            if read.part == 0 {
+                break;
+            }
+            // Without its predecessor, a part begins with the blocks that were live.
+            let Ok(earlier) = Self::read_part(&numbered(path, number)) else { break };
+            if earlier.trace != read.trace || earlier.part + 1 != read.part || earlier.tail.is_some() {
+                break;
+            }
+            read = earlier.followed_by(read);
+        }
+        read.sort();
+        Ok(read)
     }
 
     /// Reads the content of a trace file from another source.
@@ -88,23 +132,58 @@ impl Recording {
     /// # Errors
     ///
     /// All errors of [`Recording::read`], such as [`ReadError::Foreign`] if the source is not a trace.
-    pub fn read_from(mut source: impl Read) -> Result<Self, ReadError> {
+    pub fn read_from(source: impl Read) -> Result<Self, ReadError> {
+        let mut read = Self::parse(source)?;
+        read.sort();
+        Ok(read)
+    }
+
+    fn read_part(path: &Path) -> Result<Self, ReadError> {
+        Self::parse(BufReader::with_capacity(1 << 16, File::open(path)?))
+    }
+
+    /// Reads one file. Its events are in the order of the file.
+    fn parse(mut source: impl Read) -> Result<Self, ReadError> {
         let mut header = [0; HEADER_BYTES];
         if fill(&mut source, &mut header)? < HEADER_BYTES {
             return Err(ReadError::Foreign);
         }
-        match format::version(&header).ok_or(ReadError::Foreign)? {
-            1..=format::VERSION => {}
+        let version = match format::version(&header).ok_or(ReadError::Foreign)? {
+            known @ 1..=format::VERSION => known,
             found => return Err(ReadError::Version { found, known: format::VERSION }),
-        }
-        let (offset, dropped, read) = (HEADER_BYTES as u64, BTreeMap::new(), Self::default());
-        let mut reader = Reader { source, offset, dropped, read };
+        };
+        let (offset, dropped) = (HEADER_BYTES as u64, BTreeMap::new());
+        let mut reader = Reader { source, offset, dropped, read: Self { version, ..Self::default() } };
         while reader.chunk()? {}
         let Reader { dropped, mut read, .. } = reader;
-        // The times of each thread's events increase, so sorting keeps each thread's order.
-        read.events.sort_by_key(|event| (event.time_ns, event.what.rank()));
         read.dropped_count = dropped.values().fold(0, |sum: u64, count| sum.saturating_add(*count));
         Ok(read)
+    }
+
+    /// Appends the next part, whose counts include those of the earlier ones.
+    fn followed_by(mut self, mut next: Self) -> Self {
+        self.events.extend(next.events.drain(next.live_count..));
+        next.pools.retain(|pool| !self.pools.iter().any(|known| known.pool == pool.pool));
+        self.pools.append(&mut next.pools);
+        self.names.append(&mut next.names);
+        self.reports.append(&mut next.reports);
+        Self {
+            dropped_count: self.dropped_count.max(next.dropped_count),
+            tail: next.tail,
+            trace: next.trace,
+            ..self
+        }
+    }
+
+    /// Sorts the events by time. The times of each thread's events increase, so sorting keeps each thread's order.
+    fn sort(&mut self) {
+        self.events.sort_by_key(|event| (event.time_ns, event.what.rank()));
+    }
+
+    /// The settings of a pool, if the file has them.
+    #[must_use]
+    pub fn pool(&self, pool: u32) -> Option<&PoolSettings> {
+        self.pools.iter().find(|settings| settings.pool == pool)
     }
 
     /// The name of a pool's tag; `None` if the file does not name it, as for tag 0, which means no tag.
@@ -144,13 +223,29 @@ impl<S: Read> Reader<S> {
                 self.read.names.insert((pool, tag), name);
             }
             Ok(Content::Events { thread, dropped_count, events }) => {
-                let timed = |event: Timed| Event { time_ns: event.time_ns, thread, what: event.raw.what() };
-                self.read.events.extend(events.into_iter().map(timed));
+                self.add(thread, events);
                 self.dropped.insert(thread, dropped_count);
+            }
+            Ok(Content::Live(thread, events)) => {
+                self.add(thread, events);
+                self.read.live_count = self.read.events.len();
+            }
+            Ok(Content::Part { trace, part, overwritten_count }) => {
+                (self.read.trace, self.read.part) = (Some(trace), part);
+                self.read.overwritten_count = overwritten_count;
+            }
+            Ok(Content::Pool(settings)) => self.read.pools.push(settings),
+            Ok(Content::Report { pool, time_ns, text }) => {
+                self.read.reports.push(Report { pool, time_ns, text });
             }
         }
         self.offset += (CHUNK_HEADER_BYTES + header.payload_bytes) as u64;
         Ok(true)
+    }
+
+    fn add(&mut self, thread: u32, events: Vec<Timed>) {
+        let timed = |event: Timed| Event { time_ns: event.time_ns, thread, what: event.raw.what() };
+        self.read.events.extend(events.into_iter().map(timed));
     }
 
     fn end(&mut self, flaw: Flaw) -> bool {

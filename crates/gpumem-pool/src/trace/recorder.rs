@@ -1,48 +1,32 @@
-//! [`Recorder`]: all rings of one trace, and the thread that writes them to the file.
+//! [`Recorder`]: the rings of one trace, and the thread that writes them to the file.
 
+use super::book::Book;
 use super::event::{Kind, Raw};
+use super::file::{self, Output};
 use super::format;
-use super::ring::{Level, Ring, Timed};
+use super::hooks::raw_of;
+use super::ring::{Level, Overflow, Ring, Timed};
+use super::rings::Rings;
 use crate::device::{OrderEvent, OrderObserver};
-use crate::stats::Names;
-use core::cell::RefCell;
-use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-#[cfg(target_os = "linux")]
-use rustix::fs::{FlockOperation, flock};
-use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(super) struct Recorder {
-    /// Unique in the process.
-    number: u64,
-    start: Instant,
+    pub(super) rings: Rings,
+    /// The pools.
+    pub(super) book: Book,
     /// The id of the process. A forked child has no writer thread.
     process: u32,
-    rings: Mutex<Rings>,
-    /// The names of the pools' tags.
-    pools: Mutex<Vec<NamesOfPool>>,
     writer: OnceLock<Thread>,
     /// The number of requested and completed flushes.
     flushes: Mutex<Flushes>,
     served: Condvar,
-    /// The losses of rings that were removed.
-    dropped_count: AtomicU64,
 }
-
-struct Rings {
-    all: Vec<Arc<Ring>>,
-    thread_count: u32,
-    /// For threads that cannot have a ring of their own. Used under the lock.
-    common: Arc<Ring>,
-}
-
-type NamesOfPool = (u32, Arc<Names>);
 
 #[derive(Default)]
 struct Flushes {
@@ -54,93 +38,52 @@ struct Flushes {
     is_over: bool,
 }
 
-thread_local! {
-    /// This thread's ring of each recorder.
-    static OWN: RefCell<Vec<(u64, Arc<Ring>)>> = const { RefCell::new(Vec::new()) };
-}
-
 impl OrderObserver for Recorder {
     fn note(&self, event: OrderEvent) {
-        let (kind, words) = match event {
-            OrderEvent::Wait { stream, source } => (Kind::Wait, [0, source.as_u64(), stream.as_u64(), 0]),
-            OrderEvent::Mark { event, stream } => (Kind::Mark, [event as u64, 0, stream.as_u64(), 0]),
-            OrderEvent::WaitForMark { stream, event } => {
-                (Kind::WaitForMark, [event as u64, 0, stream.as_u64(), 0])
-            }
-            OrderEvent::StreamDone(stream) => (Kind::StreamDone, [0, 0, stream.as_u64(), 0]),
-            OrderEvent::MarkDone(event) => (Kind::MarkDone, [event as u64, 0, 0, 0]),
-            OrderEvent::DeviceDone => (Kind::DeviceDone, [0; 4]),
-        };
-        self.record(Raw { kind, words });
+        self.record(raw_of(event));
     }
 }
 
 impl Recorder {
-    /// Creates the file and starts the writer.
-    pub(super) fn start(path: &Path) -> io::Result<Arc<Self>> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let mut file = open(path)?;
-        file.write_all(&format::header())?;
-        let common = Arc::new(Ring::new(0));
+    /// Creates the file and starts the writer. With `part_bytes`, a file of that size is continued in a new one.
+    pub(super) fn start(path: &Path, part_bytes: Option<u64>) -> io::Result<Arc<Self>> {
+        let mut output = Output::open(path)?;
+        if part_bytes.is_some() && !output.has_parts() {
+            let said = "a trace in a pipe has no size limit: name a file, or set no limit";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, said));
+        }
+        let trace = trace_number();
+        let start = first_bytes(trace, 0, 0);
+        output.append(&start)?;
         let recorder = Arc::new(Self {
-            number: COUNT.fetch_add(1, Ordering::Relaxed),
-            start: Instant::now(),
+            rings: Rings::new(Overflow::Newest),
+            book: Book::default(),
             process: std::process::id(),
-            rings: Mutex::new(Rings { all: vec![Arc::clone(&common)], thread_count: 1, common }),
-            pools: Mutex::default(),
             writer: OnceLock::new(),
             flushes: Mutex::default(),
             served: Condvar::new(),
-            dropped_count: AtomicU64::new(0),
         });
-        let (events, bytes, named) = (Vec::new(), Vec::new(), BTreeSet::new());
-        let writer = Writer { recorder: Arc::clone(&recorder), file, events, bytes, named };
+        let writer = Writer {
+            recorder: Arc::clone(&recorder),
+            output,
+            trace,
+            events: Vec::new(),
+            bytes: Vec::new(),
+            named: BTreeSet::new(),
+            parts: part_bytes.map(|part_bytes| Parts { part_bytes, ..Parts::default() }),
+        };
         let thread = std::thread::Builder::new().name("gpumem-trace".into()).spawn(move || writer.run())?;
         let _first = recorder.writer.set(thread.thread().clone());
         Ok(recorder)
     }
 
-    /// Adds a pool with the names of its tags.
-    pub(super) fn add_pool(&self, pool: u32, names: &Arc<Names>) {
-        self.pools().push((pool, Arc::clone(names)));
-    }
-
     /// Records an event of this thread.
     #[inline]
     pub(super) fn record(&self, raw: Raw) {
-        let now_ns = self.start.elapsed().as_nanos() as u64;
-        let put = OWN.try_with(|own| {
-            let Ok(own) = own.try_borrow() else { return None };
-            let (_, ring) = own.iter().find(|(number, _)| *number == self.number)?;
-            Some(ring.put(now_ns, raw))
-        });
-        match put {
-            Ok(Some(Level::Fine)) => {}
-            Ok(Some(level)) => self.look(level),
-            other => self.record_first(now_ns, raw, other.is_ok()),
+        match self.rings.record(raw) {
+            Level::Fine => {}
+            level => self.look(level),
         }
-    }
-
-    /// Records an event on a thread that has no ring yet, or whose thread-local storage is gone.
-    #[cold]
-    fn record_first(&self, now_ns: u64, raw: Raw, may_have_ring: bool) {
-        let mut rings = self.rings();
-        if !may_have_ring || rings.all.len() > RING_COUNT_MAX {
-            let level = rings.common.put(now_ns, raw);
-            drop(rings);
-            return self.look(level);
-        }
-        let ring = Arc::new(Ring::new(rings.thread_count));
-        rings.thread_count += 1;
-        rings.all.push(Arc::clone(&ring));
-        drop(rings);
-        ring.put(now_ns, raw);
-        let _ended = OWN.try_with(|own| {
-            if let Ok(mut own) = own.try_borrow_mut() {
-                own.retain(|(_, other)| !other.is_closed());
-                own.push((self.number, ring));
-            }
-        });
     }
 
     #[cold]
@@ -174,25 +117,7 @@ impl Recorder {
     /// Flushes, and ends the writer.
     pub(super) fn finish(&self, timeout: Duration) {
         self.ask(timeout, true);
-        self.rings().all.iter().for_each(|ring| ring.close());
-    }
-
-    pub(super) fn dropped_count(&self) -> u64 {
-        let of_rings = self.rings().all.iter().map(|ring| ring.dropped_count()).sum::<u64>();
-        of_rings + self.dropped_count.load(Ordering::Relaxed)
-    }
-
-    #[cfg(test)]
-    pub(super) fn pool_count(&self) -> usize {
-        self.pools().len()
-    }
-
-    fn rings(&self) -> MutexGuard<'_, Rings> {
-        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn pools(&self) -> MutexGuard<'_, Vec<NamesOfPool>> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rings.close();
     }
 
     fn flushes(&self) -> MutexGuard<'_, Flushes> {
@@ -203,11 +128,30 @@ impl Recorder {
 /// The writer: it alone takes events out of the rings and accesses the file.
 struct Writer {
     recorder: Arc<Recorder>,
-    file: File,
+    output: Output,
+    /// The number of this trace, in all its parts.
+    trace: u64,
     events: Vec<Timed>,
     bytes: Vec<u8>,
-    /// The tags whose names are in the file, by pool, for pools that exist.
+    /// The settings, as tag 0, and names of tags that the file has, of the pools that exist.
     named: BTreeSet<(u32, u32)>,
+    /// For a trace with a size limit.
+    parts: Option<Parts>,
+}
+
+/// The state for the next part of a trace.
+#[derive(Default)]
+struct Parts {
+    part_bytes: u64,
+    number: u32,
+    /// The bytes of this part after its live blocks.
+    written_bytes: u64,
+    /// The blocks that are live, by pool and address, each with the event that allocated it; for growable blocks the last
+    /// change.
+    live: HashMap<(u32, u64), Timed>,
+    /// The times of the last frees, by pool and address, in this pass over the rings and in the one before: a block's allocation
+    /// may be read after its free, if another thread freed it.
+    freed: [HashMap<(u32, u64), u64>; 2],
 }
 
 impl Writer {
@@ -221,7 +165,7 @@ impl Writer {
             flushes.has_failed |= !is_written;
             let (is_served, is_over) = (flushes.asked_count == asked_count, flushes.is_over);
             if is_over && is_served {
-                unlock(&self.file);
+                self.output.unlock();
             }
             drop(flushes);
             self.recorder.served.notify_all();
@@ -237,29 +181,28 @@ impl Writer {
     /// Writes all rings, a chunk each. False if any events were lost.
     fn write_all(&mut self) -> bool {
         // Read before the rings: a pool that is gone has put all its events there.
-        let is_gone = |(_, names): &&NamesOfPool| Arc::strong_count(names) == 1;
-        let gone: Vec<u32> = self.recorder.pools().iter().filter(is_gone).map(|(pool, _)| *pool).collect();
+        let gone = self.recorder.book.gone();
         let written = self.write_rings();
         if !gone.is_empty() {
-            self.recorder.pools().retain(|(pool, _)| !gone.contains(pool));
+            self.recorder.book.remove(&gone);
             self.named.retain(|(pool, _)| !gone.contains(pool));
+        }
+        if let Some(parts) = &mut self.parts {
+            parts.freed.swap(0, 1);
+            parts.freed[0].clear();
+            if parts.written_bytes >= parts.part_bytes {
+                self.begin_part();
+            }
         }
         written
     }
 
     fn write_rings(&mut self) -> bool {
-        let rings = self.recorder.rings().all.clone();
+        let rings = self.recorder.rings.all();
         // All rings, even after one has failed.
         let written = rings.iter().map(|ring| self.write(ring)).filter(|is_written| !is_written).count() == 0;
         drop(rings);
-        self.recorder.rings().all.retain(|ring| {
-            // This list is the only holder: the ring's thread is gone.
-            let is_left = Arc::strong_count(ring) == 1 && ring.is_empty();
-            if is_left {
-                self.recorder.dropped_count.fetch_add(ring.dropped_count(), Ordering::Relaxed);
-            }
-            !is_left
-        });
+        self.recorder.rings.remove_left();
         written
     }
 
@@ -270,9 +213,14 @@ impl Writer {
             return true;
         }
         self.bytes.clear();
-        let new = self.add_names();
+        let pools = self.events.iter().filter_map(|event| event.raw.whose());
+        let new = self.recorder.book.add_new(&mut self.bytes, pools, &self.named);
         format::add_chunk(&mut self.bytes, ring.thread, ring.dropped_count(), &self.events);
-        let is_written = self.append().is_ok();
+        let is_written = self.output.append(&self.bytes).is_ok();
+        if let Some(parts) = &mut self.parts {
+            parts.written_bytes += self.bytes.len() as u64;
+            self.events.iter().for_each(|event| parts.note(event));
+        }
         match is_written {
             true => self.named.extend(new),
             false => ring.drop_more(self.events.len() as u64),
@@ -280,145 +228,68 @@ impl Writer {
         is_written
     }
 
-    /// Adds the names of tags that appear first in these events. They are in the file once the bytes are.
-    fn add_names(&mut self) -> BTreeSet<(u32, u32)> {
-        let tags = self.events.iter().filter_map(|event| event.raw.tag());
-        let new: BTreeSet<_> = tags.filter(|tag| !self.named.contains(tag)).collect();
-        if new.is_empty() {
-            return new;
+    /// Continues in a new file. On failure the next attempt is a part later.
+    fn begin_part(&mut self) {
+        let Some(parts) = &mut self.parts else { return };
+        parts.written_bytes = 0;
+        let mut live: Vec<_> = parts.live.values().copied().collect();
+        live.sort_by_key(|event| event.time_ns);
+        self.bytes = first_bytes(self.trace, parts.number + 1, 0);
+        let pools = live.iter().filter_map(|event| event.raw.whose());
+        let named = self.recorder.book.add_new(&mut self.bytes, pools, &BTreeSet::new());
+        format::add_live(&mut self.bytes, &live);
+        if self.output.begin_part(&self.bytes).is_ok() {
+            parts.number += 1;
+            self.named = named;
         }
-        let pools = self.recorder.pools();
-        for (pool, tag) in &new {
-            let names = pools.iter().find(|(known, _)| known == pool).map(|(_, names)| names);
-            if let Some(name) = names.zip(u16::try_from(*tag).ok()).and_then(|(names, tag)| names.get(tag)) {
-                format::add_name(&mut self.bytes, *pool, *tag, &name);
+    }
+}
+
+impl Parts {
+    /// Adds an event to the live blocks.
+    fn note(&mut self, event: &Timed) {
+        let [address, value, _, whose] = event.raw.words;
+        let key = (whose as u32, address);
+        let is_newer = |time_ns: &u64| *time_ns > event.time_ns;
+        let is_free = match event.raw.kind {
+            Kind::Alloc => false,
+            Kind::Resize => value == 0,
+            Kind::Free => true,
+            _ => return,
+        };
+        if is_free {
+            if self.live.get(&key).is_none_or(|live| live.time_ns <= event.time_ns) {
+                self.live.remove(&key);
+                self.freed[0].insert(key, event.time_ns);
             }
+        } else if !self.freed.iter().any(|freed| freed.get(&key).is_some_and(is_newer))
+            && self.live.get(&key).is_none_or(|live| live.time_ns <= event.time_ns)
+        {
+            self.live.insert(key, *event);
         }
-        drop(pools);
-        new
-    }
-
-    /// Appends whole chunks or nothing: a truncated chunk would make all later ones unreadable.
-    fn append(&mut self) -> io::Result<()> {
-        // A pipe has no position to return to.
-        let end = self.file.stream_position().ok();
-        self.file.write_all(&self.bytes).inspect_err(|_| {
-            if let Some(end) = end {
-                let _ = self.file.set_len(end);
-                let _ = self.file.seek(SeekFrom::Start(end));
-            }
-        })
     }
 }
 
-/// Opens the file, empty, and locks it for this trace while it is open. A file that is not a trace is left unchanged.
-fn open(path: &Path) -> io::Result<File> {
-    // A pipe is not opened for reading, so that opening waits for the reader, and a closed reader is detected by
-    // writing.
-    let is_special = std::fs::symlink_metadata(path).is_ok_and(|found| is_stream(found.file_type()));
-    let is_own = is_own_descriptor(path);
-    let is_readable = !is_special && !is_own;
-    let mut options = File::options();
-    options.read(is_readable).write(true).create(is_readable).truncate(false);
-    if !is_own {
-        no_links(&mut options, path)?;
-    }
-    let mut file = options.open(path)?;
-    // The opened file is checked, not the path, which may name another file by now.
-    let found = file.metadata()?;
-    if !found.is_file() {
-        return if is_stream(found.file_type()) && !is_readable { Ok(file) } else { Err(not_a_trace(path)) };
-    }
-    if is_own {
-        return Err(not_a_trace(path));
-    }
-    if is_locked(&file) {
-        let said = "another trace is being recorded in this file: put %p, the process id, into its name";
-        return Err(io::Error::new(io::ErrorKind::ResourceBusy, said));
-    }
-    let mut start = Vec::new();
-    (&mut file).take(format::HEADER_BYTES as u64).read_to_end(&mut start)?;
-    if !start.is_empty() && !format::is_trace(&start) {
-        return Err(not_a_trace(path));
-    }
-    file.set_len(0)?;
-    file.seek(SeekFrom::Start(0))?;
-    Ok(file)
+/// The beginning of a file.
+pub(super) fn first_bytes(trace: u64, part: u32, overwritten_count: u64) -> Vec<u8> {
+    let mut bytes = format::header();
+    format::add_part(&mut bytes, trace, part, overwritten_count);
+    bytes
 }
 
-fn not_a_trace(path: &Path) -> io::Error {
-    let path = path.display();
-    let said =
-        format!("{path} exists and is not a trace, so it is left unchanged: remove it, or name another file");
-    io::Error::new(io::ErrorKind::AlreadyExists, said)
+/// A number that no other trace has, by the time and the process.
+pub(super) fn trace_number() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (now.as_nanos() as u64) ^ u64::from(std::process::id()) << 32
 }
 
-/// Returns whether the path names a descriptor of this process: a link, but one that no other process could have created.
-fn is_own_descriptor(path: &Path) -> bool {
-    let is_number = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.parse::<u32>().is_ok());
-    let parent = path.parent();
-    cfg!(unix)
-        && path.file_name().is_some_and(is_number)
-        && [Some(Path::new("/proc/self/fd")), Some(Path::new("/dev/fd"))].contains(&parent)
+/// The smallest size limit of a trace: a part holds several full rings.
+pub(super) const LIMIT_BYTES_MIN: u64 = 4 << 20;
+
+/// The size at which a file of a trace with a size limit is continued.
+pub(super) fn part_bytes(limit_bytes: u64) -> u64 {
+    limit_bytes / (file::EARLIER_COUNT as u64 + 1)
 }
-
-/// Returns whether the file is a pipe or a terminal, `/dev/null` included: it is written sequentially and holds no data to
-/// overwrite.
-#[cfg(unix)]
-fn is_stream(kind: std::fs::FileType) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    kind.is_fifo() || kind.is_char_device()
-}
-
-#[cfg(not(unix))]
-fn is_stream(_: std::fs::FileType) -> bool {
-    false
-}
-
-/// Refuses a symbolic link: another user may have created it, and it may lead to a file that only this process may
-/// write.
-fn no_links(options: &mut OpenOptions, path: &Path) -> io::Result<()> {
-    if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
-        let path = path.display();
-        let said = format!("{path} is a symbolic link, which a trace does not follow: name the target file");
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, said));
-    }
-    // A link created from here on is not followed either, where the system supports that.
-    #[cfg(target_os = "linux")]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(options, rustix::fs::OFlags::NOFOLLOW.bits() as i32);
-    #[cfg(windows)]
-    std::os::windows::fs::OpenOptionsExt::custom_flags(options, FILE_FLAG_OPEN_REPARSE_POINT);
-    let _ = options;
-    Ok(())
-}
-
-/// Opens a link instead of its target.
-#[cfg(windows)]
-const FILE_FLAG_OPEN_REPARSE_POINT: u32 = 0x0020_0000;
-
-/// Returns whether another process holds the lock. If not, takes it, where the system supports locks.
-#[cfg(target_os = "linux")]
-fn is_locked(file: &File) -> bool {
-    flock(file, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)
-}
-
-/// Releases the lock, also for forked processes.
-#[cfg(target_os = "linux")]
-fn unlock(file: &File) {
-    // On failure, closing the file releases it.
-    let _ = flock(file, FlockOperation::Unlock);
-}
-
-#[cfg(not(target_os = "linux"))]
-fn is_locked(_: &File) -> bool {
-    false
-}
-
-#[cfg(not(target_os = "linux"))]
-fn unlock(_: &File) {}
 
 /// The time between two passes over the rings.
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// Beyond this number of rings, threads share one.
-const RING_COUNT_MAX: usize = 1024;

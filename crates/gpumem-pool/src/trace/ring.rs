@@ -1,8 +1,27 @@
-//! [`Ring`]: one thread's events on their way to the writer. One thread puts events in, one takes them out, and neither
-//! waits.
+//! [`Ring`]: one thread's events, on their way to the writer or until newer ones overwrite them. One thread puts events in;
+//! the writer takes them out, or any thread copies the last ones. Nobody waits.
 
 use super::event::{Kind, Raw};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+/// The events that a full ring loses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overflow {
+    /// New ones: a writer empties the ring.
+    Newest,
+    /// The oldest: nothing empties the ring.
+    Oldest,
+}
+
+impl Overflow {
+    /// Beyond this number of rings, threads share one.
+    pub(super) fn ring_count_max(self) -> usize {
+        match self {
+            Self::Newest => 1024,
+            Self::Oldest => 64,
+        }
+    }
+}
 
 pub(super) struct Ring {
     places: Box<[[AtomicU64; WORD_COUNT]]>,
@@ -16,6 +35,7 @@ pub(super) struct Ring {
     /// True if the writer has ended, so that further events are not written.
     is_closed: AtomicBool,
     pub(super) thread: u32,
+    overflow: Overflow,
 }
 
 /// Puts a value on a cache line of its own.
@@ -40,7 +60,7 @@ pub(super) enum Level {
 }
 
 impl Ring {
-    pub(super) fn new(thread: u32) -> Self {
+    pub(super) fn new(thread: u32, overflow: Overflow) -> Self {
         let place = |_| [const { AtomicU64::new(0) }; WORD_COUNT];
         Self {
             places: (0..EVENT_COUNT).map(place).collect(),
@@ -50,6 +70,7 @@ impl Ring {
             dropped_count: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
             thread,
+            overflow,
         }
     }
 
@@ -59,7 +80,10 @@ impl Ring {
         let count = self.put_count.0.load(Ordering::Relaxed);
         // Acquire: the writer has read the entry that this event overwrites.
         let used_count = count - self.taken_count.0.load(Ordering::Acquire);
-        if used_count >= EVENT_COUNT {
+        if self.overflow == Overflow::Oldest {
+            // Release: a reader that sees a word of this event sees the count of the events before it; see `last`.
+            fence(Ordering::Release);
+        } else if used_count >= EVENT_COUNT {
             self.dropped_count.fetch_add(1, Ordering::Relaxed);
             return Level::Full;
         }
@@ -80,18 +104,37 @@ impl Ring {
     pub(super) fn take(&self, events: &mut Vec<Timed>) {
         let (outcome, put) =
             (self.taken_count.0.load(Ordering::Relaxed), self.put_count.0.load(Ordering::Acquire));
-        for count in outcome..put {
-            let place = &self.places[(count % EVENT_COUNT) as usize];
-            let [first, words @ ..] = place.each_ref().map(|word| word.load(Ordering::Relaxed));
-            if let Some(kind) = Kind::of(first as u8) {
-                events.push(Timed { time_ns: first >> 8, raw: Raw { kind, words } });
-            }
-        }
+        events.extend((outcome..put).filter_map(|count| self.event(count)));
         self.taken_count.0.store(put, Ordering::Release);
+    }
+
+    /// Copies the last events of a ring that overwrites the oldest. The ring's thread may put more events in meanwhile.
+    pub(super) fn last(&self) -> Vec<Timed> {
+        let end = self.put_count.0.load(Ordering::Acquire);
+        let begin = end.saturating_sub(EVENT_COUNT);
+        let events: Vec<_> = (begin..end).map(|count| self.event(count)).collect();
+        // Acquire: if a word above came from a newer event, this sees the count before that event at least.
+        fence(Ordering::Acquire);
+        let now = self.put_count.0.load(Ordering::Relaxed);
+        // The event `now` may be half written, over the event one round before.
+        let overwritten_count = (now + 1).saturating_sub(EVENT_COUNT).saturating_sub(begin);
+        events.into_iter().skip(overwritten_count as usize).flatten().collect()
+    }
+
+    /// Copies an event; `None` if another one was overwriting it.
+    fn event(&self, count: u64) -> Option<Timed> {
+        let place = &self.places[(count % EVENT_COUNT) as usize];
+        let [first, words @ ..] = place.each_ref().map(|word| word.load(Ordering::Relaxed));
+        Some(Timed { time_ns: first >> 8, raw: Raw { kind: Kind::of(first as u8)?, words } })
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.taken_count.0.load(Ordering::Relaxed) == self.put_count.0.load(Ordering::Acquire)
+    }
+
+    /// The number of events ever put in.
+    pub(super) fn put_count(&self) -> u64 {
+        self.put_count.0.load(Ordering::Relaxed)
     }
 
     pub(super) fn dropped_count(&self) -> u64 {

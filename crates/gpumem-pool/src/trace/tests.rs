@@ -1,13 +1,38 @@
 //! Rings, bytes and files without a pool.
 
-use super::event::{Kind, Raw, What};
+use super::PoolSettings;
+use super::book::Entry;
+use super::event::{Event, Kind, Raw, What};
+use super::file;
 use super::format::{self, CHUNK_HEADER_BYTES, HEADER_BYTES};
 use super::read::{Flaw, ReadError, Recording};
 use super::recorder::Recorder;
-use super::ring::{EVENT_COUNT, Level, Ring, Timed};
+use super::ring::{EVENT_COUNT, Level, Overflow, Ring, Timed};
+use crate::config::{BackendKind, MemoryKind};
+use crate::pool::Gauge;
 use crate::stats::Names;
 use core::time::Duration;
 use proptest::prelude::*;
+use std::sync::Arc;
+
+fn settings(pool: u32) -> PoolSettings {
+    PoolSettings {
+        pool,
+        parent: (!pool.is_multiple_of(2)).then_some(7),
+        name: format!("a=b {pool}"),
+        device: "a device".into(),
+        device_ordinal: 2,
+        device_bytes: 1 << 33,
+        backend: BackendKind::Native,
+        kind: MemoryKind::Unified,
+        hard_limit_bytes: pool.is_multiple_of(3).then_some(4 << 20),
+        conf: "profile:tight,roundup_power2_divisions:[256:1,>:2]".into(),
+    }
+}
+
+fn entry(pool: u32, names: &Arc<Names>) -> Entry {
+    Entry { settings: settings(pool), names: Arc::clone(names), gauge: Gauge::default() }
+}
 
 fn alloc(address: u64) -> Raw {
     Raw { kind: Kind::Alloc, words: [address, 4096, 7, 3 | 5 << 32] }
@@ -15,7 +40,7 @@ fn alloc(address: u64) -> Raw {
 
 fn timed() -> impl Strategy<Value = Timed> {
     let words = prop_oneof![any::<[u64; 4]>(), any::<[u8; 4]>().prop_map(|words| words.map(u64::from))];
-    (1_u8..=10, 0..1_u64 << 56, words).prop_map(|(kind, time_ns, words)| Timed {
+    (1_u8..=13, 0..1_u64 << 56, words).prop_map(|(kind, time_ns, words)| Timed {
         time_ns,
         raw: Raw { kind: Kind::of(kind).unwrap(), words },
     })
@@ -26,6 +51,8 @@ fn timed() -> impl Strategy<Value = Timed> {
 enum Chunk {
     Events(Vec<Timed>),
     Name(u32, u32, String),
+    Pool(PoolSettings),
+    Report(String),
 }
 
 impl Chunk {
@@ -33,13 +60,15 @@ impl Chunk {
         match self {
             Self::Events(events) => format::add_chunk(bytes, thread, u64::from(thread), events),
             Self::Name(pool, tag, name) => format::add_name(bytes, *pool, *tag, name),
+            Self::Pool(settings) => format::add_pool(bytes, settings),
+            Self::Report(text) => format::add_report(bytes, 3, 9, text),
         }
     }
 
     fn events(&self) -> &[Timed] {
         match self {
             Self::Events(events) => events,
-            Self::Name(..) => &[],
+            _ => &[],
         }
     }
 }
@@ -48,13 +77,17 @@ impl Chunk {
 fn file() -> impl Strategy<Value = (Vec<u8>, Vec<Chunk>)> {
     let events = proptest::collection::vec(timed(), 1..20).prop_map(Chunk::Events);
     let name = (0..3_u32, 1..3_u32, "\\PC{0,12}").prop_map(|(pool, tag, name)| Chunk::Name(pool, tag, name));
-    proptest::collection::vec(prop_oneof![events, name], 0..8).prop_map(|chunks| {
-        let mut bytes = format::header();
-        for (thread, chunk) in (0..).zip(&chunks) {
-            chunk.add(&mut bytes, thread);
-        }
-        (bytes, chunks)
-    })
+    let pool = (0..9_u32).prop_map(|pool| Chunk::Pool(settings(pool)));
+    let report = "(\\PC|\n){0,40}".prop_map(Chunk::Report);
+    proptest::collection::vec(prop_oneof![4 => events, 2 => name, 1 => pool, 1 => report], 0..8).prop_map(
+        |chunks| {
+            let mut bytes = format::header();
+            for (thread, chunk) in (0..).zip(&chunks) {
+                chunk.add(&mut bytes, thread);
+            }
+            (bytes, chunks)
+        },
+    )
 }
 
 fn event_count(chunks: &[Chunk]) -> u64 {
@@ -75,8 +108,19 @@ proptest! {
         prop_assert_eq!(recording.dropped_count, dropped.map(|(thread, _)| thread).sum::<u64>());
         let names: std::collections::HashMap<_, _> = chunks.iter().filter_map(|chunk| match chunk {
             Chunk::Name(pool, tag, name) => Some(((*pool, *tag), &**name)),
-            Chunk::Events(_) => None,
+            _ => None,
         }).collect();
+        let pools: Vec<_> = chunks.iter().filter_map(|chunk| match chunk {
+            Chunk::Pool(settings) => Some(settings.clone()),
+            _ => None,
+        }).collect();
+        prop_assert_eq!(&recording.pools, &pools);
+        let reports = chunks.iter().filter_map(|chunk| match chunk {
+            Chunk::Report(text) => Some((3, 9, &**text)),
+            _ => None,
+        });
+        let found = recording.reports.iter().map(|report| (report.pool, report.time_ns, &*report.text));
+        prop_assert_eq!(found.collect::<Vec<_>>(), reports.collect::<Vec<_>>());
         for (pool, tag) in (0..4).flat_map(|pool| (0..4).map(move |tag| (pool, tag))) {
             prop_assert_eq!(recording.tag(pool, tag), names.get(&(pool, tag)).copied());
         }
@@ -142,8 +186,10 @@ fn other_files_are_refused_with_a_reason() {
     }
     assert!(matches!(Recording::read("/nowhere/at/all"), Err(ReadError::Io(_))));
     assert!(format::is_trace(&format::header()) && !format::is_trace(b"GPUMEM"));
-    let error = ReadError::Version { found: 3, known: 2 }.to_string();
-    assert!(error.contains("version 3"), "{error}");
+    let error = ReadError::Version { found: 4, known: 3 }.to_string();
+    assert!(error.contains("version 4"), "{error}");
+    let error = Recording::read_from(&of_version(4)[..]).unwrap_err();
+    assert!(matches!(error, ReadError::Version { found: 4, known: 3 }), "{error}");
 }
 
 /// Reads a file with these bytes after its header.
@@ -194,23 +240,65 @@ fn long_names_are_cut_between_characters() {
     assert_eq!((lengths, recording.tail), ([Some(256), Some(255), Some(0)], None));
 }
 
-/// A file of version 1, which has no names.
+/// The header of a file of another version.
+fn of_version(version: u8) -> Vec<u8> {
+    let mut bytes = b"GPUMEMTR".to_vec();
+    bytes.extend([version, 0, 0, 0, 7, 0, 0, 0]);
+    bytes.extend(format::crc(&[&bytes]).to_le_bytes());
+    assert_eq!(bytes.len(), format::header().len());
+    bytes
+}
+
+/// Files of versions 1 and 2 have no settings, and no sizes of freed blocks.
 #[test]
-fn a_file_of_the_first_version_is_read() {
-    let mut bytes = format::header();
-    let mut version_1 = b"GPUMEMTR".to_vec();
-    version_1.extend([1, 0, 0, 0, 7, 0, 0, 0]);
-    version_1.extend(format::crc(&[&version_1]).to_le_bytes());
-    assert_eq!(bytes.len(), version_1.len());
-    bytes = version_1;
-    format::add_chunk(&mut bytes, 0, 0, &[Timed { time_ns: 1, raw: alloc(256) }]);
-    let recording = Recording::read_from(&bytes[..]).unwrap();
-    assert_eq!((recording.events.len(), recording.tail), (1, None));
+fn files_of_earlier_versions_are_read() {
+    for version in [1, 2] {
+        let mut bytes = of_version(version);
+        let free = Raw { kind: Kind::Free, words: [256, 1, 7, 3] };
+        let events = [Timed { time_ns: 1, raw: alloc(256) }, Timed { time_ns: 2, raw: free }];
+        format::add_chunk(&mut bytes, 0, 0, &events);
+        let recording = Recording::read_from(&bytes[..]).unwrap();
+        assert_eq!((recording.events.len(), recording.tail, recording.pools.len()), (2, None, 0));
+        assert_eq!(recording.version, u32::from(version));
+        let free = What::Free { pool: 3, address: 256, stream: 7, size_bytes: 0, is_complete: true };
+        assert_eq!(recording.events[1].what, free);
+    }
+}
+
+/// Every event means after reading what was recorded.
+#[test]
+fn figures_and_refusals_keep_their_values() {
+    let by = Some(crate::RefusedBy::Quota);
+    let figures = crate::pool::Figures {
+        reserved_bytes: 4 << 20,
+        reserved_peak_bytes: 6 << 20,
+        in_use_bytes: 3 << 20,
+        block_count: 5,
+    };
+    let raws = [
+        Raw::free(3, 256, 4096, 7, true),
+        Raw::refused(3 | 5 << 32, 1 << 40, None, by),
+        Raw::refused(3, 1 << 40, Some(0), None),
+        Raw::reserved(3, &figures),
+        Raw::in_use(3, &figures),
+    ];
+    let expected = [
+        What::Free { pool: 3, address: 256, stream: 7, size_bytes: 4096, is_complete: true },
+        What::Refused { pool: 3, size_bytes: 1 << 40, stream: None, tag: 5, by },
+        What::Refused { pool: 3, size_bytes: 1 << 40, stream: Some(0), tag: 0, by: None },
+        What::Reserved { pool: 3, reserved_bytes: 4 << 20, peak_bytes: 6 << 20 },
+        What::InUse { pool: 3, in_use_bytes: 3 << 20, block_count: 5 },
+    ];
+    let mut chunk = Vec::new();
+    let timed = (1..).zip(raws).map(|(time_ns, raw)| Timed { time_ns, raw });
+    format::add_chunk(&mut chunk, 0, 0, &timed.collect::<Vec<_>>());
+    let found: Vec<_> = read(&chunk).events.iter().map(|event| event.what).collect();
+    assert_eq!(found, expected);
 }
 
 #[test]
 fn a_ring_drops_what_does_not_fit_and_counts_it() {
-    let ring = Ring::new(0);
+    let ring = Ring::new(0, Overflow::Newest);
     for count in 0..EVENT_COUNT {
         let expected = if count + 1 == EVENT_COUNT / 2 { Level::Half } else { Level::Fine };
         assert_eq!(ring.put(5, alloc(count)), expected);
@@ -227,6 +315,109 @@ fn a_ring_drops_what_does_not_fit_and_counts_it() {
     assert_eq!(events, [Timed { time_ns: 9000, raw: alloc(1) }]);
 }
 
+/// A ring that overwrites returns the last events, without the one that might be half written.
+#[test]
+fn a_ring_keeps_the_last_events() {
+    let ring = Ring::new(0, Overflow::Oldest);
+    assert!(ring.last().is_empty());
+    for round in [1, 2, 3 * EVENT_COUNT + 7] {
+        for count in ring.put_count()..round {
+            assert_ne!(ring.put(count, alloc(count)), Level::Full);
+        }
+        let last: Vec<u64> = ring.last().iter().map(|event| event.raw.words[0]).collect();
+        let first = (round + 1).saturating_sub(EVENT_COUNT);
+        assert_eq!(last, (first..round).collect::<Vec<_>>());
+    }
+    assert_eq!(ring.dropped_count(), 0);
+}
+
+/// A copy made while the ring's thread goes on has whole events, in order and without a gap.
+#[test]
+fn a_ring_is_copied_while_it_is_written() {
+    let (ring, end) = (Ring::new(0, Overflow::Oldest), if cfg!(miri) { 10_000 } else { 2_000_000 });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for count in 0..end {
+                ring.put(count, Raw { kind: Kind::Mark, words: [count, count ^ 1, count ^ 2, count ^ 3] });
+            }
+        });
+        let mut is_over = false;
+        while !is_over {
+            is_over = ring.put_count() == end;
+            let last = ring.last();
+            for (index, event) in last.iter().enumerate() {
+                let [count, a, b, c] = event.raw.words;
+                assert_eq!([a, b, c], [count ^ 1, count ^ 2, count ^ 3]);
+                assert_eq!(count, last[0].raw.words[0] + index as u64);
+            }
+            assert!(!is_over || last.len() as u64 == EVENT_COUNT - 1);
+        }
+    });
+}
+
+/// A trace with a size limit is continued in new files. The oldest go, and each file states the blocks that were live.
+#[test]
+fn a_full_file_is_continued_in_the_next() {
+    let path = scratch("parts");
+    let recorder = Recorder::start(&path, Some(20_000)).unwrap();
+    let names = Arc::new(Names::default());
+    recorder.book.add(entry(3, &names));
+    let tag = u64::from(names.number("kept"));
+    let record = |kind, address: u64, value| {
+        recorder.record(Raw { kind, words: [address, value, 7, 3 | tag << 32] });
+    };
+    // Every hundredth block stays.
+    let (mut step, mut expected_count) = (0, 0);
+    let mut numbers = Vec::new();
+    while Recording::read_from(&std::fs::read(&path).unwrap()[..]).unwrap().part < 6 {
+        for _ in 0..500 {
+            step += 1;
+            record(Kind::Alloc, step << 8, 4096);
+            expected_count += 1;
+            if step % 100 != 0 {
+                record(Kind::Free, step << 8, 4096 << 1);
+                expected_count += 1;
+            }
+        }
+        assert!(recorder.flush(Duration::from_secs(10)));
+        let whole = Recording::read(&path).unwrap();
+        if whole.part == 0 {
+            assert_eq!(whole.events.len(), expected_count, "no file is missing yet");
+        }
+        numbers.push(whole.part);
+    }
+    recorder.finish(Duration::from_secs(10));
+    assert!(!file::numbered(&path, file::EARLIER_COUNT + 1).exists());
+    let live = |events: &[Event]| {
+        let mut live = std::collections::BTreeSet::new();
+        for event in events {
+            match event.what {
+                What::Alloc { address, tag: 1, .. } => assert!(live.insert(address)),
+                What::Free { address, .. } => assert!(live.remove(&address), "the block is known"),
+                _ => panic!("{event:?}"),
+            }
+        }
+        live
+    };
+    let expected: std::collections::BTreeSet<u64> = (1..=step / 100).map(|step| (step * 100) << 8).collect();
+    for number in 0..=file::EARLIER_COUNT {
+        let bytes = std::fs::read(file::numbered(&path, number)).unwrap();
+        assert!(bytes.len() < 20_000 + 40_000, "{}", bytes.len());
+        let part = Recording::read_from(&bytes[..]).unwrap();
+        assert_eq!((part.part, part.tail), (6 - number as u32, None));
+        assert_eq!((part.tag(3, 1), part.pools.len()), (Some("kept"), 1));
+        let found = live(&part.events);
+        assert!(if number == 0 { found == expected } else { found.is_subset(&expected) });
+    }
+    // The files are read as one trace, from the oldest one on.
+    let whole = Recording::read(&path).unwrap();
+    assert_eq!((whole.part, live(&whole.events), whole.dropped_count), (3, expected, 0));
+    assert!(whole.events.is_sorted_by_key(|event| event.time_ns));
+    for number in 0..=file::EARLIER_COUNT {
+        std::fs::remove_file(file::numbered(&path, number)).unwrap();
+    }
+}
+
 fn scratch(name: &str) -> std::path::PathBuf {
     std::env::temp_dir().join(format!("gpumem-{}-{name}.trace", std::process::id()))
 }
@@ -235,7 +426,7 @@ fn scratch(name: &str) -> std::path::PathBuf {
 #[test]
 fn every_thread_is_heard() {
     let path = scratch("threads");
-    let recorder = Recorder::start(&path).unwrap();
+    let recorder = Recorder::start(&path, None).unwrap();
     for _ in 0..3 {
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
@@ -250,7 +441,7 @@ fn every_thread_is_heard() {
         });
         assert!(recorder.flush(Duration::from_secs(10)));
     }
-    assert_eq!(recorder.dropped_count(), 0);
+    assert_eq!(recorder.rings.dropped_count(), 0);
     recorder.finish(Duration::from_secs(10));
     let recording = Recording::read(&path).unwrap();
     assert_eq!((recording.events.len(), recording.tail), (12_000, None));
@@ -273,10 +464,10 @@ fn every_thread_is_heard() {
 #[test]
 fn tags_are_named_before_they_are_used() {
     let path = scratch("names");
-    let recorder = Recorder::start(&path).unwrap();
+    let recorder = Recorder::start(&path, None).unwrap();
     for pool in 1..4_u64 {
-        let names = std::sync::Arc::new(Names::default());
-        recorder.add_pool(pool as u32, &names);
+        let names = Arc::new(Names::default());
+        recorder.book.add(entry(pool as u32, &names));
         for round in 0..3 {
             for name in ["a", "b", "c"].into_iter().take(round + 1) {
                 let tag = u64::from(names.number(name));
@@ -291,7 +482,7 @@ fn tags_are_named_before_they_are_used() {
         }
     }
     assert!(recorder.flush(Duration::from_secs(10)));
-    assert_eq!(recorder.pool_count(), 0);
+    assert_eq!(recorder.book.len(), 0);
     recorder.finish(Duration::from_secs(10));
     let bytes = std::fs::read(&path).unwrap();
     assert_eq!(bytes.windows(4).filter(|bytes| bytes == b"gmtn").count(), 9);
@@ -304,7 +495,7 @@ fn tags_are_named_before_they_are_used() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_disk_loses_events_and_nothing_else() {
-    assert!(Recorder::start("/dev/full".as_ref()).is_err(), "the header does not fit");
+    assert!(Recorder::start("/dev/full".as_ref(), None).is_err(), "the header does not fit");
     let path = scratch("pipe");
     let made = std::process::Command::new("mkfifo").arg(&path).status();
     if !made.is_ok_and(|status| status.success()) {
@@ -319,13 +510,13 @@ fn a_full_disk_loses_events_and_nothing_else() {
             std::io::Read::read_exact(&mut file, &mut header).unwrap();
         }
     });
-    let recorder = Recorder::start(&path).unwrap();
+    let recorder = Recorder::start(&path, None).unwrap();
     reader.join().unwrap();
     for step in 0..3 * EVENT_COUNT {
         recorder.record(alloc(step));
     }
     assert!(!recorder.flush(Duration::from_secs(10)));
-    assert_eq!(recorder.dropped_count(), 3 * EVENT_COUNT);
+    assert_eq!(recorder.rings.dropped_count(), 3 * EVENT_COUNT);
     recorder.finish(Duration::from_secs(10));
     std::fs::remove_file(path).unwrap();
 }

@@ -25,6 +25,7 @@ mod failing_calls;
 mod faults;
 mod features;
 mod fixture;
+mod flight;
 mod futures;
 mod growable;
 mod kinds;

@@ -3,7 +3,7 @@
 use crate::fixture::{built_backends, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Grant, Next, Request};
 use gpumem_pool::trace::{Recording, Trace, What};
-use gpumem_pool::{CaptureMode, Device, Event, Pool, PoolError, Stream};
+use gpumem_pool::{CaptureMode, Device, Event, Pool, PoolError, RefusedBy, Stream};
 use gpumem_sim::SimConfig;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -39,7 +39,7 @@ fn events_are_recorded_in_order() {
         drop(pool);
         let recording = Recording::read(&path).unwrap();
         assert_eq!((recording.dropped_count, recording.tail), (0, None));
-        let found: Vec<What> = recording.events.iter().map(|event| event.what).collect();
+        let found = without_figures(&recording);
         let What::Alloc { pool, stream: home, .. } = found[0] else { panic!("{found:?}") };
         let What::Alloc { stream: other, .. } = found[1] else { panic!("{found:?}") };
         let What::Mark { event, .. } = found[5] else { panic!("{found:?}") };
@@ -49,17 +49,148 @@ fn events_are_recorded_in_order() {
             What::Alloc { pool, address: second_at, size_bytes: 5000, stream: other, tag: 0 },
             What::Wait { stream: other, source: home },
             What::Use { pool, address: first_at, stream: other },
-            What::Free { pool, address: first_at, stream: home, is_complete: false },
+            What::Free { pool, address: first_at, stream: home, size_bytes: 1000, is_complete: false },
             What::Mark { event, stream: other },
             What::WaitForMark { event, stream: home },
             What::StreamDone { stream: home },
             What::MarkDone { event },
             What::DeviceDone,
-            What::Free { pool, address: second_at, stream: other, is_complete: true },
+            What::Free { pool, address: second_at, stream: other, size_bytes: 5000, is_complete: true },
         ];
         assert_eq!(found, expected);
         std::fs::remove_file(path).unwrap();
     });
+}
+
+/// The events of a recording, without those that state the figures of pools.
+fn without_figures(recording: &Recording) -> Vec<What> {
+    let mut events: Vec<What> = recording.events.iter().map(|event| event.what).collect();
+    events.retain(|what| !matches!(what, What::Reserved { .. } | What::InUse { .. }));
+    events
+}
+
+/// The file has the settings of each pool, the memory that it reserved, and its refusals.
+#[test]
+fn a_replay_can_be_compared_with_the_recorded_program() {
+    on_each_backend(&small(), |fixture| {
+        let path = scratch(&format!("real-{}-{}-{}", fixture.backend, fixture.plain_segments, fixture.kind));
+        let trace = Trace::create(&path).unwrap();
+        let builder = fixture.builder().hard_limit(48 << 20).conf("wait_deadline_ms:7").unwrap();
+        let pool = builder.name("training").adaptor(trace).build().unwrap();
+        let private = pool.private_named("cache", 8 << 20).unwrap();
+        let stream = fixture.stream();
+        let scope = pool.scope("step");
+        let held: Vec<_> = (1..5).map(|count| pool.alloc(count << 20, &stream).unwrap()).collect();
+        assert!(pool.alloc(47 << 20, &stream).is_err());
+        drop((scope, held));
+        let kept = private.alloc(3 << 20, &stream).unwrap();
+        assert!(private.alloc(7 << 20, &stream).is_err());
+        stream.synchronize().unwrap();
+        pool.reclaim().unwrap();
+        let second = pool.alloc(1 << 20, &stream).unwrap();
+        let status = [&pool, &private].map(|pool| pool.status().unwrap());
+        let numbers = [&pool, &private].map(|pool| pool.id().to_string());
+        drop((kept, second, pool, private));
+
+        let recording = Recording::read(&path).unwrap();
+        assert_eq!((recording.version, recording.part, recording.tail), (3, 0, None));
+        let [training, cache] = &recording.pools[..] else { panic!("{:?}", recording.pools) };
+        assert_eq!([training, cache].map(|pool| format!("pool {}", pool.pool)), numbers);
+        assert_eq!(
+            (&*training.name, training.parent, training.hard_limit_bytes),
+            ("training", None, Some(48 << 20))
+        );
+        assert_eq!((&*cache.name, cache.parent), ("training/cache", Some(training.pool)));
+        assert_eq!(cache.hard_limit_bytes, Some(8 << 20));
+        assert_eq!((training.backend, training.kind), (fixture.backend, fixture.kind));
+        assert!(training.conf.contains("wait_deadline_ms:7"), "{}", training.conf);
+        assert_eq!(recording.pool(cache.pool), Some(cache));
+        for (pool, status) in recording.pools.iter().zip(&status) {
+            let peaks = recording.events.iter().filter_map(|event| match event.what {
+                What::Reserved { pool: other, peak_bytes, .. } if other == pool.pool => Some(peak_bytes),
+                _ => None,
+            });
+            assert_eq!(peaks.max(), Some(status.reserved_peak_bytes), "{}", pool.name);
+        }
+        let refused = recording.events.iter().filter_map(|event| match event.what {
+            What::Refused { pool, size_bytes, tag, by, stream: Some(_) } => {
+                Some((pool, size_bytes >> 20, recording.tag(pool, tag), by))
+            }
+            _ => None,
+        });
+        let expected = [
+            (training.pool, 47, Some("step"), Some(RefusedBy::HardLimit)),
+            (cache.pool, 7, None, Some(RefusedBy::Quota)),
+        ];
+        assert_eq!(refused.collect::<Vec<_>>(), expected);
+        let last = recording.events.iter().rev().find_map(|event| match event.what {
+            What::InUse { pool, in_use_bytes, block_count } if pool == cache.pool => {
+                Some((in_use_bytes, block_count))
+            }
+            _ => None,
+        });
+        assert_eq!(last, Some((0, 0)), "at its end");
+        std::fs::remove_file(path).unwrap();
+    });
+}
+
+/// A program that starts again keeps the traces of its last runs.
+#[test]
+fn earlier_traces_are_kept() {
+    let path = scratch("again");
+    let number = |number: u32| match number {
+        0 => path.clone(),
+        number => PathBuf::from(format!("{}.{number}", path.display())),
+    };
+    let run = |bytes: u64| {
+        let device = device();
+        let pool = Pool::builder(&device).adaptor(Trace::create(&path).unwrap()).build().unwrap();
+        drop(pool.alloc(bytes, &Stream::new(&device).unwrap()).unwrap());
+    };
+    for round in 1..7 {
+        run(round * 1000);
+        // A run that records nothing leaves no file of its own behind.
+        drop(Trace::create(&path).unwrap());
+        let found = (0..6).map(|count| allocated_bytes(&number(count)));
+        let kept = |count: u64| if count < round { vec![(round - count) * 1000] } else { Vec::new() };
+        let expected = [vec![], kept(0), kept(1), kept(2), vec![], vec![]];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+        assert!(!number(4).exists());
+    }
+    // A file that is not a trace is neither moved nor replaced, and the newest trace stays.
+    run(9000);
+    std::fs::write(number(3), "notes").unwrap();
+    let error = Trace::create(&path).unwrap_err();
+    assert!(error.to_string().contains("not a trace"), "{error}");
+    assert_eq!((allocated_bytes(&path), std::fs::read(number(3)).unwrap()), (vec![9000], b"notes".into()));
+    assert!((0..4).all(|count| std::fs::remove_file(number(count)).is_ok()));
+}
+
+/// `GPUMEM_TRACE_LIMIT` needs a size that a trace can keep, and a file.
+#[test]
+fn a_trace_with_a_size_limit_says_what_it_needs() {
+    let path = scratch("limited");
+    let error = Trace::create_limited(&path, (4 << 20) - 1).unwrap_err().to_string();
+    assert!(error.contains("the minimum is 4 MiB") && !path.exists(), "{error}");
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let error =
+            Trace::create_limited(format!("/proc/self/fd/{}", writer.as_raw_fd()), 4 << 20).unwrap_err();
+        assert!(error.to_string().contains("a trace in a pipe has no size limit"), "{error}");
+    }
+    for (limit, says) in [("4k", "minimum is 4 MiB"), ("many", "expected bytes"), ("5%", "expected bytes")] {
+        let mut command = child("makes_pools_from_the_environment", path.to_str().unwrap());
+        let output = command.env("GPUMEM_TRACE_LIMIT", limit).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains(says), "{limit}: {text}");
+    }
+    let mut command = child("makes_pools_from_the_environment", path.to_str().unwrap());
+    let output = command.env("GPUMEM_TRACE_LIMIT", "4MiB").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(allocated_bytes(&path).len(), 7);
+    std::fs::remove_file(path).unwrap();
 }
 
 /// Threads hand blocks to each other. In the record no block is allocated twice, and every block is freed.
@@ -91,7 +222,7 @@ fn threads_make_one_record() {
             match event.what {
                 What::Alloc { address, .. } => assert!(live.insert(address), "handed out twice"),
                 What::Free { address, .. } => assert!(live.remove(&address), "freed twice"),
-                _ => {}
+                _ => continue,
             }
             count += 1;
         }
@@ -350,10 +481,7 @@ fn traces_end_and_pools_go_on() {
         stream.synchronize().unwrap();
         for path in [path, second] {
             let recording = Recording::read(&path).unwrap();
-            assert!(matches!(
-                recording.events[..],
-                [_, gpumem_pool::trace::Event { what: What::Free { .. }, .. }]
-            ));
+            assert!(matches!(without_figures(&recording)[..], [_, What::Free { .. }]));
             std::fs::remove_file(path).unwrap();
         }
     }
@@ -431,5 +559,5 @@ fn a_trace_may_go_into_a_pipe() {
     assert!(trace.flush(Duration::from_secs(10)));
     drop((pool, trace));
     let recording = Recording::read_from(&mut reader).unwrap();
-    assert_eq!((recording.events.len(), recording.tail), (2, None));
+    assert_eq!((without_figures(&recording).len(), recording.tail), (2, None));
 }

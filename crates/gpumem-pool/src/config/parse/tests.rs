@@ -46,7 +46,7 @@ fn backends_go_by_both_projects_names() {
 #[test]
 fn every_option_takes_its_forms_and_says_them() {
     for key in KEYS {
-        let examples = ["0.5", "8", "32", "64MiB", "true", "none", "fast", "host"];
+        let examples = ["0.5", "8", "32", "64MiB", "true", "none", "fast", "host", "on"];
         let outcome = examples.iter().any(|value| applied(&format!("{}:{value}", key.name)).is_ok());
         assert!(outcome, "{}", key.name);
         let said = mistake(&format!("{}:perhaps", key.name));
@@ -139,7 +139,7 @@ fn options_have_the_defaults_that_the_table_lists() {
             count += 1;
         }
     }
-    assert_eq!(count, 7, "kind, profile, four options that are off, and the deadline");
+    assert_eq!(count, 8, "kind, profile, five options that are off, and the deadline");
 }
 
 #[test]

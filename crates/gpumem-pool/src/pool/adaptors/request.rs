@@ -1,8 +1,8 @@
 //! [`Request`]: the parameters of an allocation that passes through the adaptors.
 
-use super::PoolId;
 use super::stack::Call;
-use crate::config::ALIGNMENT_MIN;
+use super::{Figures, PoolId};
+use crate::config::{ALIGNMENT_MIN, BackendKind};
 use crate::device::{Device, Stream};
 use core::fmt;
 use std::sync::Arc;
@@ -55,6 +55,19 @@ impl<'a> Request<'a> {
     /// Returns the number of the request's tag; 0 means no tag.
     pub(crate) fn tag_number(&self) -> u16 {
         self.call.tag
+    }
+
+    /// Returns the bytes that the pool, and its private pools, count against its limit, if that is the memory that it
+    /// has reserved: when they have not changed, the reserved memory has not.
+    #[inline]
+    pub(crate) fn held_bytes(&self) -> Option<u64> {
+        let pool = &self.call.pool;
+        (pool.backend().kind() == BackendKind::Caching).then(|| pool.limits().node().held_bytes())
+    }
+
+    /// Returns the figures of the pool.
+    pub(crate) fn figures(&self) -> Option<Figures> {
+        Figures::of(self.call.pool.backend())
     }
 
     /// Returns this request with another size. A size of zero becomes one byte.

@@ -1,7 +1,7 @@
 //! [`Stack`]: a pool's adaptors, outermost first, and the records of blocks that are not plain backend allocations.
 
 use super::grant::{Grant, Holding, Memory, Source};
-use super::{Adaptor, Change, Opening, PoolId, Request, Subject};
+use super::{Adaptor, Change, Gauge, Opening, PoolId, PoolSettings, Request, Subject};
 use crate::backend::Allocation;
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{Device, Stream};
@@ -250,8 +250,8 @@ impl Stack {
     }
 
     /// Notifies the adaptors that a pool was built with this stack.
-    pub(crate) fn open(&self, device: &Device) {
-        let opening = Opening { device, stack: self };
+    pub(crate) fn open(&self, device: &Device, settings: &PoolSettings, gauge: &Gauge) {
+        let opening = Opening { device, stack: self, settings, gauge };
         self.adaptors.iter().for_each(|adaptor| adaptor.open(&opening));
     }
 

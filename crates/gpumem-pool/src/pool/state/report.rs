@@ -72,6 +72,9 @@ impl State {
                     report.requested_bytes = size_bytes;
                 }
                 self.describe(report);
+                if let Some(witness) = &self.setup.witness {
+                    report.flight_record = Some(witness.refused(self.setup.name.id(), report));
+                }
             }
             if error.is_want_of_memory() {
                 self.activity.count_refusal();

@@ -1,0 +1,86 @@
+//! [`PoolSettings`]: how a pool was set up, and [`Gauge`]: what it holds now, both for its record in a trace.
+
+use crate::backend::Source;
+use crate::config::{BackendKind, MemoryKind, Options};
+use crate::limits::Limits;
+use crate::pool::Setup;
+use std::sync::{Arc, Weak};
+
+/// How a pool was set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolSettings {
+    /// The number of the pool, as events name it.
+    pub pool: u32,
+    /// The number of the pool that it is private to.
+    pub parent: Option<u32>,
+    /// Its name ([`Pool::name`](crate::Pool::name)).
+    pub name: String,
+    /// The name of its device.
+    pub device: String,
+    /// The ordinal of its device.
+    pub device_ordinal: u32,
+    /// The memory of its device.
+    pub device_bytes: u64,
+    /// The backend.
+    pub backend: BackendKind,
+    /// The kind of memory.
+    pub kind: MemoryKind,
+    /// The hard limit at the beginning, or the quota of a private pool.
+    pub hard_limit_bytes: Option<u64>,
+    /// The options that were given, as in `GPUMEM_CONF` ([`conf`](crate::conf)), without `flight_recorder`.
+    pub conf: String,
+}
+
+impl PoolSettings {
+    pub(crate) fn new(setup: &Setup, backend: &dyn Source, limits: &Limits) -> Self {
+        let Setup { name, device, config, parent, .. } = setup;
+        Self {
+            pool: name.id().number() as u32,
+            parent: parent.as_ref().map(|parent| parent.name().id().number() as u32),
+            name: name.as_str().into(),
+            device: device.name().into(),
+            device_ordinal: device.ordinal(),
+            device_bytes: device.total_bytes(),
+            backend: backend.kind(),
+            kind: config.kind,
+            hard_limit_bytes: limits.hard_bytes(),
+            conf: Options { flight_recorder: None, ..config.given.clone() }.text(),
+        }
+    }
+}
+
+/// The memory of a pool, as long as it exists.
+#[derive(Clone, Default)]
+pub(crate) struct Gauge(Option<Weak<dyn Source>>);
+
+/// The figures of a pool at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) reserved_bytes: u64,
+    pub(crate) reserved_peak_bytes: u64,
+    pub(crate) in_use_bytes: u64,
+    pub(crate) block_count: u64,
+}
+
+impl Gauge {
+    pub(crate) fn new(backend: &Arc<dyn Source>) -> Self {
+        Self(Some(Arc::downgrade(backend)))
+    }
+
+    /// `None` if the pool is gone, or if the driver cannot be queried.
+    pub(crate) fn read(&self) -> Option<Figures> {
+        Figures::of(&*self.0.as_ref()?.upgrade()?)
+    }
+}
+
+impl Figures {
+    pub(crate) fn of(backend: &dyn Source) -> Option<Self> {
+        let (reserved, counts) = (backend.reserved().ok()?, backend.counts());
+        let own = (counts.in_use_bytes, counts.in_use_peak_bytes);
+        let (reserved_bytes, reserved_peak_bytes) =
+            reserved.map_or(own, |reserved| (reserved.current_bytes, reserved.peak_bytes));
+        let (in_use_bytes, block_count) = (counts.in_use_bytes, counts.block_count);
+        Some(Self { reserved_bytes, reserved_peak_bytes, in_use_bytes, block_count })
+    }
+}

@@ -1,0 +1,106 @@
+//! [`Book`]: the pools of a trace or flight recorder, with their settings and the names of their tags.
+
+use super::format;
+use crate::pool::{Figures, Gauge, Opening, PoolSettings};
+use crate::stats::Names;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[derive(Default)]
+pub(super) struct Book(Mutex<Vec<Entry>>);
+
+pub(super) struct Entry {
+    pub(super) settings: PoolSettings,
+    pub(super) names: Arc<Names>,
+    pub(super) gauge: Gauge,
+}
+
+impl Entry {
+    pub(super) fn new(opening: &Opening<'_>) -> Self {
+        let (names, gauge) = (Arc::clone(opening.names()), opening.gauge().clone());
+        Self { settings: opening.settings().clone(), names, gauge }
+    }
+
+    /// Returns whether the pool is gone: nobody else has its names.
+    fn is_gone(&self) -> bool {
+        Arc::strong_count(&self.names) == 1
+    }
+}
+
+impl Book {
+    pub(super) fn add(&self, entry: Entry) {
+        let mut entries = self.entries();
+        if entries.len() >= ENTRY_COUNT {
+            entries.retain(|entry| !entry.is_gone());
+        }
+        entries.push(entry);
+    }
+
+    /// The numbers of the pools that are gone.
+    pub(super) fn gone(&self) -> Vec<u32> {
+        self.entries().iter().filter(|entry| entry.is_gone()).map(|entry| entry.settings.pool).collect()
+    }
+
+    pub(super) fn remove(&self, pools: &[u32]) {
+        self.entries().retain(|entry| !pools.contains(&entry.settings.pool));
+    }
+
+    /// The figures of a pool that exists.
+    pub(super) fn figures(&self, pool: u32) -> Option<Figures> {
+        let gauge = self.entries().iter().find(|entry| entry.settings.pool == pool)?.gauge.clone();
+        gauge.read()
+    }
+
+    /// Adds the settings of the pools, and the names of the tags, that are not in `known`, and returns them: a pool and a tag, 0
+    /// for the settings.
+    pub(super) fn add_new(
+        &self,
+        bytes: &mut Vec<u8>,
+        pools_and_tags: impl Iterator<Item = (u32, u32)>,
+        known: &BTreeSet<(u32, u32)>,
+    ) -> BTreeSet<(u32, u32)> {
+        let mut new = BTreeSet::new();
+        for (pool, tag) in pools_and_tags {
+            new.extend([(pool, 0), (pool, tag)].into_iter().filter(|one| !known.contains(one)));
+        }
+        if new.is_empty() {
+            return new;
+        }
+        let entries = self.entries();
+        for (pool, tag) in &new {
+            let Some(entry) = entries.iter().find(|entry| entry.settings.pool == *pool) else { continue };
+            if *tag == 0 {
+                format::add_pool(bytes, &entry.settings);
+            } else if let Some(name) = u16::try_from(*tag).ok().and_then(|tag| entry.names.get(tag)) {
+                format::add_name(bytes, *pool, *tag, &name);
+            }
+        }
+        drop(entries);
+        new
+    }
+
+    /// The figures of all pools that exist.
+    pub(super) fn all_figures(&self) -> Vec<(u32, Figures)> {
+        let gauges: Vec<_> =
+            self.entries().iter().map(|entry| (entry.settings.pool, entry.gauge.clone())).collect();
+        gauges.into_iter().filter_map(|(pool, gauge)| Some((pool, gauge.read()?))).collect()
+    }
+
+    /// The number of a pool's tag; 0 for an unknown pool.
+    pub(super) fn tag(&self, pool: u32, tag: &str) -> u16 {
+        let entries = self.entries();
+        entries.iter().find(|entry| entry.settings.pool == pool).map_or(0, |entry| entry.names.number(tag))
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.entries().len()
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// With so many entries, those of pools that are gone are removed.
+const ENTRY_COUNT: usize = 256;

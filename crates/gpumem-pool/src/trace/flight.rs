@@ -1,0 +1,153 @@
+//! [`Flight`]: keeps the last events of its pools in memory, and writes them to a file when a request is refused.
+//!
+//! Each thread has a ring, in which new events overwrite the oldest: recording takes no lock and makes no system call but a
+//! clock reading. The refused thread copies the rings of all threads, which go on meanwhile, into a file in the format of a
+//! trace.
+
+use super::book::{Book, Entry};
+use super::event::Raw;
+use super::hooks::{self, Record, number, raw_of, whose};
+use super::ring::Overflow;
+use super::rings::Rings;
+use super::{file, format, numbered, recorder};
+use crate::config::FlightRecorder;
+use crate::device::{OrderEvent, OrderObserver};
+use crate::error::{OutOfMemory, PoolError};
+use crate::pool::{Adaptor, Change, Grant, Next, Opening, PoolId, Release, Request, Witness};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+pub(crate) struct Flight {
+    log: Arc<Log>,
+    path: PathBuf,
+    /// True once the file at the path is this recorder's.
+    is_own: Mutex<bool>,
+    /// The id of the process. A forked child writes no file, because its parent may.
+    process: u32,
+}
+
+/// The events and the pools.
+struct Log {
+    rings: Rings,
+    book: Book,
+}
+
+impl OrderObserver for Log {
+    fn note(&self, event: OrderEvent) {
+        self.rings.record(raw_of(event));
+    }
+}
+
+impl Flight {
+    /// The recorder of all pools of the process with this file, as long as one of them exists. `None` for no recorder.
+    pub(crate) fn of(option: &FlightRecorder) -> Option<Arc<Self>> {
+        static SHARED: Mutex<BTreeMap<PathBuf, Weak<Flight>>> = Mutex::new(BTreeMap::new());
+        let path = match option {
+            FlightRecorder::Off => return None,
+            FlightRecorder::On => numbered(&std::env::temp_dir().join("gpumem-%p.trace")),
+            FlightRecorder::File(path) => numbered(path),
+        };
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.retain(|_, recorder| recorder.strong_count() > 0);
+        if let Some(recorder) = shared.get(&path).and_then(Weak::upgrade) {
+            return Some(recorder);
+        }
+        let recorder = Arc::new(Self::new(&path));
+        shared.insert(path, Arc::downgrade(&recorder));
+        Some(recorder)
+    }
+
+    fn new(path: &Path) -> Self {
+        let log = Arc::new(Log { rings: Rings::new(Overflow::Oldest), book: Book::default() });
+        Self { log, path: path.into(), is_own: Mutex::new(false), process: std::process::id() }
+    }
+
+    /// The content of the file: the last events of all threads, and the report.
+    fn bytes(&self, pool: PoolId, report: &OutOfMemory) -> Vec<u8> {
+        let Log { rings, book } = &*self.log;
+        let (last, overwritten_count) = rings.last();
+        let mut bytes = recorder::first_bytes(recorder::trace_number(), 0, overwritten_count);
+        let mut known = BTreeSet::new();
+        for (thread, events) in &last {
+            let pools = events.iter().filter_map(|event| event.raw.whose());
+            known.extend(book.add_new(&mut bytes, pools, &known));
+            format::add_chunk(&mut bytes, *thread, 0, events);
+        }
+        let text = format!("{report:#}");
+        format::add_report(&mut bytes, number(pool), rings.now_ns(), &text);
+        bytes
+    }
+}
+
+impl Witness for Flight {
+    fn refused(&self, pool: PoolId, report: &OutOfMemory) -> Result<PathBuf, String> {
+        let failed = |problem: String| Err(format!("{}: {problem}", self.path.display()));
+        if std::process::id() != self.process {
+            return failed("a forked process does not write the file of its parent".into());
+        }
+        let tag = report.tag.as_deref().map_or(0, |tag| self.log.book.tag(number(pool), tag));
+        let stream = report.stream.map(|stream| stream.as_u64());
+        self.record(Raw::refused(whose(pool, tag), report.requested_bytes, stream, Some(report.refused_by)));
+        for (pool, figures) in self.log.book.all_figures() {
+            hooks::figures(self, pool, Some(figures));
+        }
+        let mut is_own = self.is_own.lock().unwrap_or_else(PoisonError::into_inner);
+        match file::put(&self.path, &self.bytes(pool, report), *is_own) {
+            Ok(()) => {
+                *is_own = true;
+                Ok(self.path.clone())
+            }
+            Err(error) => failed(error.to_string()),
+        }
+    }
+}
+
+impl Record for Flight {
+    /// They are recorded with their reports.
+    const RECORDS_REFUSALS: bool = false;
+
+    fn rings(&self) -> &Rings {
+        &self.log.rings
+    }
+
+    #[inline]
+    fn record(&self, raw: Raw) {
+        self.log.rings.record(raw);
+    }
+}
+
+impl Adaptor for Flight {
+    fn name(&self) -> &str {
+        "flight recorder"
+    }
+
+    fn open(&self, opening: &Opening<'_>) {
+        self.log.book.add(Entry::new(opening));
+        let log: Arc<dyn OrderObserver> = self.log.clone();
+        opening.device().watch().add(&log);
+    }
+
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        hooks::alloc(self, request, next)
+    }
+
+    fn free(&self, release: &Release<'_>) {
+        hooks::free(self, release);
+    }
+
+    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        hooks::resize(self, change);
+        Ok(())
+    }
+
+    fn shrink(&self, change: &Change<'_>) {
+        hooks::resize(self, change);
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.log.rings.close();
+    }
+}
