@@ -14,6 +14,7 @@
 //! calls. It includes the loop that reads the trace and stores the blocks, and the reading of the clock around each driver call
 //! (about 50 ns a call).
 
+pub mod fit;
 pub mod profiles;
 
 use crate::driver::call_counter::{self, Calls, Reading};
@@ -66,6 +67,44 @@ impl fmt::Display for StreamKind {
     }
 }
 
+/// Selects whether the pool may make a stream wait for another one to reuse its memory. Such waits are counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waits {
+    /// As in a program: if the profile, or an option, inserts waits.
+    #[default]
+    Profile,
+    /// Always.
+    On,
+    /// Never: the streams allow no waits.
+    Off,
+}
+
+impl Waits {
+    /// All, by name.
+    pub const ALL: [(&str, Self); 3] = [("profile", Self::Profile), ("on", Self::On), ("off", Self::Off)];
+}
+
+/// A name that is not the name of [`Waits`].
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0:?} does not say when to insert waits; use profile, on or off")]
+pub struct UnknownWaits(String);
+
+impl FromStr for Waits {
+    type Err = UnknownWaits;
+
+    fn from_str(name: &str) -> Result<Self, UnknownWaits> {
+        let known = Self::ALL.into_iter().find(|(known, _)| *known == name);
+        known.map(|(_, waits)| waits).ok_or_else(|| UnknownWaits(name.into()))
+    }
+}
+
+impl fmt::Display for Waits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = Self::ALL.into_iter().find(|(_, waits)| waits == self);
+        f.pad(known.map_or("", |(name, _)| name))
+    }
+}
+
 /// The settings of a replay.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
@@ -77,10 +116,32 @@ pub struct Setup {
     pub hard_limit: Option<Limit>,
     /// Options of the pool by name. They override all other fields.
     pub conf: String,
-    /// True if the pool may make a stream wait for another one to reuse its memory. Such waits are counted.
-    pub may_wait: bool,
+    /// The waits between streams.
+    pub waits: Waits,
     /// The owner of the streams.
     pub streams: StreamKind,
+}
+
+impl Setup {
+    /// The settings that the recorded program had, for the pool with the most allocated bytes; `None` if the trace does not state
+    /// them. The limit is left out if several pools shared the memory, because a replay has one pool.
+    #[must_use]
+    pub fn of_recording(trace: &Trace) -> Option<Self> {
+        let settings = trace.real_run().settings()?;
+        let is_alone = trace.real_run().pools.len() == 1;
+        Some(Self {
+            backend: Some(settings.backend),
+            tuning: without_limit(&settings.conf),
+            hard_limit: settings.hard_limit_bytes.filter(|_| is_alone).map(Limit::Bytes),
+            ..Self::default()
+        })
+    }
+}
+
+/// Removes the hard limit from options by name: it may be a share of another device.
+fn without_limit(conf: &str) -> String {
+    let is_limit = |item: &&str| item.starts_with("hard_limit:");
+    conf.split(',').filter(|item| !is_limit(item)).collect::<Vec<_>>().join(",")
 }
 
 /// A hard limit from the command line: an amount, or a multiple of a trace's peak live bytes.
@@ -138,6 +199,10 @@ pub struct Outcome {
     pub driver_time: Duration,
     /// The time of the events without the driver calls.
     pub host_time: Duration,
+    /// The number of requests that were refused in the recording.
+    pub recorded_refusal_count: u64,
+    /// The number of those that were refused again.
+    pub refusal_count: u64,
     /// The options that had no effect.
     pub ignored_options: Vec<IgnoredOption>,
 }
@@ -223,13 +288,20 @@ pub fn replay(
         late_calls: end.since(&middle).calls,
         driver_time,
         host_time: run.host_time,
+        recorded_refusal_count: trace.refused_count(),
+        refusal_count: run.refusal_count,
         ignored_options: pool.ignored_options(),
     })
 }
 
 fn build(device: &Device, setup: &Setup) -> Result<Pool, PoolError> {
     // All queries report pending work, so a pool at its limit would poll until its deadline for each block.
-    let mut builder = Pool::builder(device).conf("wait_deadline_ms:0")?.conf(&setup.tuning)?;
+    let builder = Pool::builder(device).conf(&setup.tuning)?.conf("wait_deadline_ms:0")?;
+    let mut builder = match setup.waits {
+        Waits::Profile => builder,
+        Waits::On => builder.conf("inserted_waits:true")?,
+        Waits::Off => builder.conf("inserted_waits:false")?,
+    };
     if let Some(backend) = setup.backend {
         builder = builder.backend(backend);
     }
@@ -252,7 +324,7 @@ impl Streams {
         let mut streams = Self { device: device.clone(), wrapped: Vec::new(), raw: Vec::new() };
         for _ in 0..count {
             let builder = Stream::builder(device);
-            let builder = if setup.may_wait { builder } else { builder.no_waits() };
+            let builder = if setup.waits == Waits::Off { builder.no_waits() } else { builder };
             let stream = match setup.streams {
                 StreamKind::Own => builder.build()?,
                 // SAFETY: the stream is destroyed after its last handle is dropped.
@@ -301,6 +373,7 @@ struct Run<'a, F> {
     /// The streams of the last allocations: the last one, and the last different one before it.
     named: [u16; 2],
     done_count: usize,
+    refusal_count: u64,
     host_time: Duration,
     on_progress: F,
 }
@@ -316,6 +389,7 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
             blocks,
             named: [0; 2],
             done_count: 0,
+            refusal_count: 0,
             host_time: Duration::ZERO,
             on_progress,
         }
@@ -355,6 +429,14 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
                 if let Some((block, _)) = self.blocks[slot as usize].take() {
                     // SAFETY: a replay queues no work on blocks.
                     unsafe { block.free_completed() };
+                }
+            }
+            // The program went on without the block.
+            Event::Refused { stream, size_bytes } => {
+                match self.pool.alloc(size_bytes, &self.streams.wrapped[usize::from(stream)]) {
+                    Ok(block) => drop(block),
+                    Err(error) if error.is_out_of_memory() => self.refusal_count += 1,
+                    Err(error) => return Err(self.failed(error)),
                 }
             }
             // The memory must not be reused yet, on its own stream neither, so the block is kept until `Complete`.

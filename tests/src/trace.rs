@@ -6,15 +6,21 @@
 
 mod error;
 mod header;
+mod pytorch;
 mod random;
 mod read;
+mod real;
 mod recorded;
+mod rmm;
+mod snapshot;
 mod synthetic;
 mod tags;
 
 pub use error::TraceError;
 pub use header::{Header, Peer};
 pub use random::random_program;
+pub use real::RealRun;
+pub use snapshot::snapshot;
 pub use synthetic::{Synthetic, UnknownSynthetic};
 pub use tags::TagSum;
 
@@ -45,6 +51,13 @@ pub enum Event {
         /// The slot.
         slot: u32,
     },
+    /// A request that was refused when the program was recorded.
+    Refused {
+        /// The stream.
+        stream: u16,
+        /// The requested bytes.
+        size_bytes: u64,
+    },
 }
 
 /// The allocations and frees of a program.
@@ -59,6 +72,8 @@ pub struct Trace {
     tags: Vec<TagSum>,
     /// Notes on missing parts of a recording.
     notes: Vec<String>,
+    /// The recorded program.
+    real: RealRun,
 }
 
 /// The peaks of live memory.
@@ -92,7 +107,20 @@ impl Trace {
     /// The number of allocations and frees. A deferred free counts as one operation.
     #[must_use]
     pub fn operation_count(&self) -> u64 {
-        self.events.iter().filter(|event| !matches!(event, Event::Complete { .. })).count() as u64
+        let counts = |event: &&Event| !matches!(event, Event::Complete { .. } | Event::Refused { .. });
+        self.events.iter().filter(counts).count() as u64
+    }
+
+    /// The number of requests that were refused when the program was recorded.
+    #[must_use]
+    pub fn refused_count(&self) -> u64 {
+        self.events.iter().filter(|event| matches!(event, Event::Refused { .. })).count() as u64
+    }
+
+    /// Returns what the recording states of the program: its settings, and the memory that it reserved.
+    #[must_use]
+    pub fn real_run(&self) -> &RealRun {
+        &self.real
     }
 
     /// The number of slots.
@@ -137,7 +165,7 @@ impl Trace {
                     let (stream, size_bytes) = blocks[slot as usize];
                     streams[stream].0 = streams[stream].0.saturating_sub(size_bytes);
                 }
-                Event::FreeUsed { .. } => {}
+                Event::FreeUsed { .. } | Event::Refused { .. } => {}
             }
         }
         streams.iter().fold(0, |sum: u64, (_, peak_bytes)| sum.saturating_add(*peak_bytes))
@@ -173,6 +201,7 @@ enum What {
     Alloc,
     Free,
     Complete,
+    Refused,
 }
 
 #[derive(Clone, Copy)]
@@ -206,6 +235,22 @@ impl Builder {
         self.events.push((What::Complete, block));
     }
 
+    /// Adds a request that was refused.
+    fn refuse(&mut self, size_bytes: u64, stream: u16) {
+        let block = self.alloc(size_bytes, stream);
+        if let Some(event) = self.events.last_mut() {
+            *event = (What::Refused, block);
+        }
+    }
+
+    /// Adds blocks, of these sizes and streams, that were live before the first event, and returns their numbers.
+    fn alloc_before(&mut self, blocks: &[(u64, u16)]) -> Vec<u32> {
+        let events = core::mem::take(&mut self.events);
+        let numbers = blocks.iter().map(|(size_bytes, stream)| self.alloc(*size_bytes, *stream)).collect();
+        self.events.extend(events);
+        numbers
+    }
+
     /// Allocates and immediately frees a block.
     fn touch(&mut self, size_bytes: u64, stream: u16) {
         let block = self.alloc(size_bytes, stream);
@@ -224,7 +269,7 @@ impl Builder {
                     slot_count += 1;
                     slot_count - 1
                 });
-            } else if what == What::Complete || !is_deferred {
+            } else if what == What::Complete || what == What::Free && !is_deferred {
                 vacant.push(*slot);
             }
             let slot = *slot;
@@ -233,12 +278,13 @@ impl Builder {
                 What::Free if is_deferred => Event::FreeUsed { slot },
                 What::Free => Event::Free { slot },
                 What::Complete => Event::Complete { slot },
+                What::Refused => Event::Refused { stream, size_bytes },
             }
         });
         let events: Vec<Event> = events.collect();
         let peaks = peaks(&events, slot_count);
         let (stream_count, tags, notes) = (self.stream_count, Vec::new(), Vec::new());
-        Trace { header, events, slot_count, stream_count, peaks, tags, notes }
+        Trace { header, events, slot_count, stream_count, peaks, tags, notes, real: RealRun::default() }
     }
 }
 
@@ -259,6 +305,7 @@ fn peaks(events: &[Event], slot_count: u32) -> Peaks {
                 deferred_bytes += sizes[slot as usize];
             }
             Event::Complete { slot } => deferred_bytes -= sizes[slot as usize],
+            Event::Refused { .. } => {}
         }
         live_peak_bytes = live_peak_bytes.max(live_bytes);
         sum_peak_bytes = sum_peak_bytes.max(live_bytes + deferred_bytes);

@@ -5,8 +5,8 @@
 use gpumem_sim::SimConfig;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::pool::{BackendKind, Device, Limit, Profile};
-use gpumem_tests::replay::profiles;
-use gpumem_tests::replay::{Outcome, Setup, StreamKind, TraceLimit, replay};
+use gpumem_tests::replay::{Outcome, Setup, StreamKind, TraceLimit, Waits, replay};
+use gpumem_tests::replay::{fit, profiles};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::trace::{Event, Synthetic, Trace};
 
@@ -25,7 +25,7 @@ gpumem_tests::cases! {
 }
 
 fn run(trace: &Trace, driver: &Driver, backend: BackendKind) -> Outcome {
-    let setup = Setup { backend: Some(backend), ..Setup::default() };
+    let setup = Setup { backend: Some(backend), waits: Waits::Off, ..Setup::default() };
     replay(trace, driver, &setup, |_| ()).unwrap()
 }
 
@@ -52,8 +52,8 @@ fn a_recorded_program_may_bring_its_own_streams() {
         for may_wait in [false, true].into_iter().filter(|may_wait| has_several || !may_wait) {
             let of = |streams| {
                 let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
-                let tuning = format!("inserted_waits:{may_wait}");
-                let setup = Setup { tuning, may_wait, streams, ..Setup::default() };
+                let waits = if may_wait { Waits::On } else { Waits::Off };
+                let setup = Setup { waits, streams, ..Setup::default() };
                 replay(&trace, &driver, &setup, |_| ()).unwrap()
             };
             let [own, foreign, long_lived] =
@@ -131,7 +131,7 @@ fn a_limit_is_kept_by_waiting_for_the_device() {
     let free = run(&trace, &driver, BackendKind::Caching);
     let limit_bytes = trace.floor_bytes().next_multiple_of(2 << 20);
     assert!(free.device_wait_count() == 0 && free.peak_reserved_bytes > limit_bytes, "{free:?}");
-    let setup = Setup { hard_limit: Some(Limit::Bytes(limit_bytes)), ..Setup::default() };
+    let setup = Setup { hard_limit: Some(Limit::Bytes(limit_bytes)), waits: Waits::Off, ..Setup::default() };
     let tight = replay(&trace, &driver, &setup, |_| ()).unwrap();
     assert!(tight.device_wait_count() > 0 && tight.peak_reserved_bytes <= limit_bytes, "{tight:?}");
 }
@@ -195,4 +195,84 @@ fn driver_time_is_the_virtual_clocks() {
     assert_eq!(at(false, 100), at(false, 100));
     assert_eq!(at(false, 100) * 3, at(false, 300));
     assert!(at(true, 100) >= at(false, 100));
+}
+
+/// With the waits that the profile has, memory of one stream goes to another, as in a program.
+#[test]
+fn waits_are_those_of_the_profile() {
+    let trace = prefetch().prefix(20_000);
+    let with = |profile: Profile, waits| {
+        let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+        let setup = Setup { tuning: format!("profile:{profile}"), waits, ..Setup::default() };
+        let outcome = replay(&trace, &driver, &setup, |_| ()).unwrap();
+        (outcome.peak_reserved_bytes, outcome.calls.cuStreamWaitEvent)
+    };
+    let [own, on, off] = [Waits::Profile, Waits::On, Waits::Off].map(|waits| with(Profile::Balanced, waits));
+    assert!(own == on && own.0 < off.0 && own.1 > 0 && off.1 == 0, "{own:?} {on:?} {off:?}");
+    // `fast` inserts none.
+    assert_eq!(with(Profile::Fast, Waits::Profile).1, 0);
+    for (name, waits) in Waits::ALL {
+        assert_eq!((name.parse::<Waits>().unwrap(), waits.to_string()), (waits, name.into()));
+    }
+    assert!("sometimes".parse::<Waits>().unwrap_err().to_string().contains("profile, on or off"));
+}
+
+/// The smallest limit is the bound between limits that are too small and limits that suffice.
+#[test]
+fn the_smallest_limit_of_each_profile_is_found() {
+    let trace = prefetch().prefix(6000);
+    let driver =
+        || Ok::<_, gpumem_tests::replay::ReplayError>(gpumem_sim::driver(SimConfig::h200().races(false))?);
+    let mut found_bytes = Vec::new();
+    for candidate in fit::CANDIDATES {
+        let mut tried = Vec::new();
+        let found = fit::find_limit(&trace, candidate, &Setup::default(), driver, |limit| tried.push(limit));
+        let found = found.unwrap().unwrap();
+        assert_eq!(tried[0], None, "first without a limit");
+        assert!(tried.len() >= 2 && tried.len() < 24, "{candidate}: {tried:?}");
+        let attempt = |limit_bytes| {
+            let setup = Setup { hard_limit: Some(Limit::Bytes(limit_bytes)), ..Setup::default() };
+            candidate.attempt(&trace, &driver().unwrap(), &setup).unwrap()
+        };
+        assert!(attempt(found.limit_bytes).fit().is_some(), "{candidate}: {found:?}");
+        let below = attempt(found.limit_bytes - found.step_bytes);
+        assert!(
+            matches!(&below, fit::Attempt::Refused { report, .. } if report.limit_bytes.is_some()),
+            "{below:?}"
+        );
+        assert!(found.limit_bytes >= trace.peaks().live_bytes);
+        assert!(
+            found.outcome.peak_reserved_bytes <= found.limit_bytes
+                || candidate.backend == BackendKind::Native
+        );
+        found_bytes.push(found.limit_bytes);
+    }
+    // `tight` needs no more than the others.
+    assert!(found_bytes[2] <= found_bytes[1] && found_bytes[1] <= found_bytes[0], "{found_bytes:?}");
+}
+
+/// Of the candidates that fit, the one with the least driver time is the best; a refused request is a result.
+#[test]
+fn the_best_settings_fit_with_the_least_driver_time() {
+    let trace = Synthetic::Varlen.trace(3, 8);
+    let attempts = |limit: Option<TraceLimit>| {
+        let setup = Setup { hard_limit: limit.map(|limit| limit.of(&trace)), ..Setup::default() };
+        let of = |candidate: fit::Candidate| {
+            let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+            (candidate, candidate.attempt(&trace, &driver, &setup).unwrap())
+        };
+        fit::CANDIDATES.map(of)
+    };
+    let free = attempts(None);
+    assert!(free.iter().all(|(_, attempt)| attempt.fit().is_some()));
+    let time = |candidate| {
+        let (_, attempt) = free.iter().find(|(other, _)| *other == candidate).unwrap();
+        attempt.fit().unwrap().driver_time
+    };
+    let best = fit::best(&free).unwrap();
+    assert!(fit::CANDIDATES.iter().all(|other| time(best) <= time(*other)));
+    assert!(best.conf().starts_with("backend:"), "{}", best.conf());
+    let none = attempts(Some(TraceLimit::TimesPeak(0.9)));
+    assert!(none.iter().all(|(_, attempt)| matches!(attempt, fit::Attempt::Refused { .. })));
+    assert_eq!(fit::best(&none), None);
 }

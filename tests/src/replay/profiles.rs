@@ -4,7 +4,7 @@
 //! program that `tight` completes and another profile does not; it states the request that was refused.
 
 use crate::pool::{OutOfMemory, Profile};
-use crate::replay::{Outcome, ReplayError, Setup, TraceLimit, replay};
+use crate::replay::{Outcome, ReplayError, Setup, TraceLimit, Waits, replay};
 use crate::trace::{Trace, random_program};
 use core::fmt;
 use core::time::Duration;
@@ -135,7 +135,8 @@ pub fn compare(seed: u64, factor: f64) -> Result<Comparison, ReplayError> {
 pub fn run(trace: &Trace, factor: f64, profile: Profile) -> Result<Fit, ReplayError> {
     let driver = gpumem_sim::driver(SimConfig::h200().races(false))?;
     let setup = Setup {
-        tuning: format!("profile:{profile},inserted_waits:false"),
+        tuning: format!("profile:{profile}"),
+        waits: Waits::Off,
         hard_limit: Some(TraceLimit::TimesPeak(factor).of(trace)),
         ..Setup::default()
     };

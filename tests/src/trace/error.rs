@@ -35,8 +35,8 @@ pub enum Problem {
     Recording(#[from] ReadError),
     /// The first line is not a header.
     #[error(
-        "no header: this is neither a recording of gpumem (GPUMEM_TRACE=FILE) nor a trace in text, which begins with a line \
-         `#{{\"format\":1,…}}`"
+        "no header: this is no recording of gpumem (GPUMEM_TRACE=FILE), no memory snapshot of PyTorch, no log of RMM, and no trace \
+         in text, which begins with a line `#{{\"format\":1,…}}`"
     )]
     NoHeader,
     /// The header is not valid JSON, or lacks a field.
@@ -54,6 +54,21 @@ pub enum Problem {
     /// A field that is not a number, or too large.
     #[error("invalid number {0:?}; expected a whole number below 2^64")]
     Number(String),
+    /// A line of an RMM log that is not an event.
+    #[error("invalid line {0:?} of an RMM log; expected Thread,Time,Action,Pointer,Size,Stream")]
+    RmmLine(String),
+    /// A file that begins like a pickle but is not a snapshot of PyTorch.
+    #[error(
+        "this pickle is not a memory snapshot of PyTorch: {0}; write one with torch.cuda.memory._dump_snapshot after \
+         torch.cuda.memory._record_memory_history"
+    )]
+    Snapshot(String),
+    /// A snapshot without events.
+    #[error(
+        "the snapshot has no history of allocations; call torch.cuda.memory._record_memory_history(max_entries=…) before the \
+         part of the program to record"
+    )]
+    NoHistory,
     /// An id that was never allocated.
     #[error("block {0} was never allocated")]
     Unknown(u64),

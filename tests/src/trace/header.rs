@@ -39,9 +39,20 @@ impl Header {
     }
 
     /// The header of a trace recorded with `GPUMEM_TRACE`.
-    pub(super) fn recorded(name: &str, run_seconds: f64) -> Self {
+    pub(super) fn recorded(name: &str, run_seconds: f64, peak_reserved_bytes: Option<u64>) -> Self {
         let what = "recorded with GPUMEM_TRACE".into();
-        Self { name: name.into(), what, run_seconds: Some(run_seconds), ..Self::default() }
+        Self::of_program(name, what, Some(run_seconds), peak_reserved_bytes.map(|bytes| ("recorded", bytes)))
+    }
+
+    /// The header of a trace of a program, and the memory that an allocator reserved for it.
+    pub(super) fn of_program(
+        name: &str,
+        what: String,
+        run_seconds: Option<f64>,
+        reserved: Option<(&str, u64)>,
+    ) -> Self {
+        let peak_reserved_bytes = reserved.into_iter().map(|(name, bytes)| (name.into(), bytes)).collect();
+        Self { name: name.into(), what, run_seconds, peak_reserved_bytes, ..Self::default() }
     }
 
     pub(super) fn parse(line: &[u8], file_name: &str) -> Result<Self, Problem> {

@@ -1,8 +1,9 @@
-//! Reads a trace: text, gzip or a recording, distinguished by its first bytes. No input causes a panic or unbounded memory.
+//! Reads a trace: text, a recording, a snapshot of PyTorch or a log of RMM, compressed or not, distinguished by its first bytes. No
+//! input causes a panic or unbounded memory.
 
 use super::error::{Problem, TraceError};
-use super::{Builder, Header, Trace, recorded};
-use crate::pool::trace::is_trace;
+use super::{Builder, Header, Trace, pytorch, recorded, rmm};
+use crate::pool::trace::{Recording, is_trace};
 use flate2::bufread::MultiGzDecoder;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,9 +20,15 @@ impl Trace {
     /// each other.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let path = path.as_ref();
-        let unopened = |error| TraceError { file: path.into(), line: 0, problem: Problem::Io(error) };
-        let file = File::open(path).map_err(unopened)?;
-        Self::read_from(BufReader::with_capacity(1 << 16, file), path)
+        let failed = |problem| TraceError { file: path.into(), line: 0, problem };
+        let file = File::open(path).map_err(|error| failed(Problem::Io(error)))?;
+        let mut source = BufReader::with_capacity(1 << 16, file);
+        if source.fill_buf().is_ok_and(is_trace) {
+            // By its path, with the earlier parts beside it.
+            let recording = Recording::read(path).map_err(|error| failed(error.into()))?;
+            return recorded::convert(recording, stem(path)).map_err(failed);
+        }
+        Self::read_from(source, path)
     }
 
     /// Reads a trace from a reader. Errors name `path`.
@@ -32,19 +39,28 @@ impl Trace {
     pub fn read_from(mut source: impl BufRead, path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let path = path.as_ref();
         let mut line = 1;
-        let start = source.fill_buf().map(|bytes| (bytes.starts_with(&GZIP_MAGIC), is_trace(bytes)));
-        let trace = match start {
+        let trace = match source.fill_buf().map(|bytes| bytes.starts_with(&GZIP_MAGIC)) {
             Err(error) => Err(Problem::Io(error)),
-            Ok((true, _)) => read(BufReader::new(MultiGzDecoder::new(source)), path, &mut line),
-            Ok((false, true)) => recorded::read(source, stem(path)),
-            Ok((false, false)) => read(source, path, &mut line),
+            Ok(true) => read_any(BufReader::new(MultiGzDecoder::new(source)), path, &mut line),
+            Ok(false) => read_any(source, path, &mut line),
         };
         trace.map_err(|problem| TraceError { file: path.into(), line, problem })
     }
 }
 
+/// Reads an uncompressed file.
+fn read_any(mut source: impl BufRead, path: &Path, line: &mut u64) -> Result<Trace, Problem> {
+    let start = source.fill_buf().map_err(problem_of)?;
+    match start {
+        start if is_trace(start) => recorded::read(source, stem(path)),
+        start if pytorch::is_snapshot(start) => pytorch::read(source, stem(path)),
+        start if rmm::is_log(start) => rmm::read(source, stem(path), line),
+        _ => read(source, path, line),
+    }
+}
+
 fn read(source: impl BufRead, path: &Path, line_number: &mut u64) -> Result<Trace, Problem> {
-    let mut lines = Lines { source, line: Vec::new() };
+    let mut lines = Lines::new(source);
     let first = lines.next(HEADER_BYTES_MAX)?.ok_or(Problem::NoHeader)?;
     let header = Header::parse(first, stem(path))?;
     let mut reader = Reader::default();
@@ -66,14 +82,18 @@ fn stem(path: &Path) -> &str {
 }
 
 /// Reads lines up to a maximum length.
-struct Lines<S> {
+pub(super) struct Lines<S> {
     source: S,
     line: Vec<u8>,
 }
 
 impl<S: BufRead> Lines<S> {
+    pub(super) fn new(source: S) -> Self {
+        Self { source, line: Vec::new() }
+    }
+
     /// The next line without its line break; `None` at the end of the file.
-    fn next(&mut self, size_bytes_max: usize) -> Result<Option<&[u8]>, Problem> {
+    pub(super) fn next(&mut self, size_bytes_max: usize) -> Result<Option<&[u8]>, Problem> {
         self.line.clear();
         let mut limited = self.source.by_ref().take(size_bytes_max as u64 + 1);
         limited.read_until(b'\n', &mut self.line).map_err(problem_of)?;
@@ -195,14 +215,14 @@ fn number(field: &[u8]) -> Result<u64, Problem> {
 }
 
 /// The start of a line, for an error.
-fn shown(line: &[u8]) -> String {
+pub(super) fn shown(line: &[u8]) -> String {
     String::from_utf8_lossy(line).chars().take(60).collect()
 }
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// A header may list the start of each step of the program.
 const HEADER_BYTES_MAX: usize = 16 << 20;
-const LINE_BYTES_MAX: usize = 256;
+pub(super) const LINE_BYTES_MAX: usize = 256;
 /// An event takes 8 bytes while reading and 16 afterwards, and its block about as much.
-const EVENT_COUNT_MAX: usize = 1 << 26;
+pub(super) const EVENT_COUNT_MAX: usize = 1 << 26;
 pub(super) const STREAM_COUNT_MAX: usize = 1 << 10;

@@ -4,34 +4,53 @@
 //! A block that other streams used is freed at its `f` line. The free takes effect at the first point where the block's own
 //! stream is ordered behind those uses, by waits of that stream through any streams and events, or by a wait of the host. Each
 //! growth of a growable block becomes a block of its own. Events lost while recording are repaired: if a live address is
-//! allocated again, the old block is freed first; a free of an unknown address is skipped.
+//! allocated again, the old block is freed first. A block that is freed, and whose allocation is missing, was live at the
+//! beginning; without its size (files before version 3) the free is skipped. A flight recorder also states how much memory was in
+//! use in the end: what its events do not account for becomes one block that is live from the beginning to the end.
 
 use super::error::Problem;
 use super::tags::TagSums;
-use super::{Builder, Header, Trace};
+use super::{Builder, Header, RealRun, Trace};
+use crate::pool::Bytes;
 use crate::pool::trace::{Event, Recording, Tail, What};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
 /// Reads a recording, with notes on its missing parts.
 pub(super) fn read(source: impl Read, name: &str) -> Result<Trace, Problem> {
-    let recording = Recording::read_from(source)?;
+    convert(Recording::read_from(source)?, name)
+}
+
+/// Converts a recording.
+pub(super) fn convert(recording: Recording, name: &str) -> Result<Trace, Problem> {
     let mut converter = Converter::default();
+    converter.begin(&recording)?;
     for (index, event) in (1..).zip(&recording.events) {
         converter.event(&recording, index, event)?;
     }
-    let Recording { events, dropped_count, tail, .. } = recording;
+    let older_bytes = converter.add_older(&recording);
+    let real = RealRun::of(&recording);
+    let Recording { events, dropped_count, tail, part, overwritten_count, .. } = recording;
     let made_up_count = converter.made_up_count;
     let (tags, nameless) = std::mem::take(&mut converter.tags).finish();
     let run_ns = events.last().map_or(0, |last| last.time_ns - events[0].time_ns);
-    let header = Header::recorded(name, run_ns as f64 / 1e9);
+    let header = Header::recorded(name, run_ns as f64 / 1e9, real.peak_reserved_bytes);
     let mut trace = converter.finish().finish(header);
     let lost = (dropped_count > 0).then(|| format!("{dropped_count} events were lost while recording"));
     let made_up = (made_up_count > 0)
         .then(|| format!("{made_up_count} frees without a block, or blocks without a free"));
-    trace.tags = tags;
+    let before_count = overwritten_count + u64::from(part);
+    let missing = (before_count > 0).then(|| match (part, older_bytes) {
+        (0, 0) => "the recording has only the last events of the program".into(),
+        (0, _) => format!(
+            "the recording has only the last events of the program; {} in blocks that are older are one block here",
+            Bytes(older_bytes)
+        ),
+        _ => "the beginning of the trace is gone; it starts with the blocks that were live".into(),
+    });
+    (trace.tags, trace.real) = (tags, real);
     let notes = tail.map(|tail: Tail| tail.to_string()).into_iter().chain(lost).chain(made_up);
-    trace.notes = notes.chain(nameless).collect();
+    trace.notes = notes.chain(missing).chain(nameless).collect();
     Ok(trace)
 }
 
@@ -77,6 +96,54 @@ struct Pending {
 }
 
 impl Converter {
+    /// Adds the blocks that were live before the first event: the recording has their frees only.
+    fn begin(&mut self, recording: &Recording) -> Result<(), Problem> {
+        let mut known: HashSet<(u32, u64)> = HashSet::new();
+        for event in &recording.events {
+            match event.what {
+                What::Alloc { pool, address, .. } => {
+                    known.insert((pool, address));
+                }
+                What::Free { pool, address, stream, size_bytes, .. }
+                    if !known.remove(&(pool, address)) && size_bytes > 0 =>
+                {
+                    let stream = self.stream(stream)?;
+                    let block = self.builder.alloc(size_bytes, stream);
+                    let tag = self.tags.place(recording, pool, 0);
+                    self.tags.grow(tag, size_bytes, true);
+                    let live = Live { block, users: Vec::new(), size_bytes, tag };
+                    // An address that was freed twice without a block in between cannot be one.
+                    self.live.entry((pool, address)).or_insert(live);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a block for the memory of blocks that the events of a flight recorder do not have, and returns its size.
+    fn add_older(&mut self, recording: &Recording) -> u64 {
+        if recording.overwritten_count == 0 {
+            return 0;
+        }
+        let mut in_use: HashMap<u32, u64> = HashMap::new();
+        for event in &recording.events {
+            if let What::InUse { pool, in_use_bytes, .. } = event.what {
+                in_use.insert(pool, in_use_bytes);
+            }
+        }
+        let in_use_bytes = in_use.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        let known = self.live.values().map(|live| live.size_bytes);
+        let growing =
+            self.growing.values().flat_map(|growing| growing.pieces.iter().map(|(_, bytes)| *bytes));
+        let known_bytes = known.chain(growing).fold(0, u64::saturating_add);
+        let older_bytes = in_use_bytes.saturating_sub(known_bytes);
+        if older_bytes > 0 {
+            self.builder.alloc_before(&[(older_bytes, 0)]);
+        }
+        older_bytes
+    }
+
     fn event(&mut self, recording: &Recording, index: u64, event: &Event) -> Result<(), Problem> {
         match event.what {
             What::Alloc { pool, address, size_bytes, stream, tag } => {
@@ -94,7 +161,7 @@ impl Converter {
                 let of_growing = self.growing.get_mut(&(pool, address)).map(|growing| &mut growing.users);
                 of_block.or(of_growing).into_iter().for_each(|users| users.push(stream));
             }
-            What::Free { pool, address, stream, is_complete } => match self.free(pool, address) {
+            What::Free { pool, address, stream, is_complete, .. } => match self.free(pool, address) {
                 None => self.made_up_count += 1,
                 Some(Live { block, users, .. }) => {
                     if !is_complete {
@@ -109,6 +176,10 @@ impl Converter {
                 if size_bytes > 0 {
                     self.growing.insert((pool, address), growing);
                 }
+            }
+            What::Refused { size_bytes, stream, .. } => {
+                let stream = stream.map_or(Ok(0), |stream| self.stream(stream))?;
+                self.builder.refuse(size_bytes, stream);
             }
             What::Wait { stream, source } => {
                 let mut known = self.after.get(&source).cloned().unwrap_or_default();
@@ -236,7 +307,7 @@ fn join(into: &mut HashMap<u64, u64>, known: &HashMap<u64, u64>) {
 #[cfg(test)]
 mod tests {
     use crate::pool::trace::Trace as Recorder;
-    use crate::pool::{BackendKind, Block, Device, Pool, Stream};
+    use crate::pool::{BackendKind, Block, Device, FlightRecorder, Pool, Stream};
     use crate::replay::{Setup, replay};
 
     use crate::trace::{Event, TagSum, Trace};
@@ -252,7 +323,8 @@ mod tests {
         let path = scratch("replayed");
         let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
         let device = Device::new(&driver, 0).unwrap();
-        let pool = Pool::builder(&device).adaptor(Recorder::create(&path).unwrap()).build().unwrap();
+        let builder = Pool::builder(&device).conf("profile:tight,hard_limit:1GiB").unwrap();
+        let pool = builder.adaptor(Recorder::create(&path).unwrap()).build().unwrap();
         let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
         let kept: Vec<Block> = (1..50).map(|step| pool.alloc(step * 1000, &home).unwrap()).collect();
         let forward = pool.scope("forward");
@@ -297,6 +369,19 @@ mod tests {
         let cut = Trace::read_from(&bytes[..bytes.len() - 1], &path).unwrap();
         let notes = cut.disagreements();
         assert!(notes.len() == 1 && notes[0].contains("cut short at byte"), "{notes:?}");
+        // The settings and the memory of the recorded program, which a replay with the same settings reproduces.
+        let real = trace.real_run();
+        let settings = real.settings().unwrap();
+        assert_eq!(
+            (settings.hard_limit_bytes, &*settings.conf),
+            (Some(1 << 30), "profile:tight,hard_limit:1GiB")
+        );
+        let setup = Setup::of_recording(&trace).unwrap();
+        let outcome = replay(&trace, &gpumem_sim::driver(SimConfig::new()).unwrap(), &setup, |_| ()).unwrap();
+        assert_eq!((Some(outcome.backend), outcome.refusal_count), (setup.backend, 0));
+        assert_eq!(real.peak_reserved_bytes, Some(outcome.peak_reserved_bytes), "{outcome:?}");
+        assert_eq!(trace.header().peers().next().unwrap().peak_reserved_bytes, outcome.peak_reserved_bytes);
+
         let error = Trace::read_from(&bytes[..12], &path).unwrap_err().to_string();
         assert!(error.contains("this file is not a gpumem trace"), "{error}");
         // Copies the file without the chunks that hold names.
@@ -317,6 +402,68 @@ mod tests {
         assert!(name.starts_with("tag 2 of pool") && trace.tags().len() == 3, "{name}");
         std::fs::remove_file(path).unwrap();
         drop(std::mem::ManuallyDrop::into_inner(left));
+    }
+
+    /// Requests that the program was refused are tried again, and do not end the replay.
+    #[test]
+    fn refused_requests_are_tried_again() {
+        let path = scratch("refused");
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let device = Device::new(&driver, 0).unwrap();
+        let builder = Pool::builder(&device).hard_limit(64 << 20);
+        let pool = builder.adaptor(Recorder::create(&path).unwrap()).build().unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let held = pool.alloc(40 << 20, &stream).unwrap();
+        assert!(pool.alloc(50 << 20, &stream).is_err());
+        drop(held);
+        drop((pool.alloc(50 << 20, &stream).unwrap(), pool));
+        let trace = Trace::read(&path).unwrap();
+        assert_eq!(trace.events()[1], Event::Refused { stream: 0, size_bytes: 50 << 20 });
+        assert_eq!((trace.refused_count(), trace.operation_count()), (1, 4));
+        assert_eq!((trace.peaks().live_bytes, trace.floor_bytes()), (50 << 20, 50 << 20));
+        let refused_again = |limit_bytes: u64| {
+            let setup = Setup { hard_limit: Some(limit_bytes.into()), ..Setup::default() };
+            let outcome = replay(&trace, &driver, &setup, |_| ()).unwrap();
+            (outcome.recorded_refusal_count, outcome.refusal_count)
+        };
+        assert_eq!((refused_again(64 << 20), refused_again(128 << 20)), ((1, 1), (1, 0)));
+        assert_eq!(Setup::of_recording(&trace).unwrap().hard_limit, Some((64 << 20).into()));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    /// A flight recorder's file has the last events only. What is older and still in use is live from the beginning.
+    #[test]
+    fn a_flight_record_is_replayed_with_the_memory_in_use() {
+        let path = scratch("flight");
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let device = Device::new(&driver, 0).unwrap();
+        let builder = Pool::builder(&device).hard_limit(64 << 20);
+        let pool = builder.flight_recorder(FlightRecorder::File(path.clone())).build().unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let old = pool.alloc(30 << 20, &stream).unwrap();
+        let freed_late = pool.alloc(2 << 20, &stream).unwrap();
+        (0..4000).for_each(|_| drop(pool.alloc(4096, &stream).unwrap()));
+        drop(freed_late);
+        let new = pool.alloc(10 << 20, &stream).unwrap();
+        let error = pool.alloc(25 << 20, &stream).unwrap_err();
+        let trace = Trace::read(&path).unwrap();
+        let notes = trace.disagreements();
+        assert!(notes.len() == 1 && notes[0].contains("30.000 MiB in blocks that are older"), "{notes:?}");
+        let is_of = |event: &Event, bytes: u64| matches!(event, Event::Alloc { size_bytes, .. } if *size_bytes == bytes);
+        assert!(is_of(&trace.events()[0], 30 << 20));
+        assert_eq!(trace.events().iter().filter(|event| is_of(event, 2 << 20)).count(), 1);
+        assert_eq!(trace.events().last(), Some(&Event::Refused { stream: 0, size_bytes: 25 << 20 }));
+        assert_eq!(trace.peaks().live_bytes, 40 << 20);
+        assert_eq!(
+            trace.real_run().reports,
+            [format!("{:#}", error.out_of_memory().unwrap())
+                .lines()
+                .take_while(|line| !line.contains("the last requests"))
+                .collect::<Vec<_>>()
+                .join("\n")]
+        );
+        drop((old, new));
+        std::fs::remove_file(path).unwrap();
     }
 
     /// Each growth of a growable block becomes a block; memory given up by a shrink waits for its users.

@@ -194,6 +194,7 @@ proptest! {
                     prop_assert!(std::mem::replace(&mut is_taken[slot as usize], false));
                 }
                 Event::FreeUsed { slot } => prop_assert!(is_taken[slot as usize]),
+                Event::Refused { .. } => {}
             }
         }
     }

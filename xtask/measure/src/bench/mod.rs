@@ -14,7 +14,7 @@ use crate::replay::{Machine, Recorded, report::driver_share, watched};
 use crate::row;
 use crate::runs::Figure;
 use anyhow::{Context, Result, bail, ensure};
-use gpumem_tests::replay::{Outcome, Setup};
+use gpumem_tests::replay::{Outcome, Setup, Waits};
 use gpumem_tests::trace::Trace;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -127,7 +127,9 @@ fn replay(traces: &Recorded) -> Result<(Vec<Figure>, Vec<PeerFigure>)> {
     let (machine, mut rows, mut figures) = (Machine::find()?, Vec::new(), Vec::new());
     for trace in traces.read()? {
         eprintln!("{REPLAY} {} …", trace.name());
-        let outcome = watched(&trace, &machine.driver()?, &Setup::default())?;
+        // Without waits, like the peers and the recorded runs.
+        let setup = Setup { waits: Waits::Off, ..Setup::default() };
+        let outcome = watched(&trace, &machine.driver()?, &setup)?;
         rows.extend(rows_of_replay(&trace, &outcome));
         let live_bytes = outcome.live.live_incl_deferred_bytes.max(1) as f64;
         figures.extend(trace.header().peers().map(|peer| PeerFigure {

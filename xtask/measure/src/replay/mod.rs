@@ -1,9 +1,11 @@
 //! `cargo xtask replay`: replays recorded traces through a pool, and prints the results.
 //!
-//! `gpumem_tests::replay` does the replay; this is its command line, its progress bar and its output. It runs on the driver that
+//! `gpumem_tests::replay` does the replay; this is its command line, its progress bar and its output. `fit` has the questions
+//! `--find-limit` and `--compare`. It runs on the driver that
 //! `GPUMEM_DRIVER` names, or on a GPU if there is one, or else on a simulator with the size and the prices of an H200. The
 //! simulator's race detection is off, because a replay accesses no memory.
 
+mod fit;
 mod pareto;
 mod random;
 pub(crate) mod report;
@@ -12,15 +14,20 @@ use crate::beside::beside;
 use anyhow::{Context, Result, ensure};
 use gpumem_sim::{Costs, SimConfig};
 use gpumem_sys::{Driver, DriverKind, env};
+use gpumem_tests::pool::trace::Recording;
 use gpumem_tests::pool::{BackendKind, Profile};
-use gpumem_tests::replay::{Outcome, ReplayError, Setup, StreamKind, TraceLimit, replay};
-use gpumem_tests::trace::{Synthetic, Trace};
+use gpumem_tests::replay::{Outcome, ReplayError, Setup, StreamKind, TraceLimit, Waits, replay};
+use gpumem_tests::trace::{Synthetic, Trace, snapshot};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Traces in the format of tests/traces/README.md [default: the recorded ones]
+    /// Recordings of GPUMEM_TRACE and of flight recorders, memory snapshots of PyTorch, logs of RMM, or traces in the format of
+    /// tests/traces/README.md [default: the recorded ones]
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// A generated trace: periodic, varlen, kv, churn, dataframe or prefetch; may be repeated
@@ -32,10 +39,10 @@ pub(crate) struct Args {
     /// The length of generated traces: steps, tokens, tables, or thousands of blocks
     #[arg(long, value_name = "N")]
     rounds: Option<u32>,
-    /// The pool's backend: caching, native or none [default: the pool's]
+    /// The pool's backend: caching, native or none [default: the recorded one, else the pool's]
     #[arg(long, value_name = "NAME")]
     backend: Option<BackendKind>,
-    /// The profile of the backend `caching`: fast, balanced or tight [default: balanced]
+    /// The profile of the backend `caching`: fast, balanced or tight [default: the recorded one, else balanced]
     #[arg(long, value_name = "NAME")]
     profile: Option<Profile>,
     /// The pool's hard limit: 100M, 1.5GiB, 50% or 10000; or 1.02x for a multiple of each trace's peak live bytes
@@ -43,14 +50,24 @@ pub(crate) struct Args {
     limit: Vec<TraceLimit>,
     /// Run this number of random programs, starting with --seed, under every profile: at 1.02, 1.05 and 1.1 times their peak live
     /// bytes, or at every --limit (1.02x,1.1x)
-    #[arg(long, value_name = "SEEDS", conflicts_with_all = ["files", "synthetic", "backend", "profile", "conf", "waits", "json", "streams"])]
+    #[arg(long, value_name = "SEEDS", conflicts_with_all = ["files", "synthetic", "backend", "profile", "conf", "waits", "json", "streams", "find_limit", "compare"])]
     random: Option<u64>,
     /// Options of the pool by name, in the syntax of GPUMEM_CONF; they override the profile and the limit
     #[arg(long, value_name = "KEY:VALUE,…", default_value = "")]
     conf: String,
-    /// Let the pool make a stream wait for another to get its memory; the waits are counted
-    #[arg(long)]
-    waits: bool,
+    /// Let the pool make a stream wait for another to get its memory: profile (as the profile has it), on, or off; the waits are
+    /// counted. `--waits` alone is on
+    #[arg(long, value_name = "WHEN", default_value_t, default_missing_value = "on", num_args = 0..=1, require_equals = true)]
+    waits: Waits,
+    /// Find the smallest limit that each trace fits into, for every profile, or for --backend and --profile
+    #[arg(long, conflicts_with_all = ["limit", "compare"])]
+    find_limit: bool,
+    /// Compare all backends and profiles, within --limit if it is given, and print the GPUMEM_CONF that fits best
+    #[arg(long, conflicts_with_all = ["backend", "profile"])]
+    compare: bool,
+    /// Write a recording as a memory snapshot of PyTorch, for memory_viz, instead of a replay
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["find_limit", "compare", "random", "pareto", "json"])]
+    snapshot: Option<PathBuf>,
     /// The owner of the streams: own, foreign (another library's, named in each call as in PyTorch) or long-lived
     #[arg(long, value_name = "KIND", default_value_t)]
     streams: StreamKind,
@@ -58,7 +75,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Compare every setting of the pool with the peers, as Markdown, on the simulator
-    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "random", "streams"])]
+    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "random", "streams", "find_limit", "compare"])]
     pareto: bool,
     #[command(flatten)]
     recorded: Recorded,
@@ -80,14 +97,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
         return random::run(args.seed, count, &args.limit);
     }
     ensure!(args.limit.len() < 2, "several limits are for --random only");
-    let setup = Setup {
-        backend: args.backend,
-        tuning: format!("profile:{},inserted_waits:{}", args.profile.unwrap_or_default(), args.waits),
-        hard_limit: None,
-        conf: args.conf.clone(),
-        may_wait: args.waits,
-        streams: args.streams,
-    };
+    if let Some(output) = &args.snapshot {
+        return write_snapshot(&args.files, output);
+    }
     let traces = args.traces()?;
     if args.pareto {
         print!("{}", pareto::markdown(&traces, &args.recorded.runs()?)?);
@@ -97,12 +109,21 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if !args.json {
         println!("{}", machine.describe());
     }
+    if args.find_limit {
+        return fit::find_limits(&args, &machine, &traces);
+    }
+    if args.compare {
+        return fit::compare(&args, &machine, &traces);
+    }
     let (mut outcomes, mut refused_count) = (Vec::new(), 0);
     for trace in &traces {
         for disagreement in trace.disagreements() {
             eprintln!("warning: {}: {disagreement}", trace.name());
         }
-        let setup = Setup { hard_limit: args.limit.first().map(|limit| limit.of(trace)), ..setup.clone() };
+        let setup = args.setup(trace);
+        if !args.json {
+            print!("{}", report::real_run_text(trace));
+        }
         let outcome = match watched(trace, &machine.driver()?, &setup) {
             Ok(outcome) => outcome,
             Err(error) if is_refusal(&error) => {
@@ -135,7 +156,38 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     error.downcast_ref::<ReplayError>().is_some_and(refused)
 }
 
+/// Writes the only file as a snapshot.
+fn write_snapshot(files: &[PathBuf], output: &Path) -> Result<()> {
+    let [file] = files else {
+        anyhow::bail!("--snapshot needs one recording of GPUMEM_TRACE or of a flight recorder")
+    };
+    let recording = Recording::read(file).with_context(|| file.display().to_string())?;
+    if let Some(tail) = recording.tail {
+        eprintln!("warning: {}: {tail}", file.display());
+    }
+    let mut written = BufWriter::new(File::create(output).with_context(|| output.display().to_string())?);
+    snapshot(&recording, &mut written)?;
+    written.flush()?;
+    println!("{}: open it at https://pytorch.org/memory_viz", output.display());
+    Ok(())
+}
+
 impl Args {
+    /// The settings of a replay: those of the recorded program, unless some are given.
+    fn setup(&self, trace: &Trace) -> Setup {
+        let is_given = self.backend.is_some() || self.profile.is_some() || !self.conf.is_empty();
+        let recorded = Setup::of_recording(trace).filter(|_| !is_given && self.limit.is_empty());
+        let profile = self.profile.map_or(String::new(), |profile| format!("profile:{profile}"));
+        let given = Setup {
+            backend: self.backend,
+            tuning: profile,
+            hard_limit: self.limit.first().map(|limit| limit.of(trace)),
+            ..Setup::default()
+        };
+        let setup = recorded.unwrap_or(given);
+        Setup { conf: self.conf.clone(), waits: self.waits, streams: self.streams, ..setup }
+    }
+
     fn traces(&self) -> Result<Vec<Trace>> {
         let mut traces = Vec::new();
         for file in &self.files {
@@ -213,6 +265,15 @@ impl Machine {
         }
     }
 }
+
+const EXAMPLES: &str = "\
+Would it have fit?
+  replay run.trace --find-limit              the smallest limit, for each profile
+  replay run.trace --compare --limit 8GiB    all backends and profiles at a limit, and the best GPUMEM_CONF
+  replay snapshot.pickle --compare           a program that ran with PyTorch's own allocator
+What happened?
+  replay run.trace                           the recorded settings, beside the recorded program
+  replay run.trace --snapshot run.pickle     for https://pytorch.org/memory_viz";
 
 /// The memory of an H200.
 const H200_BYTES: u64 = 143_771 << 20;

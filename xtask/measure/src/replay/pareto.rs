@@ -9,7 +9,7 @@ use super::Machine;
 use crate::peers::{PeerFigure, stored};
 use anyhow::Result;
 use gpumem_tests::pool::{BackendKind, Profile};
-use gpumem_tests::replay::{Outcome, Setup, replay};
+use gpumem_tests::replay::{Outcome, Setup, Waits, replay};
 use gpumem_tests::trace::Trace;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
@@ -54,11 +54,11 @@ fn of(profile: Profile) -> String {
 
 impl Point {
     fn new(label: String, backend: BackendKind, tuning: String, may_wait: bool) -> Self {
-        let tuning = format!("{tuning},inserted_waits:{may_wait}");
+        let waits = if may_wait { Waits::On } else { Waits::Off };
         Self {
             label,
             is_tuning: false,
-            setup: Setup { backend: Some(backend), tuning, may_wait, ..Setup::default() },
+            setup: Setup { backend: Some(backend), tuning, waits, ..Setup::default() },
         }
     }
 }

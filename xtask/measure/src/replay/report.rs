@@ -30,6 +30,9 @@ pub(super) fn json(trace: &Trace, outcome: &Outcome) -> Value {
         "mapping_calls_second_half": mapping_calls(&outcome.late_calls),
         "inserted_waits": outcome.calls.cuStreamWaitEvent,
         "device_waits": outcome.device_wait_count(),
+        "recorded_refusals": outcome.recorded_refusal_count,
+        "refusals": outcome.refusal_count,
+        "recorded_peak_reserved_bytes": trace.real_run().peak_reserved_bytes,
         "driver_ns": outcome.driver_time.as_nanos() as u64,
         "driver_share_of_run": driver_share(trace, outcome),
         "host_ns_per_op": outcome.host_ns_per_op(),
@@ -45,6 +48,37 @@ fn tag_json(sum: &TagSum) -> Value {
         "peak_bytes": sum.peak_bytes,
         "left_bytes": sum.left_bytes,
     })
+}
+
+/// The settings and the memory of a recorded program; empty for other traces.
+pub(super) fn real_run_text(trace: &Trace) -> String {
+    let (real, mut text) = (trace.real_run(), String::new());
+    for pool in &real.pools {
+        let limit =
+            pool.hard_limit_bytes.map_or("no limit".into(), |bytes| format!("limit {}", Bytes(bytes)));
+        let conf = if pool.conf.is_empty() { String::new() } else { format!(", GPUMEM_CONF={}", pool.conf) };
+        let _ = writeln!(
+            text,
+            "{}: pool {}, backend {}, {limit}{conf}, on {} (device {}, {})",
+            trace.name(),
+            printable(&pool.name),
+            pool.backend,
+            printable(&pool.device),
+            pool.device_ordinal,
+            Bytes(pool.device_bytes)
+        );
+    }
+    if let Some(peak_bytes) = real.peak_reserved_bytes {
+        let _ = writeln!(text, "{}: the program reserved {}", trace.name(), Bytes(peak_bytes));
+    }
+    if trace.refused_count() > 0 {
+        let _ = writeln!(text, "{}: {} of its requests were refused", trace.name(), trace.refused_count());
+    }
+    for report in &real.reports {
+        let lines = report.lines().map(|line| format!("  {}\n", printable(line)));
+        text.extend(lines);
+    }
+    text
 }
 
 /// The tags of a recording; empty if it has none.

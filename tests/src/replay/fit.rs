@@ -1,0 +1,172 @@
+//! Which settings a program fits with: backends and profiles at one limit ([`Candidate::attempt`], [`best`]), and the smallest limit
+//! of one of them ([`find_limit`]).
+//!
+//! A program *fits* if every request is served, those included that were refused when it was recorded.
+
+use crate::pool::{BackendKind, Limit, OutOfMemory, Profile};
+use crate::replay::{Outcome, ReplayError, Setup, replay};
+use crate::sys::Driver;
+use crate::trace::Trace;
+use core::fmt;
+
+/// A backend, with a profile where it has profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The backend.
+    pub backend: BackendKind,
+    /// The profile; `None` for backends without profiles.
+    pub profile: Option<Profile>,
+}
+
+/// All candidates.
+pub const CANDIDATES: [Candidate; 5] = [
+    Candidate { backend: BackendKind::Caching, profile: Some(Profile::Fast) },
+    Candidate { backend: BackendKind::Caching, profile: Some(Profile::Balanced) },
+    Candidate { backend: BackendKind::Caching, profile: Some(Profile::Tight) },
+    Candidate { backend: BackendKind::Native, profile: None },
+    Candidate { backend: BackendKind::None, profile: None },
+];
+
+impl Candidate {
+    /// The options that select it, for `GPUMEM_CONF`.
+    #[must_use]
+    pub fn conf(self) -> String {
+        match self.profile {
+            Some(profile) => format!("backend:{},profile:{profile}", self.backend),
+            None => format!("backend:{}", self.backend),
+        }
+    }
+
+    /// Replays a trace with this candidate. Backend and profile of `setup` are replaced.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`], except for a refused request, which is a result.
+    pub fn attempt(self, trace: &Trace, driver: &Driver, setup: &Setup) -> Result<Attempt, ReplayError> {
+        let tuning = self.profile.map_or(String::new(), |profile| format!("profile:{profile}"));
+        let setup = Setup { backend: Some(self.backend), tuning, ..setup.clone() };
+        match replay(trace, driver, &setup, |_| ()) {
+            Ok(outcome) => Ok(Attempt::Completed(Box::new(outcome))),
+            Err(ReplayError::Event { line, error, .. }) if error.out_of_memory().is_some() => {
+                let report = Box::new(error.out_of_memory().cloned().unwrap_or_default());
+                Ok(Attempt::Refused { event: line - 2, report })
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.profile {
+            Some(profile) => f.pad(&format!("{}, {profile}", self.backend)),
+            None => f.pad(&self.backend.to_string()),
+        }
+    }
+}
+
+/// The result of a program with one candidate.
+#[derive(Clone, Debug)]
+pub enum Attempt {
+    /// The program ran to its end.
+    Completed(Box<Outcome>),
+    /// A request was refused that the recorded program got.
+    Refused {
+        /// The number of events before it.
+        event: usize,
+        /// The report.
+        report: Box<OutOfMemory>,
+    },
+}
+
+impl Attempt {
+    /// The outcome, if every request was served.
+    #[must_use]
+    pub fn fit(&self) -> Option<&Outcome> {
+        match self {
+            Self::Completed(outcome) if outcome.refusal_count == 0 => Some(outcome),
+            _ => None,
+        }
+    }
+}
+
+/// The candidate that fits with the least driver time, and of those with the same time the one that reserves the least.
+#[must_use]
+pub fn best(attempts: &[(Candidate, Attempt)]) -> Option<Candidate> {
+    let fitting = attempts.iter().filter_map(|(candidate, attempt)| Some((candidate, attempt.fit()?)));
+    let best = fitting.min_by_key(|(_, outcome)| (outcome.driver_time, outcome.peak_reserved_bytes));
+    best.map(|(candidate, _)| *candidate)
+}
+
+/// The smallest limit that a program fits into.
+#[derive(Clone, Debug)]
+pub struct SmallestLimit {
+    /// The limit; the next smaller one that was tried, [`SmallestLimit::step_bytes`] below, is too small.
+    pub limit_bytes: u64,
+    /// The distance between limits that were tried last.
+    pub step_bytes: u64,
+    /// The outcome with that limit.
+    pub outcome: Box<Outcome>,
+    /// The peak of reserved memory without a limit.
+    pub free_peak_reserved_bytes: u64,
+}
+
+/// Finds the smallest limit that a program fits into with a candidate, by bisection. `None` if it does not fit without a limit
+/// either. Each replay runs on a driver of its own. Calls `on_replay` before each, with the limit.
+///
+/// A pool at its limit works in other ways than one below it, so a program may fail at some limit and complete at a smaller one.
+/// Bisection finds one limit where the result changes.
+///
+/// # Errors
+///
+/// [`ReplayError`], except for a refused request.
+pub fn find_limit<E: From<ReplayError>>(
+    trace: &Trace,
+    candidate: Candidate,
+    setup: &Setup,
+    driver: impl Fn() -> Result<Driver, E>,
+    mut on_replay: impl FnMut(Option<u64>),
+) -> Result<Option<SmallestLimit>, E> {
+    let mut attempt = |limit_bytes: Option<u64>| -> Result<Option<Outcome>, E> {
+        on_replay(limit_bytes);
+        let setup = Setup { hard_limit: limit_bytes.map(Limit::Bytes), ..setup.clone() };
+        Ok(candidate.attempt(trace, &driver()?, &setup)?.fit().cloned())
+    };
+    let Some(free) = attempt(None)? else { return Ok(None) };
+    let live_bytes = trace.peaks().live_bytes.max(1);
+    let step_bytes = (live_bytes / STEPS_IN_PEAK).next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
+    // In steps: too small, and large enough.
+    let mut small = (live_bytes - 1) / step_bytes;
+    let mut large = free.peak_reserved_bytes.max(live_bytes).div_ceil(step_bytes);
+    let mut best = None;
+    while best.is_none() {
+        best = attempt(Some(large * step_bytes))?;
+        if best.is_none() {
+            // `native` and `none` may need more than they reserve without a limit.
+            small = large;
+            large += large.div_ceil(8);
+        }
+        if large * step_bytes > 4 * free.peak_reserved_bytes.max(live_bytes) + 8 * step_bytes {
+            return Ok(None);
+        }
+    }
+    while large - small > 1 {
+        let middle = small + (large - small) / 2;
+        match attempt(Some(middle * step_bytes))? {
+            Some(outcome) => (large, best) = (middle, Some(outcome)),
+            None => small = middle,
+        }
+    }
+    Ok(best.map(|outcome| SmallestLimit {
+        limit_bytes: large * step_bytes,
+        step_bytes,
+        outcome: Box::new(outcome),
+        free_peak_reserved_bytes: free.peak_reserved_bytes,
+    }))
+}
+
+/// The driver's pages.
+const PAGE_BYTES: u64 = 2 << 20;
+
+/// A limit is found to a part of the peak, or to a page if that is larger.
+const STEPS_IN_PEAK: u64 = 512;
