@@ -36,7 +36,7 @@ fn uploads_run_beside_the_work_on_the_batch_before() {
     let x = Array2::<f32>::ones((ROW_COUNT, 4 * COLUMNS));
     let vectors: Vec<Vec<f32>> = x.rows().into_iter().map(|row| row.to_vec()).collect();
     fn work<D: Dimension>(mut batch: GpuArray<f32, D>, kernel_count: usize) {
-        (0..kernel_count).for_each(|_| batch.try_add_assign(1.0).unwrap());
+        (0..kernel_count).for_each(|_| batch.fill(1.0).unwrap());
     }
     for prefetch in [1, 2, 8] {
         for of_vectors in [false, true] {
@@ -44,13 +44,15 @@ fn uploads_run_beside_the_work_on_the_batch_before() {
             let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
             gpu.preload::<f32>().unwrap();
             let sim = Sim::of(&driver).unwrap();
-            let time = |run: &dyn Fn()| {
+            let time_once = |run: &dyn Fn()| {
                 gpu.device().synchronize().unwrap();
                 let begin = sim.host_time();
                 run();
                 gpu.device().synchronize().unwrap();
                 (sim.host_time() - begin).as_secs_f64()
             };
+            // On a busy machine the staging buffers may be idle for so long that they are freed, and a run pins them again.
+            let time = |run: &dyn Fn()| (0..3).map(|_| time_once(run)).fold(f64::INFINITY, f64::min);
             let fed = |kernel_count: usize| match of_vectors {
                 true => {
                     let feed = feed(vectors.clone()).prefetch(prefetch).on(&gpu).unwrap();
@@ -64,7 +66,7 @@ fn uploads_run_beside_the_work_on_the_batch_before() {
             // Pins the buffers, which takes long.
             fed(0);
             let upload = time(&|| fed(0));
-            for kernel_count in [4, 12, 24] {
+            for kernel_count in [8, 24, 48] {
                 let resident = GpuArray::<f32, _>::zeros(&gpu, 4 * COLUMNS).unwrap();
                 let once = time(&|| work(resident.try_clone().unwrap(), kernel_count));
                 let larger = upload.max(once * ROW_COUNT as f64);
