@@ -145,6 +145,17 @@ pub enum PoolError {
         /// The size of the block.
         size_bytes: u64,
     },
+    /// A range of sizes ends below its start.
+    #[error(
+        "no size lies between {} and {}; give the smaller size first",
+        Bytes(*.min_bytes), Bytes(*.max_bytes)
+    )]
+    EmptyRange {
+        /// The start of the range.
+        min_bytes: u64,
+        /// The end of the range.
+        max_bytes: u64,
+    },
     /// The source and the target of a copy within one block overlap.
     #[error(
         "bytes {from} to {} and {to} to {} of one block overlap, and a copy on the device has no order between its bytes; \

@@ -9,6 +9,7 @@ mod current;
 mod events;
 pub(crate) mod graph_memory;
 pub(crate) mod growable;
+mod largest;
 pub(crate) mod listing;
 pub(crate) mod observer;
 pub(crate) mod peers;

@@ -29,6 +29,7 @@ mod flight;
 mod futures;
 mod growable;
 mod kinds;
+mod largest;
 mod leaks;
 mod limits;
 mod names;

@@ -10,6 +10,7 @@ use crate::device::{host, processes};
 use crate::error::{Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy};
 use crate::limits::Trimmable;
 use crate::pool::scope;
+use core::cell::Cell;
 use std::sync::Arc;
 
 /// The memory that other pools hold on the device, and how much of it is cached.
@@ -27,6 +28,20 @@ pub(crate) struct Origin<'a> {
     pub(crate) stream: Option<&'a Stream>,
     /// 0 for the tag of the thread's innermost scope.
     pub(crate) tag: u16,
+}
+
+thread_local! {
+    /// The pool of which this thread tries several sizes.
+    static TRYING: Cell<*const State> = const { Cell::new(core::ptr::null()) };
+}
+
+/// The value of [`TRYING`] from before, for the end of a call, by a panic of an adaptor too.
+struct Outer(*const State);
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        TRYING.set(self.0);
+    }
 }
 
 impl State {
@@ -72,15 +87,38 @@ impl State {
                     report.requested_bytes = size_bytes;
                 }
                 self.describe(report);
-                if let Some(witness) = &self.setup.witness {
-                    report.flight_record = Some(witness.refused(self.setup.name.id(), report));
-                }
             }
-            if error.is_want_of_memory() {
-                self.activity.count_refusal();
-                self.event_refusal(&error);
-                self.setup.observer.iter().for_each(|observer| observer.notify(&error));
+            self.announce(&mut error);
+            error
+        })
+    }
+
+    /// Counts an error that is a refusal, and passes it to the witness, to `tracing` and to the observer. Inside of
+    /// [`State::alloc_one_of`] only the end counts.
+    fn announce(&self, error: &mut PoolError) {
+        if error.is_want_of_memory() && !core::ptr::eq(TRYING.get(), self) {
+            if let Some(report) = error.out_of_memory_mut()
+                && let Some(witness) = &self.setup.witness
+            {
+                report.flight_record = Some(witness.refused(self.setup.name.id(), report));
             }
+            self.activity.count_refusal();
+            self.event_refusal(error);
+            self.setup.observer.iter().for_each(|observer| observer.notify(error));
+        }
+    }
+
+    /// Calls `try_sizes`, which requests memory of this pool until a size can be had: all of its requests are one, and so
+    /// is their refusal.
+    pub(crate) fn alloc_one_of<T>(
+        &self,
+        try_sizes: impl FnOnce() -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
+        let outer = Outer(TRYING.replace(self));
+        let result = try_sizes();
+        drop(outer);
+        result.map_err(|mut error| {
+            self.announce(&mut error);
             error
         })
     }

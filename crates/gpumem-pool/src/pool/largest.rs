@@ -1,0 +1,139 @@
+//! [`Pool::alloc_up_to`]: the largest block of a range of sizes that the pool can provide.
+//!
+//! The search begins at the end of the range. A refusal has figures, which bound the next size: what a limit leaves, or what is free.
+//! If memory is fragmented, that size is refused too. Then the search halves the range between the smallest size and the smallest refused
+//! one. A block that is found on the way is dropped before a larger one is tried, because it is part of the memory.
+
+use crate::config::{ALIGNMENT_MIN, MemoryKind};
+use crate::device::Stream;
+use crate::error::{OutOfMemory, PoolError, RefusedBy};
+use crate::pool::{Block, Pool};
+use core::ops::RangeInclusive;
+
+impl Pool {
+    /// Allocates the largest block of a range of sizes that the pool can provide; [`Block::size_bytes`] is the size. For
+    /// work that can be split to fit into memory, such as a batch or a workspace.
+    ///
+    /// The whole of the range is tried first, with everything that [`Pool::alloc`] does to make room. If it is refused,
+    /// the figures of the refusal give the next size: a limit or the free memory is used up to the last 256 bytes. If free
+    /// memory is fragmented, the size is within a 64th of the range of the largest that fits. That takes at most a dozen
+    /// requests, which count as one: a refusal is counted, observed ([`PoolBuilder::on_out_of_memory`](crate::PoolBuilder::on_out_of_memory))
+    /// and an event of `tracing` only if no size of the range can be had.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let (pool, stream) = (Pool::builder(&device).hard_limit(64 << 20).build()?, Stream::new(&device)?);
+    /// let weights = pool.alloc(40 << 20, &stream)?;
+    /// let workspace = pool.alloc_up_to(1 << 20..=1 << 30, &stream)?;
+    /// assert_eq!(workspace.size_bytes(), 24 << 20);
+    /// # drop(weights);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`PoolError::EmptyRange`] if the end of the range is below its start.
+    /// - [`PoolError::NotInCapture`] if the stream captures: a graph would keep the memory of each size that is tried.
+    /// - All errors of [`Pool::alloc`] for the smallest size, such as [`PoolError::OutOfMemory`] and
+    ///   [`PoolError::LimitReached`].
+    pub fn alloc_up_to(&self, sizes: RangeInclusive<u64>, stream: &Stream) -> Result<Block, PoolError> {
+        let (min_bytes, max_bytes) = (*sizes.start(), *sizes.end());
+        if sizes.is_empty() {
+            return Err(PoolError::EmptyRange { min_bytes, max_bytes });
+        }
+        stream.check_usable()?;
+        stream.check_runs("an allocation of the largest size")?;
+        let search = Search { pool: self, stream, min_bytes, refused_bytes: u64::MAX };
+        self.0.alloc_one_of(|| search.run(max_bytes))
+    }
+}
+
+struct Search<'a> {
+    pool: &'a Pool,
+    stream: &'a Stream,
+    min_bytes: u64,
+    /// The smallest size that was refused.
+    refused_bytes: u64,
+}
+
+impl Search<'_> {
+    fn run(mut self, max_bytes: u64) -> Result<Block, PoolError> {
+        let mut size_bytes = max_bytes;
+        for _ in 0..FIGURES_MAX {
+            let error = match self.attempt(size_bytes)? {
+                Ok(block) => return Ok(block),
+                Err(error) => error,
+            };
+            let Some(bound_bytes) = bound_bytes(&error).filter(|bound_bytes| *bound_bytes < size_bytes)
+            else {
+                break;
+            };
+            size_bytes = (bound_bytes - bound_bytes % ALIGNMENT_MIN).max(self.min_bytes);
+        }
+        self.halve()
+    }
+
+    /// Searches between the smallest size and the smallest refused one.
+    fn halve(mut self) -> Result<Block, PoolError> {
+        let (mut least_bytes, mut found) = (self.min_bytes, None);
+        let step_bytes = ((self.refused_bytes - least_bytes) / STEP_COUNT).max(ALIGNMENT_MIN);
+        while self.refused_bytes - least_bytes > step_bytes {
+            drop(found.take());
+            let middle_bytes = least_bytes.midpoint(self.refused_bytes);
+            let size_bytes = (middle_bytes - middle_bytes % ALIGNMENT_MIN).max(least_bytes + 1);
+            found = self.attempt(size_bytes)?.ok();
+            if found.is_some() {
+                least_bytes = size_bytes;
+            }
+        }
+        match found {
+            Some(block) => Ok(block),
+            // Another thread may have taken the memory of a block that was found and dropped.
+            None => self.attempt(least_bytes)?.or_else(|_| self.pool.alloc(self.min_bytes, self.stream)),
+        }
+    }
+
+    /// One request. The inner error is a refusal of this size; the outer one ends the search.
+    fn attempt(&mut self, size_bytes: u64) -> Result<Result<Block, PoolError>, PoolError> {
+        match self.pool.alloc(size_bytes, self.stream) {
+            Ok(block) => Ok(Ok(block)),
+            Err(error) if error.is_out_of_memory() && size_bytes > self.min_bytes => {
+                self.refused_bytes = self.refused_bytes.min(size_bytes);
+                Ok(Err(error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// No larger block can be had than this, as far as the refusal has figures.
+fn bound_bytes(error: &PoolError) -> Option<u64> {
+    match error {
+        PoolError::TooLarge { device_bytes, .. } => Some(*device_bytes),
+        error => error.out_of_memory().and_then(bound_of_report),
+    }
+}
+
+fn bound_of_report(report: &OutOfMemory) -> Option<u64> {
+    let room_bytes = match (report.limit_bytes, report.refused_by) {
+        // Bytes of adaptors between the budget and the pool count against the budget alone.
+        (Some(limit_bytes), RefusedBy::Budget) => limit_bytes.saturating_sub(report.limit_others_bytes),
+        (Some(limit_bytes), _) => {
+            limit_bytes.saturating_sub(report.limit_others_bytes).saturating_sub(report.in_use_bytes)
+        }
+        // An injected failure has no figures, and the driver has none of the host's memory.
+        (_, RefusedBy::OnPurpose) => return None,
+        (None, _) if report.kind == MemoryKind::Host => return None,
+        (None, _) => report.device_free_bytes.saturating_add(report.cached_bytes()),
+    };
+    Some(room_bytes.saturating_sub(report.added_bytes))
+}
+
+/// The number of requests before the range is halved. Their figures are those of the device, its margin, the pool's limit and that of
+/// its parent.
+const FIGURES_MAX: usize = 5;
+/// The range is halved down to this part of it.
+const STEP_COUNT: u64 = 64;
