@@ -45,6 +45,8 @@
 //! | --- | --- | --- |
 //! | `backend-caching` | yes | [`BackendKind::Caching`]: thread caches and a heap over the driver's virtual memory |
 //! | `backend-native` | yes | [`BackendKind::Native`]: the driver's stream-ordered pool |
+//! | `allocator-api2` | no | `PinnedAllocator`: vectors and other collections in pinned memory, with the traits of the crate `allocator-api2` |
+//! | `ipc` | no | on Linux, `Block::send` and `ImportedBlock::receive`: a block goes to another process over a Unix socket, in one call |
 //! | `serde` | no | [`Status`], [`OutOfMemory`] and their parts implement `Serialize` |
 //! | `tracing` | no | events of the crate `tracing` with the target `gpumem_pool`: refusals (`warn`), returned memory (`info`), steps that made room (`debug`), slow allocations (`trace`) |
 //! | `nvml` | no | [`OutOfMemory`] names the other processes on the device |
@@ -107,10 +109,14 @@ pub use error::{
 #[doc(hidden)]
 pub use gpumem_heap::injected_bugs;
 pub use graph::{Capture, CaptureMode, ForeignCaptures, Graph, GraphExec};
+#[cfg(all(feature = "ipc", target_os = "linux"))]
+pub use pool::SocketError;
 pub use pool::{
     Block, BlockToken, CurrentPool, GrowableBlock, Location, MemoryAdvice, Pool, RawBlock, Scope, ScopeUsage,
 };
 #[cfg(unix)]
 pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};
+#[cfg(feature = "allocator-api2")]
+pub use pool::{PinnedAllocator, PinnedVec};
 pub use reclaim::{Reclaimable, Registration};
 pub use stats::{PoolCounters, Status, StepCounters, StreamUsage, TagUsage};

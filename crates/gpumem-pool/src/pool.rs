@@ -13,6 +13,8 @@ mod largest;
 pub(crate) mod listing;
 pub(crate) mod observer;
 pub(crate) mod peers;
+#[cfg(feature = "allocator-api2")]
+mod pinned_allocator;
 pub(crate) mod pinning;
 mod private;
 pub(crate) mod raw_block;
@@ -34,8 +36,12 @@ pub(crate) use graph_memory::GraphMemory;
 pub use growable::GrowableBlock;
 pub(crate) use listing::Listing;
 pub(crate) use observer::{Observer, Witness};
+#[cfg(feature = "allocator-api2")]
+pub use pinned_allocator::{PinnedAllocator, PinnedVec};
 pub use raw_block::{BlockToken, RawBlock};
 pub use scope::{Scope, ScopeUsage};
+#[cfg(all(feature = "ipc", target_os = "linux"))]
+pub use sharing::SocketError;
 #[cfg(unix)]
 pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub(crate) use state::{Origin, State, StateRef};

@@ -1,23 +1,18 @@
 //! Blocks of our own pool, exported and imported.
 
-use crate::child::{child_bytes, inherited, is_child, run_child};
+use crate::child::{inherited, is_child, run_child};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{
-    Device, ExportedBlock, ExportedHandle, ImportedBlock, Pool, PoolError, Profile, Stream,
-};
+use gpumem_tests::pool::{Device, ExportedBlock, ImportedBlock, Pool, PoolError, Profile, Stream};
 use gpumem_tests::sys::Driver;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 
 cases! {
     /// A block of the pool, which is a part of a handle.
     fn our_block_in_another_process(driver: &Driver) {
         let (device, stream) = device_and_stream(driver);
         if is_child() {
-            let [offset_bytes, handle_bytes] = [0, 8].map(|at| {
-                u64::from_le_bytes(child_bytes()[at..at + 8].try_into().unwrap())
-            });
-            let handle = ExportedHandle::new(inherited(), handle_bytes);
-            let exported = ExportedBlock::new(vec![handle], offset_bytes, 300_000);
-            let block = ImportedBlock::new(&device, exported).unwrap();
+            let block = ImportedBlock::receive(&device, &UnixStream::from(inherited())).unwrap();
             assert_eq!(bytes_of(block.address(), &stream), [1; 4]);
             return set(block.address() + 1, 2, 2, &stream);
         }
@@ -30,11 +25,9 @@ cases! {
         let _in_front = pool.alloc(1000, &stream).unwrap();
         let block = pool.alloc(300_000, &stream).unwrap();
         set(block.address(), 1, 300_000, &stream);
-        let mut exported = block.export().unwrap();
-        assert_eq!(exported.handles.len(), 1);
-        let handle = exported.handles.remove(0);
-        let numbers = [exported.offset_bytes, handle.size_bytes, 0, 0, 0, 0, 0, 0].map(u64::to_le_bytes).concat();
-        run_child(driver, module_path!(), "our_block_in_another_process", handle.descriptor, &numbers);
+        let (here, there) = UnixStream::pair().unwrap();
+        block.send(&here).unwrap();
+        run_child(driver, module_path!(), "our_block_in_another_process", OwnedFd::from(there), &[]);
         assert_eq!(bytes_of(block.address(), &stream), [1, 2, 2, 1]);
     }
 

@@ -9,13 +9,12 @@ use crate::fixture::{PIECE, POSIX, Sharing};
 use crate::plain::LAZY_PEERS;
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::code;
-use gpumem_tests::pool::{
-    Block, Device, ExportedBlock, ExportedHandle, ImportedBlock, Pool, PoolError, Stream,
-};
+use gpumem_tests::pool::{Block, Device, ImportedBlock, Pool, PoolError, Stream};
 use gpumem_tests::sys::types::*;
 use gpumem_tests::sys::{CUresult, Driver, DriverError, DriverKind};
 use std::ffi::c_char;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::parent_id;
 use std::process::Stdio;
 use std::ptr::null_mut;
@@ -38,9 +37,8 @@ cases! {
         let block = pool.alloc(BLOCK_BYTES, &stream).unwrap();
         for _ in 0..2 {
             set(block.address(), 1, BLOCK_BYTES as usize, &stream);
-            let (descriptor, numbers) = exported(&block);
             let case = (module_path!(), "the_importer_of_a_block_is_killed");
-            dies_at_work(&mut Other::start(driver, case, descriptor, &numbers));
+            dies_at_work(&mut Other::start(driver, case, sent(&block), &[]));
             assert_eq!(bytes_of(block.address(), &stream), [1, 2, 2, 1]);
         }
         let more = pool.alloc(5 << 20, &stream).unwrap();
@@ -64,8 +62,7 @@ cases! {
             1 => {
                 let block = pool.unwrap().alloc(BLOCK_BYTES, &stream).unwrap();
                 set(block.address(), 1, BLOCK_BYTES as usize, &stream);
-                let (descriptor, numbers) = exported(&block);
-                leave_behind(driver, case, descriptor, &numbers);
+                leave_behind(driver, case, sent(&block), &[]);
                 queue(&device, &stream, block.address() + 4, 3);
                 say_and_stay("exported");
             }
@@ -262,21 +259,15 @@ fn exportable(device: &Device) -> Option<Pool> {
     }
 }
 
-/// The data that another process needs to import a block.
-fn exported(block: &Block) -> (OwnedFd, Vec<u8>) {
-    let mut exported = block.export().unwrap();
-    assert_eq!(exported.handles.len(), 1);
-    let handle = exported.handles.remove(0);
-    let mut numbers = [exported.offset_bytes, handle.size_bytes].map(u64::to_le_bytes).concat();
-    numbers.resize(64, 0);
-    (handle.descriptor, numbers)
+/// A socket from which another process can import a block, twice.
+fn sent(block: &Block) -> OwnedFd {
+    let (here, there) = UnixStream::pair().unwrap();
+    (0..2).for_each(|_| block.send(&here).unwrap());
+    there.into()
 }
 
-fn imported(device: &Device, descriptor: OwnedFd) -> ImportedBlock {
-    let [offset_bytes, handle_bytes] =
-        [0, 8].map(|at| u64::from_le_bytes(child_part(0)[at..at + 8].try_into().unwrap()));
-    let handle = ExportedHandle::new(descriptor, handle_bytes);
-    ImportedBlock::new(device, ExportedBlock::new(vec![handle], offset_bytes, BLOCK_BYTES)).unwrap()
+fn imported(device: &Device, socket: OwnedFd) -> ImportedBlock {
+    ImportedBlock::receive(device, &UnixStream::from(socket)).unwrap()
 }
 
 /// Queues work without waiting.

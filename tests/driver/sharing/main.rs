@@ -11,3 +11,4 @@ mod handles;
 mod killed;
 mod plain;
 mod pools;
+mod sockets;

@@ -67,13 +67,17 @@ fn features() -> Result<Outcome> {
         "adapt,derive,half,sprs",
         "adapt,complex,nalgebra,safetensors",
         "pool,backend-caching",
+        "pool,allocator-api2,ipc",
         "",
     ] {
         let combination = format!("--package gpumem --lib --no-default-features --features={features}");
         cargo(&format!("clippy {combination} -- -D warnings")).run()?;
     }
     // Features that are in no default. Tests get the simulator through their dev-dependencies.
-    cargo("clippy --package gpumem-pool --all-targets --features nvml,serde,tracing -- -D warnings").run()?;
+    cargo(
+        "clippy --package gpumem-pool --all-targets --features allocator-api2,ipc,nvml,serde,tracing -- -D warnings",
+    )
+    .run()?;
     without_simulator()?;
     let layers = LAYERS
         .iter()

@@ -28,6 +28,8 @@ const FEATURES: [(&str, &[(&str, bool)]); 7] = [
         &[
             ("backend-caching", true),
             ("backend-native", true),
+            ("allocator-api2", false),
+            ("ipc", false),
             ("serde", false),
             ("tracing", false),
             ("nvml", false),
@@ -76,6 +78,8 @@ const FEATURES: [(&str, &[(&str, bool)]); 7] = [
             ("nvrtc", false),
             ("half", false),
             ("complex", false),
+            ("allocator-api2", false),
+            ("ipc", false),
             ("serde", false),
             ("tracing", false),
             ("nvml", false),

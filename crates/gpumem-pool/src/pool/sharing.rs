@@ -3,6 +3,12 @@
 //! A block lies in one or more driver handles. Each handle is exported as a file descriptor. The other process maps
 //! the handles side by side, as they are mapped here, and finds the block at its offset.
 
+#[cfg(all(feature = "ipc", target_os = "linux"))]
+mod socket;
+
+#[cfg(all(feature = "ipc", target_os = "linux"))]
+pub use socket::SocketError;
+
 use crate::backend::Underlying;
 use crate::device::{Device, Patience, Work};
 use crate::error::PoolError;

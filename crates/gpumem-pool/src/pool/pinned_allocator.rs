@@ -1,0 +1,164 @@
+//! [`PinnedAllocator`]: vectors in pinned host memory, with the traits of the crate `allocator-api2`.
+//!
+//! The allocator keeps the [`Block`] of each allocation by its address, and a block keeps its pool and device. So the
+//! memory is valid as long as the vector, whichever of vector, pool and stream the program drops first.
+
+use crate::config::{ALIGNMENT_MIN, MemoryKind};
+use crate::device::Stream;
+use crate::error::PoolError;
+use crate::pool::alignment::check_alignment;
+use crate::pool::{Block, Pool};
+use allocator_api2::alloc::{AllocError, Allocator, Layout};
+use allocator_api2::vec::Vec;
+use core::fmt;
+use core::ptr::{self, NonNull};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A vector in pinned host memory.
+#[cfg_attr(docsrs, doc(cfg(feature = "allocator-api2")))]
+pub type PinnedVec<T> = Vec<T, PinnedAllocator>;
+
+/// Allocates from a pool of pinned host memory, for `Vec`, `Box` and every other collection that takes an
+/// `allocator_api2::alloc::Allocator`. Clones allocate from one pool, and each may free what another has allocated.
+///
+/// Copies between pinned memory and a device are several times as fast as those of pageable memory, and the device can
+/// access pinned memory in place, at the address that the host uses.
+///
+/// Memory is freed in the order of the allocator's stream: a vector may be dropped while work that was queued on that
+/// stream uses it. For work on other streams, wait before the drop. An allocation does not wait for the stream, and is
+/// refused while the stream captures.
+///
+/// `Vec::with_capacity_in` and `push` abort the process when memory runs out, as for every allocator.
+/// [`PinnedAllocator::vec_with_capacity`] returns an error with a report instead, and `Vec::try_reserve` an error without one.
+///
+/// ```
+/// use gpumem_pool::{Device, MemoryKind, PinnedAllocator, Pool, Stream};
+/// use gpumem_sim::SimConfig;
+///
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+/// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
+/// let pinned = Pool::builder(&device).kind(MemoryKind::Host).build()?;
+///
+/// let mut batch = PinnedAllocator::new(&pinned, &stream)?.vec_with_capacity(1024)?;
+/// batch.extend((0..1024).map(|value| value as f32));
+/// let mut block = pool.alloc(4096, &stream)?;
+/// block.copy_from_host(0, &batch, &stream)?; // at the rate of the link
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[cfg_attr(docsrs, doc(cfg(feature = "allocator-api2")))]
+#[derive(Clone)]
+pub struct PinnedAllocator(Arc<Inner>);
+
+struct Inner {
+    pool: Pool,
+    stream: Stream,
+    /// The blocks in use, by their addresses.
+    blocks: Mutex<HashMap<usize, Block>>,
+}
+
+impl PinnedAllocator {
+    /// An allocator of the memory of `pool`, which is freed in the order of `stream`. Makes no driver call.
+    ///
+    /// # Errors
+    ///
+    /// - [`PoolError::NotWithKind`] unless the pool is one of pinned memory ([`MemoryKind::Host`]).
+    /// - [`PoolError::WrongDevice`] for another device's stream.
+    pub fn new(pool: &Pool, stream: &Stream) -> Result<Self, PoolError> {
+        if pool.kind() != MemoryKind::Host {
+            let what = "hold vectors of the host";
+            return Err(PoolError::NotWithKind { kind: pool.kind(), what, instead: "`host`" });
+        }
+        if stream.device() != pool.device() {
+            return Err(pool.device().mismatch(stream.device()));
+        }
+        let (pool, stream) = (pool.clone(), stream.clone());
+        Ok(Self(Arc::new(Inner { pool, stream, blocks: Mutex::default() })))
+    }
+
+    /// An empty vector with room for `capacity` elements.
+    ///
+    /// # Errors
+    ///
+    /// - [`PoolError::TooLarge`] if the elements exceed the address space.
+    /// - [`PoolError::NotInCapture`] if the stream captures.
+    /// - All errors of [`Pool::alloc_aligned`], such as [`PoolError::OutOfMemory`] and [`PoolError::LimitReached`].
+    pub fn vec_with_capacity<T>(&self, capacity: usize) -> Result<PinnedVec<T>, PoolError> {
+        let Ok(layout) = Layout::array::<T>(capacity) else {
+            let requested_bytes = size_of::<T>().saturating_mul(capacity) as u64;
+            let device_bytes = self.0.pool.device().total_bytes();
+            return Err(PoolError::TooLarge { requested_bytes, device_bytes });
+        };
+        if layout.size() == 0 {
+            return Ok(Vec::new_in(self.clone()));
+        }
+        let start = self.0.alloc(layout)?.cast();
+        // SAFETY: this allocator has just allocated the memory with the layout of that many elements.
+        Ok(unsafe { Vec::from_raw_parts_in(start.as_ptr(), 0, capacity, self.clone()) })
+    }
+
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.0.pool
+    }
+
+    /// The stream in whose order memory is freed.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.0.stream
+    }
+}
+
+impl Inner {
+    /// Allocates at least one byte.
+    fn alloc(&self, layout: Layout) -> Result<NonNull<u8>, PoolError> {
+        let (size_bytes, alignment) = (layout.size() as u64, (layout.align() as u64).max(ALIGNMENT_MIN));
+        check_alignment(alignment)?;
+        self.stream.check_usable()?;
+        // A graph would keep the memory, and write it at each launch if captured work does.
+        self.stream.check_runs("an allocation of host memory")?;
+        let block = self.pool.alloc_aligned(size_bytes, alignment, &self.stream)?;
+        let Some(start) = block.host_ptr() else {
+            // A block that an adaptor has taken from another pool.
+            let what = "hold vectors of the host";
+            return Err(PoolError::NotWithKind { kind: block.kind(), what, instead: "`host`" });
+        };
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).insert(start.as_ptr().addr(), block);
+        Ok(start)
+    }
+
+    fn free(&self, start: NonNull<u8>) {
+        let block = self.blocks.lock().unwrap_or_else(PoisonError::into_inner).remove(&start.as_ptr().addr());
+        // Without the lock: a drop may run code of adaptors.
+        drop(block);
+    }
+}
+
+// SAFETY: an allocation is a block of its own, whose memory the host can access. It stays valid until it is freed or the last
+// clone is dropped, because all clones share the list of blocks. Blocks have the requested alignment.
+unsafe impl Allocator for PinnedAllocator {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        let start = match layout.size() {
+            // Not null, because an alignment is not zero.
+            0 => NonNull::new(ptr::without_provenance_mut(layout.align())).ok_or(AllocError)?,
+            _ => self.0.alloc(layout).map_err(|_| AllocError)?,
+        };
+        Ok(NonNull::slice_from_raw_parts(start, layout.size()))
+    }
+
+    unsafe fn deallocate(&self, start: NonNull<u8>, layout: Layout) {
+        if layout.size() > 0 {
+            self.0.free(start);
+        }
+    }
+}
+
+impl fmt::Debug for PinnedAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedAllocator")
+            .field("pool", &self.0.pool.name())
+            .field("stream", &self.0.stream)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,277 @@
+//! [`Block::send`] and [`ImportedBlock::receive`]: an exported block in one call over a Unix socket.
+//!
+//! A message is a header and a table. The header has a mark, the number of handles, and the position of the block in them; the table
+//! has the size of each handle. All numbers are of 8 bytes, little-endian. The descriptors travel beside the table, up to
+//! [`DESCRIPTORS_MAX`] with each part of it, because the system limits their number in a message. The receiver reads a part with exactly
+//! the bytes that belong to it, so the next message stays in the socket.
+//!
+//! The receiver trusts no number of its peer: it allocates as descriptors arrive, and the sizes are checked by [`ImportedBlock::new`]
+//! and by the driver.
+
+use super::{ExportedBlock, ExportedHandle, ImportedBlock};
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::pool::Block;
+use core::fmt;
+use core::mem::MaybeUninit;
+use rustix::io::{Errno, IoSlice, IoSliceMut, retry_on_intr};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+/// Sending or receiving a block failed. After an error other than [`SocketError::Pool`], the position in the socket is unknown: close
+/// it.
+#[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum SocketError {
+    /// The other end was closed, and no message is left.
+    #[error("the other end of the socket is closed: its process has ended or dropped it; connect again")]
+    Closed,
+    /// The other end was closed in the middle of a message.
+    #[error(
+        "the message ends after {received_bytes} of {expected_bytes} bytes, because the other end of the socket was closed; \
+         let the sender finish `Block::send`, and send the block again"
+    )]
+    Truncated {
+        /// The bytes of the part that arrived.
+        received_bytes: usize,
+        /// The size of the part.
+        expected_bytes: usize,
+    },
+    /// The bytes are not a block that `Block::send` of this version has sent.
+    #[error(
+        "the bytes {0:02x?} do not begin a block: another program or another version has sent them; use the socket for \
+         blocks only, with one version of gpumem at both ends"
+    )]
+    NotABlock([u8; 8]),
+    /// The block has more handles than a message may have.
+    #[error(
+        "a block of {count} handles exceeds the maximum of {maximum}; use a pool of a profile with larger handles"
+    )]
+    TooManyHandles {
+        /// The number of handles.
+        count: u64,
+        /// The largest number.
+        maximum: u64,
+    },
+    /// Descriptors are missing, or there are too many.
+    #[error(
+        "{received} descriptors arrived with a part of {expected} handles; if there are too few, raise the receiver's limit of \
+         open files (ulimit -n)"
+    )]
+    Descriptors {
+        /// The number of descriptors that arrived.
+        received: usize,
+        /// The number of handles in the part.
+        expected: usize,
+    },
+    /// A call of the system failed, for example because the socket does not block or has a timeout.
+    #[error("the socket failed ({0}); check that it blocks and has no timeout")]
+    Io(#[from] std::io::Error),
+    /// The export or the import failed.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+/// The text of `Display`, as for [`PoolError`].
+impl fmt::Debug for SocketError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Block {
+    /// Exports the block ([`Block::export`]) and sends it to the process at the other end of a socket, which calls
+    /// [`ImportedBlock::receive`]. Returns once the message is in the socket.
+    ///
+    /// The message carries the memory, not the order of work: synchronize with the work that writes the block before
+    /// this call, and keep the block until the other process is done with it.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, ImportedBlock, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    /// use std::os::unix::net::UnixStream;
+    ///
+    /// # #[cfg(feature = "backend-caching")] {
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).conf("backend:caching, exportable:true")?.build()?;
+    /// let block = pool.alloc_zeroed(3 << 20, &Stream::new(&device)?)?;
+    /// device.synchronize()?;
+    ///
+    /// let (here, there) = UnixStream::pair()?; // or `UnixStream::connect`, and `UnixListener` in the other process
+    /// block.send(&here)?;
+    /// let imported = ImportedBlock::receive(&device, &there)?;
+    /// assert_eq!(imported.size_bytes(), 3 << 20);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`SocketError::Pool`] with the errors of [`Block::export`], such as [`PoolError::NotExportable`].
+    /// - [`SocketError::Closed`] if the other end was closed.
+    /// - [`SocketError::TooManyHandles`] for a block of more than a million handles.
+    /// - [`SocketError::Io`] if a call of the system fails.
+    #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
+    pub fn send(&self, socket: &UnixStream) -> Result<(), SocketError> {
+        self.export()?.send(socket)
+    }
+}
+
+impl ImportedBlock {
+    /// Receives a block that another process sends with [`Block::send`], and maps it ([`ImportedBlock::new`]). Waits for the
+    /// message. The socket must block.
+    ///
+    /// The sender needs as much trust as any code that writes the block's memory, but its message does not: what is
+    /// wrong in it is an error.
+    ///
+    /// # Errors
+    ///
+    /// - [`SocketError::Closed`] if the other end was closed before a message, [`SocketError::Truncated`] if in the middle.
+    /// - [`SocketError::NotABlock`], [`SocketError::TooManyHandles`] or [`SocketError::Descriptors`] if the message is not that of
+    ///   a block, or if this process cannot have more open files.
+    /// - [`SocketError::Pool`] with the errors of [`ImportedBlock::new`], such as [`PoolError::OutOfBounds`], and
+    ///   [`PoolError::Driver`] if a descriptor is not memory of a device.
+    /// - [`SocketError::Io`] if a call of the system fails.
+    #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
+    pub fn receive(device: &Device, socket: &UnixStream) -> Result<Self, SocketError> {
+        Ok(Self::new(device, ExportedBlock::receive(socket)?)?)
+    }
+}
+
+impl ExportedBlock {
+    /// Sends the exported block over a socket; see [`Block::send`]. The descriptors stay open here until this value is
+    /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::Closed`], [`SocketError::TooManyHandles`] and [`SocketError::Io`]; see [`Block::send`].
+    #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
+    pub fn send(&self, socket: &UnixStream) -> Result<(), SocketError> {
+        let count = check_count(self.handles.len() as u64)?;
+        let header =
+            [u64::from_le_bytes(MARK), count, self.offset_bytes, self.size_bytes].map(u64::to_le_bytes);
+        send_all(socket, header.as_flattened(), &[])?;
+        for part in self.handles.chunks(DESCRIPTORS_MAX) {
+            let sizes: Vec<u8> = part.iter().flat_map(|handle| handle.size_bytes.to_le_bytes()).collect();
+            let descriptors: Vec<_> = part.iter().map(|handle| handle.descriptor.as_fd()).collect();
+            send_all(socket, &sizes, &descriptors)?;
+        }
+        Ok(())
+    }
+
+    /// Receives an exported block without mapping it; see [`ImportedBlock::receive`].
+    ///
+    /// # Errors
+    ///
+    /// [`SocketError::Closed`], [`SocketError::Truncated`], [`SocketError::NotABlock`], [`SocketError::TooManyHandles`],
+    /// [`SocketError::Descriptors`] and [`SocketError::Io`]; see [`ImportedBlock::receive`].
+    #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
+    pub fn receive(socket: &UnixStream) -> Result<Self, SocketError> {
+        let mut header = [[0; 8]; 4];
+        receive_all(socket, header.as_flattened_mut(), 0)?;
+        let [mark, count, offset_bytes, size_bytes] = header;
+        if mark != MARK {
+            return Err(SocketError::NotABlock(mark));
+        }
+        let [count, offset_bytes, size_bytes] = [count, offset_bytes, size_bytes].map(u64::from_le_bytes);
+        let mut missing = check_count(count)? as usize;
+        let mut handles = Vec::new();
+        while missing > 0 {
+            let mut sizes = [[0; 8]; DESCRIPTORS_MAX];
+            let sizes = &mut sizes[..missing.min(DESCRIPTORS_MAX)];
+            let (count, expected_bytes) = (sizes.len(), size_of_val(sizes));
+            let received = receive_all(socket, sizes.as_flattened_mut(), count);
+            let descriptors = received.map_err(|error| match error {
+                SocketError::Closed => SocketError::Truncated { received_bytes: 0, expected_bytes },
+                error => error,
+            })?;
+            missing -= count;
+            for (descriptor, size_bytes) in descriptors.into_iter().zip(sizes) {
+                handles.push(ExportedHandle::new(descriptor, u64::from_le_bytes(*size_bytes)));
+            }
+        }
+        Ok(Self::new(handles, offset_bytes, size_bytes))
+    }
+}
+
+fn check_count(count: u64) -> Result<u64, SocketError> {
+    match count {
+        0..=HANDLES_MAX => Ok(count),
+        _ => Err(SocketError::TooManyHandles { count, maximum: HANDLES_MAX }),
+    }
+}
+
+/// Sends all bytes, with the descriptors beside the first of them.
+fn send_all(
+    socket: &UnixStream,
+    mut bytes: &[u8],
+    mut descriptors: &[BorrowedFd<'_>],
+) -> Result<(), SocketError> {
+    while !bytes.is_empty() {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            beside.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        // Without the flag, a closed socket would end the process by a signal.
+        let sent =
+            retry_on_intr(|| sendmsg(socket, &[IoSlice::new(bytes)], &mut beside, SendFlags::NOSIGNAL));
+        let sent = sent.map_err(|error| match error {
+            Errno::PIPE | Errno::CONNRESET => SocketError::Closed,
+            error => SocketError::Io(error.into()),
+        })?;
+        (bytes, descriptors) = (&bytes[sent..], &[]);
+    }
+    Ok(())
+}
+
+/// Receives all bytes, and this number of descriptors beside them.
+fn receive_all(socket: &UnixStream, bytes: &mut [u8], expected: usize) -> Result<Vec<OwnedFd>, SocketError> {
+    let (mut received_bytes, mut descriptors) = (0, Vec::new());
+    while received_bytes < bytes.len() {
+        // The system closes what does not fit. One more than expected is an error as well as many more.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX + 1))];
+        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let message = retry_on_intr(|| {
+            let rest = &mut [IoSliceMut::new(&mut bytes[received_bytes..])];
+            recvmsg(socket, rest, &mut beside, RecvFlags::CMSG_CLOEXEC)
+        });
+        let message = match message {
+            Err(Errno::CONNRESET) => None,
+            message => Some(message.map_err(std::io::Error::from)?),
+        };
+        for message in beside.drain() {
+            if let RecvAncillaryMessage::ScmRights(arrived) = message {
+                descriptors.extend(arrived);
+            }
+        }
+        let Some(message) = message.filter(|message| message.bytes > 0) else {
+            return Err(match received_bytes {
+                0 => SocketError::Closed,
+                _ => SocketError::Truncated { received_bytes, expected_bytes: bytes.len() },
+            });
+        };
+        received_bytes += message.bytes;
+    }
+    if descriptors.len() != expected {
+        return Err(SocketError::Descriptors { received: descriptors.len(), expected });
+    }
+    // The driver takes the descriptor 0 for a null pointer.
+    let nonzero = |descriptor: OwnedFd| match descriptor.as_raw_fd() {
+        0 => descriptor.try_clone(),
+        _ => Ok(descriptor),
+    };
+    Ok(descriptors.into_iter().map(nonzero).collect::<Result<_, _>>()?)
+}
+
+/// The first bytes of a message. The last of them is the version of the format.
+const MARK: [u8; 8] = *b"gpumem\x00\x01";
+/// More handles than memory of any device has.
+const HANDLES_MAX: u64 = 1 << 20;
+/// The number of descriptors in a part. The system allows 253.
+const DESCRIPTORS_MAX: usize = 128;
