@@ -9,7 +9,8 @@ use gpumem_tests::pool::ImportedBlock;
 use gpumem_tests::pool::adaptor::{
     Adaptor, Budget, Failures, Fallback, Fill, Grant, Guard, Next, Request, Side, Tracking,
 };
-use gpumem_tests::pool::{Block, Device, MemoryKind, Pool, PoolError, Stream};
+use gpumem_tests::pool::trace::{Recording, Trace, What};
+use gpumem_tests::pool::{Block, Device, FlightRecorder, MemoryKind, Pool, PoolError, Stream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -77,6 +78,41 @@ impl Adaptor for Again {
 }
 
 cases! {
+    /// The recorded requests of a pool, and the last ones before a refusal, with what the pool held.
+    fn requests_are_recorded(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let kind = driver.kind();
+        let scratch = |name: &str| std::env::temp_dir().join(format!("gpumem-tests-{}-{kind:?}-{name}.trace", std::process::id()));
+        for backend in backends(&device) {
+            let (whole, last) = (scratch("whole"), scratch("last"));
+            let builder = Pool::builder(&device).backend(backend).hard_limit(64 * MIB);
+            let builder = builder.adaptor(Trace::create(&whole).unwrap());
+            let pool = builder.flight_recorder(FlightRecorder::File(last.clone())).build().unwrap();
+            let held = pool.alloc(40 * MIB, &stream).unwrap();
+            write(held.address(), 7, 40 * MIB, &stream);
+            let error = pool.alloc(32 * MIB, &stream).unwrap_err();
+            assert_eq!(error.out_of_memory().unwrap().flight_record, Some(Ok(last.clone())), "{error}");
+            let status = pool.status().unwrap();
+            assert_eq!(read(held.address(), 1, &stream), [7]);
+            drop((held, pool));
+            for file in [&whole, &last] {
+                let recording = Recording::read(file).unwrap();
+                let has = |expected: fn(&What) -> bool| recording.events.iter().any(|event| expected(&event.what));
+                assert!(has(|what| matches!(what, What::Alloc { size_bytes, .. } if *size_bytes == 40 * MIB)));
+                assert!(has(|what| matches!(what, What::Refused { size_bytes, .. } if *size_bytes == 32 * MIB)));
+                assert!(has(|what| matches!(what, What::InUse { in_use_bytes, .. } if *in_use_bytes == 40 * MIB)));
+                let peaks = recording.events.iter().filter_map(|event| match event.what {
+                    What::Reserved { peak_bytes, .. } => Some(peak_bytes),
+                    _ => None,
+                });
+                assert_eq!(peaks.max(), Some(status.reserved_peak_bytes), "{backend}");
+                assert_eq!((recording.pools[0].backend, recording.tail), (backend, None));
+                std::fs::remove_file(file).unwrap();
+            }
+        }
+    }
+
     /// One budget applies to blocks, whatever happens to them, and to private pools.
     fn a_budget_holds(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();

@@ -40,7 +40,7 @@ pub use read::{Flaw, ReadError, Recording, Report, Tail};
 
 use crate::device::OrderObserver;
 use crate::error::PoolError;
-use crate::pool::{Adaptor, Change, Grant, Next, Opening, PoolId, Release, Request};
+use crate::pool::{Adaptor, Change, Figures, Grant, Next, Opening, PoolId, Release, Request};
 use book::Entry;
 use core::fmt;
 use core::time::Duration;
@@ -228,7 +228,12 @@ impl Adaptor for Trace {
 
     fn close(&self, pool: PoolId) {
         let pool = hooks::number(pool);
-        hooks::figures(self, pool, self.recorder.book.figures(pool));
+        let figures = self.recorder.book.figures(pool);
+        hooks::figures(self, pool, figures);
+        // Without blocks, the pool now releases its memory.
+        if let Some(figures) = figures.filter(|figures| figures.in_use_bytes == 0) {
+            self.record(Raw::reserved(pool, &Figures { reserved_bytes: 0, ..figures }));
+        }
         self.flush(FLUSH_TIME_MAX);
     }
 }

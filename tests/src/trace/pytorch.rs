@@ -382,6 +382,9 @@ mod tests {
         let live = segments.iter().flat_map(|segment| segment["blocks"].as_array().unwrap());
         let live: Vec<_> = live.filter(|block| block["state"] == "active_allocated").collect();
         assert_eq!((live.len(), &live[0]["frames"][0]["name"]), (1, &json!("weights")));
+        let addresses =
+            value["device_traces"][0].as_array().unwrap().iter().filter_map(|entry| entry["addr"].as_u64());
+        assert!(addresses.max().unwrap() < 1 << 53, "memory_viz calculates with floats");
         drop(kept);
         std::fs::remove_file(path).unwrap();
     }

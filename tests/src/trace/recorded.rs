@@ -431,6 +431,26 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
+    /// The memory of a pool that has ended does not count for the peak of the next one.
+    #[test]
+    fn pools_one_after_another_reserve_no_more_than_one() {
+        let path = scratch("pools");
+        let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+        let recorder = Recorder::create(&path).unwrap();
+        for mib in [6, 10, 8] {
+            let pool =
+                Pool::builder(&device).adaptor(recorder.clone()).backend(BackendKind::None).build().unwrap();
+            drop(pool.alloc(mib << 20, &Stream::new(&device).unwrap()).unwrap());
+        }
+        drop(recorder);
+        let trace = Trace::read(&path).unwrap();
+        assert_eq!(trace.real_run().peak_reserved_bytes, Some(10 << 20));
+        assert_eq!(trace.real_run().settings().unwrap().backend, BackendKind::None);
+        // Several pools may have shared the memory, so a replay has no limit of one of them.
+        assert_eq!(Setup::of_recording(&trace).unwrap().hard_limit, None);
+        std::fs::remove_file(path).unwrap();
+    }
+
     /// A flight recorder's file has the last events only. What is older and still in use is live from the beginning.
     #[test]
     fn a_flight_record_is_replayed_with_the_memory_in_use() {

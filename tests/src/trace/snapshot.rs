@@ -91,11 +91,13 @@ struct Converter {
     traces: BTreeMap<u32, Vec<Entry>>,
     /// The reserved bytes of each pool.
     reserved: BTreeMap<u32, u64>,
+    /// Subtracted from each address.
+    base: u64,
 }
 
 impl Snapshot {
     fn of(recording: &Recording) -> Self {
-        let mut converter = Converter::default();
+        let mut converter = Converter { base: base(recording), ..Converter::default() };
         let pools: HashMap<u32, u32> =
             recording.pools.iter().map(|pool| (pool.pool, pool.device_ordinal)).collect();
         for event in &recording.events {
@@ -106,11 +108,10 @@ impl Snapshot {
         let device_traces =
             (0..device_count).map(|device| converter.traces.remove(&device).unwrap_or_default());
         let settings = recording.pools.iter().map(|pool| {
-            let limit = pool.hard_limit_bytes.map_or("none".into(), |bytes| bytes.to_string());
-            (
-                format!("pool {}", pool.name),
-                format!("backend:{}, hard limit {limit}, {}", pool.backend, pool.conf),
-            )
+            let limit = pool.hard_limit_bytes.map(|bytes| format!("hard limit {bytes}"));
+            let parts = [Some(format!("backend {}", pool.backend)), limit, Some(pool.conf.clone())];
+            let parts: Vec<_> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
+            (format!("pool {}", pool.name), parts.join(", "))
         });
         Self { segments, device_traces: device_traces.collect(), allocator_settings: settings.collect() }
     }
@@ -161,6 +162,7 @@ impl Converter {
 
     /// Frees the block at an address, and puts another one there. `size_bytes` is the size of a block that is not known.
     fn replace(&mut self, device: u32, address: u64, new: Option<Live>, size_bytes: u64, time_us: u64) {
+        let address = address - self.base;
         let old = self.live.remove(&(device, address));
         let is_unknown = old.is_none() && new.is_none() && size_bytes > 0;
         let unknown = Live { size_bytes, stream: 0, frames: Vec::new() };
@@ -258,6 +260,23 @@ impl Converter {
             frames: Vec::new(),
             blocks,
         }
+    }
+}
+
+/// The number to subtract from each address, because memory_viz calculates with floats: 0 for a GPU's addresses, which they hold
+/// exactly; the simulator's are larger.
+fn base(recording: &Recording) -> u64 {
+    let addresses = || {
+        recording.events.iter().filter_map(|event| match event.what {
+            What::Alloc { address, .. } | What::Free { address, .. } | What::Resize { address, .. } => {
+                Some(address)
+            }
+            _ => None,
+        })
+    };
+    match (addresses().min(), addresses().max()) {
+        (Some(first), Some(last)) if last >= 1 << f64::MANTISSA_DIGITS => first / PAGE_BYTES * PAGE_BYTES,
+        _ => 0,
     }
 }
 
