@@ -55,7 +55,7 @@ fn main() -> Result<()> {
     let rounds: Vec<_> =
         all.into_iter().flat_map(|setting| mixtures.map(|mixture| (setting, mixture))).collect();
     let time = Duration::from_secs_f64(options.seconds / rounds.len() as f64);
-    let limit_bytes = options.limit.resolve(device.total_bytes())?;
+    let limit_bytes = options.limit.resolve(device.total_bytes(), device.memory_info()?.free_bytes)?;
     for (setting, mixture) in rounds {
         let kind = setting.kind;
         let pool = setting.builder(&device).hard_limit(limit_bytes).build()?;

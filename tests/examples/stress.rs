@@ -122,8 +122,9 @@ impl Options {
             DriverKind::Sim => (1 << 20, 64 << 20),
             _ => (64 << 20, 8 << 30),
         };
+        let free_bytes = device.memory_info()?.free_bytes;
         let bytes = |given: Option<Limit>, default| {
-            given.map_or(Ok(default), |limit| limit.resolve(device.total_bytes()))
+            given.map_or(Ok(default), |limit| limit.resolve(device.total_bytes(), free_bytes))
         };
         let plan = Plan {
             threads: self.threads,

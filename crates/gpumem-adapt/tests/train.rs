@@ -59,7 +59,7 @@ fn the_losses_do_not_depend_on_the_order_of_completion() {
 fn an_environment_that_cannot_work_is_refused() {
     let cases: &[(&str, &str, &[&str])] = &[
         ("GPUMEM_DRIVER", "what", &["GPUMEM_DRIVER", "what", "sim"]),
-        ("GPUMEM_SIM_DEVICES", "0", &["device"]),
+        ("GPUMEM_SIM_DEVICES", "0", &["the simulator has no devices", "GPUMEM_SIM_DEVICES"]),
         ("GPUMEM_SIM_MEMORY", "1KiB", &["GPUMEM_SIM_MEMORY", "1KiB"]),
         ("GPUMEM_SIM_MEMORY", "lots", &["GPUMEM_SIM_MEMORY", "lots"]),
         ("GPUMEM_HARD_LIMIT", "lots", &["GPUMEM_HARD_LIMIT", "lots"]),

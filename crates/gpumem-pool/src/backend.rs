@@ -460,7 +460,11 @@ fn none(
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
     match handle_use.exportable {
-        true => Err(PoolError::NotWithBackend { backend, what: "export blocks", instead: "`caching`" }),
+        true => Err(PoolError::NotWithBackend {
+            backend,
+            what: "export blocks (exportable:true)",
+            instead: "`caching`",
+        }),
         false => Ok(()),
     }
 }
@@ -475,7 +479,11 @@ fn native(
 ) -> Result<Arc<dyn Source>, PoolError> {
     check_not_exported(BackendKind::Native, config.handle_use)?;
     if config.handle_use.rdma {
-        return Err(native::cannot_pin());
+        return Err(PoolError::NotWithBackend {
+            backend: BackendKind::Native,
+            what: "pin memory for network cards (rdma:true)",
+            instead: "`caching` or `none`",
+        });
     }
     Ok(DirectBackend::new(
         device,

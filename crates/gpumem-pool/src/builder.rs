@@ -7,10 +7,10 @@
 mod default;
 
 use crate::adaptor::Adaptor;
-use crate::config::options::{KEYS, setters};
+use crate::config::options::{KEYS, setters, value_of};
 use crate::config::{
-    BackendKind, Config, ConfigError, FlightRecorder, Limit, MemoryKind, Options, PoolName, Profile,
-    VARIABLES,
+    BackendKind, Config, ConfigError, FlightRecorder, IntoLimit, Limit, MemoryKind, Options, PoolName,
+    Profile, VARIABLES,
 };
 use crate::device::Device;
 use crate::error::PoolError;
@@ -26,6 +26,8 @@ pub struct PoolBuilder {
     device: Device,
     name: Option<String>,
     options: Options,
+    /// The first argument of a setter that is no value of its option.
+    mistake: Option<ConfigError>,
     peers: Vec<Device>,
     adaptors: Vec<Arc<dyn Adaptor>>,
     observer: Option<Observer>,
@@ -65,6 +67,7 @@ impl PoolBuilder {
             device: device.clone(),
             name: None,
             options: Options::default(),
+            mistake: None,
             peers: Vec::new(),
             adaptors: Vec::new(),
             observer: None,
@@ -221,11 +224,14 @@ impl PoolBuilder {
     /// - [`PoolError::NotWithBackend`] or [`PoolError::NotWithKind`] if the backend or the kind lacks a requested
     ///   property.
     /// - [`PoolError::LimitTooSmall`] for a hard limit below the minimum.
-    /// - [`PoolError::Config`] with [`ConfigError::LimitSyntax`] for a share outside 0 to 100 %, or
-    ///   [`ConfigError::ShareOfHost`] for a share of host memory.
+    /// - [`PoolError::Config`] with [`ConfigError::LimitSyntax`] for an invalid text or a share outside 0 to 100 %,
+    ///   [`ConfigError::ShareOfHost`] for a share of host memory, or [`ConfigError::Twice`] for options that contradict each other.
     /// - [`PoolError::NoPeerAccess`] if a peer device has no link.
     /// - [`PoolError::Driver`] if a driver call fails.
     pub fn build(mut self) -> Result<Pool, PoolError> {
+        if let Some(mistake) = self.mistake {
+            return Err(mistake.into());
+        }
         let config = Config::new(&self.options)?;
         self.adaptors.extend(self.trace.take().map(|trace| trace as _));
         let flight = Flight::of(&config.flight_recorder);

@@ -22,7 +22,7 @@ pub use bytes::Bytes;
 pub use flight_recorder::FlightRecorder;
 pub use ignored::IgnoredOption;
 pub use kind::MemoryKind;
-pub use limit::Limit;
+pub use limit::{IntoLimit, Limit};
 pub(crate) use options::Options;
 pub use options::{VARIABLES, conf};
 pub use parse::ConfigError;
@@ -65,14 +65,17 @@ impl Config {
         given.clone().apply(&mut config);
         for (limit, limit_option) in [given.hard_limit, given.soft_limit].into_iter().flatten() {
             // Whether a limit is valid does not depend on the size of the device.
-            let checked = limit.resolve_for(config.kind, 0);
-            checked.map_err(|error| match error {
+            limit.check_for(config.kind).map_err(|error| match error {
                 ConfigError::ShareOfHost { limit, .. } => {
                     let kind_option = given.kind.map(|(_, given_as)| given_as);
                     ConfigError::ShareOfHost { limit, limit_option: Some(limit_option), kind_option }
                 }
                 other => other,
             })?;
+        }
+        // Memory in plain segments cannot be exported.
+        if let (Some((true, key)), Some((false, other))) = (given.exportable, given.expandable_segments) {
+            return Err(ConfigError::Twice { key, other });
         }
         Ok(config)
     }

@@ -150,7 +150,7 @@ impl Device {
     pub fn new(driver: &Driver, ordinal: u32) -> Result<Self, PoolError> {
         let count = Self::count(driver)?;
         let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
-        let index = index.ok_or(PoolError::NoSuchDevice { ordinal, count })?;
+        let index = index.ok_or(PoolError::NoSuchDevice { ordinal, count, driver: driver.kind() })?;
         let mut raw: CUdevice = 0;
         // SAFETY: `raw` outlives the call.
         unsafe { driver.cuDeviceGet(&mut raw, index)? };

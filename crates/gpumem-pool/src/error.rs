@@ -17,7 +17,7 @@ use core::fmt;
 use gpumem_heap::order::StreamId;
 use gpumem_sys::env::EnvError;
 use gpumem_sys::types::CUresult;
-use gpumem_sys::{DriverError, LoadError};
+use gpumem_sys::{DriverError, DriverKind, LoadError};
 
 /// An operation of the pool layer failed. The text states the problem, the cause and the action, and `Debug` prints the same
 /// text.
@@ -234,14 +234,14 @@ pub enum PoolError {
         reason: String,
     },
     /// The driver has no device with this ordinal.
-    #[error(
-        "device {ordinal} does not exist: the driver has {count} devices, numbered from 0; check CUDA_VISIBLE_DEVICES"
-    )]
+    #[error(fmt = no_such_device)]
     NoSuchDevice {
         /// The requested ordinal.
         ordinal: u32,
         /// The number of devices.
         count: u32,
+        /// The kind of driver.
+        driver: DriverKind,
     },
     /// The device has a default pool already; it can be set once.
     #[error(
@@ -437,6 +437,31 @@ impl PoolError {
         match self {
             Self::OutOfMemory(report) | Self::LimitReached(report) | Self::OverBudget(report) => Some(report),
             _ => None,
+        }
+    }
+}
+
+/// The text of [`PoolError::NoSuchDevice`].
+fn no_such_device(
+    ordinal: &u32,
+    count: &u32,
+    driver: &DriverKind,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    let devices = match count {
+        0 => "no devices".into(),
+        1 => "one device, number 0".into(),
+        _ => format!("{count} devices, numbered from 0"),
+    };
+    match driver {
+        DriverKind::Sim => write!(
+            f,
+            "device {ordinal} does not exist: the simulator has {devices}; set GPUMEM_SIM_DEVICES, or the number of devices in \
+             its configuration, to {} or more",
+            ordinal.saturating_add(1)
+        ),
+        _ => {
+            write!(f, "device {ordinal} does not exist: the driver has {devices}; check CUDA_VISIBLE_DEVICES")
         }
     }
 }

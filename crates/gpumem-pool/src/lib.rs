@@ -25,11 +25,11 @@
 //! | `builder` | [`PoolBuilder`], and the environment variables |
 //!
 //! ```
-//! use gpumem_pool::{Device, Limit, Pool, Stream};
+//! use gpumem_pool::{Device, Pool, Stream};
 //! use gpumem_sim::SimConfig;
 //!
 //! let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-//! let pool = Pool::builder(&device).hard_limit("50%".parse::<Limit>()?).build()?;
+//! let pool = Pool::builder(&device).hard_limit("50%").build()?;
 //! let stream = Stream::new(&device)?;
 //!
 //! let block = pool.alloc(8 << 10, &stream)?;
@@ -94,8 +94,8 @@ pub mod trace;
 pub use backend::DriverPoolUsage;
 pub use builder::PoolBuilder;
 pub use config::{
-    BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, Limit, MemoryKind, PoolId, Profile,
-    VARIABLES, conf,
+    BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, IntoLimit, Limit, MemoryKind, PoolId,
+    Profile, VARIABLES, conf,
 };
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,

@@ -8,7 +8,7 @@ pub(crate) use admission::Admission;
 pub(crate) use device_budget::DeviceBudget;
 pub(crate) use limit_node::{LimitNode, Trimmable};
 
-use crate::config::{ConfigError, Limit, MemoryKind};
+use crate::config::{Limit, MemoryKind};
 use crate::error::{LimitExceeded, PoolError};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -22,13 +22,20 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// The bytes of an optional limit on a device; [`NO_LIMIT`] for `None`.
+    /// The bytes of an optional limit on a device; [`NO_LIMIT`] for `None`. `free_bytes` queries the free memory, for a share of it.
     pub(crate) fn resolve(
         limit: Option<Limit>,
         kind: MemoryKind,
         device_bytes: u64,
-    ) -> Result<u64, ConfigError> {
-        limit.map_or(Ok(NO_LIMIT), |limit| limit.resolve_for(kind, device_bytes))
+        free_bytes: impl FnOnce() -> Result<u64, PoolError>,
+    ) -> Result<u64, PoolError> {
+        let Some(limit) = limit else { return Ok(NO_LIMIT) };
+        limit.check_for(kind)?;
+        let free_bytes = match limit {
+            Limit::PercentFree(_) => free_bytes()?.min(device_bytes),
+            _ => 0,
+        };
+        Ok(limit.resolve(device_bytes, free_bytes)?)
     }
 
     /// Like [`Limits::resolve`], for a hard limit, which must allow some memory.
@@ -36,8 +43,9 @@ impl Limits {
         limit: Option<Limit>,
         kind: MemoryKind,
         device_bytes: u64,
+        free_bytes: impl FnOnce() -> Result<u64, PoolError>,
     ) -> Result<u64, PoolError> {
-        match Self::resolve(limit, kind, device_bytes)? {
+        match Self::resolve(limit, kind, device_bytes, free_bytes)? {
             limit_bytes if limit_bytes < HARD_LIMIT_MIN_BYTES => {
                 Err(PoolError::LimitTooSmall { limit_bytes, minimum_bytes: HARD_LIMIT_MIN_BYTES })
             }

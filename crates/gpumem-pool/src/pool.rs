@@ -96,8 +96,10 @@ impl Pool {
     pub(crate) fn build(setup: Setup) -> Result<Self, PoolError> {
         let Setup { ref name, ref device, ref config, ref parent, .. } = setup;
         let is_for_host = check_kind(config.kind, device)?;
-        let soft_limit_bytes = Limits::resolve(config.soft_limit, config.kind, device.total_bytes())?;
-        let hard_limit_bytes = Limits::resolve_hard(config.hard_limit, config.kind, device.total_bytes())?;
+        let (kind, total_bytes) = (config.kind, device.total_bytes());
+        let free_bytes = || Ok(device.memory_info()?.free_bytes);
+        let soft_limit_bytes = Limits::resolve(config.soft_limit, kind, total_bytes, free_bytes)?;
+        let hard_limit_bytes = Limits::resolve_hard(config.hard_limit, kind, total_bytes, free_bytes)?;
         let node = LimitNode::new(name.clone(), hard_limit_bytes, parent.clone());
         let limits = Limits::new(node, soft_limit_bytes);
         let (tags, activity) = (Tags::new(), Arc::<ActivityCounters>::default());
@@ -184,7 +186,7 @@ impl Pool {
     }
 
     /// Returns the options that were set, by name, builder or environment, and that have no effect on this backend,
-    /// including a soft limit above the hard limit.
+    /// including a soft limit above the hard limit, also one that was set later. [`Status`](crate::Status) notes that limit too.
     #[must_use]
     pub fn ignored_options(&self) -> Vec<IgnoredOption> {
         let (can_map, limits) = (self.0.backend().growing().is_some(), self.0.limits());

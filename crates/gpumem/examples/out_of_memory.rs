@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
-use gpumem::{Device, Driver, Limit, Pool, PoolError, Stream};
+use gpumem::{Device, Driver, Pool, PoolError, Stream};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}", refusal(&gpumem::sim::driver_or_sim()?)?);
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// The error of a request for 2 GiB in a pool that has 2.5 GiB in use and a limit of 4 GiB.
 pub(crate) fn refusal(driver: &Driver) -> Result<PoolError, Box<dyn std::error::Error>> {
     let device = Device::new(driver, 0)?;
-    let pool = Pool::builder(&device).name("training").hard_limit("4GiB".parse::<Limit>()?).build()?;
+    let pool = Pool::builder(&device).name("training").hard_limit("4GiB").build()?;
     let stream = Stream::new(&device)?;
     let _weights = {
         let _scope = pool.scope("weights");

@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
-use gpumem::{Device, Driver, Limit, Pool, Status, Stream};
+use gpumem::{Device, Driver, Pool, Status, Stream};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}", status(&gpumem::sim::driver_or_sim()?)?);
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// The status of a pool that holds one block and caches another.
 pub(crate) fn status(driver: &Driver) -> Result<Status, Box<dyn std::error::Error>> {
     let device = Device::new(driver, 0)?;
-    let pool = Pool::builder(&device).hard_limit("4GiB".parse::<Limit>()?).build()?;
+    let pool = Pool::builder(&device).hard_limit("4GiB").build()?;
     let (upload, compute) = (Stream::new(&device)?, Stream::new(&device)?);
 
     let block = pool.alloc(64 << 20, &upload)?;

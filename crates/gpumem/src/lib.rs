@@ -20,11 +20,11 @@
 //! # A pool
 //!
 //! ```
-//! use gpumem::{Device, Limit, Pool, Stream};
+//! use gpumem::{Device, Pool, Stream};
 //!
 //! let driver = gpumem::sim::driver_or_sim()?; // a GPU, or without one the simulator; `Driver::cuda()` for a GPU alone
 //! let device = Device::new(&driver, 0)?;
-//! let pool = Pool::builder(&device).hard_limit("50%".parse::<Limit>()?).build()?;
+//! let pool = Pool::builder(&device).hard_limit("50%").build()?;
 //! let stream = Stream::new(&device)?;
 //!
 //! let block = pool.alloc(64 << 20, &stream)?;

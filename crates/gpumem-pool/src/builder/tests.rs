@@ -59,6 +59,74 @@ fn a_share_of_host_memory_names_the_variables_and_calls_that_set_it() {
     assert!(of(&variables).soft_limit(8 << 20).build().is_ok());
 }
 
+#[test]
+fn limits_are_given_as_text_too_and_a_mistake_is_the_error_of_build() {
+    let status =
+        of(&[]).hard_limit("64MiB").soft_limit(String::from("1%")).build().unwrap().status().unwrap();
+    let device_bytes = status.device_total_bytes;
+    assert_eq!(
+        (status.hard_limit_bytes, status.soft_limit_bytes),
+        (Some(64 << 20), Some(device_bytes / 100))
+    );
+    let error = of(&[]).hard_limit("lots").soft_limit("more").hard_limit("64MiB").build().unwrap_err();
+    assert!(
+        matches!(&error, PoolError::Config(ConfigError::LimitSyntax { value }) if value == "lots"),
+        "{error}"
+    );
+    let pool = of(&[("GPUMEM_HARD_LIMIT", "25% Free")]).build().unwrap();
+    assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(device_bytes / 4));
+    for error in [
+        pool.set_hard_limit("lots").unwrap_err(),
+        pool.set_soft_limit("lots").unwrap_err(),
+        pool.private("lots").unwrap_err(),
+    ] {
+        assert!(error.to_string().starts_with("invalid memory limit \"lots\"; expected bytes"), "{error}");
+    }
+}
+
+#[test]
+fn options_that_contradict_each_other_are_both_named() {
+    let refused = |conf: &str| {
+        let built = of(&[]).conf(conf).map_err(PoolError::from).and_then(PoolBuilder::build);
+        built.unwrap_err().to_string()
+    };
+    for (conf, one, other) in [
+        ("exportable:true,expandable_segments:false", "exportable", "expandable_segments"),
+        ("no_caching:true,backend:caching", "no_caching", "backend"),
+        ("hard_limit:1GiB,per_process_memory_fraction:0.5", "per_process_memory_fraction", "hard_limit"),
+        ("kind:host,hard_limit:50%", "hard_limit", "kind"),
+        ("kind:HOST,soft_limit:50%free", "soft_limit", "kind"),
+        ("exportable:true,backend:none", "exportable", "backend"),
+    ] {
+        let said = refused(conf);
+        assert!(said.contains(one) && said.contains(other), "{conf}: {said}");
+    }
+    #[cfg(feature = "backend-native")]
+    for (conf, one) in
+        [("rdma:true,backend:native", "rdma:true"), ("exportable:true,backend:native", "exportable:true")]
+    {
+        let said = refused(conf);
+        assert!(said.contains(one) && said.contains("the backend `native`"), "{conf}: {said}");
+    }
+    #[cfg(feature = "backend-caching")]
+    assert!(
+        refused("exportable:true,kind:host,backend:caching")
+            .contains("kind `host` cannot be exported as descriptors (exportable:true)")
+    );
+}
+
+#[test]
+fn values_are_read_in_any_case() {
+    let pool = of(&[("GPUMEM_POOL", "NONE"), ("GPUMEM_KIND", "Host"), ("GPUMEM_HARD_LIMIT", "64mib")])
+        .build()
+        .unwrap();
+    assert_eq!((pool.backend(), pool.kind()), (BackendKind::None, MemoryKind::Host));
+    let pool = of(&[("GPUMEM_CONF", "Backend:None, EXACT_PEAKS:True, profile:Fast, hard_limit:50%FREE")])
+        .build()
+        .unwrap();
+    assert_eq!(pool.backend(), BackendKind::None);
+}
+
 #[cfg(feature = "backend-caching")]
 #[test]
 fn a_soft_limit_above_the_hard_one_is_reported_as_ignored() {
@@ -69,4 +137,18 @@ fn a_soft_limit_above_the_hard_one_is_reported_as_ignored() {
     assert!(ignored(64 << 20).is_empty());
     let ignored = ignored((64 << 20) + 1);
     assert!(matches!(&ignored[..], [option] if option.contains("above the hard limit")), "{ignored:?}");
+    // Also one that is set later, in either order.
+    let pool = of(&[]).backend(BackendKind::Caching).build().unwrap();
+    let notices = || pool.ignored_options().iter().map(ToString::to_string).collect::<Vec<_>>();
+    pool.set_soft_limit("100MiB").unwrap();
+    assert!(notices().is_empty());
+    pool.set_hard_limit("64MiB").unwrap();
+    assert!(
+        matches!(&notices()[..], [option] if option.contains("soft_limit has no effect")),
+        "{:?}",
+        notices()
+    );
+    let status = pool.status().unwrap().to_string();
+    let line = "Memory limit: soft = 100.000 MiB (no effect: above the hard limit), hard = 64.000 MiB\n";
+    assert!(status.contains(line), "{status}");
 }

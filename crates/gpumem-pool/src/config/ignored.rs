@@ -81,5 +81,9 @@ pub(crate) fn ignored_options(
     };
     let given_keys = KEYS.iter().filter(|key| (key.given)(given).is_some());
     let ignored = |option, texts| Some(IgnoredOption { option, backend, instead: instead(option, texts)? });
-    given_keys.filter_map(|key| ignored(key.name, key.instead)).collect()
+    // A soft limit that was set on the pool is not among the given options.
+    let is_set_later = is_soft_above_hard && backend == BackendKind::Caching && given.soft_limit.is_none();
+    let later =
+        is_set_later.then_some(IgnoredOption { option: "soft_limit", backend, instead: SOFT_ABOVE_HARD });
+    given_keys.filter_map(|key| ignored(key.name, key.instead)).chain(later).collect()
 }

@@ -1,17 +1,18 @@
-//! [`Limit`]: an amount of device memory in text form, `1.5GiB` or `50%`. Pure.
+//! [`Limit`]: an amount of device memory in text form, `1.5GiB`, `50%` or `50%free`. [`IntoLimit`]: arguments that are limits. Pure.
 
 use crate::config::{ConfigError, MemoryKind};
 use core::fmt;
 use core::str::FromStr;
 use gpumem_sys::env::{parse_number, parse_size};
 
-/// An amount of memory: a number of bytes, or a share of the device.
+/// An amount of memory: a number of bytes, or a share of the device's memory or of what is free there.
 ///
 /// ```
 /// use gpumem_pool::Limit;
 ///
 /// assert_eq!("1.5GiB".parse::<Limit>()?, Limit::Bytes(1_610_612_736));
-/// assert_eq!("50%".parse::<Limit>()?.resolve(1 << 30)?, 512 << 20);
+/// assert_eq!("50%".parse::<Limit>()?.resolve(1 << 30, 256 << 20)?, 512 << 20);
+/// assert_eq!("50%free".parse::<Limit>()?.resolve(1 << 30, 256 << 20)?, 128 << 20);
 /// assert!("lots".parse::<Limit>().unwrap_err().to_string().contains("100M, 1.5GiB"));
 /// # Ok::<(), gpumem_pool::ConfigError>(())
 /// ```
@@ -22,34 +23,95 @@ pub enum Limit {
     Bytes(u64),
     /// A share of the device's memory, from 0 to 100.
     Percent(f64),
+    /// A share of the device's free memory, from 0 to 100, at the moment when the limit is set. Memory that the pool itself has
+    /// reserved counts as free.
+    PercentFree(f64),
 }
 
 impl Limit {
-    /// The limit in bytes on a device with `total_bytes`, rounded down.
+    /// The limit in bytes on a device with `total_bytes`, of which `free_bytes` are free, rounded down.
     ///
     /// # Errors
     ///
     /// [`ConfigError::LimitSyntax`] if a share is outside 0 to 100 %.
-    pub fn resolve(self, total_bytes: u64) -> Result<u64, ConfigError> {
-        match self {
-            Self::Bytes(count) => Ok(count),
-            Self::Percent(share) if (0.0..=100.0).contains(&share) => {
-                // An `f64` has 53 bits: beyond 8 PiB the product may round up past the total.
-                Ok(((total_bytes as f64 * (share / 100.0)) as u64).min(total_bytes))
-            }
-            Self::Percent(_) => Err(ConfigError::LimitSyntax { value: self.to_string() }),
+    pub fn resolve(self, total_bytes: u64, free_bytes: u64) -> Result<u64, ConfigError> {
+        let (share, whole_bytes) = match self {
+            Self::Bytes(count) => return Ok(count),
+            Self::Percent(share) => (share, total_bytes),
+            Self::PercentFree(share) => (share, free_bytes),
+        };
+        match (0.0..=100.0).contains(&share) {
+            // An `f64` has 53 bits: beyond 8 PiB the product may round up past the whole.
+            true => Ok(((whole_bytes as f64 * (share / 100.0)) as u64).min(whole_bytes)),
+            false => Err(ConfigError::LimitSyntax { value: self.to_string() }),
         }
     }
 }
 
+/// A limit as an argument: a number of bytes, a [`Limit`], or its text.
+///
+/// ```
+/// use gpumem_pool::{Device, Limit, Pool};
+/// use gpumem_sim::SimConfig;
+///
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+/// let pool = Pool::builder(&device).hard_limit("4GiB").soft_limit(1 << 30).build()?;
+/// pool.set_hard_limit("50%free")?;
+/// pool.set_hard_limit(Limit::Percent(25.0))?;
+/// assert_eq!(pool.status()?.hard_limit_bytes, Some(2 << 30));
+/// assert!(Pool::builder(&device).hard_limit("lots").build().is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait IntoLimit: sealed::Sealed {
+    /// Returns the limit.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::LimitSyntax`] for a text that is not a limit.
+    fn into_limit(self) -> Result<Limit, ConfigError>;
+}
+
+impl IntoLimit for Limit {
+    fn into_limit(self) -> Result<Limit, ConfigError> {
+        Ok(self)
+    }
+}
+
+impl IntoLimit for u64 {
+    fn into_limit(self) -> Result<Limit, ConfigError> {
+        Ok(Limit::Bytes(self))
+    }
+}
+
+impl IntoLimit for &str {
+    fn into_limit(self) -> Result<Limit, ConfigError> {
+        self.parse()
+    }
+}
+
+impl IntoLimit for String {
+    fn into_limit(self) -> Result<Limit, ConfigError> {
+        self.parse()
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Limit {}
+    impl Sealed for u64 {}
+    impl Sealed for &str {}
+    impl Sealed for String {}
+}
+
 impl Limit {
-    /// Like [`Limit::resolve`], but refuses a share for host memory, which is not part of the device's memory.
-    pub(crate) fn resolve_for(self, kind: MemoryKind, device_bytes: u64) -> Result<u64, ConfigError> {
+    /// Checks the limit for a kind of memory: a share must be valid, and not of host memory, which is not part of the device's
+    /// memory.
+    pub(crate) fn check_for(self, kind: MemoryKind) -> Result<(), ConfigError> {
         match (self, kind) {
-            (Self::Percent(_), MemoryKind::Host) => {
+            (Self::Percent(_) | Self::PercentFree(_), MemoryKind::Host) => {
                 Err(ConfigError::ShareOfHost { limit: self, limit_option: None, kind_option: None })
             }
-            _ => self.resolve(device_bytes),
+            _ => self.resolve(0, 0).map(drop),
         }
     }
 }
@@ -59,8 +121,13 @@ impl FromStr for Limit {
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let trimmed = text.trim();
-        let parsed = match trimmed.strip_suffix('%') {
-            Some(share) => parse_number(share.trim_end()).filter(|share| *share <= 100.0).map(Self::Percent),
+        let share = |share: &str| parse_number(share.trim_end()).filter(|share| *share <= 100.0);
+        let parsed = match trimmed.split_once('%') {
+            Some((text, "")) => share(text).map(Self::Percent),
+            Some((text, whole)) if whole.trim_start().eq_ignore_ascii_case("free") => {
+                share(text).map(Self::PercentFree)
+            }
+            Some(_) => None,
             None => parse_size(trimmed).map(Self::Bytes),
         };
         parsed.ok_or_else(|| ConfigError::LimitSyntax { value: text.into() })
@@ -78,6 +145,7 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Percent(share) => write!(f, "{share}%"),
+            Self::PercentFree(share) => write!(f, "{share}%free"),
             Self::Bytes(count) => {
                 let divides = |power: &u32| count != 0 && count % 1024_u64.pow(*power) == 0;
                 match (1..=6).rev().find(divides) {
@@ -112,6 +180,9 @@ mod tests {
         assert_eq!(parsed(" 4 gib "), Some(Limit::Bytes(4 << 30)));
         assert_eq!(parsed("18446744073709551615"), Some(Limit::Bytes(u64::MAX)));
         assert_eq!(parsed(".5%"), Some(Limit::Percent(0.5)));
+        for text in ["50%free", " 50 % FREE ", "50.0% Free"] {
+            assert_eq!(parsed(text), Some(Limit::PercentFree(50.0)), "{text}");
+        }
     }
 
     #[test]
@@ -130,6 +201,11 @@ mod tests {
             "1e9",
             "1e400",
             "101%",
+            "101%free",
+            "%free",
+            "50%used",
+            "50free",
+            "50%free%",
             "-5%",
             "%",
             ".",
@@ -150,17 +226,21 @@ mod tests {
         ];
         for text in wrong {
             let error = text.parse::<Limit>().expect_err(text).to_string();
-            assert!(error.contains("100M, 1.5GiB") && error.contains("50%"), "{error}");
+            let forms = ["100M, 1.5GiB", "(50%)", "(50%free)"];
+            assert!(forms.into_iter().all(|form| error.contains(form)), "{error}");
         }
     }
 
     #[test]
     fn a_share_built_by_hand_is_checked_too() {
         for share in [-0.1, 100.1, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            assert!(matches!(Limit::Percent(share).resolve(1 << 30), Err(ConfigError::LimitSyntax { .. })));
+            for limit in [Limit::Percent(share), Limit::PercentFree(share)] {
+                assert!(matches!(limit.resolve(1 << 30, 1 << 20), Err(ConfigError::LimitSyntax { .. })));
+            }
         }
-        assert_eq!(Limit::Percent(100.0).resolve(u64::MAX).unwrap(), u64::MAX);
-        assert_eq!(Limit::Percent(0.0).resolve(1 << 40).unwrap(), 0);
+        assert_eq!(Limit::Percent(100.0).resolve(u64::MAX, 5).unwrap(), u64::MAX);
+        assert_eq!(Limit::PercentFree(100.0).resolve(u64::MAX, 5).unwrap(), 5);
+        assert_eq!(Limit::Percent(0.0).resolve(1 << 40, 1 << 40).unwrap(), 0);
     }
 
     const UNITS: [(&str, u128); 10] = [
@@ -182,6 +262,7 @@ mod tests {
             any::<u64>().prop_map(Limit::Bytes),
             (any::<u64>(), 0_u32..64).prop_map(|(count, shift)| Limit::Bytes(count << shift)),
             (0.0..=100.0).prop_map(Limit::Percent),
+            (0.0..=100.0).prop_map(Limit::PercentFree),
         ]) {
             prop_assert_eq!(parsed(&limit.to_string()), Some(limit));
         }
@@ -199,7 +280,8 @@ mod tests {
 
         #[test]
         fn a_share_never_passes_the_whole(share in 0.0..=100.0, total in any::<u64>()) {
-            prop_assert!(Limit::Percent(share).resolve(total).unwrap() <= total);
+            prop_assert!(Limit::Percent(share).resolve(total, 0).unwrap() <= total);
+            prop_assert!(Limit::PercentFree(share).resolve(u64::MAX, total).unwrap() <= total);
         }
 
         #[test]

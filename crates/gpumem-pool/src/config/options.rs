@@ -66,12 +66,23 @@ macro_rules! key {
     };
 }
 
+/// The value of a setter's argument.
+macro_rules! value_of {
+    ($value:ident) => {
+        Ok::<_, ConfigError>($value.into())
+    };
+    ($value:ident, $into:ident) => {
+        $value.$into()
+    };
+}
+pub(crate) use value_of;
+
 macro_rules! options {
     (
         $(#[$before:meta])*
         table {$(
             $name:ident: $type:ty = $parser:ident($expected:literal) default $default:literal
-                => $($place:ident).+ on $scope:ident $(, setter($argument:ty), variable $variable:literal)?:
+                => $($place:ident).+ on $scope:ident $(, setter($argument:ty $(=> $convert:ident)?), variable $variable:literal)?:
                 $text:literal;
         )+}
         other names {$(
@@ -136,7 +147,8 @@ macro_rules! options {
             },
         ];
 
-        /// The setters of [`PoolBuilder`](crate::PoolBuilder) for options of the table.
+        /// The setters of [`PoolBuilder`](crate::PoolBuilder) for options of the table. [`PoolBuilder::build`](crate::PoolBuilder::build)
+        /// returns the first mistake.
         macro_rules! setters {
             () => {
                 $($(
@@ -144,7 +156,10 @@ macro_rules! options {
                     ///
                     #[doc = concat!("In text: ", $expected, ". Default: ", $default, ". Variable: `", $variable, "`.")]
                     pub fn $name(mut self, value: $argument) -> Self {
-                        self.options.$name = Some((value.into(), stringify!($name)));
+                        match value_of!(value $(, $convert)?) {
+                            Ok(value) => self.options.$name = Some((value, stringify!($name))),
+                            Err(mistake) => self.mistake = self.mistake.or(Some(mistake)),
+                        }
                         self
                     }
                 )?)+
@@ -194,12 +209,12 @@ options! {
     profile: Profile = named("`fast`, `balanced` or `tight`") default "`balanced`"
         => tuning on CACHING, setter(Profile), variable "GPUMEM_PROFILE":
         "a preset of the options that trade memory against driver calls and time";
-    hard_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%)")
-        default "none" => hard_limit on ALL, setter(impl Into<Limit>), variable "GPUMEM_HARD_LIMIT":
+    hard_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of what is free there (50%free)")
+        default "none" => hard_limit on ALL, setter(impl IntoLimit => into_limit), variable "GPUMEM_HARD_LIMIT":
         "the memory that the pool never exceeds: what `caching` reserves, and what is in use with the other backends. Each \
          pool has its own limit, for its kind of memory. A limit of host memory is given in bytes";
-    soft_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%)")
-        default "none" => soft_limit on CACHES, setter(impl Into<Limit>), variable "GPUMEM_SOFT_LIMIT":
+    soft_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of what is free there (50%free)")
+        default "none" => soft_limit on CACHES, setter(impl IntoLimit => into_limit), variable "GPUMEM_SOFT_LIMIT":
         "at synchronisation points, cached memory is released until at most this much is reserved";
 
     garbage_collection_threshold: f64 = share("a number between 0 and 1") default "none" => collect_above on CACHES:

@@ -193,7 +193,7 @@ pub(super) fn fraction(text: &str) -> Parsed<Limit> {
 pub(super) fn byte_count(text: &str) -> Parsed<u64> {
     match named(text)? {
         Limit::Bytes(size_bytes) => Ok(size_bytes),
-        Limit::Percent(_) => Err(String::new()),
+        Limit::Percent(_) | Limit::PercentFree(_) => Err(String::new()),
     }
 }
 

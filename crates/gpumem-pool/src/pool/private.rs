@@ -1,7 +1,8 @@
 //! [`Pool::private`]: a pool within another pool's limit.
 
-use crate::config::{Limit, PoolName};
+use crate::config::{IntoLimit, Limit, PoolName};
 use crate::error::PoolError;
+use crate::limits::Limits;
 use crate::pool::Pool;
 use std::sync::Arc;
 
@@ -33,12 +34,12 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid share.
+    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid text or share.
     /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
     /// - The errors of [`PoolBuilder::build`](crate::PoolBuilder::build), such as [`PoolError::LimitTooSmall`] for
     ///   a quota below the smallest accepted value.
-    pub fn private(&self, quota: impl Into<Limit>) -> Result<Self, PoolError> {
-        self.build_private(None, quota.into())
+    pub fn private(&self, quota: impl IntoLimit) -> Result<Self, PoolError> {
+        self.build_private(None, quota.into_limit()?)
     }
 
     /// Like [`Pool::private`], with a name for the new pool, which follows this pool's name:
@@ -47,12 +48,14 @@ impl Pool {
     /// # Errors
     ///
     /// The errors of [`Pool::private`].
-    pub fn private_named(&self, name: &str, quota: impl Into<Limit>) -> Result<Self, PoolError> {
-        self.build_private(Some(name), quota.into())
+    pub fn private_named(&self, name: &str, quota: impl IntoLimit) -> Result<Self, PoolError> {
+        self.build_private(Some(name), quota.into_limit()?)
     }
 
     fn build_private(&self, name: Option<&str>, quota: Limit) -> Result<Self, PoolError> {
-        let quota_bytes = quota.resolve_for(self.kind(), self.device().total_bytes())?;
+        let device = self.device();
+        let free_bytes = || Ok(device.memory_info()?.free_bytes);
+        let quota_bytes = Limits::resolve(Some(quota), self.kind(), device.total_bytes(), free_bytes)?;
         let quota_bytes = self.0.limits().hard_bytes().map_or(quota_bytes, |limit| limit.min(quota_bytes));
         let mut setup = self.0.setup().clone();
         setup.name = PoolName::new(name, Some(&setup.name));

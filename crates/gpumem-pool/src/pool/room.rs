@@ -1,7 +1,7 @@
 //! The size of a pool: changes of its limits, memory released and memory reserved ahead.
 
 use crate::backend::Answer;
-use crate::config::Limit;
+use crate::config::IntoLimit;
 use crate::error::PoolError;
 use crate::limits::Limits;
 use crate::pool::{Origin, Pool, State};
@@ -62,7 +62,7 @@ impl Pool {
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(1 << 30))?, 0)?;
     /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
     /// let block = pool.alloc(48 << 20, &stream)?;
-    /// pool.set_hard_limit("6.25%".parse::<Limit>()?)?;
+    /// pool.set_hard_limit("6.25%")?;
     /// assert_eq!(pool.status()?.hard_limit_bytes, Some(64 << 20));
     /// assert!(matches!(pool.alloc(32 << 20, &stream), Err(PoolError::LimitReached { .. })));
     /// pool.set_hard_limit(512 << 20)?;
@@ -74,15 +74,15 @@ impl Pool {
     /// # Errors
     ///
     /// - [`PoolError::LimitTooSmall`] if the limit is below the smallest accepted value.
-    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid share.
+    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid text or share.
     /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails. The limit is in force then, but memory that could be released may
     ///   remain.
-    pub fn set_hard_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
+    pub fn set_hard_limit(&self, limit: impl IntoLimit) -> Result<(), PoolError> {
         self.0.check_usable()?;
-        let limit_bytes =
-            Limits::resolve_hard(Some(limit.into()), self.0.config().kind, self.device().total_bytes())?;
+        let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
+        let limit_bytes = Limits::resolve_hard(Some(limit), kind, total_bytes, || self.own_and_free_bytes())?;
         self.0.backend().allow_hard_limit(limit_bytes);
         let excess_bytes = self.0.limits().node().set_limit_bytes(limit_bytes);
         if excess_bytes > 0 {
@@ -99,13 +99,14 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid share.
+    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid text or share.
     /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
-    pub fn set_soft_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
+    pub fn set_soft_limit(&self, limit: impl IntoLimit) -> Result<(), PoolError> {
         self.0.check_usable()?;
-        let limit_bytes = limit.into().resolve_for(self.0.config().kind, self.device().total_bytes())?;
+        let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
+        let limit_bytes = Limits::resolve(Some(limit), kind, total_bytes, || self.own_and_free_bytes())?;
         self.0.limits().set_soft_bytes(limit_bytes);
         self.0.backend().limits_changed()?;
         match self.0.reserved_bytes()? > limit_bytes {
@@ -123,6 +124,11 @@ impl Pool {
     /// - [`PoolError::Driver`] if a call fails.
     pub fn trim_to(&self, keep_bytes: u64) -> Result<u64, PoolError> {
         self.giving_back(|state| state.backend().trim_to(keep_bytes))
+    }
+
+    /// The memory that a share of free memory refers to: what the device has free, and what this pool has reserved.
+    fn own_and_free_bytes(&self) -> Result<u64, PoolError> {
+        Ok(self.device().memory_info()?.free_bytes.saturating_add(self.0.reserved_bytes()?))
     }
 
     fn giving_back(&self, work: impl FnOnce(&State) -> Result<(), PoolError>) -> Result<u64, PoolError> {

@@ -136,7 +136,12 @@ impl fmt::Display for Status {
             self.counters.write_lines(f)?;
         }
         match (self.soft_limit_bytes.map(Bytes), self.hard_limit_bytes.map(Bytes)) {
-            (Some(soft), Some(hard)) => writeln!(f, "Memory limit: soft = {soft}, hard = {hard}")?,
+            (Some(soft), Some(hard)) => {
+                // The driver's pool may cache more than the hard limit, which bounds the memory in use there.
+                let is_idle = soft.0 > hard.0 && self.backend != BackendKind::Native;
+                let note = if is_idle { " (no effect: above the hard limit)" } else { "" };
+                writeln!(f, "Memory limit: soft = {soft}{note}, hard = {hard}")?;
+            }
             (Some(soft), None) => writeln!(f, "Memory limit: soft = {soft}")?,
             (None, Some(hard)) => writeln!(f, "Memory limit: hard = {hard}")?,
             (None, None) => {}

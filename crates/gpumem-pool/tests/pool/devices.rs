@@ -25,9 +25,13 @@ fn a_device_that_is_not_there_is_an_error() {
         for ordinal in [2, u32::MAX] {
             let error = Device::new(&driver, ordinal).unwrap_err();
             assert!(
-                matches!(error, PoolError::NoSuchDevice { ordinal: o, count: c } if (o, c) == (ordinal, count))
+                matches!(error, PoolError::NoSuchDevice { ordinal: o, count: c, .. } if (o, c) == (ordinal, count))
             );
-            assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES"), "{error}");
+            let devices = if count == 0 { "no devices" } else { "2 devices, numbered from 0" };
+            assert!(
+                error.to_string().contains(&format!("the simulator has {devices}; set GPUMEM_SIM_DEVICES")),
+                "{error}"
+            );
         }
     }
 }

@@ -36,6 +36,29 @@ fn a_share_is_of_the_device() {
     });
 }
 
+/// Memory that the pool itself has reserved counts as free for a share of free memory.
+#[test]
+fn a_share_of_free_memory_is_of_what_others_leave() {
+    on_device_memory(&small(), |fixture| {
+        let (other, stream) = (fixture.pool(), fixture.stream());
+        let _held = other.alloc(512 << 20, &stream).unwrap();
+        let free_bytes = fixture.device.memory_info().unwrap().free_bytes;
+        let pool = fixture.builder().hard_limit("50%free").soft_limit("25%free").build().unwrap();
+        let limits = || {
+            let status = pool.status().unwrap();
+            (status.hard_limit_bytes.unwrap(), status.soft_limit_bytes.unwrap())
+        };
+        assert_eq!(limits(), (free_bytes / 2, free_bytes / 4));
+        assert_eq!(pool.private("50%free").unwrap().status().unwrap().hard_limit_bytes, Some(free_bytes / 2));
+        let _own = pool.alloc(128 << 20, &stream).unwrap();
+        let reserved_bytes = pool.status().unwrap().reserved_bytes;
+        let free_bytes = fixture.device.memory_info().unwrap().free_bytes + reserved_bytes;
+        pool.set_hard_limit(Limit::PercentFree(75.0)).unwrap();
+        pool.set_soft_limit("50 % free").unwrap();
+        assert_eq!(limits(), (free_bytes / 4 * 3, free_bytes / 2));
+    });
+}
+
 #[test]
 fn a_limit_that_no_block_fits_into_is_an_error() {
     on_device_memory(&small(), |fixture| {

@@ -31,7 +31,9 @@ pub(super) fn choose(
     let no_ranges = Ranges::default();
     if config.kind != MemoryKind::Device {
         return match config.handle_use.exportable {
-            true => Err(PoolError::not_with_kind(config.kind, "be exported as descriptors")),
+            true => {
+                Err(PoolError::not_with_kind(config.kind, "be exported as descriptors (exportable:true)"))
+            }
             false => Ok((Memory::Segments(config.kind), no_ranges)),
         };
     }
