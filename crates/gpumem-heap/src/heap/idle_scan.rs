@@ -134,10 +134,7 @@ impl IdleScan {
 
 /// The maximal ranges of usable free records. Ranges shorter than `size_bytes` may be left out.
 pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>) -> Vec<(u64, u64)> {
-    // In one state, neighbours are merged already, unless they have different sets of stamps.
-    let mut lists = space.fits_by_state().filter(|(_, fit)| !fit.is_empty());
-    let is_merged = lists.next().is_none_or(|(state, _)| state != FreeState::MultiStream.index())
-        && lists.next().is_none();
+    let is_merged = is_merged(space);
     let seed_bytes = if is_merged { size_bytes } else { size_bytes / SEEDS };
     let records = view.records;
     let seeds =
@@ -151,6 +148,35 @@ pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>)
     found.dedup();
     found
 }
+
+/// The size of the longest of these ranges that `may_be_had` accepts.
+pub(super) fn longest_stretch(
+    space: &Space,
+    view: &View<impl Order>,
+    may_be_had: impl Fn(&(u64, u64)) -> bool,
+) -> u64 {
+    // Of merged ranges, those from a size on are few and are found without the others.
+    let mut least_bytes = if is_merged(space) { LONGEST_BYTES_MAX } else { 0 };
+    loop {
+        let found = stretches(space, least_bytes, view).into_iter().filter(&may_be_had);
+        let longest_bytes = found.map(|(start, end)| end - start).max().unwrap_or(0);
+        if longest_bytes >= least_bytes {
+            return longest_bytes;
+        }
+        least_bytes = if least_bytes > LONGEST_BYTES_MIN { least_bytes / 4 } else { 0 };
+    }
+}
+
+/// Returns whether no two free records are neighbours. In one state, neighbours are merged already, unless they have different sets
+/// of stamps.
+fn is_merged(space: &Space) -> bool {
+    let mut lists = space.fits_by_state().filter(|(_, fit)| !fit.is_empty());
+    lists.next().is_none_or(|(state, _)| state != FreeState::MultiStream.index()) && lists.next().is_none()
+}
+
+/// No range is longer than the largest of these sizes. Ranges shorter than the least are examined together.
+const LONGEST_BYTES_MAX: u64 = 1 << 48;
+const LONGEST_BYTES_MIN: u64 = 1 << 10;
 
 /// The smallest part of a range's size that a record may have to be examined, where neighbours may be in different states.
 const SEEDS: u64 = 8;

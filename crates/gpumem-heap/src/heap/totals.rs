@@ -1,6 +1,6 @@
 //! Sums over the free memory, for reports.
 
-use super::idle_scan::{IdleScan, View, stretches};
+use super::idle_scan::{IdleScan, View, longest_stretch};
 use super::pages::runs;
 use super::plan;
 use super::space::PAGE_BYTES;
@@ -30,12 +30,11 @@ impl Heap {
         let complete = Complete(order);
         let view =
             View { records: &self.records, stream: StreamIndex::HOST, order: &complete, with_ready: true };
-        let lengths = self.spaces.iter().enumerate().flat_map(|(index, space)| {
-            let may_be_had = move |(start, end): &(u64, u64)| self.allows(index, *start, end - start);
+        let lengths = self.spaces.iter().enumerate().map(|(index, space)| {
+            let may_be_had = |(start, end): &(u64, u64)| self.allows(index, *start, end - start);
             // A block in the space of small blocks is small, except in pages that the other space takes over.
             let most_bytes = if index == LARGE_SPACE { u64::MAX } else { SMALL_MAX_BYTES };
-            let free = stretches(space, 0, &view).into_iter().filter(may_be_had);
-            free.map(move |(start, end)| (end - start).min(most_bytes))
+            longest_stretch(space, &view, may_be_had).min(most_bytes)
         });
         let longest = lengths.max().unwrap_or(0);
         let movable = IdleScan::movable(&self.pages, &self.spaces, &view);

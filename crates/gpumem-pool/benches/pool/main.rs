@@ -1,4 +1,5 @@
-//! The host cost of an allocation and its free: pairs, pairs on many threads, churn, and hand-over between threads.
+//! The host cost of an allocation and its free: pairs, pairs on many threads, churn, and hand-over between threads. The cost of a
+//! report.
 //!
 //! Runs on the driver that `GPUMEM_DRIVER` names, or on a GPU if there is one, and prints which. No work is queued on the
 //! streams, so on the simulator the figures are those of the pool alone. Each figure is the best of several repeats; the median
@@ -12,6 +13,7 @@
 
 mod churn;
 mod meter;
+mod refusals;
 mod traced;
 
 use churn::Plan;
@@ -39,6 +41,7 @@ fn main() -> Outcome<()> {
     bench.threads()?;
     bench.hand_over()?;
     bench.adapted()?;
+    bench.refusals()?;
     bench.churn()
 }
 

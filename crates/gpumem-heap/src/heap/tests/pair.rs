@@ -1,7 +1,9 @@
 //! A heap beside naive twins: a driver, clocks, and a list of the last uses of physical bytes.
 
 use super::super::fit::UNIT_BYTES;
+use super::super::idle_scan::{View, longest_stretch, stretches};
 use super::super::space::PAGE_BYTES;
+use super::super::trim::Complete;
 use super::super::{Heap, Request};
 use super::known::{Known, STREAMS};
 use super::twin::Twin;
@@ -241,6 +243,13 @@ impl Pair {
     pub(super) fn has_what_it_says_is_free(&mut self) {
         let Self { heap, driver, known, .. } = self;
         let (size_bytes, reserved_bytes) = (heap.largest_free_bytes(known), heap.reserved_bytes());
+        let complete = Complete(known);
+        let view =
+            View { records: &heap.records, stream: StreamIndex::HOST, order: &complete, with_ready: true };
+        for space in &heap.spaces {
+            let all = stretches(space, 0, &view).into_iter().map(|(start, end)| end - start);
+            assert_eq!(longest_stretch(space, &view, |_| true), all.max().unwrap_or(0));
+        }
         // Smaller blocks have another space.
         if size_bytes <= PAGE_BYTES {
             return;
