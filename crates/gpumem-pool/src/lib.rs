@@ -113,6 +113,7 @@ pub use graph::{Capture, CaptureMode, ForeignCaptures, Graph, GraphExec};
 pub use pool::SocketError;
 pub use pool::{
     Block, BlockToken, CurrentPool, GrowableBlock, Location, MemoryAdvice, Pool, RawBlock, Scope, ScopeUsage,
+    Tag,
 };
 #[cfg(unix)]
 pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};

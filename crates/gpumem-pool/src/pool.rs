@@ -39,7 +39,7 @@ pub(crate) use observer::{Observer, Witness};
 #[cfg(feature = "allocator-api2")]
 pub use pinned_allocator::{PinnedAllocator, PinnedVec};
 pub use raw_block::{BlockToken, RawBlock};
-pub use scope::{Scope, ScopeUsage};
+pub use scope::{Scope, ScopeUsage, Tag};
 #[cfg(all(feature = "ipc", target_os = "linux"))]
 pub use sharing::SocketError;
 #[cfg(unix)]

@@ -207,7 +207,7 @@ fn train() -> Result<Outcome> {
 }
 
 fn examples() -> Result<Outcome> {
-    for example in ["kmeans", "captured_step", "power_iteration", "prometheus"] {
+    for example in ["kmeans", "captured_step", "power_iteration", "prometheus", "async_requests"] {
         cargo(&format!("run --example {example}")).run()?;
     }
     Ok(Outcome::Passed)

@@ -223,7 +223,35 @@ impl Block {
     /// an address. Takes the fields by value, so that on the fast path the block stays in registers.
     #[inline(never)]
     fn drop_slow(pool: StateRef, allocation: Allocation, size_bytes: u64, owner_stream: StreamId, uses: u64) {
+        match allocation.tag() {
+            0 => Self::drop_untagged(pool, allocation, size_bytes, owner_stream, uses),
+            _ => Self::drop_tagged(pool, allocation, size_bytes, owner_stream, uses),
+        }
+    }
+
+    /// Counts a block as freed for its tag. The thread's cache takes it, unless it takes no such block without a tag either.
+    #[inline(never)]
+    fn drop_tagged(
+        pool: StateRef,
+        allocation: Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+        uses: u64,
+    ) {
         let allocation = pool.untag(allocation, size_bytes);
+        if !(uses == 0 && pool.put_back_small(&allocation, size_bytes, owner_stream)) {
+            Self::drop_untagged(pool, allocation, size_bytes, owner_stream, uses);
+        }
+    }
+
+    #[inline(never)]
+    fn drop_untagged(
+        pool: StateRef,
+        allocation: Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+        uses: u64,
+    ) {
         if let Some(stack) = pool.fast_path_stack(uses)
             && size_bytes > 0
         {

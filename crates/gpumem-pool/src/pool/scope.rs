@@ -1,10 +1,14 @@
-//! [`Scope`]: tags a thread's allocations and counts them.
+//! [`Scope`]: tags a thread's allocations and counts them. [`Tag`]: a tag as a value, for tasks that change threads.
 
-use crate::pool::Pool;
+use crate::device::Stream;
+use crate::error::PoolError;
+use crate::pool::{Block, Pool};
 use crate::stats::Tags;
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::marker::PhantomData;
+use std::rc::Rc;
+use std::sync::Arc;
 
 /// While a scope is alive, the blocks that this thread allocates from the pool carry a tag; see [`Pool::scope`].
 ///
@@ -18,11 +22,9 @@ use core::marker::PhantomData;
 /// ```
 #[must_use = "dropping it ends the scope"]
 pub struct Scope {
+    open: Open,
     pool: Pool,
     tag: u16,
-    /// A number unique among the scopes of this thread.
-    number: u64,
-    _thread: PhantomData<*const ()>,
 }
 
 /// The allocations and frees of one thread within a scope, for blocks that were allocated in scopes of the same
@@ -49,7 +51,7 @@ impl Pool {
     /// scopes, the innermost tag counts. Scopes of one name share their tag, on all threads.
     ///
     /// A block keeps its tag, whichever thread frees it. Allocations outside of scopes have no tag, and scopes add
-    /// no cost to them.
+    /// no cost to them. Tasks that change threads use [`Pool::alloc_tagged`].
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -70,15 +72,78 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn scope(&self, name: &str) -> Scope {
-        let (pool, tags) = (self.clone(), self.0.tags());
+        let tags = self.0.tags();
         let tag = tags.names().number(name);
-        let number = NEXT.replace(NEXT.get() + 1);
-        let frame = Frame { number, serial: tags.serial(), tag, usage: ScopeUsage::default(), rise_bytes: 0 };
-        // A thread whose destructors have run has no scopes.
-        if FRAMES.try_with(|frames| frames.borrow_mut().push(frame)).is_ok() {
-            OPEN.set(OPEN.get() + 1);
-        }
-        Scope { pool, tag, number, _thread: PhantomData }
+        Scope { open: open(tags, tag), pool: self.clone(), tag }
+    }
+
+    /// Returns the tag with this name, for [`Pool::alloc_tagged`].
+    #[must_use]
+    pub fn tag(&self, name: &str) -> Tag {
+        let tags = self.0.tags();
+        Tag { name: name.into(), serial: tags.serial(), number: tags.names().number(name) }
+    }
+
+    /// Like [`Pool::alloc`], for a tag instead of the thread's innermost scope. The block counts for the tag on whichever thread
+    /// it is allocated and freed, and counts in the usage of this thread's open scopes too.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Pool::alloc`].
+    pub fn alloc_tagged(&self, size_bytes: u64, stream: &Stream, tag: &Tag) -> Result<Block, PoolError> {
+        let tags = self.0.tags();
+        let number = if tag.serial == tags.serial() { tag.number } else { tags.names().number(&tag.name) };
+        self.0.alloc_tagged(size_bytes, stream, number)
+    }
+}
+
+/// A tag as a value: blocks that [`Pool::alloc_tagged`] allocates count for it, as those of a [`Scope`] do.
+///
+/// A scope is bound to its thread, while a task of an asynchronous program may go on elsewhere after each `.await`. A tag goes
+/// with the task. Tags of one name are one tag, and count together with the scopes of that name. With another pool, a tag
+/// counts for the name there.
+///
+/// ```
+/// use gpumem_pool::{Device, Pool, Stream};
+/// use gpumem_sim::SimConfig;
+///
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+/// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
+/// let request = {
+///     let tag = pool.tag("requests");
+///     let (pool, stream) = (pool.clone(), stream.clone());
+///     async move {
+///         let input = pool.alloc_tagged(1 << 20, &stream, &tag)?;
+///         (&stream).await?; // may resume on another thread
+///         let output = pool.alloc_tagged(2 << 20, &stream, &tag)?;
+///         Ok::<_, gpumem_pool::PoolError>((input, output))
+///     }
+/// };
+/// let blocks = std::thread::spawn(|| pollster::block_on(request)).join().expect("the task does not panic")?;
+/// let tags = pool.status()?.tags;
+/// assert_eq!((&*tags[0].tag, tags[0].in_use_bytes), ("requests", 3 << 20));
+/// # drop(blocks);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Tag {
+    name: Arc<str>,
+    /// The serial number of the pool's tags.
+    serial: u64,
+    number: u16,
+}
+
+impl Tag {
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Debug for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tag").field(&self.name).finish()
     }
 }
 
@@ -92,32 +157,12 @@ impl Scope {
     /// Returns the usage so far.
     #[must_use]
     pub fn usage(&self) -> ScopeUsage {
-        let usage = |frames: &RefCell<Vec<Frame>>| {
-            let frames = frames.borrow();
-            frames.iter().find(|frame| frame.number == self.number).map(|frame| frame.usage)
-        };
-        FRAMES.try_with(usage).ok().flatten().unwrap_or_default()
+        self.open.usage()
     }
 
     /// Ends the scope and returns its usage.
     pub fn end(self) -> ScopeUsage {
         self.usage()
-    }
-}
-
-impl Drop for Scope {
-    fn drop(&mut self) {
-        let removed = FRAMES.try_with(|frames| {
-            let mut frames = frames.borrow_mut();
-            let Some(index) = frames.iter().position(|frame| frame.number == self.number) else { return };
-            let ended = frames.remove(index);
-            OPEN.set(OPEN.get() - 1);
-            if let Some(outer) = frames[..index].iter_mut().rfind(|outer| outer.serial == ended.serial) {
-                outer.add(&ended);
-            }
-        });
-        // A thread whose destructors have run has no frames.
-        let _ = removed;
     }
 }
 
@@ -127,49 +172,164 @@ impl fmt::Debug for Scope {
     }
 }
 
-/// An open scope.
+/// An open scope. Its thread alone uses it.
+#[derive(Default)]
 struct Frame {
     number: u64,
     /// The serial number of the pool's tags.
     serial: u64,
     tag: u16,
-    usage: ScopeUsage,
+    allocated_bytes: Cell<u64>,
+    allocation_count: Cell<u64>,
+    freed_bytes: Cell<u64>,
+    free_count: Cell<u64>,
+    peak_bytes: Cell<u64>,
     /// The allocated bytes minus the freed bytes.
-    rise_bytes: i64,
+    rise_bytes: Cell<i64>,
 }
 
 impl Frame {
-    fn count_out(&mut self, size_bytes: u64) {
-        self.usage.allocation_count += 1;
-        self.change(0, size_bytes);
+    #[inline]
+    fn count_out(&self, size_bytes: u64) {
+        self.allocation_count.set(self.allocation_count.get() + 1);
+        self.grow(size_bytes);
     }
 
-    fn count_in(&mut self, size_bytes: u64) {
-        self.usage.free_count += 1;
-        self.change(size_bytes, 0);
+    #[inline]
+    fn count_in(&self, size_bytes: u64) {
+        self.free_count.set(self.free_count.get() + 1);
+        self.shrink(size_bytes);
+    }
+
+    #[inline]
+    fn grow(&self, bytes: u64) {
+        add(&self.allocated_bytes, bytes);
+        let rise_bytes = self.rise_bytes.get().saturating_add_unsigned(bytes);
+        self.rise_bytes.set(rise_bytes);
+        self.note_peak(rise_bytes);
+    }
+
+    #[inline]
+    fn shrink(&self, bytes: u64) {
+        add(&self.freed_bytes, bytes);
+        self.rise_bytes.set(self.rise_bytes.get().saturating_sub_unsigned(bytes));
+    }
+
+    #[inline]
+    fn note_peak(&self, rise_bytes: i64) {
+        self.peak_bytes.set(self.peak_bytes.get().max(rise_bytes.max(0).unsigned_abs()));
     }
 
     /// Counts a change of a block's size.
-    fn change(&mut self, from_bytes: u64, to_bytes: u64) {
-        let (more_bytes, fewer_bytes) =
-            (to_bytes.saturating_sub(from_bytes), from_bytes.saturating_sub(to_bytes));
-        self.usage.allocated_bytes = self.usage.allocated_bytes.saturating_add(more_bytes);
-        self.usage.freed_bytes = self.usage.freed_bytes.saturating_add(fewer_bytes);
-        self.rise_bytes =
-            self.rise_bytes.saturating_add_unsigned(more_bytes).saturating_sub_unsigned(fewer_bytes);
-        self.usage.peak_bytes = self.usage.peak_bytes.max(self.rise_bytes.max(0).unsigned_abs());
+    fn change(&self, from_bytes: u64, to_bytes: u64) {
+        match to_bytes.checked_sub(from_bytes) {
+            Some(more_bytes) => self.grow(more_bytes),
+            None => self.shrink(from_bytes - to_bytes),
+        }
     }
 
     /// Adds the usage of a nested scope that has ended.
-    fn add(&mut self, inner: &Self) {
-        let peak_bytes =
-            self.rise_bytes.saturating_add_unsigned(inner.usage.peak_bytes).max(0).unsigned_abs();
-        self.usage.peak_bytes = self.usage.peak_bytes.max(peak_bytes);
-        self.rise_bytes = self.rise_bytes.saturating_add(inner.rise_bytes);
-        self.usage.allocated_bytes = self.usage.allocated_bytes.saturating_add(inner.usage.allocated_bytes);
-        self.usage.allocation_count += inner.usage.allocation_count;
-        self.usage.freed_bytes = self.usage.freed_bytes.saturating_add(inner.usage.freed_bytes);
-        self.usage.free_count += inner.usage.free_count;
+    fn add(&self, inner: &Self) {
+        let rise_bytes = self.rise_bytes.get();
+        self.note_peak(rise_bytes.saturating_add_unsigned(inner.peak_bytes.get()));
+        self.rise_bytes.set(rise_bytes.saturating_add(inner.rise_bytes.get()));
+        add(&self.allocated_bytes, inner.allocated_bytes.get());
+        add(&self.allocation_count, inner.allocation_count.get());
+        add(&self.freed_bytes, inner.freed_bytes.get());
+        add(&self.free_count, inner.free_count.get());
+    }
+
+    fn usage(&self) -> ScopeUsage {
+        ScopeUsage {
+            allocated_bytes: self.allocated_bytes.get(),
+            allocation_count: self.allocation_count.get(),
+            freed_bytes: self.freed_bytes.get(),
+            free_count: self.free_count.get(),
+            peak_bytes: self.peak_bytes.get(),
+        }
+    }
+}
+
+#[inline]
+fn add(sum: &Cell<u64>, more: u64) {
+    sum.set(sum.get().saturating_add(more));
+}
+
+/// The open scopes of a thread, the innermost last.
+#[derive(Default)]
+struct Frames(Vec<Rc<Frame>>);
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        INNERMOST.with(Innermost::clear);
+    }
+}
+
+/// The innermost frame of one pool, found without a search.
+struct Innermost {
+    /// The serial number of the pool's tags; 0 if there is no frame.
+    serial: Cell<u64>,
+    frame: Cell<*const Frame>,
+}
+
+impl Innermost {
+    fn clear(&self) {
+        self.serial.set(0);
+    }
+
+    fn set(&self, frame: &Rc<Frame>) {
+        self.frame.set(Rc::as_ptr(frame));
+        self.serial.set(frame.serial);
+    }
+}
+
+/// Opens a frame on this thread, until the result is dropped.
+pub(crate) fn open(tags: &Tags, tag: u16) -> Open {
+    let number = NEXT.replace(NEXT.get() + 1);
+    let frame = Rc::new(Frame { number, serial: tags.serial(), tag, ..Frame::default() });
+    let opened = FRAMES.try_with(|frames| {
+        INNERMOST.with(|innermost| innermost.set(&frame));
+        frames.borrow_mut().0.push(frame);
+    });
+    // A thread whose destructors have run has no scopes.
+    if opened.is_ok() {
+        OPEN.set(OPEN.get() + 1);
+    }
+    Open { number, _thread: PhantomData }
+}
+
+/// A frame that is open on this thread.
+pub(crate) struct Open {
+    /// A number unique among the scopes of this thread.
+    number: u64,
+    _thread: PhantomData<*const ()>,
+}
+
+impl Open {
+    fn usage(&self) -> ScopeUsage {
+        let usage = |frames: &RefCell<Frames>| {
+            let frames = frames.borrow();
+            frames.0.iter().find(|frame| frame.number == self.number).map(|frame| frame.usage())
+        };
+        FRAMES.try_with(usage).ok().flatten().unwrap_or_default()
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let removed = FRAMES.try_with(|frames| {
+            let mut frames = frames.borrow_mut();
+            let Some(index) = frames.0.iter().position(|frame| frame.number == self.number) else { return };
+            // Before the frame is dropped: no cell points to a frame that is gone.
+            INNERMOST.with(Innermost::clear);
+            let ended = frames.0.remove(index);
+            OPEN.set(OPEN.get() - 1);
+            if let Some(outer) = frames.0[..index].iter().rfind(|outer| outer.serial == ended.serial) {
+                outer.add(&ended);
+            }
+        });
+        // A thread whose destructors have run has no frames.
+        let _ = removed;
     }
 }
 
@@ -188,6 +348,7 @@ pub(crate) fn innermost(tags: &Tags) -> u16 {
 }
 
 /// Counts an allocation for the pool's innermost scope. Returns its tag, or 0 without one.
+#[inline(always)]
 pub(crate) fn count_out(tags: &Tags, size_bytes: u64) -> u16 {
     let tag = with_innermost(tags, |frame| {
         frame.count_out(size_bytes);
@@ -199,7 +360,17 @@ pub(crate) fn count_out(tags: &Tags, size_bytes: u64) -> u16 {
     tag.unwrap_or(0)
 }
 
+/// Counts an allocation for a tag, and in the usage of the pool's innermost scope.
+#[inline]
+pub(crate) fn count_out_as(tags: &Tags, tag: u16, size_bytes: u64) {
+    tags.count(tag, |share| share.count_out(size_bytes));
+    if is_any_open() {
+        with_innermost(tags, |frame| frame.count_out(size_bytes));
+    }
+}
+
 /// Counts the free of a tagged block.
+#[inline(always)]
 pub(crate) fn count_in(tags: &Tags, tag: u16, size_bytes: u64) {
     tags.count(tag, |share| share.count_in(size_bytes));
     if is_any_open() {
@@ -218,18 +389,36 @@ pub(crate) fn count_change(tags: &Tags, tag: u16, from_bytes: u64, to_bytes: u64
     }
 }
 
-fn with_innermost<R>(tags: &Tags, work: impl FnOnce(&mut Frame) -> R) -> Option<R> {
-    let with = |frames: &RefCell<Vec<Frame>>| {
-        let mut frames = frames.try_borrow_mut().ok()?;
-        frames.iter_mut().rfind(|frame| frame.serial == tags.serial()).map(work)
+#[inline(always)]
+fn with_innermost<R>(tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
+    let found = INNERMOST.with(|innermost| {
+        let is_found = innermost.serial.get() == tags.serial();
+        is_found.then(|| innermost.frame.get())
+    });
+    match found {
+        // SAFETY: this thread's list holds the frame that the cell points to: before it drops a frame, in `Open::drop` or at
+        // the thread's end, it clears the cell. `work` opens and ends no scope.
+        Some(frame) => Some(work(unsafe { &*frame })),
+        None => with_innermost_slow(tags, work),
+    }
+}
+
+#[cold]
+fn with_innermost_slow<R>(tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
+    let find = |frames: &RefCell<Frames>| {
+        let frames = frames.borrow();
+        let frame = frames.0.iter().rfind(|frame| frame.serial == tags.serial())?;
+        INNERMOST.with(|innermost| innermost.set(frame));
+        Some(work(frame))
     };
-    FRAMES.try_with(with).ok().flatten()
+    FRAMES.try_with(find).ok().flatten()
 }
 
 thread_local! {
     static OPEN: Cell<u32> = const { Cell::new(0) };
     static NEXT: Cell<u64> = const { Cell::new(0) };
-    static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+    static INNERMOST: Innermost = const { Innermost { serial: Cell::new(0), frame: Cell::new(core::ptr::null()) } };
+    static FRAMES: RefCell<Frames> = const { RefCell::new(Frames(Vec::new())) };
 }
 
 #[cfg(test)]
@@ -239,14 +428,13 @@ mod tests {
     /// A server may stay in one scope for years, so the sums saturate.
     #[test]
     fn sums_beyond_a_word_stay_there() {
-        let frame = || Frame { number: 0, serial: 0, tag: 1, usage: ScopeUsage::default(), rise_bytes: 0 };
-        let (mut outer, mut inner) = (frame(), frame());
+        let (outer, inner) = (Frame::default(), Frame::default());
         for _ in 0..2 {
             inner.count_out(u64::MAX - 1);
             inner.count_in(u64::MAX - 1);
             outer.add(&inner);
         }
-        let usage = outer.usage;
+        let usage = outer.usage();
         assert_eq!((usage.allocated_bytes, usage.freed_bytes, usage.free_count), (u64::MAX, u64::MAX, 3));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::fixture::{on_each_backend, small};
 use gpumem_pool::adaptor::Guard;
-use gpumem_pool::{CaptureMode, Pool, PoolError, Profile, Scope, ScopeUsage};
+use gpumem_pool::{CaptureMode, Pool, PoolError, Profile, Scope, ScopeUsage, Tag};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -351,5 +351,101 @@ fn a_scope_keeps_its_pool_and_may_be_forgotten() {
         assert_eq!(bytes(scope.usage()), (10, 0, 10));
         drop(scope);
         drop(block);
+    });
+}
+
+/// A task takes its tag along: the blocks count for it on every thread, and together with the scopes of its name.
+#[test]
+fn a_tag_goes_with_its_task() {
+    fn is_for_any_thread<T: Send + Sync>() {}
+    is_for_any_thread::<Tag>();
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
+        let requests = pool.tag("requests");
+        assert_eq!(requests.name(), "requests");
+        let task = async {
+            let first = pool.alloc_tagged(4096, &stream, &requests)?;
+            (&stream).await?;
+            let second = pool.alloc_tagged(3 * MIB, &stream, &requests)?;
+            Ok::<_, PoolError>([first, second])
+        };
+        let blocks =
+            std::thread::scope(|scope| scope.spawn(|| pollster::block_on(task)).join().unwrap()).unwrap();
+        assert_eq!(tags(&pool), [tag("requests", 4096 + 3 * MIB, 2)]);
+        let scope = pool.scope("requests");
+        let third = pool.alloc(4096, &stream).unwrap();
+        assert_eq!(tags(&pool), [tag("requests", 8192 + 3 * MIB, 3)]);
+        drop((blocks, third, scope));
+        assert_eq!(tags(&pool), [tag("requests", 0, 0)]);
+        // Again, from the cache of this thread.
+        for _ in 0..3 {
+            let block = pool.alloc_tagged(4096, &stream, &requests).unwrap();
+            assert_eq!(tags(&pool), [tag("requests", 4096, 1)]);
+            drop(block);
+        }
+        drop(pool.alloc_tagged(0, &stream, &requests).unwrap());
+        assert_eq!(tags(&pool), [tag("requests", 0, 0)]);
+        pool.check().unwrap();
+    });
+}
+
+/// The tag wins over the thread's scope, whose usage has the block nevertheless.
+#[test]
+fn a_tag_wins_over_a_scope() {
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
+        let (scope, cache) = (pool.scope("step"), pool.tag("cache"));
+        let kept = pool.alloc_tagged(4096, &stream, &cache).unwrap();
+        drop(pool.alloc_tagged(4096, &stream, &cache).unwrap());
+        let own = pool.alloc(100, &stream).unwrap();
+        assert_eq!(tags(&pool), [tag("step", 100, 1), tag("cache", 4096, 1)]);
+        assert_eq!(bytes(scope.end()), (8292, 4096, 8192));
+        drop((kept, own));
+        assert_eq!(tags(&pool), [tag("step", 0, 0), tag("cache", 0, 0)]);
+    });
+}
+
+/// Reports name the tag, and a tag of one pool counts for its name in another.
+#[test]
+fn reports_and_other_pools_have_the_tag() {
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(8 * MIB).build().unwrap();
+        let (other, stream) = (fixture.pool(), fixture.stream());
+        let _first = other.tag("other");
+        let requests = pool.tag("requests");
+        let held = pool.alloc_tagged(6 * MIB, &stream, &requests).unwrap();
+        let error = pool.alloc_tagged(6 * MIB, &stream, &requests).unwrap_err();
+        let report = error.out_of_memory().unwrap();
+        assert_eq!(
+            (report.tag.as_deref(), &*report.holders[0].tag),
+            (Some("requests"), "requests"),
+            "{error}"
+        );
+        let lent = other.alloc_tagged(4096, &stream, &requests).unwrap();
+        assert_eq!(tags(&other), [tag("requests", 4096, 1)]);
+        drop((held, lent));
+        assert_eq!((tags(&pool)[0].1, tags(&other)[0].1), (0, 0));
+    });
+}
+
+/// Scopes that end in another order than they began, and of several pools at once.
+#[test]
+fn the_innermost_scope_of_a_pool_counts_in_any_order() {
+    on_each_backend(&small(), |fixture| {
+        let (one, two, stream) = (fixture.pool(), fixture.pool(), fixture.stream());
+        let (outer, inner) = (one.scope("outer"), one.scope("inner"));
+        let second = two.scope("two");
+        let blocks = [&one, &two, &one].map(|pool| pool.alloc(4096, &stream).unwrap());
+        assert_eq!((tags(&one), tags(&two)), (vec![tag("inner", 8192, 2)], vec![tag("two", 4096, 1)]));
+        // The outer one ends first: the inner one counts on.
+        drop(outer);
+        let third = one.alloc(4096, &stream).unwrap();
+        assert_eq!(tags(&one)[0], tag("inner", 12_288, 3));
+        drop(inner);
+        let untagged = one.alloc(4096, &stream).unwrap();
+        assert_eq!(tags(&one)[0], tag("inner", 12_288, 3));
+        assert_eq!(bytes(second.end()), (4096, 0, 4096));
+        drop((blocks, third, untagged));
+        assert_eq!((tags(&one)[0].1, tags(&two)[0].1), (0, 0));
     });
 }

@@ -27,6 +27,26 @@ impl StateRef {
         Ok(Block::from_parts(allocation.with_tag(tag), size_bytes, stream.id(), AtomicU64::new(uses), self))
     }
 
+    /// Like `alloc`, for a tag instead of the thread's innermost scope.
+    pub(crate) fn alloc_tagged(self, size_bytes: u64, stream: &Stream, tag: u16) -> Result<Block, PoolError> {
+        let cached =
+            self.fast_path_key().and_then(|key| backend::hit(key, size_bytes, stream.fast_path_id()));
+        let (allocation, uses) = match cached {
+            Some(allocation) => (allocation, 0),
+            None => {
+                // Adaptors, reports and the memory of graphs see the tag of the innermost scope.
+                let _open = scope::open(&self.tags, tag);
+                self.alloc_slow(size_bytes, ALIGNMENT_MIN, stream)?
+            }
+        };
+        let is_tagged = size_bytes > 0 && uses & GRAPH_BIT == 0;
+        if is_tagged {
+            scope::count_out_as(&self.tags, tag, size_bytes);
+        }
+        let allocation = if is_tagged { allocation.with_tag(tag) } else { allocation };
+        Ok(Block::from_parts(allocation, size_bytes, stream.id(), AtomicU64::new(uses), self))
+    }
+
     /// The slow path of an allocation: checks the request, then allocates from the graph that the stream captures, through
     /// the adaptors, or from the backend. Returns the allocation and its initial uses.
     #[inline(never)]
@@ -123,7 +143,7 @@ impl StateRef {
     }
 
     /// Counts a block that is being dropped as freed for its tag, if it has one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn untag(self, allocation: Allocation, size_bytes: u64) -> Allocation {
         if allocation.tag() != 0 {
             scope::count_in(&self.tags, allocation.tag(), size_bytes);
