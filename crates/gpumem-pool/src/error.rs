@@ -47,7 +47,7 @@ pub enum PoolError {
     OverBudget(Box<OutOfMemory>),
     /// A write passed an end of a block that has been freed since. The present request is correct.
     #[error(
-        "{0}; find the kernel or copy that wrote there, with compute-sanitizer or `Guard::settle` after each"
+        "{0}; to find the kernel or copy that wrote there, call `Guard::settle` after each until it fails, or use compute-sanitizer"
     )]
     Damaged(damage::Damage),
     /// An adaptor refused the request.

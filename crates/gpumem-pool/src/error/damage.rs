@@ -42,15 +42,25 @@ pub enum Side {
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, size_bytes, stream, pool, distance_bytes, count, found, .. } = *self;
-        let tag = self.tag.as_ref().map_or(String::new(), |tag| format!(", tag {}", on_a_line(tag)));
-        let side = match self.side {
-            Side::Before => "before",
-            Side::Behind => "after",
+        let tag = self.tag.as_ref().map_or(String::new(), |tag| format!(", tag `{}`", on_a_line(tag)));
+        let (side, end) = match self.side {
+            Side::Before => ("before", "start"),
+            Side::Behind => ("after", "end"),
+        };
+        let overwritten = match count {
+            1 => format!("1 byte {side}"),
+            _ => format!("{count} bytes {side}"),
+        };
+        let were = if count == 1 { "was" } else { "were" };
+        let nearest = match distance_bytes {
+            0 => format!("directly {side} its {end}"),
+            1 => format!("1 byte from its {end}"),
+            distance_bytes => format!("{distance_bytes} bytes from its {end}"),
         };
         write!(
             f,
-            "{count} bytes {side} a block of {} at {address:#x}, of {stream} ({pool}{tag}), were overwritten: the nearest is \
-             {distance_bytes} bytes from it and holds {found:#04x}",
+            "{overwritten} a block of {} at {address:#x}, of {stream} ({pool}{tag}), {were} overwritten: the nearest lies {nearest} \
+             and holds {found:#04x}",
             Bytes(size_bytes)
         )
     }

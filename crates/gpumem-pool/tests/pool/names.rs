@@ -95,7 +95,7 @@ fn a_report_names_the_pool_the_stream_and_the_tag() {
         let stream = fixture.stream();
         let scope = pool.scope("batch\n2");
         let error = pool.alloc(9 * MIB, &stream).unwrap_err();
-        let origin = format!("(device 0, pool training, {}, tag batch\\n2)", stream.id());
+        let origin = format!("(device 0, pool training, {}, tag `batch\\n2`)", stream.id());
         assert!(error.to_string().lines().next().unwrap().ends_with(&origin), "{error}");
         let report = error.out_of_memory().unwrap();
         assert_eq!((&*report.pool, report.device_ordinal, report.stream), ("training", 0, Some(stream.id())));
@@ -106,7 +106,7 @@ fn a_report_names_the_pool_the_stream_and_the_tag() {
         if let Ok(mut growing) = pool.growable(16 * MIB, &stream) {
             drop(scope);
             let error = growing.grow_to(9 * MIB).unwrap_err();
-            assert!(error.to_string().contains("(device 0, pool training, tag batch\\n2)\n"), "{error}");
+            assert!(error.to_string().contains("(device 0, pool training, tag `batch\\n2`)\n"), "{error}");
         }
         if let Err(error) = pool.reserve(9 * MIB) {
             assert!(error.to_string().contains("(device 0, pool training"), "{error}");

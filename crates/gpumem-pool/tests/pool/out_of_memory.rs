@@ -162,7 +162,7 @@ fn a_model_that_is_too_large() {
         }
         assert_eq!(report.advice(), Advice::NeedLess, "{report}");
         let own = gpumem_pool::Bytes(report.device_total_bytes - report.others_bytes());
-        let all = format!("is more than the {own} that this device has for this pool: use smaller");
+        let all = format!("more than the {own} that this device has for this pool: use smaller");
         assert!(report.to_string().contains(&all), "{report}");
     });
 }

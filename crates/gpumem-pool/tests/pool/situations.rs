@@ -42,7 +42,7 @@ fn a_cache_that_fills_below_a_limit() {
         let (_kept, error) = run_steps(&pool, &stream, "cache", 150 * MIB);
         assert_eq!(refused(fixture, "cache_that_fills", &error, &seen), Advice::FindTheLeak);
         let text = error.to_string();
-        assert!(text.contains("the tag cache") && text.contains("raise the limit to 2"), "{text}");
+        assert!(text.contains("the tag `cache`") && text.contains("raise the limit well above 2"), "{text}");
     });
 }
 
@@ -72,7 +72,7 @@ fn memory_of_this_process_outside_its_pools() {
         unsafe { fixture.driver.cuMemAlloc_v2(&mut address, 700 << 20).unwrap() };
         let (_held, error) = until_refused(&pool, 100 * MIB, &stream);
         assert_eq!(refused(fixture, "own_allocations", &error, &seen), Advice::FreeTheDevice);
-        assert!(!error.to_string().contains("end it"), "{error}");
+        assert!(!error.to_string().contains("end that program"), "{error}");
         // SAFETY: the address came from the call above.
         unsafe { fixture.driver.cuMemFree_v2(address).unwrap() };
     });
@@ -160,7 +160,7 @@ fn a_capture_that_is_open() {
         drop(scratch);
         let error = pool.alloc(500 * MIB, &other).unwrap_err();
         assert_eq!(refused(fixture, "open_capture", &error, &seen), Advice::DropGraphs);
-        assert!(error.to_string().contains("end the capture"), "{error}");
+        assert!(error.to_string().contains("end it (an error may have left it open)"), "{error}");
         drop(capture);
         drop(pool.alloc(500 * MIB, &other).unwrap());
     });
@@ -234,7 +234,7 @@ fn a_damaged_block_with_a_tag() {
         fixture.device.synchronize().unwrap();
         let error = pool.alloc(1000, &stream).unwrap_err();
         assert!(matches!(error, PoolError::Damaged(_)), "{error}");
-        assert!(error.to_string().contains("tag activations"), "{error}");
+        assert!(error.to_string().contains("tag `activations`"), "{error}");
         assert_snapshot(fixture, "damage", &error.to_string());
     });
 }
@@ -287,7 +287,7 @@ fn a_device_that_one_tag_fills() {
         let _scope = pool.scope("activations");
         let error = pool.alloc(200 * MIB, &stream).unwrap_err();
         assert_eq!(refused(fixture, "device_full_of_one_tag", &error, &seen), Advice::NeedLess);
-        assert!(error.to_string().contains("weights holds 900.000 MiB"), "{error}");
+        assert!(error.to_string().contains("`weights` holds 900.000 MiB"), "{error}");
     });
 }
 

@@ -198,8 +198,7 @@ impl OutOfMemory {
     /// Returns whether the memory of other users would suffice, or all of it if only fragmentation is in the way. The context
     /// and libraries of this process do not count as other users; another pool of this program always does.
     fn are_others_in_the_way(&self) -> bool {
-        let room_bytes = self.idle_bytes().saturating_add(self.obtainable_bytes());
-        let missing_bytes = match self.wanted_bytes().saturating_sub(room_bytes) {
+        let missing_bytes = match self.missing_bytes() {
             0 => self.wanted_bytes(),
             missing_bytes => missing_bytes,
         };
@@ -207,6 +206,12 @@ impl OutOfMemory {
         let others_bytes = self.others_bytes();
         self.is_on_device()
             && (would_do(others_bytes, self.context_bytes()) || would_do(self.other_pools_bytes, 1))
+    }
+
+    /// The size of the request beyond the memory that is free or can be released; 0 if only fragmentation is in the way.
+    pub(super) fn missing_bytes(&self) -> u64 {
+        let room_bytes = self.idle_bytes().saturating_add(self.obtainable_bytes());
+        self.wanted_bytes().saturating_sub(room_bytes)
     }
 
     /// An upper bound for this process's context and libraries, by the size of the device.

@@ -41,13 +41,18 @@ pub struct Growth {
 impl fmt::Display for Growth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from_bytes, to_bytes, allocation_count, kept_count, .. } = self;
-        write!(f, "use grew steadily from {} to {}: ", Bytes(*from_bytes), Bytes(*to_bytes))?;
+        write!(
+            f,
+            "use grew steadily, from {} to {} at the last sample: ",
+            Bytes(*from_bytes),
+            Bytes(*to_bytes)
+        )?;
         match kept_count < allocation_count {
             true => write!(f, "{kept_count} of the last {allocation_count} blocks are still in use")?,
             false => write!(f, "all of the last {kept_count} blocks are still in use")?,
         }
         if let Some(tag) = &self.tag {
-            write!(f, ", most of them with the tag {}", on_a_line(tag))?;
+            write!(f, ", most of them with the tag `{}`", on_a_line(tag))?;
         }
         if self.is_leak { Ok(()) } else { f.write_str("; if a loop allocates them, it leaks") }
     }

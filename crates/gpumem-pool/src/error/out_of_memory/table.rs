@@ -42,7 +42,7 @@ impl OutOfMemory {
             let name = format!("  {}", on_a_line(&holder.tag));
             rows.push(row(name, holder.in_use_bytes, blocks(holder.block_count)));
         }
-        let largest = self.largest_free_bytes.filter(|_| self.cached_bytes() > 0);
+        let largest = self.largest_free_bytes.filter(|largest| *largest > 0 && self.cached_bytes() > 0);
         let largest = largest.map(|largest| format!("largest free block {}", Bytes(largest)));
         // The backend `none` caches nothing.
         if self.facts.backend == Some(BackendKind::None) {
@@ -66,7 +66,9 @@ impl OutOfMemory {
         }
         rows.push(row("reserved", self.reserved_bytes, ""));
         if self.refused_by == RefusedBy::Budget {
-            rows.push(row("budget", self.limit_others_bytes, "in use by all pools that share the budget"));
+            let limit = self.limit_bytes.map_or(String::new(), |limit| format!("of {} ", Bytes(limit)));
+            let remark = format!("{limit}in use by all pools that share the budget");
+            rows.push(row("budget", self.limit_others_bytes, remark));
         } else if self.limit_others_bytes > 0 {
             rows.push(row("sharers", self.limit_others_bytes, "in other pools that share the limit"));
             rows.extend(largest_of(&self.limit_sharers, |pool| pool.counted_bytes));
@@ -131,7 +133,7 @@ fn largest_of(pools: &[PoolUsage], bytes: impl Fn(&PoolUsage) -> u64) -> Vec<Row
     };
     let named = |pool: &PoolUsage| {
         let in_use = Bytes(pool.in_use_bytes);
-        let remark = format!("{in_use} {}{}", blocks(pool.block_count), of(pool));
+        let remark = format!("{in_use} in use {}{}", blocks(pool.block_count), of(pool));
         row(format!("    pool {}", pool.name), bytes(pool), remark)
     };
     let (shown, rest) = pools.split_at(pools.len().min(POOLS_SHOWN));

@@ -29,7 +29,9 @@ impl OutOfMemory {
                 Some(name) => format!("the budget `{}` of {limit}", on_a_line(name)),
                 None => format!("the budget of {limit}"),
             },
-            (RefusedBy::Margin, _) => format!("the margin, which allows all pools together {limit},"),
+            (RefusedBy::Margin, _) => {
+                format!("the margin of unified memory ({limit} for all pools together)")
+            }
             (RefusedBy::Quota, _) => format!("the quota of {limit}{whose}"),
             (RefusedBy::HardLimit, _) | (_, Some(_)) => format!("the limit of {limit}{whose}"),
             (RefusedBy::Device, None) if self.kind == MemoryKind::Host => "the host".into(),
@@ -43,7 +45,7 @@ impl OutOfMemory {
             0 => String::new(),
             added_bytes => {
                 let sum_bytes = self.requested_bytes.saturating_add(added_bytes);
-                format!(" ({} with what adaptors and rounding add)", Bytes(sum_bytes))
+                format!(" ({} with guard bytes and rounding)", Bytes(sum_bytes))
             }
         };
         format!("out of {memory}: {who} refused {requested}{place}{added} ({})", self.origin())
@@ -56,7 +58,7 @@ impl OutOfMemory {
             origin += &format!(", {stream}");
         }
         if let Some(tag) = &self.tag {
-            origin += &format!(", tag {}", on_a_line(tag));
+            origin += &format!(", tag `{}`", on_a_line(tag));
         }
         origin
     }
@@ -90,21 +92,21 @@ impl OutOfMemory {
         if self.kind == MemoryKind::Host {
             let free = self.host_free_bytes.map(|free| format!(" ({} of its memory is free)", Bytes(free)));
             return format!(
-                "the host cannot pin {} more{}: pin less, such as one small buffer through which large data is copied in parts, \
-                 or use ordinary host memory",
+                "the host cannot pin {} more{}: copy large data in parts through one small pinned buffer, raise the memory limit of \
+                 the container if there is one, or use ordinary host memory",
                 Bytes(self.wanted_bytes()),
                 free.unwrap_or_default()
             );
         }
         if self.facts.backend == Some(BackendKind::None) && self.rounding_bytes >= self.wanted_bytes() {
             return format!(
-                "the driver rounds each block up to 2 MiB, which takes {}: allocate fewer and larger blocks, or choose \
+                "the driver rounds each block up to 2 MiB, which wastes {}: allocate fewer and larger blocks, or choose \
                  GPUMEM_POOL=caching",
                 Bytes(self.rounding_bytes)
             );
         }
         format!(
-            "{needed} is more than {}: use smaller batches or a smaller type, or free memory earlier{}",
+            "the blocks in use and this request need {needed}, more than {}: use smaller batches or a smaller type, or free memory earlier{}",
             self.all_there_is(),
             self.holder()
         )
@@ -113,7 +115,7 @@ impl OutOfMemory {
     /// Names the tag of most of the memory, in parentheses.
     fn holder(&self) -> String {
         self.main_holder().map_or(String::new(), |holder| {
-            format!(" (tag {} holds {})", on_a_line(&holder.tag), Bytes(holder.in_use_bytes))
+            format!(" (tag `{}` holds {})", on_a_line(&holder.tag), Bytes(holder.in_use_bytes))
         })
     }
 
@@ -121,18 +123,18 @@ impl OutOfMemory {
     fn find_the_leak(&self) -> String {
         let cause = match self.growth.as_ref().and_then(|growth| growth.tag.as_deref()) {
             Some(tag) => format!(
-                "each step of the program leaves blocks with the tag {} allocated: free them",
+                "each step of the program leaves more blocks with the tag `{}`. If that is a leak, free them",
                 on_a_line(tag)
             ),
-            None => "each step of the program leaves blocks allocated: free them (run the parts of a step in scopes, \
-                     Pool::scope, and this report names the one that grows)"
+            None => "each step of the program leaves more blocks. If that is a leak, free them; with the parts of a step in \
+                     scopes (Pool::scope), this report names the part"
                 .into(),
         };
         match self.limit_bytes {
             Some(_) if self.refused_by != RefusedBy::Margin && self.has_room_beyond_the_limit() => {
-                format!("{cause}, or, if they are a cache that is still filling, {}", self.raise_limit())
+                format!("{cause}. If it is a cache that is still filling, {}", self.raise_limit("well above"))
             }
-            _ => format!("{cause}, or bound the cache that keeps them"),
+            _ => format!("{cause}. If it is a cache, limit its size"),
         }
     }
 
@@ -140,13 +142,13 @@ impl OutOfMemory {
         let stream = self.capture_stream.map_or(String::new(), |stream| format!(" on {stream}"));
         match self.capture_bytes > self.graph_bytes / 2 {
             true => format!(
-                "the capture{stream} that is still open retains {} that the program has freed: end the capture and drop its \
-                 graph, or allocate that memory before the capture begins",
+                "the capture{stream} that is still open retains {} that the program has freed: end it (an error may have left it \
+                 open) and drop its graph, or allocate that memory before the capture begins",
                 Bytes(self.capture_bytes)
             ),
             false => format!(
                 "captures and graphs retain {} that the program has freed: drop graphs that are no longer launched (Graph, \
-                 GraphExec), or allocate memory that several graphs use in turn before the captures",
+                 GraphExec), or allocate, before the captures, one block that all of them use",
                 Bytes(self.graph_bytes)
             ),
         }
@@ -180,9 +182,9 @@ impl OutOfMemory {
             _ => format!("free memory{}, or ", self.holder()),
         };
         format!(
-            "unified memory and all pools of the device must together leave a margin of it free{others}: {drop}let this pool \
-             exceed the margin (PoolBuilder::conf or GPUMEM_CONF: oversubscribe:true); pages may then move back and \
-             forth"
+            "a part of the device (the margin) stays free, and unified memory counts as if all of it were there{others}: {drop}let \
+             this pool exceed the margin (PoolBuilder::conf or GPUMEM_CONF: oversubscribe:true); pages may then move between \
+             host and device, which is safe but slow"
         )
     }
 
@@ -197,7 +199,7 @@ impl OutOfMemory {
     }
 
     fn raise_the_limit(&self) -> String {
-        let (raised, holder) = (self.raised(), self.holder());
+        let (raised, holder) = (self.raised("to"), self.holder());
         let limit = if self.refused_by == RefusedBy::Quota { "quota" } else { "limit" };
         let whose = match &self.limit_pool {
             Some(pool) if self.facts.is_parent_limit => format!("pool {pool}'s"),
@@ -226,17 +228,17 @@ impl OutOfMemory {
     }
 
     /// Like [`raised`](Self::raised), where the limit has not been mentioned.
-    fn raise_limit(&self) -> String {
+    fn raise_limit(&self, how_far: &str) -> String {
         let limit = match self.refused_by {
             RefusedBy::Budget => "the budget",
             RefusedBy::Quota => "the quota",
             _ => "the limit",
         };
-        self.raised().replacen("it", limit, 1)
+        self.raised(how_far).replacen("it", limit, 1)
     }
 
     /// The limit that allows the request, and where to set it.
-    fn raised(&self) -> String {
+    fn raised(&self, how_far: &str) -> String {
         let of = match &self.limit_pool {
             Some(pool) if self.facts.is_parent_limit => format!(" of pool {pool}"),
             _ => String::new(),
@@ -252,7 +254,8 @@ impl OutOfMemory {
             .parent_limit_bytes
             .map(Bytes)
             .map_or(String::new(), |above| format!(", and also the parent pool's limit of {above}"));
-        format!("raise it to {needed} or more ({how}){more}")
+        let least = if how_far == "to" { " or more" } else { "" };
+        format!("raise it {how_far} {needed}{least} ({how}){more}")
     }
 
     fn free_the_device(&self) -> String {
@@ -265,21 +268,26 @@ impl OutOfMemory {
             (true, _) => self.free_other_pools(),
             (false, _) if own_bytes > foreign_bytes / 2 => format!(
                 "this program holds {} of this device outside of its pools (libraries such as cuBLAS, its own cuMemAlloc, the \
-                 context): free it there, or allocate it from a pool",
-                Bytes(own_bytes)
+                 context): free {} of it, and allocate from a pool instead of cuMemAlloc",
+                Bytes(own_bytes),
+                self.missing()
             ),
             (false, Some(process)) => format!(
-                "other programs hold {} of this device, the largest is {process}: end it, or use another device",
+                "other programs hold {} of this device, the largest is {process}: end that program if it is yours to \
+                 end, or use another device",
                 Bytes(foreign_bytes.saturating_sub(own_bytes))
             ),
             (false, None) => format!(
                 "other programs, or libraries of this one such as cuBLAS, hold {} of this device outside of its pools: find out \
-                 with `nvidia-smi` whose it is and free it there, or use another device",
-                Bytes(foreign_bytes)
+                 with `nvidia-smi` whose it is and free {} there, or use another device",
+                Bytes(foreign_bytes),
+                self.missing()
             ),
         };
         match self.limit_bytes {
-            Some(_) => format!("{advice}; the pool's limit is too low as well: {}", self.raised()),
+            Some(_) => {
+                format!("{advice}. The pool's limit is too low as well, so also {}", self.raise_limit("to"))
+            }
             None => advice,
         }
     }
@@ -288,18 +296,32 @@ impl OutOfMemory {
     fn free_other_pools(&self) -> String {
         let (held, largest) =
             (Bytes(self.other_pools_bytes), largest_pool(&self.other_pools, |pool| pool.reserved_bytes));
-        let keeps = |pool: &&PoolUsage| pool.in_use_bytes < pool.reserved_bytes / 2;
+        let missing = self.missing();
+        let idle_bytes = |pool: &PoolUsage| pool.reserved_bytes.saturating_sub(pool.in_use_bytes);
+        let keeps = |pool: &&PoolUsage| idle_bytes(pool) >= pool.reserved_bytes / 2;
         match self.other_pools.first().filter(keeps).filter(|_| self.facts.others_cached_bytes == 0) {
-            Some(pool) => format!(
-                "other pools of this program hold {held} of this device: pool {} cannot release its {} because blocks of {} \
-                 lie in all parts of it; drop those blocks, or share one pool",
-                pool.name,
-                Bytes(pool.reserved_bytes),
-                Bytes(pool.in_use_bytes)
-            ),
+            Some(pool) => {
+                let is_enough = self.missing_bytes() <= idle_bytes(pool);
+                format!(
+                    "other pools of this program hold {held} of this device: pool {} uses {} of its {}, and cannot release the \
+                     rest because its blocks lie in all parts of it; free {missing} there{}",
+                    pool.name,
+                    Bytes(pool.in_use_bytes),
+                    Bytes(pool.reserved_bytes),
+                    if is_enough { ", or use one pool for both" } else { "" }
+                )
+            }
             None => format!(
-                "other pools of this program hold {held} of this device{largest}: free memory there, or share one pool"
+                "other pools of this program hold {held} of this device{largest}: free {missing} there, or request less"
             ),
+        }
+    }
+
+    /// The memory that others have to free, as an object of "free".
+    fn missing(&self) -> String {
+        match self.missing_bytes() {
+            0 => "memory".into(),
+            missing_bytes => format!("at least {}", Bytes(missing_bytes).rounded_up()),
         }
     }
 
@@ -310,7 +332,7 @@ impl OutOfMemory {
         }
         let more = match self.facts {
             PoolFacts { can_map: true, .. } => {
-                "it may withhold that memory, or another program took it for a moment: request less, or retry later"
+                "another program may have taken it for a moment, or the driver withholds it: retry, and if that fails, request less"
             }
             PoolFacts { backend: Some(BackendKind::Caching), .. } => {
                 "it has no contiguous range of that size, or withholds it: request smaller blocks"
@@ -326,8 +348,8 @@ impl OutOfMemory {
     fn defragment(&self) -> String {
         let is_fragment = |largest: &u64| (1..self.requested_bytes).contains(largest);
         let largest = self.largest_free_bytes.filter(is_fragment);
-        let fragments =
-            largest.map_or(String::new(), |largest| format!(" (largest block {})", Bytes(largest)));
+        let fragments = largest
+            .map_or(String::new(), |largest| format!(" (the largest free block has {})", Bytes(largest)));
         let apart = "give long-lived small blocks a pool of their own (Pool::private)";
         let more = match self.facts {
             PoolFacts { can_map: true, is_tight: true, .. } => format!(", and {apart}"),
@@ -344,7 +366,7 @@ impl OutOfMemory {
         };
         let fits = self.wanted_bytes() <= self.device_free_bytes || !self.is_on_device();
         let raise = match self.refused_by {
-            RefusedBy::HardLimit | RefusedBy::Quota if fits => format!("; or {}", self.raise_limit()),
+            RefusedBy::HardLimit | RefusedBy::Quota if fits => format!("; or {}", self.raise_limit("to")),
             _ => String::new(),
         };
         format!(
@@ -373,7 +395,7 @@ pub(super) fn attempts(attempts: &[Attempt], are_all_shown: bool) -> String {
             0 => "nothing".into(),
             gained_bytes => Bytes(*gained_bytes).to_string(),
         };
-        text += &format!("\n  tried: {name}: {gained} in {took:.1?}");
+        text += &format!("\n  tried: {name}: gained {gained} in {took:.1?}");
         failures.iter().for_each(|failure| text += &format!("\n    failed: {failure}"));
     }
     text
@@ -402,10 +424,10 @@ mod tests {
             attempt("gains", 1024, SLOW / 4),
             failed,
         ];
-        let some = "\n  tried: slow: nothing in 7.0ms\n  tried: gains: 1.000 KiB in 250.0µs\n  tried: fails: \
-                    nothing in 250.0µs\n    failed: broken";
+        let some = "\n  tried: slow: gained nothing in 7.0ms\n  tried: gains: gained 1.000 KiB in 250.0µs\n  tried: fails: \
+                    gained nothing in 250.0µs\n    failed: broken";
         assert_eq!(attempts(&list, false), some);
-        assert_eq!(attempts(&list, true), format!("\n  tried: quick: nothing in 500.0µs{some}"));
+        assert_eq!(attempts(&list, true), format!("\n  tried: quick: gained nothing in 500.0µs{some}"));
         assert_eq!(attempts(&list[..1], false), "");
     }
 

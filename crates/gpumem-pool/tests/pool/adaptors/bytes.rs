@@ -182,8 +182,8 @@ fn damage_is_reported() {
                     let error = next.unwrap_err();
                     assert!(matches!(&error, PoolError::Damaged(damage) if damage.distance_bytes == 1));
                     let text = error.to_string();
-                    assert!(text.starts_with("1 bytes after a block of 1000 bytes at 0x"), "{text}");
-                    assert!(text.contains("1 bytes from it and holds 0x42"), "{text}");
+                    assert!(text.starts_with("1 byte after a block of 1000 bytes at 0x"), "{text}");
+                    assert!(text.contains("lies 1 byte from its end and holds 0x42"), "{text}");
                     drop(pool.alloc(1000, &home).unwrap());
                 }
                 _ => drop(next.unwrap()),

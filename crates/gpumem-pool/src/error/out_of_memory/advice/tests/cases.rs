@@ -96,7 +96,7 @@ pub(super) fn cases() -> Vec<Case> {
             "a limit, and others beyond it",
             limited(10 * GIB, beside(12 * GIB, 24 * GIB, 9 * GIB, 0, 4 * GIB)),
             FreeTheDevice,
-            "raise it to 13.000 GiB",
+            "raise the limit to 13.000 GiB",
             "fragmented",
         ),
         (
@@ -203,7 +203,7 @@ pub(super) fn cases() -> Vec<Case> {
             "a driver that gives no handle of what it has",
             beside(7 * GIB, 16 * GIB, 5 * GIB, 0, 3 * GIB),
             TryDifferently,
-            "may withhold that memory",
+            "or the driver withholds it",
             "fragmented",
         ),
         (
@@ -229,7 +229,7 @@ pub(super) fn cases() -> Vec<Case> {
                 ..alone(16 * GIB, 15 * GIB, 0, 512 * MIB)
             },
             FindTheLeak,
-            "with the tag history",
+            "with the tag `history`",
             "raise",
         ),
         (
@@ -237,14 +237,14 @@ pub(super) fn cases() -> Vec<Case> {
             held_by("activations", limited(8 * GIB, alone(24 * GIB, 8_000 * MIB, 192 * MIB, 100 * MIB))),
             RaiseTheLimit,
             "raise it to 8.098 GiB or more (GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit), or free blocks \
-             (tag activations holds 7.812 GiB)",
+             (tag `activations` holds 7.812 GiB)",
             "fragmented",
         ),
         (
             "a device that one tag fills",
             held_by("weights", alone(24 * GIB, 22 * GIB, 0, 8 * GIB)),
             NeedLess,
-            "(tag weights holds 22.000 GiB)",
+            "(tag `weights` holds 22.000 GiB)",
             "limit",
         ),
         (
@@ -290,7 +290,7 @@ pub(super) fn cases() -> Vec<Case> {
             "plain allocations of little more than a page each",
             OutOfMemory { rounding_bytes: 7 * GIB, ..by(Plain, alone(16 * GIB, 8 * GIB, 7 * GIB, GIB)) },
             NeedLess,
-            "rounds each block up to 2 MiB, which takes 7.000 GiB",
+            "rounds each block up to 2 MiB, which wastes 7.000 GiB",
             "batches",
         ),
         (
