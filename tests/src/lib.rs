@@ -58,3 +58,8 @@ pub struct Adaptors;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/from-cuda-jl.md")]
 pub struct FromCudaJl;
+
+/// The page on refused requests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/out-of-memory.md")]
+pub struct OutOfMemoryPage;
