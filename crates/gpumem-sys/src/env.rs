@@ -36,7 +36,9 @@ pub const RESERVED: &[&str] = &[
     "GPUMEM_CONF",
     "GPUMEM_SOFT_LIMIT",
     "GPUMEM_HARD_LIMIT",
+    "GPUMEM_FLIGHT_RECORDER",
     "GPUMEM_TRACE",
+    "GPUMEM_TRACE_LIMIT",
     "GPUMEM_STAGING",
     "GPUMEM_SIM_",
 ];
