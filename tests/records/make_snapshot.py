@@ -7,7 +7,7 @@ for line in lines:
     p = line.split(",")
     if p[0] == "c":
         late[p[1]] = True
-frames = [[{"filename": f"/work/train.py", "line": n, "name": f"step{n}"}] for n in range(4)]
+frames = [[{"filename": "steps/train.py", "line": n, "name": f"step{n}"}] for n in range(4)]
 trace, where, sizes, top, now = [], {}, {}, 0x7f0000000000, 1_700_000_000_000_000
 def add(action, addr, size, stream, n):
     global now

@@ -70,7 +70,7 @@ impl fmt::Display for StreamKind {
 /// Selects whether the pool may make a stream wait for another one to reuse its memory. Such waits are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waits {
-    /// As in a program: if the profile, or an option, inserts waits.
+    /// If the profile or an option inserts waits, as in a program.
     #[default]
     Profile,
     /// Always.

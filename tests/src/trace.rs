@@ -13,6 +13,7 @@ mod real;
 mod recorded;
 mod rmm;
 mod snapshot;
+mod streams;
 mod synthetic;
 mod tags;
 

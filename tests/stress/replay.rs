@@ -251,7 +251,7 @@ fn the_smallest_limit_of_each_profile_is_found() {
     assert!(found_bytes[2] <= found_bytes[1] && found_bytes[1] <= found_bytes[0], "{found_bytes:?}");
 }
 
-/// Of the candidates that fit, the one with the least driver time is the best; a refused request is a result.
+/// The best candidate is the one that fits with the least driver time. A candidate that refuses a request is reported, and is not an error.
 #[test]
 fn the_best_settings_fit_with_the_least_driver_time() {
     let trace = Synthetic::Varlen.trace(3, 8);

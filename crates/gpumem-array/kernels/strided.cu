@@ -112,7 +112,7 @@ template <class T>
 __device__ void transpose_words(unsigned *tile, char *target, i64 column_to, const char *source, i64 row_from) {
     const unsigned EACH = sizeof(T) < 4 ? 4 / sizeof(T) : 1; // elements of a word
     const unsigned ROWS = Tile<sizeof(T)>::rows / EACH, COLUMNS = Tile<sizeof(T)>::columns / EACH;
-    const unsigned IN_TURN = 4; // squares that a thread loads before it stores the first: fewer registers than with two, at elements of 1 B
+    const unsigned IN_TURN = 4; // squares that a thread loads before it stores the first
     const unsigned lane = threadIdx.x, warp = threadIdx.y;
 #pragma unroll
     for (unsigned j = 0; j < COLUMNS; j += LANES) {

@@ -1,5 +1,5 @@
-//! Which settings a program fits with: backends and profiles at one limit ([`Candidate::attempt`], [`best`]), and the smallest limit
-//! of one of them ([`find_limit`]).
+//! The settings that a program fits with: [`Candidate::attempt`] replays it with one backend and profile at a limit, [`best`] chooses
+//! among the attempts, and [`find_limit`] finds the smallest limit of one candidate.
 //!
 //! A program *fits* if every request is served, those included that were refused when it was recorded.
 

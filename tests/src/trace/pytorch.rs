@@ -6,7 +6,8 @@
 //! beginning. An out-of-memory error becomes a refused request. The history of the device with the most events is read.
 
 use super::error::Problem;
-use super::read::{EVENT_COUNT_MAX, STREAM_COUNT_MAX};
+use super::read::EVENT_COUNT_MAX;
+use super::streams::Streams;
 use super::{Builder, Header, RealRun, Trace};
 use serde::Deserialize;
 use serde_pickle::DeOptions;
@@ -111,7 +112,7 @@ struct History {
     live: HashMap<u64, u32>,
     /// Freed blocks that other streams use.
     pending: HashMap<u64, u32>,
-    streams: HashMap<u64, u16>,
+    streams: Streams,
     before_count: u64,
     unknown_count: u64,
 }
@@ -180,7 +181,7 @@ impl History {
                 }
             }
             "oom" => {
-                let stream = self.stream(entry.stream)?;
+                let stream = self.streams.index(entry.stream)?;
                 self.builder.refuse(size_bytes, stream);
             }
             // Segments, snapshots and annotations are not requests of the program.
@@ -190,18 +191,10 @@ impl History {
     }
 
     fn alloc(&mut self, address: u64, size_bytes: u64, stream: u64) -> Result<(), Problem> {
-        let stream = self.stream(stream)?;
+        let stream = self.streams.index(stream)?;
         let block = self.builder.alloc(size_bytes, stream);
         self.live.insert(address, block);
         Ok(())
-    }
-
-    fn stream(&mut self, stream: u64) -> Result<u16, Problem> {
-        let count = self.streams.len();
-        if count == STREAM_COUNT_MAX && !self.streams.contains_key(&stream) {
-            return Err(Problem::TooManyStreams(STREAM_COUNT_MAX));
-        }
-        Ok(*self.streams.entry(stream).or_insert(count as u16))
     }
 }
 

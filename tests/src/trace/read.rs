@@ -2,6 +2,7 @@
 //! input causes a panic or unbounded memory.
 
 use super::error::{Problem, TraceError};
+use super::streams::Streams;
 use super::{Builder, Header, Trace, pytorch, recorded, rmm};
 use crate::pool::trace::{Recording, is_trace};
 use flate2::bufread::MultiGzDecoder;
@@ -123,7 +124,7 @@ struct Reader {
     builder: Builder,
     ids: HashMap<u64, Known>,
     /// The stream numbers of the file, in the order of first use.
-    streams: Vec<u64>,
+    streams: Streams,
     live_bytes: u64,
 }
 
@@ -157,7 +158,7 @@ impl Reader {
 
     fn alloc(&mut self, id: u64, size_bytes: u64, stream: u64) -> Result<(), Problem> {
         let live_bytes = self.live_bytes.checked_add(size_bytes).ok_or(Problem::TooManyBytes)?;
-        let stream = self.stream(stream)?;
+        let stream = self.streams.index(stream)?;
         let entry = self.ids.entry(id);
         if let Entry::Occupied(known) = &entry
             && known.get().state == State::Live
@@ -175,7 +176,7 @@ impl Reader {
         if known.state != State::Live {
             return Err(Problem::FreedTwice(id));
         }
-        let own = self.streams[usize::from(self.builder.blocks[known.block as usize].stream)];
+        let own = self.streams.number(self.builder.blocks[known.block as usize].stream);
         if own != stream {
             return Err(Problem::WrongStream { id, stream: own, other: stream });
         }
@@ -193,18 +194,6 @@ impl Reader {
         known.state = State::Completed;
         self.builder.complete(known.block);
         Ok(())
-    }
-
-    /// The index of a stream. There are few streams, so a linear search suffices.
-    fn stream(&mut self, stream: u64) -> Result<u16, Problem> {
-        let place = self.streams.iter().position(|known| *known == stream);
-        if place.is_none() && self.streams.len() == STREAM_COUNT_MAX {
-            return Err(Problem::TooManyStreams(STREAM_COUNT_MAX));
-        }
-        Ok(place.unwrap_or_else(|| {
-            self.streams.push(stream);
-            self.streams.len() - 1
-        }) as u16)
     }
 }
 
@@ -225,4 +214,3 @@ const HEADER_BYTES_MAX: usize = 16 << 20;
 pub(super) const LINE_BYTES_MAX: usize = 256;
 /// An event takes 8 bytes while reading and 16 afterwards, and its block about as much.
 pub(super) const EVENT_COUNT_MAX: usize = 1 << 26;
-pub(super) const STREAM_COUNT_MAX: usize = 1 << 10;

@@ -9,6 +9,7 @@
 //! use in the end: what its events do not account for becomes one block that is live from the beginning to the end.
 
 use super::error::Problem;
+use super::streams::Streams;
 use super::tags::TagSums;
 use super::{Builder, Header, RealRun, Trace};
 use crate::pool::Bytes;
@@ -60,7 +61,7 @@ struct Converter {
     /// Live blocks, by pool and address.
     live: HashMap<(u32, u64), Live>,
     growing: HashMap<(u32, u64), Growing>,
-    streams: HashMap<u64, u16>,
+    streams: Streams,
     /// For each stream: the other streams that it is ordered behind, each up to an event index.
     after: HashMap<u64, HashMap<u64, u64>>,
     /// Like `after`, for recorded events (`marks`) and for the host (`done`).
@@ -107,7 +108,7 @@ impl Converter {
                 What::Free { pool, address, stream, size_bytes, .. }
                     if !known.remove(&(pool, address)) && size_bytes > 0 =>
                 {
-                    let stream = self.stream(stream)?;
+                    let stream = self.streams.index(stream)?;
                     let block = self.builder.alloc(size_bytes, stream);
                     let tag = self.tags.place(recording, pool, 0);
                     self.tags.grow(tag, size_bytes, true);
@@ -150,7 +151,7 @@ impl Converter {
                 if self.free(pool, address).is_some() {
                     self.made_up_count += 1;
                 }
-                let stream = self.stream(stream)?;
+                let stream = self.streams.index(stream)?;
                 let block = self.builder.alloc(size_bytes, stream);
                 let tag = self.tags.place(recording, pool, tag);
                 self.tags.grow(tag, size_bytes, true);
@@ -170,7 +171,7 @@ impl Converter {
                 }
             },
             What::Resize { pool, address, size_bytes, stream, tag } => {
-                let own = (self.stream(stream)?, self.tags.place(recording, pool, tag));
+                let own = (self.streams.index(stream)?, self.tags.place(recording, pool, tag));
                 let mut growing = self.growing.remove(&(pool, address)).unwrap_or_default();
                 self.resize(&mut growing, size_bytes, own, (stream, index));
                 if size_bytes > 0 {
@@ -178,7 +179,7 @@ impl Converter {
                 }
             }
             What::Refused { size_bytes, stream, .. } => {
-                let stream = stream.map_or(Ok(0), |stream| self.stream(stream))?;
+                let stream = stream.map_or(Ok(0), |stream| self.streams.index(stream))?;
                 self.builder.refuse(size_bytes, stream);
             }
             What::Wait { stream, source } => {
@@ -275,18 +276,6 @@ impl Converter {
         for over in self.pending.extract_if(.., is_over) {
             self.builder.complete(over.block);
         }
-    }
-
-    fn stream(&mut self, stream: u64) -> Result<u16, Problem> {
-        let count = self.streams.len();
-        if let Some(known) = self.streams.get(&stream) {
-            return Ok(*known);
-        }
-        if count == super::read::STREAM_COUNT_MAX {
-            return Err(Problem::TooManyStreams(count));
-        }
-        self.streams.insert(stream, count as u16);
-        Ok(count as u16)
     }
 
     fn finish(mut self) -> Builder {

@@ -4,7 +4,8 @@
 //! allocation's is replayed on the allocation's, and counted in a note.
 
 use super::error::Problem;
-use super::read::{EVENT_COUNT_MAX, LINE_BYTES_MAX, Lines, STREAM_COUNT_MAX, shown};
+use super::read::{EVENT_COUNT_MAX, LINE_BYTES_MAX, Lines, shown};
+use super::streams::Streams;
 use super::{Builder, Header, Trace};
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -39,7 +40,7 @@ struct Log {
     builder: Builder,
     /// Live blocks by address, with size and stream.
     live: HashMap<u64, (u32, u16)>,
-    streams: Vec<u64>,
+    streams: Streams,
     moved_count: u64,
     unknown_count: u64,
     times: Option<(f64, f64)>,
@@ -58,7 +59,7 @@ impl Log {
             self.times = Some((begin, now));
         }
         let number = |text: &str| number(text).ok_or_else(|| Problem::RmmLine(shown(line)));
-        let (size_bytes, stream) = (number(size)?, self.stream(number(stream)?)?);
+        let (size_bytes, stream) = (number(size)?, self.streams.index(number(stream)?)?);
         match action {
             // An empty block has no memory.
             "allocate" | "free" if size_bytes == 0 => {}
@@ -84,17 +85,6 @@ impl Log {
             _ => return Err(Problem::RmmLine(shown(line))),
         }
         Ok(())
-    }
-
-    fn stream(&mut self, stream: u64) -> Result<u16, Problem> {
-        let place = self.streams.iter().position(|known| *known == stream);
-        if place.is_none() && self.streams.len() == STREAM_COUNT_MAX {
-            return Err(Problem::TooManyStreams(STREAM_COUNT_MAX));
-        }
-        Ok(place.unwrap_or_else(|| {
-            self.streams.push(stream);
-            self.streams.len() - 1
-        }) as u16)
     }
 
     fn finish(self, name: &str) -> Result<Trace, Problem> {

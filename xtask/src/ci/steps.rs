@@ -22,7 +22,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "nvrtc", about: "CUDA text is compiled at run time, with NVRTC from the Python package index", run: nvrtc },
     Step { name: "alone", about: "each crate compiles without the others, its tests and examples included", run: alone },
     Step { name: "train", about: "the README's main example, unoptimised as the tests built it", run: train },
-    Step { name: "examples", about: "examples of arrays and pools, on the simulator, built likewise", run: examples },
+    Step { name: "examples", about: "examples of arrays and pools, on the simulator, unoptimised too", run: examples },
     Step { name: "interop", about: "programs of others on the drop-in driver", run: interop },
     Step { name: "capi", about: "the C header is current; C and C++ programs on the drop-in driver, with the address sanitizer too", run: capi },
     Step { name: "python", about: "the Python package: a wheel, and its tests on the drop-in driver, with PyTorch where it is installed", run: python },

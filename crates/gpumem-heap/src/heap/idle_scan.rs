@@ -167,8 +167,8 @@ pub(super) fn longest_stretch(
     }
 }
 
-/// Returns whether no two free records are neighbours. In one state, neighbours are merged already, unless they have different sets
-/// of stamps.
+/// Returns whether no two free records are neighbours. Neighbours of one state with the same set of stamps are merged when they become
+/// free.
 fn is_merged(space: &Space) -> bool {
     let mut lists = space.fits_by_state().filter(|(_, fit)| !fit.is_empty());
     lists.next().is_none_or(|(state, _)| state != FreeState::MultiStream.index()) && lists.next().is_none()

@@ -1,5 +1,5 @@
-//! The cost of an adaptor without effect, of an event of a trace and of a flight recorder, of a refusal that the recorder writes, and
-//! of a scope.
+//! The costs of these: an adaptor without effect, an event of a trace, an event of a flight recorder, a refusal with its record in a file, and
+//! a scope.
 
 use super::{Bench, Outcome, per};
 use gpumem_pool::adaptor::{Adaptor, Budget};

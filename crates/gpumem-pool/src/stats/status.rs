@@ -17,8 +17,8 @@ use gpumem_heap::order::StreamId;
 /// Memory pool backend: native on NVIDIA H200 (device 0)
 /// ```
 ///
-/// Tags follow as a table. `{:#}` adds peaks, counts and [`counters`](Self::counters) after the usage, and at the end tables
-/// of streams and of the steps that made room.
+/// Tags follow as a table. `{:#}` adds peaks, counts and [`counters`](Self::counters) after the usage. It ends with two tables: the
+/// streams, and the steps that made room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

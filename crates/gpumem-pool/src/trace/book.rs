@@ -21,7 +21,7 @@ impl Entry {
         Self { settings: opening.settings().clone(), names, gauge }
     }
 
-    /// Returns whether the pool is gone: nobody else has its names.
+    /// Returns whether the pool has been dropped: it held the only other reference to its names.
     fn is_gone(&self) -> bool {
         Arc::strong_count(&self.names) == 1
     }
@@ -102,5 +102,5 @@ impl Book {
     }
 }
 
-/// With so many entries, those of pools that are gone are removed.
+/// When the list reaches this length, entries of dropped pools are removed.
 const ENTRY_COUNT: usize = 256;

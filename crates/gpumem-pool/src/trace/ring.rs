@@ -1,5 +1,5 @@
 //! [`Ring`]: one thread's events, on their way to the writer or until newer ones overwrite them. One thread puts events in;
-//! the writer takes them out, or any thread copies the last ones. Nobody waits.
+//! the writer takes them out, or any thread copies the last ones. No thread waits for another.
 
 use super::event::{Kind, Raw};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
