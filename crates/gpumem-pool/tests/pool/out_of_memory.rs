@@ -34,7 +34,7 @@ pub(crate) fn assert_snapshot(fixture: &Fixture, name: &str, text: &str) {
         let mut settings = insta::Settings::clone_current();
         settings.set_prepend_module_to_snapshot(false);
         // A step that gained nothing is listed only if it was slow.
-        settings.add_filter(r"\n  tried: [^\n]*: nothing in [^\n]*", "");
+        settings.add_filter(r"\n +tried: [^\n]*: gained nothing in [^\n]*", "");
         settings.add_filter(r" in [0-9.]+(ns|µs|ms|s)(\n|$)", " in TIME$2");
         settings.add_filter(r"pool [0-9]+", "pool N");
         settings.add_filter(r"stream [0-9]+", "stream N");
