@@ -38,6 +38,9 @@ impl Cargo {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GPUMEM_")) {
             command.env_remove(name);
         }
+        // Many tests wait, for threads of the simulator or for a deadline.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        command.env("RUST_TEST_THREADS", (2 * cores).to_string());
         command.current_dir(crate::workspace::root()).args(args.split_whitespace());
         Self { command, shown: format!("cargo {toolchain}{args}") }
     }

@@ -20,14 +20,13 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "bindgen", about: "the driver's types and functions are what bindgen makes", run: bindgen },
     Step { name: "kernels", about: "the PTX is what the CUDA sources make", run: kernels },
     Step { name: "nvrtc", about: "CUDA text is compiled at run time, with NVRTC from the Python package index", run: nvrtc },
-    Step { name: "alone", about: "each crate compiles without the others, its tests and examples included", run: alone },
     Step { name: "train", about: "the README's main example, unoptimised as the tests built it", run: train },
     Step { name: "examples", about: "examples of arrays and pools, on the simulator, unoptimised too", run: examples },
     Step { name: "interop", about: "programs of others on the drop-in driver", run: interop },
     Step { name: "capi", about: "the C header is current; C and C++ programs on the drop-in driver, with the address sanitizer too", run: capi },
     Step { name: "python", about: "the Python package: a wheel, and its tests on the drop-in driver, with PyTorch where it is installed", run: python },
-    Step { name: "oldest", about: "the stated Rust version compiles everything", run: oldest },
-    Step { name: "packages", about: "libraries, tests and examples build from the files of the packages", run: packages::packages },
+    Step { name: "oldest", about: "the stated Rust version compiles every library", run: oldest },
+    Step { name: "packages", about: "each package's library, tests and examples build alone, from its files", run: packages::packages },
     Step { name: "minimal", about: "libraries build from the files of the packages, with the lowest versions of dependencies", run: packages::minimal },
     Step { name: "windows", about: "no warning in the crates for x86_64-pc-windows-gnu", run: || target("x86_64-pc-windows-gnu") },
     Step { name: "aarch64", about: "no warning in the crates for aarch64-unknown-linux-gnu", run: || target("aarch64-unknown-linux-gnu") },
@@ -49,7 +48,8 @@ fn tidy() -> Result<Outcome> {
 
 fn clippy() -> Result<Outcome> {
     cargo("clippy --workspace --all-targets -- -D warnings").run()?;
-    cargo("clippy --package gpumem-tests --all-targets --features gpu -- -D warnings").run()?;
+    // The whole workspace, because fewer packages have other features of dependencies, and are compiled again.
+    cargo("clippy --workspace --all-targets --features gpumem-tests/gpu -- -D warnings").run()?;
     Ok(Outcome::Passed)
 }
 
@@ -79,17 +79,18 @@ fn features() -> Result<Outcome> {
     )
     .run()?;
     without_simulator()?;
-    let layers = LAYERS
-        .iter()
-        .skip_while(|layer| *layer != "gpumem-pool")
-        .map(|layer| format!("--package {layer} "))
-        .collect::<String>();
-    // Tests start the examples, which `--tests` does not build.
-    cargo(&format!("build --quiet {layers}--no-default-features {REPORTING} --examples")).run()?;
+    // The suites of the pool go through every backend that is built in, `none` too, so the step `test` has these cases.
+    cargo(&format!(
+        "clippy --package gpumem-pool --all-targets --no-default-features {REPORTING} -- -D warnings"
+    ))
+    .run()?;
+    // Those of arrays use the default backend. They start the examples.
+    let above_the_pool = LAYERS.iter().skip_while(|layer| *layer != "gpumem-pool").skip(1);
+    let layers = above_the_pool.map(|layer| format!("--package {layer} ")).collect::<String>();
     // Programs that must not compile are refused with every backend for the same reason, and the step `test` has them.
     let skipped = "--skip errors_are_at_the_field --skip programs_that_break_a_borrow_are_refused";
     cargo(&format!(
-        "test --quiet {layers}--no-default-features {REPORTING} --tests --no-fail-fast -- {skipped}"
+        "test --quiet {layers}--no-default-features {REPORTING} --lib --tests --examples --no-fail-fast -- {skipped}"
     ))
     .run()?;
     Ok(Outcome::Passed)
@@ -128,7 +129,8 @@ fn test() -> Result<Outcome> {
 fn devices() -> Result<Outcome> {
     let suites = ["alias", "array", "arrays_graphs", "copies", "devices", "features", "peers", "transfers"];
     let suites = suites.map(|suite| format!("--test {suite} ")).concat();
-    cargo(&format!("test --package gpumem-tests {suites}")).env("GPUMEM_SIM_DEVICES", "2").run()?;
+    // The whole workspace, so that nothing is compiled again.
+    cargo(&format!("test --workspace {suites}")).env("GPUMEM_SIM_DEVICES", "2").run()?;
     Ok(Outcome::Passed)
 }
 
@@ -173,7 +175,8 @@ fn nvrtc() -> Result<Outcome> {
         Ok(folder) => folder.join("nvidia/cuda_nvrtc/lib"),
         Err(error) => return unless_unreachable(Err(error)),
     };
-    cargo("test --package gpumem-array --features nvrtc --test nvrtc --test kernels")
+    // `kernels` is also a suite of `gpumem-tests`, whose cases compile nothing at run time.
+    cargo("test --workspace --features gpumem-array/nvrtc --test nvrtc --test kernels -- --skip sim::")
         .env("LD_LIBRARY_PATH", &folder.display().to_string())
         .env("NVRTC_REQUIRED", "1")
         .run()?;
@@ -191,18 +194,6 @@ fn unless_unreachable(result: Result<()>) -> Result<Outcome> {
         }
         result => result.map(|()| Outcome::Passed),
     }
-}
-
-/// Finds dependencies and features that a crate uses but only another crate of the workspace enables.
-///
-/// Checks tests, examples and benches without running them. Built alone, each crate has the features that it has in the
-/// workspace, so the step `test` runs the same tests. Only features of third-party crates differ, and a missing one is a compile
-/// error.
-fn alone() -> Result<Outcome> {
-    for layer in LAYERS.iter() {
-        cargo(&format!("check --quiet --package {layer} --all-targets")).run()?;
-    }
-    Ok(Outcome::Passed)
 }
 
 fn train() -> Result<Outcome> {
@@ -248,7 +239,8 @@ fn oldest() -> Result<Outcome> {
     if let Err(error) = toolchain(&stated, &[]) {
         return Ok(Outcome::Skipped(format!("no Rust {stated} here: {error:#}")));
     }
-    cargo_of(&stated, "check --workspace --all-targets --target-dir target/oldest").run()?;
+    let layers = LAYERS.iter().map(|layer| format!("--package {layer} ")).collect::<String>();
+    cargo_of(&stated, &format!("check {layers}--lib --all-features --target-dir target/oldest")).run()?;
     Ok(Outcome::Passed)
 }
 
