@@ -14,7 +14,7 @@
 //! | --- | --- |
 //! | `event` | an event, in the form for users and in the form for rings |
 //! | `ring` | one thread's events on their way to the writer; `rings`: those of all threads |
-//! | `hooks` | what is recorded of each call of an adaptor |
+//! | `sink` | the adaptor: what is recorded of each call |
 //! | `book` | the pools, with their settings and the names of their tags |
 //! | `recorder` | the writer's thread |
 //! | `flight` | the last events in memory, for a refusal |
@@ -26,11 +26,11 @@ mod event;
 mod file;
 mod flight;
 mod format;
-mod hooks;
 mod read;
 mod recorder;
 mod ring;
 mod rings;
+mod sink;
 
 pub use crate::pool::adaptors::PoolSettings;
 pub use event::{Event, What};
@@ -39,15 +39,14 @@ pub use format::is_trace;
 pub use read::{Flaw, ReadError, Recording, Report, Tail};
 
 use crate::device::OrderObserver;
-use crate::error::PoolError;
-use crate::pool::{Adaptor, Change, Figures, Grant, Next, Opening, PoolId, Release, Request};
-use book::Entry;
+use crate::pool::{Figures, PoolId};
+use book::Book;
 use core::fmt;
 use core::time::Duration;
 use event::Raw;
-use hooks::Record;
 use recorder::{LIMIT_BYTES_MIN, Recorder};
 use rings::Rings;
+use sink::Sink;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -185,51 +184,32 @@ impl Trace {
     }
 }
 
-impl Record for Trace {
+impl Sink for Trace {
+    const NAME: &'static str = "trace";
+
     const RECORDS_REFUSALS: bool = true;
 
     fn rings(&self) -> &Rings {
         &self.recorder.rings
     }
 
+    fn book(&self) -> &Book {
+        &self.recorder.book
+    }
+
+    fn observer(&self) -> Arc<dyn OrderObserver> {
+        self.recorder.clone()
+    }
+
     #[inline]
     fn record(&self, raw: Raw) {
         self.recorder.record(raw);
     }
-}
 
-impl Adaptor for Trace {
-    fn name(&self) -> &str {
-        "trace"
-    }
-
-    fn open(&self, opening: &Opening<'_>) {
-        self.recorder.book.add(Entry::new(opening));
-        let recorder: Arc<dyn OrderObserver> = self.recorder.clone();
-        opening.device().watch().add(&recorder);
-    }
-
-    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
-        hooks::alloc(self, request, next)
-    }
-
-    fn free(&self, release: &Release<'_>) {
-        hooks::free(self, release);
-    }
-
-    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        hooks::resize(self, change);
-        Ok(())
-    }
-
-    fn shrink(&self, change: &Change<'_>) {
-        hooks::resize(self, change);
-    }
-
-    fn close(&self, pool: PoolId) {
-        let pool = hooks::number(pool);
+    fn end(&self, pool: PoolId) {
+        let pool = sink::number(pool);
         let figures = self.recorder.book.figures(pool);
-        hooks::figures(self, pool, figures);
+        sink::figures(self, pool, figures);
         // Without blocks, the pool now releases its memory.
         if let Some(figures) = figures.filter(|figures| figures.in_use_bytes == 0) {
             self.record(Raw::reserved(pool, &Figures { reserved_bytes: 0, ..figures }));

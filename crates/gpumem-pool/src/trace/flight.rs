@@ -4,16 +4,16 @@
 //! clock reading. The refused thread copies the rings of all threads, which go on meanwhile, into a file in the format of a
 //! trace.
 
-use super::book::{Book, Entry};
+use super::book::Book;
 use super::event::Raw;
-use super::hooks::{self, Record, number, raw_of, whose};
 use super::ring::Overflow;
 use super::rings::Rings;
+use super::sink::{self, Sink, number, raw_of, whose};
 use super::{file, format, numbered, recorder};
 use crate::config::FlightRecorder;
 use crate::device::{OrderEvent, OrderObserver};
-use crate::error::{OutOfMemory, PoolError};
-use crate::pool::{Adaptor, Change, Grant, Next, Opening, PoolId, Release, Request, Witness};
+use crate::error::OutOfMemory;
+use crate::pool::{PoolId, Witness};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -90,7 +90,7 @@ impl Witness for Flight {
         let stream = report.stream.map(|stream| stream.as_u64());
         self.record(Raw::refused(whose(pool, tag), report.requested_bytes, stream, Some(report.refused_by)));
         for (pool, figures) in self.log.book.all_figures() {
-            hooks::figures(self, pool, Some(figures));
+            sink::figures(self, pool, Some(figures));
         }
         let mut is_own = self.is_own.lock().unwrap_or_else(PoisonError::into_inner);
         match file::put(&self.path, &self.bytes(pool, report), *is_own) {
@@ -103,7 +103,9 @@ impl Witness for Flight {
     }
 }
 
-impl Record for Flight {
+impl Sink for Flight {
+    const NAME: &'static str = "flight recorder";
+
     /// They are recorded with their reports.
     const RECORDS_REFUSALS: bool = false;
 
@@ -111,38 +113,17 @@ impl Record for Flight {
         &self.log.rings
     }
 
+    fn book(&self) -> &Book {
+        &self.log.book
+    }
+
+    fn observer(&self) -> Arc<dyn OrderObserver> {
+        self.log.clone()
+    }
+
     #[inline]
     fn record(&self, raw: Raw) {
         self.log.rings.record(raw);
-    }
-}
-
-impl Adaptor for Flight {
-    fn name(&self) -> &str {
-        "flight recorder"
-    }
-
-    fn open(&self, opening: &Opening<'_>) {
-        self.log.book.add(Entry::new(opening));
-        let log: Arc<dyn OrderObserver> = self.log.clone();
-        opening.device().watch().add(&log);
-    }
-
-    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
-        hooks::alloc(self, request, next)
-    }
-
-    fn free(&self, release: &Release<'_>) {
-        hooks::free(self, release);
-    }
-
-    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        hooks::resize(self, change);
-        Ok(())
-    }
-
-    fn shrink(&self, change: &Change<'_>) {
-        hooks::resize(self, change);
     }
 }
 
