@@ -392,23 +392,26 @@ pub(crate) fn put_back_small(_cache_key: u64, _: &Allocation, _size_bytes: u64, 
     false
 }
 
+/// What a backend is created with.
+#[derive(Clone, Copy)]
+pub(crate) struct BackendSetup<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) config: &'a Config,
+    pub(crate) limits: &'a Limits,
+    pub(crate) tags: &'a TagCounters,
+    pub(crate) activity: &'a Arc<ActivityCounters>,
+}
+
 /// Creates the configured backend. Without a configured one, creates the best backend that is compiled in and that the device
 /// supports.
-pub(crate) fn open(
-    device: &Device,
-    config: &Config,
-    limits: &Limits,
-    tags: &TagCounters,
-    activity: &Arc<ActivityCounters>,
-) -> Result<Arc<dyn Source>, PoolError> {
-    let caching = || caching(device, config, limits, tags, activity);
-    let native = || native(device, config, limits, tags, activity);
-    let none = || none(device, config, limits, tags, activity);
-    match config.backend {
-        Some(BackendKind::Caching) => caching(),
-        Some(BackendKind::Native) => native(),
-        Some(BackendKind::None) => none(),
-        None => caching().or_else(|error| instead(error, native)).or_else(|error| instead(error, none)),
+pub(crate) fn open(setup: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
+    match setup.config.backend {
+        Some(BackendKind::Caching) => caching(setup),
+        Some(BackendKind::Native) => native(setup),
+        Some(BackendKind::None) => none(setup),
+        None => caching(setup)
+            .or_else(|error| instead(error, || native(setup)))
+            .or_else(|error| instead(error, || none(setup))),
     }
 }
 
@@ -426,36 +429,18 @@ fn instead(
 }
 
 #[cfg(feature = "backend-caching")]
-fn caching(
-    device: &Device,
-    config: &Config,
-    limits: &Limits,
-    tags: &TagCounters,
-    activity: &Arc<ActivityCounters>,
-) -> Result<Arc<dyn Source>, PoolError> {
-    Ok(CachingPool::new(device, config, limits, tags, activity)?)
+fn caching(setup: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
+    Ok(CachingPool::new(setup)?)
 }
 
 #[cfg(not(feature = "backend-caching"))]
-fn caching(
-    _: &Device,
-    _: &Config,
-    _: &Limits,
-    _: &TagCounters,
-    _: &Arc<ActivityCounters>,
-) -> Result<Arc<dyn Source>, PoolError> {
+fn caching(_: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
 }
 
-fn none(
-    device: &Device,
-    config: &Config,
-    limits: &Limits,
-    tags: &TagCounters,
-    activity: &Arc<ActivityCounters>,
-) -> Result<Arc<dyn Source>, PoolError> {
-    check_not_exported(BackendKind::None, config.handle_use)?;
-    Ok(DirectBackend::new(device, config, limits, tags, activity, PlainAllocator::new(config.kind, activity)))
+fn none(setup: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
+    check_not_exported(BackendKind::None, setup.config.handle_use)?;
+    Ok(DirectBackend::new(setup, PlainAllocator::new(setup.config.kind, setup.activity)))
 }
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
@@ -470,38 +455,19 @@ fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(),
 }
 
 #[cfg(feature = "backend-native")]
-fn native(
-    device: &Device,
-    config: &Config,
-    limits: &Limits,
-    tags: &TagCounters,
-    activity: &Arc<ActivityCounters>,
-) -> Result<Arc<dyn Source>, PoolError> {
-    check_not_exported(BackendKind::Native, config.handle_use)?;
-    if config.handle_use.rdma {
+fn native(setup: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
+    check_not_exported(BackendKind::Native, setup.config.handle_use)?;
+    if setup.config.handle_use.rdma {
         return Err(PoolError::NotWithBackend {
             backend: BackendKind::Native,
             what: "pin memory for network cards (rdma:true)",
             instead: "`caching` or `none`",
         });
     }
-    Ok(DirectBackend::new(
-        device,
-        config,
-        limits,
-        tags,
-        activity,
-        NativeAllocator::new(device, config, limits, activity)?,
-    ))
+    Ok(DirectBackend::new(setup, NativeAllocator::new(setup)?))
 }
 
 #[cfg(not(feature = "backend-native"))]
-fn native(
-    _: &Device,
-    _: &Config,
-    _: &Limits,
-    _: &TagCounters,
-    _: &Arc<ActivityCounters>,
-) -> Result<Arc<dyn Source>, PoolError> {
+fn native(_: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Native, feature: "backend-native" })
 }

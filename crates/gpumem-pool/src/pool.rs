@@ -47,7 +47,7 @@ pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub(crate) use state::{Origin, State, StateRef};
 pub use unified::{Location, MemoryAdvice};
 
-use crate::backend;
+use crate::backend::{self, BackendSetup};
 use crate::config::{ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, MemoryKind, PoolName, ignored};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
@@ -103,7 +103,13 @@ impl Pool {
         let node = LimitNode::new(name.clone(), hard_limit_bytes, parent.clone());
         let limits = Limits::new(node, soft_limit_bytes);
         let (tags, activity) = (Tags::new(), Arc::<ActivityCounters>::default());
-        let backend = backend::open(device, config, &limits, tags.counters(), &activity)?;
+        let backend = backend::open(BackendSetup {
+            device,
+            config,
+            limits: &limits,
+            tags: tags.counters(),
+            activity: &activity,
+        })?;
         let peers = setup.peers.clone();
         let pool = Self(StateRef::new(setup, is_for_host, backend, limits, (tags, activity)));
         peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;

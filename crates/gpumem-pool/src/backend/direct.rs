@@ -9,10 +9,10 @@
 mod eager;
 
 use super::{
-    Allocation, Answer, Counts, DevicePool, FreeOutcome, FreeRequest, Reserved, Search, Shortage, Source,
-    Step, WAIT_AND_TRIM, no_device_pool,
+    Allocation, Answer, BackendSetup, Counts, DevicePool, FreeOutcome, FreeRequest, Reserved, Search,
+    Shortage, Source, Step, WAIT_AND_TRIM, no_device_pool,
 };
-use crate::config::{ALIGNMENT_MIN, BackendKind, Config, MemoryKind};
+use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
 use crate::device::{Device, Idle, MarkerEvent, Stream, StreamId, StreamIndex, deadline};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::limits::{Admission, Limits};
@@ -130,14 +130,8 @@ pub(crate) struct DirectBackend<C> {
 }
 
 impl<C: DriverAllocator> DirectBackend<C> {
-    pub(super) fn new(
-        device: &Device,
-        config: &Config,
-        limits: &Limits,
-        tags: &TagCounters,
-        activity: &Arc<ActivityCounters>,
-        calls: C,
-    ) -> Arc<Self> {
+    pub(super) fn new(setup: BackendSetup<'_>, calls: C) -> Arc<Self> {
+        let BackendSetup { device, config, limits, tags, activity } = setup;
         let direct = Arc::new_cyclic(|own| Self {
             own: own.clone(),
             device: device.clone(),

@@ -30,12 +30,11 @@ mod ordered;
 mod pending_frees;
 
 use super::direct::DriverAllocator;
-use super::{DevicePool, DriverPoolUsage, FreeRequest, Reserved};
-use crate::config::{BackendKind, Config, MemoryKind};
+use super::{BackendSetup, DevicePool, DriverPoolUsage, FreeRequest, Reserved};
+use crate::config::{BackendKind, MemoryKind};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::limits::Limits;
-use crate::stats::ActivityCounters;
 use chain::Chain;
 use complete::Complete;
 use core::ffi::c_int;
@@ -43,7 +42,6 @@ use driver_pool::UNBOUNDED;
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use gpumem_sys::{CudaVersion, DriverError};
 use ordered::Ordered;
-use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) struct NativeAllocator {
@@ -62,12 +60,8 @@ enum Frees {
 }
 
 impl NativeAllocator {
-    pub(super) fn new(
-        device: &Device,
-        config: &Config,
-        limits: &Limits,
-        activity: &Arc<ActivityCounters>,
-    ) -> Result<Self, PoolError> {
+    pub(super) fn new(setup: BackendSetup<'_>) -> Result<Self, PoolError> {
+        let BackendSetup { device, config, limits, activity, .. } = setup;
         let kind = config.kind;
         check_supported(device, kind)?;
         let bound_bytes = match limits.hard_bytes() {

@@ -1,9 +1,9 @@
 //! [`Access`]: the type and purpose of a pool's memory, the devices with access to it, and what counts it:
 //! limits, and the counters of driver calls.
 
-use crate::config::{Config, HandleUse, MemoryKind};
-use crate::device::Device;
-use crate::limits::{Admission, Limits};
+use crate::backend::BackendSetup;
+use crate::config::{HandleUse, MemoryKind};
+use crate::limits::Admission;
 use crate::stats::ActivityCounters;
 use gpumem_sys::types::{
     CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
@@ -41,13 +41,8 @@ pub(super) struct Access {
 }
 
 impl Access {
-    pub(super) fn new(
-        memory: Memory,
-        device: &Device,
-        config: &Config,
-        limits: &Limits,
-        activity: &Arc<ActivityCounters>,
-    ) -> Self {
+    pub(super) fn new(memory: Memory, setup: BackendSetup<'_>) -> Self {
+        let BackendSetup { device, config, limits, activity, .. } = setup;
         Self {
             memory,
             device: device.raw(),

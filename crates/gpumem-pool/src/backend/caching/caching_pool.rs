@@ -32,8 +32,8 @@ use super::access::{Access, Memory};
 use super::extent::Extents;
 use super::vmm::Vmm;
 use super::{of_class, of_heap};
-use crate::backend::Allocation;
-use crate::config::{Config, Tuning};
+use crate::backend::{Allocation, BackendSetup};
+use crate::config::Tuning;
 use crate::device::{Clocks, Device, Idle, Order, Stamp, Stream, StreamId};
 use crate::error::{GrowthLog, PoolError};
 use crate::limits::Limits;
@@ -75,20 +75,15 @@ pub(crate) struct CachingPool {
 }
 
 impl CachingPool {
-    pub(in super::super) fn new(
-        device: &Device,
-        config: &Config,
-        limits: &Limits,
-        tags: &TagCounters,
-        activity: &Arc<ActivityCounters>,
-    ) -> Result<Arc<Self>, PoolError> {
+    pub(in super::super) fn new(setup: BackendSetup<'_>) -> Result<Arc<Self>, PoolError> {
         static NEXT_KEY: AtomicU64 = AtomicU64::new(cache::KEY_STEP);
+        let BackendSetup { device, config, limits, tags, .. } = setup;
         let mut tuning = config.tuning.clone();
         // A wait that is inserted in a stream does not make the host wait.
         tuning.inserted_waits &= !config.kind.is_host_accessible();
         let _bound = device.enter()?;
-        let (memory, ranges) = addresses::choose(device, config, limits, activity)?;
-        let access = Access::new(memory, device, config, limits, activity);
+        let (memory, ranges) = addresses::choose(setup)?;
+        let access = Access::new(memory, setup);
         let mut heap = match memory {
             Memory::Virtual => Heap::new(tuning.heap, ranges),
             Memory::Segments(_) => Heap::of_segments(tuning.heap),

@@ -2,16 +2,13 @@
 //! They replace virtual memory where it is missing or refused, and they hold all host-accessible memory.
 
 use super::orphaned_heap::leave;
-use crate::backend::{caching::access::Access, caching::access::Memory, caching::vmm::Vmm};
+use crate::backend::{BackendSetup, caching::access::Access, caching::access::Memory, caching::vmm::Vmm};
 use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::Device;
 use crate::error::{PoolError, Refusal};
-use crate::limits::Limits;
-use crate::stats::ActivityCounters;
 use gpumem_heap::PhysicalMemory;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdevice_attribute, CUresult};
-use std::sync::Arc;
 
 /// Two address ranges, each as address and size: one for small blocks and one for large blocks.
 type Ranges = [(u64, u64); 2];
@@ -22,12 +19,8 @@ type Ranges = [(u64, u64); 2];
 ///
 /// `PoolError::BackendUnsupported` if the configuration requires exportable or RDMA-capable memory that the device
 /// lacks.
-pub(super) fn choose(
-    device: &Device,
-    config: &Config,
-    limits: &Limits,
-    activity: &Arc<ActivityCounters>,
-) -> Result<(Memory, Ranges), PoolError> {
+pub(super) fn choose(setup: BackendSetup<'_>) -> Result<(Memory, Ranges), PoolError> {
+    let config = setup.config;
     let no_ranges = Ranges::default();
     if config.kind != MemoryKind::Device {
         return match config.handle_use.exportable {
@@ -39,7 +32,7 @@ pub(super) fn choose(
     }
     let found = match config.expandable_segments {
         Some(false) => Err(ASKED_FOR.into()),
-        _ => virtual_memory(device, config, limits, activity)?,
+        _ => virtual_memory(setup)?,
     };
     match found {
         Ok(ranges) => Ok((Memory::Virtual, ranges)),
@@ -50,12 +43,8 @@ pub(super) fn choose(
 
 /// Reserves addresses for virtual memory. The inner error is the reason why virtual memory is unavailable. A device
 /// may report support and still refuse the calls.
-fn virtual_memory(
-    device: &Device,
-    config: &Config,
-    limits: &Limits,
-    activity: &Arc<ActivityCounters>,
-) -> Result<Result<Ranges, String>, PoolError> {
+fn virtual_memory(setup: BackendSetup<'_>) -> Result<Result<Ranges, String>, PoolError> {
+    let device = setup.device;
     let table = device.driver().table();
     if table.cuMemCreate.is_none() || table.cuMemAddressReserve.is_none() {
         return Ok(Err("the driver is older than CUDA 10.2, which introduced virtual memory".into()));
@@ -64,8 +53,8 @@ fn virtual_memory(
     if device.attribute(attribute)? == 0 {
         return Ok(Err(format!("{device} has no virtual memory management")));
     }
-    check_handle_use(device, config)?;
-    let access = Access::new(Memory::Virtual, device, config, limits, activity);
+    check_handle_use(device, setup.config)?;
+    let access = Access::new(Memory::Virtual, setup);
     let mut vmm = Vmm::new(device.driver(), &access);
     if let Some(refusal) = refusal_to_create(device, &access, &mut vmm)? {
         return Ok(Err(format!("{device} refuses virtual memory ({refusal})")));
