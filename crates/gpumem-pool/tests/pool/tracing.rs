@@ -12,12 +12,16 @@ const MIB: u64 = 1 << 20;
 
 /// Keeps each event as its level, and its fields as text.
 #[derive(Clone, Default)]
-struct Collector(Arc<Mutex<Vec<(Level, String)>>>);
+struct Collector {
+    events: Arc<Mutex<Vec<(Level, String)>>>,
+    /// Called at each event.
+    also: Option<Arc<dyn Fn() + Send + Sync>>,
+}
 
 impl Collector {
     /// The events since the last call.
     fn take(&self) -> Vec<(Level, String)> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut self.events.lock().unwrap())
     }
 }
 
@@ -37,7 +41,8 @@ impl Subscriber for Collector {
     fn event(&self, event: &Event<'_>) {
         let mut fields = Fields(String::new());
         event.record(&mut fields);
-        self.0.lock().unwrap().push((*event.metadata().level(), fields.0));
+        self.events.lock().unwrap().push((*event.metadata().level(), fields.0));
+        self.also.iter().for_each(|also| also());
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -97,34 +102,17 @@ fn slow_paths_refusals_and_reclaim_are_events_and_hits_are_not() {
 /// A subscriber may use the pool: no lock is held during an event.
 #[test]
 fn a_subscriber_may_use_the_pool() {
-    use gpumem_pool::{Pool, Stream};
-
-    struct Asks(Collector, Pool, Stream);
-    impl Subscriber for Asks {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            self.0.enabled(metadata) && *metadata.level() != Level::TRACE
-        }
-        fn event(&self, event: &Event<'_>) {
-            self.0.event(event);
-            drop(self.1.alloc(2048, &self.2).unwrap());
-            assert!(self.1.status().unwrap().reserved_bytes <= 64 * MIB);
-        }
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-        fn enter(&self, _: &Id) {}
-        fn exit(&self, _: &Id) {}
-    }
-
     on_device_memory(&small(), |fixture| {
         let pool = fixture.builder().hard_limit(64 * MIB).build().unwrap();
         let stream = fixture.stream();
         drop(pool.alloc(2048, &stream).unwrap());
-        let collector = Collector::default();
-        let asks = Asks(collector.clone(), pool.clone(), stream.clone());
-        let _default = tracing::subscriber::set_default(asks);
+        let (other, on) = (pool.clone(), stream.clone());
+        let uses_the_pool = move || {
+            drop(other.alloc(2048, &on).unwrap());
+            assert!(other.status().unwrap().reserved_bytes <= 64 * MIB);
+        };
+        let collector = Collector { also: Some(Arc::new(uses_the_pool)), ..Collector::default() };
+        let _default = tracing::subscriber::set_default(collector.clone());
         assert!(pool.alloc(80 * MIB, &stream).is_err());
         pool.reclaim().unwrap();
         assert!(collector.take().len() >= 2);
