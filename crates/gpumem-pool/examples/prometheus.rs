@@ -12,12 +12,12 @@ use std::fmt::Write;
 pub(crate) fn metrics(pools: &[Pool]) -> Result<String, PoolError> {
     let statuses = pools.iter().map(Pool::status).collect::<Result<Vec<_>, _>>()?;
     let mut text = String::new();
+    // A name has no line breaks.
+    let pool = |status: &Status| status.name.replace('\\', "\\\\").replace('"', "\\\"");
     let mut metric = |name: &str, kind: &str, value: fn(&Status) -> f64| {
         let _ = writeln!(text, "# TYPE gpumem_{name} {kind}");
         for status in &statuses {
-            // A name has no line breaks.
-            let pool = status.name.replace('\\', "\\\\").replace('"', "\\\"");
-            let _ = writeln!(text, "gpumem_{name}{{pool=\"{pool}\"}} {}", value(status));
+            let _ = writeln!(text, "gpumem_{name}{{pool=\"{}\"}} {}", pool(status), value(status));
         }
     };
     metric("in_use_bytes", "gauge", |status| status.in_use_bytes as f64);
@@ -28,7 +28,16 @@ pub(crate) fn metrics(pools: &[Pool]) -> Result<String, PoolError> {
     metric("driver_calls_total", "counter", |status| status.counters.driver_call_count as f64);
     metric("driver_seconds_total", "counter", |status| status.counters.driver_call_time.as_secs_f64());
     metric("inserted_waits_total", "counter", |status| status.counters.inserted_wait_count as f64);
+    metric("host_waits_total", "counter", |status| status.counters.host_wait_count as f64);
     metric("host_wait_seconds_total", "counter", |status| status.counters.host_wait_time.as_secs_f64());
+    // What each step to make room has given.
+    text += "# TYPE gpumem_gained_bytes_total counter\n";
+    for status in &statuses {
+        for step in &status.counters.steps {
+            let labels = format!("pool=\"{}\",step=\"{}\"", pool(status), step.name);
+            let _ = writeln!(text, "gpumem_gained_bytes_total{{{labels}}} {}", step.gained_bytes);
+        }
+    }
     Ok(text)
 }
 

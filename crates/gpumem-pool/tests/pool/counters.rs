@@ -195,7 +195,8 @@ fn the_example_prints_the_format_of_prometheus() {
                 Some(declared) => typed = declared.split(' ').next().unwrap(),
                 None => {
                     let (name, rest) = line.split_once("{pool=\"").unwrap();
-                    let (pool, value) = rest.rsplit_once("\"} ").unwrap();
+                    let (labels, value) = rest.rsplit_once("\"} ").unwrap();
+                    let pool = labels.split("\",step=\"").next().unwrap();
                     assert_eq!(name, typed);
                     assert!(shown.contains(&pool) && value.parse::<f64>().is_ok(), "{line}");
                 }
@@ -207,5 +208,12 @@ fn the_example_prints_the_format_of_prometheus() {
         };
         assert_eq!(["in_use_bytes", "refusals_total"].map(|name| value(name, 0)), ["1048576", "1"]);
         assert_eq!(["in_use_bytes", "refusals_total"].map(|name| value(name, 1)), ["0", "0"]);
+        // One step served the block.
+        let served = text.lines().filter(|line| {
+            let is_of_named =
+                line.starts_with("gpumem_gained_bytes_total{pool=\"a \\\"pool\\\"\\\\\",step=\"");
+            is_of_named && line.ends_with("\"} 1048576")
+        });
+        assert_eq!(served.count(), usize::from(fixture.backend == BackendKind::Caching), "{text}");
     });
 }
