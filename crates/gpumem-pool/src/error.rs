@@ -4,6 +4,7 @@ pub(crate) mod damage;
 pub(crate) mod out_of_memory;
 mod pool_usage;
 mod refusal;
+mod request_origin;
 
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
@@ -11,6 +12,7 @@ pub use out_of_memory::{
 pub(crate) use out_of_memory::{GrowthLog, LimitExceeded, PoolFacts, Sample};
 pub use pool_usage::PoolUsage;
 pub(crate) use refusal::Refusal;
+pub use request_origin::RequestOrigin;
 
 use crate::config::{BackendKind, Bytes, ConfigError, MemoryKind};
 use core::fmt;
@@ -37,6 +39,8 @@ pub enum PoolError {
         requested_bytes: u64,
         /// The device's total memory.
         device_bytes: u64,
+        /// The device and pool of the request. The pool adds it; `None` in an error that an adaptor makes.
+        origin: Option<Box<RequestOrigin>>,
     },
     /// A hard limit or quota refused the request, even after the pool released and reclaimed everything it could.
     /// Freeing memory or raising the limit helps.
@@ -467,8 +471,16 @@ fn no_such_device(
 }
 
 /// The text of [`PoolError::TooLarge`].
-fn too_large(requested_bytes: &u64, device_bytes: &u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let device = Bytes(*device_bytes);
+fn too_large(
+    requested_bytes: &u64,
+    device_bytes: &u64,
+    origin: &Option<Box<RequestOrigin>>,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    let device = match origin {
+        Some(origin) => format!("{} ({origin})", Bytes(*device_bytes)),
+        None => Bytes(*device_bytes).to_string(),
+    };
     match requested_bytes.cast_signed() {
         // More than the address space of any device: an arithmetic error of the caller.
         signed if *requested_bytes >= 1 << 49 => {

@@ -103,7 +103,7 @@ pub use device::{
 };
 pub use error::{
     Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, PoolUsage, ProcessUsage, RefusedBy,
-    UnfinishedStream,
+    RequestOrigin, UnfinishedStream,
 };
 #[cfg(gpumem_planted_bugs)]
 #[doc(hidden)]

@@ -196,7 +196,7 @@ impl World<'_> {
         let wrong = format!("{counted_bytes} bytes with {in_use:?} in use: {error:?}");
         let wrong = |is_right: bool| if is_right { Ok(()) } else { Err(wrong.clone()) };
         match error {
-            PoolError::TooLarge { requested_bytes, device_bytes } => {
+            PoolError::TooLarge { requested_bytes, device_bytes, .. } => {
                 wrong(is_size(requested_bytes) && device_bytes == self.case.memory_bytes)?;
                 wrong(counted_bytes.saturating_add(255) > self.case.memory_bytes)
             }

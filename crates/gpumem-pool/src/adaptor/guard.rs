@@ -60,8 +60,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub struct Guard {
     slots: Slots,
-    /// The tags of live blocks that have one.
-    tags: Mutex<BTreeMap<(PoolId, CUdeviceptr), Arc<str>>>,
+    live: Mutex<Live>,
     found: Mutex<Vec<Damage>>,
     on_damage: Option<Box<Callback>>,
     unchecked_count: AtomicU64,
@@ -69,6 +68,9 @@ pub struct Guard {
 }
 
 type Callback = dyn Fn(&Damage) + Send + Sync;
+
+/// The live blocks, each with the name of its pool and its tag.
+type Live = BTreeMap<(PoolId, CUdeviceptr), (Arc<str>, Option<Arc<str>>)>;
 
 impl Guard {
     /// Creates a guard without an observer.
@@ -120,8 +122,8 @@ impl Guard {
         }
     }
 
-    fn tags(&self) -> MutexGuard<'_, BTreeMap<(PoolId, CUdeviceptr), Arc<str>>> {
-        self.tags.lock().unwrap_or_else(PoisonError::into_inner)
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn found(&self) -> MutexGuard<'_, Vec<Damage>> {
@@ -149,14 +151,13 @@ impl Adaptor for Guard {
             return Err(PoolError::TooLarge {
                 requested_bytes: whole.size_bytes(),
                 device_bytes: request.device().total_bytes(),
+                origin: None,
             });
         }
         let (start, end) = (grant.address(), grant.address() + grant.size_bytes());
-        if let Some(tag) = request.tag() {
-            self.tags().insert((request.pool(), start), tag);
-        }
         set_now(request.stream(), &grant, start - FRONT_BYTES, PATTERN, FRONT_BYTES)?;
         set_now(request.stream(), &grant, end, PATTERN, back_bytes)?;
+        self.live().insert((request.pool(), start), (request.pool_name(), request.tag()));
         Ok(grant)
     }
 
@@ -166,14 +167,17 @@ impl Adaptor for Guard {
         let (address, size_bytes) = (release.address(), release.size_bytes());
         let (stream, pool) = (release.stream_id(), release.pool());
         let back_bytes = back_bytes(size_bytes);
-        let tag = self.tags().remove(&(pool, address));
-        let edges = Edges { address, size_bytes, back_bytes, stream, pool, tag };
         // An outer adaptor may forward the free of a block whose allocation this guard did not see. Such a block has no
         // guard bytes, and the memory around it belongs to other blocks.
         let whole = release.whole();
         let is_own = address.checked_sub(FRONT_BYTES).is_some_and(|start| whole.start <= start)
             && (address + size_bytes).checked_add(back_bytes).is_some_and(|end| end <= whole.end);
-        if !(is_own && self.slots.fill(release, edges)) {
+        let known = self.live().remove(&(pool, address));
+        let is_checked = known.is_some_and(|(pool_name, tag)| {
+            let edges = Edges { address, size_bytes, back_bytes, stream, pool, pool_name, tag };
+            is_own && self.slots.fill(release, edges)
+        });
+        if !is_checked {
             self.unchecked_count.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -193,9 +197,9 @@ impl Edges {
         let count = bytes.clone().filter(|byte| **byte != PATTERN).count() as u64;
         let distance_bytes = bytes.clone().position(|byte| *byte != PATTERN)?;
         let found = *bytes.nth(distance_bytes)?;
-        let Self { address, size_bytes, stream, pool, ref tag, .. } = *self;
-        let (distance_bytes, tag) = (distance_bytes as u64, tag.clone());
-        Some(Damage { address, size_bytes, stream, pool, tag, side, distance_bytes, count, found })
+        let Self { address, size_bytes, stream, pool, ref pool_name, ref tag, .. } = *self;
+        let (distance_bytes, pool_name, tag) = (distance_bytes as u64, pool_name.clone(), tag.clone());
+        Some(Damage { address, size_bytes, stream, pool, pool_name, tag, side, distance_bytes, count, found })
     }
 }
 

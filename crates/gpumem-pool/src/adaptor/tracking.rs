@@ -79,6 +79,8 @@ pub struct LiveBlock {
     pub tag: Option<Arc<str>>,
     /// The pool of the block.
     pub pool: PoolId,
+    /// The name of that pool ([`Pool::name`](crate::Pool::name)).
+    pub pool_name: Arc<str>,
     /// The name of the allocating thread, if it has one.
     pub thread: Option<Arc<str>>,
     /// The backtrace of the allocation, with [`Tracking::with_backtraces`].
@@ -119,14 +121,15 @@ impl Tracking {
         (address, size_bytes): (CUdeviceptr, u64),
         stream: StreamId,
         tag: Option<Arc<str>>,
-        pool: PoolId,
+        (pool, pool_name): (PoolId, Arc<str>),
     ) {
         let thread = std::thread::current().name().map(Arc::from);
         let backtrace = self.has_backtraces.then(|| Arc::new(Backtrace::force_capture()));
         let mut table = self.lock();
         table.count += 1;
         let number = table.count;
-        let block = LiveBlock { number, address, size_bytes, stream, tag, pool, thread, backtrace };
+        let block =
+            LiveBlock { number, address, size_bytes, stream, tag, pool, pool_name, thread, backtrace };
         table.live.insert((pool, address, number), block);
     }
 
@@ -156,7 +159,7 @@ impl Adaptor for Tracking {
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         let grant = next.alloc(request)?;
         let whole = (grant.address(), grant.size_bytes());
-        self.add(whole, request.stream().id(), request.tag(), request.pool());
+        self.add(whole, request.stream().id(), request.tag(), (request.pool(), request.pool_name()));
         Ok(grant)
     }
 
@@ -167,7 +170,7 @@ impl Adaptor for Tracking {
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
         if change.from_bytes() == 0 {
             let whole = (change.address(), change.to_bytes());
-            self.add(whole, change.stream_id(), change.tag(), change.pool());
+            self.add(whole, change.stream_id(), change.tag(), (change.pool(), change.pool_name()));
         } else if let Some(block) = self.lock().find(change.pool(), change.address()) {
             block.size_bytes = change.to_bytes();
         }
@@ -220,8 +223,8 @@ impl fmt::Display for LiveBlocks {
 
 impl fmt::Display for LiveBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, number, stream, .. } = self;
-        write!(f, "{} at {address:#x}, number {number}, {stream}", Bytes(self.size_bytes))?;
+        let Self { address, number, stream, pool_name, .. } = self;
+        write!(f, "{} at {address:#x}, number {number}, pool {pool_name}, {stream}", Bytes(self.size_bytes))?;
         if let Some(tag) = &self.tag {
             write!(f, ", tag {tag:?}")?;
         }

@@ -55,6 +55,10 @@ impl PoolName {
         &self.name
     }
 
+    pub(crate) fn shared(&self) -> &Arc<str> {
+        &self.name
+    }
+
     /// Returns whether the program named the pool, or its parent.
     pub(crate) fn is_given(&self) -> bool {
         self.is_given

@@ -18,6 +18,8 @@ pub struct Damage {
     pub stream: StreamId,
     /// The pool of the block.
     pub pool: PoolId,
+    /// The name of that pool ([`Pool::name`](crate::Pool::name)).
+    pub pool_name: Arc<str>,
     /// The tag of the block ([`Pool::scope`](crate::Pool::scope)).
     pub tag: Option<Arc<str>>,
     /// The end that was passed.
@@ -41,7 +43,7 @@ pub enum Side {
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, size_bytes, stream, pool, distance_bytes, count, found, .. } = *self;
+        let Self { address, size_bytes, stream, ref pool_name, distance_bytes, count, found, .. } = *self;
         let tag = self.tag.as_ref().map_or(String::new(), |tag| format!(", tag `{}`", on_a_line(tag)));
         let (side, end) = match self.side {
             Side::Before => ("before", "start"),
@@ -59,7 +61,7 @@ impl fmt::Display for Damage {
         };
         write!(
             f,
-            "{overwritten} a block of {} at {address:#x}, of {stream} ({pool}{tag}), {were} overwritten: the nearest lies {nearest} \
+            "{overwritten} a block of {} at {address:#x}, of {stream} (pool {pool_name}{tag}), {were} overwritten: the nearest lies {nearest} \
              and holds {found:#04x}",
             Bytes(size_bytes)
         )

@@ -7,7 +7,7 @@ use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::Stream;
 use crate::error::PoolError;
 use crate::pool::alignment::check_alignment;
-use crate::pool::{Block, Pool};
+use crate::pool::{Block, Origin, Pool};
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
 use allocator_api2::vec::Vec;
 use core::fmt;
@@ -87,7 +87,9 @@ impl PinnedAllocator {
         let Ok(layout) = Layout::array::<T>(capacity) else {
             let requested_bytes = size_of::<T>().saturating_mul(capacity) as u64;
             let device_bytes = self.0.pool.device().total_bytes();
-            return Err(PoolError::TooLarge { requested_bytes, device_bytes });
+            let origin = Origin { size_bytes: None, stream: Some(&self.0.stream), tag: 0 };
+            let error = PoolError::TooLarge { requested_bytes, device_bytes, origin: None };
+            return self.0.pool.0.with_report(Err(error), &origin);
         };
         if layout.size() == 0 {
             return Ok(Vec::new_in(self.clone()));

@@ -87,7 +87,7 @@ impl StateRef {
         let peak = counts_apart.then(Arc::<Peak>::default);
         let mut adaptors = setup.adaptors.clone();
         peak.iter().for_each(|peak| adaptors.insert(0, Arc::clone(peak) as _));
-        let stack = Stack::new(setup.name.id(), &adaptors, tags.names());
+        let stack = Stack::new(&setup.name, &adaptors, tags.names());
         if let Some(stack) = &stack {
             stack.open(&device, &PoolSettings::new(&setup, &*backend, &limits), &Gauge::new(&backend));
         }
@@ -278,7 +278,7 @@ impl State {
             MemoryKind::Host => false,
         };
         match is_bounded_by_device && size_bytes > device_bytes {
-            true => Err(PoolError::TooLarge { requested_bytes: size_bytes, device_bytes }),
+            true => Err(PoolError::TooLarge { requested_bytes: size_bytes, device_bytes, origin: None }),
             false => Ok(()),
         }
     }

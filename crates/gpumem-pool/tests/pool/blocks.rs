@@ -93,11 +93,15 @@ fn zero_bytes_are_a_block_and_count_as_nothing() {
 #[test]
 fn a_request_larger_than_the_device_has_its_own_error() {
     on_device_memory(&small(), |fixture| {
-        let (pool, stream) = (fixture.pool(), fixture.stream());
+        let (pool, stream) = (fixture.builder().name("training").build().unwrap(), fixture.stream());
+        let _scope = pool.scope("forward");
+        let origin = format!("(device 0, pool training, {}, tag `forward`)", stream.id());
         for size_bytes in [(1 << 30) + 1, 1 << 63, i64::MAX as u64, u64::MAX] {
             match pool.alloc(size_bytes, &stream) {
-                Err(PoolError::TooLarge { requested_bytes, device_bytes }) => {
+                Err(PoolError::TooLarge { requested_bytes, device_bytes, .. }) => {
                     assert_eq!((requested_bytes, device_bytes), (size_bytes, 1 << 30));
+                    let text = pool.alloc(size_bytes, &stream).unwrap_err().to_string();
+                    assert!(text.contains(&format!("has only 1.000 GiB {origin}")), "{text}");
                 }
                 other => panic!("{size_bytes}: {other:?}"),
             }

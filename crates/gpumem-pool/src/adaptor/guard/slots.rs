@@ -23,6 +23,7 @@ pub(crate) struct Edges {
     pub(super) back_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: PoolId,
+    pub(super) pool_name: Arc<str>,
     pub(super) tag: Option<Arc<str>>,
 }
 

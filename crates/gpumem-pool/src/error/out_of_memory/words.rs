@@ -2,6 +2,7 @@
 
 use super::{Advice, Attempt, OutOfMemory, PoolFacts, PoolUsage, RefusedBy, UnfinishedStream};
 use crate::config::{BackendKind, Bytes, MemoryKind, text::on_a_line};
+use crate::error::RequestOrigin;
 use core::time::Duration;
 
 impl OutOfMemory {
@@ -48,19 +49,13 @@ impl OutOfMemory {
                 format!(" ({} with guard bytes and rounding)", Bytes(sum_bytes))
             }
         };
-        format!("out of {memory}: {who} refused {requested}{place}{added} ({})", self.origin())
-    }
-
-    /// Where the request came from.
-    fn origin(&self) -> String {
-        let mut origin = format!("device {}, pool {}", self.device_ordinal, self.pool);
-        if let Some(stream) = self.stream {
-            origin += &format!(", {stream}");
-        }
-        if let Some(tag) = &self.tag {
-            origin += &format!(", tag `{}`", on_a_line(tag));
-        }
-        origin
+        let origin = RequestOrigin {
+            device_ordinal: self.device_ordinal,
+            pool: self.pool.clone(),
+            stream: self.stream,
+            tag: self.tag.clone(),
+        };
+        format!("out of {memory}: {who} refused {requested}{place}{added} ({origin})")
     }
 
     /// The blocks that hold the bytes in use.

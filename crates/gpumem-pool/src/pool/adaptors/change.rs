@@ -76,6 +76,12 @@ impl<'a> Change<'a> {
         self.stack.id()
     }
 
+    /// Returns the name of the block's pool ([`Pool::name`](crate::Pool::name)).
+    #[must_use]
+    pub fn pool_name(&self) -> Arc<str> {
+        self.stack.pool_name()
+    }
+
     /// Returns the block's tag: the name of the scope that the block was created in.
     #[must_use]
     pub fn tag(&self) -> Option<Arc<str>> {

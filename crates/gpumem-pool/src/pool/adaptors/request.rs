@@ -46,6 +46,12 @@ impl<'a> Request<'a> {
         self.call.stack.id()
     }
 
+    /// Returns the name of the pool ([`Pool::name`](crate::Pool::name)).
+    #[must_use]
+    pub fn pool_name(&self) -> Arc<str> {
+        self.call.stack.pool_name()
+    }
+
     /// Returns the request's tag: the name of the current scope ([`Pool::scope`](crate::Pool::scope)).
     #[must_use]
     pub fn tag(&self) -> Option<Arc<str>> {

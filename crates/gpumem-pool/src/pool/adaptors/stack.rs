@@ -3,7 +3,7 @@
 use super::grant::{Grant, Holding, Memory, Source};
 use super::{Adaptor, Change, Gauge, Opening, PoolId, PoolSettings, Request, Subject};
 use crate::backend::Allocation;
-use crate::config::ALIGNMENT_MIN;
+use crate::config::{ALIGNMENT_MIN, PoolName};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::pool::{StateRef, alignment::check_alignment};
@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) struct Stack {
-    id: PoolId,
+    name: PoolName,
     /// The names of the pool's tags.
     names: Arc<Names>,
     adaptors: Box<[Arc<dyn Adaptor>]>,
@@ -225,12 +225,12 @@ impl Entries {
 
 impl Stack {
     /// Returns `None` without adaptors. `added` lists them innermost first.
-    pub(crate) fn new(id: PoolId, added: &[Arc<dyn Adaptor>], names: &Arc<Names>) -> Option<Self> {
+    pub(crate) fn new(name: &PoolName, added: &[Arc<dyn Adaptor>], names: &Arc<Names>) -> Option<Self> {
         if added.is_empty() {
             return None;
         }
         Some(Self {
-            id,
+            name: name.clone(),
             names: Arc::clone(names),
             adaptors: added.iter().rev().cloned().collect(),
             entries: Mutex::default(),
@@ -238,7 +238,11 @@ impl Stack {
     }
 
     pub(crate) fn id(&self) -> PoolId {
-        self.id
+        self.name.id()
+    }
+
+    pub(super) fn pool_name(&self) -> Arc<str> {
+        Arc::clone(self.name.shared())
     }
 
     pub(super) fn names(&self) -> &Arc<Names> {
@@ -258,7 +262,7 @@ impl Stack {
     /// Notifies the adaptors that the last handle is dropped.
     pub(crate) fn close(&self) {
         // A drop must not panic.
-        self.adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.close(self.id))));
+        self.adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.close(self.id()))));
     }
 
     fn refusal(&self, level: usize, requested_bytes: u64, reason: &str) -> PoolError {

@@ -7,7 +7,9 @@ use crate::backend::Shortage;
 use crate::config::{MemoryKind, Profile};
 use crate::device::Stream;
 use crate::device::{host, processes};
-use crate::error::{Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy};
+use crate::error::{
+    Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy, RequestOrigin,
+};
 use crate::limits::Trimmable;
 use crate::pool::scope;
 use core::cell::Cell;
@@ -78,10 +80,16 @@ impl State {
         origin: &Origin<'_>,
     ) -> Result<T, PoolError> {
         result.map_err(|mut error| {
-            if let Some(report) = error.out_of_memory_mut() {
+            let tag = || {
                 let tag = if origin.tag == 0 { scope::innermost(&self.tags) } else { origin.tag };
-                report.tag = self.tags.names().get(tag).map(|name| (*name).into());
-                report.stream = origin.stream.map(Stream::id);
+                self.tags.names().get(tag).map(|name| (*name).into())
+            };
+            let stream = origin.stream.map(Stream::id);
+            if let PoolError::TooLarge { origin, .. } = &mut error {
+                let (device_ordinal, pool) = (self.device.ordinal(), self.setup.name.as_str().into());
+                *origin = Some(Box::new(RequestOrigin { device_ordinal, pool, stream, tag: tag() }));
+            } else if let Some(report) = error.out_of_memory_mut() {
+                (report.tag, report.stream) = (tag(), stream);
                 if let Some(size_bytes) = origin.size_bytes {
                     report.added_bytes = report.requested_bytes.saturating_sub(size_bytes);
                     report.requested_bytes = size_bytes;

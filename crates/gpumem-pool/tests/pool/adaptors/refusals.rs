@@ -32,8 +32,11 @@ fn failures_come_when_they_are_due() {
         assert!(error.contains("the adaptor `failures` refused 5 bytes"), "{error}");
         assert!(error.contains("injected") && !error.contains("nvidia"), "{error}");
 
-        let chosen = Failures::nth(1)
-            .with_error(|requested_bytes| PoolError::TooLarge { requested_bytes, device_bytes: 0 });
+        let chosen = Failures::nth(1).with_error(|requested_bytes| PoolError::TooLarge {
+            requested_bytes,
+            device_bytes: 0,
+            origin: None,
+        });
         let pool = fixture.builder().adaptor(Arc::new(chosen)).build().unwrap();
         assert!(matches!(pool.alloc(5, &stream), Err(PoolError::TooLarge { requested_bytes: 5, .. })));
         assert_eq!(pool.status().unwrap().allocation_count, 0);

@@ -12,8 +12,8 @@ fn live_blocks_are_listed() {
         let report_to = reports.clone();
         let tracking = Tracking::new().on_end(move |live| report_to.lock().unwrap().push(live.clone()));
         let tracking = Arc::new(tracking);
-        let pool = fixture.builder().adaptor(tracking.clone()).build().unwrap();
-        let (private, stream) = (pool.private(64 * MIB).unwrap(), fixture.stream());
+        let pool = fixture.builder().name("training").adaptor(tracking.clone()).build().unwrap();
+        let (private, stream) = (pool.private_named("cache", 64 * MIB).unwrap(), fixture.stream());
         let small = pool.alloc(4096, &stream).unwrap();
         let large = std::thread::scope(|scope| {
             let ask = std::thread::Builder::new().name("asker".into());
@@ -29,7 +29,8 @@ fn live_blocks_are_listed() {
         assert_eq!(live.blocks[0].stream, stream.id());
         let text = live.to_string();
         assert!(text.starts_with("3.004 MiB in 3 blocks\n  3.000 MiB at 0x"), "{text}");
-        assert!(text.contains("number 2") && text.contains("thread \"asker\""), "{text}");
+        assert!(text.contains("number 2, pool training,") && text.contains("thread \"asker\""), "{text}");
+        assert!(text.lines().last().unwrap().contains("pool training/cache,"), "{text}");
 
         drop(pool);
         let of_pool = reports.lock().unwrap().pop().unwrap();

@@ -1,0 +1,32 @@
+//! [`RequestOrigin`]: the device, pool, stream and tag that a refusal names.
+
+use crate::config::text::on_a_line;
+use core::fmt;
+use gpumem_heap::order::StreamId;
+
+/// Where a refused request came from. `Display` prints it as reports do: `device 0, pool training, stream 3, tag `forward``.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RequestOrigin {
+    /// The ordinal of the device.
+    pub device_ordinal: u32,
+    /// The name of the pool ([`Pool::name`](crate::Pool::name)).
+    pub pool: String,
+    /// The stream of the request; `None` for a reservation and a growable block.
+    pub stream: Option<StreamId>,
+    /// The tag of the request: the thread's innermost scope ([`Pool::scope`](crate::Pool::scope)).
+    pub tag: Option<String>,
+}
+
+impl fmt::Display for RequestOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device {}, pool {}", self.device_ordinal, self.pool)?;
+        if let Some(stream) = self.stream {
+            write!(f, ", {stream}")?;
+        }
+        match &self.tag {
+            Some(tag) => write!(f, ", tag `{}`", on_a_line(tag)),
+            None => Ok(()),
+        }
+    }
+}
