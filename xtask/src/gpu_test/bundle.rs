@@ -1,5 +1,5 @@
 //! A folder with everything that a machine with a GPU and without Rust needs. For `run.sh`: the test programs in `tests/` and the
-//! examples in `examples/`. For `bench.sh` and `replay.sh`: the benches in `benches/`, the traces in `traces/`, recorded runs in `runs/`.
+//! examples in `examples/`, and below `tree/` the snapshots that the tests compare texts with. For `bench.sh` and `replay.sh`: the benches in `benches/`, the traces in `traces/`, recorded runs in `runs/`.
 //! `sanitize.sh` runs some of the test programs under NVIDIA's compute-sanitizer.
 
 use super::suite::{FOLDERS, Suite};
@@ -17,6 +17,9 @@ const SCRIPTS: [(&str, &str); 4] = [
     ("sanitize.sh", include_str!("sanitize.sh")),
 ];
 
+/// The folder of the snapshots, from the repository's root. The programs look for it below `INSTA_WORKSPACE_ROOT`.
+const SNAPSHOTS: &str = "tests/pool/snapshots";
+
 /// Writes the bundle, and replaces an earlier one in the folder.
 pub(super) fn write(suites: &[Suite], benches: &[Built], runners: &[Built], folder: &Path) -> Result<()> {
     for (kind_folder, kind) in FOLDERS {
@@ -29,7 +32,12 @@ pub(super) fn write(suites: &[Suite], benches: &[Built], runners: &[Built], fold
     for bench in benches {
         stripped_copy(&bench.program, &target.join(&bench.name))?;
     }
-    for (name, source) in [("traces", measure::traces()), ("runs", root().join(measure::RUNS))] {
+    let snapshots = format!("tree/{SNAPSHOTS}");
+    for (name, source) in [
+        ("traces", measure::traces()),
+        ("runs", root().join(measure::RUNS)),
+        (&snapshots, root().join(SNAPSHOTS)),
+    ] {
         let target = empty(folder.join(name))?;
         for entry in std::fs::read_dir(source)? {
             let entry = entry?;
@@ -93,6 +101,22 @@ fn size_bytes(folder: &Path) -> Result<u64> {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_programs_of_a_bundle_find_the_snapshots() {
+        let folder = std::env::temp_dir().join(format!("gpumem-bundle-{}", std::process::id()));
+        write(&[], &[], &[], &folder).unwrap();
+        let runner = r#"echo "$* $INSTA_UPDATE" && ls "$INSTA_WORKSPACE_ROOT/tests/pool/snapshots""#;
+        crate::gpu_test::suite::write_script(&folder.join("gpu-test"), runner);
+        let output =
+            Command::new("bash").arg(folder.join("run.sh")).args(["--suite", "pool"]).output().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let (first, files) = said.split_once('\n').unwrap();
+        assert_eq!(first, "--suite pool no");
+        let count = std::fs::read_dir(root().join(SNAPSHOTS)).unwrap().count();
+        assert!(count > 0 && files.lines().count() == count && files.contains("leak_none.snap\n"), "{said}");
+    }
 
     /// Runs `sanitize.sh` with a checker that is a shell script.
     fn sanitize(checker: &str) -> (bool, String) {

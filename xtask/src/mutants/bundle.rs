@@ -7,9 +7,10 @@ use anyhow::{Context, Result, ensure};
 use std::path::Path;
 
 /// The files that tests read at run time, from the repository's root.
-const READ_BY_TESTS: [&str; 4] = [
+const READ_BY_TESTS: [&str; 5] = [
     "tests/traces",
     "tests/regressions",
+    "tests/pool/snapshots",
     "crates/gpumem-pool/tests/pool/snapshots",
     "crates/gpumem-pool/src",
 ];

@@ -83,6 +83,7 @@ pub(crate) const TARGETS: &[Target] = &[
     target("tests/reuse", TESTS, "reuse"),
     target("tests/service", TESTS, "service"),
     target("tests/settings", TESTS, "settings"),
+    target("tests/situations", TESTS, "situations"),
     target("tests/sharing", TESTS, "sharing"),
     target("tests/stream_entries", TESTS, "stream_entries"),
     target("tests/stream_kinds", TESTS, "stream_kinds"),
@@ -208,7 +209,7 @@ pub(crate) const ROOMS: &[Room] = &[
             "crates/gpumem-pool/src/pool/status.rs",
         ],
         suites: &[
-            "pool-src", "pool", "tests/limits", "tests/kinds", "tests/features", "tests/graphs", "tests/pool", "tests/others_bugs",
+            "pool-src", "pool", "tests/situations", "tests/limits", "tests/kinds", "tests/features", "tests/graphs", "tests/pool", "tests/others_bugs",
             "tests/model",
         ],
     },

@@ -3,7 +3,7 @@
 use crate::fixture::{on_device_memory, on_each_backend, small};
 use crate::out_of_memory::{observed, refused, until_refused};
 use gpumem_pool::sys::CUresult;
-use gpumem_pool::{Advice, BackendKind, CaptureMode, Limit, MemoryKind, PoolError, RefusedBy};
+use gpumem_pool::{Advice, BackendKind, Limit, MemoryKind, PoolError, RefusedBy};
 use gpumem_sim::{Effect, Rule};
 
 const MIB: u64 = 1 << 20;
@@ -129,28 +129,6 @@ fn memory_that_another_pool_cannot_release_is_reported_as_this_program_s() {
             "{error}"
         );
         assert!(error.to_string().contains("→ other pools of this program hold 608.000 MiB"), "{error}");
-    });
-}
-
-/// Dropping blocks does not free the memory of graphs, whose blocks are already dropped.
-#[test]
-fn memory_that_graphs_keep() {
-    on_device_memory(&small(), |fixture| {
-        let (options, seen) = observed(fixture);
-        let (pool, stream) = (options.build().unwrap(), fixture.stream());
-        let used = pool.alloc(300 * MIB, &stream).unwrap();
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
-        let [scratch, result] = [300, 64].map(|size| pool.alloc(size * MIB, &stream).unwrap());
-        used.record_use(&stream);
-        drop((used, scratch));
-        let graph = capture.end().unwrap();
-        let error = pool.alloc(500 * MIB, &stream).unwrap_err();
-        assert_eq!(error.out_of_memory().map(|report| report.graph_bytes), Some(600 * MIB), "{error}");
-        assert_eq!(refused(fixture, "graphs", &error, &seen), Advice::DropGraphs);
-        drop((graph, pool.alloc(50 * MIB, &stream).unwrap()));
-        fixture.device.synchronize().unwrap();
-        drop(pool.alloc(500 * MIB, &stream).unwrap());
-        drop(result);
     });
 }
 
