@@ -392,7 +392,7 @@ pub(crate) fn put_back_small(_cache_key: u64, _: &Allocation, _size_bytes: u64, 
     false
 }
 
-/// What a backend is created with.
+/// Arguments for creating a backend.
 #[derive(Clone, Copy)]
 pub(crate) struct BackendSetup<'a> {
     pub(crate) device: &'a Device,
