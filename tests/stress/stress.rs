@@ -67,7 +67,7 @@ cases! {
             device.synchronize()?;
             let at_the_end = guard.settle();
             let at_once = match &outcome {
-                Err(PoolError::Damaged(damage)) => Some(damage),
+                Err(PoolError::Damaged(damage)) => Some(&**damage),
                 _ => None,
             };
             let damages: Vec<_> = at_once.into_iter().chain(&at_the_end).collect();

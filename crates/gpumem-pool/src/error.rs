@@ -53,7 +53,7 @@ pub enum PoolError {
     #[error(
         "{0}; to find the kernel or copy that wrote there, call `Guard::settle` after each until it fails, or use compute-sanitizer"
     )]
-    Damaged(damage::Damage),
+    Damaged(Box<damage::Damage>),
     /// An adaptor refused the request.
     #[error("the adaptor `{adaptor}` refused {}: it {reason}", Bytes(*.requested_bytes))]
     Refused {

@@ -139,7 +139,7 @@ impl Adaptor for Guard {
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         self.look();
         if let Some(damage) = self.found().pop() {
-            return Err(PoolError::Damaged(damage));
+            return Err(PoolError::Damaged(Box::new(damage)));
         }
         self.slots.prepare(request.device())?;
         let (front_bytes, back_bytes) = (request.alignment(), back_bytes(request.size_bytes()));
