@@ -6,6 +6,7 @@
 
 use crate::backing::Bytes;
 use crate::base::codes::NOT_PERMITTED;
+use crate::base::elements::Elements;
 use crate::base::handle::Handle;
 use crate::device::module::Shape;
 use crate::device::ptx::Signature;
@@ -159,10 +160,16 @@ pub(crate) struct Touch {
 }
 
 impl Touch {
+    /// The elements, if there are gaps between them.
+    pub(crate) fn elements(&self) -> Option<Elements> {
+        let Self { address: start, element_bytes, step_bytes, .. } = *self;
+        (step_bytes > element_bytes).then_some(Elements { start, element_bytes, step_bytes })
+    }
+
     /// The accessed bytes, by their offsets: each element, or everything from the first to the last if they are many.
     pub(crate) fn runs(&self) -> impl Iterator<Item = Range<u64>> {
         let count = self.size_bytes.div_ceil(self.step_bytes);
-        let is_apart = self.step_bytes > self.element_bytes && count <= ELEMENTS_APART_MAX;
+        let is_apart = self.elements().is_some() && count <= ELEMENTS_APART_MAX;
         let (size_bytes, element_bytes, step_bytes) = (self.size_bytes, self.element_bytes, self.step_bytes);
         (0..if is_apart { count } else { 1 }).map(move |index| match is_apart {
             true => index * step_bytes..index * step_bytes + element_bytes,
@@ -171,7 +178,7 @@ impl Touch {
     }
 }
 
-/// The largest number of elements of one request that the race detector tracks apart. Each takes an entry of its own.
+/// The largest number of elements of one request that have ranges of their own in the access history. More are one range.
 const ELEMENTS_APART_MAX: u64 = 4096;
 
 /// A launch that waits for its turn.
@@ -262,8 +269,8 @@ impl<'a> Launch<'a> {
     }
 
     /// `count` elements of device memory, one in every `step`, to be read. The result has the elements between them too, which the
-    /// kernel does not use: other work may write them meanwhile. The race detector knows up to 4096 elements apart; of more, it
-    /// takes everything between the first and the last as used.
+    /// kernel does not use: other work may write them meanwhile. The race detector keeps the history of up to 4096 elements apart. Of
+    /// more, it forgets earlier uses between the first and the last, so that it may miss a race with them.
     ///
     /// # Errors
     ///

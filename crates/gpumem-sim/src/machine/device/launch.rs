@@ -54,10 +54,10 @@ impl Machine {
         for is_write in [false, true] {
             for touch in touched.iter().filter(|touch| touch.is_write == is_write) {
                 for Range { start, end } in touch.runs() {
-                    let (address, bytes) = (touch.address + start, touch.bytes.at(start));
+                    let run = (touch.address + start, end - start, touch.bytes.at(start));
                     match is_write {
-                        true => self.note_write(AccessKind::KernelWrite(name), address, end - start, bytes),
-                        false => self.note_read(AccessKind::KernelRead(name), address, end - start, bytes),
+                        true => self.note_write_of(AccessKind::KernelWrite(name), run, touch.elements()),
+                        false => self.note_read_of(AccessKind::KernelRead(name), run, touch.elements()),
                     }
                 }
             }

@@ -2,6 +2,7 @@
 
 use crate::backing::Bytes;
 use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::base::elements::Elements;
 use crate::machine::Machine;
 use crate::machine::stream::execute::Fault;
 use crate::memory::Allocation;
@@ -16,13 +17,30 @@ use gpumem_sys::types::CUresult;
 impl Machine {
     /// Notes that the running operation reads device or pinned memory.
     pub(crate) fn note_read(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
+        self.note_read_of(kind, (address, size_bytes, bytes), None);
+    }
+
+    /// Notes that the running operation reads device or pinned memory, `elements` by their addresses if there are gaps between them.
+    pub(crate) fn note_read_of(
+        &mut self,
+        kind: AccessKind,
+        (address, size_bytes, bytes): (u64, u64, Bytes),
+        elements: Option<Elements>,
+    ) {
         self.each_piece(kind, address, size_bytes, bytes, |machine, address, range| {
-            machine.note_read_of(kind, address, range);
+            machine.note_read_of_piece(kind, address, range, elements);
         });
     }
 
-    fn note_read_of(&mut self, kind: AccessKind, address: u64, range: Range<u64>) {
-        let Some(trace) = self.trace(kind, address, &range) else { return };
+    fn note_read_of_piece(
+        &mut self,
+        kind: AccessKind,
+        address: u64,
+        range: Range<u64>,
+        elements: Option<Elements>,
+    ) {
+        let Some(mut trace) = self.trace(kind, address, &range) else { return };
+        trace.elements = elements.map(|elements| elements.before(trace.shift));
         let is_host = !crate::base::address::is_device_address(address);
         let (Some(races), Some(stream)) = (&mut self.races, trace.stream.and_then(|s| self.streams.get(s)))
         else {
@@ -45,13 +63,30 @@ impl Machine {
 
     /// Notes that the running operation writes device or pinned memory.
     pub(crate) fn note_write(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
+        self.note_write_of(kind, (address, size_bytes, bytes), None);
+    }
+
+    /// Notes that the running operation writes device or pinned memory, `elements` by their addresses if there are gaps between them.
+    pub(crate) fn note_write_of(
+        &mut self,
+        kind: AccessKind,
+        (address, size_bytes, bytes): (u64, u64, Bytes),
+        elements: Option<Elements>,
+    ) {
         self.each_piece(kind, address, size_bytes, bytes, |machine, address, range| {
-            machine.note_write_of(kind, address, range);
+            machine.note_write_of_piece(kind, address, range, elements);
         });
     }
 
-    fn note_write_of(&mut self, kind: AccessKind, address: u64, range: Range<u64>) {
-        let Some(trace) = self.trace(kind, address, &range) else { return };
+    fn note_write_of_piece(
+        &mut self,
+        kind: AccessKind,
+        address: u64,
+        range: Range<u64>,
+        elements: Option<Elements>,
+    ) {
+        let Some(mut trace) = self.trace(kind, address, &range) else { return };
+        trace.elements = elements.map(|elements| elements.before(trace.shift));
         let (Some(races), Some(stream)) = (&mut self.races, trace.stream.and_then(|s| self.streams.get(s)))
         else {
             return;
@@ -71,7 +106,8 @@ impl Machine {
         }
         let shift = address.wrapping_sub(range.start);
         let epoch = Epoch { stream_index: HOST, time: call };
-        let trace = Trace { epoch, kind, stream: None, stream_number: 0, position: 0, call, shift };
+        let trace =
+            Trace { epoch, kind, stream: None, stream_number: 0, position: 0, call, shift, elements: None };
         let Races { clocks, shadow, .. } = races;
         let is_ordered = |epoch: Epoch| epoch.stream_index == HOST || clocks.host.covers(epoch);
         let mut conflicts = Vec::new();
@@ -178,6 +214,7 @@ impl Machine {
             position: running.position,
             call: running.call,
             shift: address.wrapping_sub(range.start),
+            elements: None,
         })
     }
 

@@ -75,6 +75,15 @@ impl Machine {
     fn host_trace(&self, kind: AccessKind, address: u64) -> Trace {
         let call = self.call_count;
         let epoch = Epoch { stream_index: HOST, time: call };
-        Trace { epoch, kind, stream: None, stream_number: 0, position: 0, call, shift: address }
+        Trace {
+            epoch,
+            kind,
+            stream: None,
+            stream_number: 0,
+            position: 0,
+            call,
+            shift: address,
+            elements: None,
+        }
     }
 }
