@@ -1,5 +1,5 @@
-//! Items that all rooms use: result codes, handles, the address space, free ranges, elements with gaps, random numbers, names of functions, and the
-//! calling thread.
+//! Items that all rooms use: result codes, handles, the address space, free ranges, elements with gaps, random numbers, names of
+//! functions, and the calling thread.
 
 pub(crate) mod address;
 pub(crate) mod codes;

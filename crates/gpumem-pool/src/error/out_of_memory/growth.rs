@@ -259,4 +259,15 @@ mod tests {
         let too_few = log((1..=3).map(|step| (1000 * step, 10 + step, 40 * step)));
         assert_eq!(too_few.steady(u64::MAX), None);
     }
+
+    /// The tag of more than half of the growth, also if it had no memory before.
+    #[test]
+    fn a_new_tag_with_most_of_the_growth_is_named() {
+        let tag = |tag_bytes| {
+            let after =
+                Sample { in_use_bytes: 3, tags: vec![("new".into(), tag_bytes)], ..Sample::default() };
+            Pair(&Sample::default(), &after).tag().map(str::to_owned)
+        };
+        assert_eq!((tag(1), tag(2).as_deref()), (None, Some("new")));
+    }
 }

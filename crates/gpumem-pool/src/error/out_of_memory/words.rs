@@ -257,7 +257,7 @@ impl OutOfMemory {
         let others_bytes = self.others_bytes();
         let largest = self.processes.first().filter(|process| process.in_use_bytes.is_some());
         let foreign_bytes = others_bytes.saturating_sub(self.other_pools_bytes);
-        let own_bytes = self.own_outside_bytes.unwrap_or(0);
+        let own_bytes = self.own_outside_bytes.unwrap_or_default();
         let are_pools = self.other_pools_bytes > foreign_bytes || foreign_bytes < self.context_bytes();
         let advice = match (are_pools, largest) {
             (true, _) => self.free_other_pools(),
@@ -406,6 +406,7 @@ pub(super) fn blocks(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::PoolId;
 
     const GIB: u64 = 1 << 30;
 
@@ -441,5 +442,34 @@ mod tests {
         assert_eq!(report.all_there_is(), "is available");
         let larger = OutOfMemory { requested_bytes: 90 * GIB, ..report };
         assert_eq!(larger.all_there_is(), "the 80.000 GiB that this device has for this pool");
+    }
+
+    /// If the idle memory of another pool is exactly what the request lacks, one pool would serve both.
+    #[test]
+    fn one_pool_is_proposed_if_the_idle_memory_of_another_suffices() {
+        let advice = |requested_bytes| {
+            let pool = PoolUsage {
+                id: PoolId::next(),
+                name: "other".into(),
+                parent: None,
+                backend: BackendKind::Caching,
+                kind: MemoryKind::Device,
+                in_use_bytes: GIB,
+                reserved_bytes: 4 * GIB,
+                counted_bytes: 4 * GIB,
+                block_count: 1,
+                hard_limit_bytes: None,
+            };
+            let report = OutOfMemory {
+                requested_bytes,
+                other_pools_bytes: 4 * GIB,
+                other_pools: vec![pool],
+                device_total_bytes: 8 * GIB,
+                ..OutOfMemory::default()
+            };
+            report.free_other_pools()
+        };
+        assert!(advice(3 * GIB).ends_with(", or use one pool for both"), "{}", advice(3 * GIB));
+        assert!(!advice(3 * GIB + 1).contains("one pool for both"), "{}", advice(3 * GIB + 1));
     }
 }
