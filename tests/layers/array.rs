@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_adapt::array::dlpack::{DlpackArray, DlpackTensor};
+use gpumem_adapt::array::dlpack::{DlpackArray, dlpark};
 use gpumem_adapt::array::ndarray::{self, Array2, Array3, Axis, Ix1, Ix2, IxDyn, Slice, arr2};
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{BackendKind, Device, Pool, Stream};
@@ -213,11 +213,11 @@ cases! {
         let theirs = Stream::new(gpu.device()).unwrap();
         let other = Gpu::with_stream(gpu.pool(), &theirs).unwrap();
         let doubled = GpuArray::from_array(&gpu, &host).unwrap() * 2.0;
-        let raw = doubled.into_dlpack(&theirs).unwrap().into_raw();
+        let tensor: dlpark::legacy::Dlpack = doubled.into_dlpack(&theirs).unwrap();
         // SAFETY: the pointer comes from `into_raw`, and is used once.
-        let tensor = unsafe { DlpackTensor::from_raw(raw) }.unwrap();
+        let tensor = unsafe { dlpark::legacy::Dlpack::from_raw(tensor.into_raw()) }.unwrap();
         // SAFETY: the tensor is one of this crate, and nothing else uses it.
-        let mut back: DlpackArray<f32, Ix2> = unsafe { tensor.into_array(&other) }.unwrap();
+        let mut back: DlpackArray<f32, Ix2> = unsafe { DlpackArray::from_dlpack(&other, tensor) }.unwrap();
         back.view_mut().unwrap().try_add_assign(1.0).unwrap();
         // Read on a third stream, while the tensor is dropped.
         let copied = back.view().on(&gpu).to_owned().unwrap();
@@ -225,9 +225,9 @@ cases! {
         let _next = GpuArray::from_elem(&other, (300, 1000), -1.0_f32).unwrap();
         assert_eq!(copied.to_array().unwrap(), host * 2.0 + 1.0);
 
-        let tensor = copied.into_dlpack(&theirs).unwrap();
+        let tensor: dlpark::versioned::Dlpack = copied.into_dlpack(&theirs).unwrap();
         // SAFETY: the tensor is one of this crate, and nothing else uses it.
-        let wrong = unsafe { tensor.into_array::<i64, IxDyn>(&other) }.unwrap_err();
+        let wrong = unsafe { DlpackArray::<i64, IxDyn>::from_dlpack(&other, tensor) }.unwrap_err();
         assert!(matches!(wrong.error(), ArrayError::Dlpack { field: "dtype", .. }), "{wrong}");
     }
 

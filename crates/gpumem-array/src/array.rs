@@ -4,6 +4,7 @@
 //! memory in the order of the streams that used it, without a wait.
 
 mod cow;
+#[cfg(feature = "dlpack")]
 #[allow(unsafe_code)] // C structures of other libraries
 pub mod dlpack;
 pub(crate) mod foreign;

@@ -100,6 +100,7 @@ mod layout;
 mod ops;
 mod storage;
 
+#[cfg(feature = "dlpack")]
 pub use array::dlpack;
 pub use array::{
     AsView, AsViewMut, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuCow, GpuView, GpuViewMut, HostIndex,

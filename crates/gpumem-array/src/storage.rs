@@ -25,6 +25,8 @@
 //! uses. If the work is refused, they remain, and no point of the capture is ever stored: another stream that waits for the memory
 //! cannot join the capture.
 
+#[cfg(feature = "dlpack")]
+mod foreign_memory;
 mod memory;
 mod ranges;
 mod residency;
@@ -41,7 +43,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Block, Device, GrowableBlock, Location, MemoryKind, PoolError, Stream, StreamPoint};
-use memory::{ForeignMemory, Memory};
+use memory::Memory;
 use ranges::Ranges;
 use residency::Residency;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -396,9 +398,7 @@ impl Storage {
         }
         match self.memory {
             Memory::Block(block) => Ok(block),
-            Memory::Growable(_) | Memory::Borrowed { .. } | Memory::Foreign(_) => {
-                Err((ArrayError::NoBlock { memory: self.memory.name() }, self))
-            }
+            _ => Err((ArrayError::NoBlock { memory: self.memory.name() }, self)),
         }
     }
 
@@ -473,6 +473,7 @@ impl Storage {
     /// # Safety
     ///
     /// The memory is alive until `owner` is dropped, and accessible to the device. Nothing else uses it in a conflicting way meanwhile.
+    #[cfg(feature = "dlpack")]
     #[allow(unsafe_code)] // has a contract
     pub(crate) unsafe fn of_foreign(
         gpu: &Gpu,
@@ -481,7 +482,7 @@ impl Storage {
     ) -> Self {
         let (device, home) = (gpu.device().clone(), gpu.stream().clone());
         let point = home.point();
-        let foreign = ForeignMemory::new(device, home, (address, size_bytes, kind), owner);
+        let foreign = foreign_memory::ForeignMemory::new(device, home, (address, size_bytes, kind), owner);
         let memory = Memory::Foreign(Box::new(foreign));
         let storage = Self::over(memory, point, 0);
         storage.keep_foreign(gpu.stream());

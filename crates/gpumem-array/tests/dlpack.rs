@@ -4,10 +4,11 @@
 
 mod support;
 
-use gpumem_array::dlpack::raw::{
-    CUDA, DLDataType, DLDevice, DLManagedTensorVersioned, DLPackVersion, DLTensor, READ_ONLY,
+use gpumem_array::dlpack::DlpackArray;
+use gpumem_array::dlpack::dlpark::ffi::{
+    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
 };
-use gpumem_array::dlpack::{DlpackArray, DlpackTensor};
+use gpumem_array::dlpack::dlpark::{DlpackFlags, Managed, ManagedTensorBase, legacy, versioned};
 use gpumem_array::ndarray::{Axis, Dimension, Ix1, Ix2, IxDyn, array, s};
 use gpumem_array::pool::{Device, Pool, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray};
@@ -16,7 +17,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{gpu, gpu_with};
 
-/// The C structure, as another library declares it.
+/// The C structure of DLPack 1.x, as another library declares it.
 #[repr(C)]
 struct CTensor {
     major: u32,
@@ -24,6 +25,19 @@ struct CTensor {
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
     flags: u64,
+    tensor: CElements,
+}
+
+/// The C structure from before DLPack 1.0.
+#[repr(C)]
+struct CLegacyTensor {
+    tensor: CElements,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+}
+
+#[repr(C)]
+struct CElements {
     data: *mut c_void,
     device_type: i32,
     device_id: i32,
@@ -51,21 +65,22 @@ fn another_library_uses_an_array() {
         let mut x = GpuArray::from_array(&gpu, &array![[1_u8, 2, 3], [4, 5, 6]]).unwrap();
         x.on_mut(&writer).fill(7).unwrap();
         let mut y = GpuArray::<u8, _>::zeros(&gpu, 6).unwrap();
-        let raw: *mut CTensor = x.into_dlpack(&theirs).unwrap().into_raw().cast();
+        let tensor: versioned::Dlpack = x.into_dlpack(&theirs).unwrap();
+        let raw: *mut CTensor = tensor.into_raw().cast();
         {
             let target = y.write_on(&theirs).unwrap();
             let _bound = gpu.device().bind().unwrap();
             // SAFETY: the structure is that of DLPack 1.0, alive until the deleter is called, once.
             unsafe {
-                let tensor = &*raw;
-                assert_eq!((tensor.major, tensor.flags), (1, 0));
+                assert_eq!(((*raw).major, (*raw).flags), (1, 0));
+                let tensor = &(*raw).tensor;
                 assert_eq!((tensor.device_type, tensor.device_id), (2, 0));
                 assert_eq!((tensor.ndim, tensor.code, tensor.bits, tensor.lanes), (2, 1, 8, 1));
                 assert_eq!(std::slice::from_raw_parts(tensor.shape, 2), [2, 3]);
                 assert_eq!(std::slice::from_raw_parts(tensor.strides, 2), [3, 1]);
                 let from = tensor.data.expose_provenance() as u64 + tensor.byte_offset;
                 gpu.device().driver().cuMemcpyDtoDAsync_v2(target.address(), from, 6, theirs.raw()).unwrap();
-                tensor.deleter.unwrap()(raw);
+                (*raw).deleter.unwrap()(raw);
             }
         }
         // The memory comes again, behind the other library's copy.
@@ -77,30 +92,82 @@ fn another_library_uses_an_array() {
     }
 }
 
+/// A library from before DLPack 1.0 reads an array, and deletes the tensor on another thread.
+#[test]
+fn legacy_tensors_have_their_own_structure() {
+    let gpu = gpu();
+    let theirs = Stream::new(gpu.device()).unwrap();
+    let x = GpuArray::from_array(&gpu, &array![[1_i16, 2], [3, 4], [5, 6]]).unwrap();
+    let address = x.address();
+    let tensor: legacy::Dlpack = x.into_dlpack(&theirs).unwrap();
+    let raw: *mut CLegacyTensor = tensor.into_raw().cast();
+    // SAFETY: the structure is that of DLPack 0.8, alive until the deleter is called.
+    let tensor = unsafe { &(*raw).tensor };
+    assert_eq!(tensor.data.expose_provenance() as u64 + tensor.byte_offset, address);
+    assert_eq!((tensor.device_type, tensor.ndim, tensor.code, tensor.bits, tensor.lanes), (2, 2, 0, 16, 1));
+    // SAFETY: there are two axes.
+    assert_eq!(unsafe { std::slice::from_raw_parts(tensor.strides, 2) }, [2, 1]);
+    let before = gpu.pool().status().unwrap().in_use_bytes;
+    let exposed = raw.expose_provenance();
+    std::thread::spawn(move || {
+        let raw: *mut CLegacyTensor = std::ptr::with_exposed_provenance_mut(exposed);
+        // SAFETY: the only call of the deleter, which DLPack allows on any thread.
+        unsafe { (*raw).deleter.unwrap()(raw) };
+    })
+    .join()
+    .unwrap();
+    assert!(gpu.pool().status().unwrap().in_use_bytes < before);
+    drop(theirs);
+    check_clean(gpu, 0);
+}
+
+/// The description of an exported tensor.
+fn described<M: ManagedTensorBase>(tensor: &Managed<M>) -> DLTensor {
+    // SAFETY: the tensor is alive, and nothing changes it.
+    unsafe { *tensor.tensor() }
+}
+
 #[test]
 fn every_kind_of_array_is_described() {
     let gpu = gpu();
     let columns = GpuArray::from_array(&gpu, &array![[1.0_f64, 2.0], [3.0, 4.0]].reversed_axes()).unwrap();
-    let tensor = columns.into_dlpack(gpu.stream()).unwrap();
-    let described = tensor.as_raw().dl_tensor;
-    assert_eq!((described.dtype.code, described.dtype.bits), (2, 64));
-    // SAFETY: there are two axes.
-    assert_eq!(unsafe { std::slice::from_raw_parts(described.strides, 2) }, [1, 2]);
-    let pinned = GpuArray::from_elem(&gpu.pinned(), 3, true).unwrap().into_dlpack(gpu.stream()).unwrap();
-    assert_eq!((pinned.as_raw().dl_tensor.device.device_type, pinned.as_raw().dl_tensor.dtype.code), (3, 6));
-    let unified = GpuArray::from_elem(&gpu.unified(), 3, 1_i16).unwrap().into_dlpack(gpu.stream()).unwrap();
-    assert_eq!(
-        (unified.as_raw().dl_tensor.device.device_type, unified.as_raw().dl_tensor.dtype.bits),
-        (13, 16)
-    );
-    let empty = GpuArray::<f32, _>::zeros(&gpu, (0, 3)).unwrap().into_dlpack(gpu.stream()).unwrap();
-    assert!(empty.as_raw().dl_tensor.data.is_null());
+    let tensor: versioned::Dlpack = columns.into_dlpack(gpu.stream()).unwrap();
+    assert_eq!((described(&tensor).dtype.code.0, described(&tensor).dtype.bits), (2, 64));
+    assert_eq!(tensor.validate().unwrap().strides().unwrap(), [1, 2]);
+    let pinned = GpuArray::from_elem(&gpu.pinned(), 3, true).unwrap();
+    let pinned: versioned::Dlpack = pinned.into_dlpack(gpu.stream()).unwrap();
+    assert_eq!((described(&pinned).device.device_type.0, described(&pinned).dtype.code.0), (3, 6));
+    let unified = GpuArray::from_elem(&gpu.unified(), 3, 1_i16).unwrap();
+    let unified: versioned::Dlpack = unified.into_dlpack(gpu.stream()).unwrap();
+    assert_eq!((described(&unified).device.device_type.0, described(&unified).dtype.bits), (13, 16));
+    let empty: versioned::Dlpack =
+        GpuArray::<bool, _>::zeros(&gpu, (0, 3)).unwrap().into_dlpack(gpu.stream()).unwrap();
+    assert!(described(&empty).data.is_null());
+    let scalar: versioned::Dlpack =
+        GpuArray::from_elem(&gpu, (), true).unwrap().into_dlpack(gpu.stream()).unwrap();
+    assert_eq!(described(&scalar).ndim, 0);
     // And back, in every kind.
-    for (tensor, expected) in [(pinned, "pinned"), (unified, "unified"), (empty, "empty")] {
+    for (tensor, expected) in [(pinned, Some(3)), (unified, None), (empty, Some(0)), (scalar, Some(1))] {
         // SAFETY: the tensors are those of this crate, and nothing else uses them.
-        let back: Result<DlpackArray<bool, IxDyn>, _> = unsafe { tensor.into_array(&gpu) };
-        assert_eq!(back.is_ok(), expected == "pinned", "{expected}");
+        let back: Result<DlpackArray<bool, IxDyn>, _> = unsafe { DlpackArray::from_dlpack(&gpu, tensor) };
+        assert_eq!(back.ok().map(|array| array.view().to_array().unwrap().len()), expected);
     }
+}
+
+/// Python names streams by numbers.
+#[test]
+fn streams_have_the_numbers_of_python() {
+    let gpu = gpu();
+    let theirs = Stream::new(gpu.device()).unwrap();
+    // SAFETY: the handles are those of live streams.
+    let stream = |number| unsafe { gpu.dlpack_stream(number) };
+    assert_eq!(stream(Some(-1)).unwrap().id(), gpu.stream().id());
+    assert_eq!(stream(None).unwrap().id(), Stream::legacy(gpu.device()).unwrap().id());
+    assert_eq!(stream(Some(1)).unwrap().id(), Stream::legacy(gpu.device()).unwrap().id());
+    assert_eq!(stream(Some(2)).unwrap().id(), Stream::per_thread(gpu.device()).unwrap().id());
+    assert_eq!(stream(Some(theirs.raw() as i64)).unwrap().raw(), theirs.raw());
+    let error = stream(Some(0)).unwrap_err();
+    assert!(matches!(&error, ArrayError::Dlpack { field: "stream", .. }), "{error}");
 }
 
 /// A tensor of the other library, over a block of memory.
@@ -132,14 +199,14 @@ fn theirs(
     deleted: &'static AtomicUsize,
     (shape, strides): (&[i64], Option<&[i64]>),
     change: impl FnOnce(&mut DLManagedTensorVersioned),
-) -> DlpackTensor {
+) -> versioned::Dlpack {
     let memory = GpuArray::arange(gpu, 0.0_f32, 24.0, 1.0).unwrap();
     let data = std::ptr::with_exposed_provenance_mut(memory.address() as usize);
     let dl_tensor = DLTensor {
         data,
-        device: DLDevice { device_type: CUDA, device_id: 0 },
+        device: DLDevice::cuda(0),
         ndim: shape.len() as i32,
-        dtype: DLDataType { code: 2, bits: 32, lanes: 1 },
+        dtype: DLDataType::F32,
         shape: std::ptr::null_mut(),
         strides: std::ptr::null_mut(),
         byte_offset: 0,
@@ -148,7 +215,7 @@ fn theirs(
         version: DLPackVersion { major: 1, minor: 1 },
         manager_ctx: std::ptr::null_mut(),
         deleter: Some(delete),
-        flags: 0,
+        flags: DlpackFlags::empty(),
         dl_tensor,
     };
     let (shape, strides) = (shape.to_vec(), strides.map(<[i64]>::to_vec));
@@ -164,7 +231,7 @@ fn theirs(
             (*theirs).tensor.dl_tensor.strides = (*theirs).strides.as_mut_ptr();
         }
         change(&mut (*theirs).tensor);
-        DlpackTensor::from_raw(&raw mut (*theirs).tensor).unwrap()
+        versioned::Dlpack::from_raw(&raw mut (*theirs).tensor).unwrap()
     }
 }
 
@@ -180,7 +247,7 @@ fn an_array_of_another_library_is_used_in_place() {
             tensor.dl_tensor.byte_offset = 18 * 4;
         });
         // SAFETY: the tensor lies within its memory, and its owner uses it only when it is deleted.
-        let mut x: DlpackArray<f32, Ix2> = unsafe { tensor.into_array(&gpu) }.unwrap();
+        let mut x: DlpackArray<f32, Ix2> = unsafe { DlpackArray::from_dlpack(&gpu, tensor) }.unwrap();
         let expected = array![[18.0, 20.0, 22.0], [12.0, 14.0, 16.0], [6.0, 8.0, 10.0], [0.0, 2.0, 4.0]];
         assert_eq!(x.view().to_array().unwrap(), expected);
         x.view_mut().unwrap().on_mut(&second).try_add_assign(1.0).unwrap();
@@ -201,17 +268,19 @@ fn tensors_that_do_not_fit_are_given_back() {
     static DELETED: AtomicUsize = AtomicUsize::new(0);
     type Change = fn(&mut DLManagedTensorVersioned);
     let gpu = gpu();
-    let changes: [(&str, Change); 12] = [
-        ("version", |tensor| tensor.version.major = 2),
-        ("device", |tensor| tensor.dl_tensor.device.device_type = 1),
+    let changes: [(&str, Change); 13] = [
+        ("device", |tensor| tensor.dl_tensor.device = DLDevice::CPU),
         ("device", |tensor| tensor.dl_tensor.device.device_id = 1),
+        ("device", |tensor| tensor.dl_tensor.device.device_id = -1),
         ("dtype", |tensor| tensor.dl_tensor.dtype.bits = 64),
         ("dtype", |tensor| tensor.dl_tensor.dtype.lanes = 4),
         ("ndim", |tensor| tensor.dl_tensor.ndim = 1),
-        ("ndim", |tensor| tensor.dl_tensor.ndim = -1),
-        ("shape", |tensor| tensor.dl_tensor.shape = std::ptr::null_mut()),
+        ("tensor", |tensor| tensor.dl_tensor.ndim = -1),
+        ("tensor", |tensor| tensor.dl_tensor.shape = std::ptr::null_mut()),
+        // Required since DLPack 1.2.
+        ("tensor", |tensor| (tensor.version.minor, tensor.dl_tensor.strides) = (2, std::ptr::null_mut())),
         // SAFETY: the pointer is that of two lengths.
-        ("shape", |tensor| unsafe { *tensor.dl_tensor.shape = -3 }),
+        ("tensor", |tensor| unsafe { *tensor.dl_tensor.shape = -3 }),
         // SAFETY: the pointer is that of two strides.
         ("strides", |tensor| unsafe { *tensor.dl_tensor.strides = i64::MAX / 2 }),
         ("data", |tensor| tensor.dl_tensor.data = std::ptr::null_mut()),
@@ -220,31 +289,30 @@ fn tensors_that_do_not_fit_are_given_back() {
     for (index, (expected, change)) in changes.into_iter().enumerate() {
         let tensor = theirs(&gpu, &DELETED, (&[4, 6], Some(&[6, 1])), change);
         // SAFETY: what is wrong is refused.
-        let refused = unsafe { tensor.into_array::<f32, Ix2>(&gpu) }.unwrap_err();
+        let refused = unsafe { DlpackArray::<f32, Ix2>::from_dlpack(&gpu, tensor) }.unwrap_err();
         let ArrayError::Dlpack { field, .. } = refused.error() else { panic!("{refused}") };
         assert_eq!(*field, expected, "{refused}");
         assert_eq!(DELETED.load(Ordering::SeqCst), index);
         drop(refused.into_value());
     }
-    // SAFETY: a null pointer is no tensor.
-    assert!(unsafe { DlpackTensor::from_raw(std::ptr::null_mut()) }.is_none());
 }
 
 #[test]
 fn what_cannot_be_written_has_no_mutable_view() {
+    const NONE: DlpackFlags = DlpackFlags::empty();
     static DELETED: AtomicUsize = AtomicUsize::new(0);
     let gpu = gpu();
-    let cases: [(&[i64], &[i64], u64, bool); 5] = [
-        (&[4, 6], &[6, 1], 0, true),
-        (&[4, 6], &[6, 1], READ_ONLY, false),
-        (&[4, 6], &[0, 1], 0, false),
-        (&[4, 3], &[2, 1], 0, false),
-        (&[6, 4], &[1, 6], 0, true),
+    let cases: [(&[i64], &[i64], DlpackFlags, bool); 5] = [
+        (&[4, 6], &[6, 1], NONE, true),
+        (&[4, 6], &[6, 1], DlpackFlags::READ_ONLY, false),
+        (&[4, 6], &[0, 1], NONE, false),
+        (&[4, 3], &[2, 1], NONE, false),
+        (&[6, 4], &[1, 6], NONE, true),
     ];
     for (shape, strides, flags, is_writable) in cases {
         let tensor = theirs(&gpu, &DELETED, (shape, Some(strides)), |tensor| tensor.flags = flags);
         // SAFETY: the elements lie within the memory.
-        let mut x: DlpackArray<f32, IxDyn> = unsafe { tensor.into_array(&gpu) }.unwrap();
+        let mut x: DlpackArray<f32, IxDyn> = unsafe { DlpackArray::from_dlpack(&gpu, tensor) }.unwrap();
         assert_eq!(x.view_mut().is_ok(), is_writable, "{shape:?} {strides:?}");
         let found = x.view().to_array().unwrap();
         for (index, element) in found.indexed_iter() {
@@ -256,7 +324,7 @@ fn what_cannot_be_written_has_no_mutable_view() {
     // Without strides, elements are contiguous by rows.
     let tensor = theirs(&gpu, &DELETED, (&[2, 3, 4], None), |_| {});
     // SAFETY: the elements lie within the memory.
-    let x: DlpackArray<f32, IxDyn> = unsafe { tensor.into_array(&gpu) }.unwrap();
+    let x: DlpackArray<f32, IxDyn> = unsafe { DlpackArray::from_dlpack(&gpu, tensor) }.unwrap();
     assert_eq!(
         x.view().index_axis(Axis(0), 1).unwrap().slice(s![2, ..]).unwrap().to_vec().unwrap(),
         [20.0, 21.0, 22.0, 23.0]
@@ -269,11 +337,11 @@ fn arrays_of_captures_and_of_other_devices_are_not_exported() {
     let [first, second] =
         [0, 1].map(|ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap());
     let x = GpuArray::from_elem(&first, 3, 1.0_f32).unwrap();
-    let rejected = x.into_dlpack(second.stream()).unwrap_err();
+    let Err(rejected) = x.into_dlpack::<DLManagedTensor>(second.stream()) else { panic!("another device") };
     assert!(matches!(rejected.error(), ArrayError::WrongDevice { .. }), "{rejected}");
     assert_eq!(rejected.into_value().to_vec().unwrap(), [1.0; 3]);
     let captured = first.capture(|c| {
-        GpuArray::<f32, _>::zeros(c, 3)?.into_dlpack(c.stream())?;
+        GpuArray::<f32, _>::zeros(c, 3)?.into_dlpack::<DLManagedTensorVersioned>(c.stream())?;
         Ok(())
     });
     assert!(matches!(captured, Err(ArrayError::Graph(_))), "{captured:?}");

@@ -3,9 +3,9 @@
 use super::lay_out;
 use crate::{drop_in, workspace};
 use anyhow::{Context, Result, ensure};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -107,14 +107,47 @@ pub(crate) fn check() -> Result<()> {
         println!("PyTorch is not installed: its tests are skipped");
     }
     let drop_in = drop_in::lay_out(&made.join("drop-in"))?;
-    let mut tests = Command::new("python3");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
-        tests.env_remove(name);
+    let tests = workspace::root().join("python/tests");
+    let mut all = python();
+    all.args(["-m", "unittest", "discover", "--verbose", "--start-directory"]).arg(&tests);
+    all.env("PYTHONPATH", &site).env("LD_LIBRARY_PATH", &drop_in).env("GPUMEM_DRIVER", "drop-in");
+    succeed(&mut all, "a test of the Python package")?;
+    // Kernels of arrays have twins in the extension, which the drop-in does not know.
+    let mut dlpack = python();
+    dlpack.args(["-m", "unittest", "--verbose", "test_dlpack"]).current_dir(&tests);
+    dlpack.env("PYTHONPATH", numpy()?).env("DLPACK_EXTENSION", extension()?);
+    succeed(&mut dlpack, "a test of tensors of DLPack")
+}
+
+/// The `python3` of the path, without variables of ours.
+fn python() -> Command {
+    let mut python = Command::new("python3");
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
+        python.env_remove(name);
     }
-    tests.args(["-m", "unittest", "discover", "--verbose", "--start-directory"]);
-    tests.arg(workspace::root().join("python/tests")).env("PYTHONDONTWRITEBYTECODE", "1");
-    tests.env("PYTHONPATH", &site).env("LD_LIBRARY_PATH", &drop_in).env("GPUMEM_DRIVER", "drop-in");
-    succeed(&mut tests, "a test of the Python package")
+    python.env("PYTHONDONTWRITEBYTECODE", "1");
+    python
+}
+
+/// Returns a folder with NumPy.
+fn numpy() -> Result<PathBuf> {
+    let folder = made().join("numpy");
+    if !folder.join("numpy").exists() {
+        let mut pip = Command::new(environment()?);
+        pip.args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--target"]).arg(&folder);
+        succeed(pip.arg("numpy"), "pip install")
+            .with_context(|| workspace::wheel::Unreachable("numpy".into()))?;
+    }
+    Ok(folder)
+}
+
+/// Builds the extension module of the DLPack tests as the tests of the workspace do, and returns its path.
+fn extension() -> Result<PathBuf> {
+    let name = "python_extension";
+    let mut cargo = Command::new("cargo");
+    cargo.args(["build", "--quiet", "--workspace", "--example", name]).current_dir(workspace::root());
+    succeed(&mut cargo, "cargo build")?;
+    Ok(workspace::target_folder()?.join(format!("debug/examples/lib{name}.so")))
 }
 
 fn wheels(folder: &Path) -> Result<Vec<PathBuf>> {

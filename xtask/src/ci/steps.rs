@@ -62,7 +62,7 @@ fn features() -> Result<Outcome> {
         "adapt,backend-native",
         "adapt,backend-caching,backend-native",
         "adapt,sim",
-        "array,nvrtc",
+        "array,nvrtc,dlpack",
         "adapt,sim,nvrtc,half,complex,futures",
         "adapt,derive,half,sprs",
         "adapt,complex,nalgebra,safetensors",

@@ -1,15 +1,15 @@
 //! DLPack 1.x: arrays that are exchanged with other libraries in the same process, without a copy.
 //!
-//! A [`DlpackTensor`] owns a `DLManagedTensorVersioned`, the C structure of the standard, and calls its deleter when it is dropped.
-//! [`GpuArray::into_dlpack`] makes one of an array: the memory is freed behind the stream that the other library works on, when that
-//! library calls the deleter. [`DlpackTensor::into_array`] takes one from another library: its deleter is called behind all uses of the
-//! [`DlpackArray`], in the order of the stream of its `Gpu`.
+//! The tensors are those of the crate [`dlpark`]: [`dlpark::versioned::Dlpack`], and [`dlpark::legacy::Dlpack`] for libraries from before DLPack
+//! 1.0. Dropping one calls the deleter of its producer. [`GpuArray::into_dlpack`] makes one of an array: the memory is freed behind the
+//! stream that the other library works on, when that library calls the deleter. [`DlpackArray::from_dlpack`] takes one from another library:
+//! its deleter is called behind all uses of the array, in the order of the stream of its `Gpu`.
 //!
 //! DLPack leaves the order of work to both sides. The consumer names a stream, and the producer makes that stream wait for the elements.
-//! Here the stream is an argument: of `into_dlpack`, the one that the other library reads and writes on; of `into_array`, a `Gpu`
-//! whose stream the other library has ordered.
-
-pub mod raw;
+//! Here the stream is an argument: of `into_dlpack`, the one that the other library reads and writes on; of `from_dlpack`, a `Gpu` whose
+//! stream the other library has ordered. Python names streams by numbers, which [`Gpu::dlpack_stream`] resolves.
+//!
+//! An extension module of Python passes tensors as capsules named `dltensor_versioned` and `dltensor`; the feature `pyo3` of dlpark has them.
 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, Vector};
 use crate::element::{Element, check_layout};
@@ -20,10 +20,13 @@ use crate::layout::{Layout, Order};
 use crate::storage::{Access, Storage, Use};
 use core::fmt;
 use core::marker::PhantomData;
-use core::ptr::NonNull;
+pub use dlpark;
+use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
+use dlpark::metadata::Dynamic;
+use dlpark::{DlpackFlags, Managed, ManagedTensorBase, TensorRef};
+use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Device, MemoryKind, Stream};
 use ndarray::{Dimension, Ix1};
-use raw::{DLDataType, DLDevice, DLManagedTensorVersioned, DLPackVersion, DLTensor, READ_ONLY};
 
 /// An element type that DLPack describes: `f32`, `f64`, integers of 8 to 64 bits, `bool`; with the features `half` and `complex` also
 /// `f16`, `bf16`, `Complex<f32>` and `Complex<f64>`.
@@ -33,34 +36,26 @@ pub trait DlpackElement: Element {
 }
 
 macro_rules! elements {
-    ($($element:ty: $code:literal;)*) => {
+    ($($element:ty: $code:ident;)*) => {
         $(
             impl DlpackElement for $element {
                 const DATA_TYPE: DLDataType =
-                    DLDataType { code: $code, bits: 8 * size_of::<$element>() as u8, lanes: 1 };
+                    DLDataType::scalar(DLDataTypeCode::$code, 8 * size_of::<$element>() as u8);
             }
         )*
     };
 }
 
 elements! {
-    i8: 0; i16: 0; i32: 0; i64: 0;
-    u8: 1; u16: 1; u32: 1; u64: 1;
-    f32: 2; f64: 2;
-    bool: 6;
+    i8: INT; i16: INT; i32: INT; i64: INT;
+    u8: UINT; u16: UINT; u32: UINT; u64: UINT;
+    f32: FLOAT; f64: FLOAT;
+    bool: BOOL;
 }
 #[cfg(feature = "half")]
-elements! { half::f16: 2; half::bf16: 4; }
+elements! { half::f16: FLOAT; half::bf16: BFLOAT; }
 #[cfg(feature = "complex")]
-elements! { num_complex::Complex<f32>: 5; num_complex::Complex<f64>: 5; }
-
-/// A tensor of DLPack, with its memory. Dropping it calls the deleter of its producer.
-pub struct DlpackTensor(NonNull<DLManagedTensorVersioned>);
-
-// SAFETY: DLPack allows the deleter on any thread, and the structure is not changed while it is shared.
-unsafe impl Send for DlpackTensor {}
-// SAFETY: a shared reference only reads the structure.
-unsafe impl Sync for DlpackTensor {}
+elements! { num_complex::Complex<f32>: COMPLEX; num_complex::Complex<f64>: COMPLEX; }
 
 /// An array of another library. Like a [`GpuArray`], it is used through views, on any stream. Its elements may have any strides.
 ///
@@ -74,33 +69,60 @@ pub struct DlpackArray<T, D> {
     element: PhantomData<T>,
 }
 
-/// An exported tensor, with the array that it keeps.
-struct Exported {
-    tensor: DLManagedTensorVersioned,
-    shape: Box<[i64]>,
-    strides: Box<[i64]>,
-    /// Frees the memory behind the stream of the consumer.
-    _storage: Storage,
+impl Gpu {
+    /// Returns the stream that a consumer in Python names by `__dlpack__(stream=…)`, for [`GpuArray::into_dlpack`].
+    ///
+    /// | number | stream |
+    /// | --- | --- |
+    /// | `None`, 1 | the default stream, [`Stream::legacy`] |
+    /// | 2 | the thread's default stream, [`Stream::per_thread`] |
+    /// | -1 | that of this `Gpu`: the consumer orders its work itself, behind this stream |
+    /// | any other but 0 | the stream with this handle |
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::Dlpack`] for 0, which DLPack forbids because it could mean either default stream.
+    /// - [`ArrayError::Pool`] if a driver call fails, or for a stream of another device.
+    ///
+    /// # Safety
+    ///
+    /// A handle is that of a live stream, and stays so until all clones of the result are dropped or [retired](Stream::retire).
+    pub unsafe fn dlpack_stream(&self, number: Option<i64>) -> Result<Stream, ArrayError> {
+        match number {
+            Some(-1) => Ok(self.stream().clone()),
+            None | Some(1) => Ok(Stream::legacy(self.device())?),
+            Some(2) => Ok(Stream::per_thread(self.device())?),
+            Some(0) => Err(refused("stream", "0, expected -1, 1, 2 or a handle")),
+            Some(handle) => {
+                let handle = handle as usize as CUstream;
+                // SAFETY: the caller's promise about the handle.
+                Ok(unsafe { Stream::from_raw(self.device(), handle)? })
+            }
+        }
+    }
 }
 
 impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Gives the array to another library, which reads and writes it on `stream` until it calls the deleter. The stream first waits, on
     /// the device, for all uses so far. The memory is freed behind the work that is on the stream when the deleter is called.
     ///
+    /// The result is a tensor of DLPack 1.x or a legacy one, as its type says.
+    ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, dlpack::DlpackTensor, ndarray::Ix1, pool::{Device, Pool, Stream}};
+    /// use gpumem_array::dlpack::{DlpackArray, dlpark::versioned};
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::Ix1, pool::{Device, Pool, Stream}};
     /// use gpumem_sim::SimConfig;
     ///
     /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let stream = Stream::new(gpu.device())?; // the other library's stream
-    /// let tensor = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0, 3.0])?.into_dlpack(&stream)?;
+    /// let tensor: versioned::Dlpack = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0, 3.0])?.into_dlpack(&stream)?;
     /// let raw = tensor.into_raw(); // passed to C
     ///
     /// // SAFETY: the pointer comes from `into_raw`, and is used once.
-    /// let back = unsafe { DlpackTensor::from_raw(raw) }.ok_or("null")?;
+    /// let back = unsafe { versioned::Dlpack::from_raw(raw)? };
     /// let other = Gpu::with_stream(gpu.pool(), &stream)?;
     /// // SAFETY: the tensor is one of this crate, and nothing else uses it.
-    /// let array = unsafe { back.into_array::<f32, Ix1>(&other)? };
+    /// let array: DlpackArray<f32, Ix1> = unsafe { DlpackArray::from_dlpack(&other, back)? };
     /// assert_eq!(array.view().to_vec()?, [1.0, 2.0, 3.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -113,96 +135,52 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
     ///
     /// The error contains the array.
-    pub fn into_dlpack(self, stream: &Stream) -> Result<DlpackTensor, Rejected<Self>> {
-        let ndim = match self.lend_to(stream) {
-            Ok(ndim) => ndim,
+    pub fn into_dlpack<M: ManagedTensorBase>(self, stream: &Stream) -> Result<Managed<M>, Rejected<Self>> {
+        let strides: Vec<_> = self.layout().strides().collect();
+        let axes = Dynamic::new(self.shape(), strides.as_slice());
+        // SAFETY: the lengths and strides are those of the array.
+        let prepared = unsafe { axes.prepare_unchecked_as::<M>() };
+        let prepared = prepared.map_err(|error| refused("ndim", &error.to_string()));
+        let prepared = match prepared.and_then(|prepared| self.lend_to(stream).map(|()| prepared)) {
+            Ok(prepared) => prepared,
             Err(error) => return Err(Rejected::new(error, self)),
         };
         let (storage, layout) = self.into_parts();
-        let byte_offset = (layout.offset * size_of::<T>()) as u64;
         let data = if layout.len() == 0 { 0 } else { storage.address() };
-        let exported = Box::new(Exported {
-            shape: layout.shape().iter().map(|len| *len as i64).collect(),
-            strides: layout.strides().map(|stride| stride as i64).collect(),
-            tensor: DLManagedTensorVersioned {
-                version: VERSION,
-                manager_ctx: core::ptr::null_mut(),
-                deleter: Some(delete),
-                flags: 0,
-                dl_tensor: DLTensor {
-                    data: core::ptr::with_exposed_provenance_mut(data as usize),
-                    device: device_of(storage.kind(), storage.device()),
-                    ndim,
-                    dtype: T::DATA_TYPE,
-                    shape: core::ptr::null_mut(),
-                    strides: core::ptr::null_mut(),
-                    byte_offset,
-                },
-            },
-            _storage: storage,
-        });
-        let exported = Box::into_raw(exported);
-        // SAFETY: the box was just given up, and nothing else has the pointer. Its slices stay where they are.
-        unsafe {
-            (*exported).tensor.manager_ctx = exported.cast();
-            (*exported).tensor.dl_tensor.shape = (*exported).shape.as_mut_ptr();
-            (*exported).tensor.dl_tensor.strides = (*exported).strides.as_mut_ptr();
-            Ok(DlpackTensor(NonNull::new_unchecked(&raw mut (*exported).tensor)))
-        }
+        let device = device_of(storage.kind(), storage.device());
+        // The deleter drops the memory, which is freed behind the stream of the consumer.
+        let mut tensor = prepared.initialize(Box::new(storage));
+        tensor
+            .set_data(core::ptr::with_exposed_provenance_mut(data as usize))
+            .set_byte_offset((layout.offset * size_of::<T>()) as u64)
+            .set_device(device)
+            .set_dtype(T::DATA_TYPE);
+        // SAFETY: the description is that of the array, whose memory the tensor owns.
+        Ok(unsafe { tensor.finish() })
     }
 }
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Orders a stream for any use by another library, and returns the number of axes as DLPack counts them.
-    fn lend_to(&self, stream: &Stream) -> Result<i32, ArrayError> {
+    /// Orders a stream for any use by another library.
+    fn lend_to(&self, stream: &Stream) -> Result<(), ArrayError> {
         check_device(stream.device(), self.storage().device())?;
-        let ndim = i32::try_from(self.ndim()).map_err(|_| refused("ndim", "too many axes"))?;
         let whole = Use::whole(self.storage(), Access::Write);
         whole.order_on(stream, None, "exporting a tensor")?;
         whole.begin_foreign(stream, None)?;
-        Ok(ndim)
+        Ok(())
     }
 }
 
-/// The deleter of exported tensors.
-unsafe extern "C" fn delete(tensor: *mut DLManagedTensorVersioned) {
-    // SAFETY: the consumer calls this once, with the tensor that it was given: the context is the box of `into_dlpack`.
-    unsafe { drop(Box::from_raw((*tensor).manager_ctx.cast::<Exported>())) };
-}
-
-impl DlpackTensor {
-    /// Takes a tensor from another library. `None` for a null pointer.
+impl<T: DlpackElement, D: Dimension> DlpackArray<T, D> {
+    /// Makes an array of a tensor, in place.
     ///
-    /// # Safety
-    ///
-    /// The pointer is null, or that of a structure of DLPack 1.x that nothing else deletes. Its shape and strides are those of `ndim` axes, or
-    /// null. The deleter may be called on any thread.
-    #[must_use]
-    pub unsafe fn from_raw(tensor: *mut DLManagedTensorVersioned) -> Option<Self> {
-        NonNull::new(tensor).map(Self)
-    }
-
-    /// Gives the tensor up. The receiver calls its deleter.
-    #[must_use = "the memory is leaked unless the deleter is called"]
-    pub fn into_raw(self) -> *mut DLManagedTensorVersioned {
-        core::mem::ManuallyDrop::new(self).0.as_ptr()
-    }
-
-    /// The C structure.
-    #[must_use]
-    pub fn as_raw(&self) -> &DLManagedTensorVersioned {
-        // SAFETY: the structure is alive until the deleter is called, and not changed meanwhile.
-        unsafe { self.0.as_ref() }
-    }
-
-    /// Makes an array of the tensor, in place.
-    ///
-    /// Checked are the version, the device, the element type, the number of axes, lengths, strides, pointers and alignment.
+    /// Checked are the device, the element type, the number of axes, lengths, strides, pointers and alignment; dlpark has checked the
+    /// version.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Dlpack`] names the field that does not fit, [`ArrayError::Pool`] if the stream captures, is retired or belongs to another
-    /// thread. The error contains the tensor.
+    /// [`ArrayError::Dlpack`] names the field that does not fit, [`ArrayError::TooManyElements`] if the lengths exceed the address space,
+    /// [`ArrayError::Pool`] if the stream captures, is retired or belongs to another thread. The error contains the tensor.
     ///
     /// # Safety
     ///
@@ -210,73 +188,73 @@ impl DlpackTensor {
     /// - The other library has ordered the stream of `gpu` behind its own work, uses the memory in no conflicting way until it has been
     ///   deleted, and then only behind the work on the stream of `gpu`.
     /// - The elements are valid values of `T`.
-    pub unsafe fn into_array<T: DlpackElement, D: Dimension>(
-        self,
+    pub unsafe fn from_dlpack<M: ManagedTensorBase + 'static>(
         gpu: &Gpu,
-    ) -> Result<DlpackArray<T, D>, Rejected<Self>> {
-        match self.placed::<T, D>(gpu) {
-            Ok((address, size_bytes, layout)) => {
-                let (is_read_only, kind) = (self.as_raw().flags & READ_ONLY != 0, self.memory_kind());
-                let place = (address, size_bytes, kind);
-                // SAFETY: the caller's promise about the memory that the structure describes.
-                let storage = unsafe { Storage::of_foreign(gpu, place, Box::new(self)) };
-                Ok(DlpackArray { gpu: gpu.clone(), storage, layout, is_read_only, element: PhantomData })
+        tensor: Managed<M>,
+    ) -> Result<Self, Rejected<Managed<M>>> {
+        let placed = match tensor.validate() {
+            Ok(described) => place::<T, D>(gpu, &described),
+            Err(error) => Err(refused("tensor", &error.to_string())),
+        };
+        match placed {
+            Ok((place, layout)) => {
+                let is_read_only = tensor.flags().contains(DlpackFlags::READ_ONLY);
+                // SAFETY: the caller's promise about the memory that the tensor describes.
+                let storage = unsafe { Storage::of_foreign(gpu, place, Box::new(tensor)) };
+                Ok(Self { gpu: gpu.clone(), storage, layout, is_read_only, element: PhantomData })
             }
-            Err(error) => Err(Rejected::new(error, self)),
+            Err(error) => Err(Rejected::new(error, tensor)),
         }
     }
+}
 
-    fn memory_kind(&self) -> MemoryKind {
-        match self.as_raw().dl_tensor.device.device_type {
-            raw::CUDA_HOST => MemoryKind::Host,
-            raw::CUDA_MANAGED => MemoryKind::Unified,
-            _ => MemoryKind::Device,
-        }
-    }
+/// The lowest address, the size in bytes, and the kind of the memory.
+type Place = (u64, u64, MemoryKind);
 
-    /// The lowest address, the size in bytes, and the layout from there.
-    fn placed<T: DlpackElement, D: Dimension>(&self, gpu: &Gpu) -> Result<(u64, u64, Layout<D>), ArrayError> {
-        const { check_layout::<T>() };
-        gpu.check_runs("importing a tensor")?;
-        let DLManagedTensorVersioned { version, dl_tensor, .. } = self.as_raw();
-        if version.major != VERSION.major {
-            return Err(refused(
-                "version",
-                &format!("version {}.{}, expected 1.x", version.major, version.minor),
-            ));
-        }
-        check_place(dl_tensor.device, gpu.device())?;
-        if dl_tensor.dtype != T::DATA_TYPE {
-            let (found, expected) = (dl_tensor.dtype, T::DATA_TYPE);
-            return Err(refused("dtype", &format!("{found:?}, expected {expected:?}")));
-        }
-        let (shape, strides) = axes(dl_tensor)?;
-        if D::NDIM.is_some_and(|ndim| ndim != shape.len()) {
-            let problem = format!("{} axes, expected {}", shape.len(), D::NDIM.unwrap_or(0));
-            return Err(refused("ndim", &problem));
-        }
-        let mut dim = D::zeros(shape.len());
-        dim.slice_mut().copy_from_slice(&shape);
-        // Also checks the number of elements.
-        let dense = Layout::dense(dim.clone(), Order::Row, size_of::<T>())?;
-        if dense.len() == 0 {
-            return Ok((0, 0, dense));
-        }
-        let strides = strides.unwrap_or_else(|| dense.strides().collect());
-        let reach = reach(&shape, &strides).filter(|reach| reach.bytes(size_of::<T>()).is_some());
-        let reach = reach.ok_or_else(|| refused("strides", "elements beyond the address space"))?;
-        let size_bytes = reach.bytes(size_of::<T>()).unwrap_or(0);
-        let first = (dl_tensor.data.expose_provenance() as u64).checked_add(dl_tensor.byte_offset);
-        let first = first.filter(|_| !dl_tensor.data.is_null());
-        let first =
-            first.ok_or_else(|| refused("data", "a null pointer, or an offset beyond the address space"))?;
-        if !first.is_multiple_of(align_of::<T>() as u64) {
-            return Err(refused("byte_offset", &format!("{first:#x} is not aligned to {}", align_of::<T>())));
-        }
-        let address = first.checked_sub(reach.before * size_of::<T>() as u64);
-        let address = address.ok_or_else(|| refused("strides", "elements below address 0"))?;
-        Ok((address, size_bytes, Layout::strided(dim, &strides, reach.before as usize)))
+/// Returns the memory of a tensor, and the layout from its lowest address.
+fn place<T: DlpackElement, D: Dimension>(
+    gpu: &Gpu,
+    tensor: &TensorRef<'_>,
+) -> Result<(Place, Layout<D>), ArrayError> {
+    const { check_layout::<T>() };
+    gpu.check_runs("importing a tensor")?;
+    let kind = kind_of(tensor.device(), gpu.device())?;
+    if tensor.dtype() != T::DATA_TYPE {
+        let (found, expected) = (tensor.dtype(), T::DATA_TYPE);
+        return Err(refused("dtype", &format!("{found:?}, expected {expected:?}")));
     }
+    let ndim = tensor.ndim();
+    if D::NDIM.is_some_and(|expected| expected != ndim) {
+        return Err(refused("ndim", &format!("{ndim} axes, expected {}", D::NDIM.unwrap_or(0))));
+    }
+    let mut dim = D::zeros(ndim);
+    for (len, found) in dim.slice_mut().iter_mut().zip(tensor.shape()) {
+        *len = usize::try_from(*found).map_err(|_| refused("shape", &format!("the length {found}")))?;
+    }
+    // Also checks the number of elements.
+    let dense = Layout::dense(dim.clone(), Order::Row, size_of::<T>())?;
+    if dense.len() == 0 {
+        return Ok(((0, 0, kind), dense));
+    }
+    let stride =
+        |step: &i64| isize::try_from(*step).map_err(|_| refused("strides", &format!("the stride {step}")));
+    let strides = match tensor.strides() {
+        Some(strides) => strides.iter().map(stride).collect::<Result<Vec<_>, _>>()?,
+        None => dense.strides().collect(),
+    };
+    let reach = reach(dim.slice(), &strides).filter(|reach| reach.bytes(size_of::<T>()).is_some());
+    let reach = reach.ok_or_else(|| refused("strides", "elements beyond the address space"))?;
+    let size_bytes = reach.bytes(size_of::<T>()).unwrap_or(0);
+    let first = (tensor.data_ptr().expose_provenance() as u64).checked_add(tensor.byte_offset());
+    let first = first.filter(|_| !tensor.data_ptr().is_null());
+    let first =
+        first.ok_or_else(|| refused("data", "a null pointer, or an offset beyond the address space"))?;
+    if !first.is_multiple_of(align_of::<T>() as u64) {
+        return Err(refused("byte_offset", &format!("{first:#x} is not aligned to {}", align_of::<T>())));
+    }
+    let address = first.checked_sub(reach.before * size_of::<T>() as u64);
+    let address = address.ok_or_else(|| refused("strides", "elements below address 0"))?;
+    Ok(((address, size_bytes, kind), Layout::strided(dim, &strides, reach.before as usize)))
 }
 
 /// The elements before the first one and after it, at lower and at higher addresses.
@@ -303,58 +281,30 @@ fn reach(shape: &[usize], strides: &[isize]) -> Option<Reach> {
     Some(reach)
 }
 
-/// The lengths, and the strides unless the tensor is contiguous by rows.
-type Axes = (Vec<usize>, Option<Vec<isize>>);
-
-fn axes(tensor: &DLTensor) -> Result<Axes, ArrayError> {
-    let Ok(ndim) = usize::try_from(tensor.ndim) else {
-        return Err(refused("ndim", &format!("{} axes", tensor.ndim)));
-    };
-    let numbers = |first: *mut i64| match first.is_null() || ndim == 0 {
-        true => &[][..],
-        // SAFETY: the promise of `from_raw`: there are as many numbers as axes.
-        false => unsafe { core::slice::from_raw_parts(first, ndim) },
-    };
-    if tensor.shape.is_null() && ndim > 0 {
-        return Err(refused("shape", "a null pointer"));
-    }
-    let len = |len: &i64| usize::try_from(*len).map_err(|_| refused("shape", &format!("the length {len}")));
-    let shape = numbers(tensor.shape).iter().map(len).collect::<Result<Vec<_>, _>>()?;
-    let stride =
-        |step: &i64| isize::try_from(*step).map_err(|_| refused("strides", &format!("the stride {step}")));
-    let strides = numbers(tensor.strides).iter().map(stride).collect::<Result<Vec<_>, _>>()?;
-    Ok((shape, (strides.len() == ndim).then_some(strides)))
-}
-
-fn check_place(found: DLDevice, device: &Device) -> Result<(), ArrayError> {
-    let DLDevice { device_type, device_id } = found;
-    match device_type {
-        raw::CUDA_HOST => Ok(()),
-        raw::CUDA | raw::CUDA_MANAGED if i64::from(device_id) == i64::from(device.ordinal()) => Ok(()),
-        _ => Err(refused("device", &format!("type {device_type}, device {device_id}, expected {device}"))),
+/// The kind of a tensor's memory, unless that is of another device.
+fn kind_of(found: DLDevice, device: &Device) -> Result<MemoryKind, ArrayError> {
+    let is_here = i64::from(found.device_id) == i64::from(device.ordinal());
+    match found.device_type {
+        DLDeviceType::CUDAHOST => Ok(MemoryKind::Host),
+        DLDeviceType::CUDAMANAGED if is_here => Ok(MemoryKind::Unified),
+        DLDeviceType::CUDA if is_here => Ok(MemoryKind::Device),
+        DLDeviceType(kind) => {
+            Err(refused("device", &format!("type {kind}, device {}, expected {device}", found.device_id)))
+        }
     }
 }
 
 fn device_of(kind: MemoryKind, device: &Device) -> DLDevice {
     let device_id = device.ordinal().cast_signed();
     match kind {
-        MemoryKind::Host => DLDevice { device_type: raw::CUDA_HOST, device_id: 0 },
-        MemoryKind::Unified => DLDevice { device_type: raw::CUDA_MANAGED, device_id },
-        _ => DLDevice { device_type: raw::CUDA, device_id },
+        MemoryKind::Host => DLDevice { device_type: DLDeviceType::CUDAHOST, device_id: 0 },
+        MemoryKind::Unified => DLDevice { device_type: DLDeviceType::CUDAMANAGED, device_id },
+        _ => DLDevice::cuda(device_id),
     }
 }
 
 fn refused(field: &'static str, problem: &str) -> ArrayError {
     ArrayError::Dlpack { field, problem: problem.into() }
-}
-
-impl Drop for DlpackTensor {
-    fn drop(&mut self) {
-        if let Some(deleter) = self.as_raw().deleter {
-            // SAFETY: the tensor is owned, so this is the only call.
-            unsafe { deleter(self.0.as_ptr()) };
-        }
-    }
 }
 
 impl<T: Element, D: Dimension> DlpackArray<T, D> {
@@ -411,17 +361,8 @@ impl<T: Element, D: Dimension> AsView for DlpackArray<T, D> {
 
 impl<T: Element> Vector for DlpackArray<T, Ix1> {}
 
-impl fmt::Debug for DlpackTensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DlpackTensor").field(self.as_raw()).finish()
-    }
-}
-
 impl<T: Element, D: Dimension> fmt::Debug for DlpackArray<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DlpackArray").field("view", &self.view()).finish_non_exhaustive()
     }
 }
-
-/// The version of exported tensors: 1.0 has every field that is used here.
-const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 0 };

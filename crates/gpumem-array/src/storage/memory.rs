@@ -1,8 +1,9 @@
 //! [`Memory`]: the location of the bytes of a storage.
 
+#[cfg(feature = "dlpack")]
+use super::foreign_memory::ForeignMemory;
 use core::ptr::NonNull;
 use gpumem_pool::{Block, Device, GrowableBlock, MemoryKind, Stream};
-use std::sync::{Mutex, PoisonError};
 
 /// The memory of a storage. What few arrays have is boxed: every array is as large as the largest variant.
 pub(super) enum Memory {
@@ -15,53 +16,9 @@ pub(super) enum Memory {
         address: u64,
         size_bytes: u64,
     },
+    /// A tensor of another library.
+    #[cfg(feature = "dlpack")]
     Foreign(Box<ForeignMemory>),
-}
-
-/// Memory of another library, and its owner there.
-pub(super) struct ForeignMemory {
-    device: Device,
-    address: u64,
-    size_bytes: u64,
-    kind: MemoryKind,
-    /// The other library uses the memory again in the order of this stream.
-    home: Stream,
-    /// Other streams that have used it.
-    users: Mutex<Vec<Stream>>,
-    owner: Option<Box<dyn Send + Sync>>,
-}
-
-impl ForeignMemory {
-    pub(super) fn new(
-        device: Device,
-        home: Stream,
-        (address, size_bytes, kind): (u64, u64, MemoryKind),
-        owner: Box<dyn Send + Sync>,
-    ) -> Self {
-        let users = Mutex::default();
-        Self { device, address, size_bytes, kind, home, users, owner: Some(owner) }
-    }
-
-    fn record_use(&self, stream: &Stream) {
-        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
-        if stream.id() != self.home.id() && !users.iter().any(|user| user.id() == stream.id()) {
-            users.push(stream.clone());
-        }
-    }
-}
-
-impl Drop for ForeignMemory {
-    fn drop(&mut self) {
-        let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let is_ordered = users.iter().all(|user| {
-            let waits = self.home.wait_for_point_outside_captures(user.point());
-            waits.is_ok_and(|waits| waits || self.home.wait_for(user).is_ok())
-        });
-        if !is_ordered {
-            // The other library would reuse the memory too early, so it never gets it back.
-            core::mem::forget(self.owner.take());
-        }
-    }
 }
 
 impl Memory {
@@ -71,6 +28,7 @@ impl Memory {
             Self::Block(block) => block.address(),
             Self::Growable(block) => block.address(),
             Self::Borrowed { address, .. } => *address,
+            #[cfg(feature = "dlpack")]
             Self::Foreign(foreign) => foreign.address,
         }
     }
@@ -81,6 +39,7 @@ impl Memory {
             Self::Block(block) => block.size_bytes(),
             Self::Growable(block) => block.size_bytes(),
             Self::Borrowed { size_bytes, .. } => *size_bytes,
+            #[cfg(feature = "dlpack")]
             Self::Foreign(foreign) => foreign.size_bytes,
         }
     }
@@ -91,6 +50,7 @@ impl Memory {
             Self::Block(block) => block.device(),
             Self::Growable(block) => block.device(),
             Self::Borrowed { device, .. } => device,
+            #[cfg(feature = "dlpack")]
             Self::Foreign(foreign) => &foreign.device,
         }
     }
@@ -100,6 +60,7 @@ impl Memory {
             Self::Block(block) => block.kind(),
             Self::Growable(_) => MemoryKind::Device,
             Self::Borrowed { .. } => MemoryKind::Host,
+            #[cfg(feature = "dlpack")]
             Self::Foreign(foreign) => foreign.kind,
         }
     }
@@ -110,6 +71,7 @@ impl Memory {
             Self::Block(_) => "a block",
             Self::Growable(_) => "memory that grows in place",
             Self::Borrowed { .. } => "host memory of the program",
+            #[cfg(feature = "dlpack")]
             Self::Foreign(_) => "memory of another library",
         }
     }
@@ -126,6 +88,7 @@ impl Memory {
             Self::Block(block) => block.record_use(stream),
             Self::Growable(block) => block.record_use(stream),
             Self::Borrowed { .. } => {}
+            #[cfg(feature = "dlpack")]
             Self::Foreign(foreign) => foreign.record_use(stream),
         }
     }
@@ -141,7 +104,7 @@ impl Memory {
     pub(super) fn block(&self) -> Option<&Block> {
         match self {
             Self::Block(block) => Some(block),
-            Self::Growable(_) | Self::Borrowed { .. } | Self::Foreign(_) => None,
+            _ => None,
         }
     }
 }

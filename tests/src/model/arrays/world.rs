@@ -9,7 +9,7 @@ use super::views::{
     self, LEN_MAX, Look, Slices, Turn, fit, of_twin, of_twin_mut, reduced, shape_of, turned, turned_mut,
     typed,
 };
-use crate::array::dlpack::{DlpackArray, DlpackTensor};
+use crate::array::dlpack::{DlpackArray, dlpark};
 use crate::array::ndarray::{self, Array, Array2, ArrayD, ArrayViewMutD, Axis, Ix1, Ix2, IxDyn, arr0};
 use crate::array::{
     self, ArrayError, Gpu, GpuArray, GpuView, GpuViewMut, Operand, PinnedArray, Rng, UnifiedArray,
@@ -736,12 +736,12 @@ impl<'a, T: Value> World<'a, T> {
             slot.name, slot.device
         ));
         let stream = self.others[slot.device].clone();
-        let tensor = with!(slot.array, array => array.into_dlpack(&stream).map_err(text)?);
-        // SAFETY: the pointer comes from `into_raw`, and is used once.
-        let tensor = unsafe { DlpackTensor::from_raw(tensor.into_raw()) }.ok_or("a null tensor")?;
+        let tensor: dlpark::versioned::Dlpack =
+            with!(slot.array, array => array.into_dlpack(&stream).map_err(text)?);
         let other = Gpu::with_stream(gpu.pool(), &stream).map_err(text)?;
         // SAFETY: the tensor is one of this library, whose elements are `T`, on its stream, and nothing else uses it.
-        let mut imported: DlpackArray<T, IxDyn> = unsafe { tensor.into_array(&other) }.map_err(text)?;
+        let imported: Result<DlpackArray<T, IxDyn>, _> = unsafe { DlpackArray::from_dlpack(&other, tensor) };
+        let mut imported = imported.map_err(text)?;
         let mut view = imported.view_mut().map_err(text)?.on_mut(&gpu);
         view.try_add_assign(T::of(value)).map_err(text)?;
         slot.array = Real::Device(imported.view().on(&gpu).to_owned().map_err(text)?);
