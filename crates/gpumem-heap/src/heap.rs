@@ -55,6 +55,7 @@ mod recycle;
 mod remap;
 mod segments;
 mod shares;
+mod sleep;
 mod space;
 mod stamps;
 #[cfg(test)]
@@ -74,6 +75,7 @@ pub use pinning::BlockBacking;
 use record::{Kind, Record, Records};
 use segments::Segments;
 use shares::Shares;
+use sleep::Sleeper;
 use space::{PAGE_BYTES, Space};
 use stamps::FreeState;
 
@@ -112,6 +114,7 @@ pub struct Heap {
     /// The part of `blocks_bytes` that was reserved before it was needed, and that has not been released since.
     reserved_ahead_bytes: u64,
     lost: Lost,
+    sleepers: Vec<Sleeper>,
     /// Memory of the caller that counts against the same limit.
     outside_bytes: u64,
     /// The mappings that may be made before the heap grows instead, in thousandths.
@@ -143,6 +146,7 @@ impl Heap {
             keepable_bytes: 0,
             reserved_ahead_bytes: 0,
             lost: Lost::default(),
+            sleepers: Vec::new(),
             outside_bytes: 0,
             mapping_credit: MAPPING_CREDIT_MAX,
             empty_retry: 0,

@@ -113,6 +113,7 @@ impl Heap {
         expect(placed_count == mapping_count, || format!("{placed_count} mappings have a place"))?;
         expect(empty_count == self.pages.empty_count(), || format!("{empty_count} mappings are empty"))?;
         expect(mapping_count == self.pages.mapping_count(), || "a mapping belongs to no handle".into())?;
+        let reserved_bytes = reserved_bytes - self.sleeping_bytes();
         expect(reserved_bytes == self.pages.reserved_bytes, || {
             format!("{reserved_bytes} bytes of handles, {} counted", self.pages.reserved_bytes)
         })?;

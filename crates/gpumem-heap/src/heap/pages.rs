@@ -118,6 +118,16 @@ impl Pages {
         self.pinned.insert(handle);
     }
 
+    /// Ends the pin of a handle.
+    pub(super) fn unpin(&mut self, handle: u32) {
+        self.pinned.remove(&handle);
+    }
+
+    /// Gives a handle other physical memory of its size.
+    pub(super) fn set_raw(&mut self, handle: u32, raw: RawHandle) {
+        self.handles[handle as usize].raw = raw;
+    }
+
     pub(super) fn pins_any(&self) -> bool {
         !self.pinned.is_empty()
     }
@@ -216,6 +226,11 @@ impl Pages {
         let (wholes, parts) = self.resident_of(to, handle);
         self.set_resident(to, (wholes, parts | bit));
         self.shared.insert((handle, page));
+    }
+
+    /// Forgets the pages of a handle that are resident in several mappings, before all of its memory is removed.
+    pub(super) fn forget_shared(&mut self, handle: u32) {
+        self.shared.retain(|(of, _)| *of != handle);
     }
 
     /// Pages that are resident in several mappings in part, and those mappings.

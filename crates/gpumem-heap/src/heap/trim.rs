@@ -123,7 +123,9 @@ impl Heap {
             View { records: &self.records, stream: StreamIndex::HOST, order: &complete, with_ready: true };
         let scan = IdleScan::collect(&self.pages, &self.spaces, &view);
         let whole = scan.idle.iter().filter(|idle| {
-            idle.mask == ones(0, self.pages.handle(idle.handle).page_count)
+            // A handle that sleeps has no memory to release.
+            !self.is_sleeper(idle.handle)
+                && idle.mask == ones(0, self.pages.handle(idle.handle).page_count)
                 && self.is_left(idle.handle, order)
         });
         whole.map(|idle| idle.handle).collect()
@@ -159,7 +161,11 @@ impl Heap {
         backing.release(raw, size_bytes).inspect_err(|_| self.lost.add(raw, size_bytes))
     }
 
-    fn unmap<M: PhysicalMemory>(&mut self, mapping: MappingId, backing: &mut M) -> Result<(), M::Error> {
+    pub(super) fn unmap<M: PhysicalMemory>(
+        &mut self,
+        mapping: MappingId,
+        backing: &mut M,
+    ) -> Result<(), M::Error> {
         self.ask_to_unmap(mapping, backing)?;
         self.pages.remove_mapping(mapping);
         Ok(())

@@ -7,6 +7,7 @@ mod pair;
 mod partial_page;
 mod random;
 mod size;
+mod sleep;
 mod twin;
 
 use super::Request;
