@@ -16,6 +16,7 @@ mod none;
 #[allow(unsafe_code)]
 mod plain;
 mod search;
+mod sleeping;
 
 use crate::config::{BackendKind, Config, HandleUse};
 use crate::device::{Clocks, Device, Stamp, Stream, StreamId};
@@ -37,6 +38,8 @@ use native::NativeAllocator;
 use none::PlainAllocator;
 use search::WAIT_AND_TRIM;
 pub(crate) use search::{Answer, Search, Shortage, Step};
+pub(crate) use sleeping::Sleeping;
+pub use sleeping::{Keep, Slept, Woken};
 use std::sync::Arc;
 
 /// A source of device memory. Any number of threads may call any method at the same time, with any context current.
@@ -87,8 +90,8 @@ pub(crate) trait Source: Send + Sync {
 
     /// The physical memory under a live allocation, if it can be exported to other processes.
     #[cfg(unix)]
-    fn backing(&self, _allocation: Allocation) -> Option<Underlying> {
-        None
+    fn backing(&self, _allocation: Allocation) -> Result<Option<Underlying>, PoolError> {
+        Ok(None)
     }
 
     /// The driver's pool behind this backend, which a device can allocate others' memory from.
@@ -104,6 +107,15 @@ pub(crate) trait Source: Send + Sync {
     /// The interface to blocks that grow in place, if the backend supports them.
     fn growing(&self) -> Option<&dyn Growing> {
         None
+    }
+
+    /// The interface to memory that sleeps.
+    ///
+    /// # Errors
+    ///
+    /// `PoolError::NotWithBackend`, `PoolError::NotWithKind` or `PoolError::NeedsVirtualMemory` if the memory cannot sleep.
+    fn sleeping(&self) -> Result<&dyn Sleeping, PoolError> {
+        Err(PoolError::NotWithBackend { backend: self.kind(), what: "sleep", instead: "`caching`" })
     }
 
     /// Takes back a block that is being dropped. Never panics. Never waits, except in `none`.
@@ -371,6 +383,10 @@ pub(crate) struct Reserved {
     pub(crate) peak_bytes: u64,
     /// The host memory of the backend's records.
     pub(crate) record_bytes: u64,
+    /// The memory that sleeps; not part of `current_bytes`.
+    pub(crate) asleep_bytes: u64,
+    /// The pinned host memory for contents of memory that sleeps.
+    pub(crate) on_host_bytes: u64,
 }
 
 /// The key of a backend without thread caches. It matches no cache.

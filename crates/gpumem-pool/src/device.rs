@@ -15,6 +15,7 @@ pub(crate) mod host_memory;
 pub(crate) mod maintenance;
 pub(crate) mod order;
 pub(crate) mod processes;
+pub(crate) mod sleepers;
 pub(crate) mod slow_path_flag;
 pub(crate) mod stream;
 pub(crate) mod watch;
@@ -50,6 +51,7 @@ use core::fmt;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
 pub(crate) use settle::{KeptMemory, Patience, Work};
+use sleepers::Sleepers;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Instant;
 use watch::Watch;
@@ -97,6 +99,7 @@ struct Common {
     pools: Mutex<Vec<Weak<dyn Listed>>>,
     maintenance: Maintenance,
     watch: Watch,
+    sleepers: Sleepers,
     budget: Arc<DeviceBudget>,
     /// Held shared while the host waits for the whole GPU, and exclusively while a capture begins there.
     quiet: RwLock<()>,
@@ -357,6 +360,11 @@ impl Device {
         &self.0.common.watch
     }
 
+    /// The memory of this device that sleeps.
+    pub(crate) fn sleepers(&self) -> &Sleepers {
+        &self.0.common.sleepers
+    }
+
     pub(crate) fn maintenance(&self) -> &Maintenance {
         &self.0.common.maintenance
     }
@@ -383,6 +391,7 @@ impl Common {
             pools: Mutex::default(),
             maintenance: Maintenance::default(),
             watch: Watch::default(),
+            sleepers: Sleepers::default(),
             budget,
             quiet,
             kept,

@@ -132,6 +132,20 @@ pub enum PoolError {
         /// The kind of host memory that may work.
         instead: &'static str,
     },
+    /// The memory sleeps ([`Pool::sleep`](crate::Pool::sleep)): its contents are not on the device.
+    #[error("the memory of the pool {pool} sleeps; call Pool::wake before this call")]
+    Asleep {
+        /// The name of the pool.
+        pool: String,
+    },
+    /// The pool cannot go to sleep now, or another thread is changing whether it sleeps.
+    #[error("the pool cannot sleep: {reason}; {remedy}")]
+    CannotSleep {
+        /// The reason, as a sentence.
+        reason: &'static str,
+        /// The action that helps.
+        remedy: &'static str,
+    },
     /// The block's pool was built without the option `exportable:true`.
     #[error(
         "this block cannot be exported; build its pool with the option exportable:true and the backend `caching`"

@@ -298,6 +298,7 @@ impl GraphExec {
     /// - [`PoolError::WrongDevice`] if the stream belongs to another device.
     /// - [`PoolError::NotInCapture`] if the stream, or a stream that it must wait for, is capturing.
     /// - [`PoolError::CaptureBroken`] if the stream's capture is broken.
+    /// - [`PoolError::Asleep`] if memory that the graph keeps sleeps ([`Pool::sleep`](crate::Pool::sleep)).
     /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     ///
@@ -314,6 +315,7 @@ impl GraphExec {
             return Err(device.mismatch(stream.device()));
         }
         stream.check_runs("launching a graph")?;
+        self.hold.memory.check_awake(self.hold.graph, device)?;
         let clocks = stream.clocks();
         let (after, after_parts) = clocks.captures().launch(self.hold.graph, stream.stream_index(), clocks);
         // The completion of another library's stream cannot be determined here.

@@ -91,7 +91,7 @@ mod reclaim;
 mod stats;
 pub mod trace;
 
-pub use backend::DriverPoolUsage;
+pub use backend::{DriverPoolUsage, Keep, Slept, Woken};
 pub use builder::PoolBuilder;
 pub use config::{
     BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, IntoLimit, Limit, MemoryKind, PoolId,

@@ -22,6 +22,7 @@ mod room;
 pub(crate) mod scope;
 #[cfg(unix)]
 pub(crate) mod sharing;
+mod sleep;
 pub(crate) mod state;
 mod status;
 pub(crate) mod unified;
@@ -131,6 +132,7 @@ impl Pool {
     /// - [`PoolError::TooLarge`] if the request exceeds the device's memory.
     /// - [`PoolError::WrongDevice`] for another device's stream.
     /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
+    /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Refused`], [`PoolError::OverBudget`] or another error of an adaptor.
     /// - [`PoolError::Driver`] if a call fails.
@@ -161,6 +163,7 @@ impl Pool {
     ///
     /// - [`PoolError::WrongDevice`] for another device's stream.
     /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
+    /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     pub fn alloc_ready(
         &self,

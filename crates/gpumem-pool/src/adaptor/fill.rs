@@ -108,6 +108,7 @@ pub(super) fn set_now(
     }
     let _bound = stream.device().enter()?;
     let _call = stream.call()?;
+    stream.device().check_awake(address, size_bytes)?;
     // Another thread may have begun a capture since the request was checked. The graph would then fill the memory at
     // each launch, and not before.
     if stream.clocks().captures().is_open() && stream.captures_for()?.is_some() {

@@ -210,6 +210,8 @@ impl DriverAllocator for NativeAllocator {
             current_bytes: self.chain.reserved_bytes()?,
             peak_bytes: self.chain.reserved_peak_bytes()?,
             record_bytes: 0,
+            asleep_bytes: 0,
+            on_host_bytes: 0,
         }))
     }
 }

@@ -21,6 +21,9 @@ pub struct PoolUsage {
     pub in_use_bytes: u64,
     /// Bytes held from the device: blocks and cached memory.
     pub reserved_bytes: u64,
+    /// The memory that sleeps ([`Pool::sleep`](crate::Pool::sleep)). It is not on the device, and not part of
+    /// [`reserved_bytes`](Self::reserved_bytes).
+    pub asleep_bytes: u64,
     /// The bytes that count against hard limits.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) counted_bytes: u64,

@@ -7,7 +7,8 @@
 //! 3. The stream waits, on the device, for the uses of the block so far ([`Block::order`]). So safe code has no race: a
 //!    block is borrowed exclusively where it is written. And no work reaches memory that an earlier block still uses,
 //!    because the allocation on the owner stream counts as a use.
-//! 4. The use is recorded, and the work is queued, in a call during which no capture of the stream begins.
+//! 4. The use is recorded, and the work is queued, in a call during which no capture of the stream begins. Memory that sleeps is
+//!    refused in that call, for which a pool that goes to sleep waits.
 //!
 //! Host memory is borrowed, so copies from and to it are complete when they return ([`Stream::run_borrowed`]).
 
@@ -87,6 +88,7 @@ impl Block {
     ///   [`PoolError::CaptureBroken`] if its capture is broken.
     /// - [`PoolError::NotOrdered`] if a stream of [`Stream::from_raw`] other than `stream` uses the block.
     /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
+    /// - [`PoolError::Asleep`] if the memory sleeps ([`Pool::sleep`]).
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call or earlier work failed. The block may have some of the
     ///   bytes then.
     ///
@@ -311,13 +313,22 @@ impl Block {
         let device = stream.device();
         let _bound = device.enter()?;
         // Complete when this returns, so later work has nothing to wait for, and the use is not recorded.
-        Ok(stream.run_borrowed(operation, |raw| device.noting(copy(device.driver(), bytes, raw)))??)
+        stream.run_borrowed(operation, |raw| {
+            let _call = stream.hold();
+            self.check_awake()?;
+            Ok(device.noting(copy(device.driver(), bytes, raw))?)
+        })?
     }
 
     /// Refuses a stream of another driver, and a stream that this thread cannot use.
     fn check_use(&self, stream: &Stream) -> Result<(), PoolError> {
         self.check_machine(stream.device())?;
         stream.check_usable()
+    }
+
+    /// Refuses memory that sleeps. Call it within a call on the stream that the work is queued on.
+    fn check_awake(&self) -> Result<(), PoolError> {
+        self.device().check_awake(self.address(), self.size_bytes())
     }
 
     /// Prepares work on the block that `stream` is about to get.
@@ -345,6 +356,7 @@ fn queue<P>(
     // A handle that is retired, or a stream that has begun to capture, would get work that a free does not wait for.
     let _call = stream.call()?;
     stream.check_runs(operation)?;
+    blocks.iter().try_for_each(|block| block.check_awake())?;
     let device = stream.device();
     let _bound = device.enter()?;
     blocks.iter().for_each(|block| block.record_use(stream));

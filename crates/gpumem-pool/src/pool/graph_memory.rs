@@ -19,7 +19,8 @@
 mod chunk;
 
 use crate::backend::{Allocation, FreeRequest};
-use crate::device::{Clocks, GRAPH_BIT, Stream, StreamId, StreamIndex, order::uses};
+use crate::device::{Clocks, Device, GRAPH_BIT, Stream, StreamId, StreamIndex, order::uses};
+use crate::error::PoolError;
 use crate::pool::{Block, State, StateRef};
 use chunk::Chunk;
 pub(crate) use chunk::rounded;
@@ -195,6 +196,23 @@ impl GraphMemory {
         for graph in graphs {
             self.clocks.captures().add_after_parts(*graph, freed.stamps(&self.clocks), &self.clocks);
         }
+    }
+
+    /// Refuses a launch of a graph while memory that it keeps sleeps.
+    pub(crate) fn check_awake(&self, graph: u64, device: &Device) -> Result<(), PoolError> {
+        if device.sleepers().is_empty() {
+            return Ok(());
+        }
+        let table = self.table();
+        let chunks = table.chunks.values().filter(|chunk| chunk.graphs.contains(&graph));
+        let outside = table.outside.iter().filter(|(_, outside)| outside.graphs.contains(&graph));
+        let retained = table.graphs.get(&graph).into_iter().flatten();
+        let mut starts = chunks
+            .map(Chunk::address)
+            .chain(outside.map(|(address, _)| *address))
+            .chain(retained.map(|block| block.freed.allocation.address));
+        // A pool that sleeps has added all its addresses.
+        starts.try_for_each(|address| device.check_awake(address, 1))
     }
 
     /// Returns the chunk that contains a live part, and the chunk's pool.

@@ -62,12 +62,14 @@ impl Pool {
     /// - [`PoolError::NeedsVirtualMemory`] if `caching` uses plain segments.
     /// - [`PoolError::NotWithKind`] for unified and host memory.
     /// - [`PoolError::TooLarge`] if `max_bytes` exceeds the device's memory.
+    /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::WrongDevice`] for another device's stream.
     /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn growable(&self, max_bytes: u64, stream: &Stream) -> Result<GrowableBlock, PoolError> {
         self.0.check_request(max_bytes, stream)?;
+        self.0.check_awake()?;
         let (id, address) = self.growing()?.add(max_bytes.max(1))?;
         Ok(GrowableBlock {
             pool: self.clone(),
@@ -141,10 +143,12 @@ impl GrowableBlock {
     /// - [`PoolError::OutOfMemory`] if the device has no free memory.
     /// - [`PoolError::Refused`] in a pool with [`Fill`](crate::adaptor::Fill) or [`Guard`](crate::adaptor::Guard).
     /// - [`PoolError::OverBudget`] or another error of an adaptor.
+    /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn grow_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         self.pool.0.check_usable()?;
+        self.pool.0.check_awake()?;
         if size_bytes > self.max_bytes {
             return Err(PoolError::BeyondMaximum {
                 requested_bytes: size_bytes,

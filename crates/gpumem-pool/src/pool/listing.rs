@@ -38,8 +38,9 @@ impl Listed for Listing {
         let counts = self.backend.counts();
         // If the driver's query fails, as on a lost device, the memory of live blocks is known nevertheless.
         let reserved = self.backend.reserved().ok().flatten();
-        let reserved_bytes =
-            reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes.max(counts.in_use_bytes));
+        let asleep_bytes = reserved.map_or(0, |reserved| reserved.asleep_bytes);
+        let awake_bytes = counts.in_use_bytes.saturating_sub(asleep_bytes);
+        let reserved_bytes = reserved.map_or(awake_bytes, |reserved| reserved.current_bytes.max(awake_bytes));
         let (id, parent) = self.lineage();
         let backend = self.backend.kind();
         PoolUsage {
@@ -50,6 +51,7 @@ impl Listed for Listing {
             kind: self.kind,
             in_use_bytes: counts.in_use_bytes,
             reserved_bytes,
+            asleep_bytes,
             counted_bytes: if backend == BackendKind::Caching { reserved_bytes } else { counts.in_use_bytes },
             block_count: counts.block_count,
             hard_limit_bytes: self.limits.hard_bytes(),

@@ -40,6 +40,7 @@ impl Pool {
     /// After an error, the other device has only the access that it had before.
     ///
     /// - [`PoolError::NoPeerAccess`] for a device without a link to this one, or of another driver.
+    /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
@@ -55,7 +56,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoPeerAccess`], [`PoolError::DeviceLost`], [`PoolError::Poisoned`] and [`PoolError::Driver`], with the causes that
+    /// [`PoolError::NoPeerAccess`], [`PoolError::Asleep`], [`PoolError::DeviceLost`], [`PoolError::Poisoned`] and [`PoolError::Driver`], with the causes that
     /// [`Pool::enable_peer_access`] lists.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         let origin = self.origin();

@@ -27,7 +27,8 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotWithBackend`] if the driver's own pool decides the placement (`native`).
+    /// - [`PoolError::NotWithBackend`] if the driver's own pool decides the placement (`native`).
+    /// - [`PoolError::Asleep`] if the pool sleeps.
     pub fn pin_backing(&self) -> Result<(), PoolError> {
         match self.size_bytes() {
             0 => Ok(()),

@@ -19,10 +19,12 @@ impl Pool {
     /// - [`PoolError::OutOfMemory`] if the device has too little free memory.
     /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
     /// - [`PoolError::TooLarge`] if `size_bytes` exceeds the device's memory.
+    /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
         self.0.check_usable()?;
+        self.0.check_awake()?;
         let reserved =
             self.0.check_size(size_bytes).and_then(|()| match self.0.backend().reserve(size_bytes) {
                 Answer::Found(()) => Ok(()),
@@ -32,7 +34,8 @@ impl Pool {
     }
 
     /// Runs the reclaim callbacks registered with the device ([`Reclaimable`](crate::Reclaimable)), waits for the
-    /// device, then releases all memory that no block holds. Returns the number of bytes released.
+    /// device, then releases all memory that no block holds, and the host memory that [`Pool::sleep`] keeps. Returns the number of
+    /// bytes released from the device.
     ///
     /// An allocation does this by itself when the device is full. Call it to leave room for other users of the
     /// device.

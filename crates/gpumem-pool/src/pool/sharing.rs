@@ -90,13 +90,14 @@ impl Block {
     /// # Errors
     ///
     /// - [`PoolError::NotExportable`] unless the pool was built with the option `exportable:true`.
+    /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn export(&self) -> Result<ExportedBlock, PoolError> {
         if self.size_bytes() == 0 {
             return Ok(ExportedBlock::new(Vec::new(), 0, 0));
         }
         let (pool, allocation) = self.state().backing_allocation(self.allocation());
-        let backing = pool.backend().backing(allocation);
+        let backing = pool.backend().backing(allocation)?;
         let Underlying { handles, offset_bytes } = backing.ok_or(PoolError::NotExportable)?;
         let offset_bytes = offset_bytes + (self.address() - allocation.address);
         let driver = self.device().driver();

@@ -19,6 +19,7 @@ use crate::device::{Clocks, Device, Stream};
 use crate::error::PoolError;
 use crate::limits::Limits;
 use crate::pool::peers::Peers;
+use crate::pool::sleep::SleepState;
 use crate::pool::{Gauge, GraphMemory, Listing, Peak, PoolSettings, Setup, Stack};
 use crate::reclaim::catch_panic::catch_panic;
 use crate::stats::{ActivityCounters, Tags};
@@ -33,8 +34,8 @@ pub(crate) struct State {
     device: Device,
     /// The clocks of `device`.
     clocks: Arc<Clocks>,
-    /// The key of this pool's thread caches. `NO_CACHE` if every block must take the slow path: for adaptors, or
-    /// after a failure.
+    /// The key of this pool's thread caches. `NO_CACHE` if every block must take the slow path: for adaptors, while the
+    /// pool sleeps, or after a failure.
     cache_key: AtomicU64,
     /// The key of the backend's thread caches, which adaptors get their memory from.
     backend_cache_key: u64,
@@ -54,6 +55,7 @@ pub(crate) struct State {
     /// The adaptors around the backend, if any.
     stack: Option<Stack>,
     poison: OnceLock<PoolError>,
+    sleep_state: SleepState,
     lifetime: Lifetime,
 }
 
@@ -110,6 +112,7 @@ impl StateRef {
             peak,
             stack,
             poison: OnceLock::new(),
+            sleep_state: SleepState::default(),
             lifetime: Lifetime::new(),
         };
         Self(NonNull::from(Box::leak(Box::new(state))))
@@ -146,6 +149,8 @@ impl StateRef {
         // SAFETY: the pointer came from a box in `new`. No handle is left and every block has been counted off, so
         // this is the only pointer still in use. The lifetime returns true only once.
         let mut state = unsafe { Box::from_raw(self.0.as_ptr()) };
+        // Before the backend goes: others may get its addresses then.
+        state.end_sleep();
         // This runs in a drop. The drop of an adaptor may panic, and each adaptor must be dropped nevertheless.
         let adaptors = core::mem::take(&mut state.setup.adaptors);
         drop(state.stack.take());
@@ -215,6 +220,22 @@ impl State {
 
     pub(crate) fn poison(&self) -> Option<&PoolError> {
         self.poison.get()
+    }
+
+    pub(crate) fn sleep_state(&self) -> &SleepState {
+        &self.sleep_state
+    }
+
+    /// Makes every allocation and every free take the slow path.
+    pub(crate) fn take_cache_key(&self) {
+        self.cache_key.store(NO_CACHE, Ordering::SeqCst);
+    }
+
+    /// Ends [`State::take_cache_key`].
+    pub(crate) fn give_cache_key(&self) {
+        if self.stack.is_none() {
+            self.cache_key.store(self.backend_cache_key, Ordering::SeqCst);
+        }
     }
 
     #[inline]

@@ -52,6 +52,8 @@ impl Pool {
             in_use_bytes: counts.in_use_bytes,
             reserved_bytes,
             cached_bytes: reserved_bytes.saturating_sub(counts.in_use_bytes),
+            asleep_bytes: reserved.map_or(0, |reserved| reserved.asleep_bytes),
+            asleep_host_bytes: reserved.map_or(0, |reserved| reserved.on_host_bytes),
             in_use_peak_bytes,
             reserved_peak_bytes: reserved.map_or(in_use_peak_bytes, |reserved| reserved.peak_bytes),
             record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),

@@ -46,6 +46,12 @@ pub struct Status {
     pub reserved_bytes: u64,
     /// Bytes cached for reuse, including freed memory that waits for work on the device.
     pub cached_bytes: u64,
+    /// The memory that sleeps ([`Pool::sleep`](crate::Pool::sleep)): it is not on the device, and not part of
+    /// [`reserved_bytes`](Self::reserved_bytes). The blocks in it count as in use.
+    pub asleep_bytes: u64,
+    /// The pinned host memory for the contents of memory that sleeps. It stays for the next sleep, until
+    /// [`Pool::reclaim`](crate::Pool::reclaim).
+    pub asleep_host_bytes: u64,
     /// The peak of memory in use, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
     ///
     /// It is exact with the option `exact_peaks:true` ([`conf`](crate::conf)), and on `native` and `none`. Otherwise
@@ -129,6 +135,10 @@ impl fmt::Display for Status {
         }
         let (in_use, reserved) = (Bytes(self.in_use_bytes), Bytes(self.reserved_bytes));
         writeln!(f, "Memory pool usage: {in_use} ({reserved} reserved)")?;
+        if self.asleep_bytes > 0 {
+            let (asleep, on_host) = (Bytes(self.asleep_bytes), Bytes(self.asleep_host_bytes));
+            writeln!(f, "Memory pool asleep: {asleep} ({on_host} of host memory)")?;
+        }
         if f.alternate() {
             let (in_use, reserved) = (Bytes(self.in_use_peak_bytes), Bytes(self.reserved_peak_bytes));
             writeln!(f, "Memory pool peaks: {in_use} ({reserved} reserved)")?;
@@ -229,6 +239,8 @@ mod tests {
             in_use_bytes: 8 << 10,
             reserved_bytes: 32 << 20,
             cached_bytes: (32 << 20) - (8 << 10),
+            asleep_bytes: 0,
+            asleep_host_bytes: 0,
             in_use_peak_bytes: 8 << 10,
             reserved_peak_bytes: 32 << 20,
             record_bytes: 0,

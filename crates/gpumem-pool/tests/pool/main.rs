@@ -50,6 +50,8 @@ mod segments;
 mod service;
 mod shortage;
 mod situations;
+#[cfg(feature = "backend-caching")]
+mod sleep;
 mod streams;
 mod threads;
 mod trace;

@@ -11,6 +11,7 @@
 //! | `eager` | releasing memory before it is short |
 //! | `addresses` | reserving the heap's addresses, or the choice of plain segments |
 //! | `orphaned_heap` | the heap of a pool that is gone |
+//! | `sleep` | memory that goes back to the device and keeps its addresses |
 //!
 //! *Locks.* `core` is the heap's lock. Its holder makes no driver calls except those for physical memory. The locks
 //! of [`ThreadCaches`] are never taken while `core` is held. A thread that drains caches holds `draining` from the
@@ -26,6 +27,8 @@ mod frees;
 mod guarded;
 mod orphaned_heap;
 mod relief;
+#[allow(unsafe_code)]
+mod sleep;
 mod source;
 
 use super::access::{Access, Memory};
@@ -49,6 +52,7 @@ use gpumem_heap::heap::Heap;
 use gpumem_heap::sync::Mutex;
 use gpumem_heap::sync::{SpinMutex, SpinMutexGuard};
 pub(super) use guarded::Core;
+use sleep::Contents;
 use std::sync::{Arc, Once, Weak};
 
 pub(crate) struct CachingPool {
@@ -72,6 +76,10 @@ pub(crate) struct CachingPool {
     thread_caches: ThreadCaches<Stamp>,
     core: SpinMutex<Core>,
     draining: Mutex<()>,
+    /// Held while memory goes to sleep or wakes. Taken before all other locks.
+    contents: Mutex<Contents>,
+    /// The size of the host memory in `contents`, without its lock.
+    on_host_bytes: AtomicU64,
 }
 
 impl CachingPool {
@@ -105,6 +113,8 @@ impl CachingPool {
             thread_caches: ThreadCaches::new(heap.magazine_bytes()),
             core: SpinMutex::new(Core { heap, extents: Extents::default(), out_peak_bytes: 0 }),
             draining: Mutex::new(()),
+            contents: Mutex::new(Contents::default()),
+            on_host_bytes: AtomicU64::new(0),
         });
         if limits.soft_bytes().is_some() || pool.idle.is_asked_for() {
             pool.register_for_waits();

@@ -9,6 +9,7 @@ use super::vmm::Vmm;
 use crate::backend::{Counts, Growing, Search, Shortage, Source, Step, WAIT_AND_TRIM};
 use crate::device::{Order, Stamp, StreamIndex};
 use crate::error::{PoolError, Refusal};
+use core::ops::Range;
 use gpumem_heap::heap::{Heap, Lost};
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::DriverError;
@@ -22,6 +23,9 @@ pub(super) struct Extents {
     lost: Lost,
     /// Address ranges that the driver failed to free, as address and size. Nothing is mapped there.
     lost_addresses: Vec<(u64, u64)>,
+    /// True while the pool sleeps. Extents keep their addresses meanwhile, because operations on them are refused, and the memory of
+    /// extents that sleep may be in use by copies.
+    is_sleeping: bool,
 }
 
 struct Extent {
@@ -36,6 +40,18 @@ struct Extent {
     /// The last uses of the memory behind the size.
     pending_shrink: Vec<Stamp>,
     is_gone: bool,
+    sleep: Option<Sleep>,
+}
+
+/// An extent that sleeps, or is about to. Its handles keep their places.
+#[derive(Clone, Copy, Default)]
+struct Sleep {
+    /// The first handles are not mapped.
+    unmapped_count: usize,
+    /// The first of those have no physical memory.
+    released_count: usize,
+    /// True if handles are mapped and not accessible.
+    is_closed: bool,
 }
 
 impl Extents {
@@ -50,6 +66,7 @@ impl Extents {
             size_bytes: 0,
             pending_shrink: Vec::new(),
             is_gone: false,
+            sleep: None,
         };
         self.by_id.insert(self.last_id, extent);
         self.last_id
@@ -57,7 +74,7 @@ impl Extents {
 
     /// The memory that the driver has created for extents and that has not been released.
     pub(super) fn reserved_bytes(&self) -> u64 {
-        self.lost.bytes() + self.by_id.values().map(|extent| extent.mapped_bytes).sum::<u64>()
+        self.lost.bytes() + self.by_id.values().map(Extent::reserved_bytes).sum::<u64>()
     }
 
     pub(super) fn size_bytes(&self) -> u64 {
@@ -73,14 +90,22 @@ impl Extents {
     /// Releases unused memory behind the sizes of extents, and the addresses of removed extents. Tries all of them,
     /// and returns the first failure. The next call retries what failed.
     pub(super) fn settle(&mut self, order: &impl Order, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
-        let Self { by_id, lost, lost_addresses, .. } = self;
+        let Self { by_id, lost, lost_addresses, is_sleeping, .. } = self;
         let mut settled = Ok(());
-        for extent in by_id.values_mut().filter(|extent| extent.is_settled(order)) {
-            extent.pending_shrink.clear();
-            settled = settled.and(extent.unmap_behind(extent.size_bytes, lost, vmm));
+        for extent in by_id.values_mut() {
+            let result = match extent.sleep {
+                None if extent.is_settled(order) => {
+                    extent.pending_shrink.clear();
+                    extent.unmap_behind(extent.size_bytes, lost, vmm)
+                }
+                Some(_) if extent.is_gone && !*is_sleeping => extent.end_asleep(lost, vmm),
+                // An extent that sleeps is cut once it is awake.
+                None | Some(_) => Ok(()),
+            };
+            settled = settled.and(result);
         }
         by_id.retain(|_, extent| {
-            let is_over = extent.is_gone && extent.mapped_bytes == 0;
+            let is_over = extent.is_gone && extent.mapped_bytes == 0 && !*is_sleeping;
             if is_over {
                 lost_addresses.push((extent.address, extent.addresses_bytes));
             }
@@ -92,6 +117,63 @@ impl Extents {
             freed.is_err()
         });
         settled
+    }
+
+    /// The address ranges of the extents.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.by_id.values().map(|extent| extent.address..extent.address + extent.addresses_bytes)
+    }
+
+    /// Marks the extents that sleep, and returns the ranges of their contents: address and size.
+    pub(super) fn begin_sleep(&mut self) -> Vec<(u64, u64)> {
+        self.is_sleeping = true;
+        let live = self.by_id.values_mut().filter(|extent| !extent.is_gone && extent.mapped_bytes > 0);
+        let sleep = |extent: &mut Extent| {
+            extent.sleep = Some(Sleep::default());
+            (extent.address, extent.size_bytes)
+        };
+        live.map(sleep).filter(|(_, size_bytes)| *size_bytes > 0).collect()
+    }
+
+    /// Unmaps the extents that sleep, and then releases their memory. After an error, [`Extents::wake`] undoes the calls before it.
+    pub(super) fn put_to_sleep(&mut self, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
+        let mut sleepers = self.by_id.values_mut().filter(|extent| extent.sleep.is_some());
+        sleepers.try_for_each(|extent| extent.put_to_sleep(vmm))
+    }
+
+    /// Creates and maps the memory of extents that sleep. After an error, a further call continues.
+    pub(super) fn wake(&mut self, vmm: &mut Vmm<'_>) -> Result<u64, Refusal> {
+        let mut sleepers = self.by_id.values_mut().filter(|extent| extent.sleep.is_some() && !extent.is_gone);
+        sleepers.try_fold(0, |sum, extent| Ok(sum + extent.wake(vmm)?))
+    }
+
+    /// Ends the sleep of extents that are mapped again. Those that were dropped meanwhile are released by [`Extents::settle`].
+    pub(super) fn end_sleep(&mut self) {
+        self.is_sleeping = false;
+        self.by_id.values_mut().filter(|extent| !extent.is_gone).for_each(|extent| extent.sleep = None);
+    }
+
+    /// Lets extents that sleep end, for a pool that ends.
+    pub(super) fn forget_sleepers(&mut self) {
+        self.is_sleeping = false;
+    }
+
+    pub(super) fn is_sleeping(&self) -> bool {
+        self.is_sleeping
+    }
+
+    /// The memory that sleeps.
+    pub(super) fn sleeping_bytes(&self) -> u64 {
+        self.by_id.values().map(|extent| extent.mapped_bytes - extent.reserved_bytes()).sum()
+    }
+
+    /// Returns whether an address belongs to a live extent that is mapped as a whole.
+    pub(super) fn has_mapping(&self, address: u64) -> bool {
+        let mapped =
+            |extent: &Extent| !extent.is_gone && extent.sleep.is_none_or(|sleep| sleep.unmapped_count == 0);
+        let contains =
+            |extent: &Extent| (extent.address..extent.address + extent.mapped_bytes).contains(&address);
+        self.by_id.values().any(|extent| mapped(extent) && contains(extent))
     }
 
     /// Retries handles that the driver failed to release. Returns the first failure.
@@ -129,6 +211,77 @@ impl Extents {
 impl Extent {
     fn is_settled(&self, order: &impl Order) -> bool {
         self.pending_shrink.iter().all(|stamp| order.is_complete(*stamp))
+    }
+
+    /// The memory that the driver has created for it.
+    fn reserved_bytes(&self) -> u64 {
+        let released_count = self.sleep.map_or(0, |sleep| sleep.released_count);
+        self.handles[released_count..].iter().map(|(_, size_bytes)| size_bytes).sum()
+    }
+
+    /// The address of a handle.
+    fn place_of(&self, index: usize) -> u64 {
+        self.address + self.handles[..index].iter().map(|(_, size_bytes)| size_bytes).sum::<u64>()
+    }
+
+    fn put_to_sleep(&mut self, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
+        let Some(mut sleep) = self.sleep else { return Ok(()) };
+        let slept = self.release_all(&mut sleep, vmm);
+        self.sleep = Some(sleep);
+        slept
+    }
+
+    fn release_all(&mut self, sleep: &mut Sleep, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
+        while let Some((_, size_bytes)) = self.handles.get(sleep.unmapped_count).copied() {
+            vmm.unmap(self.place_of(sleep.unmapped_count), size_bytes)?;
+            sleep.unmapped_count += 1;
+        }
+        sleep.is_closed = false;
+        while let Some((handle, size_bytes)) = self.handles.get(sleep.released_count).copied() {
+            vmm.release(handle, size_bytes)?;
+            sleep.released_count += 1;
+        }
+        Ok(())
+    }
+
+    fn wake(&mut self, vmm: &mut Vmm<'_>) -> Result<u64, Refusal> {
+        let Some(mut sleep) = self.sleep else { return Ok(0) };
+        let woken = self.map_all(&mut sleep, vmm);
+        self.sleep = Some(sleep);
+        woken
+    }
+
+    fn map_all(&mut self, sleep: &mut Sleep, vmm: &mut Vmm<'_>) -> Result<u64, Refusal> {
+        let mut created_bytes = 0;
+        while let Some(index) = sleep.released_count.checked_sub(1) {
+            let size_bytes = self.handles[index].1;
+            self.handles[index].0 = vmm.create(size_bytes)?;
+            sleep.released_count = index;
+            created_bytes += size_bytes;
+        }
+        while let Some(index) = sleep.unmapped_count.checked_sub(1) {
+            let (handle, size_bytes) = self.handles[index];
+            vmm.map(self.place_of(index), size_bytes, handle)?;
+            (sleep.unmapped_count, sleep.is_closed) = (index, true);
+        }
+        if sleep.is_closed {
+            vmm.set_access(self.address, self.open_bytes)?;
+            sleep.is_closed = false;
+        }
+        Ok(created_bytes)
+    }
+
+    /// Releases an extent that ends while it sleeps.
+    fn end_asleep(&mut self, lost: &mut Lost, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
+        let ended = self.put_to_sleep(vmm);
+        let Some(sleep) = self.sleep.filter(|sleep| sleep.unmapped_count == self.handles.len()) else {
+            return ended;
+        };
+        let left = self.handles.drain(..).skip(sleep.released_count);
+        left.for_each(|(handle, size_bytes)| lost.add(handle, size_bytes));
+        (self.sleep, self.mapped_bytes, self.open_bytes) = (None, 0, 0);
+        self.pending_shrink.clear();
+        ended
     }
 
     /// Maps new handles up to `end_bytes`. After an error, the extent is unchanged.
@@ -289,6 +442,9 @@ impl GrowSearch<'_> {
         let limit_bytes = pool.reservable_max_bytes(&core.heap);
         let Extents { by_id, lost, .. } = &mut core.extents;
         let Some(extent) = by_id.get_mut(&id) else { return Ok((true, None)) };
+        if extent.sleep.is_some() {
+            return Err(pool.asleep());
+        }
         let end_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
         if end_bytes > extent.open_bytes {
             let missing_bytes = end_bytes.saturating_sub(extent.mapped_bytes);

@@ -166,6 +166,11 @@ impl Clocks {
         Ok(queued?.flatten().is_some())
     }
 
+    /// Waits until each [`Clocks::queue_behind`] has queued its work that began before this call.
+    pub(crate) fn let_calls_end(&self) {
+        self.used_indices().for_each(|index| drop(self.stream_states.guard(index)));
+    }
+
     fn is_open(&self, state: &Locked<'_>, stream: StreamId) -> bool {
         state.is_ours() && self.epochs.stream_in(stream.stream_index()) == stream
     }

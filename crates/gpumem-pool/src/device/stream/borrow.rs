@@ -148,6 +148,11 @@ impl Stream {
         self.0.borrows.begin_call()
     }
 
+    /// Waits until each call has ended that began before this one.
+    pub(crate) fn let_calls_end(&self) {
+        self.0.borrows.let_calls_end();
+    }
+
     /// Closes the stream for a capture that is about to begin. Waits for calls on other threads, but at most
     /// [`CALLS_END_WITHIN`]: this thread may itself be inside of one.
     pub(crate) fn close_for_capture(&self) -> Result<Closed<'_>, PoolError> {
@@ -236,6 +241,13 @@ impl Borrows {
             std::thread::yield_now();
         }
         Some(closed)
+    }
+
+    /// Waits until each call has ended that began before this one.
+    fn let_calls_end(&self) {
+        while self.calls.load(Ordering::SeqCst) > 0 && self.try_close(self.lock()).is_none() {
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// Wakes the thread that waits for the end of all calls. Under the lock: between that thread's read of the count and its

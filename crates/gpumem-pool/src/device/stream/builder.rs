@@ -64,6 +64,7 @@ impl StreamBuilder {
         let (driver_id, id) = opened.inspect_err(|_| destroy(&device, raw))?;
         let stream = Stream(Arc::new(Inner::new(&device, raw, id, driver_id, Kind::Owned)));
         device.clocks().name(driver_id, &stream);
+        device.sleepers().add_stream(&stream);
         Ok(stream)
     }
 }

@@ -147,7 +147,11 @@ impl Stream {
         }
         let is_blocking = is_blocking(device, raw);
         let parts = StreamParts { raw, life, no_waits, is_blocking };
-        let make = |id: StreamId| Self(Arc::new(Inner::new(device, raw, id, driver_id, kind)));
+        let make = |id: StreamId| {
+            let stream = Self(Arc::new(Inner::new(device, raw, id, driver_id, kind)));
+            device.sleepers().add_stream(&stream);
+            stream
+        };
         device.clocks().find_or_open(device, &parts, driver_id, make)
     }
 
@@ -216,6 +220,11 @@ impl StreamBuilder {
 impl WeakStream {
     pub(crate) fn upgrade(&self) -> Option<Stream> {
         self.0.upgrade().map(Stream)
+    }
+
+    /// Returns whether a clone of the stream exists.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
     }
 }
 

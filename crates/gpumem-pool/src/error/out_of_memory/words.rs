@@ -456,6 +456,7 @@ mod tests {
                 kind: MemoryKind::Device,
                 in_use_bytes: GIB,
                 reserved_bytes: 4 * GIB,
+                asleep_bytes: 0,
                 counted_bytes: 4 * GIB,
                 block_count: 1,
                 hard_limit_bytes: None,

@@ -139,6 +139,10 @@ impl Grant {
         }
         holding.address += front_bytes;
         holding.size_bytes = size_bytes;
+        // Before the adaptor can write the hidden bytes.
+        if let Some(pool) = self.origin() {
+            pool.sleep_state().note_hidden_bytes();
+        }
         true
     }
 
@@ -155,11 +159,15 @@ impl Grant {
 
     /// Returns whether the host may use the memory immediately, because all earlier uses are complete.
     pub(crate) fn is_for_host(&self) -> bool {
-        let pool = match self.holding.lent() {
+        self.origin().is_some_and(|pool| pool.is_for_host())
+    }
+
+    /// The pool whose backend has the memory.
+    fn origin(&self) -> Option<StateRef> {
+        match self.holding.lent() {
             Some(block) => Some(block.origin()),
             None => self.pool,
-        };
-        pool.is_some_and(|pool| pool.is_for_host())
+        }
     }
 
     /// Creates a grant for a backend allocation that has left the adaptor at `level`, or that comes directly from
@@ -349,15 +357,22 @@ impl<'a> Release<'a> {
     }
 
     /// Queues work on the owner stream behind all uses of the memory. The stream's context is current during the
-    /// call. Returns false if that would need a wait: the owner stream is gone, belongs to another library or
-    /// captures, or must not wait for one of the other streams.
+    /// call. Returns false if the memory sleeps, or if that would need a wait: the owner stream is gone, belongs to
+    /// another library or captures, or must not wait for one of the other streams.
     pub(crate) fn queue(&self, work: impl FnOnce(&Driver, CUstream) -> Result<(), DriverError>) -> bool {
         let clocks = self.device.clocks();
         let uses = (!self.is_complete.get()).then(|| clocks.uses(self.owner_stream, self.uses));
-        let call = |owner_stream| work(self.device.driver(), owner_stream);
+        let mut is_awake = true;
+        let whole = self.whole();
+        let call = |owner_stream| {
+            // The stream's state is locked, which a pool that goes to sleep waits for.
+            is_awake = self.device.check_awake(whole.start, whole.end - whole.start).is_ok();
+            if is_awake { work(self.device.driver(), owner_stream) } else { Ok(()) }
+        };
         // A call that the driver refuses has queued nothing.
         let queued =
-            clocks.queue_behind(uses.into_iter().flatten(), self.owner_stream, call).unwrap_or(false);
+            clocks.queue_behind(uses.into_iter().flatten(), self.owner_stream, call).unwrap_or(false)
+                && is_awake;
         if queued {
             self.set_used();
         }

@@ -1,12 +1,12 @@
 //! Allocation and free of blocks: the thread's cache first, then captures, adaptors and the backend.
 
 use super::{Origin, StateRef};
-use crate::backend::{self, Allocation, Answer, FreeRequest, NO_CACHE};
+use crate::backend::{self, Allocation, Answer, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{GRAPH_BIT, Stream, StreamId};
 use crate::error::{PoolError, is_sticky};
 use crate::pool::{Block, scope};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::AtomicU64;
 
 impl StateRef {
     /// Allocates a block at a multiple of `alignment`, which must be a power of two. A hit in the thread's cache reads
@@ -56,6 +56,7 @@ impl StateRef {
         alignment: u64,
         stream: &Stream,
     ) -> Result<(Allocation, u64), PoolError> {
+        self.check_awake()?;
         if let Some(stack) = &self.stack
             && size_bytes > 0
             && self.has_only_adaptors_to_ask(stream)
@@ -98,6 +99,7 @@ impl StateRef {
         stream: &Stream,
     ) -> Result<Vec<Block>, PoolError> {
         self.check_usable()?;
+        self.check_awake()?;
         self.check_stream(stream)?;
         if size_bytes == 0 || self.stack.is_some() || self.has_captures() {
             return Ok(Vec::new());
@@ -231,7 +233,7 @@ impl StateRef {
             };
             self.event_poisoned(&poison);
             let _first_counts = self.poison.set(poison);
-            self.cache_key.store(NO_CACHE, Ordering::Relaxed);
+            self.take_cache_key();
         }
         if !outcome.counted {
             self.drop_block();

@@ -17,6 +17,16 @@ impl Core {
         self.heap.give(large.block.record, &[large.stamp.into()]);
     }
 
+    /// Returns whether memory sleeps, or is about to.
+    pub(in super::super) fn is_sleeping(&self) -> bool {
+        self.heap.is_sleeping() || self.extents.is_sleeping()
+    }
+
+    /// The memory that sleeps, in bytes.
+    pub(super) fn sleeping_bytes(&self) -> u64 {
+        self.heap.sleeping_bytes() + self.extents.sleeping_bytes()
+    }
+
     pub(super) fn pending_streams(&self) -> Vec<StreamIndex> {
         self.heap.pending_streams().into_iter().chain(self.extents.pending_streams()).collect()
     }

@@ -4,6 +4,7 @@ use super::CachingPool;
 use crate::backend::{
     caching::access::Access, caching::access::Memory, caching::extent::Extents, caching::vmm::Vmm,
 };
+use crate::config::MemoryKind;
 use crate::device::{Clocks, Device, HowFar, Order, Stamp, StreamIndex};
 use gpumem_heap::heap::Heap;
 use gpumem_heap::{RawHandle, Tuning};
@@ -11,7 +12,10 @@ use gpumem_sys::Driver;
 
 impl Drop for CachingPool {
     fn drop(&mut self) {
+        let host_copy = self.take_host_copy();
         let core = self.core.get_mut();
+        core.heap.forget_sleepers();
+        core.extents.forget_sleepers();
         let pending = core.pending_streams();
         let heap = core::mem::replace(&mut core.heap, Heap::new(Tuning::BALANCED, [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
@@ -33,6 +37,15 @@ impl Drop for CachingPool {
         });
         if !is_gone {
             left.defer(&self.device);
+        }
+        if let Some(mut release) = host_copy {
+            // The calls wait for the device, like those that release segments.
+            let is_gone = self.device.enter_relaxed().is_ok_and(|_entered| {
+                self.device.is_idle().unwrap_or(false) && release(driver, clocks, HowFar::Known)
+            });
+            if !is_gone {
+                self.device.maintenance().defer_release(MemoryKind::Host, true, release);
+            }
         }
     }
 }

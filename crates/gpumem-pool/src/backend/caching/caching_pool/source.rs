@@ -7,11 +7,12 @@ use crate::backend::Underlying;
 use crate::backend::caching::access::{Memory, all_of, none_of};
 use crate::backend::caching::{of_class, put_back_small};
 use crate::backend::{
-    Allocation, Answer, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Source, plain,
+    Allocation, Answer, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Sleeping, Source, plain,
 };
 use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
 use crate::device::{CaptureModeGuard, Device, Stamp, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError};
+use core::sync::atomic::Ordering;
 use gpumem_heap::SizeClass;
 use gpumem_heap::cache;
 use gpumem_heap::counters::Counters;
@@ -96,6 +97,10 @@ impl Source for CachingPool {
         if self.access.memory() == Memory::Virtual { Some(self) } else { None }
     }
 
+    fn sleeping(&self) -> Result<&dyn Sleeping, PoolError> {
+        self.as_sleeping()
+    }
+
     fn limits_changed(&self) -> Result<(), PoolError> {
         self.register_for_waits();
         Ok(())
@@ -151,6 +156,8 @@ impl Source for CachingPool {
             current_bytes: core.heap.reserved_bytes(),
             peak_bytes: core.heap.reserved_peak_bytes(),
             record_bytes: core.heap.record_bytes() as u64,
+            asleep_bytes: core.sleeping_bytes(),
+            on_host_bytes: self.on_host_bytes.load(Ordering::Relaxed),
         }))
     }
 
@@ -184,7 +191,8 @@ impl Source for CachingPool {
         self.drain_all();
         self.activity().host_wait(|| self.device.finish_with_maintenance(None))?;
         let _entered = self.device.enter_relaxed()?;
-        Ok(self.trim(0)?)
+        let freed = self.free_host_copy();
+        Ok(self.trim(0).and(freed)?)
     }
 
     fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
@@ -196,6 +204,9 @@ impl Source for CachingPool {
         let (core, vmm) = (self.core(), self.vmm());
         if self.access.is_granted(peer.raw()) {
             return Ok(());
+        }
+        if core.is_sleeping() {
+            return Err(self.asleep());
         }
         let mappings: Vec<(u64, u64)> = core.heap.mappings().chain(core.extents.mappings()).collect();
         for (index, (address, size_bytes)) in mappings.iter().enumerate() {
@@ -212,18 +223,27 @@ impl Source for CachingPool {
     }
 
     #[cfg(unix)]
-    fn backing(&self, allocation: Allocation) -> Option<Underlying> {
+    fn backing(&self, allocation: Allocation) -> Result<Option<Underlying>, PoolError> {
+        if !self.access.is_exportable() {
+            return Ok(None);
+        }
         let mut core = self.core();
-        let BlockBacking { handles, offset_bytes } = self
-            .access
-            .is_exportable()
-            .then(|| core.heap.backing(allocation.record(), allocation.address))??;
-        let handles = handles.into_iter().map(|(handle, size_bytes)| (handle.0, size_bytes)).collect();
-        Some(Underlying { handles, offset_bytes })
+        if core.is_sleeping() {
+            return Err(self.asleep());
+        }
+        Ok(core.heap.backing(allocation.record(), allocation.address).map(|backing| {
+            let BlockBacking { handles, offset_bytes } = backing;
+            let handles = handles.into_iter().map(|(handle, size_bytes)| (handle.0, size_bytes)).collect();
+            Underlying { handles, offset_bytes }
+        }))
     }
 
     fn pin(&self, allocation: Allocation) -> Result<(), PoolError> {
-        self.core().heap.pin(allocation.record());
+        let mut core = self.core();
+        if core.is_sleeping() {
+            return Err(self.asleep());
+        }
+        core.heap.pin(allocation.record());
         Ok(())
     }
 

@@ -1,0 +1,122 @@
+//! [`Sleepers`]: the address ranges of a device that sleep, and the check that every safe operation makes before it queues work.
+//!
+//! An operation checks its memory in a call on its stream ([`Stream::queue_work`]), together with queueing the work. A pool that goes
+//! to sleep adds its ranges first, then lets all calls end that began before ([`Sleepers::let_calls_end`]), and then waits for the
+//! device: after that, no work that uses the ranges is queued, and none will be.
+
+use crate::config::PoolName;
+use crate::device::{Device, Stream, WeakStream};
+use crate::error::PoolError;
+use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The sleeping memory of one device.
+#[derive(Default)]
+pub(crate) struct Sleepers {
+    /// The number of entries. Added to before calls are waited for: a call reads it after it has counted itself.
+    count: AtomicUsize,
+    entries: Mutex<Vec<Entry>>,
+    streams: Mutex<Streams>,
+}
+
+/// The addresses of a pool that sleeps.
+struct Entry {
+    pool: PoolName,
+    ranges: Vec<Range<u64>>,
+}
+
+/// The streams of the device.
+#[derive(Default)]
+struct Streams {
+    list: Vec<WeakStream>,
+    /// The length at which streams that are gone are removed.
+    purge_at: usize,
+}
+
+impl Sleepers {
+    /// Adds a stream, whose calls may queue work.
+    pub(crate) fn add_stream(&self, stream: &Stream) {
+        let mut streams = self.streams();
+        if streams.list.len() >= streams.purge_at {
+            streams.list.retain(|stream| stream.is_alive());
+            streams.purge_at = (2 * streams.list.len()).max(PURGE_MIN);
+        }
+        streams.list.push(stream.downgrade());
+    }
+
+    /// Refuses operations on these addresses from now on.
+    pub(crate) fn add(&self, pool: &PoolName, ranges: Vec<Range<u64>>) {
+        let mut entries = self.entries();
+        entries.push(Entry { pool: pool.clone(), ranges });
+        self.count.store(entries.len(), Ordering::SeqCst);
+    }
+
+    /// Allows operations on the addresses of a pool again.
+    pub(crate) fn remove(&self, pool: &PoolName) {
+        let mut entries = self.entries();
+        entries.retain(|entry| entry.pool.id() != pool.id());
+        self.count.store(entries.len(), Ordering::SeqCst);
+    }
+
+    /// Waits until all calls on the device's streams have ended that began before this one. Later calls find the entries.
+    pub(crate) fn let_calls_end(&self) {
+        // Upgraded under the lock and dropped outside of it: dropping the last clone of a stream takes locks.
+        let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
+        streams.iter().for_each(Stream::let_calls_end);
+    }
+
+    /// Returns whether nothing sleeps.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
+    }
+
+    /// Refuses memory that sleeps. Call it within a call on the stream that the work is queued on.
+    #[inline]
+    fn check(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
+        if self.is_empty() { Ok(()) } else { self.check_slow(address, size_bytes) }
+    }
+
+    #[cold]
+    fn check_slow(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
+        let end = address.saturating_add(size_bytes);
+        let overlaps = |range: &Range<u64>| address < range.end && range.start < end;
+        let entries = self.entries();
+        match entries.iter().find(|entry| entry.ranges.iter().any(overlaps)) {
+            Some(entry) => Err(PoolError::Asleep { pool: entry.pool.as_str().into() }),
+            None => Ok(()),
+        }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Device {
+    /// Returns whether memory of this device sleeps. Without any, [`Device::check_awake`] has nothing to refuse.
+    #[doc(hidden)]
+    #[inline]
+    #[must_use]
+    pub fn has_sleepers(&self) -> bool {
+        !self.sleepers().is_empty()
+    }
+
+    /// Refuses memory of this device that sleeps ([`Pool::sleep`](crate::Pool::sleep)). The result stays valid until the call on the
+    /// stream ends ([`Stream::queue_work`]), so the work is queued in the same call.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Asleep`] if a part of the memory sleeps.
+    #[doc(hidden)]
+    #[inline]
+    pub fn check_awake(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
+        self.sleepers().check(address, size_bytes)
+    }
+}
+
+const PURGE_MIN: usize = 64;
