@@ -621,7 +621,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     target.writes().order(gpu, UPLOAD)?;
     let to = at(target.storage(), plan.to);
     let from = elements.as_ptr().expose_provenance().wrapping_add_signed(plan.from);
-    pageable::run_borrowed(gpu, UPLOAD, |raw| {
+    pageable::run_borrowed(gpu, target.writes(), UPLOAD, |raw| {
         let driver = gpu.device().driver();
         // SAFETY: the target is alive, has as many elements as the slice, and is ordered after what conflicts. The slice is borrowed
         // until this function returns, and `run_borrowed` returns when the copy is done.
@@ -739,7 +739,7 @@ unsafe fn download_to<T: Element, D: Dimension>(
         return unsafe { pageable::download(gpu, source.reads(), (elements.cast(), from), size_bytes) };
     }
     let to = elements.expose_provenance().wrapping_add_signed(plan.to);
-    pageable::run_borrowed(gpu, DOWNLOAD, |raw| {
+    pageable::run_borrowed(gpu, source.reads(), DOWNLOAD, |raw| {
         let driver = gpu.device().driver();
         // SAFETY: the source is alive, and is ordered after what wrote it. The caller has room for its elements, which nothing else
         // accesses before this returns, and then the copy is done. All of the room is written: the host's layout has no gaps.

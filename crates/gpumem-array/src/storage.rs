@@ -215,6 +215,7 @@ impl<'a> Use<'a> {
         recording: Option<&Recording>,
     ) -> Result<bool, ArrayError> {
         stream.queue_work(|_| {
+            stream.device().check_awake(self.storage.address(), self.storage.size_bytes())?;
             if !runs(stream, recording)? {
                 self.storage.memory.keep_for_graph(stream);
                 return Ok(false);
@@ -936,7 +937,7 @@ pub(crate) fn prefetch<'a>(gpu: &Gpu, uses: impl IntoIterator<Item: Borrow<Use<'
 #[inline]
 pub(crate) fn queue_copy<'a>(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item: Borrow<Use<'a>>>,
+    uses: impl IntoIterator<Item: Borrow<Use<'a>>> + Clone,
     work: impl FnOnce(CUstream) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
     queue_launch(gpu, uses, |raw| work(raw).map_err(PoolError::from))
@@ -946,14 +947,15 @@ pub(crate) fn queue_copy<'a>(
 #[inline]
 pub(crate) fn queue_launch<'a>(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item: Borrow<Use<'a>>>,
+    uses: impl IntoIterator<Item: Borrow<Use<'a>>> + Clone,
     work: impl FnOnce(CUstream) -> Result<(), PoolError>,
 ) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let _bound = gpu.device().bind()?;
     let (mut has_written, mut has_read_host, mut is_changed, mut is_late) = (false, false, false, false);
     let queued = stream.queue_work(|raw| {
-        // Checked inside of the call: before it, another thread could still begin or end a capture.
+        // Checked inside of the call: before it, another thread could still begin or end a capture, or put a pool to sleep.
+        check_awake(gpu, uses.clone())?;
         if !runs(stream, gpu.recording())? {
             // The graph keeps the memory, even if no wait was needed.
             uses.into_iter().for_each(|one| one.borrow().storage.memory.keep_for_graph(stream));
@@ -978,6 +980,27 @@ pub(crate) fn queue_launch<'a>(
         mark(stream);
     }
     queued.map_err(|error| gpu.with_kernel_name(error))
+}
+
+/// Refuses memory that sleeps ([`Pool::sleep`](gpumem_pool::Pool::sleep)). Called in the call on the stream that queues the work.
+/// A pool whose memory other devices may use does not sleep, so the stream's own device knows all memory that matters.
+#[inline]
+pub(crate) fn check_awake<'a>(
+    gpu: &Gpu,
+    uses: impl IntoIterator<Item: Borrow<Use<'a>>>,
+) -> Result<(), PoolError> {
+    if gpu.device().has_sleepers() { check_each_awake(gpu.device(), uses) } else { Ok(()) }
+}
+
+#[cold]
+fn check_each_awake<'a>(
+    device: &Device,
+    uses: impl IntoIterator<Item: Borrow<Use<'a>>>,
+) -> Result<(), PoolError> {
+    uses.into_iter().try_for_each(|one| {
+        let storage = one.borrow().storage;
+        device.check_awake(storage.address(), storage.size_bytes())
+    })
 }
 
 /// Returns whether work that is queued now runs, instead of becoming part of the graph of `recording`.

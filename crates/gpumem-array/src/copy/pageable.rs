@@ -11,7 +11,7 @@ use crate::element::{Cast, Element};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::gpu::staging::{Answer, Burst, Conversion, Copying, HostCopy, Lent, PIECE_BYTES, Staging, Stores};
-use crate::storage::{Access, Use, queue_copy};
+use crate::storage::{Access, Use, check_awake, queue_copy};
 use core::cell::Cell;
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::{CUdeviceptr, CUstream};
@@ -225,7 +225,7 @@ pub(super) unsafe fn download(
     let copied = unsafe {
         match is_staged {
             true => download_staged(gpu, &gpu.staging(), source, (to, from), size_bytes),
-            false => download_directly(gpu, (to, from), size_bytes),
+            false => download_directly(gpu, source, (to, from), size_bytes),
         }
     };
     if is_staged {
@@ -248,7 +248,7 @@ unsafe fn download_staged(
 ) -> Result<(), ArrayError> {
     let directly = |start: usize, size_bytes| {
         // SAFETY: the caller's promise, for a part of the bytes.
-        unsafe { download_directly(gpu, (to.wrapping_add(start), from + start as u64), size_bytes) }
+        unsafe { download_directly(gpu, source, (to.wrapping_add(start), from + start as u64), size_bytes) }
     };
     let Some(buffer_bytes) = staging.buffer_bytes() else { return directly(0, size_bytes) };
     let stores = if size_bytes >= PAST_CACHE_BYTES_MIN { Stores::PastCache } else { Stores::ThroughCache };
@@ -356,23 +356,30 @@ fn chunk_bytes(size_bytes: usize, buffer_bytes: usize) -> usize {
     size_bytes.div_ceil(CHUNK_COUNT_MIN).next_multiple_of(PIECE_BYTES).min(buffer_bytes)
 }
 
-/// Queues a copy by the driver, and waits for it.
+/// Queues a copy by the driver, which uses the device's memory as `one` says, and waits for it.
 pub(super) fn run_borrowed(
     gpu: &Gpu,
+    one: Use<'_>,
     operation: &'static str,
     queue: impl FnOnce(CUstream) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
     let _bound = gpu.device().bind()?;
-    let queued =
+    let queue = |_| {
+        gpu.stream().queue_work(|raw| {
+            check_awake(gpu, [one])?;
+            Ok(queue(raw)?)
+        })?
+    };
+    let queued: Result<(), PoolError> =
         gpu.stream().run_borrowed(operation, queue).map_err(|error| gpu.with_kernel_name(error.into()))?;
-    Ok(queued.map_err(PoolError::from)?)
+    Ok(queued?)
 }
 
 /// Lets the driver copy. Returns when the copy is complete.
 fn upload_directly(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(), ArrayError> {
     let from = bytes.as_ptr().expose_provenance() as CUdeviceptr;
     gpu.transfer_counters().add_direct(bytes.len());
-    run_borrowed(gpu, super::UPLOAD, |stream| {
+    run_borrowed(gpu, target, super::UPLOAD, |stream| {
         // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The source is borrowed until
         // this returns, and then the copy is done.
         unsafe { gpu.device().driver().cuMemcpyAsync(to, from, bytes.len(), stream) }
@@ -388,12 +395,13 @@ fn upload_directly(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<
 /// `to` has these bytes, which nothing else accesses before this returns.
 unsafe fn download_directly(
     gpu: &Gpu,
+    source: Use<'_>,
     (to, from): (*mut u8, u64),
     size_bytes: usize,
 ) -> Result<(), ArrayError> {
     let to = to.expose_provenance() as CUdeviceptr;
     gpu.transfer_counters().add_direct(size_bytes);
-    run_borrowed(gpu, super::DOWNLOAD, |stream| {
+    run_borrowed(gpu, source, super::DOWNLOAD, |stream| {
         // SAFETY: the source has these bytes, is alive, and the stream has been ordered to read it. The caller's memory is not used
         // before this returns, and then the copy is done.
         unsafe { gpu.device().driver().cuMemcpyAsync(to, from, size_bytes, stream) }
