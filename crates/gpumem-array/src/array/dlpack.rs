@@ -243,7 +243,8 @@ fn place<T: DlpackElement, D: Dimension>(
         None => dense.strides().collect(),
     };
     let reach = reach(dim.slice(), &strides).filter(|reach| reach.bytes(size_of::<T>()).is_some());
-    let reach = reach.ok_or_else(|| refused("strides", "elements beyond the address space"))?;
+    let beyond = || refused("strides", &format!("{strides:?}, which puts elements beyond the address space"));
+    let reach = reach.ok_or_else(beyond)?;
     let size_bytes = reach.bytes(size_of::<T>()).unwrap_or(0);
     let first = (tensor.data_ptr().expose_provenance() as u64).checked_add(tensor.byte_offset());
     let first = first.filter(|_| !tensor.data_ptr().is_null());
