@@ -26,8 +26,9 @@ fn beside(
 ) -> OutOfMemory {
     OutOfMemory {
         requested_bytes,
+        pool: "training".into(),
         in_use_bytes,
-        block_count: 100,
+        block_count: if in_use_bytes > 0 { 100 } else { 0 },
         reserved_bytes: in_use_bytes + cached_bytes,
         device_free_bytes: total_bytes.saturating_sub(others_bytes + in_use_bytes + cached_bytes),
         device_total_bytes: total_bytes,
@@ -220,4 +221,15 @@ fn a_tag_with_half_of_the_memory_is_the_main_holder() {
 fn host_memory_of_the_pool_takes_none_of_the_device() {
     let others_bytes = |kind| of(kind, beside(GIB, 8 * GIB, 2 * GIB, 0, 1)).others_bytes();
     assert_eq!((others_bytes(MemoryKind::Device), others_bytes(MemoryKind::Host)), (GIB, 3 * GIB));
+}
+
+/// The snapshot is read like prose: each report has one cause, one advice, and no line that its reader does not need.
+#[test]
+fn the_whole_report_of_each_program() {
+    let reports: Vec<_> =
+        cases().into_iter().map(|(program, report, ..)| format!("{program}:\n\n{report:#}\n")).collect();
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../../../../tests/pool/snapshots");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.bind(|| insta::assert_snapshot!("programs", reports.join("\n")));
 }
