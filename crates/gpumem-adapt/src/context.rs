@@ -34,21 +34,27 @@ pub struct Plan<'a> {
 /// Adds an array to a pack and its [`PackedArray`] to the columns, and returns its place there.
 type Add<'a> = Box<dyn FnOnce(&mut Pack<'a>, &Gpu, &mut Columns) -> Result<usize, ArrayError> + 'a>;
 
-/// Values of several types, in a list for each type.
+/// Values of several types, in a list for each type. A value has arrays of few types, so a search is faster than a hash.
 #[derive(Default)]
-struct Columns(HashMap<TypeId, Box<dyn Any>>);
+struct Columns(Vec<Box<dyn Any>>);
 
 impl Columns {
     /// Adds a value, and returns its place in the list of its type.
     fn push<A: 'static>(&mut self, value: A) -> usize {
-        let column = self.0.entry(TypeId::of::<A>()).or_insert_with(|| Box::new(Vec::<Option<A>>::new()));
-        let Some(column) = column.downcast_mut::<Vec<Option<A>>>() else { return usize::MAX };
-        push(column, Some(value));
-        column.len() - 1
+        if let Some(column) = self.column() {
+            push(column, Some(value));
+            return column.len() - 1;
+        }
+        self.0.push(Box::new(vec![Some(value)]));
+        0
     }
 
     fn take<A: 'static>(&mut self, place: usize) -> Option<A> {
-        self.0.get_mut(&TypeId::of::<A>())?.downcast_mut::<Vec<Option<A>>>()?.get_mut(place)?.take()
+        self.column()?.get_mut(place)?.take()
+    }
+
+    fn column<A: 'static>(&mut self) -> Option<&mut Vec<Option<A>>> {
+        self.0.iter_mut().find_map(|column| column.downcast_mut())
     }
 }
 
