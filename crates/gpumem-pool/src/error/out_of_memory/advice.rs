@@ -87,8 +87,7 @@ impl OutOfMemory {
     fn advice_for_device(&self) -> Advice {
         let free_bytes = if self.is_on_device() { self.device_free_bytes } else { 0 };
         let wanted_bytes = self.wanted_bytes();
-        let is_withheld =
-            free_bytes > 0 && wanted_bytes.saturating_add(self.driver_unit_bytes()) <= free_bytes;
+        let is_withheld = wanted_bytes.saturating_add(self.driver_unit_bytes()) <= free_bytes;
         let in_pieces_bytes = self.idle_bytes().saturating_sub(self.pending_bytes);
         let is_there = in_pieces_bytes.saturating_add(free_bytes) >= wanted_bytes;
         let room_bytes = self.reserved_bytes.saturating_add(free_bytes);

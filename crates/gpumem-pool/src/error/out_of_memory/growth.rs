@@ -269,5 +269,35 @@ mod tests {
             Pair(&Sample::default(), &after).tag().map(str::to_owned)
         };
         assert_eq!((tag(1), tag(2).as_deref()), (None, Some("new")));
+        let after = Sample { in_use_bytes: 5, tags: vec![("new".into(), 2)], ..Sample::default() };
+        assert_eq!(Pair(&Sample::default(), &after).tag(), None, "not more than half");
+    }
+
+    fn grown(in_use_bytes: u64, block_count: u64, allocation_count: u64) -> Sample {
+        Sample { in_use_bytes, block_count, allocation_count, ..Sample::default() }
+    }
+
+    /// Four blocks are enough to compare their mean size, which may differ by a 64th.
+    #[test]
+    fn growth_is_alike_up_to_a_64th() {
+        let (none, all) = (Sample::default(), grown(6400, 100, 100));
+        let is_like = |bytes, count| Pair(&none, &grown(bytes, count, count)).is_like(&Pair(&none, &all));
+        assert!(is_like(4 * 64, 4) && is_like(4 * 64 + 4, 4) && is_like(4 * 64 - 4, 4));
+        assert!(!is_like(4 * 64 + 5, 4) && !is_like(3 * 64, 3));
+    }
+
+    #[test]
+    fn one_block_that_stays_of_four_is_a_step() {
+        let none = Sample::default();
+        let grows = |kept_count, count| Pair(&none, &grown(100, kept_count, count)).grows_in_steps();
+        assert!(grows(1, 4) && !grows(1, 3) && !grows(0, 4));
+    }
+
+    #[test]
+    fn the_first_byte_makes_a_sample_due() {
+        let log = GrowthLog::default();
+        assert!(log.is_due(1) && !log.is_due(0));
+        log.add(1000, grown(1000, 1, 1));
+        assert!(!log.is_due(1000 + 1000 / 32) && log.is_due(1000 + 1000 / 32 + 1));
     }
 }

@@ -22,7 +22,7 @@ impl OutOfMemory {
     pub(super) fn table(&self) -> String {
         let rows = self.rows();
         let widest = rows.iter().map(|row| row.name.chars().count()).max();
-        let width = widest.unwrap_or(0).max(WIDTH_MIN);
+        let width = widest.unwrap_or_default().max(WIDTH_MIN);
         let mut text = String::new();
         for Row { name, bytes, remark } in rows {
             let amount = bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string());

@@ -8,7 +8,7 @@ use core::time::Duration;
 impl OutOfMemory {
     /// The refusing limit or device, and the requested size.
     pub(super) fn headline(&self) -> String {
-        let limit = Bytes(self.limit_bytes.unwrap_or(0));
+        let limit = Bytes(self.limit_bytes.unwrap_or_default());
         let requested = match Bytes(self.requested_bytes).to_string() {
             same if same == limit.to_string() && self.limit_bytes != Some(self.requested_bytes) => {
                 format!("{} bytes", self.requested_bytes)
@@ -406,7 +406,6 @@ pub(super) fn blocks(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::PoolId;
 
     const GIB: u64 = 1 << 30;
 
@@ -417,10 +416,11 @@ mod tests {
         let list = [
             attempt("quick", 0, SLOW / 2),
             attempt("slow", 0, SLOW * 7),
+            attempt("as slow", 0, SLOW),
             attempt("gains", 1024, SLOW / 4),
             failed,
         ];
-        let some = "\n  tried: slow: gained nothing in 7.0ms\n  tried: gains: gained 1.000 KiB in 250.0µs\n  tried: fails: \
+        let some = "\n  tried: slow: gained nothing in 7.0ms\n  tried: as slow: gained nothing in 1.0ms\n  tried: gains: gained 1.000 KiB in 250.0µs\n  tried: fails: \
                     gained nothing in 250.0µs\n    failed: broken";
         assert_eq!(attempts(&list, false), some);
         assert_eq!(attempts(&list, true), format!("\n  tried: quick: gained nothing in 500.0µs{some}"));
@@ -442,35 +442,5 @@ mod tests {
         assert_eq!(report.all_there_is(), "is available");
         let larger = OutOfMemory { requested_bytes: 90 * GIB, ..report };
         assert_eq!(larger.all_there_is(), "the 80.000 GiB that this device has for this pool");
-    }
-
-    /// If the idle memory of another pool is exactly what the request lacks, one pool would serve both.
-    #[test]
-    fn one_pool_is_proposed_if_the_idle_memory_of_another_suffices() {
-        let advice = |requested_bytes| {
-            let pool = PoolUsage {
-                id: PoolId::next(),
-                name: "other".into(),
-                parent: None,
-                backend: BackendKind::Caching,
-                kind: MemoryKind::Device,
-                in_use_bytes: GIB,
-                reserved_bytes: 4 * GIB,
-                asleep_bytes: 0,
-                counted_bytes: 4 * GIB,
-                block_count: 1,
-                hard_limit_bytes: None,
-            };
-            let report = OutOfMemory {
-                requested_bytes,
-                other_pools_bytes: 4 * GIB,
-                other_pools: vec![pool],
-                device_total_bytes: 8 * GIB,
-                ..OutOfMemory::default()
-            };
-            report.free_other_pools()
-        };
-        assert!(advice(3 * GIB).ends_with(", or use one pool for both"), "{}", advice(3 * GIB));
-        assert!(!advice(3 * GIB + 1).contains("one pool for both"), "{}", advice(3 * GIB + 1));
     }
 }

@@ -1,5 +1,6 @@
 //! Reports of many programs, each with the only advice that is right for it.
 
+mod bounds;
 mod cases;
 
 use super::*;
@@ -161,66 +162,6 @@ fn sums_beyond_a_word_are_no_trouble() {
         let idle = OutOfMemory { device_total_bytes: u64::MAX, in_use_bytes: 0, ..huge.clone() };
         let _ = OutOfMemory { limit_bytes, ..idle }.to_string();
     }
-}
-
-/// `caching` serves alignments up to 2 MiB without padding, the other backends up to 256 bytes.
-#[test]
-fn an_alignment_adds_padding_beyond_that_of_the_backend() {
-    let wanted_bytes = |backend, alignment| {
-        let report = by(backend, alone(8 * GIB, 0, 0, 1000));
-        OutOfMemory { alignment, ..report }.wanted_bytes()
-    };
-    assert_eq!(wanted_bytes(BackendKind::Caching, 2 * MIB), 1000);
-    assert_eq!(wanted_bytes(BackendKind::Caching, 4 * MIB), 1000 + 2 * MIB);
-    for backend in [BackendKind::Native, BackendKind::None] {
-        assert_eq!(wanted_bytes(backend, 256), 1000, "{backend:?}");
-        assert_eq!(wanted_bytes(backend, 4 * MIB), 1000 + 4 * MIB - 256, "{backend:?}");
-    }
-}
-
-#[test]
-fn pending_memory_of_exactly_the_requested_size_is_worth_waiting_for() {
-    let advice = |pending_bytes| pending(pending_bytes, alone(8 * GIB, 6 * GIB, GIB, GIB)).advice();
-    assert_eq!(advice(GIB), WaitForWork);
-    assert_ne!(advice(GIB - 1), WaitForWork);
-}
-
-/// The driver takes memory in units: with less than one beside the request, its refusal is no surprise.
-#[test]
-fn a_refusal_of_free_memory_is_one_of_the_driver_from_a_unit_on() {
-    for (backend, unit_bytes) in [(BackendKind::Caching, 2 * MIB), (BackendKind::Native, 32 * MIB)] {
-        let advice = |device_free_bytes| {
-            let report = by(backend, alone(8 * GIB, 7 * GIB, 0, 100 * MIB));
-            OutOfMemory { device_free_bytes, ..report }.advice()
-        };
-        assert_eq!(advice(100 * MIB + unit_bytes), TryDifferently, "{backend:?}");
-        assert_ne!(advice(100 * MIB + unit_bytes - 1), TryDifferently, "{backend:?}");
-    }
-}
-
-#[test]
-fn others_are_in_the_way_if_their_memory_is_exactly_what_is_missing() {
-    let advice = |requested_bytes| beside(4 * GIB, 8 * GIB, 4 * GIB, 0, requested_bytes).advice();
-    assert_eq!(advice(4 * GIB), FreeTheDevice);
-    assert_eq!(advice(4 * GIB + 1), NeedLess);
-}
-
-/// Of an odd number of bytes, half is the larger half.
-#[test]
-fn a_tag_with_half_of_the_memory_is_the_main_holder() {
-    let has_main_holder = |in_use_bytes, held_bytes| {
-        let holder = Holder { tag: "weights".into(), in_use_bytes: held_bytes, block_count: 1 };
-        let report = OutOfMemory { in_use_bytes, holders: vec![holder], ..OutOfMemory::default() };
-        report.main_holder().is_some()
-    };
-    assert!(has_main_holder(4, 2) && has_main_holder(3, 2));
-    assert!(!has_main_holder(4, 1) && !has_main_holder(3, 1));
-}
-
-#[test]
-fn host_memory_of_the_pool_takes_none_of_the_device() {
-    let others_bytes = |kind| of(kind, beside(GIB, 8 * GIB, 2 * GIB, 0, 1)).others_bytes();
-    assert_eq!((others_bytes(MemoryKind::Device), others_bytes(MemoryKind::Host)), (GIB, 3 * GIB));
 }
 
 /// The snapshot is read like prose: each report has one cause, one advice, and no line that its reader does not need.
