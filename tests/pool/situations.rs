@@ -12,9 +12,11 @@ use gpumem_tests::pool::{
     Advice, BackendKind, Block, Bytes, CaptureMode, Device, MemoryKind, Pool, PoolBuilder, PoolError,
     Profile, Stream,
 };
-use gpumem_tests::sys::Driver;
 use gpumem_tests::sys::types::CUdeviceptr;
+use gpumem_tests::sys::{Driver, DriverKind};
 use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -74,19 +76,37 @@ impl Subject<'_> {
 
     /// The size of what leaves this much of the device free, or up to [`UNIT_BYTES`] more.
     fn all_but(&self, left_bytes: u64) -> u64 {
-        let free_bytes = self.device.memory_info().unwrap().free_bytes;
-        (free_bytes - left_bytes) / UNIT_BYTES * UNIT_BYTES
+        self.free_bytes().saturating_sub(left_bytes) / UNIT_BYTES * UNIT_BYTES
+    }
+
+    /// The device's free memory, once it stays the same: a GPU's driver destroys the contexts of processes for some time after they
+    /// have ended.
+    fn free_bytes(&self) -> u64 {
+        let now = || self.device.memory_info().unwrap().free_bytes;
+        let mut free_bytes = now();
+        while self.device.driver().kind() == DriverKind::Cuda {
+            thread::sleep(Duration::from_millis(300));
+            match now() {
+                same if same == free_bytes => break,
+                other => free_bytes = other,
+            }
+        }
+        free_bytes
     }
 
     /// Allocates what leaves this much of the device free, or up to [`UNIT_BYTES`] more. No backend rounds powers of two.
     fn fill(&self, pool: &Pool, stream: &Stream, left_bytes: u64) -> Vec<Block> {
-        let mut rest_bytes = self.all_but(left_bytes);
         let mut held = Vec::new();
-        while let Some(power) = rest_bytes.checked_ilog2() {
-            held.push(pool.alloc(1 << power, stream).unwrap());
-            rest_bytes -= 1 << power;
+        loop {
+            let mut rest_bytes = self.all_but(left_bytes);
+            if rest_bytes == 0 {
+                return held;
+            }
+            while let Some(power) = rest_bytes.checked_ilog2() {
+                held.push(pool.alloc(1 << power, stream).unwrap());
+                rest_bytes -= 1 << power;
+            }
         }
-        held
     }
 
     /// Compares the report of a refusal with its snapshot. The observer must have received the same report last.
@@ -196,7 +216,7 @@ impl Drop for OwnAllocation<'_> {
         let bound = self.0.bind();
         // SAFETY: the address came from `cuMemAlloc_v2`, and nothing uses the memory.
         let freed = unsafe { self.0.driver().cuMemFree_v2(self.1) };
-        assert!(std::thread::panicking() || (bound.is_ok() && freed.is_ok()), "{freed:?}");
+        assert!(thread::panicking() || (bound.is_ok() && freed.is_ok()), "{freed:?}");
     }
 }
 

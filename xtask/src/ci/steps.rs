@@ -84,13 +84,15 @@ fn features() -> Result<Outcome> {
         "clippy --package gpumem-pool --all-targets --no-default-features {REPORTING} -- -D warnings"
     ))
     .run()?;
-    // Those of arrays use the default backend. They start the examples.
+    // Those of arrays use the default backend.
     let above_the_pool = LAYERS.iter().skip_while(|layer| *layer != "gpumem-pool").skip(1);
     let layers = above_the_pool.map(|layer| format!("--package {layer} ")).collect::<String>();
+    // Tests start the examples, which `--tests` does not build, and `test --examples` only as tests.
+    cargo(&format!("build --quiet {layers}--no-default-features {REPORTING} --examples")).run()?;
     // Programs that must not compile are refused with every backend for the same reason, and the step `test` has them.
     let skipped = "--skip errors_are_at_the_field --skip programs_that_break_a_borrow_are_refused";
     cargo(&format!(
-        "test --quiet {layers}--no-default-features {REPORTING} --lib --tests --examples --no-fail-fast -- {skipped}"
+        "test --quiet {layers}--no-default-features {REPORTING} --lib --tests --no-fail-fast -- {skipped}"
     ))
     .run()?;
     Ok(Outcome::Passed)
