@@ -12,15 +12,16 @@ use std::process::Command;
 /// repository uses.
 ///
 /// It shows that no package lacks a file, or a dependency or feature that only another crate of the workspace turns on. `cargo package`
-/// builds libraries only. Built alone, each crate has the features that it has in the workspace, so the step `test` runs the same
-/// tests. Only features of third-party crates differ, and a missing one is a compile error.
+/// builds libraries only. The step `test` runs the same tests, so only features of third-party crates differ, and a missing one is a
+/// compile error.
 pub(super) fn packages() -> Result<Outcome> {
     let folder = target_folder()?.join("packages");
     unpack_all(&folder, |manifest| manifest)?;
     std::fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
     for package in published()? {
-        // In the target folder of the other steps, which have compiled the dependencies.
-        cargo_in(&folder, &format!("check --quiet --package {} --all-targets", package.name))
+        // In the target folder of the other steps, which have compiled the dependencies. All features, because the dependency of a
+        // package on itself, which turns on what its tests need, is not part of its files.
+        cargo_in(&folder, &format!("check --quiet --package {} --all-targets --all-features", package.name))
             .env("CARGO_TARGET_DIR", &target_folder()?.to_string_lossy())
             .run()?;
     }
