@@ -45,7 +45,7 @@ pub(crate) trait Sleeping {
     /// Prepares sleep, before the wait for the device: memory that thread caches return after the wait is not covered by it.
     fn prepare(&self);
 
-    /// Puts the memory to sleep. All work of the device is complete. After an error, [`is_asleep`](Self::is_asleep) tells whether the
+    /// Puts the memory to sleep. All work of the device is complete. After an error, [`is_asleep`](Self::is_asleep) returns whether the
     /// memory is as before.
     fn sleep(&self, keep: Keep) -> Result<Slept, PoolError>;
 
