@@ -104,7 +104,7 @@ pub unsafe extern "C" fn extension_sum(tensor: *mut c_void, is_legacy: bool, is_
 
 /// # Safety
 ///
-/// As for [`extension_sum`].
+/// The pointer comes from a capsule of DLPack, which nothing uses any more.
 unsafe fn sum<T: DlpackElement, M: ManagedTensorBase + 'static>(
     tensor: *mut c_void,
     number: fn(T) -> f64,

@@ -45,8 +45,7 @@ pub(crate) trait Sleeping {
     /// Prepares sleep, before the wait for the device: memory that thread caches return after the wait is not covered by it.
     fn prepare(&self);
 
-    /// Puts the memory to sleep. All work of the device is complete. After an error, [`is_asleep`](Self::is_asleep) returns whether the
-    /// memory is as before.
+    /// Puts the memory to sleep. All work of the device is complete. An error may leave a part asleep: [`is_asleep`](Self::is_asleep).
     fn sleep(&self, keep: Keep) -> Result<Slept, PoolError>;
 
     /// Wakes the memory. Also after an error, it can be repeated.

@@ -66,7 +66,7 @@ impl Pool {
     /// # Errors
     ///
     /// After an error the pool is awake, unless the driver also refuses to undo its earlier calls: then [`Pool::is_asleep`] is true, and
-    /// [`Pool::wake`] tries again. With [`Keep::OnHost`] no contents are lost. With [`Keep::Nothing`] they are as before or zero.
+    /// [`Pool::wake`] tries again. [`Keep::OnHost`] loses no contents. [`Keep::Nothing`] may have zeroed them.
     ///
     /// - [`PoolError::NotWithBackend`] unless the backend is `caching`.
     /// - [`PoolError::NeedsVirtualMemory`] if `caching` uses plain segments.

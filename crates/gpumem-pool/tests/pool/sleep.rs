@@ -100,7 +100,7 @@ fn blocks_keep_their_addresses_and_contents() {
         assert!(!pool.is_asleep());
         hold_their_numbers(&blocks, &stream);
         assert_eq!(pool.status().unwrap().asleep_bytes, 0);
-        // The pool is as before: it reuses, grows and shrinks.
+        // The pool reuses, grows and shrinks again.
         drop(blocks);
         drop(filled(&pool, &stream));
         pool.check().unwrap();

@@ -47,7 +47,7 @@ fn others_are_in_the_way_if_their_memory_is_exactly_what_is_missing() {
     assert_eq!(advice(4 * GIB + 1), NeedLess);
 }
 
-/// Of an odd number of bytes, half is the larger half.
+/// Half of an odd number of bytes is rounded up.
 #[test]
 fn a_tag_with_half_of_the_memory_is_the_main_holder() {
     let has_main_holder = |in_use_bytes, held_bytes| {
