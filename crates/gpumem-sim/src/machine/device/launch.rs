@@ -55,10 +55,8 @@ impl Machine {
             for touch in touched.iter().filter(|touch| touch.is_write == is_write) {
                 for Range { start, end } in touch.runs() {
                     let run = (touch.address + start, end - start, touch.bytes.at(start));
-                    match is_write {
-                        true => self.note_write_of(AccessKind::KernelWrite(name), run, touch.elements()),
-                        false => self.note_read_of(AccessKind::KernelRead(name), run, touch.elements()),
-                    }
+                    let kind = if is_write { AccessKind::KernelWrite } else { AccessKind::KernelRead };
+                    self.note_access(is_write, kind(name), run, touch.elements());
                 }
             }
         }

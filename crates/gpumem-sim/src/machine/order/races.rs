@@ -17,23 +17,30 @@ use gpumem_sys::types::CUresult;
 impl Machine {
     /// Notes that the running operation reads device or pinned memory.
     pub(crate) fn note_read(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
-        self.note_read_of(kind, (address, size_bytes, bytes), None);
+        self.note_access(false, kind, (address, size_bytes, bytes), None);
     }
 
-    /// Notes that the running operation reads device or pinned memory, `elements` by their addresses if there are gaps between them.
-    pub(crate) fn note_read_of(
+    /// Notes that the running operation writes device or pinned memory.
+    pub(crate) fn note_write(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
+        self.note_access(true, kind, (address, size_bytes, bytes), None);
+    }
+
+    /// Notes that the running operation accesses device or pinned memory: `elements` by their addresses if there are gaps between them.
+    pub(crate) fn note_access(
         &mut self,
+        is_write: bool,
         kind: AccessKind,
         (address, size_bytes, bytes): (u64, u64, Bytes),
         elements: Option<Elements>,
     ) {
         self.each_piece(kind, address, size_bytes, bytes, |machine, address, range| {
-            machine.note_read_of_piece(kind, address, range, elements);
+            machine.note_piece(is_write, kind, address, range, elements);
         });
     }
 
-    fn note_read_of_piece(
+    fn note_piece(
         &mut self,
+        is_write: bool,
         kind: AccessKind,
         address: u64,
         range: Range<u64>,
@@ -46,12 +53,17 @@ impl Machine {
         else {
             return;
         };
+        let is_ordered = |epoch| stream.clock.covers(epoch);
         let mut conflicts = Vec::new();
-        let unwritten = match races.is_unwritten_wanted && !is_host {
-            true => races.shadow.unwritten(range.clone()),
-            false => None,
-        };
-        races.shadow.read(range, trace, |epoch| stream.clock.covers(epoch), &mut conflicts);
+        let mut unwritten = None;
+        if is_write {
+            races.shadow.write(range, trace, is_ordered, &mut conflicts);
+        } else {
+            if races.is_unwritten_wanted && !is_host {
+                unwritten = races.shadow.unwritten(range.clone());
+            }
+            races.shadow.read(range, trace, is_ordered, &mut conflicts);
+        }
         self.report_races(trace, &conflicts);
         if let Some(unwritten) = unwritten {
             let address = unwritten.start.wrapping_add(trace.shift);
@@ -59,41 +71,6 @@ impl Machine {
             let (access, allocation) = (trace.access(unwritten.start), self.origin(address));
             self.findings.add(Finding::Uninitialised { access, address, size_bytes, allocation });
         }
-    }
-
-    /// Notes that the running operation writes device or pinned memory.
-    pub(crate) fn note_write(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
-        self.note_write_of(kind, (address, size_bytes, bytes), None);
-    }
-
-    /// Notes that the running operation writes device or pinned memory, `elements` by their addresses if there are gaps between them.
-    pub(crate) fn note_write_of(
-        &mut self,
-        kind: AccessKind,
-        (address, size_bytes, bytes): (u64, u64, Bytes),
-        elements: Option<Elements>,
-    ) {
-        self.each_piece(kind, address, size_bytes, bytes, |machine, address, range| {
-            machine.note_write_of_piece(kind, address, range, elements);
-        });
-    }
-
-    fn note_write_of_piece(
-        &mut self,
-        kind: AccessKind,
-        address: u64,
-        range: Range<u64>,
-        elements: Option<Elements>,
-    ) {
-        let Some(mut trace) = self.trace(kind, address, &range) else { return };
-        trace.elements = elements.map(|elements| elements.before(trace.shift));
-        let (Some(races), Some(stream)) = (&mut self.races, trace.stream.and_then(|s| self.streams.get(s)))
-        else {
-            return;
-        };
-        let mut conflicts = Vec::new();
-        races.shadow.write(range, trace, |epoch| stream.clock.covers(epoch), &mut conflicts);
-        self.report_races(trace, &conflicts);
     }
 
     /// Notes that the host reads or writes device-accessible memory, or frees or unregisters memory in a call.
