@@ -230,6 +230,8 @@ impl Block {
     }
 
     /// Counts a block as freed for its tag. The thread's cache takes it, unless it takes no such block without a tag either.
+    ///
+    /// All calls are tail calls, so that the fast path saves no registers.
     #[inline(never)]
     fn drop_tagged(
         pool: StateRef,
@@ -238,10 +240,26 @@ impl Block {
         owner_stream: StreamId,
         uses: u64,
     ) {
-        let allocation = pool.untag(allocation, size_bytes);
+        if !pool.untag_in_scope(&allocation, size_bytes) {
+            return Self::drop_out_of_scope(pool, allocation, size_bytes, owner_stream, uses);
+        }
+        let allocation = allocation.without_tag();
         if !(uses == 0 && pool.put_back_small(&allocation, size_bytes, owner_stream)) {
             Self::drop_untagged(pool, allocation, size_bytes, owner_stream, uses);
         }
+    }
+
+    /// Like [`drop_tagged`](Self::drop_tagged), if the innermost scope has another tag, or there is none.
+    #[inline(never)]
+    fn drop_out_of_scope(
+        pool: StateRef,
+        allocation: Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+        uses: u64,
+    ) {
+        let allocation = pool.untag(allocation, size_bytes);
+        Self::drop_untagged(pool, allocation, size_bytes, owner_stream, uses);
     }
 
     #[inline(never)]

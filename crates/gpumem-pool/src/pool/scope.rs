@@ -3,7 +3,7 @@
 use crate::device::Stream;
 use crate::error::PoolError;
 use crate::pool::{Block, Pool};
-use crate::stats::Tags;
+use crate::stats::{Share, Tags};
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::marker::PhantomData;
@@ -173,22 +173,43 @@ impl fmt::Debug for Scope {
 }
 
 /// An open scope. Its thread alone uses it.
-#[derive(Default)]
 struct Frame {
     number: u64,
     /// The serial number of the pool's tags.
     serial: u64,
     tag: u16,
+    /// This thread's counters for the tag.
+    share: Arc<Share>,
+    usage: FrameUsage,
+}
+
+/// The usage of an open scope, in as few sums as give all fields of [`ScopeUsage`].
+///
+/// The two sums that a free changes are not neighbours: one wide load of both, just after an allocation has written one of
+/// them, would wait until that store is complete.
+#[derive(Default)]
+#[repr(C)]
+struct FrameUsage {
+    /// The allocated bytes minus the freed bytes. Live memory is less than 8 EiB, so this does not overflow.
+    rise_bytes: Cell<i64>,
     allocated_bytes: Cell<u64>,
     allocation_count: Cell<u64>,
-    freed_bytes: Cell<u64>,
     free_count: Cell<u64>,
-    peak_bytes: Cell<u64>,
-    /// The allocated bytes minus the freed bytes.
-    rise_bytes: Cell<i64>,
+    /// The highest rise, at least 0.
+    peak_bytes: Cell<i64>,
 }
 
 impl Frame {
+    /// Counts an allocation. Returns the tag.
+    #[inline]
+    fn count_out(&self, size_bytes: u64) -> u16 {
+        self.usage.count_out(size_bytes);
+        self.share.count_out(size_bytes);
+        self.tag
+    }
+}
+
+impl FrameUsage {
     #[inline]
     fn count_out(&self, size_bytes: u64) {
         self.allocation_count.set(self.allocation_count.get() + 1);
@@ -204,20 +225,21 @@ impl Frame {
     #[inline]
     fn grow(&self, bytes: u64) {
         add(&self.allocated_bytes, bytes);
-        let rise_bytes = self.rise_bytes.get().saturating_add_unsigned(bytes);
+        let rise_bytes = self.rise_bytes.get().wrapping_add_unsigned(bytes);
         self.rise_bytes.set(rise_bytes);
         self.note_peak(rise_bytes);
     }
 
     #[inline]
     fn shrink(&self, bytes: u64) {
-        add(&self.freed_bytes, bytes);
-        self.rise_bytes.set(self.rise_bytes.get().saturating_sub_unsigned(bytes));
+        self.rise_bytes.set(self.rise_bytes.get().wrapping_sub_unsigned(bytes));
     }
 
     #[inline]
     fn note_peak(&self, rise_bytes: i64) {
-        self.peak_bytes.set(self.peak_bytes.get().max(rise_bytes.max(0).unsigned_abs()));
+        if rise_bytes > self.peak_bytes.get() {
+            self.peak_bytes.set(rise_bytes);
+        }
     }
 
     /// Counts a change of a block's size.
@@ -231,21 +253,21 @@ impl Frame {
     /// Adds the usage of a nested scope that has ended.
     fn add(&self, inner: &Self) {
         let rise_bytes = self.rise_bytes.get();
-        self.note_peak(rise_bytes.saturating_add_unsigned(inner.peak_bytes.get()));
+        self.note_peak(rise_bytes.saturating_add(inner.peak_bytes.get()));
         self.rise_bytes.set(rise_bytes.saturating_add(inner.rise_bytes.get()));
         add(&self.allocated_bytes, inner.allocated_bytes.get());
         add(&self.allocation_count, inner.allocation_count.get());
-        add(&self.freed_bytes, inner.freed_bytes.get());
         add(&self.free_count, inner.free_count.get());
     }
 
     fn usage(&self) -> ScopeUsage {
+        let (allocated_bytes, rise_bytes) = (self.allocated_bytes.get(), self.rise_bytes.get());
         ScopeUsage {
-            allocated_bytes: self.allocated_bytes.get(),
+            allocated_bytes,
             allocation_count: self.allocation_count.get(),
-            freed_bytes: self.freed_bytes.get(),
+            freed_bytes: allocated_bytes.saturating_add_signed(rise_bytes.saturating_neg()),
             free_count: self.free_count.get(),
-            peak_bytes: self.peak_bytes.get(),
+            peak_bytes: self.peak_bytes.get().unsigned_abs(),
         }
     }
 }
@@ -286,14 +308,17 @@ impl Innermost {
 /// Opens a frame on this thread, until the result is dropped.
 pub(crate) fn open(tags: &Tags, tag: u16) -> Open {
     let number = NEXT.replace(NEXT.get() + 1);
-    let frame = Rc::new(Frame { number, serial: tags.serial(), tag, ..Frame::default() });
-    let opened = FRAMES.try_with(|frames| {
-        INNERMOST.with(|innermost| innermost.set(&frame));
-        frames.borrow_mut().0.push(frame);
-    });
-    // A thread whose destructors have run has no scopes.
-    if opened.is_ok() {
-        OPEN.set(OPEN.get() + 1);
+    // A thread whose destructors have run has neither shares nor scopes.
+    if let Some(share) = tags.share(tag) {
+        let frame =
+            Rc::new(Frame { number, serial: tags.serial(), tag, share, usage: FrameUsage::default() });
+        let opened = FRAMES.try_with(|frames| {
+            INNERMOST.with(|innermost| innermost.set(&frame));
+            frames.borrow_mut().0.push(frame);
+        });
+        if opened.is_ok() {
+            OPEN.set(OPEN.get() + 1);
+        }
     }
     Open { number, _thread: PhantomData }
 }
@@ -309,7 +334,7 @@ impl Open {
     fn usage(&self) -> ScopeUsage {
         let usage = |frames: &RefCell<Frames>| {
             let frames = frames.borrow();
-            frames.0.iter().find(|frame| frame.number == self.number).map(|frame| frame.usage())
+            frames.0.iter().find(|frame| frame.number == self.number).map(|frame| frame.usage.usage())
         };
         FRAMES.try_with(usage).ok().flatten().unwrap_or_default()
     }
@@ -325,7 +350,7 @@ impl Drop for Open {
             let ended = frames.0.remove(index);
             OPEN.set(OPEN.get() - 1);
             if let Some(outer) = frames.0[..index].iter().rfind(|outer| outer.serial == ended.serial) {
-                outer.add(&ended);
+                outer.usage.add(&ended.usage);
             }
         });
         // A thread whose destructors have run has no frames.
@@ -350,14 +375,15 @@ pub(crate) fn innermost(tags: &Tags) -> u16 {
 /// Counts an allocation for the pool's innermost scope. Returns its tag, or 0 without one.
 #[inline(always)]
 pub(crate) fn count_out(tags: &Tags, size_bytes: u64) -> u16 {
-    let tag = with_innermost(tags, |frame| {
-        frame.count_out(size_bytes);
-        frame.tag
-    });
-    if let Some(tag) = tag {
-        tags.count(tag, |share| share.count_out(size_bytes));
+    match with_cached(tags, |frame| frame.count_out(size_bytes)) {
+        Some(tag) => tag,
+        None => count_out_slow(tags, size_bytes),
     }
-    tag.unwrap_or(0)
+}
+
+#[cold]
+fn count_out_slow(tags: &Tags, size_bytes: u64) -> u16 {
+    with_innermost(tags, |frame| frame.count_out(size_bytes)).unwrap_or(0)
 }
 
 /// Counts an allocation for a tag, and in the usage of the pool's innermost scope.
@@ -365,16 +391,30 @@ pub(crate) fn count_out(tags: &Tags, size_bytes: u64) -> u16 {
 pub(crate) fn count_out_as(tags: &Tags, tag: u16, size_bytes: u64) {
     tags.count(tag, |share| share.count_out(size_bytes));
     if is_any_open() {
-        with_innermost(tags, |frame| frame.count_out(size_bytes));
+        with_innermost(tags, |frame| frame.usage.count_out(size_bytes));
     }
 }
 
-/// Counts the free of a tagged block.
+/// Counts the free of a block if its tag is that of the pool's innermost scope. Else it counts nothing and returns false, which
+/// may also mean that the scope must be searched for.
 #[inline(always)]
+pub(crate) fn count_in_innermost(tags: &Tags, tag: u16, size_bytes: u64) -> bool {
+    let is_counted = with_cached(tags, |frame| {
+        let is_its_tag = frame.tag == tag;
+        if is_its_tag {
+            frame.usage.count_in(size_bytes);
+            frame.share.count_in(size_bytes);
+        }
+        is_its_tag
+    });
+    is_counted.unwrap_or(false)
+}
+
+/// Counts the free of a tagged block.
 pub(crate) fn count_in(tags: &Tags, tag: u16, size_bytes: u64) {
     tags.count(tag, |share| share.count_in(size_bytes));
     if is_any_open() {
-        with_innermost(tags, |frame| frame.count_in(size_bytes));
+        with_innermost(tags, |frame| frame.usage.count_in(size_bytes));
     }
 }
 
@@ -385,26 +425,15 @@ pub(crate) fn count_change(tags: &Tags, tag: u16, from_bytes: u64, to_bytes: u64
     }
     tags.count(tag, |share| share.change(from_bytes, to_bytes));
     if is_any_open() {
-        with_innermost(tags, |frame| frame.change(from_bytes, to_bytes));
+        with_innermost(tags, |frame| frame.usage.change(from_bytes, to_bytes));
     }
 }
 
-#[inline(always)]
-fn with_innermost<R>(tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
-    let found = INNERMOST.with(|innermost| {
-        let is_found = innermost.serial.get() == tags.serial();
-        is_found.then(|| innermost.frame.get())
-    });
-    match found {
-        // SAFETY: this thread's list holds the frame that the cell points to: before it drops a frame, in `Open::drop` or at
-        // the thread's end, it clears the cell. `work` opens and ends no scope.
-        Some(frame) => Some(work(unsafe { &*frame })),
-        None => with_innermost_slow(tags, work),
+/// Calls `work` with the pool's innermost frame, or returns `None` without one.
+fn with_innermost<R>(tags: &Tags, work: impl Fn(&Frame) -> R) -> Option<R> {
+    if let Some(result) = with_cached(tags, &work) {
+        return Some(result);
     }
-}
-
-#[cold]
-fn with_innermost_slow<R>(tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
     let find = |frames: &RefCell<Frames>| {
         let frames = frames.borrow();
         let frame = frames.0.iter().rfind(|frame| frame.serial == tags.serial())?;
@@ -412,6 +441,19 @@ fn with_innermost_slow<R>(tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option
         Some(work(frame))
     };
     FRAMES.try_with(find).ok().flatten()
+}
+
+/// Like [`with_innermost`], if the innermost frame of this thread is one of the pool's; `None` may also mean that it must be
+/// searched for.
+#[inline(always)]
+fn with_cached<R>(tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
+    let found = INNERMOST.with(|innermost| {
+        let is_found = innermost.serial.get() == tags.serial();
+        is_found.then(|| innermost.frame.get())
+    });
+    // SAFETY: this thread's list holds the frame that the cell points to: before it drops a frame, in `Open::drop` or at the
+    // thread's end, it clears the cell. `work` opens and ends no scope.
+    found.map(|frame| work(unsafe { &*frame }))
 }
 
 thread_local! {
@@ -428,7 +470,7 @@ mod tests {
     /// A server may stay in one scope for years, so the sums saturate.
     #[test]
     fn sums_beyond_a_word_stay_there() {
-        let (outer, inner) = (Frame::default(), Frame::default());
+        let (outer, inner) = (FrameUsage::default(), FrameUsage::default());
         for _ in 0..2 {
             inner.count_out(u64::MAX - 1);
             inner.count_in(u64::MAX - 1);

@@ -50,6 +50,13 @@ pub(crate) struct TagSum {
     pub(crate) peak_bytes: u64,
 }
 
+impl TagSum {
+    /// Returns whether memory has counted for the tag: a scope may end without an allocation.
+    fn is_used(&self) -> bool {
+        self.counters != Counters::default() || self.peak_bytes > 0
+    }
+}
+
 impl Tags {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -80,10 +87,15 @@ impl Tags {
         self.count_slow(tag, count);
     }
 
+    /// Returns this thread's share of a tag; `None` if the thread's destructors have run.
+    pub(crate) fn share(&self, tag: u16) -> Option<Arc<Share>> {
+        let kept = SHARES.try_with(|shares| shares.try_borrow_mut().ok().map(|mut kept| kept.get(self, tag)));
+        kept.ok().flatten()
+    }
+
     #[cold]
     fn count_slow(&self, tag: u16, count: impl FnOnce(&Share)) {
-        let kept = SHARES.try_with(|shares| shares.try_borrow_mut().ok().map(|mut kept| kept.get(self, tag)));
-        match kept.ok().flatten() {
+        match self.share(tag) {
             Some(share) => {
                 let cached = CachedShare { serial: self.serial, tag, share: Arc::as_ptr(&share) };
                 CACHE.with(|cache| cache[place(self.serial, tag)].set(cached));
@@ -170,7 +182,7 @@ impl TagCounters {
             let name = Arc::clone(names.get(usize::from(*tag).checked_sub(1)?)?);
             Some(TagSum { name, counters: counters.shown(), peak_bytes: peak.bytes(unpublished_bytes) })
         });
-        counted.collect()
+        counted.filter(TagSum::is_used).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, TagShares> {

@@ -144,8 +144,14 @@ impl StateRef {
         }
     }
 
-    /// Counts a block that is being dropped as freed for its tag, if it has one.
+    /// Counts a block that is being dropped as freed for its tag if that is the tag of the innermost scope. Else it counts nothing
+    /// and returns false.
     #[inline(always)]
+    pub(crate) fn untag_in_scope(self, allocation: &Allocation, size_bytes: u64) -> bool {
+        scope::count_in_innermost(&self.tags, allocation.tag(), size_bytes)
+    }
+
+    /// Counts a block that is being dropped as freed for its tag, if it has one.
     pub(crate) fn untag(self, allocation: Allocation, size_bytes: u64) -> Allocation {
         if allocation.tag() != 0 {
             scope::count_in(&self.tags, allocation.tag(), size_bytes);

@@ -51,7 +51,7 @@ impl Share {
     #[inline]
     pub(crate) fn count_in(&self, size_bytes: u64) {
         self.counters.count_in(size_bytes);
-        self.note();
+        self.publish_if_due(self.counters.in_use_bytes());
     }
 
     /// Counts a change in size that is not a block of its own.
@@ -70,7 +70,14 @@ impl Share {
         if above(in_use_bytes, self.high_bytes.load(Ordering::Relaxed)) > 0 {
             self.high_bytes.store(in_use_bytes, Ordering::Relaxed);
         }
-        if above(in_use_bytes, self.published_bytes.load(Ordering::Relaxed)).unsigned_abs() >= STRIDE_BYTES {
+        self.publish_if_due(in_use_bytes);
+    }
+
+    #[inline]
+    fn publish_if_due(&self, in_use_bytes: u64) {
+        // One comparison for both directions.
+        let moved_bytes = in_use_bytes.wrapping_sub(self.published_bytes.load(Ordering::Relaxed));
+        if moved_bytes.wrapping_add(STRIDE_BYTES - 1) > 2 * (STRIDE_BYTES - 1) {
             self.publish();
         }
     }
