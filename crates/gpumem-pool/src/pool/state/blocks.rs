@@ -20,11 +20,11 @@ impl StateRef {
             _ => None,
         };
         let (allocation, uses) = match cached {
+            Some(allocation) if scope::is_any_open() => (self.tagged(allocation, size_bytes), 0),
             Some(allocation) => (allocation, 0),
-            None => self.alloc_slow(size_bytes, alignment, stream)?,
+            None => self.alloc_slow_in_scope(size_bytes, alignment, stream)?,
         };
-        let tag = if scope::is_any_open() { self.tag(size_bytes, uses) } else { 0 };
-        Ok(Block::from_parts(allocation.with_tag(tag), size_bytes, stream.id(), AtomicU64::new(uses), self))
+        Ok(Block::from_parts(allocation, size_bytes, stream.id(), AtomicU64::new(uses), self))
     }
 
     /// Like `alloc`, for a tag instead of the thread's innermost scope.
@@ -45,6 +45,20 @@ impl StateRef {
         }
         let allocation = if is_tagged { allocation.with_tag(tag) } else { allocation };
         Ok(Block::from_parts(allocation, size_bytes, stream.id(), AtomicU64::new(uses), self))
+    }
+
+    /// The slow path of an allocation, counted for the thread's innermost scope. A part of a graph's memory gets no tag, because its
+    /// chunk has one.
+    #[inline(never)]
+    fn alloc_slow_in_scope(
+        self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<(Allocation, u64), PoolError> {
+        let (allocation, uses) = self.alloc_slow(size_bytes, alignment, stream)?;
+        let is_tagged = scope::is_any_open() && size_bytes > 0 && uses & GRAPH_BIT == 0;
+        Ok((if is_tagged { self.tagged(allocation, size_bytes) } else { allocation }, uses))
     }
 
     /// The slow path of an allocation: checks the request, then allocates from the graph that the stream captures, through
@@ -108,8 +122,8 @@ impl StateRef {
         self.name(stream, size_bytes.saturating_mul(allocations.len() as u64));
         let is_any_open = scope::is_any_open();
         let block = |allocation: Allocation| {
-            let tag = if is_any_open { self.tag(size_bytes, 0) } else { 0 };
-            Block::from_parts(allocation.with_tag(tag), size_bytes, stream.id(), AtomicU64::new(0), self)
+            let allocation = if is_any_open { self.tagged(allocation, size_bytes) } else { allocation };
+            Block::from_parts(allocation, size_bytes, stream.id(), AtomicU64::new(0), self)
         };
         Ok(allocations.into_iter().map(block).collect())
     }
@@ -134,14 +148,10 @@ impl StateRef {
         Ok(allocation)
     }
 
-    /// Counts a new block for the current scope and returns its tag. A part of a graph's memory gets no tag,
-    /// because its chunk has one.
+    /// Counts a new block for the thread's innermost scope, and gives it the scope's tag.
     #[inline(never)]
-    fn tag(self, size_bytes: u64, uses: u64) -> u16 {
-        match size_bytes > 0 && uses & GRAPH_BIT == 0 {
-            true => scope::count_out(&self.tags, size_bytes),
-            false => 0,
-        }
+    fn tagged(self, allocation: Allocation, size_bytes: u64) -> Allocation {
+        allocation.with_tag(scope::count_out(&self.tags, size_bytes))
     }
 
     /// Counts a block that is being dropped as freed for its tag if that is the tag of the innermost scope. Else it counts nothing

@@ -67,7 +67,7 @@ impl Share {
     #[inline]
     fn note(&self) {
         let in_use_bytes = self.counters.in_use_bytes();
-        if above(in_use_bytes, self.high_bytes.load(Ordering::Relaxed)) > 0 {
+        if in_use_bytes.cast_signed() > self.high_bytes.load(Ordering::Relaxed).cast_signed() {
             self.high_bytes.store(in_use_bytes, Ordering::Relaxed);
         }
         self.publish_if_due(in_use_bytes);
@@ -118,15 +118,9 @@ impl Peak {
     }
 
     fn raise(&self, bytes: u64) -> u64 {
-        let bytes = if above(bytes, 0) > 0 { bytes } else { 0 };
+        let bytes = bytes.cast_signed().max(0).unsigned_abs();
         self.peak_bytes.fetch_max(bytes, Ordering::Relaxed).max(bytes)
     }
-}
-
-/// The signed difference of two counts, which wrap around.
-#[inline]
-fn above(bytes: u64, other_bytes: u64) -> i64 {
-    bytes.wrapping_sub(other_bytes).cast_signed()
 }
 
 /// The change at which a count is published. Most cached blocks are smaller, so their use publishes nothing.
