@@ -3,12 +3,16 @@
 
     python3 bench/torch_programs.py --seconds 4 --windows 7            # all programs, all allocators
     python3 bench/torch_programs.py --programs resnet,kv --json out.jsonl
+    python3 bench/torch_programs.py --limit-ratio 1.02  # of what native has allocated at its peak
 
 Each allocator has one process for a program. The processes take turns, window by window, so that all of them see the machine in the
 same state; a process that waits does nothing. For each allocator the table has the peak of reserved memory over the peak of allocated
 memory, as that allocator counts it and as native counts it, the median time of a step, and its ratio to native's: the median over the
 windows, which hold the same steps in every process, with the least and the greatest. `again` is native in a second process, which
 shows how much the machine differs from itself. The losses of all allocators must be equal to the bit.
+
+With `--limit-ratio` native and gpumem run first without a limit. All allocators then run the same steps within the limit; `free` is
+gpumem without a limit, in a process that takes its turns with the others, and the times are compared with its own.
 """
 
 import argparse
@@ -26,6 +30,7 @@ ALLOCATORS = {
     "async": {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
     "gpumem": {},
     "fast": {"GPUMEM_PROFILE": "fast"},
+    "free": {},
 }
 
 
@@ -306,7 +311,7 @@ def serve(allocator, program, limit):
     os.dup2(2, 1)
     import torch
 
-    ours = allocator in ("gpumem", "fast")
+    ours = allocator in ("gpumem", "fast", "free")
     if ours:
         import gpumem.torch
 
@@ -363,31 +368,52 @@ class Process:
         return self.process.wait()
 
 
-def measure(program, allocators, arguments):
-    processes = {allocator: Process(allocator, program, arguments.limit_bytes) for allocator in allocators}
+def usual_time(times):
+    return statistics.median(times[1:] or times)
+
+
+def measure(program, allocators, limits, arguments):
+    processes = {allocator: Process(allocator, program, limits.get(allocator, 0)) for allocator in allocators}
     # The same steps in every process, so that peaks and losses are of the same work.
     answers = {allocator: process.ask(steps=arguments.warm_steps) for allocator, process in processes.items()}
     alive = [allocator for allocator in allocators if not answers[allocator]["failed"]]
-    step_count = 1
-    if alive:
-        usual = statistics.median(answers[alive[0]]["times"][1:] or answers[alive[0]]["times"])
-        step_count = max(1, round(arguments.seconds / usual / arguments.windows))
+    step_count = window_steps(answers[alive[0]]["times"], arguments) if alive else 1
     windows = {allocator: [] for allocator in allocators}
     for turn in range(arguments.windows):
         for allocator in alive[turn % len(alive):] + alive[: turn % len(alive)] if alive else []:
             if answers[allocator]["failed"]:
                 continue
-            answers[allocator] = processes[allocator].ask(steps=step_count)
+            answers[allocator] = processes[allocator].ask(steps=arguments.steps or step_count)
             windows[allocator].append(statistics.mean(answers[allocator]["times"]) if answers[allocator]["times"] else None)
     exits = {allocator: process.end() for allocator, process in processes.items()}
     return answers, windows, exits
 
 
+def window_steps(times, arguments):
+    """The number of steps of a window."""
+    return max(1, round(arguments.seconds / usual_time(times) / arguments.windows))
+
+
+def measure_limited(program, allocators, arguments):
+    """Finds the peak that native allocates, then runs the same steps within a limit close to it."""
+    native = Process("native", program, 0)
+    times = native.ask(steps=arguments.warm_steps)["times"]
+    steps = window_steps(times, arguments)
+    peak_bytes = native.ask(steps=steps * arguments.windows)["allocated"]
+    native.end()
+    limit_bytes = int(arguments.limit_ratio * peak_bytes)
+    print(f"\n{program}: native has allocated {peak_bytes / (1 << 20):.0f} MiB, so the limit is {limit_bytes / (1 << 20):.0f} MiB")
+    limits = {allocator: limit_bytes for allocator in allocators}
+    fixed = argparse.Namespace(**{**vars(arguments), "steps": steps})
+    return measure(program, ["free", *allocators], limits, fixed)
+
+
 def report(program, answers, windows, exits, out):
-    base = answers.get("native", {})
-    base_windows = windows.get("native", [])
+    base_name = "free" if "free" in answers else "native"
+    base = answers.get(base_name, {})
+    base_windows = windows.get(base_name, [])
     print(f"\n{program}: {len(base.get('losses', []))} steps")
-    print(f"{'allocator':>12} {'allocated':>11} {'reserved':>11} {'ratio':>7} {'of native':>9} {'ms a step':>10} {'time':>6} {'least':>6} {'most':>6}  losses  exit")
+    print(f"{'allocator':>12} {'allocated':>11} {'reserved':>11} {'ratio':>7} {'of ' + base_name:>9} {'ms a step':>10} {'time':>6} {'least':>6} {'most':>6}  losses  exit")
     for allocator, answer in answers.items():
         times = [window for window in windows[allocator] if window]
         middle = statistics.median(times) if times else float("nan")
@@ -452,6 +478,8 @@ def main():
     parser.add_argument("--windows", type=int, default=7)
     parser.add_argument("--warm-steps", type=int, default=6, help="before the windows; they count for memory and losses")
     parser.add_argument("--limit-bytes", type=int, default=0, help="a limit for every allocator")
+    parser.add_argument("--limit-ratio", type=float, help="a limit for every allocator, by native's peak of allocated memory")
+    parser.add_argument("--steps", type=int, default=0, help="in a window, in place of --seconds")
     parser.add_argument("--json", help="a file for one line of JSON a row")
     parser.add_argument("--no-host-time", action="store_true", help="leave out the time of torch.empty")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -461,9 +489,13 @@ def main():
     allocators = arguments.allocators.split(",")
     out = open(arguments.json, "a") if arguments.json else None
     for program in arguments.programs.split(","):
-        report(program, *measure(program, allocators, arguments), out)
+        if arguments.limit_ratio:
+            found = measure_limited(program, allocators, arguments)
+        else:
+            found = measure(program, allocators, dict.fromkeys(allocators, arguments.limit_bytes), arguments)
+        report(program, *found, out)
         sys.stdout.flush()
-    if not arguments.no_host_time:
+    if not (arguments.no_host_time or arguments.limit_ratio):
         host_time([allocator for allocator in allocators if allocator != "again"])
 
 

@@ -263,10 +263,11 @@ EXPORTED void gpumem_torch_memory_fraction(double fraction, int device) {
 
 namespace {
 
-/* The pool of one or several graphs: what they were captured with stays until the last of them is destroyed. */
+/* The pool of one or several graphs: what they were captured with stays until the last of them is destroyed. PyTorch requires that they
+ * are replayed in the order of their captures, so they share memory. */
 struct GraphPool {
     std::uint64_t user_count = 0;
-    std::vector<gpumem_captures *> kept;
+    gpumem_captures *captures = nullptr;
 };
 
 /* A capture that may be active. */
@@ -321,13 +322,11 @@ gpumem_result allocate(std::size_t size, int device, RawStream raw, void **addre
 EXPORTED void gpumem_torch_begin_pool(int device, PoolId id, std::function<bool(RawStream)> includes) {
     gpumem_pool *pool = nullptr;
     check(find_pool(device, &pool));
-    gpumem_captures *captures = nullptr;
-    check(gpumem_captures_expect(pool, &captures));
     const std::lock_guard<std::mutex> guard(mutex());
     GraphPool &graphs = graph_pools()[{device, id}];
+    check(graphs.captures == nullptr ? gpumem_captures_expect(pool, &graphs.captures) : gpumem_captures_expect_more(graphs.captures));
     graphs.user_count += 1;
-    graphs.kept.push_back(captures);
-    open_pools().push_back(OpenPool{device, id, std::move(includes), captures});
+    open_pools().push_back(OpenPool{device, id, std::move(includes), graphs.captures});
     open_count.store(open_pools().size(), std::memory_order_release);
 }
 
@@ -348,14 +347,14 @@ EXPORTED void gpumem_torch_end_pool(int device, PoolId id) {
 }
 
 EXPORTED void gpumem_torch_release_pool(int device, PoolId id) {
-    std::vector<gpumem_captures *> released;
+    gpumem_captures *released = nullptr;
     {
         const std::lock_guard<std::mutex> guard(mutex());
         auto found = graph_pools().find({device, id});
         if (found == graph_pools().end()) return;
         if (--found->second.user_count > 0) return;
-        released = std::move(found->second.kept);
+        released = found->second.captures;
         graph_pools().erase(found);
     }
-    for (gpumem_captures *captures : released) gpumem_captures_destroy(captures);
+    gpumem_captures_destroy(released);
 }

@@ -204,10 +204,29 @@ class FunctionsTest(unittest.TestCase):
             self.driver("cuStreamEndCapture", stream, ctypes.byref(graph))
             self.probe.probe_end_pool(0, 9)
             self.driver("cuGraphDestroy", graph)
-        self.assertGreaterEqual(self.in_use(), begun + 2 * MIB)
+        self.assertGreaterEqual(self.in_use(), begun + MIB)
         self.probe.probe_release_pool(0, 9)
-        self.assertGreaterEqual(self.in_use(), begun + 2 * MIB)
+        self.assertGreaterEqual(self.in_use(), begun + MIB)
         self.probe.probe_release_pool(0, 9)
+        self.assertEqual(self.in_use(), begun)
+
+    def test_captures_of_one_pool_share_their_memory(self):
+        stream, begun, addresses = self.new_stream(), self.in_use(), set()
+        for _ in range(3):
+            graph = ctypes.c_void_p()
+            self.probe.probe_begin_pool(0, 11, stream)
+            self.driver("cuStreamBeginCapture_v2", stream, 0)
+            address = self.alloc(MIB, stream)
+            addresses.add(address)
+            self.driver("cuMemsetD8Async", ctypes.c_uint64(address), 3, ctypes.c_size_t(MIB), stream)
+            self.free(address, stream)
+            self.driver("cuStreamEndCapture", stream, ctypes.byref(graph))
+            self.probe.probe_end_pool(0, 11)
+            self.driver("cuGraphDestroy", graph)
+        self.assertEqual(len(addresses), 1)
+        self.assertEqual(self.in_use(), begun + MIB)
+        for _ in range(3):
+            self.probe.probe_release_pool(0, 11)
         self.assertEqual(self.in_use(), begun)
 
     def test_a_retired_stream_may_come_back(self):
@@ -317,6 +336,24 @@ class ProgramsTest(unittest.TestCase):
             "del graph, result, noise\n"
             "import gc; gc.collect()\n"
             "assert torch.cuda.memory_allocated() < used\n"
+        )
+
+    def test_graphs_of_one_pool_share_their_memory(self):
+        run(
+            "gpumem.torch.install()\n"
+            "x = torch.ones(1 << 22, device='cuda')\n"
+            "graphs, results, used = [], [], []\n"
+            "for turn in range(10):\n"
+            "    graph = torch.cuda.CUDAGraph()\n"
+            "    with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):\n"
+            "        results.append(((x + turn) * 2 + 1).sum())\n"
+            "    graphs.append(graph)\n"
+            "    used.append(torch.cuda.memory_allocated())\n"
+            "assert used[-1] - used[0] < 1 << 20, used\n"
+            "for _ in range(3):\n"
+            "    for graph in graphs:\n        graph.replay()\n"
+            "found = [result.item() / (1 << 22) for result in results]\n"
+            "assert found == [2 * (1 + turn) + 1 for turn in range(10)], found\n"
         )
 
     def test_two_graphs_share_a_pool(self):

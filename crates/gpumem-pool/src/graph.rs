@@ -128,7 +128,7 @@ impl Stream {
         let graph = begun.inspect_err(|_| captures.withdraw())?;
         // First the memory: from the moment that the capture is known, dropped blocks of its streams are kept for it.
         let memory = GraphMemory::of(self.device().clocks());
-        memory.begin(graph);
+        memory.begin(graph, graph);
         captures.begin(graph, self);
         let hold = Hold { device: self.device().clone(), memory, graph };
         Ok(Capture { stream: self.clone(), hold, is_ended: false, _thread: PhantomData })

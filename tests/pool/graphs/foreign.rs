@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, SIZE_BYTES, each_fixture};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{ForeignCaptures, PoolError, Stream};
+use gpumem_tests::pool::{Block, ForeignCaptures, PoolError, Stream};
 use gpumem_tests::sys::types::{CUgraphExec, CUstreamCaptureMode};
 
 // The calls of the other library.
@@ -131,6 +131,99 @@ cases! {
             fixture.end_foreign(retired);
             let captures = ForeignCaptures::expect(&fixture.device);
             assert!(matches!(captures.add(&gone), Err(PoolError::StreamRetired)));
+        });
+    }
+
+    /// Captures of one value share what they have dropped: the second one, and those after it, need no more memory. What the program
+    /// holds stays as it is.
+    #[serial_test::serial]
+    fn later_captures_use_the_memory_of_earlier_ones(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let before = fixture.in_use_bytes();
+            let captured = fixture.foreign();
+            let captures = ForeignCaptures::expect(&fixture.device);
+            let capture = |value| {
+                fixture.begin_raw(&captured);
+                assert!(captures.add(&captured).unwrap());
+                let scratch = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+                let result = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+                let address = scratch.address();
+                fixture.fill(&scratch, value, &captured);
+                fixture.copy(&scratch, &result, &captured);
+                drop(scratch);
+                let exec = fixture.end_raw(&captured);
+                captures.end().unwrap();
+                (exec, result, address)
+            };
+            let (first, first_result, first_scratch) = capture(1);
+            captures.expect_more();
+            captures.expect_more();
+            let (second, second_result, second_scratch) = capture(2);
+            assert_eq!(first_scratch, second_scratch);
+            assert_eq!(fixture.in_use_bytes(), before + 3 * SIZE_BYTES);
+            let first_address = first_result.address();
+            for _ in 0..2 {
+                fixture.launch_raw(first, &captured);
+                fixture.launch_raw(second, &captured);
+                assert_eq!(fixture.read(&first_result, &captured), 1);
+                assert_eq!(fixture.read(&second_result, &captured), 2);
+            }
+            // A result that was dropped after its capture serves the next one too.
+            drop(first_result);
+            captures.expect_more();
+            let (third, third_result, third_scratch) = capture(3);
+            assert!([third_scratch, third_result.address()].contains(&first_address));
+            assert_eq!(fixture.in_use_bytes(), before + 3 * SIZE_BYTES);
+            for exec in [first, second, third] {
+                fixture.launch_raw(exec, &captured);
+            }
+            assert_eq!(fixture.read(&second_result, &captured), 2);
+            assert_eq!(fixture.read(&third_result, &captured), 3);
+            drop((second_result, third_result));
+            [first, second, third].into_iter().for_each(|exec| fixture.destroy_raw(exec));
+            drop(captures);
+            assert_eq!(fixture.in_use_bytes(), before);
+            fixture.end_foreign(captured);
+        });
+    }
+
+    /// Captures of two values share nothing, and neither do captures whose graphs use each other's memory.
+    #[serial_test::serial]
+    fn captures_of_two_values_share_nothing(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let before = fixture.in_use_bytes();
+            let captured = fixture.foreign();
+            let capture = |captures: &ForeignCaptures, used: Option<&Block>| {
+                fixture.begin_raw(&captured);
+                captures.add(&captured).unwrap();
+                let result = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+                fixture.fill(&result, 1, &captured);
+                if let Some(used) = used {
+                    used.record_use(&captured);
+                    fixture.copy(used, &result, &captured);
+                }
+                let exec = fixture.end_raw(&captured);
+                captures.end().unwrap();
+                (exec, result)
+            };
+            let (ours, others) =
+                (ForeignCaptures::expect(&fixture.device), ForeignCaptures::expect(&fixture.device));
+            let (first, first_result) = capture(&ours, None);
+            let (second, second_result) = capture(&others, Some(&first_result));
+            let address = first_result.address();
+            drop(first_result);
+            ours.expect_more();
+            let (third, third_result) = capture(&ours, None);
+            assert_ne!(third_result.address(), address, "the second graph reads it");
+            fixture.launch_raw(first, &captured);
+            fixture.launch_raw(third, &captured);
+            fixture.launch_raw(second, &captured);
+            assert_eq!(fixture.read(&second_result, &captured), 1);
+            drop((second_result, third_result));
+            [first, second, third].into_iter().for_each(|exec| fixture.destroy_raw(exec));
+            drop((ours, others));
+            assert_eq!(fixture.in_use_bytes(), before);
+            fixture.end_foreign(captured);
         });
     }
 }

@@ -36,6 +36,18 @@ pub unsafe extern "C" fn gpumem_captures_expect(
     })
 }
 
+/// Announces further captures, after `gpumem_captures_end`. They share memory with the earlier ones: what a capture has freed serves the
+/// later ones. Their graphs must run one after another, in the order of their captures.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_captures_expect_more(captures: *mut gpumem_captures) -> gpumem_result {
+    guarded(|| {
+        CAPTURES.with(captures.addr() as u64, |captures| {
+            captures.expect_more();
+            Ok(())
+        })
+    })
+}
+
 /// Adds the capture that a stream is part of, if it is. Call it before each allocation on a stream that may capture: memory that is
 /// allocated, freed or used in the capture from now on is kept until `gpumem_captures_destroy`.
 ///

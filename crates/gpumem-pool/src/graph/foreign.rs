@@ -13,6 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// addresses stay valid, and their memory is not reused elsewhere, until this value is dropped. Blocks that are used or dropped in the
 /// capture are retained as long, as in [`Capture`](super::Capture).
 ///
+/// Captures of one value share memory: what a capture has dropped serves the later ones ([`ForeignCaptures::expect_more`]). Their graphs
+/// must run one after another, in the order of their captures, as graphs of one pool do in PyTorch. For graphs that run at the same time,
+/// or in another order, create a value for each.
+///
 /// ```
 /// use gpumem_pool::{Device, ForeignCaptures, Pool, Stream};
 /// use gpumem_sim::SimConfig;
@@ -57,6 +61,14 @@ impl ForeignCaptures {
         Self { device: device.clone(), memory, state: Mutex::default() }
     }
 
+    /// Announces further captures, after [`ForeignCaptures::end`]. Before the end it changes nothing.
+    pub fn expect_more(&self) {
+        let mut state = self.lock();
+        if core::mem::replace(&mut state.has_ended, false) {
+            self.device.clocks().captures().announce();
+        }
+    }
+
     /// Adds the capture that a stream is part of. False, and no change, if the stream does not capture, or after the end. Call it on
     /// each stream before an allocation; a capture that was added before is not added again.
     ///
@@ -87,7 +99,7 @@ impl ForeignCaptures {
         }
         captures.announce();
         // First the memory: from the moment that the capture is known, dropped blocks of its streams are kept for it.
-        self.memory.begin(graph);
+        self.memory.begin(graph, state.found.first().map_or(graph, |(first, _)| first.graph));
         captures.adopt(graph, stream);
         let hold = Hold { device: self.device.clone(), memory: Arc::clone(&self.memory), graph };
         state.found.push((hold, stream.stream_index()));

@@ -5,8 +5,8 @@
 //!
 //! - *Chunks*: memory that was allocated while the stream captured. Each chunk is an ordinary block of its pool,
 //!   allocated on a stream that never captures. The program holds parts of it, which are marked with [`GRAPH_BIT`].
-//!   Parts dropped during the capture serve later allocations of that stream in that capture. A part may outlive
-//!   the graph; the chunk is then freed with its last part. Launches write to the place of a dropped part, and are
+//!   Parts dropped during the capture serve later allocations of that stream in that capture, and in later captures of
+//!   its group, whose graphs run one after another. A part may outlive the graph; the chunk is then freed with its last part. Launches write to the place of a dropped part, and are
 //!   therefore ordered after it.
 //! - *Outside* blocks, which were used in the capture, or dropped while one of their streams was part of it. While
 //!   the program holds such a block, only its address is recorded here. After the drop, the block itself is kept.
@@ -36,8 +36,8 @@ pub(crate) struct GraphMemory {
 
 #[derive(Default)]
 struct Table {
-    /// The blocks that each graph keeps, from the beginning of its capture to its last handle.
-    graphs: BTreeMap<u64, Vec<RetainedBlock>>,
+    /// Each graph, from the beginning of its capture to its last handle.
+    graphs: BTreeMap<u64, GraphEntry>,
     /// By address, like `outside`: live memory has a unique address on the whole machine.
     chunks: BTreeMap<CUdeviceptr, Chunk>,
     outside: BTreeMap<CUdeviceptr, Outside>,
@@ -50,6 +50,13 @@ pub(crate) struct Kept {
     /// The part of captures that have not ended, and the stream of one of them.
     pub(crate) capture_bytes: u64,
     pub(crate) capture_stream: Option<StreamId>,
+}
+
+struct GraphEntry {
+    /// The first graph of the group whose captures share memory.
+    group: u64,
+    /// The blocks that the graph keeps.
+    retained: Vec<RetainedBlock>,
 }
 
 /// A block that the program has dropped and a graph keeps.
@@ -98,9 +105,9 @@ impl GraphMemory {
         &self.clocks
     }
 
-    /// Records the begin of a capture.
-    pub(crate) fn begin(&self, graph: u64) {
-        self.table().graphs.insert(graph, Vec::new());
+    /// Records the begin of a capture, in the group that begins with the graph `group`.
+    pub(crate) fn begin(&self, graph: u64, group: u64) {
+        self.table().graphs.insert(graph, GraphEntry { group, retained: Vec::new() });
     }
 
     /// Drops a handle of a graph. The last handle frees the memory that only this graph keeps.
@@ -113,7 +120,7 @@ impl GraphMemory {
         }
     }
 
-    /// Reuses a part that was dropped in this capture on this stream.
+    /// Reuses a part of this stream that was dropped in this capture, or in or after an earlier one of its group.
     pub(crate) fn take_part(
         &self,
         graph: u64,
@@ -122,18 +129,22 @@ impl GraphMemory {
         owner_stream: StreamId,
     ) -> Option<CUdeviceptr> {
         let mut table = self.table();
-        table.graphs.get(&graph)?;
+        let group = table.graphs.get(&graph)?.group;
         self.clocks.captures().add_member(graph, owner_stream.stream_index());
-        let chunks = table.chunks.values_mut().filter(|chunk| chunk.serves(graph, pool, owner_stream));
+        let chunks = table.chunks.values_mut().filter(|chunk| chunk.serves(group, pool, owner_stream));
         let fitting = chunks.filter_map(|chunk| Some((chunk.best_fit(size_bytes)?, chunk)));
         let (_, chunk) = fitting.min_by_key(|((free_bytes, _), _)| *free_bytes)?;
+        if chunk.add_graph(graph, group) {
+            self.clocks.captures().add_owner_stream(graph, owner_stream.stream_index());
+        }
         chunk.take(size_bytes)
     }
 
     /// Adds a new chunk, which is handed out whole.
     pub(crate) fn add_chunk(&self, graph: u64, pool: StateRef, block: Block, owner_stream: StreamId) {
-        let chunk = Chunk::new(graph, pool, block, owner_stream);
         let mut table = self.table();
+        let group = table.graphs.get(&graph).map_or(graph, |entry| entry.group);
+        let chunk = Chunk::new(graph, group, pool, block, owner_stream);
         self.clocks.captures().add_owner_stream(graph, owner_stream.stream_index());
         table.chunks.insert(chunk.address(), chunk);
     }
@@ -141,16 +152,15 @@ impl GraphMemory {
     /// Records the use of a block in a capture: its memory stays for the graph.
     pub(crate) fn note_use(&self, graph: u64, address: CUdeviceptr, slot: Option<StreamIndex>) {
         let mut table = self.table();
-        if !table.graphs.contains_key(&graph) {
-            return;
-        }
+        let Some(group) = table.graphs.get(&graph).map(|entry| entry.group) else { return };
         if let Some(slot) = slot {
             self.clocks.captures().add_member(graph, slot);
         }
-        let graphs = match table.chunk_at(address) {
-            Some(chunk) => &mut chunk.graphs,
-            None => &mut table.outside.entry(address).or_default().graphs,
-        };
+        if let Some(chunk) = table.chunk_at(address) {
+            chunk.add_graph(graph, group);
+            return;
+        }
+        let graphs = &mut table.outside.entry(address).or_default().graphs;
         if !graphs.contains(&graph) {
             graphs.push(graph);
         }
@@ -170,7 +180,7 @@ impl GraphMemory {
         let mut table = self.table();
         if let Some(chunk) = table.chunk_at(freed.allocation.address) {
             chunk.drop_part(&freed);
-            let (base, is_over, graphs) = (chunk.address(), chunk.is_over(), chunk.graphs.clone());
+            let (base, is_over, graphs) = (chunk.address(), chunk.is_over(), chunk.graphs().to_vec());
             self.launch_after(&graphs, &freed);
             let released = is_over.then(|| table.chunks.remove(&base));
             drop(table);
@@ -204,9 +214,9 @@ impl GraphMemory {
             return Ok(());
         }
         let table = self.table();
-        let chunks = table.chunks.values().filter(|chunk| chunk.graphs.contains(&graph));
+        let chunks = table.chunks.values().filter(|chunk| chunk.graphs().contains(&graph));
         let outside = table.outside.iter().filter(|(_, outside)| outside.graphs.contains(&graph));
-        let retained = table.graphs.get(&graph).into_iter().flatten();
+        let retained = table.graphs.get(&graph).into_iter().flat_map(|entry| &entry.retained);
         let mut starts = chunks
             .map(Chunk::address)
             .chain(outside.map(|(address, _)| *address))
@@ -226,9 +236,9 @@ impl GraphMemory {
         let is_of = |other: &StateRef| core::ptr::eq(&raw const **other, pool);
         let table = self.table();
         let chunks = table.chunks.values();
-        let chunks = chunks.filter_map(|chunk| Some((chunk.graphs.as_slice(), chunk.kept_bytes(is_of)?)));
-        let retained = table.graphs.iter().flat_map(|(graph, blocks)| {
-            let of_pool = blocks.iter().filter(|block| is_of(&block.pool));
+        let chunks = chunks.filter_map(|chunk| Some((chunk.graphs(), chunk.kept_bytes(is_of)?)));
+        let retained = table.graphs.iter().flat_map(|(graph, entry)| {
+            let of_pool = entry.retained.iter().filter(|block| is_of(&block.pool));
             of_pool.map(move |block| (core::slice::from_ref(graph), block.freed.size_bytes))
         });
         let mut kept = Kept::default();
@@ -258,9 +268,9 @@ impl Table {
     fn drop_outside(&mut self, pool: StateRef, freed: FreeRequest) -> Option<FreeRequest> {
         let outside = self.outside.get(&freed.allocation.address);
         let holder = outside.and_then(|outside| outside.graphs.first());
-        if let Some(retained) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
+        if let Some(entry) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
             // A caller that guarantees completion covers past work, not future launches.
-            retained.push(RetainedBlock { pool, freed: FreeRequest { is_complete: false, ..freed } });
+            entry.retained.push(RetainedBlock { pool, freed: FreeRequest { is_complete: false, ..freed } });
             return None;
         }
         let uses = self.outside.remove(&freed.allocation.address).map_or(0, |outside| outside.uses);
@@ -268,7 +278,7 @@ impl Table {
     }
 
     fn let_go(&mut self, graph: u64, launched: u64) -> Released {
-        let Some(retained) = self.graphs.remove(&graph) else { return Released::default() };
+        let Some(GraphEntry { retained, .. }) = self.graphs.remove(&graph) else { return Released::default() };
         self.chunks.values_mut().for_each(|chunk| chunk.let_go(graph, launched));
         let over: Vec<_> =
             self.chunks.iter().filter(|(_, chunk)| chunk.is_over()).map(|(base, _)| *base).collect();

@@ -11,14 +11,16 @@ pub(super) struct Chunk {
     /// Freed with the recorded `uses` when the chunk is dropped.
     block: Block,
     pool: StateRef,
-    /// The capture that the chunk was allocated for; `owner_stream` is the allocating stream there.
-    maker: u64,
+    /// The group of the capture that the chunk was allocated for; `owner_stream` is the allocating stream there.
+    group: u64,
     owner_stream: StreamId,
     /// True if the host may use the memory. If so, what the host writes into a part must be there when the graph
     /// runs.
     is_for_host: bool,
     /// The graphs that may still use the chunk.
-    pub(super) graphs: Vec<u64>,
+    graphs: Vec<u64>,
+    /// True once a graph of another group has used the chunk: launches of the two have no order known here.
+    is_shared: bool,
     /// The free ranges, in bytes.
     free: FreeVaRanges,
     part_count: usize,
@@ -28,15 +30,16 @@ pub(super) struct Chunk {
 
 impl Chunk {
     /// Creates a chunk that consists of one part in use.
-    pub(super) fn new(maker: u64, pool: StateRef, block: Block, owner_stream: StreamId) -> Self {
-        let (is_for_host, graphs) = (block.kind().is_host_accessible(), vec![maker]);
+    pub(super) fn new(graph: u64, group: u64, pool: StateRef, block: Block, owner_stream: StreamId) -> Self {
+        let (is_for_host, graphs) = (block.kind().is_host_accessible(), vec![graph]);
         Self {
             block,
             pool,
-            maker,
+            group,
             owner_stream,
             is_for_host,
             graphs,
+            is_shared: false,
             free: FreeVaRanges::default(),
             part_count: 1,
             uses: 0,
@@ -66,9 +69,24 @@ impl Chunk {
         (self.part_count == 0 && is_of(&self.pool)).then(|| self.block.size_bytes())
     }
 
-    /// Returns whether free ranges of the chunk may be allocated on this stream in this capture.
-    pub(super) fn serves(&self, capture: u64, pool: StateRef, owner_stream: StreamId) -> bool {
-        self.maker == capture && self.pool == pool && self.owner_stream == owner_stream && !self.is_for_host
+    /// The graphs that may still use the chunk.
+    pub(super) fn graphs(&self) -> &[u64] {
+        &self.graphs
+    }
+
+    /// Adds a graph of a group that uses the chunk. False if it is known.
+    pub(super) fn add_graph(&mut self, graph: u64, group: u64) -> bool {
+        self.is_shared |= group != self.group;
+        let is_new = !self.graphs.contains(&graph);
+        if is_new {
+            self.graphs.push(graph);
+        }
+        is_new
+    }
+
+    /// Returns whether free ranges of the chunk may be allocated on this stream in a capture of this group.
+    pub(super) fn serves(&self, group: u64, pool: StateRef, owner_stream: StreamId) -> bool {
+        self.group == group && self.pool == pool && self.owner_stream == owner_stream && !self.is_for_host
     }
 
     /// Returns the size and address of the smallest free range that is large enough.
@@ -85,14 +103,13 @@ impl Chunk {
         Some(address)
     }
 
-    /// Handles the drop of a part. During the capture, the part becomes free for the next allocation on the stream,
-    /// unless other streams or graphs have used it. After the capture the chunk serves no allocation, so the free
-    /// range has no effect.
+    /// Handles the drop of a part. The part becomes free for the next allocation on the stream in a capture of the group, unless other
+    /// streams, or graphs of other groups, have used it. After the group's last capture the free range has no effect.
     pub(super) fn drop_part(&mut self, freed: &FreeRequest) {
         self.part_count -= 1;
         let others = freed.uses & !GRAPH_BIT;
         self.uses = uses::with(uses::joined(self.uses, others), freed.owner_stream.stream_index());
-        if others == 0 && self.graphs == [self.maker] {
+        if others == 0 && !self.is_shared {
             self.free.add(freed.allocation.address, rounded(freed.size_bytes));
         }
     }
