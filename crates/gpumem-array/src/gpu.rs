@@ -483,6 +483,17 @@ impl Gpu {
         self.0.recording.as_ref().map_or(0, Recording::id)
     }
 
+    /// Returns whether the stream was created by this library, and nothing captures: neither a thread, nor a stream of the machine.
+    /// Then the checks of the stream and of the thread succeed.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        let stream = self.stream();
+        self.0.recording.is_none()
+            && !recording::is_any_open()
+            && !stream.is_foreign()
+            && !stream.is_any_capture_active()
+    }
+
     /// Returns an error if this thread captures on another `Gpu`.
     #[inline]
     pub(crate) fn check_thread(&self, operation: &'static str) -> Result<(), ArrayError> {

@@ -47,7 +47,14 @@ pub struct Function {
     name: KernelName,
     /// `None` if the PTX has syntax there that this crate does not parse.
     signature: Option<Signature>,
+    sizes_bytes: Option<SizesBytes>,
 }
+
+/// The sizes of arguments, or of the parameters that a launch can have; 0 is none.
+pub(crate) type SizesBytes = [u16; ARGUMENTS_MAX];
+
+/// The number of arguments that a launch can have.
+pub(crate) const ARGUMENTS_MAX: usize = 32;
 
 impl Module {
     /// Loads a text of the user, whose launches are checked against the signatures in it.
@@ -107,7 +114,8 @@ impl Module {
         match found {
             Ok(()) => {
                 let (name, signature) = (KernelName::new(name), signatures.of(name));
-                Ok(Function { module: self.clone(), raw: Handle(raw), name, signature })
+                let sizes_bytes = signature.as_deref().and_then(sizes_bytes);
+                Ok(Function { module: self.clone(), raw: Handle(raw), name, signature, sizes_bytes })
             }
             Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_FOUND && self.lacks_twin(name) => {
                 Err(ArrayError::NoTwin { name: name.into() })
@@ -145,6 +153,15 @@ impl Function {
         self.signature.as_deref()
     }
 
+    /// Returns whether the sizes of the parameters are known, and are these. False leaves it open.
+    #[inline]
+    pub(crate) fn has_sizes(&self, sizes_bytes: &SizesBytes) -> bool {
+        let Some(known) = &self.sizes_bytes else { return false };
+        // Without a branch for each, so that it takes a few vector instructions.
+        known.iter().zip(sizes_bytes).fold(0, |differs, (known, found)| differs | known ^ found) == 0
+    }
+
+    #[inline]
     pub(crate) fn device(&self) -> &Device {
         &self.module.0.device
     }
@@ -184,6 +201,16 @@ impl Loaded {
         }
         Some(guard)
     }
+}
+
+/// `None` for parameters that no launch can have.
+fn sizes_bytes(parameters: &[Parameter]) -> Option<SizesBytes> {
+    let mut sizes_bytes = [0; ARGUMENTS_MAX];
+    for (index, parameter) in parameters.iter().enumerate() {
+        let size_bytes = u16::try_from(parameter.size_bytes).ok().filter(|size| *size > 0)?;
+        *sizes_bytes.get_mut(index)? = size_bytes;
+    }
+    Some(sizes_bytes)
 }
 
 /// A text as the driver takes it.
@@ -291,6 +318,22 @@ unsafe impl<T> Sync for Handle<T> {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Sizes are followed by zeros, so a list with a size of zero would equal a shorter one.
+    #[test]
+    fn sizes_are_known_if_a_launch_can_have_them_all() {
+        let sizes = |sizes_bytes: &[usize]| {
+            let parameter = |size_bytes| Parameter { name: String::new(), size_bytes, alignment: 1 };
+            let parameters: Vec<_> = sizes_bytes.iter().copied().map(parameter).collect();
+            super::sizes_bytes(&parameters)
+        };
+        let known = sizes(&[8, 4, 512]).unwrap();
+        assert_eq!((&known[..3], known[3..].iter().sum::<u16>()), (&[8, 4, 512][..], 0));
+        assert_eq!(sizes(&[8; ARGUMENTS_MAX]), Some([8; ARGUMENTS_MAX]));
+        for unknown in [vec![8; ARGUMENTS_MAX + 1], vec![8, 0], vec![1 << 16]] {
+            assert_eq!(sizes(&unknown), None);
+        }
+    }
 
     /// On a GPU this is the error of `Gpu::compile`; the simulator needs no compiler.
     #[test]

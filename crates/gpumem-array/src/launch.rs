@@ -4,14 +4,15 @@ use crate::array::{AsView, AsViewMut, GpuArray, UninitArray};
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::kernel::{Function, Parameter, library};
+use crate::kernel::{ARGUMENTS_MAX, Function, Parameter, SizesBytes, library};
 use crate::kind::Kind;
 use crate::layout::Order;
-use crate::storage::{Storage, Use, order_all, prefetch, queue_copy};
+use crate::storage::{Storage, Use, order_all, prefetch, queue_inlined};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::marker::PhantomData;
-use core::mem::MaybeUninit;
+use core::mem::{ManuallyDrop, MaybeUninit};
+use gpumem_pool::PoolError;
 use ndarray::Dimension;
 
 /// The threads of a launch: a grid of blocks of threads.
@@ -38,19 +39,28 @@ impl LaunchShape {
 
     const THREADS: u32 = 256;
 
+    #[inline]
     fn check(&self) -> Result<(), ArrayError> {
+        let (Self { grid, block: [x, y, z], .. }, most) = (self, BLOCK_MAX);
+        // A length of zero wraps.
+        let fits = |len: &u32, most: u32| len.wrapping_sub(1) < most;
+        let has_block = fits(x, most[0]) && fits(y, most[1]) && fits(z, most[2]) && x * y * z <= most[0];
+        let has_grid = grid[0] <= GRID_MAX[0] && grid[1] <= GRID_MAX[1] && grid[2] <= GRID_MAX[2];
+        if has_block && has_grid { Ok(()) } else { Err(self.refusal()) }
+    }
+
+    #[cold]
+    fn refusal(&self) -> ArrayError {
         let reason = if self.block.contains(&0) {
             "a block needs at least one thread in each dimension"
         } else if self.block.iter().zip(BLOCK_MAX).any(|(count, max)| *count > max) {
             "a block has at most 1024, 1024 and 64 threads in the three dimensions"
         } else if self.block.iter().product::<u32>() > BLOCK_MAX[0] {
             "a block has at most 1024 threads"
-        } else if self.grid.iter().zip(GRID_MAX).any(|(count, max)| *count > max) {
-            "a grid has at most 2147483647, 65535 and 65535 blocks in the three dimensions"
         } else {
-            return Ok(());
+            "a grid has at most 2147483647, 65535 and 65535 blocks in the three dimensions"
         };
-        Err(ArrayError::LaunchShape { grid: self.grid, block: self.block, reason })
+        ArrayError::LaunchShape { grid: self.grid, block: self.block, reason }
     }
 }
 
@@ -92,9 +102,10 @@ pub struct Launch<'a> {
     arguments: Arguments<'a>,
 }
 
+// The methods are inlined into their caller: there the counts of the arguments are constants, and an argument is a few stores.
 impl Function {
     /// Starts to build a launch of this kernel. Add its arguments in the order of its parameters.
-    #[inline]
+    #[inline(always)]
     pub fn launch(&self, shape: LaunchShape) -> Launch<'_> {
         Launch { function: self, arguments: Arguments::new(shape) }
     }
@@ -102,37 +113,37 @@ impl Function {
 
 impl<'a> Launch<'a> {
     /// Adds the address of an array that the kernel reads. For a view it is the address of the first element.
-    #[inline]
-    pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
+    #[inline(always)]
+    pub fn read<A: AsView + ?Sized>(self, array: &'a A) -> Self {
+        let (function, arguments) = (self.function, self.arguments.into_parts());
         let view = array.as_view();
-        self.arguments.push_array(self.function, view.reads(), view.address());
-        self
+        Self { function, arguments: arguments.with_array(function, view.reads(), view.address()) }
     }
 
     /// Adds the address of an array that the kernel writes, and may read.
-    #[inline]
-    pub fn write<A: AsViewMut + ?Sized>(mut self, array: &'a mut A) -> Self {
+    #[inline(always)]
+    pub fn write<A: AsViewMut + ?Sized>(self, array: &'a mut A) -> Self {
+        let (function, arguments) = (self.function, self.arguments.into_parts());
         let view = array.as_view_mut();
-        self.arguments.push_array(self.function, view.writes(), view.address());
-        self
+        Self { function, arguments: arguments.with_array(function, view.writes(), view.address()) }
     }
 
     /// Adds the address of an uninitialised array that the kernel writes.
-    #[inline]
+    #[inline(always)]
     pub fn write_uninit<T: Element, D: Dimension, K: Kind>(
-        mut self,
+        self,
         array: &'a mut UninitArray<T, D, K>,
     ) -> Self {
-        self.arguments.push_array(self.function, array.writes(), array.address());
-        self
+        let (function, arguments) = (self.function, self.arguments.into_parts());
+        Self { function, arguments: arguments.with_array(function, array.writes(), array.address()) }
     }
 
     /// Adds a value, copied now. A struct can be passed if it is an [`Element`].
-    #[inline]
-    pub fn scalar<T: Element>(mut self, value: T) -> Self {
+    #[inline(always)]
+    pub fn scalar<T: Element>(self, value: T) -> Self {
         const { check_layout::<T>() };
-        self.arguments.push(bytemuck::bytes_of(&value));
-        self
+        let arguments = self.arguments.into_parts().with_value(bytemuck::bytes_of(&value));
+        Self { function: self.function, arguments }
     }
 
     /// Queues the kernel on the stream of `gpu` and returns at once. The stream first waits, on the device, for conflicting uses of
@@ -155,37 +166,46 @@ impl<'a> Launch<'a> {
     /// - The values that it writes are valid values of the array's element type.
     pub unsafe fn enqueue(self, gpu: &Gpu) -> Result<(), ArrayError> {
         let Self { function, ref arguments } = self;
-        let Some(buffer) = arguments.buffer() else { return Ok(()) };
-        if buffer.is_refused {
+        let (Some(buffer), counts) = (arguments.buffer.as_deref(), arguments.counts) else { return Ok(()) };
+        // SAFETY: both are parts of `arguments`.
+        let uses = unsafe { buffer.uses(counts.arrays) };
+        if counts.is_refused {
             return Err(ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * WORDS_MAX });
         }
         buffer.shape.check()?;
         gpu.check(function.device())?;
-        if buffer.is_elsewhere {
-            arguments.uses().iter().try_for_each(|one| one.storage().share(gpu, LAUNCH))?;
+        if counts.is_elsewhere {
+            uses.iter().try_for_each(|one| one.storage().share(gpu, LAUNCH))?;
         }
-        buffer.check(function)?;
-        // Ordering an array checks the stream and the thread, but a launch may have no array.
-        gpu.stream().is_capturing()?;
-        gpu.check_thread(LAUNCH)?;
+        if !function.has_sizes(&buffer.sizes_bytes) {
+            arguments.check(function)?;
+        }
+        let is_plain = gpu.is_plain();
+        if !is_plain {
+            // Ordering an array checks them, too, but a launch may have no array.
+            gpu.stream().is_capturing()?;
+            gpu.check_thread(LAUNCH)?;
+        }
         if buffer.shape.grid.contains(&0) {
             return Ok(());
         }
-        order_all(gpu, arguments.uses(), LAUNCH)?;
+        order_all(gpu, uses, is_plain, LAUNCH)?;
         if let Some(recording) = gpu.recording() {
             recording.keep(function)?;
         }
         gpu.note_kernel(function.known_name());
         let mut parameters = [const { MaybeUninit::uninit() }; ARGUMENTS_MAX];
-        let parameters = buffer.parameters(&mut parameters);
+        let parameters = buffer.parameters(counts.arguments, &mut parameters);
         let LaunchShape { grid, block, shared_bytes } = buffer.shape;
-        if buffer.is_prefetched {
-            prefetch(gpu, arguments.uses());
+        if counts.is_prefetched {
+            prefetch(gpu, uses);
         }
-        queue_copy(gpu, arguments.uses(), |stream| {
+        queue_inlined(gpu, uses, |stream| {
             // SAFETY: the parameters point into `buffer`, which outlives the call; the stream is that of `gpu`, on whose device
             // the function is, and has been ordered after what conflicts; types, bounds and values are the caller's promise.
-            unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) }
+            let queued =
+                unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) };
+            queued.map_err(PoolError::from)
         })
     }
 }
@@ -243,28 +263,42 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 }
 
-/// The shape and the arguments of a launch, in memory that the next launch of the thread uses again. Each method of the builder
-/// moves this, in a register.
+/// The shape and the arguments of a launch, in memory that the next launch of the thread uses again.
 struct Arguments<'a> {
     /// `None` once it has been dropped.
     buffer: Option<Box<Buffer>>,
+    counts: Counts,
     /// The arrays in the buffer.
     storages: PhantomData<&'a Storage>,
 }
 
-struct Buffer {
-    shape: LaunchShape,
-    count: u32,
-    array_count: usize,
+/// [`Arguments`] whose drop frees the memory. While one is added, nothing refers to the counts, so they stay in registers.
+struct Parts<'a> {
+    buffer: Option<Box<Buffer>>,
+    counts: Counts,
+    storages: PhantomData<&'a Storage>,
+}
+
+/// How much of a buffer is in use.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    arguments: usize,
+    arrays: usize,
+    words: usize,
     /// True if there were too many arguments.
     is_refused: bool,
     /// True if an array is on another device than the kernel.
     is_elsewhere: bool,
     /// True if an array is moved to the device before the launch.
     is_prefetched: bool,
-    sizes_bytes: [u16; ARGUMENTS_MAX],
-    /// The index of the first word of each argument, and of the word after the last.
-    starts: [u8; ARGUMENTS_MAX + 1],
+}
+
+struct Buffer {
+    shape: LaunchShape,
+    /// 0 behind the last argument.
+    sizes_bytes: SizesBytes,
+    /// The index of the first word of each argument.
+    starts: [u8; ARGUMENTS_MAX],
     /// Each argument begins at a word.
     words: [u64; WORDS_MAX],
     /// The arguments that are arrays.
@@ -276,46 +310,63 @@ thread_local! {
 }
 
 impl<'a> Arguments<'a> {
-    #[inline]
+    #[inline(always)]
     fn new(shape: LaunchShape) -> Self {
         let mut buffer = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(Buffer::new);
-        (buffer.count, buffer.array_count, buffer.starts[0]) = (0, 0, 0);
-        (buffer.is_refused, buffer.is_elsewhere, buffer.is_prefetched) = (false, false, false);
-        buffer.shape = shape;
-        Self { buffer: Some(buffer), storages: PhantomData }
+        (buffer.shape, buffer.sizes_bytes) = (shape, [0; ARGUMENTS_MAX]);
+        Self { buffer: Some(buffer), counts: Counts::default(), storages: PhantomData }
     }
 
-    #[inline]
-    fn push_array(&mut self, function: &Function, one: Use<'a>, address: u64) {
-        let Some(buffer) = &mut self.buffer else { return };
-        buffer.is_elsewhere |= one.storage().device() != function.device();
-        buffer.is_prefetched |= one.storage().is_prefetched();
-        if let Some(slot) = buffer.arrays.get_mut(buffer.array_count) {
-            // SAFETY: only the lifetime changes. `uses` gives it back, and nothing else reads the slot.
-            slot.write(unsafe { core::mem::transmute::<Use<'a>, Use<'static>>(one) });
-            buffer.array_count += 1;
-        }
-        // An array too many is an argument too many, which is refused.
-        buffer.push(&address.to_ne_bytes());
+    #[inline(always)]
+    fn into_parts(self) -> Parts<'a> {
+        // The other fields have no drop.
+        let mut whole = ManuallyDrop::new(self);
+        Parts { buffer: whole.buffer.take(), counts: whole.counts, storages: PhantomData }
     }
 
-    #[inline]
-    fn push(&mut self, bytes: &[u8]) {
-        if let Some(buffer) = &mut self.buffer {
-            buffer.push(bytes);
+    /// Compares the arguments with the kernel's parameters, one by one.
+    #[cold]
+    fn check(&self, function: &Function) -> Result<(), ArrayError> {
+        let sizes = self.buffer.as_deref().and_then(|buffer| buffer.sizes_bytes.get(..self.counts.arguments));
+        let (Some(parameters), sizes) = (function.signature(), sizes.unwrap_or_default()) else {
+            return Ok(());
+        };
+        let fits = |(size, parameter): (&u16, &Parameter)| usize::from(*size) == parameter.size_bytes;
+        match sizes.len() == parameters.len() && sizes.iter().zip(parameters).all(fits) {
+            true => Ok(()),
+            false => Err(mismatch(function.name(), parameters, sizes)),
         }
     }
+}
 
-    #[inline]
-    fn buffer(&self) -> Option<&Buffer> {
-        self.buffer.as_deref()
+impl<'a> Parts<'a> {
+    #[inline(always)]
+    fn with_array(self, function: &Function, one: Use<'a>, address: u64) -> Arguments<'a> {
+        let Self { mut buffer, mut counts, storages } = self;
+        if let Some(buffer) = &mut buffer {
+            counts.is_elsewhere |= one.storage().device() != function.device();
+            counts.is_prefetched |= one.storage().is_prefetched();
+            if let Some(slot) = buffer.arrays.get_mut(counts.arrays) {
+                // SAFETY: only the lifetime changes. `uses` gives it back, and nothing else reads the slot.
+                slot.write(unsafe { core::mem::transmute::<Use<'a>, Use<'static>>(one) });
+                counts.arrays += 1;
+            }
+            // An array too many is an argument too many, which is refused.
+            counts = buffer.with_word(counts, address, 8);
+        }
+        Arguments { buffer, counts, storages }
     }
 
-    #[inline]
-    fn uses(&self) -> &[Use<'a>] {
-        let Some(buffer) = self.buffer() else { return &[] };
-        // SAFETY: `push_array` has written as many since the count was zero, each borrowed for `'a`.
-        unsafe { core::slice::from_raw_parts(buffer.arrays.as_ptr().cast(), buffer.array_count) }
+    #[inline(always)]
+    fn with_value(self, bytes: &[u8]) -> Arguments<'a> {
+        let Self { mut buffer, mut counts, storages } = self;
+        if let Some(buffer) = &mut buffer {
+            counts = match u16::try_from(bytes.len()) {
+                Ok(size_bytes) if size_bytes <= 8 => buffer.with_word(counts, word(bytes), size_bytes),
+                _ => buffer.with_words(counts, bytes),
+            };
+        }
+        Arguments { buffer, counts, storages }
     }
 }
 
@@ -333,68 +384,79 @@ impl Buffer {
     fn new() -> Box<Self> {
         Box::new(Self {
             shape: LaunchShape { grid: [0; 3], block: [0; 3], shared_bytes: 0 },
-            count: 0,
-            array_count: 0,
-            is_refused: false,
-            is_elsewhere: false,
-            is_prefetched: false,
             sizes_bytes: [0; ARGUMENTS_MAX],
-            starts: [0; ARGUMENTS_MAX + 1],
+            starts: [0; ARGUMENTS_MAX],
             words: [0; WORDS_MAX],
             arrays: [const { MaybeUninit::uninit() }; ARGUMENTS_MAX],
         })
     }
 
-    #[inline]
-    fn push(&mut self, bytes: &[u8]) {
-        let (index, word_count) = (self.count as usize, bytes.len().div_ceil(8));
-        let first = usize::from(self.starts[index]);
-        match (self.words.get_mut(first..first + word_count), self.sizes_bytes.get_mut(index)) {
+    /// Adds an argument of one word.
+    #[inline(always)]
+    fn with_word(&mut self, counts: Counts, word: u64, size_bytes: u16) -> Counts {
+        let (index, first) = (counts.arguments, counts.words);
+        if index >= ARGUMENTS_MAX || first >= WORDS_MAX {
+            return Counts { is_refused: true, ..counts };
+        }
+        self.words[first] = word;
+        self.sizes_bytes[index] = size_bytes;
+        self.starts[index] = first as u8;
+        Counts { arguments: index + 1, words: first + 1, ..counts }
+    }
+
+    fn with_words(&mut self, mut counts: Counts, bytes: &[u8]) -> Counts {
+        let (index, first) = (counts.arguments, counts.words);
+        let end = first + bytes.len().div_ceil(8);
+        match (self.words.get_mut(first..end), self.sizes_bytes.get_mut(index)) {
             (Some(words), Some(size_bytes)) => {
-                for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
-                    let mut whole = [0; 8];
-                    whole[..bytes.len()].copy_from_slice(bytes);
-                    *word = u64::from_ne_bytes(whole);
-                }
+                words.iter_mut().zip(bytes.chunks(8)).for_each(|(to, bytes)| *to = word(bytes));
                 *size_bytes = bytes.len() as u16;
-                self.starts[index + 1] = (first + word_count) as u8;
-                self.count += 1;
+                self.starts[index] = first as u8;
+                (counts.arguments, counts.words) = (index + 1, end);
             }
-            _ => self.is_refused = true,
+            _ => counts.is_refused = true,
         }
+        counts
     }
 
+    /// The arrays of the launch.
+    ///
+    /// # Safety
+    ///
+    /// `count` is that of the [`Arguments`] with this buffer, which have borrowed the arrays for longer than this borrow.
     #[inline]
-    fn sizes(&self) -> &[u16] {
-        &self.sizes_bytes[..self.count as usize]
-    }
-
-    /// Compares the arguments with the kernel's parameters.
-    #[inline]
-    fn check(&self, function: &Function) -> Result<(), ArrayError> {
-        let (Some(parameters), sizes) = (function.signature(), self.sizes()) else { return Ok(()) };
-        let fits = |(size, parameter): (&u16, &Parameter)| usize::from(*size) == parameter.size_bytes;
-        match sizes.len() == parameters.len() && sizes.iter().zip(parameters).all(fits) {
-            true => Ok(()),
-            false => Err(mismatch(function.name(), parameters, sizes)),
-        }
+    unsafe fn uses(&self, count: usize) -> &[Use<'_>] {
+        // SAFETY: `with_array` has written as many since the count was zero, and the caller's promise is that they are alive.
+        unsafe { core::slice::from_raw_parts(self.arrays.as_ptr().cast(), count) }
     }
 
     /// The address of each argument.
     #[inline]
     fn parameters<'p>(
         &self,
+        count: usize,
         parameters: &'p mut [MaybeUninit<*mut c_void>; ARGUMENTS_MAX],
     ) -> &'p mut [*mut c_void] {
-        let count = self.count as usize;
-        for (parameter, start) in parameters.iter_mut().zip(&self.starts[..count]) {
-            // An argument may take several words.
-            let words = self.words.get(usize::from(*start)..).unwrap_or_default();
-            parameter.write(words.as_ptr().cast_mut().cast());
+        // An argument may take several words, so its pointer is one to all of them.
+        let (count, words) = (count.min(ARGUMENTS_MAX), self.words.as_ptr().cast_mut());
+        // In groups, which are vectors. Those behind the last argument are not used.
+        let groups = parameters.chunks_exact_mut(GROUP).zip(self.starts.chunks_exact(GROUP));
+        for (parameters, starts) in groups.take(count.div_ceil(GROUP)) {
+            for (parameter, start) in parameters.iter_mut().zip(starts) {
+                parameter.write(words.wrapping_add(usize::from(*start)).cast());
+            }
         }
         // SAFETY: the loop has written the first `count`, and the layout is that of initialised pointers.
         unsafe { core::slice::from_raw_parts_mut(parameters.as_mut_ptr().cast(), count) }
     }
+}
+
+/// At most eight bytes, followed by zeros.
+#[inline]
+fn word(bytes: &[u8]) -> u64 {
+    let mut whole = [0; 8];
+    whole[..bytes.len()].copy_from_slice(bytes);
+    u64::from_ne_bytes(whole)
 }
 
 /// The error for arguments whose number or sizes differ from the kernel's parameters.
@@ -419,8 +481,9 @@ fn mismatch(kernel: &str, parameters: &[Parameter], sizes: &[u16]) -> ArrayError
     }
 }
 
-const ARGUMENTS_MAX: usize = 32;
 const WORDS_MAX: usize = 64;
+/// A divisor of [`ARGUMENTS_MAX`].
+const GROUP: usize = 8;
 const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
 const GRID_MAX: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
@@ -428,8 +491,8 @@ impl core::fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Launch")
             .field("function", &self.function.name())
-            .field("shape", &self.arguments.buffer().map(|buffer| buffer.shape))
-            .field("arguments", &self.arguments.buffer().map_or(0, |buffer| buffer.count))
+            .field("shape", &self.arguments.buffer.as_deref().map(|buffer| buffer.shape))
+            .field("arguments", &self.arguments.counts.arguments)
             .finish_non_exhaustive()
     }
 }

@@ -157,7 +157,9 @@ impl<D: Dimension> Layout<D> {
         if (self.len() as u64).wrapping_mul(size) == storage_bytes && !self.repeats() {
             Bytes::ALL
         } else {
-            self.hull(size)
+            // By its fields, so that both cases stay in registers.
+            let Bytes { start, end, gaps } = self.hull(size);
+            Bytes { start, end, gaps }
         }
     }
 

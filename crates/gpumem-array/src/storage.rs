@@ -146,21 +146,34 @@ impl<'a> Use<'a> {
     #[inline]
     fn is_ordered(&self, stream: &Stream, latest: StreamPoint) -> bool {
         let storage = self.storage;
-        let write = storage.write.load(Ordering::Acquire);
-        if storage.capture != 0 || storage.host.load(Ordering::Relaxed) != 0 || write == SPLIT {
+        if storage.capture != 0 || storage.host.load(Ordering::Relaxed) != 0 {
             return false;
         }
-        let write = StreamPoint::from_bits(write);
+        // `SPLIT` has the stream of no point.
+        let write = load(&storage.write);
         let is_own = |point: StreamPoint| point.has_stream_of(latest);
         match self.access {
-            Access::Read => is_own(write) || stream.is_behind(write),
+            Access::Read => is_own(write) || write.to_bits() != SPLIT && stream.is_behind(write),
             Access::Write => {
-                let [first, second] = [load(&storage.reads[0]), load(&storage.reads[1])];
+                let first = load(&storage.reads[0]);
                 is_own(write)
-                    && (first == NONE || is_own(first) && second == NONE)
+                    && (first == NONE || is_own(first) && load(&storage.reads[1]) == NONE)
                     && storage.more.get().is_none()
             }
         }
+    }
+
+    /// Returns whether the storage has this point for the use already: [`Use::record`] would change nothing, and return false.
+    #[inline]
+    fn is_recorded_at(&self, point: StreamPoint) -> bool {
+        let (storage, access) = (self.storage, self.access);
+        let (write, first) = (&storage.write, &storage.reads[0]);
+        // While the storage is split, neither is the point of a stream.
+        point != NONE
+            && match access {
+                Access::Read => load(first) == point,
+                Access::Write => load(write) == point && load(first) == NONE && storage.more.get().is_none(),
+            }
     }
 
     /// Like [`Use::order`], for a stream and the recording of the capture on it, if there is one.
@@ -505,6 +518,7 @@ impl Storage {
         self.address
     }
 
+    #[inline]
     pub(crate) fn device(&self) -> &Device {
         self.memory.device()
     }
@@ -571,17 +585,18 @@ impl Storage {
         self.memory.host_ptr()
     }
 
-    /// The address for the host, if it has waited for all uses that `access` conflicts with, and none has been queued since.
+    /// Returns whether the host has waited for all uses that `access` conflicts with, and none has been queued since. Then the memory
+    /// has a [`Storage::host_ptr`]: that of its address, which is one for host and device.
     #[inline]
-    pub(crate) fn ready_for_host(&self, access: Access) -> Option<NonNull<u8>> {
-        let is_ready = self.host.load(Ordering::Acquire) >= host_level(access);
-        // The host has waited only for memory that it can access, which has one address for host and device.
-        let address = if is_ready { self.address } else { 0 };
-        NonNull::new(core::ptr::with_exposed_provenance_mut(address as usize))
+    pub(crate) fn is_ready_for_host(&self, access: Access) -> bool {
+        self.host.load(Ordering::Acquire) >= host_level(access)
     }
 
-    /// The host has waited ([`Storage::wait_on_host`]).
+    /// The host has waited ([`Storage::wait_on_host`]). Nothing happens for memory that it cannot access.
     pub(crate) fn set_ready_for_host(&self, access: Access) {
+        if self.host_ptr().is_none() {
+            return;
+        }
         if let Some(residency) = &self.residency {
             residency.clear();
         }
@@ -890,14 +905,18 @@ const SPLIT: u64 = u64::MAX;
 /// With the write, they fill a cache line.
 const INLINE_READS: usize = 7;
 
-/// Makes the stream of `gpu` wait for the uses that these conflict with ([`Use::order`]).
-#[inline]
-pub(crate) fn order_all(gpu: &Gpu, uses: &[Use<'_>], operation: &'static str) -> Result<(), ArrayError> {
+/// Makes the stream of `gpu` wait for the uses that these conflict with ([`Use::order`]). The caller has read [`Gpu::is_plain`].
+#[inline(always)]
+pub(crate) fn order_all(
+    gpu: &Gpu,
+    uses: &[Use<'_>],
+    is_plain: bool,
+    operation: &'static str,
+) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let latest = stream.latest_point();
-    let may_capture = gpu.recording().is_some() || recording::is_any_open() || stream.is_any_capture_active();
     for one in uses {
-        if may_capture || !one.is_ordered(stream, latest) {
+        if !is_plain || !one.is_ordered(stream, latest) {
             order_slow(gpu, one, operation)?;
         }
     }
@@ -950,46 +969,78 @@ pub(crate) fn queue_launch<'a>(
     uses: impl IntoIterator<Item: Borrow<Use<'a>>> + Clone,
     work: impl FnOnce(CUstream) -> Result<(), PoolError>,
 ) -> Result<(), ArrayError> {
+    queue_inlined(gpu, uses, work)
+}
+
+/// Like [`queue_launch`], as a part of its caller: a launch takes so little time that a call with a closure shows.
+#[inline(always)]
+pub(crate) fn queue_inlined<'a>(
+    gpu: &Gpu,
+    uses: impl IntoIterator<Item: Borrow<Use<'a>>> + Clone,
+    work: impl FnOnce(CUstream) -> Result<(), PoolError>,
+) -> Result<(), ArrayError> {
     let stream = gpu.stream();
-    let _bound = gpu.device().bind()?;
-    let (mut has_written, mut has_read_host, mut is_changed, mut is_late) = (false, false, false, false);
-    let queued = stream.queue_work(|raw| {
+    let _bound = stream.device().bind()?;
+    let (mut has_written, mut is_awaited, mut failed) = (false, false, None);
+    stream.queue_work(|raw| {
         // Checked inside of the call: before it, another thread could still begin or end a capture, or put a pool to sleep.
-        check_awake(gpu, uses.clone())?;
-        if !runs(stream, gpu.recording())? {
-            // The graph keeps the memory, even if no wait was needed.
-            uses.into_iter().for_each(|one| one.borrow().storage.memory.keep_for_graph(stream));
-            return Ok(work(raw)?);
+        let check = || {
+            check_awake(stream.device(), uses.clone())?;
+            runs(stream, gpu.recording())
+        };
+        match check() {
+            Ok(true) => {}
+            Ok(false) => {
+                // The graph keeps the memory, even if no wait was needed.
+                uses.into_iter().for_each(|one| one.borrow().storage.memory.keep_for_graph(stream));
+                if let Err(error) = work(raw) {
+                    fail(&mut failed, error.into());
+                }
+                return;
+            }
+            Err(error) => return fail(&mut failed, error),
         }
-        let queued = work(raw);
+        if let Err(error) = work(raw) {
+            fail(&mut failed, error.into());
+        }
         // Also after an error: part of the work may have been queued.
         let point = stream.point();
         for one in uses {
             let one = one.borrow();
-            is_changed |= one.record(stream, point);
-            has_read_host |= one.access == Access::Read && one.storage.kind == MemoryKind::Host;
-            if one.access == Access::Write {
+            if !one.is_recorded_at(point) {
+                is_awaited |= one.record(stream, point);
+            }
+            if one.access == Access::Read {
+                is_awaited |= one.storage.kind == MemoryKind::Host;
+            } else {
                 has_written = true;
-                is_late |= gpu.downloads_late(one.storage.size_bytes());
+                is_awaited |= gpu.downloads_late(one.storage.size_bytes());
                 gpu.note_write(one.storage.address());
             }
         }
-        Ok(queued?)
     })?;
-    if has_written && (has_read_host || is_changed || is_late || stream.has_waiters()) {
+    if has_written && (is_awaited || stream.has_waiters()) {
         mark(stream);
     }
-    queued.map_err(|error| gpu.with_kernel_name(error))
+    match failed {
+        None => Ok(()),
+        Some(error) => Err(gpu.with_kernel_name(error)),
+    }
+}
+
+#[cold]
+fn fail(failed: &mut Option<ArrayError>, error: ArrayError) {
+    *failed = Some(error);
 }
 
 /// Refuses memory that sleeps ([`Pool::sleep`](gpumem_pool::Pool::sleep)). Called in the call on the stream that queues the work.
 /// A pool whose memory other devices may use does not sleep, so the stream's own device knows all memory that matters.
 #[inline]
 pub(crate) fn check_awake<'a>(
-    gpu: &Gpu,
+    device: &Device,
     uses: impl IntoIterator<Item: Borrow<Use<'a>>>,
 ) -> Result<(), PoolError> {
-    if gpu.device().has_sleepers() { check_each_awake(gpu.device(), uses) } else { Ok(()) }
+    if device.has_sleepers() { check_each_awake(device, uses) } else { Ok(()) }
 }
 
 #[cold]

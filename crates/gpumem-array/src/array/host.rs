@@ -109,9 +109,12 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     where
         K: HostAccess,
     {
-        match self.storage().ready_for_host(access) {
-            Some(first) => Ok(first.cast()),
-            None => self.wait_for_device(access),
+        if self.storage().is_ready_for_host(access) {
+            let first = core::ptr::with_exposed_provenance_mut(self.storage().address() as usize);
+            // SAFETY: the memory has a pointer for the host, which is not null, and is that of the address.
+            Ok(unsafe { NonNull::new_unchecked(first) })
+        } else {
+            self.wait_for_device(access)
         }
     }
 
@@ -138,7 +141,13 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
 #[inline]
 fn shape<D: Dimension>(layout: &Layout<D>) -> ndarray::StrideShape<D> {
-    layout.dim.clone().strides(layout.raw_strides())
+    let mut strides = layout.raw_strides();
+    // The elements of an array are contiguous, so one axis has the step 1, or at most one element. The constant saves a product for
+    // each element that is read by index.
+    if D::NDIM == Some(1) {
+        strides[0] = 1;
+    }
+    layout.dim.clone().strides(strides)
 }
 
 /// Indices of an array whose kind of memory the host can access: those of `ndarray`, such as `3` or `[1, 2]`.

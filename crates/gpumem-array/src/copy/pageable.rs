@@ -366,7 +366,7 @@ pub(super) fn run_borrowed(
     let _bound = gpu.device().bind()?;
     let queue = |_| {
         gpu.stream().queue_work(|raw| {
-            check_awake(gpu, [one])?;
+            check_awake(gpu.device(), [one])?;
             Ok(queue(raw)?)
         })?
     };

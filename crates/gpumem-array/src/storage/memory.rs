@@ -46,6 +46,11 @@ impl Memory {
 
     #[inline]
     pub(super) fn device(&self) -> &Device {
+        if let Self::Block(block) = self { block.device() } else { self.device_of_other() }
+    }
+
+    #[cold]
+    fn device_of_other(&self) -> &Device {
         match self {
             Self::Block(block) => block.device(),
             Self::Growable(block) => block.device(),

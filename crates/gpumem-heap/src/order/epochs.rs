@@ -61,8 +61,11 @@ impl Epochs {
     /// complete.
     #[inline]
     pub fn stamp_of(&self, stream: StreamId) -> Stamp {
-        let stamp = self.stamp(stream.stream_index());
-        if self.stream_in(stream.stream_index()) == stream { stamp } else { Stamp::COMPLETE }
+        let (index, row) = (stream.stream_index(), self.row(stream.stream_index()));
+        // The loads of `stamp` and of `stream_in`, in this order.
+        let stamp = Stamp::new(index, row.epoch.load(Ordering::Acquire));
+        let user = StreamId::from_u64(row.stream.load(Ordering::Acquire));
+        if user == stream { stamp } else { Stamp::COMPLETE }
     }
 
     /// The stream that has an index, or had it last.

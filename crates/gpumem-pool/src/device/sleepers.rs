@@ -67,6 +67,7 @@ impl Sleepers {
     }
 
     /// Returns whether nothing sleeps.
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
     }

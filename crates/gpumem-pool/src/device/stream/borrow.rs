@@ -127,7 +127,7 @@ impl Stream {
     /// [`PoolError::StreamRetired`] if the stream was retired, [`PoolError::WrongThread`] if it is another thread's
     /// default stream.
     #[doc(hidden)]
-    #[inline]
+    #[inline(always)]
     pub fn queue_work<R>(&self, queue: impl FnOnce(CUstream) -> R) -> Result<R, PoolError> {
         let _call = self.call()?;
         Ok(queue(self.raw()))
@@ -135,7 +135,7 @@ impl Stream {
 
     /// Like [`Stream::check_usable`]. The result, and whether the stream captures, stay valid until the call is
     /// dropped.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn call(&self) -> Result<Call<'_>, PoolError> {
         let call = self.hold();
         self.check_usable()?;
