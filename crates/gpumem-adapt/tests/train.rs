@@ -191,12 +191,107 @@ fn arguments_that_make_no_sense_are_refused() {
         &["--hard-limit", "lots"],
         &["--backend", "what"],
         &["--data", "a.csv", "--synthetic", "2x2"],
+        &["--devices", "0"],
+        &["--devices", "3", "--exchange", "blocks"],
+        &["--devices", "2", "--exchange", "what"],
+        &["--exchange", "blocks"],
+        &["--oversubscribe"],
+        &["--devices", "2", "--rank", "0"],
+        &["--devices", "2", "--rendezvous", "socket"],
+        &["--devices", "2", "--rank", "2", "--rendezvous", "socket"],
     ];
     for arguments in cases {
         let Run { code, stderr, .. } = train(arguments, SIM);
         assert_eq!(code, Some(1), "{arguments:?}");
         assert!(stderr.starts_with("error: ") && !stderr.contains("panicked"), "{arguments:?}: {stderr}");
     }
+}
+
+/// `train` itself fails if the loss of any epoch is further from one device's than 1e-5 of it.
+#[test]
+fn several_devices_have_the_losses_of_one() {
+    let devices = |count| [SIM[0], ("GPUMEM_SIM_DEVICES", count)];
+    let run = train(&["--epochs", "8", "--devices", "2", "--exchange", "blocks"], &devices("2"));
+    let text = run.succeeded();
+    for part in [
+        "ranks      2 devices, one process; exchange: blocks, copied between the devices",
+        "epoch",
+        "devices    losses",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+    }
+    assert_eq!(text.lines().filter(|line| line.starts_with("device ")).count(), 2, "{text}");
+    // The last batch of an epoch has one row, so two of the three devices have none of it; a batch has several parts.
+    let shape = ["--synthetic", "301x20", "--batch", "60", "--accumulate", "2", "--epochs", "3"];
+    let blocks = ["--devices", "3", "--exchange", "blocks"];
+    let run = train(&[&shape[..], &blocks].concat(), &devices("3"));
+    assert!(run.succeeded().contains("3 devices, one process"), "{}", run.stdout);
+    // Fed: each device has its share of each batch.
+    let fed = [
+        "--synthetic",
+        "60000x100",
+        "--batch",
+        "4000",
+        "--epochs",
+        "2",
+        "--hard-limit",
+        "6MiB",
+        "--backend",
+        "none",
+    ];
+    let run = train(&[&fed[..], &["--devices", "2", "--exchange", "blocks"]].concat(), &devices("2"));
+    assert!(run.succeeded().contains("does not fit: fed in batches of 789.06 KiB"), "{}", run.stdout);
+    // Ranks that share a device.
+    let shared = ["--epochs", "3", "--devices", "4", "--exchange", "blocks", "--oversubscribe"];
+    train(&shared, SIM).succeeded();
+}
+
+/// Each process has a simulator of its own, and the memory that rank 0 exports is the same in all.
+#[test]
+#[cfg(all(target_os = "linux", feature = "backend-caching"))]
+fn a_process_for_each_device_has_the_losses_of_one() {
+    for ranks in ["1", "2", "3"] {
+        let environment = [SIM[0], ("GPUMEM_SIM_DEVICES", ranks)];
+        let runs =
+            in_processes(ranks, &["--epochs", "5", "--batch", "48", "--exchange", "blocks"], &environment);
+        let text = runs[0].succeeded();
+        for part in ["a process each; exchange: blocks, which rank 0 exports", "epoch", "devices    losses"] {
+            assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+        }
+        for run in &runs[1..] {
+            assert_eq!(run.succeeded(), "", "only rank 0 prints");
+        }
+    }
+}
+
+/// A rank that has ended, or that was started with other options, ends the others with an error.
+#[test]
+#[cfg(all(target_os = "linux", feature = "backend-caching"))]
+fn ranks_that_do_not_fit_together_fail_together() {
+    let socket = socket("unequal");
+    let of_rank = |rank: &str, epochs: &str| {
+        let arguments = ["--epochs", epochs, "--exchange", "blocks", "--devices", "2", "--oversubscribe"];
+        let mut command =
+            command(&[&arguments[..], &["--rank", rank, "--rendezvous", &socket]].concat(), SIM);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command.spawn().expect("the example starts")
+    };
+    let [first, second] = [of_rank("0", "3"), of_rank("1", "4")].map(finished);
+    first.failed("rank 0", &["rank 1 has other options"]);
+    second.failed("rank 1", &["rank 0 has ended, or has other options"]);
+}
+
+/// A machine with GPUs and NCCL has it.
+#[test]
+fn nccl_is_never_replaced_by_something_else() {
+    let run = train(&["--epochs", "2", "--devices", "1"], SIM);
+    run.failed("--devices 1", &["NCCL needs GPUs", "simulator", "--exchange blocks"]);
+}
+
+#[test]
+fn devices_that_are_not_there_are_refused() {
+    let run = train(&["--epochs", "2", "--devices", "2", "--exchange", "blocks"], SIM);
+    run.failed("--devices 2", &["the driver has 1", "GPUMEM_SIM_DEVICES", "--oversubscribe"]);
 }
 
 const SIM: &[(&str, &str)] = &[("GPUMEM_DRIVER", "sim")];
@@ -208,6 +303,11 @@ struct Run {
 }
 
 impl Run {
+    fn new(Output { status, stdout, stderr }: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).expect("it prints text");
+        Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    }
+
     fn succeeded(&self) -> &str {
         assert_eq!(self.code, Some(0), "{}\n{}", self.stdout, self.stderr);
         &self.stdout
@@ -226,14 +326,44 @@ impl Run {
 
 /// Runs the example with no `GPUMEM_` variables but those in `environment`.
 fn train(arguments: &[&str], environment: &[(&str, &str)]) -> Run {
+    Run::new(command(arguments, environment).output().expect("the example starts"))
+}
+
+fn command(arguments: &[&str], environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(program());
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
         command.env_remove(name);
     }
-    let output = command.args(arguments).envs(environment.iter().copied()).output();
-    let Output { status, stdout, stderr } = output.expect("the example starts");
-    let text = |bytes| String::from_utf8(bytes).expect("it prints text");
-    Run { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    command.args(arguments).envs(environment.iter().copied());
+    command
+}
+
+/// Runs the example in a process for each rank.
+#[cfg(all(target_os = "linux", feature = "backend-caching"))]
+fn in_processes(ranks: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Vec<Run> {
+    let socket = socket(ranks);
+    let start = |rank: usize| {
+        let rank = rank.to_string();
+        let own = ["--devices", ranks, "--rank", &rank, "--rendezvous", &socket];
+        let mut command = command(&[arguments, &own].concat(), environment);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command.spawn().expect("the example starts")
+    };
+    let count: usize = ranks.parse().expect("it is a number");
+    let children: Vec<_> = (0..count).map(start).collect();
+    children.into_iter().map(finished).collect()
+}
+
+#[cfg(all(target_os = "linux", feature = "backend-caching"))]
+fn finished(child: std::process::Child) -> Run {
+    Run::new(child.wait_with_output().expect("the example ends"))
+}
+
+/// The path of a socket that does not exist.
+#[cfg(all(target_os = "linux", feature = "backend-caching"))]
+fn socket(what: &str) -> String {
+    let path = std::env::temp_dir().join(format!("gpumem-train-{}-{what}.socket", std::process::id()));
+    path.to_str().expect("the temporary folder's name is text").to_owned()
 }
 
 /// `target/PROFILE/examples/train`: this test is `target/PROFILE/deps/train-…`.

@@ -11,8 +11,14 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 const PACKAGE: &str = "gpumem-tests";
-const EXAMPLES: [(&str, &str); 4] =
-    [("gpumem-array", "kmeans"), ("gpumem-adapt", "train"), (PACKAGE, "stress"), (PACKAGE, "limit_stress")];
+// `data_parallel` starts `train`, which is beside it.
+const EXAMPLES: [(&str, &str); 5] = [
+    ("gpumem-array", "kmeans"),
+    ("gpumem-adapt", "train"),
+    (PACKAGE, "data_parallel"),
+    (PACKAGE, "stress"),
+    (PACKAGE, "limit_stress"),
+];
 
 /// Builds every program.
 pub(super) fn suites() -> Result<Vec<Suite>> {

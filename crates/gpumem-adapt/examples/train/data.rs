@@ -5,7 +5,8 @@
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::ProgressBar;
 use ndarray::parallel::prelude::*;
-use ndarray::{Array1, Array2, ArrayViewMut1, Axis};
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayViewMut1, Axis, s};
+use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -56,7 +57,35 @@ impl Table {
         self.inputs.ncols()
     }
 
+    /// The rows of a rank: every `count`-th, from the row `rank` on, so that each rank has as many rows of each batch.
+    pub(crate) fn share(&self, rank: usize, count: usize) -> Share<'_> {
+        let first = rank.min(self.rows());
+        let rows = s![first..;count];
+        let inputs = self.inputs.slice(s![first..;count, ..]);
+        Share { inputs, targets: self.targets.slice(rows), rank, count }
+    }
+
     /// The bytes of the inputs and the targets.
+    pub(crate) fn bytes(&self) -> u64 {
+        ((self.inputs.len() + self.targets.len()) * size_of::<f32>()) as u64
+    }
+}
+
+/// The rows of the table that a rank trains on.
+pub(crate) struct Share<'a> {
+    pub(crate) inputs: ArrayView2<'a, f32>,
+    pub(crate) targets: ArrayView1<'a, f32>,
+    rank: usize,
+    count: usize,
+}
+
+impl Share<'_> {
+    /// The rows of the share that are among some rows of the table; possibly none.
+    pub(crate) fn rows(&self, table_rows: Range<usize>) -> Range<usize> {
+        let before = |row: usize| (row + self.count - 1 - self.rank) / self.count;
+        before(table_rows.start)..before(table_rows.end)
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         ((self.inputs.len() + self.targets.len()) * size_of::<f32>()) as u64
     }

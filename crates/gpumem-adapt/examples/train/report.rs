@@ -2,6 +2,7 @@
 
 use crate::data::Table;
 use crate::device::{Feeding, Placement, Training};
+use crate::exchange::Exchange;
 use crate::model::Dense;
 use crate::options::Plan;
 use anyhow::{Result, ensure};
@@ -22,18 +23,29 @@ const LOSS_TOLERANCE: f64 = 5e-5;
 /// rounding error, which Adam scales to full steps.
 const WEIGHT_TOLERANCE: f64 = 1e-4;
 
+/// The maximum difference of the loss of any epoch from that of a training on one device, relative to it.
+const DEVICES_TOLERANCE: f64 = 1e-5;
+
 /// Writes the results of a run, one labelled line each.
 pub(crate) struct Report {
-    out: Stdout,
+    /// `None` in a process that leaves the report to another one.
+    out: Option<Stdout>,
 }
 
 impl Report {
     pub(crate) fn to_stdout() -> Self {
-        Self { out: std::io::stdout() }
+        Self { out: Some(std::io::stdout()) }
+    }
+
+    pub(crate) fn to_nowhere() -> Self {
+        Self { out: None }
     }
 
     fn line(&mut self, label: &str, text: &str) -> Result<()> {
-        Ok(writeln!(self.out, "{label:<10} {text}")?)
+        match &mut self.out {
+            Some(out) => Ok(writeln!(out, "{label:<10} {text}")?),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn device(&mut self, device: &Device) -> Result<()> {
@@ -65,10 +77,13 @@ impl Report {
             )?;
         }
         match placement {
+            Placement::Resident if plan.ranks.count > 1 => {
+                self.line("table", "fits: a share on each device during the training")
+            }
             Placement::Resident => self.line("table", "fits: on the device during the training"),
             Placement::Fed => {
                 let bytes =
-                    HumanBytes((plan.part_rows().min(rows) * (columns + 1) * size_of::<f32>()) as u64);
+                    HumanBytes((plan.share_rows().min(rows) * (columns + 1) * size_of::<f32>()) as u64);
                 let ahead = plan.prefetch;
                 self.line("table", &format!("does not fit: fed in batches of {bytes}, {ahead} ahead"))
             }
@@ -118,6 +133,43 @@ impl Report {
                 HumanBytes(status.device_total_bytes)
             ),
         )
+    }
+
+    /// How the gradients of several devices are summed.
+    pub(crate) fn exchange(&mut self, plan: &Plan, exchange: &Exchange) -> Result<()> {
+        let processes = match plan.ranks.own {
+            Some(_) => "a process each",
+            None => "one process",
+        };
+        self.line(
+            "ranks",
+            &format!("{}, {processes}; exchange: {exchange}", count(plan.ranks.count, "device")),
+        )
+    }
+
+    /// The losses of each epoch beside those of a training on one device. An error if they do not agree.
+    pub(crate) fn epochs(&mut self, plan: &Plan, training: &Training, single: &Training) -> Result<()> {
+        let devices = count(plan.ranks.count, "device");
+        self.line("epoch", &format!("{:>16} {:>16} {:>12}", devices, "one device", "difference"))?;
+        let mut largest = 0.0_f64;
+        for (epoch, (ours, expected)) in (1..).zip(training.losses.iter().zip(&single.losses)) {
+            let difference = (ours - expected).abs() / expected.abs().max(f64::MIN_POSITIVE);
+            self.line(&epoch.to_string(), &format!("{ours:>16.9} {expected:>16.9} {difference:>12.1e}"))?;
+            // `max` would ignore a loss that is not a number.
+            largest = if difference > largest || difference.is_nan() { difference } else { largest };
+        }
+        self.line(
+            "devices",
+            &format!(
+                "losses differ by at most {largest:.1e} (at most {DEVICES_TOLERANCE:.0e}); training {:.2?}, on one device {:.2?}",
+                training.training_time, single.training_time
+            ),
+        )?;
+        ensure!(
+            largest <= DEVICES_TOLERANCE,
+            "{devices} and one device disagree by {largest:.1e}; where the loss jumps about, lower --learning-rate, else please report it"
+        );
+        Ok(())
     }
 
     pub(crate) fn losses(&mut self, training: &Training) -> Result<()> {
