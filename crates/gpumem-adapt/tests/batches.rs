@@ -2,7 +2,7 @@
 
 mod machine;
 
-use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayD, ArrayView2, Ix1, IxDyn, s};
+use gpumem_adapt::array::ndarray::{Array, Array1, Array2, ArrayD, ArrayView2, Axis, Ix1, IxDyn, s};
 use gpumem_adapt::array::pool::sys::CUresult;
 use gpumem_adapt::array::pool::{Device, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, StagingOptions, UnifiedArray};
@@ -66,7 +66,18 @@ fn options_choose_the_rows() {
         batches(&records).batch_size(4).on(&machine.gpu).unwrap().map(|batch| batch.unwrap().shape()[0]);
     assert_eq!(shapes.collect::<Vec<_>>(), [4, 4, 2]);
     assert_eq!((bytes, &records).row_count(), 10);
-    assert_eq!(records.view().row(3).to_vec(), (&records).batch(&Rows::Indices(vec![3])).row(0).to_vec());
+    let third = (&records).batch(&Rows::Indices(vec![3])).unwrap();
+    assert_eq!(records.view().row(3).to_vec(), third.row(0).to_vec());
+    // Rows are gathered from arrays of any layout and number of axes, as `select` does.
+    let cube = Array::from_shape_fn((4, 3, 2), |(i, j, k)| (100 * i + 10 * j + k) as u16);
+    let order = [2, 0, 3, 3];
+    for view in [cube.view(), cube.slice(s![.., ..;-1, ..]), cube.view().permuted_axes([0, 2, 1])] {
+        let gathered = (&view).batch(&Rows::Indices(order.to_vec())).unwrap();
+        assert_eq!(gathered, view.select(Axis(0), &order));
+        let dynamic = view.into_dyn();
+        let gathered = (&dynamic).batch(&Rows::Indices(order.to_vec())).unwrap();
+        assert_eq!(gathered, dynamic.select(Axis(0), &order));
+    }
     machine.end();
 }
 

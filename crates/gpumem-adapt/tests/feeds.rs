@@ -239,11 +239,11 @@ impl Source for Endless {
         self.0
     }
 
-    fn batch(&self, rows: &Rows) -> Vec<u64> {
-        match rows {
+    fn batch(&self, rows: &Rows) -> Result<Vec<u64>, AdaptError> {
+        Ok(match rows {
             Rows::Range(rows) => vec![rows.start as u64, rows.end as u64],
             Rows::Indices(rows) => rows.iter().map(|row| *row as u64).collect(),
-        }
+        })
     }
 }
 
@@ -268,6 +268,25 @@ fn data_sets_of_any_length_are_shuffled() {
             assert!(feed.next().is_none());
         }
     }
+    machine.end();
+}
+
+/// Rows that the host cannot gather, of an array that repeats one element, are an error of their part, and not an abort.
+#[test]
+fn a_shuffled_batch_larger_than_the_host_is_an_error() {
+    let machine = machine(0, None);
+    let one = Array1::<f32>::ones(1);
+    let wide = one.broadcast((2, 1 << 58)).unwrap();
+    let numbers = [1_u8, 2];
+    let mut feed = batches((&numbers[..], &wide)).batch_size(2).shuffle(1).on(&machine.gpu).unwrap();
+    let refused = feed.next().unwrap().unwrap_err();
+    assert!(
+        matches!(refused.cause(), Some(ArrayError::HostFull { size_bytes }) if *size_bytes == 1 << 61),
+        "{refused}"
+    );
+    assert!(refused.is_out_of_memory() && refused.path().ends_with('1'), "{refused}");
+    assert!(feed.next().is_none());
+    drop(feed);
     machine.end();
 }
 
@@ -351,7 +370,7 @@ impl<'a> Source for &'a Fragile<'_> {
         self.0.nrows()
     }
 
-    fn batch(&self, rows: &Rows) -> Self::Batch {
+    fn batch(&self, rows: &Rows) -> Result<Self::Batch, AdaptError> {
         if self.1.fetch_add(1, Ordering::Relaxed) == 2 {
             resume_unwind(Box::new("the source"));
         }

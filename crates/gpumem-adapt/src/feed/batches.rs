@@ -5,7 +5,9 @@ use super::{EMPTY_BATCHES, Feed, FeedTarget, Feeder, PREFETCH};
 use crate::adapt::Adapt;
 use crate::error::AdaptError;
 use core::ops::Range;
-use gpumem_array::ndarray::{ArrayBase, ArrayView1, Axis, CowArray, Data, Dimension, Ix1, RemoveAxis, Slice};
+use gpumem_array::ndarray::{
+    Array, ArrayBase, ArrayView, ArrayView1, Axis, CowArray, Data, Dimension, Ix1, RemoveAxis, Slice,
+};
 use gpumem_array::{ArrayError, Element};
 
 /// Divides a data set into batches, which are uploaded ahead of their use.
@@ -75,7 +77,11 @@ pub trait Source {
     }
 
     /// The rows of a batch, all of which exist.
-    fn batch(&self, rows: &Rows) -> Self::Batch;
+    ///
+    /// # Errors
+    ///
+    /// [`AdaptError::Array`] with [`ArrayError::HostFull`] if the rows are gathered, and the host has no memory for them.
+    fn batch(&self, rows: &Rows) -> Result<Self::Batch, AdaptError>;
 }
 
 /// The rows of a batch.
@@ -156,8 +162,7 @@ impl<S: Source> Batches<S> {
 /// The feed of a data set.
 type FeedOf<S, To> = Feed<BatchItems<S>, <S as Source>::Batch, To>;
 
-/// The batches of a data set on the host. An item is an error only if the batch is shuffled, and the host has no memory for the numbers of
-/// its rows.
+/// The batches of a data set on the host. An item is an error only if the batch is shuffled, and the host has no memory for its rows.
 #[derive(Clone, Debug)]
 pub struct BatchItems<S> {
     source: S,
@@ -179,16 +184,15 @@ impl<S: Source> Iterator for BatchItems<S> {
         let rows = match &self.order {
             None => Rows::Range(range),
             Some(order) => {
-                let mut rows = Vec::new();
-                if rows.try_reserve_exact(range.len()).is_err() {
-                    let size_bytes = range.len().saturating_mul(size_of::<usize>());
-                    return Some(Err(ArrayError::HostFull { size_bytes }.into()));
-                }
+                let mut rows = match vec_of(range.len()) {
+                    Ok(rows) => rows,
+                    Err(error) => return Some(Err(error)),
+                };
                 rows.extend(range.map(|place| order.at(place)));
                 Rows::Indices(rows)
             }
         };
-        Some(Ok(self.source.batch(&rows)))
+        Some(self.source.batch(&rows))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -212,11 +216,8 @@ where
         self.shape().first().copied().unwrap_or(0)
     }
 
-    fn batch(&self, rows: &Rows) -> CowArray<'a, T, D> {
-        match rows {
-            Rows::Range(rows) => self.slice_axis(Axis(0), Slice::from(rows.clone())).into(),
-            Rows::Indices(rows) => self.select(Axis(0), rows).into(),
-        }
+    fn batch(&self, rows: &Rows) -> Result<CowArray<'a, T, D>, AdaptError> {
+        rows_of(self.view(), rows)
     }
 }
 
@@ -227,12 +228,8 @@ impl<'a, T: Element> Source for &'a [T] {
         self.len()
     }
 
-    fn batch(&self, rows: &Rows) -> CowArray<'a, T, Ix1> {
-        let all = ArrayView1::from(*self);
-        match rows {
-            Rows::Range(rows) => all.slice_axis_move(Axis(0), Slice::from(rows.clone())).into(),
-            Rows::Indices(rows) => all.select(Axis(0), rows).into(),
-        }
+    fn batch(&self, rows: &Rows) -> Result<CowArray<'a, T, Ix1>, AdaptError> {
+        rows_of(ArrayView1::from(*self), rows)
     }
 }
 
@@ -243,8 +240,42 @@ impl<'a, T: Element> Source for &'a Vec<T> {
         self.len()
     }
 
-    fn batch(&self, rows: &Rows) -> CowArray<'a, T, Ix1> {
+    fn batch(&self, rows: &Rows) -> Result<CowArray<'a, T, Ix1>, AdaptError> {
         self.as_slice().batch(rows)
+    }
+}
+
+/// Some rows of an array: a view, or a copy if they have another order.
+fn rows_of<'a, T, D>(all: ArrayView<'a, T, D>, rows: &Rows) -> Result<CowArray<'a, T, D>, AdaptError>
+where
+    T: Element,
+    D: Dimension + RemoveAxis,
+{
+    let rows = match rows {
+        Rows::Range(rows) => return Ok(all.slice_axis_move(Axis(0), Slice::from(rows.clone())).into()),
+        Rows::Indices(rows) => rows,
+    };
+    // Not `select`, which ends the program if the host has no memory for the copy.
+    let row_len = all.shape().iter().skip(1).product::<usize>();
+    let mut elements = vec_of(rows.len().saturating_mul(row_len))?;
+    for row in rows {
+        match all.as_slice() {
+            Some(all) => elements.extend_from_slice(&all[row * row_len..][..row_len]),
+            None => elements.extend(all.index_axis(Axis(0), *row)),
+        }
+    }
+    let mut dim = all.raw_dim();
+    dim[0] = rows.len();
+    let gathered = Array::from_shape_vec(dim, elements).map_err(AdaptError::custom)?;
+    Ok(gathered.into())
+}
+
+/// An empty `Vec` with room for some elements.
+fn vec_of<T>(len: usize) -> Result<Vec<T>, AdaptError> {
+    let mut elements = Vec::new();
+    match elements.try_reserve_exact(len) {
+        Ok(()) => Ok(elements),
+        Err(_) => Err(ArrayError::HostFull { size_bytes: len.saturating_mul(size_of::<T>()) }.into()),
     }
 }
 
@@ -271,8 +302,8 @@ macro_rules! tuples {
                 Ok(())
             }
 
-            fn batch(&self, rows: &Rows) -> Self::Batch {
-                ($(self.$index.batch(rows),)+)
+            fn batch(&self, rows: &Rows) -> Result<Self::Batch, AdaptError> {
+                Ok(($(self.$index.batch(rows).map_err(|error| error.within(stringify!($index)))?,)+))
             }
         }
     )*};
