@@ -585,6 +585,31 @@ fn a_file_is_replaced_while_it_is_open() {
     }
 }
 
+/// A link to a file that does not exist yet stays, and the file is created.
+#[cfg(unix)]
+#[test]
+fn a_file_is_created_through_links() {
+    use std::os::unix::fs::symlink;
+    let (gpu, folder) = (gpu(), Folder::new("links"));
+    let array = GpuArray::from_elem(&gpu, 3, 1_u8).unwrap();
+    let at = |name: &str| folder.0.join(name);
+    symlink("second", at("first")).unwrap(); // relative to the folder of the link
+    symlink(folder.file(), at("second")).unwrap();
+    save(at("first"), [("ones", &array)]).unwrap();
+    assert!(at("first").is_symlink() && at("second").is_symlink() && !folder.file().is_symlink());
+    let loaded = Checkpoint::open(at("first")).unwrap().load::<u8, Ix1>("ones", &gpu).unwrap();
+    assert_eq!(loaded.to_vec().unwrap(), [1; 3]);
+    // What cannot be created through a link is an error, and the link stays.
+    symlink("circle", at("circle")).unwrap();
+    symlink("no/such/folder", at("nowhere")).unwrap();
+    for name in ["circle", "nowhere"] {
+        let refused = save(at(name), [("ones", &array)]).unwrap_err();
+        assert!(matches!(refused, CheckpointError::Io { .. }), "{refused}");
+        assert!(at(name).is_symlink());
+    }
+    assert_eq!(folder.names().len(), 5);
+}
+
 /// Fails each driver call of the program once.
 #[test]
 fn a_failure_at_any_call_leaks_nothing_and_keeps_the_file() {

@@ -46,7 +46,8 @@ impl From<ArrayError> for Failed {
 /// Saves arrays by name, with their types and shapes. `shape` is that of the array, and the elements are in row-major order.
 ///
 /// The bytes go to a new file in the same folder, which replaces `path` at the end, once it is on the disk. If anything fails, or the
-/// program ends, the file at `path` is the one before. The new file has its permissions. A [`Checkpoint`](crate::Checkpoint) that reads or maps it keeps the old bytes.
+/// program ends, the file at `path` is the one before. The new file has its permissions. A symbolic link stays, and the file
+/// that it leads to is replaced or, if it does not exist, created. A [`Checkpoint`](crate::Checkpoint) that reads or maps it keeps the old bytes.
 /// Large arrays are downloaded in chunks through pinned memory. Waits for the work that the arrays depend on.
 ///
 /// ```
@@ -110,8 +111,7 @@ where
         by_dtype.then_with(|| left_name.as_ref().cmp(right_name.as_ref()))
     });
     let path = path.as_ref();
-    // A link stays a link.
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = behind_links(path).map_err(|source| io_error("replace", path, source))?;
     let header = header(&path, &tensors, metadata)?;
     let mut file = NewFile::beside(&path)?;
     file.write(&header).map_err(|source| io_error("write", &path, source))?;
@@ -123,6 +123,28 @@ where
     }
     file.replace(&path).map_err(|source| io_error("replace", &path, source))
 }
+
+/// The file that a path stands for, which need not exist. A link stays a link, also one to a file that does not exist yet, as if the file
+/// were opened through it.
+fn behind_links(path: &Path) -> io::Result<PathBuf> {
+    let error = match fs::canonicalize(path) {
+        Ok(path) => return Ok(path),
+        Err(error) => error,
+    };
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        match fs::read_link(&path) {
+            // An absolute target replaces the path.
+            Ok(target) => path = path.parent().unwrap_or(Path::new("")).join(target),
+            Err(_) => return Ok(path),
+        }
+    }
+    // The links lead to each other.
+    Err(error)
+}
+
+/// As many as Linux follows.
+const LINKS_MAX: usize = 40;
 
 fn check_names<N: AsRef<str>, S: ?Sized>(tensors: &[(N, &S)]) -> Result<(), CheckpointError> {
     let mut names = HashSet::new();
