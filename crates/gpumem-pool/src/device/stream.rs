@@ -21,7 +21,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
 /// A queue of work on a device. Clones share it.
@@ -58,6 +58,8 @@ struct Inner {
     unmarked_bytes: AtomicU64,
     /// The unmarked bytes at which the next marker is due, as of the last query of the pool.
     due_bytes: AtomicU64,
+    /// Keeps a stream of another library alive ([`Stream::from_raw_with_owner`]).
+    owner: OnceLock<foreign::Owner>,
 }
 
 /// The owner of a stream.
@@ -331,12 +333,16 @@ impl Inner {
             borrows: Borrows::default(),
             unmarked_bytes: AtomicU64::new(0),
             due_bytes: AtomicU64::new(UNMARKED_MIN_BYTES),
+            owner: OnceLock::new(),
         }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if let Some(owner) = self.owner.take() {
+            return self.end_owned_elsewhere(owner);
+        }
         match self.kind {
             Kind::Owned => {
                 self.device.clocks().retire(self.id, self.driver_id);

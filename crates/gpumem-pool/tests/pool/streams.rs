@@ -1,9 +1,11 @@
 //! Kinds of streams: with priority, without inserted waits, of other libraries, default streams; and pools whose streams are
 //! destroyed.
 
-use crate::fixture::{Fixture, on_each_backend, small};
+use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{BackendKind, CaptureMode, Device, Event, PoolError, Stream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Creates a stream that the library does not know.
 fn make(fixture: &Fixture) -> CUstream {
@@ -103,6 +105,105 @@ fn a_threads_own_stream_stays_on_its_thread() {
         drop(own);
         pool.reclaim().unwrap();
         assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+    });
+}
+
+/// A stream of another library, which destroys it when the last owner is dropped, and leaves another context current as cudarc does.
+struct Theirs {
+    device: Device,
+    raw: usize,
+    destroyed: Arc<AtomicUsize>,
+}
+
+impl Theirs {
+    fn new(fixture: &Fixture, destroyed: &Arc<AtomicUsize>) -> Arc<Self> {
+        let (device, destroyed) = (fixture.device.clone(), destroyed.clone());
+        Arc::new(Self { device, raw: make(fixture) as usize, destroyed })
+    }
+
+    fn wrap(self: &Arc<Self>) -> Stream {
+        // SAFETY: the drop destroys the stream.
+        unsafe { Stream::from_raw_with_owner(&self.device, self.raw as CUstream, self.clone()).unwrap() }
+    }
+}
+
+impl Drop for Theirs {
+    fn drop(&mut self) {
+        // SAFETY: the context is alive, and the stream, whose handle is not used after this.
+        unsafe {
+            self.device.driver().cuCtxSetCurrent(self.device.context()).unwrap();
+            self.device.driver().cuStreamDestroy_v2(self.raw as CUstream).unwrap();
+        }
+        self.destroyed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_stream_lives_as_long_as_a_clone_that_keeps_its_owner() {
+    on_each_backend(&small(), |fixture| {
+        let (pool, destroyed) = (fixture.pool(), Arc::new(AtomicUsize::new(0)));
+        let theirs = Theirs::new(fixture, &destroyed);
+        // Wrapped without its owner before: the owner is kept from now on.
+        let early = wrap(fixture, theirs.raw as CUstream);
+        let (stream, again) = (theirs.wrap(), theirs.wrap());
+        assert!(early == stream && again == stream);
+        drop((theirs, early, again));
+        let block = pool.alloc(8 << 20, &stream).unwrap();
+        fixture.fill(&block, 3, &stream);
+        assert!(fixture.holds(&block, 3, &stream));
+        drop(block);
+        assert_eq!(destroyed.load(Ordering::SeqCst), 0);
+        drop(stream);
+        assert_eq!(destroyed.load(Ordering::SeqCst), 1);
+        let mut current = std::ptr::null_mut();
+        // SAFETY: `current` outlives the call.
+        unsafe { fixture.driver.cuCtxGetCurrent(&mut current).unwrap() };
+        assert!(current.is_null(), "the drop of the owner changed the current context");
+        // The stream was retired before its end, so its memory comes back.
+        pool.reclaim().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+        assert_eq!(gpumem_sim::Sim::of(&fixture.driver).unwrap().report().silent_findings(), []);
+    });
+}
+
+#[test]
+fn an_owner_is_dropped_where_it_is_not_needed() {
+    on_each_backend(&small(), |fixture| {
+        let (own, owner) = (fixture.stream(), Arc::new(()));
+        for raw in [own.raw(), std::ptr::null_mut(), 2 as CUstream] {
+            // SAFETY: all three live without an owner.
+            let stream = unsafe { Stream::from_raw_with_owner(&fixture.device, raw, owner.clone()).unwrap() };
+            assert_eq!(Arc::strong_count(&owner), 1);
+            stream.synchronize().unwrap();
+        }
+    });
+}
+
+/// Threads wrap a stream while others drop their last clones of it. No call uses a destroyed stream, and no work is lost.
+#[test]
+fn a_stream_may_be_wrapped_while_its_last_clone_is_dropped() {
+    on_device_memory(&small(), |fixture| {
+        let destroyed = Arc::new(AtomicUsize::new(0));
+        for round in 1..4 {
+            let theirs = Theirs::new(fixture, &destroyed);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    let (theirs, pool) = (theirs.clone(), fixture.pool());
+                    scope.spawn(move || {
+                        for value in 0..20 {
+                            let stream = theirs.wrap();
+                            let block = pool.alloc(4096, &stream).unwrap();
+                            fixture.fill(&block, value, &stream);
+                            assert!(fixture.holds(&block, value, &stream));
+                        }
+                    });
+                }
+            });
+            drop(theirs);
+            assert_eq!(destroyed.load(Ordering::SeqCst), round);
+        }
+        fixture.device.synchronize().unwrap();
+        assert_eq!(gpumem_sim::Sim::of(&fixture.driver).unwrap().report().silent_findings(), []);
     });
 }
 

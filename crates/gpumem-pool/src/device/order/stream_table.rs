@@ -151,6 +151,22 @@ impl Clocks {
         self.give_up(index);
     }
 
+    /// Like [`Clocks::retire`], for a stream without clones that lives on until its owner is dropped. If it has been
+    /// wrapped again meanwhile, returns that wrap instead, which has the same id.
+    pub(crate) fn retire_unless_wrapped(&self, stream: StreamId, driver_id: u64) -> Option<Stream> {
+        let mut names = self.names();
+        if let Some(name) = names.get(&driver_id).filter(|name| name.id == stream) {
+            if let Some(wrapped) = name.stream.upgrade() {
+                return Some(wrapped);
+            }
+            names.remove(&driver_id);
+        }
+        drop(names);
+        self.last_mark(stream.stream_index());
+        self.give_up(stream.stream_index());
+        None
+    }
+
     /// Closes a stream without clones, whose owner may have destroyed it. It is not touched, unless the caller knows
     /// that it is alive. It may be wrapped again. A stream that lives on without a clone is unchanged.
     pub(crate) fn abandon(&self, stream: StreamId, driver_id: Option<u64>, is_alive: bool) {

@@ -3,7 +3,8 @@
 //! The owner of such a stream may destroy or capture it at any time. The driver is therefore called with its handle only in
 //! calls that name the stream, the last of them [`Stream::retire`]. These calls mark it if memory is pending there that
 //! another stream may want, and make it wait. If the owner guarantees a longer life ([`Stream::from_raw_long_lived`]), any
-//! call may mark the stream and wait for it, as for an owned stream, with or without a clone.
+//! call may mark the stream and wait for it, as for an owned stream, with or without a clone. That also applies if the
+//! stream holds its owner ([`Stream::from_raw_with_owner`]): the last clone retires the stream before it drops the owner.
 //!
 //! The driver may reuse a handle for another stream, but not an id: two wraps of one stream are clones, and a stream
 //! that was wrapped before is recognised.
@@ -15,6 +16,9 @@ use core::sync::atomic::Ordering;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUstream, CUstream_flags};
 use std::sync::{Arc, Weak};
+
+/// A value that keeps a stream of another library alive.
+pub(super) type Owner = Box<dyn Send + Sync>;
 
 /// A weak reference to a stream.
 #[derive(Clone)]
@@ -85,6 +89,65 @@ impl Stream {
     pub unsafe fn from_raw_long_lived(device: &Device, raw: CUstream) -> Result<Self, PoolError> {
         // SAFETY: the caller upholds this function's contract.
         unsafe { Self::builder(device).wrap_long_lived(raw) }
+    }
+
+    /// Wraps a stream of another library and keeps it alive: `owner`, such as cudarc's `Arc<CudaStream>`, is dropped
+    /// with the last clone, after the stream has been retired. Until then the pool marks the stream, waits for it and
+    /// makes it wait as for an owned stream.
+    ///
+    /// If a clone for this stream exists already, it and all its clones keep `owner` from now on, or the owner that they
+    /// have. A default stream ([`Stream::legacy`], [`Stream::per_thread`]) and a stream of [`Stream::new`] need no owner.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream, sys::types::CUstream};
+    /// use gpumem_sim::SimConfig;
+    /// use std::sync::Arc;
+    ///
+    /// /// A stream of another library.
+    /// struct Theirs(Device, usize);
+    /// impl Drop for Theirs {
+    ///     fn drop(&mut self) {
+    ///         // SAFETY: the handle is that of a live stream, and is not used after this.
+    ///         let _ = unsafe { self.0.driver().cuStreamDestroy_v2(self.1 as CUstream) };
+    ///     }
+    /// }
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let (pool, _bound) = (Pool::new(&device)?, device.bind()?);
+    /// let mut raw = std::ptr::null_mut();
+    /// // SAFETY: `raw` outlives the call.
+    /// unsafe { device.driver().cuStreamCreate(&mut raw, 1)? };
+    /// let theirs = Arc::new(Theirs(device.clone(), raw as usize));
+    /// // SAFETY: `theirs` destroys the stream in its drop.
+    /// let stream = unsafe { Stream::from_raw_with_owner(&device, raw, theirs.clone())? };
+    /// drop(theirs);
+    /// let block = pool.alloc(1 << 20, &stream)?; // the stream lives until `stream` is dropped
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// `raw` is a stream of this device's primary context, and is not destroyed before `owner` is dropped. The drop may
+    /// happen on any thread, with the context current; it does not panic.
+    ///
+    /// # Errors
+    ///
+    /// All errors of [`Stream::from_raw`], such as [`PoolError::WrongDevice`] for a stream of another context.
+    pub unsafe fn from_raw_with_owner(
+        device: &Device,
+        raw: CUstream,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self, PoolError> {
+        let _bound = device.enter()?;
+        // Dropped before the guard, if at all: the other library's calls may leave another context current.
+        let owner: Owner = Box::new(owner);
+        let stream = Self::builder(device).wrap_for(raw, Life::Long)?;
+        if stream.0.kind == Kind::Foreign && stream.0.raw.0 as usize != LEGACY {
+            // An earlier owner keeps the same stream alive.
+            let _ = stream.0.owner.set(owner);
+        }
+        Ok(stream)
     }
 
     /// The default stream of the device's context. It is ordered with the streams of other libraries that are not
@@ -162,6 +225,22 @@ impl Stream {
 
     pub(crate) fn downgrade(&self) -> WeakStream {
         WeakStream(Arc::downgrade(&self.0))
+    }
+}
+
+impl Inner {
+    /// The end of a stream whose owner it has kept.
+    pub(super) fn end_owned_elsewhere(&mut self, owner: Owner) {
+        let _bound = self.device.enter();
+        // Dropped before the guard: the other library's calls may leave another context current.
+        let owner = owner;
+        if !*self.is_retired.get_mut()
+            && let Some(driver_id) = self.driver_id
+            && let Some(stream) = self.device.clocks().retire_unless_wrapped(self.id, driver_id)
+        {
+            // Another thread has wrapped the stream since the last clone was dropped, and found it alive.
+            let _ = stream.0.owner.set(owner);
+        }
     }
 }
 
