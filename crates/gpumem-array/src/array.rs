@@ -4,6 +4,9 @@
 //! memory in the order of the streams that used it, without a wait.
 
 mod cow;
+#[cfg(feature = "cudarc")]
+#[allow(unsafe_code)] // handles and traits of cudarc
+pub mod cudarc;
 #[cfg(feature = "dlpack")]
 #[allow(unsafe_code)] // C structures of other libraries
 pub mod dlpack;

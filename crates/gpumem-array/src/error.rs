@@ -208,6 +208,22 @@ pub enum ArrayError {
         /// The problem.
         problem: String,
     },
+    /// An object of cudarc cannot be used.
+    #[error("cudarc's {object} cannot be used: {problem}")]
+    Cudarc {
+        /// The object.
+        object: &'static str,
+        /// The problem, and what to do about it.
+        problem: String,
+    },
+    /// The memory of an array is not a slice of cudarc.
+    #[error(
+        "the memory of the array is {memory}, not a slice of cudarc with these elements, and cudarc could not free it; lend the array (`lend_to_cudarc`)"
+    )]
+    NoCudaSlice {
+        /// The memory.
+        memory: &'static str,
+    },
     /// The context is lost, and a kernel of the program may be the cause.
     #[error(
         "{error}; the last kernel launched on the stream is {kernel:?}: check that it stays within its arrays"

@@ -72,7 +72,7 @@
 //! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) has the kernels of this
 //! crate as Rust functions, for arrays on the simulator of `gpumem-sim`. Without it, operations that launch a kernel fail there with
 //! [`ArrayError::NoSuchKernel`]. `nvrtc` (not default) compiles CUDA text at run time ([`Gpu::compile`]) where the vendor's library is
-//! installed. `half` and `complex` (not default) allow elements of the crates of those names: `f16`, `bf16`,
+//! installed. `cudarc` (not default) has arrays as arguments of cudarc's functions, and its slices as arrays ([`cudarc`]). `half` and `complex` (not default) allow elements of the crates of those names: `f16`, `bf16`,
 //! `Complex<f32>`, `Complex<f64>`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -100,6 +100,8 @@ mod layout;
 mod ops;
 mod storage;
 
+#[cfg(feature = "cudarc")]
+pub use array::cudarc;
 #[cfg(feature = "dlpack")]
 pub use array::dlpack;
 pub use array::{

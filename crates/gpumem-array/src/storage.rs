@@ -25,7 +25,7 @@
 //! uses. If the work is refused, they remain, and no point of the capture is ever stored: another stream that waits for the memory
 //! cannot join the capture.
 
-#[cfg(feature = "dlpack")]
+#[cfg(any(feature = "cudarc", feature = "dlpack"))]
 mod foreign_memory;
 mod memory;
 mod ranges;
@@ -481,26 +481,42 @@ impl Storage {
         Self::over(Memory::Borrowed { device: device.clone(), address, size_bytes }, NONE, 0)
     }
 
-    /// Memory of another library, which is dropped with `owner`, behind all uses, in the order of the stream of `gpu`. Work on that stream
-    /// may use the memory. It has an address, a size and a kind.
+    /// Memory of another library, which is dropped with `owner`, behind all uses, in the order of the stream `home`. Work on the stream of
+    /// `gpu` may use the memory. It has an address, a size and a kind.
     ///
     /// # Safety
     ///
     /// The memory is alive until `owner` is dropped, and accessible to the device. Nothing else uses it in a conflicting way meanwhile.
-    #[cfg(feature = "dlpack")]
+    #[cfg(any(feature = "cudarc", feature = "dlpack"))]
     #[allow(unsafe_code)] // has a contract
     pub(crate) unsafe fn of_foreign(
         gpu: &Gpu,
+        home: &Stream,
         (address, size_bytes, kind): (u64, u64, MemoryKind),
-        owner: Box<dyn Send + Sync>,
+        owner: foreign_memory::Owner,
     ) -> Self {
-        let (device, home) = (gpu.device().clone(), gpu.stream().clone());
-        let point = home.point();
-        let foreign = foreign_memory::ForeignMemory::new(device, home, (address, size_bytes, kind), owner);
-        let memory = Memory::Foreign(Box::new(foreign));
-        let storage = Self::over(memory, point, 0);
-        storage.keep_foreign(gpu.stream());
+        let (device, stream) = (gpu.device().clone(), gpu.stream());
+        let place = (address, size_bytes, kind);
+        let foreign = foreign_memory::ForeignMemory::new(device, home.clone(), place, owner);
+        let storage = Self::over(Memory::Foreign(Box::new(foreign)), stream.point(), 0);
+        storage.note_stream(stream);
         storage
+    }
+
+    /// The owner of memory of another library, whose stream waits for all uses. An error and the storage if the owner is of another type.
+    #[cfg(feature = "cudarc")]
+    #[allow(clippy::result_large_err, reason = "the error contains the storage itself")]
+    pub(crate) fn into_foreign<O: 'static>(self) -> Result<O, (ArrayError, Self)> {
+        if self.capture != 0 {
+            return Err((GraphError::ArrayOfCapture.into(), self));
+        }
+        match self.memory {
+            Memory::Foreign(foreign) => match foreign.into_owner() {
+                Ok(owner) => Ok(owner),
+                Err((error, foreign)) => Err((error, Self { memory: Memory::Foreign(foreign), ..self })),
+            },
+            memory => Err((ArrayError::NoCudaSlice { memory: memory.name() }, Self { memory, ..self })),
+        }
     }
 
     fn over(memory: Memory, point: StreamPoint, capture: u64) -> Self {

@@ -14,7 +14,7 @@
 //! A layer turns on those that it needs. `backend-caching` and `backend-native` (both default) select the pool's backends; without
 //! them it has only `none`. `derive` (default) has `#[derive(Adapt)]`, `futures` feeds as streams, `safetensors` checkpoints, and `nalgebra`
 //! and `sprs` have the matrices of those crates. `half` and `complex` allow elements of the crates `half` and `num-complex`. `dlpack`
-//! exchanges arrays with other libraries. `nvrtc`
+//! exchanges arrays with other libraries, `cudarc` with the crate of that name. `nvrtc`
 //! compiles kernels from CUDA C++ text at run time. `allocator-api2`, `ipc`, `serde`, `tracing` and `nvml` are features of the pool. No feature links to CUDA: the libraries
 //! of the driver and of the compiler are loaded at run time.
 //!

@@ -63,6 +63,7 @@ fn features() -> Result<Outcome> {
         "adapt,backend-caching,backend-native",
         "adapt,sim",
         "array,nvrtc,dlpack",
+        "array,cudarc",
         "adapt,sim,nvrtc,half,complex,futures",
         "adapt,derive,half,sprs",
         "adapt,complex,nalgebra,safetensors",

@@ -11,13 +11,14 @@
 //!
 //! An extension module of Python passes tensors as capsules named `dltensor_versioned` and `dltensor`; the feature `pyo3` of dlpark has them.
 
+use crate::array::foreign::lend_to;
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, Vector};
 use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, Rejected};
-use crate::gpu::{Gpu, check_device};
+use crate::gpu::Gpu;
 use crate::kind::Kind;
 use crate::layout::{Layout, Order};
-use crate::storage::{Access, Storage, Use};
+use crate::storage::Storage;
 use core::fmt;
 use core::marker::PhantomData;
 pub use dlpark;
@@ -141,7 +142,9 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
         // SAFETY: the lengths and strides are those of the array.
         let prepared = unsafe { axes.prepare_unchecked_as::<M>() };
         let prepared = prepared.map_err(|error| refused("ndim", &error.to_string()));
-        let prepared = match prepared.and_then(|prepared| self.lend_to(stream).map(|()| prepared)) {
+        let prepared = match prepared
+            .and_then(|prepared| lend_to(self.storage(), stream, "exporting a tensor").map(|()| prepared))
+        {
             Ok(prepared) => prepared,
             Err(error) => return Err(Rejected::new(error, self)),
         };
@@ -157,17 +160,6 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
             .set_dtype(T::DATA_TYPE);
         // SAFETY: the description is that of the array, whose memory the tensor owns.
         Ok(unsafe { tensor.finish() })
-    }
-}
-
-impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Orders a stream for any use by another library.
-    fn lend_to(&self, stream: &Stream) -> Result<(), ArrayError> {
-        check_device(stream.device(), self.storage().device())?;
-        let whole = Use::whole(self.storage(), Access::Write);
-        whole.order_on(stream, None, "exporting a tensor")?;
-        whole.begin_foreign(stream, None)?;
-        Ok(())
     }
 }
 
@@ -200,7 +192,7 @@ impl<T: DlpackElement, D: Dimension> DlpackArray<T, D> {
             Ok((place, layout)) => {
                 let is_read_only = tensor.flags().contains(DlpackFlags::READ_ONLY);
                 // SAFETY: the caller's promise about the memory that the tensor describes.
-                let storage = unsafe { Storage::of_foreign(gpu, place, Box::new(tensor)) };
+                let storage = unsafe { Storage::of_foreign(gpu, gpu.stream(), place, Box::new(tensor)) };
                 Ok(Self { gpu: gpu.clone(), storage, layout, is_read_only, element: PhantomData })
             }
             Err(error) => Err(Rejected::new(error, tensor)),

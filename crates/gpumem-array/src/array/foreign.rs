@@ -12,6 +12,8 @@ use crate::gpu::recording::Recording;
 use crate::gpu::{Gpu, check_device};
 use crate::kind::Kind;
 use crate::layout::{Layout, Order};
+#[cfg(any(feature = "cudarc", feature = "dlpack"))]
+use crate::storage::Access;
 use crate::storage::{Storage, Use};
 use core::fmt;
 use gpumem_pool::{Block, MemoryKind, PoolError, Stream};
@@ -330,4 +332,14 @@ pub(crate) fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), Array
         }
         None => gpu.check_runs(operation),
     }
+}
+
+/// Orders a stream for any use of a whole array by another library, until [`Use::end_foreign`].
+#[cfg(any(feature = "cudarc", feature = "dlpack"))]
+pub(super) fn lend_to(storage: &Storage, stream: &Stream, operation: &'static str) -> Result<(), ArrayError> {
+    check_device(stream.device(), storage.device())?;
+    let whole = Use::whole(storage, Access::Write);
+    whole.order_on(stream, None, operation)?;
+    whole.begin_foreign(stream, None)?;
+    Ok(())
 }

@@ -1,7 +1,13 @@
 //! [`ForeignMemory`]: memory of another library.
 
-use gpumem_pool::{Device, MemoryKind, Stream};
+#[cfg(feature = "cudarc")]
+use crate::error::ArrayError;
+use core::any::Any;
+use gpumem_pool::{Device, MemoryKind, PoolError, Stream};
 use std::sync::{Mutex, PoisonError};
+
+/// The value whose drop returns the memory to its library.
+pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
 /// Memory of another library, and its owner there.
 pub(super) struct ForeignMemory {
@@ -13,7 +19,7 @@ pub(super) struct ForeignMemory {
     home: Stream,
     /// Other streams that have used it.
     users: Mutex<Vec<Stream>>,
-    owner: Option<Box<dyn Send + Sync>>,
+    owner: Option<Owner>,
 }
 
 impl ForeignMemory {
@@ -21,7 +27,7 @@ impl ForeignMemory {
         device: Device,
         home: Stream,
         (address, size_bytes, kind): (u64, u64, MemoryKind),
-        owner: Box<dyn Send + Sync>,
+        owner: Owner,
     ) -> Self {
         let users = Mutex::default();
         Self { device, address, size_bytes, kind, home, users, owner: Some(owner) }
@@ -33,18 +39,49 @@ impl ForeignMemory {
             users.push(stream.clone());
         }
     }
+
+    /// Makes the other library's stream wait for all uses.
+    fn order_home(&mut self) -> Result<(), PoolError> {
+        let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
+        users.iter().try_for_each(|user| match self.home.wait_for_point_outside_captures(user.point())? {
+            true => Ok(()),
+            false => self.home.wait_for(user),
+        })
+    }
+
+    /// Returns the owner, whose stream waits for all uses. An error and the memory if it is of another type.
+    #[cfg(feature = "cudarc")]
+    pub(super) fn into_owner<O: 'static>(mut self: Box<Self>) -> Result<O, (ArrayError, Box<Self>)> {
+        let no_slice = ArrayError::NoCudaSlice { memory: "memory of another library" };
+        if !self.owner.as_ref().is_some_and(|owner| owner.is::<O>()) {
+            return Err((no_slice, self));
+        }
+        if let Err(error) = self.order_home() {
+            return Err((error.into(), self));
+        }
+        match self.owner.take().map(|owner| owner.downcast::<O>()) {
+            Some(Ok(owner)) => Ok(*owner),
+            // It is of the type, as checked above.
+            Some(Err(owner)) => {
+                self.owner = Some(owner);
+                Err((no_slice, self))
+            }
+            None => Err((no_slice, self)),
+        }
+    }
 }
 
 impl Drop for ForeignMemory {
     fn drop(&mut self) {
-        let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let is_ordered = users.iter().all(|user| {
-            let waits = self.home.wait_for_point_outside_captures(user.point());
-            waits.is_ok_and(|waits| waits || self.home.wait_for(user).is_ok())
-        });
-        if !is_ordered {
+        if self.owner.is_none() {
+            return;
+        }
+        if self.order_home().is_err() {
             // The other library would reuse the memory too early, so it never gets it back.
             core::mem::forget(self.owner.take());
         }
+        // Some libraries free in the context that is current, and leave another one current.
+        let _bound = self.device.bind();
+        drop(self.owner.take());
     }
 }

@@ -1,6 +1,6 @@
 //! [`Memory`]: the location of the bytes of a storage.
 
-#[cfg(feature = "dlpack")]
+#[cfg(any(feature = "cudarc", feature = "dlpack"))]
 use super::foreign_memory::ForeignMemory;
 use core::ptr::NonNull;
 use gpumem_pool::{Block, Device, GrowableBlock, MemoryKind, Stream};
@@ -16,8 +16,8 @@ pub(super) enum Memory {
         address: u64,
         size_bytes: u64,
     },
-    /// A tensor of another library.
-    #[cfg(feature = "dlpack")]
+    /// A tensor or slice of another library.
+    #[cfg(any(feature = "cudarc", feature = "dlpack"))]
     Foreign(Box<ForeignMemory>),
 }
 
@@ -28,7 +28,7 @@ impl Memory {
             Self::Block(block) => block.address(),
             Self::Growable(block) => block.address(),
             Self::Borrowed { address, .. } => *address,
-            #[cfg(feature = "dlpack")]
+            #[cfg(any(feature = "cudarc", feature = "dlpack"))]
             Self::Foreign(foreign) => foreign.address,
         }
     }
@@ -39,7 +39,7 @@ impl Memory {
             Self::Block(block) => block.size_bytes(),
             Self::Growable(block) => block.size_bytes(),
             Self::Borrowed { size_bytes, .. } => *size_bytes,
-            #[cfg(feature = "dlpack")]
+            #[cfg(any(feature = "cudarc", feature = "dlpack"))]
             Self::Foreign(foreign) => foreign.size_bytes,
         }
     }
@@ -55,7 +55,7 @@ impl Memory {
             Self::Block(block) => block.device(),
             Self::Growable(block) => block.device(),
             Self::Borrowed { device, .. } => device,
-            #[cfg(feature = "dlpack")]
+            #[cfg(any(feature = "cudarc", feature = "dlpack"))]
             Self::Foreign(foreign) => &foreign.device,
         }
     }
@@ -65,7 +65,7 @@ impl Memory {
             Self::Block(block) => block.kind(),
             Self::Growable(_) => MemoryKind::Device,
             Self::Borrowed { .. } => MemoryKind::Host,
-            #[cfg(feature = "dlpack")]
+            #[cfg(any(feature = "cudarc", feature = "dlpack"))]
             Self::Foreign(foreign) => foreign.kind,
         }
     }
@@ -76,7 +76,7 @@ impl Memory {
             Self::Block(_) => "a block",
             Self::Growable(_) => "memory that grows in place",
             Self::Borrowed { .. } => "host memory of the program",
-            #[cfg(feature = "dlpack")]
+            #[cfg(any(feature = "cudarc", feature = "dlpack"))]
             Self::Foreign(_) => "memory of another library",
         }
     }
@@ -93,7 +93,7 @@ impl Memory {
             Self::Block(block) => block.record_use(stream),
             Self::Growable(block) => block.record_use(stream),
             Self::Borrowed { .. } => {}
-            #[cfg(feature = "dlpack")]
+            #[cfg(any(feature = "cudarc", feature = "dlpack"))]
             Self::Foreign(foreign) => foreign.record_use(stream),
         }
     }
