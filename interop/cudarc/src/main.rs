@@ -1,10 +1,13 @@
 //! cudarc's safe API as its users call it, on whatever answers as libcuda: two devices, memory in every direction,
-//! streams, events, pinned and unified memory, peer copies, modules, graphs, and a pool of gpumem behind its allocations. A wrong result ends the program.
+//! streams, events, pinned and unified memory, peer copies, modules, graphs, and a pool of gpumem behind its allocations. Then arrays of
+//! gpumem as its arguments, and its slices as arrays. A wrong result ends the program.
+
+mod arrays;
 
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, DriverError};
-use gpumem_pool::sys::Driver;
-use gpumem_pool::{Device, Pool, PoolError};
+use gpumem_array::pool::sys::Driver;
+use gpumem_array::pool::{Device, Pool, PoolError};
 use std::error::Error;
 use std::sync::Arc;
 
@@ -32,6 +35,10 @@ const CHECKS: &[(&str, fn() -> Checked)] = &[
 fn main() {
     for (name, check) in CHECKS {
         check().unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        println!("{name}: ok");
+    }
+    for (name, check) in arrays::CHECKS {
+        check().unwrap_or_else(|error| panic!("{name}: {error}"));
         println!("{name}: ok");
     }
 }
