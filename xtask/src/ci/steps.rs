@@ -216,7 +216,7 @@ fn interop() -> Result<Outcome> {
         return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
     }
     // Not cubecl, whose dependencies take longer to compile than those of all others together.
-    let names = ["cudarc", "cust", "cudarc-tests"].map(String::from);
+    let names = ["cudarc", "cudarc-allocator", "cust", "cudarc-tests"].map(String::from);
     crate::interop::check(&names, 8)?;
     Ok(Outcome::Passed)
 }

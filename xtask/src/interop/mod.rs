@@ -4,6 +4,7 @@
 //! folder below `target/interop`. The programs are built beside it and started with only that folder on the library path, once
 //! for each of a few seeds. They check their results and exit accordingly.
 
+mod patched;
 mod process;
 mod suite;
 
@@ -32,7 +33,12 @@ struct Program {
 }
 
 const PROGRAMS: &[Program] = &[
-    Program { name: "cudarc", about: "cudarc's safe API", run: program },
+    Program { name: "cudarc", about: "cudarc's safe API, with arrays of gpumem too", run: program },
+    Program {
+        name: "cudarc-allocator",
+        about: "cudarc's slices on a caching pool, by a patch",
+        run: patched::run,
+    },
     Program { name: "cust", about: "cust, linked against the library", run: program },
     Program { name: "cubecl", about: "cubecl's memory on CUDA (what burn runs on)", run: program },
     Program { name: SUITE, about: "cudarc's own driver tests", run: suite::run },

@@ -5,7 +5,7 @@
 
 use super::Layout;
 use super::process::{Session, build};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use cargo_metadata::{MetadataCommand, Package};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,12 +20,10 @@ const BUILD: &[&str] = &[
 ];
 
 pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
-    let metadata = MetadataCommand::new().manifest_path(layout.manifest("cudarc")).exec()?;
-    let find = |name: &str| metadata.packages.iter().find(|package| package.name == name);
-    let expected = Expected::read(find("interop-cudarc").context("interop/cudarc is not a package")?)?;
-    let package = find("cudarc").context("interop/cudarc does not name cudarc")?;
-
-    let program = build(layout, &copy(layout, package)?, BUILD)?;
+    let [own, package] = published(layout, ["interop-cudarc", "cudarc"])?;
+    let expected = Expected::read(&own)?;
+    let target = layout.made.join(format!("{}-{}", package.name, package.version));
+    let program = build(layout, &copy(&package, &target)?, BUILD)?;
     let mut results = BTreeMap::new();
     // The second run has the tests that must run alone, or need two devices. All run one at a time: calls of one test break the
     // capture of another, as on a GPU.
@@ -59,13 +57,20 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
     Ok(format!("{passed} of {} pass, as listed", results.len()))
 }
 
-/// A copy of a package that can be built by itself, because the registry's files must not change.
-fn copy(layout: &Layout, package: &Package) -> Result<PathBuf> {
+/// These packages among those that `interop/cudarc` is built of. Cargo downloads those that are missing.
+pub(super) fn published<const N: usize>(layout: &Layout, names: [&str; N]) -> Result<[Package; N]> {
+    let metadata = MetadataCommand::new().manifest_path(layout.manifest("cudarc")).exec()?;
+    let find = |name: &str| metadata.packages.iter().find(|package| package.name == name).cloned();
+    let found: Vec<Package> = names.iter().filter_map(|name| find(name)).collect();
+    found.try_into().map_err(|_| anyhow!("interop/cudarc does not name {}", names.join(" or ")))
+}
+
+/// A copy of a package that can be built by itself, because the registry's files must not change. Returns its manifest.
+pub(super) fn copy(package: &Package, target: &Path) -> Result<PathBuf> {
     let source = package.manifest_path.parent().context("a manifest lies in a folder")?;
-    let target = layout.made.join(format!("{}-{}", package.name, package.version));
     let manifest = target.join("Cargo.toml");
     if !manifest.is_file() {
-        copy_folder(source.as_std_path(), &target)?;
+        copy_folder(source.as_std_path(), target)?;
         // Written last, so that an interrupted copy is repeated. Cargo must not look for a workspace above it.
         let text = std::fs::read_to_string(&package.manifest_path)?;
         std::fs::write(&manifest, format!("{text}\n[workspace]\n"))?;
