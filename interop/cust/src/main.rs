@@ -1,5 +1,8 @@
 //! cust's API, linked against whatever answers as libcuda when the program is built and started: contexts, memory of
-//! every kind, streams, events, callbacks. A wrong result ends the program.
+//! every kind, streams, events, callbacks. Memory passes between cust and gpumem, in both directions. A wrong result ends the program.
+
+mod exchange;
+mod shared;
 
 use cust::device::{Device, DeviceAttribute};
 use cust::error::CudaResult;
@@ -8,11 +11,14 @@ use cust::memory::{
     AsyncCopyDestination, CopyDestination, DeviceBuffer, LockedBuffer, UnifiedBuffer, mem_get_info,
 };
 use cust::stream::{Stream, StreamFlags, StreamWaitEventFlags};
+use std::error::Error;
 use std::sync::mpsc::channel;
 
-fn main() -> CudaResult<()> {
+type Check = (&'static str, fn() -> CudaResult<()>);
+
+fn main() -> Result<(), Box<dyn Error>> {
     let context = cust::quick_init()?;
-    let checks: [(&str, fn() -> CudaResult<()>); 7] = [
+    let checks: [Check; 7] = [
         ("devices", devices),
         ("buffers", buffers),
         ("asynchronous copies", asynchronous_copies),
@@ -25,6 +31,7 @@ fn main() -> CudaResult<()> {
         check()?;
         println!("{name}: ok");
     }
+    exchange::check()?;
     drop(context);
     Ok(())
 }
