@@ -48,7 +48,7 @@ pub(crate) fn stored(folder: &Path) -> Result<Vec<PeerFigure>> {
 }
 
 /// Parses the output of peers' programs, one or several in one file: lines `impl,workload,threads,ns_per_op` (bench_rmm,
-/// bench_torch), and bench_cudarc's text.
+/// bench_torch, `interop-cuda-core bench`), and bench_cudarc's text.
 pub(crate) fn measured(text: &str) -> Result<Vec<PeerFigure>> {
     let figures: Vec<PeerFigure> = lines(text).into_iter().chain(cudarc(text)).collect();
     ensure!(!figures.is_empty(), "no figure of a peer is in it");
@@ -109,13 +109,14 @@ fn peer_of(name: &str) -> &str {
     NAMES.iter().find(|(known, _)| *known == name).map_or(name, |(_, peer)| peer)
 }
 
-const NAMES: [(&str, &str); 6] = [
+const NAMES: [(&str, &str); 7] = [
     ("torch", "PyTorch"),
     ("torch_expandable", "PyTorch expandable"),
     ("rmm_pool", "RMM pool"),
     ("rmm_binning_pool", "RMM binning"),
     ("rmm_arena", "RMM arena"),
     ("rmm_cuda_async", "RMM cuda_async"),
+    ("cuda_core_pool", "cuda-core pool"),
 ];
 
 #[cfg(test)]

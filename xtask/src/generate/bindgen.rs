@@ -14,6 +14,17 @@ use std::path::{Path, PathBuf};
 const CUDA_RUNTIME: (&str, &str) = ("nvidia-cuda-runtime", "13.0.96");
 const LIBCLANG: (&str, &str) = ("libclang", "18.1.1");
 
+/// Downloads the package with `cuda.h` and returns the folder of its headers.
+pub(crate) fn cuda_headers() -> Result<PathBuf> {
+    Ok(crate::workspace::wheel::unpacked(CUDA_RUNTIME.0, CUDA_RUNTIME.1)?.join("nvidia/cu13/include"))
+}
+
+/// Downloads libclang and returns its folder.
+pub(crate) fn libclang() -> Result<PathBuf> {
+    let folder = crate::workspace::wheel::unpacked(LIBCLANG.0, LIBCLANG.1)?;
+    Ok(folder.join("libclang-18.1.1.data/platlib/clang/native"))
+}
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Folder that holds cuda.h and cudaTypedefs.h [default: fetched from the Python package index]
@@ -35,14 +46,11 @@ pub(crate) fn check() -> Result<()> {
 pub(crate) fn run(args: Args) -> Result<()> {
     let include = match args.cuda_include {
         Some(folder) => folder,
-        None => {
-            crate::workspace::wheel::unpacked(CUDA_RUNTIME.0, CUDA_RUNTIME.1)?.join("nvidia/cu13/include")
-        }
+        None => cuda_headers()?,
     };
     let libclang = match args.libclang {
         Some(folder) => folder,
-        None => crate::workspace::wheel::unpacked(LIBCLANG.0, LIBCLANG.1)?
-            .join("libclang-18.1.1.data/platlib/clang/native"),
+        None => libclang()?,
     };
     // SAFETY: this process has one thread; bindgen reads the variable when it first loads libclang.
     unsafe { std::env::set_var("LIBCLANG_PATH", &libclang) };
@@ -105,7 +113,7 @@ fn raw_bindings(include: &Path) -> Result<String> {
 }
 
 /// The include folder of an installed compiler: libclang from the package index comes without `stddef.h`.
-fn compiler_headers() -> Vec<String> {
+pub(crate) fn compiler_headers() -> Vec<String> {
     let found = glob("/usr/lib/gcc/x86_64-linux-gnu").into_iter().chain(glob("/usr/lib/clang"));
     found.map(|folder| format!("-isystem{}", folder.join("include").display())).collect()
 }

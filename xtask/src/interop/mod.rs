@@ -4,6 +4,7 @@
 //! folder below `target/interop`. The programs are built beside it and started with only that folder on the library path, once
 //! for each of a few seeds. They check their results and exit accordingly.
 
+mod cuda_core;
 mod patched;
 mod process;
 mod suite;
@@ -39,7 +40,12 @@ const PROGRAMS: &[Program] = &[
         about: "cudarc's slices on a caching pool, by a patch",
         run: patched::run,
     },
-    Program { name: "cust", about: "cust, linked against the library", run: program },
+    Program {
+        name: "cust",
+        about: "cust, linked against the library; memory in both directions",
+        run: program,
+    },
+    Program { name: "cuda-core", about: "cuda-core with memory of gpumem", run: cuda_core::run },
     Program { name: "cubecl", about: "cubecl's memory on CUDA (what burn runs on)", run: program },
     Program { name: SUITE, about: "cudarc's own driver tests", run: suite::run },
 ];
@@ -115,17 +121,22 @@ impl Layout {
     }
 }
 
-/// Runs a program of this project. It passes if it exits with success under every seed.
+/// Builds and runs a program of this project.
 fn program(layout: &Layout, name: &str, seeds: u64) -> Result<String> {
-    let built = build(layout, &layout.manifest(name), &["build", "--locked"])?;
+    let built = build(layout, &layout.manifest(name), &["build", "--locked"], &[])?;
+    run_seeds(layout, &built, seeds)
+}
+
+/// Runs a program, which passes if it exits with success under every seed.
+fn run_seeds(layout: &Layout, built: &Path, seeds: u64) -> Result<String> {
     for seed in 0..seeds {
         let session = Session::new(layout, seed);
-        let ended = session.run(&built, &[])?;
+        let ended = session.run(built, &[])?;
         if seed == 0 || !ended.is_success {
             print!("{}", ended.output);
         }
         if !ended.is_success {
-            bail!("{} under seed {seed}; repeat with\n    {}", ended.how, session.shown(Path::new(&built)));
+            bail!("{} under seed {seed}; repeat with\n    {}", ended.how, session.shown(built));
         }
     }
     Ok(format!("passed under {seeds} seeds"))

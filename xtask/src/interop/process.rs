@@ -3,19 +3,26 @@
 use super::Layout;
 use anyhow::{Context, Result, anyhow, ensure};
 use cargo_metadata::Message;
+use std::ffi::OsString;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// Runs cargo on a manifest and returns the program that it built.
-pub(super) fn build(layout: &Layout, manifest: &Path, args: &[&str]) -> Result<PathBuf> {
+pub(super) fn build(
+    layout: &Layout,
+    manifest: &Path,
+    args: &[&str],
+    variables: &[(&str, OsString)],
+) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(args).arg("--manifest-path").arg(manifest);
     command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
     command.env("CARGO_TARGET_DIR", layout.made.join("build"));
     command.env("CUDA_LIBRARY_PATH", layout.toolkit());
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
     let mut child = command.spawn().context("cargo cannot be started")?;
     let output = child.stdout.take().context("cargo has no output")?;
     let mut program = None;

@@ -23,7 +23,7 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
     let [own, package] = published(layout, ["interop-cudarc", "cudarc"])?;
     let expected = Expected::read(&own)?;
     let target = layout.made.join(format!("{}-{}", package.name, package.version));
-    let program = build(layout, &copy(&package, &target)?, BUILD)?;
+    let program = build(layout, &copy(&package, &target)?, BUILD, &[])?;
     let mut results = BTreeMap::new();
     // The second run has the tests that must run alone, or need two devices. All run one at a time: calls of one test break the
     // capture of another, as on a GPU.

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Run only this bench (a program's name, or `replay`); may be repeated [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Figures of peers from the same run, as printed by bench_rmm, bench_torch or bench_cudarc; may be repeated
+    /// Figures of peers from the same run, as printed by bench_rmm, bench_torch, bench_cudarc or interop-cuda-core; may be repeated
     #[arg(long, value_name = "FILE")]
     peer_file: Vec<PathBuf>,
     /// Print one JSON object a row, one row a line

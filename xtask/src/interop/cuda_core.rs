@@ -1,0 +1,59 @@
+//! cuda-core, whose build generates its bindings: it needs the headers of CUDA 13, those of cuRAND among them, and libclang.
+//!
+//! All of them come from the Python package index, unless `CUDA_TOOLKIT_PATH` names a toolkit and `LIBCLANG_PATH` a folder. Where the index
+//! is unavailable, the program is skipped.
+
+use super::process::build;
+use super::{Layout, run_seeds};
+use crate::generate::bindgen;
+use crate::workspace::wheel::{Unreachable, unpacked};
+use anyhow::{Context, Result};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+const CUDA_CRT: (&str, &str) = ("nvidia-cuda-crt", "13.0.88");
+const CURAND: (&str, &str) = ("nvidia-curand", "10.4.0.35");
+
+const TOOLKIT: &str = "CUDA_TOOLKIT_PATH";
+const LIBCLANG: &str = "LIBCLANG_PATH";
+
+pub(super) fn run(layout: &Layout, name: &str, seeds: u64) -> Result<String> {
+    let variables = match variables(layout) {
+        Err(error) if error.is::<Unreachable>() => return Ok(format!("skipped: {error:#}")),
+        variables => variables?,
+    };
+    let built = build(layout, &layout.manifest(name), &["build", "--locked"], &variables)?;
+    run_seeds(layout, &built, seeds)
+}
+
+fn variables(layout: &Layout) -> Result<Vec<(&'static str, OsString)>> {
+    let mut variables = Vec::new();
+    if std::env::var_os(TOOLKIT).is_none() {
+        variables.push((TOOLKIT, toolkit(layout)?.into()));
+    }
+    if std::env::var_os(LIBCLANG).is_none() {
+        variables.push((LIBCLANG, bindgen::libclang()?.into()));
+        variables.push(("BINDGEN_EXTRA_CLANG_ARGS", bindgen::compiler_headers().join(" ").into()));
+    }
+    Ok(variables)
+}
+
+/// Puts the headers of all packages into the folder `include` of a toolkit without libraries.
+fn toolkit(layout: &Layout) -> Result<PathBuf> {
+    let home = layout.made.join("cuda-headers");
+    let include = home.join("include");
+    std::fs::create_dir_all(&include)?;
+    let of_package = |(package, version)| Ok(unpacked(package, version)?.join("nvidia/cu13/include"));
+    for folder in [bindgen::cuda_headers(), of_package(CUDA_CRT), of_package(CURAND)] {
+        link_all(&folder?, &include)?;
+    }
+    Ok(home)
+}
+
+fn link_all(source: &Path, target: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(source).with_context(|| source.display().to_string())? {
+        let entry = entry?;
+        crate::drop_in::link(&entry.path().display().to_string(), &target.join(entry.file_name()))?;
+    }
+    Ok(())
+}
