@@ -1,0 +1,129 @@
+"""RMM: the functions that it calls, on any driver; whole programs with RMM on a GPU."""
+
+import os
+import subprocess
+import sys
+import types
+import unittest
+from unittest import mock
+
+import gpumem
+
+try:
+    import rmm
+    from cuda.bindings import runtime
+
+    HAS_GPU = runtime.cudaGetDeviceCount()[1] > 0
+except Exception:
+    HAS_GPU = False
+
+
+class Named:
+    """A stream as RMM passes it."""
+
+    def __init__(self, raw):
+        self.raw = raw
+
+    def __cuda_stream__(self):
+        return (0, self.raw)
+
+
+class CallbacksTest(unittest.TestCase):
+    """Without RMM: a module of its name keeps the functions."""
+
+    def setUp(self):
+        self.pool = gpumem.Pool(hard_limit=64 << 20)
+        keep = types.SimpleNamespace(CallbackMemoryResource=lambda allocate, deallocate: (allocate, deallocate))
+        sys.modules.pop("gpumem.rmm", None)
+        with mock.patch.dict(sys.modules, {"rmm": types.SimpleNamespace(mr=keep)}):
+            import gpumem.rmm
+
+            self.allocate, self.deallocate = gpumem.rmm.resource(self.pool)
+        sys.modules.pop("gpumem.rmm", None)
+
+    def test_streams_that_differ(self):
+        streams = [self.pool.stream() for _ in range(3)]
+        raws = [0, 1] + [stream.raw for stream in streams]
+        for allocated_on in raws:
+            for freed_on in raws:
+                address = self.allocate(1 << 20, Named(allocated_on))
+                self.assertEqual(self.pool.status().in_use_bytes, 1 << 20)
+                self.deallocate(address, 1 << 20, Named(freed_on))
+                self.assertEqual(self.pool.status().in_use_bytes, 0)
+
+    def test_a_second_free_is_an_error(self):
+        address = self.allocate(100, Named(0))
+        self.deallocate(address, 100, Named(0))
+        with self.assertRaises(gpumem.UnknownAddress):
+            self.deallocate(address, 100, Named(0))
+
+    def test_no_bytes(self):
+        address = self.allocate(0, Named(0))
+        self.deallocate(address, 0, Named(self.pool.stream().raw))
+
+    def test_a_refusal_is_a_memory_error_with_the_report(self):
+        with self.assertRaisesRegex(MemoryError, "the limit of 64.000 MiB refused 1.000 GiB"):
+            self.allocate(1 << 30, Named(0))
+
+
+def run(code):
+    done = subprocess.run(
+        [sys.executable, "-c", "import gpumem, rmm, gpumem.rmm\n" + code],
+        env=os.environ, capture_output=True, text=True, timeout=300,
+    )
+    if done.returncode != 0 or done.stderr:
+        raise AssertionError(f"ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+@unittest.skipUnless(HAS_GPU, "RMM is not installed, or has no GPU here")
+class ProgramsTest(unittest.TestCase):
+    def test_buffers_come_from_the_pool_and_hold_values(self):
+        run(
+            "gpumem.rmm.install()\n"
+            "data = bytes(range(256)) * 4096\n"
+            "buffer = rmm.DeviceBuffer.to_device(data)\n"
+            "assert gpumem.rmm.memory_pool().status().in_use_bytes == len(data)\n"
+            "assert buffer.copy().tobytes() == data\n"
+            "del buffer\n"
+            "assert gpumem.rmm.memory_pool().status().in_use_bytes == 0\n"
+        )
+
+    def test_streams_of_the_program(self):
+        run(
+            "from rmm.pylibrmm.stream import Stream\n"
+            "gpumem.rmm.install()\n"
+            "data = bytes(range(256)) * 4096\n"
+            "for turn in range(50):\n"
+            "    first, second = Stream(), Stream()\n"
+            "    buffer = rmm.DeviceBuffer.to_device(data, stream=first)\n"
+            "    first.synchronize()\n"
+            "    other = rmm.DeviceBuffer(ptr=buffer.ptr, size=buffer.size, stream=second)\n"
+            "    second.synchronize()\n"
+            "    assert other.tobytes(stream=second) == data\n"
+            "    del buffer, other\n"
+            "assert gpumem.rmm.memory_pool().status().in_use_bytes == 0\n"
+        )
+
+    def test_lack_of_memory_has_the_report(self):
+        out = run(
+            "gpumem.rmm.install(hard_limit=64 << 20)\n"
+            "try:\n    rmm.DeviceBuffer(size=1 << 30)\n"
+            "except MemoryError as error:\n    print(error)\n"
+        )
+        self.assertIn("the limit of 64.000 MiB refused 1.000 GiB", out)
+
+    def test_adaptors_of_rmm_above_it(self):
+        run(
+            "pool = gpumem.Pool()\n"
+            "counted = rmm.mr.StatisticsResourceAdaptor(gpumem.rmm.resource(pool))\n"
+            "rmm.mr.set_current_device_resource(counted)\n"
+            "buffers = [rmm.DeviceBuffer(size=1 << 20) for _ in range(8)]\n"
+            "assert counted.allocation_counts.current_bytes == pool.status().in_use_bytes == 8 << 20\n"
+            "del buffers\n"
+            "assert counted.allocation_counts.current_bytes == pool.status().in_use_bytes == 0\n"
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
