@@ -1,4 +1,4 @@
-"""Records a memory snapshot of a small training run: python3 record_snapshot.py pytorch_snapshot.pickle
+"""Records a memory snapshot of a small training run: python3 record_snapshot.py pytorch_recorded.pickle
 
 Needs PyTorch and an NVIDIA GPU. Prints PyTorch's own peaks. Paths of source files are shortened to begin at the package or at
 this program.
@@ -54,7 +54,7 @@ def main(path):
     print("allocated:", torch.cuda.max_memory_allocated(), "reserved:", torch.cuda.max_memory_reserved())
     snapshot = torch.cuda.memory._snapshot()
     packages = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep
-    here = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    here = os.path.join(os.path.dirname(main.__code__.co_filename), "")
     with open(path, "wb") as file:
         pickle.dump(shortened(snapshot, [packages, here]), file)
 

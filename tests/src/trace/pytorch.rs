@@ -304,6 +304,18 @@ mod tests {
         assert!(trace.events().iter().any(|event| matches!(event, Event::Complete { .. })));
     }
 
+    /// The peaks of a recorded program are those that PyTorch printed: tests/records/README.md.
+    #[test]
+    fn a_recorded_programs_peaks_are_pytorchs_own() {
+        const ALLOCATED_BYTES: u64 = 488_558_592;
+        let trace = Trace::read(crate::folder().join("records/pytorch_recorded.pickle")).unwrap();
+        assert_eq!(trace.real_run().peak_reserved_bytes, Some(1_333_788_672));
+        assert_eq!(trace.disagreements(), [""; 0]);
+        let peak_bytes = trace.peaks().live_bytes;
+        assert!((ALLOCATED_BYTES * 99 / 100..=ALLOCATED_BYTES).contains(&peak_bytes), "{peak_bytes}");
+        assert_eq!(trace.operation_count(), 403 + 365);
+    }
+
     #[test]
     fn other_pickles_are_refused_with_a_reason() {
         let said = |value: &Value| read(&pickled(value)).unwrap_err().to_string();

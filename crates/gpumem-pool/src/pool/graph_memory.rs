@@ -278,7 +278,9 @@ impl Table {
     }
 
     fn let_go(&mut self, graph: u64, launched: u64) -> Released {
-        let Some(GraphEntry { retained, .. }) = self.graphs.remove(&graph) else { return Released::default() };
+        let Some(GraphEntry { retained, .. }) = self.graphs.remove(&graph) else {
+            return Released::default();
+        };
         self.chunks.values_mut().for_each(|chunk| chunk.let_go(graph, launched));
         let over: Vec<_> =
             self.chunks.iter().filter(|(_, chunk)| chunk.is_over()).map(|(base, _)| *base).collect();
