@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, SIZE_BYTES, each_fixture};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{Block, ForeignCaptures, PoolError, Stream};
-use gpumem_tests::sys::types::{CUgraphExec, CUstreamCaptureMode};
+use gpumem_tests::sys::types::{CUevent_flags, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode};
 
 // The calls of the other library.
 impl Fixture {
@@ -25,6 +25,35 @@ impl Fixture {
             driver.cuGraphDestroy(graph).unwrap();
         }
         exec
+    }
+
+    fn raw_stream(&self) -> CUstream {
+        let _bound = self.device.bind().unwrap();
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` outlives the call.
+        unsafe {
+            self.device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0).unwrap()
+        };
+        raw
+    }
+
+    fn end_raw_stream(&self, raw: CUstream) {
+        let _bound = self.device.bind().unwrap();
+        // SAFETY: the stream is not used after this.
+        unsafe { self.device.driver().cuStreamDestroy_v2(raw).unwrap() };
+    }
+
+    /// Makes a stream wait for another one.
+    fn join_raw(&self, first: &Stream, then: CUstream) {
+        let _bound = self.device.bind().unwrap();
+        let (driver, mut event) = (self.device.driver(), std::ptr::null_mut());
+        // SAFETY: the place outlives the call, both streams are alive, and the event is destroyed once.
+        unsafe {
+            driver.cuEventCreate(&mut event, CUevent_flags::CU_EVENT_DISABLE_TIMING.0).unwrap();
+            driver.cuEventRecord(event, first.raw()).unwrap();
+            driver.cuStreamWaitEvent(then, event, 0).unwrap();
+            driver.cuEventDestroy_v2(event).unwrap();
+        }
     }
 
     fn launch_raw(&self, exec: CUgraphExec, stream: &Stream) {
@@ -224,6 +253,43 @@ cases! {
             drop((ours, others));
             assert_eq!(fixture.in_use_bytes(), before);
             fixture.end_foreign(captured);
+        });
+    }
+
+    /// The driver does not state the id of a stream that captures. A long-lived stream is recognised all the same: one that the pool knows,
+    /// and one that it sees for the first time in the capture.
+    #[serial_test::serial]
+    fn long_lived_streams_are_recognised_while_they_capture(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let wrap = |stream: &Stream| {
+                // SAFETY: the stream lives until `end_raw_stream`, after it was retired.
+                unsafe { Stream::from_raw_long_lived(&fixture.device, stream.raw()).unwrap() }
+            };
+            let (known, unknown) = (fixture.foreign(), fixture.raw_stream());
+            let before = wrap(&known);
+            let captures = ForeignCaptures::expect(&fixture.device);
+            fixture.begin_raw(&known);
+            assert!(captures.add(&known).unwrap());
+            assert_eq!(wrap(&known).id(), before.id());
+            fixture.join_raw(&known, unknown);
+            // SAFETY: as in `wrap`.
+            let joined = unsafe { Stream::from_raw_long_lived(&fixture.device, unknown).unwrap() };
+            assert!(captures.add(&joined).unwrap());
+            let scratch = fixture.pool.alloc(SIZE_BYTES, &joined).unwrap();
+            fixture.fill(&scratch, 5, &joined);
+            assert_eq!(wrap(&joined).id(), joined.id());
+            fixture.join_raw(&joined, known.raw());
+            let exec = fixture.end_raw(&known);
+            captures.end().unwrap();
+            assert_eq!(wrap(&joined).id(), joined.id(), "recognised by its id from now on");
+            fixture.launch_raw(exec, &known);
+            assert_eq!(fixture.read(&scratch, &known), 5);
+            drop(scratch);
+            fixture.destroy_raw(exec);
+            drop(captures);
+            joined.retire().unwrap();
+            fixture.end_raw_stream(unknown);
+            fixture.end_foreign(known);
         });
     }
 }

@@ -74,6 +74,7 @@ entries! {
     fn cuStreamGetId(call, stream: CUstream, id: Target<c_ulonglong>) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.capture_check_named(stream)?;
         put(id, stream.to_bits())
     }
 

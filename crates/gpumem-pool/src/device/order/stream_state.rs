@@ -160,6 +160,11 @@ impl StreamState {
         self.stream.as_ref().is_some_and(|stream| stream.life == Life::Long)
     }
 
+    /// Returns whether it has an owned stream, or one that lives on without a clone: its handle is that of no other stream.
+    pub(super) fn has_own_handle(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.life != Life::Named)
+    }
+
     /// Stores the clones' shared part, for a stream that only calls naming it may mark.
     pub(super) fn set_stream(&mut self, stream: WeakStream) {
         if let Some(state) = self.stream.as_mut().filter(|state| state.life == Life::Named) {

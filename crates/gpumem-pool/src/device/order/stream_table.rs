@@ -10,7 +10,7 @@ use super::{Clocks, Life, Order, Stamp, StreamId, StreamIndex, StreamParts};
 use crate::device::{CaptureModeGuard, ContextGuard, Device, Stream, WeakDevice, WeakStream};
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_sys::types::CUcontext;
+use gpumem_sys::types::{CUcontext, CUstream};
 use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
 
@@ -26,6 +26,14 @@ pub(super) struct StreamTable {
 pub(super) struct Name {
     stream: WeakStream,
     id: StreamId,
+    /// The driver's handle, as a number.
+    handle: usize,
+}
+
+impl Name {
+    fn of(stream: &Stream) -> Self {
+        Self { stream: stream.downgrade(), id: stream.id(), handle: stream.raw() as usize }
+    }
 }
 
 impl Clocks {
@@ -95,14 +103,38 @@ impl Clocks {
         let stream = make(id);
         self.stream_states.guard(stream.stream_index()).set_stream(stream.downgrade());
         names.retain(|_, name| self.epochs.stream_in(name.id.stream_index()) == name.id);
-        names.insert(driver_id, Name { stream: stream.downgrade(), id });
+        names.insert(driver_id, Name::of(&stream));
         Ok(stream)
     }
 
     /// Stores the driver id of an owned stream: its handle may be wrapped later.
     pub(crate) fn name(&self, driver_id: Option<u64>, stream: &Stream) {
         if let Some(driver_id) = driver_id {
-            self.names().insert(driver_id, Name { stream: stream.downgrade(), id: stream.id() });
+            self.names().insert(driver_id, Name::of(stream));
+        }
+    }
+
+    /// Returns the driver id of the owned or long-lived stream that has this handle: no other stream has it as long as that one lives.
+    pub(crate) fn name_of_handle(&self, device: &Device, raw: CUstream) -> Option<u64> {
+        let device = device.downgrade();
+        let is_it = |name: &Name| {
+            let index = name.id.stream_index();
+            let state = self.stream_states.guard(index);
+            name.handle == raw as usize
+                && self.epochs.stream_in(index) == name.id
+                && state.has_own_handle()
+                && state.is_of(&device)
+        };
+        self.names().iter().find(|(_, name)| is_it(name)).map(|(driver_id, _)| *driver_id)
+    }
+
+    /// Renames a stream that was recognised by its handle, now that its driver id is known.
+    pub(crate) fn rename(&self, handle: u64, driver_id: u64) {
+        let mut names = self.names();
+        if !names.contains_key(&driver_id)
+            && let Some(name) = names.remove(&handle)
+        {
+            names.insert(driver_id, name);
         }
     }
 

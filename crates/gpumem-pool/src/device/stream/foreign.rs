@@ -10,11 +10,11 @@
 //! that was wrapped before is recognised.
 
 use super::{Inner, Kind, Stream, StreamBuilder};
-use crate::device::{Device, Life, StreamId, StreamParts};
+use crate::device::{CaptureModeGuard, Device, Life, StreamId, StreamParts};
 use crate::error::PoolError;
 use core::sync::atomic::Ordering;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUstream, CUstream_flags};
+use gpumem_sys::types::{CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus};
 use std::sync::{Arc, Weak};
 
 /// A value that keeps a stream of another library alive.
@@ -201,13 +201,7 @@ impl Stream {
         (life, no_waits): (Life, bool),
     ) -> Result<Self, PoolError> {
         let _bound = device.enter()?;
-        let mut driver_id = driver_id(device, raw)?;
-        if driver_id.is_none() && life == Life::Long {
-            // No other stream has its handle until it is retired. The default stream's handle is equal in every
-            // context.
-            let handle = if raw as usize == LEGACY { device.context() as usize } else { raw as usize };
-            driver_id = Some(handle as u64);
-        }
+        let driver_id = Self::name_of(device, raw, life)?;
         let is_blocking = is_blocking(device, raw);
         let parts = StreamParts { raw, life, no_waits, is_blocking };
         let make = |id: StreamId| {
@@ -216,6 +210,28 @@ impl Stream {
             stream
         };
         device.clocks().find_or_open(device, &parts, driver_id, make)
+    }
+
+    /// Returns the number by which a stream is recognised: the driver's id. Without one, a long-lived stream is recognised by its
+    /// handle: on a driver that has no ids, and while the stream captures.
+    fn name_of(device: &Device, raw: CUstream, life: Life) -> Result<Option<u64>, PoolError> {
+        let clocks = device.clocks();
+        let driver_id = if clocks.captures().is_open() {
+            let _relaxed = CaptureModeGuard::enter(device.driver())?;
+            if is_capturing(device, raw)? { None } else { driver_id(device, raw)? }
+        } else {
+            driver_id(device, raw)?
+        };
+        if life != Life::Long {
+            return Ok(driver_id);
+        }
+        // No other stream has its handle until it is retired. The default stream's handle is equal in every context.
+        let handle = if raw as usize == LEGACY { device.context() as usize } else { raw as usize } as u64;
+        match driver_id {
+            Some(driver_id) => clocks.rename(handle, driver_id),
+            None => return Ok(Some(clocks.name_of_handle(device, raw).unwrap_or(handle))),
+        }
+        Ok(driver_id)
     }
 
     fn wrap_per_thread(device: &Device, no_waits: bool) -> Result<Self, PoolError> {
@@ -307,15 +323,28 @@ impl WeakStream {
     }
 }
 
-/// The driver's unique id of a stream. The device's context is current.
+/// The driver's unique id of a stream, if the driver states one: it refuses the question while the stream captures. The device's
+/// context is current.
 pub(super) fn driver_id(device: &Device, raw: CUstream) -> Result<Option<u64>, PoolError> {
     let mut id = 0;
     // SAFETY: `id` outlives the call, and the caller has an alive stream or a special handle.
     match unsafe { device.driver().cuStreamGetId(raw, &mut id) } {
         Ok(()) => Ok(Some(id)),
         Err(DriverError::Missing { .. }) => Ok(None),
+        Err(error) if error.code() == CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Returns whether the driver reports that the stream is part of a capture, which may be broken. The device's context is current.
+fn is_capturing(device: &Device, raw: CUstream) -> Result<bool, PoolError> {
+    if matches!(raw as usize, LEGACY | PER_THREAD) {
+        return Ok(false);
+    }
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: `status` outlives the call, and the caller has an alive stream.
+    unsafe { device.driver().cuStreamIsCapturing(raw, &mut status)? };
+    Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
 /// Returns whether the driver reports that the legacy stream waits for it. The device's context is current.

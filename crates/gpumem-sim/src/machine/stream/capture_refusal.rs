@@ -36,6 +36,12 @@ impl Machine {
         self.capture_check_unsafe(thread)
     }
 
+    /// Called before the host asks for a stream's id, which the driver does not state while the stream captures.
+    pub(crate) fn capture_check_named(&self, stream: Handle) -> Answer<()> {
+        let is_capturing = self.streams.get(stream).is_some_and(|stream| stream.capture.is_some());
+        if is_capturing { Err(CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    }
+
     /// Called before the host queries or waits for an event.
     pub(crate) fn capture_check_event(&mut self, event: Handle, thread: ThreadKey) -> Answer<()> {
         if let Some(at) = &self.events.get(event).ok_or(INVALID_HANDLE)?.captured {
