@@ -71,6 +71,30 @@ void destroy(void *exception) { static_cast<std::exception *>(exception)->~excep
     raise(is_out_of_memory ? exceptions.out_of_memory : exceptions.error, gpumem_last_error());
 }
 
+/* A size in the format of PyTorch's messages. */
+std::string size_text(std::uint64_t bytes) {
+    char text[64];
+    const double value = static_cast<double>(bytes);
+    if (bytes <= 1024) std::snprintf(text, sizeof text, "%llu bytes", static_cast<unsigned long long>(bytes));
+    else if (bytes <= 1048576) std::snprintf(text, sizeof text, "%.2f KiB", value / 1024);
+    else if (bytes <= 1073741824) std::snprintf(text, sizeof text, "%.2f MiB", value / 1048576);
+    else std::snprintf(text, sizeof text, "%.2f GiB", value / 1073741824);
+    return text;
+}
+
+/* Raises PyTorch's exception for lack of memory. Programs look for the words of its first sentences; the report follows them. */
+[[noreturn]] void raise_out_of_memory(std::uint64_t size_bytes, int device, gpumem_pool *pool) {
+    constexpr std::uint64_t EXABYTE = UINT64_C(1) << 60;
+    const std::string report = gpumem_last_error();
+    std::string text = "CUDA out of memory. Tried to allocate ";
+    text += size_bytes > EXABYTE ? "more than 1EB memory" : size_text(size_bytes);
+    gpumem_status status{};
+    status.struct_size = sizeof status;
+    if (pool != nullptr && gpumem_pool_status(pool, &status) == GPUMEM_SUCCESS)
+        text += ". GPU " + std::to_string(device) + " has a total capacity of " + size_text(status.device_total_bytes);
+    raise(exceptions.out_of_memory, text + ".\n" + report);
+}
+
 void check(gpumem_result result) {
     if (result != GPUMEM_SUCCESS) raise(result);
 }
@@ -209,7 +233,9 @@ EXPORTED gpumem_result gpumem_torch_retire(int device, RawStream raw) {
 
 EXPORTED void *gpumem_torch_alloc(std::size_t size, int device, RawStream stream) {
     void *address = nullptr;
-    check(allocate(size, device, stream, &address));
+    const gpumem_result result = allocate(size, device, stream, &address);
+    if (result == GPUMEM_ERROR_OUT_OF_MEMORY) raise_out_of_memory(size, device, pools[device].load(std::memory_order_acquire));
+    check(result);
     return address;
 }
 

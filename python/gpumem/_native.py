@@ -103,6 +103,12 @@ class Status(ctypes.Structure):
         ("soft_limit_bytes", ctypes.c_uint64),
         ("device_used_bytes", ctypes.c_uint64),
         ("device_total_bytes", ctypes.c_uint64),
+        ("refusal_count", ctypes.c_uint64),
+        ("slow_allocation_count", ctypes.c_uint64),
+        ("trimmed_bytes", ctypes.c_uint64),
+        ("driver_call_count", ctypes.c_uint64),
+        ("inserted_wait_count", ctypes.c_uint64),
+        ("host_wait_count", ctypes.c_uint64),
     ]
 
     def __repr__(self):

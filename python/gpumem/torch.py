@@ -16,6 +16,7 @@ from ._native import FOLDER, Error, Unsupported, check, library
 __all__ = [
     "install",
     "is_installed",
+    "memory_fraction",
     "memory_pool",
     "memory_stats",
     "pool",
@@ -110,13 +111,27 @@ def retire_stream(stream):
 def memory_stats(device=None):
     """The figures of a device in the form of torch.cuda.memory_stats_as_nested_dict, as far as gpumem has them."""
     status = memory_pool(device).status()
+    counts = {"current": status.block_count, "allocated": status.allocation_count, "freed": status.allocation_count - status.block_count}
+    in_use = _stat(status.in_use_bytes, status.in_use_peak_bytes)
     return {
-        "allocated_bytes": {"all": _stat(status.in_use_bytes, status.in_use_peak_bytes)},
-        "active_bytes": {"all": _stat(status.in_use_bytes, status.in_use_peak_bytes)},
-        "requested_bytes": {"all": _stat(status.in_use_bytes, status.in_use_peak_bytes)},
+        "allocated_bytes": {"all": in_use},
+        "active_bytes": {"all": in_use},
+        "requested_bytes": {"all": in_use},
         "reserved_bytes": {"all": _stat(status.reserved_bytes, status.reserved_peak_bytes)},
-        "allocation": {"all": {"current": status.block_count, "allocated": status.allocation_count}},
+        "inactive_split_bytes": {"all": {"current": status.reserved_bytes - min(status.in_use_bytes, status.reserved_bytes)}},
+        "allocation": {"all": counts},
+        "active": {"all": counts},
+        "num_ooms": status.refusal_count,
+        # Both tell that memory is short: PyTorch's allocator empties its cache then, and gpumem waits for memory.
+        "num_alloc_retries": status.host_wait_count,
+        "num_sync_all_streams": status.host_wait_count,
     }
+
+
+def memory_fraction(device=None):
+    """The hard limit of a device's pool by the device's memory; 1.0 without a limit."""
+    status = memory_pool(device).status()
+    return min(1.0, status.hard_limit_bytes / status.device_total_bytes)
 
 
 def reset_peak_memory_stats(device=None):
@@ -142,6 +157,7 @@ def _replace_statistics():
     replacements = {
         "memory_stats_as_nested_dict": memory.memory_stats_as_nested_dict,
         "reset_peak_memory_stats": lambda device=None: reset_peak_memory_stats(device),
+        "get_per_process_memory_fraction": lambda device=None: memory_fraction(device),
         "memory_summary": lambda device=None, abbreviated=False: memory_pool(device).status_text(),
     }
     for name, function in replacements.items():

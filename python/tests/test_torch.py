@@ -126,7 +126,12 @@ class FunctionsTest(unittest.TestCase):
                 self.alloc(1 << 30)
         finally:
             self.pool.set_hard_limit(None)
-        self.assertIn("the limit of 64.000 MiB refused 1.000 GiB", str(caught.exception))
+        text = str(caught.exception)
+        self.assertRegex(text, r"^CUDA out of memory\. Tried to allocate 1024\.00 MiB\. GPU 0 has a total capacity of [0-9.]+ GiB\.\n")
+        self.assertIn("the limit of 64.000 MiB refused 1.000 GiB", text)
+        self.assertGreaterEqual(self.pool.status().refusal_count, 1)
+        with self.assertRaisesRegex(torch.OutOfMemoryError, "Tried to allocate more than 1EB memory"):
+            self.alloc((1 << 60) + 1)
         self.free(self.alloc(1 << 30))
 
     def test_segments_are_null_without_memory(self):
@@ -252,6 +257,9 @@ class InstallTest(unittest.TestCase):
             "figures = torch.cuda.memory.memory_stats_as_nested_dict\n"
             "torch.cuda.is_initialized = lambda: True\n"
             "assert figures('cuda:0')['reserved_bytes']['all'] == {'current': 0, 'peak': 0}\n"
+            "assert figures('cuda:0')['num_ooms'] == 0\n"
+            "total = gpumem.torch.memory_pool('cuda:0').status().device_total_bytes\n"
+            "assert torch.cuda.get_per_process_memory_fraction('cuda:0') == (1 << 30) / total\n"
             "print(torch.cuda.memory_summary('cuda:0'))\n"
         )
         self.assertIn("gpumem is installed already", out)

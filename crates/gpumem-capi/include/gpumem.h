@@ -184,6 +184,30 @@ typedef struct gpumem_status {
    The total memory of the device.
    */
   uint64_t device_total_bytes;
+  /*
+   The number of requests that were refused because memory or a limit ran out.
+   */
+  uint64_t refusal_count;
+  /*
+   The number of allocations that no cache of the calling thread served.
+   */
+  uint64_t slow_allocation_count;
+  /*
+   Returned to the driver since the pool was created.
+   */
+  uint64_t trimmed_bytes;
+  /*
+   The number of calls of the driver that obtain, map, trim or release memory.
+   */
+  uint64_t driver_call_count;
+  /*
+   The number of waits that the pool has inserted into streams, on the device.
+   */
+  uint64_t inserted_wait_count;
+  /*
+   The number of waits of the host for the device.
+   */
+  uint64_t host_wait_count;
 } gpumem_status;
 
 #ifdef __cplusplus
@@ -443,6 +467,12 @@ enum gpumem_result gpumem_ordinal(void *address, uint32_t *ordinal);
  */
 enum gpumem_result gpumem_captures_expect(struct gpumem_pool *pool,
                                           struct gpumem_captures **captures);
+
+/*
+ Announces further captures, after `gpumem_captures_end`. They share memory with the earlier ones: what a capture has freed serves the
+ later ones. Their graphs must run one after another, in the order of their captures.
+ */
+enum gpumem_result gpumem_captures_expect_more(struct gpumem_captures *captures);
 
 /*
  Adds the capture that a stream is part of, if it is. Call it before each allocation on a stream that may capture: memory that is

@@ -35,6 +35,18 @@ pub struct gpumem_status {
     pub device_used_bytes: u64,
     /// The total memory of the device.
     pub device_total_bytes: u64,
+    /// The number of requests that were refused because memory or a limit ran out.
+    pub refusal_count: u64,
+    /// The number of allocations that no cache of the calling thread served.
+    pub slow_allocation_count: u64,
+    /// Returned to the driver since the pool was created.
+    pub trimmed_bytes: u64,
+    /// The number of calls of the driver that obtain, map, trim or release memory.
+    pub driver_call_count: u64,
+    /// The number of waits that the pool has inserted into streams, on the device.
+    pub inserted_wait_count: u64,
+    /// The number of waits of the host for the device.
+    pub host_wait_count: u64,
 }
 
 // SAFETY: all fields are 64-bit numbers, so there is no padding, and the size is first.
@@ -66,6 +78,12 @@ pub unsafe extern "C" fn gpumem_pool_status(
             soft_limit_bytes: found.soft_limit_bytes.unwrap_or(u64::MAX),
             device_used_bytes: found.device_used_bytes,
             device_total_bytes: found.device_total_bytes,
+            refusal_count: found.counters.refusal_count,
+            slow_allocation_count: found.counters.slow_allocation_count,
+            trimmed_bytes: found.counters.trimmed_bytes,
+            driver_call_count: found.counters.driver_call_count,
+            inserted_wait_count: found.counters.inserted_wait_count,
+            host_wait_count: found.counters.host_wait_count,
         };
         // SAFETY: the caller promises the bytes that the size states.
         unsafe { arguments::write(status, value, "status") }
