@@ -74,13 +74,14 @@ entries! {
     fn cuStreamGetId(call, stream: CUstream, id: Target<c_ulonglong>) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
-        call.capture_check_named(stream)?;
+        call.capture_check_outside(stream)?;
         put(id, stream.to_bits())
     }
 
     fn cuStreamGetFlags(call, stream: CUstream, flags: Target<c_uint>) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.capture_check_outside(stream)?;
         put(flags, call.streams.get(stream).ok_or(INVALID_HANDLE)?.flags)
     }
 

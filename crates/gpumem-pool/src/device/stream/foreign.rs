@@ -201,8 +201,11 @@ impl Stream {
         (life, no_waits): (Life, bool),
     ) -> Result<Self, PoolError> {
         let _bound = device.enter()?;
-        let driver_id = Self::name_of(device, raw, life)?;
-        let is_blocking = is_blocking(device, raw);
+        let _relaxed = relaxed_in_captures(device)?;
+        // The driver breaks a capture that one of its streams is asked about.
+        let is_capturing = device.clocks().captures().is_open() && is_capturing(device, raw)?;
+        let driver_id = Self::name_of(device, raw, life, is_capturing)?;
+        let is_blocking = !is_capturing && is_blocking(device, raw);
         let parts = StreamParts { raw, life, no_waits, is_blocking };
         let make = |id: StreamId| {
             let stream = Self(Arc::new(Inner::new(device, raw, id, driver_id, kind)));
@@ -214,14 +217,14 @@ impl Stream {
 
     /// Returns the number by which a stream is recognised: the driver's id. Without one, a long-lived stream is recognised by its
     /// handle: on a driver that has no ids, and while the stream captures.
-    fn name_of(device: &Device, raw: CUstream, life: Life) -> Result<Option<u64>, PoolError> {
+    fn name_of(
+        device: &Device,
+        raw: CUstream,
+        life: Life,
+        is_capturing: bool,
+    ) -> Result<Option<u64>, PoolError> {
         let clocks = device.clocks();
-        let driver_id = if clocks.captures().is_open() {
-            let _relaxed = CaptureModeGuard::enter(device.driver())?;
-            if is_capturing(device, raw)? { None } else { driver_id(device, raw)? }
-        } else {
-            driver_id(device, raw)?
-        };
+        let driver_id = if is_capturing { None } else { driver_id(device, raw)? };
         if life != Life::Long {
             return Ok(driver_id);
         }
@@ -298,6 +301,7 @@ impl StreamBuilder {
         };
         if raw as usize != LEGACY {
             let _bound = device.enter()?;
+            let _relaxed = relaxed_in_captures(&device)?;
             let mut context = core::ptr::null_mut();
             // SAFETY: `context` outlives the call; the owner guarantees that the stream is alive in calls that name it.
             unsafe { device.driver().cuStreamGetCtx(raw, &mut context)? };
@@ -334,6 +338,12 @@ pub(super) fn driver_id(device: &Device, raw: CUstream) -> Result<Option<u64>, P
         Err(error) if error.code() == CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Enters the relaxed capture mode if a capture is known, which would refuse some calls in its own mode.
+fn relaxed_in_captures(device: &Device) -> Result<Option<CaptureModeGuard<'_>>, PoolError> {
+    let is_open = device.clocks().captures().is_open();
+    Ok(is_open.then(|| CaptureModeGuard::enter(device.driver())).transpose()?)
 }
 
 /// Returns whether the driver reports that the stream is part of a capture, which may be broken. The device's context is current.

@@ -36,12 +36,6 @@ impl Machine {
         self.capture_check_unsafe(thread)
     }
 
-    /// Called before the host asks for a stream's id, which the driver does not state while the stream captures.
-    pub(crate) fn capture_check_named(&self, stream: Handle) -> Answer<()> {
-        let is_capturing = self.streams.get(stream).is_some_and(|stream| stream.capture.is_some());
-        if is_capturing { Err(CAPTURE_UNSUPPORTED) } else { Ok(()) }
-    }
-
     /// Called before the host queries or waits for an event.
     pub(crate) fn capture_check_event(&mut self, event: Handle, thread: ThreadKey) -> Answer<()> {
         if let Some(at) = &self.events.get(event).ok_or(INVALID_HANDLE)?.captured {
@@ -118,7 +112,8 @@ impl Machine {
         joined.filter_map(|(_, stream)| Some(stream.capture.as_ref()?.id)).collect()
     }
 
-    /// Called before calls that a capturing stream never accepts (its destruction, a launch of a graph, attaching memory):
+    /// Called before calls that a capturing stream never accepts (its destruction, a launch of a graph, attaching memory,
+    /// a query of its id or its flags):
     /// refuses and invalidates the capture.
     pub(crate) fn capture_check_outside(&mut self, stream: Handle) -> Answer<()> {
         let own = self.streams.get(stream).and_then(|stream| stream.capture.as_ref()).map(|joined| joined.id);
