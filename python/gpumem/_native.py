@@ -147,6 +147,7 @@ def _declare():
         "gpumem_stream_synchronize": (handle,),
         "gpumem_alloc": (handle, ctypes.c_uint64, handle, place),
         "gpumem_free": (ctypes.c_void_p,),
+        "gpumem_free_on": (ctypes.c_void_p, handle),
         "gpumem_record_use": (ctypes.c_void_p, handle),
         "gpumem_size": (ctypes.c_void_p, bytes_place),
     }

@@ -6,6 +6,7 @@ the stream that each request names.
 
 import contextlib
 import ctypes
+import logging
 
 import rmm
 
@@ -14,7 +15,9 @@ from ._native import check, library
 
 __all__ = ["install", "memory_pool", "resource"]
 
+_log = logging.getLogger("gpumem")
 _pools = {}
+_functions = []
 
 
 def install(device=None, **options):
@@ -35,9 +38,15 @@ def memory_pool(device=None):
 
 
 def resource(pool):
-    """A `CallbackMemoryResource` over a `gpumem.Pool`, to pass to RMM or to an adaptor of RMM's."""
+    """A `CallbackMemoryResource` over a `gpumem.Pool`, to pass to RMM or to an adaptor of RMM's.
+
+    It keeps the pool for the rest of the process, because RMM's C++ objects may still free memory when the resource is collected.
+    """
     callbacks = _Callbacks(pool)
-    return rmm.mr.CallbackMemoryResource(callbacks.allocate, callbacks.deallocate)
+    functions = (callbacks.allocate, callbacks.deallocate)
+    # RMM's C++ objects have the addresses of the functions and no references.
+    _functions.append(functions)
+    return rmm.mr.CallbackMemoryResource(*functions)
 
 
 def _current_device():
@@ -50,39 +59,33 @@ def _current_device():
 
 
 class _Callbacks:
-    """The two functions that RMM calls, on any thread."""
+    """The two functions that RMM calls, on any thread. They keep no record of their own, so calls need no lock."""
 
     def __init__(self, pool):
         self._pool = pool
         self._default = pool.long_lived(0)
-        # The streams of blocks that were allocated on another one than the default stream.
-        self._streams = {}
 
     def allocate(self, size, stream):
-        raw = _raw(stream)
         address = ctypes.c_void_p()
-        with self._named(raw) as named:
+        with self._named(stream) as named:
             check(library.gpumem_alloc(self._pool._handle, size, named._handle, ctypes.byref(address)))
-        if raw != 0 and address.value:
-            self._streams[address.value] = raw
         return address.value or 0
 
     def deallocate(self, address, size, stream):
-        raw = _raw(stream)
-        if raw != self._streams.pop(address, 0) and address:
-            # The free follows the work on the stream of the allocation, and now on this one.
-            with self._named(raw) as named:
-                check(library.gpumem_record_use(address, named._handle))
-        check(library.gpumem_free(address))
+        """Frees memory behind the work on the stream of its allocation and on this one. It never raises: RMM's caller cannot receive
+        an exception. Memory whose free fails stays allocated."""
+        if not address:
+            return
+        try:
+            with self._named(stream) as named:
+                check(library.gpumem_free_on(address, named._handle))
+        except Exception as error:
+            _log.error("RMM's memory at %#x was not freed: %s", address, error)
 
-    def _named(self, raw):
-        if raw == 0:
+    def _named(self, stream):
+        raw = stream.__cuda_stream__()[1]
+        # The default stream is 0, and 1 by its own name.
+        if raw in (0, 1):
             return contextlib.nullcontext(self._default)
-        # Its owner may destroy it at any time, so no later call names it.
+        # Its owner may destroy it at any time, so no later call names it. The handle 2 is the default stream of the calling thread.
         return self._pool.borrow(raw)
-
-
-def _raw(stream):
-    """The handle of a stream: 0 is the default stream, which is also called 1."""
-    raw = stream.__cuda_stream__()[1]
-    return 0 if raw == 1 else raw
