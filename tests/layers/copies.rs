@@ -5,13 +5,13 @@
 #![deny(unsafe_code)]
 
 use gpumem_tests::array::kind::{self, Kind};
-use gpumem_tests::array::ndarray::{Array3, ArrayD, Dimension, Ix3, s};
+use gpumem_tests::array::ndarray::{Array3, Array4, ArrayD, Dimension, Ix3, s};
 use gpumem_tests::array::{Element, Gpu, GpuArray, GpuView, GpuViewMut, Place};
 use gpumem_tests::cases;
 use gpumem_tests::driver::call_counter::{count_calls, reading};
 use gpumem_tests::fixtures::two_devices::{Link, check_findings, gpus, two_devices};
 use gpumem_tests::pool::{Device, MemoryKind, Pool};
-use gpumem_tests::sys::Driver;
+use gpumem_tests::sys::{Driver, DriverKind};
 use std::any::TypeId;
 
 const SHAPE: (usize, usize, usize) = (6, 40, 200);
@@ -174,6 +174,33 @@ fn in_another_order<T: Element + PartialEq>(
     }
 }
 
+/// Copies `count` rows of each length, in reverse order and of two slices, and fills their places.
+fn rows_of<T: Element + PartialEq>(gpu: &Gpu, count: usize, lens: &[usize], number: impl Fn(usize) -> T) {
+    for &len in lens {
+        let name = format!("{count} rows of {len} {}", std::any::type_name::<T>());
+        let mut next = 0;
+        let host = Array3::from_shape_simple_fn((2, count, 2 * len), || {
+            next += 1;
+            number(next)
+        });
+        let source = GpuArray::from_array(gpu, &host).unwrap();
+        let mut expected = Array3::from_elem((2, count, len + 2), number(0));
+        let mut target = GpuArray::from_array(gpu, &expected).unwrap();
+        let (from, to) = (s![..;-1, ..;-1, len..], s![.., .., 1..=len]);
+        expected.slice_mut(to).assign(&host.slice(from));
+        let part = source.view().slice(from).unwrap();
+        assert_eq!(
+            moves(|| target.slice_mut(to).unwrap().assign(&part).unwrap()),
+            [("cuLaunchKernel", 1)],
+            "{name}"
+        );
+        assert!(target.to_array().unwrap() == expected, "{name}");
+        target.slice_mut(to).unwrap().fill(number(7)).unwrap();
+        expected.slice_mut(to).fill(number(7));
+        assert!(target.to_array().unwrap() == expected, "{name}");
+    }
+}
+
 cases! {
     /// Between arrays of every two kinds on a device.
     fn between_kinds(driver: &Driver) {
@@ -264,6 +291,48 @@ cases! {
             in_another_order(&gpu, (3, rows, columns), |number| number as f32);
             in_another_order(&gpu, (3, rows, columns), |number| number as f64);
             in_another_order(&gpu, (3, rows, columns), |number| [number as f64, -(number as f64)]);
+        }
+    }
+
+    /// Bytes go by words of 16 bytes, by words of 4 or one by one: tiles and what is left of them, at addresses and distances that are
+    /// multiples of 16, of 4 and odd, two axes besides, rows in reverse order. What lies between stays.
+    fn transposed_bytes(driver: &Driver) {
+        let gpu = counted(driver);
+        for (rows, columns) in [(256_usize, 128_usize), (255, 129), (257, 127), (512, 260), (8, 1_025)] {
+            for (pitch, to_first, from_first) in [(16, 0, 0), (16, 16, 32), (16, 4, 0), (4, 8, 12), (4, 0, 4), (1, 1, 3), (1, 0, 1)] {
+                let name = format!("{rows} by {columns}, pitches of {pitch}, from {from_first} to {to_first}");
+                let host = Array4::from_shape_fn(
+                    (2, 2, rows, from_first + columns.next_multiple_of(pitch)),
+                    |(i, j, k, l)| (i * 131 + j * 71 + k * 7 + l * 13 + (k * l) / 251) as u8,
+                );
+                let to_len = to_first + rows.next_multiple_of(pitch);
+                let mut expected = Array4::from_elem((2, 2, columns, to_len), 0x5a_u8);
+                let source = GpuArray::from_array(&gpu, &host).unwrap();
+                let mut target = GpuArray::from_array(&gpu, &expected).unwrap();
+                let from = s![.., ..;-1, ..;-1, from_first..from_first + columns];
+                let to = s![.., .., .., to_first..to_first + rows];
+                let order = [1, 0, 3, 2];
+                expected.slice_mut(to).assign(&host.slice(from).permuted_axes(order));
+                let part = source.view().slice(from).unwrap().permuted_axes(order).unwrap();
+                let calls = moves(|| target.slice_mut(to).unwrap().assign(&part).unwrap());
+                assert_eq!(calls, [("cuLaunchKernel", 1)], "{name}");
+                assert!(target.to_array().unwrap() == expected, "{name}");
+            }
+        }
+    }
+
+    /// Short rows, of which a thread moves several: all of them, and nothing else, for counts that do not divide evenly among threads.
+    fn short_rows(driver: &Driver) {
+        let gpu = counted(driver);
+        for count in [1, 3, 4, 5, 31, 1_023, 65_537] {
+            let lens: &[usize] = if count < 2_000 { &[1, 2, 3, 5, 15, 31, 32, 33] } else { &[1, 3] };
+            rows_of(&gpu, count, lens, |number| number as u8);
+            rows_of(&gpu, count, lens, |number| number as f32);
+            rows_of(&gpu, count, lens, |number| [number as f64, -(number as f64)]);
+        }
+        // More rows than fall to the largest grid at a time. The simulator has no grid.
+        if driver.kind() != DriverKind::Sim {
+            rows_of(&gpu, 1_050_001, &[17], |number| number as u8);
         }
     }
 

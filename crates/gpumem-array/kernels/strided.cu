@@ -44,8 +44,36 @@ struct Row {
     }
 };
 
+// Rows with at most one unit for each thread: the units of several rows are in flight. The rows of a block are neighbours.
+template <class T>
+__device__ void copy_short(char *to, const char *from, u64 len, i64 to_step, i64 from_step, u64 rows, const Axes &axes) {
+    const u64 i = threadIdx.x;
+    if (i >= len) return;
+    to += (i64)i * to_step;
+    from += (i64)i * from_step;
+    const u64 each = blockDim.y * (u64)IN_FLIGHT;
+#pragma unroll 1
+    for (u64 first = blockIdx.y * each + threadIdx.y; first < rows; first += gridDim.y * each) {
+        T loaded[IN_FLIGHT];
+        i64 places[IN_FLIGHT];
+#pragma unroll
+        for (unsigned j = 0; j < IN_FLIGHT; j++) {
+            const u64 row = first + j * blockDim.y;
+            if (row < rows) {
+                const Row start(axes, row);
+                places[j] = start.to;
+                loaded[j] = *(const T *)(from + start.from);
+            }
+        }
+#pragma unroll
+        for (unsigned j = 0; j < IN_FLIGHT; j++)
+            if (first + j * blockDim.y < rows) *(T *)(to + places[j]) = loaded[j];
+    }
+}
+
 template <class T>
 __device__ void copy(char *to, const char *from, u64 len, i64 to_step, i64 from_step, u64 rows, const Axes &axes) {
+    if (len <= blockDim.x) return copy_short<T>(to, from, len, to_step, from_step, rows, axes);
     const u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
     const u64 threads = gridDim.x * (u64)blockDim.x;
     for (u64 row = blockIdx.y * (u64)blockDim.y + threadIdx.y; row < rows; row += gridDim.y * (u64)blockDim.y) {
@@ -76,12 +104,13 @@ struct Axis {
 const unsigned LANES = 32; // threads of a warp, which lie along an axis
 const unsigned WARPS = 8;  // of a block
 
-// The elements of a tile along the target's fastest axis and along the source's. Memory is fast in lines of 256 bytes.
+// The elements of a tile along the target's fastest axis and along the source's. Memory is fast in lines of 256 bytes. Tiles of bytes read
+// 128 of a line: with 256 they are slower at addresses that are no multiples of 16.
 template <unsigned BYTES> struct Tile {
     enum : unsigned { rows = 32, columns = 32 };
 };
 template <> struct Tile<1> {
-    enum : unsigned { rows = 128, columns = 256 };
+    enum : unsigned { rows = 256, columns = 128 };
 };
 template <> struct Tile<2> {
     enum : unsigned { rows = 128, columns = 128 };
@@ -96,14 +125,6 @@ template <> __device__ void turn<2>(unsigned *words) {
     const unsigned a = words[0], b = words[1];
     words[0] = __byte_perm(a, b, 0x5410);
     words[1] = __byte_perm(a, b, 0x7632);
-}
-template <> __device__ void turn<1>(unsigned *words) {
-    const unsigned a = __byte_perm(words[0], words[1], 0x5140), b = __byte_perm(words[0], words[1], 0x7362);
-    const unsigned c = __byte_perm(words[2], words[3], 0x5140), d = __byte_perm(words[2], words[3], 0x7362);
-    words[0] = __byte_perm(a, c, 0x5410);
-    words[1] = __byte_perm(a, c, 0x7632);
-    words[2] = __byte_perm(b, d, 0x5410);
-    words[3] = __byte_perm(b, d, 0x7632);
 }
 
 // One tile in words of several elements: both sides are contiguous along their fastest axes, and aligned. A word of a column is stored
@@ -186,6 +207,125 @@ __device__ void transpose_elements(T (*tile)[WIDTH], char *target, const char *s
     }
 }
 
+// Accesses of several words.
+template <unsigned WORDS> struct Words;
+template <> struct alignas(4) Words<1> {
+    unsigned at[1];
+};
+template <> struct alignas(16) Words<4> {
+    unsigned at[4];
+};
+
+// Bytes: byte `i` of word `j` changes places with byte `j` of word `i`.
+__device__ void turn(unsigned &v, unsigned &x, unsigned &y, unsigned &z) {
+    const unsigned a = __byte_perm(v, x, 0x5140), b = __byte_perm(v, x, 0x7362);
+    const unsigned c = __byte_perm(y, z, 0x5140), d = __byte_perm(y, z, 0x7362);
+    v = __byte_perm(a, c, 0x5410);
+    x = __byte_perm(a, c, 0x7632);
+    y = __byte_perm(b, d, 0x5410);
+    z = __byte_perm(b, d, 0x7632);
+}
+
+// A tile of bytes in accesses of WORDS words, in loops that need few registers. Of longer loops the driver's compiler makes 128 registers a
+// thread, and two blocks run at a time. A column of the tile is ROWS / 4 words. Groups of WORDS of them change places by the column's strip,
+// so that no bank is met twice.
+template <unsigned WORDS>
+__device__ void transpose_bytes(unsigned *tile, char *target, i64 column_to, const char *source, i64 row_from) {
+    const unsigned ROWS = Tile<1>::rows, COLUMNS = Tile<1>::columns, BYTES = 4 * WORDS, THREADS = LANES * WARPS;
+    const unsigned QUADS = ROWS / 4;         // words of a column
+    const unsigned STRIPS = COLUMNS / BYTES; // accesses of a row
+    const unsigned GROUPS = ROWS / BYTES;    // accesses of a column
+    const unsigned IN_TURN = WORDS == 1 ? 2 : 1; // squares that a thread loads before it stores the first
+    const unsigned thread = threadIdx.y * LANES + threadIdx.x;
+    const unsigned strip = thread % STRIPS, quad = thread / STRIPS;
+    source += (i64)(quad * 4) * row_from + strip * BYTES;
+    const i64 row_step = (i64)(THREADS / STRIPS * 4) * row_from;
+#pragma unroll 1
+    for (unsigned k = quad; k < QUADS; k += IN_TURN * (THREADS / STRIPS)) {
+        Words<WORDS> loaded[IN_TURN][4];
+#pragma unroll
+        for (unsigned n = 0; n < IN_TURN; n++) {
+#pragma unroll
+            for (unsigned i = 0; i < 4; i++) loaded[n][i] = *(const Words<WORDS> *)(source + (i64)i * row_from);
+            source += row_step;
+        }
+#pragma unroll
+        for (unsigned n = 0; n < IN_TURN; n++) {
+            unsigned *place = tile + strip * BYTES * QUADS + ((k + n * (THREADS / STRIPS)) ^ (strip * WORDS % LANES));
+            Words<WORDS> *square = loaded[n];
+#pragma unroll
+            for (unsigned w = 0; w < WORDS; w++) {
+                turn(square[0].at[w], square[1].at[w], square[2].at[w], square[3].at[w]);
+#pragma unroll
+                for (unsigned i = 0; i < 4; i++) place[(w * 4 + i) * QUADS] = square[i].at[w];
+            }
+        }
+    }
+    __syncthreads();
+    const unsigned group = thread % GROUPS, column = thread / GROUPS;
+    target += (i64)column * column_to + group * BYTES;
+    const i64 column_step = (i64)(THREADS / GROUPS) * column_to;
+#pragma unroll 4
+    for (unsigned k = column; k < COLUMNS; k += THREADS / GROUPS) {
+        const unsigned at = (group * WORDS) ^ (k / BYTES * WORDS % LANES);
+        *(Words<WORDS> *)target = *(const Words<WORDS> *)(tile + k * QUADS + at);
+        target += column_step;
+    }
+}
+
+// Like `transpose_elements`, in loops that need few registers.
+template <unsigned WIDTH>
+__device__ void transpose_single_bytes(unsigned char (*tile)[WIDTH], char *target, const char *source, const Axis &row,
+                                       const Axis &column, unsigned rows, unsigned columns) {
+    const unsigned ROWS = Tile<1>::rows, COLUMNS = Tile<1>::columns, IN_TURN = 8;
+    const unsigned lane = threadIdx.x, warp = threadIdx.y;
+    source += (i64)warp * row.from + (i64)lane * column.from;
+    target += (i64)warp * column.to + (i64)lane * row.to;
+#pragma unroll 1
+    for (unsigned j = 0; j < COLUMNS; j += LANES) {
+        const char *place = source;
+#pragma unroll 1
+        for (unsigned k = 0; k < ROWS; k += IN_TURN * WARPS) {
+            unsigned char loaded[IN_TURN];
+#pragma unroll
+            for (unsigned n = 0; n < IN_TURN; n++) {
+                if (warp + k + n * WARPS < rows && lane + j < columns) loaded[n] = *(const unsigned char *)place;
+                place += (i64)WARPS * row.from;
+            }
+#pragma unroll
+            for (unsigned n = 0; n < IN_TURN; n++) tile[warp + k + n * WARPS][lane + j] = loaded[n];
+        }
+        source += (i64)LANES * column.from;
+    }
+    __syncthreads();
+#pragma unroll 2
+    for (unsigned k = 0; k < COLUMNS; k += WARPS) {
+        char *place = target;
+#pragma unroll
+        for (unsigned j = 0; j < ROWS; j += LANES) {
+            if (warp + k < columns && lane + j < rows) *(unsigned char *)place = tile[lane + j][warp + k];
+            place += (i64)LANES * row.to;
+        }
+        target += (i64)WARPS * column.to;
+    }
+}
+
+// One tile of bytes, or the `rows` and `columns` that are left.
+template <unsigned WIDTH>
+__device__ void tile_of_bytes(unsigned char (*tile)[WIDTH], char *target, const char *source, const Axis &row, const Axis &column,
+                              u64 rows, u64 columns, bool is_dense) {
+    const unsigned ROWS = Tile<1>::rows, COLUMNS = Tile<1>::columns;
+    const u64 bits = (u64)target | (u64)source | (u64)row.from | (u64)column.to;
+    const bool by_words = is_dense && rows >= ROWS && columns >= COLUMNS;
+    if (by_words && bits % 16 == 0)
+        transpose_bytes<4>((unsigned *)tile, target, column.to, source, row.from);
+    else if (by_words && bits % 4 == 0)
+        transpose_bytes<1>((unsigned *)tile, target, column.to, source, row.from);
+    else
+        transpose_single_bytes(tile, target, source, row, column, rows < ROWS ? (unsigned)rows : ROWS,
+                               columns < COLUMNS ? (unsigned)columns : COLUMNS);
+}
+
 // `row` is the fastest axis of the target, `column` that of the source. Blocks of `grid.x` divide the row, those of `grid.y` the
 // column, and those of `grid.z` the positions on the other axes.
 template <class T>
@@ -204,7 +344,9 @@ __device__ void transpose(char *to, const char *from, const Axis &row, const Axi
                 const u64 rows = row.len - first_row, columns = column.len - first_column;
                 const char *source = from + start.from + (i64)first_row * row.from + (i64)first_column * column.from;
                 char *target = to + start.to + (i64)first_column * column.to + (i64)first_row * row.to;
-                if (rows < ROWS || columns < COLUMNS)
+                if constexpr (sizeof(T) == 1)
+                    tile_of_bytes(tile, target, source, row, column, rows, columns, is_dense);
+                else if (rows < ROWS || columns < COLUMNS)
                     transpose_elements<T, false>(tile, target, source, row, column, rows, columns);
                 else if (by_words)
                     transpose_words<T>((unsigned *)tile, target, column.to, source, row.from);

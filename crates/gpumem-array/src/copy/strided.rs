@@ -43,7 +43,7 @@ impl<'a> Launches<'a> {
         let Some(column) = self.strided.column.map(words) else {
             let [len, to_step, from_step] = row;
             // SAFETY: the caller's promise; the parameters are those of the kernel.
-            return self.each(to, from, |to, from, shape, rows, axes| unsafe {
+            return self.each(to, from, IN_FLIGHT, |to, from, shape, rows, axes| unsafe {
                 let mut parameters = [
                     parameter(&to),
                     parameter(&from),
@@ -57,7 +57,7 @@ impl<'a> Launches<'a> {
             });
         };
         // SAFETY: the caller's promise; the parameters are those of the kernel.
-        self.each(to, from, |to, from, shape, count, axes| unsafe {
+        self.each(to, from, 1, |to, from, shape, count, axes| unsafe {
             let mut parameters = [
                 parameter(&to),
                 parameter(&from),
@@ -80,7 +80,7 @@ impl<'a> Launches<'a> {
         words: [u64; 2],
     ) -> Result<(), DriverError> {
         // SAFETY: the caller's promise; the parameters are those of the kernel.
-        self.each(to, 0, |to, _, shape, rows, axes| unsafe {
+        self.each(to, 0, 1, |to, _, shape, rows, axes| unsafe {
             let (len, step) = (self.strided.row.len as u64, self.strided.row.to as i64);
             let mut parameters = [
                 parameter(&to),
@@ -95,17 +95,19 @@ impl<'a> Launches<'a> {
         })
     }
 
+    /// `short_rows` is the number of short rows that fall to a thread at a time.
     fn each(
         &self,
         to: u64,
         from: u64,
+        short_rows: usize,
         mut queue: impl FnMut(u64, u64, Shape, u64, &Axes) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
         let (beyond, outer) = self.strided.outer.split_at(self.strided.outer.len().saturating_sub(AXES_MAX));
         let rows = outer.iter().map(|axis| axis.len).product::<usize>();
         let shape = match self.strided.column {
             Some(column) => tiles(self.strided.unit, self.strided.row.len, column.len, rows),
-            None => shape(self.strided.row.len, rows),
+            None => shape(self.strided.row.len, rows, short_rows),
         };
         let axes = packed(outer);
         for mut index in 0..beyond.iter().map(|axis| axis.len).product::<usize>() {
@@ -124,12 +126,18 @@ impl<'a> Launches<'a> {
 
 type Shape = ([u32; 3], [u32; 3], u32);
 
-/// Threads of a block lie along a row as far as it is long. Of a long row, four units fall to each.
-fn shape(len: usize, rows: usize) -> Shape {
+/// Threads of a block lie along a row as far as it is long. Of a long row, four units fall to each. Of short rows, which have at most one
+/// unit for each thread, one unit of each of `short_rows` rows falls to it.
+fn shape(len: usize, rows: usize, short_rows: usize) -> Shape {
     let warp = len.next_power_of_two().min(WARP);
     let x = len.div_ceil(IN_FLIGHT).next_power_of_two().clamp(warp, THREADS);
     let y = THREADS / x;
-    let grid = [len.div_ceil(x * IN_FLIGHT).clamp(1, GRID_X_MAX), rows.div_ceil(y).clamp(1, GRID_Y_MAX), 1];
+    let rows_each = if len <= x { short_rows } else { 1 };
+    let grid = [
+        len.div_ceil(x * IN_FLIGHT).clamp(1, GRID_X_MAX),
+        rows.div_ceil(y * rows_each).clamp(1, GRID_Y_MAX),
+        1,
+    ];
     (grid.map(|blocks| blocks as u32), [x as u32, y as u32, 1], 0)
 }
 
@@ -137,7 +145,7 @@ fn shape(len: usize, rows: usize) -> Shape {
 fn tiles(unit: usize, row: usize, column: usize, count: usize) -> Shape {
     // As in `strided.cu`.
     let (rows, columns) = match unit {
-        1 => (128, 256),
+        1 => (256, 128),
         2 => (128, 128),
         4 => (64, 64),
         _ => (32, 32),
@@ -170,3 +178,57 @@ const THREADS: usize = 256;
 const WARP: usize = 32;
 const GRID_X_MAX: usize = 1 << 20;
 const GRID_Y_MAX: usize = 65_535;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The units that the kernel `copy` or `fill` moves in a grid of this shape, by row, as the loops of `strided.cu` visit them.
+    fn visits(
+        ([grid_x, grid_y, _], [x, y, _], _): Shape,
+        len: usize,
+        rows: usize,
+        is_copy: bool,
+    ) -> Vec<u32> {
+        let [grid_x, grid_y, x, y] = [grid_x, grid_y, x, y].map(|size| size as usize);
+        let mut visits = vec![0; len * rows];
+        let is_short = is_copy && len <= x;
+        let each = if is_short { y * IN_FLIGHT } else { y };
+        for (block, thread) in (0..grid_y).flat_map(|block| (0..y).map(move |thread| (block, thread))) {
+            for first in (block * each + thread..rows).step_by(grid_y * each) {
+                for row in (first..rows).step_by(y).take(each / y) {
+                    let columns = if is_short { x } else { grid_x * x };
+                    for unit in (0..columns).flat_map(|first| (first..len).step_by(columns)) {
+                        visits[row * len + unit] += 1;
+                    }
+                }
+            }
+        }
+        // The kernel for short rows does not divide them among blocks.
+        assert!(!is_short || grid_x == 1);
+        visits
+    }
+
+    #[test]
+    fn each_unit_falls_to_one_thread() {
+        for len in [1, 2, 3, 5, 8, 16, 31, 32, 33, 64, 129, 1025, 5000] {
+            for rows in [1, 2, 3, 4, 5, 7, 8, 9, 31, 33, 127, 1023, 1025] {
+                for (is_copy, short_rows) in [(true, IN_FLIGHT), (false, 1)] {
+                    let visits = visits(shape(len, rows, short_rows), len, rows, is_copy);
+                    assert!(visits.iter().all(|count| *count == 1), "{len} {rows} {is_copy}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn grids_stay_within_the_limits_of_the_device() {
+        let rows = 1 << 40;
+        assert_eq!(shape(1, rows, IN_FLIGHT), ([1, 65_535, 1], [1, 256, 1], 0));
+        assert_eq!(shape(32, 65_537, IN_FLIGHT), ([1, 2_049, 1], [32, 8, 1], 0));
+        assert_eq!(shape(32, 65_537, 1), ([1, 8_193, 1], [32, 8, 1], 0));
+        assert_eq!(shape(33, 65_537, IN_FLIGHT), ([1, 8_193, 1], [32, 8, 1], 0));
+        assert_eq!(tiles(1, 257, 129, 1), ([2, 2, 1], [32, 8, 1], 0));
+        assert_eq!(tiles(1, 1 << 40, 1 << 40, 1 << 20), ([1 << 20, 65_535, 65_535], [32, 8, 1], 0));
+    }
+}
