@@ -42,6 +42,8 @@ def resource(pool):
 
     It keeps the pool for the rest of the process, because RMM's C++ objects may still free memory when the resource is collected.
     """
+    # While the process ends, Python may collect the pool before buffers are freed.
+    pool._is_own = False
     callbacks = _Callbacks(pool)
     functions = (callbacks.allocate, callbacks.deallocate)
     # RMM's C++ objects have the addresses of the functions and no references.
