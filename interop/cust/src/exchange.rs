@@ -211,7 +211,7 @@ fn other_context(gpu: &Gpu) -> Checked {
         let (error, buffer) = refused.into_parts();
         assert!(matches!(error, CustError::OtherContext { .. }), "{error}");
         assert!(error.to_string().contains("belongs to another context"));
-        drop(buffer); // cust's, as before
+        drop(buffer); // cust frees it
     }
     let other = Context::new(cust::device::Device::get_device(1)?)?;
     refuse(gpu, DeviceBuffer::from_slice(&[1_u8])?);

@@ -310,8 +310,8 @@ pub fn read<T: Shared, D: Dimension, K: CustKind, R>(
     Ok(body(&buffer))
 }
 
-/// Lends an array to cust, which reads and writes it in `body`, with work on `stream` or with blocking calls. It must write valid values
-/// of `T`.
+/// Lends an array to cust, which reads and writes it in `body`, with work on `stream` or with blocking calls. Each value that cust
+/// writes must be a valid `T`.
 ///
 /// # Errors
 ///

@@ -288,6 +288,9 @@ cases! {
             fixture.destroy_raw(exec);
             drop(captures);
             joined.retire().unwrap();
+            let again = wrap(&joined);
+            assert_ne!(again.id(), joined.id(), "a retired stream is not recognised");
+            again.retire().unwrap();
             fixture.end_raw_stream(unknown);
             fixture.end_foreign(known);
         });

@@ -200,7 +200,7 @@ impl Plan {
         self.part_rows() / self.ranks.count
     }
 
-    /// The same training on one device.
+    /// Returns these options with one device, for the reference run.
     pub(crate) fn on_one_device(&self) -> Self {
         Self { ranks: Ranks { count: 1, own: None }, ..self.clone() }
     }

@@ -143,7 +143,7 @@ fn behind_links(path: &Path) -> io::Result<PathBuf> {
     Err(error)
 }
 
-/// As many as Linux follows.
+/// The maximum number of links that are followed. Linux has the same limit.
 const LINKS_MAX: usize = 40;
 
 fn check_names<N: AsRef<str>, S: ?Sized>(tensors: &[(N, &S)]) -> Result<(), CheckpointError> {

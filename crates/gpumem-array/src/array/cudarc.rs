@@ -1,7 +1,7 @@
 //! cudarc: its streams, slices and libraries together with arrays, without copies.
 //!
-//! Both retain the primary context of a device, so memory and streams are those of one driver. [`SharedStream`] is one of cudarc's streams
-//! as a [`Stream`] here, which keeps it alive. It makes arrays arguments of cudarc's safe API: [`SharedStream::read`] and
+//! Both retain the primary context of a device, so memory and streams are those of one driver. [`SharedStream`] wraps one of cudarc's streams
+//! in a [`Stream`] and keeps it alive. It makes arrays arguments of cudarc's safe API: [`SharedStream::read`] and
 //! [`SharedStream::write`] return guards that implement [`DevicePtr`], [`DevicePtrMut`] and [`PushKernelArg`]. The stream waits, on the
 //! device, for the uses of the array so far, and later uses on other streams wait for what is queued until the guard is dropped.
 //!
@@ -132,8 +132,8 @@ fn check_context(device: &Device, context: &CudaContext) -> Result<(), ArrayErro
     Ok(())
 }
 
-/// Returns whether a change of the current context by cudarc is seen through the driver of the device. Two drivers may have contexts of
-/// the same address.
+/// Returns whether a change of the current context by cudarc is seen through the driver of the device. Contexts of two drivers may have equal
+/// addresses.
 fn is_same_driver(device: &Device, context: &CudaContext) -> Result<bool, ArrayError> {
     let theirs = || ctx::get_current().map_err(failed("cuCtxGetCurrent"));
     let agrees = || -> Result<bool, ArrayError> {
@@ -206,7 +206,7 @@ impl SharedStream {
             ));
         }
         // SAFETY: the check above: it is a stream of the device's primary context. The `Arc` keeps it alive: cudarc destroys a stream
-        // with its last `Arc`, or whoever made a borrowed one has promised that it outlives what retains it.
+        // with its last `Arc`, and the unsafe constructor of a borrowed one requires that the stream outlives the `Arc`.
         let ours = unsafe { Stream::from_raw_with_owner(device, stream.cu_stream().cast(), stream.clone())? };
         Ok(Self { ours, theirs: ManuallyDrop::new(stream.clone()) })
     }

@@ -173,11 +173,9 @@ impl Clocks {
     /// has been waited for.
     pub(crate) fn retire(&self, stream: StreamId, driver_id: Option<u64>) {
         let index = stream.stream_index();
-        if let Some(driver_id) = driver_id {
-            let mut names = self.names();
-            if names.get(&driver_id).is_some_and(|name| name.id == stream) {
-                names.remove(&driver_id);
-            }
+        if driver_id.is_some() {
+            // By identity: the stream may have been renamed since it was opened.
+            self.names().retain(|_, name| name.id != stream);
         }
         self.last_mark(index);
         self.give_up(index);
@@ -185,14 +183,13 @@ impl Clocks {
 
     /// Like [`Clocks::retire`], for a stream without clones that lives on until its owner is dropped. If it has been
     /// wrapped again meanwhile, returns that wrap instead, which has the same id.
-    pub(crate) fn retire_unless_wrapped(&self, stream: StreamId, driver_id: u64) -> Option<Stream> {
+    pub(crate) fn retire_unless_wrapped(&self, stream: StreamId) -> Option<Stream> {
         let mut names = self.names();
-        if let Some(name) = names.get(&driver_id).filter(|name| name.id == stream) {
-            if let Some(wrapped) = name.stream.upgrade() {
-                return Some(wrapped);
-            }
-            names.remove(&driver_id);
+        let mut own = names.values().filter(|name| name.id == stream);
+        if let Some(wrapped) = own.find_map(|name| name.stream.upgrade()) {
+            return Some(wrapped);
         }
+        names.retain(|_, name| name.id != stream);
         drop(names);
         self.last_mark(stream.stream_index());
         self.give_up(stream.stream_index());

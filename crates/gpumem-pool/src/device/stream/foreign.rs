@@ -254,8 +254,8 @@ impl Inner {
         // Dropped before the guard: the other library's calls may leave another context current.
         let owner = owner;
         if !*self.is_retired.get_mut()
-            && let Some(driver_id) = self.driver_id
-            && let Some(stream) = self.device.clocks().retire_unless_wrapped(self.id, driver_id)
+            && self.driver_id.is_some()
+            && let Some(stream) = self.device.clocks().retire_unless_wrapped(self.id)
         {
             // Another thread has wrapped the stream since the last clone was dropped, and found it alive.
             let _ = stream.0.owner.set(owner);
