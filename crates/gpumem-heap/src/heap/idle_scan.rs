@@ -139,13 +139,20 @@ pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>)
     let records = view.records;
     let seeds =
         space.fits().flat_map(|fit| fit.ids(records, seed_bytes)).filter(|id| view.is_usable(&records[*id]));
-    let mut found: Vec<(u64, u64)> = if is_merged {
-        seeds.map(|id| (records[id].start, records[id].end())).collect()
-    } else {
-        seeds.map(|id| space.run_around(id, view)).collect()
-    };
-    found.sort_unstable();
-    found.dedup();
+    if is_merged {
+        let mut found: Vec<_> = seeds.map(|id| (records[id].start, records[id].end())).collect();
+        found.sort_unstable();
+        return found;
+    }
+    let mut seeds: Vec<_> = seeds.map(|id| (records[id].start, id)).collect();
+    seeds.sort_unstable();
+    let mut found: Vec<(u64, u64)> = Vec::new();
+    for (start, id) in seeds {
+        // A range is walked once, however many of its records are seeds.
+        if found.last().is_none_or(|(_, end)| *end <= start) {
+            found.push(space.run_around(id, view));
+        }
+    }
     found
 }
 
