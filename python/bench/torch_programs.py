@@ -30,6 +30,7 @@ ALLOCATORS = {
     "async": {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
     "gpumem": {},
     "fast": {"GPUMEM_PROFILE": "fast"},
+    "tight": {"GPUMEM_PROFILE": "tight"},
     "free": {},
 }
 
@@ -313,7 +314,7 @@ def serve(allocator, program, limit):
     os.dup2(2, 1)
     import torch
 
-    ours = allocator in ("gpumem", "fast", "free")
+    ours = allocator in ("gpumem", "fast", "tight", "free")
     if ours:
         import gpumem.torch
 
