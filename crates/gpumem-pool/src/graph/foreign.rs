@@ -49,6 +49,8 @@ pub struct ForeignCaptures {
 #[derive(Default)]
 struct State {
     has_ended: bool,
+    /// Captures have ended, and launches may not use their memory yet.
+    is_waiting: bool,
     /// The first capture that this value has added before others did; the later ones share memory with it.
     group: Option<u64>,
     /// Each capture, and the stream that it was found on first.
@@ -124,7 +126,7 @@ impl ForeignCaptures {
     pub fn end(&self) -> Result<(), PoolError> {
         let mut state = self.lock();
         let (clocks, captures) = (self.device.clocks(), self.device.clocks().captures());
-        let (mut result, mut is_new) = (Ok(()), !state.has_ended);
+        let (mut result, mut is_waiting) = (Ok(()), state.is_waiting || !state.has_ended);
         for (hold, origin) in &state.found {
             let is_active = || matches!(clocks.part(*origin), Ok(Part::In(graph)) if graph == hold.graph);
             if !captures.knows(hold.graph) || is_active() {
@@ -134,15 +136,21 @@ impl ForeignCaptures {
             // Held until the deferred waits are queued, as at the end of a capture of our own.
             let _alone = Stream::close_for_end(&members);
             if captures.end_begins(hold.graph) {
-                is_new = true;
+                is_waiting = true;
                 result = result.and(run_again(&self.device, hold.graph, *origin));
             }
         }
         if !core::mem::replace(&mut state.has_ended, true) {
             captures.withdraw();
         }
+        // After an error, the next call waits.
+        state.is_waiting = is_waiting;
         result?;
-        if is_new { self.let_memory_be_ready(&state) } else { Ok(()) }
+        if is_waiting {
+            self.let_memory_be_ready(&state)?;
+            state.is_waiting = false;
+        }
+        Ok(())
     }
 
     /// Waits until launches on any stream may use the memory: launches follow no stream that is known here.
