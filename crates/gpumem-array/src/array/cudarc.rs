@@ -34,6 +34,8 @@
 //!   slice's own stream is waited for, as in cudarc.
 //! - For all reads of a slice cudarc keeps one event, which is that of the last read. If several streams have read a slice, also a lent one,
 //!   wait for the others before it is written, dropped or given back.
+//! - A context in which no stream of [`CudaContext::new_stream`] is alive orders its slices with no stream of another `CudaContext`. Share one
+//!   context for each device, or wait between the two.
 //! - A copy between devices (`memcpy_dtod`) runs on the stream of its target. cudarc records no use of the source for it. Wait for that
 //!   stream before the source is changed or dropped, also if it is an array.
 //! - [`CudaContext::per_thread_stream`] cannot be shared: its handle means another stream on each thread.
