@@ -21,6 +21,8 @@ pub const CHECKS: &[(&str, fn() -> Checked)] = &[
     ("arrays are arguments", arguments),
     ("arrays are arguments on another stream than announced", other_streams),
     ("guards may be forgotten", forgotten),
+    ("guards are refused in captures", captured_guards),
+    ("streams may be retired while arrays are lent", retired),
     ("slices become arrays", slices_in),
     ("slices with an error pending become arrays", pending_error),
     ("slices of the default stream become arrays", default_stream),
@@ -271,6 +273,50 @@ fn forgotten() -> Checked {
         x.on_mut(&other).fill(0)?;
         assert_eq!(y.on(&other).to_vec()?, [value; LEN]);
     }
+    sides.end()
+}
+
+/// cudarc begins a capture while guards are open. Its graph would use the arrays after their end.
+fn captured_guards() -> Checked {
+    let sides = Sides::new()?;
+    let (x, mut y) = (sides.array(5)?, sides.array(0)?);
+    let (source, mut target) = (sides.shared.read(&x)?, sides.shared.write(&mut y)?);
+    sides.stream.synchronize()?;
+    sides.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
+    let copied = sides.stream.memcpy_dtod(&source, &mut target);
+    assert!(copied.is_err_and(|error| error.0 == CUresult::CUDA_ERROR_INVALID_VALUE));
+    drop(sides.stream.end_capture(sys::CUgraphInstantiate_flags(0)));
+    sides.stream.memcpy_dtod(&source, &mut target)?;
+    drop((source, target));
+    assert_eq!(y.to_vec()?, [5; LEN]);
+    drop((x, y));
+    sides.end()
+}
+
+/// The other uses of an array do not wait for work that follows the retirement of its stream: guards are refused, and the end of a loan
+/// waits on the host.
+fn retired() -> Checked {
+    let sides = Sides::new()?;
+    let (mut x, other) = (sides.array(1)?, sides.gpu.fork()?);
+    for value in 1..20 {
+        let shared = SharedStream::new(sides.gpu.device(), &sides.stream)?;
+        let mut guard = shared.write(&mut x)?;
+        let mut lent = sides.array(value)?.lend_to_cudarc(&shared)?;
+        shared.stream().retire()?;
+        assert!(sides.stream.memset_zeros(&mut guard).is_err());
+        drop(guard);
+        x.on_mut(&other).fill(value)?;
+        sides.stream.memset_zeros(&mut lent)?;
+        if value % 2 == 0 {
+            let mut array = lent.into_array()?;
+            array.on_mut(&other).fill(value)?;
+            assert_eq!(array.to_vec()?, [value; LEN]);
+        } else {
+            drop(lent);
+            assert_eq!(Array::from_elem(&other, LEN, value)?.to_vec()?, [value; LEN]);
+        }
+    }
+    drop(x);
     sides.end()
 }
 

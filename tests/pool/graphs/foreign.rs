@@ -2,19 +2,19 @@
 
 use crate::fixture::{Fixture, SIZE_BYTES, each_fixture};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{Block, ForeignCaptures, PoolError, Stream};
+use gpumem_tests::pool::{Block, CaptureMode, ForeignCaptures, PoolError, Stream};
 use gpumem_tests::sys::types::{CUevent_flags, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode};
 
 // The calls of the other library.
 impl Fixture {
-    fn begin_raw(&self, stream: &Stream) {
+    pub(crate) fn begin_raw(&self, stream: &Stream) {
         let _bound = self.device.bind().unwrap();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
         // SAFETY: the stream is alive and not capturing.
         unsafe { self.device.driver().cuStreamBeginCapture_v2(stream.raw(), mode).unwrap() };
     }
 
-    fn end_raw(&self, stream: &Stream) -> CUgraphExec {
+    pub(crate) fn end_raw(&self, stream: &Stream) -> CUgraphExec {
         let _bound = self.device.bind().unwrap();
         let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
         let driver = self.device.driver();
@@ -27,7 +27,7 @@ impl Fixture {
         exec
     }
 
-    fn raw_stream(&self) -> CUstream {
+    pub(crate) fn raw_stream(&self) -> CUstream {
         let _bound = self.device.bind().unwrap();
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` outlives the call.
@@ -37,14 +37,14 @@ impl Fixture {
         raw
     }
 
-    fn end_raw_stream(&self, raw: CUstream) {
+    pub(crate) fn end_raw_stream(&self, raw: CUstream) {
         let _bound = self.device.bind().unwrap();
         // SAFETY: the stream is not used after this.
         unsafe { self.device.driver().cuStreamDestroy_v2(raw).unwrap() };
     }
 
     /// Makes a stream wait for another one.
-    fn join_raw(&self, first: &Stream, then: CUstream) {
+    pub(crate) fn join_raw(&self, first: &Stream, then: CUstream) {
         let _bound = self.device.bind().unwrap();
         let (driver, mut event) = (self.device.driver(), std::ptr::null_mut());
         // SAFETY: the place outlives the call, both streams are alive, and the event is destroyed once.
@@ -56,13 +56,13 @@ impl Fixture {
         }
     }
 
-    fn launch_raw(&self, exec: CUgraphExec, stream: &Stream) {
+    pub(crate) fn launch_raw(&self, exec: CUgraphExec, stream: &Stream) {
         let _bound = self.device.bind().unwrap();
         // SAFETY: both are alive; the order of the uses of memory is the subject of the test.
         unsafe { self.device.driver().cuGraphLaunch(exec, stream.raw()).unwrap() };
     }
 
-    fn destroy_raw(&self, exec: CUgraphExec) {
+    pub(crate) fn destroy_raw(&self, exec: CUgraphExec) {
         let _bound = self.device.bind().unwrap();
         // SAFETY: the executable is not used after this.
         unsafe { self.device.driver().cuGraphExecDestroy(exec).unwrap() };
@@ -253,6 +253,152 @@ cases! {
             drop((ours, others));
             assert_eq!(fixture.in_use_bytes(), before);
             fixture.end_foreign(captured);
+        });
+    }
+
+    /// Two values add one capture, as PyTorch does for a pool within a pool: each keeps its memory. The inner one ends while the capture
+    /// goes on, and is dropped first.
+    #[serial_test::serial]
+    fn a_capture_of_two_values_belongs_to_both(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let before = fixture.in_use_bytes();
+            let (captured, outside) = (fixture.foreign(), fixture.alloc());
+            fixture.fill(&outside, 3, &fixture.stream);
+            let outer = ForeignCaptures::expect(&fixture.device);
+            fixture.begin_raw(&captured);
+            let inner = ForeignCaptures::expect(&fixture.device);
+            assert!(inner.add(&captured).unwrap());
+            // Deferred, because the capture cannot wait for it.
+            captured.wait_for(&fixture.stream).unwrap();
+            outside.record_use(&captured);
+            let scratch = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+            fixture.fill(&scratch, 7, &captured);
+            drop(scratch);
+            inner.end().unwrap();
+            assert!(outer.add(&captured).unwrap());
+            let result = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+            fixture.copy(&outside, &result, &captured);
+            drop(outside);
+            let exec = fixture.end_raw(&captured);
+            outer.end().unwrap();
+            drop(inner);
+            let others: Vec<_> = (0..3).map(|_| fixture.alloc()).collect();
+            others.iter().for_each(|other| fixture.fill(other, 1, &fixture.stream));
+            fixture.stream.synchronize().unwrap();
+            fixture.launch_raw(exec, &captured);
+            assert_eq!(fixture.read(&result, &captured), 3);
+            assert!(others.iter().all(|other| fixture.read(other, &fixture.stream) == 1));
+            drop((others, result));
+            fixture.destroy_raw(exec);
+            drop(outer);
+            assert_eq!(fixture.in_use_bytes(), before);
+            fixture.end_foreign(captured);
+        });
+    }
+
+    /// Of a capture that two values have added, the memory serves later captures of the first of them only.
+    #[serial_test::serial]
+    fn a_shared_capture_joins_no_groups(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let before = fixture.in_use_bytes();
+            let captured = fixture.foreign();
+            let capture = |values: &[&ForeignCaptures]| {
+                values.iter().for_each(|value| value.expect_more());
+                fixture.begin_raw(&captured);
+                assert!(values.iter().all(|value| value.add(&captured).unwrap()));
+                let scratch = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+                fixture.fill(&scratch, 1, &captured);
+                let address = scratch.address();
+                drop(scratch);
+                fixture.destroy_raw(fixture.end_raw(&captured));
+                values.iter().for_each(|value| value.end().unwrap());
+                address
+            };
+            let (first, second) =
+                (ForeignCaptures::expect(&fixture.device), ForeignCaptures::expect(&fixture.device));
+            let shared = capture(&[&first, &second]);
+            assert_ne!(capture(&[&second]), shared);
+            assert_eq!(capture(&[&first]), shared);
+            drop((first, second));
+            assert_eq!(fixture.in_use_bytes(), before);
+            fixture.end_foreign(captured);
+        });
+    }
+
+    /// An end that comes too early changes nothing: the capture can be added again, and a later call ends it.
+    #[serial_test::serial]
+    fn a_capture_that_goes_on_has_not_ended(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let before = fixture.in_use_bytes();
+            let (captured, outside) = (fixture.foreign(), fixture.alloc());
+            fixture.fill(&outside, 3, &fixture.stream);
+            fixture.stream.synchronize().unwrap();
+            let captures = ForeignCaptures::expect(&fixture.device);
+            fixture.begin_raw(&captured);
+            assert!(captures.add(&captured).unwrap());
+            outside.record_use(&captured);
+            let result = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+            fixture.copy(&outside, &result, &captured);
+            drop(outside);
+            captures.end().unwrap();
+            captures.expect_more();
+            assert!(captures.add(&captured).unwrap());
+            drop(fixture.pool.alloc(SIZE_BYTES, &captured).unwrap());
+            captures.end().unwrap();
+            let exec = fixture.end_raw(&captured);
+            captures.end().unwrap();
+            let other = fixture.alloc();
+            fixture.fill(&other, 1, &fixture.stream);
+            fixture.stream.synchronize().unwrap();
+            fixture.launch_raw(exec, &captured);
+            assert_eq!(fixture.read(&result, &captured), 3);
+            drop((result, other));
+            fixture.destroy_raw(exec);
+            drop(captures);
+            assert_eq!(fixture.in_use_bytes(), before);
+            // Captures are not looked for any more.
+            let alone = fixture.stream.begin_capture(CaptureMode::Global).unwrap();
+            drop(alone);
+            fixture.end_foreign(captured);
+        });
+    }
+
+    /// The program reads a result on the captured stream and drops it. A later capture gets its memory, and its graph runs on another
+    /// stream, behind the first graph and not behind that read.
+    #[serial_test::serial]
+    fn a_later_graph_does_not_overtake_the_uses_of_its_memory(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let before = fixture.in_use_bytes();
+            let (captured, launched) = (fixture.foreign(), fixture.foreign());
+            let captures = ForeignCaptures::expect(&fixture.device);
+            let capture = |value| {
+                captures.expect_more();
+                fixture.begin_raw(&captured);
+                assert!(captures.add(&captured).unwrap());
+                let result = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+                fixture.fill(&result, value, &captured);
+                let exec = fixture.end_raw(&captured);
+                captures.end().unwrap();
+                (exec, result)
+            };
+            let (first, result) = capture(1);
+            let copy = fixture.pool.alloc(SIZE_BYTES, &captured).unwrap();
+            fixture.launch_raw(first, &captured);
+            fixture.join_raw(&captured, launched.raw());
+            fixture.copy(&result, &copy, &captured);
+            let address = result.address();
+            drop(result);
+            let (second, result) = capture(2);
+            assert_eq!(result.address(), address);
+            fixture.launch_raw(second, &launched);
+            assert_eq!(fixture.read(&copy, &captured), 1);
+            assert_eq!(fixture.read(&result, &launched), 2);
+            drop((copy, result));
+            [first, second].into_iter().for_each(|exec| fixture.destroy_raw(exec));
+            drop(captures);
+            assert_eq!(fixture.in_use_bytes(), before);
+            fixture.end_foreign(captured);
+            fixture.end_foreign(launched);
         });
     }
 

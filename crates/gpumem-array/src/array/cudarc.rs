@@ -32,6 +32,10 @@
 //!
 //! - cudarc records uses of its slices with events, unless [`CudaContext::disable_event_tracking`] turned them off. Then only work on the
 //!   slice's own stream is waited for, as in cudarc.
+//! - For all reads of a slice cudarc keeps one event, which is that of the last read. If several streams have read a slice, also a lent one,
+//!   wait for the others before it is written, dropped or given back.
+//! - A context in which no stream of [`CudaContext::new_stream`] is alive orders its slices with no stream of another `CudaContext`. Share one
+//!   context for each device, or wait between the two.
 //! - A copy between devices (`memcpy_dtod`) runs on the stream of its target. cudarc records no use of the source for it. Wait for that
 //!   stream before the source is changed or dropped, also if it is an array.
 //! - [`CudaContext::per_thread_stream`] cannot be shared: its handle means another stream on each thread.
@@ -59,7 +63,7 @@ use core::panic::AssertUnwindSafe;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_pool::sys::types::{CUstreamCaptureStatus, cudaError_enum};
 use gpumem_pool::sys::{Driver, DriverError};
-use gpumem_pool::{Device, MemoryKind, Stream};
+use gpumem_pool::{Device, MemoryKind, PoolError, Stream};
 use ndarray::{Dimension, Ix1};
 use std::sync::Arc;
 
@@ -303,7 +307,8 @@ fn check_contiguous<D: Dimension>(layout: &Layout<D>, operation: &'static str) -
 /// Elements that cudarc's functions read on a stream; see [`SharedStream::read`].
 ///
 /// An argument of a launch ([`CudaStream::launch_builder`]) must be launched on the stream of the guard. The other functions may be
-/// called with another stream of the device: that stream waits for the guard's, and the host for the work.
+/// called with another stream of the device: that stream waits for the guard's, and the host for the work. They fail if the guard's stream
+/// captures by then, or was retired.
 #[must_use = "the use ends when the guard is dropped"]
 pub struct ReadSlice<'a, T, D> {
     // Dropped first: it may wait for the work.
@@ -339,10 +344,16 @@ impl<'a> Place<'a> {
     /// The address for work that is about to be queued on `stream`.
     fn lend<'b>(&'b self, stream: &'b CudaStream) -> (CUdeviceptr, SyncOnDrop<'b>) {
         let own = &self.stream.theirs;
+        // The function that asked cannot be told. With a null pointer its call fails.
+        let refused = || (0, SyncOnDrop::Record(None));
         if stream.context().cu_ctx() != own.context().cu_ctx() {
-            // The function that asked cannot be told. With a null pointer its call fails.
             stream.context().record_err(Err::<(), _>(TheirError(TheirResult::CUDA_ERROR_INVALID_CONTEXT)));
-            return (0, SyncOnDrop::Record(None));
+            return refused();
+        }
+        // The stream may capture by now, and its graph would keep no memory. Or it was retired, and nothing waits for later work on it.
+        // No error is kept, because that would be the result of `CudaStream::end_capture`.
+        if self.stream.check_runs().is_err() {
+            return refused();
         }
         if stream.cu_stream() == own.cu_stream() {
             return (self.address, SyncOnDrop::Record(None));
@@ -351,7 +362,7 @@ impl<'a> Place<'a> {
         if let Err(error) = stream.join(own) {
             stream.context().record_err(Err::<(), _>(error));
             if self.stream.ours.device().synchronize_for_drop().is_err() {
-                return (0, SyncOnDrop::Record(None));
+                return refused();
             }
         }
         (self.address, SyncOnDrop::sync_stream(stream))
@@ -496,7 +507,9 @@ fn wait_for_uses<T>(home: &SharedStream, slice: &mut CudaSlice<T>) -> Result<(),
     let waits = without_pending(context, || core::mem::forget(slice.device_ptr_mut(&home.theirs).1));
     // A context that has no streams of its own records nothing, also of uses on streams that it had, and of a thread's default stream.
     let is_unrecorded = context.is_event_tracking() && !context.is_in_multi_stream_mode();
-    if waits.is_err() || is_unrecorded {
+    // What cudarc has queued on a stream since it was retired is waited for by nothing else.
+    let is_retired = matches!(home.ours.is_capturing(), Err(PoolError::StreamRetired));
+    if waits.is_err() || is_unrecorded || is_retired {
         device.synchronize_for_drop()?;
     }
     Ok(())

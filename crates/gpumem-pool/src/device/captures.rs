@@ -82,10 +82,28 @@ impl Captures {
         self.table().insert(graph, record);
     }
 
-    /// Adds the record of a capture that another library has begun, found on one of its streams; that library ends it.
+    /// Adds the record of a capture that another library has begun, found on one of its streams; that library ends it. If it was
+    /// believed to have ended, the record has one more handle.
     pub(crate) fn adopt(&self, graph: u64, stream: &Stream) {
-        self.begin(graph, stream);
+        let reopened = self.with(graph, |record| {
+            (record.is_open, record.is_ending) = (true, false);
+            record.handle_count += 1;
+        });
+        match reopened {
+            Some(()) => self.join(graph, stream),
+            None => self.begin(graph, stream),
+        }
         self.with(graph, |record| record.origin = None);
+    }
+
+    /// Adds a handle to an active capture of another library. False if it is another one.
+    pub(crate) fn share_adopted(&self, graph: u64) -> bool {
+        let share = |record: &mut Record| {
+            let is_adopted = record.is_open && record.origin.is_none();
+            record.handle_count += usize::from(is_adopted);
+            is_adopted
+        };
+        self.with(graph, share).unwrap_or(false)
     }
 
     /// Adds a stream that has joined a capture.
@@ -246,6 +264,11 @@ impl Captures {
         });
     }
 
+    /// Uses, outside of captures, of parts of a graph's memory that were released.
+    pub(crate) fn after_parts(&self, graph: u64) -> Vec<Stamp> {
+        self.with(graph, |record| record.after_parts.clone()).unwrap_or_default()
+    }
+
     /// Drops one handle. For the last one, returns the streams that the graph was launched on, as a word of [`uses`],
     /// and the stream that its memory was allocated on, which must outlive that memory.
     pub(crate) fn drop_handle(&self, graph: u64) -> Option<(u64, Option<Stream>)> {
@@ -257,6 +280,10 @@ impl Captures {
         }
         let record = table.remove(&graph)?;
         drop(table);
+        if record.is_open {
+            // Another library's capture, which may be active, and which no value knows any more.
+            self.withdraw();
+        }
         Some((record.launched, record.source))
     }
 

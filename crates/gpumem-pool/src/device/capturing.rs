@@ -1,9 +1,10 @@
 //! Waits and queries while streams capture. A captured stream cannot wait for work outside its capture. Such a wait is
 //! deferred: each launch performs it instead, and so does the stream itself once the capture has ended.
 
-use crate::device::{CaptureModeGuard, Device, Event, Part, Stream, StreamIndex};
+use crate::device::{CaptureModeGuard, Device, Event, Part, Stamp, Stream, StreamIndex};
 use crate::error::PoolError;
 use gpumem_sys::DriverError;
+use gpumem_sys::types::CUresult;
 
 impl Stream {
     /// Returns whether work queued on the stream now runs or is captured. The call must name the stream.
@@ -38,7 +39,7 @@ impl Stream {
             (Part::Broken, _) | (_, Part::Broken) => Err(PoolError::CaptureBroken),
             (Part::In(graph), Part::Runs) if captures.knows(graph) => {
                 let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
-                captures.add_after(graph, self.stream_index(), self.clocks().marked(other.stream_index())?);
+                captures.add_after(graph, self.stream_index(), [other.marked()?]);
                 Ok(true)
             }
             (Part::In(graph), Part::In(other)) if graph != other => {
@@ -79,17 +80,17 @@ impl Stream {
             (Part::In(_), _) if event.is_blank() => Ok(true),
             (Part::In(graph), Some(mark)) if captures.knows(graph) => {
                 let waited_for = match self.clocks().can_be_ordered(mark) {
-                    true => Some(mark),
+                    true => mark,
                     // Another library's stream may not be marked later. The capture's own stream waits now, and stands
                     // for the event.
                     false => {
                         let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
                         let source = self.source_of(graph)?;
                         event.make_wait(&source)?;
-                        self.clocks().marked(source.stream_index())?
+                        source.marked()?
                     }
                 };
-                captures.add_after(graph, self.stream_index(), waited_for);
+                captures.add_after(graph, self.stream_index(), [waited_for]);
                 Ok(true)
             }
             _ => Ok(false),
@@ -118,6 +119,13 @@ impl Stream {
                 Ok(captures.set_source(graph, Self::new(device)?))
             }
         }
+    }
+
+    /// A stamp for everything queued on the stream so far, with a marker, so that a deferred wait can follow it.
+    fn marked(&self) -> Result<Stamp, PoolError> {
+        let marked = self.clocks().marked(self.stream_index())?;
+        // The driver does not say whether it captures by now, or another thread has retired it.
+        marked.ok_or(PoolError::NotInCapture { operation: "waiting for a stream that captures" })
     }
 
     /// The capture that the stream is part of, if this crate began it.
@@ -153,14 +161,15 @@ pub(crate) fn run_again(device: &Device, graph: u64, origin: StreamIndex) -> Res
     let ours = waits
         .into_iter()
         .filter(|(index, _)| *index == origin || clocks.own_part(*index) == Some(Part::Runs));
-    let mut refused = None;
+    let mut refused = Ok(());
     // Every wait is tried, even after one was refused.
     for (index, stamp) in ours {
-        refused = clocks.order_launch(stamp, index).err().or(refused);
+        let ordered = clocks.order_launch(stamp, index).and_then(|is_ordered| match is_ordered {
+            true => Ok(()),
+            false => DriverError::check("cuEventRecord", CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        });
+        refused = ordered.and(refused);
     }
-    match refused {
-        // No later call repeats these waits, and blocks of the capture may live on: the host waits instead.
-        Some(error) if !clocks.finish_everything(device)? => Err(error),
-        _ => Ok(()),
-    }
+    // No later call repeats these waits, and blocks of the capture may live on: the host waits instead.
+    if refused.is_err() && clocks.finish_everything(device)? { Ok(()) } else { refused }
 }

@@ -5,7 +5,9 @@ use crate::device::{CaptureModeGuard, Device, Part, Stream, StreamIndex, capturi
 use crate::error::PoolError;
 use crate::pool::GraphMemory;
 use core::fmt;
+use core::time::Duration;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// The memory of captures that another library, such as PyTorch, begins and ends with the driver alone.
 ///
@@ -47,7 +49,11 @@ pub struct ForeignCaptures {
 #[derive(Default)]
 struct State {
     has_ended: bool,
-    /// Each capture, and the stream that it was found on.
+    /// Captures have ended, and launches may not use their memory yet.
+    is_waiting: bool,
+    /// The first capture that this value has added before others did; the later ones share memory with it.
+    group: Option<u64>,
+    /// Each capture, and the stream that it was found on first.
     found: Vec<(Hold, StreamIndex)>,
 }
 
@@ -95,48 +101,79 @@ impl ForeignCaptures {
         let captures = self.device.clocks().captures();
         if captures.knows(graph) {
             captures.join(graph, stream);
+            // Each value that finds a capture keeps its memory.
+            let is_held = state.found.iter().any(|(hold, _)| hold.graph == graph);
+            if !is_held && captures.share_adopted(graph) {
+                state.found.push((self.hold(graph), stream.stream_index()));
+            }
             return Ok(true);
         }
         captures.announce();
         // First the memory: from the moment that the capture is known, dropped blocks of its streams are kept for it.
-        self.memory.begin(graph, state.found.first().map_or(graph, |(first, _)| first.graph));
+        self.memory.begin(graph, *state.group.get_or_insert(graph));
         captures.adopt(graph, stream);
-        let hold = Hold { device: self.device.clone(), memory: Arc::clone(&self.memory), graph };
-        state.found.push((hold, stream.stream_index()));
+        state.found.push((self.hold(graph), stream.stream_index()));
         Ok(true)
     }
 
-    /// Declares that the captures have ended. Waits, on the host, until their memory may be used by launches on any stream. A second
-    /// call does nothing.
+    /// Declares that the captures have ended. Waits, on the host, until their memory may be used by launches on any stream. The call names
+    /// the streams that were added. A capture that is still active goes on: another value that has added it ends it, or the next call.
     ///
     /// # Errors
     ///
-    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a driver call fails.
+    /// - [`PoolError::NotInCapture`] if another capture prevents the wait.
+    /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a driver call fails.
     pub fn end(&self) -> Result<(), PoolError> {
         let mut state = self.lock();
-        if core::mem::replace(&mut state.has_ended, true) {
-            return Ok(());
-        }
-        let captures = self.device.clocks().captures();
-        let mut result = Ok(());
+        let (clocks, captures) = (self.device.clocks(), self.device.clocks().captures());
+        let (mut result, mut is_waiting) = (Ok(()), state.is_waiting || !state.has_ended);
         for (hold, origin) in &state.found {
+            let is_active = || matches!(clocks.part(*origin), Ok(Part::In(graph)) if graph == hold.graph);
+            if !captures.knows(hold.graph) || is_active() {
+                continue;
+            }
             let members = captures.members(hold.graph);
             // Held until the deferred waits are queued, as at the end of a capture of our own.
             let _alone = Stream::close_for_end(&members);
             if captures.end_begins(hold.graph) {
+                is_waiting = true;
                 result = result.and(run_again(&self.device, hold.graph, *origin));
             }
         }
-        captures.withdraw();
+        if !core::mem::replace(&mut state.has_ended, true) {
+            captures.withdraw();
+        }
+        // After an error, the next call waits.
+        state.is_waiting = is_waiting;
         result?;
+        if is_waiting {
+            self.let_memory_be_ready(&state)?;
+            state.is_waiting = false;
+        }
+        Ok(())
+    }
+
+    /// Waits until launches on any stream may use the memory: launches follow no stream that is known here.
+    fn let_memory_be_ready(&self, state: &State) -> Result<(), PoolError> {
+        let (clocks, captures) = (self.device.clocks(), self.device.clocks().captures());
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        let mut former_uses = Vec::new();
         for (hold, _) in &state.found {
-            // Launches follow the stream that the memory was allocated on; the other library's cannot be made to.
+            // It was allocated on this stream.
             if let Some(source) = captures.source(hold.graph) {
                 source.synchronize()?;
             }
+            former_uses.extend(captures.after_parts(hold.graph));
+        }
+        // A later capture has the parts that an earlier one has returned, behind their uses in the program.
+        if !clocks.wait_on_host(&former_uses, Instant::now() + USES_END_WITHIN)? {
+            self.device.synchronize_for_drop()?;
         }
         Ok(())
+    }
+
+    fn hold(&self, graph: u64) -> Hold {
+        Hold { device: self.device.clone(), memory: Arc::clone(&self.memory), graph }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -166,3 +203,6 @@ impl fmt::Debug for ForeignCaptures {
             .finish_non_exhaustive()
     }
 }
+
+/// The time for which markers of streams are waited for, before the host waits for the device.
+const USES_END_WITHIN: Duration = Duration::from_secs(1);

@@ -105,9 +105,9 @@ impl GraphMemory {
         &self.clocks
     }
 
-    /// Records the begin of a capture, in the group that begins with the graph `group`.
+    /// Records the begin of a capture, in the group that begins with the graph `group`. A capture that is known stays as it is.
     pub(crate) fn begin(&self, graph: u64, group: u64) {
-        self.table().graphs.insert(graph, GraphEntry { group, retained: Vec::new() });
+        self.table().graphs.entry(graph).or_insert_with(|| GraphEntry { group, retained: Vec::new() });
     }
 
     /// Drops a handle of a graph. The last handle frees the memory that only this graph keeps.

@@ -1,9 +1,11 @@
 //! Captures beside calls that wait for the whole device: the captures stay valid.
 
+use crate::call_counter::{calls, count_calls};
 use crate::fixture::{on_device_memory, on_each_backend_with, small};
+use core::ops::Range;
 use gpumem_pool::sys::{CUresult, Table};
 use gpumem_pool::{BackendKind, CaptureMode, Device, Event, Pool, PoolError, Stream};
-use gpumem_sim::SimConfig;
+use gpumem_sim::{Sim, SimConfig};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -112,4 +114,46 @@ fn another_device_is_part_of_a_capture() {
         }
         drop(held);
     });
+}
+
+/// Each driver call of a wait that is deferred to the launches fails once. The wait returns the error, or the launch follows it.
+#[test]
+fn a_deferred_wait_is_not_lost() {
+    for is_by_event in [false, true] {
+        let calls = wait_in_a_capture(is_by_event, None);
+        assert!(!calls.is_empty());
+        for nth in calls {
+            wait_in_a_capture(is_by_event, Some((nth, CUresult::CUDA_ERROR_INVALID_VALUE)));
+        }
+    }
+}
+
+/// Returns the numbers of the calls of the wait.
+fn wait_in_a_capture(is_by_event: bool, failure: Option<(u64, CUresult)>) -> Range<u64> {
+    let plain = gpumem_sim::driver(small()).unwrap();
+    let device = Device::new(&count_calls(&plain, failure), 0).unwrap();
+    let (pool, captured, other) =
+        (Pool::new(&device).unwrap(), Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let [mut from, to] = [(), ()].map(|()| pool.alloc_zeroed(MIB, &other).unwrap());
+    device.synchronize().unwrap();
+    let event = Event::new(&device).unwrap();
+    let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+    from.fill(0..MIB, 7_u8, &other).unwrap();
+    event.record(&other).unwrap();
+    let first = calls().total() + 1;
+    let waited = if is_by_event { captured.wait(&event) } else { captured.wait_for(&other) };
+    let waits = first..calls().total() + 1;
+    if waited.is_ok() {
+        let _bound = device.bind().unwrap();
+        let size = MIB as usize;
+        // SAFETY: both blocks are alive and of this size, and the stream has waited.
+        unsafe { plain.cuMemcpyDtoDAsync_v2(to.address(), from.address(), size, captured.raw()).unwrap() };
+    }
+    let exec = capture.end().unwrap().instantiate().unwrap();
+    // SAFETY: the memory is alive, and the stream has waited for its uses.
+    unsafe { exec.launch(&captured).unwrap() };
+    device.synchronize().unwrap();
+    let found = Sim::of(&plain).unwrap().report().findings;
+    assert_eq!(found, [], "call {:?} of {waits:?}, {:?}, failed", failure, calls().failed);
+    waits
 }

@@ -182,7 +182,6 @@ impl Clocks {
 
     /// Waits on the host for the stamps. False if the deadline came first, or if a stream cannot be marked now, so that
     /// only a wait for the whole device would cover it.
-    #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn wait_on_host(&self, stamps: &[Stamp], deadline: Instant) -> Result<bool, DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let pending = stamps.iter().filter(|stamp| !self.is_complete(**stamp));
