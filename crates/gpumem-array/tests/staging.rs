@@ -5,10 +5,14 @@
 mod support;
 
 use gpumem_array::ndarray::{array, s};
+use gpumem_array::pool::adaptor::{Adaptor, Release};
 use gpumem_array::pool::{CaptureMode, Device, Limit, MemoryKind, Pool};
 use gpumem_array::{ArrayError, Gpu, GpuArray, PinnedArray, StagingOptions};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use support::{gpu, gpu_with};
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -186,6 +190,39 @@ fn the_ring_is_freed_after_each_burst_of_copies() {
         }
         assert_clean(&gpu, 0);
     }
+}
+
+/// An adaptor that is slow to free blocks on the thread that watches for idle buffers, and tells when it begins.
+struct SlowFree(Mutex<Sender<()>>);
+
+impl Adaptor for SlowFree {
+    fn free(&self, _: &Release<'_>) {
+        if std::thread::current().name() == Some("gpumem-staging-idle") {
+            let _ = self.0.lock().unwrap().send(());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// The end of a `Gpu` waits for the thread that is freeing its idle buffers.
+#[test]
+fn idle_buffers_do_not_outlive_their_gpu() {
+    let (freeing, is_freeing) = channel();
+    let gpu = gpu_with(SimConfig::new());
+    let slow = Arc::new(SlowFree(Mutex::new(freeing)));
+    let pinned = Pool::builder(gpu.device()).kind(MemoryKind::Host).adaptor(slow).build().unwrap();
+    gpu.set_pool(&pinned).unwrap();
+    gpu.set_staging(small_ring().buffers(1));
+    let host = numbers(1 << 20, 5);
+    // In the second round the thread frees the buffer of the first, and goes on.
+    for _ in 0..2 {
+        assert!(GpuArray::from_slice(&gpu, &host).unwrap().to_vec().unwrap() == host);
+        is_freeing.recv_timeout(Duration::from_secs(60)).unwrap();
+    }
+    let driver = gpu.device().driver().clone();
+    drop((gpu, pinned));
+    let report = Sim::of(&driver).unwrap().report();
+    assert!(report.allocations.is_empty(), "{report}");
 }
 
 /// The figures of copies beside the rate of the link, which the simulator moves 55 GB/s over.
