@@ -225,6 +225,36 @@ fn idle_buffers_do_not_outlive_their_gpu() {
     assert!(report.allocations.is_empty(), "{report}");
 }
 
+/// An adaptor that ends a `Gpu` on the thread that watches for idle buffers.
+struct LastOwner(Mutex<Option<Gpu>>, Mutex<Sender<()>>);
+
+impl Adaptor for LastOwner {
+    fn free(&self, _: &Release<'_>) {
+        if std::thread::current().name() == Some("gpumem-staging-idle") {
+            drop(self.0.lock().unwrap().take());
+            let _ = self.1.lock().unwrap().send(());
+        }
+    }
+}
+
+#[test]
+fn a_gpu_can_end_on_the_thread_that_frees_its_buffers() {
+    let (ended, has_ended) = channel();
+    let gpu = gpu_with(SimConfig::new());
+    let owner = Arc::new(LastOwner(Mutex::new(None), Mutex::new(ended)));
+    let pinned = Pool::builder(gpu.device()).kind(MemoryKind::Host).adaptor(owner.clone()).build().unwrap();
+    gpu.set_pool(&pinned).unwrap();
+    gpu.set_staging(small_ring().buffers(1));
+    drop(GpuArray::from_slice(&gpu, &numbers(1 << 20, 5)).unwrap());
+    let device = gpu.device().clone();
+    *owner.0.lock().unwrap() = Some(gpu);
+    has_ended.recv_timeout(Duration::from_secs(60)).unwrap();
+    device.synchronize().unwrap();
+    drop((owner, pinned));
+    let report = Sim::of(device.driver()).unwrap().report();
+    assert_eq!(report.findings, [], "{report}");
+}
+
 /// The figures of copies beside the rate of the link, which the simulator moves 55 GB/s over.
 #[test]
 fn copies_are_measured_beside_the_link() {

@@ -414,7 +414,10 @@ impl Drop for Staging {
         self.ring.ended.notify_all();
         // The thread may be freeing buffers, whose pool must not outlive this. It frees them in stream order: it waits for nothing and
         // does not panic.
-        let _ = watcher.map(JoinHandle::join);
+        let is_other = |watcher: &JoinHandle<()>| watcher.thread().id() != std::thread::current().id();
+        let _ = watcher.filter(is_other).map(JoinHandle::join);
+        // A thread that is short of memory may still have the ring.
+        self.ring.release_idle();
     }
 }
 
