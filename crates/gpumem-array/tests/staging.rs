@@ -170,7 +170,7 @@ fn wait_until_freed(pinned: &Pool) {
     let start = std::time::Instant::now();
     while pinned.status().unwrap().in_use_bytes > 0 {
         assert!(start.elapsed().as_secs() < 60, "the buffers are still there");
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -274,7 +274,7 @@ fn copies_are_measured_beside_the_link() {
     assert_eq!((moved.uploaded_bytes, moved.downloaded_bytes, moved.direct_bytes), (16 << 20, 16 << 20, 0));
     assert!(moved.time >= moved.device_wait + moved.host_wait, "{moved}");
     assert!(moved.link_share().is_some_and(|share| share > 0.0), "{moved}");
-    assert_eq!(link.time(link.up_bytes_per_second, 0), std::time::Duration::from_secs(1));
+    assert_eq!(link.time(link.up_bytes_per_second, 0), Duration::from_secs(1));
     let text = status.to_string();
     for part in [
         "Memory pool usage",

@@ -165,7 +165,7 @@ struct State {
     release_count: u64,
     /// The thread that frees idle buffers. It ends when there are no buffers, and is joined later.
     watcher: Option<JoinHandle<()>>,
-    /// Whether that thread watches.
+    /// True while that thread watches.
     is_watched: bool,
     is_ending: bool,
 }
