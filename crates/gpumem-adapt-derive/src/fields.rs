@@ -191,11 +191,18 @@ fn is_phantom(ty: &Type) -> bool {
 fn is_borrowed(ty: &Type) -> bool {
     match ty {
         Type::Reference(reference) => {
-            !matches!(&*reference.elem, Type::Path(path) if path.path.is_ident("str"))
+            let name = match &*reference.elem {
+                Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
+                _ => None,
+            };
+            !name.is_some_and(|name| CONSTANT.contains(&name.as_str()))
         }
         _ => false,
     }
 }
+
+/// Types whose references stay as they are.
+const CONSTANT: [&str; 4] = ["str", "Path", "OsStr", "CStr"];
 
 fn has_lifetime(ty: &Type) -> bool {
     struct Search(bool);

@@ -37,7 +37,7 @@ use syn::{DeriveInput, parse_macro_input};
 ///
 /// # Limits
 ///
-/// - A field cannot be a reference, except to a `str`: the result has values of its own.
+/// - A field cannot be a reference, except to a `str`, `Path`, `OsStr` or `CStr`: the result has values of its own.
 /// - A type that implements `Drop` cannot be taken apart, so it cannot derive `Adapt`.
 /// - A field whose type contains the type itself, such as `Vec<Node<S>>` in a tree, is supported; two types that contain each other are
 ///   not.

@@ -62,8 +62,9 @@ use gpumem_array::{Element, Gpu};
 /// | `ndarray` arrays and views, GPU arrays and views | an array of the same shape |
 /// | tuples, `[V; N]`, `Option`, `Result`, `Box`, `HashMap`, `BTreeMap` | the same, with adapted values; keys are cloned |
 /// | `Rc`, `Arc` | shared as before: the value is moved once |
-/// | numbers, `bool`, `char`, `String`, `&str`, ranges, `PhantomData`, `()` | unchanged |
-/// | `&V` | what `V` becomes |
+/// | numbers, `bool`, `char`, ranges, `PhantomData`, `()` | unchanged |
+/// | `String`, `PathBuf`, `OsString`, `CString`; what they borrow in `&`, `Cow`, `Box`, `Rc`, `Arc` | unchanged |
+/// | `&V`, `Cow<V>` | what `V` becomes |
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be moved to `{To}`",
     label = "this type has no rule for `{To}`",

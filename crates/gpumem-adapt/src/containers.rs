@@ -11,6 +11,7 @@ use crate::adapt::{Adapt, Collect, Collected, Merged, MergedAlone, Separate};
 use crate::context::{Context, Plan};
 use crate::error::{AdaptError, Part};
 use crate::target::{Receive, Target, same};
+use core::ffi::CStr;
 use core::fmt::Debug;
 use core::hash::{BuildHasher, Hash};
 use core::marker::PhantomData;
@@ -18,6 +19,8 @@ use core::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInc
 use gpumem_array::ndarray::Ix1;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CString, OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -74,6 +77,10 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for Box<[A]> {
     fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
         (**self).plan(plan);
     }
+
+    fn is_at(&self, to: &To) -> bool {
+        (**self).is_at(to)
+    }
 }
 
 impl<To: Target, A: Adapt<To> + Clone> Adapt<To> for Cow<'_, [A]> {
@@ -93,6 +100,31 @@ impl<To: Target, A: Adapt<To> + Clone> Adapt<To> for Cow<'_, [A]> {
 
     fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
         (**self).plan(plan);
+    }
+}
+
+/// Adapts like the value, which is copied if it is borrowed.
+impl<To: Target, A: Adapt<To> + Clone> Adapt<To> for Cow<'_, A> {
+    type Adapted = A::Adapted;
+    type Many = Separate;
+
+    fn adapt_with(&self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
+        (**self).adapt_with(cx)
+    }
+
+    fn into_adapted_with(self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError> {
+        match self {
+            Cow::Borrowed(value) => value.adapt_with(cx),
+            Cow::Owned(value) => value.into_adapted_with(cx),
+        }
+    }
+
+    fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
+        (**self).plan(plan);
+    }
+
+    fn is_at(&self, to: &To) -> bool {
+        matches!(self, Cow::Owned(value) if value.is_at(to))
     }
 }
 
@@ -445,14 +477,29 @@ macro_rules! constants {
     )*};
 }
 
+/// Texts, paths and other strings: owned, borrowed and shared.
+macro_rules! texts {
+    ($($owned:ty, $borrowed:ty;)*) => {
+        constants! {$(
+            [] $owned,
+            [] &$borrowed,
+            [] Cow<'_, $borrowed>,
+            [] Box<$borrowed>,
+            [] Rc<$borrowed>,
+            [] Arc<$borrowed>,
+        )*}
+    };
+}
+
+texts! {
+    String, str;
+    PathBuf, Path;
+    OsString, OsStr;
+    CString, CStr;
+}
+
 constants! {
     [] (),
-    [] String,
-    [] &str,
-    [] Cow<'_, str>,
-    [] Box<str>,
-    [] Rc<str>,
-    [] Arc<str>,
     [T: ?Sized] PhantomData<T>,
     [I: Clone] Range<I>,
     [I: Clone] RangeInclusive<I>,

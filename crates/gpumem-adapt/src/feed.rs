@@ -98,7 +98,7 @@ impl<I> Feeder<I> {
     }
 
     /// The iterator over the values at `place`: a `Gpu`, `gpu.unified()`, `gpu.pinned()` or a [`Destination`]. Items all of whose arrays
-    /// are there already are passed through.XX
+    /// are there already are passed through.
     ///
     /// ```
     /// use gpumem_adapt::array::{UnifiedArray, ndarray::Ix1};

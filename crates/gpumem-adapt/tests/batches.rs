@@ -81,6 +81,24 @@ fn options_choose_the_rows() {
     machine.end();
 }
 
+/// A source of a program can ask the ones inside of it for any rows.
+#[test]
+fn rows_that_do_not_exist_are_errors() {
+    let (x, scalar) = (Array2::<u8>::zeros((3, 2)), ArrayD::<u8>::zeros(IxDyn(&[])));
+    #[expect(clippy::reversed_empty_ranges, reason = "a range of a client")]
+    let ranges = [2..4, 4..4, usize::MAX..usize::MAX, 3..2, 0..usize::MAX];
+    let indices = [vec![3], vec![0, usize::MAX]].map(Rows::Indices);
+    for rows in ranges.map(Rows::Range).into_iter().chain(indices) {
+        let error = (&x).batch(&rows).unwrap_err();
+        assert!(error.to_string().contains("a data set of 3 rows has no row "), "{error}");
+        assert!((&x.view().into_dyn()).batch(&rows).is_err() && (&scalar).batch(&rows).is_err());
+        assert!((&vec![0_u8; 3], &x).batch(&rows).is_err());
+    }
+    assert!((&scalar).batch(&Rows::Range(0..0)).is_err());
+    assert_eq!((&x).batch(&Rows::Range(3..3)).unwrap().nrows(), 0);
+    assert_eq!((&x).batch(&Rows::Indices(Vec::new())).unwrap().nrows(), 0);
+}
+
 #[test]
 fn arrays_without_axes_and_without_columns_are_data_sets() {
     let machine = machine(0, None);

@@ -13,6 +13,7 @@ use gpumem_adapt::{
 };
 use gpumem_sim::{Effect, Rule, Sim, SimConfig};
 use half::{bf16, f16};
+use num_complex::Complex;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;
@@ -125,6 +126,7 @@ fn every_type_and_shape_there_and_back() {
     there_and_back(Dtype::U32, [0, 1, u32::MAX, 4, 5, 6]);
     there_and_back(Dtype::U16, [0, 1, u16::MAX, 4, 5, 6]);
     there_and_back(Dtype::U8, [0, 1, u8::MAX, 4, 5, 6]);
+    there_and_back(Dtype::C64, [0.0, -1.5, f32::MAX, 1e-9, 2.0, 3.0].map(|re| Complex::new(re, 0.5 - re)));
     there_and_back(Dtype::BOOL, [true, false, false, true, true, false]);
 }
 
@@ -490,7 +492,6 @@ fn types_without_elements_are_named() {
         ("F8_E5M2", 2, 2),
         ("F8_E4M3", 2, 2),
         ("F8_E8M0", 2, 2),
-        ("C64", 1, 8),
     ] {
         let header = format!(
             "{{\"known\":{{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[0,4]}},\

@@ -10,8 +10,10 @@ use gpumem_sim::SimConfig;
 use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CStr, OsStr};
 use std::fmt::Debug;
 use std::marker::PhantomData;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -98,6 +100,10 @@ fn values_behind_pointers() {
     there_and_back!(gpu, None::<Vec<i32>>);
     there_and_back!(gpu, Ok::<Vec<i32>, String>(v(1)));
     there_and_back!(gpu, Err::<Vec<i32>, Vec<u8>>(vec![7]));
+    let borrowed = (v(1), vec![v(2)], 3);
+    there_and_back!(gpu, Cow::Borrowed(&borrowed), borrowed.clone());
+    there_and_back!(gpu, Cow::<(Vec<i32>, Vec<Vec<i32>>, i32)>::Owned(borrowed.clone()), borrowed.clone());
+    there_and_back!(gpu, vec![Cow::Borrowed(&borrowed); 2], vec![borrowed.clone(); 2]);
 }
 
 #[test]
@@ -146,6 +152,16 @@ fn values_that_stay_as_they_are() {
     unchanged(gpu, ([1_u8; 3], [[0.5_f64; 2]; 2], [true, false]));
     unchanged(gpu, (String::from("a"), Cow::Borrowed("b"), "c"));
     unchanged(gpu, (Box::<str>::from("a"), Rc::<str>::from("b"), Arc::<str>::from("c")));
+    let path = Path::new("a/b");
+    unchanged(gpu, (path, path.to_owned(), Cow::Borrowed(path), Cow::<Path>::Owned(path.to_owned())));
+    unchanged(gpu, (Box::<Path>::from(path), Rc::<Path>::from(path), Arc::<Path>::from(path)));
+    let name = OsStr::new("a.b");
+    unchanged(gpu, (name, name.to_owned(), Cow::Borrowed(name), Cow::<OsStr>::Owned(name.to_owned())));
+    unchanged(gpu, (Box::<OsStr>::from(name), Rc::<OsStr>::from(name), Arc::<OsStr>::from(name)));
+    let text: &CStr = c"a";
+    unchanged(gpu, (text, text.to_owned(), Cow::Borrowed(text), Cow::<CStr>::Owned(text.to_owned())));
+    unchanged(gpu, (Box::<CStr>::from(text), Rc::<CStr>::from(text), Arc::<CStr>::from(text)));
+    unchanged(gpu, (vec![path.to_owned()], Some(name), BTreeMap::from([(path.to_owned(), c"b")])));
     unchanged(gpu, (0..5_usize, 1.5..=2.5_f64, 3_i8.., ..7_u64, ..='z'));
     unchanged(gpu, ((..), PhantomData::<[u8]>, Some(1..2)));
 }
@@ -193,6 +209,14 @@ fn what_is_right_already_keeps_its_address() {
     let address = owned.as_ptr();
     let vector = Cow::<[i32]>::Owned(owned).into_adapted(&HostVec).unwrap();
     assert_eq!(vector.as_ptr(), address);
+    let vector = Cow::<Vec<i32>>::Owned(vector).into_adapted(&HostVec).unwrap();
+    assert_eq!(vector.as_ptr(), address);
+    let there = vec![v(1).into_adapted(gpu).unwrap()].into_boxed_slice();
+    let address = there[0].address();
+    assert!(there.is_at(gpu) && !v(1).into_boxed_slice().is_at(gpu));
+    assert_eq!(there.into_adapted(gpu).unwrap()[0].address(), address);
+    assert!(Adapt::<Host>::is_at(&Cow::<Vec<i32>>::Owned(v(1)), &Host));
+    assert!(!Adapt::<Host>::is_at(&Cow::Borrowed(&v(1)), &Host));
 }
 
 /// The device memory that a function's result has.

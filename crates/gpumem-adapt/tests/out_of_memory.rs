@@ -3,13 +3,18 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 use gpumem_adapt::array::ndarray::{arr0, array};
+#[cfg(target_os = "linux")]
+use gpumem_adapt::array::pool::SocketError;
 use gpumem_adapt::array::pool::adaptor::{Budget, Failures};
 use gpumem_adapt::array::pool::sys::{CUresult, DriverError};
 use gpumem_adapt::array::pool::{
     BackendKind, Device, HostMemory, HostMemoryError, Limit, Pool, PoolBuilder, PoolError,
 };
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, Rejected};
-use gpumem_adapt::{Adapt, AdaptError, CheckpointError, Destination, F64, Host, batches};
+use gpumem_adapt::{
+    Adapt, AdaptError, CheckpointError, Destination, F64, Host, batches, fit_batch_size,
+    halve_on_out_of_memory,
+};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::error::Error;
 use std::sync::Arc;
@@ -99,11 +104,31 @@ fn codes_of_the_driver_have_it_too() {
     let _: fn(&PoolError) -> bool = PoolError::is_out_of_memory;
     let _: fn(&HostMemoryError<()>) -> bool = HostMemoryError::is_out_of_memory;
     let _: fn(&Rejected<()>) -> bool = Rejected::is_out_of_memory;
+    #[cfg(target_os = "linux")]
+    let _: fn(&SocketError) -> bool = SocketError::is_out_of_memory;
+    #[cfg(target_os = "linux")]
+    assert!(below(Box::new(SocketError::from(PoolError::from(out_of_memory)))).is_out_of_memory());
 
     let config = SimConfig::new().rule(no_registration());
     let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
     let error = HostMemory::register(&device, vec![0_u8; 4096]).err().unwrap();
     assert!(error.is_out_of_memory(), "{error:?}");
+    assert!(below(Box::new(PoolError::from(error))).is_out_of_memory());
+    let error = HostMemory::register(&device, vec![0_u8; 4096]).err().unwrap();
+    assert!(below(Box::new(error)).is_out_of_memory(), "with the buffer");
+}
+
+/// A step that returns a value with its error is not at its end when memory runs out.
+#[test]
+fn errors_with_values_are_attempts_that_do_not_fit() {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+    let gpu = Gpu::new(&Pool::builder(&device).hard_limit(Limit::Bytes(40 << 20)).build().unwrap()).unwrap();
+    let step = |size: usize| GpuArray::upload(&gpu, vec![0_u8; size << 20]).wait().map(drop);
+    assert!(step(41).unwrap_err().is_out_of_memory());
+    let fit = fit_batch_size(&gpu, 1..=100, step).unwrap();
+    assert_eq!(fit.batch_size, Some(40), "{fit}");
+    let parts = halve_on_out_of_memory(&gpu, 100, 100, |items| step(items.len())).unwrap();
+    assert!(parts.iter().all(|(items, ())| items.len() <= 40));
 }
 
 /// `unwrap` and a `main` that returns the error print `Debug`.

@@ -5,10 +5,14 @@
 mod support;
 
 use gpumem_array::ndarray::{array, s};
+use gpumem_array::pool::adaptor::{Adaptor, Release};
 use gpumem_array::pool::{CaptureMode, Device, Limit, MemoryKind, Pool};
 use gpumem_array::{ArrayError, Gpu, GpuArray, PinnedArray, StagingOptions};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use support::{gpu, gpu_with};
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -166,7 +170,7 @@ fn wait_until_freed(pinned: &Pool) {
     let start = std::time::Instant::now();
     while pinned.status().unwrap().in_use_bytes > 0 {
         assert!(start.elapsed().as_secs() < 60, "the buffers are still there");
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -188,6 +192,69 @@ fn the_ring_is_freed_after_each_burst_of_copies() {
     }
 }
 
+/// An adaptor that is slow to free blocks on the thread that watches for idle buffers, and tells when it begins.
+struct SlowFree(Mutex<Sender<()>>);
+
+impl Adaptor for SlowFree {
+    fn free(&self, _: &Release<'_>) {
+        if std::thread::current().name() == Some("gpumem-staging-idle") {
+            let _ = self.0.lock().unwrap().send(());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// The end of a `Gpu` waits for the thread that is freeing its idle buffers.
+#[test]
+fn idle_buffers_do_not_outlive_their_gpu() {
+    let (freeing, is_freeing) = channel();
+    let gpu = gpu_with(SimConfig::new());
+    let slow = Arc::new(SlowFree(Mutex::new(freeing)));
+    let pinned = Pool::builder(gpu.device()).kind(MemoryKind::Host).adaptor(slow).build().unwrap();
+    gpu.set_pool(&pinned).unwrap();
+    gpu.set_staging(small_ring().buffers(1));
+    let host = numbers(1 << 20, 5);
+    // In the second round the thread frees the buffer of the first, and goes on.
+    for _ in 0..2 {
+        assert!(GpuArray::from_slice(&gpu, &host).unwrap().to_vec().unwrap() == host);
+        is_freeing.recv_timeout(Duration::from_secs(60)).unwrap();
+    }
+    let driver = gpu.device().driver().clone();
+    drop((gpu, pinned));
+    let report = Sim::of(&driver).unwrap().report();
+    assert!(report.allocations.is_empty(), "{report}");
+}
+
+/// An adaptor that ends a `Gpu` on the thread that watches for idle buffers.
+struct LastOwner(Mutex<Option<Gpu>>, Mutex<Sender<()>>);
+
+impl Adaptor for LastOwner {
+    fn free(&self, _: &Release<'_>) {
+        if std::thread::current().name() == Some("gpumem-staging-idle") {
+            drop(self.0.lock().unwrap().take());
+            let _ = self.1.lock().unwrap().send(());
+        }
+    }
+}
+
+#[test]
+fn a_gpu_can_end_on_the_thread_that_frees_its_buffers() {
+    let (ended, has_ended) = channel();
+    let gpu = gpu_with(SimConfig::new());
+    let owner = Arc::new(LastOwner(Mutex::new(None), Mutex::new(ended)));
+    let pinned = Pool::builder(gpu.device()).kind(MemoryKind::Host).adaptor(owner.clone()).build().unwrap();
+    gpu.set_pool(&pinned).unwrap();
+    gpu.set_staging(small_ring().buffers(1));
+    drop(GpuArray::from_slice(&gpu, &numbers(1 << 20, 5)).unwrap());
+    let device = gpu.device().clone();
+    *owner.0.lock().unwrap() = Some(gpu);
+    has_ended.recv_timeout(Duration::from_secs(60)).unwrap();
+    device.synchronize().unwrap();
+    drop((owner, pinned));
+    let report = Sim::of(device.driver()).unwrap().report();
+    assert_eq!(report.findings, [], "{report}");
+}
+
 /// The figures of copies beside the rate of the link, which the simulator moves 55 GB/s over.
 #[test]
 fn copies_are_measured_beside_the_link() {
@@ -207,7 +274,7 @@ fn copies_are_measured_beside_the_link() {
     assert_eq!((moved.uploaded_bytes, moved.downloaded_bytes, moved.direct_bytes), (16 << 20, 16 << 20, 0));
     assert!(moved.time >= moved.device_wait + moved.host_wait, "{moved}");
     assert!(moved.link_share().is_some_and(|share| share > 0.0), "{moved}");
-    assert_eq!(link.time(link.up_bytes_per_second, 0), std::time::Duration::from_secs(1));
+    assert_eq!(link.time(link.up_bytes_per_second, 0), Duration::from_secs(1));
     let text = status.to_string();
     for part in [
         "Memory pool usage",

@@ -6,13 +6,16 @@ use bytemuck::Pod;
 use gpumem_array::ndarray::{ArrayD, IxDyn};
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, Pack};
 use half::{bf16, f16};
+#[cfg(feature = "complex")]
+use num_complex::Complex;
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 
 /// The arrays of a checkpoint, by name.
 pub type Tensors = BTreeMap<String, Tensor>;
 
-/// An element type of checkpoints: `f64`, `f32`, `f16`, `bf16`, integers of 8 to 64 bits, and `bool`.
+/// An element type of checkpoints: `f64`, `f32`, `f16`, `bf16`, integers of 8 to 64 bits, `bool`, and `Complex<f32>` with the feature
+/// `complex`.
 pub trait CheckpointElement: Element + sealed::Sealed {}
 
 /// A pack's array, once the pack is uploaded.
@@ -30,12 +33,13 @@ pub(super) mod sealed {
 }
 
 macro_rules! elements {
-    ($($variant:ident $element:ty, $raw:ty, $dtype:ident;)*) => {
+    ($($(#[$condition:meta])? $variant:ident $element:ty, $raw:ty, $dtype:ident;)*) => {
         /// An array of any element type that a checkpoint can have.
         #[derive(Debug)]
         #[non_exhaustive]
         pub enum Tensor {
             $(
+                $(#[$condition])?
                 #[doc = concat!("Elements of `", stringify!($element), "`.")]
                 $variant(GpuArray<$element, IxDyn>),
             )*
@@ -46,7 +50,7 @@ macro_rules! elements {
             #[must_use]
             pub fn dtype(&self) -> Dtype {
                 match self {
-                    $(Self::$variant(_) => Dtype::$dtype,)*
+                    $($(#[$condition])? Self::$variant(_) => Dtype::$dtype,)*
                 }
             }
 
@@ -54,20 +58,22 @@ macro_rules! elements {
             #[must_use]
             pub fn shape(&self) -> &[usize] {
                 match self {
-                    $(Self::$variant(array) => array.shape(),)*
+                    $($(#[$condition])? Self::$variant(array) => array.shape(),)*
                 }
             }
 
             pub(super) fn as_save(&self) -> &dyn super::save::sealed::Save {
                 match self {
-                    $(Self::$variant(array) => array,)*
+                    $($(#[$condition])? Self::$variant(array) => array,)*
                 }
             }
         }
 
         $(
+            $(#[$condition])?
             impl CheckpointElement for $element {}
 
+            $(#[$condition])?
             impl sealed::Sealed for $element {
                 const DTYPE: Dtype = Dtype::$dtype;
                 type Raw = $raw;
@@ -80,6 +86,7 @@ macro_rules! elements {
                 }
             }
 
+            $(#[$condition])?
             impl From<GpuArray<$element, IxDyn>> for Tensor {
                 fn from(array: GpuArray<$element, IxDyn>) -> Self {
                     Self::$variant(array)
@@ -90,7 +97,7 @@ macro_rules! elements {
         /// Uploads a tensor.
         pub(super) fn load(file: &File, name: &str, entry: &Entry, gpu: &Gpu) -> Result<Tensor, CheckpointError> {
             match entry.info.dtype {
-                $(Dtype::$dtype => file.upload(name, entry, IxDyn(&entry.info.shape), gpu).map(Tensor::$variant),)*
+                $($(#[$condition])? Dtype::$dtype => file.upload(name, entry, IxDyn(&entry.info.shape), gpu).map(Tensor::$variant),)*
                 dtype => Err(CheckpointError::UnsupportedDtype { name: name.into(), dtype }),
             }
         }
@@ -104,7 +111,7 @@ macro_rules! elements {
             pack: &mut Pack<'_>,
         ) -> Result<Result<Packed, ArrayError>, CheckpointError> {
             match entry.info.dtype {
-                $(Dtype::$dtype => {
+                $($(#[$condition])? Dtype::$dtype => {
                     let elements: Vec<$element> = file.elements(name, entry)?;
                     let shape = entry.info.shape.clone();
                     let Ok(array) = ArrayD::from_shape_vec(shape.clone(), elements) else {
@@ -133,6 +140,8 @@ elements! {
     U16 u16, u16, U16;
     U8 u8, u8, U8;
     Bool bool, u8, BOOL;
+    #[cfg(feature = "complex")]
+    Complex64 Complex<f32>, Complex<f32>, C64;
 }
 
 impl Tensor {

@@ -76,11 +76,12 @@ pub trait Source {
         Ok(())
     }
 
-    /// The rows of a batch, all of which exist.
+    /// The rows of a batch.
     ///
     /// # Errors
     ///
-    /// [`AdaptError::Array`] with [`ArrayError::HostFull`] if the rows are gathered, and the host has no memory for them.
+    /// - [`AdaptError::Array`] with [`ArrayError::HostFull`] if the rows are gathered, and the host has no memory for them.
+    /// - [`AdaptError::Custom`] if the data set has no such row.
     fn batch(&self, rows: &Rows) -> Result<Self::Batch, AdaptError>;
 }
 
@@ -251,6 +252,17 @@ where
     T: Element,
     D: Dimension + RemoveAxis,
 {
+    let row_count = all.shape().first().copied().unwrap_or(0);
+    let missing = match rows {
+        _ if all.ndim() == 0 => Some(0),
+        Rows::Range(rows) if rows.start > rows.end => Some(rows.start),
+        Rows::Range(rows) => rows.end.checked_sub(1).filter(|last| *last >= row_count),
+        Rows::Indices(rows) => rows.iter().copied().find(|row| *row >= row_count),
+    };
+    if let Some(row) = missing {
+        let rows = format!("a data set of {row_count} rows has no row {row}: name rows that exist");
+        return Err(AdaptError::custom(rows));
+    }
     let rows = match rows {
         Rows::Range(rows) => return Ok(all.slice_axis_move(Axis(0), Slice::from(rows.clone())).into()),
         Rows::Indices(rows) => rows,

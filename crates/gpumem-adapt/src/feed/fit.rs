@@ -46,7 +46,9 @@ pub struct Attempt {
 ///
 /// # Errors
 ///
-/// The first error of `step` that does not report that memory or a limit ran out.
+/// The first error of `step` that does not report that memory or a limit ran out. A report is an error of gpumem, or one along the chain
+/// of [sources](Error::source); an error of your own that wraps one returns it as its source (`#[from]` of `thiserror`, not
+/// `#[error(transparent)]`, which hides it).
 pub fn fit_batch_size<E: Error + 'static>(
     gpu: &Gpu,
     range: RangeInclusive<usize>,
@@ -112,7 +114,7 @@ fn release(gpu: &Gpu) {
 ///
 /// # Errors
 ///
-/// The error of `step` if a batch of one item does not fit, or if it is another error. The results so far are dropped.
+/// The error of `step` if a batch of one item does not fit, or if it is another error; see [`fit_batch_size`]. The results so far are dropped.
 pub fn halve_on_out_of_memory<R, E: Error + 'static>(
     gpu: &Gpu,
     item_count: usize,

@@ -58,7 +58,8 @@ impl<V> From<Rejected<V>> for ArrayError {
 
 impl<V> Error for Rejected<V> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.error().source()
+        // Not the source of the error: callers look for the error itself along the chain.
+        Some(self.error())
     }
 }
 

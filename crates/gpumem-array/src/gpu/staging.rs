@@ -163,8 +163,10 @@ struct State {
     use_count: usize,
     /// How often the idle buffers have been freed.
     release_count: u64,
-    /// The thread that frees idle buffers, while there are buffers.
+    /// The thread that frees idle buffers. It ends when there are no buffers, and is joined later.
     watcher: Option<JoinHandle<()>>,
+    /// True while that thread watches.
+    is_watched: bool,
     is_ending: bool,
 }
 
@@ -350,11 +352,17 @@ impl Ring {
     /// Starts the thread that frees the buffers when they are idle, unless it runs. If the system refuses it, only the pool asks for them.
     fn watch(self: &Arc<Self>) {
         let mut state = self.lock();
-        if state.watcher.is_none() {
-            let ring = Arc::clone(self);
-            let watcher = std::thread::Builder::new().name("gpumem-staging-idle".into());
-            state.watcher = watcher.spawn(move || ring.release_when_idle()).ok();
+        if state.is_watched {
+            return;
         }
+        let ring = Arc::clone(self);
+        let watcher = std::thread::Builder::new().name("gpumem-staging-idle".into());
+        let watcher = watcher.spawn(move || ring.release_when_idle()).ok();
+        state.is_watched = watcher.is_some();
+        let ended = core::mem::replace(&mut state.watcher, watcher);
+        drop(state);
+        // It has freed its buffers, and waits for nothing.
+        let _ = ended.map(JoinHandle::join);
     }
 
     /// Frees the buffers when no copy has used them for a while. Returns when there are none.
@@ -371,11 +379,14 @@ impl Ring {
             let was_used = core::mem::replace(&mut return_count, state.return_count) != state.return_count;
             if !was_used && state.count == state.idle.len() {
                 let idle = state.take_idle();
-                // The next buffer starts another thread.
-                state.watcher = None;
                 drop(state);
                 drop(idle);
-                return;
+                state = self.lock();
+                if state.count == 0 {
+                    // The next buffer starts another thread.
+                    state.is_watched = false;
+                    return;
+                }
             }
         }
     }
@@ -401,8 +412,12 @@ impl Drop for Staging {
             state.watcher.take()
         };
         self.ring.ended.notify_all();
-        // The thread frees memory in stream order: it waits for nothing and does not panic.
-        let _ = watcher.map(JoinHandle::join);
+        // The thread may be freeing buffers, whose pool must not outlive this. It frees them in stream order: it waits for nothing and
+        // does not panic.
+        let is_other = |watcher: &JoinHandle<()>| watcher.thread().id() != std::thread::current().id();
+        let _ = watcher.filter(is_other).map(JoinHandle::join);
+        // A thread that is short of memory may still have the ring.
+        self.ring.release_idle();
     }
 }
 

@@ -531,7 +531,8 @@ impl<V> From<HostMemoryError<V>> for PoolError {
 
 impl<V> Error for HostMemoryError<V> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.0.source()
+        // Not the source of the error: callers look for the error itself along the chain.
+        Some(self.error())
     }
 }
 

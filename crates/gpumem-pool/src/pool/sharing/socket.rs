@@ -73,8 +73,20 @@ pub enum SocketError {
     #[error("the socket failed ({0}); check that it blocks and has no timeout")]
     Io(#[from] std::io::Error),
     /// The export or the import failed.
-    #[error(transparent)]
+    #[error("{0}")]
     Pool(#[from] PoolError),
+}
+
+impl SocketError {
+    /// Returns whether memory ran out; see [`PoolError::is_out_of_memory`].
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Pool(error) => error.is_out_of_memory(),
+            Self::Io(error) => error.kind() == std::io::ErrorKind::OutOfMemory,
+            _ => false,
+        }
+    }
 }
 
 /// The text of `Display`, as for [`PoolError`].
