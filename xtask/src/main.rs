@@ -3,7 +3,6 @@
 mod capi;
 mod ci;
 mod drop_in;
-mod fuzz;
 mod generate;
 mod gpu_test;
 mod interop;
@@ -33,7 +32,8 @@ enum Task {
     /// Generate the driver's types and function list from `cuda.h`
     Bindgen(bindgen::Args),
     /// Run random programs over the pool on the simulator, and shrink those that fail
-    Fuzz(fuzz::Args),
+    #[command(disable_help_flag = true)]
+    Fuzz(measure::Args),
     /// Replay recorded traces of allocations through a pool, and print the reserved memory and the driver calls
     #[command(disable_help_flag = true)]
     Replay(measure::Args),
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Bindgen(args) => bindgen::run(args),
-        Task::Fuzz(args) => fuzz::run(args),
+        Task::Fuzz(args) => measure::fuzz(&args),
         Task::Replay(args) => measure::replay(&args),
         Task::Bench(args) => measure::bench(&args),
         Task::GpuTest(args) => gpu_test::run(args),

@@ -48,7 +48,7 @@ pub(super) fn suites() -> Result<Vec<Suite>> {
 /// Builds the two programs that start the others in a bundle: one for tests and one, optimised, for benches.
 pub(super) fn runners() -> Result<Vec<programs::Built>> {
     let mut runners = programs::build(&["build", "--package", "xtask", "--bin", "gpu-test"])?;
-    runners.extend(programs::build(&["build", "--release", "--package", "gpumem-measure"])?);
+    runners.extend(programs::build(&["build", "--release", "--package", PACKAGE, "--example", "measure"])?);
     Ok(runners)
 }
 

@@ -1,7 +1,7 @@
-//! `cargo xtask bench` and `cargo xtask replay`: builds the measuring programs, optimised, and starts them.
+//! `cargo xtask bench`, `replay` and `fuzz`: builds the programs in tests/examples and starts them.
 //!
-//! The code is in xtask/measure, a program of its own that a bundle includes. Runs that it recorded are in docs/runs; [`plots`] draws the
-//! README's plots from them.
+//! `measure`, optimised, has the benches and replays, and a bundle includes it. Runs that it recorded are in docs/runs; [`plots`] draws
+//! the README's plots from them.
 
 pub(crate) mod plots;
 mod runs;
@@ -36,6 +36,12 @@ pub(crate) fn bench(args: &Args) -> Result<()> {
     start("bench", args, &["--benches".as_ref(), folder.as_os_str()])
 }
 
+pub(crate) fn fuzz(args: &Args) -> Result<()> {
+    run(&["build", "--quiet", "--package", TESTS, "--example", "fuzz"], |command| {
+        command.args(&args.args);
+    })
+}
+
 /// The folder of the recorded traces.
 pub(crate) fn traces() -> PathBuf {
     root().join("tests/traces")
@@ -44,20 +50,21 @@ pub(crate) fn traces() -> PathBuf {
 /// The folder of the recorded runs, from the root of the repository.
 pub(crate) const RUNS: &str = "docs/runs";
 
-/// Starts the program in the current folder, so that relative paths stay valid, and exits with its status. The program has
-/// printed its own errors.
+/// Starts `measure` with the recorded traces and runs.
 fn start(task: &str, args: &Args, more: &[&OsStr]) -> Result<()> {
-    let built = programs::build(&["build", "--release", "--package", "gpumem-measure"])?;
+    run(&["build", "--release", "--package", TESTS, "--example", "measure"], |command| {
+        command.arg(task).args(more).arg("--recorded").arg(traces()).arg("--runs").arg(root().join(RUNS));
+        command.args(&args.args);
+    })
+}
+
+/// Builds a program, starts it in the current folder, so that relative paths stay valid, and exits with its status unless it has
+/// succeeded. The program has printed its own errors.
+fn run(build: &[&str], arguments: impl FnOnce(&mut Command)) -> Result<()> {
+    let built = programs::build(build)?;
     let program = &built.first().context("cargo reported no program")?.program;
     let mut command = Command::new(program);
-    command
-        .arg(task)
-        .args(more)
-        .arg("--recorded")
-        .arg(traces())
-        .arg("--runs")
-        .arg(root().join(RUNS))
-        .args(&args.args);
+    arguments(&mut command);
     let status = command.status().with_context(|| program.display().to_string())?;
     match status.code() {
         Some(0) => Ok(()),
@@ -65,3 +72,6 @@ fn start(task: &str, args: &Args, more: &[&OsStr]) -> Result<()> {
         None => bail!("{} ended with {status}", program.display()),
     }
 }
+
+/// The package of the programs.
+const TESTS: &str = "gpumem-tests";

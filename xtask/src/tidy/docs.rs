@@ -82,8 +82,8 @@ fn known() -> impl Iterator<Item = &'static Variable> {
     [
         gpumem_sys::env::VARIABLES,
         gpumem_sim::VARIABLES,
-        gpumem_tests::pool::VARIABLES,
-        gpumem_tests::array::VARIABLES,
+        gpumem_array::pool::VARIABLES,
+        gpumem_array::VARIABLES,
     ]
     .into_iter()
     .flatten()

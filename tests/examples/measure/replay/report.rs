@@ -1,9 +1,9 @@
 //! The results of replays, as a table and as JSON.
 
 use crate::table;
-use gpumem_sys::DriverKind;
 use gpumem_tests::pool::Bytes;
 use gpumem_tests::replay::Outcome;
+use gpumem_tests::sys::DriverKind;
 use gpumem_tests::trace::{TagSum, Trace};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;

@@ -3,8 +3,8 @@
 use super::Args;
 use crate::runs::{Figure, Origin};
 use anyhow::{Context, Result};
-use gpumem_sys::DriverKind;
 use gpumem_tests::pool::Device;
+use gpumem_tests::sys::DriverKind;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;

@@ -1,14 +1,16 @@
 //! The measurements of gpumem: benches and replays. `cargo xtask bench` and `cargo xtask replay` start this program. A bundle
 //! includes it with the benches and traces beside it, for machines without cargo.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints its progress")]
+
 mod bench;
 mod beside;
 mod peers;
 mod replay;
 mod row;
-#[path = "../../src/measure/runs.rs"]
+#[path = "../../../xtask/src/measure/runs.rs"]
 mod runs;
-#[path = "../../src/table.rs"]
+#[path = "../../../xtask/src/table.rs"]
 mod table;
 
 use anyhow::Result;

@@ -1,18 +1,24 @@
-//! `cargo xtask fuzz`: runs random programs over the pool, or over arrays.
+//! Runs random programs over the pool, or over arrays, and shrinks those that fail: `cargo xtask fuzz`.
 //!
 //! `gpumem_tests::model` does the search; this is its command line and its progress output.
 
-use anyhow::{Result, bail, ensure};
+#![allow(clippy::print_stdout, reason = "a program that prints its progress")]
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
 use gpumem_tests::model::search::Coverage;
 use gpumem_tests::model::{Arrays, Failure, Model, Pools, Search, Subject};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-#[derive(clap::Args)]
-pub(crate) struct Args {
+/// Runs random programs over the pool, or over arrays, on the simulator, and shrinks those that fail.
+#[derive(Parser)]
+#[command(name = "fuzz", bin_name = "cargo xtask fuzz")]
+struct Args {
     /// The layer that the programs use: pool, or array
     #[arg(long, value_enum, value_name = "LAYER", default_value = Pools::TARGET)]
     target: Target,
@@ -43,7 +49,8 @@ enum Target {
     Array,
 }
 
-pub(crate) fn run(args: Args) -> Result<()> {
+fn main() -> Result<()> {
+    let args = Args::parse();
     match args.target {
         Target::Pool => run_on::<Pools>(args),
         Target::Array => run_on::<Arrays>(args),
@@ -91,15 +98,14 @@ fn run_on<M: Model>(args: Args) -> Result<()> {
 
 /// Adds the seed of a failure to the regressions, which `tests/stress/model.rs` repeats on each run.
 fn keep(found: &Failure) -> Result<String> {
-    let file = format!("tests/regressions/{}.txt", found.target);
-    let path = crate::workspace::root().join(&file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("regressions/{}.txt", found.target));
     let what = found.what.lines().next().unwrap_or_default();
     let line = format!("{} {} {what}", found.subject, found.seed);
-    let before = std::fs::read_to_string(&path)?;
+    let before = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     if !before.lines().any(|kept| kept == line) {
         std::fs::write(&path, format!("{before}{line}\n"))?;
     }
-    Ok(format!("kept in {file}"))
+    Ok(format!("kept in {}", path.display()))
 }
 
 impl Args {
@@ -177,9 +183,19 @@ mod injected {
     /// Runs this command in a build with the injected bugs, in a target directory of its own.
     pub(super) fn run_again() -> Result<()> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let build = ["run", "-q", "-p", "xtask", "--target-dir", "target/injected-bugs", "--"];
+        let build = [
+            "run",
+            "-q",
+            "-p",
+            "gpumem-tests",
+            "--example",
+            "fuzz",
+            "--target-dir",
+            "target/injected-bugs",
+            "--",
+        ];
         let mut command = Command::new(cargo);
-        command.current_dir(crate::workspace::root()).env("RUSTFLAGS", "--cfg gpumem_planted_bugs");
+        command.env("RUSTFLAGS", "--cfg gpumem_planted_bugs");
         let status = command.args(build).args(std::env::args_os().skip(1)).status()?;
         ensure!(status.success(), "the build with injected bugs failed: {status}");
         Ok(())
@@ -189,16 +205,9 @@ mod injected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
 
     fn args(line: &str) -> Args {
-        Cli::parse_from(line.split(' ')).args
+        Args::parse_from(line.split(' '))
     }
 
     #[test]
