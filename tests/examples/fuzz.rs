@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn understands<M: Model>() {
-        let found = gpumem_tests::model::Failure {
+        let found = Failure {
             target: M::TARGET,
             seed: 8113,
             subject: "none".parse().unwrap(),

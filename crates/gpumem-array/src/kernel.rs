@@ -47,11 +47,9 @@ pub struct Function {
     name: KernelName,
     /// `None` if the PTX has syntax there that this crate does not parse.
     signature: Option<Signature>,
-    sizes_bytes: Option<SizesBytes>,
+    /// The sizes of the parameters; `None` if no launch can have them.
+    sizes_bytes: Option<Box<[u16]>>,
 }
-
-/// The sizes of arguments, or of the parameters that a launch can have; 0 is none.
-pub(crate) type SizesBytes = [u16; ARGUMENTS_MAX];
 
 /// The number of arguments that a launch can have.
 pub(crate) const ARGUMENTS_MAX: usize = 32;
@@ -155,10 +153,12 @@ impl Function {
 
     /// Returns whether the sizes of the parameters are known, and are these. False leaves it open.
     #[inline]
-    pub(crate) fn has_sizes(&self, sizes_bytes: &SizesBytes) -> bool {
-        let Some(known) = &self.sizes_bytes else { return false };
-        // Without a branch for each, so that it takes a few vector instructions.
-        known.iter().zip(sizes_bytes).fold(0, |differs, (known, found)| differs | known ^ found) == 0
+    pub(crate) fn has_sizes(&self, sizes_bytes: &[u16]) -> bool {
+        // One by one: a wider load waits until the stores of the arguments, which were just before, are complete.
+        let are = |known: &[u16]| {
+            known.len() == sizes_bytes.len() && known.iter().zip(sizes_bytes).all(|(a, b)| a == b)
+        };
+        self.sizes_bytes.as_deref().is_some_and(are)
     }
 
     #[inline]
@@ -204,13 +204,10 @@ impl Loaded {
 }
 
 /// `None` for parameters that no launch can have.
-fn sizes_bytes(parameters: &[Parameter]) -> Option<SizesBytes> {
-    let mut sizes_bytes = [0; ARGUMENTS_MAX];
-    for (index, parameter) in parameters.iter().enumerate() {
-        let size_bytes = u16::try_from(parameter.size_bytes).ok().filter(|size| *size > 0)?;
-        *sizes_bytes.get_mut(index)? = size_bytes;
-    }
-    Some(sizes_bytes)
+fn sizes_bytes(parameters: &[Parameter]) -> Option<Box<[u16]>> {
+    let size_bytes = |parameter: &Parameter| u16::try_from(parameter.size_bytes).ok();
+    let sizes_bytes: Option<Box<[u16]>> = parameters.iter().map(size_bytes).collect();
+    sizes_bytes.filter(|sizes_bytes| sizes_bytes.len() <= ARGUMENTS_MAX)
 }
 
 /// A text as the driver takes it.
@@ -319,7 +316,6 @@ unsafe impl<T> Sync for Handle<T> {}
 mod tests {
     use super::*;
 
-    /// Sizes are followed by zeros, so a list with a size of zero would equal a shorter one.
     #[test]
     fn sizes_are_known_if_a_launch_can_have_them_all() {
         let sizes = |sizes_bytes: &[usize]| {
@@ -327,10 +323,11 @@ mod tests {
             let parameters: Vec<_> = sizes_bytes.iter().copied().map(parameter).collect();
             super::sizes_bytes(&parameters)
         };
-        let known = sizes(&[8, 4, 512]).unwrap();
-        assert_eq!((&known[..3], known[3..].iter().sum::<u16>()), (&[8, 4, 512][..], 0));
-        assert_eq!(sizes(&[8; ARGUMENTS_MAX]), Some([8; ARGUMENTS_MAX]));
-        for unknown in [vec![8; ARGUMENTS_MAX + 1], vec![8, 0], vec![1 << 16]] {
+        for known in [&[8, 4, 512][..], &[8; ARGUMENTS_MAX]] {
+            let found = sizes(known).unwrap();
+            assert!(found.iter().map(|size| usize::from(*size)).eq(known.iter().copied()));
+        }
+        for unknown in [vec![8; ARGUMENTS_MAX + 1], vec![8, 1 << 16]] {
             assert_eq!(sizes(&unknown), None);
         }
     }

@@ -4,7 +4,7 @@ use crate::array::{AsView, AsViewMut, GpuArray, UninitArray};
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::kernel::{ARGUMENTS_MAX, Function, Parameter, SizesBytes, library};
+use crate::kernel::{ARGUMENTS_MAX, Function, Parameter, library};
 use crate::kind::Kind;
 use crate::layout::Order;
 use crate::storage::{Storage, Use, order_all, prefetch, queue_inlined};
@@ -177,7 +177,7 @@ impl<'a> Launch<'a> {
         if counts.is_elsewhere {
             uses.iter().try_for_each(|one| one.storage().share(gpu, LAUNCH))?;
         }
-        if !function.has_sizes(&buffer.sizes_bytes) {
+        if !buffer.sizes_bytes.get(..counts.arguments).is_some_and(|sizes| function.has_sizes(sizes)) {
             arguments.check(function)?;
         }
         let is_plain = gpu.is_plain();
@@ -295,8 +295,8 @@ struct Counts {
 
 struct Buffer {
     shape: LaunchShape,
-    /// 0 behind the last argument.
-    sizes_bytes: SizesBytes,
+    /// Of each argument.
+    sizes_bytes: [u16; ARGUMENTS_MAX],
     /// The index of the first word of each argument.
     starts: [u8; ARGUMENTS_MAX],
     /// Each argument begins at a word.
@@ -313,7 +313,7 @@ impl<'a> Arguments<'a> {
     #[inline(always)]
     fn new(shape: LaunchShape) -> Self {
         let mut buffer = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(Buffer::new);
-        (buffer.shape, buffer.sizes_bytes) = (shape, [0; ARGUMENTS_MAX]);
+        buffer.shape = shape;
         Self { buffer: Some(buffer), counts: Counts::default(), storages: PhantomData }
     }
 

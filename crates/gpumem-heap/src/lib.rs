@@ -18,7 +18,7 @@
 //!
 //! | room | content |
 //! | --- | --- |
-//! | [`sync`] | atomics and locks of the standard library or of a model checker; the biased lock, the spinning mutex, asymmetric fences |
+//! | [`sync`] | atomics and locks of the standard library or of a model checker; the biased lock and count, the spinning mutex, asymmetric fences |
 //! | [`order`] | streams, stamps and epochs: two numbers that tell whether memory freed on one stream may be used on another |
 //! | [`counters`] | blocks allocated and freed, counted by thread |
 //! | [`SizeClass`], [`HeapBlock`], [`PhysicalMemory`], [`Tuning`] | a file each: sizes of small blocks; what caches and heap exchange; the memory under the heap; its options |

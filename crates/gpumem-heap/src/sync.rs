@@ -8,10 +8,12 @@
 
 #[cfg(not(any(gpumem_loom, gpumem_shuttle)))]
 pub mod asymmetric_fence;
+mod biased_count;
 mod biased_lock;
 mod lifetime;
 mod spin_mutex;
 
+pub use biased_count::{BiasedCount, Side};
 pub use biased_lock::{BiasedLock, Revoked, revoke_all};
 pub use lifetime::Lifetime;
 pub use primitives::*;

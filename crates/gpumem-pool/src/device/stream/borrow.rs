@@ -3,14 +3,16 @@
 //!
 //! A call first checks the stream (is it retired, does it capture?) and then queues its work. Operations that change
 //! the result of the check must come before the check or after the work: the beginning and the end of a capture, a wait
-//! that makes the stream join one, and the stream's retirement. A call counts itself in an atomic. The other operations
-//! take the lock, close the stream, and read the count.
+//! that makes the stream join one, and the stream's retirement. A call counts itself, which is cheap on the thread that
+//! uses the stream first. The other operations take the lock, close the stream, make a fence, and read the count.
 
 use super::Stream;
 use crate::device::{OrderEvent, Patience, Work};
 use crate::error::{PoolError, is_of_capture};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
+use gpumem_heap::sync::{BiasedCount, Side};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUstream;
 use std::io::Write;
@@ -21,11 +23,12 @@ use std::time::Instant;
 #[derive(Default)]
 pub(super) struct Borrows {
     /// Calls that are queueing work, a marker or a wait.
-    calls: AtomicUsize,
+    calls: BiasedCount,
     /// True if new calls wait for the lock. Set by the thread that holds it. Each call counts itself before it reads
-    /// this flag, and each closer sets the flag before it reads the count: at least one of the two sees the other.
+    /// this flag, and each closer sets the flag and makes a fence before it reads the count: at least one of the two sees the
+    /// other.
     is_closed: AtomicBool,
-    /// True if a thread waits for `ended`, with the order of `is_closed`.
+    /// True if a thread waits for `ended`. Each call ends before it reads this flag, with the order of `is_closed`.
     is_awaited: AtomicBool,
     counts: Mutex<Counts>,
     ended: Condvar,
@@ -42,7 +45,12 @@ struct Counts {
 
 /// A call that names a stream. While it is alive, the stream is not retired, and neither begins nor ends a capture.
 #[must_use = "the stream may be retired or captured as soon as this is dropped"]
-pub(crate) struct Call<'a>(&'a Borrows);
+pub(crate) struct Call<'a> {
+    borrows: &'a Borrows,
+    side: Side,
+    /// It ends on the thread on which it began.
+    _thread: PhantomData<*const ()>,
+}
 
 /// A stream without calls. Calls that begin wait until this is dropped.
 #[must_use = "calls begin as soon as this is dropped"]
@@ -188,8 +196,7 @@ impl Borrows {
 
     #[inline]
     fn begin_call(&self) -> Call<'_> {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        let call = Call(self);
+        let call = self.count();
         if self.is_closed.load(Ordering::SeqCst) { self.begin_behind(call) } else { call }
     }
 
@@ -198,8 +205,12 @@ impl Borrows {
     fn begin_behind<'a>(&'a self, call: Call<'a>) -> Call<'a> {
         drop(call);
         let _open = self.lock();
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        Call(self)
+        self.count()
+    }
+
+    #[inline(always)]
+    fn count(&self) -> Call<'_> {
+        Call { borrows: self, side: self.calls.enter(), _thread: PhantomData }
     }
 
     /// Closes the stream to all calls except the caller's `joiners`.
@@ -231,10 +242,11 @@ impl Borrows {
     /// `None` if a call is active; the stream stays open.
     fn try_close<'a>(&'a self, counts: MutexGuard<'a, Counts>) -> Option<Closed<'a>> {
         self.is_closed.store(true, Ordering::SeqCst);
+        self.calls.fence();
         let closed = Closed { borrows: self, counts };
         let start = Instant::now();
         // New calls wait meanwhile: otherwise threads that queue work constantly would leave no gap.
-        while self.calls.load(Ordering::SeqCst) > closed.counts.joiners {
+        while self.calls.total() > closed.counts.joiners {
             if start.elapsed() >= CLOSING_MAX {
                 return None;
             }
@@ -245,7 +257,8 @@ impl Borrows {
 
     /// Waits until each call has ended that began before this one.
     fn let_calls_end(&self) {
-        while self.calls.load(Ordering::SeqCst) > 0 && self.try_close(self.lock()).is_none() {
+        self.calls.fence();
+        while self.calls.total() > 0 && self.try_close(self.lock()).is_none() {
             std::thread::sleep(PAUSE);
         }
     }
@@ -262,7 +275,8 @@ impl Borrows {
     pub(super) fn wait_for_all(&self) {
         let mut counts = self.lock();
         self.is_awaited.store(true, Ordering::SeqCst);
-        while counts.borrows + self.calls.load(Ordering::SeqCst) > 0 {
+        self.calls.fence();
+        while counts.borrows + self.calls.total() > 0 {
             counts = self.ended.wait(counts).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -271,9 +285,9 @@ impl Borrows {
 impl Drop for Call<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.calls.fetch_sub(1, Ordering::SeqCst);
-        if self.0.is_awaited.load(Ordering::SeqCst) {
-            self.0.notify_end();
+        self.borrows.calls.leave(self.side);
+        if self.borrows.is_awaited.load(Ordering::SeqCst) {
+            self.borrows.notify_end();
         }
     }
 }

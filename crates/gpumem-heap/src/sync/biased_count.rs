@@ -1,0 +1,171 @@
+//! [`BiasedCount`]: a count of running calls, which one thread raises and lowers without atomic exchanges.
+//!
+//! Two atomic additions for each call cost more than the rest of a call that queues work. Most objects are used by one thread. The
+//! first thread that counts becomes the *owner*, for good: it alone writes a word of its own, and makes a light fence behind each
+//! write. All other threads share a second word, which they change by atomic exchanges. A thread that reads the count makes a heavy
+//! fence first ([`BiasedCount::fence`]), so it pays for both. See `asymmetric_fence.rs` for the fences. Without asymmetric fences no
+//! thread becomes the owner.
+
+use super::{asymmetric_fence_heavy, asymmetric_fence_light, is_light};
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A count of calls that are running.
+#[derive(Debug)]
+pub struct BiasedCount {
+    /// The number of the owner thread, or [`NOBODY`].
+    owner: AtomicU64,
+    /// The owner's calls. Only the owner writes it.
+    owned: AtomicU32,
+    /// The calls of all other threads.
+    shared: AtomicU32,
+}
+
+/// The word that counts a call; for [`BiasedCount::leave`] on the same thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The thread is the owner.
+    Owner,
+    /// It is another thread.
+    Other,
+}
+
+impl Default for BiasedCount {
+    fn default() -> Self {
+        Self { owner: AtomicU64::new(NOBODY), owned: AtomicU32::new(0), shared: AtomicU32::new(0) }
+    }
+}
+
+impl BiasedCount {
+    /// Counts a call of this thread. Of a flag that the caller reads next, and a count that another thread reads behind
+    /// [`BiasedCount::fence`] after it has set the flag, at least one shows what the other thread wrote.
+    #[inline(always)]
+    pub fn enter(&self) -> Side {
+        if self.owner.load(Ordering::Relaxed) == NUMBER.get() {
+            self.raise_owned(1);
+            return Side::Owner;
+        }
+        self.enter_other()
+    }
+
+    #[inline(never)]
+    fn enter_other(&self) -> Side {
+        if self.owner.load(Ordering::Relaxed) == NOBODY && is_light() {
+            let own = own_number();
+            let owned = self.owner.compare_exchange(NOBODY, own, Ordering::Relaxed, Ordering::Relaxed);
+            if owned.is_ok() {
+                self.raise_owned(1);
+                return Side::Owner;
+            }
+        }
+        self.shared.fetch_add(1, Ordering::SeqCst);
+        Side::Other
+    }
+
+    /// Ends a call that [`BiasedCount::enter`] counted on this thread. A flag that the caller reads next is as for `enter`.
+    #[inline(always)]
+    pub fn leave(&self, side: Side) {
+        match side {
+            Side::Owner => self.raise_owned(u32::MAX),
+            Side::Other => {
+                self.shared.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Adds to the owner's word, modulo 2³². Release: a thread that reads the count sees the call's effects.
+    #[inline(always)]
+    fn raise_owned(&self, by: u32) {
+        self.owned.store(self.owned.load(Ordering::Relaxed).wrapping_add(by), Ordering::Release);
+        asymmetric_fence_light();
+    }
+
+    /// Makes later results of [`BiasedCount::total`] contain each call whose thread does not see what this thread wrote before. Takes
+    /// microseconds.
+    pub fn fence(&self) {
+        asymmetric_fence_heavy(self.owner.load(Ordering::Relaxed) != NOBODY);
+    }
+
+    /// The number of calls that are running.
+    pub fn total(&self) -> usize {
+        self.owned.load(Ordering::Acquire) as usize + self.shared.load(Ordering::SeqCst) as usize
+    }
+}
+
+/// The number of this thread, from 1.
+fn own_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    if NUMBER.get() == 0 {
+        NUMBER.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
+    }
+    NUMBER.get()
+}
+
+/// The owner before the first call. No thread has this number.
+const NOBODY: u64 = u64::MAX;
+
+std::thread_local! {
+    /// 0 until the thread first becomes an owner.
+    static NUMBER: Cell<u64> = const { Cell::new(0) };
+}
+
+#[cfg(all(test, not(any(gpumem_loom, gpumem_shuttle))))]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicBool;
+
+    #[test]
+    fn calls_of_all_threads_count() {
+        let count = BiasedCount::default();
+        let sides = [count.enter(), count.enter()];
+        assert_eq!(sides[0], sides[1]);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let side = count.enter();
+                let total = count.total();
+                count.leave(side);
+                (side, total)
+            });
+            assert_eq!(other.join().unwrap(), (Side::Other, 3));
+        });
+        sides.into_iter().for_each(|side| count.leave(side));
+        assert_eq!(count.total(), 0);
+    }
+
+    /// A closer sets a flag and then sees no call; from then on no call may see the flag unset.
+    #[test]
+    fn no_call_runs_while_closed() {
+        let (count, is_closed, is_over) =
+            (BiasedCount::default(), AtomicBool::new(false), AtomicBool::new(false));
+        let inside = AtomicU32::new(0);
+        let rounds = if cfg!(miri) { 20 } else { 2_000 };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let side = count.enter();
+                        if !is_closed.load(Ordering::SeqCst) {
+                            inside.fetch_add(1, Ordering::Relaxed);
+                            inside.fetch_sub(1, Ordering::Relaxed);
+                        }
+                        count.leave(side);
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            for _ in 0..rounds {
+                is_closed.store(true, Ordering::SeqCst);
+                count.fence();
+                while count.total() > 0 {
+                    std::thread::yield_now();
+                }
+                for _ in 0..10 {
+                    assert_eq!(inside.load(Ordering::Relaxed), 0);
+                }
+                is_closed.store(false, Ordering::SeqCst);
+                std::thread::yield_now();
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+}
