@@ -371,30 +371,39 @@ fn halves_do_not_serialise(driver: &Driver) {
     assert_eq!(array.sum().unwrap().into_scalar().unwrap(), 3.0 * LEN as f32);
 }
 
-/// A number waits for its own value, once the program has shown that it queues work behind such numbers.
+/// A number waits for its own value, once the program has shown that it queues work behind numbers of this size.
 fn a_number_waits_for_its_own_value(driver: &Driver) {
     let gpu = gpu(driver);
     if frees_wait(&gpu) {
         return;
     }
     let x = GpuArray::from_elem(&gpu, LEN, 2.0_f32).unwrap();
+    let wide = GpuArray::from_elem(&gpu, LEN, 2.0_f64).unwrap();
     let mut behind = GpuArray::<f32, _>::zeros(&gpu, LEN).unwrap();
-    let sum = x.sum().unwrap();
-    let gate = StreamGate::on(gpu.stream()).unwrap();
-    behind.fill(1.0).unwrap();
-    std::thread::scope(|scope| {
-        // The first number waits for the gate.
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(50));
-            assert!(gate.open());
+    let mut number = |is_wide: bool, is_first: bool| {
+        let (sum, wide_sum) = (x.sum().unwrap(), wide.sum().unwrap());
+        let gate = StreamGate::on(gpu.stream()).unwrap();
+        behind.fill(1.0).unwrap();
+        let value = || match is_wide {
+            true => wide_sum.into_scalar().unwrap(),
+            false => f64::from(sum.into_scalar().unwrap()),
+        };
+        let value = std::thread::scope(|scope| {
+            // The first number of a size waits for the gate.
+            if is_first {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(50));
+                    assert!(gate.open());
+                });
+            }
+            value()
         });
-        assert_eq!(sum.into_scalar().unwrap(), 2.0 * LEN as f32);
-    });
-    let sum = x.sum().unwrap();
-    let gate = StreamGate::on(gpu.stream()).unwrap();
-    behind.fill(2.0).unwrap();
-    assert_eq!(sum.into_scalar().unwrap(), 2.0 * LEN as f32);
-    assert!(gate.open(), "the number has waited for later work");
+        assert_eq!(value, 2.0 * LEN as f64);
+        assert!(is_first || gate.open(), "the number has waited for later work");
+    };
+    for (is_wide, is_first) in [(false, true), (true, true), (false, false), (true, false), (false, false)] {
+        number(is_wide, is_first);
+    }
 }
 
 /// Operands in row-major and in column-major order.

@@ -48,7 +48,7 @@ pub struct Function {
     /// `None` if the PTX has syntax there that this crate does not parse.
     signature: Option<Signature>,
     /// The sizes of the parameters; `None` if no launch can have them.
-    sizes_bytes: Option<Box<[u16]>>,
+    sizes_bytes: Option<Arc<[u16]>>,
 }
 
 /// The number of arguments that a launch can have.
@@ -204,9 +204,9 @@ impl Loaded {
 }
 
 /// `None` for parameters that no launch can have.
-fn sizes_bytes(parameters: &[Parameter]) -> Option<Box<[u16]>> {
+fn sizes_bytes(parameters: &[Parameter]) -> Option<Arc<[u16]>> {
     let size_bytes = |parameter: &Parameter| u16::try_from(parameter.size_bytes).ok();
-    let sizes_bytes: Option<Box<[u16]>> = parameters.iter().map(size_bytes).collect();
+    let sizes_bytes: Option<Arc<[u16]>> = parameters.iter().map(size_bytes).collect();
     sizes_bytes.filter(|sizes_bytes| sizes_bytes.len() <= ARGUMENTS_MAX)
 }
 

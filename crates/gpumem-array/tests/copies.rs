@@ -9,7 +9,7 @@ use gpumem_array::pool::sys::Table;
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUresult, CUstream};
 use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError};
 use gpumem_array::{ArrayError, Gpu, GpuArray, Place};
-use gpumem_sim::SimConfig;
+use gpumem_sim::{Sim, SimConfig};
 use proptest::prelude::*;
 use std::ffi::c_void;
 use std::sync::Mutex;
@@ -206,8 +206,15 @@ fn borrowed_memory_is_released_even_if_the_copy_fails() {
 
 #[test]
 fn debug_needs_no_device() {
-    let gpu = gpu();
+    let driver = gpumem_sim::driver(SimConfig::h200()).unwrap();
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let array = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0]).unwrap();
+    // Each call takes time by the simulator's clock.
+    let host_time = || Sim::of(&driver).unwrap().host_time();
+    let before = host_time();
     let text = format!("{array:?} {:?} {gpu:?}", array.view());
+    assert_eq!(host_time(), before);
+    gpu.synchronize().unwrap();
+    assert!(host_time() > before);
     assert!(text.contains("shape: [2]") && text.contains("f32"), "{text}");
 }

@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn the_stored_figures_can_be_read_and_are_there_once() {
-        let figures = stored(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/runs"))).unwrap();
+        let figures = stored(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/runs"))).unwrap();
         assert_eq!(found(&figures, "pool/pair_1MiB/16", "PyTorch"), Some(41_567.0));
         let mut keys: Vec<_> = figures.iter().map(|figure| (&figure.bench, &figure.peer)).collect();
         keys.sort();

@@ -206,7 +206,8 @@ pub(crate) const ROOMS: &[Room] = &[
         name: "reports",
         paths: &[
             "crates/gpumem-pool/src/error/out_of_memory.rs", "crates/gpumem-pool/src/error/out_of_memory/", "crates/gpumem-pool/src/stats/status.rs",
-            "crates/gpumem-pool/src/pool/status.rs",
+            "crates/gpumem-pool/src/pool/status.rs", "crates/gpumem-pool/src/pool/state/report.rs", "crates/gpumem-pool/src/error.rs",
+            "crates/gpumem-pool/src/stats/counters.rs",
         ],
         suites: &[
             "pool-src", "pool", "tests/situations", "tests/limits", "tests/kinds", "tests/features", "tests/graphs", "tests/pool", "tests/others_bugs",

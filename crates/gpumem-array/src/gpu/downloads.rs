@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct Downloads {
     /// The address of the memory that the latest work writes.
     last_written: AtomicU64,
-    /// The size of the memory whose download last found later work on the stream; 0 if none did.
-    late_bytes: AtomicU64,
+    /// The sizes of memory whose download found later work on the stream: bit n for 2ⁿ bytes up to twice as many.
+    late_sizes: AtomicU64,
 }
 
 impl Gpu {
@@ -29,13 +29,18 @@ impl Gpu {
 
     /// Notes that memory of a size is downloaded while later work is queued.
     pub(crate) fn note_late_download(&self, size_bytes: u64) {
-        self.0.downloads.late_bytes.store(size_bytes, Ordering::Relaxed);
+        self.0.downloads.late_sizes.fetch_or(size_bit(size_bytes), Ordering::Relaxed);
     }
 
     /// Returns whether memory of this size is likely to be downloaded while later work is queued, so that its write is worth a
     /// marker.
     #[inline]
     pub(crate) fn downloads_late(&self, size_bytes: u64) -> bool {
-        self.0.downloads.late_bytes.load(Ordering::Relaxed) == size_bytes
+        self.0.downloads.late_sizes.load(Ordering::Relaxed) & size_bit(size_bytes) != 0
     }
+}
+
+#[inline]
+fn size_bit(size_bytes: u64) -> u64 {
+    1 << (size_bytes | 1).ilog2()
 }

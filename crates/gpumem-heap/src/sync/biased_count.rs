@@ -3,10 +3,10 @@
 //! Two atomic additions for each call cost more than the rest of a call that queues work. Most objects are used by one thread. The
 //! first thread that counts becomes the *owner*, for good: it alone writes a word of its own, and makes a light fence behind each
 //! write. All other threads share a second word, which they change by atomic exchanges. A thread that reads the count makes a heavy
-//! fence first ([`BiasedCount::fence`]), so it pays for both. See `asymmetric_fence.rs` for the fences. Without asymmetric fences no
-//! thread becomes the owner.
+//! fence first ([`BiasedCount::fence_all`]), so it pays for both. See `asymmetric_fence.rs` for the fences. Without asymmetric fences
+//! no thread becomes the owner. If the system refuses them later, each heavy fence waits 10 ms.
 
-use super::{asymmetric_fence_heavy, asymmetric_fence_light, is_light};
+use super::{asymmetric_fence_heavy, asymmetric_fence_light, fence, is_light};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -37,8 +37,8 @@ impl Default for BiasedCount {
 }
 
 impl BiasedCount {
-    /// Counts a call of this thread. Of a flag that the caller reads next, and a count that another thread reads behind
-    /// [`BiasedCount::fence`] after it has set the flag, at least one shows what the other thread wrote.
+    /// Counts a call of this thread. Of a flag that the caller reads next (`SeqCst`), and a count that another thread reads behind
+    /// [`BiasedCount::fence_all`] after it has set the flag, at least one shows what the other thread wrote.
     #[inline(always)]
     pub fn enter(&self) -> Side {
         if self.owner.load(Ordering::Relaxed) == NUMBER.get() {
@@ -55,6 +55,8 @@ impl BiasedCount {
             let owned = self.owner.compare_exchange(NOBODY, own, Ordering::Relaxed, Ordering::Relaxed);
             if owned.is_ok() {
                 self.raise_owned(1);
+                // A thread that has not seen an owner makes no heavy fence, so the first call makes a full one.
+                fence();
                 return Side::Owner;
             }
         }
@@ -81,9 +83,13 @@ impl BiasedCount {
     }
 
     /// Makes later results of [`BiasedCount::total`] contain each call whose thread does not see what this thread wrote before. Takes
-    /// microseconds.
-    pub fn fence(&self) {
-        asymmetric_fence_heavy(self.owner.load(Ordering::Relaxed) != NOBODY);
+    /// microseconds, however many counts there are.
+    pub fn fence_all<'a>(counts: impl IntoIterator<Item = &'a Self>) {
+        fence();
+        // Behind the fence: either this thread sees the owner, or the owner's calls see what this thread wrote before.
+        if counts.into_iter().any(|count| count.owner.load(Ordering::Relaxed) != NOBODY) {
+            asymmetric_fence_heavy(true);
+        }
     }
 
     /// The number of calls that are running.
@@ -155,7 +161,7 @@ mod tests {
             }
             for _ in 0..rounds {
                 is_closed.store(true, Ordering::SeqCst);
-                count.fence();
+                BiasedCount::fence_all([&count]);
                 while count.total() > 0 {
                     std::thread::yield_now();
                 }

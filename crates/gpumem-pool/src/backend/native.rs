@@ -100,7 +100,14 @@ impl DriverAllocator for NativeAllocator {
         let _entered = self.device.enter_relaxed()?;
         match &self.frees {
             Frees::Ordered(_) => {
-                let _call = stream.hold();
+                let Ok(_call) = stream.call() else {
+                    // Another thread has retired the stream after the request was checked.
+                    return DriverError::check(
+                        "cuMemAllocFromPoolAsync",
+                        CUresult::CUDA_ERROR_INVALID_HANDLE,
+                    )
+                    .map(|()| 0);
+                };
                 // Another thread may have begun a capture after the request was checked. Memory allocated then would
                 // exist only in launches of the graph.
                 if stream.clocks().captures().is_open() {

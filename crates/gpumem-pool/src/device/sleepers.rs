@@ -63,7 +63,7 @@ impl Sleepers {
     pub(crate) fn let_calls_end(&self) {
         // Upgraded under the lock and dropped outside of it: dropping the last clone of a stream takes locks.
         let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
-        streams.iter().for_each(Stream::let_calls_end);
+        Stream::let_calls_end(&streams);
     }
 
     /// Returns whether nothing sleeps.

@@ -21,7 +21,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::ThreadId;
 
 /// A queue of work on a device. Clones share it.
@@ -49,6 +49,8 @@ struct Inner {
     driver_id: Option<u64>,
     kind: Kind,
     is_retired: AtomicBool,
+    /// Held while a thread retires the stream.
+    retirement: Mutex<()>,
     /// The id, while the fast path may compare it; else 0.
     fast_path_id: AtomicU64,
     /// Calls on other threads that [`Stream::retire`] waits for.
@@ -231,7 +233,7 @@ impl Stream {
     fn check_usable_slow(&self) -> Result<(), PoolError> {
         match self.0.kind {
             Kind::Owned => Ok(()),
-            _ if self.0.is_retired.load(Ordering::Acquire) => Err(PoolError::StreamRetired),
+            _ if self.0.is_retired.load(Ordering::SeqCst) => Err(PoolError::StreamRetired),
             Kind::OfThread(thread) if thread != std::thread::current().id() => Err(PoolError::WrongThread),
             _ => Ok(()),
         }
@@ -329,6 +331,7 @@ impl Inner {
             driver_id,
             kind,
             is_retired: AtomicBool::new(false),
+            retirement: Mutex::new(()),
             fast_path_id: AtomicU64::new(fast_path_id),
             borrows: Borrows::default(),
             unmarked_bytes: AtomicU64::new(0),

@@ -5,7 +5,8 @@ use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{BackendKind, CaptureMode, Device, Event, PoolError, Stream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Creates a stream that the library does not know.
 fn make(fixture: &Fixture) -> CUstream {
@@ -55,6 +56,30 @@ fn a_wrapped_handle_is_its_stream() {
         assert!(matches!(elsewhere, Err(PoolError::WrongDevice { .. })));
         drop(elsewhere);
         foreign.retire().unwrap();
+        destroy(fixture, raw);
+    });
+}
+
+/// The owner may destroy the handle as soon as one of the threads has returned.
+#[test]
+fn two_threads_that_retire_a_stream_both_wait_for_its_calls() {
+    on_each_backend(&small(), |fixture| {
+        let raw = make(fixture);
+        let (foreign, is_over) = (wrap(fixture, raw), AtomicBool::new(false));
+        let retire = || {
+            let retired = foreign.retire();
+            assert!(is_over.load(Ordering::SeqCst), "retired during a call");
+            assert!(matches!(retired, Ok(()) | Err(PoolError::StreamRetired)), "{retired:?}");
+        };
+        std::thread::scope(|scope| {
+            let begun = foreign.queue_work(|_| {
+                let threads = [scope.spawn(retire), scope.spawn(retire)];
+                std::thread::sleep(Duration::from_millis(20));
+                is_over.store(true, Ordering::SeqCst);
+                threads
+            });
+            begun.unwrap().into_iter().for_each(|thread| thread.join().unwrap());
+        });
         destroy(fixture, raw);
     });
 }

@@ -234,7 +234,7 @@ mod tests {
     /// The goals of the default profile and of `tight`, on every recorded trace, at idle prices and without waits.
     #[test]
     fn profiles_keep_to_what_they_are_for_on_every_trace() {
-        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
         let recorded =
             Recorded { folder: Some(root.join("tests/traces")), runs: Some(root.join("docs/runs")) };
         let traces = recorded.read().unwrap();

@@ -156,9 +156,10 @@ impl Stream {
         self.0.borrows.begin_call()
     }
 
-    /// Waits until each call has ended that began before this one.
-    pub(crate) fn let_calls_end(&self) {
-        self.0.borrows.let_calls_end();
+    /// Waits until each call on the streams has ended that began before this one.
+    pub(crate) fn let_calls_end(streams: &[Self]) {
+        BiasedCount::fence_all(streams.iter().map(|stream| &stream.0.borrows.calls));
+        streams.iter().for_each(|stream| stream.0.borrows.let_calls_end());
     }
 
     /// Closes the stream for a capture that is about to begin. Waits for calls on other threads, but at most
@@ -178,8 +179,12 @@ impl Stream {
         let start = Instant::now();
         loop {
             // All or none: a call on one stream may be about to begin another on the next.
-            let closed: Option<Vec<_>> =
-                streams.iter().map(|stream| stream.0.borrows.try_close(stream.0.borrows.lock())).collect();
+            let closing: Vec<_> = streams
+                .iter()
+                .map(|stream| stream.0.borrows.begin_closing(stream.0.borrows.lock()))
+                .collect();
+            BiasedCount::fence_all(streams.iter().map(|stream| &stream.0.borrows.calls));
+            let closed: Option<Vec<_>> = closing.into_iter().map(Closed::once_idle).collect();
             match closed {
                 Some(closed) => return closed,
                 None if start.elapsed() >= CALLS_END_WITHIN => return Vec::new(),
@@ -241,23 +246,19 @@ impl Borrows {
 
     /// `None` if a call is active; the stream stays open.
     fn try_close<'a>(&'a self, counts: MutexGuard<'a, Counts>) -> Option<Closed<'a>> {
-        self.is_closed.store(true, Ordering::SeqCst);
-        self.calls.fence();
-        let closed = Closed { borrows: self, counts };
-        let start = Instant::now();
-        // New calls wait meanwhile: otherwise threads that queue work constantly would leave no gap.
-        while self.calls.total() > closed.counts.joiners {
-            if start.elapsed() >= CLOSING_MAX {
-                return None;
-            }
-            std::thread::yield_now();
-        }
-        Some(closed)
+        let closing = self.begin_closing(counts);
+        BiasedCount::fence_all([&self.calls]);
+        closing.once_idle()
     }
 
-    /// Waits until each call has ended that began before this one.
+    /// Makes new calls wait. A fence must follow, and then [`Closed::once_idle`].
+    fn begin_closing<'a>(&'a self, counts: MutexGuard<'a, Counts>) -> Closed<'a> {
+        self.is_closed.store(true, Ordering::SeqCst);
+        Closed { borrows: self, counts }
+    }
+
+    /// Waits until each call has ended that began before the last fence.
     fn let_calls_end(&self) {
-        self.calls.fence();
         while self.calls.total() > 0 && self.try_close(self.lock()).is_none() {
             std::thread::sleep(PAUSE);
         }
@@ -275,7 +276,7 @@ impl Borrows {
     pub(super) fn wait_for_all(&self) {
         let mut counts = self.lock();
         self.is_awaited.store(true, Ordering::SeqCst);
-        self.calls.fence();
+        BiasedCount::fence_all([&self.calls]);
         while counts.borrows + self.calls.total() > 0 {
             counts = self.ended.wait(counts).unwrap_or_else(PoisonError::into_inner);
         }
@@ -289,6 +290,21 @@ impl Drop for Call<'_> {
         if self.borrows.is_awaited.load(Ordering::SeqCst) {
             self.borrows.notify_end();
         }
+    }
+}
+
+impl Closed<'_> {
+    /// Waits until no call is active. `None` if one takes long; the stream is open again.
+    fn once_idle(self) -> Option<Self> {
+        let start = Instant::now();
+        // New calls wait meanwhile: otherwise threads that queue work constantly would leave no gap.
+        while self.borrows.calls.total() > self.counts.joiners {
+            if start.elapsed() >= CLOSING_MAX {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+        Some(self)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::error::PoolError;
 use core::sync::atomic::Ordering;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 /// A value that keeps a stream of another library alive.
 pub(super) type Owner = Box<dyn Send + Sync>;
@@ -183,10 +183,13 @@ impl Stream {
     /// - [`PoolError::StreamRetired`] if the stream was retired before.
     /// - [`PoolError::WrongThread`] if it is another thread's default stream.
     pub fn retire(&self) -> Result<(), PoolError> {
+        // Once this returns, the owner may destroy the handle, so a second thread waits until the first has retired the stream.
+        let _one = self.0.retirement.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_usable()?;
-        if self.0.kind != Kind::Owned && !self.0.is_retired.swap(true, Ordering::SeqCst) {
+        if self.0.kind != Kind::Owned {
+            self.0.is_retired.store(true, Ordering::SeqCst);
             self.0.fast_path_id.store(0, Ordering::SeqCst);
-            // Once this returns, the owner may destroy the handle, and a call that began before may still use it.
+            // A call that began before may still use the handle.
             self.0.borrows.wait_for_all();
             self.clocks().retire(self.id(), self.0.driver_id);
         }
