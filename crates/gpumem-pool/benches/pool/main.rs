@@ -1,5 +1,5 @@
 //! The host cost of an allocation and its free: pairs, pairs on many threads, churn, and hand-over between threads. The cost of a
-//! report.
+//! report. The time in which a pool goes to sleep and wakes.
 //!
 //! Runs on the driver that `GPUMEM_DRIVER` names, or on a GPU if there is one, and prints which. No work is queued on the
 //! streams, so on the simulator the figures are those of the pool alone. Each figure is the best of several repeats; the median
@@ -14,6 +14,7 @@
 mod churn;
 mod meter;
 mod refusals;
+mod sleep;
 mod traced;
 
 use churn::Plan;
@@ -42,6 +43,7 @@ fn main() -> Outcome<()> {
     bench.hand_over()?;
     bench.adapted()?;
     bench.refusals()?;
+    bench.sleep()?;
     bench.churn()
 }
 
@@ -122,19 +124,7 @@ impl Bench {
     fn pairs(&self) -> Outcome<()> {
         let (pool, stream) = (self.pool()?, Stream::new(&self.device)?);
         for (size, size_bytes) in SIZES {
-            self.row(&self.name(&format!("pair_{size}"), 1), || {
-                // Samples are so short that most are not interrupted, and so many that a moment of interference has no effect.
-                let (samples, pairs) = (2000, 1000);
-                let mut best = Duration::MAX;
-                for _ in 0..samples {
-                    let start = Instant::now();
-                    for _ in 0..pairs {
-                        drop(pool.alloc(size_bytes, &stream)?);
-                    }
-                    best = best.min(start.elapsed());
-                }
-                Ok(per(best, pairs))
-            })?;
+            self.row(&self.name(&format!("pair_{size}"), 1), || pair(&pool, &stream, size_bytes))?;
         }
         Ok(())
     }
@@ -202,6 +192,20 @@ impl Bench {
         }
         Ok(())
     }
+}
+
+/// The time of a pair. Samples are so short that most are not interrupted, and so many that a moment of interference has no effect.
+fn pair(pool: &Pool, stream: &Stream, size_bytes: u64) -> Outcome<f64> {
+    let (samples, pairs) = (2000, 1000);
+    let mut best = Duration::MAX;
+    for _ in 0..samples {
+        let start = Instant::now();
+        for _ in 0..pairs {
+            drop(pool.alloc(size_bytes, stream)?);
+        }
+        best = best.min(start.elapsed());
+    }
+    Ok(per(best, pairs))
 }
 
 /// The driver calls so far.
