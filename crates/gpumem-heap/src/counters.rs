@@ -23,11 +23,11 @@ pub struct LocalCounters {
 }
 
 impl LocalCounters {
-    /// Counts an allocated block.
+    /// Counts an allocated block. Returns [`LocalCounters::in_use_bytes`].
     #[inline]
-    pub fn count_out(&self, size_bytes: u64) {
-        raise(&self.in_use_bytes, size_bytes);
+    pub fn count_out(&self, size_bytes: u64) -> u64 {
         raise(&self.allocation_count, 1);
+        raise(&self.in_use_bytes, size_bytes)
     }
 
     /// Counts several allocated blocks, of `size_bytes` each.
@@ -36,11 +36,11 @@ impl LocalCounters {
         raise(&self.allocation_count, count);
     }
 
-    /// Counts a freed block.
+    /// Counts a freed block. Returns [`LocalCounters::in_use_bytes`].
     #[inline]
-    pub fn count_in(&self, size_bytes: u64) {
-        raise(&self.in_use_bytes, size_bytes.wrapping_neg());
+    pub fn count_in(&self, size_bytes: u64) -> u64 {
         raise(&self.free_count, 1);
+        raise(&self.in_use_bytes, size_bytes.wrapping_neg())
     }
 
     /// Counts a change of size of a block that is counted elsewhere.
@@ -71,10 +71,12 @@ impl Default for LocalCounters {
     }
 }
 
-/// Adds to a counter without an atomic exchange: only one thread at a time writes it.
+/// Adds to a counter without an atomic exchange: only one thread at a time writes it. Returns the sum.
 #[inline]
-fn raise(count: &AtomicU64, by: u64) {
-    count.store(count.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+fn raise(count: &AtomicU64, by: u64) -> u64 {
+    let sum = count.load(Ordering::Relaxed).wrapping_add(by);
+    count.store(sum, Ordering::Relaxed);
+    sum
 }
 
 impl Counters {

@@ -204,7 +204,7 @@ impl OwnerGuard<'_> {
                 }
                 block => block.map(|block| (class, block)),
             };
-            found.inspect(|_| self.counters.count_out(size_bytes))
+            found.inspect(|_| _ = self.counters.count_out(size_bytes))
         })?
     }
 

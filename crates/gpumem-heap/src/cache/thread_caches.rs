@@ -120,7 +120,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         let taken = cache.with(|magazines| {
             magazines.refill(class, &mut batch.blocks);
             magazines.keep_spare(core::mem::take(&mut batch.blocks));
-            magazines.take(class).inspect(|_| cache.counters.count_out(size_bytes))
+            magazines.take(class).inspect(|_| _ = cache.counters.count_out(size_bytes))
         });
         if taken.is_none() {
             // The cache was closed: its stream is gone. Other threads may have filled the shelf, so this can make it one batch

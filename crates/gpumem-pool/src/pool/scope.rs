@@ -272,9 +272,18 @@ impl FrameUsage {
     }
 }
 
+/// Adds, and stays at the largest number.
 #[inline]
 fn add(sum: &Cell<u64>, more: u64) {
-    sum.set(sum.get().saturating_add(more));
+    match sum.get().checked_add(more) {
+        Some(added) => sum.set(added),
+        None => saturate(sum),
+    }
+}
+
+#[cold]
+fn saturate(sum: &Cell<u64>) {
+    sum.set(u64::MAX);
 }
 
 /// The open scopes of a thread, the innermost last.
@@ -283,18 +292,20 @@ struct Frames(Vec<Rc<Frame>>);
 
 impl Drop for Frames {
     fn drop(&mut self) {
-        INNERMOST.with(Innermost::clear);
+        HERE.with(Here::clear);
     }
 }
 
-/// The innermost frame of one pool, found without a search.
-struct Innermost {
+/// What a thread finds without a search: whether it has open scopes, and the innermost frame of one pool.
+pub(crate) struct Here {
+    /// The number of open scopes, of all pools.
+    open_count: Cell<u32>,
     /// The serial number of the pool's tags; 0 if there is no frame.
     serial: Cell<u64>,
     frame: Cell<*const Frame>,
 }
 
-impl Innermost {
+impl Here {
     fn clear(&self) {
         self.serial.set(0);
     }
@@ -313,11 +324,11 @@ pub(crate) fn open(tags: &Tags, tag: u16) -> Open {
         let frame =
             Rc::new(Frame { number, serial: tags.serial(), tag, share, usage: FrameUsage::default() });
         let opened = FRAMES.try_with(|frames| {
-            INNERMOST.with(|innermost| innermost.set(&frame));
+            HERE.with(|here| here.set(&frame));
             frames.borrow_mut().0.push(frame);
         });
         if opened.is_ok() {
-            OPEN.set(OPEN.get() + 1);
+            HERE.with(|here| here.open_count.set(here.open_count.get() + 1));
         }
     }
     Open { number, _thread: PhantomData }
@@ -346,9 +357,9 @@ impl Drop for Open {
             let mut frames = frames.borrow_mut();
             let Some(index) = frames.0.iter().position(|frame| frame.number == self.number) else { return };
             // Before the frame is dropped: no cell points to a frame that is gone.
-            INNERMOST.with(Innermost::clear);
+            HERE.with(Here::clear);
             let ended = frames.0.remove(index);
-            OPEN.set(OPEN.get() - 1);
+            HERE.with(|here| here.open_count.set(here.open_count.get() - 1));
             if let Some(outer) = frames.0[..index].iter().rfind(|outer| outer.serial == ended.serial) {
                 outer.usage.add(&ended.usage);
             }
@@ -361,7 +372,13 @@ impl Drop for Open {
 /// Returns whether this thread has an open scope, of any pool.
 #[inline]
 pub(crate) fn is_any_open() -> bool {
-    OPEN.get() > 0
+    HERE.with(|here| here.open_count.get() > 0)
+}
+
+/// Calls `work` with what this thread finds without a search, if it has an open scope, of any pool.
+#[inline(always)]
+pub(crate) fn if_any_open<R>(work: impl FnOnce(&Here) -> R) -> Option<R> {
+    HERE.with(|here| (here.open_count.get() > 0).then(|| work(here)))
 }
 
 /// Returns the tag of the pool's innermost scope, or 0 without one.
@@ -372,17 +389,14 @@ pub(crate) fn innermost(tags: &Tags) -> u16 {
     }
 }
 
-/// Counts an allocation for the pool's innermost scope. Returns its tag, or 0 without one.
+/// Counts an allocation for the pool's innermost scope, if it is found without a search. Returns its tag.
 #[inline(always)]
-pub(crate) fn count_out(tags: &Tags, size_bytes: u64) -> u16 {
-    match with_cached(tags, |frame| frame.count_out(size_bytes)) {
-        Some(tag) => tag,
-        None => count_out_slow(tags, size_bytes),
-    }
+pub(crate) fn count_out_here(here: &Here, tags: &Tags, size_bytes: u64) -> Option<u16> {
+    with_found(here, tags, |frame| frame.count_out(size_bytes))
 }
 
-#[cold]
-fn count_out_slow(tags: &Tags, size_bytes: u64) -> u16 {
+/// Counts an allocation for the pool's innermost scope. Returns its tag, or 0 without one.
+pub(crate) fn count_out(tags: &Tags, size_bytes: u64) -> u16 {
     with_innermost(tags, |frame| frame.count_out(size_bytes)).unwrap_or(0)
 }
 
@@ -437,7 +451,7 @@ fn with_innermost<R>(tags: &Tags, work: impl Fn(&Frame) -> R) -> Option<R> {
     let find = |frames: &RefCell<Frames>| {
         let frames = frames.borrow();
         let frame = frames.0.iter().rfind(|frame| frame.serial == tags.serial())?;
-        INNERMOST.with(|innermost| innermost.set(frame));
+        HERE.with(|here| here.set(frame));
         Some(work(frame))
     };
     FRAMES.try_with(find).ok().flatten()
@@ -447,19 +461,21 @@ fn with_innermost<R>(tags: &Tags, work: impl Fn(&Frame) -> R) -> Option<R> {
 /// searched for.
 #[inline(always)]
 fn with_cached<R>(tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
-    let found = INNERMOST.with(|innermost| {
-        let is_found = innermost.serial.get() == tags.serial();
-        is_found.then(|| innermost.frame.get())
-    });
-    // SAFETY: this thread's list holds the frame that the cell points to: before it drops a frame, in `Open::drop` or at the
+    HERE.with(|here| with_found(here, tags, work))
+}
+
+#[inline(always)]
+fn with_found<R>(here: &Here, tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
+    let is_found = here.serial.get() == tags.serial();
+    let found = is_found.then(|| here.frame.get());
+    // SAFETY: `here` is this thread's, and this thread's list holds the frame that the cell points to: before it drops a frame, in `Open::drop` or at the
     // thread's end, it clears the cell. `work` opens and ends no scope.
     found.map(|frame| work(unsafe { &*frame }))
 }
 
 thread_local! {
-    static OPEN: Cell<u32> = const { Cell::new(0) };
     static NEXT: Cell<u64> = const { Cell::new(0) };
-    static INNERMOST: Innermost = const { Innermost { serial: Cell::new(0), frame: Cell::new(core::ptr::null()) } };
+    static HERE: Here = const { Here { open_count: Cell::new(0), serial: Cell::new(0), frame: Cell::new(core::ptr::null()) } };
     static FRAMES: RefCell<Frames> = const { RefCell::new(Frames(Vec::new())) };
 }
 

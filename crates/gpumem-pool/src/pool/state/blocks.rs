@@ -5,6 +5,7 @@ use crate::backend::{self, Allocation, Answer, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{GRAPH_BIT, Stream, StreamId};
 use crate::error::{PoolError, is_sticky};
+use crate::pool::scope::Here;
 use crate::pool::{Block, scope};
 use core::sync::atomic::AtomicU64;
 
@@ -20,8 +21,10 @@ impl StateRef {
             _ => None,
         };
         let (allocation, uses) = match cached {
-            Some(allocation) if scope::is_any_open() => (self.tagged(allocation, size_bytes), 0),
-            Some(allocation) => (allocation, 0),
+            Some(allocation) => {
+                let tagged = scope::if_any_open(|here| self.tagged_here(here, allocation, size_bytes));
+                (tagged.unwrap_or(allocation), 0)
+            }
             None => self.alloc_slow_in_scope(size_bytes, alignment, stream)?,
         };
         Ok(Block::from_parts(allocation, size_bytes, stream.id(), AtomicU64::new(uses), self))
@@ -146,6 +149,16 @@ impl StateRef {
             self.lifetime.count_in();
         }
         Ok(allocation)
+    }
+
+    /// Like [`tagged`](Self::tagged), for a caller that has looked up what the thread finds without a search. A look-up here would make
+    /// the function save its registers.
+    #[inline(never)]
+    fn tagged_here(self, here: &Here, allocation: Allocation, size_bytes: u64) -> Allocation {
+        match scope::count_out_here(here, &self.tags, size_bytes) {
+            Some(tag) => allocation.with_tag(tag),
+            None => self.tagged(allocation, size_bytes),
+        }
     }
 
     /// Counts a new block for the thread's innermost scope, and gives it the scope's tag.

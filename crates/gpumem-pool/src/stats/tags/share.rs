@@ -43,21 +43,19 @@ impl Share {
     /// Counts an allocation.
     #[inline]
     pub(crate) fn count_out(&self, size_bytes: u64) {
-        self.counters.count_out(size_bytes);
-        self.note();
+        self.note(self.counters.count_out(size_bytes));
     }
 
     /// Counts a free.
     #[inline]
     pub(crate) fn count_in(&self, size_bytes: u64) {
-        self.counters.count_in(size_bytes);
-        self.publish_if_due(self.counters.in_use_bytes());
+        self.publish_if_due(self.counters.count_in(size_bytes));
     }
 
     /// Counts a change in size that is not a block of its own.
     pub(crate) fn change(&self, from_bytes: u64, to_bytes: u64) {
         self.counters.change(from_bytes, to_bytes);
-        self.note();
+        self.note(self.counters.in_use_bytes());
     }
 
     pub(super) fn counters(&self) -> Counters {
@@ -65,8 +63,7 @@ impl Share {
     }
 
     #[inline]
-    fn note(&self) {
-        let in_use_bytes = self.counters.in_use_bytes();
+    fn note(&self, in_use_bytes: u64) {
         if in_use_bytes.cast_signed() > self.high_bytes.load(Ordering::Relaxed).cast_signed() {
             self.high_bytes.store(in_use_bytes, Ordering::Relaxed);
         }
