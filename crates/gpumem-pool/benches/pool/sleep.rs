@@ -33,11 +33,12 @@ impl Bench {
             asleep = asleep.min(timed(|| Ok(pool.sleep(Keep::OnHost).map(|_| ())?))?);
             awake = awake.min(timed(|| Ok(pool.wake().map(|_| ())?))?);
             for block in &blocks {
-                // SAFETY: both are alive and have these bytes, and the calls return when the copies are complete.
-                let to_host = || Ok(unsafe { driver.cuMemcpyDtoH_v2(host, block.address(), length)? });
-                let from_host = || Ok(unsafe { driver.cuMemcpyHtoD_v2(block.address(), host, length)? });
-                down = down.min(timed(to_host)?);
-                up = up.min(timed(from_host)?);
+                // SAFETY: both are alive and have these bytes, and the call returns when the copy is complete.
+                let to_host = || unsafe { driver.cuMemcpyDtoH_v2(host, block.address(), length) };
+                // SAFETY: as for the other direction.
+                let from_host = || unsafe { driver.cuMemcpyHtoD_v2(block.address(), host, length) };
+                down = down.min(timed(|| to_host().map_err(Into::into))?);
+                up = up.min(timed(|| from_host().map_err(Into::into))?);
             }
         }
         let all = |block: Duration| block * BLOCK_COUNT as u32;

@@ -296,7 +296,7 @@ impl Drop for Frames {
     }
 }
 
-/// What a thread finds without a search: whether it has open scopes, and the innermost frame of one pool.
+/// The part of a thread's scopes that it finds without a search: how many are open, and the innermost frame of one pool.
 pub(crate) struct Here {
     /// The number of open scopes, of all pools.
     open_count: Cell<u32>,
@@ -375,7 +375,7 @@ pub(crate) fn is_any_open() -> bool {
     HERE.with(|here| here.open_count.get() > 0)
 }
 
-/// Calls `work` with what this thread finds without a search, if it has an open scope, of any pool.
+/// Calls `work` with this thread's scopes if one is open, of any pool.
 #[inline(always)]
 pub(crate) fn if_any_open<R>(work: impl FnOnce(&Here) -> R) -> Option<R> {
     HERE.with(|here| (here.open_count.get() > 0).then(|| work(here)))

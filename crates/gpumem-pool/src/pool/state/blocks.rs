@@ -151,8 +151,8 @@ impl StateRef {
         Ok(allocation)
     }
 
-    /// Like [`tagged`](Self::tagged), for a caller that has looked up what the thread finds without a search. A look-up here would make
-    /// the function save its registers.
+    /// Like [`tagged`](Self::tagged), for a caller that has looked up the thread's scopes. A look-up here would make the function save its
+    /// registers.
     #[inline(never)]
     fn tagged_here(self, here: &Here, allocation: Allocation, size_bytes: u64) -> Allocation {
         match scope::count_out_here(here, &self.tags, size_bytes) {
