@@ -295,7 +295,7 @@ struct Counts {
 
 struct Buffer {
     shape: LaunchShape,
-    /// Of each argument.
+    /// The size of each argument.
     sizes_bytes: [u16; ARGUMENTS_MAX],
     /// The index of the first word of each argument.
     starts: [u8; ARGUMENTS_MAX],

@@ -46,9 +46,8 @@ pub struct Attempt {
 ///
 /// # Errors
 ///
-/// The first error of `step` that does not report that memory or a limit ran out. A report is an error of gpumem, or one along the chain
-/// of [sources](Error::source); an error of your own that wraps one returns it as its source (`#[from]` of `thiserror`, not
-/// `#[error(transparent)]`, which hides it).
+/// The first error of `step` that does not report that memory or a limit ran out. The report is found if the error is one of
+/// gpumem, or if a gpumem error is among its [sources](Error::source). With `thiserror`, wrap it with `#[from]`; `#[error(transparent)]` hides it.
 pub fn fit_batch_size<E: Error + 'static>(
     gpu: &Gpu,
     range: RangeInclusive<usize>,

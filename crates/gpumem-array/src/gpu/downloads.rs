@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct Downloads {
     /// The address of the memory that the latest work writes.
     last_written: AtomicU64,
-    /// The sizes of memory whose download found later work on the stream: bit n for 2ⁿ bytes up to twice as many.
+    /// The sizes of arrays whose downloads found later work on the stream. Bit n stands for sizes of 2ⁿ to 2ⁿ⁺¹ − 1 bytes.
     late_sizes: AtomicU64,
 }
 

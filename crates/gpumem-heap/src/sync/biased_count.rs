@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// A count of calls that are running.
 #[derive(Debug)]
 pub struct BiasedCount {
-    /// The number of the owner thread, or [`NOBODY`].
+    /// The number of the owner thread, or [`NO_OWNER`].
     owner: AtomicU64,
     /// The owner's calls. Only the owner writes it.
     owned: AtomicU32,
@@ -32,7 +32,7 @@ pub enum Side {
 
 impl Default for BiasedCount {
     fn default() -> Self {
-        Self { owner: AtomicU64::new(NOBODY), owned: AtomicU32::new(0), shared: AtomicU32::new(0) }
+        Self { owner: AtomicU64::new(NO_OWNER), owned: AtomicU32::new(0), shared: AtomicU32::new(0) }
     }
 }
 
@@ -50,9 +50,9 @@ impl BiasedCount {
 
     #[inline(never)]
     fn enter_other(&self) -> Side {
-        if self.owner.load(Ordering::Relaxed) == NOBODY && is_light() {
+        if self.owner.load(Ordering::Relaxed) == NO_OWNER && is_light() {
             let own = own_number();
-            let owned = self.owner.compare_exchange(NOBODY, own, Ordering::Relaxed, Ordering::Relaxed);
+            let owned = self.owner.compare_exchange(NO_OWNER, own, Ordering::Relaxed, Ordering::Relaxed);
             if owned.is_ok() {
                 self.raise_owned(1);
                 // A thread that has not seen an owner makes no heavy fence, so the first call makes a full one.
@@ -87,7 +87,7 @@ impl BiasedCount {
     pub fn fence_all<'a>(counts: impl IntoIterator<Item = &'a Self>) {
         fence();
         // Behind the fence: either this thread sees the owner, or the owner's calls see what this thread wrote before.
-        if counts.into_iter().any(|count| count.owner.load(Ordering::Relaxed) != NOBODY) {
+        if counts.into_iter().any(|count| count.owner.load(Ordering::Relaxed) != NO_OWNER) {
             asymmetric_fence_heavy(true);
         }
     }
@@ -107,8 +107,8 @@ fn own_number() -> u64 {
     NUMBER.get()
 }
 
-/// The owner before the first call. No thread has this number.
-const NOBODY: u64 = u64::MAX;
+/// The value of `owner` before the first call. No thread has this number.
+const NO_OWNER: u64 = u64::MAX;
 
 std::thread_local! {
     /// 0 until the thread first becomes an owner.
@@ -118,7 +118,6 @@ std::thread_local! {
 #[cfg(all(test, not(any(gpumem_loom, gpumem_shuttle))))]
 mod tests {
     use super::*;
-    use core::sync::atomic::AtomicBool;
 
     #[test]
     fn calls_of_all_threads_count() {
@@ -138,40 +137,45 @@ mod tests {
         assert_eq!(count.total(), 0);
     }
 
-    /// A closer sets a flag and then sees no call; from then on no call may see the flag unset.
+    /// In each round the owner begins a call while a closer sets the flag, and stays in it until the closer has read the count. In no round
+    /// does each miss the other.
     #[test]
-    fn no_call_runs_while_closed() {
-        let (count, is_closed, is_over) =
-            (BiasedCount::default(), AtomicBool::new(false), AtomicBool::new(false));
-        let inside = AtomicU32::new(0);
-        let rounds = if cfg!(miri) { 20 } else { 2_000 };
+    fn a_call_and_a_closer_see_each_other() {
+        let (count, closed) = (BiasedCount::default(), AtomicU64::new(0));
+        let [begun, read] = [(); 2].map(|()| AtomicU64::new(0));
+        let rounds = if cfg!(miri) { 20 } else { 5_000 };
+        let wait_for = |number: &AtomicU64, least| {
+            (0..).take_while(|_| number.load(Ordering::Acquire) < least).for_each(crate::sync::pause);
+        };
+        let meet = |round| {
+            begun.fetch_add(1, Ordering::AcqRel);
+            wait_for(&begun, 2 * round);
+        };
         std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    while !is_over.load(Ordering::Relaxed) {
-                        let side = count.enter();
-                        if !is_closed.load(Ordering::SeqCst) {
-                            inside.fetch_add(1, Ordering::Relaxed);
-                            inside.fetch_sub(1, Ordering::Relaxed);
-                        }
-                        count.leave(side);
-                        std::hint::spin_loop();
-                    }
-                });
-            }
-            for _ in 0..rounds {
-                is_closed.store(true, Ordering::SeqCst);
+            let owner = scope.spawn(|| {
+                // The first call makes a full fence, the others light ones.
+                let side = count.enter();
+                count.leave(side);
+                let saw = |round| {
+                    meet(round);
+                    let side = count.enter();
+                    let saw = closed.load(Ordering::SeqCst) == round;
+                    wait_for(&read, round);
+                    count.leave(side);
+                    saw
+                };
+                (1..=rounds).map(saw).collect::<Vec<bool>>()
+            });
+            let saw = |round| {
+                meet(round);
+                closed.store(round, Ordering::Relaxed);
                 BiasedCount::fence_all([&count]);
-                while count.total() > 0 {
-                    std::thread::yield_now();
-                }
-                for _ in 0..10 {
-                    assert_eq!(inside.load(Ordering::Relaxed), 0);
-                }
-                is_closed.store(false, Ordering::SeqCst);
-                std::thread::yield_now();
-            }
-            is_over.store(true, Ordering::Relaxed);
+                let saw = count.total() > 0;
+                read.store(round, Ordering::Release);
+                saw
+            };
+            let closer: Vec<bool> = (1..=rounds).map(saw).collect();
+            assert!(owner.join().unwrap().into_iter().zip(closer).all(|(one, other)| one || other));
         });
     }
 }

@@ -194,7 +194,7 @@ impl Bench {
     }
 }
 
-/// The time of a pair. Samples are so short that most are not interrupted, and so many that a moment of interference has no effect.
+/// The time of a pair: the best of many short samples, most of which nothing interrupts.
 fn pair(pool: &Pool, stream: &Stream, size_bytes: u64) -> Outcome<f64> {
     let (samples, pairs) = (2000, 1000);
     let mut best = Duration::MAX;

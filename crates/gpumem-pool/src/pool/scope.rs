@@ -468,8 +468,8 @@ fn with_cached<R>(tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
 fn with_found<R>(here: &Here, tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
     let is_found = here.serial.get() == tags.serial();
     let found = is_found.then(|| here.frame.get());
-    // SAFETY: `here` is this thread's, and this thread's list holds the frame that the cell points to: before it drops a frame, in `Open::drop` or at the
-    // thread's end, it clears the cell. `work` opens and ends no scope.
+    // SAFETY: `here` is this thread's. This thread's list holds the frame that the cell points to: before it drops a frame, in
+    // `Open::drop` or at the thread's end, it clears the cell. `work` opens and ends no scope.
     found.map(|frame| work(unsafe { &*frame }))
 }
 
