@@ -20,8 +20,7 @@ use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::harness::cases::skip;
 use gpumem_tests::pool::{BackendKind, CaptureMode, Device, Pool};
 use gpumem_tests::sys::Driver;
-use gpumem_tests::{cases, for_each_seed};
-use std::time::Duration;
+use gpumem_tests::{cases, for_each_seed, for_each_seed_with_gates};
 
 type Vector = GpuArray<f32, Ix1>;
 
@@ -371,7 +370,7 @@ fn halves_do_not_serialise(driver: &Driver) {
     assert_eq!(array.sum().unwrap().into_scalar().unwrap(), 3.0 * LEN as f32);
 }
 
-/// A number waits for its own value, once the program has shown that it queues work behind numbers of this size.
+/// A number waits for its own value, not for the work behind it.
 fn a_number_waits_for_its_own_value(driver: &Driver) {
     let gpu = gpu(driver);
     if frees_wait(&gpu) {
@@ -380,29 +379,16 @@ fn a_number_waits_for_its_own_value(driver: &Driver) {
     let x = GpuArray::from_elem(&gpu, LEN, 2.0_f32).unwrap();
     let wide = GpuArray::from_elem(&gpu, LEN, 2.0_f64).unwrap();
     let mut behind = GpuArray::<f32, _>::zeros(&gpu, LEN).unwrap();
-    let mut number = |is_wide: bool, is_first: bool| {
+    for is_wide in [false, true, false] {
         let (sum, wide_sum) = (x.sum().unwrap(), wide.sum().unwrap());
         let gate = StreamGate::on(gpu.stream()).unwrap();
         behind.fill(1.0).unwrap();
-        let value = || match is_wide {
+        let value = match is_wide {
             true => wide_sum.into_scalar().unwrap(),
             false => f64::from(sum.into_scalar().unwrap()),
         };
-        let value = std::thread::scope(|scope| {
-            // The first number of a size waits for the gate.
-            if !is_first {
-                return (value(), gate.open());
-            }
-            scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(50));
-                assert!(gate.open());
-            });
-            (value(), true)
-        });
-        assert_eq!(value, (2.0 * LEN as f64, true), "true: the number has not waited for later work");
-    };
-    for (is_wide, is_first) in [(false, true), (true, true), (false, false), (true, false), (false, false)] {
-        number(is_wide, is_first);
+        assert_eq!(value, 2.0 * LEN as f64);
+        assert!(gate.open(), "the number has waited for later work");
     }
 }
 
@@ -586,21 +572,22 @@ fn nothing_is_left(driver: &Driver) {
     assert_eq!((report.graph_count, report.executable_graph_count), (0, 0), "{report}");
 }
 
-/// Fewer than elsewhere: the simulator waits a quarter of a second for the host function of a closed gate.
-const GATED_SEEDS: u64 = 20;
-
 #[test]
 fn the_first_batch_is_summed_alone_under_every_seed() {
-    for_each_seed!(GATED_SEEDS, |driver: &Driver, _seed| the_first_batch_is_summed_alone(driver));
+    for_each_seed_with_gates!(200, |driver: &Driver, _seed| the_first_batch_is_summed_alone(driver));
 }
 
 #[test]
 fn halves_do_not_serialise_under_any_seed() {
-    for_each_seed!(GATED_SEEDS, |driver: &Driver, _seed| halves_do_not_serialise(driver));
+    for_each_seed_with_gates!(200, |driver: &Driver, _seed| halves_do_not_serialise(driver));
 }
 
-/// The work behind a number reuses what it was calculated from. Without a gate: under some schedules, a query of the simulator waits
-/// for one.
+#[test]
+fn a_number_waits_for_its_own_value_under_every_seed() {
+    for_each_seed_with_gates!(200, |driver: &Driver, _seed| a_number_waits_for_its_own_value(driver));
+}
+
+/// The work behind a number reuses what it was calculated from.
 #[test]
 fn numbers_have_their_own_value_under_every_seed() {
     for_each_seed!(200, |driver: &Driver, _seed| {

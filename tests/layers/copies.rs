@@ -336,6 +336,32 @@ cases! {
         }
     }
 
+    /// Rows of bytes without gaps, at addresses and distances of any alignment: none but their bytes are written.
+    fn dense_rows(driver: &Driver) {
+        let gpu = counted(driver);
+        // The simulator copies in one way.
+        let step = if driver.kind() == DriverKind::Sim { 7 } else { 1 };
+        for len in [511_usize, 512, 527, 1_000, 4_095] {
+            for (to_first, from_first) in (0..16).map(|first| (first, 5 * first % 16)).chain([(3, 3), (0, 1), (1, 0)]).step_by(step) {
+                for pitch in [1, 16] {
+                    let name = format!("{len} bytes from {from_first} to {to_first}, pitches of {pitch}");
+                    let width = (len + 16).next_multiple_of(pitch);
+                    let host = Array3::from_shape_fn((2, 5, width), |(i, j, k)| (i * 131 + j * 71 + k * 7 + k / 251) as u8);
+                    let mut expected = Array3::from_elem((2, 5, width + 1), 0x5a_u8);
+                    let source = GpuArray::from_array(&gpu, &host).unwrap();
+                    let mut target = GpuArray::from_array(&gpu, &expected).unwrap();
+                    let from = s![.., ..;-1, from_first..from_first + len];
+                    let to = s![.., .., to_first..to_first + len];
+                    expected.slice_mut(to).assign(&host.slice(from));
+                    let part = source.view().slice(from).unwrap();
+                    let calls = moves(|| target.slice_mut(to).unwrap().assign(&part).unwrap());
+                    assert_eq!(calls, [("cuLaunchKernel", 1)], "{name}");
+                    assert!(target.to_array().unwrap() == expected, "{name}");
+                }
+            }
+        }
+    }
+
     /// More axes than a kernel takes, more positions than a dimension of the grid, and a view in reverse order.
     fn many_axes_in_another_order(driver: &Driver) {
         let gpu = counted(driver);

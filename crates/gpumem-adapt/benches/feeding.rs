@@ -214,12 +214,28 @@ impl Bench {
         let upload = feed(2, 0)?;
         let kernels =
             (upload.as_secs_f64() / *batch_count as f64 / add.as_secs_f64()).ceil().clamp(1.0, 1e3) as usize;
+        println!("upload {upload:?}, {kernels} kernels of {add:?} for each batch");
         let compute =
             self.median(|| (0..kernels * batch_count).try_for_each(|_| resident.try_add_assign(1.0)))?;
         for prefetch in [1, 2, 8] {
             let both = feed(prefetch, kernels)?.as_secs_f64() / upload.max(compute).as_secs_f64();
             row(&format!("batches_time_by_larger_part@prefetch_{prefetch}"), both, "ratio", None);
         }
+        // One kernel for each batch that takes as long, so that the host's launches take no time.
+        let mut large = GpuArray::<f32, Ix1>::zeros(gpu, kernels * batch_bytes / 4)?;
+        let compute = self.median(|| (0..*batch_count).try_for_each(|_| large.try_add_assign(1.0)))?;
+        for prefetch in [1, 2, 8] {
+            let both = self.median(|| -> Result<(), AdaptError> {
+                for batch in batches(&rows).batch_size(1).prefetch(prefetch).on(gpu)? {
+                    batch?.try_add_assign(1.0)?;
+                    large.try_add_assign(1.0)?;
+                }
+                Ok(())
+            })?;
+            let ratio = both.as_secs_f64() / upload.max(compute).as_secs_f64();
+            row(&format!("batches_time_by_larger_part@one_kernel_prefetch_{prefetch}"), ratio, "ratio", None);
+        }
+        drop(large);
         // The last is beside PyTorch.
         for prefetch in [1, 8, 2] {
             let rate = size_bytes / feed(prefetch, 1)?.as_secs_f64() / 1e9;

@@ -23,7 +23,11 @@ const PTX: &str = "
     .version 7.8
     .target sm_70
     .address_size 64
-    .visible .entry axpy(.param .u64 y, .param .u64 a, .param .u64 b, .param .f32 factor, .param .u64 n) { ret; }";
+    .visible .entry axpy(.param .u64 y, .param .u64 a, .param .u64 b, .param .f32 factor, .param .u64 n) {
+        .reg .b64 %n;
+        ld.param.u64 %n, [n];
+        ret;
+    }";
 static TWIN: [Kernel; 1] = [Kernel::new("axpy", |_| Ok(()))];
 
 /// The context of the device, which the stubs report as current on every thread.

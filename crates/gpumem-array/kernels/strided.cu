@@ -1,6 +1,6 @@
 // Copies and fills of strided ranges, by the size of an element: 1, 2, 4, 8 or 16 bytes.
 //
-// `copy` and `fill`: the host orders the axes by their steps in the target, merges axes that are contiguous, and passes the innermost axis by
+// `copy`, `dense` and `fill`: the host orders the axes by their steps in the target, merges axes that are contiguous, and passes the innermost axis by
 // itself: the threads of a block lie along it, and each thread finds the place of a row once for all elements of the row.
 //
 // `transpose`: the fastest axes of target and source differ. A block moves a tile of the two through shared memory: its threads lie along
@@ -90,6 +90,52 @@ __device__ void copy(char *to, const char *from, u64 len, i64 to_step, i64 from_
             for (unsigned j = 0; j < IN_FLIGHT; j++) {
                 const u64 i = base + j * threads;
                 if (i < len) *(T *)(to + start.to + (i64)i * to_step) = loaded[j];
+            }
+        }
+    }
+}
+
+// Accesses of several words.
+template <unsigned WORDS> struct Words;
+template <> struct alignas(4) Words<1> {
+    unsigned at[1];
+};
+template <> struct alignas(16) Words<4> {
+    unsigned at[4];
+};
+
+// Rows of bytes without gaps, at any addresses: each thread stores 16 aligned bytes at a time. If the source is aligned differently, it
+// loads the words that hold the bytes, all of which are in the row, and shifts them. At the ends of a row it moves single bytes.
+__device__ void copy_dense(char *to, const char *from, u64 len, u64 rows, const Axes &axes) {
+    const unsigned BYTES = 16;
+    const u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+    const u64 threads = gridDim.x * (u64)blockDim.x;
+    for (u64 row = blockIdx.y * (u64)blockDim.y + threadIdx.y; row < rows; row += gridDim.y * (u64)blockDim.y) {
+        const Row start(axes, row);
+        const u64 target = (u64)to + start.to, source = (u64)from + start.from;
+        const u64 aligned = target / BYTES * BYTES;
+        const u64 count = (target + len - aligned + BYTES - 1) / BYTES;
+#pragma unroll 2
+        for (u64 i = first; i < count; i += threads) {
+            const u64 store = aligned + i * BYTES, load = source + (store - target);
+            const u64 word = load / 4 * 4;
+            const bool is_whole = store >= target && store + BYTES <= target + len;
+            if (is_whole && load % BYTES == 0) {
+                *(Words<4> *)store = *(const Words<4> *)load;
+            } else if (is_whole && word >= source && word + BYTES + 4 <= source + len) {
+                const unsigned *words = (const unsigned *)word;
+                unsigned loaded[5];
+#pragma unroll
+                for (unsigned j = 0; j < 5; j++) loaded[j] = words[j];
+                Words<4> shifted;
+#pragma unroll
+                for (unsigned j = 0; j < 4; j++)
+                    shifted.at[j] = __funnelshift_r(loaded[j], loaded[j + 1], (unsigned)(load % 4) * 8);
+                *(Words<4> *)store = shifted;
+            } else {
+#pragma unroll 4
+                for (unsigned j = 0; j < BYTES; j++)
+                    if (store + j >= target && store + j < target + len) *(char *)(store + j) = *(const char *)(load + j);
             }
         }
     }
@@ -206,15 +252,6 @@ __device__ void transpose_elements(T (*tile)[WIDTH], char *target, const char *s
         }
     }
 }
-
-// Accesses of several words.
-template <unsigned WORDS> struct Words;
-template <> struct alignas(4) Words<1> {
-    unsigned at[1];
-};
-template <> struct alignas(16) Words<4> {
-    unsigned at[4];
-};
 
 // Bytes: byte `i` of word `j` changes places with byte `j` of word `i`.
 __device__ void turn(unsigned &v, unsigned &x, unsigned &y, unsigned &z) {
@@ -390,6 +427,12 @@ COPY(2, unsigned short)
 COPY(4, unsigned)
 COPY(8, u64)
 COPY(16, Wide)
+
+// The parameters of `gpumem_copy_1`.
+extern "C" __global__ void gpumem_dense_1(char *to, const char *from, u64 len, i64, i64, u64 rows, AXES) {
+    copy_dense(to, from, len, rows, axes);
+}
+
 TRANSPOSE(1, unsigned char)
 TRANSPOSE(2, unsigned short)
 TRANSPOSE(4, unsigned)

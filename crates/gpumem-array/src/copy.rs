@@ -567,9 +567,7 @@ enum Work<'a> {
 impl<'a> Work<'a> {
     /// Rows at a pitch in memory of the device, which the kernel moves faster than the driver's copy.
     fn local_rows(gpu: &'a Gpu, rows: Pitched, plan: Plan) -> Result<Self, ArrayError> {
-        let Some(strided) = plan.into_strided().filter(|strided| strided.unit >= KERNEL_UNIT_MIN) else {
-            return Ok(Self::Rows(rows));
-        };
+        let Some(strided) = plan.into_strided() else { return Ok(Self::Rows(rows)) };
         match Launches::copy(gpu, strided) {
             // The simulator without the feature `sim`.
             Err(ArrayError::NoSuchKernel { .. }) => Ok(Self::Rows(rows)),
@@ -577,9 +575,6 @@ impl<'a> Work<'a> {
         }
     }
 }
-
-/// For smaller units, a thread of the kernel moves too few bytes at a time.
-const KERNEL_UNIT_MIN: usize = 4;
 
 /// The address at an offset in bytes.
 pub(crate) fn at(storage: &Storage, offset: isize) -> u64 {

@@ -57,7 +57,12 @@ pub(crate) const ARGUMENTS_MAX: usize = 32;
 impl Module {
     /// Loads a text of the user, whose launches are checked against the signatures in it.
     pub(crate) fn load(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
-        Ok(Self(Arc::new(Loaded::load(device, &image(ptx)?, Signatures::parse(ptx))?)))
+        let (image, signatures) = (image(ptx)?, Signatures::parse(ptx));
+        let loaded = Loaded::load(device, &image, signatures)?;
+        match loaded.signatures.without_code() {
+            Some(kernel) => Err(source::without_code("the PTX", kernel)),
+            None => Ok(Self(Arc::new(loaded))),
+        }
     }
 
     /// Loads a text of this crate.

@@ -16,8 +16,8 @@
 //! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one
 //! stream needs no marker, so markers are recorded when another stream needs one. Some writes get theirs at once, because
 //! another stream is likely to wait for them while later work is queued: copies from pinned memory, writes on a stream that other
-//! streams have waited for, and writes to memory that another stream has just used. So do writes of memory of the size whose last
-//! download found later work on the stream ([`Storage::is_overtaken`]).
+//! streams have waited for, and writes to memory that another stream has just used. So do writes of memory of less than 32 bytes, and of
+//! a size whose last download found later work on the stream ([`Storage::is_overtaken`]).
 //!
 //! Another thread may begin a capture between the waits and the work. So [`queue`] queues the work in a call during which no
 //! capture of the stream begins or ends. There it checks whether the work becomes part of a graph, which then keeps the memory. In
@@ -584,13 +584,11 @@ impl Storage {
     /// Returns whether a download through the stream of `gpu` would wait for work that it does not depend on.
     pub(crate) fn is_overtaken(&self, gpu: &Gpu) -> bool {
         let stream = gpu.stream();
-        // Without a marker since, the last write is among the latest work.
-        let is_latest = load(&self.write) == stream.point();
-        if is_latest && gpu.wrote_last(self.address()) || stream.is_complete().unwrap_or(true) {
+        if gpu.wrote_last(self.address()) || stream.is_complete().unwrap_or(true) {
             return false;
         }
-        if is_latest {
-            // A marker now is behind the later work. Next time there is one before.
+        // Without a marker since the last write, a marker now is behind the later work. Next time there is one before.
+        if load(&self.write) == stream.point() {
             gpu.note_late_download(self.size_bytes());
         }
         true
@@ -1033,6 +1031,9 @@ pub(crate) fn queue_inlined<'a>(
                 is_awaited |= gpu.downloads_late(one.storage.size_bytes());
                 gpu.note_write(one.storage.address());
             }
+        }
+        if !has_written {
+            gpu.note_write(0);
         }
     })?;
     if has_written && (is_awaited || stream.has_waiters()) {

@@ -145,7 +145,16 @@ const POKE: &str = "
     .version 7.8
     .target sm_70
     .address_size 64
-    .visible .entry poke(.param .u64 bytes, .param .u64 offset, .param .u8 value) { ret; }";
+    .visible .entry poke(.param .u64 bytes, .param .u64 offset, .param .u8 value) {
+        .reg .b64 %to, %offset;
+        .reg .b16 %value;
+        ld.param.u64 %to, [bytes];
+        ld.param.u64 %offset, [offset];
+        ld.param.u8 %value, [value];
+        add.u64 %to, %to, %offset;
+        st.global.u8 [%to], %value;
+        ret;
+    }";
 
 static TWINS: [gpumem_sim::Kernel; 1] = [gpumem_sim::Kernel::new("poke", |launch| {
     let (bytes, offset, value) = (launch.arg::<u64>()?, launch.arg::<u64>()?, launch.arg::<u8>()?);

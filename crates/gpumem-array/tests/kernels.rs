@@ -329,13 +329,16 @@ static REGISTERED: [Kernel; 1] = [Kernel::new("answer", |launch| {
     Ok(())
 })];
 
-/// `Gpu::module` loads a text as it is. On the simulator its twins are registered by hand, and its body is not looked at.
+/// `Gpu::module` loads a text as it is. On the simulator its twins are registered by hand.
 #[test]
 fn a_text_without_a_declaration_uses_registered_twins() {
     let gpu = gpu();
     gpumem_sim::Sim::of(gpu.device().driver()).unwrap().register(&REGISTERED);
     let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
-    let function = gpu.module(EMPTY.text()).unwrap().function("answer").unwrap();
+    let refused = gpu.module(EMPTY.text()).unwrap_err();
+    assert!(matches!(&refused, ArrayError::KernelMismatch { kernel, .. } if kernel == "answer"), "{refused}");
+    let text = EMPTY.text().replace("ret;", "trap;");
+    let function = gpu.module(&text).unwrap().function("answer").unwrap();
     // SAFETY: the argument is that of the kernel, which writes the only element.
     unsafe { function.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
     assert_eq!(y.to_vec().unwrap(), [3]);

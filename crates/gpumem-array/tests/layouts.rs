@@ -8,8 +8,9 @@ use gpumem_array::ndarray::{
     Array, ArrayD, ArrayViewD, ArrayViewMutD, Axis, Ix1, Ix2, IxDyn, NewAxis, SliceInfo, SliceInfoElem, arr0,
     array, s,
 };
+use gpumem_array::pool::{Device, Pool};
 use gpumem_array::{
-    ArrayError, Element, Gpu, GpuArray, GpuView, GpuViewMut, PinnedArray, concatenate, stack,
+    ArrayError, Element, Gpu, GpuArray, GpuView, GpuViewMut, PinnedArray, Place, concatenate, stack,
 };
 use gpumem_sim::SimConfig;
 use num_complex::Complex;
@@ -224,7 +225,148 @@ fn writes<T: Element + PartialEq + Debug>(
     Ok(())
 }
 
+/// The places that arrays can have.
+#[derive(Clone, Copy, Debug)]
+enum At {
+    Device,
+    Unified,
+    Pinned,
+    /// Another device.
+    Peer,
+}
+
+const PLACES: [At; 4] = [At::Device, At::Unified, At::Pinned, At::Peer];
+
+/// Two devices of one machine.
+struct Gpus([Gpu; 2]);
+
+impl Gpus {
+    fn new(config: SimConfig) -> Self {
+        let driver = gpumem_sim::driver(config.devices(2)).unwrap();
+        let gpu = |index| Gpu::new(&Pool::new(&Device::new(&driver, index).unwrap()).unwrap()).unwrap();
+        Self([gpu(0), gpu(1)])
+    }
+
+    /// Calls `body` with a view of an array at a place. Returns the values of the array after that.
+    fn with<T: Element>(
+        &self,
+        at: At,
+        host: &ArrayD<T>,
+        body: impl FnOnce(GpuViewMut<'_, T, IxDyn>) -> Result<(), TestCaseError>,
+    ) -> Result<ArrayD<T>, TestCaseError> {
+        fn at_place<T: Element, P: Place + ?Sized>(
+            place: &P,
+            host: &ArrayD<T>,
+            body: impl FnOnce(GpuViewMut<'_, T, IxDyn>) -> Result<(), TestCaseError>,
+        ) -> Result<ArrayD<T>, TestCaseError> {
+            let mut array = GpuArray::from_array(place, host).unwrap();
+            body(array.view_mut())?;
+            Ok(array.to_array().unwrap())
+        }
+        let [gpu, peer] = &self.0;
+        match at {
+            At::Device => at_place(gpu, host, body),
+            At::Unified => at_place(&gpu.unified(), host, body),
+            At::Pinned => at_place(&gpu.pinned(), host, body),
+            At::Peer => at_place(peer, host, body),
+        }
+    }
+
+    fn copy_to<T: Element>(&self, at: At, view: &GpuView<'_, T, IxDyn>) -> Result<ArrayD<T>, ArrayError> {
+        let [gpu, peer] = &self.0;
+        match at {
+            At::Device => view.copy_to(gpu)?.to_array(),
+            At::Unified => view.copy_to(&gpu.unified())?.to_array(),
+            At::Pinned => view.copy_to(&gpu.pinned())?.to_array(),
+            At::Peer => view.copy_to(peer)?.to_array(),
+        }
+    }
+}
+
+/// Copies of a view to every place, and from there to the host, by each kind of download.
+fn copies<T: Element + PartialEq + Debug>(
+    gpus: &Gpus,
+    from: At,
+    host: &ArrayD<T>,
+    turns: &[Turn],
+) -> Result<(), TestCaseError> {
+    let unchanged = gpus.with(from, host, |array| {
+        let (ours, theirs) = turned(array.view(), host.view(), turns);
+        for to in PLACES {
+            prop_assert_eq!(&gpus.copy_to(to, &ours).unwrap(), &theirs, "{:?}", to);
+        }
+        let in_order = theirs.iter().copied().collect::<Vec<_>>();
+        prop_assert_eq!(&ours.download_array().wait().unwrap(), &theirs);
+        prop_assert_eq!(&ours.download().wait().unwrap(), &in_order);
+        prop_assert_eq!(&ours.download_into(Vec::new()).wait().unwrap(), &in_order);
+        let target = PinnedArray::zeros(&gpus.0[0].pinned(), ours.raw_dim()).unwrap();
+        let pinned = ours.download_into(target).wait().unwrap();
+        prop_assert_eq!(&pinned.as_array().unwrap(), &theirs);
+        let bytes = ours.reinterpret::<[u8; 4]>().unwrap().to_array().unwrap();
+        prop_assert_eq!(bytes.map(|bytes| u32::from_ne_bytes(*bytes)), theirs.map(bits));
+        Ok(())
+    })?;
+    prop_assert_eq!(&unchanged, host);
+    Ok(())
+}
+
+fn bits<T: Element>(element: &T) -> u32 {
+    bytemuck::pod_read_unaligned(bytemuck::bytes_of(element))
+}
+
+/// Assignments of a view from another of every place, with axes of length 1 for some of the target's, which are repeated.
+fn assignments<T: Element + PartialEq + Debug>(
+    gpus: &Gpus,
+    to: At,
+    host: &ArrayD<T>,
+    turns: &[Turn],
+    (repeated, element): (u8, fn(usize) -> T),
+) -> Result<(), TestCaseError> {
+    for from in PLACES {
+        let mut expected = host.clone();
+        let found = gpus.with(to, host, |array| {
+            let (mut ours, mut theirs) = turned_mut(array, expected.view_mut(), turns);
+            let shape = theirs.shape().iter().enumerate();
+            let shape: Vec<_> =
+                shape.map(|(axis, len)| if repeated & 1 << axis == 0 { *len } else { 1 }).rev().collect();
+            // Column-major.
+            let source = self::host(&shape, true, element);
+            theirs.assign(&source);
+            gpus.with(from, &source, |source| {
+                ours.assign(&source.view()).unwrap();
+                Ok(())
+            })?;
+            Ok(())
+        })?;
+        prop_assert_eq!(&found, &expected, "from {:?}", from);
+    }
+    Ok(())
+}
+
+fn machine(seed: u64, is_linked: bool) -> SimConfig {
+    let config = SimConfig::new().seed(seed);
+    if is_linked { config } else { config.without_link(0, 1) }
+}
+
 proptest! {
+    #[test]
+    fn every_copy_between_places(
+        shape in shapes(), turns in turns(true), by_columns in any::<bool>(), seed in any::<u64>(), is_linked in any::<bool>(), from in 0..4_usize
+    ) {
+        let gpus = Gpus::new(machine(seed, is_linked));
+        copies(&gpus, PLACES[from], &host(&shape, by_columns, |i| i as f32), &turns)?;
+        copies(&gpus, PLACES[from], &host(&shape, by_columns, |i| [i as u8, 1, 2, 3]), &turns)?;
+    }
+
+    #[test]
+    fn every_assignment_between_places(
+        shape in shapes(), turns in turns(false), by_columns in any::<bool>(), seed in any::<u64>(), is_linked in any::<bool>(), to in 0..4_usize, repeated in any::<u8>()
+    ) {
+        let gpus = Gpus::new(machine(seed, is_linked));
+        assignments(&gpus, PLACES[to], &host(&shape, by_columns, |i| i as i32), &turns, (repeated, |i| -(i as i32)))?;
+        assignments(&gpus, PLACES[to], &host(&shape, by_columns, |i| i as u8), &turns, (repeated, |i| i as u8 ^ 0x80))?;
+    }
+
     #[test]
     fn every_read_of_any_view(shape in shapes(), turns in turns(true), by_columns in any::<bool>(), seed in any::<u64>()) {
         let gpu = gpu_with(SimConfig::new().seed(seed));

@@ -10,6 +10,7 @@ use crate::config::choices::Schedule;
 use crate::config::cost::Costs;
 use crate::config::environment::read;
 use crate::config::rules::Rule;
+use core::time::Duration;
 use gpumem_sys::env::{EnvError, parse_size};
 use std::collections::BTreeSet;
 
@@ -34,6 +35,7 @@ pub struct SimConfig {
     pub(crate) is_looking_for_races: bool,
     pub(crate) is_unwritten_wanted: bool,
     pub(crate) takes_backtraces: bool,
+    pub(crate) host_function_wait: Duration,
     pub(crate) schedule: Schedule,
     pub(crate) rules: Vec<Rule>,
 }
@@ -49,6 +51,7 @@ impl SimConfig {
             is_looking_for_races: true,
             is_unwritten_wanted: false,
             takes_backtraces: false,
+            host_function_wait: HOST_FUNCTION_WAIT,
             schedule: Schedule::Random,
             rules: Vec::new(),
             severed: BTreeSet::new(),
@@ -147,6 +150,23 @@ impl SimConfig {
         self
     }
 
+    /// Sets the time that a call waits for a host function whose result it does not need (default 250 ms).
+    ///
+    /// A host function that returns within this time has returned at the same point of every run under one seed. One that waits for
+    /// the calling thread delays the call by this time, so a test of such functions sets a shorter one.
+    ///
+    /// ```
+    /// # use gpumem_sim::SimConfig;
+    /// # use std::time::Duration;
+    /// let driver = gpumem_sim::driver(SimConfig::new().host_function_wait(Duration::from_millis(2)))?;
+    /// # let _ = driver;
+    /// # Ok::<(), gpumem_sim::SimError>(())
+    /// ```
+    pub fn host_function_wait(mut self, wait: Duration) -> Self {
+        self.host_function_wait = wait;
+        self
+    }
+
     /// The settings of the `GPUMEM_SIM_…` variables, and defaults for those that are unset.
     ///
     /// # Errors
@@ -187,6 +207,9 @@ pub const DEVICES_MAX: u32 = 64;
 
 /// The largest memory of a device: 4 TiB.
 pub const MEMORY_BYTES_MAX: u64 = crate::base::address::DEVICE_SPACE_BYTES / 2;
+
+/// Long, so that only a function that waits for something else exceeds it.
+const HOST_FUNCTION_WAIT: Duration = Duration::from_millis(250);
 
 const SEED: &str = "GPUMEM_SIM_SEED";
 const DEVICES: &str = "GPUMEM_SIM_DEVICES";

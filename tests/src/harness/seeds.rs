@@ -8,6 +8,7 @@ use gpumem_sim::{Choice, Finding, Report, SimConfig};
 use std::any::Any;
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
 /// Runs a body under `count` seeds of the simulator, or only under the one in `GPUMEM_SIM_SEED`.
 ///
@@ -28,6 +29,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 macro_rules! for_each_seed {
     ($count:expr, $body:expr $(,)?) => {
         $crate::harness::seeds::for_each($crate::suite!(), $count, $body)
+    };
+}
+
+/// [`for_each_seed!`](crate::for_each_seed!) for bodies that close a [`StreamGate`](crate::driver::stream_gate::StreamGate): calls
+/// of the simulator wait only a few milliseconds for a host function.
+#[macro_export]
+macro_rules! for_each_seed_with_gates {
+    ($count:expr, $body:expr $(,)?) => {
+        $crate::harness::seeds::for_each_with_gates($crate::suite!(), $count, $body)
     };
 }
 
@@ -79,6 +89,18 @@ pub fn for_each<R: Outcome>(suite: Suite, count: u64, body: impl Fn(&Driver, u64
     }
 }
 
+/// [`for_each_seed_with_gates!`](crate::for_each_seed_with_gates!) without the macro.
+pub fn for_each_with_gates<R: Outcome>(suite: Suite, count: u64, body: impl Fn(&Driver, u64) -> R) {
+    let seeds = match from_env() {
+        Some(seed) => seed..=seed,
+        None => 0..=count.saturating_sub(1),
+    };
+    for seed in seeds {
+        let config = from_env_with(seed).host_function_wait(Duration::from_millis(5));
+        run_or_explain_on(suite, config, seed, &body);
+    }
+}
+
 /// [`find_failing_seed!`](crate::find_failing_seed!) without the macro.
 pub fn find_failing<R: Outcome>(suite: Suite, count: u64, body: impl Fn(&Driver, u64) -> R) -> FailingSeed {
     for seed in 0..count {
@@ -92,7 +114,16 @@ pub fn find_failing<R: Outcome>(suite: Suite, count: u64, body: impl Fn(&Driver,
 
 /// Runs a body under one seed; a failure is printed with the command that repeats it, then raised again.
 pub(crate) fn run_or_explain<R: Outcome>(suite: Suite, seed: u64, body: &impl Fn(&Driver, u64) -> R) {
-    let Err(failed) = run(seed, body) else { return };
+    run_or_explain_on(suite, from_env_with(seed), seed, body);
+}
+
+fn run_or_explain_on<R: Outcome>(
+    suite: Suite,
+    config: SimConfig,
+    seed: u64,
+    body: &impl Fn(&Driver, u64) -> R,
+) {
+    let Err(failed) = run_on(config, &|driver: &Driver| body(driver, seed).failure()).1 else { return };
     explain(failed, &format!("seed {seed}"), &suite.repeat_command(seed));
 }
 
@@ -108,8 +139,11 @@ pub(crate) fn explain(failed: Failed, order: &str, command: &str) -> ! {
 }
 
 fn run<R: Outcome>(seed: u64, body: &impl Fn(&Driver, u64) -> R) -> Result<(), Failed> {
-    let config = SimConfig::from_env().unwrap_or_else(|error| panic!("{error}"));
-    run_on(config.seed(seed), &|driver: &Driver| body(driver, seed).failure()).1
+    run_on(from_env_with(seed), &|driver: &Driver| body(driver, seed).failure()).1
+}
+
+fn from_env_with(seed: u64) -> SimConfig {
+    SimConfig::from_env().unwrap_or_else(|error| panic!("{error}")).seed(seed)
 }
 
 /// Runs a body on one simulator. Returns the choices of the schedule, and the failure. Memory that is not freed and a race are

@@ -19,7 +19,11 @@ const PTX: &CStr = c"
     .version 7.8
     .target sm_70
     .address_size 64
-    .visible .entry axpy(.param .u64 y, .param .u64 a, .param .u64 b, .param .f32 factor, .param .u64 n) { ret; }";
+    .visible .entry axpy(.param .u64 y, .param .u64 a, .param .u64 b, .param .f32 factor, .param .u64 n) {
+        .reg .b64 %n;
+        ld.param.u64 %n, [n];
+        ret;
+    }";
 
 pub(crate) fn rows(gpu: &Gpu) -> Done {
     if gpu.device().driver().kind() != DriverKind::Cuda {

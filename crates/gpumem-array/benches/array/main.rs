@@ -87,15 +87,24 @@ impl Bench {
             peer_row(&name, rate, peers, "GB/s", "cuMemcpy2D");
             row(&format!("{name}/of_contiguous"), 100.0 * rate / contiguous, "%");
         }
-        // Rows that begin at any byte, which the driver's copy moves, and which the kernel moves if they are in reverse order.
-        let wide = GpuArray::from_elem(gpu, (self.size_bytes / 2 / 4096, 8191), 1_u8)?;
-        let rows = wide.slice(s![.., ..4095])?;
-        let mut target = rows.to_owned()?;
-        let size_bytes = self.size_bytes / 2 / 4096 * 4095;
-        row("copy_rows_4095B", 2.0 * self.rate(gpu, size_bytes, || target.assign(&rows))?, "GB/s");
-        let backwards = rows.slice(s![..;-1, ..])?;
-        let rate = 2.0 * self.rate(gpu, size_bytes, || target.assign(&backwards))?;
-        row("copy_kernel_rows_4095B_backwards", rate, "GB/s");
+        // Rows that begin at any byte.
+        for width in [255, 511, 1023, 4095, 65_535] {
+            let count = self.size_bytes / 2 / width;
+            let wide = GpuArray::from_elem(gpu, (count, 2 * width + 1), 1_u8)?;
+            let rows = wide.slice(s![.., ..width])?;
+            let mut target = rows.to_owned()?;
+            let size_bytes = count * width;
+            let rate = 2.0 * self.rate(gpu, size_bytes, || target.assign(&rows))?;
+            let name = format!("copy_rows_{width}B");
+            row(&name, rate, "GB/s");
+            let (to, from) = ((target.address(), width), (wide.address(), 2 * width + 1));
+            let driver = || rows_by_driver(gpu, to, from, width, count);
+            peer_row(&name, rate, 2.0 * self.rate(gpu, size_bytes, driver)?, "GB/s", "cuMemcpy2D");
+            row(&format!("{name}/of_contiguous"), 100.0 * rate / contiguous, "%");
+            let backwards = rows.slice(s![..;-1, ..])?;
+            let rate = 2.0 * self.rate(gpu, size_bytes, || target.assign(&backwards))?;
+            row(&format!("{name}_backwards"), rate, "GB/s");
+        }
         Ok(())
     }
 

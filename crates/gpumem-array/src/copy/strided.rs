@@ -17,16 +17,23 @@ type Axes = [u64; 1 + 3 * AXES_MAX];
 pub(crate) struct Launches<'a> {
     function: &'a Function,
     strided: Strided,
+    is_dense: bool,
 }
 
 impl<'a> Launches<'a> {
     pub(crate) fn copy(gpu: &'a Gpu, strided: Strided) -> Result<Self, ArrayError> {
-        let kernel = if strided.column.is_some() { StridedKernel::Transpose } else { StridedKernel::Copy };
-        Ok(Self { function: gpu.library().strided(kernel, strided.unit)?, strided })
+        let is_dense = is_dense(&strided);
+        let (kernel, strided) = match strided.column {
+            Some(_) => (StridedKernel::Transpose, strided),
+            None if is_dense => (StridedKernel::Dense, in_bytes(strided)),
+            None => (StridedKernel::Copy, strided),
+        };
+        Ok(Self { function: gpu.library().strided(kernel, strided.unit)?, strided, is_dense })
     }
 
     pub(crate) fn fill(gpu: &'a Gpu, strided: Strided) -> Result<Self, ArrayError> {
-        Ok(Self { function: gpu.library().strided(StridedKernel::Fill, strided.unit)?, strided })
+        let function = gpu.library().strided(StridedKernel::Fill, strided.unit)?;
+        Ok(Self { function, strided, is_dense: false })
     }
 
     /// # Safety
@@ -107,6 +114,7 @@ impl<'a> Launches<'a> {
         let rows = outer.iter().map(|axis| axis.len).product::<usize>();
         let shape = match self.strided.column {
             Some(column) => tiles(self.strided.unit, self.strided.row.len, column.len, rows),
+            None if self.is_dense => shape(self.strided.row.len.div_ceil(DENSE_BYTES), rows, 1),
             None => shape(self.strided.row.len, rows, short_rows),
         };
         let axes = packed(outer);
@@ -122,6 +130,22 @@ impl<'a> Launches<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns whether rows are without gaps, in units so small that a thread had better move several at a time.
+fn is_dense(strided: &Strided) -> bool {
+    let (row, unit) = (strided.row, strided.unit);
+    let step = unit as isize;
+    strided.column.is_none()
+        && unit <= DENSE_UNIT_MAX
+        && (row.to, row.from) == (step, step)
+        && row.len >= DENSE_LEN_MIN
+}
+
+/// The same rows in units of a byte.
+fn in_bytes(strided: Strided) -> Strided {
+    let row = Step { len: strided.row.len * strided.unit, to: 1, from: 1 };
+    Strided { unit: 1, row, ..strided }
 }
 
 type Shape = ([u32; 3], [u32; 3], u32);
@@ -174,6 +198,12 @@ fn packed(outer: &[Step]) -> Axes {
 /// The number of axes that `strided.cu` takes.
 const AXES_MAX: usize = 7;
 const IN_FLIGHT: usize = 4;
+/// The bytes that a thread of the kernel `dense` stores at a time.
+const DENSE_BYTES: usize = 16;
+/// Wider units are as fast by themselves.
+const DENSE_UNIT_MAX: usize = 2;
+/// In shorter rows, too many threads would be at an end.
+const DENSE_LEN_MIN: usize = 512;
 const THREADS: usize = 256;
 const WARP: usize = 32;
 const GRID_X_MAX: usize = 1 << 20;

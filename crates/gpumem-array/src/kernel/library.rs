@@ -125,11 +125,13 @@ pub(crate) enum StridedKernel {
     /// A copy whose fastest axes differ, by tiles.
     Transpose,
     Fill,
+    /// A copy of rows of bytes without gaps, at any addresses.
+    Dense,
 }
 
 impl StridedKernel {
     /// In the order of the declaration.
-    const NAMES: [&str; 3] = ["copy", "transpose", "fill"];
+    const NAMES: [&str; 4] = ["copy", "transpose", "fill", "dense"];
 }
 
 /// A kernel that draws random numbers.

@@ -61,6 +61,13 @@ impl Signatures {
         self.0.get(name).is_some_and(|entry| entry.has_code)
     }
 
+    /// A kernel that has parameters and no instructions, so that it would do nothing with them.
+    pub(crate) fn without_code(&self) -> Option<&str> {
+        let has_parameters = |entry: &Entry| entry.signature.as_ref().is_none_or(|list| !list.is_empty());
+        let is_empty = |(_, entry): &(&String, &Entry)| !entry.has_code && has_parameters(entry);
+        self.0.iter().filter(is_empty).map(|(name, _)| name.as_str()).min()
+    }
+
     /// Renames the parameters of a kernel, in order.
     pub(crate) fn rename<'a>(&mut self, kernel: &str, names: impl Iterator<Item = &'a str>) {
         if let Some(signature) = self.0.get_mut(kernel).and_then(|entry| entry.signature.as_mut()) {

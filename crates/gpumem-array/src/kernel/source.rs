@@ -173,6 +173,15 @@ impl<'a> KernelSource<'a> {
     }
 }
 
+/// The error of PTX whose kernel has no instructions.
+pub(crate) fn without_code(source: &str, kernel: &str) -> ArrayError {
+    ArrayError::KernelMismatch {
+        source_name: source.to_owned(),
+        kernel: kernel.to_owned(),
+        problem: EMPTY.to_owned(),
+    }
+}
+
 const MISSING: &str =
     "the text has no kernel of this name; declare it `extern \"C\" __global__`, with the name of its twin";
 const EMPTY: &str = "the text has its signature, but no instructions, so that it would do nothing on a GPU; add the compiled kernel";

@@ -88,6 +88,7 @@ static STRIDED: &[Kernel] = &[
     Kernel::new("gpumem_copy_4", strided::copy::<u32>),
     Kernel::new("gpumem_copy_8", strided::copy::<u64>),
     Kernel::new("gpumem_copy_16", strided::copy::<u128>),
+    Kernel::new("gpumem_dense_1", strided::copy::<u8>),
     Kernel::new("gpumem_transpose_1", strided::transpose::<u8>),
     Kernel::new("gpumem_transpose_2", strided::transpose::<u16>),
     Kernel::new("gpumem_transpose_4", strided::transpose::<u32>),

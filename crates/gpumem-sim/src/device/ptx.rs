@@ -45,7 +45,8 @@ impl Ptx {
         if target > COMPUTE_CAPABILITY {
             return Err(NO_BINARY_FOR_GPU);
         }
-        let entries = text.split(".entry").skip(1).map(|rest| parse_entry(rest).ok_or(INVALID_PTX));
+        let entries =
+            text.split(".entry").skip(1).filter_map(|rest| parse_entry(rest).ok_or(INVALID_PTX).transpose());
         Ok(Self { target, entries: entries.collect::<Answer<_>>()? })
     }
 }
@@ -58,19 +59,25 @@ impl Signature {
     }
 }
 
-fn parse_entry(rest: &str) -> Option<(String, Arc<Signature>)> {
+/// The text behind `.entry`, up to the next. The inner `None` is a declaration without a body, which is no kernel.
+fn parse_entry(rest: &str) -> Option<Option<(String, Arc<Signature>)>> {
     let rest = rest.trim_start();
     let name_end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '$' || c == '%'))?;
-    let (name, rest) = rest.split_at(name_end);
+    let (name, mut rest) = rest.split_at(name_end);
     let mut signature = Signature::default();
-    if let Some(rest) = rest.trim_start().strip_prefix('(') {
-        let parameters = &rest[..rest.find(')')?];
+    if let Some(list) = rest.trim_start().strip_prefix('(') {
+        let (parameters, behind) = list.split_once(')')?;
+        rest = behind;
         for parameter in parameters.split(',').map(str::trim).filter(|text| !text.is_empty()) {
             let (size_bytes, alignment) = parse_parameter(parameter)?;
             signature.push(size_bytes, alignment);
         }
     }
-    (!name.is_empty()).then(|| (name.to_string(), Arc::new(signature)))
+    let is_defined = rest.find(['{', ';']).map(|start| rest[start..].starts_with('{'))?;
+    if name.is_empty() || is_defined && !rest.contains('}') {
+        return None;
+    }
+    Some(is_defined.then(|| (name.to_string(), Arc::new(signature))))
 }
 
 /// Size and alignment of `.param .u64 x`, `.param .u64 .ptr .global .align 4 x` or `.param .align 8 .b8 x[24]`.
@@ -168,6 +175,11 @@ mod tests {
         let code = |text: &str| Ptx::parse(text.as_bytes()).unwrap_err();
         assert_eq!(code("hello"), INVALID_PTX);
         assert_eq!(code(".version 8.0\n.target sm_70\n.entry x(.param .what y) {}"), INVALID_PTX);
+        for cut in ["x(.param .u64 y)", "x(.param .u64 y", "x() { ret;", "x", ""] {
+            assert_eq!(code(&format!(".version 8.0\n.target sm_70\n.entry {cut}")), INVALID_PTX, "{cut}");
+        }
+        let declared = Ptx::parse(b".version 8.0\n.target sm_70\n.entry x(.param .u64 y);").unwrap();
+        assert!(declared.entries.is_empty());
         assert_eq!(code(".version 9.9\n.target sm_70"), UNSUPPORTED_PTX_VERSION);
         assert_eq!(code(".version 8.8\n.target sm_120a"), NO_BINARY_FOR_GPU);
         assert_eq!(code("\x7fELF"), NO_BINARY_FOR_GPU);

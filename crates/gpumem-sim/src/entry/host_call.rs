@@ -5,12 +5,11 @@ use crate::base::thread::Inside;
 use crate::entry::slot::Shared;
 use crate::machine::Machine;
 use crate::stream::operation::HostCall;
-use core::time::Duration;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-/// Starts a host function that is due, and releases the lock until the function has returned or a time limit is reached. A function
-/// that returns in time has returned at the same point in every run of a program.
+/// Starts a host function that is due, and releases the lock until the function has returned, or for
+/// [`SimConfig::host_function_wait`](crate::SimConfig::host_function_wait). A function that returns in time has returned at the same point in every run of a program.
 pub(crate) fn run<'a>(
     shared: &'a Arc<Shared>,
     machine: MutexGuard<'a, Machine>,
@@ -23,7 +22,8 @@ pub(crate) fn run<'a>(
     match thread.spawn(move || invoke(&its_shared, stream, call, &its_flag)) {
         Ok(_) => {
             let is_running = |_: &mut Machine| !has_returned.load(Ordering::Relaxed);
-            let waited = shared.returned.wait_timeout_while(machine, PATIENCE, is_running);
+            let wait = machine.config.host_function_wait;
+            let waited = shared.returned.wait_timeout_while(machine, wait, is_running);
             waited.unwrap_or_else(PoisonError::into_inner).0
         }
         // No thread can be started, so this one runs the function.
@@ -46,7 +46,3 @@ fn invoke(shared: &Shared, stream: Handle, call: HostCall, has_returned: &Atomic
     has_returned.store(true, Ordering::Relaxed);
     shared.returned.notify_all();
 }
-
-/// The time that a call waits for a host function on which it does not depend. Long, so that only a function that waits for something
-/// else exceeds it.
-const PATIENCE: Duration = Duration::from_millis(250);
