@@ -1,10 +1,9 @@
 //! The programs that the steps run: cargo, with the current toolchain or another one.
 
-use super::watched;
+use super::watched::{self, SILENCE_MAX};
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 /// Builds a cargo command.
 pub(super) struct Cargo {
@@ -95,6 +94,3 @@ pub(super) fn toolchain(name: &str, components: &[&str]) -> Result<()> {
     }
     Ok(())
 }
-
-/// A command without output for this long has hung: no crate or test takes as long, under miri or on a slow machine either.
-const SILENCE_MAX: Duration = Duration::from_secs(20 * 60);

@@ -2,8 +2,10 @@
 //!
 //! A step that needs something unavailable on this machine (a toolchain, a target, the Python package index) prints it and counts
 //! as skipped. Any other failure ends the run, including a command that hangs (`watched`). Steps share one target folder, except
-//! for those with folders of their own in it (`folders`).
+//! for those with folders of their own in it (`folders`). Those run beside the others (`beside`): tests leave processors idle, and so do
+//! builds of single crates.
 
+mod beside;
 mod command;
 mod folders;
 mod packages;
@@ -11,6 +13,7 @@ mod steps;
 mod watched;
 
 use anyhow::{Result, bail};
+use beside::Beside;
 use std::time::{Duration, Instant};
 use steps::STEPS;
 
@@ -25,12 +28,17 @@ pub(crate) struct Args {
     /// Continue after a step that failed
     #[arg(long)]
     keep_going: bool,
+    /// Run one step after another
+    #[arg(long)]
+    one_by_one: bool,
 }
 
 /// One step.
 struct Step {
     name: &'static str,
     about: &'static str,
+    /// True if it compiles into folders of its own, so that it can run beside the steps that share one.
+    is_apart: bool,
     run: fn() -> Result<Outcome>,
 }
 
@@ -58,17 +66,26 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     let chosen =
         STEPS.iter().filter(|step| args.steps.is_empty() || args.steps.iter().any(|name| name == step.name));
-    let (start, mut rows, mut failed) = (Instant::now(), Vec::new(), Vec::new());
-    for step in chosen {
-        let (result, took) = match failed.is_empty() || args.keep_going {
-            true => run_step(step),
-            false => ("not run".to_string(), Duration::ZERO),
-        };
-        if result == FAILED {
-            failed.push(step.name);
-        }
-        rows.push([step.name.to_string(), seconds(took), result]);
+    let chosen: Vec<&Step> = chosen.collect();
+    let is_apart =
+        |step: &&Step| step.is_apart && !args.one_by_one && chosen.iter().any(|other| !other.is_apart);
+    let (mut apart, in_turn): (Vec<&Step>, Vec<&Step>) = chosen.iter().copied().partition(is_apart);
+    // The longest is the last of the table, and begins first.
+    apart.reverse();
+    let start = Instant::now();
+    let beside = Beside::start(&apart, args.keep_going);
+    let mut ended = Vec::new();
+    for step in in_turn {
+        let goes_on = args.keep_going || !beside.has_failed() && !has_failed(&ended);
+        ended.push((step.name, if goes_on { run_step(step) } else { not_run() }));
     }
+    ended.extend(beside.end(args.keep_going || !has_failed(&ended)));
+    let place = |name: &str| STEPS.iter().position(|step| step.name == name);
+    ended.sort_by_key(|(name, _)| place(name));
+    let failed: Vec<_> =
+        ended.iter().filter(|(_, (result, _))| result == FAILED).map(|(name, _)| *name).collect();
+    let row = |(name, (result, took)): (&str, Ended)| [name.to_string(), seconds(took), result];
+    let mut rows: Vec<_> = ended.into_iter().map(row).collect();
     rows.push(["total".to_string(), seconds(start.elapsed()), String::new()]);
     println!("\n{}", crate::table::render(["step", "seconds", "result"], &rows));
     if !failed.is_empty() {
@@ -79,7 +96,18 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 const FAILED: &str = "FAILED";
 
-fn run_step(step: &Step) -> (String, Duration) {
+/// The result of a step, and the time that it took.
+type Ended = (String, Duration);
+
+fn has_failed(ended: &[(&str, Ended)]) -> bool {
+    ended.iter().any(|(_, (result, _))| result == FAILED)
+}
+
+fn not_run() -> Ended {
+    ("not run".to_string(), Duration::ZERO)
+}
+
+fn run_step(step: &Step) -> Ended {
     println!("\n== {}: {} ==", step.name, step.about);
     let start = Instant::now();
     let result = match (step.run)().and_then(|outcome| folders::remove_after(step.name).map(|()| outcome)) {
@@ -113,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_step_reports_how_it_ended() {
-        let step = |run| Step { name: "step", about: "for this test", run };
+        let step = |run| Step { name: "step", about: "for this test", is_apart: false, run };
         assert_eq!(run_step(&step(|| Ok(Outcome::Passed))).0, "passed");
         assert_eq!(run_step(&step(|| Ok(Outcome::Skipped("no net".into())))).0, "skipped: no net");
         assert_eq!(run_step(&step(|| bail!("broken"))).0, FAILED);

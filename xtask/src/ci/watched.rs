@@ -65,6 +65,9 @@ fn end(group: u32) {
     }
 }
 
+/// A command without output for this long has hung: no crate or test takes as long, under miri or on a slow machine either.
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(20 * 60);
+
 /// The number of bytes of the output's end that an error repeats.
 const LAST_BYTES: usize = 2000;
 
