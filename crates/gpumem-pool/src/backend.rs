@@ -26,7 +26,9 @@ use crate::stats::{ActivityCounters, TagCounters};
 #[cfg(feature = "backend-caching")]
 use caching::CachingPool;
 #[cfg(feature = "backend-caching")]
-pub(crate) use caching::{hit, put_back_small};
+pub(crate) use caching::{
+    FoundCache, hit, put_back_found, put_back_small, put_back_untagged_or, stream_of_found,
+};
 use direct::DirectBackend;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
@@ -406,6 +408,46 @@ pub(crate) fn hit(_cache_key: u64, _size_bytes: u64, _fast_path_id: u64) -> Opti
 #[inline(always)]
 pub(crate) fn put_back_small(_cache_key: u64, _: &Allocation, _size_bytes: u64, _: StreamId) -> bool {
     false
+}
+
+/// The calling thread's cache of a stream: there is none.
+#[cfg(not(feature = "backend-caching"))]
+#[derive(Clone, Copy)]
+pub(crate) enum FoundCache {}
+
+/// Like [`put_back_small`], for a block that may have a tag: there is no cache for it.
+#[cfg(not(feature = "backend-caching"))]
+#[inline(always)]
+pub(crate) fn put_back_untagged_or(
+    _cache_key: u64,
+    _: &Allocation,
+    _size_bytes: u64,
+    _: StreamId,
+    _tagged: impl FnOnce(FoundCache),
+) -> bool {
+    false
+}
+
+/// Like [`put_back_small`], into a cache that [`put_back_untagged_or`] has found.
+///
+/// # Safety
+///
+/// None is needed: there is no such cache.
+#[cfg(not(feature = "backend-caching"))]
+#[allow(unsafe_code, reason = "it has the contract of the function for caches")]
+pub(crate) unsafe fn put_back_found(cache: FoundCache, _: &Allocation, _size_bytes: u64) -> bool {
+    match cache {}
+}
+
+/// The stream of a cache.
+///
+/// # Safety
+///
+/// None is needed: there is no such cache.
+#[cfg(not(feature = "backend-caching"))]
+#[allow(unsafe_code, reason = "it has the contract of the function for caches")]
+pub(crate) unsafe fn stream_of_found(cache: FoundCache) -> StreamId {
+    match cache {}
 }
 
 /// Arguments for creating a backend.

@@ -249,7 +249,7 @@ impl State {
 
     /// Returns the cache key for the fast path, or `None` while the slow path must run first.
     #[inline(always)]
-    fn fast_path_key(&self) -> Option<u64> {
+    pub(crate) fn fast_path_key(&self) -> Option<u64> {
         if self.clocks.captures().slow_path().is_none() {
             Some(self.cache_key.load(Ordering::Relaxed))
         } else {
