@@ -164,6 +164,11 @@ pub(crate) trait Source: Send + Sync {
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
+    /// Returns whether no more memory is ever reserved than a hard limit of `limit_bytes` allows, cached memory included.
+    fn is_bounded_by(&self, _limit_bytes: u64) -> bool {
+        true
+    }
+
     /// Called after the soft limit has changed, and when more memory is reserved than a changed hard limit allows.
     fn limits_changed(&self) -> Result<(), PoolError> {
         Ok(())

@@ -69,6 +69,11 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
+    /// Returns whether no more memory is ever reserved than a hard limit of `limit_bytes` allows, cached memory included.
+    fn is_bounded_by(&self, _limit_bytes: u64) -> bool {
+        true
+    }
+
     /// Sets the soft limit. Memory kept beyond it is released when the host waits.
     fn set_soft_limit(&self, _limit_bytes: Option<u64>) -> Result<(), DriverError> {
         Ok(())
@@ -301,6 +306,10 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
 
     fn allow_hard_limit(&self, limit_bytes: u64) {
         self.calls.allow_hard_limit(limit_bytes);
+    }
+
+    fn is_bounded_by(&self, limit_bytes: u64) -> bool {
+        self.calls.is_bounded_by(limit_bytes)
     }
 
     fn limits_changed(&self) -> Result<(), PoolError> {
