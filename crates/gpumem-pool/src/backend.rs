@@ -357,7 +357,7 @@ impl FreeRequest {
 #[derive(Debug)]
 #[must_use = "a failure poisons the pool"]
 pub(crate) struct FreeOutcome {
-    /// After an error the block is leaked: it is not freed, and it stays in the counters.
+    /// After an error the memory is not freed: it stays reserved, and is no longer in use.
     pub(crate) result: Result<(), DriverError>,
     /// True if the backend has removed the block from its counters. Once this is true, the pool may be gone, so the
     /// caller does not access it again.
