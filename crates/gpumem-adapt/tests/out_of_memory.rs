@@ -66,7 +66,7 @@ fn refusals_of_memory_have_one_name() {
     refused(small(), 2 * MIB, failing, |error| matches!(error, PoolError::OutOfMemory(_)));
     let full = |requested_bytes| {
         let (adaptor, reason) = ("a quota".into(), "has given all it has".into());
-        PoolError::Refused { adaptor, requested_bytes, reason }
+        PoolError::Refused { adaptor, requested_bytes, reason, origin: None }
     };
     let refusing = |builder: PoolBuilder| builder.adaptor(Arc::new(Failures::above(0).with_error(full)));
     refused(small(), 2 * MIB, refusing, |error| matches!(error, PoolError::Refused { .. }));

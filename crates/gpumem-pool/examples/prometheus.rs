@@ -1,44 +1,46 @@
 //! The counters of every pool of a device in the text format of Prometheus. A program returns this text for `GET /metrics`.
 //!
+//! The export is about ten lines, [`metrics`], and one line for each figure, [`FIGURES`].
+//!
 //! `cargo run -p gpumem-pool --example prometheus`, on a GPU or, without one, on the simulator.
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
 use gpumem_pool::{Device, Pool, PoolError, Status, Stream};
+use std::collections::BTreeMap;
 use std::error::Error;
-use std::fmt::Write;
+
+/// Name, type and value of each figure.
+const FIGURES: [(&str, &str, fn(&Status) -> f64); 10] = [
+    ("in_use_bytes", "gauge", |status| status.in_use_bytes as f64),
+    ("reserved_bytes", "gauge", |status| status.reserved_bytes as f64),
+    ("refusals_total", "counter", |status| status.counters.refusal_count as f64),
+    ("slow_allocations_total", "counter", |status| status.counters.slow_allocation_count as f64),
+    ("trimmed_bytes_total", "counter", |status| status.counters.trimmed_bytes as f64),
+    ("driver_calls_total", "counter", |status| status.counters.driver_call_count as f64),
+    ("driver_seconds_total", "counter", |status| status.counters.driver_call_time.as_secs_f64()),
+    ("inserted_waits_total", "counter", |status| status.counters.inserted_wait_count as f64),
+    ("host_waits_total", "counter", |status| status.counters.host_wait_count as f64),
+    ("host_wait_seconds_total", "counter", |status| status.counters.host_wait_time.as_secs_f64()),
+];
 
 /// The text for these pools.
 pub(crate) fn metrics(pools: &[Pool]) -> Result<String, PoolError> {
-    let statuses = pools.iter().map(Pool::status).collect::<Result<Vec<_>, _>>()?;
-    let mut text = String::new();
-    // A name has no line breaks.
-    let pool = |status: &Status| status.name.replace('\\', "\\\\").replace('"', "\\\"");
-    let mut metric = |name: &str, kind: &str, value: fn(&Status) -> f64| {
-        let _ = writeln!(text, "# TYPE gpumem_{name} {kind}");
-        for status in &statuses {
-            let _ = writeln!(text, "gpumem_{name}{{pool=\"{}\"}} {}", pool(status), value(status));
-        }
+    let mut text = BTreeMap::new();
+    let mut add = |name, kind, labels: String, value: f64| {
+        let lines: &mut String = text.entry(name).or_insert_with(|| format!("# TYPE gpumem_{name} {kind}\n"));
+        *lines += &format!("gpumem_{name}{{{labels}}} {value}\n");
     };
-    metric("in_use_bytes", "gauge", |status| status.in_use_bytes as f64);
-    metric("reserved_bytes", "gauge", |status| status.reserved_bytes as f64);
-    metric("refusals_total", "counter", |status| status.counters.refusal_count as f64);
-    metric("slow_allocations_total", "counter", |status| status.counters.slow_allocation_count as f64);
-    metric("trimmed_bytes_total", "counter", |status| status.counters.trimmed_bytes as f64);
-    metric("driver_calls_total", "counter", |status| status.counters.driver_call_count as f64);
-    metric("driver_seconds_total", "counter", |status| status.counters.driver_call_time.as_secs_f64());
-    metric("inserted_waits_total", "counter", |status| status.counters.inserted_wait_count as f64);
-    metric("host_waits_total", "counter", |status| status.counters.host_wait_count as f64);
-    metric("host_wait_seconds_total", "counter", |status| status.counters.host_wait_time.as_secs_f64());
-    // What each step to make room has given.
-    text += "# TYPE gpumem_gained_bytes_total counter\n";
-    for status in &statuses {
+    for status in pools.iter().map(Pool::status).collect::<Result<Vec<_>, _>>()? {
+        // A name has no line breaks.
+        let pool = format!("pool=\"{}\"", status.name.replace('\\', "\\\\").replace('"', "\\\""));
+        FIGURES.iter().for_each(|(name, kind, value)| add(*name, *kind, pool.clone(), value(&status)));
         for step in &status.counters.steps {
-            let labels = format!("pool=\"{}\",step=\"{}\"", pool(status), step.name);
-            let _ = writeln!(text, "gpumem_gained_bytes_total{{{labels}}} {}", step.gained_bytes);
+            let labels = format!("{pool},step=\"{}\"", step.name);
+            add("gained_bytes_total", "counter", labels, step.gained_bytes as f64);
         }
     }
-    Ok(text)
+    Ok(text.into_values().collect())
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -26,7 +26,9 @@ use crate::stats::{ActivityCounters, TagCounters};
 #[cfg(feature = "backend-caching")]
 use caching::CachingPool;
 #[cfg(feature = "backend-caching")]
-pub(crate) use caching::{hit, put_back_small};
+pub(crate) use caching::{
+    FoundCache, hit, put_back_found, put_back_small, put_back_untagged_or, stream_of_found,
+};
 use direct::DirectBackend;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
@@ -161,6 +163,11 @@ pub(crate) trait Source: Send + Sync {
 
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
+
+    /// Returns whether no more memory is ever reserved than a hard limit of `limit_bytes` allows, cached memory included.
+    fn is_bounded_by(&self, _limit_bytes: u64) -> bool {
+        true
+    }
 
     /// Called after the soft limit has changed, and when more memory is reserved than a changed hard limit allows.
     fn limits_changed(&self) -> Result<(), PoolError> {
@@ -350,7 +357,7 @@ impl FreeRequest {
 #[derive(Debug)]
 #[must_use = "a failure poisons the pool"]
 pub(crate) struct FreeOutcome {
-    /// After an error the block is leaked: it is not freed, and it stays in the counters.
+    /// After an error the memory is not freed: it stays reserved, and is no longer in use.
     pub(crate) result: Result<(), DriverError>,
     /// True if the backend has removed the block from its counters. Once this is true, the pool may be gone, so the
     /// caller does not access it again.
@@ -406,6 +413,46 @@ pub(crate) fn hit(_cache_key: u64, _size_bytes: u64, _fast_path_id: u64) -> Opti
 #[inline(always)]
 pub(crate) fn put_back_small(_cache_key: u64, _: &Allocation, _size_bytes: u64, _: StreamId) -> bool {
     false
+}
+
+/// The calling thread's cache of a stream: there is none.
+#[cfg(not(feature = "backend-caching"))]
+#[derive(Clone, Copy)]
+pub(crate) enum FoundCache {}
+
+/// Like [`put_back_small`], for a block that may have a tag: there is no cache for it.
+#[cfg(not(feature = "backend-caching"))]
+#[inline(always)]
+pub(crate) fn put_back_untagged_or(
+    _cache_key: u64,
+    _: &Allocation,
+    _size_bytes: u64,
+    _: StreamId,
+    _tagged: impl FnOnce(FoundCache),
+) -> bool {
+    false
+}
+
+/// Like [`put_back_small`], into a cache that [`put_back_untagged_or`] has found.
+///
+/// # Safety
+///
+/// None is needed: there is no such cache.
+#[cfg(not(feature = "backend-caching"))]
+#[allow(unsafe_code, reason = "it has the contract of the function for caches")]
+pub(crate) unsafe fn put_back_found(cache: FoundCache, _: &Allocation, _size_bytes: u64) -> bool {
+    match cache {}
+}
+
+/// The stream of a cache.
+///
+/// # Safety
+///
+/// None is needed: there is no such cache.
+#[cfg(not(feature = "backend-caching"))]
+#[allow(unsafe_code, reason = "it has the contract of the function for caches")]
+pub(crate) unsafe fn stream_of_found(cache: FoundCache) -> StreamId {
+    match cache {}
 }
 
 /// Arguments for creating a backend.

@@ -55,7 +55,11 @@ pub enum PoolError {
     )]
     Damaged(Box<damage::Damage>),
     /// An adaptor refused the request.
-    #[error("the adaptor `{adaptor}` refused {}: it {reason}", Bytes(*.requested_bytes))]
+    #[error(
+        "the adaptor `{adaptor}` refused {}{}: it {reason}",
+        Bytes(*.requested_bytes),
+        origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"))
+    )]
     Refused {
         /// The name of the adaptor.
         adaptor: String,
@@ -63,6 +67,8 @@ pub enum PoolError {
         requested_bytes: u64,
         /// The adaptor's reason, as the end of a sentence that begins with "it".
         reason: String,
+        /// The device and pool of the request. The pool adds it; `None` in an error that an adaptor makes.
+        origin: Option<Box<RequestOrigin>>,
     },
     /// The requested alignment is not a power of two, or is too large.
     #[error("invalid alignment {alignment}; expected a power of two up to {largest}")]

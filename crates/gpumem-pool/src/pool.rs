@@ -196,11 +196,13 @@ impl Pool {
 
     /// Returns the options that were set, by name, builder or environment, and that have no effect on this backend,
     /// including a soft limit above the hard limit, also one that was set later. [`Status`](crate::Status) notes that limit too.
+    ///
+    /// On `native`, such a soft limit has an effect, and is not listed, where the driver's pool may cache more than the hard limit:
+    /// in pools of unified memory, after the hard limit was set or lowered on a built pool, and with drivers before CUDA 12.2.
     #[must_use]
     pub fn ignored_options(&self) -> Vec<IgnoredOption> {
-        let (can_map, limits) = (self.0.backend().growing().is_some(), self.0.limits());
-        let is_soft_above_hard = limits.hard_bytes().is_some_and(|hard| limits.soft_bytes() > Some(hard));
-        ignored::ignored_options(self.0.config(), self.backend(), can_map, is_soft_above_hard)
+        let can_map = self.0.backend().growing().is_some();
+        ignored::ignored_options(self.0.config(), self.backend(), can_map, self.0.is_soft_limit_idle())
     }
 
     /// Returns the kind of the pool's memory.

@@ -23,6 +23,7 @@ impl Adapted {
             adaptor: FAILURES.into(),
             requested_bytes,
             reason: "fails on purpose".into(),
+            origin: None,
         };
         Self {
             budget: Arc::new(Budget::new(case.memory_bytes / 2)),

@@ -12,14 +12,36 @@ use std::sync::Arc;
 /// Runs `work` on the thread's cache for a pool and a stream. `None` if the table does not contain it.
 #[inline]
 pub fn with_cache<R>(pool: u64, stream: u64, work: impl FnOnce(OwnerGuard<'_>) -> R) -> Option<R> {
+    // SAFETY: the map changes only in `add_entry` and at the end of the thread, never while a `work` runs. No `work` comes back here.
+    find_cache(pool, stream).map(|found| work(unsafe { found.own() }))
+}
+
+/// A cache of the thread that [`find_cache`] found, for use in a later call. A function with this argument needs no look-up of its
+/// own, for which it would have to save registers.
+#[derive(Clone, Copy, Debug)]
+pub struct FoundCache(*const ThreadCache);
+
+/// Returns the thread's cache for a pool and a stream. `None` if the table does not contain it.
+#[inline]
+pub fn find_cache(pool: u64, stream: u64) -> Option<FoundCache> {
     let entry = TABLE.with(|table| table[place(pool, stream)].get());
-    if entry.pool != pool || entry.stream != stream {
-        return None;
+    (entry.pool == pool && entry.stream == stream).then_some(FoundCache(entry.cache))
+}
+
+impl FoundCache {
+    /// The thread's access to the cache.
+    ///
+    /// # Safety
+    ///
+    /// Since [`find_cache`], the thread has not called [`with_cache_or_adopt`]. It calls it only after the last use of the guard. A
+    /// closure that runs inside one of the guard's functions does not use the cache.
+    #[inline]
+    pub unsafe fn own<'a>(self) -> OwnerGuard<'a> {
+        // SAFETY: a pointer is in the table only while this thread's map holds the cache (`OwnCaches::keep` and `drop`), and the map
+        // has not changed since: it changes only in `add_entry` and at the end of the thread. The thread owns every cache in its map:
+        // it has adopted it, and hands it over when the map ends.
+        unsafe { (*self.0).own() }
     }
-    // SAFETY: a pointer is in the table only while this thread's map holds the cache (`OwnCaches::keep` and `drop`), and the map
-    // changes only in `add_entry` and at the end of the thread, never while a `work` runs. The thread owns every cache in its map:
-    // it has adopted it, and hands it over when the map ends. No `work` comes back here.
-    Some(work(unsafe { (*entry.cache).own() }))
 }
 
 /// Like [`with_cache`], but falls back to the thread's map, and then to `adopt`, and adds the cache that it finds to the table.
@@ -145,6 +167,17 @@ mod tests {
             with_cache_or_adopt(pool, 3, || unreachable!("it is there already"), |cache| cache.stream()),
             Some(3)
         );
+    }
+
+    #[test]
+    fn a_cache_is_found_for_a_later_use() {
+        let pool = pool();
+        assert!(find_cache(pool, 3).is_none());
+        with_cache_or_adopt(pool, 3, made(3), |_| ()).unwrap();
+        let found = find_cache(pool, 3).unwrap();
+        assert!(find_cache(pool, 4).is_none());
+        // SAFETY: no cache was adopted since.
+        assert_eq!(unsafe { found.own() }.stream(), 3);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! [`DirectBackend`]: a backend that calls the driver for each block. `native` and `none` share its counters and its ladder.
 //!
 //! The hard limit bounds the memory of live blocks. Every request is admitted before the driver is called. A free is
-//! counted as soon as the block is dropped, so waiting for the free would not make room under the limit.
+//! counted as soon as the block is dropped, so waiting for the free would not make room under the limit. Memory that the
+//! driver refuses to free is no longer in use, and stays reserved: it counts against the limit until the pool ends.
 //!
 //! When the device is full, the ladder waits for the device once. It then releases the memory that the driver keeps for
 //! reuse, and the memory that ended pools have left ([`DirectSearch`]). Nothing else here waits.
@@ -17,6 +18,7 @@ use crate::device::{Device, Idle, MarkerEvent, Stream, StreamId, StreamIndex, de
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::limits::{Admission, Limits};
 use crate::stats::{ActivityCounters, TagCounters, Usage, UsageCounters};
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
@@ -69,6 +71,11 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
+    /// Returns whether no more memory is ever reserved than a hard limit of `limit_bytes` allows, cached memory included.
+    fn is_bounded_by(&self, _limit_bytes: u64) -> bool {
+        true
+    }
+
     /// Sets the soft limit. Memory kept beyond it is released when the host waits.
     fn set_soft_limit(&self, _limit_bytes: Option<u64>) -> Result<(), DriverError> {
         Ok(())
@@ -113,6 +120,8 @@ pub(crate) struct DirectBackend<C> {
     device: Device,
     counters: UsageCounters,
     admission: Admission,
+    /// The memory of dropped blocks that the driver refused to free.
+    unfreed_bytes: AtomicU64,
     limits: Limits,
     growth: GrowthLog,
     tags: TagCounters,
@@ -137,6 +146,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             device: device.clone(),
             counters: UsageCounters::default(),
             admission: Admission::new(config, limits, device.budget()),
+            unfreed_bytes: AtomicU64::new(0),
             limits: limits.clone(),
             growth: GrowthLog::default(),
             tags: tags.clone(),
@@ -230,6 +240,11 @@ impl<C: DriverAllocator> DirectBackend<C> {
         }
     }
 
+    /// The memory that no trim releases: that of live blocks, and that which the driver refused to free.
+    fn bound_bytes(&self) -> u64 {
+        self.counters.in_use_bytes().saturating_add(self.unfreed_bytes.load(Ordering::Relaxed))
+    }
+
     fn note_growth(&self) {
         let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();
         if self.growth.is_due(in_use_bytes) {
@@ -279,10 +294,10 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
             Err(cause) if cause.is_shutdown() => Ok(()),
             other => other,
         };
-        // Memory that was not freed may still be in use, so it stays counted.
-        if result.is_ok() {
-            self.counters.count_in(freed.owner_stream, freed.size_bytes);
-            self.admission.give_back(freed.size_bytes);
+        self.counters.count_in(freed.owner_stream, freed.size_bytes);
+        match result {
+            Ok(()) => self.admission.give_back(freed.size_bytes),
+            Err(_) => drop(self.unfreed_bytes.fetch_add(freed.size_bytes, Ordering::Relaxed)),
         }
         FreeOutcome { result, counted: false }
     }
@@ -301,6 +316,10 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
 
     fn allow_hard_limit(&self, limit_bytes: u64) {
         self.calls.allow_hard_limit(limit_bytes);
+    }
+
+    fn is_bounded_by(&self, limit_bytes: u64) -> bool {
+        self.calls.is_bounded_by(limit_bytes)
     }
 
     fn limits_changed(&self) -> Result<(), PoolError> {
@@ -343,7 +362,25 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
     }
 
     fn reserved(&self) -> Result<Option<Reserved>, PoolError> {
-        Ok(self.calls.reserved(&self.device)?)
+        if let Some(reserved) = self.calls.reserved(&self.device)? {
+            return Ok(Some(reserved));
+        }
+        let current_bytes = self.bound_bytes();
+        let has_unfreed = self.unfreed_bytes.load(Ordering::Relaxed) > 0;
+        Ok(has_unfreed.then(|| Reserved {
+            current_bytes,
+            peak_bytes: self.counts().in_use_peak_bytes.max(current_bytes),
+            record_bytes: 0,
+            asleep_bytes: 0,
+            on_host_bytes: 0,
+        }))
+    }
+}
+
+impl<C> Drop for DirectBackend<C> {
+    /// `calls` frees the rest of the memory, or leaves it to the device.
+    fn drop(&mut self) {
+        self.admission.give_back(*self.unfreed_bytes.get_mut());
     }
 }
 

@@ -174,6 +174,13 @@ impl DriverAllocator for NativeAllocator {
         self.chain.raise(bound_bytes(&self.device, self.kind, limit_bytes));
     }
 
+    /// A driver pool keeps the bound that it was created with, so it may cache more than a limit that was set or lowered later. Managed
+    /// pools and older drivers have no bound.
+    fn is_bounded_by(&self, limit_bytes: u64) -> bool {
+        self.kind != MemoryKind::Unified
+            && self.chain.bound_bytes() <= bound_bytes(&self.device, self.kind, limit_bytes)
+    }
+
     fn reset_peak(&self) -> Result<(), DriverError> {
         let _entered = self.device.enter_relaxed()?;
         self.chain.reset_peak()

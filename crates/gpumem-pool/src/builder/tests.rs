@@ -127,28 +127,48 @@ fn values_are_read_in_any_case() {
     assert_eq!(pool.backend(), BackendKind::None);
 }
 
-#[cfg(feature = "backend-caching")]
 #[test]
 fn a_soft_limit_above_the_hard_one_is_reported_as_ignored() {
-    let ignored = |soft_bytes| {
-        let builder = of(&[("GPUMEM_HARD_LIMIT", "64MiB")]).soft_limit(soft_bytes);
-        builder.build().unwrap().ignored_options().iter().map(ToString::to_string).collect::<Vec<_>>()
-    };
-    assert!(ignored(64 << 20).is_empty());
-    let ignored = ignored((64 << 20) + 1);
-    assert!(matches!(&ignored[..], [option] if option.contains("above the hard limit")), "{ignored:?}");
-    // Also one that is set later, in either order.
-    let pool = of(&[]).backend(BackendKind::Caching).build().unwrap();
-    let notices = || pool.ignored_options().iter().map(ToString::to_string).collect::<Vec<_>>();
-    pool.set_soft_limit("100MiB").unwrap();
-    assert!(notices().is_empty());
-    pool.set_hard_limit("64MiB").unwrap();
-    assert!(
-        matches!(&notices()[..], [option] if option.contains("soft_limit has no effect")),
-        "{:?}",
-        notices()
-    );
-    let status = pool.status().unwrap().to_string();
-    let line = "Memory limit: soft = 100.000 MiB (no effect: above the hard limit), hard = 64.000 MiB\n";
-    assert!(status.contains(line), "{status}");
+    let backends = [
+        #[cfg(feature = "backend-caching")]
+        BackendKind::Caching,
+        #[cfg(feature = "backend-native")]
+        BackendKind::Native,
+        BackendKind::None,
+    ];
+    let notices = |pool: &Pool| pool.ignored_options().iter().map(ToString::to_string).collect::<Vec<_>>();
+    for backend in backends {
+        let pool = |soft_bytes| {
+            let builder = of(&[("GPUMEM_HARD_LIMIT", "64MiB")]).backend(backend).soft_limit(soft_bytes);
+            builder.build().unwrap()
+        };
+        let is_told = |notices: &[String]| match notices {
+            [notice] => notice.contains(&format!(
+                "soft_limit has no effect on the backend {backend}: it is above the hard limit"
+            )),
+            _ => false,
+        };
+        // The backend `none` ignores every soft limit.
+        let is_told_below = notices(&pool(64 << 20)).iter().any(|notice| notice.contains("above"));
+        assert!(!is_told_below, "{backend}");
+        let pool = pool((64 << 20) + 1);
+        assert!(is_told(&notices(&pool)), "{:?}", notices(&pool));
+        let status = pool.status().unwrap().to_string();
+        let line = "Memory limit: soft = 64.000 MiB (no effect: above the hard limit), hard = 64.000 MiB\n";
+        assert!(status.contains(line), "{status}");
+        // Also one that is set later.
+        let pool = of(&[]).backend(backend).hard_limit("64MiB").build().unwrap();
+        pool.set_soft_limit("100MiB").unwrap();
+        assert!(is_told(&notices(&pool)), "{:?}", notices(&pool));
+        pool.set_soft_limit("64MiB").unwrap();
+        assert!(notices(&pool).is_empty(), "{:?}", notices(&pool));
+        // The driver's pool has no bound if there was no hard limit at first, so the soft limit has an effect.
+        let pool = of(&[]).backend(backend).build().unwrap();
+        pool.set_soft_limit("100MiB").unwrap();
+        assert!(notices(&pool).is_empty(), "{:?}", notices(&pool));
+        pool.set_hard_limit("64MiB").unwrap();
+        let status = pool.status().unwrap().to_string();
+        let is_idle = backend != BackendKind::Native;
+        assert_eq!((is_told(&notices(&pool)), status.contains("no effect")), (is_idle, is_idle), "{status}");
+    }
 }

@@ -57,12 +57,12 @@ const PEAKS_ARE_EXACT: Option<&str> = Some("its peaks are always exact");
 const SOFT_ABOVE_HARD: &str = "it is above the hard limit; set a soft limit below the hard limit";
 
 /// The given options that have no effect on a backend. `can_map` states whether its memory can be remapped, and
-/// `is_soft_above_hard` whether its soft limit is above its hard limit.
+/// `is_soft_idle` whether its soft limit is above the hard limit and the cached memory is bounded by that.
 pub(crate) fn ignored_options(
     config: &Config,
     backend: BackendKind,
     can_map: bool,
-    is_soft_above_hard: bool,
+    is_soft_idle: bool,
 ) -> Vec<IgnoredOption> {
     let given = &config.given;
     let is_segmented = backend == BackendKind::Caching && !can_map;
@@ -73,8 +73,7 @@ pub(crate) fn ignored_options(
         {
             None
         }
-        // The driver's pool may cache more than the hard limit, which bounds the memory in use.
-        ("soft_limit", BackendKind::Caching) if is_soft_above_hard => Some(SOFT_ABOVE_HARD),
+        ("soft_limit", _) if is_soft_idle => Some(SOFT_ABOVE_HARD),
         (_, BackendKind::Caching) => texts[if is_segmented { 3 } else { 0 }],
         (_, BackendKind::Native) => texts[1],
         (_, BackendKind::None) => texts[2],
@@ -82,7 +81,7 @@ pub(crate) fn ignored_options(
     let given_keys = KEYS.iter().filter(|key| (key.given)(given).is_some());
     let ignored = |option, texts| Some(IgnoredOption { option, backend, instead: instead(option, texts)? });
     // A soft limit that was set on the pool is not among the given options.
-    let is_set_later = is_soft_above_hard && backend == BackendKind::Caching && given.soft_limit.is_none();
+    let is_set_later = is_soft_idle && given.soft_limit.is_none();
     let later =
         is_set_later.then_some(IgnoredOption { option: "soft_limit", backend, instead: SOFT_ABOVE_HARD });
     given_keys.filter_map(|key| ignored(key.name, key.instead)).chain(later).collect()

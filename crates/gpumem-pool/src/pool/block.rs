@@ -5,11 +5,12 @@
 //! make that stream wait for the owner stream first ([`Stream::wait_for`]), and record the use with
 //! [`Block::record_use`], so that the free waits for that stream.
 
-use crate::backend::{Allocation, FreeRequest};
+use crate::backend::{self, Allocation, FoundCache, FreeRequest};
 use crate::config::MemoryKind;
 use crate::device::{Device, Stream, StreamId, StreamPoint, order::uses};
 use crate::error::PoolError;
 use crate::pool::StateRef;
+use crate::pool::scope::{self, Here};
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
@@ -229,9 +230,32 @@ impl Block {
         }
     }
 
-    /// Counts a block as freed for its tag. The thread's cache takes it, unless it takes no such block without a tag either.
+    /// The free of a block with the tag of the innermost scope, into the thread's cache.
     ///
-    /// All calls are tail calls, so that the fast path saves no registers.
+    /// The caller has looked up both, and all calls are tail calls, so that the fast path saves no registers.
+    ///
+    /// # Safety
+    ///
+    /// `cache` was found for the allocation and its owner stream, and the thread has used no cache since.
+    #[inline(never)]
+    unsafe fn drop_in_scope(
+        here: &Here,
+        pool: StateRef,
+        allocation: Allocation,
+        size_bytes: u64,
+        cache: FoundCache,
+    ) {
+        // SAFETY: the caller upholds the contract.
+        let put_back = || unsafe { backend::put_back_found(cache, &allocation, size_bytes) };
+        let serial = pool.tags().serial();
+        if !scope::count_in_here(here, serial, allocation.tag(), size_bytes, put_back) {
+            // SAFETY: the block is still there, and so are its pool and the thread's caches.
+            let owner_stream = unsafe { backend::stream_of_found(cache) };
+            Self::drop_tagged(pool, allocation, size_bytes, owner_stream, 0);
+        }
+    }
+
+    /// Counts a block as freed for its tag, and frees it.
     #[inline(never)]
     fn drop_tagged(
         pool: StateRef,
@@ -243,10 +267,7 @@ impl Block {
         if !pool.untag_in_scope(&allocation, size_bytes) {
             return Self::drop_out_of_scope(pool, allocation, size_bytes, owner_stream, uses);
         }
-        let allocation = allocation.without_tag();
-        if !(uses == 0 && pool.put_back_small(&allocation, size_bytes, owner_stream)) {
-            Self::drop_untagged(pool, allocation, size_bytes, owner_stream, uses);
-        }
+        Self::drop_untagged(pool, allocation.without_tag(), size_bytes, owner_stream, uses);
     }
 
     /// Like [`drop_tagged`](Self::drop_tagged), if the innermost scope has another tag, or there is none.
@@ -317,9 +338,20 @@ impl Drop for Block {
     fn drop(&mut self) {
         let Self { allocation, size_bytes, owner_stream, ref mut uses, pool } = *self;
         let uses = *uses.get_mut();
-        if !(uses == 0 && pool.put_back_small(&allocation, size_bytes, owner_stream)) {
-            Self::drop_slow(pool, allocation, size_bytes, owner_stream, uses);
+        if uses == 0
+            && let Some(key) = pool.fast_path_key()
+        {
+            // SAFETY: the cache has been found for this block, and nothing else has been called since.
+            let tagged = |cache| {
+                scope::with_here(|here| unsafe {
+                    Self::drop_in_scope(here, pool, allocation, size_bytes, cache);
+                });
+            };
+            if backend::put_back_untagged_or(key, &allocation, size_bytes, owner_stream, tagged) {
+                return;
+            }
         }
+        Self::drop_slow(pool, allocation, size_bytes, owner_stream, uses);
     }
 }
 

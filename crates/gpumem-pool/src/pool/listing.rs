@@ -52,7 +52,8 @@ impl Listed for Listing {
             in_use_bytes: counts.in_use_bytes,
             reserved_bytes,
             asleep_bytes,
-            counted_bytes: if backend == BackendKind::Caching { reserved_bytes } else { counts.in_use_bytes },
+            // What the driver's pool caches counts against no limit.
+            counted_bytes: if backend == BackendKind::Native { counts.in_use_bytes } else { reserved_bytes },
             block_count: counts.block_count,
             hard_limit_bytes: self.limits.hard_bytes(),
         }

@@ -200,12 +200,18 @@ struct FrameUsage {
 }
 
 impl Frame {
-    /// Counts an allocation. Returns the tag.
+    /// Counts an allocation. Returns the share if [`Share::note_rise`] is due.
     #[inline]
-    fn count_out(&self, size_bytes: u64) -> u16 {
+    fn count_out(&self, size_bytes: u64) -> Option<&Share> {
         self.usage.count_out(size_bytes);
-        self.share.count_out(size_bytes);
-        self.tag
+        self.share.count_out_only(size_bytes).then_some(&*self.share)
+    }
+
+    /// Counts the free of a block with the frame's tag.
+    #[inline]
+    fn count_in(&self, size_bytes: u64) {
+        self.usage.count_in(size_bytes);
+        self.share.count_in(size_bytes);
     }
 }
 
@@ -381,6 +387,12 @@ pub(crate) fn if_any_open<R>(work: impl FnOnce(&Here) -> R) -> Option<R> {
     HERE.with(|here| (here.open_count.get() > 0).then(|| work(here)))
 }
 
+/// Calls `work` with this thread's scopes.
+#[inline(always)]
+pub(crate) fn with_here<R>(work: impl FnOnce(&Here) -> R) -> R {
+    HERE.with(work)
+}
+
 /// Returns the tag of the pool's innermost scope, or 0 without one.
 pub(crate) fn innermost(tags: &Tags) -> u16 {
     match is_any_open() {
@@ -389,15 +401,25 @@ pub(crate) fn innermost(tags: &Tags) -> u16 {
     }
 }
 
-/// Counts an allocation for the pool's innermost scope, if it is found without a search. Returns its tag.
+/// Counts an allocation for the pool's innermost scope, if it is found without a search. Calls `end` with its tag, and with the share
+/// of the tag if [`Share::note_rise`] is due.
 #[inline(always)]
-pub(crate) fn count_out_here(here: &Here, tags: &Tags, size_bytes: u64) -> Option<u16> {
-    with_found(here, tags, |frame| frame.count_out(size_bytes))
+pub(crate) fn count_out_here<R>(
+    here: &Here,
+    tags: &Tags,
+    size_bytes: u64,
+    end: impl FnOnce(u16, Option<&Share>) -> R,
+) -> Option<R> {
+    with_found(here, tags.serial(), |frame| end(frame.tag, frame.count_out(size_bytes)))
 }
 
 /// Counts an allocation for the pool's innermost scope. Returns its tag, or 0 without one.
 pub(crate) fn count_out(tags: &Tags, size_bytes: u64) -> u16 {
-    with_innermost(tags, |frame| frame.count_out(size_bytes)).unwrap_or(0)
+    let counted = with_innermost(tags, |frame| {
+        frame.count_out(size_bytes).iter().for_each(|share| share.note_rise());
+        frame.tag
+    });
+    counted.unwrap_or(0)
 }
 
 /// Counts an allocation for a tag, and in the usage of the pool's innermost scope.
@@ -409,19 +431,25 @@ pub(crate) fn count_out_as(tags: &Tags, tag: u16, size_bytes: u64) {
     }
 }
 
-/// Counts the free of a block if its tag is that of the pool's innermost scope. Else it counts nothing and returns false, which
-/// may also mean that the scope must be searched for.
+/// Counts the free of a block if its tag is that of the innermost scope of the pool whose tags have this serial number, and if
+/// `put_back` returns true: the pool may be gone then. Else it counts nothing and returns false, which may also mean that the scope
+/// must be searched for.
 #[inline(always)]
-pub(crate) fn count_in_innermost(tags: &Tags, tag: u16, size_bytes: u64) -> bool {
-    let is_counted = with_cached(tags, |frame| {
-        let is_its_tag = frame.tag == tag;
-        if is_its_tag {
-            frame.usage.count_in(size_bytes);
-            frame.share.count_in(size_bytes);
+pub(crate) fn count_in_here(
+    here: &Here,
+    serial: u64,
+    tag: u16,
+    size_bytes: u64,
+    put_back: impl FnOnce() -> bool,
+) -> bool {
+    let is_counted = with_found(here, serial, |frame| {
+        let is_freed = frame.tag == tag && put_back();
+        if is_freed {
+            frame.count_in(size_bytes);
         }
-        is_its_tag
+        is_freed
     });
-    is_counted.unwrap_or(false)
+    is_counted == Some(true)
 }
 
 /// Counts the free of a tagged block.
@@ -445,7 +473,7 @@ pub(crate) fn count_change(tags: &Tags, tag: u16, from_bytes: u64, to_bytes: u64
 
 /// Calls `work` with the pool's innermost frame, or returns `None` without one.
 fn with_innermost<R>(tags: &Tags, work: impl Fn(&Frame) -> R) -> Option<R> {
-    if let Some(result) = with_cached(tags, &work) {
+    if let Some(result) = HERE.with(|here| with_found(here, tags.serial(), &work)) {
         return Some(result);
     }
     let find = |frames: &RefCell<Frames>| {
@@ -457,16 +485,11 @@ fn with_innermost<R>(tags: &Tags, work: impl Fn(&Frame) -> R) -> Option<R> {
     FRAMES.try_with(find).ok().flatten()
 }
 
-/// Like [`with_innermost`], if the innermost frame of this thread is one of the pool's; `None` may also mean that it must be
-/// searched for.
+/// Like [`with_innermost`], if the frame that was used last is the innermost one of the pool whose tags have this serial number;
+/// `None` may also mean that it must be searched for.
 #[inline(always)]
-fn with_cached<R>(tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
-    HERE.with(|here| with_found(here, tags, work))
-}
-
-#[inline(always)]
-fn with_found<R>(here: &Here, tags: &Tags, work: impl FnOnce(&Frame) -> R) -> Option<R> {
-    let is_found = here.serial.get() == tags.serial();
+fn with_found<R>(here: &Here, serial: u64, work: impl FnOnce(&Frame) -> R) -> Option<R> {
+    let is_found = here.serial.get() == serial;
     let found = is_found.then(|| here.frame.get());
     // SAFETY: `here` is this thread's. This thread's list holds the frame that the cell points to: before it drops a frame, in
     // `Open::drop` or at the thread's end, it clears the cell. `work` opens and ends no scope.

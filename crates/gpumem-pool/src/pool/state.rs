@@ -213,6 +213,12 @@ impl State {
         &self.limits
     }
 
+    /// Returns whether the soft limit is above the hard limit, and the hard limit also bounds the cached memory.
+    pub(crate) fn is_soft_limit_idle(&self) -> bool {
+        let (hard_bytes, soft_bytes) = (self.limits.hard_bytes(), self.limits.soft_bytes());
+        hard_bytes.is_some_and(|hard| soft_bytes > Some(hard) && self.backend.is_bounded_by(hard))
+    }
+
     /// The innermost adaptor, if exact peaks were requested.
     pub(crate) fn peak(&self) -> Option<&Peak> {
         self.peak.as_deref()
@@ -249,7 +255,7 @@ impl State {
 
     /// Returns the cache key for the fast path, or `None` while the slow path must run first.
     #[inline(always)]
-    fn fast_path_key(&self) -> Option<u64> {
+    pub(crate) fn fast_path_key(&self) -> Option<u64> {
         if self.clocks.captures().slow_path().is_none() {
             Some(self.cache_key.load(Ordering::Relaxed))
         } else {

@@ -62,6 +62,7 @@ impl Pool {
             counters: state.activity().read(),
             hard_limit_bytes: state.limits().hard_bytes(),
             soft_limit_bytes: state.limits().soft_bytes(),
+            is_soft_limit_idle: state.is_soft_limit_idle(),
             device_used_bytes: device.total_bytes.saturating_sub(device.free_bytes),
             device_total_bytes: device.total_bytes,
             private_pools: state.private_pools_of(name.id()),

@@ -78,6 +78,8 @@ pub struct Status {
     pub hard_limit_bytes: Option<u64>,
     /// The soft limit, if there is one: cached memory above it is released.
     pub soft_limit_bytes: Option<u64>,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) is_soft_limit_idle: bool,
     /// Memory in use on the whole device, over all processes.
     pub device_used_bytes: u64,
     /// The total memory of the device.
@@ -147,9 +149,7 @@ impl fmt::Display for Status {
         }
         match (self.soft_limit_bytes.map(Bytes), self.hard_limit_bytes.map(Bytes)) {
             (Some(soft), Some(hard)) => {
-                // The driver's pool may cache more than the hard limit, which bounds the memory in use there.
-                let is_idle = soft.0 > hard.0 && self.backend != BackendKind::Native;
-                let note = if is_idle { " (no effect: above the hard limit)" } else { "" };
+                let note = if self.is_soft_limit_idle { " (no effect: above the hard limit)" } else { "" };
                 writeln!(f, "Memory limit: soft = {soft}{note}, hard = {hard}")?;
             }
             (Some(soft), None) => writeln!(f, "Memory limit: soft = {soft}")?,
@@ -249,6 +249,7 @@ mod tests {
             counters: PoolCounters::default(),
             hard_limit_bytes: None,
             soft_limit_bytes: None,
+            is_soft_limit_idle: false,
             device_used_bytes: 2_764_885_200,
             device_total_bytes: 16_904_991_277,
             private_pools: Vec::new(),

@@ -119,7 +119,10 @@ fn a_failed_free_poisons_the_pool_and_leaks_the_block() {
             return;
         }
         let (pool, stream) = (fixture.pool(), fixture.stream());
-        let (bad, good) = (pool.alloc(1 << 20, &stream).unwrap(), pool.alloc(1 << 10, &stream).unwrap());
+        let scope = pool.scope("bad");
+        let bad = pool.alloc(1 << 20, &stream).unwrap();
+        drop(scope);
+        let good = pool.alloc(1 << 10, &stream).unwrap();
         let bad_address = bad.address();
         set(free_fault(fixture), CUresult::CUDA_ERROR_INVALID_VALUE);
         drop(bad);
@@ -138,8 +141,32 @@ fn a_failed_free_poisons_the_pool_and_leaks_the_block() {
         }
         drop(good);
         let status = pool.status().unwrap();
-        assert_eq!((status.in_use_bytes, status.block_count), (1 << 20, 1), "the leaked block stays counted");
+        assert_eq!((status.in_use_bytes, status.block_count), (0, 0), "the program has dropped all blocks");
+        assert_eq!((status.tags[0].in_use_bytes, status.tags[0].block_count), (0, 0));
+        assert!(status.streams.is_empty() && status.reserved_bytes >= 1 << 20, "the memory is still there");
         drop(fixture.pool().alloc(1 << 20, &stream).unwrap());
+    });
+}
+
+/// Memory that the driver did not free counts against the limits until the end of its pool, which frees it.
+#[test]
+fn a_failed_free_counts_against_the_limit_until_the_pool_ends() {
+    on_a_failing_driver(|fixture| {
+        if !frees_by_call(fixture) {
+            return;
+        }
+        let (pool, stream) = (fixture.builder().hard_limit(8 << 20).build().unwrap(), fixture.stream());
+        let private = pool.private(8 << 20).unwrap();
+        let block = private.alloc(5 << 20, &stream).unwrap();
+        set(free_fault(fixture), CUresult::CUDA_ERROR_INVALID_VALUE);
+        drop(block);
+        set(free_fault(fixture), CUresult::CUDA_SUCCESS);
+        assert_eq!(private.status().unwrap().in_use_bytes, 0);
+        let error = pool.alloc(4 << 20, &stream).unwrap_err();
+        assert!(matches!(error, PoolError::LimitReached(_)), "{error:?}");
+        drop(pool.alloc(3 << 20, &stream).unwrap());
+        drop(private);
+        drop(pool.alloc(8 << 20, &stream).unwrap());
     });
 }
 

@@ -38,7 +38,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         self.calls.poll_and_sweep()?;
         self.trim(keep_bytes)?;
         let held_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
-        let has_excess = held_bytes > keep_bytes.max(self.counters.in_use_bytes());
+        let has_excess = held_bytes > keep_bytes.max(self.bound_bytes());
         if has_excess && self.show_completed()? {
             self.release_free(keep_bytes);
         }
@@ -95,10 +95,10 @@ impl<C: DriverAllocator> Trimmable for DirectBackend<C> {
             (MemoryKind::Device, Ok(Some(held))) => held.current_bytes,
             _ => 0,
         };
-        held_bytes.saturating_sub(self.counters.in_use_bytes())
+        held_bytes.saturating_sub(self.bound_bytes())
     }
 
-    /// Live blocks have been admitted. The memory that the driver keeps beside them has not.
+    /// Live blocks, and memory that the driver refused to free, have been admitted. The memory that the driver keeps beside them has not.
     fn uncounted_bytes(&self) -> u64 {
         self.cached_bytes()
     }

@@ -157,7 +157,8 @@ impl Chain {
         })
     }
 
-    fn bound_bytes(&self) -> u64 {
+    /// The bound on the memory that all driver pools together may reserve.
+    pub(super) fn bound_bytes(&self) -> u64 {
         self.bound_bytes.load(Ordering::Acquire)
     }
 

@@ -87,7 +87,7 @@ impl Complete {
         Ok(address)
     }
 
-    /// After a failure the memory counts as in use, and the free is retried when the pool ends.
+    /// After a failure the memory stays reserved, and the free is retried when the pool ends.
     pub(super) fn release(&self, freed: &FreeRequest) -> Result<(), DriverError> {
         let free = PendingFree::new(freed, self.device.clocks());
         if !free.stamps.is_empty() {

@@ -36,7 +36,7 @@ impl Ordered {
 
     /// Frees a block in the order of its owner stream. Where that is impossible, because the stream is gone, belongs to
     /// another library, captures, or may not wait for the other uses, in the order of the pool's own stream. After a
-    /// failure the memory counts as in use.
+    /// failure the memory stays reserved.
     pub(super) fn release(&self, freed: &FreeRequest) -> Result<(), DriverError> {
         let clocks = self.device.clocks();
         let freed_in_order = self.free(freed.allocation.address, freed.stamps(clocks), freed.owner_stream);

@@ -46,7 +46,7 @@ impl PendingFrees {
         self.has_waiting.store(true, Ordering::Release);
     }
 
-    /// Adds a free that failed. Its memory counts as in use.
+    /// Adds a free that failed. Its memory stays reserved.
     pub(super) fn add_failed(&self, free: PendingFree) {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(free);
     }

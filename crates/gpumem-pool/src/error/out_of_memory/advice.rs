@@ -23,7 +23,8 @@ use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
 pub enum Advice {
     /// The device has the memory; the pool's limit is lower.
     RaiseTheLimit,
-    /// Another process, or another pool of this process, holds the missing memory.
+    /// Another process, another pool of this process, or this process outside of its pools (cuBLAS, its own `cuMemAlloc`) holds the
+    /// missing memory.
     FreeTheDevice,
     /// Enough memory is free, but it is fragmented.
     Defragment,

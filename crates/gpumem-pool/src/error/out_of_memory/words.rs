@@ -267,15 +267,19 @@ impl OutOfMemory {
                 Bytes(own_bytes),
                 self.missing()
             ),
-            (false, Some(process)) => format!(
+            // Only if this process is known, each other one is known to be another.
+            (false, Some(process)) if self.own_outside_bytes.is_some() => format!(
                 "other programs hold {} of this device, the largest is {process}: end that program if it is yours to \
                  end, or use another device",
                 Bytes(foreign_bytes.saturating_sub(own_bytes))
             ),
-            (false, None) => format!(
-                "other programs, or libraries of this one such as cuBLAS, hold {} of this device outside of its pools: find out \
-                 with `nvidia-smi` whose it is and free {} there, or use another device",
+            (false, largest) => format!(
+                "other programs, or this one outside of its pools (its own cuMemAlloc, cuBLAS, cudarc), hold {} of this device{}: \
+                 find out with `nvidia-smi` whose it is and free {} there, or use another device",
                 Bytes(foreign_bytes),
+                largest.map_or(String::new(), |process| format!(
+                    "; the largest is {process}, which may be this program under its number outside of a container"
+                )),
                 self.missing()
             ),
         };

@@ -96,7 +96,7 @@ impl<'a> Change<'a> {
     /// Returns the refusal of an adaptor that does not support growable blocks.
     pub(crate) fn refused(&self, adaptor: &str, reason: &str) -> PoolError {
         let (adaptor, requested_bytes) = (adaptor.into(), self.to_bytes);
-        PoolError::Refused { adaptor, requested_bytes, reason: reason.into() }
+        PoolError::Refused { adaptor, requested_bytes, reason: reason.into(), origin: None }
     }
 
     pub(super) fn new(subject: &'a Subject<'a>, stack: &'a Stack, from_bytes: u64, to_bytes: u64) -> Self {

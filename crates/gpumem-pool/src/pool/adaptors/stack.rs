@@ -267,7 +267,7 @@ impl Stack {
 
     fn refusal(&self, level: usize, requested_bytes: u64, reason: &str) -> PoolError {
         let adaptor = self.adaptors.get(level).map(|adaptor| adaptor.name().into()).unwrap_or_default();
-        PoolError::Refused { adaptor, requested_bytes, reason: reason.into() }
+        PoolError::Refused { adaptor, requested_bytes, reason: reason.into(), origin: None }
     }
 
     /// Removes and returns the holding of a block that has been dropped.

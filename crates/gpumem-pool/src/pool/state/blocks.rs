@@ -7,6 +7,7 @@ use crate::device::{GRAPH_BIT, Stream, StreamId};
 use crate::error::{PoolError, is_sticky};
 use crate::pool::scope::Here;
 use crate::pool::{Block, scope};
+use crate::stats::Share;
 use core::sync::atomic::AtomicU64;
 
 impl StateRef {
@@ -155,10 +156,11 @@ impl StateRef {
     /// registers.
     #[inline(never)]
     fn tagged_here(self, here: &Here, allocation: Allocation, size_bytes: u64) -> Allocation {
-        match scope::count_out_here(here, &self.tags, size_bytes) {
-            Some(tag) => allocation.with_tag(tag),
-            None => self.tagged(allocation, size_bytes),
-        }
+        let tagged = scope::count_out_here(here, &self.tags, size_bytes, |tag, share| match share {
+            None => allocation.with_tag(tag),
+            Some(share) => tagged_at_peak(share, allocation.with_tag(tag)),
+        });
+        tagged.unwrap_or_else(|| self.tagged(allocation, size_bytes))
     }
 
     /// Counts a new block for the thread's innermost scope, and gives it the scope's tag.
@@ -171,7 +173,8 @@ impl StateRef {
     /// and returns false.
     #[inline(always)]
     pub(crate) fn untag_in_scope(self, allocation: &Allocation, size_bytes: u64) -> bool {
-        scope::count_in_innermost(&self.tags, allocation.tag(), size_bytes)
+        let (serial, tag) = (self.tags.serial(), allocation.tag());
+        scope::with_here(|here| scope::count_in_here(here, serial, tag, size_bytes, || true))
     }
 
     /// Counts a block that is being dropped as freed for its tag, if it has one.
@@ -204,21 +207,7 @@ impl StateRef {
     }
 
     /// Called by a block's drop, when the free is ordered on the owner stream alone. Returns false if the thread's
-    /// cache cannot take the block, as for every large block.
-    #[inline(always)]
-    pub(crate) fn put_back_small(
-        self,
-        allocation: &Allocation,
-        size_bytes: u64,
-        owner_stream: StreamId,
-    ) -> bool {
-        match self.fast_path_key() {
-            Some(key) => backend::put_back_small(key, allocation, size_bytes, owner_stream),
-            None => false,
-        }
-    }
-
-    /// Like `put_back_small`, for any size.
+    /// cache cannot take the block.
     pub(crate) fn put_back(self, allocation: &Allocation, size_bytes: u64, owner_stream: StreamId) -> bool {
         match self.fast_path_key() {
             Some(key) => self.backend.put_back(key, allocation, size_bytes, owner_stream),
@@ -271,4 +260,12 @@ impl StateRef {
             device.clocks().want_marks(device.clocks().used(freed.uses));
         }
     }
+}
+
+/// The rest of [`StateRef::tagged_here`] if the memory of the tag is at its highest on this thread. All calls there are tail calls, so
+/// that it saves no registers.
+#[inline(never)]
+fn tagged_at_peak(share: &Share, allocation: Allocation) -> Allocation {
+    share.note_rise();
+    allocation
 }

@@ -85,7 +85,7 @@ impl State {
                 self.tags.names().get(tag).map(|name| (*name).into())
             };
             let stream = origin.stream.map(Stream::id);
-            if let PoolError::TooLarge { origin, .. } = &mut error {
+            if let PoolError::TooLarge { origin, .. } | PoolError::Refused { origin, .. } = &mut error {
                 let (device_ordinal, pool) = (self.device.ordinal(), self.setup.name.as_str().into());
                 *origin = Some(Box::new(RequestOrigin { device_ordinal, pool, stream, tag: tag() }));
             } else if let Some(report) = error.out_of_memory_mut() {

@@ -12,9 +12,10 @@ use std::sync::Arc;
 /// Counters that one thread at a time writes.
 pub(crate) struct Share {
     counters: LocalCounters,
-    /// The count that was published last.
-    published_bytes: AtomicU64,
-    /// The highest count since then.
+    /// The count at which a fall is published: [`STRIDE_BYTES`] below the count that was published last.
+    floor_bytes: AtomicU64,
+    /// The highest count since then. It is less than [`STRIDE_BYTES`] above the count that was published last, so a count that is
+    /// not higher need not be published.
     high_bytes: AtomicU64,
     pub(super) is_owned: AtomicBool,
     peak: Arc<Peak>,
@@ -33,7 +34,7 @@ impl Share {
     pub(super) fn new(peak: &Arc<Peak>) -> Self {
         Self {
             counters: LocalCounters::default(),
-            published_bytes: AtomicU64::new(0),
+            floor_bytes: AtomicU64::new(STRIDE_BYTES.wrapping_neg()),
             high_bytes: AtomicU64::new(0),
             is_owned: AtomicBool::new(true),
             peak: Arc::clone(peak),
@@ -43,19 +44,30 @@ impl Share {
     /// Counts an allocation.
     #[inline]
     pub(crate) fn count_out(&self, size_bytes: u64) {
-        self.note(self.counters.count_out(size_bytes));
+        if self.count_out_only(size_bytes) {
+            self.note_rise();
+        }
+    }
+
+    /// Counts an allocation. Returns whether the caller must call [`note_rise`](Self::note_rise).
+    #[inline]
+    pub(crate) fn count_out_only(&self, size_bytes: u64) -> bool {
+        self.is_highest(self.counters.count_out(size_bytes))
     }
 
     /// Counts a free.
     #[inline]
     pub(crate) fn count_in(&self, size_bytes: u64) {
-        self.publish_if_due(self.counters.count_in(size_bytes));
+        self.note_fall(self.counters.count_in(size_bytes));
     }
 
     /// Counts a change in size that is not a block of its own.
     pub(crate) fn change(&self, from_bytes: u64, to_bytes: u64) {
         self.counters.change(from_bytes, to_bytes);
-        self.note(self.counters.in_use_bytes());
+        if self.is_highest(self.counters.in_use_bytes()) {
+            self.note_rise();
+        }
+        self.note_fall(self.counters.in_use_bytes());
     }
 
     pub(super) fn counters(&self) -> Counters {
@@ -63,39 +75,48 @@ impl Share {
     }
 
     #[inline]
-    fn note(&self, in_use_bytes: u64) {
-        if in_use_bytes.cast_signed() > self.high_bytes.load(Ordering::Relaxed).cast_signed() {
-            self.high_bytes.store(in_use_bytes, Ordering::Relaxed);
-        }
-        self.publish_if_due(in_use_bytes);
+    fn is_highest(&self, in_use_bytes: u64) -> bool {
+        in_use_bytes.cast_signed() > self.high_bytes.load(Ordering::Relaxed).cast_signed()
     }
 
+    /// Notes a count that is the highest so far.
     #[inline]
-    fn publish_if_due(&self, in_use_bytes: u64) {
-        // One comparison for both directions.
-        let moved_bytes = in_use_bytes.wrapping_sub(self.published_bytes.load(Ordering::Relaxed));
-        if moved_bytes.wrapping_add(STRIDE_BYTES - 1) > 2 * (STRIDE_BYTES - 1) {
+    pub(crate) fn note_rise(&self) {
+        let in_use_bytes = self.counters.in_use_bytes();
+        self.high_bytes.store(in_use_bytes, Ordering::Relaxed);
+        let moved_bytes = in_use_bytes.wrapping_sub(self.published_bytes());
+        if moved_bytes.cast_signed() >= STRIDE_BYTES.cast_signed() {
             self.publish();
         }
     }
 
-    #[cold]
+    #[inline]
+    fn note_fall(&self, in_use_bytes: u64) {
+        if in_use_bytes.cast_signed() <= self.floor_bytes.load(Ordering::Relaxed).cast_signed() {
+            self.publish();
+        }
+    }
+
+    /// The count that was published last.
+    #[inline]
+    fn published_bytes(&self) -> u64 {
+        self.floor_bytes.load(Ordering::Relaxed).wrapping_add(STRIDE_BYTES)
+    }
+
+    #[inline]
     pub(super) fn publish(&self) {
-        let (in_use_bytes, published_bytes) =
-            (self.counters.in_use_bytes(), self.published_bytes.load(Ordering::Relaxed));
-        let before_bytes = self
-            .peak
-            .published_bytes
-            .fetch_add(in_use_bytes.wrapping_sub(published_bytes), Ordering::Relaxed);
+        let in_use_bytes = self.counters.in_use_bytes();
+        let moved_bytes = in_use_bytes.wrapping_sub(self.published_bytes());
+        let before_bytes = self.peak.published_bytes.fetch_add(moved_bytes, Ordering::Relaxed);
         self.peak.raise(before_bytes.wrapping_add(self.unpublished_peak_bytes()));
-        self.published_bytes.store(in_use_bytes, Ordering::Relaxed);
+        self.floor_bytes.store(in_use_bytes.wrapping_sub(STRIDE_BYTES), Ordering::Relaxed);
         self.high_bytes.store(in_use_bytes, Ordering::Relaxed);
     }
 
     /// The difference between the highest count since the last publication and the published count; negative if the count has only
     /// fallen.
     pub(super) fn unpublished_peak_bytes(&self) -> u64 {
-        self.high_bytes.load(Ordering::Relaxed).wrapping_sub(self.published_bytes.load(Ordering::Relaxed))
+        self.high_bytes.load(Ordering::Relaxed).wrapping_sub(self.published_bytes())
     }
 
     /// Resets the peak to the current count.

@@ -25,6 +25,7 @@ fn a_fallback_lends_for_want_of_memory_alone() {
             adaptor: "tired".into(),
             requested_bytes,
             reason: "would rather not".into(),
+            origin: None,
         },
     ];
     let wants: [Make; 2] = [
@@ -41,7 +42,10 @@ fn a_fallback_lends_for_want_of_memory_alone() {
             result.map(|_| fallback.taken_count())
         };
         for make in others {
-            let error = asked(Failures::every(1).with_error(make)).unwrap_err();
+            let mut error = asked(Failures::every(1).with_error(make)).unwrap_err();
+            if let PoolError::Refused { origin, .. } = &mut error {
+                assert!(origin.take().is_some(), "the pool adds where the request came from");
+            }
             assert_eq!(error.to_string(), make(4096).to_string());
         }
         for make in wants {

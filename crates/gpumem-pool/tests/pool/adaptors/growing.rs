@@ -41,6 +41,7 @@ impl Adaptor for Fickle {
                 adaptor: "fickle".into(),
                 requested_bytes: change.to_bytes(),
                 reason: reason.into(),
+                origin: None,
             }),
         }
     }
@@ -98,8 +99,11 @@ fn adaptors_of_bytes_refuse_to_grow() {
             let pool = fixture.builder().adaptor(adaptor).adaptor(budget.clone()).build().unwrap();
             let mut block = pool.growable(64 * MIB, &fixture.stream()).unwrap();
             let error = block.grow_to(MIB).unwrap_err();
-            let PoolError::Refused { adaptor, requested_bytes, .. } = &error else { panic!("{error}") };
+            let PoolError::Refused { adaptor, requested_bytes, origin, .. } = &error else {
+                panic!("{error}")
+            };
             assert_eq!((&**adaptor, *requested_bytes), (name, MIB));
+            assert_eq!(origin.as_ref().map(|origin| &*origin.pool), Some(pool.name()));
             assert!(error.to_string().contains("growable blocks"), "{error}");
             assert_eq!((block.size_bytes(), budget.in_use_bytes()), (0, 0));
             block.grow_to(0).unwrap();

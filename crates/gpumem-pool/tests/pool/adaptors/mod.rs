@@ -217,7 +217,8 @@ fn a_grant_that_does_not_fit_is_refused_and_freed() {
     on_each_backend(&small(), |fixture| {
         let (home, other) = (fixture.stream(), fixture.stream());
         let says = |text: String, what: &str| {
-            assert_eq!(text, format!("the adaptor `wrong` refused 4.000 KiB: it {what}"));
+            assert!(text.starts_with("the adaptor `wrong` refused 4.000 KiB (device 0, pool "), "{text}");
+            assert!(text.ends_with(&format!("{}): it {what}", home.id())), "{text}");
         };
         says(
             refusal(fixture, &home, |request, next| next.alloc(&request.with_size(4095))),
@@ -262,7 +263,7 @@ fn a_grant_that_does_not_fit_is_refused_and_freed() {
         let text = refusal(fixture, &home, |request, next| {
             drop(next.alloc(request)?);
             let reason = "would rather not".into();
-            Err(PoolError::Refused { adaptor: "wrong".into(), requested_bytes: 1, reason })
+            Err(PoolError::Refused { adaptor: "wrong".into(), requested_bytes: 1, reason, origin: None })
         });
         assert!(text.ends_with("would rather not"), "{text}");
         assert_eq!(pool.status().unwrap().block_count, 0);

@@ -459,6 +459,7 @@ impl Adaptor for Chaos {
             adaptor: "chaos".into(),
             requested_bytes: size_bytes,
             reason: "at random".into(),
+            origin: None,
         };
         match self.roll(28) {
             0 => next.alloc(&whole),

@@ -135,15 +135,21 @@ fn a_process_that_is_known_is_named() {
         process.id = Some(4711);
         process.name = Some("python3".into());
         process.in_use_bytes = in_use_bytes;
-        OutOfMemory { processes: vec![process], ..beside(14 * GIB, 24 * GIB, 9 * GIB, 0, 2 * GIB) }
-            .to_string()
+        let own_outside_bytes = Some(0);
+        let report = beside(14 * GIB, 24 * GIB, 9 * GIB, 0, 2 * GIB);
+        OutOfMemory { processes: vec![process], own_outside_bytes, ..report }
     };
-    let known = named(Some(13 * GIB));
+    let report = named(Some(13 * GIB));
+    let known = report.to_string();
     assert!(known.contains("    process       13.000 GiB  python3 (process 4711)\n"), "{known}");
     assert!(known.contains("the largest is python3 (process 4711): end that program"), "{known}");
-    let unknown = named(None);
+    let unknown = named(None).to_string();
     assert!(unknown.contains("    process          unknown  python3 (process 4711)\n"), "{unknown}");
     assert!(unknown.contains("nvidia-smi"), "{unknown}");
+    // In a container this process may be listed under another number.
+    let unsure = OutOfMemory { own_outside_bytes: None, ..report }.to_string();
+    assert!(unsure.contains("the largest is python3 (process 4711), which may be this program"), "{unsure}");
+    assert!(unsure.contains("nvidia-smi") && !unsure.contains("end that program"), "{unsure}");
 }
 
 #[test]
