@@ -104,6 +104,39 @@ cases! {
         assert_eq!(x.try_add(&y).unwrap().to_vec().unwrap(), [5.0; 1 << 18]);
     }
 
+    /// Another library may queue work on the memory of a guard at any time.
+    fn a_pool_does_not_sleep_while_its_arrays_are_lent(driver: &Driver) {
+        let gpu = Gpu::new(&pool(driver)).unwrap();
+        let refused = |pool: &Pool| {
+            let error = pool.sleep(Keep::OnHost).unwrap_err();
+            assert!(matches!(error, PoolError::CannotSleep { .. }) && !pool.is_asleep(), "{error}");
+            assert!(error.to_string().contains("lent to another library"), "{error}");
+        };
+        let x: GpuArray<f32, Ix1> = GpuArray::from_elem(&gpu, 1 << 18, 2.0).unwrap();
+        let mut y: GpuArray<f32, Ix1> = GpuArray::from_elem(&gpu, 1 << 18, 3.0).unwrap();
+        let (stream, other) = (Stream::new(gpu.device()).unwrap(), Stream::new(gpu.device()).unwrap());
+        let (source, again, target) =
+            (x.read_on(&stream).unwrap(), x.read_on(&stream).unwrap(), y.write_on(&other).unwrap());
+        refused(gpu.pool());
+        // The memory of other pools sleeps.
+        let others = Pool::builder(gpu.device()).backend(BackendKind::Caching).build().unwrap();
+        let _kept = others.alloc(MIB, &stream).unwrap();
+        others.sleep(Keep::OnHost).unwrap();
+        drop((source, target));
+        refused(gpu.pool());
+        drop(again);
+        gpu.pool().sleep(Keep::OnHost).unwrap();
+        assert!(is_asleep(&x.read_on(&stream).unwrap_err()));
+        gpu.pool().wake().unwrap();
+        // A guard that is leaked counts until its array is dropped.
+        std::mem::forget(x.read_on(&stream).unwrap());
+        refused(gpu.pool());
+        drop(x);
+        gpu.pool().sleep(Keep::OnHost).unwrap();
+        gpu.pool().wake().unwrap();
+        assert_eq!(y.to_vec().unwrap(), [3.0; 1 << 18]);
+    }
+
     /// Sleep waits for work that is queued, on every stream.
     fn sleep_waits_for_all_uses(driver: &Driver) {
         let pool = pool(driver);

@@ -142,11 +142,17 @@ fn debug_of_every_layer_prints_the_report() {
     let report = error().out_of_memory().cloned().unwrap();
     let checkpoint = CheckpointError::Array { name: "bias".into(), source: error().into() };
     let adapt = AdaptError::from(ArrayError::from(error())).within("layers");
+    let custom = AdaptError::custom(error()).within("layers");
+    let rejected = GpuArray::upload(&gpu, vec![0_u8; 8 << 20]).wait().unwrap_err();
     let shown = [
         (format!("{report:?}"), text.clone()),
         (format!("{:?}", error()), text.clone()),
         (format!("{:?}", ArrayError::from(error())), text.clone()),
+        (format!("{rejected:?}"), text.clone()),
         (format!("{adapt:?}"), format!("layers: {text}")),
+        (format!("{custom:?}"), format!("layers: {text}")),
+        #[cfg(target_os = "linux")]
+        (format!("{:?}", SocketError::from(error())), text.clone()),
         (format!("{checkpoint:?}"), format!("tensor \"bias\": {text}")),
     ];
     // The stream is the same one, and the times are in no line.

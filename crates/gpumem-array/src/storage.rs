@@ -42,7 +42,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
-use gpumem_pool::{Block, Device, GrowableBlock, Location, MemoryKind, PoolError, Stream, StreamPoint};
+use gpumem_pool::{
+    Block, Device, GrowableBlock, LentMemory, Location, MemoryKind, PoolError, Stream, StreamPoint,
+};
 use memory::Memory;
 use ranges::Ranges;
 use residency::Residency;
@@ -88,10 +90,19 @@ struct More {
     foreign: Vec<Stream>,
     /// The uses of the parts, while the storage is split.
     ranges: Ranges,
-    /// The latest points of streams on which other libraries use the memory at the moment, and the number of these uses.
-    open: Vec<(StreamPoint, usize)>,
+    /// The uses by other libraries at the moment.
+    open: Vec<OpenUses>,
     /// True if another stream had used the bytes of the last write of a part.
     is_changed: bool,
+}
+
+/// Uses by other libraries on one stream.
+struct OpenUses {
+    /// The latest point of the stream.
+    latest: StreamPoint,
+    count: usize,
+    /// Keeps the pool from going to sleep.
+    lent: Option<LentMemory>,
 }
 
 /// A use of bytes of a storage by work that is about to be queued.
@@ -221,14 +232,20 @@ impl<'a> Use<'a> {
     /// other streams wait for all work that is on the stream when they wait. False if the work becomes part of a graph, which then
     /// keeps the memory.
     ///
+    /// With `keeps_awake`, the pool does not sleep until then, or until the array is dropped.
+    ///
     /// The stream has been ordered ([`Use::order_on`]).
     pub(crate) fn begin_foreign(
         self,
         stream: &Stream,
         recording: Option<&Recording>,
+        keeps_awake: bool,
     ) -> Result<bool, ArrayError> {
+        let (device, address, size_bytes) =
+            (stream.device(), self.storage.address(), self.storage.size_bytes());
+        let lent = || keeps_awake.then(|| device.lend(address, size_bytes));
         stream.queue_work(|_| {
-            stream.device().check_awake(self.storage.address(), self.storage.size_bytes())?;
+            device.check_awake(address, size_bytes)?;
             if !runs(stream, recording)? {
                 self.storage.memory.keep_for_graph(stream);
                 return Ok(false);
@@ -237,9 +254,12 @@ impl<'a> Use<'a> {
             let latest = stream.latest_point();
             // First the count: while it is not zero, the point stays.
             let mut more = self.storage.lock_more();
-            match more.open.iter_mut().find(|(open, _)| *open == latest) {
-                Some((_, count)) => *count += 1,
-                None => more.open.push((latest, 1)),
+            match more.open.iter_mut().find(|open| open.latest == latest) {
+                Some(open) => {
+                    open.count += 1;
+                    open.lent = open.lent.take().or_else(lent);
+                }
+                None => more.open.push(OpenUses { latest, count: 1, lent: lent() }),
             }
             drop(more);
             let _ = self.record(stream, latest);
@@ -251,9 +271,9 @@ impl<'a> Use<'a> {
     pub(crate) fn end_foreign(self, stream: &Stream) {
         let (storage, latest, point) = (self.storage, stream.latest_point(), stream.point());
         let mut more = storage.lock_more();
-        let Some(index) = more.open.iter().position(|(open, _)| *open == latest) else { return };
-        more.open[index].1 -= 1;
-        if more.open[index].1 > 0 {
+        let Some(index) = more.open.iter().position(|open| open.latest == latest) else { return };
+        more.open[index].count -= 1;
+        if more.open[index].count > 0 {
             return;
         }
         more.open.swap_remove(index);

@@ -470,7 +470,7 @@ enum gpumem_result gpumem_captures_expect(struct gpumem_pool *pool,
 
 /*
  Announces further captures, after `gpumem_captures_end`. They share memory with the earlier ones: what a capture has freed serves the
- later ones. Their graphs must run one after another, in the order of their captures.
+ later ones. Their graphs must run one after another, in the order of their captures. Before `gpumem_captures_end` it changes nothing.
  */
 enum gpumem_result gpumem_captures_expect_more(struct gpumem_captures *captures);
 
@@ -485,6 +485,11 @@ enum gpumem_result gpumem_captures_add(struct gpumem_captures *captures,
 
 /*
  Declares that the captures have ended (`cuStreamEndCapture`). Waits until their graphs may be launched on any stream.
+
+ A capture that is still active goes on and keeps its memory, and the call succeeds: the next call ends it, or another set that has
+ added it. No further capture is added after the call, until `gpumem_captures_expect_more`.
+
+ Errors: `STATE` if another capture prevents the wait; the next call waits again.
  */
 enum gpumem_result gpumem_captures_end(struct gpumem_captures *captures);
 

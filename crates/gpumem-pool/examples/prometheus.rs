@@ -10,8 +10,10 @@ use gpumem_pool::{Device, Pool, PoolError, Status, Stream};
 use std::collections::BTreeMap;
 use std::error::Error;
 
-/// Name, type and value of each figure.
-const FIGURES: [(&str, &str, fn(&Status) -> f64); 10] = [
+/// Name, type and value of a figure.
+type Figure = (&'static str, &'static str, fn(&Status) -> f64);
+
+const FIGURES: [Figure; 10] = [
     ("in_use_bytes", "gauge", |status| status.in_use_bytes as f64),
     ("reserved_bytes", "gauge", |status| status.reserved_bytes as f64),
     ("refusals_total", "counter", |status| status.counters.refusal_count as f64),

@@ -97,6 +97,8 @@ pub use config::{
     BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, IntoLimit, Limit, MemoryKind, PoolId,
     Profile, VARIABLES, conf,
 };
+#[doc(hidden)]
+pub use device::LentMemory;
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,
     HostMemory, HostMemoryError, MemoryInfo, Stream, StreamBuilder, StreamId, StreamPoint,

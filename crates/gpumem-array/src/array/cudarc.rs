@@ -606,7 +606,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     pub fn lend_to_cudarc(self, stream: &SharedStream) -> Result<LentSlice<T, D, K>, Rejected<Self>> {
         let lends = |stream: &SharedStream| {
             stream.check_runs()?;
-            lend_to(self.storage(), &stream.ours, "lending to cudarc")
+            lend_to(self.storage(), &stream.ours, "lending to cudarc", true)
         };
         if let Err(error) = lends(stream) {
             return Err(Rejected::new(error, self));

@@ -142,9 +142,9 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
         // SAFETY: the lengths and strides are those of the array.
         let prepared = unsafe { axes.prepare_unchecked_as::<M>() };
         let prepared = prepared.map_err(|error| refused("ndim", &error.to_string()));
-        let prepared = match prepared
-            .and_then(|prepared| lend_to(self.storage(), stream, "exporting a tensor").map(|()| prepared))
-        {
+        let prepared = match prepared.and_then(|prepared| {
+            lend_to(self.storage(), stream, "exporting a tensor", false).map(|()| prepared)
+        }) {
             Ok(prepared) => prepared,
             Err(error) => return Err(Rejected::new(error, self)),
         };

@@ -85,7 +85,7 @@ impl<'a> Open<'a> {
         let (stream, recording) = (on.stream(), on.capture().0);
         check_device(stream.device(), array.storage().device())?;
         array.order_on(stream, recording, operation)?;
-        let is_recorded = array.begin_foreign(stream, recording)?;
+        let is_recorded = array.begin_foreign(stream, recording, true)?;
         Ok(Self { array, stream, is_recorded })
     }
 }
@@ -336,12 +336,18 @@ pub(crate) fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), Array
     }
 }
 
-/// Orders a stream for any use of a whole array by another library, until [`Use::end_foreign`].
+/// Orders a stream for any use of a whole array by another library, until [`Use::end_foreign`]. For `keeps_awake` see
+/// [`Use::begin_foreign`].
 #[cfg(any(feature = "cudarc", feature = "dlpack"))]
-pub(super) fn lend_to(storage: &Storage, stream: &Stream, operation: &'static str) -> Result<(), ArrayError> {
+pub(super) fn lend_to(
+    storage: &Storage,
+    stream: &Stream,
+    operation: &'static str,
+    keeps_awake: bool,
+) -> Result<(), ArrayError> {
     check_device(stream.device(), storage.device())?;
     let whole = Use::whole(storage, Access::Write);
     whole.order_on(stream, None, operation)?;
-    whole.begin_foreign(stream, None)?;
+    whole.begin_foreign(stream, None, keeps_awake)?;
     Ok(())
 }

@@ -203,7 +203,7 @@ const DENSE_BYTES: usize = 16;
 /// Wider units are as fast by themselves.
 const DENSE_UNIT_MAX: usize = 2;
 /// In shorter rows, too many threads would be at an end.
-const DENSE_LEN_MIN: usize = 512;
+const DENSE_LEN_MIN: usize = 448;
 const THREADS: usize = 256;
 const WARP: usize = 32;
 const GRID_X_MAX: usize = 1 << 20;

@@ -37,7 +37,7 @@ pub unsafe extern "C" fn gpumem_captures_expect(
 }
 
 /// Announces further captures, after `gpumem_captures_end`. They share memory with the earlier ones: what a capture has freed serves the
-/// later ones. Their graphs must run one after another, in the order of their captures.
+/// later ones. Their graphs must run one after another, in the order of their captures. Before `gpumem_captures_end` it changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_captures_expect_more(captures: *mut gpumem_captures) -> gpumem_result {
     guarded(|| {
@@ -68,6 +68,11 @@ pub extern "C" fn gpumem_captures_add(
 }
 
 /// Declares that the captures have ended (`cuStreamEndCapture`). Waits until their graphs may be launched on any stream.
+///
+/// A capture that is still active goes on and keeps its memory, and the call succeeds: the next call ends it, or another set that has
+/// added it. No further capture is added after the call, until `gpumem_captures_expect_more`.
+///
+/// Errors: `STATE` if another capture prevents the wait; the next call waits again.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_captures_end(captures: *mut gpumem_captures) -> gpumem_result {
     guarded(|| CAPTURES.with(captures.addr() as u64, |captures| Ok(captures.end()?)))

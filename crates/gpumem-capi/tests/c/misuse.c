@@ -78,6 +78,7 @@ static void arguments(void) {
 static void handles(void) {
     gpumem_pool *pool = create(NULL, 0), *other = create(NULL, 0);
     gpumem_stream *stream = NULL;
+    gpumem_captures *captures = NULL;
     void *address = NULL;
     int local = 0;
     OK(gpumem_stream_create(pool, &stream));
@@ -91,6 +92,20 @@ static void handles(void) {
     FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy(NULL));
     FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_captures_destroy((gpumem_captures *)(void *)pool));
     FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_captures_expect(pool, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_captures_expect(NULL, &captures));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_captures_expect_more(NULL));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_captures_expect_more((gpumem_captures *)(void *)pool));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_captures_expect_more((gpumem_captures *)(void *)&local));
+    CHECK(captures == NULL);
+    OK(gpumem_captures_expect(pool, &captures));
+    OK(gpumem_captures_expect_more(captures)); /* no capture has ended yet */
+    OK(gpumem_captures_end(captures));
+    OK(gpumem_captures_expect_more(captures));
+    OK(gpumem_captures_end(captures));
+    OK(gpumem_captures_destroy(captures));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_captures_expect_more(captures));
+    CHECK(strstr(gpumem_last_error(), "was destroyed") != NULL);
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_captures_end(captures));
     OK(gpumem_pool_destroy(other));
     FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy(other));
     FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_make_current(other));

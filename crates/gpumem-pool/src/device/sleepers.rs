@@ -2,7 +2,8 @@
 //!
 //! An operation checks its memory in a call on its stream ([`Stream::queue_work`]), together with queueing the work. A pool that goes
 //! to sleep adds its ranges first, then lets all calls end that began before ([`Sleepers::let_calls_end`]), and then waits for the
-//! device: after that, no work that uses the ranges is queued, and none will be.
+//! device: after that, no work that uses the ranges is queued, and none will be. Another library that has borrowed memory queues work
+//! without such a check, so a pool does not sleep meanwhile ([`LentMemory`]).
 
 use crate::config::PoolName;
 use crate::device::{Device, Stream, WeakStream};
@@ -17,6 +18,8 @@ pub(crate) struct Sleepers {
     /// The number of entries. Added to before calls are waited for: a call reads it after it has counted itself.
     count: AtomicUsize,
     entries: Mutex<Vec<Entry>>,
+    /// The addresses of all [`LentMemory`].
+    lent: Mutex<Vec<Range<u64>>>,
     streams: Mutex<Streams>,
 }
 
@@ -89,6 +92,19 @@ impl Sleepers {
         }
     }
 
+    /// Returns whether another library has borrowed memory of a pool, which has been added. Exact once calls have ended that began
+    /// before.
+    pub(crate) fn has_lent(&self, pool: &PoolName) -> bool {
+        let (entries, lent) = (self.entries(), self.lent());
+        let mut ranges =
+            entries.iter().filter(|entry| entry.pool.id() == pool.id()).flat_map(|entry| &entry.ranges);
+        ranges.any(|range| lent.iter().any(|lent| lent.start < range.end && range.start < lent.end))
+    }
+
+    fn lent(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,6 +133,33 @@ impl Device {
     #[inline]
     pub fn check_awake(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
         self.sleepers().check(address, size_bytes)
+    }
+
+    /// Keeps memory of this device awake while another library may queue work that uses it. Call it after [`Device::check_awake`], in
+    /// the same call on a stream.
+    #[doc(hidden)]
+    pub fn lend(&self, address: u64, size_bytes: u64) -> LentMemory {
+        let range = address..address.saturating_add(size_bytes);
+        self.sleepers().lent().push(range.clone());
+        LentMemory { device: self.clone(), range }
+    }
+}
+
+/// Memory that another library uses, until this is dropped: the pool does not sleep ([`Pool::sleep`](crate::Pool::sleep)).
+#[doc(hidden)]
+#[derive(Debug)]
+#[must_use = "dropping it ends the loan"]
+pub struct LentMemory {
+    device: Device,
+    range: Range<u64>,
+}
+
+impl Drop for LentMemory {
+    fn drop(&mut self) {
+        let mut lent = self.device.sleepers().lent();
+        if let Some(index) = lent.iter().position(|range| *range == self.range) {
+            lent.swap_remove(index);
+        }
     }
 }
 

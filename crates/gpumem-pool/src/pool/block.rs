@@ -341,11 +341,12 @@ impl Drop for Block {
         if uses == 0
             && let Some(key) = pool.fast_path_key()
         {
-            // SAFETY: the cache has been found for this block, and nothing else has been called since.
             let tagged = |cache| {
-                scope::with_here(|here| unsafe {
+                // SAFETY: the cache has been found for this block, and nothing else has been called since.
+                let free = |here: &_| unsafe {
                     Self::drop_in_scope(here, pool, allocation, size_bytes, cache);
-                });
+                };
+                scope::with_here(free);
             };
             if backend::put_back_untagged_or(key, &allocation, size_bytes, owner_stream, tagged) {
                 return;

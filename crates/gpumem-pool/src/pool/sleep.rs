@@ -35,9 +35,10 @@ impl Pool {
     /// All memory of a pool sleeps together. What sleeps apart, such as weights and caches, belongs in pools of its own. Private pools
     /// ([`Pool::private`]) do not sleep with their parent.
     ///
-    /// Work that uses an address without this crate's functions is the caller's responsibility: it is queued before this call, or after
-    /// [`Pool::wake`]. This concerns [`Block::address`](crate::Block::address), arrays that were lent to another library, and exported
-    /// tensors.
+    /// While an array of `gpumem-array` is lent to another library, until its guard is dropped (`read_on`, `write_on`, the slices for
+    /// cudarc), its pool does not sleep. A guard that was leaked counts until the array is dropped. All other work that uses an address
+    /// without this crate's functions is the caller's responsibility: it is queued before this call, or after [`Pool::wake`]. This
+    /// concerns [`Block::address`](crate::Block::address) and tensors exported by DLPack.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, Keep, Pool, PoolError, Stream};
@@ -72,8 +73,8 @@ impl Pool {
     /// - [`PoolError::NeedsVirtualMemory`] if `caching` uses plain segments.
     /// - [`PoolError::NotWithKind`] for unified and host memory.
     /// - [`PoolError::CannotSleep`] if the pool sleeps already or has blocks that are exported or pinned, if other devices have access to
-    ///   its memory ([`Pool::enable_peer_access`]), or with [`Keep::Nothing`] if an adaptor, such as
-    ///   [`Guard`](crate::adaptor::Guard), hides bytes beside blocks.
+    ///   its memory ([`Pool::enable_peer_access`]), if an array in it is lent to another library, or with [`Keep::Nothing`] if an
+    ///   adaptor, such as [`Guard`](crate::adaptor::Guard), hides bytes beside blocks.
     /// - [`PoolError::NotInCapture`] while a capture is active on the device.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails, for example because the host has too little memory.
@@ -88,10 +89,11 @@ impl Pool {
         device.sleepers().let_calls_end();
         device.clocks().let_calls_end();
         sleeping.prepare();
-        let slept = state.sleep_state().check_keep(keep).and_then(|()| {
-            device.synchronize_for_drop()?;
-            sleeping.sleep(keep)
-        });
+        let slept =
+            state.check_not_lent().and_then(|()| state.sleep_state().check_keep(keep)).and_then(|()| {
+                device.synchronize_for_drop()?;
+                sleeping.sleep(keep)
+            });
         match slept.is_ok() || sleeping.is_asleep() {
             true => change.to = ASLEEP,
             false => state.be_awake(),
@@ -204,6 +206,17 @@ impl State {
         match self.sleep_state().is_awake() {
             true => Ok(()),
             false => Err(PoolError::Asleep { pool: self.setup().name.as_str().into() }),
+        }
+    }
+
+    /// Refuses to let memory sleep that another library has borrowed. Calls on streams that began before have ended.
+    fn check_not_lent(&self) -> Result<(), PoolError> {
+        match self.device().sleepers().has_lent(&self.setup().name) {
+            true => Err(PoolError::CannotSleep {
+                reason: "arrays in its memory are lent to another library (`read_on`, `write_on`, cudarc)",
+                remedy: "drop the guards first",
+            }),
+            false => Ok(()),
         }
     }
 
