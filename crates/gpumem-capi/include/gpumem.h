@@ -333,7 +333,8 @@ enum gpumem_result gpumem_stream_create(struct gpumem_pool *pool, struct gpumem_
 /*
  Wraps a stream (`CUstream`, `cudaStream_t`) that another library created and will destroy. Null is the default stream.
 
- Errors: `STATE` for a stream of another context.
+ Errors: `STATE` for a stream of another context, and for one that is part of a capture, unless captures were announced
+ (`gpumem_captures_expect`). The capture goes on.
 
  # Safety
 
@@ -347,9 +348,12 @@ enum gpumem_result gpumem_stream_borrow(struct gpumem_pool *pool,
 
 /*
  Wraps a stream of another library that lives as long as the process uses the device, such as PyTorch's. Every call with one stream
- returns the same handle, so a program that has only the `CUstream` may call this for each request.
+ returns the same handle until it is retired or destroyed, so a program that has only the `CUstream` may call this for each request.
+ `CU_STREAM_PER_THREAD` (2) is the calling thread's default stream: each thread has a handle of its own, which is destroyed when the
+ thread ends.
 
- Errors: `STATE` for a stream of another context.
+ Errors: `STATE` for a stream of another context, and, in the first call with a stream, for one that is part of a capture
+ (`gpumem_captures_expect`).
 
  # Safety
 
@@ -421,7 +425,8 @@ enum gpumem_result gpumem_free(void *address);
  Like `gpumem_free`, in a call that names the stream that used the memory last. For borrowed streams this lets other streams reuse the
  memory earlier.
 
- Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream. The memory is not freed then.
+ Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream, such as one that was retired. The memory is not freed
+ then.
  */
 enum gpumem_result gpumem_free_on(void *address,
                                   struct gpumem_stream *stream);
@@ -430,7 +435,8 @@ enum gpumem_result gpumem_free_on(void *address,
  Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until
  the free. The stream itself must wait for the memory's own stream before its first use (`gpumem_stream_wait_for`).
 
- Errors: `UNKNOWN_ADDRESS` for an address without a live block.
+ Errors: `UNKNOWN_ADDRESS` for an address without a live block; `STATE` for a stream that was retired, or another thread's default
+ stream. Nothing is recorded then.
  */
 enum gpumem_result gpumem_record_use(void *address,
                                      struct gpumem_stream *stream);
