@@ -114,6 +114,8 @@ bool fits(std::type_info *type) {
 /* ------------------------------------------------------------------------------------------------------ pools and streams */
 
 constexpr int DEVICES_MAX = 64;
+/* The smallest hard limit of a pool. */
+constexpr std::uint64_t LIMIT_MIN_BYTES = UINT64_C(2) << 20;
 
 struct Settings {
     std::string conf;
@@ -193,6 +195,21 @@ bool is_stale(gpumem_result result) {
     return result == GPUMEM_ERROR_STATE || result == GPUMEM_ERROR_INVALID_HANDLE;
 }
 
+/* Calls `work` with the stream. If another thread has retired the one that this thread knows, the handle may mean a new stream of the
+ * driver: then once more, with that. */
+template <typename Work> gpumem_result with_stream(RawStream raw, int device, Work work) {
+    gpumem_result result = GPUMEM_SUCCESS;
+    for (int turn = 0; turn < 2; ++turn) {
+        KnownStream *known = nullptr;
+        result = find_stream(raw, device, &known);
+        if (result != GPUMEM_SUCCESS) return result;
+        result = work(*known);
+        if (!is_stale(result)) return result;
+        *known = KnownStream{};
+    }
+    return result;
+}
+
 gpumem_result allocate(std::size_t size, int device, RawStream raw, void **address);
 
 } // namespace
@@ -222,12 +239,19 @@ EXPORTED std::uint64_t gpumem_torch_failed_frees() { return failed_frees.load(st
 
 /* Declares that the owner of a stream is about to destroy it. */
 EXPORTED gpumem_result gpumem_torch_retire(int device, RawStream raw) {
-    KnownStream *known = nullptr;
-    gpumem_result result = find_stream(raw, device, &known);
-    if (result == GPUMEM_SUCCESS) result = gpumem_stream_retire(known->stream);
-    *known = KnownStream{};
-    return result;
+    return with_stream(raw, device, [](KnownStream &known) {
+        const gpumem_result result = gpumem_stream_retire(known.stream);
+        if (result != GPUMEM_SUCCESS) return result;
+        /* Other threads that know the handle find it destroyed. */
+        gpumem_stream_destroy(known.stream);
+        known = KnownStream{};
+        return result;
+    });
 }
+
+/* The version of gpumem that this file was compiled for, and that of the library that the process has loaded. */
+EXPORTED std::uint32_t gpumem_torch_compiled_version() { return GPUMEM_VERSION; }
+EXPORTED std::uint32_t gpumem_torch_loaded_version() { return gpumem_version(); }
 
 /* ---------------------------------------------------------------------------------------------------------- called by PyTorch */
 
@@ -259,9 +283,8 @@ EXPORTED void gpumem_torch_record_stream(void *address, RawStream raw) {
     if (address == nullptr) return;
     std::uint32_t device = 0;
     check(gpumem_ordinal(address, &device));
-    KnownStream *known = nullptr;
-    check(find_stream(raw, static_cast<int>(device), &known));
-    check(gpumem_record_use(address, known->stream));
+    check(with_stream(raw, static_cast<int>(device),
+                      [=](KnownStream &known) { return gpumem_record_use(address, known.stream); }));
 }
 
 EXPORTED void gpumem_torch_empty_cache() {
@@ -282,7 +305,8 @@ EXPORTED void gpumem_torch_memory_fraction(double fraction, int device) {
     status.struct_size = sizeof status;
     check(gpumem_pool_status(pool, &status));
     const double bytes = fraction * static_cast<double>(status.device_total_bytes);
-    check(gpumem_pool_set_hard_limit(pool, static_cast<std::uint64_t>(bytes)));
+    /* A fraction of 0 is allowed in PyTorch. */
+    check(gpumem_pool_set_hard_limit(pool, bytes > LIMIT_MIN_BYTES ? static_cast<std::uint64_t>(bytes) : LIMIT_MIN_BYTES));
 }
 
 /* ------------------------------------------------------------------------------------------------------------ CUDA graphs */
@@ -330,17 +354,11 @@ gpumem_result note_capture(const KnownStream &known) {
 
 gpumem_result allocate(std::size_t size, int device, RawStream raw, void **address) {
     if (size == 0) return GPUMEM_SUCCESS;
-    gpumem_result result = GPUMEM_SUCCESS;
-    for (int turn = 0; turn < 2; ++turn) {
-        KnownStream *known = nullptr;
-        result = find_stream(raw, device, &known);
-        if (result != GPUMEM_SUCCESS) return result;
-        if (open_count.load(std::memory_order_acquire) != 0) result = note_capture(*known);
-        if (result == GPUMEM_SUCCESS) result = gpumem_alloc(known->pool, size, known->stream, address);
-        if (!is_stale(result)) return result;
-        *known = KnownStream{};
-    }
-    return result;
+    return with_stream(raw, device, [=](KnownStream &known) {
+        gpumem_result result = GPUMEM_SUCCESS;
+        if (open_count.load(std::memory_order_acquire) != 0) result = note_capture(known);
+        return result == GPUMEM_SUCCESS ? gpumem_alloc(known.pool, size, known.stream, address) : result;
+    });
 }
 
 } // namespace

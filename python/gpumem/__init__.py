@@ -15,6 +15,7 @@ import ctypes
 
 from ._native import (
     FROM_ENVIRONMENT,
+    KEEP,
     DeviceLost,
     DriverFailed,
     Defect,
@@ -30,6 +31,7 @@ from ._native import (
     Unsupported,
     WrongState,
     check,
+    check_size,
     library,
 )
 
@@ -72,11 +74,11 @@ class Pool:
     ):
         options = PoolOptions(
             struct_size=ctypes.sizeof(PoolOptions),
-            ordinal=ordinal,
+            ordinal=check_size("ordinal", ordinal, 2**32),
             flags=FROM_ENVIRONMENT if from_environment else 0,
             conf=None if conf is None else conf.encode(),
-            hard_limit_bytes=hard_limit,
-            soft_limit_bytes=soft_limit,
+            hard_limit_bytes=check_size("hard_limit", hard_limit),
+            soft_limit_bytes=check_size("soft_limit", soft_limit),
             trace_path=None if trace is None else str(trace).encode(),
         )
         if on_out_of_memory is not None:
@@ -93,7 +95,7 @@ class Pool:
         """The device's default pool in this process, made from the environment by the first call. It is never closed."""
         pool = cls.__new__(cls)
         pool._handle, pool._is_own = ctypes.c_void_p(), False
-        check(library.gpumem_pool_for_device(ordinal, ctypes.byref(pool._handle)))
+        check(library.gpumem_pool_for_device(check_size("ordinal", ordinal, 2**32), ctypes.byref(pool._handle)))
         return pool
 
     @classmethod
@@ -133,7 +135,7 @@ class Pool:
     def alloc(self, size, stream):
         """Allocates bytes for work that is queued on the stream from now on. Raises `OutOfMemory` with the report."""
         address = ctypes.c_void_p()
-        check(library.gpumem_alloc(self._handle, size, stream._handle, ctypes.byref(address)))
+        check(library.gpumem_alloc(self._handle, check_size("size", size), stream._handle, ctypes.byref(address)))
         return Block(address.value or 0, size)
 
     def status(self):
@@ -153,19 +155,33 @@ class Pool:
 
     def set_hard_limit(self, limit):
         """Changes the hard limit in bytes; None removes it."""
-        check(library.gpumem_pool_set_hard_limit(self._handle, _NO_LIMIT if limit is None else limit))
+        check(library.gpumem_pool_set_hard_limit(self._handle, _NO_LIMIT if limit is None else check_size("limit", limit)))
 
     def set_soft_limit(self, limit):
         """Changes the soft limit in bytes, above which cached memory is released; None removes it."""
-        check(library.gpumem_pool_set_soft_limit(self._handle, _NO_LIMIT if limit is None else limit))
+        check(library.gpumem_pool_set_soft_limit(self._handle, _NO_LIMIT if limit is None else check_size("limit", limit)))
 
     def trim(self, keep=0):
         """Releases cached memory until `keep` bytes are reserved, without waiting. Returns the bytes released."""
-        return self._released(library.gpumem_pool_trim, keep)
+        return self._released(library.gpumem_pool_trim, check_size("keep", keep))
 
     def reclaim(self):
         """Waits for the device, then releases all memory that no block holds. Returns the bytes released."""
         return self._released(library.gpumem_pool_reclaim)
+
+    def sleep(self, keep="host"):
+        """Waits for the device, and releases the pool's memory to it. Blocks keep their addresses until `wake`.
+
+        Their contents are kept in pinned host memory, or with "nothing" they are lost: the memory is zero afterwards. Until `wake`,
+        requests raise `WrongState`, blocks may be freed, and no work may use their memory.
+        """
+        if keep not in KEEP:
+            raise InvalidArgument(f'keep is {keep!r}; expected "host" or "nothing"')
+        check(library.gpumem_pool_sleep(self._handle, KEEP[keep]))
+
+    def wake(self):
+        """Creates the memory of a pool that sleeps again, at the addresses of before. Raises `OutOfMemory` while there is none."""
+        check(library.gpumem_pool_wake(self._handle))
 
     def reset_peaks(self):
         """Resets the peaks that `status` reports."""
@@ -173,7 +189,7 @@ class Pool:
 
     def flush_trace(self, timeout_ms=10_000):
         """Waits until everything that the pool has recorded is in its trace file."""
-        check(library.gpumem_pool_flush_trace(self._handle, timeout_ms))
+        check(library.gpumem_pool_flush_trace(self._handle, check_size("timeout_ms", timeout_ms)))
 
     def _released(self, function, *arguments):
         released = ctypes.c_uint64()

@@ -1,6 +1,7 @@
 """The C library: its functions, with their types, and its errors as exceptions."""
 
 import ctypes
+import operator
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "lib"
@@ -69,6 +70,7 @@ ERRORS = {
 }
 
 FROM_ENVIRONMENT = 1
+KEEP = {"host": 0, "nothing": 1}
 
 OutOfMemoryFunction = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -109,11 +111,37 @@ class Status(ctypes.Structure):
         ("driver_call_count", ctypes.c_uint64),
         ("inserted_wait_count", ctypes.c_uint64),
         ("host_wait_count", ctypes.c_uint64),
+        ("asleep_bytes", ctypes.c_uint64),
     ]
 
     def __repr__(self):
         fields = ", ".join(f"{name}={getattr(self, name)}" for name, _ in self._fields_[1:])
         return f"Status({fields})"
+
+
+# The version of the library that these declarations are of.
+VERSION = 100
+
+
+def version_text(number):
+    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
+
+
+def check_version(number):
+    """Refuses a library of another version, whose functions may differ."""
+    if number != VERSION:
+        raise ImportError(
+            f"gpumem's library has the version {version_text(number)} and its Python files {version_text(VERSION)}; "
+            "install the wheel again"
+        )
+
+
+def check_size(name, value, limit=2**64):
+    """Returns a number of bytes or the like, which ctypes would wrap around silently."""
+    value = operator.index(value)
+    if not 0 <= value < limit:
+        raise InvalidArgument(f"{name} is {value}; expected a number from 0 to {limit - 1}")
+    return value
 
 
 def check(result):
@@ -133,6 +161,8 @@ def _declare():
         "gpumem_pool_set_soft_limit": (handle, ctypes.c_uint64),
         "gpumem_pool_trim": (handle, ctypes.c_uint64, bytes_place),
         "gpumem_pool_reclaim": (handle, bytes_place),
+        "gpumem_pool_sleep": (handle, ctypes.c_uint32),
+        "gpumem_pool_wake": (handle,),
         "gpumem_pool_flush_trace": (handle, ctypes.c_uint64),
         "gpumem_pool_status": (handle, ctypes.POINTER(Status)),
         "gpumem_pool_status_text": (handle, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
@@ -154,8 +184,10 @@ def _declare():
     for name, arguments in functions.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
-    library.gpumem_version.argtypes, library.gpumem_version.restype = (), ctypes.c_uint32
     library.gpumem_last_error.argtypes, library.gpumem_last_error.restype = (), ctypes.c_char_p
 
 
+library.gpumem_version.argtypes, library.gpumem_version.restype = (), ctypes.c_uint32
+# First: another version may lack a function.
+check_version(library.gpumem_version())
 _declare()

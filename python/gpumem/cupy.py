@@ -1,34 +1,61 @@
 """CuPy on gpumem: `import gpumem.cupy; gpumem.cupy.install()`.
 
-Arrays then come from gpumem's pool of their device, in the order of CuPy's current stream.
+Arrays then come from gpumem's pool of their device, in the order of CuPy's current stream. For a part of a program:
+`with cupy.cuda.using_allocator(gpumem.cupy.allocator):`.
 """
 
 import ctypes
+import logging
 
 import cupy
 
-from . import Error, Pool
+from . import Error, OutOfMemory, Pool
 from ._native import check, library
 
-__all__ = ["install", "memory_pool"]
+__all__ = ["OutOfMemoryError", "allocator", "install", "memory_pool", "set_options"]
 
-_allocator = None
+_log = logging.getLogger("gpumem")
+_is_installed = False
 _options = {}
 _pools = {}
 _streams = {}
 
-# cudaStreamLegacy as null and by name, and cudaStreamPerThread: they live as long as the process.
+# cudaStreamLegacy as null and by name, and cudaStreamPerThread: they live as long as the process or the thread.
 _DEFAULT_STREAMS = (0, 1, 2)
+_PER_THREAD = 2
+
+
+class OutOfMemoryError(cupy.cuda.memory.OutOfMemoryError, OutOfMemory):
+    """A refused request: CuPy's error, and gpumem's, with CuPy's sentence and the report as its text."""
+
+    def __init__(self, size, total, limit=0, report=""):
+        super().__init__(size, total, limit)
+        self._report = report
+        if report:
+            self.args = (f"{self.args[0]}\n{report}",)
+
+    def __reduce__(self):
+        return (type(self), (self._size, self._total, self._limit, self._report))
 
 
 def install(**options):
     """Makes gpumem CuPy's allocator. The options are those of `gpumem.Pool`; what they leave open, the environment configures."""
-    global _allocator
-    if _allocator is not None:
+    global _is_installed
+    if _is_installed:
         raise Error("gpumem is installed already; set options in the first call")
+    set_options(**options)
+    cupy.cuda.set_allocator(allocator)
+    _is_installed = True
+
+
+def set_options(**options):
+    """Sets the options of pools that are made from now on: a device's pool is made by its first array."""
     _options.update(options)
-    _allocator = cupy.cuda.PythonFunctionAllocator(_malloc, _free)
-    cupy.cuda.set_allocator(_allocator.malloc)
+
+
+def allocator(size):
+    """Allocates for CuPy: an argument of `cupy.cuda.using_allocator`, for a thread and a part of a program."""
+    return _functions.malloc(size)
 
 
 def memory_pool(device=None):
@@ -44,14 +71,21 @@ def memory_pool(device=None):
 def _malloc(size, device):
     pool = memory_pool(device)
     raw = cupy.cuda.get_current_stream().ptr
+    try:
+        if raw not in _DEFAULT_STREAMS:
+            # CuPy destroys its streams when they are collected, so none is named again in a later call.
+            with pool.borrow(raw) as stream:
+                return _alloc(pool, size, stream)
+        return _alloc(pool, size, pool.long_lived(raw) if raw == _PER_THREAD else _default_stream(pool, device))
+    except OutOfMemory as error:
+        status = pool.status()
+        limit = 0 if status.hard_limit_bytes == 2**64 - 1 else status.hard_limit_bytes
+        raise OutOfMemoryError(size, status.in_use_bytes, limit, str(error)) from None
+
+
+def _alloc(pool, size, stream):
     address = ctypes.c_void_p()
-    if raw in _DEFAULT_STREAMS:
-        stream = pool.long_lived(raw) if raw == 2 else _default_stream(pool, device)
-        check(library.gpumem_alloc(pool._handle, size, stream._handle, ctypes.byref(address)))
-    else:
-        # CuPy destroys its streams when they are collected, so none is named again in a later call.
-        with pool.borrow(raw) as stream:
-            check(library.gpumem_alloc(pool._handle, size, stream._handle, ctypes.byref(address)))
+    check(library.gpumem_alloc(pool._handle, size, stream._handle, ctypes.byref(address)))
     return address.value or 0
 
 
@@ -63,4 +97,11 @@ def _default_stream(pool, device):
 
 
 def _free(address, device):
-    library.gpumem_free(address)
+    """Frees memory. It never raises: CuPy calls it at the end of an array. Memory whose free fails stays allocated."""
+    try:
+        check(library.gpumem_free(address))
+    except Error as error:
+        _log.error("CuPy's memory at %#x was not freed: %s", address, error)
+
+
+_functions = cupy.cuda.PythonFunctionAllocator(_malloc, _free)

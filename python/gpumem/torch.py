@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from . import Pool
-from ._native import FOLDER, Error, Unsupported, check, library
+from ._native import FOLDER, Error, Unsupported, check, check_size, version_text
 
 __all__ = [
     "install",
@@ -20,6 +20,7 @@ __all__ = [
     "memory_pool",
     "memory_stats",
     "pool",
+    "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "retire_stream",
     "set_options",
@@ -36,6 +37,11 @@ _SYMBOLS = (
 _entry = None
 _installed = None
 _segments = None
+# By device, what `reset_accumulated_memory_stats` found.
+_accumulated = {}
+
+# A fraction of 0 sets it (entry/torch.cpp).
+_LIMIT_MIN = 2 << 20
 
 
 def install(*, conf=None, hard_limit=0, soft_limit=0, trace=None, statistics=True):
@@ -93,7 +99,8 @@ def pool(mem_pool=None, device=None):
 def set_options(*, conf=None, hard_limit=0, soft_limit=0, trace=None):
     """Sets the options of pools that are made from now on: a device's pool is made by its first allocation."""
     encoded = [None if text is None else str(text).encode() for text in (conf, trace)]
-    _load().gpumem_torch_set_options(*encoded, hard_limit, soft_limit)
+    limits = check_size("hard_limit", hard_limit), check_size("soft_limit", soft_limit)
+    _load().gpumem_torch_set_options(*encoded, *limits)
 
 
 def memory_pool(device=None):
@@ -111,7 +118,9 @@ def retire_stream(stream):
 def memory_stats(device=None):
     """The figures of a device in the form of torch.cuda.memory_stats_as_nested_dict, as far as gpumem has them."""
     status = memory_pool(device).status()
-    counts = {"current": status.block_count, "allocated": status.allocation_count, "freed": status.allocation_count - status.block_count}
+    before = _accumulated.get(_ordinal(device), (0, 0, 0, 0))
+    allocated, freed, refusals, waits = (now - then for now, then in zip(_counters(status), before))
+    counts = {"current": status.block_count, "allocated": allocated, "freed": freed}
     in_use = _stat(status.in_use_bytes, status.in_use_peak_bytes)
     return {
         "allocated_bytes": {"all": in_use},
@@ -121,22 +130,36 @@ def memory_stats(device=None):
         "inactive_split_bytes": {"all": {"current": status.reserved_bytes - min(status.in_use_bytes, status.reserved_bytes)}},
         "allocation": {"all": counts},
         "active": {"all": counts},
-        "num_ooms": status.refusal_count,
+        "num_ooms": refusals,
         # Both tell that memory is short: PyTorch's allocator empties its cache then, and gpumem waits for memory.
-        "num_alloc_retries": status.host_wait_count,
-        "num_sync_all_streams": status.host_wait_count,
+        "num_alloc_retries": waits,
+        "num_sync_all_streams": waits,
     }
 
 
 def memory_fraction(device=None):
-    """The hard limit of a device's pool by the device's memory; 1.0 without a limit."""
+    """The hard limit of a device's pool by the device's memory; 1.0 without a limit, and 0.0 for the smallest limit, 2 MiB."""
     status = memory_pool(device).status()
-    return min(1.0, status.hard_limit_bytes / status.device_total_bytes)
+    return 0.0 if status.hard_limit_bytes <= _LIMIT_MIN else min(1.0, status.hard_limit_bytes / status.device_total_bytes)
 
 
 def reset_peak_memory_stats(device=None):
     """Resets the peaks of `memory_stats`."""
     memory_pool(device).reset_peaks()
+
+
+def reset_accumulated_memory_stats(device=None):
+    """Resets the counts of `memory_stats` that only grow: allocations, frees, refusals and waits."""
+    _accumulated[_ordinal(device)] = _counters(memory_pool(device).status())
+
+
+def _counters(status):
+    return (
+        status.allocation_count,
+        status.allocation_count - status.block_count,
+        status.refusal_count,
+        status.host_wait_count,
+    )
 
 
 def _stat(current, peak):
@@ -157,6 +180,7 @@ def _replace_statistics():
     replacements = {
         "memory_stats_as_nested_dict": memory.memory_stats_as_nested_dict,
         "reset_peak_memory_stats": lambda device=None: reset_peak_memory_stats(device),
+        "reset_accumulated_memory_stats": lambda device=None: reset_accumulated_memory_stats(device),
         "get_per_process_memory_fraction": lambda device=None: memory_fraction(device),
         "memory_summary": lambda device=None, abbreviated=False: memory_pool(device).status_text(),
     }
@@ -175,7 +199,7 @@ def _segment_allocator():
     return _segments
 
 
-_TESTED = "gpumem is tested with PyTorch 2.11 and 2.15; please report the version"
+_TESTED = "gpumem is tested with PyTorch 2.11; please report the version"
 
 
 def _load():
@@ -190,10 +214,21 @@ def _load():
     entry.gpumem_torch_pool.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
     entry.gpumem_torch_retire.argtypes = (ctypes.c_int, ctypes.c_void_p)
     entry.gpumem_torch_failed_frees.restype = ctypes.c_uint64
+    entry.gpumem_torch_compiled_version.restype = entry.gpumem_torch_loaded_version.restype = ctypes.c_uint32
+    _check_versions(entry.gpumem_torch_compiled_version(), entry.gpumem_torch_loaded_version())
     if not entry.gpumem_torch_set_exceptions(*_exceptions()):
         raise Unsupported(f"the exceptions of PyTorch {torch.__version__} are not those that gpumem knows; {_TESTED}")
     _entry = entry
     return entry
+
+
+def _check_versions(compiled, loaded):
+    """Refuses another library of the same name that the process has loaded before."""
+    if compiled != loaded:
+        raise Unsupported(
+            f"gpumem.torch needs the version {version_text(compiled)} of gpumem's library, and this process has loaded "
+            f"{version_text(loaded)} from elsewhere; remove the other libgpumem.so.0, for example from LD_LIBRARY_PATH"
+        )
 
 
 def _exceptions():

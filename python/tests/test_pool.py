@@ -19,6 +19,10 @@ def run(code, **environment):
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
 
 
+def library_version():
+    return gpumem.library.gpumem_version()
+
+
 class PoolTest(unittest.TestCase):
     def setUp(self):
         self.pool = gpumem.Pool()
@@ -87,6 +91,71 @@ class PoolTest(unittest.TestCase):
             closed.status()
         block.free()
 
+    def test_numbers_out_of_range_are_errors(self):
+        for value in (-1, -(1 << 40), 1 << 64):
+            for call in (
+                lambda: gpumem.Pool(hard_limit=value),
+                lambda: gpumem.Pool(soft_limit=value),
+                lambda: gpumem.Pool(value),
+                lambda: gpumem.Pool.for_device(value),
+                lambda: self.pool.alloc(value, self.stream),
+                lambda: self.pool.set_hard_limit(value),
+                lambda: self.pool.set_soft_limit(value),
+                lambda: self.pool.trim(value),
+                lambda: self.pool.flush_trace(value),
+            ):
+                with self.assertRaisesRegex(ValueError, f"is {value}; expected a number from 0 to"):
+                    call()
+        with self.assertRaises(TypeError):
+            self.pool.alloc(1.5, self.stream)
+
+    def test_the_soft_limit_and_trim(self):
+        self.pool.alloc(64 * MIB, self.stream).free()
+        self.stream.synchronize()
+        self.assertGreaterEqual(self.pool.status().reserved_bytes, 64 * MIB)
+        self.assertGreaterEqual(self.pool.trim(keep=32 * MIB), 32 * MIB)
+        self.assertLessEqual(self.pool.status().reserved_bytes, 32 * MIB)
+        self.pool.set_soft_limit(16 * MIB)
+        self.assertEqual(self.pool.status().soft_limit_bytes, 16 * MIB)
+        self.assertLessEqual(self.pool.status().reserved_bytes, 32 * MIB)
+        self.pool.trim()
+        self.assertEqual(self.pool.status().reserved_bytes, 0)
+        self.pool.set_soft_limit(None)
+        self.assertEqual(self.pool.status().soft_limit_bytes, 2**64 - 1)
+
+    def test_a_retired_stream_is_refused(self):
+        block, default = self.pool.alloc(MIB, self.stream), self.pool.long_lived(2)
+        self.assertEqual(default._handle.value, self.pool.long_lived(2)._handle.value)
+        default.retire()
+        for call in (default.retire, lambda: block.record_use(default), lambda: self.pool.alloc(1, default)):
+            with self.assertRaisesRegex(gpumem.WrongState, "retired"):
+                call()
+        block.free()
+        default.close()
+
+    def test_a_pool_sleeps_and_wakes(self):
+        with gpumem.Pool(conf="backend:caching") as pool, pool.alloc(6 * MIB, self.stream) as block:
+            address = block.address
+            for keep in ({}, {"keep": "host"}, {"keep": "nothing"}):
+                pool.sleep(**keep)
+                self.assertGreaterEqual(pool.status().asleep_bytes, 6 * MIB)
+                self.assertEqual(pool.status().reserved_bytes, 0)
+                with self.assertRaises(gpumem.WrongState):
+                    pool.alloc(1, self.stream)
+                pool.wake()
+                pool.wake()
+                self.assertEqual(pool.status().asleep_bytes, 0)
+                self.assertEqual(block.address, address)
+            with self.assertRaisesRegex(ValueError, 'expected "host" or "nothing"'):
+                pool.sleep("disk")
+
+    def test_another_version_of_the_library_is_refused(self):
+        from gpumem import _native
+
+        _native.check_version(library_version())
+        with self.assertRaisesRegex(ImportError, "has the version 1.2.3 and its Python files 0.1.0; install the wheel again"):
+            _native.check_version(10_203)
+
     def test_a_recorded_use_delays_the_reuse(self):
         other = self.pool.stream()
         block = self.pool.alloc(MIB, self.stream)
@@ -133,6 +202,29 @@ class PoolTest(unittest.TestCase):
                 pool.alloc(MIB, stream).free()
                 pool.flush_trace()
                 self.assertGreater(path.stat().st_size, 0)
+
+    def test_a_trace_of_the_environment_is_flushed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "pool.trace"
+            done = run(
+                "import gpumem, os\n"
+                "pool = gpumem.Pool(from_environment=True)\n"
+                "pool.alloc(1 << 20, pool.stream()).free()\n"
+                "pool.flush_trace()\n"
+                "assert os.path.getsize(os.environ['GPUMEM_TRACE']) > 40\n"
+                "gpumem.Pool.for_device().flush_trace()\n",
+                GPUMEM_TRACE=str(path),
+            )
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_pools_share_a_trace(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "run-%p.trace"
+            with gpumem.Pool(trace=path) as one, gpumem.Pool(trace=path) as two:
+                for pool in (one, two):
+                    pool.alloc(MIB, self.stream).free()
+                    pool.flush_trace()
+            self.assertEqual([file.name for file in Path(folder).iterdir()], [f"run-{os.getpid()}.trace"])
 
     def test_the_default_pool_is_one(self):
         one, two = gpumem.Pool.for_device(), gpumem.Pool.for_device()

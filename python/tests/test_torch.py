@@ -258,6 +258,8 @@ class InstallTest(unittest.TestCase):
             "torch.cuda.is_initialized = lambda: True\n"
             "assert figures('cuda:0')['reserved_bytes']['all'] == {'current': 0, 'peak': 0}\n"
             "assert figures('cuda:0')['num_ooms'] == 0\n"
+            "torch.cuda.reset_accumulated_memory_stats('cuda:0')\n"
+            "assert figures('cuda:0')['allocation']['all'] == {'current': 0, 'allocated': 0, 'freed': 0}\n"
             "total = gpumem.torch.memory_pool('cuda:0').status().device_total_bytes\n"
             "assert torch.cuda.get_per_process_memory_fraction('cuda:0') == (1 << 30) / total\n"
             "print(torch.cuda.memory_summary('cuda:0'))\n"

@@ -103,9 +103,10 @@ fn build() -> Result<Vec<PathBuf>> {
 }
 
 /// A program, its compiler and the standard of its language.
-const PROGRAMS: [(&str, &str, &str); 4] = [
+const PROGRAMS: [(&str, &str, &str); 5] = [
     ("basics.c", "cc", "-std=gnu11"),
     ("misuse.c", "cc", "-std=gnu11"),
+    ("streams.c", "cc", "-std=gnu11"),
     ("onnxruntime.c", "cc", "-std=gnu11"),
     ("raii.cpp", "c++", "-std=gnu++17"),
 ];
@@ -116,6 +117,7 @@ const SANITIZERS: [&[&str]; 2] =
 
 pub(crate) fn check() -> Result<()> {
     header(HeaderArgs { check: true })?;
+    check_calls()?;
     let made = workspace::root().join("target/capi");
     let prefix = lay_out(&made.join("prefix"))?;
     let drop_in = drop_in::lay_out(&made.join("drop-in"))?;
@@ -137,7 +139,61 @@ pub(crate) fn check() -> Result<()> {
             }
         }
     }
+    for is_static in [false, true] {
+        let program = made.join(if is_static { "basics-static" } else { "basics-flags" });
+        let mut command = Command::new("cc");
+        command.arg(package().join("tests/c/basics.c")).arg("-o").arg(&program);
+        command.args(flags(&prefix, is_static)?);
+        ensure!(command.status().context("cc")?.success(), "basics.c does not compile with gpumem.pc");
+        start(&program, &prefix, &drop_in, 0, &made)?;
+    }
     Ok(())
+}
+
+/// Fails if a function of the header is called by no C or C++ program.
+fn check_calls() -> Result<()> {
+    let read = |name: &str| fs::read_to_string(package().join(name));
+    let mut programs = String::new();
+    for (source, ..) in PROGRAMS {
+        programs += &read(&format!("tests/c/{source}"))?;
+    }
+    let header = read("include/gpumem.h")?;
+    let words = header.split(|sign: char| !(sign.is_alphanumeric() || matches!(sign, '_' | '(')));
+    for call in words.filter_map(|word| Some(&word[..=word.find('(')?])) {
+        let is_function = call.starts_with("gpumem_");
+        ensure!(!is_function || programs.contains(call), "no program in tests/c calls {call})");
+    }
+    Ok(())
+}
+
+/// The compiler's flags by the pkg-config file, as pkg-config prints them. Where it is not installed, they are read here.
+fn flags(prefix: &Path, is_static: bool) -> Result<Vec<String>> {
+    let folder = prefix.join("lib/pkgconfig");
+    let mut command = Command::new("pkg-config");
+    command.env("PKG_CONFIG_PATH", &folder).args(["--cflags", "--libs"]);
+    command.args(is_static.then_some("--static")).arg("gpumem");
+    let text = match command.output() {
+        Ok(output) => {
+            ensure!(output.status.success(), "pkg-config: {}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout)?
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            println!("pkg-config is not installed: the flags of gpumem.pc are read without it");
+            let file = fs::read_to_string(folder.join("gpumem.pc"))?;
+            let fields = ["Cflags:", "Libs:", "Libs.private:"];
+            let fields = &fields[..if is_static { 3 } else { 2 }];
+            let values =
+                file.lines().filter_map(|line| fields.iter().find_map(|field| line.strip_prefix(field)));
+            let text = values.collect::<String>().replace("${libdir}", "${prefix}/lib");
+            let text = text.replace("${includedir}", "${prefix}/include");
+            text.replace("${prefix}", prefix.to_str().context("the folder is not UTF-8")?)
+        }
+        Err(error) => return Err(error).context("pkg-config cannot be started"),
+    };
+    // The folder has both libraries, and `-l` prefers the shared one.
+    let library =
+        |flag: &str| if is_static && flag == "-lgpumem" { "-l:libgpumem.a".into() } else { flag.to_owned() };
+    Ok(text.split_whitespace().map(library).collect())
 }
 
 const SEED_COUNT: u64 = 3;

@@ -17,6 +17,16 @@
 #define GPUMEM_FROM_ENVIRONMENT 1
 
 /*
+ `gpumem_pool_sleep` copies the contents of all blocks to pinned host memory, and `gpumem_pool_wake` copies them back.
+ */
+#define GPUMEM_KEEP_ON_HOST 0
+
+/*
+ The contents are lost: the memory is zero after `gpumem_pool_wake`.
+ */
+#define GPUMEM_KEEP_NOTHING 1
+
+/*
  The result of a function. After an error, `gpumem_last_error` has the text, and nothing else has changed unless the function says so.
  */
 typedef enum gpumem_result {
@@ -119,7 +129,8 @@ typedef struct gpumem_pool_options {
    */
   uint64_t soft_limit_bytes;
   /*
-   A file into which the pool records its requests from its first to its last, for `cargo xtask replay`. Null for none.
+   A file into which the pool records its requests from its first to its last, for `cargo xtask replay`; `%p` stands for the number
+   of the process. Pools of one process that name the same file share it. Null for none.
    */
   const char *trace_path;
   /*
@@ -208,6 +219,10 @@ typedef struct gpumem_status {
    The number of waits of the host for the device.
    */
   uint64_t host_wait_count;
+  /*
+   Of blocks that sleep (`gpumem_pool_sleep`): their memory is not on the device.
+   */
+  uint64_t asleep_bytes;
 } gpumem_status;
 
 #ifdef __cplusplus
@@ -315,11 +330,34 @@ enum gpumem_result gpumem_pool_trim(struct gpumem_pool *pool, uint64_t keep_byte
 enum gpumem_result gpumem_pool_reclaim(struct gpumem_pool *pool, uint64_t *released_bytes);
 
 /*
- Waits until everything that the pool has recorded is in its trace file.
+ Releases the physical memory of the pool to the device, after a wait for the device. Blocks keep their addresses, so captured graphs,
+ and all that knows an address, are valid again after `gpumem_pool_wake`. A server that trains and infers in turns lets the memory of
+ one phase sleep during the other. `keep` is `GPUMEM_KEEP_ON_HOST` or `GPUMEM_KEEP_NOTHING`.
+
+ While the pool sleeps, blocks may be freed, and allocations are errors (`STATE`). The program queues no work that uses the memory.
+
+ Errors: `UNSUPPORTED` unless the backend is `caching` over virtual memory of the device; `STATE` if the pool sleeps already, during a
+ capture, or for a pool whose memory other devices or processes use; `DRIVER` if a call fails, for example because the host has too
+ little memory. The pool is awake then, or `gpumem_pool_wake` wakes it.
+ */
+enum gpumem_result gpumem_pool_sleep(struct gpumem_pool *pool,
+                                     uint32_t keep);
+
+/*
+ Creates the memory of a pool that sleeps again, at the addresses of before. Does nothing for a pool that is awake.
+
+ Errors: `OUT_OF_MEMORY`, with the report as text, if the device or a limit refuses. The pool still sleeps then: call it again after
+ memory was freed.
+ */
+enum gpumem_result gpumem_pool_wake(struct gpumem_pool *pool);
+
+/*
+ Waits until everything that the pool has recorded is in its trace file, that of `trace_path` or of `GPUMEM_TRACE`.
 
  Errors: `STATE` for a pool without a trace, after the timeout, or if the file cannot be written.
  */
-enum gpumem_result gpumem_pool_flush_trace(struct gpumem_pool *pool, uint64_t timeout_ms);
+enum gpumem_result gpumem_pool_flush_trace(struct gpumem_pool *pool,
+                                           uint64_t timeout_ms);
 
 /*
  Creates a stream on the pool's device. `gpumem_stream_destroy` ends it.
@@ -333,7 +371,8 @@ enum gpumem_result gpumem_stream_create(struct gpumem_pool *pool, struct gpumem_
 /*
  Wraps a stream (`CUstream`, `cudaStream_t`) that another library created and will destroy. Null is the default stream.
 
- Errors: `STATE` for a stream of another context.
+ Errors: `STATE` for a stream of another context, and for one that is part of a capture, unless captures were announced
+ (`gpumem_captures_expect`). The capture goes on.
 
  # Safety
 
@@ -347,9 +386,12 @@ enum gpumem_result gpumem_stream_borrow(struct gpumem_pool *pool,
 
 /*
  Wraps a stream of another library that lives as long as the process uses the device, such as PyTorch's. Every call with one stream
- returns the same handle, so a program that has only the `CUstream` may call this for each request.
+ returns the same handle until it is retired or destroyed, so a program that has only the `CUstream` may call this for each request.
+ `CU_STREAM_PER_THREAD` (2) is the calling thread's default stream: each thread has a handle of its own, which is destroyed when the
+ thread ends.
 
- Errors: `STATE` for a stream of another context.
+ Errors: `STATE` for a stream of another context, and, in the first call with a stream, for one that is part of a capture
+ (`gpumem_captures_expect`).
 
  # Safety
 
@@ -421,7 +463,8 @@ enum gpumem_result gpumem_free(void *address);
  Like `gpumem_free`, in a call that names the stream that used the memory last. For borrowed streams this lets other streams reuse the
  memory earlier.
 
- Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream. The memory is not freed then.
+ Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream, such as one that was retired. The memory is not freed
+ then.
  */
 enum gpumem_result gpumem_free_on(void *address,
                                   struct gpumem_stream *stream);
@@ -430,7 +473,8 @@ enum gpumem_result gpumem_free_on(void *address,
  Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until
  the free. The stream itself must wait for the memory's own stream before its first use (`gpumem_stream_wait_for`).
 
- Errors: `UNKNOWN_ADDRESS` for an address without a live block.
+ Errors: `UNKNOWN_ADDRESS` for an address without a live block; `STATE` for a stream that was retired, or another thread's default
+ stream. Nothing is recorded then.
  */
 enum gpumem_result gpumem_record_use(void *address,
                                      struct gpumem_stream *stream);

@@ -124,6 +124,10 @@ public:
         return text;
     }
 
+    /* `keep` is GPUMEM_KEEP_ON_HOST or GPUMEM_KEEP_NOTHING. */
+    void sleep(std::uint32_t keep = GPUMEM_KEEP_ON_HOST) { check(gpumem_pool_sleep(get(), keep)); }
+    void wake() { check(gpumem_pool_wake(get())); }
+
 private:
     static gpumem_pool_options with(std::uint32_t ordinal, const char *conf) noexcept {
         gpumem_pool_options options{};

@@ -53,9 +53,17 @@ impl Failure {
 
 impl From<PoolError> for Failure {
     fn from(error: PoolError) -> Self {
-        Self { code: code_of(&error), text: error.to_string() }
+        let text = match error {
+            PoolError::CaptureUnannounced => UNANNOUNCED.into(),
+            _ => error.to_string(),
+        };
+        Self { code: code_of(&error), text }
     }
 }
+
+/// [`PoolError::CaptureUnannounced`] with the functions of this interface.
+const UNANNOUNCED: &str = "the stream is part of a capture that was not announced; call gpumem_captures_expect before the capture begins and \
+                           gpumem_captures_add before each allocation in it, or name the stream after the capture ends";
 
 fn code_of(error: &PoolError) -> gpumem_result {
     match error {

@@ -215,6 +215,13 @@ impl PoolBuilder {
         self
     }
 
+    /// Returns the trace that `GPUMEM_TRACE` has the pool record into ([`PoolBuilder::from_env`]), for [`Trace::flush`]. `None`
+    /// without the variable, and for traces that are added as adaptors.
+    #[must_use]
+    pub fn trace(&self) -> Option<&Arc<Trace>> {
+        self.trace.as_ref()
+    }
+
     /// Creates the pool.
     ///
     /// # Errors

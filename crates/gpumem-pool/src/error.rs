@@ -307,6 +307,13 @@ pub enum PoolError {
         /// The refused operation.
         operation: &'static str,
     },
+    /// A stream of another library is part of a capture that was not announced, so that its memory would be reused while the graph exists.
+    /// The capture is unchanged.
+    #[error(
+        "the stream is part of a capture that was not announced; call ForeignCaptures::expect before the capture begins, or name the \
+         stream after the capture ends"
+    )]
+    CaptureUnannounced,
     /// A call that cannot be part of a graph was made during the capture and broke it.
     #[error(
         "this capture is broken: a call that cannot be part of a graph was made during it; end it, and capture again \

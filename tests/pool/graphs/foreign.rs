@@ -441,4 +441,33 @@ cases! {
             fixture.end_foreign(known);
         });
     }
+
+    /// A stream whose capture was not announced is refused before the driver is asked what breaks the capture.
+    #[serial_test::serial]
+    fn a_capture_that_was_not_announced_goes_on(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let known = fixture.foreign();
+            let raw = known.raw();
+            let default = Stream::per_thread(&fixture.device).unwrap();
+            fixture.begin_raw(&known);
+            // SAFETY: the stream lives until `end_foreign`, after it was retired.
+            let (borrowed, long_lived) = unsafe {
+                (Stream::from_raw(&fixture.device, raw), Stream::from_raw_long_lived(&fixture.device, raw))
+            };
+            for refused in [borrowed, long_lived] {
+                let error = refused.unwrap_err();
+                assert!(matches!(error, PoolError::CaptureUnannounced), "{error}");
+            }
+            fixture.destroy_raw(fixture.end_raw(&known));
+            fixture.begin_raw(&default);
+            let refused = Stream::per_thread(&fixture.device);
+            assert!(matches!(refused, Err(PoolError::CaptureUnannounced)), "{refused:?}");
+            fixture.destroy_raw(fixture.end_raw(&default));
+            // SAFETY: the stream is alive until `end_foreign`, and the wrap is dropped before.
+            let wrapped = unsafe { Stream::from_raw(&fixture.device, raw).unwrap() };
+            fixture.fill(&fixture.pool.alloc(SIZE_BYTES, &wrapped).unwrap(), 5, &wrapped);
+            drop(wrapped);
+            fixture.end_foreign(known);
+        });
+    }
 }

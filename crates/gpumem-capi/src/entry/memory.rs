@@ -52,15 +52,17 @@ pub extern "C" fn gpumem_free(address: *mut c_void) -> gpumem_result {
 /// Like `gpumem_free`, in a call that names the stream that used the memory last. For borrowed streams this lets other streams reuse the
 /// memory earlier.
 ///
-/// Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream. The memory is not freed then.
+/// Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream, such as one that was retired. The memory is not freed
+/// then.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_free_on(address: *mut c_void, stream: *mut gpumem_stream) -> gpumem_result {
     guarded(|| {
         streams::with(stream, |entry| {
+            let stream = entry.stream();
+            stream.check_usable()?;
             if address.is_null() {
                 return Ok(());
             }
-            let stream = entry.stream();
             blocks::with(address.addr() as u64, |block| check_device(block, stream))?;
             blocks::end(address.addr() as u64, |block| block.free_on(stream))
         })
@@ -70,16 +72,19 @@ pub extern "C" fn gpumem_free_on(address: *mut c_void, stream: *mut gpumem_strea
 /// Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until
 /// the free. The stream itself must wait for the memory's own stream before its first use (`gpumem_stream_wait_for`).
 ///
-/// Errors: `UNKNOWN_ADDRESS` for an address without a live block.
+/// Errors: `UNKNOWN_ADDRESS` for an address without a live block; `STATE` for a stream that was retired, or another thread's default
+/// stream. Nothing is recorded then.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_record_use(address: *mut c_void, stream: *mut gpumem_stream) -> gpumem_result {
     guarded(|| {
         streams::with(stream, |entry| {
+            let stream = entry.stream();
+            stream.check_usable()?;
             if address.is_null() {
                 return Ok(());
             }
             blocks::with(address.addr() as u64, |block| {
-                block.record_use(entry.stream());
+                block.record_use(stream);
                 Ok(())
             })
         })

@@ -7,11 +7,12 @@ use crate::error::{Failure, Outcome, gpumem_result, guarded, terminated};
 use crate::handles::Table;
 use ::gpumem_pool::sys::Driver;
 use ::gpumem_pool::trace::Trace;
-use ::gpumem_pool::{CurrentPool, Device, Pool, PoolBuilder};
+use ::gpumem_pool::{CurrentPool, Device, Keep, Pool, PoolBuilder};
 use core::ffi::{c_char, c_void};
 use core::time::Duration;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A pool of GPU memory. The pointer is a number that only this library reads.
 pub struct gpumem_pool {
@@ -41,7 +42,8 @@ pub struct gpumem_pool_options {
     pub hard_limit_bytes: u64,
     /// The soft limit in bytes, above which cached memory is released; 0 for none.
     pub soft_limit_bytes: u64,
-    /// A file into which the pool records its requests from its first to its last, for `cargo xtask replay`. Null for none.
+    /// A file into which the pool records its requests from its first to its last, for `cargo xtask replay`; `%p` stands for the number
+    /// of the process. Pools of one process that name the same file share it. Null for none.
     pub trace_path: *const c_char,
     /// Receives the reports of refused requests; null for none.
     pub on_out_of_memory: gpumem_out_of_memory_fn,
@@ -60,7 +62,7 @@ pub(super) struct Entry {
     /// The guards of `gpumem_pool_make_current`.
     current: Mutex<Vec<CurrentPool>>,
     pub(super) pool: Pool,
-    trace: Option<Arc<Trace>>,
+    traces: Vec<Arc<Trace>>,
 }
 
 static POOLS: Table<Entry> = Table::new(1, "pool");
@@ -71,8 +73,8 @@ pub(super) fn with<R>(pool: *mut gpumem_pool, work: impl FnOnce(&Entry) -> Outco
     POOLS.with(pool.addr() as u64, work)
 }
 
-fn add(pool: Pool, trace: Option<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
-    let handle = POOLS.add(Entry { current: Mutex::default(), pool, trace })?;
+fn add(pool: Pool, traces: Vec<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
+    let handle = POOLS.add(Entry { current: Mutex::default(), pool, traces })?;
     Ok(core::ptr::without_provenance_mut(handle as usize))
 }
 
@@ -95,16 +97,16 @@ pub unsafe extern "C" fn gpumem_pool_create(
         // SAFETY: the caller promises the bytes of `options`.
         let options = unsafe { arguments::read(options, "options") }?;
         // SAFETY: the caller promises the texts and the callback.
-        let (built, trace) = unsafe { build(&options) }?;
+        let (built, traces) = unsafe { build(&options) }?;
         // SAFETY: the caller promises a place.
-        unsafe { put(pool, add(built, trace)?, "pool") }
+        unsafe { put(pool, add(built, traces)?, "pool") }
     })
 }
 
 /// # Safety
 ///
 /// The texts end with a zero byte, and the callback may be called on any thread.
-unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Option<Arc<Trace>>)> {
+unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>)> {
     // SAFETY: the caller promises a text.
     let conf = unsafe { arguments::text(options.conf, "conf") }?;
     // SAFETY: the caller promises a text.
@@ -135,14 +137,29 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Option<Arc<Trac
             unsafe { notify(text.as_ptr(), user_data.0) };
         });
     }
-    let trace = trace_path.map(Trace::create).transpose();
-    let trace = trace.map_err(|error| {
-        Failure::argument(format!("the trace {} cannot be recorded: {error}", trace_path.unwrap_or_default()))
-    })?;
-    if let Some(trace) = &trace {
+    let mut traces: Vec<_> = builder.trace().cloned().into_iter().collect();
+    if let Some(path) = trace_path {
+        let trace = shared_trace(path)
+            .map_err(|error| Failure::argument(format!("the trace {path} cannot be recorded: {error}")))?;
         builder = builder.adaptor(trace.clone());
+        traces.push(trace);
     }
-    Ok((builder.build()?, trace))
+    Ok((builder.build()?, traces))
+}
+
+/// Begins a trace, or returns the one that a live pool of this process records into the file.
+fn shared_trace(path: &str) -> std::io::Result<Arc<Trace>> {
+    static SHARED: Mutex<BTreeMap<(u32, PathBuf), Weak<Trace>>> = Mutex::new(BTreeMap::new());
+    // A forked process begins its own.
+    let key = (std::process::id(), std::path::absolute(path)?);
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(trace) = shared.get(&key).and_then(Weak::upgrade) {
+        return Ok(trace);
+    }
+    let trace = Trace::create(path)?;
+    shared.retain(|_, trace| trace.strong_count() > 0);
+    shared.insert(key, Arc::downgrade(&trace));
+    Ok(trace)
 }
 
 struct UserData(*mut c_void);
@@ -171,20 +188,38 @@ pub extern "C" fn gpumem_pool_destroy(pool: *mut gpumem_pool) -> gpumem_result {
 /// `pool` is null or points to a place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_pool_for_device(ordinal: u32, pool: *mut *mut gpumem_pool) -> gpumem_result {
-    static KNOWN: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
     guarded(|| {
         check(pool, "pool")?;
         let default = Pool::for_device(ordinal)?;
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = known.get(&ordinal).map(|handle| core::ptr::without_provenance_mut(*handle));
-        let handle = match before {
-            Some(handle) if with(handle, |_| Ok(())).is_ok() => handle,
-            _ => add(default, None)?,
+        let mut known = defaults();
+        let known = known.entry(ordinal).or_insert_with(|| DefaultPool {
+            handle: 0,
+            // It was made from the environment, and a trace of the environment is one for the process.
+            traces: PoolBuilder::from_env(default.device())
+                .map_or_else(|_| Vec::new(), |builder| builder.trace().cloned().into_iter().collect()),
+        });
+        let before = core::ptr::without_provenance_mut(known.handle);
+        let handle = match with(before, |_| Ok(())) {
+            Ok(()) => before,
+            Err(_) => add(default, known.traces.clone())?,
         };
-        known.insert(ordinal, handle.addr());
+        known.handle = handle.addr();
         // SAFETY: the caller promises a place.
         unsafe { put(pool, handle, "pool") }
     })
+}
+
+/// A device's default pool as this interface knows it.
+struct DefaultPool {
+    /// The handle that `gpumem_pool_for_device` returned last; 0 for none.
+    handle: usize,
+    traces: Vec<Arc<Trace>>,
+}
+
+/// The default pools by ordinal.
+fn defaults() -> MutexGuard<'static, BTreeMap<u32, DefaultPool>> {
+    static KNOWN: Mutex<BTreeMap<u32, DefaultPool>> = Mutex::new(BTreeMap::new());
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes a pool the device's default pool, which `gpumem_pool_for_device` returns and which lives until the process ends.
@@ -192,7 +227,17 @@ pub unsafe extern "C" fn gpumem_pool_for_device(ordinal: u32, pool: *mut *mut gp
 /// Errors: `STATE` if the device has a default pool already.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pool_set_default(pool: *mut gpumem_pool) -> gpumem_result {
-    guarded(|| with(pool, |entry| Ok(entry.pool.set_default()?)))
+    guarded(|| {
+        with(pool, |entry| {
+            let mut known = defaults();
+            entry.pool.set_default()?;
+            known.insert(
+                entry.pool.device().ordinal(),
+                DefaultPool { handle: 0, traces: entry.traces.clone() },
+            );
+            Ok(())
+        })
+    })
 }
 
 /// Makes a pool of the backend `native` the device's current pool, from which every `cuMemAllocAsync` of the process allocates.
@@ -278,7 +323,45 @@ pub unsafe extern "C" fn gpumem_pool_reclaim(
     })
 }
 
-/// Waits until everything that the pool has recorded is in its trace file.
+/// `gpumem_pool_sleep` copies the contents of all blocks to pinned host memory, and `gpumem_pool_wake` copies them back.
+pub const GPUMEM_KEEP_ON_HOST: u32 = 0;
+/// The contents are lost: the memory is zero after `gpumem_pool_wake`.
+pub const GPUMEM_KEEP_NOTHING: u32 = 1;
+
+/// Releases the physical memory of the pool to the device, after a wait for the device. Blocks keep their addresses, so captured graphs,
+/// and all that knows an address, are valid again after `gpumem_pool_wake`. A server that trains and infers in turns lets the memory of
+/// one phase sleep during the other. `keep` is `GPUMEM_KEEP_ON_HOST` or `GPUMEM_KEEP_NOTHING`.
+///
+/// While the pool sleeps, blocks may be freed, and allocations are errors (`STATE`). The program queues no work that uses the memory.
+///
+/// Errors: `UNSUPPORTED` unless the backend is `caching` over virtual memory of the device; `STATE` if the pool sleeps already, during a
+/// capture, or for a pool whose memory other devices or processes use; `DRIVER` if a call fails, for example because the host has too
+/// little memory. The pool is awake then, or `gpumem_pool_wake` wakes it.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_pool_sleep(pool: *mut gpumem_pool, keep: u32) -> gpumem_result {
+    guarded(|| {
+        let keep = match keep {
+            GPUMEM_KEEP_ON_HOST => Keep::OnHost,
+            GPUMEM_KEEP_NOTHING => Keep::Nothing,
+            other => {
+                let text = format!("keep is {other}; pass GPUMEM_KEEP_ON_HOST or GPUMEM_KEEP_NOTHING");
+                return Err(Failure::argument(text));
+            }
+        };
+        with(pool, |entry| Ok(entry.pool.sleep(keep).map(drop)?))
+    })
+}
+
+/// Creates the memory of a pool that sleeps again, at the addresses of before. Does nothing for a pool that is awake.
+///
+/// Errors: `OUT_OF_MEMORY`, with the report as text, if the device or a limit refuses. The pool still sleeps then: call it again after
+/// memory was freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_pool_wake(pool: *mut gpumem_pool) -> gpumem_result {
+    guarded(|| with(pool, |entry| Ok(entry.pool.wake().map(drop)?)))
+}
+
+/// Waits until everything that the pool has recorded is in its trace file, that of `trace_path` or of `GPUMEM_TRACE`.
 ///
 /// Errors: `STATE` for a pool without a trace, after the timeout, or if the file cannot be written.
 #[unsafe(no_mangle)]
@@ -286,10 +369,13 @@ pub extern "C" fn gpumem_pool_flush_trace(pool: *mut gpumem_pool, timeout_ms: u6
     guarded(|| {
         with(pool, |entry| {
             let failed = |text: &str| Failure { code: gpumem_result::GPUMEM_ERROR_STATE, text: text.into() };
-            let trace = entry.trace.as_ref();
-            let trace =
-                trace.ok_or_else(|| failed("the pool has no trace; set trace_path when you create it"))?;
-            match trace.flush(Duration::from_millis(timeout_ms)) {
+            if entry.traces.is_empty() {
+                return Err(failed(
+                    "the pool has no trace; set trace_path when you create it, or GPUMEM_TRACE",
+                ));
+            }
+            let timeout = Duration::from_millis(timeout_ms);
+            match entry.traces.iter().all(|trace| trace.flush(timeout)) {
                 true => Ok(()),
                 false => Err(failed("the trace was not written in time; check the disk, or wait longer")),
             }

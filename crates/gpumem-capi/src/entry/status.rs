@@ -47,6 +47,8 @@ pub struct gpumem_status {
     pub inserted_wait_count: u64,
     /// The number of waits of the host for the device.
     pub host_wait_count: u64,
+    /// Of blocks that sleep (`gpumem_pool_sleep`): their memory is not on the device.
+    pub asleep_bytes: u64,
 }
 
 // SAFETY: all fields are 64-bit numbers, so there is no padding, and the size is first.
@@ -84,6 +86,7 @@ pub unsafe extern "C" fn gpumem_pool_status(
             driver_call_count: found.counters.driver_call_count,
             inserted_wait_count: found.counters.inserted_wait_count,
             host_wait_count: found.counters.host_wait_count,
+            asleep_bytes: found.asleep_bytes,
         };
         // SAFETY: the caller promises the bytes that the size states.
         unsafe { arguments::write(status, value, "status") }

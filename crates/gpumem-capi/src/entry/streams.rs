@@ -7,6 +7,7 @@ use super::pools::{self, gpumem_pool};
 use crate::error::{Outcome, gpumem_result, guarded};
 use crate::handles::Table;
 use ::gpumem_pool::Stream;
+use core::cell::RefCell;
 use core::ffi::c_void;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -72,7 +73,8 @@ pub unsafe extern "C" fn gpumem_stream_create(
 
 /// Wraps a stream (`CUstream`, `cudaStream_t`) that another library created and will destroy. Null is the default stream.
 ///
-/// Errors: `STATE` for a stream of another context.
+/// Errors: `STATE` for a stream of another context, and for one that is part of a capture, unless captures were announced
+/// (`gpumem_captures_expect`). The capture goes on.
 ///
 /// # Safety
 ///
@@ -97,9 +99,12 @@ pub unsafe extern "C" fn gpumem_stream_borrow(
 }
 
 /// Wraps a stream of another library that lives as long as the process uses the device, such as PyTorch's. Every call with one stream
-/// returns the same handle, so a program that has only the `CUstream` may call this for each request.
+/// returns the same handle until it is retired or destroyed, so a program that has only the `CUstream` may call this for each request.
+/// `CU_STREAM_PER_THREAD` (2) is the calling thread's default stream: each thread has a handle of its own, which is destroyed when the
+/// thread ends.
 ///
-/// Errors: `STATE` for a stream of another context.
+/// Errors: `STATE` for a stream of another context, and, in the first call with a stream, for one that is part of a capture
+/// (`gpumem_captures_expect`).
 ///
 /// # Safety
 ///
@@ -115,26 +120,69 @@ pub unsafe extern "C" fn gpumem_stream_long_lived(
         check(stream, "stream")?;
         let handle = pools::with(pool, |entry| {
             let device = entry.pool.device();
-            let key = (device.context().addr(), raw.addr());
-            let known = long_lived().get(&key).map(|handle| core::ptr::without_provenance_mut(*handle));
-            if let Some(handle) = known
-                && with(handle, |_| Ok(())).is_ok()
-            {
+            // SAFETY: the caller passes on the promise of the stream's owner.
+            let wrap = || Ok(unsafe { Stream::from_raw_long_lived(device, raw.cast()) }?);
+            let context = device.context().addr();
+            if raw.addr() == PER_THREAD {
+                return own_default_stream(context, wrap);
+            }
+            let key = (context, raw.addr());
+            let known = long_lived().get(&key).copied();
+            if let Some(handle) = known.and_then(usable) {
                 return Ok(handle);
             }
-            // SAFETY: the caller passes on the promise of the stream's owner.
-            let wrapped = unsafe { Stream::from_raw_long_lived(device, raw.cast()) }?;
-            // The handle of the thread's default stream means another stream on each thread.
-            let key = Some(key).filter(|_| raw.addr() != PER_THREAD);
-            let handle = add(wrapped, key)?;
-            if let Some(key) = key {
-                long_lived().insert(key, handle.addr());
+            let wrapped = wrap()?;
+            let mut known = long_lived();
+            // Another thread may have added it meanwhile.
+            if let Some(handle) = known.get(&key).copied().and_then(usable) {
+                return Ok(handle);
             }
+            let handle = add(wrapped, Some(key))?;
+            known.insert(key, handle.addr());
             Ok(handle)
         })?;
         // SAFETY: the caller promises a place.
         unsafe { put(stream, handle, "stream") }
     })
+}
+
+/// Returns the handle of a stream that was neither destroyed nor retired.
+fn usable(handle: usize) -> Option<*mut gpumem_stream> {
+    let handle = core::ptr::without_provenance_mut(handle);
+    with(handle, |entry| Ok(entry.stream.check_usable()?)).is_ok().then_some(handle)
+}
+
+/// The handle of the calling thread's default stream. It is destroyed when the thread ends.
+fn own_default_stream(context: usize, wrap: impl FnOnce() -> Outcome<Stream>) -> Outcome<*mut gpumem_stream> {
+    let known =
+        OWN.try_with(|own| own.0.borrow().iter().find(|known| known.0 == context).map(|known| known.1));
+    if let Some(handle) = known.ok().flatten().and_then(usable) {
+        return Ok(handle);
+    }
+    let handle = add(wrap()?, None)?;
+    // A thread that is ending keeps no handle: it destroys the handle itself, if it does.
+    let _ = OWN.try_with(|own| {
+        let mut own = own.0.borrow_mut();
+        own.retain(|known| known.0 != context);
+        own.push((context, handle.addr()));
+    });
+    Ok(handle)
+}
+
+/// Contexts, and the handles of a thread's default stream in them.
+struct OwnStreams(RefCell<Vec<Key>>);
+
+impl Drop for OwnStreams {
+    fn drop(&mut self) {
+        for (_, handle) in self.0.take() {
+            // The program may have destroyed it.
+            let _ = STREAMS.remove(handle as u64);
+        }
+    }
+}
+
+thread_local! {
+    static OWN: OwnStreams = const { OwnStreams(RefCell::new(Vec::new())) };
 }
 
 /// `CU_STREAM_PER_THREAD`

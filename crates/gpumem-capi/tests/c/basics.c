@@ -125,6 +125,40 @@ static void limits_and_reports(void) {
     OK(gpumem_stream_destroy(stream));
 }
 
+/* The memory leaves the device and comes back to its address, with its contents or zeroed. */
+static void sleep_and_wake(struct driver cuda) {
+    gpumem_pool *pool = create("backend:caching", 0), *native = create("backend:native", 0);
+    gpumem_stream *stream = NULL;
+    void *address = NULL, *refused = NULL, *raw = NULL;
+    unsigned char bytes[64];
+    uint32_t keep;
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_stream_raw(stream, &raw));
+    OK(gpumem_alloc(pool, 6 * MIB, stream, &address));
+    for (keep = GPUMEM_KEEP_ON_HOST; keep <= GPUMEM_KEEP_NOTHING; keep++) {
+        CHECK(cuda.memset_async((unsigned long long)(uintptr_t)address, 7, 6 * MIB, raw) == 0);
+        OK(gpumem_pool_sleep(pool, keep));
+        CHECK(status_of(pool).asleep_bytes >= 6 * MIB && status_of(pool).reserved_bytes == 0);
+        FAILS(GPUMEM_ERROR_STATE, gpumem_alloc(pool, MIB, stream, &refused));
+        FAILS(GPUMEM_ERROR_STATE, gpumem_pool_sleep(pool, keep));
+        OK(gpumem_pool_wake(pool));
+        OK(gpumem_pool_wake(pool));
+        CHECK(status_of(pool).asleep_bytes == 0 && status_of(pool).reserved_bytes >= 6 * MIB);
+        CHECK(cuda.copy_to_host(bytes, (unsigned long long)(uintptr_t)address, sizeof bytes) == 0);
+        CHECK(bytes[0] == (keep == GPUMEM_KEEP_ON_HOST ? 7 : 0));
+    }
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_sleep(pool, 7));
+    FAILS(GPUMEM_ERROR_UNSUPPORTED, gpumem_pool_sleep(native, GPUMEM_KEEP_ON_HOST));
+    OK(gpumem_pool_wake(native));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_wake(NULL));
+    /* A block of a pool that sleeps is freed as any other. */
+    OK(gpumem_pool_sleep(pool, GPUMEM_KEEP_NOTHING));
+    OK(gpumem_free(address));
+    OK(gpumem_pool_destroy(pool));
+    OK(gpumem_pool_destroy(native));
+    OK(gpumem_stream_destroy(stream));
+}
+
 static void others_allocate_from_the_pool(struct driver cuda) {
     gpumem_pool *pool = create("backend:native", 0), *caching = create("backend:caching", 0);
     unsigned long long address = 0;
@@ -166,6 +200,17 @@ static void captures_of_others(struct driver cuda, gpumem_pool *pool) {
     CHECK(outside != address && status_of(pool).in_use_bytes == 2 * MIB);
     OK(gpumem_free(outside));
     CHECK(cuda.graph_destroy(graph) == 0);
+    /* A second graph, which runs after the first, shares its memory. */
+    OK(gpumem_captures_expect_more(captures));
+    CHECK(cuda.begin_capture(raw, 0) == 0);
+    OK(gpumem_captures_add(captures, stream));
+    OK(gpumem_alloc(pool, MIB, stream, &again));
+    CHECK(again == address);
+    CHECK(cuda.memset_async((unsigned long long)(uintptr_t)again, 8, MIB, raw) == 0);
+    OK(gpumem_free(again));
+    CHECK(cuda.end_capture(raw, &graph) == 0);
+    OK(gpumem_captures_end(captures));
+    CHECK(cuda.graph_destroy(graph) == 0);
     OK(gpumem_captures_destroy(captures));
     FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_captures_end(captures));
     CHECK(status_of(pool).in_use_bytes == 0);
@@ -189,12 +234,20 @@ static void default_pools(void) {
     FAILS(GPUMEM_ERROR_NO_DEVICE, gpumem_pool_for_device(2, &again));
 }
 
+static long size_of_file(const char *path) {
+    long size;
+    FILE *file = fopen(path, "rb");
+    CHECK(file != NULL && fseek(file, 0, SEEK_END) == 0);
+    size = ftell(file);
+    fclose(file);
+    return size;
+}
+
 static void traces(const char *path) {
     gpumem_pool_options options;
     gpumem_pool *pool = NULL, *plain = create(NULL, 0);
     gpumem_stream *stream = NULL;
     void *address = NULL;
-    FILE *file;
     memset(&options, 0, sizeof options);
     options.struct_size = sizeof options;
     options.trace_path = path;
@@ -203,14 +256,54 @@ static void traces(const char *path) {
     OK(gpumem_alloc(pool, MIB, stream, &address));
     OK(gpumem_free(address));
     OK(gpumem_pool_flush_trace(pool, 10000));
-    file = fopen(path, "rb");
-    CHECK(file != NULL && fseek(file, 0, SEEK_END) == 0 && ftell(file) > 40);
-    fclose(file);
+    CHECK(size_of_file(path) > 40);
     FAILS(GPUMEM_ERROR_STATE, gpumem_pool_flush_trace(plain, 1));
     OK(gpumem_pool_destroy(pool));
     OK(gpumem_pool_destroy(plain));
     OK(gpumem_stream_destroy(stream));
     CHECK(remove(path) == 0);
+}
+
+/* Pools that name one file share it, on two devices too, and GPUMEM_TRACE has a pool record as trace_path does. */
+static void traces_of_several_pools(const char *path) {
+    gpumem_pool_options options;
+    gpumem_pool *pools[2] = {NULL, NULL};
+    gpumem_stream *streams[2] = {NULL, NULL};
+    void *addresses[2] = {NULL, NULL};
+    long sizes[3] = {0, 0, 0};
+    int index;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.trace_path = path;
+    for (index = 0; index < 2; index++) {
+        options.ordinal = (uint32_t)index;
+        OK(gpumem_pool_create(&options, &pools[index]));
+        OK(gpumem_stream_create(pools[index], &streams[index]));
+        OK(gpumem_alloc(pools[index], MIB, streams[index], &addresses[index]));
+        OK(gpumem_pool_flush_trace(pools[index], 10000));
+        sizes[index] = size_of_file(path);
+    }
+    CHECK(sizes[0] > 40 && sizes[1] > sizes[0]);
+    /* The first pool's end leaves the trace to the second. */
+    OK(gpumem_free(addresses[0]));
+    OK(gpumem_pool_destroy(pools[0]));
+    OK(gpumem_free(addresses[1]));
+    OK(gpumem_pool_flush_trace(pools[1], 10000));
+    CHECK(size_of_file(path) > sizes[1]);
+    OK(gpumem_pool_destroy(pools[1]));
+
+    CHECK(remove(path) == 0 && setenv("GPUMEM_TRACE", path, 1) == 0);
+    options.ordinal = 0;
+    options.flags = GPUMEM_FROM_ENVIRONMENT;
+    options.trace_path = NULL;
+    OK(gpumem_pool_create(&options, &pools[0]));
+    OK(gpumem_alloc(pools[0], MIB, streams[0], &addresses[0]));
+    OK(gpumem_pool_flush_trace(pools[0], 10000));
+    CHECK(size_of_file(path) > 40);
+    OK(gpumem_free(addresses[0]));
+    OK(gpumem_pool_destroy(pools[0]));
+    CHECK(unsetenv("GPUMEM_TRACE") == 0 && remove(path) == 0);
+    for (index = 0; index < 2; index++) OK(gpumem_stream_destroy(streams[index]));
 }
 
 static gpumem_pool *at_exit_pool;
@@ -234,9 +327,11 @@ int main(int argc, char **argv) {
     streams_of_the_driver(cuda, pool);
     captures_of_others(cuda, pool);
     limits_and_reports();
+    sleep_and_wake(cuda);
     others_allocate_from_the_pool(cuda);
     default_pools();
     traces(argv[1]);
+    traces_of_several_pools(argv[1]);
     at_exit_pool = pool;
     OK(gpumem_stream_create(pool, &stream));
     OK(gpumem_alloc(pool, MIB, stream, &at_exit_address));

@@ -25,6 +25,8 @@
 struct driver {
     int (*init)(unsigned);
     int (*retain)(void **, int);
+    int (*create_context)(void **, unsigned, int);
+    int (*destroy_context)(void *);
     int (*set_current)(void *);
     int (*stream_create)(void **, unsigned);
     int (*stream_destroy)(void *);
@@ -52,6 +54,8 @@ static inline struct driver open_driver(void) {
     CHECK(library != NULL);
     find(library, "cuInit", &cuda.init);
     find(library, "cuDevicePrimaryCtxRetain", &cuda.retain);
+    find(library, "cuCtxCreate_v2", &cuda.create_context);
+    find(library, "cuCtxDestroy_v2", &cuda.destroy_context);
     find(library, "cuCtxSetCurrent", &cuda.set_current);
     find(library, "cuStreamCreate", &cuda.stream_create);
     find(library, "cuStreamDestroy_v2", &cuda.stream_destroy);

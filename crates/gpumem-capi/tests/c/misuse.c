@@ -167,6 +167,31 @@ static void addresses(void) {
     free(host);
 }
 
+/* Places for results that are missing, and addresses without a block. */
+static void results(void) {
+    gpumem_pool *pool = create(NULL, 0);
+    gpumem_stream *stream = NULL;
+    void *address = NULL;
+    uint32_t ordinal = 7;
+    int local = 0;
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_alloc(pool, 4096, stream, &address));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_size(address, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_ordinal(address, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_stream_borrow(pool, NULL, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_stream_long_lived(pool, NULL, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_for_device(0, NULL));
+    CHECK(strstr(gpumem_last_error(), "pool is null; pass a place") != NULL);
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_ordinal(&local, &ordinal));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_ordinal((char *)address + 256, &ordinal));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_ordinal(NULL, &ordinal));
+    OK(gpumem_free(address));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_ordinal(address, &ordinal));
+    CHECK(ordinal == 7);
+    OK(gpumem_stream_destroy(stream));
+    OK(gpumem_pool_destroy(pool));
+}
+
 /* Threads free each other's memory, twice. Of two frees of one address, one succeeds. */
 static void *hammer(void *argument) {
     uint32_t random = (uint32_t)(uintptr_t)argument * 2654435761u + 1;
@@ -272,6 +297,7 @@ int main(void) {
     arguments();
     handles();
     addresses();
+    results();
     threads();
     a_callback_destroys_its_pool();
     puts("misuse: ok");

@@ -32,6 +32,11 @@ void owners_free() {
     CHECK(pool.status_text().find("backend: caching") != std::string::npos);
     stream.synchronize();
     CHECK(stream.raw() != other.raw());
+    gpumem::Block kept = pool.alloc(MIB, stream);
+    pool.sleep();
+    CHECK(pool.status().asleep_bytes > 0);
+    pool.wake();
+    CHECK(pool.status().asleep_bytes == 0);
 }
 
 void errors_are_exceptions() {

@@ -223,9 +223,15 @@ impl Stream {
         if is_queued { Ok(()) } else { Err(PoolError::StreamRetired) }
     }
 
-    /// Refuses a stream that was retired, or that is another thread's default stream.
+    /// Checks that calls of this thread may name the stream. [`Block::record_use`](crate::Block::record_use) and
+    /// [`Block::free_on`](crate::Block::free_on), which return no error, do not order work of a stream that fails the check.
+    ///
+    /// # Errors
+    ///
+    /// - [`PoolError::StreamRetired`] if the stream was retired.
+    /// - [`PoolError::WrongThread`] if it is another thread's default stream.
     #[inline]
-    pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
+    pub fn check_usable(&self) -> Result<(), PoolError> {
         if self.0.kind == Kind::Owned { Ok(()) } else { self.check_usable_slow() }
     }
 

@@ -88,14 +88,22 @@ pub(super) fn compare(args: &Args, machine: &Machine, traces: &[Trace]) -> Resul
         Ok(candidate.attempt(trace, &machine.driver()?, &setup)?)
     })?;
     progress.finish_and_clear();
+    let mut attempts = attempts.into_iter();
+    let attempts: Vec<(&Trace, Vec<_>)> =
+        traces.iter().map(|trace| (trace, CANDIDATES.into_iter().zip(attempts.by_ref()).collect())).collect();
     if args.json {
-        for ((trace, candidate), attempt) in tasks.iter().zip(&attempts) {
-            println!("{}", attempt_json(trace, *candidate, attempt));
+        for (trace, own) in &attempts {
+            own.iter()
+                .for_each(|(candidate, attempt)| println!("{}", attempt_json(trace, *candidate, attempt)));
+        }
+        for (trace, own) in &attempts {
+            println!("{}", best_json(args, machine, trace, own)?);
         }
         return Ok(());
     }
-    let rows =
-        tasks.iter().zip(&attempts).map(|((trace, candidate), attempt)| row(trace, *candidate, attempt));
+    let rows = attempts
+        .iter()
+        .flat_map(|(trace, own)| own.iter().map(move |(candidate, attempt)| row(trace, *candidate, attempt)));
     let headings = [
         "trace",
         "setting",
@@ -111,16 +119,14 @@ pub(super) fn compare(args: &Args, machine: &Machine, traces: &[Trace]) -> Resul
     ];
     print!("{}", table::render(headings, &rows.collect::<Vec<_>>()));
     println!("\nwaits: inserted between streams; synced: the pool waited for the device");
-    let mut attempts = attempts.into_iter();
     let mut unfit_count = 0;
-    for trace in traces {
-        let own: Vec<_> = CANDIDATES.into_iter().zip(attempts.by_ref()).collect();
+    for (trace, own) in &attempts {
         println!();
         for peer in trace.header().peers() {
             println!("{}: {} reserved {}", trace.name(), peer.name, Bytes(peer.peak_reserved_bytes));
         }
         own.iter().for_each(|(candidate, attempt)| print!("{}", refusal(trace, *candidate, attempt)));
-        match fit::best(&own) {
+        match fit::best(own) {
             Some(best) => println!("{} fits best with GPUMEM_CONF={}", trace.name(), conf(args, trace, best)),
             None => {
                 unfit_count += 1;
@@ -158,6 +164,22 @@ fn conf(args: &Args, trace: &Trace, candidate: Candidate) -> String {
 
 /// The sentence about a trace that no candidate fits with.
 fn no_fit(args: &Args, machine: &Machine, trace: &Trace) -> Result<String> {
+    let name = trace.name();
+    Ok(match smallest_limit(args, machine, trace)? {
+        Some((candidate, limit_bytes)) => format!(
+            "{name} does not fit; the smallest limit is {}, with GPUMEM_CONF={}",
+            Bytes(limit_bytes),
+            conf_with_limit(candidate, limit_bytes)
+        ),
+        None => format!(
+            "{name} does not fit on this device, with any limit; it needs {} for its live blocks",
+            Bytes(trace.peaks().live_bytes)
+        ),
+    })
+}
+
+/// The candidate with the smallest limit that a trace fits into.
+fn smallest_limit(args: &Args, machine: &Machine, trace: &Trace) -> Result<Option<(Candidate, u64)>> {
     let mut smallest: Option<(Candidate, u64)> = None;
     for candidate in CANDIDATES {
         let found = fit::find_limit(trace, candidate, &args.base(), || machine.driver(), |_| ())?;
@@ -167,19 +189,27 @@ fn no_fit(args: &Args, machine: &Machine, trace: &Trace) -> Result<String> {
             smallest = Some((candidate, limit_bytes));
         }
     }
-    let name = trace.name();
-    Ok(match smallest {
-        Some((candidate, limit_bytes)) => format!(
-            "{name} does not fit; the smallest limit is {}, with GPUMEM_CONF={},hard_limit:{}",
-            Bytes(limit_bytes),
-            candidate.conf(),
-            Limit::Bytes(limit_bytes)
-        ),
-        None => format!(
-            "{name} does not fit on this device, with any limit; it needs {} for its live blocks",
-            Bytes(trace.peaks().live_bytes)
-        ),
-    })
+    Ok(smallest)
+}
+
+fn conf_with_limit(candidate: Candidate, limit_bytes: u64) -> String {
+    format!("{},hard_limit:{}", candidate.conf(), Limit::Bytes(limit_bytes))
+}
+
+/// The result of `--compare` for a trace: `best_conf`, which is null if no candidate fits, and then the smallest limit.
+fn best_json(args: &Args, machine: &Machine, trace: &Trace, own: &[(Candidate, Attempt)]) -> Result<Value> {
+    let best = fit::best(own);
+    let mut value = json!({
+        "name": trace.name(),
+        "best_conf": best.map(|best| conf(args, trace, best)),
+    });
+    if best.is_none() {
+        let smallest = smallest_limit(args, machine, trace)?;
+        value["smallest_limit_bytes"] = json!(smallest.map(|(_, limit_bytes)| limit_bytes));
+        value["smallest_limit_conf"] =
+            json!(smallest.map(|(candidate, limit_bytes)| conf_with_limit(candidate, limit_bytes)));
+    }
+    Ok(value)
 }
 
 fn row(trace: &Trace, candidate: Candidate, attempt: &Attempt) -> [String; 11] {

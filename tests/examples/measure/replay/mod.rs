@@ -71,7 +71,7 @@ pub(crate) struct Args {
     /// The owner of the streams: own, foreign (another library's, named in each call as in PyTorch) or long-lived
     #[arg(long, value_name = "KIND", default_value_t)]
     streams: StreamKind,
-    /// Print one JSON object a trace, one trace a line
+    /// Print one JSON object a trace, one trace a line; with --compare one a setting, and then one a trace with its `best_conf`
     #[arg(long)]
     json: bool,
     /// Compare every setting of the pool with the peers, as Markdown, on the simulator

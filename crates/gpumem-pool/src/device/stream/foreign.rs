@@ -48,6 +48,8 @@ impl Stream {
     /// # Errors
     ///
     /// - [`PoolError::WrongDevice`] for a stream of another context.
+    /// - [`PoolError::CaptureUnannounced`] for a stream that is part of a capture, unless captures were announced
+    ///   ([`ForeignCaptures::expect`](crate::ForeignCaptures::expect)). The capture is unchanged.
     /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
     /// - [`PoolError::Driver`] if a call fails.
     pub unsafe fn from_raw(device: &Device, raw: CUstream) -> Result<Self, PoolError> {
@@ -205,8 +207,11 @@ impl Stream {
     ) -> Result<Self, PoolError> {
         let _bound = device.enter()?;
         let _relaxed = relaxed_in_captures(device)?;
-        // The driver breaks a capture that one of its streams is asked about.
-        let is_capturing = device.clocks().captures().is_open() && is_capturing(device, raw)?;
+        // The driver breaks a capture that one of its streams is asked about, except by this call.
+        let is_capturing = is_capturing(device, raw)?;
+        if is_capturing && !device.clocks().captures().is_open() {
+            return Err(PoolError::CaptureUnannounced);
+        }
         let driver_id = Self::name_of(device, raw, life, is_capturing)?;
         let is_blocking = !is_capturing && is_blocking(device, raw);
         let parts = StreamParts { raw, life, no_waits, is_blocking };
@@ -351,12 +356,17 @@ fn relaxed_in_captures(device: &Device) -> Result<Option<CaptureModeGuard<'_>>, 
 
 /// Returns whether the driver reports that the stream is part of a capture, which may be broken. The device's context is current.
 fn is_capturing(device: &Device, raw: CUstream) -> Result<bool, PoolError> {
-    if matches!(raw as usize, LEGACY | PER_THREAD) {
+    // The driver refuses the question about the legacy stream, which never captures, while a capture is active.
+    if raw as usize == LEGACY {
         return Ok(false);
     }
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: `status` outlives the call, and the caller has an alive stream.
-    unsafe { device.driver().cuStreamIsCapturing(raw, &mut status)? };
+    match unsafe { device.driver().cuStreamIsCapturing(raw, &mut status) } {
+        // A driver without the function has no captures.
+        Ok(()) | Err(DriverError::Missing { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
