@@ -1,5 +1,6 @@
 """RMM: the functions that it calls, on any driver; whole programs with RMM on a GPU."""
 
+import ctypes
 import gc
 import importlib
 import os
@@ -102,6 +103,27 @@ class CallbacksTest(unittest.TestCase):
         gc.collect()
         kept()(address, 100, Named(0))
         self.assertEqual(self.pool.status().in_use_bytes, 0)
+
+    @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "calls the simulator's driver")
+    def test_a_capture_refuses_and_goes_on(self):
+        cuda = ctypes.CDLL("libcuda.so.1")
+        context, stream, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.assertEqual(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 0)
+        self.assertEqual(cuda.cuCtxSetCurrent(context), 0)
+        self.assertEqual(cuda.cuStreamCreate(ctypes.byref(stream), 1), 0)
+        named = Named(stream.value)
+        address = self.allocate(4096, named)
+        self.assertEqual(cuda.cuStreamBeginCapture_v2(stream, 0), 0)
+        with self.assertRaisesRegex(gpumem.WrongState, "part of a capture that was not announced"):
+            self.allocate(4096, named)
+        with self.assertLogs("gpumem", "ERROR"):
+            self.deallocate(address, 4096, named)
+        self.assertEqual(cuda.cuStreamEndCapture(stream, ctypes.byref(graph)), 0)
+        self.assertEqual(cuda.cuGraphDestroy(graph), 0)
+        self.assertEqual(self.pool.status().in_use_bytes, 4096)
+        self.deallocate(address, 4096, named)
+        self.assertEqual(self.pool.status().in_use_bytes, 0)
+        self.assertEqual(cuda.cuStreamDestroy_v2(stream), 0)
 
     def test_no_bytes(self):
         stream = self.pool.stream()
