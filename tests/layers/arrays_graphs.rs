@@ -379,10 +379,13 @@ fn a_number_waits_for_its_own_value(driver: &Driver) {
     let x = GpuArray::from_elem(&gpu, LEN, 2.0_f32).unwrap();
     let wide = GpuArray::from_elem(&gpu, LEN, 2.0_f64).unwrap();
     let mut behind = GpuArray::<f32, _>::zeros(&gpu, LEN).unwrap();
-    for is_wide in [false, true, false] {
+    for (is_wide, is_of_others) in [(false, false), (true, false), (false, true)] {
         let (sum, wide_sum) = (x.sum().unwrap(), wide.sum().unwrap());
         let gate = StreamGate::on(gpu.stream()).unwrap();
-        behind.fill(1.0).unwrap();
+        match is_of_others {
+            true => drop(behind.write_on(gpu.stream()).unwrap()),
+            false => behind.fill(1.0).unwrap(),
+        }
         let value = match is_wide {
             true => wide_sum.into_scalar().unwrap(),
             false => f64::from(sum.into_scalar().unwrap()),

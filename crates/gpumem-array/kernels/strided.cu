@@ -1,7 +1,8 @@
 // Copies and fills of strided ranges, by the size of an element: 1, 2, 4, 8 or 16 bytes.
 //
-// `copy`, `dense` and `fill`: the host orders the axes by their steps in the target, merges axes that are contiguous, and passes the innermost axis by
-// itself: the threads of a block lie along it, and each thread finds the place of a row once for all elements of the row.
+// `copy` and `fill`: the host orders the axes by their steps in the target, merges axes that are contiguous, and passes the innermost axis by
+// itself: the threads of a block lie along it, and each thread finds the place of a row once for all elements of the row. `dense` is such
+// a copy for rows of bytes without gaps.
 //
 // `transpose`: the fastest axes of target and source differ. A block moves a tile of the two through shared memory: its threads lie along
 // the source's axis when they load, and along the target's when they store.

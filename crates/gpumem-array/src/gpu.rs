@@ -430,13 +430,12 @@ impl Gpu {
     /// Loads kernels from PTX. [`Gpu::compile`] has the twins too.
     ///
     /// The driver compiles the whole text during this call, which can take a tenth of a second. On the simulator each kernel
-    /// requires a Rust twin, registered with `gpumem_sim::Sim::register`. A kernel that has parameters and no instructions is refused,
-    /// because it would do nothing on a GPU, while the simulator runs its twin.
+    /// requires a Rust twin, registered with `gpumem_sim::Sim::register`. [`Module::function`] refuses a kernel that has parameters and no
+    /// instructions, because it does nothing on a GPU, while the simulator would run its twin.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::KernelMismatch`] for a kernel without instructions; [`ArrayError::ZeroByte`] if the text contains a zero byte;
-    /// [`ArrayError::Pool`] if the driver refuses the text.
+    /// [`ArrayError::ZeroByte`] if the text contains a zero byte, [`ArrayError::Pool`] if the driver refuses the text.
     pub fn module(&self, ptx: &str) -> Result<Module, ArrayError> {
         Module::load(self.device(), ptx)
     }

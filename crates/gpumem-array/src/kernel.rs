@@ -33,6 +33,8 @@ struct Loaded {
     raw: Handle<CUmod_st>,
     /// Empty for the modules of this crate.
     signatures: Signatures,
+    /// True for PTX that was not compared with a declaration.
+    is_undeclared: bool,
     /// On the simulator, the CUDA text that the module was declared with.
     text: Option<Box<str>>,
     #[cfg(feature = "sim")]
@@ -57,12 +59,9 @@ pub(crate) const ARGUMENTS_MAX: usize = 32;
 impl Module {
     /// Loads a text of the user, whose launches are checked against the signatures in it.
     pub(crate) fn load(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
-        let (image, signatures) = (image(ptx)?, Signatures::parse(ptx));
-        let loaded = Loaded::load(device, &image, signatures)?;
-        match loaded.signatures.without_code() {
-            Some(kernel) => Err(source::without_code("the PTX", kernel)),
-            None => Ok(Self(Arc::new(loaded))),
-        }
+        let mut loaded = Loaded::load(device, &image(ptx)?, Signatures::parse(ptx))?;
+        loaded.is_undeclared = true;
+        Ok(Self(Arc::new(loaded)))
     }
 
     /// Loads a text of this crate.
@@ -104,10 +103,14 @@ impl Module {
     /// # Errors
     ///
     /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, [`ArrayError::NoTwin`] if it has no Rust twin on the
-    /// simulator; [`ArrayError::ZeroByte`] if the name contains a zero byte; [`ArrayError::Pool`] if a driver call fails.
+    /// simulator; [`ArrayError::KernelMismatch`] if PTX of [`Gpu::module`](crate::Gpu::module) has parameters and no instructions for it;
+    /// [`ArrayError::ZeroByte`] if the name contains a zero byte; [`ArrayError::Pool`] if a driver call fails.
     pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
         let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
-        let Loaded { device, raw: module, signatures, .. } = &*self.0;
+        let Loaded { device, raw: module, signatures, is_undeclared, .. } = &*self.0;
+        if *is_undeclared && signatures.is_empty_kernel(name) {
+            return Err(source::without_code("the PTX", name));
+        }
         let (_bound, _relaxed) = (device.bind()?, device.relax()?);
         let mut raw = core::ptr::null_mut();
         #[cfg(feature = "sim")]
@@ -188,6 +191,7 @@ impl Loaded {
             device: device.clone(),
             raw: Handle(raw),
             signatures,
+            is_undeclared: false,
             text: None,
             #[cfg(feature = "sim")]
             twins: &[],

@@ -251,6 +251,7 @@ impl<'a> Use<'a> {
                 return Ok(false);
             }
             self.storage.memory.record_use(stream);
+            stream.note_write(0);
             let latest = stream.latest_point();
             // First the count: while it is not zero, the point stays.
             let mut more = self.storage.lock_more();
@@ -270,6 +271,7 @@ impl<'a> Use<'a> {
     /// The other library has queued its work: later waits do not include what follows on the stream.
     pub(crate) fn end_foreign(self, stream: &Stream) {
         let (storage, latest, point) = (self.storage, stream.latest_point(), stream.point());
+        stream.note_write(0);
         let mut more = storage.lock_more();
         let Some(index) = more.open.iter().position(|open| open.latest == latest) else { return };
         more.open[index].count -= 1;
@@ -604,11 +606,14 @@ impl Storage {
     /// Returns whether a download through the stream of `gpu` would wait for work that it does not depend on.
     pub(crate) fn is_overtaken(&self, gpu: &Gpu) -> bool {
         let stream = gpu.stream();
-        if gpu.wrote_last(self.address()) || stream.is_complete().unwrap_or(true) {
+        let write = load(&self.write);
+        // Of parts, another may have been written last.
+        let is_latest = stream.wrote_last(self.address()) && write.to_bits() != SPLIT;
+        if is_latest || stream.is_complete().unwrap_or(true) {
             return false;
         }
         // Without a marker since the last write, a marker now is behind the later work. Next time there is one before.
-        if load(&self.write) == stream.point() {
+        if write == stream.point() {
             gpu.note_late_download(self.size_bytes());
         }
         true
@@ -1049,11 +1054,11 @@ pub(crate) fn queue_inlined<'a>(
             } else {
                 has_written = true;
                 is_awaited |= gpu.downloads_late(one.storage.size_bytes());
-                gpu.note_write(one.storage.address());
+                stream.note_write(one.storage.address());
             }
         }
         if !has_written {
-            gpu.note_write(0);
+            stream.note_write(0);
         }
     })?;
     if has_written && (is_awaited || stream.has_waiters()) {

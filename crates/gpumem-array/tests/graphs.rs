@@ -512,7 +512,6 @@ const PTX: &str = "
     .target sm_70
     .address_size 64
     .visible .entry twice(.param .u64 x, .param .u64 n) { trap; }";
-/// The simulator runs this.
 static TWIN: [Kernel; 1] = [Kernel::new("twice", |launch| {
     let (x, n) = (launch.arg::<u64>()?, launch.arg::<u64>()? as usize);
     launch.write::<f32>(x, n)?.iter().for_each(|x| x.set(2.0 * x.get()));

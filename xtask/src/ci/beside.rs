@@ -1,7 +1,7 @@
 //! [`Beside`]: steps that run beside the others. Each is a process of its own, whose output is printed as a whole when it has ended.
 
 use super::{Ended, FAILED, Step, has_failed, not_run, watched};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,6 +57,7 @@ impl Beside {
 
 /// Runs a step in a process of its own.
 fn run_alone(name: &str) -> Ended {
+    println!("\n== {name} runs beside the other steps ==");
     let (start, mut printed) = (Instant::now(), Vec::new());
     let status = run_process(name, &mut printed);
     let took = start.elapsed();
@@ -76,7 +77,10 @@ fn run_process(name: &str, printed: &mut Vec<u8>) -> Result<()> {
     let program = std::env::current_exe().context("the path of this program")?;
     let mut command = Command::new(program);
     command.args(["ci", name]);
-    watched::run(command, watched::SILENCE_MAX, printed).map(drop)
+    // Longer than for what the step starts, so that the step itself reports a command that hangs.
+    let status = watched::run(command, 2 * watched::SILENCE_MAX, printed)?;
+    ensure!(status.success(), "{status}");
+    Ok(())
 }
 
 /// The result of a step, from the last line that it prints.

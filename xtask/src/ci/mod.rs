@@ -2,8 +2,8 @@
 //!
 //! A step that needs something unavailable on this machine (a toolchain, a target, the Python package index) prints it and counts
 //! as skipped. Any other failure ends the run, including a command that hangs (`watched`). Steps share one target folder, except
-//! for those with folders of their own in it (`folders`). Those run beside the others (`beside`): tests leave processors idle, and so do
-//! builds of single crates.
+//! for those with folders of their own in it (`folders`). Some of those run beside the others (`beside`), because tests and builds of single
+//! crates leave processors idle.
 
 mod beside;
 mod command;
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Continue after a step that failed
     #[arg(long)]
     keep_going: bool,
-    /// Run one step after another
+    /// Run one step after another, to time them or to read their output as it comes
     #[arg(long)]
     one_by_one: bool,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 struct Step {
     name: &'static str,
     about: &'static str,
-    /// True if it compiles into folders of its own, so that it can run beside the steps that share one.
+    /// True if all that it builds is in folders of its own, so that it can run beside the steps that share one.
     is_apart: bool,
     run: fn() -> Result<Outcome>,
 }
@@ -73,8 +73,19 @@ pub(crate) fn run(args: Args) -> Result<()> {
     // The longest is the last of the table, and begins first.
     apart.reverse();
     let start = Instant::now();
-    let beside = Beside::start(&apart, args.keep_going);
     let mut ended = Vec::new();
+    // Not before the cheap steps, which end the run if they fail.
+    let (cheap, in_turn): (Vec<&Step>, Vec<&Step>) =
+        in_turn.into_iter().partition(|step| ["fmt", "tidy", "clippy"].contains(&step.name));
+    for step in cheap {
+        let goes_on = args.keep_going || !has_failed(&ended);
+        ended.push((step.name, if goes_on { run_step(step) } else { not_run() }));
+    }
+    let begins = args.keep_going || !has_failed(&ended);
+    let beside = Beside::start(if begins { &apart } else { &[] }, args.keep_going);
+    if !begins {
+        ended.extend(apart.iter().map(|step| (step.name, not_run())));
+    }
     for step in in_turn {
         let goes_on = args.keep_going || !beside.has_failed() && !has_failed(&ended);
         ended.push((step.name, if goes_on { run_step(step) } else { not_run() }));

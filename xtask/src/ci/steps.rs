@@ -22,7 +22,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "nvrtc", about: "CUDA text is compiled at run time, with NVRTC from the Python package index", is_apart: false, run: nvrtc },
     Step { name: "train", about: "the README's main example, unoptimised as the tests built it", is_apart: false, run: train },
     Step { name: "examples", about: "examples of arrays and pools, on the simulator, unoptimised too", is_apart: false, run: examples },
-    Step { name: "interop", about: "programs of others on the drop-in driver, without cubecl", is_apart: true, run: interop },
+    Step { name: "interop", about: "programs of others on the drop-in driver, without cubecl", is_apart: false, run: interop },
     Step { name: "capi", about: "the C header is current; C and C++ programs on the drop-in driver, with the address sanitizer too", is_apart: false, run: capi },
     Step { name: "python", about: "the Python package: a wheel, and its tests on the drop-in driver, with PyTorch where it is installed", is_apart: false, run: python },
     Step { name: "oldest", about: "the stated Rust version compiles every library", is_apart: true, run: oldest },

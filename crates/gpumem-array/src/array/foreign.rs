@@ -136,7 +136,6 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     {
         let view: GpuView<'b, T, D> = self.clone();
         let open = Open::new(view.reads(), stream, "read_on")?;
-        view.gpu().note_write(0);
         Ok(ReadOn { view, open })
     }
 }
@@ -156,7 +155,6 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
     {
         let view: GpuViewMut<'b, T, D> = self;
         let open = Open::new(view.writes(), stream, "write_on")?;
-        view.gpu().note_write(0);
         Ok(WriteOn { view, open })
     }
 }

@@ -202,7 +202,7 @@ const IN_FLIGHT: usize = 4;
 const DENSE_BYTES: usize = 16;
 /// Wider units are as fast by themselves.
 const DENSE_UNIT_MAX: usize = 2;
-/// In shorter rows, too many threads would be at an end.
+/// In units. At the ends of a row a thread moves single bytes, and in shorter rows the ends are too large a part.
 const DENSE_LEN_MIN: usize = 448;
 const THREADS: usize = 256;
 const WARP: usize = 32;
@@ -249,6 +249,69 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The bytes that a thread of the kernel `dense` stores at a time: pieces of 16 at addresses that are multiples of 16, and what the row
+    /// has of the first and the last; and the bytes that it loads.
+    fn dense_pieces(
+        target: usize,
+        source: usize,
+        len: usize,
+    ) -> Vec<(core::ops::Range<usize>, core::ops::Range<usize>)> {
+        let aligned = target / DENSE_BYTES * DENSE_BYTES;
+        let count = (target + len - aligned).div_ceil(DENSE_BYTES);
+        let piece = |index: usize| {
+            let store = aligned + index * DENSE_BYTES;
+            let load = source.wrapping_add(store).wrapping_sub(target);
+            let word = load / 4 * 4;
+            let is_whole = store >= target && store + DENSE_BYTES <= target + len;
+            if is_whole && load % DENSE_BYTES == 0 {
+                return (store..store + DENSE_BYTES, load..load + DENSE_BYTES);
+            }
+            if is_whole && word >= source && word + DENSE_BYTES + 4 <= source + len {
+                return (store..store + DENSE_BYTES, word..word + DENSE_BYTES + 4);
+            }
+            let (start, end) = (store.max(target), (store + DENSE_BYTES).min(target + len));
+            (start..end, source + start - target..source + end - target)
+        };
+        (0..count).map(piece).collect()
+    }
+
+    #[test]
+    fn dense_rows_are_stored_once_and_loaded_from_the_row_alone() {
+        for len in [448, 449, 463, 511, 4095] {
+            for (target, source) in (0..16).flat_map(|to| (0..16).map(move |from| (4096 + to, 8192 + from))) {
+                let mut next = target;
+                for (stored, loaded) in dense_pieces(target, source, len) {
+                    assert_eq!(stored.start, next);
+                    assert!(loaded.start >= source && loaded.end <= source + len, "{loaded:?}");
+                    next = stored.end;
+                }
+                assert_eq!(next, target + len);
+            }
+        }
+    }
+
+    #[test]
+    fn long_rows_of_narrow_units_without_gaps_are_dense() {
+        let rows = |unit: usize, len: usize, to: isize, from: isize| Strided {
+            unit,
+            row: Step { len, to, from },
+            column: None,
+            outer: vec![Step { len: 3, to: 10_001, from: 10_003 }],
+        };
+        assert!(is_dense(&rows(1, DENSE_LEN_MIN, 1, 1)) && is_dense(&rows(2, DENSE_LEN_MIN, 2, 2)));
+        for other in [
+            rows(1, DENSE_LEN_MIN - 1, 1, 1),
+            rows(4, DENSE_LEN_MIN, 4, 4),
+            rows(1, DENSE_LEN_MIN, 1, 2),
+            rows(1, DENSE_LEN_MIN, 1, -1),
+            rows(1, DENSE_LEN_MIN, 2, 1),
+        ] {
+            assert!(!is_dense(&other), "{other:?}");
+        }
+        let bytes = in_bytes(rows(2, 500, 2, 2));
+        assert_eq!((bytes.unit, bytes.row), (1, Step { len: 1000, to: 1, from: 1 }));
     }
 
     #[test]

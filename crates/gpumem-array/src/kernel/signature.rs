@@ -40,12 +40,20 @@ impl Signatures {
                 if tokens.next_if_eq(&"(").is_some() {
                     list.extend(tokens.by_ref().take_while(|token| *token != ")"));
                 }
-                // Between the parameters and the body there are directives such as `.maxntid`.
-                while tokens.next_if(|token| !matches!(*token, "{" | ";" | ".entry")).is_some() {}
+                // Between the parameters and the body there are directives such as `.maxntid`, and `.pragma "text";`.
+                while let Some(token) = tokens.next_if(|token| !matches!(*token, "{" | ";" | ".entry")) {
+                    if token == ".pragma" {
+                        tokens.by_ref().take_while(|token| *token != ";").for_each(drop);
+                    }
+                }
                 let is_defined = tokens.next_if_eq(&"{").is_some();
                 let has_code =
                     is_defined && tokens.peek().is_some_and(|first| !matches!(*first, "ret" | "}"));
-                found.insert(name.to_owned(), Entry { signature: parameters(&list), has_code });
+                let entry = Entry { signature: parameters(&list), has_code };
+                // A declaration may follow the definition.
+                if is_defined || !found.contains_key(name) {
+                    found.insert(name.to_owned(), entry);
+                }
             }
         }
         Self(found)
@@ -61,11 +69,10 @@ impl Signatures {
         self.0.get(name).is_some_and(|entry| entry.has_code)
     }
 
-    /// A kernel that has parameters and no instructions, so that it would do nothing with them.
-    pub(crate) fn without_code(&self) -> Option<&str> {
+    /// Returns whether the text has a kernel of this name that has parameters, and whose body begins with its end.
+    pub(crate) fn is_empty_kernel(&self, name: &str) -> bool {
         let has_parameters = |entry: &Entry| entry.signature.as_ref().is_none_or(|list| !list.is_empty());
-        let is_empty = |(_, entry): &(&String, &Entry)| !entry.has_code && has_parameters(entry);
-        self.0.iter().filter(is_empty).map(|(name, _)| name.as_str()).min()
+        self.0.get(name).is_some_and(|entry| !entry.has_code && has_parameters(entry))
     }
 
     /// Renames the parameters of a kernel, in order.

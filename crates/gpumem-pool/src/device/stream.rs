@@ -60,6 +60,8 @@ struct Inner {
     unmarked_bytes: AtomicU64,
     /// The unmarked bytes at which the next marker is due, as of the last query of the pool.
     due_bytes: AtomicU64,
+    /// The address that the latest known work writes ([`Stream::note_write`]).
+    last_written: AtomicU64,
     /// Keeps a stream of another library alive ([`Stream::from_raw_with_owner`]).
     owner: OnceLock<foreign::Owner>,
 }
@@ -342,6 +344,7 @@ impl Inner {
             borrows: Borrows::default(),
             unmarked_bytes: AtomicU64::new(0),
             due_bytes: AtomicU64::new(UNMARKED_MIN_BYTES),
+            last_written: AtomicU64::new(0),
             owner: OnceLock::new(),
         }
     }

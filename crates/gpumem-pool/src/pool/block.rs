@@ -204,6 +204,8 @@ impl Block {
                 });
             }
         }
+        // What follows is work of the pool.
+        stream.note_write(0);
         Ok(())
     }
 

@@ -73,7 +73,13 @@ fn parse_entry(rest: &str) -> Option<Option<(String, Arc<Signature>)>> {
             signature.push(size_bytes, alignment);
         }
     }
-    let is_defined = rest.find(['{', ';']).map(|start| rest[start..].starts_with('{'))?;
+    let mut end = rest.find(['{', ';'])?;
+    // Of `.pragma "text";`, which comes before the body.
+    while rest[..end].contains(".pragma") && rest[end..].starts_with(';') {
+        rest = &rest[end + 1..];
+        end = rest.find(['{', ';'])?;
+    }
+    let is_defined = rest[end..].starts_with('{');
     if name.is_empty() || is_defined && !rest.contains('}') {
         return None;
     }
@@ -155,7 +161,7 @@ mod tests {
     const TEXT: &str = "// made by hand\n.version 8.0\n.target sm_70 /* or later */\n.address_size 64\n
         .visible .entry scale(\n\t.param .u64 .ptr .global .align 4 scale_param_0,\n\t.param .f32 scale_param_1,
         \t.param .align 8 .b8 scale_param_2[24], .param .u8 scale_param_3\n)\n.maxntid 256, 1, 1\n{ ret; }
-        .entry nothing() { ret; }\n.visible .entry bare { ret; }";
+        .entry nothing() .pragma \"nounroll\"; { ret; }\n.visible .entry bare { ret; }";
 
     #[test]
     fn entries_and_the_layout_of_their_parameters() {

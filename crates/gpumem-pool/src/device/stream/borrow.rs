@@ -141,6 +141,23 @@ impl Stream {
         Ok(queue(self.raw()))
     }
 
+    /// Notes that the latest work on the stream writes the memory at an address, or memory that is not known if it is 0.
+    #[doc(hidden)]
+    #[inline]
+    pub fn note_write(&self, address: u64) {
+        let last = &self.0.last_written;
+        if last.load(Ordering::Relaxed) != address {
+            last.store(address, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether no work is known to be queued behind the write of the memory at an address.
+    #[doc(hidden)]
+    #[inline]
+    pub fn wrote_last(&self, address: u64) -> bool {
+        self.0.last_written.load(Ordering::Relaxed) == address
+    }
+
     /// Like [`Stream::check_usable`]. The result, and whether the stream captures, stay valid until the call is
     /// dropped.
     #[inline(always)]
