@@ -26,9 +26,7 @@ use crate::stats::{ActivityCounters, TagCounters};
 #[cfg(feature = "backend-caching")]
 use caching::CachingPool;
 #[cfg(feature = "backend-caching")]
-pub(crate) use caching::{
-    FoundCache, hit, put_back_found, put_back_small, put_back_untagged_or, stream_of_found,
-};
+pub(crate) use caching::{FoundCache, find_for_tagged, hit, put_back_found, put_back_small, stream_of_found};
 use direct::DirectBackend;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
@@ -420,20 +418,14 @@ pub(crate) fn put_back_small(_cache_key: u64, _: &Allocation, _size_bytes: u64, 
 #[derive(Clone, Copy)]
 pub(crate) enum FoundCache {}
 
-/// Like [`put_back_small`], for a block that may have a tag: there is no cache for it.
+/// The calling thread's cache for a block that may have a tag: there is none.
 #[cfg(not(feature = "backend-caching"))]
 #[inline(always)]
-pub(crate) fn put_back_untagged_or(
-    _cache_key: u64,
-    _: &Allocation,
-    _size_bytes: u64,
-    _: StreamId,
-    _tagged: impl FnOnce(FoundCache),
-) -> bool {
-    false
+pub(crate) fn find_for_tagged(_cache_key: u64, _: &Allocation, _: StreamId) -> Option<FoundCache> {
+    None
 }
 
-/// Like [`put_back_small`], into a cache that [`put_back_untagged_or`] has found.
+/// Like [`put_back_small`], into a cache that [`find_for_tagged`] has found.
 ///
 /// # Safety
 ///

@@ -56,35 +56,27 @@ pub(crate) fn put_back_small(
     cache::with_cache(cache_key, owner_stream.as_u64(), put) == Some(true)
 }
 
-/// Like [`put_back_small`], for a block that may have a tag. If a small block has one, calls `tagged` with the cache of its owner
-/// stream, for [`put_back_found`], and returns true.
+/// The calling thread's cache for [`put_back_found`]. `None` if the block is large, or the thread has no cache for its owner stream.
 #[inline(always)]
-pub(crate) fn put_back_untagged_or(
+pub(crate) fn find_for_tagged(
     cache_key: u64,
     allocation: &Allocation,
-    size_bytes: u64,
     owner_stream: StreamId,
-    tagged: impl FnOnce(FoundCache),
-) -> bool {
-    if SizeClass::at(allocation.untagged_class()).is_some() {
-        return put_back_small(cache_key, allocation, size_bytes, owner_stream);
-    }
-    // A class that is small without the tag: so there is one.
-    let found = SizeClass::at(usize::from(allocation.class()))
-        .and_then(|_| cache::find_cache(cache_key, owner_stream.as_u64()));
-    found.map(tagged).is_some()
+) -> Option<FoundCache> {
+    SizeClass::at(usize::from(allocation.class()))?;
+    cache::find_cache(cache_key, owner_stream.as_u64())
 }
 
 /// Like [`put_back_small`], for a block that may have a tag, into the cache that was found for it.
 ///
 /// # Safety
 ///
-/// [`put_back_untagged_or`] has found the cache for the allocation, and the thread has used none since.
+/// [`find_for_tagged`] has found the cache for the allocation, and the thread has used none since.
 #[allow(unsafe_code)]
 #[inline(always)]
 pub(crate) unsafe fn put_back_found(cache: FoundCache, allocation: &Allocation, size_bytes: u64) -> bool {
     let index = usize::from(allocation.class());
-    // SAFETY: `put_back_untagged_or` has found that the class is a small one.
+    // SAFETY: `find_for_tagged` has found that the class is a small one.
     unsafe { core::hint::assert_unchecked(index < SizeClass::COUNT) };
     let Some(class) = SizeClass::at(index) else { return false };
     // SAFETY: the caller upholds the contract, and the guard is used in this call alone.
@@ -95,7 +87,7 @@ pub(crate) unsafe fn put_back_found(cache: FoundCache, allocation: &Allocation, 
 ///
 /// # Safety
 ///
-/// Since [`put_back_untagged_or`] has found the cache, the thread has used no other.
+/// Since [`find_for_tagged`] has found the cache, the thread has used no other.
 #[allow(unsafe_code)]
 #[inline(always)]
 pub(crate) unsafe fn stream_of_found(cache: FoundCache) -> StreamId {

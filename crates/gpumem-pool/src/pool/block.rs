@@ -224,12 +224,29 @@ impl Block {
 
     /// The slow path of a drop: the thread's cache cannot take the block, or the block carries more than a size and
     /// an address. Takes the fields by value, so that on the fast path the block stays in registers.
+    ///
+    /// Generic, so that it is compiled with the program: there a look-up of thread-local storage is no call. All calls are
+    /// tail calls, so it saves no registers.
     #[inline(never)]
-    fn drop_slow(pool: StateRef, allocation: Allocation, size_bytes: u64, owner_stream: StreamId, uses: u64) {
-        match allocation.tag() {
-            0 => Self::drop_untagged(pool, allocation, size_bytes, owner_stream, uses),
-            _ => Self::drop_tagged(pool, allocation, size_bytes, owner_stream, uses),
+    fn drop_slow<InProgram>(
+        pool: StateRef,
+        allocation: Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+        uses: u64,
+    ) {
+        if allocation.tag() == 0 {
+            return Self::drop_untagged(pool, allocation, size_bytes, owner_stream, uses);
         }
+        if uses == 0
+            && let Some(key) = pool.fast_path_key()
+            && let Some(cache) = backend::find_for_tagged(key, &allocation, owner_stream)
+        {
+            // SAFETY: the cache has been found for this block, and nothing else has been called since.
+            let free = |here: &_| unsafe { Self::drop_in_scope(here, pool, allocation, size_bytes, cache) };
+            return scope::with_here(free);
+        }
+        Self::drop_tagged(pool, allocation, size_bytes, owner_stream, uses);
     }
 
     /// The free of a block with the tag of the innermost scope, into the thread's cache.
@@ -340,21 +357,9 @@ impl Drop for Block {
     fn drop(&mut self) {
         let Self { allocation, size_bytes, owner_stream, ref mut uses, pool } = *self;
         let uses = *uses.get_mut();
-        if uses == 0
-            && let Some(key) = pool.fast_path_key()
-        {
-            let tagged = |cache| {
-                // SAFETY: the cache has been found for this block, and nothing else has been called since.
-                let free = |here: &_| unsafe {
-                    Self::drop_in_scope(here, pool, allocation, size_bytes, cache);
-                };
-                scope::with_here(free);
-            };
-            if backend::put_back_untagged_or(key, &allocation, size_bytes, owner_stream, tagged) {
-                return;
-            }
+        if !(uses == 0 && pool.put_back_small(&allocation, size_bytes, owner_stream)) {
+            Self::drop_slow::<()>(pool, allocation, size_bytes, owner_stream, uses);
         }
-        Self::drop_slow(pool, allocation, size_bytes, owner_stream, uses);
     }
 }
 

@@ -207,7 +207,21 @@ impl StateRef {
     }
 
     /// Called by a block's drop, when the free is ordered on the owner stream alone. Returns false if the thread's
-    /// cache cannot take the block.
+    /// cache cannot take the block, as for every large block.
+    #[inline(always)]
+    pub(crate) fn put_back_small(
+        self,
+        allocation: &Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+    ) -> bool {
+        match self.fast_path_key() {
+            Some(key) => backend::put_back_small(key, allocation, size_bytes, owner_stream),
+            None => false,
+        }
+    }
+
+    /// Like `put_back_small`, for any size.
     pub(crate) fn put_back(self, allocation: &Allocation, size_bytes: u64, owner_stream: StreamId) -> bool {
         match self.fast_path_key() {
             Some(key) => self.backend.put_back(key, allocation, size_bytes, owner_stream),
