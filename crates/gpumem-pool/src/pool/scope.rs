@@ -387,10 +387,14 @@ pub(crate) fn if_any_open<R>(work: impl FnOnce(&Here) -> R) -> Option<R> {
     HERE.with(|here| (here.open_count.get() > 0).then(|| work(here)))
 }
 
-/// Calls `work` with this thread's scopes.
+/// Calls `work` with this thread's scopes, as a part of its caller: the compiler does not inline [`LocalKey::with`](std::thread::LocalKey::with)
+/// with a large closure, and passes what the closure captures through memory.
 #[inline(always)]
+#[allow(unsafe_code)]
 pub(crate) fn with_here<R>(work: impl FnOnce(&Here) -> R) -> R {
-    HERE.with(work)
+    let here = HERE.with(core::ptr::from_ref);
+    // SAFETY: the value has no destructor, so it lives as long as the thread, and this call ends before.
+    work(unsafe { &*here })
 }
 
 /// Returns the tag of the pool's innermost scope, or 0 without one.
