@@ -119,7 +119,7 @@ class Status(ctypes.Structure):
         return f"Status({fields})"
 
 
-# The version of the library that these declarations are of.
+# The version of the library that these declarations are of. Later ones of the same minor version serve them too.
 VERSION = 100
 
 
@@ -127,9 +127,14 @@ def version_text(number):
     return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
+def serves(number, needed):
+    """Returns whether a library serves programs that were made for the version `needed`: one of its minor version that is not older."""
+    return number // 100 == needed // 100 and number >= needed
+
+
 def check_version(number):
     """Refuses a library of another version, whose functions may differ."""
-    if number != VERSION:
+    if not serves(number, VERSION):
         raise ImportError(
             f"gpumem's library has the version {version_text(number)} and its Python files {version_text(VERSION)}; "
             "install the wheel again"
@@ -182,7 +187,10 @@ def _declare():
         "gpumem_size": (ctypes.c_void_p, bytes_place),
     }
     for name, arguments in functions.items():
-        function = getattr(library, name)
+        try:
+            function = getattr(library, name)
+        except AttributeError as error:
+            raise ImportError(f"gpumem's library has no function {name}; install the wheel again") from error
         function.argtypes, function.restype = arguments, ctypes.c_int
     library.gpumem_last_error.argtypes, library.gpumem_last_error.restype = (), ctypes.c_char_p
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from . import Pool
-from ._native import FOLDER, Error, Unsupported, check, check_size, version_text
+from ._native import FOLDER, Error, Unsupported, check, check_size, serves, version_text
 
 __all__ = [
     "install",
@@ -87,6 +87,9 @@ def pool(mem_pool=None, device=None):
 
     PyTorch's allocator stays in charge: its statistics, snapshots and graphs work, and so does its use of memory. A pool that is
     passed again is used again. Threads that are started inside, such as those of `backward`, allocate elsewhere.
+
+    A segment that PyTorch requests during a capture, on a stream that gpumem has not seen, is refused. Allocate once on the stream of the
+    capture, inside `pool()`, before the capture begins.
     """
     if _installed is not None:
         raise Error("gpumem serves the whole process after install(); a pool is for processes without it")
@@ -223,8 +226,8 @@ def _load():
 
 
 def _check_versions(compiled, loaded):
-    """Refuses another library of the same name that the process has loaded before."""
-    if compiled != loaded:
+    """Refuses another library of the same name that the process has loaded before, unless it serves this one's programs."""
+    if not serves(loaded, compiled):
         raise Unsupported(
             f"gpumem.torch needs the version {version_text(compiled)} of gpumem's library, and this process has loaded "
             f"{version_text(loaded)} from elsewhere; remove the other libgpumem.so.0, for example from LD_LIBRARY_PATH"

@@ -78,6 +78,7 @@ class ModuleTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "hard_limit is -1; expected"):
             self.module.set_options(hard_limit=-1)
         self.module._check_versions(100, 100)
+        self.module._check_versions(100, 101)
         with self.assertRaisesRegex(gpumem.Unsupported, "needs the version 0.1.0 of gpumem's library, and this process has loaded 0.2.0"):
             self.module._check_versions(100, 200)
 

@@ -117,7 +117,9 @@ class PoolTest(unittest.TestCase):
         self.assertLessEqual(self.pool.status().reserved_bytes, 32 * MIB)
         self.pool.set_soft_limit(16 * MIB)
         self.assertEqual(self.pool.status().soft_limit_bytes, 16 * MIB)
-        self.assertLessEqual(self.pool.status().reserved_bytes, 32 * MIB)
+        self.pool.alloc(64 * MIB, self.stream).free()
+        self.stream.synchronize()
+        self.assertLessEqual(self.pool.status().reserved_bytes, 16 * MIB)
         self.pool.trim()
         self.assertEqual(self.pool.status().reserved_bytes, 0)
         self.pool.set_soft_limit(None)
@@ -153,6 +155,11 @@ class PoolTest(unittest.TestCase):
         from gpumem import _native
 
         _native.check_version(library_version())
+        _native.check_version(_native.VERSION + 1)
+        with self.assertRaises(ImportError):
+            _native.check_version(_native.VERSION - 1)
+        with self.assertRaises(ImportError):
+            _native.check_version(_native.VERSION + 100)
         with self.assertRaisesRegex(ImportError, "has the version 1.2.3 and its Python files 0.1.0; install the wheel again"):
             _native.check_version(10_203)
 

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKe
 use cudarc::nvrtc::Ptx;
 use gpumem_adapt::array::cudarc::{self as shared, SharedStream};
 use gpumem_adapt::array::pool::sys::Driver;
-use gpumem_adapt::array::pool::{Device, Pool};
+use gpumem_adapt::array::pool::{Device, Keep, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::entry_points::{ENTRIES, Stage, is_missing};
@@ -204,6 +204,10 @@ DONE:
                 assert_eq!(second.clone_dtoh(&slice).unwrap(), vec![value + 1; LEN]);
 
                 let mut lent = doubled.lend_to_cudarc(&shared).unwrap();
+                if conf == "backend:caching" {
+                    let refused = gpu.pool().sleep(Keep::OnHost).unwrap_err();
+                    assert!(matches!(refused, PoolError::CannotSleep { .. }), "{refused}");
+                }
                 let mut launch = second.launch_builder(&add);
                 launch.arg(&mut lent).arg(&slice).arg(&value).arg(&len);
                 // SAFETY: the arguments are those of the kernel, and cudarc tracks both.

@@ -118,6 +118,19 @@ cases! {
         let (source, again, target) =
             (x.read_on(&stream).unwrap(), x.read_on(&stream).unwrap(), y.write_on(&other).unwrap());
         refused(gpu.pool());
+        // A refusal disturbs no other thread, whose operations would otherwise find the memory asleep.
+        std::thread::scope(|scope| {
+            let work = scope.spawn(|| {
+                for _ in 0..100 {
+                    drop(gpu.pool().alloc(256, &stream).unwrap());
+                    drop(x.read_on(&stream).unwrap());
+                }
+            });
+            while !work.is_finished() {
+                refused(gpu.pool());
+            }
+            work.join().unwrap();
+        });
         // The memory of other pools sleeps.
         let others = Pool::builder(gpu.device()).backend(BackendKind::Caching).build().unwrap();
         let _kept = others.alloc(MIB, &stream).unwrap();

@@ -346,8 +346,8 @@ enum gpumem_result gpumem_pool_sleep(struct gpumem_pool *pool,
 /*
  Creates the memory of a pool that sleeps again, at the addresses of before. Does nothing for a pool that is awake.
 
- Errors: `OUT_OF_MEMORY`, with the report as text, if the device or a limit refuses. The pool still sleeps then: call it again after
- memory was freed.
+ Errors: `OUT_OF_MEMORY`, with the report as text, if the device or a limit refuses; `STATE` if another thread is putting the pool to
+ sleep or waking it; `DRIVER` if a call fails. The pool still sleeps then: call it again, for example after memory was freed.
  */
 enum gpumem_result gpumem_pool_wake(struct gpumem_pool *pool);
 

@@ -62,8 +62,8 @@ impl From<PoolError> for Failure {
 }
 
 /// [`PoolError::CaptureUnannounced`] with the functions of this interface.
-const UNANNOUNCED: &str = "the stream is part of a capture that was not announced; call gpumem_captures_expect before the capture begins and \
-                           gpumem_captures_add before each allocation in it, or name the stream after the capture ends";
+const UNANNOUNCED: &str = "the stream is part of a capture that was not announced; allocate before the capture begins, or, in C, announce it \
+                           with gpumem_captures_expect before it begins and gpumem_captures_add before each allocation in it";
 
 fn code_of(error: &PoolError) -> gpumem_result {
     match error {

@@ -162,8 +162,8 @@ pub(crate) trait Source: Send + Sync {
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
-    /// Returns whether no more memory is ever reserved than a hard limit of `limit_bytes` allows, cached memory included.
-    fn is_bounded_by(&self, _limit_bytes: u64) -> bool {
+    /// Returns whether never more than `bytes` are reserved, cached memory included. `bytes` is at least the hard limit.
+    fn is_bounded_by(&self, _bytes: u64) -> bool {
         true
     }
 
@@ -386,6 +386,8 @@ impl Counts {
 pub(crate) struct Reserved {
     pub(crate) current_bytes: u64,
     pub(crate) peak_bytes: u64,
+    /// The part of `current_bytes` that the driver refused to free. No block has it, and no trim releases it.
+    pub(crate) unfreed_bytes: u64,
     /// The host memory of the backend's records.
     pub(crate) record_bytes: u64,
     /// The memory that sleeps; not part of `current_bytes`.

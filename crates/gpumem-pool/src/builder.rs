@@ -269,7 +269,7 @@ fn trace_limit(value: String) -> Result<u64, EnvError> {
 
 /// All pools of a process record into one file.
 fn trace(path: String, limit_bytes: Option<u64>) -> Result<Arc<Trace>, EnvError> {
-    Trace::shared(path.as_ref(), limit_bytes).map_err(|error| EnvError::BadValue {
+    Trace::kept(path.as_ref(), limit_bytes).map_err(|error| EnvError::BadValue {
         name: "GPUMEM_TRACE",
         value: path,
         expected: format!("name a file that can be written ({error})"),

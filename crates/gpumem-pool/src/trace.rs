@@ -50,7 +50,7 @@ use sink::Sink;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Records the allocations and frees of its pools, with their tags ([`Pool::scope`](crate::Pool::scope)), and the waits
 /// on streams of their [`Device`](crate::Device)s (clones included), in a file. Also recorded are the settings of the
@@ -148,20 +148,37 @@ impl Trace {
         Ok(Arc::new(Self { recorder: Recorder::start(&path, part_bytes)?, path }))
     }
 
-    /// Like [`Trace::create`], or [`Trace::create_limited`] with a limit, with one trace for all pools of the process that use
-    /// the file. It is kept until the process ends, so a later pool does not begin a new file.
-    pub(crate) fn shared(path: &Path, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
-        static SHARED: Mutex<BTreeMap<PathBuf, Arc<Trace>>> = Mutex::new(BTreeMap::new());
-        let path = numbered(path);
+    /// Like [`Trace::create`], or [`Trace::create_limited`] with a limit, with one trace for all users of the file in this process.
+    /// It ends with the last of them. A forked process begins its own.
+    #[doc(hidden)]
+    pub fn shared(path: impl AsRef<Path>, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
+        static SHARED: Mutex<BTreeMap<(u32, PathBuf), Weak<Trace>>> = Mutex::new(BTreeMap::new());
+        let path = path.as_ref();
+        let key = (std::process::id(), absolute(path)?);
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(trace) = shared.get(&path) {
-            return Ok(Arc::clone(trace));
+        if let Some(trace) = shared.get(&key).and_then(Weak::upgrade) {
+            return Ok(trace);
         }
         let trace = match limit_bytes {
-            Some(limit_bytes) => Self::create_limited(&path, limit_bytes)?,
-            None => Self::create(&path)?,
+            Some(limit_bytes) => Self::create_limited(path, limit_bytes)?,
+            None => Self::create(path)?,
         };
-        shared.insert(path, Arc::clone(&trace));
+        shared.retain(|_, trace| trace.strong_count() > 0);
+        shared.insert(key, Arc::downgrade(&trace));
+        Ok(trace)
+    }
+
+    /// Like [`Trace::shared`]. The trace is kept until the process ends, so a later pool does not begin a new file. A forked process has
+    /// its parent's, and records nothing.
+    pub(crate) fn kept(path: &Path, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
+        static KEPT: Mutex<BTreeMap<PathBuf, Arc<Trace>>> = Mutex::new(BTreeMap::new());
+        let key = absolute(path)?;
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(trace) = kept.get(&key) {
+            return Ok(Arc::clone(trace));
+        }
+        let trace = Self::shared(path, limit_bytes)?;
+        kept.insert(key, Arc::clone(&trace));
         Ok(trace)
     }
 
@@ -231,6 +248,11 @@ impl fmt::Debug for Trace {
             .field("dropped_count", &self.dropped_count())
             .finish_non_exhaustive()
     }
+}
+
+/// The path under which the trace of a file is found again.
+fn absolute(path: &Path) -> io::Result<PathBuf> {
+    std::path::absolute(numbered(path))
 }
 
 fn numbered(path: &Path) -> PathBuf {

@@ -59,12 +59,19 @@ pub extern "C" fn gpumem_free_on(address: *mut c_void, stream: *mut gpumem_strea
     guarded(|| {
         streams::with(stream, |entry| {
             let stream = entry.stream();
-            stream.check_usable()?;
             if address.is_null() {
-                return Ok(());
+                return Ok(stream.check_usable()?);
             }
-            blocks::with(address.addr() as u64, |block| check_device(block, stream))?;
-            blocks::end(address.addr() as u64, |block| block.free_on(stream))
+            let address = address.addr() as u64;
+            // Recorded in a call that a retirement waits for. The free itself may come after it: the use counts by then.
+            stream.queue_work(|_| {
+                blocks::with(address, |block| {
+                    check_device(block, stream)?;
+                    block.record_use(stream);
+                    Ok(())
+                })
+            })??;
+            blocks::end(address, |block| block.free_on(stream))
         })
     })
 }
@@ -79,14 +86,16 @@ pub extern "C" fn gpumem_record_use(address: *mut c_void, stream: *mut gpumem_st
     guarded(|| {
         streams::with(stream, |entry| {
             let stream = entry.stream();
-            stream.check_usable()?;
             if address.is_null() {
-                return Ok(());
+                return Ok(stream.check_usable()?);
             }
-            blocks::with(address.addr() as u64, |block| {
-                block.record_use(stream);
-                Ok(())
-            })
+            // In a call that a retirement waits for: a stream that is retired between a check and the record would lose the use.
+            stream.queue_work(|_| {
+                blocks::with(address.addr() as u64, |block| {
+                    block.record_use(stream);
+                    Ok(())
+                })
+            })?
         })
     })
 }

@@ -11,8 +11,7 @@ use ::gpumem_pool::{CurrentPool, Device, Keep, Pool, PoolBuilder};
 use core::ffi::{c_char, c_void};
 use core::time::Duration;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A pool of GPU memory. The pointer is a number that only this library reads.
 pub struct gpumem_pool {
@@ -139,27 +138,15 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
     }
     let mut traces: Vec<_> = builder.trace().cloned().into_iter().collect();
     if let Some(path) = trace_path {
-        let trace = shared_trace(path)
+        let trace = Trace::shared(path, None)
             .map_err(|error| Failure::argument(format!("the trace {path} cannot be recorded: {error}")))?;
-        builder = builder.adaptor(trace.clone());
-        traces.push(trace);
+        // `GPUMEM_TRACE` may name the same file. A pool records into it once.
+        if !traces.iter().any(|known| Arc::ptr_eq(known, &trace)) {
+            builder = builder.adaptor(trace.clone());
+            traces.push(trace);
+        }
     }
     Ok((builder.build()?, traces))
-}
-
-/// Begins a trace, or returns the one that a live pool of this process records into the file.
-fn shared_trace(path: &str) -> std::io::Result<Arc<Trace>> {
-    static SHARED: Mutex<BTreeMap<(u32, PathBuf), Weak<Trace>>> = Mutex::new(BTreeMap::new());
-    // A forked process begins its own.
-    let key = (std::process::id(), std::path::absolute(path)?);
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(trace) = shared.get(&key).and_then(Weak::upgrade) {
-        return Ok(trace);
-    }
-    let trace = Trace::create(path)?;
-    shared.retain(|_, trace| trace.strong_count() > 0);
-    shared.insert(key, Arc::downgrade(&trace));
-    Ok(trace)
 }
 
 struct UserData(*mut c_void);
@@ -354,8 +341,8 @@ pub extern "C" fn gpumem_pool_sleep(pool: *mut gpumem_pool, keep: u32) -> gpumem
 
 /// Creates the memory of a pool that sleeps again, at the addresses of before. Does nothing for a pool that is awake.
 ///
-/// Errors: `OUT_OF_MEMORY`, with the report as text, if the device or a limit refuses. The pool still sleeps then: call it again after
-/// memory was freed.
+/// Errors: `OUT_OF_MEMORY`, with the report as text, if the device or a limit refuses; `STATE` if another thread is putting the pool to
+/// sleep or waking it; `DRIVER` if a call fails. The pool still sleeps then: call it again, for example after memory was freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pool_wake(pool: *mut gpumem_pool) -> gpumem_result {
     guarded(|| with(pool, |entry| Ok(entry.pool.wake().map(drop)?)))

@@ -173,11 +173,15 @@ fn own_default_stream(context: usize, wrap: impl FnOnce() -> Outcome<Stream>) ->
 struct OwnStreams(RefCell<Vec<Key>>);
 
 impl Drop for OwnStreams {
+    /// Runs as the thread ends, where a panic would abort the process.
     fn drop(&mut self) {
-        for (_, handle) in self.0.take() {
-            // The program may have destroyed it.
-            let _ = STREAMS.remove(handle as u64);
-        }
+        let _ = guarded(|| {
+            for (_, handle) in self.0.take() {
+                // The program may have destroyed it.
+                let _ = STREAMS.remove(handle as u64);
+            }
+            Ok(())
+        });
     }
 }
 

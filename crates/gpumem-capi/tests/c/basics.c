@@ -300,6 +300,11 @@ static void traces_of_several_pools(const char *path) {
     OK(gpumem_alloc(pools[0], MIB, streams[0], &addresses[0]));
     OK(gpumem_pool_flush_trace(pools[0], 10000));
     CHECK(size_of_file(path) > 40);
+    /* The variable and the option may name one file. */
+    options.trace_path = path;
+    OK(gpumem_pool_create(&options, &pools[1]));
+    OK(gpumem_pool_flush_trace(pools[1], 10000));
+    OK(gpumem_pool_destroy(pools[1]));
     OK(gpumem_free(addresses[0]));
     OK(gpumem_pool_destroy(pools[0]));
     CHECK(unsetenv("GPUMEM_TRACE") == 0 && remove(path) == 0);

@@ -139,7 +139,7 @@ static void unannounced_captures(void) {
     CHECK(cuda.stream_create(&raw, 1) == 0);
     CHECK(cuda.begin_capture(raw, 0) == 0);
     FAILS(GPUMEM_ERROR_STATE, gpumem_stream_borrow(pool, raw, &stream));
-    CHECK(strstr(gpumem_last_error(), "call gpumem_captures_expect before the capture begins") != NULL);
+    CHECK(strstr(gpumem_last_error(), "announce it with gpumem_captures_expect") != NULL);
     FAILS(GPUMEM_ERROR_STATE, gpumem_stream_long_lived(pool, raw, &stream));
     CHECK(stream == NULL);
     CHECK(cuda.memset_async((unsigned long long)(uintptr_t)address, 7, 4096, raw) == 0);

@@ -33,7 +33,7 @@ impl FoundCache {
     ///
     /// # Safety
     ///
-    /// Since [`find_cache`], the thread has not called [`with_cache_or_adopt`]. It calls it only after the last use of the guard. A
+    /// Since [`find_cache`], the thread has not called [`with_cache_or_adopt`], and the thread's destructors have not begun. It calls it only after the last use of the guard. A
     /// closure that runs inside one of the guard's functions does not use the cache.
     #[inline]
     pub unsafe fn own<'a>(self) -> OwnerGuard<'a> {

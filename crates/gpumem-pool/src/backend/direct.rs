@@ -71,8 +71,8 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
-    /// Returns whether no more memory is ever reserved than a hard limit of `limit_bytes` allows, cached memory included.
-    fn is_bounded_by(&self, _limit_bytes: u64) -> bool {
+    /// Returns whether never more than `bytes` are reserved, cached memory included. `bytes` is at least the hard limit.
+    fn is_bounded_by(&self, _bytes: u64) -> bool {
         true
     }
 
@@ -318,8 +318,8 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
         self.calls.allow_hard_limit(limit_bytes);
     }
 
-    fn is_bounded_by(&self, limit_bytes: u64) -> bool {
-        self.calls.is_bounded_by(limit_bytes)
+    fn is_bounded_by(&self, bytes: u64) -> bool {
+        self.calls.is_bounded_by(bytes)
     }
 
     fn limits_changed(&self) -> Result<(), PoolError> {
@@ -362,14 +362,15 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
     }
 
     fn reserved(&self) -> Result<Option<Reserved>, PoolError> {
+        let unfreed_bytes = self.unfreed_bytes.load(Ordering::Relaxed);
         if let Some(reserved) = self.calls.reserved(&self.device)? {
-            return Ok(Some(reserved));
+            return Ok(Some(Reserved { unfreed_bytes, ..reserved }));
         }
         let current_bytes = self.bound_bytes();
-        let has_unfreed = self.unfreed_bytes.load(Ordering::Relaxed) > 0;
-        Ok(has_unfreed.then(|| Reserved {
+        Ok((unfreed_bytes > 0).then(|| Reserved {
             current_bytes,
             peak_bytes: self.counts().in_use_peak_bytes.max(current_bytes),
+            unfreed_bytes,
             record_bytes: 0,
             asleep_bytes: 0,
             on_host_bytes: 0,

@@ -174,11 +174,10 @@ impl DriverAllocator for NativeAllocator {
         self.chain.raise(bound_bytes(&self.device, self.kind, limit_bytes));
     }
 
-    /// A driver pool keeps the bound that it was created with, so it may cache more than a limit that was set or lowered later. Managed
-    /// pools and older drivers have no bound.
-    fn is_bounded_by(&self, limit_bytes: u64) -> bool {
-        self.kind != MemoryKind::Unified
-            && self.chain.bound_bytes() <= bound_bytes(&self.device, self.kind, limit_bytes)
+    /// A driver pool keeps the bound that it was created with, which is rounded up from the hard limit of that time. Managed pools and
+    /// older drivers have no bound.
+    fn is_bounded_by(&self, bytes: u64) -> bool {
+        self.kind != MemoryKind::Unified && self.chain.bound_bytes() <= bytes
     }
 
     fn reset_peak(&self) -> Result<(), DriverError> {
@@ -223,6 +222,7 @@ impl DriverAllocator for NativeAllocator {
         Ok(Some(Reserved {
             current_bytes: self.chain.reserved_bytes()?,
             peak_bytes: self.chain.reserved_peak_bytes()?,
+            unfreed_bytes: 0,
             record_bytes: 0,
             asleep_bytes: 0,
             on_host_bytes: 0,

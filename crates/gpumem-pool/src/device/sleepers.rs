@@ -92,13 +92,10 @@ impl Sleepers {
         }
     }
 
-    /// Returns whether another library has borrowed memory of a pool, which has been added. Exact once calls have ended that began
-    /// before.
-    pub(crate) fn has_lent(&self, pool: &PoolName) -> bool {
-        let (entries, lent) = (self.entries(), self.lent());
-        let mut ranges =
-            entries.iter().filter(|entry| entry.pool.id() == pool.id()).flat_map(|entry| &entry.ranges);
-        ranges.any(|range| lent.iter().any(|lent| lent.start < range.end && range.start < lent.end))
+    /// Returns whether another library has borrowed memory in one of the ranges.
+    pub(crate) fn has_lent(&self, ranges: &[Range<u64>]) -> bool {
+        let lent = self.lent();
+        ranges.iter().any(|range| lent.iter().any(|lent| lent.start < range.end && range.start < lent.end))
     }
 
     fn lent(&self) -> MutexGuard<'_, Vec<Range<u64>>> {

@@ -249,7 +249,8 @@ impl Block {
         Self::drop_tagged(pool, allocation, size_bytes, owner_stream, uses);
     }
 
-    /// The free of a block with the tag of the innermost scope, into the thread's cache.
+    /// The free of a small tagged block. If its tag is that of the innermost scope, it goes into the thread's cache here, else by
+    /// [`drop_tagged`](Self::drop_tagged).
     ///
     /// The caller has looked up both, and all calls are tail calls, so that the fast path saves no registers.
     ///

@@ -39,6 +39,7 @@ impl Listed for Listing {
         // If the driver's query fails, as on a lost device, the memory of live blocks is known nevertheless.
         let reserved = self.backend.reserved().ok().flatten();
         let asleep_bytes = reserved.map_or(0, |reserved| reserved.asleep_bytes);
+        let unfreed_bytes = reserved.map_or(0, |reserved| reserved.unfreed_bytes);
         let awake_bytes = counts.in_use_bytes.saturating_sub(asleep_bytes);
         let reserved_bytes = reserved.map_or(awake_bytes, |reserved| reserved.current_bytes.max(awake_bytes));
         let (id, parent) = self.lineage();
@@ -52,8 +53,11 @@ impl Listed for Listing {
             in_use_bytes: counts.in_use_bytes,
             reserved_bytes,
             asleep_bytes,
-            // What the driver's pool caches counts against no limit.
-            counted_bytes: if backend == BackendKind::Native { counts.in_use_bytes } else { reserved_bytes },
+            counted_bytes: match backend {
+                // What the driver's pool caches counts against no limit.
+                BackendKind::Native => counts.in_use_bytes.saturating_add(unfreed_bytes),
+                _ => reserved_bytes,
+            },
             block_count: counts.block_count,
             hard_limit_bytes: self.limits.hard_bytes(),
         }

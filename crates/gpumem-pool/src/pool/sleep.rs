@@ -11,7 +11,7 @@
 //!
 //! It wakes in the opposite order. If a step fails, the steps before it are undone.
 
-use crate::backend::{Keep, Slept, Woken};
+use crate::backend::{Keep, Sleeping, Slept, Woken};
 use crate::error::PoolError;
 use crate::pool::{Origin, Pool, State};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -84,13 +84,17 @@ impl Pool {
         let (sleeping, device) = (state.backend().sleeping()?, self.device());
         device.check_runs(operation)?;
         let mut change = state.sleep_state().begin(AWAKE)?;
+        // Here a refusal makes no other thread's operation fail. Checked again below, for a loan that begins meanwhile.
+        state.check_not_lent(sleeping)?;
         state.take_cache_key();
         device.sleepers().add(&state.setup().name, sleeping.addresses());
         device.sleepers().let_calls_end();
         device.clocks().let_calls_end();
         sleeping.prepare();
-        let slept =
-            state.check_not_lent().and_then(|()| state.sleep_state().check_keep(keep)).and_then(|()| {
+        let slept = state
+            .check_not_lent(sleeping)
+            .and_then(|()| state.sleep_state().check_keep(keep))
+            .and_then(|()| {
                 device.synchronize_for_drop()?;
                 sleeping.sleep(keep)
             });
@@ -209,9 +213,10 @@ impl State {
         }
     }
 
-    /// Refuses to let memory sleep that another library has borrowed. Calls on streams that began before have ended.
-    fn check_not_lent(&self) -> Result<(), PoolError> {
-        match self.device().sleepers().has_lent(&self.setup().name) {
+    /// Refuses to let memory sleep that another library has borrowed. Exact once the addresses are among the sleeping memory of the
+    /// device and calls on streams have ended that began before.
+    fn check_not_lent(&self, sleeping: &dyn Sleeping) -> Result<(), PoolError> {
+        match self.device().sleepers().has_lent(&sleeping.addresses()) {
             true => Err(PoolError::CannotSleep {
                 reason: "arrays in its memory are lent to another library (`read_on`, `write_on`, cudarc)",
                 remedy: "drop the guards first",

@@ -213,10 +213,12 @@ impl State {
         &self.limits
     }
 
-    /// Returns whether the soft limit is above the hard limit, and the hard limit also bounds the cached memory.
+    /// Returns whether the soft limit is above the hard limit, which also bounds the cached memory below the soft limit.
     pub(crate) fn is_soft_limit_idle(&self) -> bool {
-        let (hard_bytes, soft_bytes) = (self.limits.hard_bytes(), self.limits.soft_bytes());
-        hard_bytes.is_some_and(|hard| soft_bytes > Some(hard) && self.backend.is_bounded_by(hard))
+        match (self.limits.hard_bytes(), self.limits.soft_bytes()) {
+            (Some(hard), Some(soft)) => soft > hard && self.backend.is_bounded_by(soft),
+            _ => false,
+        }
     }
 
     /// The innermost adaptor, if exact peaks were requested.

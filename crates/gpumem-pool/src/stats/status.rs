@@ -42,7 +42,7 @@ pub struct Status {
     pub device_ordinal: u32,
     /// Bytes in live blocks.
     pub in_use_bytes: u64,
-    /// Bytes held from the device: blocks and cached memory.
+    /// Bytes held from the device: blocks, cached memory, and memory that the driver refused to free.
     pub reserved_bytes: u64,
     /// Bytes cached for reuse, including freed memory that waits for work on the device.
     pub cached_bytes: u64,

@@ -168,6 +168,7 @@ impl Stream {
     ///
     /// # Errors
     ///
+    /// - [`PoolError::CaptureUnannounced`] if the stream is part of a capture that was not announced.
     /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn per_thread(device: &Device) -> Result<Self, PoolError> {
@@ -207,7 +208,7 @@ impl Stream {
     ) -> Result<Self, PoolError> {
         let _bound = device.enter()?;
         let _relaxed = relaxed_in_captures(device)?;
-        // The driver breaks a capture that one of its streams is asked about, except by this call.
+        // `cuStreamGetId` and `cuStreamGetFlags` break a capture of the stream that they are asked about. This call does not.
         let is_capturing = is_capturing(device, raw)?;
         if is_capturing && !device.clocks().captures().is_open() {
             return Err(PoolError::CaptureUnannounced);

@@ -3,7 +3,8 @@
 //! Only its thread writes a share, and it tracks its own peak exactly. It publishes its count when that has moved by
 //! [`STRIDE_BYTES`], so that short-lived blocks cost no access to a shared counter. A tag's peak is therefore exact if
 //! one thread counts for it. With several threads, the published and unpublished counts may stem from different
-//! moments, at most two strides apart for each thread.
+//! moments, at most two strides apart for each thread. A reset while another thread counts may leave the peak too high by
+//! what that thread frees meanwhile.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_heap::counters::{Counters, LocalCounters};
@@ -15,7 +16,7 @@ pub(crate) struct Share {
     /// The count at which a fall is published: [`STRIDE_BYTES`] below the count that was published last.
     floor_bytes: AtomicU64,
     /// The highest count since then. It is less than [`STRIDE_BYTES`] above the count that was published last, so a count that is
-    /// not higher need not be published.
+    /// not higher need not be published. The exception is a [`reset_peak`](Share::reset_peak) on another thread.
     high_bytes: AtomicU64,
     pub(super) is_owned: AtomicBool,
     peak: Arc<Peak>,
@@ -119,7 +120,8 @@ impl Share {
         self.high_bytes.load(Ordering::Relaxed).wrapping_sub(self.published_bytes())
     }
 
-    /// Resets the peak to the current count.
+    /// Resets the peak to the current count. While the owner counts on another thread, that may be a count of shortly before: then rises
+    /// up to it are not published, and the peak may be too high, until the owner's next publication or a higher count.
     pub(super) fn reset_peak(&self) {
         self.high_bytes.store(self.counters.in_use_bytes(), Ordering::Relaxed);
     }

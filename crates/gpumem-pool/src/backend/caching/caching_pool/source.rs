@@ -155,6 +155,7 @@ impl Source for CachingPool {
         Ok(Some(Reserved {
             current_bytes: core.heap.reserved_bytes(),
             peak_bytes: core.heap.reserved_peak_bytes(),
+            unfreed_bytes: 0,
             record_bytes: core.heap.record_bytes() as u64,
             asleep_bytes: core.sleeping_bytes(),
             on_host_bytes: self.on_host_bytes.load(Ordering::Relaxed),
