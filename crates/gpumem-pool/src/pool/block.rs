@@ -225,16 +225,11 @@ impl Block {
     /// The slow path of a drop: the thread's cache cannot take the block, or the block carries more than a size and
     /// an address. Takes the fields by value, so that on the fast path the block stays in registers.
     ///
-    /// Generic, so that it is compiled with the program: there a look-up of thread-local storage is no call. All calls are
-    /// tail calls, so it saves no registers.
-    #[inline(never)]
-    fn drop_slow<InProgram>(
-        pool: StateRef,
-        allocation: Allocation,
-        size_bytes: u64,
-        owner_stream: StreamId,
-        uses: u64,
-    ) {
+    /// Inline, so that it is compiled with the program, where a look-up of thread-local storage is no call; cold, so that it
+    /// is a function there. All calls are tail calls, so it saves no registers.
+    #[inline]
+    #[cold]
+    fn drop_slow(pool: StateRef, allocation: Allocation, size_bytes: u64, owner_stream: StreamId, uses: u64) {
         if allocation.tag() == 0 {
             return Self::drop_untagged(pool, allocation, size_bytes, owner_stream, uses);
         }
@@ -359,7 +354,7 @@ impl Drop for Block {
         let Self { allocation, size_bytes, owner_stream, ref mut uses, pool } = *self;
         let uses = *uses.get_mut();
         if !(uses == 0 && pool.put_back_small(&allocation, size_bytes, owner_stream)) {
-            Self::drop_slow::<()>(pool, allocation, size_bytes, owner_stream, uses);
+            Self::drop_slow(pool, allocation, size_bytes, owner_stream, uses);
         }
     }
 }
