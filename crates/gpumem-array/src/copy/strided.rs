@@ -265,7 +265,7 @@ mod tests {
             let load = source.wrapping_add(store).wrapping_sub(target);
             let word = load / 4 * 4;
             let is_whole = store >= target && store + DENSE_BYTES <= target + len;
-            if is_whole && load % DENSE_BYTES == 0 {
+            if is_whole && load.is_multiple_of(DENSE_BYTES) {
                 return (store..store + DENSE_BYTES, load..load + DENSE_BYTES);
             }
             if is_whole && word >= source && word + DENSE_BYTES + 4 <= source + len {
