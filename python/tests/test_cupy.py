@@ -12,6 +12,7 @@ import types
 import unittest
 from unittest import mock
 
+import capturing
 import gpumem
 
 try:
@@ -127,11 +128,7 @@ class CallsTest(unittest.TestCase):
 
     @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "calls the simulator's driver")
     def test_a_capture_refuses_and_goes_on(self):
-        cuda = ctypes.CDLL("libcuda.so.1")
-        context, stream, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        self.assertEqual(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 0)
-        self.assertEqual(cuda.cuCtxSetCurrent(context), 0)
-        self.assertEqual(cuda.cuStreamCreate(ctypes.byref(stream), 1), 0)
+        (cuda, stream), graph = capturing.stream(), ctypes.c_void_p()
         before = self.allocator(1 << 20)
         self.assertEqual(cuda.cuStreamBeginCapture_v2(stream, 0), 0)
         with self.current(stream.value), self.assertRaisesRegex(gpumem.WrongState, "part of a capture that was not announced"):

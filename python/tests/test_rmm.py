@@ -12,6 +12,7 @@ import unittest
 import weakref
 from unittest import mock
 
+import capturing
 import gpumem
 
 try:
@@ -106,11 +107,7 @@ class CallbacksTest(unittest.TestCase):
 
     @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "calls the simulator's driver")
     def test_a_capture_refuses_and_goes_on(self):
-        cuda = ctypes.CDLL("libcuda.so.1")
-        context, stream, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        self.assertEqual(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 0)
-        self.assertEqual(cuda.cuCtxSetCurrent(context), 0)
-        self.assertEqual(cuda.cuStreamCreate(ctypes.byref(stream), 1), 0)
+        (cuda, stream), graph = capturing.stream(), ctypes.c_void_p()
         named = Named(stream.value)
         address = self.allocate(4096, named)
         self.assertEqual(cuda.cuStreamBeginCapture_v2(stream, 0), 0)

@@ -130,7 +130,7 @@ typedef struct gpumem_pool_options {
   uint64_t soft_limit_bytes;
   /*
    A file into which the pool records its requests from its first to its last, for `cargo xtask replay`; `%p` stands for the number
-   of the process. Pools of one process that name the same file share it. Null for none.
+   of the process. If several pools of a process name one file, they share it. Null: no file.
    */
   const char *trace_path;
   /*
@@ -220,7 +220,7 @@ typedef struct gpumem_status {
    */
   uint64_t host_wait_count;
   /*
-   Of blocks that sleep (`gpumem_pool_sleep`): their memory is not on the device.
+   The bytes of blocks that sleep (`gpumem_pool_sleep`), whose memory is not on the device.
    */
   uint64_t asleep_bytes;
 } gpumem_status;

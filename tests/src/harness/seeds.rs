@@ -33,8 +33,8 @@ macro_rules! for_each_seed {
 }
 
 /// [`for_each_seed!`](crate::for_each_seed!) for bodies that close a [`StreamGate`](crate::driver::stream_gate::StreamGate): calls
-/// of the simulator wait only 5 ms for a host function. On a loaded machine, one that waits for nothing may take longer, and the seed
-/// then repeats no failure.
+/// of the simulator wait only 5 ms for a host function. If a loaded machine takes longer to run one that waits for nothing, the order of the
+/// work differs from run to run, and the seed of a failure may pass the next time.
 #[macro_export]
 macro_rules! for_each_seed_with_gates {
     ($count:expr, $body:expr $(,)?) => {

@@ -42,7 +42,7 @@ pub struct gpumem_pool_options {
     /// The soft limit in bytes, above which cached memory is released; 0 for none.
     pub soft_limit_bytes: u64,
     /// A file into which the pool records its requests from its first to its last, for `cargo xtask replay`; `%p` stands for the number
-    /// of the process. Pools of one process that name the same file share it. Null for none.
+    /// of the process. If several pools of a process name one file, they share it. Null: no file.
     pub trace_path: *const c_char,
     /// Receives the reports of refused requests; null for none.
     pub on_out_of_memory: gpumem_out_of_memory_fn,

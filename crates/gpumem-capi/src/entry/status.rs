@@ -47,7 +47,7 @@ pub struct gpumem_status {
     pub inserted_wait_count: u64,
     /// The number of waits of the host for the device.
     pub host_wait_count: u64,
-    /// Of blocks that sleep (`gpumem_pool_sleep`): their memory is not on the device.
+    /// The bytes of blocks that sleep (`gpumem_pool_sleep`), whose memory is not on the device.
     pub asleep_bytes: u64,
 }
 

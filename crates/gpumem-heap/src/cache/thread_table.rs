@@ -33,8 +33,8 @@ impl FoundCache {
     ///
     /// # Safety
     ///
-    /// Since [`find_cache`], the thread has not called [`with_cache_or_adopt`], and the thread's destructors have not begun. It calls it only after the last use of the guard. A
-    /// closure that runs inside one of the guard's functions does not use the cache.
+    /// From [`find_cache`] to the last use of the guard, the thread does not call [`with_cache_or_adopt`], and its destructors do not
+    /// begin. A closure that runs inside one of the guard's functions does not use the cache.
     #[inline]
     pub unsafe fn own<'a>(self) -> OwnerGuard<'a> {
         // SAFETY: a pointer is in the table only while this thread's map holds the cache (`OwnCaches::keep` and `drop`), and the map

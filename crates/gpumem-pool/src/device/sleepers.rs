@@ -132,8 +132,8 @@ impl Device {
         self.sleepers().check(address, size_bytes)
     }
 
-    /// Keeps memory of this device awake while another library may queue work that uses it. Call it after [`Device::check_awake`], in
-    /// the same call on a stream.
+    /// Keeps memory of this device awake while another library may queue work that uses it. Call it inside of
+    /// [`Stream::queue_work`](crate::Stream::queue_work), after [`Device::check_awake`].
     #[doc(hidden)]
     pub fn lend(&self, address: u64, size_bytes: u64) -> LentMemory {
         let range = address..address.saturating_add(size_bytes);

@@ -405,8 +405,8 @@ pub(crate) fn innermost(tags: &Tags) -> u16 {
     }
 }
 
-/// Counts an allocation for the pool's innermost scope, if it is found without a search. Calls `end` with its tag, and with the share
-/// of the tag if [`Share::note_rise`] is due.
+/// Counts an allocation for the pool's innermost scope, if it is found without a search. Calls `end` with the scope's tag. If the tag
+/// has a new peak, `end` also gets the tag's share, for [`Share::note_rise`].
 #[inline(always)]
 pub(crate) fn count_out_here<R>(
     here: &Here,

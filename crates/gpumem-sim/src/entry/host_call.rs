@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 /// Starts a host function that is due, and releases the lock until the function has returned, or for
-/// [`SimConfig::host_function_wait`](crate::SimConfig::host_function_wait). A function that returns in time has returned at the same point in every run of a program.
+/// [`SimConfig::host_function_wait`](crate::SimConfig::host_function_wait). A function that returns in time has returned at the same
+/// point in every run of a program.
 pub(crate) fn run<'a>(
     shared: &'a Arc<Shared>,
     machine: MutexGuard<'a, Machine>,

@@ -3,8 +3,8 @@
 //! Only its thread writes a share, and it tracks its own peak exactly. It publishes its count when that has moved by
 //! [`STRIDE_BYTES`], so that short-lived blocks cost no access to a shared counter. A tag's peak is therefore exact if
 //! one thread counts for it. With several threads, the published and unpublished counts may stem from different
-//! moments, at most two strides apart for each thread. A reset while another thread counts may leave the peak too high by
-//! what that thread frees meanwhile.
+//! moments, at most two strides apart for each thread. If the peak is reset while another thread counts,
+//! the new peak may include memory that this thread frees at that moment.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_heap::counters::{Counters, LocalCounters};
