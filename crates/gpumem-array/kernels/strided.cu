@@ -10,7 +10,8 @@
 typedef unsigned long long u64;
 typedef long long i64;
 
-const unsigned AXES_MAX = 7;
+// Each axis at least doubles the elements, and an address has 49 bits.
+const unsigned AXES_MAX = 48;
 const unsigned IN_FLIGHT = 4; // loads a thread issues before it stores the first
 
 // The outer axes, from the fastest to the slowest. Steps are in bytes; those of the target come first.

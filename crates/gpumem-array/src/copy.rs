@@ -36,7 +36,7 @@ use bytemuck::AnyBitPattern;
 use gpumem_pool::sys::types::CUdeviceptr;
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
 use pitched::Side;
-use strided::Launches;
+use strided::RowsLaunch;
 
 impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// Downloads the elements in row-major order. Waits for the work that the elements depend on.
@@ -539,7 +539,7 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
         Form::Run { size_bytes } => Work::Run { size_bytes },
         Form::Pitched(rows) if is_local => Work::local_rows(gpu, rows, plan)?,
         Form::Pitched(rows) => Work::Rows(rows),
-        Form::Strided(strided) => Work::Kernel(Launches::copy(gpu, strided)?),
+        Form::Strided(strided) => Work::Kernel(RowsLaunch::copy(gpu, strided)?),
     };
     let uses = [source.reads(), target.writes()];
     uses.into_iter().try_for_each(|one| one.order(gpu, COPY))?;
@@ -551,7 +551,7 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
             match &work {
                 Work::Run { size_bytes } => driver.cuMemcpyAsync(to, from, *size_bytes, stream),
                 Work::Rows(rows) => pitched::queue(driver, stream, [Side::Pool(to), Side::Pool(from)], rows),
-                Work::Kernel(launches) => launches.queue_copy(stream, [to, from]),
+                Work::Kernel(launch) => launch.queue_copy(stream, [to, from]),
             }
         }
     })
@@ -561,17 +561,17 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
 enum Work<'a> {
     Run { size_bytes: usize },
     Rows(Pitched),
-    Kernel(Launches<'a>),
+    Kernel(RowsLaunch<'a>),
 }
 
 impl<'a> Work<'a> {
     /// Rows at a pitch in memory of the device, which the kernel moves faster than the driver's copy.
     fn local_rows(gpu: &'a Gpu, rows: Pitched, plan: Plan) -> Result<Self, ArrayError> {
         let Some(strided) = plan.into_strided() else { return Ok(Self::Rows(rows)) };
-        match Launches::copy(gpu, strided) {
+        match RowsLaunch::copy(gpu, strided) {
             // The simulator without the feature `sim`.
             Err(ArrayError::NoSuchKernel { .. }) => Ok(Self::Rows(rows)),
-            launches => Ok(Self::Kernel(launches?)),
+            launch => Ok(Self::Kernel(launch?)),
         }
     }
 }

@@ -1,10 +1,9 @@
-//! Launches of the kernels that copy, transpose and fill strided ranges.
+//! [`RowsLaunch`]: launches of the kernels that copy, transpose and fill strided ranges.
 
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::Function;
-use crate::kernel::library::StridedKernel;
-use crate::kernel::library::{launch, parameter};
+use crate::kernel::library::{AXES_MAX, StridedKernel, launch, parameter};
 use crate::layout::plan::{Step, Strided};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
@@ -13,14 +12,14 @@ use gpumem_pool::sys::types::CUstream;
 /// axis to the slowest.
 type Axes = [u64; 1 + 3 * AXES_MAX];
 
-/// One launch for each position on the axes that are too many for the kernel: almost always a single one.
-pub(crate) struct Launches<'a> {
+/// The launch of a kernel that copies or fills all rows.
+pub(crate) struct RowsLaunch<'a> {
     function: &'a Function,
     strided: Strided,
     is_dense: bool,
 }
 
-impl<'a> Launches<'a> {
+impl<'a> RowsLaunch<'a> {
     pub(crate) fn copy(gpu: &'a Gpu, strided: Strided) -> Result<Self, ArrayError> {
         let is_dense = is_dense(&strided);
         let (kernel, strided) = match strided.column {
@@ -47,88 +46,70 @@ impl<'a> Launches<'a> {
         [to, from]: [u64; 2],
     ) -> Result<(), DriverError> {
         let row = words(self.strided.row);
+        let (count, axes) = (self.rows() as u64, packed(&self.strided.outer));
         let Some(column) = self.strided.column.map(words) else {
             let [len, to_step, from_step] = row;
-            // SAFETY: the caller's promise; the parameters are those of the kernel.
-            return self.each(to, from, IN_FLIGHT, |to, from, shape, rows, axes| unsafe {
-                let mut parameters = [
-                    parameter(&to),
-                    parameter(&from),
-                    parameter(&len),
-                    parameter(&to_step),
-                    parameter(&from_step),
-                    parameter(&rows),
-                    parameter(axes),
-                ];
-                launch(self.function, stream, shape, &mut parameters)
-            });
-        };
-        // SAFETY: the caller's promise; the parameters are those of the kernel.
-        self.each(to, from, 1, |to, from, shape, count, axes| unsafe {
             let mut parameters = [
                 parameter(&to),
                 parameter(&from),
-                parameter(&row),
-                parameter(&column),
+                parameter(&len),
+                parameter(&to_step),
+                parameter(&from_step),
                 parameter(&count),
-                parameter(axes),
+                parameter(&axes),
             ];
-            launch(self.function, stream, shape, &mut parameters)
-        })
+            // SAFETY: the caller's promise; the parameters are those of the kernel.
+            return unsafe { launch(self.function, stream, self.shape(IN_FLIGHT), &mut parameters) };
+        };
+        let mut parameters = [
+            parameter(&to),
+            parameter(&from),
+            parameter(&row),
+            parameter(&column),
+            parameter(&count),
+            parameter(&axes),
+        ];
+        // SAFETY: as above.
+        unsafe { launch(self.function, stream, self.shape(1), &mut parameters) }
     }
 
     /// # Safety
     ///
-    /// The requirements of [`Launches::queue_copy`] apply to the target.
+    /// The requirements of [`RowsLaunch::queue_copy`] apply to the target.
     pub(crate) unsafe fn queue_fill(
         &self,
         stream: CUstream,
         to: u64,
         words: [u64; 2],
     ) -> Result<(), DriverError> {
+        let (len, step) = (self.strided.row.len as u64, self.strided.row.to as i64);
+        let (rows, axes) = (self.rows() as u64, packed(&self.strided.outer));
+        let mut parameters = [
+            parameter(&to),
+            parameter(&words[0]),
+            parameter(&words[1]),
+            parameter(&len),
+            parameter(&step),
+            parameter(&rows),
+            parameter(&axes),
+        ];
         // SAFETY: the caller's promise; the parameters are those of the kernel.
-        self.each(to, 0, 1, |to, _, shape, rows, axes| unsafe {
-            let (len, step) = (self.strided.row.len as u64, self.strided.row.to as i64);
-            let mut parameters = [
-                parameter(&to),
-                parameter(&words[0]),
-                parameter(&words[1]),
-                parameter(&len),
-                parameter(&step),
-                parameter(&rows),
-                parameter(axes),
-            ];
-            launch(self.function, stream, shape, &mut parameters)
-        })
+        unsafe { launch(self.function, stream, self.shape(1), &mut parameters) }
+    }
+
+    /// The number of positions on the outer axes.
+    fn rows(&self) -> usize {
+        self.strided.outer.iter().map(|axis| axis.len).product()
     }
 
     /// `short_rows` is the number of short rows that fall to a thread at a time.
-    fn each(
-        &self,
-        to: u64,
-        from: u64,
-        short_rows: usize,
-        mut queue: impl FnMut(u64, u64, Shape, u64, &Axes) -> Result<(), DriverError>,
-    ) -> Result<(), DriverError> {
-        let (beyond, outer) = self.strided.outer.split_at(self.strided.outer.len().saturating_sub(AXES_MAX));
-        let rows = outer.iter().map(|axis| axis.len).product::<usize>();
-        let shape = match self.strided.column {
-            Some(column) => tiles(self.strided.unit, self.strided.row.len, column.len, rows),
-            None if self.is_dense => shape(self.strided.row.len.div_ceil(DENSE_BYTES), rows, 1),
-            None => shape(self.strided.row.len, rows, short_rows),
-        };
-        let axes = packed(outer);
-        for mut index in 0..beyond.iter().map(|axis| axis.len).product::<usize>() {
-            let (mut to, mut from) = (to, from);
-            for axis in beyond.iter().rev() {
-                let place = (index % axis.len) as i64;
-                to = to.wrapping_add_signed(place * axis.to as i64);
-                from = from.wrapping_add_signed(place * axis.from as i64);
-                index /= axis.len;
-            }
-            queue(to, from, shape, rows as u64, &axes)?;
+    fn shape(&self, short_rows: usize) -> Shape {
+        let (rows, row) = (self.rows(), self.strided.row.len);
+        match self.strided.column {
+            Some(column) => tiles(self.strided.unit, row, column.len, rows),
+            None if self.is_dense => shape(row.div_ceil(DENSE_BYTES), rows, 1),
+            None => shape(row, rows, short_rows),
         }
-        Ok(())
     }
 }
 
@@ -185,9 +166,10 @@ fn words(axis: Step) -> [u64; 3] {
 }
 
 fn packed(outer: &[Step]) -> Axes {
+    debug_assert!(outer.len() <= AXES_MAX, "more elements than addresses");
     let mut axes = [0; 1 + 3 * AXES_MAX];
     axes[0] = outer.len() as u64;
-    for (index, axis) in outer.iter().rev().enumerate() {
+    for (index, axis) in outer.iter().rev().take(AXES_MAX).enumerate() {
         axes[1 + index] = axis.len as u64;
         axes[1 + AXES_MAX + index] = (axis.to as i64).cast_unsigned();
         axes[1 + 2 * AXES_MAX + index] = (axis.from as i64).cast_unsigned();
@@ -195,8 +177,6 @@ fn packed(outer: &[Step]) -> Axes {
     axes
 }
 
-/// The number of axes that `strided.cu` takes.
-const AXES_MAX: usize = 7;
 const IN_FLIGHT: usize = 4;
 /// The bytes that a thread of the kernel `dense` stores at a time.
 const DENSE_BYTES: usize = 16;

@@ -134,6 +134,10 @@ impl StridedKernel {
     const NAMES: [&str; 4] = ["copy", "transpose", "fill", "dense"];
 }
 
+/// The outer axes that a [`StridedKernel`] takes. There are never more: each of them at least doubles the elements of the target, which
+/// are all in memory, and the addresses of a device have 49 bits.
+pub(crate) const AXES_MAX: usize = 48;
+
 /// A kernel that draws random numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Random {

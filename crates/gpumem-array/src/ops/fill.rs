@@ -4,7 +4,7 @@
 
 use crate::array::{GpuArray, GpuViewMut, UninitArray};
 use crate::copy;
-use crate::copy::strided::Launches;
+use crate::copy::strided::RowsLaunch;
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Place;
@@ -190,12 +190,12 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             Form::Run { .. } | Form::Pitched(_) | Form::Strided(_) => {}
         }
         let Some(strided) = plan.into_strided() else { return Ok(()) };
-        let launches = Launches::fill(gpu, strided)?;
+        let launch = RowsLaunch::fill(gpu, strided)?;
         self.writes().order(gpu, "fill")?;
         queue(gpu, [self.writes()], |stream| {
             // SAFETY: the plan names the elements of the view, in a live block of this device; the stream has been ordered after what
             // conflicts. The width of the pattern divides the unit.
-            unsafe { launches.queue_fill(stream, to, pattern.words()) }
+            unsafe { launch.queue_fill(stream, to, pattern.words()) }
         })
     }
 }

@@ -1,6 +1,7 @@
 //! `strided.cu`.
 
 use super::count;
+use crate::kernel::library::AXES_MAX;
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
@@ -20,10 +21,10 @@ struct Axis {
 }
 
 impl Axes {
-    fn outer(words: &[u64; 22]) -> Vec<Axis> {
+    fn outer(words: &[u64; 1 + 3 * AXES_MAX]) -> Vec<Axis> {
         let axis = |axis: usize| Axis {
             len: words[1 + axis] as usize,
-            steps: [words[8 + axis].cast_signed(), words[15 + axis].cast_signed()],
+            steps: [1, 2].map(|side| words[1 + side * AXES_MAX + axis].cast_signed()),
         };
         (0..words[0] as usize).map(axis).collect()
     }
