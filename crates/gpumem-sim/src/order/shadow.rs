@@ -235,9 +235,14 @@ mod tests {
         }
     }
 
+    /// Elements of 2 bytes, each a row.
+    fn single(start: u64, pitch_bytes: u64) -> Elements {
+        Elements { start, element_bytes: 2, step_bytes: 2, row_len: 1, pitch_bytes }
+    }
+
     /// Elements of 2 bytes in every 6.
     fn with_gaps(trace: Trace, start: u64) -> Trace {
-        Trace { elements: Some(Elements { start, element_bytes: 2, step_bytes: 6 }), ..trace }
+        Trace { elements: Some(single(start, 6)), ..trace }
     }
 
     #[test]
@@ -267,7 +272,7 @@ mod tests {
     /// Steps of 6 and 10 bytes: elements meet at byte 30 for the first time.
     #[test]
     fn elements_with_different_steps_conflict_where_they_meet() {
-        let other = Elements { start: 10, element_bytes: 2, step_bytes: 10 };
+        let other = single(10, 10);
         for (end, is_race) in [(30, false), (32, true), (60, true)] {
             let (mut shadow, mut conflicts) = (Shadow::default(), Vec::new());
             shadow.write(0..end, with_gaps(trace(0, 1), 0), |_| false, &mut conflicts);

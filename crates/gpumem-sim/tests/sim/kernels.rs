@@ -1,7 +1,7 @@
 //! Modules and kernels.
 
 use super::*;
-use gpumem_sim::{Kernel, KernelFault, Launch};
+use gpumem_sim::{Finding, Kernel, KernelFault, Launch};
 use std::ffi::CStr;
 
 const PTX: &CStr = c"
@@ -23,6 +23,7 @@ const PTX: &CStr = c"
 .visible .entry explosive() { ret; }
 .visible .entry scribble(.param .u64 s_0, .param .u32 s_1) { ret; }
 .visible .entry comb(.param .u64 c_0, .param .u32 c_1, .param .u32 c_2) { ret; }
+.visible .entry columns(.param .u64 c_0, .param .u32 c_1, .param .align 4 .b8 c_2[16]) { ret; }
 ";
 
 /// A panic payload whose drop reads the machine's state, and then panics with another such payload.
@@ -35,7 +36,15 @@ impl Drop for Bomb {
     }
 }
 
-static KERNELS: [Kernel; 9] = [
+static KERNELS: [Kernel; 10] = [
+    Kernel::new("columns", |launch| {
+        let (address, is_write) = (launch.arg::<u64>()?, launch.arg::<u32>()? == 1);
+        let [row_count, pitch, len, step] = launch.arg::<[u32; 4]>()?.map(|number| number as usize);
+        match is_write {
+            true => launch.write_rows::<u32>(address, [row_count, pitch], [len, step]).map(drop),
+            false => launch.read_rows::<u32>(address, [row_count, pitch], [len, step]).map(drop),
+        }
+    }),
     Kernel::new("comb", |launch| {
         let (address, len, step) = (launch.arg::<u64>()?, launch.arg::<u32>()?, launch.arg::<u32>()?);
         let cells = launch.write_strided::<u32>(address, len as usize, step as usize)?;
@@ -208,6 +217,50 @@ fn elements_between_those_of_a_kernel_are_not_its_own() {
         other.gpu.sync(other.stream);
         assert_eq!(!other.gpu.sim().take_findings().is_empty(), is_race, "{offset} {len}");
     }
+}
+
+/// The columns of a table: rows of 10, and the elements of each. A write and a read race if they share an element, however many they are.
+#[test]
+fn columns_between_those_of_a_kernel_are_not_its_own() {
+    let many = if cfg!(miri) { 50 } else { 3000 };
+    for row_count in [40, many] {
+        for (first, second, is_race) in [
+            ((0, [4, 1]), (4, [6, 1]), false),
+            ((0, [5, 1]), (4, [6, 1]), true),
+            ((0, [5, 2]), (1, [5, 2]), false),
+            ((0, [4, 3]), (1, [3, 3]), false),
+            ((0, [4, 3]), (3, [2, 4]), true),
+            ((9, [1, 1]), (0, [9, 1]), false),
+            ((9, [1, 1]), (0, [10, 1]), true),
+        ] {
+            let all = kernels(4);
+            let stream = all.stream;
+            let other = Kernels { stream: all.gpu.stream(), ..all };
+            let memory = other.gpu.alloc(1 << 20);
+            let accesses = [(stream, first, 1), (other.stream, second, 0)];
+            for (stream, (column, [len, step]), mut is_write) in accesses {
+                let (mut address, mut shape) = (memory + 4 * column, [row_count, 10, len, step]);
+                let parameters =
+                    vec![(&raw mut address).cast(), (&raw mut is_write).cast(), (&raw mut shape).cast()];
+                other.launch_on(stream, c"columns", ([1; 3], [32, 1, 1]), 0, parameters).unwrap();
+            }
+            other.gpu.sync(stream);
+            other.gpu.sync(other.stream);
+            let is_found =
+                other.gpu.sim().take_findings().iter().any(|found| matches!(found, Finding::Race { .. }));
+            assert_eq!(is_found, is_race, "{row_count} {first:?} {second:?}");
+        }
+    }
+}
+
+#[test]
+fn rows_that_reach_into_the_next_are_refused() {
+    let all = kernels(4);
+    let mut address = all.gpu.alloc(1000);
+    let (mut is_write, mut shape) = (1_u32, [4, 5, 3, 3]);
+    let parameters = vec![(&raw mut address).cast(), (&raw mut is_write).cast(), (&raw mut shape).cast()];
+    all.launch(c"columns", [1; 3], [1; 3], 0, parameters).unwrap();
+    assert_lost(&all, CUresult::CUDA_ERROR_ASSERT, &["columns", "rows of 7 elements, 5 apart"]);
 }
 
 #[test]

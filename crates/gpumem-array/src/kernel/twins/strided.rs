@@ -42,61 +42,80 @@ impl Axes {
         start
     }
 
-    /// The cells of a side from its lowest to its highest address, for each row or, if there are many, of all rows at once.
+    /// Visits every row, with the cells of both sides. Many rows are requested along the longest outer axis at once.
     fn for_each_row<'a, T: Pod>(
-        &self,
+        mut self,
         launch: &Launch<'a>,
         addresses: [u64; 2],
         sides: usize,
-        mut row: impl FnMut([&'a [Cell<T>]; 2], [i64; 2]),
+        mut visit: impl FnMut([&'a [Cell<T>]; 2], [i64; 2]),
     ) -> Result<(), KernelFault> {
         let unit = size_of::<T>() as i64;
-        let window = |start: [i64; 2], axes: &[Axis]| -> Result<Window<'a, T>, KernelFault> {
-            let mut found: Window<'a, T> = ([&[]; 2], [0; 2]);
-            for side in 0..sides {
-                let reach = |axis: &Axis| (axis.len as i64 - 1) * axis.steps[side];
-                let low: i64 = axes.iter().map(|axis| reach(axis).min(0)).sum();
-                let high: i64 = axes.iter().map(|axis| reach(axis).max(0)).sum();
-                let address = addresses[side].wrapping_add_signed(start[side] + low);
-                // One row has its elements at one distance; several rows are taken as a whole.
-                let (count, step) = match axes {
-                    [row] if row.steps[side] != 0 => {
-                        (row.len, (row.steps[side] / unit).unsigned_abs() as usize)
-                    }
-                    _ => (((high - low) / unit + 1) as usize, 1),
-                };
-                found.0[side] = match side {
-                    0 => launch.write_strided(address, count, step)?,
-                    _ => launch.read_strided(address, count, step)?,
-                };
-                found.1[side] = -low / unit;
-            }
-            Ok(found)
-        };
-        let all: Vec<Axis> = self.outer.iter().copied().chain([self.row]).collect();
-        let whole = if self.row_count > ROWS_MAX { Some(window([0; 2], &all)?) } else { None };
+        let row = self.row;
+        let longest = (0..self.outer.len()).max_by_key(|&axis| self.outer[axis].len);
+        let is_apart =
+            |&axis: &usize| (0..sides).all(|side| are_rows_apart(row, self.outer[axis], side, unit));
+        let mut along = Axis { len: 1, steps: [0; 2] };
+        if let Some(axis) = longest.filter(|_| self.row_count > ROWS_MAX).filter(is_apart) {
+            along = self.outer.remove(axis);
+            self.row_count = self.outer.iter().map(|axis| axis.len).product();
+        }
         for index in 0..self.row_count {
             let start = self.start(index);
-            match whole {
-                Some((cells, first)) => row(cells, [first[0] + start[0] / unit, first[1] + start[1] / unit]),
-                None => {
-                    let (cells, first) = window(start, &[self.row])?;
-                    row(cells, first);
-                }
+            let (mut cells, mut first) = ([&[][..]; 2], [0; 2]);
+            for side in 0..sides {
+                let low = row.reach(side).min(0) + along.reach(side).min(0);
+                let address = addresses[side].wrapping_add_signed(start[side] + low);
+                let [elements, rows] = by_step(row, along, side).map(|axis| axis.units(side, unit));
+                cells[side] = match side {
+                    0 => launch.write_rows(address, rows, elements)?,
+                    _ => launch.read_rows(address, rows, elements)?,
+                };
+                first[side] = -low / unit;
+            }
+            for place in 0..along.len as i64 {
+                visit(cells, [0, 1].map(|side| first[side] + place * along.steps[side] / unit));
             }
         }
         Ok(())
     }
 }
 
-/// The cells of both sides, and the index of the first element in each.
-type Window<'a, T> = ([&'a [Cell<T>]; 2], [i64; 2]);
+impl Axis {
+    /// The distance in bytes from its first element to its last.
+    fn reach(&self, side: usize) -> i64 {
+        (self.len as i64 - 1) * self.steps[side]
+    }
+
+    /// The number of its different places, and their distance, in units.
+    fn units(&self, side: usize, unit: i64) -> [usize; 2] {
+        match self.steps[side] {
+            0 => [1, 1],
+            step => [self.len, (step / unit).unsigned_abs() as usize],
+        }
+    }
+}
+
+/// The axis with smaller steps on a side comes first.
+fn by_step(row: Axis, along: Axis, side: usize) -> [Axis; 2] {
+    if row.steps[side].unsigned_abs() <= along.steps[side].unsigned_abs() {
+        [row, along]
+    } else {
+        [along, row]
+    }
+}
+
+/// Returns whether the places on the axis with smaller steps end before the next place on the other axis.
+fn are_rows_apart(row: Axis, along: Axis, side: usize, unit: i64) -> bool {
+    let [inner, outer] = by_step(row, along, side);
+    inner.steps[side] == 0 || inner.reach(side).abs() + unit <= outer.steps[side].abs()
+}
 
 pub(super) fn copy<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let addresses: [u64; 2] = [launch.arg()?, launch.arg()?];
     let row = Axis { len: count(launch)?, steps: [launch.arg()?, launch.arg()?] };
     let axes = Axes { row, row_count: count(launch)?, outer: Axes::outer(&launch.arg()?) };
-    move_elements::<T>(launch, addresses, &axes)
+    move_elements::<T>(launch, addresses, axes)
 }
 
 pub(super) fn transpose<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
@@ -106,10 +125,10 @@ pub(super) fn transpose<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFau
     let (row, column) = (axis(launch.arg()?), axis(launch.arg()?));
     let count = count(launch)?;
     let outer = [column].into_iter().chain(Axes::outer(&launch.arg()?)).collect();
-    move_elements::<T>(launch, addresses, &Axes { row, row_count: column.len * count, outer })
+    move_elements::<T>(launch, addresses, Axes { row, row_count: column.len * count, outer })
 }
 
-fn move_elements<T: Pod>(launch: &Launch<'_>, addresses: [u64; 2], axes: &Axes) -> Result<(), KernelFault> {
+fn move_elements<T: Pod>(launch: &Launch<'_>, addresses: [u64; 2], axes: Axes) -> Result<(), KernelFault> {
     let row = axes.row;
     let steps = row.steps.map(|step| step / size_of::<T>() as i64);
     axes.for_each_row::<T>(launch, addresses, 2, |[to, from], [to_first, from_first]| {
@@ -133,5 +152,5 @@ pub(super) fn fill<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     })
 }
 
-/// More rows are requested at once, with what lies between them.
+/// More rows are requested many at a time. The history of fewer is kept apart, however long they are.
 const ROWS_MAX: usize = 1024;
