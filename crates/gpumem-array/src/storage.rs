@@ -15,8 +15,8 @@
 //!
 //! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one
 //! stream needs no marker, so markers are recorded when another stream needs one. Some writes get theirs at once, because
-//! another stream is likely to wait for them while later work is queued: copies from pinned memory, writes on a stream that other
-//! streams have waited for, and writes to memory that another stream has just used. So do writes of memory of less than 32 bytes, and of
+//! another stream is likely to wait for them while later work is queued: copies from pinned memory, uploads of more than 64 KiB, writes on a
+//! stream that other streams have waited for, and writes to memory that another stream has just used. So do writes of memory of less than 32 bytes, and of
 //! a size whose last download found later work on the stream ([`Storage::is_overtaken`]).
 //!
 //! Another thread may begin a capture between the waits and the work. So [`queue`] queues the work in a call during which no
@@ -1112,6 +1112,6 @@ fn runs(stream: &Stream, recording: Option<&Recording>) -> Result<bool, ArrayErr
 
 /// The next driver call reports a failure, and waiters record a marker of their own.
 #[cold]
-fn mark(stream: &Stream) {
+pub(crate) fn mark(stream: &Stream) {
     let _ = stream.mark();
 }

@@ -11,8 +11,8 @@ use gpumem_array::ndarray::{Axis, Ix1, s};
 use gpumem_array::pool::sys::Table;
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUevent, CUresult, CUstream};
 use gpumem_array::pool::{Device, MemoryKind, Pool};
-use gpumem_array::{Gpu, GpuArray};
-use gpumem_sim::{Schedule, Sim, SimConfig};
+use gpumem_array::{Gpu, GpuArray, StagingOptions};
+use gpumem_sim::{Costs, Schedule, Sim, SimConfig};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -73,6 +73,32 @@ fn the_first_batch_does_not_wait_for_those_behind() {
     let times: Vec<_> =
         [1, 2, 4, 8].into_iter().map(|ahead| first_sum(ahead, |_, _| {}, |_, copy| copy.clone())).collect();
     assert_equal(&times);
+}
+
+/// Elements of the program's own memory, which go through pinned buffers, over a link that is so slow that the uploads are queued before
+/// the first one is done.
+#[test]
+fn the_first_upload_does_not_wait_for_those_behind() {
+    let time = |ahead: usize| {
+        let mut costs = Costs::h200();
+        costs.upload_bytes_per_us = 1000;
+        let gpu = gpu_with(SimConfig::new().costs(costs).schedule(Schedule::Late));
+        gpu.set_staging(StagingOptions::new().buffer_bytes(256 << 10));
+        let copy = gpu.fork().unwrap();
+        gpu.preload::<f32>().unwrap();
+        let values = vec![1.0_f32; 64 << 10];
+        let upload = || GpuArray::from_slice(&copy, &values).unwrap();
+        // Until there are pinned buffers and reserved memory for all uploads.
+        (0..100).for_each(|_| drop([(); 8].map(|()| upload())));
+        // The stream of the sums has memory of its own.
+        drop(GpuArray::<f32, _>::zeros(&gpu, 8).unwrap().sum().unwrap());
+        gpu.device().synchronize().unwrap();
+        let begin = host_time(&gpu);
+        let arrays: Vec<_> = (0..ahead).map(|_| upload()).collect();
+        assert_eq!(arrays[0].on(&gpu).sum().unwrap().into_scalar().unwrap(), values.len() as f32);
+        host_time(&gpu) - begin
+    };
+    assert_equal(&[1, 2, 4, 8].map(time));
 }
 
 /// The producer's work is on the device alone. Another stream has waited for the producer's stream, so waits for its writes are

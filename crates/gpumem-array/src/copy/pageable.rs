@@ -11,7 +11,7 @@ use crate::element::{Cast, Element};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::gpu::staging::{Answer, Burst, Conversion, Copying, HostCopy, Lent, PIECE_BYTES, Staging, Stores};
-use crate::storage::{Access, Use, check_awake, queue_copy};
+use crate::storage::{Access, Use, check_awake, mark, queue_copy};
 use core::cell::Cell;
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::{CUdeviceptr, CUstream};
@@ -28,12 +28,7 @@ pub(super) fn upload(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Resul
         }
         MemoryKind::Host => upload_directly(gpu, target, to, bytes),
         _ if bytes.len() <= SMALL_BYTES_MAX => upload_directly(gpu, target, to, bytes),
-        _ => {
-            let begin = Instant::now();
-            let queued = upload_staged(gpu, &gpu.staging(), target, to, Source::of(bytes));
-            gpu.transfer_counters().add_time(begin.elapsed());
-            queued
-        }
+        _ => upload_large(gpu, target, to, Source::of(bytes)),
     }
 }
 
@@ -48,11 +43,17 @@ pub(super) fn upload_cast<T: Cast<U>, U: Element>(
         let converted: Vec<U> = elements.iter().map(|element| element.cast()).collect();
         return upload(gpu, target, to, bytemuck::cast_slice(&converted));
     }
-    let begin = Instant::now();
     let source =
         Source { bytes: bytemuck::cast_slice(elements), conversion: Some(Conversion::new::<T, U>()) };
+    upload_large(gpu, target, to, source)
+}
+
+fn upload_large(gpu: &Gpu, target: Use<'_>, to: u64, source: Source<'_>) -> Result<(), ArrayError> {
+    let begin = Instant::now();
     let queued = upload_staged(gpu, &gpu.staging(), target, to, source);
     gpu.transfer_counters().add_time(begin.elapsed());
+    // Another stream that uses the elements does not wait for the uploads behind them.
+    mark(gpu.stream());
     queued
 }
 
