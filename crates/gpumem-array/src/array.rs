@@ -236,7 +236,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         let gpu = place.gpu();
         // `Layout` has checked that the product fits.
         let size_bytes = (layout.len() * size_of::<T>()) as u64;
-        let block = gpu.pool_of(K::MEMORY)?.alloc(size_bytes, gpu.stream())?;
+        let block = gpu.pool_of(K::MEMORY)?.alloc(size_bytes, gpu.stream());
+        let block = block.map_err(|error| gpu.with_kernel_name(error.into()))?;
         Ok(Self::over(gpu, Storage::new(block, gpu)?, layout))
     }
 

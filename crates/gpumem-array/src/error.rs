@@ -225,11 +225,10 @@ pub enum ArrayError {
         memory: &'static str,
     },
     /// The context is lost, and a kernel of the program may be the cause.
-    #[error(
-        "{error}; the last kernel launched on the stream is {kernel:?}: check that it stays within its arrays"
-    )]
+    #[error("{error}; the last kernel launched is {kernel:?}: check that it stays within its arrays")]
     LostAfterKernel {
-        /// The name of the kernel that was launched last through the `Gpu` whose call failed.
+        /// The name of the program's kernel that was launched last through the `Gpu` whose call failed, or else through one of its
+        /// forks.
         kernel: String,
         /// The error.
         #[source]

@@ -58,6 +58,12 @@ struct Inner {
     stream: Stream,
     /// The recording of the capture on this stream. Only the `Gpu` of a capture has one.
     recording: Option<Recording>,
+    history: Arc<History>,
+}
+
+/// The observations of the work on a stream.
+#[derive(Default)]
+struct History {
     /// The number of the name of the user's kernel that was launched last; 0 is none.
     last_kernel: AtomicU32,
     downloads: Downloads,
@@ -118,14 +124,22 @@ struct Shared {
     staging: RwLock<Arc<Staging>>,
     driver_stages_uploads: OnceLock<bool>,
     transfers: TransferCounters,
+    /// The number of the name of a user's kernel that was launched lately on any of the streams; 0 is none.
+    last_kernel: AtomicU32,
 }
 
 /// Streams of [`Gpu::here`].
 #[derive(Default)]
 struct ThreadStreams {
-    used: HashMap<ThreadId, Stream>,
+    used: HashMap<ThreadId, ThreadStream>,
     /// Streams of threads that have ended.
-    idle: Vec<Stream>,
+    idle: Vec<ThreadStream>,
+}
+
+#[derive(Clone)]
+struct ThreadStream {
+    stream: Stream,
+    history: Arc<History>,
 }
 
 impl Gpu {
@@ -157,15 +171,10 @@ impl Gpu {
             staging: RwLock::new(Staging::new(StagingOptions::new())),
             driver_stages_uploads: OnceLock::new(),
             transfers: TransferCounters::default(),
-        };
-        let (shared, stream) = (Arc::new(shared), stream.clone());
-        Ok(Self(Arc::new(Inner {
-            shared,
-            stream,
-            recording: None,
             last_kernel: AtomicU32::new(0),
-            downloads: Downloads::default(),
-        })))
+        };
+        let (shared, stream, history) = (Arc::new(shared), stream.clone(), Arc::default());
+        Ok(Self(Arc::new(Inner { shared, stream, recording: None, history })))
     }
 
     /// Opens device 0 with its default pool, if the program has set one ([`Pool::set_default`]); otherwise opens it on the driver that
@@ -235,37 +244,32 @@ impl Gpu {
     pub fn here(&self) -> Result<Self, ArrayError> {
         let thread = std::thread::current().id();
         let known = self.0.shared.streams().used.get(&thread).cloned();
-        let stream = match known {
+        let ThreadStream { stream, history } = match known {
             Some(stream) => stream,
             None => self.adopt_thread(thread)?,
         };
-        Ok(self.with(stream))
+        let shared = self.0.shared.clone();
+        Ok(Self(Arc::new(Inner { shared, stream, recording: None, history })))
     }
 
     fn with(&self, stream: Stream) -> Self {
-        let (shared, last_kernel) = (self.0.shared.clone(), AtomicU32::new(0));
-        Self(Arc::new(Inner {
-            shared,
-            stream,
-            recording: None,
-            last_kernel,
-            downloads: Downloads::default(),
-        }))
+        let (shared, history) = (self.0.shared.clone(), Arc::default());
+        Self(Arc::new(Inner { shared, stream, recording: None, history }))
     }
 
     /// A `Gpu` with a new stream for the capture of `recording`.
     pub(crate) fn for_capture(&self, recording: Recording) -> Result<Self, ArrayError> {
         let (shared, stream) = (self.0.shared.clone(), Stream::new(self.device())?);
-        let (recording, last_kernel) = (Some(recording), AtomicU32::new(0));
-        Ok(Self(Arc::new(Inner { shared, stream, recording, last_kernel, downloads: Downloads::default() })))
+        let (recording, history) = (Some(recording), Arc::default());
+        Ok(Self(Arc::new(Inner { shared, stream, recording, history })))
     }
 
     /// Gives this thread a stream until the thread ends.
-    fn adopt_thread(&self, thread: ThreadId) -> Result<Stream, ArrayError> {
+    fn adopt_thread(&self, thread: ThreadId) -> Result<ThreadStream, ArrayError> {
         let idle = self.0.shared.streams().idle.pop();
         let stream = match idle {
             Some(stream) => stream,
-            None => Stream::new(self.device())?,
+            None => ThreadStream { stream: Stream::new(self.device())?, history: Arc::default() },
         };
         // While the thread ends, its stream cannot be given back any more; it stays until the last fork is dropped.
         let _ = ENDS.try_with(|ends| {
@@ -516,14 +520,18 @@ impl Gpu {
     /// Notes that a kernel of the program is launched.
     #[inline]
     pub(crate) fn note_kernel(&self, name: &KernelName) {
-        if self.0.last_kernel.load(Ordering::Relaxed) != name.number() {
-            self.0.last_kernel.store(name.number(), Ordering::Relaxed);
+        let last_kernel = &self.0.history.last_kernel;
+        if last_kernel.load(Ordering::Relaxed) != name.number() {
+            last_kernel.store(name.number(), Ordering::Relaxed);
+            self.0.shared.last_kernel.store(name.number(), Ordering::Relaxed);
         }
     }
 
-    /// Adds the name of the last kernel to an error that it may have caused.
+    /// Adds the name of the last kernel to an error that it may have caused: of this stream, or else of any stream.
+    #[cold]
     pub(crate) fn with_kernel_name(&self, error: ArrayError) -> ArrayError {
-        let last = || KernelName::of_number(self.0.last_kernel.load(Ordering::Relaxed));
+        let numbers = [&self.0.history.last_kernel, &self.0.shared.last_kernel];
+        let last = || numbers.iter().find_map(|number| KernelName::of_number(number.load(Ordering::Relaxed)));
         match error {
             ArrayError::Pool(error @ PoolError::DeviceLost(_)) => match last() {
                 Some(kernel) => ArrayError::LostAfterKernel { kernel: kernel.to_string(), error },

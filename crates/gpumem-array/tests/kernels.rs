@@ -5,7 +5,7 @@
 mod support;
 
 use gpumem_array::pool::{Device, Pool, PoolError, Stream};
-use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, kernels};
+use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, UnifiedArray, kernels};
 use gpumem_sim::{Kernel, SimConfig};
 use support::{gpu, gpu_with};
 
@@ -183,6 +183,61 @@ fn a_faulting_kernel_loses_the_context() {
     };
     assert_eq!(kernel, "wild");
     assert!(lost.to_string().contains("\"wild\""), "{lost}");
+}
+
+/// However the loss is noticed: by a download through buffers, on another stream, by the host's access to unified memory, or after a launch
+/// of a graph.
+#[test]
+fn a_lost_context_names_the_kernel_everywhere() {
+    const LEN: usize = 1 << 20;
+    let launch = |gpu: &Gpu| {
+        let wild = function(gpu, "wild").unwrap();
+        let mut y = GpuArray::<u8, _>::zeros(gpu, 8).unwrap();
+        // SAFETY: this deliberately violates the kernel's contract, on a simulated device.
+        unsafe { wild.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(gpu).unwrap() };
+    };
+    type Loss = fn(&Gpu, &dyn Fn(&Gpu)) -> ArrayError;
+    let losses: [(&str, Loss); 6] = [
+        ("large download", |gpu, launch| {
+            let x = GpuArray::<u8, _>::zeros(gpu, LEN).unwrap();
+            launch(gpu);
+            x.to_vec().unwrap_err()
+        }),
+        ("large upload", |gpu, launch| {
+            let mut x = GpuArray::<u8, _>::zeros(gpu, LEN).unwrap();
+            launch(gpu);
+            let _ = gpu.synchronize();
+            x.copy_from_slice(&[1; LEN]).unwrap_err()
+        }),
+        ("another stream", |gpu, launch| {
+            let other = gpu.fork().unwrap();
+            launch(&other);
+            let _ = other.synchronize();
+            GpuArray::<u8, _>::zeros(gpu, 8).and_then(|x| x.to_vec()).unwrap_err()
+        }),
+        ("the thread's stream", |gpu, launch| {
+            launch(&gpu.here().unwrap());
+            gpu.here().unwrap().synchronize().unwrap_err()
+        }),
+        ("host access", |gpu, launch| {
+            let mut x = UnifiedArray::<u8, _>::zeros(&gpu.unified(), 8).unwrap();
+            x.fill(1).unwrap();
+            launch(gpu);
+            x.as_slice().unwrap_err()
+        }),
+        ("graph", |gpu, launch| {
+            let (mut graph, ()) = gpu.capture(|gpu| Ok(launch(gpu))).unwrap();
+            graph.launch(gpu).run().unwrap();
+            gpu.synchronize().unwrap_err()
+        }),
+    ];
+    for (name, loss) in losses {
+        let lost = loss(&gpu(), &launch);
+        assert!(
+            matches!(&lost, ArrayError::LostAfterKernel { kernel, .. } if kernel == "wild"),
+            "{name}: {lost}"
+        );
+    }
 }
 
 #[test]

@@ -127,7 +127,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         let Some(first) = self.storage().host_ptr() else {
             return Err(ArrayError::NoHostAccess { device: device.to_string() });
         };
-        self.storage().wait_on_host(access)?;
+        self.storage().wait_on_host(access).map_err(|error| self.gpu().with_kernel_name(error))?;
         // SAFETY: the host may read the elements now. All their bytes are initialised, as the device or the host has written all of an
         // array, and `Bits` has the layout of `T` and accepts any bytes.
         let bits = unsafe { core::slice::from_raw_parts(first.cast::<T::Bits>().as_ptr(), self.len()) };

@@ -54,7 +54,7 @@ fn upload_large(gpu: &Gpu, target: Use<'_>, to: u64, source: Source<'_>) -> Resu
     gpu.transfer_counters().add_time(begin.elapsed());
     // Another stream that uses the elements does not wait for the uploads behind them.
     mark(gpu.stream());
-    queued
+    queued.map_err(|error| gpu.with_kernel_name(error))
 }
 
 /// Elements on the host, and the conversion that makes those of the device.
@@ -232,7 +232,7 @@ pub(super) unsafe fn download(
     if is_staged {
         gpu.transfer_counters().add_time(begin.elapsed());
     }
-    copied
+    copied.map_err(|error| gpu.with_kernel_name(error))
 }
 
 /// Copies through the buffers.

@@ -17,14 +17,14 @@ impl Default for Downloads {
 impl Gpu {
     /// Notes that memory of a size is downloaded while later work is queued.
     pub(crate) fn note_late_download(&self, size_bytes: u64) {
-        self.0.downloads.0.fetch_or(size_bit(size_bytes), Ordering::Relaxed);
+        self.0.history.downloads.0.fetch_or(size_bit(size_bytes), Ordering::Relaxed);
     }
 
     /// Returns whether memory of this size is likely to be downloaded while later work is queued, so that its write is worth a
     /// marker.
     #[inline]
     pub(crate) fn downloads_late(&self, size_bytes: u64) -> bool {
-        self.0.downloads.0.load(Ordering::Relaxed) & size_bit(size_bytes) != 0
+        self.0.history.downloads.0.load(Ordering::Relaxed) & size_bit(size_bytes) != 0
     }
 }
 
