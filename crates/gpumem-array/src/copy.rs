@@ -73,8 +73,8 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
             .map_err(|_| ArrayError::TooManyElements { shape: self.shape().to_vec() })
     }
 
-    /// Downloads the elements into a slice: in the order of memory if they are contiguous, otherwise in row-major order. Waits for the
-    /// work that the elements depend on. Memory that has been used before is written faster than the new memory of
+    /// Downloads the elements into a slice: in column-major order if they are contiguous in that order alone, otherwise in row-major
+    /// order. Waits for the work that the elements depend on. Memory that has been used before is written faster than the new memory of
     /// [`GpuView::to_vec`], which the system has to provide.
     ///
     /// For elements of which every bit pattern is a value, such as numbers. Others are checked: [`GpuView::to_vec`].
@@ -429,8 +429,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         }
     }
 
-    /// Overwrites the view with a slice, in the order of memory; in row-major order if the view is not contiguous. Returns when the
-    /// elements have been read; see [`GpuArray::from_slice`].
+    /// Overwrites the view with a slice: in column-major order if the view is contiguous in that order alone, otherwise in row-major order.
+    /// Returns when the elements have been read; see [`GpuArray::from_slice`].
     ///
     /// # Errors
     ///
@@ -581,7 +581,7 @@ pub(crate) fn at(storage: &Storage, offset: isize) -> u64 {
     storage.address().wrapping_add_signed(offset as i64)
 }
 
-/// Copies host elements over a view: in the order of memory, or row-major order if the view is not contiguous.
+/// Copies host elements over a view: in column-major order if it is contiguous in that order alone, otherwise in row-major order.
 pub(crate) fn upload<T: Element, D: Dimension>(
     target: &mut GpuViewMut<'_, T, D>,
     elements: &[T],
@@ -676,7 +676,7 @@ pub(crate) fn converted<T: Copy, U, S: Data<Elem = T>, D: Dimension>(
         .map_err(|_| ArrayError::TooManyElements { shape: shape() })
 }
 
-/// The elements in the order of memory, or in row-major order if they are not contiguous.
+/// The elements in column-major order if they are contiguous in that order alone, otherwise in row-major order.
 fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<T>, ArrayError> {
     let len = source.len();
     let mut elements: Vec<T> = Vec::new();
@@ -697,7 +697,7 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     Ok(elements)
 }
 
-/// Writes all bytes of the elements to host memory, in the order of memory, or in row-major order if they are not contiguous.
+/// Writes all bytes of the elements to host memory, in the order of [`download`].
 ///
 /// # Safety
 ///

@@ -444,7 +444,8 @@ impl Gpu {
         Module::load(self.device(), ptx)
     }
 
-    /// Loads all kernels of this crate for one element type. Otherwise each kernel is loaded at its first use.
+    /// Loads the kernels that calculate with one element type, and those that copy and fill views of any type. Otherwise each kernel is
+    /// loaded at its first use, as those of random numbers, conversions, gathered rows and packed uploads always are.
     ///
     /// The vendor's driver compiles them for its device the first time on a machine, in about a quarter of a second, and
     /// caches the result for later runs.

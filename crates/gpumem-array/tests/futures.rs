@@ -266,9 +266,10 @@ fn a_lost_context_resolves_every_transfer() {
     std::thread::sleep(Duration::from_millis(2));
     assert!(gpu.device().memory_info().is_err());
     let (downloads, upload) = task.join().unwrap();
-    // The simulator may have run some before.
     let is_lost = |error: &ArrayError| matches!(error, ArrayError::Pool(PoolError::DeviceLost(_)));
-    assert!(downloads.iter().all(|outcome| outcome.as_ref().err().is_none_or(is_lost)));
+    // The simulator may have run some before, but not all: the last wait for the copies that nothing has waited for.
+    let lost: Vec<_> = downloads.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+    assert!(!lost.is_empty() && lost.into_iter().all(is_lost));
     if let Err(error) = upload {
         assert!(is_lost(error.error()) && error.into_value() == [1; 100]);
     }
@@ -292,6 +293,12 @@ impl<F: Fn() + Send + Sync + 'static> Wake for Call<F> {
 
 #[test]
 fn a_waker_of_another_thread_uses_arrays() {
+    // The notifier may be faster than the second poll, after which no waker is called.
+    assert!((0..100).any(|_| is_woken_on_another_thread()));
+}
+
+/// Returns whether the second of two wakers was called.
+fn is_woken_on_another_thread() -> bool {
     let gpu = gpu_with(SimConfig::new().schedule(Schedule::Late));
     let x = GpuArray::<i32, _>::ones(&gpu, 1000).unwrap();
     let mut download = x.download();
@@ -300,7 +307,6 @@ fn a_waker_of_another_thread_uses_arrays() {
     let other = gpu.fork().unwrap();
     let work = move || assert_eq!(x.on(&other).sum().unwrap().into_scalar().unwrap(), 1000);
     let new = Arc::new(Call { count: AtomicUsize::new(0), done: Mutex::new(done), work });
-    // The notifier may be faster than the second poll.
     let is_pending = poll(&mut download, &old.clone().into()).is_pending();
     let waker = Waker::from(new.clone());
     let polled =
@@ -310,6 +316,7 @@ fn a_waker_of_another_thread_uses_arrays() {
         assert!(is_pending && new.count.load(Ordering::SeqCst) == 1);
         assert_eq!(polled.1.wait().unwrap(), [1; 1000]);
     }
+    polled.0
 }
 
 #[test]

@@ -4,9 +4,11 @@
 
 mod support;
 
+use gpumem_array::ndarray::s;
+use gpumem_array::pool::sys::types::CUresult;
 use gpumem_array::pool::{Device, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, UnifiedArray, kernels};
-use gpumem_sim::{Kernel, SimConfig};
+use gpumem_sim::{Effect, Kernel, Rule, SimConfig};
 use support::{gpu, gpu_with};
 
 kernels! {
@@ -133,11 +135,25 @@ fn kernels_may_have_many_arguments() {
     }
 }
 
+/// With the first number of loads that is enough, and none after it.
 #[test]
 fn our_own_kernels_can_be_loaded_ahead() {
-    let gpu = gpu();
-    gpu.preload::<f32>().unwrap();
-    gpu.preload::<i64>().unwrap();
+    let gpu = |nth| {
+        let effect = Effect::Fail(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
+        gpu_with(SimConfig::new().rule(Rule::new("cuModuleLoad*", effect).from_nth(nth)))
+    };
+    let is_loaded = |gpu: &Gpu| gpu.preload::<f32>().and_then(|()| gpu.preload::<i64>()).is_ok();
+    let gpu = (1..100).map(gpu).find(is_loaded).unwrap();
+    let x = GpuArray::from_elem(&gpu, (3, 4), 2.0_f32).unwrap();
+    let mut y = GpuArray::from_elem(&gpu, (4, 3), 7_i64).unwrap();
+    assert_eq!(x.t().try_mul(x.t()).unwrap().sum().unwrap().into_scalar().unwrap(), 48.0);
+    y.slice_mut(s![..;2, ..]).unwrap().fill(1).unwrap();
+    assert_eq!(y.t().to_array().unwrap().sum(), 48);
+    let bytes = GpuArray::from_elem(&gpu, (700, 600), 3_u8).unwrap();
+    assert_eq!(bytes.t().to_array().unwrap()[[599, 699]], 3);
+    let rows = bytes.slice(s![.., 1..599]).unwrap().to_owned().unwrap();
+    assert_eq!(rows.to_vec().unwrap(), [3; 700 * 598]);
+    assert!(matches!(x.cast::<f64>(), Err(ArrayError::Pool(_))), "it is not loaded ahead");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use gpumem_array::pool::{Device, MemoryKind, Pool};
 use gpumem_array::{ArrayError, Gpu, GpuArray, LaunchShape, Memory, PinnedArray, Place, UnifiedArray};
 use gpumem_sim::{Schedule, SimConfig};
 use proptest::prelude::*;
+use std::process::Command;
 use support::{gpu, gpu_with};
 
 /// A machine that runs work only in waits.
@@ -237,4 +238,57 @@ fn a_thread_has_a_stream_of_its_own_until_it_ends() {
     assert_ne!(other.here().unwrap(), here);
     drop(other);
     assert_eq!(gpu.here().unwrap(), here);
+}
+
+/// `Gpu::open` under variables: each case starts this program again with them, and selects only [`child`].
+#[test]
+fn a_gpu_is_opened_as_the_environment_says() {
+    let under = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["child", "--exact", "--ignored", "--nocapture"]);
+        for name in ["GPUMEM_KIND", "GPUMEM_STAGING", "GPUMEM_HARD_LIMIT", "GPUMEM_POOL", "GPUMEM_CONF"] {
+            command.env_remove(name);
+        }
+        let output = command.env("GPUMEM_DRIVER", "sim").envs(variables.iter().copied()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.split(MARK).nth(1).unwrap_or_else(|| panic!("no answer: {text}")).to_owned()
+    };
+    assert_eq!(under(&[]), "device None 4194304");
+    assert_eq!(
+        under(&[("GPUMEM_KIND", "unified"), ("GPUMEM_HARD_LIMIT", "64MiB")]),
+        "unified Some(67108864) 4194304"
+    );
+    assert_eq!(under(&[("GPUMEM_STAGING", "buffer_bytes:128KiB")]), "device None 131072");
+    assert_eq!(under(&[("GPUMEM_STAGING", "buffers:0")]), "device None 0");
+    let default = under(&[("OWN_DEFAULT", "1"), ("GPUMEM_HARD_LIMIT", "64MiB")]);
+    assert_eq!(default, "device Some(8388608) 4194304", "the program's default pool comes first");
+    for (name, value) in [
+        ("GPUMEM_STAGING", "buffers:many"),
+        ("GPUMEM_KIND", "fast"),
+        ("GPUMEM_STAGNIG", "buffers:1"),
+        ("GPUMEM_DRIVER", "cpu"),
+    ] {
+        let refused = under(&[(name, value)]);
+        assert!(refused.contains(name), "{name}={value}: {refused}");
+    }
+}
+
+const MARK: &str = "<answer>";
+
+#[test]
+#[ignore = "run by the test above, under variables"]
+fn child() {
+    if std::env::var_os("OWN_DEFAULT").is_some() {
+        let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+        let pool = Pool::builder(&device).hard_limit(8 << 20).build().unwrap();
+        pool.set_default().unwrap();
+    }
+    let found = Gpu::open().and_then(|gpu| {
+        // Through one buffer, if there are any.
+        drop(GpuArray::from_slice(&gpu, &[1_u8; 100_000])?);
+        let status = gpu.pool().status()?;
+        let buffer_bytes = gpu.status()?.pinned.map_or(0, |pinned| pinned.in_use_bytes);
+        Ok(format!("{} {:?} {buffer_bytes}", status.kind, status.hard_limit_bytes))
+    });
+    println!("{MARK}{}{MARK}", found.unwrap_or_else(|error| error.to_string()));
 }

@@ -4,6 +4,7 @@
 
 mod support;
 
+use bytemuck::AnyBitPattern;
 use gpumem_array::ndarray::{
     Array, ArrayD, ArrayViewD, ArrayViewMutD, Axis, Ix1, Ix2, IxDyn, NewAxis, SliceInfo, SliceInfoElem, arr0,
     array, s,
@@ -284,7 +285,7 @@ impl Gpus {
 }
 
 /// Copies of a view to every place, and from there to the host, by each kind of download.
-fn copies<T: Element + PartialEq + Debug>(
+fn copies<T: Element + AnyBitPattern + PartialEq + Debug>(
     gpus: &Gpus,
     from: At,
     host: &ArrayD<T>,
@@ -302,12 +303,31 @@ fn copies<T: Element + PartialEq + Debug>(
         let target = PinnedArray::zeros(&gpus.0[0].pinned(), ours.raw_dim()).unwrap();
         let pinned = ours.download_into(target).wait().unwrap();
         prop_assert_eq!(&pinned.as_array().unwrap(), &theirs);
+        let in_memory = theirs.view().permuted_axes(order(&ours.strides(), ours.shape()));
+        let in_memory = in_memory.iter().copied().collect::<Vec<_>>();
+        let mut slice = vec![T::zeroed(); in_memory.len()];
+        ours.copy_to_slice(&mut slice).unwrap();
+        prop_assert_eq!(&slice, &in_memory);
         let bytes = ours.reinterpret::<[u8; 4]>().unwrap().to_array().unwrap();
         prop_assert_eq!(bytes.map(|bytes| u32::from_ne_bytes(*bytes)), theirs.map(bits));
         Ok(())
     })?;
     prop_assert_eq!(&unchanged, host);
     Ok(())
+}
+
+/// The axes from the slowest to the fastest of the slices that a view is copied from and to.
+fn order(strides: &[isize], shape: &[usize]) -> Vec<usize> {
+    let is_dense = |axes: &[usize]| {
+        let mut len = 1;
+        axes.iter().rev().filter(|&&axis| shape[axis] > 1).all(|&axis| {
+            len *= shape[axis] as isize;
+            strides[axis] == len / shape[axis] as isize
+        })
+    };
+    let by_rows: Vec<usize> = (0..shape.len()).collect();
+    let by_columns: Vec<usize> = by_rows.iter().rev().copied().collect();
+    if !is_dense(&by_rows) && is_dense(&by_columns) { by_columns } else { by_rows }
 }
 
 fn bits<T: Element>(element: &T) -> u32 {
@@ -331,6 +351,12 @@ fn assignments<T: Element + PartialEq + Debug>(
                 shape.map(|(axis, len)| if repeated & 1 << axis == 0 { *len } else { 1 }).rev().collect();
             // Column-major.
             let source = self::host(&shape, true, element);
+            // From the host first, and then from the other place.
+            let slice: Vec<_> = (0..theirs.len()).map(|index| element(index + 1)).collect();
+            ours.copy_from_slice(&slice).unwrap();
+            let mut in_memory = theirs.view_mut().permuted_axes(order(&ours.view().strides(), ours.shape()));
+            in_memory.iter_mut().zip(&slice).for_each(|(place, element)| *place = *element);
+            prop_assert_eq!(&ours.view().to_array().unwrap(), &theirs);
             theirs.assign(&source);
             gpus.with(from, &source, |source| {
                 ours.assign(&source.view()).unwrap();

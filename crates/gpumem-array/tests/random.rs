@@ -29,8 +29,14 @@ fn the_published_vectors() {
 #[test]
 fn numbers_stay_as_they_are() {
     let gpu = gpu();
-    let floats = GpuArray::<f32, _>::random(&gpu, 4, &mut Rng::new(42)).unwrap().to_vec().unwrap();
     let words = GpuArray::<u32, _>::random(&gpu, 4, &mut Rng::new(42)).unwrap().to_vec().unwrap();
+    assert_eq!(words, [2632642643, 2012563771, 314527917, 1463989207]);
+    let normals = GpuArray::<f64, _>::random_normal(&gpu, 2, &mut Rng::new(42)).unwrap().to_vec().unwrap();
+    assert_eq!(
+        normals.iter().map(|normal| normal.to_bits()).collect::<Vec<_>>(),
+        [13827540420413489964, 4607344655611254626]
+    );
+    let floats = GpuArray::<f32, _>::random(&gpu, 4, &mut Rng::new(42)).unwrap().to_vec().unwrap();
     let wide = GpuArray::<u64, _>::random(&gpu, 2, &mut Rng::new(42)).unwrap().to_vec().unwrap();
     let doubles = GpuArray::<f64, _>::random(&gpu, 2, &mut Rng::new(42)).unwrap().to_vec().unwrap();
     let signed = GpuArray::<i32, _>::random(&gpu, 4, &mut Rng::new(42)).unwrap().to_vec().unwrap();

@@ -281,8 +281,7 @@ fn a_number_does_not_wait_for_work_behind_it() {
             (waited, host_time(&gpu) - begin)
         })
         .collect();
-    // The first round shows that such numbers are wanted early.
-    assert!(rounds[1..].iter().all(|(waited, whole)| *waited < *whole / 10), "{rounds:?}");
+    assert!(rounds.iter().all(|(waited, whole)| *waited < *whole / 10), "{rounds:?}");
 }
 
 #[test]

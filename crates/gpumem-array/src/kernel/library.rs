@@ -196,10 +196,15 @@ impl Library {
         Ok(slot.get_or_init(|| function))
     }
 
-    /// Loads every kernel of one type.
+    /// Loads the kernels that calculate with one type, and all that copy and fill strided elements.
     pub(crate) fn preload(&self, kind: Kind) -> Result<(), ArrayError> {
-        // Fills of 8 bytes, of an even and an odd number.
-        [8, 16].iter().try_for_each(|unit| self.strided(StridedKernel::Fill, *unit).map(drop))?;
+        for unit in [1, 2, 4, 8, 16] {
+            for kernel in [StridedKernel::Copy, StridedKernel::Transpose, StridedKernel::Fill] {
+                self.strided(kernel, unit)?;
+            }
+            self.pattern(unit)?;
+        }
+        self.strided(StridedKernel::Dense, 1)?;
         Kernel::ALL.iter().try_for_each(|(kernel, ..)| self.kernel(*kernel, kind).map(drop))
     }
 

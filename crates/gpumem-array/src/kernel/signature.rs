@@ -47,8 +47,7 @@ impl Signatures {
                     }
                 }
                 let is_defined = tokens.next_if_eq(&"{").is_some();
-                let has_code =
-                    is_defined && tokens.peek().is_some_and(|first| !matches!(*first, "ret" | "}"));
+                let has_code = is_defined && has_code(tokens.clone());
                 let entry = Entry { signature: parameters(&list), has_code };
                 // A declaration may follow the definition.
                 if is_defined || !found.contains_key(name) {
@@ -143,7 +142,37 @@ fn size_bytes(kind: &str) -> Option<usize> {
     }
 }
 
+/// Returns whether the body of a kernel, after its brace, has an instruction before its end. Directives and labels are not instructions.
+fn has_code<'a>(tokens: impl Iterator<Item = &'a str>) -> bool {
+    let mut tokens = tokens.peekable();
+    while let Some(token) = tokens.next() {
+        match token {
+            "}" => return false,
+            "{" | ";" | "ret" | "exit" => {}
+            // A line number has no semicolon: `.loc 1 27 5`, with `, function_name $name, inlined_at 1 30 2` for inlined functions.
+            ".loc" => {
+                let is_part = |token: &&str| {
+                    matches!(*token, "," | "function_name" | "inlined_at")
+                        || token.starts_with(|first: char| first.is_ascii_digit() || first == '$')
+                };
+                while tokens.next_if(is_part).is_some() {}
+            }
+            directive if directive.starts_with('.') => {
+                tokens.by_ref().take_while(|token| *token != ";").for_each(drop)
+            }
+            _ => {
+                let is_label = tokens.next_if_eq(&":").is_some();
+                if !is_label {
+                    return true;
+                }
+            }
+        }
+    }
+    false
+}
+
 /// Words and single characters. A dot begins a word. Comments are skipped, and so are strings.
+#[derive(Clone)]
 struct Tokens<'a>(&'a str);
 
 impl<'a> Iterator for Tokens<'a> {
@@ -205,6 +234,30 @@ mod tests {
         assert!(signatures.has("strange") && signatures.of("strange").is_none());
         assert!(signatures.has("cut") && signatures.of("cut").is_none());
         assert!(!signatures.has("hidden"));
+    }
+
+    #[test]
+    fn bodies_with_and_without_instructions() {
+        let loc = ".loc 1 27 5\n.loc 2 3 4, function_name $L__info, inlined_at 1 30 2";
+        for (body, is_code) in [
+            ("", false),
+            ("ret;", false),
+            ("exit;", false),
+            (".reg .b32 %r<2>; ret;", false),
+            (&format!("{loc} ret;"), false),
+            ("$L__end: ret;", false),
+            (".pragma \"nounroll\"; { .reg .pred %p; } ret;", false),
+            ("mov.u32 %r1, %tid.x; ret;", true),
+            (".reg .b32 %r<2>; mov.u32 %r1, 0; ret;", true),
+            (&format!("{loc} trap;"), true),
+            ("$L__loop: bra $L__loop;", true),
+            ("@%p1 bra $L__end; $L__end: ret;", true),
+        ] {
+            let signatures =
+                Signatures::parse(&format!(".entry k(.param .u64 x) {{ {body} }} .entry next() {{ trap; }}"));
+            assert_eq!(signatures.has_code("k"), is_code, "{body}");
+            assert!(signatures.has_code("next") && signatures.is_empty_kernel("k") != is_code, "{body}");
+        }
     }
 
     /// A parameter as text, with its size and alignment.
