@@ -273,7 +273,7 @@ cases! {
             let elements: Vec<f32> = part.of_host(&host).iter().copied().collect();
             let up = moves(|| part.of_mut(target.view_mut()).copy_from_slice(&elements).unwrap());
             let expected = match part {
-                // The elements go to the device in a pinned buffer, and from there into their places.
+                // The elements go to the device as they are, and from there into their places.
                 Steps => vec![("cuLaunchKernel", 1), ("cuMemcpyHtoDAsync_v2", 1)],
                 _ => expected,
             };

@@ -1,7 +1,7 @@
 //! Copies between host and device, and between arrays on a device.
 //!
-//! A [`Plan`] finds the fewest driver calls: one for contiguous elements, one for rows at a pitch, and otherwise one kernel, which also
-//! moves rows within the memory of a device. Host memory is out of reach for that kernel, so a copy between the host and elements at
+//! A [`Plan`] finds the fewest driver calls: one for contiguous elements, one for rows of at least 64 bytes at a pitch, and otherwise one
+//! kernel, which also moves rows within the memory of a device. Host memory is out of reach for that kernel, so a copy between the host and elements at
 //! other steps goes through contiguous memory on the device.
 //!
 //! Large copies from and to host memory go through pinned buffers ([`pageable`]). Others are queued in [`Stream::run_borrowed`], which
@@ -41,7 +41,7 @@ use strided::RowsLaunch;
 impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// Downloads the elements in row-major order. Waits for the work that the elements depend on.
     ///
-    /// Contiguous elements and rows at a pitch take one copy. Others are first gathered on the device.
+    /// Contiguous elements and rows of at least 64 bytes at a pitch take one copy. Others are first gathered on the device.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` of another driver.
     /// - [`ArrayError::TooManyElements`] if the view repeats elements, and all of them exceed the address space.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-    /// - Unless the elements are contiguous or rows at a pitch, [`ArrayError::NoSuchKernel`] on the simulator without the feature
+    /// - Unless the elements are contiguous or rows of at least 64 bytes at a pitch, [`ArrayError::NoSuchKernel`] on the simulator without the feature
     ///   `sim`.
     pub fn to_owned(&self) -> Result<GpuArray<T, D>, ArrayError> {
         self.to_order(self.layout().order().unwrap_or(Order::Row))
@@ -408,8 +408,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Overwrites the view with other elements, on the device. A smaller `source` is broadcast: missing axes are added at the front, and
     /// axes of length 1 are repeated.
     ///
-    /// Contiguous elements take one copy of the driver, and so do rows at a pitch between two devices and from or to memory that the
-    /// host can access. Others take one kernel. `source` may be on another device; see [`GpuView::copy_to`].
+    /// Contiguous elements take one copy of the driver, and so do rows of at least 64 bytes at a pitch between two devices and from or to
+    /// memory that the host can access. Others take one kernel. `source` may be on another device; see [`GpuView::copy_to`].
     ///
     /// # Errors
     ///
@@ -435,7 +435,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// # Errors
     ///
     /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::WrongDevice`] if the view is used through a `Gpu` of another driver,
-    /// [`ArrayError::Pool`] if the stream captures or a driver call fails; unless the elements are contiguous or rows at a pitch,
+    /// [`ArrayError::Pool`] if the stream captures or a driver call fails; unless the elements are contiguous or rows of at least 64 bytes at
+    /// a pitch,
     /// [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
         upload(self, elements)

@@ -156,7 +156,10 @@ impl<'a> Launch<'a> {
     /// - [`ArrayError::LaunchShape`] if the grid or block exceeds the limits of every device.
     /// - [`ArrayError::TooManyArguments`] if the arguments exceed 32, or 512 bytes.
     /// - [`ArrayError::ArgumentCount`] and [`ArrayError::ArgumentSize`] if they differ from the kernel's parameters in the PTX.
-    /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
+    /// - [`ArrayError::Graph`] if the stream captures otherwise than in [`Gpu::capture`], if a capture of this thread is active on another
+    ///   stream, or if the capture of `gpu` has ended.
+    /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails, and
+    ///   [`ArrayError::LostAfterKernel`] if a kernel before it lost the context.
     ///
     /// # Safety
     ///

@@ -1,10 +1,11 @@
 //! Typed GPU arrays over pool memory, tracked per device and stream.
 //!
 //! A [`Gpu`] is a pool, a stream and the kernels of this crate. A [`GpuArray<T, D>`](GpuArray) holds elements on it,
-//! with the shapes and slicing of [`ndarray`]. Operations are queued and return at once; only uploads (until the
-//! elements have been read), downloads and [`Gpu::synchronize`] wait. [`GpuArray::upload`] and [`GpuArray::download`] can be awaited
+//! with the shapes and slicing of [`ndarray`]. Operations are queued and return at once. These wait: uploads (until the
+//! elements have been read), downloads, [`Gpu::synchronize`], the host's access to unified and pinned arrays, and the end of a closure over
+//! host memory. [`GpuArray::upload`] and [`GpuArray::download`] can be awaited
 //! instead. Programs need no explicit synchronisation: each array records the points of its last write and
-//! of the reads since in their streams, and another stream that uses the array waits for exactly those, on the device.
+//! of the reads since in their streams, and another stream that uses the array waits for those, on the device.
 //!
 //! The rooms of the sources, each of which imports only rooms of earlier rows:
 //!
@@ -72,7 +73,8 @@
 //! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) has the kernels of this
 //! crate as Rust functions, for arrays on the simulator of `gpumem-sim`. Without it, operations that launch a kernel fail there with
 //! [`ArrayError::NoSuchKernel`]. `nvrtc` (not default) compiles CUDA text at run time ([`Gpu::compile`]) where the vendor's library is
-//! installed. `cudarc` (not default) has arrays as arguments of cudarc's functions, and its slices as arrays ([`cudarc`]). `half` and `complex` (not default) allow elements of the crates of those names: `f16`, `bf16`,
+//! installed. `cudarc` (not default) has arrays as arguments of cudarc's functions, and its slices as arrays ([`cudarc`]). `dlpack` (not default)
+//! exchanges arrays with other libraries as DLPack tensors ([`dlpack`]). `half` and `complex` (not default) allow elements of the crates of those names: `f16`, `bf16`,
 //! `Complex<f32>`, `Complex<f64>`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

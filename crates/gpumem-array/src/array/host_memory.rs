@@ -41,7 +41,7 @@ impl Gpu {
     ///
     /// The view cannot leave the closure:
     ///
-    /// ```compile_fail
+    /// ```compile_fail,E0521
     /// # use gpumem_array::Gpu;
     /// fn escape(gpu: &Gpu, table: &mut [f32]) {
     ///     let escaped = gpu.with_registered(table, |x| x);

@@ -69,7 +69,7 @@ impl<'a> RowsLaunch<'a> {
             parameter(&count),
             parameter(&axes),
         ];
-        // SAFETY: as above.
+        // SAFETY: the caller's promise; the parameters are those of the kernel that transposes.
         unsafe { launch(self.function, stream, self.shape(1), &mut parameters) }
     }
 

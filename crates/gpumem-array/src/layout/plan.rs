@@ -213,7 +213,8 @@ fn column(row: Step, outer: &[Step]) -> Option<usize> {
     (is_faster && fastest.len >= TILE_MIN && row.len >= TILE_MIN).then_some(index)
 }
 
-/// Rows at a pitch that the driver's copies accept, and wide enough that they are faster than a kernel.
+/// Rows at a pitch that the driver's copies accept, and so wide that these are not slower than a kernel and the copy that it needs beside
+/// it where it cannot reach the memory of the host.
 fn pitched(width: usize, rows: Step, slices: Option<Step>) -> Option<Pitched> {
     let pitch = |step: isize| usize::try_from(step).ok().filter(|pitch| (width..=PITCH_MAX).contains(pitch));
     let (to_pitch, from_pitch) = (pitch(rows.to)?, pitch(rows.from)?);
@@ -247,7 +248,7 @@ fn unit(run: usize, [to, from]: [u64; 2], axes: &[Step]) -> usize {
 const UNIT_MAX: usize = 16;
 /// The largest pitch of a driver's copy.
 const PITCH_MAX: usize = i32::MAX as usize;
-/// Narrower rows are moved faster by a kernel.
+/// The driver copies narrower rows slowly.
 const WIDTH_MIN: usize = 64;
 
 /// For shorter axes, a kernel without tiles uses most of each line of the cache.

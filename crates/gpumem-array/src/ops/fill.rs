@@ -83,7 +83,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
     /// - [`ArrayError::Pool`] if a driver call fails, or if an element is uploaded while the stream captures.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, for elements of 8 bytes and more, and for
-    ///   elements that are neither contiguous nor rows at a pitch.
+    ///   elements that are neither contiguous nor rows of at least 64 bytes at one pitch.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         // An element of the program's host memory may have any address that its type allows.
         let is_aligned = |pattern: &Pattern| self.storage().address().is_multiple_of(pattern.width as u64);

@@ -1,7 +1,7 @@
 //! Random programs over arrays: two devices with three streams each, threads, captured graphs and transfers in flight. The twin of an
 //! array is an `ndarray` array on the host, which each operation changes at once.
 //!
-//! The simulated user never synchronises and never waits: the order of uses is the task of the array layer. The simulator detects
+//! The order of uses is the task of the array layer: no program needs a synchronisation, and few have one. The simulator detects
 //! races, so a missing wait is found under any seed. At the end, all elements are compared, and nothing may be left on the devices.
 
 mod coverage;
