@@ -3,6 +3,7 @@
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
 use gpumem_tests::pool::{Block, Pool, Stream};
+use gpumem_tests::sys::DriverKind;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -121,7 +122,9 @@ cases! {
                 fixture.check(&taken, round + 100, &next);
             }
             next.synchronize().unwrap();
-            assert!(gate.open(), "it waited for the whole device");
+            // With the driver's pool, the driver orders the reuse. A GPU's driver sometimes adds the other stream's work, whatever the pool does.
+            let is_ordered_by_gpu = fixture.is("native") && driver.kind() == DriverKind::Cuda;
+            assert!(gate.open() || is_ordered_by_gpu, "it waited for the whole device");
         });
     }
 
