@@ -138,6 +138,28 @@ Settings &settings() {
 std::atomic<gpumem_pool *> pools[DEVICES_MAX];
 std::atomic<std::uint64_t> failed_frees{0};
 
+/* The device's default pool in this process, which other libraries' allocators use too. With options, it must not exist yet. */
+gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_pool **pool) {
+    const bool is_plain = chosen.conf.empty() && chosen.trace_path.empty() && chosen.hard_limit_bytes == 0 && chosen.soft_limit_bytes == 0;
+    if (is_plain) return gpumem_pool_for_device(ordinal, pool);
+    gpumem_pool_options options{};
+    options.struct_size = sizeof options;
+    options.ordinal = ordinal;
+    options.flags = GPUMEM_FROM_ENVIRONMENT;
+    options.conf = chosen.conf.empty() ? nullptr : chosen.conf.c_str();
+    options.trace_path = chosen.trace_path.empty() ? nullptr : chosen.trace_path.c_str();
+    options.hard_limit_bytes = chosen.hard_limit_bytes;
+    options.soft_limit_bytes = chosen.soft_limit_bytes;
+    gpumem_result result = gpumem_pool_create(&options, pool);
+    if (result != GPUMEM_SUCCESS) return result;
+    result = gpumem_pool_set_default(*pool);
+    if (result != GPUMEM_SUCCESS) {
+        gpumem_pool_destroy(*pool);
+        *pool = nullptr;
+    }
+    return result;
+}
+
 /* The device's pool, made by the first call. */
 gpumem_result find_pool(int device, gpumem_pool **pool) {
     if (device < 0 || device >= DEVICES_MAX) return GPUMEM_ERROR_NO_DEVICE;
@@ -146,16 +168,7 @@ gpumem_result find_pool(int device, gpumem_pool **pool) {
     const std::lock_guard<std::mutex> guard(mutex());
     *pool = pools[device].load(std::memory_order_acquire);
     if (*pool != nullptr) return GPUMEM_SUCCESS;
-    const Settings &chosen = settings();
-    gpumem_pool_options options{};
-    options.struct_size = sizeof options;
-    options.ordinal = static_cast<std::uint32_t>(device);
-    options.flags = GPUMEM_FROM_ENVIRONMENT;
-    options.conf = chosen.conf.empty() ? nullptr : chosen.conf.c_str();
-    options.trace_path = chosen.trace_path.empty() ? nullptr : chosen.trace_path.c_str();
-    options.hard_limit_bytes = chosen.hard_limit_bytes;
-    options.soft_limit_bytes = chosen.soft_limit_bytes;
-    const gpumem_result result = gpumem_pool_create(&options, pool);
+    const gpumem_result result = make_pool(static_cast<std::uint32_t>(device), settings(), pool);
     if (result == GPUMEM_SUCCESS) pools[device].store(*pool, std::memory_order_release);
     return result;
 }

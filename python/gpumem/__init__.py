@@ -99,6 +99,22 @@ class Pool:
         return pool
 
     @classmethod
+    def _default(cls, ordinal, **options):
+        """The device's default pool, for the allocators of other libraries. With options, it must not exist yet."""
+        if not any(options.values()):
+            return cls.for_device(ordinal)
+        pool = cls(ordinal, from_environment=True, **options)
+        try:
+            check(library.gpumem_pool_set_default(pool._handle))
+        except WrongState:
+            raise WrongState(
+                f"device {ordinal} has a default pool already; pass the options to the first of gpumem's allocators in this process, or "
+                "change the pool with memory_pool()"
+            ) from None
+        pool._is_own = False
+        return pool
+
+    @classmethod
     def _of(cls, handle):
         pool = cls.__new__(cls)
         pool._handle, pool._is_own = handle, False

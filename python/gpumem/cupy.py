@@ -6,6 +6,7 @@ Arrays then come from gpumem's pool of their device, in the order of CuPy's curr
 
 import ctypes
 import logging
+import threading
 
 import cupy
 
@@ -19,6 +20,7 @@ _is_installed = False
 _options = {}
 _pools = {}
 _streams = {}
+_lock = threading.Lock()
 
 # cudaStreamLegacy as null and by name, and cudaStreamPerThread: they live as long as the process or the thread.
 _DEFAULT_STREAMS = (0, 1, 2)
@@ -39,7 +41,11 @@ class OutOfMemoryError(cupy.cuda.memory.OutOfMemoryError, OutOfMemory):
 
 
 def install(**options):
-    """Makes gpumem CuPy's allocator. The options are those of `gpumem.Pool`; what they leave open, the environment configures."""
+    """Makes gpumem CuPy's allocator. The options are those of `gpumem.Pool`; what they leave open, the environment configures.
+
+    The pool is the device's default pool in this process, so PyTorch and RMM on gpumem use it too. Its options are set once, in the first
+    of these.
+    """
     global _is_installed
     if _is_installed:
         raise Error("gpumem is installed already; set options in the first call")
@@ -63,8 +69,10 @@ def memory_pool(device=None):
     ordinal = cupy.cuda.runtime.getDevice() if device is None else int(device)
     pool = _pools.get(ordinal)
     if pool is None:
-        # Another thread may have made it meanwhile.
-        pool = _pools.setdefault(ordinal, Pool(ordinal, from_environment=True, **_options))
+        with _lock:
+            pool = _pools.get(ordinal)
+            if pool is None:
+                pool = _pools[ordinal] = Pool._default(ordinal, **_options)
     return pool
 
 

@@ -23,11 +23,12 @@ _functions = []
 def install(device=None, **options):
     """Makes a gpumem pool RMM's resource of a device, by its number; the current one if none is given.
 
-    The options are those of `gpumem.Pool`; what they leave open, the environment configures. Call it before the first request: RMM
-    does not allow another resource while memory of the one before is in use.
+    The options are those of `gpumem.Pool`; what they leave open, the environment configures. The pool is the device's default pool in
+    this process, so PyTorch and CuPy on gpumem use it too; its options are set once, in the first of these. Call it before the first
+    request: RMM does not allow another resource while memory of the one before is in use.
     """
     ordinal = _current_device() if device is None else int(device)
-    pool = Pool(ordinal, from_environment=True, **options)
+    pool = Pool._default(ordinal, **options)
     rmm.mr.set_per_device_resource(ordinal, resource(pool))
     _pools[ordinal] = pool
 

@@ -47,7 +47,8 @@ _LIMIT_MIN = 2 << 20
 def install(*, conf=None, hard_limit=0, soft_limit=0, trace=None, statistics=True):
     """Makes gpumem the allocator of this process's CUDA tensors. Call it before the first of them.
 
-    The options are those of `gpumem.Pool`; what they leave open, the environment configures (GPUMEM_CONF, GPUMEM_HARD_LIMIT). With
+    The options are those of `gpumem.Pool`; what they leave open, the environment configures (GPUMEM_CONF, GPUMEM_HARD_LIMIT). The pool is
+    the device's default pool in this process, so CuPy and RMM on gpumem use it too; its options are set once, in the first of these. With
     `statistics`, torch.cuda.memory_stats, memory_allocated, memory_reserved, their peaks and memory_summary report gpumem's figures;
     PyTorch itself has none for another allocator.
 

@@ -69,8 +69,9 @@ class CallsTest(unittest.TestCase):
         # Its classes are pickled by their module's name.
         self.addCleanup(sys.modules.pop, "gpumem.cupy", None)
         sys.modules["gpumem.cupy"] = self.module
-        self.module.install(hard_limit=64 << 20)
-        self.pool = self.module.memory_pool()
+        self.module.install()
+        # The default pool of the process is made once, and each test has its own.
+        self.pool = self.module._pools[0] = gpumem.Pool(0, hard_limit=64 << 20)
 
     @contextlib.contextmanager
     def current(self, raw):
