@@ -290,3 +290,22 @@ fn slices_outside_are_errors() {
     let none = Array::<u8, Ix1>::zeros(0);
     assert!(GpuArray::from_array(&gpu, &none).unwrap().index_axis(Axis(0), 0).is_err());
 }
+
+/// A device is dropped while a stream of another reads its memory: the memory stays until that is done.
+#[test]
+fn memory_of_a_dropped_device_outlives_the_work_of_others() {
+    for seed in 0..100 {
+        let driver = gpumem_sim::driver(SimConfig::new().devices(2).seed(seed)).unwrap();
+        let gpu = |ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
+        let (first, second) = (gpu(0), gpu(1));
+        let mut target = GpuArray::<i32, _>::zeros(&second, 1000).unwrap();
+        let source = GpuArray::from_elem(&first, 1000, 7).unwrap();
+        target.on_mut(&second.fork().unwrap()).assign(&source).unwrap();
+        drop((source, first));
+        let sim = Sim::of(&driver).unwrap();
+        assert_eq!(sim.take_findings(), [], "seed {seed}");
+        assert_eq!(target.to_vec().unwrap(), [7; 1000]);
+        drop((target, second));
+        assert_eq!(sim.take_findings(), [], "seed {seed}");
+    }
+}

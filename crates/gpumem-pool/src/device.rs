@@ -434,8 +434,16 @@ impl Inner {
         }
         let Ok(_bound) = ContextGuard::enter(&self.driver, self.context.0) else { return };
         // SAFETY: the context is current and alive.
-        if unsafe { self.driver.cuCtxSynchronize() }.is_ok() {
-            self.common.maintenance.finish(&self.driver, &self.clocks);
+        if unsafe { self.driver.cuCtxSynchronize() }.is_err() {
+            return;
+        }
+        self.clocks.saw_end(&self.own);
+        let maintenance = &self.common.maintenance;
+        maintenance.after_wait(&self.driver, &self.clocks);
+        // What is left is used by work of other devices, which reads and writes the memory over their links.
+        let is_done = |other: Device| other.finish().is_ok();
+        if maintenance.has_deferred() && self.clocks.devices().into_iter().all(is_done) {
+            maintenance.finish(&self.driver, &self.clocks);
         }
     }
 }

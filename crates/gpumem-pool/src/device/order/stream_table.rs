@@ -259,14 +259,23 @@ impl Clocks {
         Ok(StreamIndex(next as u16))
     }
 
+    /// Records that all work of a device is done, which is being dropped.
+    pub(crate) fn saw_end(&self, ending: &WeakDevice) {
+        let own: Vec<Stamp> = self.streams_of(ending).into_iter().map(|index| self.stamp(index)).collect();
+        self.epochs.raise_complete(&own);
+    }
+
+    fn streams_of(&self, device: &WeakDevice) -> Vec<StreamIndex> {
+        self.used_indices().filter(|index| self.stream_states.guard(*index).is_of(device)).collect()
+    }
+
     /// Closes a device before its context is released. Pending work on its streams goes to another `Device` of the
     /// context. If there is none but the machine has other devices, whose pools may ask for the work's completion, it
     /// is waited for.
     pub(crate) fn close_device(&self, ending: &WeakDevice, context: CUcontext) {
         self.table().devices.retain(|device| !device.is_same(ending));
         let others = self.devices();
-        let own: Vec<StreamIndex> =
-            self.used_indices().filter(|index| self.stream_states.guard(*index).is_of(ending)).collect();
+        let own = self.streams_of(ending);
         if let Some(heir) = others.iter().find(|other| other.context() == context) {
             own.iter().for_each(|index| self.stream_states.guard(*index).move_to(heir));
             return;
