@@ -353,8 +353,11 @@ impl Drop for GraphExec {
 impl Hold {
     /// Destroys a driver object. The error is ignored, because a drop cannot report it.
     fn destroy(&self, destroy: impl FnOnce(&gpumem_sys::Driver) -> Result<(), DriverError>) {
-        // Without its context, the object no longer exists.
-        let Ok(_bound) = self.device.enter() else { return };
+        // Without its context, the object no longer exists. After another failure it does, and the calls need no current context.
+        let entered = self.device.enter();
+        if entered.is_err() && self.device.is_context_gone() {
+            return;
+        }
         let _guard = self.device.driver().teardown();
         let _ = destroy(self.device.driver());
     }

@@ -41,9 +41,10 @@ impl Drop for ContextGuard<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = core::ptr::null_mut();
-            // SAFETY: `popped` outlives the call. A failure means that the stack is gone, and the pushed context with
-            // it.
-            let _ = unsafe { self.driver.cuCtxPopCurrent_v2(&mut popped) };
+            // SAFETY: `popped` outlives the call.
+            let mut pop = || unsafe { self.driver.cuCtxPopCurrent_v2(&mut popped) };
+            // The stack of a driver that shuts down is gone. Another failure may be a single one, and would leave another device current.
+            let _ = pop().or_else(|_| pop());
         }
     }
 }

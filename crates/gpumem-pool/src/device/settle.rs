@@ -102,6 +102,8 @@ impl Device {
         for _ in 0..TRIES {
             let observation = self.clocks().observe_device(self);
             let Some(_quiet) = self.quiet() else { break };
+            // Other devices were entered since, and a guard that could not restore this one would make the wait one for them.
+            let _bound = self.enter()?;
             // SAFETY: the context is current and alive.
             let waited = unsafe { self.driver().cuCtxSynchronize() };
             if waited.is_ok() {

@@ -85,11 +85,15 @@ impl Clocks {
     /// Returns whether any owned or long-lived stream of a device is capturing, in a capture of any thread or library.
     pub(crate) fn has_capture(&self, device: &Device) -> bool {
         let captures = |index: StreamIndex| {
-            self.with_stream_state(index, |state| {
-                Ok(state.device == *device && state.is_ours() && state.part()? != Part::Runs)
-            })
+            self.with_stream_state(index, |state| Ok(state.is_ours() && state.part()? != Part::Runs))
         };
-        self.used_indices().any(|index| matches!(captures(index), Ok(Some(true))))
+        self.indices_on(device).any(|index| matches!(captures(index), Ok(Some(true))))
+    }
+
+    /// The streams of one device. Their states can be locked without another device's context.
+    fn indices_on(&self, device: &Device) -> impl Iterator<Item = StreamIndex> {
+        self.used_indices()
+            .filter(|index| self.stream_states.lock(*index).is_some_and(|state| state.device == *device))
     }
 
     /// Ends captures on a device's streams that were begun without this crate, where the driver lets this thread end
@@ -98,8 +102,7 @@ impl Clocks {
     pub(crate) fn end_others_captures(&self, device: &Device) -> bool {
         let end = |index: &StreamIndex| {
             self.with_stream_state(*index, |state| {
-                let is_others = state.device == *device
-                    && state.is_ours()
+                let is_others = state.is_ours()
                     && match state.part()? {
                         Part::Runs => false,
                         Part::In(graph) => !self.captures.knows(graph),
@@ -112,7 +115,7 @@ impl Clocks {
             })
         };
         // A stream that joined a capture cannot end it: the driver refuses that, and accepts its first stream.
-        self.used_indices().filter(|index| matches!(end(index), Ok(Some(true)))).count() > 0
+        self.indices_on(device).filter(|index| matches!(end(index), Ok(Some(true)))).count() > 0
     }
 
     /// Ends a capture that this thread has begun, and discards its graph.

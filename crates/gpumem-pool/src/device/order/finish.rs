@@ -122,8 +122,10 @@ impl Clocks {
     }
 
     /// Records a marker in the legacy stream. `None` while a blocking stream captures, because the marker would break
-    /// the capture. The context is current.
+    /// the capture.
     fn mark_legacy(&self, device: &Device) -> Result<Option<MarkerEvent>, DriverError> {
+        // The handle of the legacy stream means that of the current context.
+        let _bound = device.enter()?;
         // No capture begins between the query and the marker.
         let Some(_still) = device.keep_captures_out() else { return Ok(None) };
         if !MarkerEvent::may_mark_legacy(device) {
