@@ -369,14 +369,33 @@ cases! {
     fn a_size_that_is_an_error_of_arithmetic(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         each_setting(&device, |setting| {
-            let stream = Stream::new(&device).unwrap();
-            let pool = setting.builder(&device).build().unwrap();
-            let text = pool.alloc(1000_u64.wrapping_sub(1004), &stream).unwrap_err().to_string();
-            let says_so = text.contains("18446744073709551612 bytes") && text.contains("-4");
-            assert!(setting.kind == MemoryKind::Host || says_so && !text.contains("split"), "{text}");
-            if setting.kind == MemoryKind::Device {
+            let (stream, size_bytes) = (Stream::new(&device).unwrap(), 1000_u64.wrapping_sub(1004));
+            let text = |builder: PoolBuilder| {
+                let error = builder.build().unwrap().alloc(size_bytes, &stream).unwrap_err();
+                assert!(error.is_out_of_memory(), "{error}");
+                error.to_string()
+            };
+            let builders = || {
+                let budget = Arc::new(Budget::new(8 * MIB).named("requests"));
+                [
+                    ("arithmetic", setting.builder(&device)),
+                    ("arithmetic_limit", setting.builder(&device).hard_limit(64 * MIB)),
+                    ("arithmetic_budget", setting.builder(&device).adaptor(budget)),
+                    ("arithmetic_guard", setting.builder(&device).adaptor(Arc::new(Guard::new()))),
+                ]
+            };
+            for (name, builder) in builders() {
+                let text = text(builder);
+                let says_so = text.contains("18446744073709551612 bytes") && text.contains("they are -4;");
+                let others = ["split", "EiB", "raise", "smaller", "parts"];
+                assert!(says_so && !others.iter().any(|other| text.contains(other)), "{text}");
                 let subject = Subject { device: &device, setting, seen: Arc::default() };
-                subject.assert_snapshot("arithmetic", &text, Figures::OfTheLimit);
+                match setting.kind {
+                    MemoryKind::Device if name == "arithmetic" || name == "arithmetic_budget" => {
+                        subject.assert_snapshot(name, &text, Figures::OfTheLimit);
+                    }
+                    _ => {}
+                }
             }
         });
     }

@@ -5,6 +5,7 @@ pub(crate) mod out_of_memory;
 mod pool_usage;
 mod refusal;
 mod request_origin;
+mod requested;
 
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
@@ -13,6 +14,7 @@ pub(crate) use out_of_memory::{GrowthLog, LimitExceeded, PoolFacts, Sample};
 pub use pool_usage::PoolUsage;
 pub(crate) use refusal::Refusal;
 pub use request_origin::RequestOrigin;
+pub(crate) use requested::Requested;
 
 use crate::config::{BackendKind, Bytes, ConfigError, MemoryKind};
 use core::fmt;
@@ -41,6 +43,9 @@ pub enum PoolError {
         device_bytes: u64,
         /// The device and pool of the request. The pool adds it; `None` in an error that an adaptor makes.
         origin: Option<Box<RequestOrigin>>,
+        /// The refusals of other pools that adaptors turned to ([`Fallback`](crate::adaptor::Fallback)), in order. Empty in an error
+        /// that an adaptor makes.
+        fallbacks: Vec<String>,
     },
     /// A hard limit or quota refused the request, even after the pool released and reclaimed everything it could.
     /// Freeing memory or raising the limit helps.
@@ -57,7 +62,7 @@ pub enum PoolError {
     /// An adaptor refused the request.
     #[error(
         "the adaptor `{adaptor}` refused {}{}: it {reason}",
-        Bytes(*.requested_bytes),
+        Requested(*.requested_bytes),
         origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"))
     )]
     Refused {
@@ -80,9 +85,8 @@ pub enum PoolError {
     },
     /// The request exceeds the maximum that the growable block was created with.
     #[error(
-        "{} requested of a growable block whose maximum is {}; give Pool::growable a larger maximum, which reserves only \
-         addresses",
-        Bytes(*.requested_bytes), Bytes(*.maximum_bytes)
+        "{} requested of a growable block whose maximum is {}; {}",
+        Requested(*.requested_bytes), Bytes(*.maximum_bytes), beyond_maximum(*.requested_bytes)
     )]
     BeyondMaximum {
         /// The requested size.
@@ -386,6 +390,11 @@ impl PoolError {
         Self::NotWithKind { kind, what, instead: "`device`" }
     }
 
+    /// The request is larger than the device. The pool adds the origin.
+    pub(crate) fn too_large(requested_bytes: u64, device_bytes: u64) -> Self {
+        Self::TooLarge { requested_bytes, device_bytes, origin: None, fallbacks: Vec::new() }
+    }
+
     /// Picks the variant for a report: [`PoolError::LimitReached`] if a limit refused, else [`PoolError::OutOfMemory`].
     pub(crate) fn refused(report: OutOfMemory) -> Self {
         match report.limit_bytes {
@@ -456,11 +465,16 @@ impl PoolError {
         matches!(self, Self::TooLarge { .. }) || self.out_of_memory().is_some()
     }
 
-    /// Adds the headline of the refusal by a pool that was to serve the request instead, if this error has a report.
+    /// Adds the headline of the refusal by a pool that was to serve the request instead, if this error is about a lack of memory.
     pub(crate) fn add_fallback(&mut self, refusal: &Self) {
         let headline = refusal.to_string().lines().next().unwrap_or_default().to_owned();
-        if let Some(report) = self.out_of_memory_mut() {
-            report.fallbacks.push(headline);
+        match self {
+            Self::TooLarge { fallbacks, .. } => fallbacks.push(headline),
+            error => {
+                if let Some(report) = error.out_of_memory_mut() {
+                    report.fallbacks.push(headline);
+                }
+            }
         }
     }
 
@@ -502,29 +516,28 @@ fn too_large(
     requested_bytes: &u64,
     device_bytes: &u64,
     origin: &Option<Box<RequestOrigin>>,
+    fallbacks: &[String],
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
     let device = match origin {
         Some(origin) => format!("{} ({origin})", Bytes(*device_bytes)),
         None => Bytes(*device_bytes).to_string(),
     };
-    match requested_bytes.cast_signed() {
-        // More than the address space of any device: an arithmetic error of the caller.
-        signed if *requested_bytes >= 1 << 49 => {
-            write!(
-                f,
-                "{requested_bytes} bytes requested, but the device has only {device}: no program needs that many"
-            )?;
-            if signed < 0 {
-                write!(f, ", and as a signed number they are {signed}")?;
-            }
-            f.write_str("; check the computation of the size for a difference below zero or an overflow")
-        }
-        _ => write!(
-            f,
-            "{} requested, but the device has only {device}; split the data into smaller blocks",
-            Bytes(*requested_bytes)
-        ),
+    let requested = Requested(*requested_bytes);
+    write!(f, "{requested} requested, but the device has only {device}")?;
+    match requested.is_miscomputed() {
+        true => write!(f, ": {}", requested.miscomputed()),
+        false => f.write_str("; split the data into smaller blocks"),
+    }?;
+    out_of_memory::list_fallbacks(fallbacks, f)
+}
+
+/// The action for [`PoolError::BeyondMaximum`].
+fn beyond_maximum(requested_bytes: u64) -> String {
+    let requested = Requested(requested_bytes);
+    match requested.is_miscomputed() {
+        true => requested.miscomputed(),
+        false => "give Pool::growable a larger maximum, which reserves only addresses".into(),
     }
 }
 

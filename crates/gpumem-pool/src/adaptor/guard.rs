@@ -148,11 +148,7 @@ impl Adaptor for Guard {
         let mut grant = next.alloc(&whole)?;
         if !grant.narrow(front_bytes, request.size_bytes()) {
             // Only for requests of more than 2^63 bytes.
-            return Err(PoolError::TooLarge {
-                requested_bytes: whole.size_bytes(),
-                device_bytes: request.device().total_bytes(),
-                origin: None,
-            });
+            return Err(PoolError::too_large(whole.size_bytes(), request.device().total_bytes()));
         }
         let (start, end) = (grant.address(), grant.address() + grant.size_bytes());
         set_now(request.stream(), &grant, start - FRONT_BYTES, PATTERN, FRONT_BYTES)?;

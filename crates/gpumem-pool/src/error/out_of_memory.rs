@@ -279,9 +279,7 @@ impl fmt::Display for OutOfMemory {
         writeln!(f, "{}", self.headline())?;
         writeln!(f, "  → {}", self.advice_text())?;
         f.write_str(self.table().trim_end())?;
-        for refusal in &self.fallbacks {
-            write!(f, "\n  the fallback refused too: {refusal}")?;
-        }
+        list_fallbacks(&self.fallbacks, f)?;
         f.write_str(&words::attempts(&self.attempts, f.alternate()))?;
         for stream in self.unfinished.iter().take(UNFINISHED_SHOWN) {
             write!(f, "\n  waited until the deadline for {stream}")?;
@@ -303,6 +301,11 @@ impl fmt::Display for OutOfMemory {
         }
         Ok(())
     }
+}
+
+/// A line for each refusal by a pool that an adaptor turned to, each after a line break.
+pub(super) fn list_fallbacks(refusals: &[String], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    refusals.iter().try_for_each(|refusal| write!(f, "\n  the fallback refused too: {refusal}"))
 }
 
 /// At most this many unfinished streams are listed; the others are counted.

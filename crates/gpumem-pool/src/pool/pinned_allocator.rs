@@ -88,7 +88,7 @@ impl PinnedAllocator {
             let requested_bytes = size_of::<T>().saturating_mul(capacity) as u64;
             let device_bytes = self.0.pool.device().total_bytes();
             let origin = Origin { size_bytes: None, stream: Some(&self.0.stream), tag: 0 };
-            let error = PoolError::TooLarge { requested_bytes, device_bytes, origin: None };
+            let error = PoolError::too_large(requested_bytes, device_bytes);
             return self.0.pool.0.with_report(Err(error), &origin);
         };
         if layout.size() == 0 {

@@ -13,10 +13,10 @@ mod report;
 
 pub(crate) use report::Origin;
 
-use crate::backend::{NO_CACHE, Source};
+use crate::backend::{NO_CACHE, Shortage, Source};
 use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::{Clocks, Device, Stream};
-use crate::error::PoolError;
+use crate::error::{PoolError, Refusal, Requested};
 use crate::limits::Limits;
 use crate::pool::peers::Peers;
 use crate::pool::sleep::SleepState;
@@ -306,9 +306,20 @@ impl State {
             MemoryKind::Unified => !self.setup.config.oversubscribes,
             MemoryKind::Host => false,
         };
-        match is_bounded_by_device && size_bytes > device_bytes {
-            true => Err(PoolError::TooLarge { requested_bytes: size_bytes, device_bytes, origin: None }),
-            false => Ok(()),
+        match size_bytes > device_bytes {
+            true if is_bounded_by_device => Err(PoolError::too_large(size_bytes, device_bytes)),
+            // The ladder would release all cached memory for it in vain.
+            true if Requested(size_bytes).is_miscomputed() => {
+                let limit = self.limits.node().limit_exceeded_by(size_bytes);
+                let shortage = Shortage {
+                    requested_bytes: size_bytes,
+                    alignment: 0,
+                    admitted_bytes: self.reserved_bytes()?,
+                    refusal: limit.map(Refusal::Limit),
+                };
+                Err(self.out_of_memory_error(&shortage, Vec::new()))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -3,6 +3,7 @@
 //!
 //! | situation | advice |
 //! | --- | --- |
+//! | the size is the result of an error of arithmetic | need less |
 //! | graphs alone retain most of the memory in use, and releasing it would suffice | drop graphs |
 //! | use grows with every step, and an empty pool could serve the request | find the leak |
 //! | the free memory waits for work that the request could not wait for | wait for it |
@@ -15,6 +16,7 @@
 
 use super::{Holder, OutOfMemory, RefusedBy};
 use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
+use crate::error::Requested;
 
 /// The action that helps most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +38,7 @@ pub enum Advice {
     /// Captures and graphs retain most of the memory in use; the program has freed it. End the captures that are open, and drop
     /// graphs.
     DropGraphs,
-    /// The program needs more memory than is available.
+    /// The program needs more memory than is available, or an error of arithmetic produced the size.
     NeedLess,
     /// The margin that unified memory leaves free refused the request.
     Oversubscribe,
@@ -51,6 +53,7 @@ impl OutOfMemory {
     pub fn advice(&self) -> Advice {
         match self.limit_bytes {
             _ if self.refused_by == RefusedBy::OnPurpose => Advice::TryDifferently,
+            _ if Requested(self.requested_bytes).is_miscomputed() => Advice::NeedLess,
             Some(limit_bytes) => self.advice_below(limit_bytes),
             None => self.advice_for_device(),
         }

@@ -2,14 +2,14 @@
 
 use super::{Advice, Attempt, OutOfMemory, PoolFacts, PoolUsage, RefusedBy, UnfinishedStream};
 use crate::config::{BackendKind, Bytes, MemoryKind, text::on_a_line};
-use crate::error::RequestOrigin;
+use crate::error::{RequestOrigin, Requested};
 use core::time::Duration;
 
 impl OutOfMemory {
     /// The refusing limit or device, and the requested size.
     pub(super) fn headline(&self) -> String {
         let limit = Bytes(self.limit_bytes.unwrap_or_default());
-        let requested = match Bytes(self.requested_bytes).to_string() {
+        let requested = match Requested(self.requested_bytes).to_string() {
             same if same == limit.to_string() && self.limit_bytes != Some(self.requested_bytes) => {
                 format!("{} bytes", self.requested_bytes)
             }
@@ -44,6 +44,8 @@ impl OutOfMemory {
         };
         let added = match self.added_bytes {
             0 => String::new(),
+            // The sum of a size that was computed wrongly says nothing.
+            _ if Requested(self.requested_bytes).is_miscomputed() => String::new(),
             added_bytes => {
                 let sum_bytes = self.requested_bytes.saturating_add(added_bytes);
                 format!(" ({} with guard bytes and rounding)", Bytes(sum_bytes))
@@ -83,6 +85,10 @@ impl OutOfMemory {
     }
 
     fn need_less(&self) -> String {
+        let requested = Requested(self.requested_bytes);
+        if requested.is_miscomputed() {
+            return requested.miscomputed();
+        }
         let needed = Bytes(self.needed_bytes());
         if self.kind == MemoryKind::Host {
             let free = self.host_free_bytes.map(|free| format!(" ({} of its memory is free)", Bytes(free)));

@@ -9,6 +9,7 @@ use crate::device::Stream;
 use crate::device::{host, processes};
 use crate::error::{
     Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy, RequestOrigin,
+    Requested,
 };
 use crate::limits::Trimmable;
 use crate::pool::scope;
@@ -85,6 +86,12 @@ impl State {
                 self.tags.names().get(tag).map(|name| (*name).into())
             };
             let stream = origin.stream.map(Stream::id);
+            if let PoolError::TooLarge { requested_bytes, .. } = &mut error
+                && let Some(size_bytes) = origin.size_bytes.filter(|bytes| Requested(*bytes).is_miscomputed())
+            {
+                // Without the bytes of adaptors, the number leads to the mistake.
+                *requested_bytes = size_bytes;
+            }
             if let PoolError::TooLarge { origin, .. } | PoolError::Refused { origin, .. } = &mut error {
                 let (device_ordinal, pool) = (self.device.ordinal(), self.setup.name.as_str().into());
                 *origin = Some(Box::new(RequestOrigin { device_ordinal, pool, stream, tag: tag() }));

@@ -29,7 +29,12 @@ fn a_fallback_lends_for_want_of_memory_alone() {
         },
     ];
     let wants: [Make; 2] = [
-        |requested_bytes| PoolError::TooLarge { requested_bytes, device_bytes: 1, origin: None },
+        |requested_bytes| PoolError::TooLarge {
+            requested_bytes,
+            device_bytes: 1,
+            origin: None,
+            fallbacks: Vec::new(),
+        },
         |requested_bytes| PoolError::over_budget(None, requested_bytes, 0, 1),
     ];
     on_each_backend(&small(), |fixture| {

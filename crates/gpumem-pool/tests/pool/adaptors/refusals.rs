@@ -1,7 +1,7 @@
 //! Adaptors that refuse requests, and the one that forwards them to another pool.
 
 use super::MIB;
-use crate::fixture::{on_each_backend, small};
+use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Failures, Fallback};
 use gpumem_pool::{BackendKind, Block, CaptureMode, Location, MemoryKind, Pool, PoolError};
 use std::sync::Arc;
@@ -36,6 +36,7 @@ fn failures_come_when_they_are_due() {
             requested_bytes,
             device_bytes: 0,
             origin: None,
+            fallbacks: Vec::new(),
         });
         let pool = fixture.builder().adaptor(Arc::new(chosen)).build().unwrap();
         assert!(matches!(pool.alloc(5, &stream), Err(PoolError::TooLarge { requested_bytes: 5, .. })));
@@ -103,6 +104,8 @@ fn a_fallback_serves_requests_when_memory_is_short() {
         assert!(error.out_of_memory().unwrap().limit_bytes == Some(8 * MIB), "the first refusal: {error}");
         let error = pool.alloc(2 << 30, &home).unwrap_err();
         assert!(fixture.kind == MemoryKind::Host || matches!(error, PoolError::TooLarge { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("\n  the fallback refused too: "), "{text}");
         fixture.fill(&own, 1, &home);
         other.wait_for(&home).unwrap();
         fixture.fill(&lent, 2, &other);
@@ -168,5 +171,23 @@ fn lent_memory_names_its_pool() {
                 assert_eq!(moved.is_ok(), kind == MemoryKind::Unified);
             }
         }
+    });
+}
+
+/// A request that is larger than the device goes to the other pool too, and the error says what that pool had.
+#[test]
+fn a_request_larger_than_the_device_names_the_fallback_that_refused_it() {
+    on_device_memory(&small(), |fixture| {
+        let spare = Pool::builder(&fixture.device).kind(MemoryKind::Host).name("spill").hard_limit(2 << 30);
+        let spare = spare.build().unwrap();
+        let fallback = Arc::new(Fallback::new(&spare));
+        let (pool, stream) = (fixture.builder().adaptor(fallback).build().unwrap(), fixture.stream());
+        let error = pool.alloc(3 << 30, &stream).unwrap_err();
+        let text = error.to_string();
+        let also = "\n  the fallback refused too: out of pinned host memory: the limit of 2.000 GiB refused 3.000 GiB (device 0, pool spill, ";
+        assert!(text.starts_with("3.000 GiB requested, but the device has only 1.000 GiB ("), "{text}");
+        assert!(text.contains(also), "{text}");
+        let PoolError::TooLarge { fallbacks, .. } = error else { panic!("{text}") };
+        assert_eq!(fallbacks.len(), 1);
     });
 }
