@@ -78,10 +78,13 @@ pub struct OutOfMemory {
     pub limit_others_bytes: u64,
     /// The pools of those bytes, the largest first.
     pub limit_sharers: Vec<PoolUsage>,
-    /// Bytes in blocks of this pool.
+    /// Bytes in blocks of this pool, without [`OutOfMemory::asleep_bytes`].
     pub in_use_bytes: u64,
     /// The number of blocks, growable ones excluded.
     pub block_count: u64,
+    /// Bytes of this pool that sleep ([`Pool::sleep`](crate::Pool::sleep)): they are not on the device. A refused
+    /// [`Pool::wake`](crate::Pool::wake) requested them.
+    pub asleep_bytes: u64,
     /// The part of [`OutOfMemory::in_use_bytes`] in growable blocks.
     pub growable_bytes: u64,
     /// The part of [`OutOfMemory::in_use_bytes`] that the program has freed and that captures and graphs retain.

@@ -6,8 +6,8 @@ use crate::growable::{self, on_caching_with};
 use gpumem_pool::adaptor::{Fallback, Fill, Guard};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
-    BackendKind, Block, CaptureMode, Device, GrowableBlock, Keep, MemoryKind, Pool, PoolError, Reclaimable,
-    Stream,
+    BackendKind, Block, Bytes, CaptureMode, Device, GrowableBlock, Keep, Limit, MemoryKind, Pool, PoolError,
+    Reclaimable, Stream,
 };
 use gpumem_sim::{Effect, Rule, Sim};
 use std::fmt::Debug;
@@ -270,11 +270,25 @@ fn a_pool_wakes_once_memory_is_there() {
 fn a_limit_may_refuse_to_wake_a_pool() {
     let (_device, pool, stream) = caching(&gpumem_sim::driver(small()).unwrap());
     let blocks = filled(&pool, &stream);
+    let mut log = pool.growable(256 * MIB, &stream).unwrap();
+    log.grow_to(9 * MIB).unwrap();
     pool.sleep(Keep::OnHost).unwrap();
+    let asleep_bytes = pool.status().unwrap().asleep_bytes;
     pool.set_hard_limit(16 * MIB).unwrap();
     let error = pool.wake().unwrap_err();
     assert!(matches!(error, PoolError::LimitReached(_)), "{error}");
-    pool.set_hard_limit(512 * MIB).unwrap();
+    let (report, text) = (error.out_of_memory().unwrap(), error.to_string());
+    assert_eq!((report.requested_bytes, report.asleep_bytes), (asleep_bytes, asleep_bytes), "{text}");
+    assert_eq!((report.in_use_bytes, report.growable_bytes, report.rounding_bytes), (0, 0, 0), "{text}");
+    assert!(
+        text.contains(&format!("\n  asleep{:>20}  in blocks", Bytes(asleep_bytes).to_string())),
+        "{text}"
+    );
+    // The limit that the report proposes is enough.
+    let start = text.find("raise it to ").unwrap() + "raise it to ".len();
+    let proposed = text[start..].split(" or more").next().unwrap();
+    assert_eq!(proposed.parse(), Ok(Limit::Bytes(asleep_bytes)), "{text}");
+    pool.set_hard_limit(proposed).unwrap();
     pool.wake().unwrap();
     hold_their_numbers(&blocks, &stream);
 }

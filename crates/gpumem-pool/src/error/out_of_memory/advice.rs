@@ -134,7 +134,8 @@ impl OutOfMemory {
 
     /// The tag of at least half of the memory in use.
     pub(super) fn main_holder(&self) -> Option<&Holder> {
-        self.holders.first().filter(|holder| holder.in_use_bytes >= self.in_use_bytes.div_ceil(2))
+        let blocks_bytes = self.in_use_bytes.saturating_add(self.asleep_bytes);
+        self.holders.first().filter(|holder| holder.in_use_bytes >= blocks_bytes.div_ceil(2))
     }
 
     /// The bytes of blocks that count against limits, rounding by the pool included. All that counts against a budget is in

@@ -34,7 +34,16 @@ impl OutOfMemory {
     }
 
     fn rows(&self) -> Vec<Row> {
-        let mut rows = vec![row("in use", self.in_use_bytes, self.blocks())];
+        let is_awake = self.asleep_bytes == 0 || self.in_use_bytes > 0;
+        let in_use = if is_awake { self.blocks() } else { String::new() };
+        let mut rows = vec![row("in use", self.in_use_bytes, in_use)];
+        if self.asleep_bytes > 0 {
+            rows.push(row(
+                "asleep",
+                self.asleep_bytes,
+                "in blocks that Pool::wake brings back to the device",
+            ));
+        }
         if self.graph_bytes > 0 {
             rows.push(row("  graphs", self.graph_bytes, self.retainers()));
         }

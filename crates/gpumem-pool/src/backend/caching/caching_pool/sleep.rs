@@ -383,7 +383,9 @@ impl Search<Woken> for WakeSearch<'_> {
     }
 
     fn shortage(&self) -> Result<Shortage, PoolError> {
-        Ok(self.pool.describe_shortage(self.size_bytes, self.refusal))
+        // A limit refused while a part of the memory was awake, which has gone back to sleep: what the limit has now counts.
+        let refusal = self.refusal.filter(|refusal| refusal.limit().is_none());
+        Ok(self.pool.describe_shortage(self.size_bytes, refusal))
     }
 }
 

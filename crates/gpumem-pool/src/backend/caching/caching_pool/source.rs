@@ -165,11 +165,17 @@ impl Source for CachingPool {
     fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError> {
         let counts = self.counts();
         let (core, clocks) = (self.core(), self.clocks());
-        let (used_bytes, growable_bytes) = (core.heap.used_bytes(), core.extents.size_bytes());
-        report.in_use_bytes = counts.in_use_bytes;
+        // Memory that sleeps consists of whole handles, and blocks are nearly all of it.
+        let is_awake = |bytes: u64, asleep_bytes: u64| bytes.saturating_sub(asleep_bytes);
+        let heap_asleep_bytes = core.heap.sleeping_bytes();
+        let block_bytes = counts.in_use_bytes.saturating_sub(core.extents.size_bytes());
+        let block_bytes = is_awake(block_bytes, heap_asleep_bytes);
+        report.growable_bytes = is_awake(core.extents.size_bytes(), core.extents.sleeping_bytes());
+        report.in_use_bytes = block_bytes + report.growable_bytes;
         report.block_count = counts.block_count;
-        report.growable_bytes = growable_bytes;
-        report.rounding_bytes = used_bytes.saturating_sub(counts.in_use_bytes.saturating_sub(growable_bytes));
+        report.asleep_bytes = core.sleeping_bytes();
+        report.rounding_bytes =
+            is_awake(core.heap.used_bytes(), heap_asleep_bytes).saturating_sub(block_bytes);
         report.reserved_bytes = core.heap.reserved_bytes();
         report.pending_bytes = core.heap.pending_bytes();
         report.largest_free_bytes = Some(core.heap.largest_free_bytes(clocks));
