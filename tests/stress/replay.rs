@@ -4,7 +4,8 @@
 
 use gpumem_sim::SimConfig;
 use gpumem_tests::fixtures::backends::backends;
-use gpumem_tests::pool::{BackendKind, Device, Limit, Profile};
+use gpumem_tests::pool::trace::Trace as Recorder;
+use gpumem_tests::pool::{BackendKind, Device, Limit, Pool, PoolError, Profile, Stream};
 use gpumem_tests::replay::{Outcome, Setup, StreamKind, TraceLimit, Waits, replay};
 use gpumem_tests::replay::{fit, profiles};
 use gpumem_tests::sys::Driver;
@@ -237,7 +238,7 @@ fn the_smallest_limit_of_each_profile_is_found() {
         assert!(attempt(found.limit_bytes).fit().is_some(), "{candidate}: {found:?}");
         let below = attempt(found.limit_bytes - found.step_bytes);
         assert!(
-            matches!(&below, fit::Attempt::Refused { report, .. } if report.limit_bytes.is_some()),
+            matches!(&below, fit::Attempt::Refused { refusal, .. } if refusal.out_of_memory().is_some_and(|report| report.limit_bytes.is_some())),
             "{below:?}"
         );
         assert!(found.limit_bytes >= trace.peaks().live_bytes);
@@ -249,6 +250,42 @@ fn the_smallest_limit_of_each_profile_is_found() {
     }
     // `tight` needs no more than the others.
     assert!(found_bytes[2] <= found_bytes[1] && found_bytes[1] <= found_bytes[0], "{found_bytes:?}");
+}
+
+/// A program that takes the largest block it can have fits: the sizes that it gave up are not recorded as refused.
+#[test]
+fn a_program_that_searches_for_the_largest_block_fits() {
+    let path = std::env::temp_dir().join(format!("gpumem-largest-{}.trace", std::process::id()));
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+    let pool = Pool::builder(&device).hard_limit(64 << 20).adaptor(Recorder::create(&path).unwrap());
+    let (pool, stream) = (pool.build().unwrap(), Stream::new(&device).unwrap());
+    let held = pool.alloc(40 << 20, &stream).unwrap();
+    let workspace = pool.alloc_up_to(1 << 20..=1 << 30, &stream).unwrap();
+    assert_eq!(workspace.size_bytes(), 24 << 20);
+    drop((held, workspace, pool));
+    let trace = Trace::read(&path).unwrap();
+    assert_eq!(trace.refused_count(), 0);
+    let driver = || Ok::<_, gpumem_tests::replay::ReplayError>(gpumem_sim::driver(SimConfig::new())?);
+    let found = fit::find_limit(&trace, fit::CANDIDATES[1], &Setup::default(), driver, |_| ()).unwrap();
+    assert_eq!(found.map(|found| found.limit_bytes), Some(64 << 20));
+    std::fs::remove_file(path).unwrap();
+}
+
+/// A request that the replay's device cannot have at all is a refusal like any other.
+#[test]
+fn a_device_that_is_too_small_for_a_request_does_not_end_the_comparison() {
+    let path = std::env::temp_dir().join(format!("gpumem-small-{}.trace", std::process::id()));
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+    let pool = Pool::builder(&device).adaptor(Recorder::create(&path).unwrap()).build().unwrap();
+    drop(pool.alloc(90 << 20, &Stream::new(&device).unwrap()).unwrap());
+    drop(pool);
+    let trace = Trace::read(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().memory_bytes(64 << 20)).unwrap();
+    let attempt = fit::CANDIDATES[1].attempt(&trace, &driver, &Setup::default()).unwrap();
+    let fit::Attempt::Refused { refusal, .. } = &attempt else { panic!("{attempt:?}") };
+    assert!(matches!(**refusal, PoolError::TooLarge { .. }), "{refusal}");
+    assert!(attempt.fit().is_none() && attempt.refused_bytes() == Some(90 << 20));
 }
 
 /// The best candidate is the one that fits with the least driver time. A candidate that refuses a request is reported, and is not an error.

@@ -39,7 +39,7 @@ pub use format::is_trace;
 pub use read::{Flaw, ReadError, Recording, Report, Tail};
 
 use crate::device::OrderObserver;
-use crate::pool::{Figures, PoolId};
+use crate::pool::{Figures, PoolId, Witness};
 use book::Book;
 use core::fmt;
 use core::time::Duration;
@@ -54,7 +54,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Records the allocations and frees of its pools, with their tags ([`Pool::scope`](crate::Pool::scope)), and the waits
 /// on streams of their [`Device`](crate::Device)s (clones included), in a file. Also recorded are the settings of the
-/// pools, the memory that they reserve, and the requests that they refuse.
+/// pools, the memory that they reserve, and the requests that end with a refusal: not a size that [`Pool::alloc_up_to`](crate::Pool::alloc_up_to)
+/// gives up for a smaller one, and not a request that another pool or a later try serves.
 ///
 /// `cargo xtask replay FILE` replays the file with a pool of any configuration; [`Recording::read`] reads it. With
 /// `GPUMEM_TRACE=FILE`, pools created by `from_env` record without any code. Every size of a growable block is
@@ -204,8 +205,6 @@ impl Trace {
 impl Sink for Trace {
     const NAME: &'static str = "trace";
 
-    const RECORDS_REFUSALS: bool = true;
-
     fn rings(&self) -> &Rings {
         &self.recorder.rings
     }
@@ -218,6 +217,10 @@ impl Sink for Trace {
         self.recorder.clone()
     }
 
+    fn witness(&self) -> Option<Arc<dyn Witness>> {
+        Some(self.recorder.clone())
+    }
+
     #[inline]
     fn record(&self, raw: Raw) {
         self.recorder.record(raw);
@@ -226,7 +229,7 @@ impl Sink for Trace {
     fn end(&self, pool: PoolId) {
         let pool = sink::number(pool);
         let figures = self.recorder.book.figures(pool);
-        sink::figures(self, pool, figures);
+        sink::figures(|raw| self.record(raw), pool, figures);
         // Without blocks, the pool now releases its memory.
         if let Some(figures) = figures.filter(|figures| figures.in_use_bytes == 0) {
             self.record(Raw::reserved(pool, &Figures { reserved_bytes: 0, ..figures }));

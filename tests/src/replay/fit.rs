@@ -3,7 +3,7 @@
 //!
 //! A program *fits* if every request is served, those included that were refused when it was recorded.
 
-use crate::pool::{BackendKind, Limit, OutOfMemory, Profile};
+use crate::pool::{BackendKind, Limit, PoolError, Profile};
 use crate::replay::{Outcome, ReplayError, Setup, replay};
 use crate::sys::Driver;
 use crate::trace::Trace;
@@ -47,9 +47,8 @@ impl Candidate {
         let setup = Setup { backend: Some(self.backend), tuning, ..setup.clone() };
         match replay(trace, driver, &setup, |_| ()) {
             Ok(outcome) => Ok(Attempt::Completed(Box::new(outcome))),
-            Err(ReplayError::Event { line, error, .. }) if error.out_of_memory().is_some() => {
-                let report = Box::new(error.out_of_memory().cloned().unwrap_or_default());
-                Ok(Attempt::Refused { event: line - 2, report })
+            Err(ReplayError::Event { line, error, .. }) if error.is_out_of_memory() => {
+                Ok(Attempt::Refused { event: line - 2, refusal: Box::new(error) })
             }
             Err(error) => Err(error),
         }
@@ -74,12 +73,24 @@ pub enum Attempt {
     Refused {
         /// The number of events before it.
         event: usize,
-        /// The report.
-        report: Box<OutOfMemory>,
+        /// The error.
+        refusal: Box<PoolError>,
     },
 }
 
 impl Attempt {
+    /// The size of the request that was refused.
+    #[must_use]
+    pub fn refused_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Refused { refusal, .. } => match &**refusal {
+                PoolError::TooLarge { requested_bytes, .. } => Some(*requested_bytes),
+                refusal => refusal.out_of_memory().map(|report| report.requested_bytes),
+            },
+            Self::Completed(_) => None,
+        }
+    }
+
     /// The outcome, if every request was served.
     #[must_use]
     pub fn fit(&self) -> Option<&Outcome> {

@@ -24,7 +24,7 @@ use crate::device::{Device, Stream};
 use crate::error::PoolError;
 #[cfg(doc)]
 use crate::pool::block::Block;
-use crate::pool::{Origin, StateRef, scope};
+use crate::pool::{Origin, StateRef, Witness, scope};
 use crate::stats::Names;
 use core::fmt;
 use std::sync::Arc;
@@ -160,6 +160,11 @@ impl<'a> Opening<'a> {
     /// Returns the pool's gauge.
     pub(crate) fn gauge(&self) -> &'a Gauge {
         self.gauge
+    }
+
+    /// Has `witness` see the refusals that end a request of this pool.
+    pub(crate) fn add_witness(&self, witness: Arc<dyn Witness>) {
+        self.stack.add_witness(witness);
     }
 
     /// Returns the names of the pool's tags, including those added later.

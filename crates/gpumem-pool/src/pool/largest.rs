@@ -17,8 +17,8 @@ impl Pool {
     /// The whole of the range is tried first, with everything that [`Pool::alloc`] does to make room. If it is refused,
     /// the figures of the refusal give the next size: a limit or the free memory is used up to the last 256 bytes. If free
     /// memory is fragmented, the size is within a 64th of the range of the largest that fits. That takes at most a dozen
-    /// requests, which count as one: a refusal is counted, observed ([`PoolBuilder::on_out_of_memory`](crate::PoolBuilder::on_out_of_memory))
-    /// and an event of `tracing` only if no size of the range can be had.
+    /// requests, whose refusals count as one: it is counted, observed ([`PoolBuilder::on_out_of_memory`](crate::PoolBuilder::on_out_of_memory)),
+    /// recorded in traces, and an event of `tracing` only if no size of the range can be had.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};

@@ -1,6 +1,6 @@
-//! [`Observer`]: a function of the program that is called with refusals. [`Witness`]: writes a file about them.
+//! [`Observer`]: a function of the program that is called with refusals. [`Witness`]: records them, or writes a file about them.
 
-use crate::error::{OutOfMemory, PoolError};
+use crate::error::PoolError;
 use crate::pool::PoolId;
 use crate::reclaim::ReentrancyGuard;
 use core::cell::Cell;
@@ -12,10 +12,11 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&PoolError) + Send + Sync>);
 
-/// Writes what preceded a refusal to a file.
+/// Records refusals, or writes what preceded them to a file.
 pub(crate) trait Witness: Send + Sync {
-    /// Returns the path of the file, or the problem. No lock is held.
-    fn refused(&self, pool: PoolId, report: &OutOfMemory) -> Result<PathBuf, String>;
+    /// Called with each refusal that ends a request. Returns the path of the file that it has written, or the problem; `None` if
+    /// it writes no file. No lock is held.
+    fn refused(&self, pool: PoolId, refusal: &PoolError) -> Option<Result<PathBuf, String>>;
 }
 
 impl Observer {

@@ -54,17 +54,17 @@ pub enum What {
         /// True if all its uses were known to be complete.
         is_complete: bool,
     },
-    /// A request found no memory.
+    /// A request ended without memory.
     Refused {
         /// The pool.
         pool: u32,
-        /// The requested size; for a growable block, the size that it was to have.
+        /// The requested size; for a growable block, the bytes that it was to gain.
         size_bytes: u64,
         /// The stream of the request; `None` for a reservation.
         stream: Option<u64>,
         /// The number of the tag, as in [`What::Alloc`].
         tag: u32,
-        /// The limit, device or adaptor that refused; `None` for a growable block.
+        /// The limit, device or adaptor that refused; `None` for a request that is larger than the device.
         by: Option<RefusedBy>,
     },
     /// The memory that a pool holds from the device. Pools of the backend `caching` record each change, at the next

@@ -8,11 +8,11 @@ use super::book::Book;
 use super::event::Raw;
 use super::ring::Overflow;
 use super::rings::Rings;
-use super::sink::{self, Sink, number, raw_of, whose};
+use super::sink::{self, Sink, number, raw_of};
 use super::{file, format, numbered, recorder};
 use crate::config::FlightRecorder;
 use crate::device::{OrderEvent, OrderObserver};
-use crate::error::OutOfMemory;
+use crate::error::{OutOfMemory, PoolError};
 use crate::pool::{PoolId, Witness};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -78,19 +78,15 @@ impl Flight {
         format::add_report(&mut bytes, number(pool), rings.now_ns(), &text);
         bytes
     }
-}
 
-impl Witness for Flight {
-    fn refused(&self, pool: PoolId, report: &OutOfMemory) -> Result<PathBuf, String> {
+    /// Writes the file. Returns its path, or the problem.
+    fn write(&self, pool: PoolId, report: &OutOfMemory) -> Result<PathBuf, String> {
         let failed = |problem: String| Err(format!("{}: {problem}", self.path.display()));
         if std::process::id() != self.process {
             return failed("a forked process does not write the file of its parent".into());
         }
-        let tag = report.tag.as_deref().map_or(0, |tag| self.log.book.tag(number(pool), tag));
-        let stream = report.stream.map(|stream| stream.as_u64());
-        self.record(Raw::refused(whose(pool, tag), report.requested_bytes, stream, Some(report.refused_by)));
         for (pool, figures) in self.log.book.all_figures() {
-            sink::figures(self, pool, Some(figures));
+            sink::figures(|raw| self.record(raw), pool, Some(figures));
         }
         let mut is_own = self.is_own.lock().unwrap_or_else(PoisonError::into_inner);
         match file::put(&self.path, &self.bytes(pool, report), *is_own) {
@@ -103,11 +99,17 @@ impl Witness for Flight {
     }
 }
 
+impl Witness for Flight {
+    fn refused(&self, pool: PoolId, refusal: &PoolError) -> Option<Result<PathBuf, String>> {
+        if std::process::id() == self.process {
+            sink::refusal(&self.log.book, pool, refusal).into_iter().for_each(|raw| self.record(raw));
+        }
+        Some(self.write(pool, refusal.out_of_memory()?))
+    }
+}
+
 impl Sink for Flight {
     const NAME: &'static str = "flight recorder";
-
-    /// They are recorded with their reports.
-    const RECORDS_REFUSALS: bool = false;
 
     fn rings(&self) -> &Rings {
         &self.log.rings
@@ -119,6 +121,10 @@ impl Sink for Flight {
 
     fn observer(&self) -> Arc<dyn OrderObserver> {
         self.log.clone()
+    }
+
+    fn witness(&self) -> Option<Arc<dyn Witness>> {
+        None
     }
 
     #[inline]

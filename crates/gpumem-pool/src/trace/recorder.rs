@@ -6,12 +6,14 @@ use super::file::{self, Output};
 use super::format;
 use super::ring::{Level, Overflow, Ring, Timed};
 use super::rings::Rings;
-use super::sink::raw_of;
+use super::sink::{self, raw_of};
 use crate::device::{OrderEvent, OrderObserver};
+use crate::error::PoolError;
+use crate::pool::{PoolId, Witness};
 use core::time::Duration;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -41,6 +43,16 @@ struct Flushes {
 impl OrderObserver for Recorder {
     fn note(&self, event: OrderEvent) {
         self.record(raw_of(event));
+    }
+}
+
+impl Witness for Recorder {
+    fn refused(&self, pool: PoolId, refusal: &PoolError) -> Option<Result<PathBuf, String>> {
+        let raw = sink::refusal(&self.book, pool, refusal)?;
+        self.record(raw);
+        let pool = sink::number(pool);
+        sink::figures(|raw| self.record(raw), pool, self.book.figures(pool));
+        None
     }
 }
 

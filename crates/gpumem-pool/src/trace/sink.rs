@@ -3,17 +3,14 @@
 use super::book::{Book, Entry};
 use super::event::{Kind, Raw};
 use super::rings::Rings;
-use crate::device::{OrderEvent, OrderObserver};
+use crate::device::{OrderEvent, OrderObserver, StreamId};
 use crate::error::PoolError;
-use crate::pool::{Adaptor, Change, Figures, Grant, Next, Opening, PoolId, Release, Request};
+use crate::pool::{Adaptor, Change, Figures, Grant, Next, Opening, PoolId, Release, Request, Witness};
 use std::sync::Arc;
 
 pub(super) trait Sink: Send + Sync {
     /// The name of the adaptor.
     const NAME: &'static str;
-
-    /// True if refusals are recorded where they pass the adaptor.
-    const RECORDS_REFUSALS: bool;
 
     fn rings(&self) -> &Rings;
 
@@ -21,6 +18,9 @@ pub(super) trait Sink: Send + Sync {
 
     /// Records the order of streams in the same rings.
     fn observer(&self) -> Arc<dyn OrderObserver>;
+
+    /// Records refusals in the same rings; `None` if the pool passes them to the sink itself.
+    fn witness(&self) -> Option<Arc<dyn Witness>>;
 
     /// Records an event of this thread.
     fn record(&self, raw: Raw);
@@ -37,19 +37,12 @@ impl<S: Sink> Adaptor for S {
     fn open(&self, opening: &Opening<'_>) {
         self.book().add(Entry::new(opening));
         opening.device().watch().add(&self.observer());
+        self.witness().into_iter().for_each(|witness| opening.add_witness(witness));
     }
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         let (stream, whose) = (request.stream().id().as_u64(), whose(request.pool(), request.tag_number()));
-        let grant = match next.alloc(request) {
-            Ok(grant) => grant,
-            Err(error) => {
-                if S::RECORDS_REFUSALS {
-                    refused(self, request, &error);
-                }
-                return Err(error);
-            }
-        };
+        let grant = next.alloc(request)?;
         let words = [grant.address(), grant.size_bytes(), stream, whose];
         self.record(Raw { kind: Kind::Alloc, words });
         let pool = number(request.pool());
@@ -82,16 +75,21 @@ impl<S: Sink> Adaptor for S {
     }
 }
 
-#[cold]
-fn refused(sink: &impl Sink, request: &Request<'_>, error: &PoolError) {
-    if !error.is_want_of_memory() {
-        return;
-    }
-    let by = error.out_of_memory().map(|report| report.refused_by);
-    let whose = whose(request.pool(), request.tag_number());
-    let stream = Some(request.stream().id().as_u64());
-    sink.record(Raw::refused(whose, request.size_bytes(), stream, by));
-    figures(sink, number(request.pool()), request.figures());
+/// The event of a refusal that ends a request. `None` for memory that does not wake: its blocks are live in the record already.
+pub(super) fn refusal(book: &Book, pool: PoolId, refusal: &PoolError) -> Option<Raw> {
+    let (requested_bytes, stream, tag, by) = match refusal {
+        PoolError::TooLarge { requested_bytes, origin, .. } => {
+            let origin = origin.as_deref();
+            let stream = origin.and_then(|origin| origin.stream);
+            (*requested_bytes, stream, origin.and_then(|origin| origin.tag.as_deref()), None)
+        }
+        refusal => {
+            let report = refusal.out_of_memory().filter(|report| report.asleep_bytes == 0)?;
+            (report.requested_bytes, report.stream, report.tag.as_deref(), Some(report.refused_by))
+        }
+    };
+    let tag = tag.map_or(0, |tag| book.tag(number(pool), tag));
+    Some(Raw::refused(whose(pool, tag), requested_bytes, stream.map(StreamId::as_u64), by))
 }
 
 #[cold]
@@ -102,22 +100,17 @@ fn reserved(sink: &impl Sink, pool: u32, figures: Option<Figures>) {
 }
 
 /// Records the figures of a pool.
-pub(super) fn figures(sink: &impl Sink, pool: u32, figures: Option<Figures>) {
+pub(super) fn figures(record: impl Fn(Raw), pool: u32, figures: Option<Figures>) {
     if let Some(figures) = figures {
-        sink.record(Raw::reserved(pool, &figures));
-        sink.record(Raw::in_use(pool, &figures));
+        record(Raw::reserved(pool, &figures));
+        record(Raw::in_use(pool, &figures));
     }
 }
 
 #[cold]
-fn resize<S: Sink>(sink: &S, change: &Change<'_>) {
+fn resize(sink: &impl Sink, change: &Change<'_>) {
     let (address, whose) = (change.address(), whose(change.pool(), change.tag_number()));
     if change.is_undone() {
-        // The size that the block was to have.
-        if S::RECORDS_REFUSALS {
-            let stream = Some(change.stream_id().as_u64());
-            sink.record(Raw::refused(whose, change.from_bytes(), stream, None));
-        }
         return;
     }
     if change.to_bytes() < change.from_bytes() {

@@ -1,9 +1,11 @@
 //! The recorded trace of a program, and the trace of a program that is killed.
 
 use crate::fixture::{built_backends, on_each_backend, small};
-use gpumem_pool::adaptor::{Adaptor, Grant, Next, Request};
+use gpumem_pool::adaptor::{Adaptor, Budget, Fallback, Grant, Next, Request};
 use gpumem_pool::trace::{Recording, Trace, What};
-use gpumem_pool::{CaptureMode, Device, Event, Pool, PoolError, RefusedBy, Stream};
+use gpumem_pool::{
+    Block, CaptureMode, Device, Event, MemoryKind, Pool, PoolError, Reclaimable, RefusedBy, Stream,
+};
 use gpumem_sim::SimConfig;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -415,7 +417,7 @@ fn the_trace_of_a_killed_process_is_readable() {
 #[test]
 #[ignore = "run by the tests of this file, as a process of its own"]
 fn makes_pools_from_the_environment() {
-    static KEPT: Mutex<Vec<(Pool, gpumem_pool::Block)>> = Mutex::new(Vec::new());
+    static KEPT: Mutex<Vec<(Pool, Block)>> = Mutex::new(Vec::new());
     let device = device();
     let stream = Stream::new(&device).unwrap();
     for round in 1..4_u64 {
@@ -560,4 +562,71 @@ fn a_trace_may_go_into_a_pipe() {
     drop((pool, trace));
     let recording = Recording::read_from(&mut reader).unwrap();
     assert_eq!((without_figures(&recording).len(), recording.tail), (2, None));
+}
+
+/// The sizes of refusals in a file.
+fn refused_sizes(path: &Path) -> Vec<(u64, Option<RefusedBy>)> {
+    let recording = Recording::read(path).unwrap();
+    let refused = recording.events.iter().filter_map(|event| match event.what {
+        What::Refused { size_bytes, by, .. } => Some((size_bytes, by)),
+        _ => None,
+    });
+    refused.collect()
+}
+
+/// A refusal is recorded if it ends a request: not for a size that a search gives up, and not for a request that a callback or another
+/// pool serves.
+#[test]
+fn only_refusals_that_end_a_request_are_recorded() {
+    struct Cache(Mutex<Option<Block>>);
+    impl Reclaimable for Cache {
+        fn purge(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+            self.0.lock().unwrap().take();
+            Ok(())
+        }
+
+        fn helps(&self, _kind: MemoryKind) -> bool {
+            true
+        }
+    }
+    on_each_backend(&small(), |fixture| {
+        let path = scratch(&format!("final-{}-{}-{}", fixture.backend, fixture.plain_segments, fixture.kind));
+        let (trace, spare) = (Trace::create(&path).unwrap(), fixture.pool());
+        let budget = Arc::new(Budget::new(48 << 20));
+        let builder = fixture.builder().hard_limit(64 << 20).adaptor(trace.clone()).adaptor(budget.clone());
+        let (pool, stream) = (builder.build().unwrap(), fixture.stream());
+        let largest = pool.alloc_up_to(1 << 20..=1 << 30, &stream).unwrap();
+        assert!(largest.size_bytes() > 32 << 20, "{}", largest.size_bytes());
+        assert!(pool.alloc_up_to(30 << 20..=1 << 30, &stream).is_err());
+        drop(largest);
+
+        let cache = Arc::new(Cache(Mutex::new(Some(pool.alloc(40 << 20, &stream).unwrap()))));
+        let registered = fixture.device.register_reclaimable(&cache);
+        drop(pool.alloc(24 << 20, &stream).unwrap());
+        drop(registered);
+        let builder = fixture.builder().hard_limit(64 << 20).adaptor(trace.clone());
+        let lent = builder.adaptor(Arc::new(Fallback::new(&spare))).build().unwrap();
+        drop(lent.alloc(80 << 20, &stream).unwrap());
+        if let Ok(mut growable) = pool.growable(256 << 20, &stream) {
+            budget.set_limit(u64::MAX);
+            growable.grow_to(8 << 20).unwrap();
+            assert!(growable.grow_to(80 << 20).is_err());
+        }
+        drop((pool, lent));
+        let mut expected = vec![(30 << 20, Some(RefusedBy::Budget))];
+        expected.extend(fixture.maps().then_some((72 << 20, Some(RefusedBy::HardLimit))));
+        assert_eq!(refused_sizes(&path), expected);
+        std::fs::remove_file(path).unwrap();
+    });
+}
+
+/// A request that is larger than the device is recorded too, without a limit.
+#[test]
+fn a_request_larger_than_the_device_is_recorded() {
+    let (path, device) = (scratch("larger"), device());
+    let pool = Pool::builder(&device).adaptor(Trace::create(&path).unwrap()).build().unwrap();
+    assert!(pool.alloc(1 << 40, &Stream::new(&device).unwrap()).is_err());
+    drop(pool);
+    assert_eq!(refused_sizes(&path), [(1 << 40, None)]);
+    std::fs::remove_file(path).unwrap();
 }

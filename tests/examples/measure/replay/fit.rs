@@ -236,14 +236,19 @@ fn row(trace: &Trace, candidate: Candidate, attempt: &Attempt) -> [String; 11] {
 /// A line about what a candidate refused; empty if it fits.
 fn refusal(trace: &Trace, candidate: Candidate, attempt: &Attempt) -> String {
     match attempt {
-        Attempt::Refused { event, report } => format!(
-            "{}, {candidate}: event {event} of {} refused, {} with {} in use and {} reserved\n",
-            trace.name(),
-            trace.events().len(),
-            Bytes(report.requested_bytes),
-            Bytes(report.in_use_bytes),
-            Bytes(report.reserved_bytes)
-        ),
+        Attempt::Refused { event, refusal } => {
+            let place =
+                format!("{}, {candidate}: event {event} of {} refused", trace.name(), trace.events().len());
+            match refusal.out_of_memory() {
+                Some(report) => format!(
+                    "{place}, {} with {} in use and {} reserved\n",
+                    Bytes(report.requested_bytes),
+                    Bytes(report.in_use_bytes),
+                    Bytes(report.reserved_bytes)
+                ),
+                None => format!("{place}: {refusal}\n"),
+            }
+        }
         Attempt::Completed(outcome) if outcome.refusal_count > 0 => format!(
             "{}, {candidate}: {} of the {} requests that the recorded program was refused are refused again\n",
             trace.name(),
@@ -269,13 +274,13 @@ fn limit_json(trace: &Trace, candidate: Candidate, found: Option<&SmallestLimit>
 fn attempt_json(trace: &Trace, candidate: Candidate, attempt: &Attempt) -> Value {
     let mut value = match attempt {
         Attempt::Completed(outcome) => super::report::json(trace, outcome),
-        Attempt::Refused { event, report } => json!({
+        Attempt::Refused { event, refusal } => json!({
             "name": trace.name(),
             "backend": candidate.backend.to_string(),
             "refused_event": event,
-            "refused_bytes": report.requested_bytes,
-            "in_use_bytes": report.in_use_bytes,
-            "reserved_bytes": report.reserved_bytes,
+            "refused_bytes": attempt.refused_bytes(),
+            "in_use_bytes": refusal.out_of_memory().map(|report| report.in_use_bytes),
+            "reserved_bytes": refusal.out_of_memory().map(|report| report.reserved_bytes),
         }),
     };
     value["conf"] = json!(candidate.conf());

@@ -152,7 +152,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 /// Returns whether a request was refused: the other traces may still fit.
 fn is_refusal(error: &anyhow::Error) -> bool {
-    let refused = |error: &ReplayError| matches!(error, ReplayError::Event { error, .. } if error.out_of_memory().is_some());
+    let refused =
+        |error: &ReplayError| matches!(error, ReplayError::Event { error, .. } if error.is_out_of_memory());
     error.downcast_ref::<ReplayError>().is_some_and(refused)
 }
 

@@ -6,7 +6,7 @@ use crate::backend::Allocation;
 use crate::config::{ALIGNMENT_MIN, PoolName};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
-use crate::pool::{StateRef, alignment::check_alignment};
+use crate::pool::{StateRef, Witness, alignment::check_alignment};
 use crate::reclaim::catch_panic::catch_panic;
 use crate::stats::Names;
 use core::fmt;
@@ -18,6 +18,8 @@ pub(crate) struct Stack {
     /// The names of the pool's tags.
     names: Arc<Names>,
     adaptors: Box<[Arc<dyn Adaptor>]>,
+    /// The recorders among the adaptors, which see the refusals that end a request.
+    witnesses: Mutex<Vec<Arc<dyn Witness>>>,
     /// The holdings of blocks that are not plain backend allocations.
     entries: Mutex<Entries>,
 }
@@ -233,6 +235,7 @@ impl Stack {
             name: name.clone(),
             names: Arc::clone(names),
             adaptors: added.iter().rev().cloned().collect(),
+            witnesses: Mutex::default(),
             entries: Mutex::default(),
         })
     }
@@ -263,6 +266,16 @@ impl Stack {
     pub(crate) fn close(&self) {
         // A drop must not panic.
         self.adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.close(self.id()))));
+    }
+
+    /// Adds a recorder of refusals.
+    pub(super) fn add_witness(&self, witness: Arc<dyn Witness>) {
+        self.witnesses.lock().unwrap_or_else(PoisonError::into_inner).push(witness);
+    }
+
+    /// The recorders of refusals.
+    pub(crate) fn witnesses(&self) -> Vec<Arc<dyn Witness>> {
+        self.witnesses.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn refusal(&self, level: usize, requested_bytes: u64, reason: &str) -> PoolError {

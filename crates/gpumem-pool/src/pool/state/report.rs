@@ -12,7 +12,7 @@ use crate::error::{
     Requested,
 };
 use crate::limits::Trimmable;
-use crate::pool::scope;
+use crate::pool::{Stack, scope};
 use core::cell::Cell;
 use std::sync::Arc;
 
@@ -108,14 +108,17 @@ impl State {
         })
     }
 
-    /// Counts an error that is a refusal, and passes it to the witness, to `tracing` and to the observer. Inside of
+    /// Counts an error that is a refusal, and passes it to traces, to the flight recorder, to `tracing` and to the observer. Inside of
     /// [`State::alloc_one_of`] only the end counts.
     fn announce(&self, error: &mut PoolError) {
         if error.is_want_of_memory() && !core::ptr::eq(TRYING.get(), self) {
-            if let Some(report) = error.out_of_memory_mut()
-                && let Some(witness) = &self.setup.witness
-            {
-                report.flight_record = Some(witness.refused(self.setup.name.id(), report));
+            let pool = self.setup.name.id();
+            let recorders = self.stack.as_ref().map(Stack::witnesses).unwrap_or_default();
+            for witness in recorders.iter().chain(&self.setup.witness) {
+                let record = witness.refused(pool, error);
+                if let (Some(record), Some(report)) = (record, error.out_of_memory_mut()) {
+                    report.flight_record = Some(record);
+                }
             }
             self.activity.count_refusal();
             self.event_refusal(error);
