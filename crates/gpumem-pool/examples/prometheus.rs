@@ -1,6 +1,8 @@
-//! The counters of every pool of a device in the text format of Prometheus. A program returns this text for `GET /metrics`.
+//! The counters of pools in the text format of Prometheus. A program passes the pools that it has made, and returns this text for
+//! `GET /metrics`.
 //!
-//! The export is about ten lines, [`metrics`], and one line for each figure, [`FIGURES`].
+//! The export is about ten lines, [`metrics`], and one line for each figure, [`FIGURES`]. Pools may have one name, so each series has the
+//! number of its pool too.
 //!
 //! `cargo run -p gpumem-pool --example prometheus`, on a GPU or, without one, on the simulator.
 
@@ -33,13 +35,18 @@ pub(crate) fn metrics(pools: &[Pool]) -> Result<String, PoolError> {
         let lines: &mut String = text.entry(name).or_insert_with(|| format!("# TYPE gpumem_{name} {kind}\n"));
         *lines += &format!("gpumem_{name}{{{labels}}} {value}\n");
     };
-    for status in pools.iter().map(Pool::status).collect::<Result<Vec<_>, _>>()? {
+    for pool in pools {
+        let (status, id) = (pool.status()?, pool.id().to_string());
         // A name has no line breaks.
-        let pool = format!("pool=\"{}\"", status.name.replace('\\', "\\\\").replace('"', "\\\""));
+        let name = status.name.replace('\\', "\\\\").replace('"', "\\\"");
+        let number = id.trim_start_matches("pool ");
+        let pool = format!("device=\"{}\",pool=\"{name}\",id=\"{number}\"", pool.device().ordinal());
         FIGURES.iter().for_each(|(name, kind, value)| add(*name, *kind, pool.clone(), value(&status)));
         for step in &status.counters.steps {
             let labels = format!("{pool},step=\"{}\"", step.name);
-            add("gained_bytes_total", "counter", labels, step.gained_bytes as f64);
+            add("gained_bytes_total", "counter", labels.clone(), step.gained_bytes as f64);
+            add("served_by_step_total", "counter", labels.clone(), step.served_count as f64);
+            add("step_seconds_total", "counter", labels, step.took.as_secs_f64());
         }
     }
     Ok(text.into_values().collect())

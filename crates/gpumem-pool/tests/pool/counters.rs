@@ -180,39 +180,50 @@ fn pools_count_apart() {
     });
 }
 
-/// A line of the text format: `name{pool="…"} number`, after a line that states the type of the name.
+/// A line of the text format: `name{device="0",pool="…",id="…"} number`, after a line that states the type of the name. No series is
+/// there twice, also for pools of one name.
 #[test]
 fn the_example_prints_the_format_of_prometheus() {
     on_device_memory(&small(), |fixture| {
-        let named = fixture.builder().name("a \"pool\"\\").hard_limit(64 * MIB).build().unwrap();
-        let pools = [named, fixture.pool()];
+        let named = || fixture.builder().name("a \"pool\"\\").hard_limit(64 * MIB).build().unwrap();
+        let pools = [named(), fixture.pool(), named()];
         let _held = pools[0].alloc(MIB, &fixture.stream()).unwrap();
         assert!(pools[0].alloc(80 * MIB, &fixture.stream()).is_err());
         let (text, mut typed) = (prometheus::metrics(&pools).unwrap(), "");
-        let shown = [r#"a \"pool\"\\"#, pools[1].name()];
+        let names = [r#"a \"pool\"\\"#, pools[1].name(), r#"a \"pool\"\\"#];
+        let labels = |index: usize| {
+            let id = pools[index].id().to_string();
+            format!("device=\"0\",pool=\"{}\",id=\"{}\"", names[index], &id["pool ".len()..])
+        };
+        let shown = [0, 1, 2].map(labels);
+        let mut series: Vec<_> = text.lines().filter_map(|line| line.rsplit_once(' ')).collect();
+        series.sort_unstable();
+        assert!(series.windows(2).all(|pair| pair[0].0 != pair[1].0 || pair[0].0.starts_with('#')), "{text}");
         for line in text.lines() {
             match line.strip_prefix("# TYPE ") {
                 Some(declared) => typed = declared.split(' ').next().unwrap(),
                 None => {
-                    let (name, rest) = line.split_once("{pool=\"").unwrap();
-                    let (labels, value) = rest.rsplit_once("\"} ").unwrap();
-                    let pool = labels.split("\",step=\"").next().unwrap();
+                    let (name, rest) = line.split_once('{').unwrap();
+                    let (labels, value) = rest.rsplit_once("} ").unwrap();
+                    let pool = labels.split(",step=\"").next().unwrap();
                     assert_eq!(name, typed);
-                    assert!(shown.contains(&pool) && value.parse::<f64>().is_ok(), "{line}");
+                    assert!(
+                        shown.iter().any(|shown| shown == pool) && value.parse::<f64>().is_ok(),
+                        "{line}"
+                    );
                 }
             }
         }
         let value = |name: &str, pool: usize| {
-            let start = format!("gpumem_{name}{{pool=\"{}\"}} ", shown[pool]);
+            let start = format!("gpumem_{name}{{{}}} ", shown[pool]);
             text.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_default()
         };
         assert_eq!(["in_use_bytes", "refusals_total"].map(|name| value(name, 0)), ["1048576", "1"]);
         assert_eq!(["in_use_bytes", "refusals_total"].map(|name| value(name, 1)), ["0", "0"]);
         // One step served the block.
         let served = text.lines().filter(|line| {
-            let is_of_named =
-                line.starts_with("gpumem_gained_bytes_total{pool=\"a \\\"pool\\\"\\\\\",step=\"");
-            is_of_named && line.ends_with("\"} 1048576")
+            let start = format!("gpumem_gained_bytes_total{{{},step=\"", shown[0]);
+            line.starts_with(&start) && line.ends_with("\"} 1048576")
         });
         assert_eq!(served.count(), usize::from(fixture.backend == BackendKind::Caching), "{text}");
     });
