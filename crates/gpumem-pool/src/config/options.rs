@@ -230,8 +230,8 @@ options! {
          cost: every allocation and free takes the slow path, as with an adaptor";
     flight_recorder: FlightRecorder = named("`off`, `on`, or the path of a file (flight.trace)") default "`off`"
         => flight_recorder on ALL, setter(impl Into<FlightRecorder>), variable "GPUMEM_FLIGHT_RECORDER":
-        "whether the last events of each thread are kept in memory, and written to a file when a request is refused; `on` is \
-         `gpumem-PID.trace` in the folder for temporary files, and `%p` in a path is the process ID. The cost: every \
+        "whether the last events of each thread are kept in memory, and written to a file when a request is refused with a report; \
+         `on` is `gpumem-PID.trace` in the folder for temporary files, and `%p` in a path is the process ID. The cost: every \
          allocation and free takes the slow path and records an event, as with a trace";
     oversubscribe: bool = boolean("`true` or `false`") default "`false`" => oversubscribes on ALL:
         "whether the pool may exceed the margin of unified memory. Otherwise unified memory and all pools of a \
