@@ -145,9 +145,10 @@ impl Subject<'_> {
         settings.add_filter(&format!("(?m)^( {{2,}}{rows}){cell}"), "$1          SIZE");
         settings.add_filter(r"(?m)^(  device free .*) of [0-9.]+ [KMGT]iB", "$1 of SIZE");
         settings.add_filter(r"the device has only [0-9.]+ [KMGT]iB", "the device has only SIZE");
+        settings.add_filter(r"the device has [0-9.]+ [KMGT]iB free", "the device has SIZE free");
         if figures == Figures::OfTheDevice {
             // The last blocks that fit depend on the size of the device too.
-            settings.add_filter(r"\n  rounding  [^\n]*|  largest free block [^\n]*", "");
+            settings.add_filter(r"\n  rounding  [^\n]*|; largest free block [^\n]*", "");
             settings.add_filter(r"\b[0-9.]+ (?:[KMGT]iB|bytes)", "SIZE");
             settings.add_filter(r"\b[0-9]+ of the last [0-9]+ blocks", "N of the last N blocks");
             settings.add_filter(r" in [0-9]+ blocks?", " in N blocks");
@@ -524,7 +525,7 @@ cases! {
             let _held = pool.alloc(352 * MIB, &stream).unwrap();
             let error = pool.alloc(148 * MIB, &stream).unwrap_err();
             assert_eq!(subject.refused("limit_on_a_full_device", &error, Figures::OfTheDevice), Advice::FreeTheDevice);
-            assert!(error.to_string().contains("also raise the limit to 500.000 MiB or more"), "{error}");
+            assert!(error.to_string().contains("exceed the limit as well: raise the limit to 500.000 MiB or more"), "{error}");
         });
     }
 }

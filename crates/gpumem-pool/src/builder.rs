@@ -162,9 +162,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Calls `observer` with every error of this pool that reports a lack of memory: [`PoolError::OutOfMemory`] and
-    /// [`PoolError::LimitReached`], which have a report ([`PoolError::out_of_memory`]), [`PoolError::TooLarge`] and
-    /// [`PoolError::OverBudget`].
+    /// Calls `observer` with every error of this pool that reports a lack of memory: [`PoolError::OutOfMemory`],
+    /// [`PoolError::LimitReached`] and [`PoolError::OverBudget`], which have a report ([`PoolError::out_of_memory`]), and
+    /// [`PoolError::TooLarge`]. A refusal of an adaptor that is not about memory ([`PoolError::Refused`]) is not passed to it.
     ///
     /// The call happens once, on the requesting thread, before the request returns. Refusals along the way of a request
     /// that succeeds in the end are not reported. No lock is held, so the observer may inspect the pool and free

@@ -47,7 +47,7 @@ pub enum PoolError {
         /// that an adaptor makes.
         fallbacks: Vec<String>,
     },
-    /// A hard limit or quota refused the request, even after the pool released and reclaimed everything it could.
+    /// A hard limit, a quota or the margin of unified memory refused the request, even after the pool released and reclaimed everything it could.
     /// Freeing memory or raising the limit helps.
     #[error(fmt = fmt::Display::fmt)]
     LimitReached(Box<OutOfMemory>),
@@ -56,7 +56,8 @@ pub enum PoolError {
     OverBudget(Box<OutOfMemory>),
     /// A write passed an end of a block that has been freed since. The present request is correct.
     #[error(
-        "{0}; to find the kernel or copy that wrote there, call `Guard::settle` after each until it fails, or use compute-sanitizer"
+        "{0}; to find the kernel or copy that wrote there, drop the block after a part of the work, synchronize, and \
+         call `Guard::settle`, which returns the damage if that part did it; or use compute-sanitizer"
     )]
     Damaged(Box<damage::Damage>),
     /// An adaptor refused the request.
@@ -85,10 +86,12 @@ pub enum PoolError {
     },
     /// The request exceeds the maximum that the growable block was created with.
     #[error(
-        "{} requested of a growable block whose maximum is {}; {}",
+        "{} requested of a growable block of the pool {pool} whose maximum is {}; {}",
         Requested(*.requested_bytes), Bytes(*.maximum_bytes), beyond_maximum(*.requested_bytes)
     )]
     BeyondMaximum {
+        /// The name of the pool.
+        pool: String,
         /// The requested size.
         requested_bytes: u64,
         /// The maximum given to [`Pool::growable`](crate::Pool::growable).
@@ -149,8 +152,10 @@ pub enum PoolError {
         pool: String,
     },
     /// The pool cannot go to sleep now, or another thread is changing whether it sleeps.
-    #[error("the pool cannot sleep: {reason}; {remedy}")]
+    #[error("the pool {pool} cannot sleep: {reason}; {remedy}")]
     CannotSleep {
+        /// The name of the pool.
+        pool: String,
         /// The reason, as a sentence.
         reason: &'static str,
         /// The action that helps.
@@ -339,11 +344,13 @@ pub enum PoolError {
     /// An earlier free failed, so the pool's bookkeeping and the driver's differ. The block was leaked rather than
     /// reused.
     #[error(
-        "this pool is unusable: freeing {} at {address:#x} failed ({cause}), and the block was leaked; create a new pool, \
+        "the pool {pool} is unusable: freeing {} at {address:#x} failed ({cause}), and the block was leaked; create a new pool, \
          and check what else frees memory or resets the device",
         Bytes(*.size_bytes)
     )]
     Poisoned {
+        /// The name of the pool.
+        pool: String,
         /// The address of the block.
         address: u64,
         /// The size of the block.

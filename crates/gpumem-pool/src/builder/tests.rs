@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::Tuning;
+use crate::device::Stream;
 use gpumem_sim::SimConfig;
 
 fn of(variables: &[(&str, &str)]) -> PoolBuilder {
@@ -173,5 +174,28 @@ fn a_soft_limit_above_the_hard_one_is_reported_as_ignored() {
         let status = pool.status().unwrap().to_string();
         let is_idle = backend != BackendKind::Native;
         assert_eq!((is_told(&notices(&pool)), status.contains("no effect")), (is_idle, is_idle), "{status}");
+    }
+}
+
+/// The limit is raised where it was set: a variable has no effect on a limit of the builder.
+#[test]
+fn a_refusal_names_the_place_of_the_limit() {
+    let refused = |pool: &Pool| {
+        let stream = Stream::new(pool.device()).unwrap();
+        pool.alloc(80 << 20, &stream).unwrap_err().to_string()
+    };
+    let variable = of(&[("GPUMEM_HARD_LIMIT", "64MiB")]);
+    let later = of(&[]).build().unwrap();
+    later.set_hard_limit(64 << 20).unwrap();
+    for (pool, place) in [
+        (variable.clone().build().unwrap(), "(GPUMEM_HARD_LIMIT, or Pool::set_hard_limit)"),
+        (
+            variable.hard_limit(48 << 20).build().unwrap(),
+            "(PoolBuilder::hard_limit, or Pool::set_hard_limit)",
+        ),
+        (later, "(Pool::set_hard_limit)"),
+    ] {
+        let text = refused(&pool);
+        assert!(text.contains(place), "{place}: {text}");
     }
 }

@@ -35,8 +35,16 @@ impl fmt::Display for Bytes {
             (count, None) => f.pad(&format!("{count} bytes")),
             (count, Some((unit, name))) => {
                 let decimals = f.precision().unwrap_or(3);
+                let (number, name) = match format!("{:.decimals$}", count as f64 / unit as f64) {
+                    // Rounded up to the next unit.
+                    full if full.starts_with("1024") && name != "EiB" => {
+                        let index = UNITS.iter().position(|(known, _)| *known == unit).unwrap_or_default();
+                        (format!("{:.decimals$}", 1.0), UNITS.get(index + 1).map_or(name, |(_, next)| next))
+                    }
+                    number => (number, name),
+                };
                 // `pad` would apply the precision to the text and truncate it.
-                let text = format!("{:.decimals$} {name}", count as f64 / unit as f64);
+                let text = format!("{number} {name}");
                 match f.width() {
                     Some(width) => write!(f, "{text:>width$}"),
                     None => f.write_str(&text),
@@ -69,6 +77,8 @@ mod tests {
             (32 << 20, "32.000 MiB"),
             (2_764_875_366, "2.575 GiB"),
             (1 << 40, "1.000 TiB"),
+            ((1 << 30) - 1, "1.000 GiB"),
+            ((1 << 30) - (1 << 10), "1023.999 MiB"),
             (u64::MAX, "16.000 EiB"),
         ] {
             assert_eq!(Bytes(bytes).to_string(), text);

@@ -59,9 +59,11 @@ pub struct OutOfMemory {
     pub pool: String,
     /// The ordinal of the device.
     pub device_ordinal: u32,
-    /// The stream of the request; `None` for a reservation and a growable block.
+    /// The stream of the request, or the owner stream of a growable block; `None` for a reservation and for
+    /// [`Pool::wake`](crate::Pool::wake).
     pub stream: Option<StreamId>,
-    /// The tag of the request: the thread's innermost scope ([`Pool::scope`](crate::Pool::scope)).
+    /// The tag of the request: the one given to [`Pool::alloc_tagged`](crate::Pool::alloc_tagged), that of the scope in which a growable
+    /// block was created, or else that of the thread's innermost scope ([`Pool::scope`](crate::Pool::scope)).
     pub tag: Option<String>,
     /// The requested kind of memory.
     pub kind: MemoryKind,
@@ -182,6 +184,8 @@ pub(crate) struct PoolFacts {
     pub(crate) is_parent_limit: bool,
     /// A parent's limit that would refuse too.
     pub(crate) parent_limit_bytes: Option<u64>,
+    /// The name under which the pool's hard limit was given: an option or a variable. `None` if it was set later.
+    pub(crate) limit_given_as: Option<&'static str>,
     /// True if the tuning options are those of the profile `tight`.
     pub(crate) is_tight: bool,
     /// Bytes cached by other pools of the device, if the request did not try to release them: they are not released while one of

@@ -12,9 +12,10 @@ pub struct RequestOrigin {
     pub device_ordinal: u32,
     /// The name of the pool ([`Pool::name`](crate::Pool::name)).
     pub pool: String,
-    /// The stream of the request; `None` for a reservation and a growable block.
+    /// The stream of the request, or the owner stream of a growable block; `None` for a reservation.
     pub stream: Option<StreamId>,
-    /// The tag of the request: the thread's innermost scope ([`Pool::scope`](crate::Pool::scope)).
+    /// The tag of the request: the one given to [`Pool::alloc_tagged`](crate::Pool::alloc_tagged), that of the scope in which a growable
+    /// block was created, or else that of the thread's innermost scope ([`Pool::scope`](crate::Pool::scope)).
     pub tag: Option<String>,
 }
 

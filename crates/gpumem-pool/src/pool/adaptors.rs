@@ -214,7 +214,7 @@ impl StateRef {
         let finished = call.finish(answer, request);
         let finished = finished.or_else(|error| self.retry_over_budget(error, again));
         let origin =
-            Origin { size_bytes: Some(request.size_bytes()), stream: Some(call.stream), tag: call.tag };
+            Origin { size_bytes: Some(request.size_bytes()), stream: Some(call.stream.id()), tag: call.tag };
         Ok((self.with_report(finished, &origin)?, 0))
     }
 

@@ -151,6 +151,7 @@ impl GrowableBlock {
         self.pool.0.check_awake()?;
         if size_bytes > self.max_bytes {
             return Err(PoolError::BeyondMaximum {
+                pool: self.pool.name().into(),
                 requested_bytes: size_bytes,
                 maximum_bytes: self.max_bytes,
             });
@@ -158,7 +159,8 @@ impl GrowableBlock {
         if size_bytes > self.size_bytes {
             let grow = || self.grow_adapted(size_bytes);
             let grown = grow().or_else(|error| self.pool.0.retry_over_budget(error, grow));
-            self.pool.0.with_report(grown, &Origin { size_bytes: None, stream: None, tag: self.tag })?;
+            let origin = Origin { size_bytes: None, stream: Some(self.owner_stream), tag: self.tag };
+            self.pool.0.with_report(grown, &origin)?;
             scope::count_change(self.pool.0.tags(), self.tag, self.size_bytes, size_bytes);
             self.size_bytes = size_bytes;
         }

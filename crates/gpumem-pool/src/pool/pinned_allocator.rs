@@ -87,7 +87,7 @@ impl PinnedAllocator {
         let Ok(layout) = Layout::array::<T>(capacity) else {
             let requested_bytes = size_of::<T>().saturating_mul(capacity) as u64;
             let device_bytes = self.0.pool.device().total_bytes();
-            let origin = Origin { size_bytes: None, stream: Some(&self.0.stream), tag: 0 };
+            let origin = Origin { size_bytes: None, stream: Some(self.0.stream.id()), tag: 0 };
             let error = PoolError::too_large(requested_bytes, device_bytes);
             return self.0.pool.0.with_report(Err(error), &origin);
         };

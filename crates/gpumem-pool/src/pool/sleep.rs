@@ -83,7 +83,7 @@ impl Pool {
         state.check_usable()?;
         let (sleeping, device) = (state.backend().sleeping()?, self.device());
         device.check_runs(operation)?;
-        let mut change = state.sleep_state().begin(AWAKE)?;
+        let mut change = state.sleep_state().begin(AWAKE).map_err(|obstacle| state.cannot_sleep(obstacle))?;
         // Here a refusal makes no other thread's operation fail. Checked again below, for a loan that begins meanwhile.
         state.check_not_lent(sleeping)?;
         state.take_cache_key();
@@ -93,7 +93,9 @@ impl Pool {
         sleeping.prepare();
         let slept = state
             .check_not_lent(sleeping)
-            .and_then(|()| state.sleep_state().check_keep(keep))
+            .and_then(|()| {
+                state.sleep_state().check_keep(keep).map_err(|obstacle| state.cannot_sleep(obstacle))
+            })
             .and_then(|()| {
                 device.synchronize_for_drop()?;
                 sleeping.sleep(keep)
@@ -126,7 +128,8 @@ impl Pool {
             return Ok(Woken::default());
         }
         let sleeping = state.backend().sleeping()?;
-        let mut change = state.sleep_state().begin(ASLEEP)?;
+        let mut change =
+            state.sleep_state().begin(ASLEEP).map_err(|obstacle| state.cannot_sleep(obstacle))?;
         let woken = state.climb(&mut *sleeping.wake());
         if woken.is_ok() {
             state.be_awake();
@@ -152,6 +155,12 @@ pub(crate) struct SleepState {
     has_hidden_bytes: AtomicBool,
 }
 
+/// The reason why a pool cannot go to sleep or wake, for [`PoolError::CannotSleep`].
+struct Obstacle {
+    reason: &'static str,
+    remedy: &'static str,
+}
+
 /// A change of the state. No other thread changes it until this is dropped.
 struct Change<'a> {
     state: &'a SleepState,
@@ -171,9 +180,9 @@ impl SleepState {
     }
 
     /// Refuses to lose contents that adaptors need. Calls on streams that began before have ended.
-    fn check_keep(&self, keep: Keep) -> Result<(), PoolError> {
+    fn check_keep(&self, keep: Keep) -> Result<(), Obstacle> {
         match keep == Keep::Nothing && self.has_hidden_bytes.load(Ordering::SeqCst) {
-            true => Err(PoolError::CannotSleep {
+            true => Err(Obstacle {
                 reason: "an adaptor has bytes of its own beside blocks, which would be lost",
                 remedy: "call Pool::sleep with Keep::OnHost",
             }),
@@ -182,14 +191,14 @@ impl SleepState {
     }
 
     /// Begins a change from a state. Without success, the state stays.
-    fn begin(&self, from: u8) -> Result<Change<'_>, PoolError> {
+    fn begin(&self, from: u8) -> Result<Change<'_>, Obstacle> {
         match self.now.compare_exchange(from, CHANGING, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(Change { state: self, to: from }),
-            Err(ASLEEP) => Err(PoolError::CannotSleep {
+            Err(ASLEEP) => Err(Obstacle {
                 reason: "it sleeps already",
                 remedy: "call Pool::wake before it sleeps again",
             }),
-            Err(_) => Err(PoolError::CannotSleep {
+            Err(_) => Err(Obstacle {
                 reason: "another thread is putting it to sleep or waking it",
                 remedy: "wait for that call to return",
             }),
@@ -213,14 +222,18 @@ impl State {
         }
     }
 
+    fn cannot_sleep(&self, Obstacle { reason, remedy }: Obstacle) -> PoolError {
+        PoolError::CannotSleep { pool: self.setup().name.as_str().into(), reason, remedy }
+    }
+
     /// Refuses to let memory sleep that another library has borrowed. Exact once the addresses are among the sleeping memory of the
     /// device and calls on streams have ended that began before.
     fn check_not_lent(&self, sleeping: &dyn Sleeping) -> Result<(), PoolError> {
         match self.device().sleepers().has_lent(&sleeping.addresses()) {
-            true => Err(PoolError::CannotSleep {
+            true => Err(self.cannot_sleep(Obstacle {
                 reason: "arrays in its memory are lent to another library (`read_on`, `write_on`, cudarc)",
                 remedy: "drop the guards first",
-            }),
+            })),
             false => Ok(()),
         }
     }

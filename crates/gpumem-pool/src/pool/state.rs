@@ -293,7 +293,7 @@ impl State {
         self.check_stream(stream)?;
         self.with_report(
             self.check_size(size_bytes),
-            &Origin { size_bytes: Some(size_bytes), stream: Some(stream), tag: 0 },
+            &Origin { size_bytes: Some(size_bytes), stream: Some(stream.id()), tag: 0 },
         )
     }
 

@@ -38,7 +38,9 @@ pub struct PoolCounters {
     /// Requests that were refused because memory, a limit, a quota or a budget ran out, or because they were larger than the
     /// device.
     pub refusal_count: u64,
-    /// Allocations that no cache of the calling thread served, refused ones included. With `native` and `none`, all of them.
+    /// Allocations that no cache of the calling thread served, those included that the backend refused: with `native` and `none`, all of
+    /// them. Each size that [`Pool::alloc_up_to`](crate::Pool::alloc_up_to) tries counts, and each repetition after the refusal of a
+    /// budget that reaches the backend. Requests that an adaptor refuses before, and parts of a graph's memory, do not count.
     pub slow_allocation_count: u64,
     /// Bytes that the pool has returned to the driver. With `native`, without those that the driver releases on its own when
     /// the host waits; with `none` 0, because it keeps no memory.

@@ -134,10 +134,14 @@ fn a_failed_free_poisons_the_pool_and_leaks_the_block() {
             pool.trim_to(0).map(drop),
         ] {
             let error = attempt.unwrap_err();
-            let PoolError::Poisoned { address, size_bytes, cause } = error else { panic!("{error:?}") };
+            let PoolError::Poisoned { pool: ref name, address, size_bytes, cause } = error else {
+                panic!("{error:?}")
+            };
             assert_eq!((address, size_bytes), (bad_address, 1 << 20));
             assert_eq!(cause.code(), CUresult::CUDA_ERROR_INVALID_VALUE);
-            assert!(error.to_string().contains("create a new pool"), "{error}");
+            let text = error.to_string();
+            assert!(name == pool.name() && text.contains(&format!("the pool {name} is unusable")), "{text}");
+            assert!(text.contains("create a new pool"), "{text}");
         }
         drop(good);
         let status = pool.status().unwrap();

@@ -106,7 +106,8 @@ fn a_report_names_the_pool_the_stream_and_the_tag() {
         if let Ok(mut growing) = pool.growable(16 * MIB, &stream) {
             drop(scope);
             let error = growing.grow_to(9 * MIB).unwrap_err();
-            assert!(error.to_string().contains("(device 0, pool training, tag `batch\\n2`)\n"), "{error}");
+            assert!(error.to_string().contains(&format!("{origin}\n")), "{error}");
+            assert_eq!(error.out_of_memory().unwrap().stream, Some(stream.id()));
         }
         if let Err(error) = pool.reserve(9 * MIB) {
             assert!(error.to_string().contains("(device 0, pool training"), "{error}");

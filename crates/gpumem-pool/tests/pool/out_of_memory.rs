@@ -29,17 +29,22 @@ pub(crate) fn refused(
 /// advice is equal, but the bytes differ.
 fn assert_snapshot(fixture: &Fixture, name: &str, text: &str) {
     if fixture.seed == 0 && !fixture.plain_segments {
-        let mut settings = insta::Settings::clone_current();
-        settings.set_prepend_module_to_snapshot(false);
-        // A step that gained nothing is listed only if it was slow.
-        settings.add_filter(r"\n +tried: [^\n]*: gained nothing in [^\n]*", "");
-        settings.add_filter(r" in [0-9.]+(ns|µs|ms|s)(\n|$)", " in TIME$2");
-        settings.add_filter(r"pool [0-9]+", "pool N");
-        settings.add_filter(r"stream [0-9]+", "stream N");
-        settings.add_filter(r"host free +[0-9.]+ [KMGT]iB", "host free     SIZE");
-        settings.add_filter(r"[0-9.]+ [KMGT]iB of its memory is free", "SIZE of its memory is free");
-        settings.bind(|| insta::assert_snapshot!(format!("{name}_{}", fixture.backend), text));
+        assert_text(&format!("{name}_{}", fixture.backend), text);
     }
+}
+
+/// Compares a text with its snapshot. Numbers of pools and streams, times and the memory of the host are not compared.
+pub(crate) fn assert_text(name: &str, text: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_prepend_module_to_snapshot(false);
+    // A step that gained nothing is listed only if it was slow.
+    settings.add_filter(r"\n +tried: [^\n]*: gained nothing in [^\n]*", "");
+    settings.add_filter(r" in [0-9.]+(ns|µs|ms|s)(\n|$)", " in TIME$2");
+    settings.add_filter(r"pool [0-9]+", "pool N");
+    settings.add_filter(r"stream [0-9]+", "stream N");
+    settings.add_filter(r"host free +[0-9.]+ [KMGT]iB", "host free     SIZE");
+    settings.add_filter(r"[0-9.]+ [KMGT]iB of its memory is free", "SIZE of its memory is free");
+    settings.bind(|| insta::assert_snapshot!(name, text));
 }
 
 pub(crate) fn observed(fixture: &Fixture) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<PoolError>>>) {

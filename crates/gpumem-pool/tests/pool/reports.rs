@@ -140,7 +140,7 @@ fn an_aligned_request_is_reported_as_requested() {
         let error = pool.alloc_aligned(40 * MIB, 32 * MIB, &stream).unwrap_err();
         let report = error.out_of_memory().unwrap();
         assert_eq!((report.requested_bytes, report.alignment), (40 * MIB, 32 * MIB));
-        assert!(error.to_string().contains("refused 40.000 MiB at a multiple of 32.000 MiB"), "{error}");
+        assert!(error.to_string().contains("refused 40.000 MiB aligned to 32.000 MiB"), "{error}");
         assert_eq!(report.advice(), Advice::RaiseTheLimit, "{error}");
         // The proposed limit suffices.
         pool.set_hard_limit(72 * MIB).unwrap();

@@ -2,10 +2,12 @@
 //! situations run on GPUs too, and are in `tests/pool/situations.rs` of the repository.
 
 use crate::fixture::{built_backends, on_device_memory, on_each_backend, small};
-use crate::out_of_memory::{observed, refused, until_refused};
+use crate::out_of_memory::{assert_text, observed, refused, until_refused};
 use gpumem_pool::sys::CUresult;
-use gpumem_pool::{Advice, BackendKind, Device, MemoryKind, Pool, Stream};
+use gpumem_pool::{Advice, BackendKind, Block, Device, MemoryKind, Pool, Reclaimable, Stream};
 use gpumem_sim::{Effect, Rule};
+use std::error::Error;
+use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
@@ -51,7 +53,43 @@ fn one_of_two_devices_is_full() {
         let _held = pools[0].alloc(100 * MIB, &streams[0]).unwrap();
         let (_full, error) = until_refused(&pools[1], 300 * MIB, &streams[1]);
         let text = error.to_string();
+        assert_text(&format!("two_devices_{backend}"), &text);
         assert!(text.lines().next().unwrap().contains("(device 1, pool "), "{text}");
         assert!(!text.contains("other pools of this program"), "{text}");
     }
+}
+
+/// A cache of the program that releases half of what is needed, and fails to release the rest.
+struct Shelf(Mutex<Option<Block>>);
+
+impl Reclaimable for Shelf {
+    fn name(&self) -> &str {
+        "shelf"
+    }
+
+    fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.0.lock().unwrap().take();
+        Ok(())
+    }
+
+    fn release(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Err("the rest is in use".into())
+    }
+}
+
+/// The report lists the steps that gained memory, and those that failed.
+#[test]
+fn steps_that_make_too_little_room() {
+    on_device_memory(&small(), |fixture| {
+        let (options, seen) = observed(fixture);
+        let (pool, stream) = (options.build().unwrap(), fixture.stream());
+        let shelf = Arc::new(Shelf(Mutex::new(Some(pool.alloc(256 * MIB, &stream).unwrap()))));
+        let _registered = fixture.device.register_reclaimable(&shelf);
+        let _held = pool.alloc(512 * MIB, &stream).unwrap();
+        let error = pool.alloc(640 * MIB, &stream).unwrap_err();
+        assert_eq!(refused(fixture, "steps", &error, &seen), Advice::NeedLess);
+        let text = error.to_string();
+        assert!(text.contains("tried: run reclaim callbacks (purge): gained 256.000 MiB in "), "{text}");
+        assert!(text.contains("failed: shelf: the rest is in use"), "{text}");
+    });
 }

@@ -52,7 +52,7 @@ impl fmt::Display for Growth {
             false => write!(f, "all of the last {kept_count} blocks are still in use")?,
         }
         if let Some(tag) = &self.tag {
-            write!(f, ", most of them with the tag `{}`", on_a_line(tag))?;
+            write!(f, ", most of that memory with the tag `{}`", on_a_line(tag))?;
         }
         if self.is_leak { Ok(()) } else { f.write_str("; if a loop allocates them, it leaks") }
     }

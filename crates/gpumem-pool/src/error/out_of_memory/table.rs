@@ -52,7 +52,8 @@ impl OutOfMemory {
             rows.push(row(name, holder.in_use_bytes, blocks(holder.block_count)));
         }
         let largest = self.largest_free_bytes.filter(|largest| *largest > 0 && self.cached_bytes() > 0);
-        let largest = largest.map(|largest| format!("largest free block {}", Bytes(largest)));
+        let largest =
+            largest.map_or(String::new(), |largest| format!("; largest free block {}", Bytes(largest)));
         // The backend `none` caches nothing.
         if self.facts.backend == Some(BackendKind::None) {
             if self.rounding_bytes > 0 {
@@ -63,7 +64,8 @@ impl OutOfMemory {
                 ));
             }
         } else {
-            rows.push(row("cached", self.cached_bytes(), largest.unwrap_or_default()));
+            let remark = format!("free, kept for the next requests{largest}");
+            rows.push(row("cached", self.cached_bytes(), remark));
         }
         if self.pending_bytes > 0 {
             rows.push(row("  pending", self.pending_bytes, "freed, waiting for work on the device"));
@@ -73,7 +75,12 @@ impl OutOfMemory {
         {
             rows.push(row("  rounding", self.rounding_bytes, "after blocks whose sizes are rounded up"));
         }
-        rows.push(row("reserved", self.reserved_bytes, ""));
+        let reserved = match self.facts.backend {
+            Some(BackendKind::None) if self.rounding_bytes > 0 => "in use, with rounding",
+            Some(BackendKind::None) => "in use",
+            _ => "in use and cached",
+        };
+        rows.push(row("reserved", self.reserved_bytes, reserved));
         if self.refused_by == RefusedBy::Budget {
             let limit = self.limit_bytes.map_or(String::new(), |limit| format!("of {} ", Bytes(limit)));
             let remark = format!("{limit}in use by all pools that share the budget");

@@ -30,9 +30,10 @@ impl OutOfMemory {
                 Some(name) => format!("the budget `{}` of {limit}", on_a_line(name)),
                 None => format!("the budget of {limit}"),
             },
-            (RefusedBy::Margin, _) => {
-                format!("the margin of unified memory ({limit} for all pools together)")
-            }
+            (RefusedBy::Margin, _) => format!(
+                "the bound of {limit} for unified memory and all pools ({} of the device stay free)",
+                self.margin()
+            ),
             (RefusedBy::Quota, _) => format!("the quota of {limit}{whose}"),
             (RefusedBy::HardLimit, _) | (_, Some(_)) => format!("the limit of {limit}{whose}"),
             (RefusedBy::Device, None) if self.kind == MemoryKind::Host => "the host".into(),
@@ -40,7 +41,7 @@ impl OutOfMemory {
         };
         let place = match self.alignment {
             0 => String::new(),
-            alignment => format!(" at a multiple of {}", Bytes(alignment)),
+            alignment => format!(" aligned to {}", Bytes(alignment)),
         };
         let added = match self.added_bytes {
             0 => String::new(),
@@ -48,7 +49,12 @@ impl OutOfMemory {
             _ if Requested(self.requested_bytes).is_miscomputed() => String::new(),
             added_bytes => {
                 let sum_bytes = self.requested_bytes.saturating_add(added_bytes);
-                format!(" ({} with guard bytes and rounding)", Bytes(sum_bytes))
+                match Bytes(sum_bytes).to_string() {
+                    same if same == Bytes(self.requested_bytes).to_string() => {
+                        format!(" (and {} of guard bytes and rounding)", Bytes(added_bytes))
+                    }
+                    sum => format!(" ({sum} with guard bytes and rounding)"),
+                }
             }
         };
         let origin = RequestOrigin {
@@ -102,15 +108,27 @@ impl OutOfMemory {
         if self.facts.backend == Some(BackendKind::None) && self.rounding_bytes >= self.wanted_bytes() {
             return format!(
                 "the driver rounds each block up to 2 MiB, which wastes {}: allocate fewer and larger blocks, or choose \
-                 GPUMEM_POOL=caching",
+                 the backend `caching` (PoolBuilder::backend or GPUMEM_POOL)",
                 Bytes(self.rounding_bytes)
             );
         }
         format!(
-            "the blocks in use and this request need {needed}, more than {}: use smaller batches or a smaller type, or free memory earlier{}",
+            "the blocks in use and this request need {needed}, more than {}: use smaller batches or a smaller type, or free {} earlier{}",
             self.all_there_is(),
+            self.missing_in_all(),
             self.holder()
         )
+    }
+
+    /// The memory that the program has to free for the device and the limit, as an object of "free".
+    fn missing_in_all(&self) -> String {
+        let beyond_limit = |limit_bytes| self.needed_bytes().saturating_sub(limit_bytes);
+        match self.missing_bytes().max(self.limit_bytes.map_or(0, beyond_limit)) {
+            missing_bytes @ 1.. if self.is_on_device() => {
+                format!("at least {}", Bytes(missing_bytes).rounded_up())
+            }
+            _ => "memory".into(),
+        }
     }
 
     /// Names the tag of most of the memory, in parentheses.
@@ -133,10 +151,31 @@ impl OutOfMemory {
         };
         match self.limit_bytes {
             Some(_) if self.refused_by != RefusedBy::Margin && self.has_room_beyond_the_limit() => {
-                format!("{cause}. If it is a cache that is still filling, {}", self.raise_limit("well above"))
+                let free = match self.is_on_device() {
+                    true => format!("; the device has {} free", Bytes(self.device_free_bytes)),
+                    false => String::new(),
+                };
+                format!(
+                    "{cause}. If it is a cache that is still filling, {}{free}",
+                    self.raise_limit("well above")
+                )
             }
-            _ => format!("{cause}. If it is a cache, limit its size"),
+            _ => {
+                let fits = self.room_in_all().map_or(String::new(), |room_bytes| {
+                    format!(" so that all blocks of the pool fit into {}", Bytes(room_bytes))
+                });
+                format!("{cause}. If it is a cache, limit its size{fits}")
+            }
         }
+    }
+
+    /// The memory that the device and the limit have for all blocks of the pool; `None` if it is not known.
+    fn room_in_all(&self) -> Option<u64> {
+        let on_device = || self.device_total_bytes.saturating_sub(self.others_bytes());
+        let below_limit = |limit_bytes: u64| limit_bytes.saturating_sub(self.limit_others_bytes);
+        // All that counts against a budget is in `limit_others_bytes`.
+        let below_limit = self.limit_bytes.filter(|_| self.refused_by != RefusedBy::Budget).map(below_limit);
+        self.is_on_device().then(on_device).into_iter().chain(below_limit).min()
     }
 
     fn drop_graphs(&self) -> String {
@@ -163,8 +202,8 @@ impl OutOfMemory {
                  stream waits for, or wait longer (PoolBuilder::conf or GPUMEM_CONF: wait_deadline_ms:60000)"
             ),
             None => format!(
-                "{pending} of freed memory waits for work that this request could not wait for: synchronize first, or end \
-                 the active capture"
+                "{pending} of freed memory waits for work that this request could not wait for: call Device::synchronize \
+                 first, or end the active capture"
             ),
         }
     }
@@ -183,10 +222,16 @@ impl OutOfMemory {
             _ => format!("free memory{}, or ", self.holder()),
         };
         format!(
-            "a part of the device (the margin) stays free, and unified memory counts as if all of it were there{others}: {drop}let \
+            "{} of the device (the margin) stay free, and unified memory counts as if all of it were there{others}: {drop}let \
              this pool exceed the margin (PoolBuilder::conf or GPUMEM_CONF: oversubscribe:true); pages may then move between \
-             host and device, which is safe but slow"
+             host and device, which is safe but slow",
+            self.margin()
         )
+    }
+
+    /// The memory that the margin leaves free.
+    fn margin(&self) -> Bytes {
+        Bytes(self.device_total_bytes.saturating_sub(self.limit_bytes.unwrap_or_default()))
     }
 
     /// The memory available to this pool, stated in bytes if that explains the refusal.
@@ -201,7 +246,7 @@ impl OutOfMemory {
 
     fn raise_the_limit(&self) -> String {
         let (raised, holder) = (self.raised("to"), self.holder());
-        let limit = if self.refused_by == RefusedBy::Quota { "quota" } else { "limit" };
+        let limit = self.limit_noun();
         let whose = match &self.limit_pool {
             Some(pool) if self.facts.is_parent_limit => format!("pool {pool}'s"),
             _ => "the pool's".into(),
@@ -230,12 +275,19 @@ impl OutOfMemory {
 
     /// Like [`raised`](Self::raised), where the limit has not been mentioned.
     fn raise_limit(&self, how_far: &str) -> String {
-        let limit = match self.refused_by {
-            RefusedBy::Budget => "the budget",
-            RefusedBy::Quota => "the quota",
-            _ => "the limit",
+        let limit = match &self.limit_pool {
+            Some(pool) if self.facts.is_parent_limit => format!("pool {pool}'s {}", self.limit_noun()),
+            _ => format!("the {}", self.limit_noun()),
         };
-        self.raised(how_far).replacen("it", limit, 1)
+        self.raised(how_far).replacen("it", &limit, 1)
+    }
+
+    fn limit_noun(&self) -> &'static str {
+        match self.refused_by {
+            RefusedBy::Budget => "budget",
+            RefusedBy::Quota => "quota",
+            _ => "limit",
+        }
     }
 
     /// The limit that allows the request, and where to set it.
@@ -244,10 +296,13 @@ impl OutOfMemory {
             Some(pool) if self.facts.is_parent_limit => format!(" of pool {pool}"),
             _ => String::new(),
         };
-        let how = match self.refused_by {
-            RefusedBy::Budget => "Budget::set_limit".into(),
-            RefusedBy::Quota => format!("at Pool::private, or with Pool::set_hard_limit{of}"),
-            _ => format!("GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit{of}"),
+        // Where the limit was set comes first: another place may have no effect there.
+        let how = match (self.refused_by, self.facts.limit_given_as) {
+            (RefusedBy::Budget, _) => "Budget::set_limit".into(),
+            (RefusedBy::Quota, _) => format!("at Pool::private, or with Pool::set_hard_limit{of}"),
+            (_, Some("hard_limit")) => format!("PoolBuilder::hard_limit, or Pool::set_hard_limit{of}"),
+            (_, Some(given_as)) => format!("{given_as}, or Pool::set_hard_limit{of}"),
+            (_, None) => format!("Pool::set_hard_limit{of}"),
         };
         let needed = Bytes(self.raised_limit_bytes()).rounded_up();
         let more = self
@@ -275,9 +330,10 @@ impl OutOfMemory {
             ),
             // Only if this process is known, each other one is known to be another.
             (false, Some(process)) if self.own_outside_bytes.is_some() => format!(
-                "other programs hold {} of this device, the largest is {process}: end that program if it is yours to \
-                 end, or use another device",
-                Bytes(foreign_bytes.saturating_sub(own_bytes))
+                "other programs hold {} of this device, the largest is {process}: free {} there (end that program if it is \
+                 yours to end), or use another device",
+                Bytes(foreign_bytes.saturating_sub(own_bytes)),
+                self.missing()
             ),
             (false, largest) => format!(
                 "other programs, or this one outside of its pools (its own cuMemAlloc, cuBLAS, cudarc), hold {} of this device{}: \
@@ -291,7 +347,11 @@ impl OutOfMemory {
         };
         match self.limit_bytes {
             Some(_) => {
-                format!("{advice}. The pool's limit is too low as well, so also {}", self.raise_limit("to"))
+                format!(
+                    "{advice}. The request would exceed the {} as well: {}",
+                    self.limit_noun(),
+                    self.raise_limit("to")
+                )
             }
             None => advice,
         }
@@ -343,8 +403,8 @@ impl OutOfMemory {
                 "it has no contiguous range of that size, or withholds it: request smaller blocks"
             }
             _ => {
-                "it has no contiguous range of that size, or withholds it: request smaller blocks, or choose \
-                 GPUMEM_POOL=caching, which maps separate ranges into one block"
+                "it has no contiguous range of that size, or withholds it: request smaller blocks, or choose the backend \
+                 `caching` (PoolBuilder::backend or GPUMEM_POOL), which maps separate ranges into one block"
             }
         };
         format!("the driver refused although it reports {} free: {more}", Bytes(self.device_free_bytes))
@@ -358,13 +418,19 @@ impl OutOfMemory {
         let apart = "give long-lived small blocks a pool of their own (Pool::private)";
         let more = match self.facts {
             PoolFacts { can_map: true, is_tight: true, .. } => format!(", and {apart}"),
-            PoolFacts { can_map: true, .. } => format!(", {apart}, or set GPUMEM_PROFILE=tight"),
+            PoolFacts { can_map: true, .. } => {
+                format!(", {apart}, or choose the profile `tight` (PoolBuilder::profile or GPUMEM_PROFILE)")
+            }
+
             PoolFacts { backend: Some(BackendKind::Caching), .. } => {
-                format!(", {apart}, or keep them out of large segments (GPUMEM_CONF=max_split_size_mb:64)")
+                format!(
+                    ", {apart}, or keep them out of large segments (PoolBuilder::conf or GPUMEM_CONF: max_split_size_mb:64)"
+                )
             }
             _ if self.kind == MemoryKind::Device => {
                 format!(
-                    ", {apart}, or choose GPUMEM_POOL=caching, which remaps idle memory to where it is needed"
+                    ", {apart}, or choose the backend `caching` (PoolBuilder::backend or GPUMEM_POOL), which remaps idle \
+                     memory to where it is needed"
                 )
             }
             _ => String::new(),

@@ -100,7 +100,7 @@ impl StateRef {
                 Ok((
                     self.with_report(
                         allocated,
-                        &Origin { size_bytes: Some(size_bytes), stream: Some(stream), tag: 0 },
+                        &Origin { size_bytes: Some(size_bytes), stream: Some(stream.id()), tag: 0 },
                     )?,
                     0,
                 ))
@@ -258,6 +258,7 @@ impl StateRef {
             let poison = match is_sticky(cause.code()) {
                 true => PoolError::DeviceLost(cause),
                 false => PoolError::Poisoned {
+                    pool: self.setup.name.as_str().into(),
                     address: freed.allocation.address,
                     size_bytes: freed.size_bytes,
                     cause,

@@ -5,7 +5,7 @@ use super::State;
 use super::ladder::OTHERS_TRIMMED;
 use crate::backend::Shortage;
 use crate::config::{MemoryKind, Profile};
-use crate::device::Stream;
+use crate::device::StreamId;
 use crate::device::{host, processes};
 use crate::error::{
     Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy, RequestOrigin,
@@ -24,11 +24,11 @@ struct Others {
 }
 
 /// Where a request came from.
-pub(crate) struct Origin<'a> {
+pub(crate) struct Origin {
     /// The size of a block before the adaptors changed it; `None` for a growth and a reservation.
     pub(crate) size_bytes: Option<u64>,
     /// `None` if the request is for no stream.
-    pub(crate) stream: Option<&'a Stream>,
+    pub(crate) stream: Option<StreamId>,
     /// 0 for the tag of the thread's innermost scope.
     pub(crate) tag: u16,
 }
@@ -78,14 +78,14 @@ impl State {
     pub(crate) fn with_report<T>(
         &self,
         result: Result<T, PoolError>,
-        origin: &Origin<'_>,
+        origin: &Origin,
     ) -> Result<T, PoolError> {
         result.map_err(|mut error| {
             let tag = || {
                 let tag = if origin.tag == 0 { scope::innermost(&self.tags) } else { origin.tag };
                 self.tags.names().get(tag).map(|name| (*name).into())
             };
-            let stream = origin.stream.map(Stream::id);
+            let stream = origin.stream;
             if let PoolError::TooLarge { requested_bytes, .. } = &mut error
                 && let Some(size_bytes) = origin.size_bytes.filter(|bytes| Requested(*bytes).is_miscomputed())
             {
@@ -175,6 +175,7 @@ impl State {
                 .and_then(|parent| Some(parent.limit_exceeded_by(report.requested_bytes)?.limit_bytes)),
             backend: Some(backend),
             can_map: self.backend.growing().is_some(),
+            limit_given_as: self.setup.config.given.hard_limit.as_ref().map(|(_, given_as)| *given_as),
             is_tight: self.setup.config.tuning == Profile::Tight.into(),
             others_cached_bytes: match report.attempts.iter().any(|attempt| attempt.name == OTHERS_TRIMMED) {
                 true => 0,

@@ -221,6 +221,10 @@ impl CachingPool {
         PoolError::Asleep { pool: self.limits.node().name().as_str().into() }
     }
 
+    fn cannot_sleep(&self, reason: &'static str, remedy: &'static str) -> PoolError {
+        PoolError::CannotSleep { pool: self.limits.node().name().as_str().into(), reason, remedy }
+    }
+
     /// Frees the host memory that is kept for the next sleep. The calls wait for the device.
     pub(super) fn free_host_copy(&self) -> Result<(), DriverError> {
         if self.on_host_bytes.load(Ordering::Relaxed) == 0 {
@@ -251,13 +255,13 @@ impl CachingPool {
     fn select(&self) -> Result<Vec<(u64, u64)>, PoolError> {
         let mut core = self.core();
         if self.access.has_peers() {
-            return Err(cannot_sleep(
+            return Err(self.cannot_sleep(
                 "other devices have access to its memory",
                 "put what sleeps into a pool without peer access",
             ));
         }
         if core.heap.pins_any() {
-            return Err(cannot_sleep(
+            return Err(self.cannot_sleep(
                 "a block was exported or pinned, and its memory must stay",
                 "allocate such blocks from another pool",
             ));
@@ -330,10 +334,6 @@ impl CachingPool {
     fn note_buffers(&self, contents: &Contents) {
         self.on_host_bytes.store(contents.buffers_bytes(), Ordering::Relaxed);
     }
-}
-
-fn cannot_sleep(reason: &'static str, remedy: &'static str) -> PoolError {
-    PoolError::CannotSleep { reason, remedy }
 }
 
 /// Memory that wakes, as soon as the device and the limits have room for it.

@@ -39,7 +39,8 @@ fn beside(
 }
 
 fn limited(limit_bytes: u64, report: OutOfMemory) -> OutOfMemory {
-    OutOfMemory { refused_by: RefusedBy::HardLimit, limit_bytes: Some(limit_bytes), ..report }
+    let facts = PoolFacts { limit_given_as: Some("hard_limit"), ..report.facts };
+    OutOfMemory { refused_by: RefusedBy::HardLimit, limit_bytes: Some(limit_bytes), facts, ..report }
 }
 
 fn leaking(report: OutOfMemory) -> OutOfMemory {
@@ -142,7 +143,12 @@ fn a_process_that_is_known_is_named() {
     let report = named(Some(13 * GIB));
     let known = report.to_string();
     assert!(known.contains("    process       13.000 GiB  python3 (process 4711)\n"), "{known}");
-    assert!(known.contains("the largest is python3 (process 4711): end that program"), "{known}");
+    assert!(
+        known.contains(
+            "the largest is python3 (process 4711): free at least 1.000 GiB there (end that program"
+        ),
+        "{known}"
+    );
     let unknown = named(None).to_string();
     assert!(unknown.contains("    process          unknown  python3 (process 4711)\n"), "{unknown}");
     assert!(unknown.contains("nvidia-smi"), "{unknown}");

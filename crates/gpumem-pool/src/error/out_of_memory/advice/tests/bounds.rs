@@ -274,9 +274,14 @@ fn a_byte_has_its_line() {
         ..alone(8 * GIB, 0, 1, 1)
     };
     let text = report.to_string();
-    for line in
-        ["  graphs ", "  pending ", "sharers ", "  pools ", "  this program ", "largest free block 1 byte"]
-    {
+    for line in [
+        "  graphs ",
+        "  pending ",
+        "sharers ",
+        "  pools ",
+        "  this program ",
+        "free, kept for the next requests; largest free block 1 byte",
+    ] {
         assert!(
             text.contains(&format!("\n  {line}")) || text.contains(&format!("  {line}")),
             "{line}: {text}"
@@ -318,7 +323,8 @@ fn pieces_below_a_limit_have_the_limit_among_their_remedies_if_the_device_has_ro
     );
     assert!(text(0, MemoryKind::Host).contains("raise the limit"));
     assert!(
-        text(0, device).contains("GPUMEM_POOL=caching") && !text(0, MemoryKind::Host).contains("GPUMEM_POOL")
+        text(0, device).contains("(PoolBuilder::backend or GPUMEM_POOL)")
+            && !text(0, MemoryKind::Host).contains("GPUMEM_POOL")
     );
 }
 
@@ -330,6 +336,11 @@ fn refusals_name_the_kind_of_limit_and_whose_it_is() {
     };
     let text = parent(alone(24 * GIB, 4 * GIB, 0, GIB)).advice_text();
     assert!(text.contains("would exceed pool service's limit"), "{text}");
+    let text = parent(beside(18 * GIB, 24 * GIB, 4 * GIB, 0, 3 * GIB)).advice_text();
+    assert!(
+        text.contains("would exceed the limit as well: raise pool service's limit to 7.000 GiB or more"),
+        "{text}"
+    );
     // Others are in the way, too, so the limit is mentioned last.
     let crowded = |refused_by| {
         let report = limited(4 * GIB, beside(18 * GIB, 24 * GIB, 4 * GIB, 0, 3 * GIB));
@@ -346,7 +357,7 @@ fn refusals_name_the_kind_of_limit_and_whose_it_is() {
         (RefusedBy::Budget, "the budget"),
     ] {
         let text = crowded(refused_by);
-        assert!(text.contains(&format!("so also raise {limit} to")), "{text}");
+        assert!(text.contains(&format!("would exceed {limit} as well: raise {limit} to")), "{text}");
     }
     let exactly = limited(16 * GIB, alone(24 * GIB, 15 * GIB, 64 * MIB, GIB));
     assert!(exactly.advice_text().starts_with("what is free below the pool's limit"), "{exactly}");

@@ -127,7 +127,7 @@ pub(super) fn cases() -> Vec<Case> {
             "pieces of the driver's pool",
             by(Native, limited(8 * GIB, alone(24 * GIB, 5 * GIB, 3 * GIB, 2 * GIB))),
             Defragment,
-            "GPUMEM_POOL=caching",
+            "(PoolBuilder::backend or GPUMEM_POOL)",
             "tight",
         ),
         (
@@ -189,7 +189,7 @@ pub(super) fn cases() -> Vec<Case> {
             "the device in pieces, of plain allocations",
             by(Plain, alone(16 * GIB, 9 * GIB, 0, 3 * GIB)),
             TryDifferently,
-            "GPUMEM_POOL=caching",
+            "(PoolBuilder::backend or GPUMEM_POOL)",
             "nvidia",
         ),
         (
@@ -236,7 +236,7 @@ pub(super) fn cases() -> Vec<Case> {
             "a few percent in pieces below a limit, and one tag that holds the rest",
             held_by("activations", limited(8 * GIB, alone(24 * GIB, 8_000 * MIB, 192 * MIB, 100 * MIB))),
             RaiseTheLimit,
-            "raise it to 8.098 GiB or more (GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit), or free blocks \
+            "raise it to 8.098 GiB or more (PoolBuilder::hard_limit, or Pool::set_hard_limit), or free blocks \
              (tag `activations` holds 7.812 GiB)",
             "fragmented",
         ),
@@ -284,7 +284,7 @@ pub(super) fn cases() -> Vec<Case> {
             },
             RaiseTheLimit,
             "6.000 GiB of the budget is in use: raise it to 7.000 GiB or more (Budget::set_limit)",
-            "GPUMEM_HARD_LIMIT",
+            "PoolBuilder::hard_limit",
         ),
         (
             "plain allocations of little more than a page each",
@@ -368,7 +368,7 @@ pub(super) fn cases() -> Vec<Case> {
             private(limited(GIB, alone(24 * GIB, 900 * MIB, 0, 200 * MIB))),
             RaiseTheLimit,
             "Pool::private",
-            "GPUMEM_HARD_LIMIT",
+            "PoolBuilder::hard_limit",
         ),
         (
             "a quota that is as high as the limit above it",
@@ -379,7 +379,7 @@ pub(super) fn cases() -> Vec<Case> {
             RaiseTheLimit,
             "raise it to 1.001 GiB or more (at Pool::private, or with Pool::set_hard_limit), and also the parent \
              pool's limit of 1.000 GiB",
-            "GPUMEM_HARD_LIMIT",
+            "PoolBuilder::hard_limit",
         ),
         (
             "the limit above a private pool",
