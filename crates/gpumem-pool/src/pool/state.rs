@@ -308,19 +308,24 @@ impl State {
         };
         match size_bytes > device_bytes {
             true if is_bounded_by_device => Err(PoolError::too_large(size_bytes, device_bytes)),
-            // The ladder would release all cached memory for it in vain.
-            true if Requested(size_bytes).is_miscomputed() => {
-                let limit = self.limits.node().limit_exceeded_by(size_bytes);
-                let shortage = Shortage {
-                    requested_bytes: size_bytes,
-                    alignment: 0,
-                    admitted_bytes: self.reserved_bytes()?,
-                    refusal: limit.map(Refusal::Limit),
-                };
-                Err(self.out_of_memory_error(&shortage, Vec::new()))
-            }
-            _ => Ok(()),
+            true => self.check_computation(size_bytes),
+            false => Ok(()),
         }
+    }
+
+    /// Refuses a size that is the result of an error of arithmetic: the ladder would release all cached memory for it in vain.
+    #[cold]
+    fn check_computation(&self, size_bytes: u64) -> Result<(), PoolError> {
+        if !Requested(size_bytes).is_miscomputed() {
+            return Ok(());
+        }
+        let shortage = Shortage {
+            requested_bytes: size_bytes,
+            alignment: 0,
+            admitted_bytes: self.reserved_bytes()?,
+            refusal: self.limits.node().limit_exceeded_by(size_bytes).map(Refusal::Limit),
+        };
+        Err(self.out_of_memory_error(&shortage, Vec::new()))
     }
 
     /// Returns the reserved bytes. For a backend that reserves only its blocks, these are the bytes in use.
