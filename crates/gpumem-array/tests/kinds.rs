@@ -277,6 +277,7 @@ const MARK: &str = "<answer>";
 
 #[test]
 #[ignore = "run by the test above, under variables"]
+#[allow(clippy::print_stdout, reason = "the answer to the test above")]
 fn child() {
     if std::env::var_os("OWN_DEFAULT").is_some() {
         let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
