@@ -242,7 +242,11 @@ fn a_lost_context_names_the_kernel_everywhere() {
             x.as_slice().unwrap_err()
         }),
         ("graph", |gpu, launch| {
-            let (mut graph, ()) = gpu.capture(|gpu| Ok(launch(gpu))).unwrap();
+            let captured = gpu.capture(|gpu| {
+                launch(gpu);
+                Ok(())
+            });
+            let (mut graph, ()) = captured.unwrap();
             graph.launch(gpu).run().unwrap();
             gpu.synchronize().unwrap_err()
         }),
