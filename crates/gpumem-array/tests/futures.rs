@@ -267,9 +267,8 @@ fn a_lost_context_resolves_every_transfer() {
     assert!(gpu.device().memory_info().is_err());
     let (downloads, upload) = task.join().unwrap();
     let is_lost = |error: &ArrayError| matches!(error, ArrayError::Pool(PoolError::DeviceLost(_)));
-    // The simulator may have run some before, but not all: the last wait for the copies that nothing has waited for.
-    let lost: Vec<_> = downloads.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
-    assert!(!lost.is_empty() && lost.into_iter().all(is_lost));
+    // The simulator may have run some before, or all.
+    assert!(downloads.iter().all(|outcome| outcome.as_ref().err().is_none_or(is_lost)));
     if let Err(error) = upload {
         assert!(is_lost(error.error()) && error.into_value() == [1; 100]);
     }
