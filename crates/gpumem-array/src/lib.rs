@@ -5,7 +5,7 @@
 //! elements have been read), downloads, [`Gpu::synchronize`], the host's access to unified and pinned arrays, and the end of a closure over
 //! host memory. [`GpuArray::upload`] and [`GpuArray::download`] can be awaited
 //! instead. Programs need no explicit synchronisation: each array records the points of its last write and
-//! of the reads since in their streams, and another stream that uses the array waits for those, on the device.
+//! of the reads since in their streams, and another stream that uses the array waits for these points, on the device.
 //!
 //! The rooms of the sources, each of which imports only rooms of earlier rows:
 //!

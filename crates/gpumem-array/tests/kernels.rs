@@ -201,8 +201,8 @@ fn a_faulting_kernel_loses_the_context() {
     assert!(lost.to_string().contains("\"wild\""), "{lost}");
 }
 
-/// However the loss is noticed: by a download through buffers, on another stream, by the host's access to unified memory, or after a launch
-/// of a graph.
+/// The first call that reports the loss may be a large download or upload, a call on another stream, the host's access to unified memory, or
+/// one after the launch of a graph. Each names the kernel.
 #[test]
 fn a_lost_context_names_the_kernel_everywhere() {
     const LEN: usize = 1 << 20;

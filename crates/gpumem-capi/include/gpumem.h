@@ -129,8 +129,8 @@ typedef struct gpumem_pool_options {
    */
   uint64_t soft_limit_bytes;
   /*
-   A file into which the pool records its requests from its first to its last, for `cargo xtask replay`; `%p` stands for the number
-   of the process. If several pools of a process name one file, they share it. Null: no file.
+   The path of a file in which the pool records all of its requests, for `cargo xtask replay`, or null for none. `%p` in it is the process
+   ID. Pools of one process with the same path record into one file.
    */
   const char *trace_path;
   /*

@@ -32,9 +32,9 @@ macro_rules! for_each_seed {
     };
 }
 
-/// [`for_each_seed!`](crate::for_each_seed!) for bodies that close a [`StreamGate`](crate::driver::stream_gate::StreamGate): calls
-/// of the simulator wait only 5 ms for a host function. If a loaded machine takes longer to run one that waits for nothing, the order of the
-/// work differs from run to run, and the seed of a failure may pass the next time.
+/// [`for_each_seed!`](crate::for_each_seed!) for bodies that close a [`StreamGate`](crate::driver::stream_gate::StreamGate). A
+/// gate is a host function, and a call of the simulator waits at most 5 ms for one. On a busy machine another host function may take longer than
+/// that. Then the order of the work depends on the machine too, and a seed that failed may pass the next time.
 #[macro_export]
 macro_rules! for_each_seed_with_gates {
     ($count:expr, $body:expr $(,)?) => {

@@ -213,8 +213,7 @@ fn column(row: Step, outer: &[Step]) -> Option<usize> {
     (is_faster && fastest.len >= TILE_MIN && row.len >= TILE_MIN).then_some(index)
 }
 
-/// Rows at a pitch that the driver's copies accept, and so wide that these are not slower than a kernel and the copy that it needs beside
-/// it where it cannot reach the memory of the host.
+/// Rows at a pitch that one copy of the driver can move, unless they are so narrow that the driver moves them slowly.
 fn pitched(width: usize, rows: Step, slices: Option<Step>) -> Option<Pitched> {
     let pitch = |step: isize| usize::try_from(step).ok().filter(|pitch| (width..=PITCH_MAX).contains(pitch));
     let (to_pitch, from_pitch) = (pitch(rows.to)?, pitch(rows.from)?);

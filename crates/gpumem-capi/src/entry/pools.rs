@@ -41,8 +41,8 @@ pub struct gpumem_pool_options {
     pub hard_limit_bytes: u64,
     /// The soft limit in bytes, above which cached memory is released; 0 for none.
     pub soft_limit_bytes: u64,
-    /// A file into which the pool records its requests from its first to its last, for `cargo xtask replay`; `%p` stands for the number
-    /// of the process. If several pools of a process name one file, they share it. Null: no file.
+    /// The path of a file in which the pool records all of its requests, for `cargo xtask replay`, or null for none. `%p` in it is the process
+    /// ID. Pools of one process with the same path record into one file.
     pub trace_path: *const c_char,
     /// Receives the reports of refused requests; null for none.
     pub on_out_of_memory: gpumem_out_of_memory_fn,

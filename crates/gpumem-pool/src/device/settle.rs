@@ -102,7 +102,7 @@ impl Device {
         for _ in 0..TRIES {
             let observation = self.clocks().observe_device(self);
             let Some(_quiet) = self.quiet() else { break };
-            // Other devices were entered since, and a guard that could not restore this one would make the wait one for them.
+            // Entered again: a guard of another device may have failed to restore this context, and the wait is for the current one.
             let _bound = self.enter()?;
             // SAFETY: the context is current and alive.
             let waited = unsafe { self.driver().cuCtxSynchronize() };
