@@ -352,22 +352,25 @@ fn the_first_batch_is_summed_alone(driver: &Driver) {
     }
 }
 
-/// Halves of one array, each on a stream of its own: one is written and read while the work on the other is held back.
+/// Halves of one array along each axis, on a stream each: one is written and read while the work on the other is held back.
 fn halves_do_not_serialise(driver: &Driver) {
     let gpu = gpu(driver);
     if frees_wait(&gpu) {
         return;
     }
     let other = gpu.fork().unwrap();
-    let mut array = GpuArray::<f32, _>::zeros(&gpu, 2 * LEN).unwrap();
-    gpu.device().synchronize().unwrap();
-    let (mut left, mut right) = array.split_at_mut(Axis(0), LEN).unwrap();
-    let gate = StreamGate::on(gpu.stream()).unwrap();
-    left.fill(1.0).unwrap();
-    right.view_mut().on_mut(&other).fill(2.0).unwrap();
-    assert_eq!(right.view().on(&other).sum().unwrap().into_scalar().unwrap(), 2.0 * LEN as f32);
-    assert!(gate.open(), "one half has waited for the other");
-    assert_eq!(array.sum().unwrap().into_scalar().unwrap(), 3.0 * LEN as f32);
+    for axis in 0..2 {
+        let mut array = GpuArray::<f32, _>::zeros(&gpu, (64, LEN / 32)).unwrap();
+        gpu.device().synchronize().unwrap();
+        let half = array.shape()[axis] / 2;
+        let (mut left, mut right) = array.split_at_mut(Axis(axis), half).unwrap();
+        let gate = StreamGate::on(gpu.stream()).unwrap();
+        left.fill(1.0).unwrap();
+        right.view_mut().on_mut(&other).fill(2.0).unwrap();
+        assert_eq!(right.view().on(&other).sum().unwrap().into_scalar().unwrap(), 2.0 * LEN as f32);
+        assert!(gate.open(), "one half of axis {axis} has waited for the other");
+        assert_eq!(array.sum().unwrap().into_scalar().unwrap(), 3.0 * LEN as f32);
+    }
 }
 
 /// A number waits for its own value, not for the work behind it.

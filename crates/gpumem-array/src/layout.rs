@@ -55,16 +55,25 @@ impl Gaps {
     const NESTED: u64 = 1 << 63;
 
     /// Runs of bytes at this distance. With the first and the last byte, it determines the length of the runs.
-    fn every(step_bytes: u64) -> Self {
+    pub(crate) fn every(step_bytes: u64) -> Self {
         if step_bytes < Self::NESTED { Self(step_bytes) } else { Self::IRREGULAR }
     }
 
     /// Groups of runs: the groups at one distance, and the runs of a group at another. With the first and the last byte, they determine
-    /// the number of runs of a group and their length, since a group ends before the next one begins.
-    fn nested(inner_bytes: u64, outer_bytes: u64) -> Self {
+    /// the number of runs of a group and their length, since no group overlaps the next.
+    pub(crate) fn nested(inner_bytes: u64, outer_bytes: u64) -> Self {
         match inner_bytes < (1 << 31) - 1 && outer_bytes < 1 << 32 {
             true => Self(Self::NESTED | inner_bytes << 32 | outer_bytes),
             false => Self::IRREGULAR,
+        }
+    }
+
+    /// The distance of the runs, and that of their groups if there are any. `None` without gaps, and if they are irregular.
+    pub(crate) fn distances(self) -> Option<(u64, Option<u64>)> {
+        match self {
+            Self::NONE | Self::IRREGULAR => None,
+            Self(word) if word < Self::NESTED => Some((word, None)),
+            Self(word) => Some(((word ^ Self::NESTED) >> 32, Some(word & u64::from(u32::MAX)))),
         }
     }
 
@@ -206,7 +215,7 @@ impl<D: Dimension> Layout<D> {
         bound = distance;
         while let Some((step, len)) = axis(bound) {
             if step != end {
-                if outer.is_some() || step <= group {
+                if outer.is_some() || step < group {
                     return Gaps::IRREGULAR;
                 }
                 outer = Some(step);

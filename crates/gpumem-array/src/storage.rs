@@ -10,8 +10,8 @@
 //! a stream writes a part of an array that another stream has used. Only an exclusive borrow of all bytes or a view that is split
 //! can do that, so no other thread uses the points at that moment. A write of all bytes ends it.
 //!
-//! The bytes of a view are those between its first and its last element. Halves of a matrix along its first axis are apart; along
-//! its second axis they overlap, and wait for each other.
+//! The bytes of a view are those between its first and its last element that belong to its [`Pattern`]: halves of a matrix are apart
+//! along either axis. Views whose gaps are at three distances or more have no pattern, and all bytes in between count as theirs.
 //!
 //! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one
 //! stream needs no marker, so markers are recorded when another stream needs one. Some writes get theirs at once, because
@@ -28,6 +28,7 @@
 #[cfg(any(feature = "cudarc", feature = "dlpack"))]
 mod foreign_memory;
 mod memory;
+mod pattern;
 mod ranges;
 mod residency;
 
@@ -46,7 +47,8 @@ use gpumem_pool::{
     Block, Device, GrowableBlock, LentMemory, Location, MemoryKind, PoolError, Stream, StreamPoint,
 };
 use memory::Memory;
-use ranges::Ranges;
+use pattern::Pattern;
+use ranges::{Ranges, Region};
 use residency::Residency;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -321,9 +323,9 @@ impl<'a> Use<'a> {
     /// Like [`Use::order`], for a storage with parts.
     #[cold]
     fn order_split(self, stream: &Stream) -> Result<(), ArrayError> {
-        let (storage, bytes) = (self.storage, self.range_in_parts());
+        let (storage, region) = (self.storage, self.region());
         // Waits take locks of streams and call the driver, so they are made without the lock of the parts.
-        let points = storage.lock_more().ranges.conflicts(bytes.clone(), self.access);
+        let points = storage.lock_more().ranges.conflicts(&region, self.access);
         points.into_iter().try_for_each(|point| storage.wait(stream, point))?;
         if self.access == Access::Read {
             return Ok(());
@@ -335,7 +337,7 @@ impl<'a> Use<'a> {
         if stream.is_capturing()? {
             return Err(GraphError::StreamCaptures.into());
         }
-        more.is_changed = more.ranges.begin_write(bytes, ordered, |point| stream.is_behind(point));
+        more.is_changed = more.ranges.begin_write(&region, ordered, |point| stream.is_behind(point));
         Ok(())
     }
 
@@ -359,14 +361,14 @@ impl<'a> Use<'a> {
 
     #[cold]
     fn record_split(self, stream: &Stream, point: StreamPoint) -> bool {
-        let (storage, bytes) = (self.storage, self.range_in_parts());
-        if bytes.is_empty() {
+        let (storage, region) = (self.storage, self.region());
+        if region.bytes.is_empty() {
             return false;
         }
         storage.note_stream(stream);
         let device = storage.device();
         let mut more = storage.lock_more();
-        more.ranges.add(bytes, point, self.access);
+        more.ranges.add(&region, point, self.access);
         more.ranges.tidy(|point| device.is_point_complete(point));
         // A write of all bytes has them exclusively, so no part is used by another thread.
         if self.access == Access::Write
@@ -399,9 +401,10 @@ impl<'a> Use<'a> {
     }
 
     /// The last part has no end, so that it includes memory by which the block grows.
-    fn range_in_parts(self) -> Range<u64> {
+    fn region(self) -> Region {
         let Bytes { start, end, .. } = self.bytes;
-        if end >= self.storage.size_bytes && start < end { start..u64::MAX } else { start..end }
+        let end = if end >= self.storage.size_bytes && start < end { u64::MAX } else { end };
+        Region { bytes: start..end, pattern: Pattern::of(self.bytes) }
     }
 }
 

@@ -7,9 +7,9 @@ mod choices;
 mod support;
 
 use choices::Choices;
-use gpumem_array::ndarray::{Array1, Axis, Ix1, Ix2, Slice, s};
+use gpumem_array::ndarray::{Array1, Axis, Dimension, Ix2, Ix3, Slice, s};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GpuViewMut, StagingOptions};
-use gpumem_sim::{Sim, SimConfig};
+use gpumem_sim::{Costs, Sim, SimConfig};
 use std::sync::Barrier;
 use std::time::Duration;
 use support::{gpu, gpu_with};
@@ -30,10 +30,10 @@ fn time_of(gpu: &Gpu, work: impl FnOnce()) -> Duration {
 }
 
 /// The time of fills of two parts on two streams.
-fn time_of_parts<'a>(
+fn time_of_parts<'a, D: Dimension>(
     gpu: &Gpu,
     other: &Gpu,
-    (mut left, mut right): (GpuViewMut<'a, f32, Ix1>, GpuViewMut<'a, f32, Ix1>),
+    (mut left, mut right): (GpuViewMut<'a, f32, D>, GpuViewMut<'a, f32, D>),
 ) -> Duration {
     time_of(gpu, || {
         for round in 0..ROUNDS {
@@ -55,15 +55,41 @@ fn halves_do_not_wait_for_each_other() {
     let [left, right] = array.multi_slice_mut([s![..LARGE / 2], s![LARGE / 2..]]).unwrap();
     let again = time_of_parts(&gpu, &other, (left, right));
     assert!(again < serial * 6 / 10, "{again:?} {serial:?}");
-    // The even elements lie between the odd ones.
-    let [left, right] = array.multi_slice_mut([s![..;2], s![1..;2]]).unwrap();
-    let mixed = time_of_parts(&gpu, &other, (left, right));
-    let [left, right] = array.multi_slice_mut([s![..;2], s![1..;2]]).unwrap();
-    let one_stream = time_of_parts(&gpu, &gpu, (left, right));
-    assert!(mixed > one_stream * 9 / 10, "{mixed:?} {one_stream:?}");
-    let found = array.to_vec().unwrap();
+    let (found, last) = (array.to_vec().unwrap(), (ROUNDS - 1) as f32);
+    assert!(found[..LARGE / 2].iter().all(|found| *found == last));
+    assert!(found[LARGE / 2..].iter().all(|found| *found == -last));
+}
+
+#[test]
+fn halves_along_any_axis_do_not_wait_for_each_other() {
+    // A kernel takes longer than the calls of the host.
+    let mut costs = Costs::h200();
+    (costs.launch_ns, costs.fill_ns) = (100_000, 100_000);
+    let gpu = gpu_with(SimConfig::new().costs(costs));
+    let other = gpu.fork().unwrap();
+    // Nine places along the last axis, so that the even ones are elsewhere in each row.
+    let mut array = GpuArray::<f32, _>::zeros(&gpu, (8, 6, 9)).unwrap();
+    let mut check = |split: &dyn for<'a> Fn(&'a mut GpuArray<f32, Ix3>) -> [GpuViewMut<'a, f32, Ix3>; 2]| {
+        let [left, right] = split(&mut array);
+        let serial = time_of_parts(&gpu, &gpu, (left, right));
+        array.fill(0.0).unwrap();
+        let [left, right] = split(&mut array);
+        let apart = time_of_parts(&gpu, &other, (left, right));
+        assert!(apart < serial * 6 / 10, "{apart:?} {serial:?}");
+    };
+    for axis in 0..3 {
+        check(&|array| {
+            let half = array.shape()[axis] / 2;
+            array.split_at_mut(Axis(axis), half).unwrap().into()
+        });
+    }
+    check(&|array| array.multi_slice_mut([s![.., ..;2, ..], s![.., 1..;2, ..]]).unwrap());
+    check(&|array| array.multi_slice_mut([s![.., .., ..;2], s![.., .., 1..;2]]).unwrap());
+    check(&|array| array.multi_slice_mut([s![.., ..3, 5..], s![.., 3.., ..4]]).unwrap());
     let last = (ROUNDS - 1) as f32;
-    assert!(found.chunks(2).all(|pair| pair == [last, -last]));
+    let found = array.to_array().unwrap();
+    assert!(found.slice(s![.., ..3, 5..]).iter().all(|found| *found == last));
+    assert!(found.slice(s![.., 3.., ..4]).iter().all(|found| *found == -last));
 }
 
 /// Nothing was split: the first write of a part on another stream waits, and later ones do not.

@@ -91,11 +91,12 @@ impl PoolBuilder {
     ) -> Result<Self, PoolError> {
         let mut builder = Self::new(device);
         if let Some(value) = read("GPUMEM_CONF")? {
-            builder.options = Options::parse(&value).map_err(|error| EnvError::BadValue {
+            let options = Options::parse(&value).map_err(|error| EnvError::BadValue {
                 name: "GPUMEM_CONF",
                 value,
                 expected: error.to_string(),
             })?;
+            builder.options = options.of_variable();
         }
         for key in KEYS {
             let Some(name) = key.variable else { continue };

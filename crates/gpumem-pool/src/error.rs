@@ -235,11 +235,13 @@ pub enum PoolError {
     },
     /// A hard limit or quota is below the smallest accepted value.
     #[error(
-        "a hard limit or quota of {} is too small: the minimum is {}; raise it where it was set (GPUMEM_HARD_LIMIT, \
-         PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit)",
+        "a hard limit or quota of {} for pool {pool} is too small: the minimum is {}; raise it where it was set \
+         (GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit)",
         Bytes(*.limit_bytes), Bytes(*.minimum_bytes)
     )]
     LimitTooSmall {
+        /// The name of the pool.
+        pool: String,
         /// The given limit, in bytes of this device.
         limit_bytes: u64,
         /// The smallest accepted limit.

@@ -8,7 +8,7 @@ pub(crate) use admission::Admission;
 pub(crate) use device_budget::DeviceBudget;
 pub(crate) use limit_node::{LimitNode, Trimmable};
 
-use crate::config::{Limit, MemoryKind};
+use crate::config::{Limit, MemoryKind, PoolName};
 use crate::error::{LimitExceeded, PoolError};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -40,6 +40,7 @@ impl Limits {
 
     /// Like [`Limits::resolve`], for a hard limit, which must allow some memory.
     pub(crate) fn resolve_hard(
+        pool: &PoolName,
         limit: Option<Limit>,
         kind: MemoryKind,
         device_bytes: u64,
@@ -47,7 +48,8 @@ impl Limits {
     ) -> Result<u64, PoolError> {
         match Self::resolve(limit, kind, device_bytes, free_bytes)? {
             limit_bytes if limit_bytes < HARD_LIMIT_MIN_BYTES => {
-                Err(PoolError::LimitTooSmall { limit_bytes, minimum_bytes: HARD_LIMIT_MIN_BYTES })
+                let pool = pool.as_str().into();
+                Err(PoolError::LimitTooSmall { pool, limit_bytes, minimum_bytes: HARD_LIMIT_MIN_BYTES })
             }
             limit_bytes => Ok(limit_bytes),
         }

@@ -100,7 +100,7 @@ impl Pool {
         let (kind, total_bytes) = (config.kind, device.total_bytes());
         let free_bytes = || Ok(device.memory_info()?.free_bytes);
         let soft_limit_bytes = Limits::resolve(config.soft_limit, kind, total_bytes, free_bytes)?;
-        let hard_limit_bytes = Limits::resolve_hard(config.hard_limit, kind, total_bytes, free_bytes)?;
+        let hard_limit_bytes = Limits::resolve_hard(name, config.hard_limit, kind, total_bytes, free_bytes)?;
         let node = LimitNode::new(name.clone(), hard_limit_bytes, parent.clone());
         let limits = Limits::new(node, soft_limit_bytes);
         let (tags, activity) = (Tags::new(), Arc::<ActivityCounters>::default());

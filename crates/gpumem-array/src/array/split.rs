@@ -23,8 +23,8 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
     /// The elements before `index` of an axis, and the others, as mutable views that can be used at the same time.
     ///
-    /// Work on the two views overlaps if their bytes lie apart in memory. The bytes of a view are those between its first and its last
-    /// element: the halves of an array along its first axis lie apart, along other axes they do not, and wait for each other.
+    /// Work on the two views overlaps, along any axis. Only parts whose elements are at three distances or more in memory may wait for
+    /// each other, such as corners of all axes of an array of four axes.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, ndarray::Axis, pool::{Device, Pool}};
@@ -49,8 +49,8 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         Ok((self.part(left), self.part(right)))
     }
 
-    /// Mutable views of several parts without common elements, which can be used at the same time. Work on parts that lie apart in
-    /// memory overlaps, as with [`GpuViewMut::split_at_mut`].
+    /// Mutable views of several parts without common elements, which can be used at the same time. Work on them overlaps, as with
+    /// [`GpuViewMut::split_at_mut`].
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, ndarray::s, pool::{Device, Pool}};

@@ -55,7 +55,10 @@ fn a_share_of_host_memory_names_the_variables_and_calls_that_set_it() {
         "{said}"
     );
     let said = refused(of(&[("GPUMEM_CONF", "kind:host")]).hard_limit(Limit::Percent(5.0)));
-    assert!(said.contains("invalid limit 5% (hard_limit) for host memory (kind), because"), "{said}");
+    assert!(
+        said.contains("invalid limit 5% (hard_limit) for host memory (kind in GPUMEM_CONF), because"),
+        "{said}"
+    );
     assert!(of(&variables).kind(MemoryKind::Device).build().is_ok());
     assert!(of(&variables).soft_limit(8 << 20).build().is_ok());
 }
@@ -185,12 +188,18 @@ fn a_refusal_names_the_place_of_the_limit() {
         pool.alloc(80 << 20, &stream).unwrap_err().to_string()
     };
     let variable = of(&[("GPUMEM_HARD_LIMIT", "64MiB")]);
+    let conf = ("GPUMEM_CONF", "hard_limit:64MiB");
     let later = of(&[]).build().unwrap();
     later.set_hard_limit(64 << 20).unwrap();
     for (pool, place) in [
         (variable.clone().build().unwrap(), "(GPUMEM_HARD_LIMIT, or Pool::set_hard_limit)"),
         (
             variable.hard_limit(48 << 20).build().unwrap(),
+            "(PoolBuilder::hard_limit, or Pool::set_hard_limit)",
+        ),
+        (of(&[conf]).build().unwrap(), "(hard_limit in GPUMEM_CONF, or Pool::set_hard_limit)"),
+        (
+            of(&[conf]).hard_limit(48 << 20).build().unwrap(),
             "(PoolBuilder::hard_limit, or Pool::set_hard_limit)",
         ),
         (later, "(Pool::set_hard_limit)"),

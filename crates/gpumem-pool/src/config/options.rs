@@ -101,6 +101,16 @@ macro_rules! options {
                 $(self.$name = later.$name.or(self.$name.take());)+
             }
 
+            /// The options of `GPUMEM_CONF`, for errors and advice that name the place of an option.
+            pub(crate) fn of_variable(mut self) -> Self {
+                $(if let Some((_, given_as)) = &mut self.$name
+                    && *given_as == stringify!($name)
+                {
+                    *given_as = concat!(stringify!($name), " in GPUMEM_CONF");
+                })+
+                self
+            }
+
             /// The options as `key:value,…`.
             pub(crate) fn text(&self) -> String {
                 let mut items = Vec::new();

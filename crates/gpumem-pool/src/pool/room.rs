@@ -85,7 +85,8 @@ impl Pool {
     pub fn set_hard_limit(&self, limit: impl IntoLimit) -> Result<(), PoolError> {
         self.0.check_usable()?;
         let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
-        let limit_bytes = Limits::resolve_hard(Some(limit), kind, total_bytes, || self.own_and_free_bytes())?;
+        let (pool, free_bytes) = (&self.0.setup().name, || self.own_and_free_bytes());
+        let limit_bytes = Limits::resolve_hard(pool, Some(limit), kind, total_bytes, free_bytes)?;
         self.0.backend().allow_hard_limit(limit_bytes);
         let excess_bytes = self.0.limits().node().set_limit_bytes(limit_bytes);
         if excess_bytes > 0 {

@@ -69,7 +69,8 @@ fn a_limit_that_no_block_fits_into_is_an_error() {
             assert!(
                 matches!(error, PoolError::LimitTooSmall { minimum_bytes, .. } if minimum_bytes == 2 << 20)
             );
-            assert!(error.to_string().contains("the minimum is 2.000 MiB"), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("for pool ") && text.contains("the minimum is 2.000 MiB"), "{text}");
         }
         for share in [f64::NAN, 200.0, -1.0] {
             assert!(matches!(
