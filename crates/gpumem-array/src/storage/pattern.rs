@@ -94,7 +94,7 @@ impl Runs {
 
     fn contains(self, other: Self) -> bool {
         self == Self::ALL
-            || other.distance % self.distance == 0
+            || other.distance.is_multiple_of(self.distance)
                 && ahead(self.first, other.first % self.distance, self.distance) + other.len <= self.len
     }
 
