@@ -60,6 +60,8 @@ fn halves_do_not_wait_for_each_other() {
     assert!(found[LARGE / 2..].iter().all(|found| *found == -last));
 }
 
+type Halves<'a> = [GpuViewMut<'a, f32, Ix3>; 2];
+
 #[test]
 fn halves_along_any_axis_do_not_wait_for_each_other() {
     // A kernel takes longer than the calls of the host.
@@ -69,7 +71,7 @@ fn halves_along_any_axis_do_not_wait_for_each_other() {
     let other = gpu.fork().unwrap();
     // Nine places along the last axis, so that the even ones are elsewhere in each row.
     let mut array = GpuArray::<f32, _>::zeros(&gpu, (8, 6, 9)).unwrap();
-    let mut check = |split: &dyn for<'a> Fn(&'a mut GpuArray<f32, Ix3>) -> [GpuViewMut<'a, f32, Ix3>; 2]| {
+    let mut check = |split: &dyn for<'a> Fn(&'a mut GpuArray<f32, Ix3>) -> Halves<'a>| {
         let [left, right] = split(&mut array);
         let serial = time_of_parts(&gpu, &gpu, (left, right));
         array.fill(0.0).unwrap();

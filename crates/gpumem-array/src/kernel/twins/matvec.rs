@@ -78,7 +78,11 @@ impl Matrix {
         row_count: usize,
         column_count: usize,
     ) -> Result<&'a [Cell<T>], KernelFault> {
-        launch.read::<T>(self.address, (row_count - 1) * self.row_step + column_count)
+        // A repeated row, and a single one, may have any step.
+        if self.row_step < column_count {
+            return launch.read::<T>(self.address, (row_count - 1) * self.row_step + column_count);
+        }
+        launch.read_rows::<T>(self.address, [row_count, self.row_step], [column_count, 1])
     }
 }
 

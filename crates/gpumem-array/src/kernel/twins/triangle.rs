@@ -14,7 +14,11 @@ pub(super) fn triangle<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelF
     let v: u64 = launch.arg()?;
     let n = count(launch)?;
     let form: u64 = launch.arg()?;
-    let x = launch.read::<T>(x, (n - 1) * (row_step + column_step) + 1)?;
+    let (inner, outer) = (row_step.min(column_step), row_step.max(column_step));
+    let x = match outer > (n - 1) * inner {
+        true => launch.read_rows::<T>(x, [n, outer], [n, inner])?,
+        false => launch.read::<T>(x, (n - 1) * (row_step + column_step) + 1)?,
+    };
     let (out, v) = (launch.write::<T>(out, n)?, launch.read::<T>(v, n)?);
     let strict = usize::from(form & (STRICT | UNIT) != 0);
     for (row, out) in out.iter().enumerate() {
