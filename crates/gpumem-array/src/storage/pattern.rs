@@ -1,6 +1,6 @@
 //! [`Pattern`]: bytes at regular distances, such as those of some columns of a matrix.
 //!
-//! Uses of other columns have their first and last bytes among those of these, and no byte in common with them.
+//! The bytes of two columns lie between each other, but none is in both.
 
 use crate::layout::Bytes;
 use core::ops::Range;
@@ -40,8 +40,7 @@ impl Pattern {
 
     /// Returns whether both may have a byte in common. False if they have none.
     pub(super) fn meets(self, other: Self) -> bool {
-        let pairs = [self.groups, self.runs()].into_iter();
-        pairs.into_iter().all(|one| one.meets(other.groups) && one.meets(other.runs()))
+        [self.groups, self.runs()].into_iter().all(|one| one.meets(other.groups) && one.meets(other.runs()))
             && (self.groups.distance != other.groups.distance || self.meets_in_groups(other))
     }
 
