@@ -4,8 +4,8 @@
 //! with the shapes and slicing of [`ndarray`]. Operations are queued and return at once. These wait: uploads (until the
 //! elements have been read), downloads, [`Gpu::synchronize`], the host's access to unified and pinned arrays, and the end of a closure over
 //! host memory. [`GpuArray::upload`] and [`GpuArray::download`] can be awaited
-//! instead. Programs need no explicit synchronisation: each array records the points of its last write and
-//! of the reads since in their streams, and another stream that uses the array waits for these points, on the device.
+//! instead. Programs need no explicit synchronisation: each array records its last write and the reads since, with their streams.
+//! Before another stream uses the array, it waits, on the device, for those of them that it conflicts with.
 //!
 //! The rooms of the sources, each of which imports only rooms of earlier rows:
 //!

@@ -23,8 +23,8 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
     /// The elements before `index` of an axis, and the others, as mutable views that can be used at the same time.
     ///
-    /// Work on the two views overlaps, along any axis. Only parts whose elements are at three distances or more in memory may wait for
-    /// each other, such as corners of all axes of an array of four axes.
+    /// Work on the two views overlaps, along any axis. Only views with gaps at three or more distances may wait for each other, such as
+    /// every second element along each of three axes.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, ndarray::Axis, pool::{Device, Pool}};

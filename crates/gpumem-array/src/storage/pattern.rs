@@ -1,6 +1,6 @@
 //! [`Pattern`]: bytes at regular distances, such as those of some columns of a matrix.
 //!
-//! The bytes of two columns lie between each other, but none is in both.
+//! Two columns of a matrix have no byte in common, although each has bytes between the first and the last byte of the other.
 
 use crate::layout::Bytes;
 use core::ops::Range;
@@ -118,7 +118,7 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use crate::layout::{Layout, Order};
     use ndarray::{Axis, Dimension, Ix3, Slice};
@@ -129,7 +129,7 @@ pub(super) mod tests {
     const END: u64 = 2_000;
 
     impl Pattern {
-        pub(in super::super) fn has(self, byte: u64) -> bool {
+        fn has(self, byte: u64) -> bool {
             let Runs { distance, first, len } = self.groups;
             let place = ahead(first, byte % distance, distance);
             place < len && place % self.distance < self.len
