@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKe
 use cudarc::nvrtc::Ptx;
 use gpumem_adapt::array::cudarc::{self as shared, SharedStream};
 use gpumem_adapt::array::pool::sys::Driver;
-use gpumem_adapt::array::pool::{Device, Keep, Pool, PoolError};
+use gpumem_adapt::array::pool::{BackendKind, Device, Keep, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::entry_points::{ENTRIES, Stage, is_missing};
@@ -45,6 +45,45 @@ mod cuda {
         drop((array, doubled, gpu, device));
         assert_eq!(current(&driver), before, "our drops changed the current context");
         assert_eq!(stream.clone_dtoh(&slice).unwrap(), [1.0, 2.0, 3.0]);
+        theirs.check_err().unwrap();
+    }
+
+    /// cudarc's own allocations come from the device's current pool, within its limit, until the guard is dropped.
+    #[test]
+    fn cudarc_allocates_from_the_current_pool() {
+        const MIB: usize = 1 << 20;
+        let theirs = CudaContext::new(0).unwrap();
+        let stream = theirs.new_stream().unwrap();
+        let device = Device::new(&Driver::cuda().unwrap(), 0).unwrap();
+        let builder = Pool::builder(&device).backend(BackendKind::Native).hard_limit(256 * MIB as u64);
+        let current = builder.build().unwrap().make_current().unwrap();
+        let used_bytes = || current.usage().unwrap().used_bytes;
+
+        let slice = stream.clone_htod(&vec![7_u8; 64 * MIB]).unwrap();
+        assert_eq!(used_bytes(), 64 * MIB as u64);
+        assert!(stream.alloc_zeros::<u8>(512 * MIB).is_err(), "twice the limit");
+        assert!(stream.clone_dtoh(&slice).unwrap().iter().all(|byte| *byte == 7));
+        drop(slice);
+        stream.synchronize().unwrap();
+        assert_eq!(used_bytes(), 0);
+        assert!(current.usage().unwrap().reserved_bytes >= 64 * MIB as u64, "it is kept for the next slice");
+
+        let usage = current.pool().clone().make_current().unwrap();
+        drop(current);
+        let before = stream.alloc_zeros::<u8>(MIB).unwrap();
+        assert_eq!(usage.usage().unwrap().used_bytes, MIB as u64, "one guard is left");
+        let pool = usage.pool().clone();
+        drop(usage);
+        let outside = stream.alloc_zeros::<u8>(MIB).unwrap();
+        let again = pool.make_current().unwrap();
+        assert_eq!(
+            again.usage().unwrap().used_bytes,
+            MIB as u64,
+            "the device's default pool served the second slice"
+        );
+        drop((before, outside));
+        stream.synchronize().unwrap();
+        assert_eq!(again.usage().unwrap().used_bytes, 0);
         theirs.check_err().unwrap();
     }
 

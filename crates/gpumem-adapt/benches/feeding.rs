@@ -8,11 +8,11 @@
 use core::convert::Infallible;
 use core::num::NonZeroUsize;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_adapt::{AdaptError, batches};
-use gpumem_array::ndarray::{ArrayView2, Ix1};
+use gpumem_adapt::batches;
+use gpumem_array::ndarray::Ix1;
 use gpumem_array::pool::sys::{Driver, DriverError, DriverKind};
-use gpumem_array::pool::{Device, Pool};
-use gpumem_array::{Gpu, GpuArray, PinnedArray, StagingOptions};
+use gpumem_array::pool::{Device, Event, Pool, Stream};
+use gpumem_array::{ArrayError, Gpu, GpuArray, LaunchShape, PinnedArray, StagingOptions, kernels};
 use std::error::Error;
 use std::hint::black_box;
 use std::process::{Command, Stdio};
@@ -45,6 +45,7 @@ fn main() -> Done {
 
 fn gpu(driver: &Driver) -> Result<Gpu, Box<dyn Error>> {
     let gpu = Gpu::new(&Pool::new(&Device::new(driver, 0)?)?)?;
+    gpu.set_staging(StagingOptions::from_env()?);
     gpu.preload::<f32>()?;
     Ok(gpu)
 }
@@ -198,51 +199,87 @@ impl Bench {
         })?;
         let size_bytes = size_of_val(&data[..]) as f64;
         row("from_slice_64MiB_and_add", size_bytes / time.as_secs_f64() / 1e9, "GB/s", None);
-        let rows = ArrayView2::from_shape((*batch_count, batch_bytes / 4), &data)?;
-        // Each batch with as many kernels as take about as long as its upload.
+        let upload = self.feed(&data, 2, &mut |_| Ok(()))?;
+        // Each batch with kernels that take about as long as its upload: many that are as fast as the memory, and one that calculates.
         let mut resident = GpuArray::from_slice(gpu, &data[..batch_bytes / 4])?;
         let add = self.median(|| resident.try_add_assign(1.0))?;
-        let feed = |prefetch: usize, kernels: usize| {
-            self.median(|| -> Result<(), AdaptError> {
-                for batch in batches(&rows).batch_size(1).prefetch(prefetch).on(gpu)? {
-                    let mut batch = batch?;
-                    (0..kernels).try_for_each(|_| batch.try_add_assign(1.0))?;
-                }
-                Ok(())
-            })
+        let adds = (upload.as_secs_f64() / *batch_count as f64 / add.as_secs_f64()).ceil().clamp(1.0, 1e3);
+        self.overlap("adds", &data, upload, &mut |batch| {
+            (0..adds as usize).try_for_each(|_| batch.try_add_assign(1.0))
+        })?;
+        let repeat = gpu.compile(&KERNELS)?.function("repeat")?;
+        let launch = |batch: &mut GpuArray<f32, Ix1>, rounds: u32| {
+            let (shape, len) = (LaunchShape::for_len(batch.len()), batch.len() as u64);
+            // SAFETY: the arguments are those of the kernel, which stays within `len` elements.
+            unsafe { repeat.launch(shape).write(batch).scalar(rounds).scalar(len).enqueue(gpu) }
         };
-        let upload = feed(2, 0)?;
-        let kernels =
-            (upload.as_secs_f64() / *batch_count as f64 / add.as_secs_f64()).ceil().clamp(1.0, 1e3) as usize;
-        println!("upload {upload:?}, {kernels} kernels of {add:?} for each batch");
-        let compute =
-            self.median(|| (0..kernels * batch_count).try_for_each(|_| resident.try_add_assign(1.0)))?;
-        for prefetch in [1, 2, 8] {
-            let both = feed(prefetch, kernels)?.as_secs_f64() / upload.max(compute).as_secs_f64();
-            row(&format!("batches_time_by_larger_part@prefetch_{prefetch}"), both, "ratio", None);
-        }
-        // One kernel for each batch that takes as long, so that the host's launches take no time.
-        let mut large = GpuArray::<f32, Ix1>::zeros(gpu, kernels * batch_bytes / 4)?;
-        let compute = self.median(|| (0..*batch_count).try_for_each(|_| large.try_add_assign(1.0)))?;
-        for prefetch in [1, 2, 8] {
-            let both = self.median(|| -> Result<(), AdaptError> {
-                for batch in batches(&rows).batch_size(1).prefetch(prefetch).on(gpu)? {
-                    batch?.try_add_assign(1.0)?;
-                    large.try_add_assign(1.0)?;
-                }
-                Ok(())
-            })?;
-            let ratio = both.as_secs_f64() / upload.max(compute).as_secs_f64();
-            row(&format!("batches_time_by_larger_part@one_kernel_prefetch_{prefetch}"), ratio, "ratio", None);
-        }
-        drop(large);
+        let rounds = if gpu.device().driver().kind() == DriverKind::Cuda { 2000 } else { 2 };
+        let one = self.median(|| launch(&mut resident, rounds))?.as_secs_f64();
+        let rounds = f64::from(rounds) * upload.as_secs_f64() / *batch_count as f64 / one;
+        self.overlap("arithmetic", &data, upload, &mut |batch| launch(batch, rounds.clamp(1.0, 1e6) as u32))?;
         // The last is beside PyTorch.
         for prefetch in [1, 8, 2] {
-            let rate = size_bytes / feed(prefetch, 1)?.as_secs_f64() / 1e9;
+            let time = self.feed(&data, prefetch, &mut |batch| batch.try_add_assign(1.0))?;
+            let rate = size_bytes / time.as_secs_f64() / 1e9;
             row(&format!("from_slice_64MiB_and_add@batches_prefetch_{prefetch}"), rate, "GB/s", None);
         }
         println!("{}", gpu.transfers());
         Ok(())
+    }
+
+    /// The time of all batches, with work for each.
+    fn feed(&self, data: &[f32], prefetch: usize, work: Work<'_>) -> Result<Duration, Box<dyn Error>> {
+        self.median(|| -> Done {
+            for batch in batches(data).batch_size(self.batch_bytes / 4).prefetch(prefetch).on(&self.gpu)? {
+                work(&mut batch?)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The time of all batches by the larger part of it, beside a program by hand whose data is in pinned memory already.
+    fn overlap(&self, name: &str, data: &[f32], upload: Duration, work: Work<'_>) -> Done {
+        let Self { gpu, batch_bytes, batch_count, .. } = self;
+        let mut resident = GpuArray::<f32, Ix1>::zeros(gpu, batch_bytes / 4)?;
+        let compute = self.median(|| (0..*batch_count).try_for_each(|_| work(&mut resident)))?;
+        let copy = self.by_hand(2, &mut |_| Ok(()))?;
+        println!("{name}: batches {upload:.2?}, by hand {copy:.2?}, kernels alone {compute:.2?}");
+        for prefetch in [1, 2, 8] {
+            let row = |time: Duration, copy: Duration, peer| {
+                let ratio = time.as_secs_f64() / copy.max(compute).as_secs_f64();
+                row(&format!("batches_time_by_larger_part@{name}_prefetch_{prefetch}"), ratio, "ratio", peer);
+            };
+            row(self.feed(data, prefetch, work)?, upload, None);
+            row(self.by_hand(prefetch, work)?, copy, Some("pinned memory, by hand"));
+        }
+        Ok(())
+    }
+
+    /// The time of as many batches from one pinned array, with calls of the driver and `prefetch + 1` arrays on the device.
+    fn by_hand(&self, prefetch: usize, work: Work<'_>) -> Result<Duration, Box<dyn Error>> {
+        let Self { gpu, batch_bytes, batch_count, .. } = self;
+        let (device, driver) = (gpu.device(), gpu.device().driver());
+        let pinned = PinnedArray::<f32, Ix1>::zeros(&gpu.pinned(), batch_bytes / 4)?;
+        let (from, copier) = (pinned.view().address(), Stream::new(device)?);
+        let slots = (0..=prefetch).map(|_| -> Result<_, Box<dyn Error>> {
+            let array = GpuArray::<f32, Ix1>::zeros(gpu, batch_bytes / 4)?;
+            Ok((array, Event::new(device)?, Event::new(device)?))
+        });
+        let mut slots = slots.collect::<Result<Vec<_>, _>>()?;
+        let _bound = device.bind()?;
+        self.median(|| -> Done {
+            for index in 0..*batch_count {
+                let (array, arrived, used) = &mut slots[index % (prefetch + 1)];
+                copier.wait(used)?;
+                // SAFETY: both arrays have these bytes and outlive the copy, and the copy waits for the kernels before it.
+                unsafe { driver.cuMemcpyAsync(array.view().address(), from, *batch_bytes, copier.raw())? };
+                arrived.record(&copier)?;
+                gpu.stream().wait(arrived)?;
+                work(array)?;
+                used.record(gpu.stream())?;
+            }
+            Ok(())
+        })
     }
 
     /// PyTorch in a process of its own, on the same data.
@@ -401,6 +438,54 @@ impl Bench {
         }
         times.sort_unstable();
         Ok(times[times.len() / 2])
+    }
+}
+
+/// Work on a batch.
+type Work<'a> = &'a mut dyn FnMut(&mut GpuArray<f32, Ix1>) -> Result<(), ArrayError>;
+
+kernels! {
+    /// Calculates for `rounds` rounds with each element.
+    static KERNELS = ptx r#"
+        .version 7.0
+        .target sm_70
+        .address_size 64
+
+        .visible .entry repeat(.param .u64 y, .param .u32 rounds, .param .u64 n)
+        {
+            .reg .pred %p<3>;
+            .reg .b32 %r<6>;
+            .reg .f32 %f<2>;
+            .reg .b64 %rd<6>;
+            ld.param.u64 %rd1, [y];
+            ld.param.u32 %r1, [rounds];
+            ld.param.u64 %rd2, [n];
+            mov.u32 %r2, %ctaid.x;
+            mov.u32 %r3, %ntid.x;
+            mov.u32 %r4, %tid.x;
+            cvt.u64.u32 %rd3, %r4;
+            mad.wide.u32 %rd3, %r2, %r3, %rd3;
+            setp.ge.u64 %p1, %rd3, %rd2;
+            @%p1 bra DONE;
+            cvta.to.global.u64 %rd4, %rd1;
+            shl.b64 %rd5, %rd3, 2;
+            add.u64 %rd4, %rd4, %rd5;
+            ld.global.f32 %f1, [%rd4];
+        ROUND:
+            fma.rn.f32 %f1, %f1, 0f3F7FFFFF, 0f33D6BF95;
+            sub.u32 %r1, %r1, 1;
+            setp.ne.u32 %p2, %r1, 0;
+            @%p2 bra ROUND;
+            st.global.f32 [%rd4], %f1;
+        DONE:
+            ret;
+        }"#;
+
+    fn repeat(launch; y: u64, rounds: u32, n: u64) {
+        for element in launch.write::<f32>(y, n as usize)? {
+            let value = (0..rounds).fold(element.get(), |value, _| value.mul_add(0.999_999_94, 1e-7));
+            element.set(value);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 #![allow(clippy::print_stderr)] // the reason for a skipped test
 
+#[path = "array/support.rs"]
 mod support;
 
 use gpumem_array::{ArrayError, GpuArray, KernelSource, LaunchShape, kernels};

@@ -49,7 +49,7 @@ const TEST_FOLDERS: [(&str, &str); 6] = [
     ("pool/", "crates/gpumem-pool/tests/pool/"),
     ("pool-src/", "crates/gpumem-pool/src/"),
     ("sim/", "crates/gpumem-sim/tests/sim/"),
-    ("array/", "crates/gpumem-array/tests/"),
+    ("array/", "crates/gpumem-array/tests/array/"),
     ("adapt/", "crates/gpumem-adapt/tests/"),
     ("tests/", "tests/"),
 ];

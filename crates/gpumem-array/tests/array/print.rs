@@ -1,9 +1,6 @@
 //! Arrays as text: the elements as `ndarray` prints them, what the array is, and what is downloaded for it.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::gpu;
 use gpumem_array::ndarray::{Array, Array1, ArrayD, Axis, Ix3, IxDyn, ShapeBuilder, Slice, array, s};
 use gpumem_array::pool::sys::types::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUdeviceptr, CUresult, CUstream};
 use gpumem_array::pool::sys::{Driver, Table};
@@ -13,7 +10,6 @@ use gpumem_sim::SimConfig;
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::sync::OnceLock;
-use support::gpu;
 
 #[test]
 fn arrays_print_like_those_of_ndarray() {

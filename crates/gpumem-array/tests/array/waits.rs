@@ -2,11 +2,7 @@
 //! does not wait for work that another thread queues behind it. Durations are those of the simulator's virtual clock. The backend
 //! `none` has no such guarantee: its frees wait for the device.
 
-#![cfg(any(feature = "backend-caching", feature = "backend-native"))]
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Axis, Ix1, s};
 use gpumem_array::pool::sys::Table;
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUevent, CUresult, CUstream};
@@ -17,7 +13,6 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use support::{gpu, gpu_with};
 
 /// 4 MiB: an upload takes 76 µs.
 const LEN: usize = 1 << 20;

@@ -1,14 +1,10 @@
 //! Sums and products, against `ndarray`. Values are small whole numbers, so that floats are exact in any order.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::gpu;
 use gpumem_array::ndarray::Ix2;
 use gpumem_array::ndarray::{Array1, Array2, ArrayView2, Axis, Slice};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GpuView, Numeric};
 use proptest::prelude::*;
-use support::gpu;
 
 fn whole(seed: usize) -> impl Fn(usize) -> f32 {
     move |index| ((index.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 5) % 17) as f32 - 8.0

@@ -1,14 +1,11 @@
 //! Safe programs that use adaptors, events and streams in unusual orders. None may break a capture or read foreign memory.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-mod support;
-
+use crate::support::gpu;
 use gpumem_array::pool::adaptor::{Adaptor, Budget, Change, Grant, Guard, Next, Release, Request};
 use gpumem_array::pool::{CaptureMode, Event, MemoryKind, Pool, PoolError, Stream};
 use std::sync::Arc;
-use support::gpu;
 
 /// Forwards frees to the guard, but not allocations.
 struct HalfGuarded(Guard);

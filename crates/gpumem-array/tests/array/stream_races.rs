@@ -2,8 +2,6 @@
 //! thread begins, joins or ends contains all of the work or none of it, and a graph keeps all memory that it uses. If the thread
 //! retires the stream, the stream's last marker comes after the work, and other streams reuse the memory only after that marker.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use core::ffi::{c_uint, c_void};
 use gpumem_array::ndarray::{Axis, Ix1};
 use gpumem_array::pool::adaptor::Fill;

@@ -1,15 +1,11 @@
 //! Vectors that grow and shrink, and functions of each element.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{array, s};
 use gpumem_array::pool::{BackendKind, Device, Limit, Pool};
 use gpumem_array::{Gpu, GpuArray};
 use gpumem_sim::SimConfig;
 use proptest::prelude::*;
-use support::{gpu, gpu_with};
 
 /// CUDA.jl's `resize!` of vectors.
 #[test]

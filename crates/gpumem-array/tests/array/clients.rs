@@ -1,17 +1,14 @@
 //! Programs without `unsafe` that would access host memory while a device may use it, if only a destructor prevented that.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-mod support;
-
+use crate::support::gpu;
 use gpumem_array::GpuArray;
 use gpumem_array::pool::{CaptureMode, HostMemory, PoolError};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
-use support::gpu;
 
 /// A forgotten owner, or one in a reference cycle, leaks its buffer.
 #[test]

@@ -1,9 +1,6 @@
 //! Copies from and to pageable memory through the ring of pinned buffers.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{array, s};
 use gpumem_array::pool::adaptor::{Adaptor, Release};
 use gpumem_array::pool::{CaptureMode, Device, Limit, MemoryKind, Pool};
@@ -13,7 +10,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use support::{gpu, gpu_with};
 
 const BUFFER_BYTES: usize = 256 << 10;
 

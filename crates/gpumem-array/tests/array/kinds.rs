@@ -1,9 +1,6 @@
 //! Kinds of memory: host access to unified and pinned arrays, after the necessary waits and no others.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use gpumem_array::kind::HostAccess;
 use gpumem_array::ndarray::{Array, Array2, Axis, Ix1, Slice, array};
 use gpumem_array::pool::{Device, MemoryKind, Pool};
@@ -11,7 +8,6 @@ use gpumem_array::{ArrayError, Gpu, GpuArray, LaunchShape, Memory, PinnedArray, 
 use gpumem_sim::{Schedule, SimConfig};
 use proptest::prelude::*;
 use std::process::Command;
-use support::{gpu, gpu_with};
 
 /// A machine that runs work only in waits.
 fn late() -> Gpu {
@@ -245,7 +241,7 @@ fn a_thread_has_a_stream_of_its_own_until_it_ends() {
 fn a_gpu_is_opened_as_the_environment_says() {
     let under = |variables: &[(&str, &str)]| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["child", "--exact", "--ignored", "--nocapture"]);
+        command.args(["kinds::child", "--exact", "--ignored", "--nocapture"]);
         for name in ["GPUMEM_KIND", "GPUMEM_STAGING", "GPUMEM_HARD_LIMIT", "GPUMEM_POOL", "GPUMEM_CONF"] {
             command.env_remove(name);
         }

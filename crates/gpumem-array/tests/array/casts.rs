@@ -1,7 +1,5 @@
 //! Conversions between floating-point types, rows by index, and triangles times vectors, compared with the host.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use core::fmt::Debug;
 use gpumem_array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Ix2, ShapeBuilder, s};
 use gpumem_array::pool::{Device, Limit, Pool};

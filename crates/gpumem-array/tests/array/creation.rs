@@ -1,12 +1,8 @@
 //! Constructors of regular arrays.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::gpu;
 use gpumem_array::ndarray::{Array, Array1, Array2, s};
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray};
-use support::gpu;
 
 #[test]
 fn regular_arrays_are_those_of_ndarray() {

@@ -1,15 +1,10 @@
 //! Vectors over memory that grows in place: `GpuArray::growable`. Only the backend `caching` has such memory.
 
-#![cfg(feature = "backend-caching")]
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::gpu;
 use gpumem_array::ndarray::s;
 use gpumem_array::pool::{Device, Limit, Pool, PoolError};
 use gpumem_array::{ArrayError, Gpu, GpuArray};
 use gpumem_sim::SimConfig;
-use support::gpu;
 
 /// Memory that grows in place moves nothing.
 #[test]

@@ -1,15 +1,11 @@
 //! Launches of the user's kernels, and their errors.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::s;
 use gpumem_array::pool::sys::types::CUresult;
 use gpumem_array::pool::{Device, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, UnifiedArray, kernels};
 use gpumem_sim::{Effect, Kernel, Rule, SimConfig};
-use support::{gpu, gpu_with};
 
 kernels! {
     static KERNELS = cuda r#"

@@ -1,17 +1,11 @@
 //! Several streams and threads without explicit synchronisation: results are correct in every order that the simulator's seeds
 //! choose.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-#[path = "support/choices.rs"]
-mod choices;
-mod support;
-
-use choices::Choices;
+use crate::choices::Choices;
+use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::Ix1;
 use gpumem_array::{Function, Gpu, GpuArray, GpuView, GpuViewMut, Module, UninitArray};
 use gpumem_sim::SimConfig;
-use support::{gpu, gpu_with};
 
 const SEEDS: u64 = 250;
 const LEN: usize = 40;

@@ -1,12 +1,8 @@
 //! cudarc beside the simulator of this process: another driver than the one that cudarc loads, so nothing can be shared. The tests of what
 //! is shared are in `interop/cudarc`, where both have one driver, and in `tests/layers/cudarc.rs` for a GPU.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::gpu;
 use gpumem_array::{ArrayError, GpuArray, cudarc};
-use support::gpu;
 
 #[test]
 fn a_driver_that_cudarc_does_not_load_is_refused() {

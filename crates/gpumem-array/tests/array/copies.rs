@@ -1,9 +1,6 @@
 //! Copies between host and device: every type, shape and order keeps its contents.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Array, Array2, Axis, Ix0, Ix2, IxDyn, Slice, arr0, array};
 use gpumem_array::pool::sys::Table;
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUresult, CUstream};
@@ -14,7 +11,6 @@ use proptest::prelude::*;
 use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::{gpu, gpu_with};
 
 proptest! {
     #[test]

@@ -1,9 +1,6 @@
 //! Views of any layout, and every copy of them, against `ndarray`.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use bytemuck::AnyBitPattern;
 use gpumem_array::ndarray::{
     Array, ArrayD, ArrayViewD, ArrayViewMutD, Axis, Ix1, Ix2, IxDyn, NewAxis, SliceInfo, SliceInfoElem, arr0,
@@ -17,7 +14,6 @@ use gpumem_sim::SimConfig;
 use num_complex::Complex;
 use proptest::prelude::*;
 use std::fmt::Debug;
-use support::{gpu, gpu_with};
 
 /// A step from one view to the next. Numbers are taken relative to the shape that they meet.
 #[derive(Clone, Debug)]

@@ -1,18 +1,12 @@
 //! Parts of an array are tracked apart: work on disjoint parts overlaps, and work on common bytes is ordered.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-#[path = "support/choices.rs"]
-mod choices;
-mod support;
-
-use choices::Choices;
+use crate::choices::Choices;
+use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Array1, Axis, Dimension, Ix2, Ix3, Slice, s};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GpuViewMut, StagingOptions};
 use gpumem_sim::{Costs, Sim, SimConfig};
 use std::sync::Barrier;
 use std::time::Duration;
-use support::{gpu, gpu_with};
 
 const SEEDS: u64 = 200;
 /// 64 MiB: a fill of a half takes longer than the calls of the host.

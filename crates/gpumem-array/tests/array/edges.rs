@@ -2,15 +2,12 @@
 //! that overflow, splits at the ends, reshapes of repeated elements, and bytes as elements of other sizes.
 
 #![deny(unsafe_code)]
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-mod support;
-
+use crate::support::gpu;
 use gpumem_array::ndarray::{Array, Array2, ArrayD, Axis, Ix1, Ix2, Ix3, IxDyn, Slice, s};
 use gpumem_array::pool::{Device, Pool};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GpuArray1, concatenate, stack};
 use gpumem_sim::{Finding, Sim, SimConfig};
-use support::gpu;
 
 /// A `Gpu` whose simulator reports findings.
 fn watched() -> (Gpu, Sim) {

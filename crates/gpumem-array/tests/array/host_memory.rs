@@ -1,9 +1,6 @@
 //! Memory that host and device share: closure scopes over the program's own memory, and prefetches of unified memory.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Axis, Ix1, Slice};
 use gpumem_array::pool::sys::types::{CUdevice, CUdevice_attribute, CUdeviceptr, CUresult, CUstream};
 use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError};
@@ -11,7 +8,6 @@ use gpumem_array::{ArrayError, Element, Gpu, GpuArray, PinnedArray, UnifiedArray
 use gpumem_sim::{Schedule, Sim, SimConfig};
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use support::{gpu, gpu_with};
 
 type Prefetch = unsafe extern "C" fn(CUdeviceptr, usize, CUdevice, CUstream) -> CUresult;
 

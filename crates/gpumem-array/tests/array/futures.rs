@@ -1,9 +1,6 @@
 //! Transfers that own their host memory: no call waits for the device, and no thread is blocked.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Array2, Axis, Ix1, array, s};
 use gpumem_array::pool::sys::types::{CUevent, CUresult, CUstream};
 use gpumem_array::pool::sys::{Driver, Table};
@@ -17,7 +14,6 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use support::{gpu, gpu_with};
 
 const LONG: Duration = Duration::from_secs(8);
 

@@ -1,8 +1,6 @@
 //! Copies of borrowed memory return once the device has finished them, whatever other threads do to the stream meanwhile. Another
 //! thread retires the stream or begins a capture right after the driver has queued the copy.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use core::ffi::c_void;
 use gpumem_array::pool::sys::Driver;
 use gpumem_array::pool::sys::types::{CUcontext, CUdeviceptr, CUmodule, CUresult, CUstream};
@@ -228,7 +226,7 @@ fn a_capture_begins_while_a_module_is_unloaded() {
     let gpu = Gpu::with_stream(&pool, &Stream::legacy(&device).unwrap()).unwrap();
     let captured = Stream::new(&device).unwrap();
     let work = GpuArray::<f32, _>::from_elem(&gpu, 64, 1.0).unwrap();
-    let module = gpu.module(include_str!("../kernels/fill.ptx")).unwrap();
+    let module = gpu.module(include_str!("../../kernels/fill.ptx")).unwrap();
     let before = *UNLOADED.lock().unwrap();
     let ((notify, notified), (answer, answered)) = (channel(), channel());
     *HOOK.lock().unwrap() = Some((notify, answered));

@@ -1,12 +1,8 @@
 //! Random numbers: the published vectors, the same numbers however they are drawn, and their distribution.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::gpu;
 use gpumem_array::{GpuArray, PinnedArray, Random, RandomNormal, Rng};
 use std::collections::HashSet;
-use support::gpu;
 
 /// `kat_vectors` of Random123, for `philox4x32 10`: counter, key, result.
 #[test]

@@ -1,13 +1,9 @@
 //! Element-wise arithmetic, against `ndarray`.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::gpu;
 use gpumem_array::ndarray::{Array, Array2, Axis, Dim, Ix2, IxDyn, Slice, Zip, arr0, array, s};
 use gpumem_array::{ArrayError, GpuArray};
 use proptest::prelude::*;
-use support::gpu;
 
 /// Shapes with zero lengths and lengths of one, up to three axes.
 fn shapes() -> impl Strategy<Value = Vec<usize>> {

@@ -1,10 +1,7 @@
 //! Graphs of arrays on the simulator: the work that a capture records, the requirements of a launch, and the state after errors,
 //! panics and calls that the driver refuses.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use core::ops::Range;
 use gpumem_array::ndarray::{Axis, Ix1, Slice, s};
 use gpumem_array::pool::sys::Driver;
@@ -13,7 +10,6 @@ use gpumem_array::{
     ArrayError, Gpu, GpuArray, GpuGraph, GraphError, LaunchShape, Out, UnifiedArray, UninitArray,
 };
 use gpumem_sim::{Kernel, Schedule, Sim, SimConfig};
-use support::{gpu, gpu_with};
 
 type Vector = GpuArray<f32, Ix1>;
 

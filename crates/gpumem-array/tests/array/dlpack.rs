@@ -1,9 +1,6 @@
 //! Arrays as tensors of DLPack, against another library that knows only the C structures.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::{gpu, gpu_with};
 use gpumem_array::dlpack::DlpackArray;
 use gpumem_array::dlpack::dlpark::ffi::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
@@ -15,7 +12,6 @@ use gpumem_array::{ArrayError, Gpu, GpuArray};
 use gpumem_sim::{Sim, SimConfig};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use support::{gpu, gpu_with};
 
 /// The C structure of DLPack 1.x, as another library declares it.
 #[repr(C)]

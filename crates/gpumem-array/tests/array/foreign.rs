@@ -1,17 +1,11 @@
 //! Other libraries use arrays: their work is ordered with that of arrays, also if a guard is never dropped.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-#[path = "support/choices.rs"]
-mod choices;
-mod support;
-
-use choices::Choices;
+use crate::choices::Choices;
+use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Axis, Ix1};
 use gpumem_array::pool::{CaptureMode, MemoryKind, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError, PinnedArray, ReadOn, WriteOn};
 use gpumem_sim::{Schedule, Sim, SimConfig};
-use support::{gpu, gpu_with};
 
 type Array = GpuArray<u32, Ix1>;
 
@@ -170,7 +164,7 @@ fn a_stream_that_captures_is_refused_and_not_joined() {
     assert!(!gpu.stream().is_capturing().unwrap());
     capture.end().unwrap();
     assert_eq!(array.to_vec().unwrap(), [3; LEN]);
-    let elsewhere = support::gpu();
+    let elsewhere = crate::support::gpu();
     assert!(matches!(array.read_on(elsewhere.stream()), Err(ArrayError::WrongDevice { .. })));
     check_clean(&gpu, 0);
 }
@@ -238,7 +232,7 @@ fn unsuitable_blocks_are_refused() {
     let pinned = Pool::builder(gpu.device()).kind(MemoryKind::Host).build().unwrap();
     let array = PinnedArray::<u8, Ix1>::from_block(&gpu, block(&pinned), 64).unwrap().fill(9).unwrap();
     assert_eq!(array[63], 9);
-    let refused = Array::from_block(&support::gpu(), block(gpu.pool()), 1).unwrap_err();
+    let refused = Array::from_block(&crate::support::gpu(), block(gpu.pool()), 1).unwrap_err();
     assert!(matches!(refused.error(), ArrayError::WrongDevice { .. }), "{refused}");
     let mut kept = None;
     let captured = gpu.capture(|c| {

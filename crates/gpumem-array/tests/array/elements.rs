@@ -1,9 +1,6 @@
 //! Element types: plain bytes are copied unchanged, and invalid values written by the device do not reach Rust.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
-mod support;
-
+use crate::support::gpu;
 use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 use gpumem_array::ndarray::Ix1;
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, LaunchShape};
@@ -11,7 +8,6 @@ use half::{bf16, f16};
 use num_complex::Complex;
 use std::fmt::Debug;
 use std::num::NonZeroU32;
-use support::gpu;
 
 /// Uploads, fills, clones and downloads an array.
 fn there_and_back<T: Element + PartialEq + Debug>(gpu: &Gpu, elements: &[T]) {
