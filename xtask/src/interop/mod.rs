@@ -8,6 +8,7 @@ mod cuda_core;
 mod patched;
 mod process;
 mod suite;
+mod toolkit;
 
 use crate::{drop_in, table};
 use anyhow::{Result, bail};
