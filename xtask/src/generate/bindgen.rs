@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// The package with the header, of CUDA 13. In later versions `CUmemLocation` is not a plain struct.
-const CUDA_RUNTIME: (&str, &str) = ("nvidia-cuda-runtime", "13.0.96");
+pub(crate) const CUDA_RUNTIME: (&str, &str) = ("nvidia-cuda-runtime", "13.0.96");
 const LIBCLANG: (&str, &str) = ("libclang", "18.1.1");
 
 /// Downloads the package with `cuda.h` and returns the folder of its headers.

@@ -4,14 +4,14 @@
 //! is unavailable, the program is skipped.
 
 use super::process::build;
+use super::toolkit::{CUDA_CRT, merged};
 use super::{Layout, run_seeds};
 use crate::generate::bindgen;
-use crate::workspace::wheel::{Unreachable, unpacked};
-use anyhow::{Context, Result};
+use crate::workspace::wheel::Unreachable;
+use anyhow::Result;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-const CUDA_CRT: (&str, &str) = ("nvidia-cuda-crt", "13.0.88");
 const CURAND: (&str, &str) = ("nvidia-curand", "10.4.0.35");
 
 const TOOLKIT: &str = "CUDA_TOOLKIT_PATH";
@@ -38,22 +38,9 @@ fn variables(layout: &Layout) -> Result<Vec<(&'static str, OsString)>> {
     Ok(variables)
 }
 
-/// Puts the headers of all packages into the folder `include` of a toolkit without libraries.
+/// A toolkit without libraries.
 fn toolkit(layout: &Layout) -> Result<PathBuf> {
     let home = layout.made.join("cuda-headers");
-    let include = home.join("include");
-    std::fs::create_dir_all(&include)?;
-    let of_package = |(package, version)| Ok(unpacked(package, version)?.join("nvidia/cu13/include"));
-    for folder in [bindgen::cuda_headers(), of_package(CUDA_CRT), of_package(CURAND)] {
-        link_all(&folder?, &include)?;
-    }
+    merged(&home, &[bindgen::CUDA_RUNTIME, CUDA_CRT, CURAND], &["include"])?;
     Ok(home)
-}
-
-fn link_all(source: &Path, target: &Path) -> Result<()> {
-    for entry in std::fs::read_dir(source).with_context(|| source.display().to_string())? {
-        let entry = entry?;
-        crate::drop_in::link(&entry.path().display().to_string(), &target.join(entry.file_name()))?;
-    }
-    Ok(())
 }

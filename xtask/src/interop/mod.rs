@@ -2,12 +2,14 @@
 //!
 //! Each is in `interop/`, outside of the workspace, because it needs its own build or versions. The drop-in library is put into a
 //! folder below `target/interop`. The programs are built beside it and started with only that folder on the library path, once
-//! for each of a few seeds. They check their results and exit accordingly.
+//! for each of a few seeds. They check their results and exit accordingly. candle's kernels need a GPU, so its program runs only there.
 
+mod candle;
 mod cuda_core;
 mod patched;
 mod process;
 mod suite;
+mod toolkit;
 
 use crate::{drop_in, table};
 use anyhow::{Result, bail};
@@ -17,7 +19,7 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Run only these [default: all]
+    /// Run only these [default: all but candle]
     #[arg(value_name = "NAME", value_parser = names())]
     names: Vec<String>,
     /// Start each program under this many seeds of the simulator
@@ -47,8 +49,16 @@ const PROGRAMS: &[Program] = &[
     },
     Program { name: "cuda-core", about: "cuda-core with memory of gpumem", run: cuda_core::run },
     Program { name: "cubecl", about: "cubecl's memory on CUDA (what burn runs on)", run: program },
+    Program {
+        name: CANDLE,
+        about: "candle on a GPU, with a pool of gpumem; without a GPU it is only built. Compiles CUDA kernels for minutes",
+        run: candle::run,
+    },
     Program { name: SUITE, about: "cudarc's own driver tests", run: suite::run },
 ];
+
+/// The program that runs only if it is named.
+const CANDLE: &str = "candle";
 
 /// The program without a package of its own.
 const SUITE: &str = "cudarc-tests";
@@ -62,11 +72,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
     check(&args.names, args.seeds)
 }
 
-/// Builds and runs the named programs, or all of them.
+/// Builds and runs the named programs, or all but [`CANDLE`].
 pub(crate) fn check(names: &[String], seeds: u64) -> Result<()> {
     let layout = Layout::new()?;
-    let chosen =
-        PROGRAMS.iter().filter(|program| names.is_empty() || names.iter().any(|name| name == program.name));
+    let chosen = PROGRAMS.iter().filter(|program| match names {
+        [] => program.name != CANDLE,
+        names => names.iter().any(|name| name == program.name),
+    });
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
     for program in chosen {
         println!("\n-- {}: {} --", program.name, program.about);

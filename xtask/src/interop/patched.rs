@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 pub(super) fn run(layout: &Layout, name: &str, seeds: u64) -> Result<String> {
-    let [package] = published(layout, ["cudarc"])?;
+    let [package] = published(&layout.manifest("cudarc"), ["cudarc"])?;
     let package_name = format!("{}-{}", package.name, package.version);
     let patch = layout.sources.join(name).join(format!("{package_name}.patch"));
     let text = std::fs::read_to_string(&patch)

@@ -20,7 +20,7 @@ const BUILD: &[&str] = &[
 ];
 
 pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
-    let [own, package] = published(layout, ["interop-cudarc", "cudarc"])?;
+    let [own, package] = published(&layout.manifest("cudarc"), ["interop-cudarc", "cudarc"])?;
     let expected = Expected::read(&own)?;
     let target = layout.made.join(format!("{}-{}", package.name, package.version));
     let program = build(layout, &copy(&package, &target)?, BUILD, &[])?;
@@ -57,12 +57,12 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
     Ok(format!("{passed} of {} pass, as listed", results.len()))
 }
 
-/// These packages among those that `interop/cudarc` is built of. Cargo downloads those that are missing.
-pub(super) fn published<const N: usize>(layout: &Layout, names: [&str; N]) -> Result<[Package; N]> {
-    let metadata = MetadataCommand::new().manifest_path(layout.manifest("cudarc")).exec()?;
+/// These packages among those that a program is built of. Cargo downloads those that are missing.
+pub(super) fn published<const N: usize>(manifest: &Path, names: [&str; N]) -> Result<[Package; N]> {
+    let metadata = MetadataCommand::new().manifest_path(manifest).exec()?;
     let find = |name: &str| metadata.packages.iter().find(|package| package.name == name).cloned();
     let found: Vec<Package> = names.iter().filter_map(|name| find(name)).collect();
-    found.try_into().map_err(|_| anyhow!("interop/cudarc does not name {}", names.join(" or ")))
+    found.try_into().map_err(|_| anyhow!("{} does not name {}", manifest.display(), names.join(" or ")))
 }
 
 /// A copy of a package that can be built by itself, because the registry's files must not change. Returns its manifest.
