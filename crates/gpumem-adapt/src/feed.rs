@@ -31,8 +31,8 @@ use core::error::Error;
 use core::fmt;
 use core::iter::{Fuse, FusedIterator};
 use gpumem_array::kind::Kind;
-use gpumem_array::pool::Stream;
-use gpumem_array::{Gpu, Memory};
+use gpumem_array::pool::{Event, Stream};
+use gpumem_array::{ArrayError, Gpu, Memory};
 use std::collections::VecDeque;
 
 /// Begins to upload the values of an iterator ahead of their use; see [`Feeder::on`].
@@ -92,7 +92,8 @@ impl<I: ExactSizeIterator> ExactSizeIterator for Infallibly<I> {}
 
 impl<I> Feeder<I> {
     /// Sets how many items are on the device or on their way at a time, beside the one that the consumer has. 2 by default; at least 1.
-    /// An upload that finds the device full waits until the consumer has returned memory.
+    /// One is ahead in any case; more are while the device is behind by the work on a whole item. An upload that finds the device full waits
+    /// until the consumer has returned memory.
     pub fn prefetch(self, count: usize) -> Self {
         Self { prefetch: count.max(1), ..self }
     }
@@ -186,6 +187,8 @@ struct Uploads<V: Adapt<To>, To: Target> {
     consumer: Gpu,
     upload_stream: Stream,
     ready: VecDeque<Result<V::Adapted, AdaptError>>,
+    /// Behind the work that the consumer had queued before its last two calls, the latest last.
+    marks: [Event; 2],
     /// An item for which the device had no room.
     delayed: Option<V>,
 }
@@ -206,22 +209,31 @@ where
             place: place.on_stream_of(gpu),
             copies: place.on_stream_of(&copies),
             ready: VecDeque::new(),
+            marks: [
+                Event::new(gpu.device()).map_err(ArrayError::from)?,
+                Event::new(gpu.device()).map_err(ArrayError::from)?,
+            ],
             delayed: None,
         })
     }
 
     /// Records how far the consumer's stream is.
-    fn mark(&self) {
+    fn mark(&mut self) {
+        let stream = self.consumer.stream();
         // A failure is reported by the next call. In a capture there is nothing to wait for.
-        let _ = self.consumer.stream().mark();
+        if stream.mark().unwrap_or(false) {
+            self.marks.swap(0, 1);
+            let _ = self.marks[1].record(stream);
+        }
     }
 
-    /// Returns whether another item is uploaded before the consumer gets the next one. One item is ahead in any case. Others are while the
-    /// consumer's stream has work: if it has none, the consumer is behind, and gets its item at once.
+    /// Returns whether another item is uploaded before the consumer gets the next one. One item is ahead in any case, in other memory than
+    /// the consumer's. A further upload delays the work on the item at hand. So the feed goes on only while the device has as much work
+    /// left as the consumer queues between two calls: while it runs what was queued before the last one.
     fn wants(&self, prefetch: usize) -> bool {
         let is_wanted = match self.ready.len() {
             0 | 1 => true,
-            count => count <= prefetch && !self.consumer.stream().is_complete().unwrap_or(false),
+            count => count <= prefetch && !self.marks[0].is_complete().unwrap_or(true),
         };
         is_wanted && self.ready.back().is_none_or(Result::is_ok)
     }
