@@ -48,7 +48,8 @@ mod cuda {
         theirs.check_err().unwrap();
     }
 
-    /// cudarc's own allocations come from the device's current pool, within its limit, until the guard is dropped.
+    /// cudarc's own allocations come from the device's current pool, within its limit, until the guard is dropped. Other tests must not
+    /// allocate meanwhile: the current pool is that of the process.
     #[test]
     fn cudarc_allocates_from_the_current_pool() {
         const MIB: usize = 1 << 20;
@@ -68,12 +69,12 @@ mod cuda {
         assert_eq!(used_bytes(), 0);
         assert!(current.usage().unwrap().reserved_bytes >= 64 * MIB as u64, "it is kept for the next slice");
 
-        let usage = current.pool().clone().make_current().unwrap();
+        let second = current.pool().clone().make_current().unwrap();
         drop(current);
         let before = stream.alloc_zeros::<u8>(MIB).unwrap();
-        assert_eq!(usage.usage().unwrap().used_bytes, MIB as u64, "one guard is left");
-        let pool = usage.pool().clone();
-        drop(usage);
+        assert_eq!(second.usage().unwrap().used_bytes, MIB as u64, "one guard is left");
+        let pool = second.pool().clone();
+        drop(second);
         let outside = stream.alloc_zeros::<u8>(MIB).unwrap();
         let again = pool.make_current().unwrap();
         assert_eq!(

@@ -237,7 +237,7 @@ impl Bench {
         })
     }
 
-    /// The time of all batches by the larger part of it, beside a program by hand whose data is in pinned memory already.
+    /// The time of all batches, divided by the larger of transfer and kernels alone, beside a program by hand with its own transfer.
     fn overlap(&self, name: &str, data: &[f32], upload: Duration, work: Work<'_>) -> Done {
         let Self { gpu, batch_bytes, batch_count, .. } = self;
         let mut resident = GpuArray::<f32, Ix1>::zeros(gpu, batch_bytes / 4)?;
@@ -255,7 +255,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The time of as many batches from one pinned array, with calls of the driver and `prefetch + 1` arrays on the device.
+    /// The time of as many uploads of one pinned array, with calls of the driver and `prefetch + 1` arrays on the device.
     fn by_hand(&self, prefetch: usize, work: Work<'_>) -> Result<Duration, Box<dyn Error>> {
         let Self { gpu, batch_bytes, batch_count, .. } = self;
         let (device, driver) = (gpu.device(), gpu.device().driver());
@@ -267,7 +267,7 @@ impl Bench {
         });
         let mut slots = slots.collect::<Result<Vec<_>, _>>()?;
         let _bound = device.bind()?;
-        self.median(|| -> Done {
+        let time = self.median(|| -> Done {
             for index in 0..*batch_count {
                 let (array, arrived, used) = &mut slots[index % (prefetch + 1)];
                 copier.wait(used)?;
@@ -279,7 +279,10 @@ impl Bench {
                 used.record(gpu.stream())?;
             }
             Ok(())
-        })
+        });
+        // Also after an error: the arrays outlive the copies.
+        device.synchronize()?;
+        time
     }
 
     /// PyTorch in a process of its own, on the same data.

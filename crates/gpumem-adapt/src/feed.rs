@@ -91,9 +91,9 @@ impl<I: Iterator> Iterator for Infallibly<I> {
 impl<I: ExactSizeIterator> ExactSizeIterator for Infallibly<I> {}
 
 impl<I> Feeder<I> {
-    /// Sets how many items are on the device or on their way at a time, beside the one that the consumer has. 2 by default; at least 1.
-    /// One is ahead in any case; more are while the device is behind by the work on a whole item. An upload that finds the device full waits
-    /// until the consumer has returned memory.
+    /// Sets the maximum number of items that are on the device or on their way, beside the one that the consumer has: 2 by default, at
+    /// least 1. One item is ahead in any case, and more only while the device is behind by the work on a whole item. An upload that finds
+    /// the device full waits until the consumer has returned memory.
     pub fn prefetch(self, count: usize) -> Self {
         Self { prefetch: count.max(1), ..self }
     }
@@ -187,7 +187,7 @@ struct Uploads<V: Adapt<To>, To: Target> {
     consumer: Gpu,
     upload_stream: Stream,
     ready: VecDeque<Result<V::Adapted, AdaptError>>,
-    /// Behind the work that the consumer had queued before its last two calls, the latest last.
+    /// Behind all work that the consumer had queued at its last two calls, the later one last.
     marks: [Event; 2],
     /// An item for which the device had no room.
     delayed: Option<V>,
@@ -217,19 +217,21 @@ where
         })
     }
 
-    /// Records how far the consumer's stream is.
-    fn mark(&mut self) {
+    /// Records how far the consumer's stream is. Returns whether a mark was recorded.
+    fn mark(&mut self) -> bool {
         let stream = self.consumer.stream();
         // A failure is reported by the next call. In a capture there is nothing to wait for.
-        if stream.mark().unwrap_or(false) {
+        let is_marked = stream.mark().unwrap_or(false);
+        if is_marked {
             self.marks.swap(0, 1);
             let _ = self.marks[1].record(stream);
         }
+        is_marked
     }
 
     /// Returns whether another item is uploaded before the consumer gets the next one. One item is ahead in any case, in other memory than
-    /// the consumer's. A further upload delays the work on the item at hand. So the feed goes on only while the device has as much work
-    /// left as the consumer queues between two calls: while it runs what was queued before the last one.
+    /// the consumer's. A further upload delays the work on the item at hand. So it is made only while the device has at least the work that
+    /// the consumer queues between two calls: while work from before the previous call runs.
     fn wants(&self, prefetch: usize) -> bool {
         let is_wanted = match self.ready.len() {
             0 | 1 => true,

@@ -305,16 +305,22 @@ fn a_shuffled_batch_larger_than_the_host_is_an_error() {
 #[test]
 fn captures_and_feeds_leave_each_other_alone() {
     for mode in [CaptureMode::Relaxed, CaptureMode::ThreadLocal, CaptureMode::Global] {
-        let machine = machine(0, None);
+        let machine = machine_of(SimConfig::new().schedule(Schedule::Late), 0, None);
         let gpu = &machine.gpu;
         let x = table(8);
-        let mut feed = batches(&x).batch_size(1).prefetch(1).on(gpu).unwrap();
-        assert_eq!(first_column(&feed.next().unwrap().unwrap()), [0]);
+        let mut feed = batches(&x).batch_size(1).prefetch(3).on(gpu).unwrap();
+        // The device is behind, so the feed queries its marks during the capture.
+        let next = |feed: &mut dyn Iterator<Item = Result<_, _>>| {
+            let mut batch: GpuArray<f32, _> = feed.next().unwrap().unwrap();
+            batch.try_add_assign(0.0).unwrap();
+            batch
+        };
+        let before: Vec<_> = (0..2).map(|_| next(&mut feed)).collect();
         let capture = gpu.stream().begin_capture(mode).unwrap();
         let during: Vec<_> = (0..3).map(|_| feed.next().unwrap().unwrap()).collect();
         capture.end().unwrap();
-        let all: Vec<_> = during.into_iter().chain(feed.map(Result::unwrap)).collect();
-        assert_eq!(all.iter().flat_map(first_column).collect::<Vec<_>>(), (1..8).collect::<Vec<_>>());
+        let all: Vec<_> = before.into_iter().chain(during).chain(feed.map(Result::unwrap)).collect();
+        assert_eq!(all.iter().flat_map(first_column).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
         drop(all);
         machine.end();
     }

@@ -209,8 +209,8 @@ fn ensure(condition: bool, text: impl FnOnce() -> String) -> Outcome<()> {
 fn table(figures: &[Figures; 2]) -> String {
     type Cell = fn(&Figures) -> String;
     let rows: [(&str, Cell); 6] = [
-        ("training, steps a second", |figures| spread(&figures.steps_per_second)),
-        ("with a wait after each step", |figures| spread(&figures.waited_steps_per_second)),
+        ("training, the loss read each step", |figures| spread(&figures.steps_per_second)),
+        ("and a wait after each step", |figures| spread(&figures.waited_steps_per_second)),
         ("a tensor of 64 MiB, µs", |figures| spread(&figures.tensor_micros)),
         ("peak reserved in training, MiB", |figures| mib(figures.reserved_peak_bytes).to_string()),
         ("held after a drop and to_scalar, MiB", |figures| mib(figures.held_after_scalar).to_string()),

@@ -40,7 +40,7 @@ pub struct Figures {
     /// The losses of the steps of each training.
     pub losses: Vec<Vec<f32>>,
     pub steps_per_second: Vec<f64>,
-    /// With a wait for the device after each step.
+    /// With a wait for the device after each step, once its tensors are dropped.
     pub waited_steps_per_second: Vec<f64>,
     pub tensor_micros: Vec<f64>,
     pub reserved_peak_bytes: u64,

@@ -15,7 +15,7 @@ pub(crate) const CUDA_RUNTIME: (&str, &str) = ("nvidia-cuda-runtime", "13.0.96")
 const LIBCLANG: (&str, &str) = ("libclang", "18.1.1");
 
 /// Downloads the package with `cuda.h` and returns the folder of its headers.
-pub(crate) fn cuda_headers() -> Result<PathBuf> {
+fn cuda_headers() -> Result<PathBuf> {
     Ok(crate::workspace::wheel::unpacked(CUDA_RUNTIME.0, CUDA_RUNTIME.1)?.join("nvidia/cu13/include"))
 }
 

@@ -9,6 +9,10 @@ pub(super) const CUDA_CRT: (&str, &str) = ("nvidia-cuda-crt", "13.0.88");
 
 /// Links these folders of all packages, which are of CUDA 13, into one place.
 pub(super) fn merged(home: &Path, packages: &[(&str, &str)], folders: &[&str]) -> Result<()> {
+    // Links to another version must not stay.
+    for folder in folders.iter().map(|folder| home.join(folder)).filter(|folder| folder.is_dir()) {
+        std::fs::remove_dir_all(folder)?;
+    }
     for (package, version) in packages {
         let root = unpacked(package, version)?.join("nvidia/cu13");
         for folder in folders.iter().filter(|folder| root.join(folder).is_dir()) {

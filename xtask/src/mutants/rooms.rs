@@ -52,11 +52,11 @@ pub(crate) const TARGETS: &[Target] = &[
     model("loom", "gpumem-heap", "gpumem_loom"),
     model("shuttle", "gpumem-heap", "gpumem_shuttle"),
     library("array-src", "gpumem-array", "gpumem_array"),
-    target("array-borrows", "gpumem-array", "borrows"),
-    target("array-clients", "gpumem-array", "clients"),
-    target("array-copies", "gpumem-array", "copies"),
-    target("array-stream-races", "gpumem-array", "stream_races"),
-    target("array-tracking", "gpumem-array", "tracking"),
+    part("array-borrows", target("", "gpumem-array", "array"), &["borrows::"]),
+    part("array-clients", target("", "gpumem-array", "array"), &["clients::"]),
+    part("array-copies", target("", "gpumem-array", "array"), &["copies::"]),
+    part("array-stream-races", target("", "gpumem-array", "array"), &["stream_races::"]),
+    part("array-tracking", target("", "gpumem-array", "array"), &["tracking::"]),
     target("tests/adaptors", TESTS, "adaptors"),
     target("tests/alias", TESTS, "alias"),
     target("tests/array", TESTS, "array"),
@@ -284,6 +284,18 @@ mod tests {
             }
         }
         assert_eq!(packages(), ["gpumem-array", "gpumem-heap", "gpumem-pool"]);
+        let root = crate::workspace::root();
+        let suites = std::fs::read_to_string(root.join("tests/Cargo.toml")).unwrap();
+        for target in TARGETS.iter().filter(|target| !target.is_library) {
+            let tests = root.join(folder(target.package)).join("tests");
+            let is_there = match target.package {
+                TESTS => suites.contains(&format!("name = \"{}\"", target.target)),
+                _ => {
+                    ["", "/main"].iter().any(|end| tests.join(format!("{}{end}.rs", target.target)).is_file())
+                }
+            };
+            assert!(is_there, "{}: no test program {}", target.name, target.target);
+        }
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl<S: Source> Batches<S> {
         Self { drop_last: true, ..self }
     }
 
-    /// Sets how many batches are on the device or on their way at a time, beside the one that the consumer has; see
+    /// Sets the maximum number of batches that are on the device or on their way, beside the one that the consumer has; see
     /// [`Feeder::prefetch`].
     pub fn prefetch(self, count: usize) -> Self {
         Self { prefetch: count, ..self }

@@ -51,7 +51,7 @@ pub struct FeedStream<S, V: Adapt<To>, To: Target = Gpu> {
 }
 
 impl<S, V: Adapt<To>, To: Target> FeedStream<S, V, To> {
-    /// Sets how many items are on the device or on their way at a time, beside the one that the consumer has: 2 by default, at least 1.
+    /// Sets the maximum number of items ahead; see [`Feeder::prefetch`](super::Feeder::prefetch).
     #[must_use]
     pub fn prefetch(self, count: usize) -> Self {
         Self { prefetch: count.max(1), ..self }
@@ -72,7 +72,7 @@ where
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        this.uploads.mark();
+        let is_marked = this.uploads.mark();
         let mut is_pending = false;
         while this.uploads.wants(this.prefetch) {
             let item = match (this.uploads.delayed.take(), &mut this.items) {
@@ -96,7 +96,13 @@ where
         }
         match this.uploads.ready.pop_front() {
             Some(item) => Poll::Ready(Some(item)),
-            None if is_pending => Poll::Pending,
+            None if is_pending => {
+                // The consumer got no item, so the next poll replaces this mark.
+                if is_marked {
+                    this.uploads.marks.swap(0, 1);
+                }
+                Poll::Pending
+            }
             None => Poll::Ready(None),
         }
     }

@@ -123,7 +123,11 @@ fn transfers_are_ordered_under_every_seed() {
         drop(arrays);
         let mut discarded = downloads.split_off(15);
         discarded.truncate(3);
-        std::mem::forget(downloads.remove(7));
+        let download = downloads.remove(7);
+        // A forgotten download keeps its simulator, of which a process has 64.
+        if seed < 8 {
+            std::mem::forget(download);
+        }
         drop(discarded);
         let (downloads, expected): (Vec<_>, Vec<_>) = downloads.into_iter().unzip();
         for (elements, expected) in block_on(all(downloads)).into_iter().zip(expected) {
