@@ -229,9 +229,9 @@ where
         is_marked
     }
 
-    /// Returns whether another item is uploaded before the consumer gets the next one. One item is ahead in any case, in other memory than
-    /// the consumer's. A further upload delays the work on the item at hand. So it is made only while the device has at least the work that
-    /// the consumer queues between two calls: while work from before the previous call runs.
+    /// Returns whether to upload another item before the consumer gets the next one. One item is always ahead, so that an upload has other
+    /// memory than the item in use. The device may become idle during a further upload, because the same thread queues the work. So there is
+    /// one only while work from before the consumer's previous call still runs: the work queued since then is left for that time.
     fn wants(&self, prefetch: usize) -> bool {
         let is_wanted = match self.ready.len() {
             0 | 1 => true,

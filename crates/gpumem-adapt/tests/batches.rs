@@ -197,8 +197,8 @@ fn at_most_one_batch_more_than_the_prefetched_ones_is_on_the_device() {
     }
 }
 
-/// Data with three times as many rows as fit at once. The consumer keeps a batch, and the one at hand fills the device: the next is refused,
-/// and comes when the consumer returns memory.
+/// Three times as many rows as fit on the device. The batch that the consumer keeps and the batch ahead fill the device, so the upload of a
+/// third is refused and repeated once the consumer has dropped one.
 #[test]
 fn a_data_set_that_does_not_fit_passes_through() {
     let configs = (0..4).map(|seed| SimConfig::new().seed(seed));

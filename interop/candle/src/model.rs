@@ -20,7 +20,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The same batches for every caller: `steps` of them, of 4 to 48 sequences.
+    /// Returns `steps` batches of 4 to 48 sequences. They are the same in each call.
     pub fn varied(steps: usize) -> Vec<Self> {
         let mut random = Random(SEED);
         let mut batch = |_| {

@@ -123,7 +123,7 @@ fn is_dense(strided: &Strided) -> bool {
         && row.len >= DENSE_LEN_MIN
 }
 
-/// The same rows, as rows of single-byte elements.
+/// The same copy with elements of one byte: each row has as many bytes as before.
 fn in_bytes(strided: Strided) -> Strided {
     let row = Step { len: strided.row.len * strided.unit, to: 1, from: 1 };
     Strided { unit: 1, row, ..strided }

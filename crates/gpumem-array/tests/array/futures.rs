@@ -124,7 +124,7 @@ fn transfers_are_ordered_under_every_seed() {
         let mut discarded = downloads.split_off(15);
         discarded.truncate(3);
         let download = downloads.remove(7);
-        // A forgotten download keeps its simulator, of which a process has 64.
+        // A forgotten download keeps its simulator alive, and a process can have 64.
         if seed < 8 {
             std::mem::forget(download);
         }
