@@ -263,7 +263,7 @@ options! {
     wait_deadline_ms: Duration = milliseconds("milliseconds") default "10000" => tuning.wait_deadline on ALL:
         "how long an allocation may wait for running work when memory is out, over all its attempts; see below";
 
-    growth_slack: u32 = number("thousandths of the peak in use") default "100, 5, 0"
+    growth_slack: u32 = number("thousandths of the peak in use") default "100, 3, 0"
         => tuning.heap.growth_slack_per_mille on CACHING:
         "how far reserved memory may exceed the peak in use before idle memory is remapped instead. Larger costs memory; \
          smaller, driver calls. With 0, streams that share the heap do not share pages of 2 MiB";
@@ -276,7 +276,7 @@ options! {
         "mappings created over idle memory, per allocated block above 1 MiB: 40 is one mapping per 25 blocks. A program \
          starts with an allowance of 512 mappings and accumulates no more. Larger costs driver calls; smaller, memory. No \
          effect while `growth_slack_max` is not above `growth_slack`";
-    handle_bytes_max: u32 = handle_pages("bytes, with or without a unit (2097152, 64MiB)") default "64MiB, 52MiB, 2MiB"
+    handle_bytes_max: u32 = handle_pages("bytes, with or without a unit (2097152, 64MiB)") default "64MiB, 32MiB, 2MiB"
         => tuning.heap.handle_max_pages on CACHING:
         "the largest handle of physical memory that is created at once; rounded to 2 MiB, and clamped to 2 to 128 MiB. Larger \
          costs idle memory that cannot be released beside memory in use; smaller, driver calls";
@@ -284,17 +284,17 @@ options! {
         "the heap grows by at least its size divided by this number. Larger costs driver calls; smaller, memory";
     roundup_power2_divisions: SizeRounding
         = rounding("a power of two up to 64, or a list of them by size in MiB (`[256:1,512:2,1024:4,>:8]`)")
-        default "64, 64, 0" => tuning.rounding on CACHING:
+        default "64, 0, 0" => tuning.rounding on CACHING:
         "block sizes above 1 MiB are rounded up to a multiple of this part of their power of two; 0 rounds to 256 bytes only. \
          Larger costs exact fits, so driver calls; smaller, memory. For lists, see below";
     max_split_size_mb: u64 = split_bytes("MiB, 20 or more") default "none" => tuning.heap.split_bytes_max on SEGMENTS:
         "over plain segments, each larger block has its own segment, which no smaller block shares; it may leave at most this \
          much of the segment unused. Larger keeps large segments from being reused or released, because small blocks lie in \
          them; smaller costs memory, where sizes vary";
-    magazine_share: u32 = number("thousandths of the reserved memory") default "5, 5, 2"
+    magazine_share: u32 = number("thousandths of the reserved memory") default "5, 3, 2"
         => tuning.heap.magazine_share_per_mille on CACHING:
         "how much all threads together may cache in blocks up to 1 MiB. Larger costs memory; smaller, locks";
-    magazine_bytes_min: u64 = byte_count("bytes, with or without a unit (2097152, 64MiB)") default "8MiB, 8MiB, 1MiB"
+    magazine_bytes_min: u64 = byte_count("bytes, with or without a unit (2097152, 64MiB)") default "8MiB, 4MiB, 1MiB"
         => tuning.heap.magazine_bytes_min on CACHING:
         "the lower bound of that cache. Larger costs memory in small heaps";
     empty_mappings_max: u32 = number("a number") default "4096, 4096, 16384"

@@ -49,7 +49,7 @@ impl From<Profile> for Tuning {
     fn from(profile: Profile) -> Self {
         let balanced = Self {
             heap: HeapTuning::BALANCED,
-            rounding: SizeRounding::from(64),
+            rounding: SizeRounding::from(0),
             poll_budget: Duration::from_micros(20),
             release_budget: Duration::from_micros(200),
             inserted_waits: true,
@@ -57,8 +57,13 @@ impl From<Profile> for Tuning {
         };
         match profile {
             Profile::Balanced => balanced,
-            Profile::Fast => Self { heap: HeapTuning::FAST, inserted_waits: false, ..balanced },
-            Profile::Tight => Self { heap: HeapTuning::TIGHT, rounding: SizeRounding::from(0), ..balanced },
+            Profile::Fast => Self {
+                heap: HeapTuning::FAST,
+                rounding: SizeRounding::from(64),
+                inserted_waits: false,
+                ..balanced
+            },
+            Profile::Tight => Self { heap: HeapTuning::TIGHT, ..balanced },
         }
     }
 }
@@ -87,10 +92,10 @@ mod tests {
 
     #[test]
     fn rounding_keeps_to_its_part_of_a_power_of_two() {
-        let tuning = Tuning::default();
+        let tuning = Tuning::from(Profile::Fast);
         assert_eq!(tuning.rounded(1 << 20), 1 << 20);
         assert_eq!(tuning.rounded((1 << 20) + 1), (1 << 20) + (1 << 14));
-        let exact = Tuning { rounding: SizeRounding::from(0), ..tuning.clone() };
+        let exact = Tuning::from(Profile::Balanced);
         assert_eq!(exact.rounded(12_345_677), 12_345_677);
         assert_eq!(tuning.rounded(u64::MAX), u64::MAX);
         assert_eq!((tuning.rounded(0), tuning.rounded(1)), (0, 1));

@@ -42,7 +42,7 @@ fn neighbours_that_waited_for_several_streams_go_back_together() {
 fn a_trim_releases_the_smallest_handle_that_will_do() {
     let mut pair = Pair::new(Tuning::BALANCED);
     let requests =
-        [64, 2, 16, 4].map(|mib| Request { size_bytes: mib << 20, alignment: 256, stream: StreamIndex(0) });
+        [24, 2, 16, 4].map(|mib| Request { size_bytes: mib << 20, alignment: 256, stream: StreamIndex(0) });
     let blocks = requests.map(|request| pair.climb(&request).unwrap());
     let mut sizes_bytes: Vec<u64> = pair.driver.created.values().copied().collect();
     sizes_bytes.sort_unstable();
