@@ -203,6 +203,9 @@ gpumem_result find_stream(RawStream raw, int device, KnownStream **found) {
     return result;
 }
 
+/* By device, the pool that this thread allocates from in place of the device's, inside `gpumem.torch.part`. */
+thread_local gpumem_pool *used_pools[DEVICES_MAX];
+
 /* True if the failure may come from a stream that was retired since this thread looked it up. */
 bool is_stale(gpumem_result result) {
     return result == GPUMEM_ERROR_STATE || result == GPUMEM_ERROR_INVALID_HANDLE;
@@ -246,6 +249,12 @@ EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path,
 
 /* The device's pool, which the first call makes; the text of an error is `gpumem_last_error`. */
 EXPORTED gpumem_result gpumem_torch_pool(int device, gpumem_pool **pool) { return find_pool(device, pool); }
+
+/* Allocates from a pool of the device on this thread from now on; null for the device's own. Returns the one of before. */
+EXPORTED gpumem_pool *gpumem_torch_use_pool(int device, gpumem_pool *pool) {
+    if (device < 0 || device >= DEVICES_MAX) return nullptr;
+    return std::exchange(used_pools[device], pool);
+}
 
 /* The number of frees that failed. PyTorch expects that none does. */
 EXPORTED std::uint64_t gpumem_torch_failed_frees() { return failed_frees.load(std::memory_order_relaxed); }
@@ -370,7 +379,9 @@ gpumem_result allocate(std::size_t size, int device, RawStream raw, void **addre
     return with_stream(raw, device, [=](KnownStream &known) {
         gpumem_result result = GPUMEM_SUCCESS;
         if (open_count.load(std::memory_order_acquire) != 0) result = note_capture(known);
-        return result == GPUMEM_SUCCESS ? gpumem_alloc(known.pool, size, known.stream, address) : result;
+        if (result != GPUMEM_SUCCESS) return result;
+        gpumem_pool *used = used_pools[known.device];
+        return gpumem_alloc(used == nullptr ? known.pool : used, size, known.stream, address);
     });
 }
 

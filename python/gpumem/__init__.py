@@ -185,6 +185,18 @@ class Pool:
         """Waits for the device, then releases all memory that no block holds. Returns the bytes released."""
         return self._released(library.gpumem_pool_reclaim)
 
+    def part(self, name):
+        """Returns the part of this pool with a name, which the first call creates: a pool that sleeps and wakes apart from the rest.
+
+        It has the options of this pool and memory of its own, which counts against this pool's hard limit.
+        """
+        if "\0" in name:
+            raise InvalidArgument("the name of a part has a zero byte")
+        part = Pool.__new__(Pool)
+        part._handle, part._is_own = ctypes.c_void_p(), True
+        check(library.gpumem_pool_part(self._handle, name.encode(), ctypes.byref(part._handle)))
+        return part
+
     def sleep(self, keep="host"):
         """Waits for the device, and releases the pool's memory to it. Blocks keep their addresses until `wake`.
 

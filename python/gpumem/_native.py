@@ -162,6 +162,7 @@ def _declare():
         "gpumem_pool_create": (ctypes.POINTER(PoolOptions), place),
         "gpumem_pool_destroy": (handle,),
         "gpumem_pool_for_device": (ctypes.c_uint32, place),
+        "gpumem_pool_part": (handle, ctypes.c_char_p, place),
         "gpumem_pool_set_hard_limit": (handle, ctypes.c_uint64),
         "gpumem_pool_set_soft_limit": (handle, ctypes.c_uint64),
         "gpumem_pool_trim": (handle, ctypes.c_uint64, bytes_place),

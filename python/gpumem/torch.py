@@ -19,6 +19,7 @@ __all__ = [
     "memory_fraction",
     "memory_pool",
     "memory_stats",
+    "part",
     "pool",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
@@ -98,6 +99,27 @@ def pool(mem_pool=None, device=None):
         mem_pool = torch.cuda.MemPool(_segment_allocator())
     with torch.cuda.use_mem_pool(mem_pool, device=device):
         yield mem_pool
+
+
+@contextlib.contextmanager
+def part(name, device=None):
+    """Allocates this thread's tensors from a part of the device's pool, and yields the part, a `gpumem.Pool` that sleeps apart:
+
+        with gpumem.torch.part("weights") as weights:
+            model = Model().cuda()
+        weights.sleep()  # another phase uses the memory
+        weights.wake()
+
+    The part of a name is the same each time. Threads that are started inside, such as those of `backward`, allocate from the device's
+    pool. Within `pool()`, use one `MemPool` for each part: PyTorch keeps the segments of a `MemPool` for its next tensors.
+    """
+    entry, ordinal = _load(), _ordinal(device)
+    chosen = memory_pool(ordinal).part(name)
+    before = entry.gpumem_torch_use_pool(ordinal, chosen._handle)
+    try:
+        yield chosen
+    finally:
+        entry.gpumem_torch_use_pool(ordinal, before)
 
 
 def set_options(*, conf=None, hard_limit=0, soft_limit=0, trace=None):
@@ -216,6 +238,8 @@ def _load():
     entry.gpumem_torch_set_options.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64)
     entry.gpumem_torch_set_options.restype = None
     entry.gpumem_torch_pool.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
+    entry.gpumem_torch_use_pool.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    entry.gpumem_torch_use_pool.restype = ctypes.c_void_p
     entry.gpumem_torch_retire.argtypes = (ctypes.c_int, ctypes.c_void_p)
     entry.gpumem_torch_failed_frees.restype = ctypes.c_uint64
     entry.gpumem_torch_compiled_version.restype = entry.gpumem_torch_loaded_version.restype = ctypes.c_uint32

@@ -151,6 +151,18 @@ class PoolTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, 'expected "host" or "nothing"'):
                 pool.sleep("disk")
 
+    def test_a_part_sleeps_apart(self):
+        with gpumem.Pool(conf="backend:caching") as pool, pool.part("weights") as weights, weights.alloc(6 * MIB, self.stream):
+            pool.part("weights").sleep()
+            self.assertGreaterEqual(weights.status().asleep_bytes, 6 * MIB)
+            with self.assertRaises(gpumem.WrongState):
+                weights.alloc(1, self.stream)
+            pool.alloc(MIB, self.stream).free()
+            weights.wake()
+            self.assertEqual(weights.status().asleep_bytes, 0)
+            with self.assertRaisesRegex(ValueError, "zero byte"):
+                pool.part("we\0ights")
+
     def test_another_version_of_the_library_is_refused(self):
         from gpumem import _native
 

@@ -119,6 +119,23 @@ class FunctionsTest(unittest.TestCase):
         self.assertEqual(self.in_use(), 0)
         self.assertIsNone(self.alloc(0))
 
+    def test_a_part_sleeps_apart(self):
+        with self.module.part("weights", "cuda:0") as weights:
+            kept = self.alloc(6 * MIB)
+            with self.module.part("cache", "cuda:0") as cache:
+                lost = self.alloc(4 * MIB)
+            self.assertEqual((weights.status().in_use_bytes, cache.status().in_use_bytes), (6 * MIB, 4 * MIB))
+        self.assertEqual(self.in_use(), 0)
+        weights.sleep()
+        self.pool.part("cache").sleep("nothing")
+        self.free(self.alloc(MIB))
+        with self.module.part("weights", "cuda:0"), self.assertRaisesRegex(RuntimeError, "sleeps"):
+            self.alloc(MIB)
+        weights.wake()
+        cache.wake()
+        self.free(kept)
+        self.free(lost)
+
     def test_lack_of_memory_is_pytorchs_exception(self):
         self.pool.set_hard_limit(64 * MIB)
         try:

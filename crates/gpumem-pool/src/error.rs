@@ -161,6 +161,16 @@ pub enum PoolError {
         /// The action that helps.
         remedy: &'static str,
     },
+    /// The pool has no part with this name.
+    #[error("the pool {pool} has no part {part:?}; {}", parts_there(parts))]
+    NoSuchPart {
+        /// The name of the pool.
+        pool: String,
+        /// The name of the part.
+        part: String,
+        /// The names of its parts.
+        parts: Vec<String>,
+    },
     /// The block's pool was built without the option `exportable:true`.
     #[error(
         "this block cannot be exported; build its pool with the option exportable:true and the backend `caching`"
@@ -539,6 +549,14 @@ fn too_large(
         false => f.write_str("; split the data into smaller blocks"),
     }?;
     out_of_memory::list_fallbacks(fallbacks, f)
+}
+
+/// The action for [`PoolError::NoSuchPart`].
+fn parts_there(parts: &[String]) -> String {
+    match parts {
+        [] => "it has none: call Pool::part first".into(),
+        _ => format!("its parts are {}", parts.join(", ")),
+    }
 }
 
 /// The action for [`PoolError::BeyondMaximum`].

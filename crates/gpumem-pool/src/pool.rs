@@ -15,6 +15,7 @@ pub(crate) mod observer;
 pub(crate) mod peers;
 #[cfg(feature = "allocator-api2")]
 mod pinned_allocator;
+pub(crate) mod part;
 pub(crate) mod pinning;
 mod private;
 pub(crate) mod raw_block;

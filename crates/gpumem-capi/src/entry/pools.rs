@@ -209,6 +209,32 @@ fn defaults() -> MutexGuard<'static, BTreeMap<u32, DefaultPool>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the part of a pool with a name, as a handle of its own. The first call with a name creates the part: a pool with the same
+/// options and with memory of its own, so `gpumem_pool_sleep` lets it sleep while the rest works. Its memory counts against the pool's hard
+/// limit, if there is one. It lives as long as the pool or a block of the pool.
+///
+/// Errors: `INVALID_ARGUMENT` for a null pointer or a name that is not UTF-8.
+///
+/// # Safety
+///
+/// `name` is null or a text that ends with a zero byte; `part` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_part(
+    pool: *mut gpumem_pool,
+    name: *const c_char,
+    part: *mut *mut gpumem_pool,
+) -> gpumem_result {
+    guarded(|| {
+        check(part, "part")?;
+        // SAFETY: the caller promises a text.
+        let name = unsafe { arguments::text(name, "name") }?;
+        let name = name.ok_or_else(|| Failure::argument("name is null".into()))?;
+        let (found, traces) = with(pool, |entry| Ok((entry.pool.part(name)?, entry.traces.clone())))?;
+        // SAFETY: the caller promises a place.
+        unsafe { put(part, add(found, traces)?, "part") }
+    })
+}
+
 /// Makes a pool the device's default pool, which `gpumem_pool_for_device` returns and which lives until the process ends.
 ///
 /// Errors: `STATE` if the device has a default pool already.

@@ -159,6 +159,34 @@ static void sleep_and_wake(struct driver cuda) {
     OK(gpumem_stream_destroy(stream));
 }
 
+/* A part sleeps while the rest of the pool works, and is found again by its name. */
+static void a_part_sleeps_apart(void) {
+    gpumem_pool *pool = create("backend:caching", 0), *part = NULL, *again = NULL, *refused = NULL;
+    gpumem_stream *stream = NULL;
+    void *address = NULL, *other = NULL;
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_pool_part(pool, "weights", &part));
+    OK(gpumem_pool_part(pool, "weights", &again));
+    CHECK(part != again);
+    OK(gpumem_alloc(part, 6 * MIB, stream, &address));
+    CHECK(status_of(again).in_use_bytes == 6 * MIB && status_of(pool).in_use_bytes == 0);
+    OK(gpumem_pool_sleep(again, GPUMEM_KEEP_ON_HOST));
+    FAILS(GPUMEM_ERROR_STATE, gpumem_alloc(part, MIB, stream, &other));
+    OK(gpumem_alloc(pool, MIB, stream, &other));
+    OK(gpumem_pool_wake(part));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_part(pool, NULL, &refused));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_part(pool, "\xff", &refused));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_part(pool, "weights", NULL));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_part(NULL, "weights", &refused));
+    /* The block lives on without its handles. */
+    OK(gpumem_pool_destroy(part));
+    OK(gpumem_pool_destroy(again));
+    OK(gpumem_pool_destroy(pool));
+    OK(gpumem_free(address));
+    OK(gpumem_free(other));
+    OK(gpumem_stream_destroy(stream));
+}
+
 static void others_allocate_from_the_pool(struct driver cuda) {
     gpumem_pool *pool = create("backend:native", 0), *caching = create("backend:caching", 0);
     unsigned long long address = 0;
@@ -333,6 +361,7 @@ int main(int argc, char **argv) {
     captures_of_others(cuda, pool);
     limits_and_reports();
     sleep_and_wake(cuda);
+    a_part_sleeps_apart();
     others_allocate_from_the_pool(cuda);
     default_pools();
     traces(argv[1]);

@@ -37,6 +37,11 @@ void owners_free() {
     CHECK(pool.status().asleep_bytes > 0);
     pool.wake();
     CHECK(pool.status().asleep_bytes == 0);
+    gpumem::Pool part = pool.part("weights");
+    gpumem::Block weights = part.alloc(MIB, stream);
+    part.sleep();
+    CHECK(pool.part("weights").status().asleep_bytes > 0 && pool.status().asleep_bytes == 0);
+    part.wake();
 }
 
 void errors_are_exceptions() {

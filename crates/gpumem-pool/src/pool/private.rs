@@ -39,7 +39,7 @@ impl Pool {
     /// - The errors of [`PoolBuilder::build`](crate::PoolBuilder::build), such as [`PoolError::LimitTooSmall`] for
     ///   a quota below the smallest accepted value.
     pub fn private(&self, quota: impl IntoLimit) -> Result<Self, PoolError> {
-        self.build_private(None, quota.into_limit()?)
+        self.build_beneath(None, Some(quota.into_limit()?))
     }
 
     /// Like [`Pool::private`], with a name for the new pool, which follows this pool's name:
@@ -49,19 +49,21 @@ impl Pool {
     ///
     /// The errors of [`Pool::private`].
     pub fn private_named(&self, name: &str, quota: impl IntoLimit) -> Result<Self, PoolError> {
-        self.build_private(Some(name), quota.into_limit()?)
+        self.build_beneath(Some(name), Some(quota.into_limit()?))
     }
 
-    fn build_private(&self, name: Option<&str>, quota: Limit) -> Result<Self, PoolError> {
+    /// Builds a pool with this one's configuration whose memory also counts against this one's limits.
+    pub(super) fn build_beneath(&self, name: Option<&str>, quota: Option<Limit>) -> Result<Self, PoolError> {
         let device = self.device();
         let free_bytes = || Ok(device.memory_info()?.free_bytes);
-        let quota_bytes = Limits::resolve(Some(quota), self.kind(), device.total_bytes(), free_bytes)?;
-        let quota_bytes = self.0.limits().hard_bytes().map_or(quota_bytes, |limit| limit.min(quota_bytes));
+        let resolve = |quota| Limits::resolve(Some(quota), self.kind(), device.total_bytes(), free_bytes);
+        let quota_bytes = quota.map(resolve).transpose()?;
+        let least = |quota: u64| self.0.limits().hard_bytes().map_or(quota, |limit| limit.min(quota));
         let mut setup = self.0.setup().clone();
         setup.name = PoolName::new(name, Some(&setup.name));
         setup.parent = Some(Arc::clone(self.0.limits().node()));
         setup.config.backend = Some(self.backend());
-        setup.config.hard_limit = Some(quota_bytes.into());
+        setup.config.hard_limit = quota_bytes.map(|quota| least(quota).into());
         if self.0.backend().has_plain_segments() {
             setup.config.expandable_segments = Some(false);
         }

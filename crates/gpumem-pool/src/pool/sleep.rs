@@ -32,8 +32,8 @@ impl Pool {
     /// - blocks may be dropped on any thread. Memory without blocks is not created again by [`Pool::wake`];
     /// - the pool may be dropped: that never waits.
     ///
-    /// All memory of a pool sleeps together. What sleeps apart, such as weights and caches, belongs in pools of its own. Private pools
-    /// ([`Pool::private`]) do not sleep with their parent.
+    /// All memory of a pool sleeps together. What sleeps apart, such as weights and caches, belongs in parts of the pool
+    /// ([`Pool::part`]). Parts and private pools ([`Pool::private`]) do not sleep with their parent.
     ///
     /// While an array of `gpumem-array` is lent to another library, until its guard is dropped (`read_on`, `write_on`, the slices for
     /// cudarc), its pool does not sleep. A guard that was leaked counts until the array is dropped. All other work that uses an address

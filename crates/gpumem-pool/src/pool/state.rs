@@ -19,6 +19,7 @@ use crate::device::{Clocks, Device, Stream};
 use crate::error::{PoolError, Refusal, Requested};
 use crate::limits::Limits;
 use crate::pool::peers::Peers;
+use crate::pool::part::Parts;
 use crate::pool::sleep::SleepState;
 use crate::pool::{Gauge, GraphMemory, Listing, Peak, PoolSettings, Setup, Stack};
 use crate::reclaim::catch_panic::catch_panic;
@@ -56,6 +57,7 @@ pub(crate) struct State {
     stack: Option<Stack>,
     poison: OnceLock<PoolError>,
     sleep_state: SleepState,
+    parts: Parts,
     lifetime: Lifetime,
 }
 
@@ -113,6 +115,7 @@ impl StateRef {
             stack,
             poison: OnceLock::new(),
             sleep_state: SleepState::default(),
+            parts: Parts::default(),
             lifetime: Lifetime::new(),
         };
         Self(NonNull::from(Box::leak(Box::new(state))))
@@ -228,6 +231,10 @@ impl State {
 
     pub(crate) fn poison(&self) -> Option<&PoolError> {
         self.poison.get()
+    }
+
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
     }
 
     pub(crate) fn sleep_state(&self) -> &SleepState {

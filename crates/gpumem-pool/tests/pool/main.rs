@@ -37,6 +37,7 @@ mod objects;
 mod out_of_memory;
 mod peers;
 mod points;
+mod part;
 mod private;
 #[cfg(feature = "backend-caching")]
 mod profiles;
