@@ -277,6 +277,21 @@ enum gpumem_result gpumem_pool_for_device(uint32_t ordinal,
                                           struct gpumem_pool **pool);
 
 /*
+ Returns the part of a pool with a name, as a handle of its own. The first call with a name creates the part: a pool with the same
+ options and with memory of its own, so `gpumem_pool_sleep` lets it sleep while the rest works. Its memory counts against the pool's hard
+ limit, if there is one. It lives as long as the pool or a block of the pool.
+
+ Errors: `INVALID_ARGUMENT` for a null pointer or a name that is not UTF-8.
+
+ # Safety
+
+ `name` is null or a text that ends with a zero byte; `part` is null or points to a place.
+ */
+enum gpumem_result gpumem_pool_part(struct gpumem_pool *pool,
+                                    const char *name,
+                                    struct gpumem_pool **part);
+
+/*
  Makes a pool the device's default pool, which `gpumem_pool_for_device` returns and which lives until the process ends.
 
  Errors: `STATE` if the device has a default pool already.

@@ -267,7 +267,7 @@ options! {
         => tuning.heap.growth_slack_per_mille on CACHING:
         "how far reserved memory may exceed the peak in use before idle memory is remapped instead. Larger costs memory; \
          smaller, driver calls. With 0, streams that share the heap do not share pages of 2 MiB";
-    growth_slack_max: u32 = number("thousandths of the peak in use") default "300, 150, 0"
+    growth_slack_max: u32 = number("thousandths of the peak in use") default "300, 170, 0"
         => tuning.heap.growth_slack_max_per_mille on CACHING:
         "replaces `growth_slack` for a program whose requests keep changing, once its allowance of mappings is used up. Larger \
          costs memory";
@@ -294,7 +294,7 @@ options! {
     magazine_share: u32 = number("thousandths of the reserved memory") default "5, 3, 2"
         => tuning.heap.magazine_share_per_mille on CACHING:
         "how much all threads together may cache in blocks up to 1 MiB. Larger costs memory; smaller, locks";
-    magazine_bytes_min: u64 = byte_count("bytes, with or without a unit (2097152, 64MiB)") default "8MiB, 4MiB, 1MiB"
+    magazine_bytes_min: u64 = byte_count("bytes, with or without a unit (2097152, 64MiB)") default "8MiB, 6MiB, 1MiB"
         => tuning.heap.magazine_bytes_min on CACHING:
         "the lower bound of that cache. Larger costs memory in small heaps";
     empty_mappings_max: u32 = number("a number") default "4096, 4096, 16384"
