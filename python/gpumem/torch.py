@@ -114,7 +114,7 @@ def part(name, device=None):
     pool. Within `pool()`, use one `MemPool` for each part: PyTorch keeps the segments of a `MemPool` for its next tensors.
     """
     entry, ordinal = _load(), _ordinal(device)
-    chosen = memory_pool(ordinal).part(name)
+    chosen = memory_pool(device).part(name)
     before = entry.gpumem_torch_use_pool(ordinal, chosen._handle)
     try:
         yield chosen

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import unittest
 from pathlib import Path
@@ -50,6 +51,10 @@ class ModuleTest(unittest.TestCase):
             sys.modules["gpumem.torch"] = before
         cls.module._entry = cls.entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
         cls.entry.gpumem_torch_memory_fraction.argtypes = (ctypes.c_double, ctypes.c_int)
+        cls.entry.gpumem_torch_use_pool.argtypes = (ctypes.c_int, ctypes.c_void_p)
+        cls.entry.gpumem_torch_use_pool.restype = cls.entry.gpumem_torch_alloc.restype = ctypes.c_void_p
+        cls.entry.gpumem_torch_alloc.argtypes = (ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+        cls.entry.gpumem_torch_free.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 
     def test_counts_are_reset(self):
         pool, stats = self.module.memory_pool(), self.module.memory_stats
@@ -66,6 +71,36 @@ class ModuleTest(unittest.TestCase):
             self.module.reset_accumulated_memory_stats()
             self.assertEqual(stats()["num_ooms"], 0)
             self.assertEqual(stats()["allocated_bytes"]["all"]["current"], 1 << 20)
+
+    def test_a_part_serves_its_thread(self):
+        size, pool = 6 << 20, self.module.memory_pool()
+        addresses = {}
+
+        def alloc(name):
+            addresses[name] = self.entry.gpumem_torch_alloc(size, 0, None)
+
+        def in_use(of):
+            return of.status().in_use_bytes // size
+
+        before = in_use(pool)
+        with self.module.part("weights") as weights:
+            alloc("weights")
+            with self.module.part("cache") as cache:
+                alloc("cache")
+            alloc("weights again")
+            thread = threading.Thread(target=alloc, args=("thread",))
+            thread.start()
+            thread.join()
+        alloc("pool")
+        self.assertEqual((in_use(weights), in_use(cache), in_use(pool) - before), (2, 1, 2))
+        weights.sleep()
+        self.assertEqual((weights.status().reserved_bytes, cache.status().asleep_bytes), (0, 0))
+        with self.assertRaises(gpumem.WrongState), pool.stream() as stream:
+            weights.alloc(1, stream)
+        weights.wake()
+        for address in addresses.values():
+            self.entry.gpumem_torch_free(address, size, 0, None)
+        self.assertEqual((in_use(weights), in_use(cache), in_use(pool)), (0, 0, before))
 
     def test_fractions(self):
         pool = self.module.memory_pool()

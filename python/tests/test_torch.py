@@ -315,6 +315,31 @@ class ProgramsTest(unittest.TestCase):
         )
         self.assertIn("the limit of 1.000 GiB refused 1.000 GiB", out)
 
+    def test_parts_sleep_apart_from_the_rest(self):
+        run(
+            "gpumem.torch.install()\n"
+            "with gpumem.torch.part('weights') as weights:\n"
+            "    model = torch.nn.Linear(4096, 4096).cuda()\n"
+            "with gpumem.torch.part('cache') as cache:\n"
+            "    keys = torch.ones(64 << 20, device='cuda')\n"
+            "x = torch.ones(8, 4096, device='cuda')\n"
+            "graph = torch.cuda.CUDAGraph()\n"
+            "model(x); torch.cuda.synchronize()\n"
+            "with torch.no_grad(), torch.cuda.graph(graph):\n    y = model(x)\n"
+            "graph.replay()\n"
+            "before, addresses = y.clone(), [p.data_ptr() for p in model.parameters()]\n"
+            "torch.cuda.synchronize()\n"
+            "free = torch.cuda.mem_get_info()[0]\n"
+            "weights.sleep(); cache.sleep('nothing')\n"
+            "assert torch.cuda.mem_get_info()[0] - free >= 300 << 20, torch.cuda.mem_get_info()[0] - free\n"
+            "assert torch.ones(256 << 20, device='cuda').sum().item() == 256 << 20\n"
+            "torch.cuda.empty_cache()\n"
+            "weights.wake(); cache.wake()\n"
+            "assert [p.data_ptr() for p in model.parameters()] == addresses and keys.sum().item() == 0\n"
+            "y.zero_(); graph.replay()\n"
+            "assert torch.equal(y, before)\n"
+        )
+
     def test_the_fraction_limits(self):
         run(
             "gpumem.torch.install()\n"

@@ -128,14 +128,16 @@ public:
     Pool part(const char *name) {
         gpumem_pool *part = nullptr;
         check(gpumem_pool_part(get(), name, &part));
-        return Pool(part);
+        return Pool(Taken{part});
     }
     /* `keep` is GPUMEM_KEEP_ON_HOST or GPUMEM_KEEP_NOTHING. */
     void sleep(std::uint32_t keep = GPUMEM_KEEP_ON_HOST) { check(gpumem_pool_sleep(get(), keep)); }
     void wake() { check(gpumem_pool_wake(get())); }
 
 private:
-    explicit Pool(gpumem_pool *handle) noexcept : handle_(handle) {}
+    /* Not a constructor from a pointer: Pool(0) is that of device 0. */
+    struct Taken { gpumem_pool *handle; };
+    explicit Pool(Taken taken) noexcept : handle_(taken.handle) {}
     static gpumem_pool_options with(std::uint32_t ordinal, const char *conf) noexcept {
         gpumem_pool_options options{};
         options.ordinal = ordinal;

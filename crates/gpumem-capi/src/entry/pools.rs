@@ -228,7 +228,7 @@ pub unsafe extern "C" fn gpumem_pool_part(
         check(part, "part")?;
         // SAFETY: the caller promises a text.
         let name = unsafe { arguments::text(name, "name") }?;
-        let name = name.ok_or_else(|| Failure::argument("name is null".into()))?;
+        let name = name.ok_or_else(|| Failure::argument("name is null"))?;
         let (found, traces) = with(pool, |entry| Ok((entry.pool.part(name)?, entry.traces.clone())))?;
         // SAFETY: the caller promises a place.
         unsafe { put(part, add(found, traces)?, "part") }
