@@ -30,14 +30,14 @@ pub struct Tuning {
 impl Tuning {
     /// Little more memory than is in use, and few driver calls.
     pub const BALANCED: Self = Self {
-        growth_slack_per_mille: 3,
-        growth_slack_max_per_mille: 170,
+        growth_slack_per_mille: 2,
+        growth_slack_max_per_mille: 300,
         mapping_allowance_per_mille: 45,
-        handle_max_pages: 16,
+        handle_max_pages: 18,
         growth_divisor: 512,
         split_bytes_max: u64::MAX,
-        magazine_share_per_mille: 3,
-        magazine_bytes_min: 6 << 20,
+        magazine_share_per_mille: 2,
+        magazine_bytes_min: 4 << 20,
         empty_mappings_max: 4096,
     };
 

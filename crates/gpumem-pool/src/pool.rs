@@ -12,10 +12,10 @@ pub(crate) mod growable;
 mod largest;
 pub(crate) mod listing;
 pub(crate) mod observer;
+pub(crate) mod part;
 pub(crate) mod peers;
 #[cfg(feature = "allocator-api2")]
 mod pinned_allocator;
-pub(crate) mod part;
 pub(crate) mod pinning;
 mod private;
 pub(crate) mod raw_block;

@@ -215,14 +215,15 @@ impl Heap {
         Ok(())
     }
 
-    /// The least size of a new segment, in pages: as much as is reserved already, up to the largest handle. Segments for small
-    /// blocks are smaller, so that one small block keeps less memory.
+    /// The least size of a new segment, in pages: as much as is reserved already, up to the largest handle, rounded up to a power of
+    /// two, because the rests of segments do not join. Segments for small blocks are smaller, so that one small block keeps less
+    /// memory.
     pub(super) fn segment_pages(&self, space: usize, size_bytes: u64) -> u64 {
         match space {
             // The segment of a block that may not be split has the size of the block.
             LARGE_SPACE if size_bytes > self.tuning().split_bytes_max => 1,
             LARGE_SPACE => {
-                let most_pages = u64::from(self.tuning().handle_max_pages)
+                let most_pages = u64::from(self.tuning().handle_max_pages.next_power_of_two())
                     .min(self.tuning().split_bytes_max >> PAGE_SHIFT);
                 (self.reserved_bytes() >> PAGE_SHIFT).clamp(1, most_pages)
             }

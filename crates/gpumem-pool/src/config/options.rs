@@ -263,11 +263,11 @@ options! {
     wait_deadline_ms: Duration = milliseconds("milliseconds") default "10000" => tuning.wait_deadline on ALL:
         "how long an allocation may wait for running work when memory is out, over all its attempts; see below";
 
-    growth_slack: u32 = number("thousandths of the peak in use") default "100, 3, 0"
+    growth_slack: u32 = number("thousandths of the peak in use") default "100, 2, 0"
         => tuning.heap.growth_slack_per_mille on CACHING:
         "how far reserved memory may exceed the peak in use before idle memory is remapped instead. Larger costs memory; \
          smaller, driver calls. With 0, streams that share the heap do not share pages of 2 MiB";
-    growth_slack_max: u32 = number("thousandths of the peak in use") default "300, 170, 0"
+    growth_slack_max: u32 = number("thousandths of the peak in use") default "300, 300, 0"
         => tuning.heap.growth_slack_max_per_mille on CACHING:
         "replaces `growth_slack` for a program whose requests keep changing, once its allowance of mappings is used up. Larger \
          costs memory";
@@ -276,7 +276,7 @@ options! {
         "mappings created over idle memory, per allocated block above 1 MiB: 40 is one mapping per 25 blocks. A program \
          starts with an allowance of 512 mappings and accumulates no more. Larger costs driver calls; smaller, memory. No \
          effect while `growth_slack_max` is not above `growth_slack`";
-    handle_bytes_max: u32 = handle_pages("bytes, with or without a unit (2097152, 64MiB)") default "64MiB, 32MiB, 2MiB"
+    handle_bytes_max: u32 = handle_pages("bytes, with or without a unit (2097152, 64MiB)") default "64MiB, 36MiB, 2MiB"
         => tuning.heap.handle_max_pages on CACHING:
         "the largest handle of physical memory that is created at once; rounded to 2 MiB, and clamped to 2 to 128 MiB. Larger \
          costs idle memory that cannot be released beside memory in use; smaller, driver calls";
@@ -291,10 +291,10 @@ options! {
         "over plain segments, each larger block has its own segment, which no smaller block shares; it may leave at most this \
          much of the segment unused. Larger keeps large segments from being reused or released, because small blocks lie in \
          them; smaller costs memory, where sizes vary";
-    magazine_share: u32 = number("thousandths of the reserved memory") default "5, 3, 2"
+    magazine_share: u32 = number("thousandths of the reserved memory") default "5, 2, 2"
         => tuning.heap.magazine_share_per_mille on CACHING:
         "how much all threads together may cache in blocks up to 1 MiB. Larger costs memory; smaller, locks";
-    magazine_bytes_min: u64 = byte_count("bytes, with or without a unit (2097152, 64MiB)") default "8MiB, 6MiB, 1MiB"
+    magazine_bytes_min: u64 = byte_count("bytes, with or without a unit (2097152, 64MiB)") default "8MiB, 4MiB, 1MiB"
         => tuning.heap.magazine_bytes_min on CACHING:
         "the lower bound of that cache. Larger costs memory in small heaps";
     empty_mappings_max: u32 = number("a number") default "4096, 4096, 16384"

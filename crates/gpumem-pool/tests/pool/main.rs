@@ -35,9 +35,9 @@ mod limits;
 mod names;
 mod objects;
 mod out_of_memory;
+mod part;
 mod peers;
 mod points;
-mod part;
 mod private;
 #[cfg(feature = "backend-caching")]
 mod profiles;

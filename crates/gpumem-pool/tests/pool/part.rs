@@ -38,8 +38,8 @@ fn a_part_is_a_pool_of_its_own_beneath_the_limit() {
 #[test]
 fn parts_sleep_apart_and_keep_their_contents() {
     let (pool, stream) = caching();
-    let mut blocks = ["weights", "cache", "scratch"]
-        .map(|name| pool.part(name).unwrap().alloc(6 * MIB, &stream).unwrap());
+    let mut blocks =
+        ["weights", "cache", "scratch"].map(|name| pool.part(name).unwrap().alloc(6 * MIB, &stream).unwrap());
     let mut of_pool = pool.alloc(6 * MIB, &stream).unwrap();
     for block in blocks.iter_mut().chain([&mut of_pool]) {
         block.fill(0..6 * MIB, 7_u8, &stream).unwrap();
