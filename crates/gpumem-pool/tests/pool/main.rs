@@ -35,6 +35,7 @@ mod limits;
 mod names;
 mod objects;
 mod out_of_memory;
+#[cfg(feature = "backend-caching")]
 mod part;
 mod peers;
 mod points;
