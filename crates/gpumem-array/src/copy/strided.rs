@@ -123,7 +123,7 @@ fn is_dense(strided: &Strided) -> bool {
         && row.len >= DENSE_LEN_MIN
 }
 
-/// The same copy with elements of one byte: each row has as many bytes as before.
+/// Converts a copy to elements of one byte. Each row keeps its size in bytes.
 fn in_bytes(strided: Strided) -> Strided {
     let row = Step { len: strided.row.len * strided.unit, to: 1, from: 1 };
     Strided { unit: 1, row, ..strided }
