@@ -165,6 +165,9 @@ gpumem_result find_pool(int device, gpumem_pool **pool) {
     if (device < 0 || device >= DEVICES_MAX) return GPUMEM_ERROR_NO_DEVICE;
     *pool = pools[device].load(std::memory_order_acquire);
     if (*pool != nullptr) return GPUMEM_SUCCESS;
+    /* Before the lock: in a forked child a thread that does not exist may hold it. */
+    const gpumem_result process = gpumem_check_process();
+    if (process != GPUMEM_SUCCESS) return process;
     const std::lock_guard<std::mutex> guard(mutex());
     *pool = pools[device].load(std::memory_order_acquire);
     if (*pool != nullptr) return GPUMEM_SUCCESS;
@@ -243,6 +246,8 @@ EXPORTED int gpumem_torch_set_exceptions(void *construct, void *error, void *out
 /* The options of pools that are made from now on. */
 EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path, std::uint64_t hard_limit_bytes,
                                        std::uint64_t soft_limit_bytes) {
+    /* A forked child makes no pools. */
+    if (gpumem_check_process() != GPUMEM_SUCCESS) return;
     const std::lock_guard<std::mutex> guard(mutex());
     settings() = Settings{conf == nullptr ? "" : conf, trace_path == nullptr ? "" : trace_path, hard_limit_bytes, soft_limit_bytes};
 }
@@ -366,6 +371,8 @@ std::atomic<std::size_t> open_count{0};
 
 /* Has gpumem know the capture that a stream is part of, before it allocates. */
 gpumem_result note_capture(const KnownStream &known) {
+    const gpumem_result process = gpumem_check_process();
+    if (process != GPUMEM_SUCCESS) return process;
     const std::lock_guard<std::mutex> guard(mutex());
     auto &open = open_pools();
     for (auto pool = open.rbegin(); pool != open.rend(); ++pool) {
@@ -389,6 +396,7 @@ gpumem_result allocate(std::size_t size, int device, RawStream raw, void **addre
 
 EXPORTED void gpumem_torch_begin_pool(int device, PoolId id, std::function<bool(RawStream)> includes) {
     gpumem_pool *pool = nullptr;
+    check(gpumem_check_process());
     check(find_pool(device, &pool));
     const std::lock_guard<std::mutex> guard(mutex());
     GraphPool &graphs = graph_pools()[{device, id}];
@@ -399,6 +407,7 @@ EXPORTED void gpumem_torch_begin_pool(int device, PoolId id, std::function<bool(
 }
 
 EXPORTED void gpumem_torch_end_pool(int device, PoolId id) {
+    check(gpumem_check_process());
     gpumem_captures *ended = nullptr;
     {
         const std::lock_guard<std::mutex> guard(mutex());
@@ -415,6 +424,8 @@ EXPORTED void gpumem_torch_end_pool(int device, PoolId id) {
 }
 
 EXPORTED void gpumem_torch_release_pool(int device, PoolId id) {
+    /* Destructors of graphs call it, in a forked child too. */
+    if (gpumem_check_process() != GPUMEM_SUCCESS) return;
     gpumem_captures *released = nullptr;
     {
         const std::lock_guard<std::mutex> guard(mutex());

@@ -52,6 +52,10 @@ class WrongState(Error):
     """The objects do not fit together or are in the wrong state."""
 
 
+class Forked(Error):
+    """The process was forked from one that uses the GPU. Start workers with `multiprocessing`'s method "spawn"."""
+
+
 class Defect(Error):
     """A defect of gpumem."""
 
@@ -67,6 +71,7 @@ ERRORS = {
     8: DriverFailed,
     9: WrongState,
     10: Defect,
+    11: Forked,
 }
 
 FROM_ENVIRONMENT = 1
@@ -159,6 +164,7 @@ def _declare():
     handle, place = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
     bytes_place = ctypes.POINTER(ctypes.c_uint64)
     functions = {
+        "gpumem_check_process": (),
         "gpumem_pool_create": (ctypes.POINTER(PoolOptions), place),
         "gpumem_pool_destroy": (handle,),
         "gpumem_pool_for_device": (ctypes.c_uint32, place),

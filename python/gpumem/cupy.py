@@ -69,6 +69,8 @@ def memory_pool(device=None):
     ordinal = cupy.cuda.runtime.getDevice() if device is None else int(device)
     pool = _pools.get(ordinal)
     if pool is None:
+        # In a forked child another thread may hold the lock forever.
+        check(library.gpumem_check_process())
         with _lock:
             pool = _pools.get(ordinal)
             if pool is None:

@@ -11,6 +11,9 @@
 #include <typeinfo>
 #include <utility>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 using PoolId = std::pair<std::uint64_t, std::uint64_t>;
 
 extern "C" {
@@ -25,6 +28,9 @@ void *gpumem_torch_alloc(std::size_t size, int device, void *stream);
 void gpumem_torch_free(void *address, std::size_t, int, void *);
 void gpumem_torch_record_stream(void *address, void *raw);
 void gpumem_torch_memory_fraction(double fraction, int device);
+void gpumem_torch_empty_cache();
+void gpumem_torch_end_pool(int device, PoolId id);
+void gpumem_torch_release_pool(int device, PoolId id);
 }
 
 namespace {
@@ -130,6 +136,37 @@ void fractions() {
     OK(gpumem_pool_set_hard_limit(pool, UINT64_MAX));
 }
 
+/* A child that is forked has the error, and drops what it has inherited without a word. */
+void a_child_is_forked(void *used) {
+    void *address = gpumem_torch_alloc(MIB, 0, used);
+    allocate_and_free(0, used);
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(30);
+        const auto refuses = [](auto call) {
+            try {
+                call();
+            } catch (const Error &error) {
+                return std::strstr(error.what(), "forked: start workers with spawn") != nullptr;
+            }
+            return false;
+        };
+        CHECK(refuses([used] { gpumem_torch_alloc(MIB, 0, used); }));
+        CHECK(refuses([address, used] { gpumem_torch_record_stream(address, used); }));
+        CHECK(refuses([] { gpumem_torch_memory_fraction(0.5, 0); }));
+        CHECK(refuses([] { gpumem_torch_empty_cache(); }));
+        CHECK(refuses([] { gpumem_torch_end_pool(0, PoolId(1, 1)); }));
+        gpumem_torch_release_pool(0, PoolId(1, 1));
+        gpumem_torch_free(address, MIB, 0, used);
+        CHECK(gpumem_torch_failed_frees() == 0);
+        std::exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    gpumem_torch_free(address, MIB, 0, used);
+}
+
 /* Both devices record into the file of `install(trace=…)`. */
 void a_trace_of_two_devices() {
     for (int device = 0; device < 2; ++device) {
@@ -156,6 +193,7 @@ int main(int argc, char **argv) {
     many_streams_are_retired();
     many_threads_with_default_streams();
     fractions();
+    a_child_is_forked(used);
     CHECK(status_of(pool_of(0)).in_use_bytes == 0 && status_of(pool_of(1)).in_use_bytes == 0);
     std::puts("entry: ok");
 }

@@ -22,6 +22,8 @@ pub mod fixtures {
 /// Runs of a test: on both drivers, under many seeds, or in every order.
 pub mod harness {
     pub mod cases;
+    #[cfg(unix)]
+    pub mod fork;
     pub mod schedules;
     pub mod seeds;
 }

@@ -22,8 +22,9 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering};
 use downloads::Downloads;
+use gpumem_pool::sys::fork;
 use gpumem_pool::sys::types::CUdevice_attribute;
-use gpumem_pool::{Device, MemoryKind, Pool, PoolError, Stream};
+use gpumem_pool::{Device, MemoryKind, Pool, PoolError, Stream, not_forked};
 use recording::Recording;
 use stage::Stages;
 use staging::{Staging, StagingOptions};
@@ -197,6 +198,7 @@ impl Gpu {
     /// [`ArrayError::Pool`] if there is no driver or no device, or if an environment variable is unknown or invalid; with the
     /// feature `sim`, `ArrayError::Sim` if the simulator does not start.
     pub fn open() -> Result<Self, ArrayError> {
+        not_forked()?;
         let options = StagingOptions::from_env()?;
         let pool = match Pool::default_of(0) {
             Some(pool) => pool,
@@ -242,6 +244,7 @@ impl Gpu {
     ///
     /// [`ArrayError::Pool`] if the stream cannot be created.
     pub fn here(&self) -> Result<Self, ArrayError> {
+        not_forked()?;
         let thread = std::thread::current().id();
         let known = self.0.shared.streams().used.get(&thread).cloned();
         let ThreadStream { stream, history } = match known {
@@ -342,6 +345,9 @@ impl Gpu {
     /// Sets how large copies from and to pageable memory are staged, for this `Gpu` and all of its forks. Copies that have begun
     /// keep the former buffers and threads.
     pub fn set_staging(&self, options: StagingOptions) {
+        if fork::is_child() {
+            return;
+        }
         let former = {
             let mut staging = self.0.shared.staging.write().unwrap_or_else(PoisonError::into_inner);
             core::mem::replace(&mut *staging, Staging::new(options))
@@ -383,6 +389,10 @@ impl Gpu {
 
     /// The buffers and threads of copies from and to pageable memory.
     pub(crate) fn staging(&self) -> Arc<Staging> {
+        if fork::is_child() {
+            // The lock may be held forever. The copy fails at the driver.
+            return Staging::new(StagingOptions::new());
+        }
         self.0.shared.staging.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -576,6 +586,9 @@ struct ThreadEnd(RefCell<Vec<Weak<Shared>>>);
 
 impl Drop for ThreadEnd {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         let thread = std::thread::current().id();
         for shared in self.0.get_mut().drain(..).filter_map(|shared| shared.upgrade()) {
             let mut streams = shared.streams();

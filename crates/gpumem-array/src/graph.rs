@@ -29,6 +29,7 @@ use crate::layout::{Layout, Order};
 use crate::storage::{Storage, Use, queue};
 use core::fmt;
 use core::ops::Deref;
+use gpumem_pool::sys::fork;
 use gpumem_pool::{Capture, CaptureMode, Graph, GraphExec, Stream};
 use ndarray::Ix0;
 use outputs::Keeper;
@@ -320,6 +321,9 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         drop(self.end());
     }
 }

@@ -14,8 +14,9 @@ mod twins;
 use crate::error::ArrayError;
 use core::fmt;
 use gpumem_pool::sys::DriverKind;
+use gpumem_pool::sys::fork;
 use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
-use gpumem_pool::{Device, PoolError};
+use gpumem_pool::{Device, PoolError, not_forked};
 use signature::Signatures;
 pub(crate) use signature::{Parameter, Signature};
 use source::{KernelSource, Language, has_word};
@@ -182,6 +183,7 @@ impl Function {
 impl Loaded {
     /// The image ends with a zero byte if it is text.
     fn load(device: &Device, image: &[u8], signatures: Signatures) -> Result<Self, ArrayError> {
+        not_forked()?;
         let (_bound, _relaxed) = (device.bind()?, device.relax()?);
         let mut raw = core::ptr::null_mut();
         // SAFETY: the image is machine code of the CUDA compiler, or text that ends with a zero byte, and outlives the call; the
@@ -245,6 +247,9 @@ fn compiled(_device: &Device, _source: &KernelSource<'_>) -> Result<(Vec<u8>, Si
 
 impl Drop for Loaded {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         // The end of a context unloads its modules. During a capture the device cannot be waited for, and the module stays loaded.
         let unload = || -> Result<(), PoolError> {
             let _bound = self.device.bind()?;

@@ -41,10 +41,11 @@ use core::borrow::Borrow;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
+use gpumem_pool::sys::{DriverError, fork};
 use gpumem_pool::{
     Block, Device, GrowableBlock, LentMemory, Location, MemoryKind, PoolError, Stream, StreamPoint,
+    not_forked,
 };
 use memory::Memory;
 use pattern::Pattern;
@@ -197,6 +198,7 @@ impl<'a> Use<'a> {
         recording: Option<&Recording>,
         operation: &'static str,
     ) -> Result<(), ArrayError> {
+        not_forked()?;
         let storage = self.storage;
         let is_of_capture = storage.capture != 0 || recording.is_some();
         if (is_of_capture || recording::is_any_open()) && storage.is_recorded(recording, self, operation)? {
@@ -243,6 +245,7 @@ impl<'a> Use<'a> {
         recording: Option<&Recording>,
         keeps_awake: bool,
     ) -> Result<bool, ArrayError> {
+        not_forked()?;
         let (device, address, size_bytes) =
             (stream.device(), self.storage.address(), self.storage.size_bytes());
         let lent = || keeps_awake.then(|| device.lend(address, size_bytes));
@@ -272,6 +275,9 @@ impl<'a> Use<'a> {
 
     /// The other library has queued its work: later waits do not include what follows on the stream.
     pub(crate) fn end_foreign(self, stream: &Stream) {
+        if fork::is_child() {
+            return;
+        }
         let (storage, latest, point) = (self.storage, stream.latest_point(), stream.point());
         stream.note_write(0);
         let mut more = storage.lock_more();
@@ -631,7 +637,7 @@ impl Storage {
     /// has a [`Storage::host_ptr`]: that of its address, which is one for host and device.
     #[inline]
     pub(crate) fn is_ready_for_host(&self, access: Access) -> bool {
-        self.host.load(Ordering::Acquire) >= host_level(access)
+        self.host.load(Ordering::Acquire) >= host_level(access) && !fork::is_child()
     }
 
     /// The host has waited ([`Storage::wait_on_host`]). Nothing happens for memory that it cannot access.
@@ -648,6 +654,7 @@ impl Storage {
     /// Waits on the host for the uses that `access` conflicts with. The array is borrowed, shared for reading, exclusively for
     /// writing.
     pub(crate) fn wait_on_host(&self, access: Access) -> Result<(), ArrayError> {
+        not_forked()?;
         if self.capture != 0 {
             return Err(GraphError::ArrayOfCapture.into());
         }

@@ -74,6 +74,11 @@ typedef enum gpumem_result {
    A defect of this library; the call may have done part of its work.
    */
   GPUMEM_ERROR_PANIC = 10,
+  /*
+   The process was forked from one that had opened a driver, which does not work in the child. Start workers with `exec`, such as
+   Python's `spawn`. Functions that free or destroy succeed there and do nothing.
+   */
+  GPUMEM_ERROR_FORKED = 11,
 } gpumem_result;
 
 /*
@@ -240,6 +245,12 @@ uint32_t gpumem_version(void);
  reset by a success, and is valid until this thread's next error. Never null.
  */
 const char *gpumem_last_error(void);
+
+/*
+ Succeeds unless the process was forked from one in which a driver had been opened: then every function that needs the driver returns
+ `FORKED`, and this one too. Takes no lock.
+ */
+enum gpumem_result gpumem_check_process(void);
 
 /*
  Creates a pool on a device of the driver that `GPUMEM_DRIVER` names: `cuda`, the default, or `drop-in`, a simulator.
@@ -468,7 +479,7 @@ enum gpumem_result gpumem_alloc(struct gpumem_pool *pool,
 
 /*
  Frees memory of any pool by its address. It is reused once the work that is queued so far, on its stream and on the streams of
- `gpumem_record_use`, is complete; nothing waits. Null is ignored.
+ `gpumem_record_use`, is complete; nothing waits. Null is ignored. In a forked child the memory stays the parent's.
 
  Errors: `UNKNOWN_ADDRESS` for an address that was freed, lies inside of a block, or came from another allocator.
  */

@@ -5,7 +5,8 @@ use core::cell::UnsafeCell;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
-use gpumem_pool::{Block, RawBlock};
+use gpumem_pool::sys::fork;
+use gpumem_pool::{Block, PoolError, RawBlock};
 
 /// Some of the blocks, on a cache line of their own.
 ///
@@ -31,24 +32,32 @@ const SHARD_COUNT: usize = 1 << SHARD_BITS;
 struct Locked(&'static Shard);
 
 impl Shard {
+    /// `None` in a forked child if another thread held the lock at the fork: it stays locked.
     #[inline]
-    fn lock(&'static self) -> Locked {
+    fn lock(&'static self) -> Option<Locked> {
         while self.is_locked.swap(true, Ordering::Acquire) {
-            self.wait();
+            if !self.wait() {
+                return None;
+            }
         }
-        Locked(self)
+        Some(Locked(self))
     }
 
+    /// Returns false if the lock stays locked.
     #[cold]
-    fn wait(&self) {
+    fn wait(&self) -> bool {
         let mut looks = 0_u32;
         while self.is_locked.load(Ordering::Relaxed) {
+            if fork::is_child() {
+                return false;
+            }
             match looks {
                 0..LOOKS_MAX => core::hint::spin_loop(),
                 _ => std::thread::yield_now(),
             }
             looks = looks.saturating_add(1);
         }
+        true
     }
 }
 
@@ -86,15 +95,20 @@ pub(crate) fn keep(block: Block) -> u64 {
     let address = block.address();
     if address != 0 {
         let block = block.into_raw();
-        shard(address).insert(block);
+        // No block is allocated in a forked child, so the lock is there.
+        if let Some(mut blocks) = shard(address) {
+            blocks.insert(block);
+        }
     }
     address
 }
 
-/// Calls `end` with the block that begins at an address, which it gives away.
+/// Calls `end` with the block that begins at an address, which it gives away. A forked child keeps its copies of blocks.
 #[inline(always)]
 pub(crate) fn end(address: u64, end: impl FnOnce(Block)) -> Outcome {
-    let Some(taken) = shard(address).remove(address) else { return Err(unknown(address)) };
+    let Some(mut blocks) = shard(address) else { return Ok(()) };
+    let Some(taken) = blocks.remove(address) else { return Err(unknown(address)) };
+    drop(blocks);
     // SAFETY: `keep` and `with` made it by `into_raw`, and `remove` gives it out once.
     end(unsafe { Block::from_raw(taken) });
     Ok(())
@@ -102,7 +116,7 @@ pub(crate) fn end(address: u64, end: impl FnOnce(Block)) -> Outcome {
 
 /// Calls `work` with the block that begins at an address. No other thread can free it meanwhile.
 pub(crate) fn with<R>(address: u64, work: impl FnOnce(&Block) -> Outcome<R>) -> Outcome<R> {
-    let mut blocks = shard(address);
+    let mut blocks = shard(address).ok_or(PoolError::Forked)?;
     let Some(place) = blocks.get_mut(address) else { return Err(unknown(address)) };
     // SAFETY: `keep` and `with` made it by `into_raw`. It is not dropped here, and the line below writes it back to the table. If the work
     // panics, the table still has the block in its earlier state.
@@ -121,7 +135,7 @@ fn unknown(address: u64) -> Failure {
 }
 
 #[inline]
-fn shard(address: u64) -> Locked {
+fn shard(address: u64) -> Option<Locked> {
     let index = spread(address) >> (u64::BITS - SHARD_BITS);
     SHARDS[index as usize].lock()
 }

@@ -15,7 +15,7 @@ pub use pools::*;
 pub use status::*;
 pub use streams::*;
 
-use crate::error;
+use crate::error::{self, gpumem_result, guarded};
 use core::ffi::c_char;
 
 /// The version of this header: 10000 × major + 100 × minor + patch. `gpumem_version` returns that of the library.
@@ -33,6 +33,13 @@ pub extern "C" fn gpumem_version() -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_last_error() -> *const c_char {
     error::last()
+}
+
+/// Succeeds unless the process was forked from one in which a driver had been opened: then every function that needs the driver returns
+/// `FORKED`, and this one too. Takes no lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_check_process() -> gpumem_result {
+    guarded(|| Ok(()))
 }
 
 #[cfg(test)]

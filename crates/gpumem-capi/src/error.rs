@@ -1,7 +1,8 @@
 //! Result codes, and the text of each thread's last error.
 
 use core::ffi::{CStr, c_char};
-use gpumem_pool::PoolError;
+use gpumem_pool::sys::fork;
+use gpumem_pool::{PoolError, not_forked};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -34,6 +35,9 @@ pub enum gpumem_result {
     GPUMEM_ERROR_STATE = 9,
     /// A defect of this library; the call may have done part of its work.
     GPUMEM_ERROR_PANIC = 10,
+    /// The process was forked from one that had opened a driver, which does not work in the child. Start workers with `exec`, such as
+    /// Python's `spawn`. Functions that free or destroy succeed there and do nothing.
+    GPUMEM_ERROR_FORKED = 11,
 }
 
 /// A failed call.
@@ -77,6 +81,7 @@ fn code_of(error: &PoolError) -> gpumem_result {
         | PoolError::NoPeerAccess { .. }
         | PoolError::NoHostAccess { .. } => gpumem_result::GPUMEM_ERROR_UNSUPPORTED,
         PoolError::Load(_) | PoolError::NoSuchDevice { .. } => gpumem_result::GPUMEM_ERROR_NO_DEVICE,
+        PoolError::Forked => gpumem_result::GPUMEM_ERROR_FORKED,
         PoolError::DeviceLost(_) => gpumem_result::GPUMEM_ERROR_DEVICE_LOST,
         PoolError::Driver(_) | PoolError::Poisoned { .. } | PoolError::Kept { .. } => {
             gpumem_result::GPUMEM_ERROR_DRIVER
@@ -89,9 +94,24 @@ fn code_of(error: &PoolError) -> gpumem_result {
     }
 }
 
-/// Runs a function of the interface. Its error becomes the thread's last error, and so does a panic.
+/// Runs a function of the interface, which a forked child is refused. Its error becomes the thread's last error, and so does a panic.
 #[inline]
 pub(crate) fn guarded(work: impl FnOnce() -> Outcome) -> gpumem_result {
+    caught(|| {
+        not_forked()?;
+        work()
+    })
+}
+
+/// Like [`guarded`], for a function that frees or destroys: in a forked child it does nothing, so that the child's end is silent.
+#[inline]
+pub(crate) fn ending(work: impl FnOnce() -> Outcome) -> gpumem_result {
+    if fork::is_child() { gpumem_result::GPUMEM_SUCCESS } else { caught(work) }
+}
+
+/// Like [`guarded`], for `gpumem_alloc` and `gpumem_free`, which find out later that the process was forked, in their slow paths.
+#[inline]
+pub(crate) fn caught(work: impl FnOnce() -> Outcome) -> gpumem_result {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => gpumem_result::GPUMEM_SUCCESS,
         Ok(Err(failure)) => remember(failure),

@@ -9,6 +9,7 @@ mod users;
 use crate::error::{Failure, Outcome, gpumem_result};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use gpumem_pool::sys::fork;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use users::Note;
 
@@ -122,6 +123,9 @@ impl<T: Send + Sync> Table<T> {
     /// Drops the destroyed objects that no call uses.
     #[cold]
     fn end_unused(&self) {
+        if fork::is_child() {
+            return;
+        }
         let mut changes = self.lock();
         if changes.removed.is_empty() {
             return;

@@ -13,7 +13,7 @@ use crate::config::{
     Profile, VARIABLES,
 };
 use crate::device::Device;
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::{Observer, Pool, Setup};
 use crate::trace::{Flight, Trace};
 use gpumem_sys::env::{self, EnvError};
@@ -89,6 +89,7 @@ impl PoolBuilder {
         device: &Device,
         read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
     ) -> Result<Self, PoolError> {
+        not_forked()?;
         let mut builder = Self::new(device);
         if let Some(value) = read("GPUMEM_CONF")? {
             let options = Options::parse(&value).map_err(|error| EnvError::BadValue {
@@ -237,6 +238,7 @@ impl PoolBuilder {
     /// - [`PoolError::NoPeerAccess`] if a peer device has no link.
     /// - [`PoolError::Driver`] if a driver call fails.
     pub fn build(mut self) -> Result<Pool, PoolError> {
+        not_forked()?;
         if let Some(mistake) = self.mistake {
             return Err(mistake.into());
         }

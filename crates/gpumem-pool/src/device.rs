@@ -40,7 +40,7 @@ pub use stream::{Stream, StreamBuilder, StreamPoint};
 pub(crate) use watch::{OrderEvent, OrderObserver};
 
 use crate::config::{Bytes, PoolId};
-use crate::error::{PoolError, PoolUsage, UnfinishedStream, is_sticky};
+use crate::error::{PoolError, PoolUsage, UnfinishedStream, is_sticky, not_forked};
 use crate::limits::DeviceBudget;
 use crate::reclaim::{Reclaimable, Registration};
 use completion::lanes::Lanes;
@@ -48,13 +48,14 @@ use completion::notifier;
 use core::cmp::Reverse;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
+use gpumem_heap::cache;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
-use gpumem_sys::{Driver, DriverError};
+use gpumem_sys::{Driver, DriverError, fork};
 pub(crate) use settle::{KeptMemory, Patience, Work};
 #[doc(hidden)]
 pub use sleepers::LentMemory;
 use sleepers::Sleepers;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Instant;
 use watch::Watch;
 
@@ -137,6 +138,7 @@ impl Device {
     ///
     /// [`PoolError::Driver`] if the call fails.
     pub fn count(driver: &Driver) -> Result<u32, PoolError> {
+        not_forked()?;
         let mut count: c_int = 0;
         // SAFETY: `count` outlives the call.
         unsafe { driver.cuDeviceGetCount(&mut count)? };
@@ -165,6 +167,7 @@ impl Device {
         let minor = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let compute_capability = (u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0));
 
+        watch_forks();
         // Retained last, so that no earlier failure has a context to release.
         let mut context = core::ptr::null_mut();
         // SAFETY: `context` outlives the call; the release is in `Inner::drop`.
@@ -222,6 +225,7 @@ impl Device {
     ///
     /// [`PoolError::Driver`] if the call fails.
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32, PoolError> {
+        not_forked()?;
         Ok(self::attribute(self.driver(), self.raw(), attribute)?)
     }
 
@@ -249,6 +253,7 @@ impl Device {
     ///
     /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn memory_info(&self) -> Result<MemoryInfo, PoolError> {
+        not_forked()?;
         let _bound = self.enter()?;
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both outlive the call.
@@ -277,6 +282,7 @@ impl Device {
     ///
     /// [`PoolError::Driver`] if the call fails.
     pub fn relax(&self) -> Result<CaptureModeGuard<'_>, PoolError> {
+        not_forked()?;
         Ok(CaptureModeGuard::enter(self.driver())?)
     }
 
@@ -297,6 +303,9 @@ impl Device {
 
     /// The pools that are listed.
     pub(crate) fn listed_pools(&self) -> Vec<Arc<dyn Listed>> {
+        if fork::is_child() {
+            return Vec::new();
+        }
         let pools = self.0.common.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.iter().filter_map(Weak::upgrade).collect()
     }
@@ -414,6 +423,9 @@ impl WeakDevice {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         self.release_deferred();
         self.lanes.destroy(&self.driver, self.context.0);
         self.clocks.close_device(&self.own, self.context.0);
@@ -477,6 +489,15 @@ fn name(driver: &Driver, raw: CUdevice) -> Result<String, DriverError> {
     unsafe { driver.cuDeviceGetName(text.as_mut_ptr().cast::<c_char>(), text.len() as c_int, raw)? };
     let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())
+}
+
+/// From here on, children that are forked use no cache of their parent's thread, and every slow path refuses them.
+fn watch_forks() {
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| {
+        fork::watch();
+        fork::run_in_children(cache::forget_found);
+    });
 }
 
 fn total_bytes(driver: &Driver, raw: CUdevice) -> Result<u64, DriverError> {

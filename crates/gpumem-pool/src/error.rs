@@ -21,7 +21,7 @@ use core::fmt;
 use gpumem_heap::order::StreamId;
 use gpumem_sys::env::EnvError;
 use gpumem_sys::types::CUresult;
-use gpumem_sys::{DriverError, DriverKind, LoadError};
+use gpumem_sys::{DriverError, DriverKind, LoadError, fork};
 
 /// An operation of the pool layer failed. The text states the problem, the cause and the action, and `Debug` prints the same
 /// text.
@@ -353,6 +353,9 @@ pub enum PoolError {
     /// The context is lost, because a kernel or the hardware failed. Nothing on it can be used or freed.
     #[error("the device's context and everything on it are lost ({0}); restart the process")]
     DeviceLost(DriverError),
+    /// The process was forked from one that had opened a driver, which does not work in the child. Drops in the child do nothing.
+    #[error("{}", fork::REFUSED)]
+    Forked,
     /// An earlier free failed, so the pool's bookkeeping and the driver's differ. The block was leaked rather than
     /// reused.
     #[error(
@@ -391,7 +394,7 @@ pub enum PoolError {
     },
     /// No driver could be loaded.
     #[error(transparent)]
-    Load(#[from] LoadError),
+    Load(LoadError),
     /// A named option is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -577,8 +580,31 @@ impl fmt::Debug for PoolError {
 
 impl From<DriverError> for PoolError {
     fn from(error: DriverError) -> Self {
-        if is_sticky(error.code()) { Self::DeviceLost(error) } else { Self::Driver(error) }
+        match is_sticky(error.code()) {
+            // Any call of a child fails, and the error's own text does not say why.
+            _ if fork::is_child() => Self::Forked,
+            true => Self::DeviceLost(error),
+            false => Self::Driver(error),
+        }
     }
+}
+
+impl From<LoadError> for PoolError {
+    fn from(error: LoadError) -> Self {
+        if matches!(error, LoadError::Forked) { Self::Forked } else { Self::Load(error) }
+    }
+}
+
+/// Refuses every operation of a forked child. Called before any lock is taken, because a thread that does not exist in the
+/// child may hold it.
+///
+/// # Errors
+///
+/// [`PoolError::Forked`] in a forked child.
+#[doc(hidden)]
+#[inline]
+pub fn not_forked() -> Result<(), PoolError> {
+    if fork::is_child() { Err(PoolError::Forked) } else { Ok(()) }
 }
 
 /// Returns whether no work can run after this code: the context is lost or destroyed, or the driver is shutting down.

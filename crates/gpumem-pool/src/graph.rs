@@ -21,15 +21,15 @@ mod foreign;
 pub use foreign::ForeignCaptures;
 
 use crate::device::{Device, Handle, Part, Stream, capturing::run_again};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::GraphMemory;
 use core::fmt;
 use core::marker::PhantomData;
-use gpumem_sys::DriverError;
 use gpumem_sys::types::{
     CUgraph, CUgraph_st, CUgraphExec_st, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUresult,
     CUstreamCaptureMode,
 };
+use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The effect of other driver calls on an active capture. The pool's own calls are safe in every mode.
@@ -115,6 +115,7 @@ impl Stream {
     /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture, PoolError> {
+        not_forked()?;
         self.check_usable()?;
         let captures = self.clocks().captures();
         // Held until the capture is recorded below: a call that queues work checks for it first.
@@ -149,6 +150,7 @@ impl Stream {
 
     #[cold]
     fn is_part_of_capture(&self) -> Result<bool, PoolError> {
+        not_forked()?;
         Ok(self.part()? != Part::Runs)
     }
 }
@@ -183,6 +185,7 @@ impl Capture {
     }
 
     fn finish(&mut self) -> Result<Graph, PoolError> {
+        not_forked()?;
         self.is_ended = true;
         let clocks = self.stream.clocks();
         let members = clocks.captures().members(self.hold.graph);
@@ -225,6 +228,7 @@ impl Graph {
     ///
     /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn instantiate(&self) -> Result<GraphExec, PoolError> {
+        not_forked()?;
         let device = &self.hold.device;
         let _bound = device.enter()?;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
@@ -246,6 +250,9 @@ impl Graph {
     /// The driver's handle, alive as long as this graph. Only one thread at a time may use it.
     #[must_use]
     pub fn raw(&self) -> CUgraph {
+        if fork::is_child() {
+            return core::ptr::null_mut();
+        }
         self.raw.lock().unwrap_or_else(PoisonError::into_inner).0
     }
 }
@@ -260,6 +267,7 @@ impl GraphExec {
     /// [`PoolError::WrongDevice`] if the graph belongs to another device; [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a
     /// call fails.
     pub fn update(&mut self, graph: &Graph) -> Result<bool, PoolError> {
+        not_forked()?;
         let device = self.hold.device.clone();
         if graph.hold.device != device {
             return Err(device.mismatch(&graph.hold.device));
@@ -309,6 +317,7 @@ impl GraphExec {
     /// conflicting work in three cases: the waits requested during the capture for streams and events outside it, and
     /// blocks that were allocated in it and dropped. Kernels, and memory that no pool manages, still exist.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), PoolError> {
+        not_forked()?;
         let device = &self.hold.device;
         let _call = stream.call()?;
         if stream.device() != device {
@@ -353,6 +362,9 @@ impl Drop for GraphExec {
 impl Hold {
     /// Destroys a driver object. The error is ignored, because a drop cannot report it.
     fn destroy(&self, destroy: impl FnOnce(&gpumem_sys::Driver) -> Result<(), DriverError>) {
+        if fork::is_child() {
+            return;
+        }
         // Without its context, the object no longer exists. After another failure it does, and the calls need no current context.
         let entered = self.device.enter();
         if entered.is_err() && self.device.is_context_gone() {
@@ -372,6 +384,9 @@ impl Clone for Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         self.memory.drop_handle(self.graph);
     }
 }

@@ -63,10 +63,10 @@
 //!
 //! # Forked processes
 //!
-//! A driver does not survive `fork`: every driver call returns `CUDA_ERROR_NOT_INITIALIZED` in the child. The child
-//! also has copies of locks that may be held by threads which do not exist there. It must neither use nor drop devices,
-//! streams, pools and blocks of its parent; it may call `exec` or `_exit`. Fork before the first [`Device`] is created,
-//! or start a new process.
+//! A driver does not survive `fork`. In a child that was forked after the first [`Device`] was opened, every operation
+//! returns [`PoolError::Forked`], cached memory included, and drops do nothing, so the child can end like any program.
+//! Neither takes a lock, because a thread that does not exist in the child may hold it. Start workers that use the GPU
+//! with `exec`, or fork before the first [`Device`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // `unsafe` is limited to the modules that call the driver, each of which owns one kind of driver object.
@@ -103,6 +103,8 @@ pub use device::{
     BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,
     HostMemory, HostMemoryError, MemoryInfo, Stream, StreamBuilder, StreamId, StreamPoint,
 };
+#[doc(hidden)]
+pub use error::not_forked;
 pub use error::{
     Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, PoolUsage, ProcessUsage, RefusedBy,
     RequestOrigin, UnfinishedStream,

@@ -52,7 +52,7 @@ pub use unified::{Location, MemoryAdvice};
 use crate::backend::{self, BackendSetup};
 use crate::config::{ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, MemoryKind, PoolName, ignored};
 use crate::device::{Device, Stream};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::limits::{LimitNode, Limits};
 use crate::stats::{ActivityCounters, Tags};
 use core::fmt;
@@ -96,6 +96,7 @@ pub(crate) struct Setup {
 
 impl Pool {
     pub(crate) fn build(setup: Setup) -> Result<Self, PoolError> {
+        not_forked()?;
         let Setup { ref name, ref device, ref config, ref parent, .. } = setup;
         let is_for_host = check_kind(config.kind, device)?;
         let (kind, total_bytes) = (config.kind, device.total_bytes());
@@ -226,6 +227,7 @@ impl Pool {
     ///
     /// A `String` that describes the first inconsistency.
     pub fn check(&self) -> Result<(), String> {
+        not_forked().map_err(|forked| forked.to_string())?;
         self.0.device().clocks().check()?;
         self.0.backend().check()
     }
@@ -245,14 +247,12 @@ impl Drop for Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool")
-            .field("name", &self.name())
-            .field("backend", &self.backend())
-            .field("device", self.device())
-            .field("limits", &self.0.limits())
-            .field("counts", &self.0.backend().counts())
-            .field("poison", &self.0.poison())
-            .finish()
+        let mut fields = f.debug_struct("Pool");
+        fields.field("name", &self.name()).field("backend", &self.backend()).field("device", self.device());
+        if not_forked().is_ok() {
+            fields.field("limits", &self.0.limits()).field("counts", &self.0.backend().counts());
+        }
+        fields.field("poison", &self.0.poison()).finish()
     }
 }
 

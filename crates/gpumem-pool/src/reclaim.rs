@@ -18,6 +18,7 @@ use crate::reclaim::catch_panic::catch_panic;
 use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
+use gpumem_sys::fork;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -137,6 +138,9 @@ pub(crate) enum Extent {
 
 impl Registry {
     fn add(&self, holder: Weak<dyn Reclaimable>) -> u64 {
+        if fork::is_child() {
+            return 0;
+        }
         let mut entries = self.entries();
         entries.list.retain(|(_, other)| other.strong_count() > 0);
         entries.last_id += 1;
@@ -146,6 +150,9 @@ impl Registry {
     }
 
     fn remove(&self, id: u64) {
+        if fork::is_child() {
+            return;
+        }
         self.entries().list.retain(|(other, _)| *other != id);
     }
 

@@ -22,7 +22,7 @@
 //!
 //! **A forked child cannot use the instances of its parent.** As with the vendor's driver, their calls return
 //! `CUDA_ERROR_NOT_INITIALIZED` in the child. The functions of a [`Sim`] from the parent may block forever there. The child
-//! can start an instance of its own.
+//! can start an instance of its own for raw calls; pools and arrays refuse every forked child.
 //!
 //! **Only touched memory takes host memory.** A device of 141 GiB is mapped lazily. Device addresses lie where no host pointer can be, so
 //! an address that leaks into host code faults.

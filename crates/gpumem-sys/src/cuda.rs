@@ -4,6 +4,7 @@
 use crate::driver::{Driver, DriverKind};
 use crate::env;
 use crate::error::{DriverError, LoadError};
+use crate::fork;
 use crate::table::Table;
 use crate::types::CUresult;
 use libloading::Library;
@@ -23,7 +24,8 @@ impl Driver {
     /// # Errors
     ///
     /// [`LoadError::NoLibrary`] if there is no library, [`LoadError::NoDevice`] if there is no GPU, [`LoadError::Start`] if the
-    /// driver does not initialise, [`LoadError::Impostor`] if the library is the drop-in of `gpumem-libcuda`.
+    /// driver does not initialise, [`LoadError::Impostor`] if the library is the drop-in of `gpumem-libcuda`,
+    /// [`LoadError::Forked`] in a process that was forked from one that had opened a driver.
     pub fn cuda() -> Result<Self, LoadError> {
         driver(DriverKind::Cuda)
     }
@@ -34,7 +36,8 @@ impl Driver {
     /// # Errors
     ///
     /// [`LoadError::NoLibrary`] if there is no library, [`LoadError::NotDropIn`] if the library is the vendor's driver,
-    /// [`LoadError::NoDevice`] or [`LoadError::Start`] if the simulator does not start.
+    /// [`LoadError::NoDevice`] or [`LoadError::Start`] if the simulator does not start, [`LoadError::Forked`] as in
+    /// [`Driver::cuda`].
     pub fn drop_in() -> Result<Self, LoadError> {
         driver(DriverKind::Sim)
     }
@@ -44,12 +47,16 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// - [`LoadError::NoLibrary`], [`LoadError::NoDevice`], [`LoadError::Start`], [`LoadError::Impostor`]; see [`Driver::cuda`].
+    /// - [`LoadError::NoLibrary`], [`LoadError::NoDevice`], [`LoadError::Start`], [`LoadError::Impostor`], [`LoadError::Forked`]; see
+    ///   [`Driver::cuda`].
     /// - [`LoadError::NotDropIn`]; see [`Driver::drop_in`].
     /// - [`LoadError::SimulatorRequested`] for `sim`.
     /// - [`LoadError::UnknownDriver`] for another name.
     /// - [`LoadError::Env`] if a `GPUMEM_…` variable is unknown, or the value is not Unicode.
     pub fn from_env() -> Result<Self, LoadError> {
+        if fork::is_child() {
+            return Err(LoadError::Forked);
+        }
         named(env::read(env::VARIABLES, "GPUMEM_DRIVER")?)
     }
 }
@@ -69,6 +76,9 @@ fn named(name: Option<String>) -> Result<Driver, LoadError> {
 /// later.
 fn driver(kind: DriverKind) -> Result<Driver, LoadError> {
     static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
+    if fork::is_child() {
+        return Err(LoadError::Forked);
+    }
     let mut slot = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(driver) = slot.as_ref().filter(|driver| driver.kind() == kind) {
         return Ok(driver.clone());
@@ -131,7 +141,10 @@ fn start(library: &'static Library, kind: DriverKind) -> Result<Driver, LoadErro
     let driver = unsafe { Driver::from_parts(table, kind, None) };
     // SAFETY: `cuInit` may be called at any time, from any thread, any number of times.
     match unsafe { driver.cuInit(0) } {
-        Ok(()) => Ok(driver),
+        Ok(()) => {
+            fork::watch();
+            Ok(driver)
+        }
         Err(error) if is_without_gpu(&error) => Err(LoadError::NoDevice(error)),
         Err(error) => Err(LoadError::Start(error)),
     }

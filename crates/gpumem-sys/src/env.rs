@@ -8,6 +8,7 @@ mod size;
 
 pub use size::{parse_number, parse_size};
 
+use crate::fork;
 use std::ffi::OsStr;
 use std::sync::{Mutex, PoisonError};
 
@@ -48,6 +49,10 @@ static REGISTERED: Mutex<Vec<&'static [Variable]>> = Mutex::new(Vec::new());
 
 /// Adds the variables of a crate to the registry. Repeated calls have no effect.
 pub fn register(variables: &'static [Variable]) {
+    // In a forked child the lock may be held forever, and nothing is opened.
+    if fork::is_child() {
+        return;
+    }
     let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
     if !registered.contains(&variables) {
         registered.push(variables);

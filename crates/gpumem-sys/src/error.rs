@@ -102,6 +102,9 @@ pub enum LoadError {
          `cargo xtask drop-in` first on the library path, or unset GPUMEM_DRIVER"
     )]
     NotDropIn,
+    /// The process was forked from one that had opened a driver.
+    #[error("{}", crate::fork::REFUSED)]
+    Forked,
     /// `GPUMEM_DRIVER` names no driver.
     #[error("invalid GPUMEM_DRIVER={0:?}; expected `cuda`, `drop-in` or `sim`")]
     UnknownDriver(String),

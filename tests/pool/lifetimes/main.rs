@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod exit;
+#[cfg(unix)]
+mod fork;
 mod lost;
 mod threads;
 

@@ -62,7 +62,7 @@ use core::mem::ManuallyDrop;
 use core::panic::AssertUnwindSafe;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_pool::sys::types::{CUstreamCaptureStatus, cudaError_enum};
-use gpumem_pool::sys::{Driver, DriverError};
+use gpumem_pool::sys::{Driver, DriverError, fork};
 use gpumem_pool::{Device, MemoryKind, PoolError, Stream};
 use ndarray::{Dimension, Ix1};
 use std::sync::Arc;
@@ -718,6 +718,9 @@ impl<T: Element, D: Dimension, K: Kind> LentSlice<T, D, K> {
 impl<T: Element, D: Dimension, K: Kind> Drop for LentSlice<T, D, K> {
     fn drop(&mut self) {
         let Some(array) = self.array.take() else { return };
+        if fork::is_child() {
+            return core::mem::forget(array);
+        }
         let waits = wait_for_uses(&self.stream, &mut self.slice);
         self.end(&array);
         if waits.is_err() {

@@ -18,7 +18,8 @@ use crate::storage::{Access, Storage, Use, queue};
 use core::fmt;
 use core::marker::PhantomData;
 use core::time::Duration;
-use gpumem_pool::{Block, MemoryKind, StreamPoint};
+use gpumem_pool::sys::fork;
+use gpumem_pool::{Block, MemoryKind, StreamPoint, not_forked};
 use ndarray::{Array, ArrayBase, ArrayView, Data, Dimension, Ix1};
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -75,7 +76,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if !self.is_taken {
+        if !self.is_taken && !fork::is_child() {
             let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
             let memory = uploaded.memory.get_mut(self.index).and_then(Option::take);
             drop(uploaded);
@@ -325,6 +326,7 @@ impl<'a> Pack<'a> {
     ///
     /// [`ArrayError::Pool`] if an allocation or a driver call fails, or if the stream captures. On an error no array is left.
     pub fn upload(mut self) -> Result<(), ArrayError> {
+        not_forked()?;
         self.gpu.check_runs(PACK)?;
         self.queue()?;
         let stream = self.gpu.stream();

@@ -5,7 +5,8 @@
 use super::Gpu;
 use crate::error::ArrayError;
 use core::ops::Deref;
-use gpumem_pool::Stream;
+use gpumem_pool::sys::fork;
+use gpumem_pool::{Stream, not_forked};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The idle streams of one `Gpu` and its forks.
@@ -21,6 +22,7 @@ pub(crate) struct Copier<'a> {
 impl Gpu {
     /// A `Gpu` with the pools and kernels of this one, and an idle stream. After the copy the host waits, and drops it.
     pub(crate) fn copier(&self) -> Result<Copier<'_>, ArrayError> {
+        not_forked()?;
         let copiers = &self.0.shared.copiers;
         let idle = copiers.lock().pop();
         let stream = match idle {
@@ -46,6 +48,9 @@ impl Deref for Copier<'_> {
 
 impl Drop for Copier<'_> {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         self.copiers.lock().push(self.gpu.stream().clone());
     }
 }

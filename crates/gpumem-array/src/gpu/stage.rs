@@ -4,7 +4,7 @@
 
 use super::Gpu;
 use crate::error::ArrayError;
-use gpumem_pool::{Block, MemoryKind, PoolError, Stream, StreamPoint};
+use gpumem_pool::{Block, MemoryKind, PoolError, Stream, StreamPoint, not_forked};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The stages of one `Gpu` and its forks that no copy is queued through at the moment.
@@ -30,6 +30,7 @@ impl Gpu {
         &self,
         copy: impl FnOnce(&Self, &mut Stage) -> Result<R, ArrayError>,
     ) -> Result<R, ArrayError> {
+        not_forked()?;
         let stages = &self.0.shared.stages;
         let known = stages.lock().pop();
         let mut stage = match known {

@@ -21,7 +21,10 @@ use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 use core::time::Duration;
 use gpumem_pool::sys::env::{self, EnvError, Variable};
-use gpumem_pool::{Block, Event, MemoryKind, PoolError, Reclaimable, Registration, Stream, StreamId};
+use gpumem_pool::sys::fork;
+use gpumem_pool::{
+    Block, Event, MemoryKind, PoolError, Reclaimable, Registration, Stream, StreamId, not_forked,
+};
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -219,6 +222,7 @@ impl Staging {
     /// Returns a buffer that no device uses. With `may_wait`, the copy has no buffer yet: the call waits for one, or answers that the
     /// copy goes on without.
     pub(crate) fn buffer(&self, gpu: &Gpu, may_wait: bool) -> Result<Answer<'_>, ArrayError> {
+        not_forked()?;
         let mut deadline = None;
         loop {
             match self.try_take(gpu, may_wait) {
@@ -406,6 +410,9 @@ impl State {
 
 impl Drop for Staging {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         let watcher = {
             let mut state = self.ring.lock();
             state.is_ending = true;

@@ -6,9 +6,9 @@ use crate::element::{Float, Kind};
 use crate::error::ArrayError;
 use crate::kernel::{Function, Module};
 use core::ffi::c_void;
-use gpumem_pool::Device;
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
+use gpumem_pool::{Device, not_forked};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// This crate's kernels on one device.
@@ -279,6 +279,7 @@ impl Library {
 
     /// The module, loaded if it is not yet. Threads that need a module wait while another thread loads it.
     fn family(&self, family: usize, kind: Kind) -> Result<Module, ArrayError> {
+        not_forked()?;
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = &mut modules[kind as usize][family];
         match slot {

@@ -3,6 +3,7 @@
 #[cfg(feature = "cudarc")]
 use crate::error::ArrayError;
 use core::any::Any;
+use gpumem_pool::sys::fork;
 use gpumem_pool::{Device, MemoryKind, PoolError, Stream};
 use std::sync::{Mutex, PoisonError};
 
@@ -76,7 +77,7 @@ impl Drop for ForeignMemory {
         if self.owner.is_none() {
             return;
         }
-        if self.order_home().is_err() {
+        if fork::is_child() || self.order_home().is_err() {
             // The other library would reuse the memory too early, so it never gets it back.
             core::mem::forget(self.owner.take());
         }

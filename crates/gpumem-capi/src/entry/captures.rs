@@ -5,7 +5,7 @@
 use super::arguments::{check, put};
 use super::pools::{self, gpumem_pool};
 use super::streams::{self, gpumem_stream};
-use crate::error::{gpumem_result, guarded};
+use crate::error::{ending, gpumem_result, guarded};
 use crate::handles::Table;
 use ::gpumem_pool::ForeignCaptures;
 
@@ -81,5 +81,5 @@ pub extern "C" fn gpumem_captures_end(captures: *mut gpumem_captures) -> gpumem_
 /// Declares that the graphs of the captures will not be launched any more. Waits for the device, and releases their memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_captures_destroy(captures: *mut gpumem_captures) -> gpumem_result {
-    guarded(|| CAPTURES.remove(captures.addr() as u64))
+    ending(|| CAPTURES.remove(captures.addr() as u64))
 }

@@ -4,7 +4,7 @@ use super::arguments::{check, put};
 use super::pools::{self, gpumem_pool};
 use super::streams::{self, gpumem_stream};
 use crate::blocks;
-use crate::error::{Failure, gpumem_result, guarded};
+use crate::error::{Failure, caught, ending, gpumem_result, guarded};
 use core::ffi::c_void;
 
 /// Allocates memory for work that is queued on `stream` from now on. `address` becomes a device address (`CUdeviceptr`), or a pointer of
@@ -22,7 +22,7 @@ pub unsafe extern "C" fn gpumem_alloc(
     stream: *mut gpumem_stream,
     address: *mut *mut c_void,
 ) -> gpumem_result {
-    guarded(|| {
+    caught(|| {
         check(address, "address")?;
         let allocated = pools::with(pool, |pool_entry| {
             streams::with(stream, |stream_entry| {
@@ -36,12 +36,12 @@ pub unsafe extern "C" fn gpumem_alloc(
 }
 
 /// Frees memory of any pool by its address. It is reused once the work that is queued so far, on its stream and on the streams of
-/// `gpumem_record_use`, is complete; nothing waits. Null is ignored.
+/// `gpumem_record_use`, is complete; nothing waits. Null is ignored. In a forked child the memory stays the parent's.
 ///
 /// Errors: `UNKNOWN_ADDRESS` for an address that was freed, lies inside of a block, or came from another allocator.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_free(address: *mut c_void) -> gpumem_result {
-    guarded(|| {
+    caught(|| {
         if !address.is_null() {
             blocks::end(address.addr() as u64, drop)?;
         }
@@ -56,7 +56,7 @@ pub extern "C" fn gpumem_free(address: *mut c_void) -> gpumem_result {
 /// then.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_free_on(address: *mut c_void, stream: *mut gpumem_stream) -> gpumem_result {
-    guarded(|| {
+    ending(|| {
         streams::with(stream, |entry| {
             let stream = entry.stream();
             if address.is_null() {

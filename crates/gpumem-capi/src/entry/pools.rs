@@ -3,7 +3,7 @@
 #![allow(non_camel_case_types)]
 
 use super::arguments::{self, Growing, check, put, put_if_asked};
-use crate::error::{Failure, Outcome, gpumem_result, guarded, terminated};
+use crate::error::{Failure, Outcome, ending, gpumem_result, guarded, terminated};
 use crate::handles::Table;
 use ::gpumem_pool::sys::Driver;
 use ::gpumem_pool::trace::Trace;
@@ -162,7 +162,7 @@ unsafe impl Sync for UserData {}
 /// Errors: `INVALID_HANDLE` for a null pointer or a pool that was destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pool_destroy(pool: *mut gpumem_pool) -> gpumem_result {
-    guarded(|| POOLS.remove(pool.addr() as u64))
+    ending(|| POOLS.remove(pool.addr() as u64))
 }
 
 /// Returns the device's default pool in this process, which the first call creates from the environment. Every call returns the same

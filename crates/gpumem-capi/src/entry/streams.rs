@@ -4,7 +4,7 @@
 
 use super::arguments::{check, put};
 use super::pools::{self, gpumem_pool};
-use crate::error::{Outcome, gpumem_result, guarded};
+use crate::error::{Outcome, ending, gpumem_result, guarded};
 use crate::handles::Table;
 use ::gpumem_pool::Stream;
 use core::cell::RefCell;
@@ -175,7 +175,7 @@ struct OwnStreams(RefCell<Vec<Key>>);
 impl Drop for OwnStreams {
     /// Runs as the thread ends, where a panic would abort the process.
     fn drop(&mut self) {
-        let _ = guarded(|| {
+        let _ = ending(|| {
             for (_, handle) in self.0.take() {
                 // The program may have destroyed it.
                 let _ = STREAMS.remove(handle as u64);
@@ -211,7 +211,7 @@ pub extern "C" fn gpumem_stream_retire(stream: *mut gpumem_stream) -> gpumem_res
 /// Errors: `INVALID_HANDLE` for a null pointer or a stream that was destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_stream_destroy(stream: *mut gpumem_stream) -> gpumem_result {
-    guarded(|| {
+    ending(|| {
         with(stream, |entry| {
             forget(entry, stream);
             Ok(())

@@ -130,6 +130,12 @@ impl Drop for OwnCaches {
     }
 }
 
+/// Makes the calling thread find none of its caches. A handler for processes that are forked: other threads may have revoked a cache
+/// at the fork, and no operation of the child may hit. The thread's map keeps the caches.
+pub extern "C" fn forget_found() {
+    clear_table();
+}
+
 fn clear_table() {
     // Under a model checker threads lose the table sooner.
     let _ = TABLE.try_with(|table| table.iter().for_each(|entry| entry.set(EMPTY)));

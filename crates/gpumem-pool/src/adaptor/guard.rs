@@ -16,6 +16,7 @@ use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::fork;
 use gpumem_sys::types::CUdeviceptr;
 use slots::{Edges, Slots};
 use std::collections::BTreeMap;
@@ -91,6 +92,9 @@ impl Guard {
     /// observer the result is empty.
     #[must_use]
     pub fn settle(&self) -> Vec<Damage> {
+        if fork::is_child() {
+            return Vec::new();
+        }
         self.look();
         core::mem::take(&mut *self.found())
     }

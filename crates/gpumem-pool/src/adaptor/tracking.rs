@@ -5,6 +5,7 @@ use crate::config::Bytes;
 use crate::device::StreamId;
 use crate::error::PoolError;
 use core::fmt;
+use gpumem_sys::fork;
 use gpumem_sys::types::CUdeviceptr;
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
@@ -113,6 +114,9 @@ impl Tracking {
     /// The blocks that are alive now.
     #[must_use]
     pub fn live(&self) -> LiveBlocks {
+        if fork::is_child() {
+            return LiveBlocks::of(Vec::new());
+        }
         LiveBlocks::of(self.lock().live.values().cloned().collect())
     }
 

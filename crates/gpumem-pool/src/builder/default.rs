@@ -1,9 +1,9 @@
 //! The default pools: one for each device ordinal of the process, for code that has only the number of a device.
 
 use crate::device::Device;
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::Pool;
-use gpumem_sys::Driver;
+use gpumem_sys::{Driver, fork};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -35,6 +35,7 @@ impl Pool {
     /// - [`PoolError::NoSuchDevice`] if the driver has no device with this ordinal.
     /// - All errors of [`Pool::from_env`], such as [`PoolError::Env`] for an invalid variable.
     pub fn for_device(ordinal: u32) -> Result<Self, PoolError> {
+        not_forked()?;
         if let Some(pool) = Self::default_of(ordinal) {
             return Ok(pool);
         }
@@ -48,6 +49,9 @@ impl Pool {
     /// The default pool of the device with this ordinal, if there is one. Creates none.
     #[must_use]
     pub fn default_of(ordinal: u32) -> Option<Self> {
+        if fork::is_child() {
+            return None;
+        }
         defaults().get(&ordinal).cloned()
     }
 
@@ -58,6 +62,7 @@ impl Pool {
     ///
     /// [`PoolError::DefaultAlreadySet`] if the ordinal has a default pool, set or created.
     pub fn set_default(&self) -> Result<(), PoolError> {
+        not_forked()?;
         let ordinal = self.device().ordinal();
         match defaults().entry(ordinal) {
             Entry::Vacant(place) => {

@@ -14,13 +14,13 @@ pub(super) mod lanes;
 pub(super) mod notifier;
 
 use crate::device::{CaptureModeGuard, Device, Event, Marker, MarkerEvent, Stream, StreamIndex};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use core::fmt;
 use core::future::{Future, IntoFuture};
 use core::pin::Pin;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::{Context, Poll, Waker};
-use gpumem_sys::DriverError;
+use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A future that resolves when work of a stream is complete; see [`Stream::completion`] and [`Event::completion`]. Any
@@ -89,6 +89,7 @@ impl Stream {
     }
 
     fn pending(&self) -> Result<Option<Pending>, PoolError> {
+        not_forked()?;
         let _call = self.call()?;
         self.check_runs(AWAITING)?;
         match self.clocks().marker_by_user(self.stream_index())? {
@@ -115,6 +116,7 @@ impl Event {
     }
 
     fn pending(&self) -> Result<Option<Pending>, PoolError> {
+        not_forked()?;
         if self.is_complete()? {
             return Ok(None);
         }
@@ -208,7 +210,8 @@ impl IntoFuture for &Event {
 
 impl State {
     fn unlist(&self) {
-        if let Self::Pending(pending) = self
+        if !fork::is_child()
+            && let Self::Pending(pending) = self
             && pending.progress().is_listed
         {
             notifier::remove(pending.id);
@@ -230,6 +233,9 @@ impl Pending {
     }
 
     fn poll(self: &Arc<Self>, waker: &Waker) -> Poll<Result<(), PoolError>> {
+        if let Err(forked) = not_forked() {
+            return Poll::Ready(Err(forked));
+        }
         // Cloned and dropped without the lock: both are code of the executor.
         let waker = waker.clone();
         let (previous, is_first) = {
@@ -273,6 +279,9 @@ impl Pending {
 
     /// The outcome, if the marker is complete or the context is lost.
     fn query(&self) -> Option<Result<(), PoolError>> {
+        if let Err(forked) = not_forked() {
+            return Some(Err(forked));
+        }
         if let Some(outcome) = &self.progress().outcome {
             return Some(outcome.clone());
         }
@@ -289,6 +298,7 @@ impl Pending {
     }
 
     fn wait(&self) -> Result<(), PoolError> {
+        not_forked()?;
         if let Some(outcome) = &self.progress().outcome {
             return outcome.clone();
         }

@@ -1,12 +1,12 @@
 //! [`Event`]: a point in a stream's work that the device or the host can wait for.
 
 use crate::device::{CaptureModeGuard, Clocks, Device, Handle, OrderEvent, Stamp, Stream, stream::complete};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use core::ffi::c_uint;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st};
+use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A CUDA event: complete once all work queued before its last record is done.
@@ -34,6 +34,7 @@ impl Event {
     ///
     /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
+        not_forked()?;
         Ok(Self::create(device, false)?)
     }
 
@@ -43,6 +44,7 @@ impl Event {
     ///
     /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn with_timing(device: &Device) -> Result<Self, PoolError> {
+        not_forked()?;
         Ok(Self::create(device, true)?)
     }
 
@@ -68,6 +70,7 @@ impl Event {
     /// - [`PoolError::WrongDevice`] if the stream belongs to another device.
     /// - All errors of [`Stream::synchronize`].
     pub fn record(&self, stream: &Stream) -> Result<(), PoolError> {
+        not_forked()?;
         let _call = stream.call()?;
         if stream.device() != self.device() {
             return Err(self.device().mismatch(stream.device()));
@@ -87,6 +90,7 @@ impl Event {
     /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the query or earlier work failed.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
+        not_forked()?;
         self.check_runs("querying an event")?;
         let _entered = self.device.enter_relaxed()?;
         let covered = self.covered();
@@ -111,6 +115,7 @@ impl Event {
     /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the wait or earlier work failed.
     pub fn synchronize(&self) -> Result<(), PoolError> {
+        not_forked()?;
         self.check_runs("waiting for an event on the host")?;
         let _bound = self.device.enter()?;
         self.device.maintenance().before_wait();
@@ -139,6 +144,7 @@ impl Event {
     /// - [`PoolError::WrongDevice`] if the events belong to two devices.
     /// - [`PoolError::Driver`] if a call fails, with `CUDA_ERROR_NOT_READY` if an event is not complete.
     pub fn elapsed_ms_since(&self, start: &Event) -> Result<f32, PoolError> {
+        not_forked()?;
         if !(self.timed && start.timed) {
             return Err(PoolError::NotTimed);
         }
@@ -234,6 +240,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         // Without its context, the event no longer exists.
         let Ok(_bound) = self.device.enter() else { return };
         let _guard = self.device.driver().teardown();

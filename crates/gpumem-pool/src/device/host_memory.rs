@@ -6,7 +6,7 @@
 //! the owner keeps the buffer. The closure's caller gets the slice back in any case, so that wait has no bound.
 
 use crate::device::{Device, Handle, KeptMemory, Patience};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use buffer::Parts;
 pub use buffer::{HostBuffer, HostBufferMut};
 use core::error::Error;
@@ -14,8 +14,8 @@ use core::ffi::c_void;
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
-use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
+use gpumem_sys::{DriverError, fork};
 use std::io::Write;
 
 mod buffer;
@@ -150,6 +150,9 @@ impl<B: HostBuffer> HostMemory<B> {
     /// The error contains this value, which still owns the buffer. [`PoolError::Driver`] if the wait fails, because
     /// another thread captures or because the driver refuses; a retry may succeed.
     pub fn into_inner(mut self) -> Result<B, HostMemoryError<Self>> {
+        if let Err(forked) = not_forked() {
+            return Err(HostMemoryError::new(forked, self));
+        }
         match self.registration.end(Patience::Owned) {
             Ok(()) => {
                 let this = ManuallyDrop::new(self);
@@ -408,6 +411,7 @@ impl Registration {
         size_bytes: u64,
         access: Access,
     ) -> Result<Self, PoolError> {
+        not_forked()?;
         device.take_kept()?;
         access.check(device)?;
         let device = device.clone();
@@ -445,7 +449,8 @@ impl Registration {
 
     /// Waits until no work uses the memory, and unregisters it.
     fn end(&mut self, patience: Patience) -> Result<(), DriverError> {
-        if self.size_bytes == 0 || self.is_over {
+        // No device uses a forked child's copy of the memory.
+        if self.size_bytes == 0 || self.is_over || fork::is_child() {
             return Ok(());
         }
         self.device.settle_machine(patience)?;

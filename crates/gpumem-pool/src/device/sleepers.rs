@@ -7,9 +7,10 @@
 
 use crate::config::PoolName;
 use crate::device::{Device, Stream, WeakStream};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use gpumem_sys::fork;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The sleeping memory of one device.
@@ -129,6 +130,7 @@ impl Device {
     #[doc(hidden)]
     #[inline]
     pub fn check_awake(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
+        not_forked()?;
         self.sleepers().check(address, size_bytes)
     }
 
@@ -137,7 +139,9 @@ impl Device {
     #[doc(hidden)]
     pub fn lend(&self, address: u64, size_bytes: u64) -> LentMemory {
         let range = address..address.saturating_add(size_bytes);
-        self.sleepers().lent().push(range.clone());
+        if !fork::is_child() {
+            self.sleepers().lent().push(range.clone());
+        }
         LentMemory { device: self.clone(), range }
     }
 }
@@ -153,6 +157,9 @@ pub struct LentMemory {
 
 impl Drop for LentMemory {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         let mut lent = self.device.sleepers().lent();
         if let Some(index) = lent.iter().position(|range| *range == self.range) {
             lent.swap_remove(index);

@@ -15,12 +15,12 @@ pub(crate) use foreign::{LEGACY, WeakStream};
 pub use point::StreamPoint;
 
 use crate::device::{Clocks, Device, Event, Handle, OrderEvent, StreamId, StreamIndex};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use borrow::Borrows;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
+use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::ThreadId;
 
@@ -122,6 +122,7 @@ impl Stream {
     /// - [`PoolError::NotInCapture`] or [`PoolError::CaptureBroken`] if the stream is capturing.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call or earlier work failed.
     pub fn synchronize(&self) -> Result<(), PoolError> {
+        not_forked()?;
         self.check_usable()?;
         self.check_runs("waiting on the host")?;
         let _bound = self.device().enter()?;
@@ -141,6 +142,7 @@ impl Stream {
     ///
     /// All errors of [`Stream::synchronize`], such as [`PoolError::DeviceLost`] if earlier work failed.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
+        not_forked()?;
         self.check_usable()?;
         self.check_runs("querying a stream")?;
         let _entered = self.device().enter_relaxed()?;
@@ -168,6 +170,7 @@ impl Stream {
     /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
+        not_forked()?;
         let _call = self.call()?;
         check_driver(self.device(), event.device())?;
         let joins = self.may_join()? && event.mark().is_none();
@@ -187,6 +190,7 @@ impl Stream {
     ///
     /// All errors of [`Stream::wait`] for either stream, such as [`PoolError::StreamRetired`].
     pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
+        not_forked()?;
         let _calls = (self.call()?, other.call()?);
         check_driver(self.device(), other.device())?;
         let joins = self != other && self.may_join()? && other.is_capturing()?;
@@ -270,6 +274,9 @@ impl Stream {
 
     #[cold]
     fn mark_if_wanted(&self) {
+        if fork::is_child() {
+            return;
+        }
         if self.check_usable().is_err() || !self.clocks().mark_if_wanted(self.stream_index()) {
             return;
         }
@@ -315,6 +322,9 @@ impl Stream {
     /// Records a marker in a call that names the stream. A failure is reported by the next driver call.
     #[cold]
     pub(crate) fn mark_named(&self) {
+        if fork::is_child() {
+            return;
+        }
         if self.check_usable().is_ok() {
             let _ = self.clocks().record_marker_by_user(self.stream_index());
         }
@@ -352,6 +362,11 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if fork::is_child() {
+            // The owner's drop would call the driver.
+            core::mem::forget(self.owner.take());
+            return;
+        }
         if let Some(owner) = self.owner.take() {
             return self.end_owned_elsewhere(owner);
         }

@@ -2,10 +2,11 @@
 
 use super::Hold;
 use crate::device::{CaptureModeGuard, Device, Part, Stream, StreamIndex, capturing::run_again};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::GraphMemory;
 use core::fmt;
 use core::time::Duration;
+use gpumem_sys::fork;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -69,6 +70,9 @@ impl ForeignCaptures {
 
     /// Announces further captures, after [`ForeignCaptures::end`]. Before the end it changes nothing.
     pub fn expect_more(&self) {
+        if fork::is_child() {
+            return;
+        }
         let mut state = self.lock();
         if core::mem::replace(&mut state.has_ended, false) {
             self.device.clocks().captures().announce();
@@ -85,6 +89,7 @@ impl ForeignCaptures {
     /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`] as for
     ///   [`Stream::synchronize`].
     pub fn add(&self, stream: &Stream) -> Result<bool, PoolError> {
+        not_forked()?;
         stream.check_usable()?;
         if *stream.device() != self.device {
             return Err(self.device.mismatch(stream.device()));
@@ -124,6 +129,7 @@ impl ForeignCaptures {
     /// - [`PoolError::NotInCapture`] if another capture prevents the wait.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a driver call fails.
     pub fn end(&self) -> Result<(), PoolError> {
+        not_forked()?;
         let mut state = self.lock();
         let (clocks, captures) = (self.device.clocks(), self.device.clocks().captures());
         let (mut result, mut is_waiting) = (Ok(()), state.is_waiting || !state.has_ended);
@@ -184,6 +190,9 @@ impl ForeignCaptures {
 impl Drop for ForeignCaptures {
     /// Waits for the device, because launches of the graphs are not known here.
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         // A drop cannot report an error; nothing runs any more on a device that is lost.
         let _ = self.end();
         // While another capture is active, the driver refuses a wait for the device: then for every stream that is known here.

@@ -27,6 +27,7 @@ use crate::pool::block::Block;
 use crate::pool::{Origin, StateRef, Witness, scope};
 use crate::stats::Names;
 use core::fmt;
+use gpumem_sys::fork;
 use std::sync::Arc;
 
 /// A behaviour around a pool's allocations and frees; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor).
@@ -221,6 +222,9 @@ impl StateRef {
     /// Frees a block of a pool with adaptors. The pool may be gone afterwards.
     #[inline]
     pub(crate) fn free_adapted(self, stack: &Stack, freed: &FreeRequest) {
+        if fork::is_child() {
+            return;
+        }
         match freed.allocation.is_special() {
             false => self.release_plain(stack, freed),
             true => {

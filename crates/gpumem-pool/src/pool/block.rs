@@ -16,6 +16,7 @@ use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::fork;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
 
@@ -148,6 +149,9 @@ impl Block {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn free_on(self, stream: &Stream) {
+        if fork::is_child() {
+            return core::mem::forget(self);
+        }
         self.record_use(stream);
         let is_due = self.pool.is_mark_due(self.size_bytes, stream);
         // The marker covers the free only if it is recorded after it. The drop may end the pool.

@@ -13,7 +13,7 @@
 //! Host memory is borrowed, so copies from and to it are complete when they return ([`Stream::run_borrowed`]).
 
 use crate::device::Stream;
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::{Block, Pool};
 use bytemuck::{AnyBitPattern, NoUninit};
 use core::ops::Range;
@@ -42,6 +42,7 @@ impl Pool {
     /// - [`PoolError::NotInCapture`] if the stream captures.
     /// - All errors of [`Pool::alloc`], such as [`PoolError::OutOfMemory`] and [`PoolError::LimitReached`].
     pub fn alloc_zeroed(&self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
+        not_forked()?;
         stream.check_usable()?;
         // Before the allocation, which would take memory for the graph.
         stream.check_runs("an allocation of zeroed memory")?;
@@ -101,6 +102,7 @@ impl Block {
         source: &[T],
         stream: &Stream,
     ) -> Result<(), PoolError> {
+        not_forked()?;
         let part = span(offset_bytes, size_of_val(source));
         let from = source.as_ptr().expose_provenance() as CUdeviceptr;
         self.copy_host(part, stream, "a copy from host memory", |driver, (to, size), raw| {
@@ -142,6 +144,7 @@ impl Block {
         target: &mut [T],
         stream: &Stream,
     ) -> Result<(), PoolError> {
+        not_forked()?;
         let part = span(offset_bytes, size_of_val(target));
         let to = target.as_mut_ptr().expose_provenance() as CUdeviceptr;
         self.copy_host(part, stream, "a copy to host memory", |driver, (from, size), raw| {
@@ -182,6 +185,7 @@ impl Block {
         part: Range<u64>,
         stream: &Stream,
     ) -> Result<(), PoolError> {
+        not_forked()?;
         let size_bytes = part.end.saturating_sub(part.start);
         let from = source.bytes(part)?;
         let to = self.bytes(offset_bytes..offset_bytes.saturating_add(size_bytes))?;
@@ -218,6 +222,7 @@ impl Block {
         offset_bytes: u64,
         stream: &Stream,
     ) -> Result<(), PoolError> {
+        not_forked()?;
         let (start, size_bytes) = (part.start, part.end.saturating_sub(part.start));
         let from = self.bytes(part)?;
         let to = self.bytes(offset_bytes..offset_bytes.saturating_add(size_bytes))?;
@@ -272,6 +277,7 @@ impl Block {
         value: T,
         stream: &Stream,
     ) -> Result<(), PoolError> {
+        not_forked()?;
         const { assert!(matches!(size_of::<T>(), 1 | 2 | 4), "a fill takes a value of 1, 2 or 4 bytes") };
         let (Range { start, end }, element_bytes) = (part.clone(), size_of::<T>() as u64);
         let bytes = self.bytes(part)?;

@@ -5,8 +5,9 @@
 //! when the guard was forgotten, because the driver may allocate from it at any time.
 
 use crate::backend::{DevicePool, DriverPoolUsage};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::Pool;
+use gpumem_sys::fork;
 use std::sync::{Mutex, PoisonError};
 
 /// The pools that were made current, over all devices, the latest last.
@@ -104,12 +105,16 @@ impl CurrentPool {
     ///
     /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
     pub fn usage(&self) -> Result<DriverPoolUsage, PoolError> {
+        not_forked()?;
         Ok(self.pool.0.backend().device_pool()?.usage()?)
     }
 }
 
 impl Drop for CurrentPool {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         let mut stack = STACK.lock().unwrap_or_else(PoisonError::into_inner);
         let removed = stack.remove(self.number);
         drop(stack);

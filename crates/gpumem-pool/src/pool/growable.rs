@@ -3,10 +3,11 @@
 use crate::backend::Growing;
 use crate::config::MemoryKind;
 use crate::device::{Device, Stamp, Stream, StreamId, order::uses};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::{Origin, Pool, Subject, scope};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::fork;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
 
@@ -185,6 +186,7 @@ impl GrowableBlock {
     ///
     /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails. The block has its new size even then.
     pub fn shrink_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
+        not_forked()?;
         if size_bytes >= self.size_bytes {
             return Ok(());
         }
@@ -221,6 +223,9 @@ impl GrowableBlock {
 
 impl Drop for GrowableBlock {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         self.notify_shrink(0);
         if let Ok(growing) = self.pool.growing() {
             growing.remove(self.id, &self.stamps());

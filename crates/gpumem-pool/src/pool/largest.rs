@@ -6,7 +6,7 @@
 
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::Stream;
-use crate::error::{OutOfMemory, PoolError, RefusedBy};
+use crate::error::{OutOfMemory, PoolError, RefusedBy, not_forked};
 use crate::pool::{Block, Pool};
 use core::ops::RangeInclusive;
 
@@ -40,6 +40,7 @@ impl Pool {
     /// - All errors of [`Pool::alloc`] for the smallest size, such as [`PoolError::OutOfMemory`] and
     ///   [`PoolError::LimitReached`].
     pub fn alloc_up_to(&self, sizes: RangeInclusive<u64>, stream: &Stream) -> Result<Block, PoolError> {
+        not_forked()?;
         let (min_bytes, max_bytes) = (*sizes.start(), *sizes.end());
         if sizes.is_empty() {
             return Err(PoolError::EmptyRange { min_bytes, max_bytes });

@@ -1,7 +1,7 @@
 //! [`Pool::part`]: a part of a pool that sleeps and wakes apart from the rest.
 
 use crate::backend::{Keep, Slept, Woken};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::Pool;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -51,6 +51,7 @@ impl Pool {
     ///
     /// All errors of [`PoolBuilder::build`](crate::PoolBuilder::build), in the first call with a name.
     pub fn part(&self, name: &str) -> Result<Self, PoolError> {
+        not_forked()?;
         let mut parts = self.0.parts().0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(part) = parts.get(name) {
             return Ok(part.clone());
@@ -115,6 +116,7 @@ impl Pool {
 
     /// The parts with these names, each once.
     fn find_parts<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Self>, PoolError> {
+        not_forked()?;
         let parts = self.0.parts().0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<Self> = Vec::new();
         for name in names {

@@ -2,7 +2,7 @@
 
 use crate::config::MemoryKind;
 use crate::device::Device;
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::state::State;
 use crate::pool::{Block, Pool};
 use core::ffi::c_int;
@@ -59,6 +59,7 @@ impl Block {
     /// [`PoolError::NoPeerAccess`], [`PoolError::Asleep`], [`PoolError::DeviceLost`], [`PoolError::Poisoned`] and [`PoolError::Driver`], with the causes that
     /// [`Pool::enable_peer_access`] lists.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+        not_forked()?;
         let origin = self.origin();
         let is_accessible = origin.config().kind != MemoryKind::Device;
         match is_accessible && self.device().driver().is_same_machine(peer.driver()) {

@@ -5,13 +5,14 @@
 
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::Stream;
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::alignment::check_alignment;
 use crate::pool::{Block, Origin, Pool};
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
 use allocator_api2::vec::Vec;
 use core::fmt;
 use core::ptr::{self, NonNull};
+use gpumem_sys::fork;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -115,6 +116,7 @@ impl PinnedAllocator {
 impl Inner {
     /// Allocates at least one byte.
     fn alloc(&self, layout: Layout) -> Result<NonNull<u8>, PoolError> {
+        not_forked()?;
         let (size_bytes, alignment) = (layout.size() as u64, (layout.align() as u64).max(ALIGNMENT_MIN));
         check_alignment(alignment)?;
         self.stream.check_usable()?;
@@ -131,6 +133,9 @@ impl Inner {
     }
 
     fn free(&self, start: NonNull<u8>) {
+        if fork::is_child() {
+            return;
+        }
         let block = self.blocks.lock().unwrap_or_else(PoisonError::into_inner).remove(&start.as_ptr().addr());
         // Without the lock: a drop may run code of adaptors.
         drop(block);

@@ -1,6 +1,6 @@
 //! [`Block::pin_backing`]: fixes the physical memory behind a block.
 
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::Block;
 
 impl Block {
@@ -30,6 +30,7 @@ impl Block {
     /// - [`PoolError::NotWithBackend`] if the driver's own pool decides the placement (`native`).
     /// - [`PoolError::Asleep`] if the pool sleeps.
     pub fn pin_backing(&self) -> Result<(), PoolError> {
+        not_forked()?;
         match self.size_bytes() {
             0 => Ok(()),
             _ => {

@@ -1,7 +1,7 @@
 //! [`Pool::private`]: a pool within another pool's limit.
 
 use crate::config::{IntoLimit, Limit, PoolName};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::limits::Limits;
 use crate::pool::Pool;
 use std::sync::Arc;
@@ -54,6 +54,7 @@ impl Pool {
 
     /// Builds a pool with this one's configuration whose memory also counts against this one's limits.
     pub(super) fn build_beneath(&self, name: Option<&str>, quota: Option<Limit>) -> Result<Self, PoolError> {
+        not_forked()?;
         let device = self.device();
         let free_bytes = || Ok(device.memory_info()?.free_bytes);
         let resolve = |quota| Limits::resolve(Some(quota), self.kind(), device.total_bytes(), free_bytes);

@@ -11,15 +11,15 @@ pub use socket::SocketError;
 
 use crate::backend::Underlying;
 use crate::device::{Device, Patience, Work};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::Block;
 use core::ffi::c_void;
 use core::fmt;
-use gpumem_sys::DriverError;
 use gpumem_sys::types::{
     CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemLocation,
     CUmemLocationType,
 };
+use gpumem_sys::{DriverError, fork};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// A block's memory, exported to another process: file descriptors to send there (over a socket, or by
@@ -93,6 +93,7 @@ impl Block {
     /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn export(&self) -> Result<ExportedBlock, PoolError> {
+        not_forked()?;
         if self.size_bytes() == 0 {
             return Ok(ExportedBlock::new(Vec::new(), 0, 0));
         }
@@ -152,6 +153,7 @@ impl ImportedBlock {
     /// - [`PoolError::Kept`] for an earlier drop.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn new(device: &Device, exported: ExportedBlock) -> Result<Self, PoolError> {
+        not_forked()?;
         device.take_kept()?;
         let ExportedBlock { handles, offset_bytes, size_bytes } = exported;
         let sum = |sum: u64, handle: &ExportedHandle| sum.checked_add(handle.size_bytes);
@@ -275,6 +277,9 @@ impl ImportedBlock {
 
 impl Drop for ImportedBlock {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         if let Err(cause) = self.unmap() {
             let (what, address) = ("an imported block", self.base);
             let size_bytes = self.addresses_bytes;

@@ -16,7 +16,7 @@ pub(crate) use report::Origin;
 use crate::backend::{NO_CACHE, Shortage, Source};
 use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::{Clocks, Device, Stream};
-use crate::error::{PoolError, Refusal, Requested};
+use crate::error::{PoolError, Refusal, Requested, not_forked};
 use crate::limits::Limits;
 use crate::pool::part::Parts;
 use crate::pool::peers::Peers;
@@ -28,6 +28,7 @@ use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::sync::Lifetime;
+use gpumem_sys::fork;
 use std::sync::{Arc, OnceLock};
 
 /// The shared state of a pool, alive as long as a handle or a block of it.
@@ -129,6 +130,9 @@ impl StateRef {
 
     /// Drops one handle. The caller does not use it again.
     pub(crate) fn drop_handle(self) {
+        if fork::is_child() {
+            return;
+        }
         if !self.lifetime.drop_handle() {
             return;
         }
@@ -255,6 +259,7 @@ impl State {
 
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
+        not_forked()?;
         match (self.poison.get(), self.device.lost()) {
             (None, None) => Ok(()),
             (Some(poison), _) => Err(poison.clone()),
@@ -283,6 +288,7 @@ impl State {
     fn has_only_adaptors_to_ask(&self, stream: &Stream) -> bool {
         // A lost device sets the slow-path flag.
         self.clocks.captures().slow_path().is_none()
+            && !fork::is_child()
             && self.poison.get().is_none()
             && stream.is_owned()
             && *stream.device() == self.device

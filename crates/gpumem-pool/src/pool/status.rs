@@ -1,7 +1,7 @@
 //! The status of a pool, collected from its backend, its tags and its device.
 
 use crate::device::StreamId;
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::Pool;
 use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
 use gpumem_heap::counters::Counters;
@@ -13,6 +13,7 @@ impl Pool {
     ///
     /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
     pub fn status(&self) -> Result<Status, PoolError> {
+        not_forked()?;
         let state = &self.0;
         let device = self.device().memory_info()?;
         let reserved = state.backend().reserved()?;
@@ -79,6 +80,7 @@ impl Pool {
     /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails: with `native`, the driver keeps a peak
     /// too.
     pub fn reset_peaks(&self) -> Result<(), PoolError> {
+        not_forked()?;
         let state = &self.0;
         state.tags().reset_peaks();
         state.peak().iter().for_each(|peak| peak.reset());

@@ -2,7 +2,7 @@
 
 use crate::config::{BackendKind, MemoryKind};
 use crate::device::{Device, Stream};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use crate::pool::Block;
 use core::ops::Range;
 use gpumem_sys::types::{CUdevice, CUdeviceptr, CUmem_advise, CUresult};
@@ -58,6 +58,7 @@ impl Block {
     /// - [`PoolError::NotInCapture`] if the stream captures.
     /// - [`PoolError::Driver`] if the driver cannot move pages, or if another call fails.
     pub fn prefetch(&self, part: Range<u64>, to: Location<'_>, stream: &Stream) -> Result<(), PoolError> {
+        not_forked()?;
         let part = self.pages(part, "be prefetched")?;
         // This check precedes `record_use`. A handle that is retired, or that names another stream on this thread,
         // would get work that the free does not wait for.
@@ -105,6 +106,7 @@ impl Block {
     ///   for memory of `cuMemAllocManaged`, which `caching` and `none` use.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn advise(&self, part: Range<u64>, expectation: MemoryAdvice<'_>) -> Result<(), PoolError> {
+        not_forked()?;
         let Some((address, size)) = self.pages(part, "be advised on")? else { return Ok(()) };
         let own = Location::Device(self.device());
         let (advice, place) = match expectation {

@@ -14,6 +14,7 @@ use crate::error::Holder;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::counters::Counters;
+use gpumem_sys::fork;
 use share::Peak;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -89,12 +90,18 @@ impl Tags {
 
     /// Returns this thread's share of a tag; `None` if the thread's destructors have run.
     pub(crate) fn share(&self, tag: u16) -> Option<Arc<Share>> {
+        if fork::is_child() {
+            return None;
+        }
         let kept = SHARES.try_with(|shares| shares.try_borrow_mut().ok().map(|mut kept| kept.get(self, tag)));
         kept.ok().flatten()
     }
 
     #[cold]
     fn count_slow(&self, tag: u16, count: impl FnOnce(&Share)) {
+        if fork::is_child() {
+            return;
+        }
         match self.share(tag) {
             Some(share) => {
                 let cached = CachedShare { serial: self.serial, tag, share: Arc::as_ptr(&share) };

@@ -5,7 +5,7 @@ use crate::config::environment::VARIABLES;
 use crate::config::error::SimError;
 use crate::sim::Sim;
 use core::any::Any;
-use gpumem_sys::{Driver, DriverKind, Extension, LoadError, ProcessUsage, env};
+use gpumem_sys::{Driver, DriverKind, Extension, LoadError, ProcessUsage, env, fork};
 use std::sync::Arc;
 
 /// Starts a simulator. It shares devices, memory and queues with no other instance.
@@ -18,6 +18,7 @@ use std::sync::Arc;
 /// - [`SimError::Rule`] if a rule can never apply.
 pub fn driver(config: SimConfig) -> Result<Driver, SimError> {
     let (sim, table) = Sim::start(config)?;
+    fork::watch();
     // SAFETY: each entry behaves as the vendor documents it, on every thread; it finds its instance by itself, and returns
     // that the driver is shut down once the instance has ended.
     Ok(unsafe { Driver::from_parts(table, DriverKind::Sim, Some(Arc::new(sim))) })

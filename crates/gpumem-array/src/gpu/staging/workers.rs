@@ -8,6 +8,7 @@ use crate::element::{Cast, Element};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
+use gpumem_pool::sys::fork;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::JoinHandle;
@@ -313,6 +314,9 @@ impl Queue {
 
 impl Drop for Workers {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         self.queue.lock().is_ending = true;
         self.queue.added.notify_all();
         let threads = {

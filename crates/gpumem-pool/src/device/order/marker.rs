@@ -3,7 +3,7 @@
 use super::Stamp;
 use crate::device::{Device, Handle, LEGACY, WeakDevice};
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st, CUresult, CUstream, CUstreamCaptureStatus};
-use gpumem_sys::{Driver, DriverError};
+use gpumem_sys::{Driver, DriverError, fork};
 use std::time::Instant;
 
 /// A recorded event of the clocks, with the stamps that it covers: its stream's stamp first.
@@ -117,6 +117,9 @@ impl MarkerEvent {
 
 impl Drop for MarkerEvent {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         let Some(device) = self.device.upgrade() else { return };
         let Ok(_bound) = device.enter() else { return };
         let _guard = device.driver().teardown();

@@ -8,13 +8,13 @@
 
 use super::Stream;
 use crate::device::{OrderEvent, Patience, Work};
-use crate::error::{PoolError, is_of_capture};
+use crate::error::{PoolError, is_of_capture, not_forked};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use gpumem_heap::sync::{BiasedCount, Side};
-use gpumem_sys::DriverError;
 use gpumem_sys::types::CUstream;
+use gpumem_sys::{DriverError, fork};
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -117,6 +117,7 @@ impl Stream {
     }
 
     fn borrow_for(&self, operation: &'static str) -> Result<Borrow<'_>, PoolError> {
+        not_forked()?;
         let mut counts = self.0.borrows.lock();
         // Under the lock: no capture and no retirement can come in between.
         self.check_usable()?;
@@ -225,6 +226,10 @@ impl Borrows {
     /// Begins the call once the stream is open: it cannot be closed again while the lock is held here.
     #[cold]
     fn begin_behind<'a>(&'a self, call: Call<'a>) -> Call<'a> {
+        if fork::is_child() {
+            // The thread that has closed the stream does not exist. The driver refuses the call.
+            return call;
+        }
         drop(call);
         let _open = self.lock();
         self.count()
@@ -285,6 +290,9 @@ impl Borrows {
     /// sleep, the notification would be missed.
     #[cold]
     fn notify_end(&self) {
+        if fork::is_child() {
+            return;
+        }
         let _counts = self.lock();
         self.ended.notify_all();
     }
@@ -371,6 +379,9 @@ impl Borrow<'_> {
 
 impl Drop for Borrow<'_> {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         if !self.is_over {
             // The caller returns another error or panics: only the wait matters.
             let _ = self.wait();

@@ -11,7 +11,7 @@
 
 use super::{Inner, Kind, Stream, StreamBuilder};
 use crate::device::{CaptureModeGuard, Device, Life, StreamId, StreamParts};
-use crate::error::PoolError;
+use crate::error::{PoolError, not_forked};
 use core::sync::atomic::Ordering;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus};
@@ -141,6 +141,7 @@ impl Stream {
         raw: CUstream,
         owner: impl Send + Sync + 'static,
     ) -> Result<Self, PoolError> {
+        not_forked()?;
         let _bound = device.enter()?;
         // Dropped before the guard, if at all: the other library's calls may leave another context current.
         let owner: Owner = Box::new(owner);
@@ -186,6 +187,7 @@ impl Stream {
     /// - [`PoolError::StreamRetired`] if the stream was retired before.
     /// - [`PoolError::WrongThread`] if it is another thread's default stream.
     pub fn retire(&self) -> Result<(), PoolError> {
+        not_forked()?;
         // Once this returns, the owner may destroy the handle, so a second thread waits until the first has retired the stream.
         let _one = self.0.retirement.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_usable()?;
@@ -206,6 +208,7 @@ impl Stream {
         kind: Kind,
         (life, no_waits): (Life, bool),
     ) -> Result<Self, PoolError> {
+        not_forked()?;
         let _bound = device.enter()?;
         let _relaxed = relaxed_in_captures(device)?;
         // `cuStreamGetId` and `cuStreamGetFlags` break a capture of the stream that they are asked about. This call does not.

@@ -17,7 +17,7 @@ use core::cell::Cell;
 use core::fmt;
 use core::ops::Range;
 use gpumem_sys::types::{CUdeviceptr, CUstream};
-use gpumem_sys::{Driver, DriverError};
+use gpumem_sys::{Driver, DriverError, fork};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -276,6 +276,9 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         let holding = self.holding.take();
         match self.pool {
             _ if matches!(holding.memory, Memory::Gone) => {}

@@ -10,6 +10,7 @@ use crate::pool::{StateRef, Witness, alignment::check_alignment};
 use crate::reclaim::catch_panic::catch_panic;
 use crate::stats::Names;
 use core::fmt;
+use gpumem_sys::fork;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -295,6 +296,9 @@ impl Stack {
 
     /// Returns the allocation that contains a live block, for blocks that are not plain allocations.
     pub(crate) fn backing_allocation(&self, number: u32) -> Option<BackingAllocation> {
+        if fork::is_child() {
+            return None;
+        }
         self.entries().get(number).and_then(|holding| match &holding.memory {
             Memory::Whole(mark) => {
                 Some(BackingAllocation::Own(Allocation::from_mark(holding.address, *mark)))
@@ -309,6 +313,9 @@ impl Stack {
 
     /// Returns how deeply blocks of other pools are nested in the block with this number.
     pub(crate) fn nesting(&self, number: u32) -> usize {
+        if fork::is_child() {
+            return 0;
+        }
         self.entries().get(number).map_or(0, Holding::nesting)
     }
 

@@ -4,11 +4,12 @@ use super::{Origin, StateRef};
 use crate::backend::{self, Allocation, Answer, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{GRAPH_BIT, Stream, StreamId};
-use crate::error::{PoolError, is_sticky};
+use crate::error::{PoolError, is_sticky, not_forked};
 use crate::pool::scope::Here;
 use crate::pool::{Block, scope};
 use crate::stats::Share;
 use core::sync::atomic::AtomicU64;
+use gpumem_sys::fork;
 
 impl StateRef {
     /// Allocates a block at a multiple of `alignment`, which must be a power of two. A hit in the thread's cache reads
@@ -38,6 +39,7 @@ impl StateRef {
         let (allocation, uses) = match cached {
             Some(allocation) => (allocation, 0),
             None => {
+                not_forked()?;
                 // Adaptors, reports and the memory of graphs see the tag of the innermost scope.
                 let _open = scope::open(&self.tags, tag);
                 self.alloc_slow(size_bytes, ALIGNMENT_MIN, stream)?
@@ -232,6 +234,9 @@ impl StateRef {
     /// Called by a block's drop, which cannot return an error: a failure is kept for the next call. A graph may keep the
     /// memory; else it goes through the adaptors to the backend.
     pub(crate) fn free(self, freed: &FreeRequest) {
+        if fork::is_child() {
+            return;
+        }
         if freed.size_bytes == 0 {
             return self.drop_block();
         }

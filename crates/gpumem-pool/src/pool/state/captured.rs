@@ -5,6 +5,7 @@ use crate::config::ALIGNMENT_MIN;
 use crate::device::{Clocks, GRAPH_BIT, Part, Stream, StreamIndex};
 use crate::error::PoolError;
 use crate::pool::{Block, StateRef, graph_memory::rounded};
+use gpumem_sys::fork;
 use std::sync::Arc;
 
 impl StateRef {
@@ -51,6 +52,9 @@ impl Block {
     /// Records a use while streams capture: if `stream` does, the memory stays for the graph.
     #[cold]
     pub(crate) fn note_use(&self, stream: &Stream) {
+        if fork::is_child() {
+            return;
+        }
         // The handle or the index of a stream that this thread cannot use may belong to another stream by now.
         if stream.check_usable().is_err() {
             return;

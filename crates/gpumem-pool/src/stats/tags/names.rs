@@ -1,6 +1,7 @@
 //! [`Names`]: a pool's tags by number, for its counters, its adaptors and a trace's writer. Shared ownership lets them
 //! outlive the pool.
 
+use gpumem_sys::fork;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,6 +18,9 @@ struct Book {
 impl Names {
     /// The number of a name, from 1. If there are too many names, further ones share the last number.
     pub(crate) fn number(&self, name: &str) -> u16 {
+        if fork::is_child() {
+            return 0;
+        }
         let mut book = self.book();
         if let Some(number) = book.numbers.get(name) {
             return *number;
@@ -33,6 +37,9 @@ impl Names {
 
     /// The name of a number; `None` if the number is unused.
     pub(crate) fn get(&self, tag: u16) -> Option<Arc<str>> {
+        if fork::is_child() {
+            return None;
+        }
         let index = usize::from(tag).wrapping_sub(1);
         self.book().names.get(index).cloned()
     }

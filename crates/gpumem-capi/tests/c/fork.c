@@ -1,0 +1,116 @@
+/* Children that are forked while threads of the parent use the library: an error code for what needs the driver, and a silent end. */
+
+#include "common.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define THREADS 3
+#define FORKS 30
+#define BLOCKS 4
+
+static gpumem_pool *pool;
+static gpumem_stream *stream;
+static void *blocks[BLOCKS];
+static atomic_int is_over;
+
+/* Holds the library's locks, in turn. */
+static void *work(void *argument) {
+    gpumem_stream *own = NULL;
+    OK(gpumem_stream_create(pool, &own));
+    for (unsigned turn = 0; !atomic_load(&is_over); turn++) {
+        void *address = NULL;
+        OK(gpumem_alloc(pool, 1000 + turn % 5000, own, &address));
+        OK(gpumem_record_use(address, stream));
+        if (turn % 8 == 0) status_of(pool);
+        if (turn % 16 == 0) {
+            OK(gpumem_stream_destroy(own));
+            OK(gpumem_stream_create(pool, &own));
+        }
+        OK(gpumem_free(address));
+    }
+    OK(gpumem_stream_destroy(own));
+    return argument;
+}
+
+static void *end_blocks(void *argument) {
+    OK(gpumem_free(blocks[0]));
+    OK(gpumem_free_on(blocks[1], stream));
+    return argument;
+}
+
+static void be_a_child(void) {
+    gpumem_pool_options options;
+    gpumem_status status;
+    gpumem_pool *other = NULL;
+    gpumem_stream *made = NULL;
+    void *address = NULL;
+    uint64_t size = 0;
+    pthread_t thread;
+    char text[256];
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    memset(&status, 0, sizeof status);
+    status.struct_size = sizeof status;
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_check_process());
+    CHECK(strstr(gpumem_last_error(), "forked: start workers with spawn") != NULL);
+    /* A size that the thread has cached. */
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_alloc(pool, 4096, stream, &address));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_alloc(pool, MIB * 3, stream, &address));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_create(&options, &other));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_for_device(0, &other));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_status(pool, &status));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_status_text(pool, text, sizeof text, NULL));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_trim(pool, 0, NULL));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_set_hard_limit(pool, MIB * 64));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_stream_create(pool, &made));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_stream_long_lived(pool, NULL, &made));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_stream_synchronize(stream));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_record_use(blocks[0], stream));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_size(blocks[0], &size));
+    CHECK(address == NULL && other == NULL && made == NULL);
+    /* A thread of its own ends with what it has inherited, and so does the process. */
+    CHECK(pthread_create(&thread, NULL, end_blocks, NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    OK(gpumem_free(blocks[2]));
+    OK(gpumem_stream_destroy(stream));
+    OK(gpumem_pool_destroy(pool));
+#ifdef __SANITIZE_ADDRESS__
+    /* Memory of the parent's other threads counts as leaked in the child. */
+    _exit(0);
+#else
+    exit(0);
+#endif
+}
+
+int main(void) {
+    pthread_t threads[THREADS];
+    pool = create(NULL, MIB * 256);
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_check_process());
+    for (int index = 0; index < BLOCKS; index++) OK(gpumem_alloc(pool, 4096, stream, &blocks[index]));
+    /* The thread's cache has it from now on. */
+    OK(gpumem_free(blocks[BLOCKS - 1]));
+    for (int index = 0; index < THREADS; index++) CHECK(pthread_create(&threads[index], NULL, work, NULL) == 0);
+    for (int round = 0; round < FORKS; round++) {
+        int status = 0;
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            /* A child that hangs is killed. */
+            alarm(30);
+            be_a_child();
+        }
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(status == 0);
+    }
+    atomic_store(&is_over, 1);
+    for (int index = 0; index < THREADS; index++) CHECK(pthread_join(threads[index], NULL) == 0);
+    for (int index = 0; index + 1 < BLOCKS; index++) OK(gpumem_free(blocks[index]));
+    OK(gpumem_stream_destroy(stream));
+    OK(gpumem_pool_destroy(pool));
+    puts("fork: ok");
+    return 0;
+}

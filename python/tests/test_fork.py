@@ -1,0 +1,110 @@
+"""Workers that are forked from a process that uses gpumem. Each program has a process of its own."""
+
+import os
+import subprocess
+import sys
+import unittest
+
+SETUP = """
+import multiprocessing, os, sys, threading
+import gpumem
+
+pool = gpumem.Pool(hard_limit=256 << 20)
+stream = pool.stream()
+block = pool.alloc(1 << 20, stream)
+pool.alloc(4096, stream).free()  # cached from now on
+
+def refusal(call):
+    try:
+        call()
+    except gpumem.Forked as error:
+        return str(error)
+    raise SystemExit(f"not refused: {call}")
+"""
+
+
+def run(code):
+    """Runs a program whose output must be only what it prints itself."""
+    done = subprocess.run([sys.executable, "-c", SETUP + code], env=os.environ.copy(), capture_output=True, text=True, timeout=120)
+    if done.returncode != 0 or done.stderr:
+        raise AssertionError(f"ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout.split()
+
+
+class ForkTest(unittest.TestCase):
+    def test_a_worker_that_uses_the_gpu_is_refused(self):
+        found = run("""
+context = multiprocessing.get_context("fork")
+def work(results):
+    calls = [
+        lambda: pool.alloc(4096, stream), lambda: pool.alloc(3 << 20, stream), pool.status, pool.status_text, pool.trim, pool.stream,
+        stream.synchronize, lambda: block.record_use(stream), gpumem.Pool, gpumem.Pool.for_device, lambda: pool.part("a"),
+    ]
+    for call in calls:
+        assert "forked: start workers with spawn" in refusal(call)
+    results.put(len(calls))
+results = context.Queue()
+worker = context.Process(target=work, args=(results,))
+worker.start()
+print(results.get(timeout=60))
+worker.join(60)
+print(worker.exitcode, pool.alloc(4096, stream).address != 0)
+""")
+        self.assertEqual(found, ["11", "0", "True"])
+
+    def test_workers_that_do_not_use_it_work(self):
+        """Data loaders: threads of the parent hold locks at the fork, and workers end with what they have inherited."""
+        found = run("""
+is_over = threading.Event()
+def hold():
+    own = pool.stream()
+    while not is_over.is_set():
+        with pool.alloc(5000, own):
+            pool.status()
+threads = [threading.Thread(target=hold) for _ in range(3)]
+[thread.start() for thread in threads]
+def square(number):
+    return number * number
+with multiprocessing.get_context("fork").Pool(4) as workers:
+    print(sum(workers.map(square, range(100))))
+for _ in range(10):
+    worker = multiprocessing.get_context("fork").Process(target=square, args=(2,))
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == 0, worker.exitcode
+is_over.set()
+[thread.join() for thread in threads]
+""")
+        self.assertEqual(found, ["328350"])
+
+    def test_a_child_ends_like_any_program(self):
+        """By `sys.exit`, with the interpreter torn down: pools, streams and blocks are collected, also those in cycles."""
+        found = run("""
+import gc
+cycle = [pool, stream, pool.alloc(100, stream)]
+cycle.append(cycle)
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        block.free()
+        other = [pool.close, stream.close]
+        [close() for close in other]
+        del cycle
+        gc.collect()
+        sys.exit(0)
+    print(os.waitpid(child, 0)[1])
+block.free()
+""")
+        self.assertEqual(found, ["0"] * 5)
+
+    def test_spawned_workers_use_the_gpu(self):
+        """A worker that is spawned starts a driver of its own."""
+        code = (
+            "import multiprocessing, gpumem\n"
+            "pool = gpumem.Pool(); stream = pool.stream(); pool.alloc(1 << 20, stream).free()\n"
+            "worker = multiprocessing.get_context('spawn').Pool(1)\n"
+            "print(worker.apply(gpumem.version) == gpumem.version())\n"
+            "worker.close(); worker.join()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], env=os.environ.copy(), capture_output=True, text=True, timeout=120)
+        self.assertEqual((done.returncode, done.stdout.strip()), (0, "True"), done.stderr)
