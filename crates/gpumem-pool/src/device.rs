@@ -40,7 +40,7 @@ pub use stream::{Stream, StreamBuilder, StreamPoint};
 pub(crate) use watch::{OrderEvent, OrderObserver};
 
 use crate::config::{Bytes, PoolId};
-use crate::error::{PoolError, PoolUsage, UnfinishedStream, is_sticky, not_forked};
+use crate::error::{PoolError, PoolUsage, RESET, UnfinishedStream, is_sticky, may_mean_reset, not_forked};
 use crate::limits::DeviceBudget;
 use crate::reclaim::{Reclaimable, Registration};
 use completion::lanes::Lanes;
@@ -89,6 +89,8 @@ struct Inner {
     ordinal: u32,
     raw: CUdevice,
     context: Handle<CUctx_st>,
+    /// The driver's number of the context, which no later context has; `None` for drivers before CUDA 12.0.
+    context_id: Option<u64>,
     name: String,
     total_bytes: u64,
     compute_capability: (u32, u32),
@@ -168,13 +170,18 @@ impl Device {
         let compute_capability = (u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0));
 
         watch_forks();
+        let clocks = Clocks::of(driver);
+        let open = clocks.devices();
+        // A context that is retained and inactive was destroyed. The new one may have its handle.
+        open.iter().filter(|open| open.raw() == raw).for_each(|open| open.find_reset());
         // Retained last, so that no earlier failure has a context to release.
         let mut context = core::ptr::null_mut();
         // SAFETY: `context` outlives the call; the release is in `Inner::drop`.
         unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw)? };
-        let clocks = Clocks::of(driver);
-        let open = clocks.devices();
-        let known = open.iter().find(|open| open.context() == context);
+        let context_id = context_id(driver, context);
+        let is_same = |open: &&Self| open.context() == context && open.0.context_id == context_id;
+        open.iter().filter(|open| open.raw() == raw && !is_same(open)).for_each(|open| open.lose(reset()));
+        let known = open.iter().find(|open| is_same(open) && !open.is_reset());
         let common =
             known.map_or_else(|| Arc::new(Common::new(total_bytes)), |open| Arc::clone(&open.0.common));
         let device = Self(Arc::new_cyclic(|own| Inner {
@@ -186,6 +193,7 @@ impl Device {
             ordinal,
             raw,
             context: Handle(context),
+            context_id,
             name,
             total_bytes,
             compute_capability,
@@ -257,7 +265,7 @@ impl Device {
         let _bound = self.enter()?;
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both outlive the call.
-        unsafe { self.driver().cuMemGetInfo_v2(&mut free, &mut total)? };
+        self.noting(unsafe { self.driver().cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
     }
 
@@ -337,7 +345,7 @@ impl Device {
 
     #[inline]
     pub(crate) fn enter(&self) -> Result<ContextGuard<'_>, DriverError> {
-        ContextGuard::enter(self.driver(), self.context())
+        ContextGuard::enter(self.driver(), self.context()).map_err(|error| self.noted(error))
     }
 
     /// Like [`Device::enter`], and in the relaxed capture mode.
@@ -346,15 +354,84 @@ impl Device {
         Ok((CaptureModeGuard::enter(self.driver())?, context))
     }
 
-    /// Records an error that states that the context is lost. Paths that make no driver call would not notice it.
+    /// Records an error that states that the context is lost. Paths that make no driver call would not notice it. An error that may be
+    /// that of a device which was reset becomes one that says so, if it was.
     pub(crate) fn noting<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
-        result.inspect_err(|error| {
-            if is_sticky(error.code()) {
-                let _first_counts = self.0.lost.set(*error);
-                self.clocks().captures().slow_path().add_lost();
-                notifier::check_all();
+        result.map_err(|error| self.noted(error))
+    }
+
+    #[cold]
+    fn noted(&self, error: DriverError) -> DriverError {
+        if may_mean_reset(error.code()) && !fork::is_child() {
+            self.find_reset();
+            if self.is_reset() {
+                return error.with_code(RESET);
             }
-        })
+        }
+        if is_sticky(error.code()) {
+            self.lose(error);
+        }
+        error
+    }
+
+    /// Records the error that destroyed the context. The first one counts.
+    #[cold]
+    fn lose(&self, error: DriverError) {
+        if self.0.lost.set(error).is_err() {
+            return;
+        }
+        self.clocks().captures().slow_path().add_lost();
+        if self.is_reset() {
+            self.sleepers().close();
+        }
+        notifier::check_all();
+    }
+
+    /// Records that the context was destroyed, if it was: it is retained here, so that it would be active and the primary one otherwise.
+    pub(crate) fn find_reset(&self) {
+        if self.lost().is_some() {
+            return;
+        }
+        if self.is_unused() {
+            return self.lose(reset());
+        }
+        let (driver, mut context) = (self.driver(), core::ptr::null_mut());
+        // SAFETY: `context` outlives the call. It is released below.
+        if unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, self.raw()) }.is_err() {
+            return;
+        }
+        let is_same = context == self.context() && context_id(driver, context) == self.0.context_id;
+        {
+            let _guard = driver.teardown();
+            // SAFETY: the context was retained above.
+            let _ = unsafe { driver.cuDevicePrimaryCtxRelease_v2(self.raw()) };
+        }
+        if !is_same {
+            self.lose(reset());
+        }
+    }
+
+    /// Returns whether the device was reset, as far as a call has found it. Then its context may be another one, under the same handle.
+    pub(crate) fn is_reset(&self) -> bool {
+        self.lost().is_some_and(|lost| lost.code() == RESET)
+    }
+
+    /// Returns whether nothing has a primary context on the device, after a reset.
+    pub(crate) fn is_unused(&self) -> bool {
+        let (mut flags, mut is_active) = (0, 1);
+        // SAFETY: both outlive the call.
+        let asked =
+            unsafe { self.driver().cuDevicePrimaryCtxGetState(self.raw(), &mut flags, &mut is_active) };
+        asked.is_ok() && is_active == 0
+    }
+
+    /// Refuses operations of a forked child, and those on a device that was reset.
+    pub(crate) fn check_open(&self) -> Result<(), PoolError> {
+        not_forked()?;
+        match self.lost() {
+            Some(lost) if lost.code() == RESET => Err(PoolError::DeviceLost(lost)),
+            _ => Ok(()),
+        }
     }
 
     /// The error that destroyed the context, as far as this device's calls have returned it.
@@ -426,6 +503,15 @@ impl Drop for Inner {
         if fork::is_child() {
             return;
         }
+        let lost = self.lost.get().map(DriverError::code);
+        if lost.is_some() {
+            self.clocks.captures().slow_path().remove_lost();
+        }
+        if lost == Some(RESET) {
+            // All objects are gone, and so is what was retained here.
+            self.clocks.drop_device(&self.own);
+            return;
+        }
         self.release_deferred();
         self.lanes.destroy(&self.driver, self.context.0);
         self.clocks.close_device(&self.own, self.context.0);
@@ -465,7 +551,9 @@ impl PartialEq for Device {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
-            || self.context() == other.context() && self.driver().is_same_machine(other.driver())
+            || self.context() == other.context()
+                && self.driver().is_same_machine(other.driver())
+                && self.is_reset() == other.is_reset()
     }
 }
 
@@ -498,6 +586,19 @@ fn watch_forks() {
         fork::watch();
         fork::run_in_children(cache::forget_found);
     });
+}
+
+/// The error of a device that was reset, found without a call that failed.
+fn reset() -> DriverError {
+    DriverError::Failed { call: "cuDevicePrimaryCtxReset", code: RESET }
+}
+
+/// The driver's number of a context that is alive.
+fn context_id(driver: &Driver, context: CUcontext) -> Option<u64> {
+    driver.table().cuCtxGetId?;
+    let mut id = 0;
+    // SAFETY: the context is alive, and `id` outlives the call.
+    unsafe { driver.cuCtxGetId(context, &mut id) }.ok().map(|()| id)
 }
 
 fn total_bytes(driver: &Driver, raw: CUdevice) -> Result<u64, DriverError> {

@@ -350,8 +350,9 @@ pub enum PoolError {
     /// The elapsed time of an event that records no time was requested.
     #[error("this event records no time; create it with Event::with_timing")]
     NotTimed,
-    /// The context is lost, because a kernel or the hardware failed. Nothing on it can be used or freed.
-    #[error("the device's context and everything on it are lost ({0}); restart the process")]
+    /// The context is lost, because a kernel or the hardware failed, or because the program has reset the device. Nothing on it can be used
+    /// or freed. After a reset, a new [`Device`](crate::Device) has a new context.
+    #[error(fmt = device_lost)]
     DeviceLost(DriverError),
     /// The process was forked from one that had opened a driver, which does not work in the child. Drops in the child do nothing.
     #[error("{}", fork::REFUSED)]
@@ -531,6 +532,27 @@ fn no_such_device(
             write!(f, "device {ordinal} does not exist: the driver has {devices}; check CUDA_VISIBLE_DEVICES")
         }
     }
+}
+
+/// The text of [`PoolError::DeviceLost`].
+fn device_lost(cause: &DriverError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match cause.code() {
+        RESET => write!(
+            f,
+            "the device was reset, and the context and everything on it are gone ({cause}); open it again with Device::new, with new \
+             streams and pools, and look for what resets it (cudaDeviceReset, cuDevicePrimaryCtxReset)"
+        ),
+        _ => write!(f, "the device's context and everything on it are lost ({cause}); restart the process"),
+    }
+}
+
+/// The code of a context that was destroyed under its users.
+pub(crate) const RESET: CUresult = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED;
+
+/// Returns whether a call may return this code because the context was destroyed. After a reset, the driver may also have another one
+/// under the old handle.
+pub(crate) fn may_mean_reset(code: CUresult) -> bool {
+    [RESET, CUresult::CUDA_ERROR_INVALID_CONTEXT, CUresult::CUDA_ERROR_INVALID_HANDLE].contains(&code)
 }
 
 /// The text of [`PoolError::TooLarge`].

@@ -115,7 +115,7 @@ impl Stream {
     /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture, PoolError> {
-        not_forked()?;
+        self.device().check_open()?;
         self.check_usable()?;
         let captures = self.clocks().captures();
         // Held until the capture is recorded below: a call that queues work checks for it first.
@@ -228,7 +228,7 @@ impl Graph {
     ///
     /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn instantiate(&self) -> Result<GraphExec, PoolError> {
-        not_forked()?;
+        self.hold.device.check_open()?;
         let device = &self.hold.device;
         let _bound = device.enter()?;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
@@ -317,7 +317,7 @@ impl GraphExec {
     /// conflicting work in three cases: the waits requested during the capture for streams and events outside it, and
     /// blocks that were allocated in it and dropped. Kernels, and memory that no pool manages, still exist.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), PoolError> {
-        not_forked()?;
+        self.hold.device.check_open()?;
         let device = &self.hold.device;
         let _call = stream.call()?;
         if stream.device() != device {
@@ -362,7 +362,7 @@ impl Drop for GraphExec {
 impl Hold {
     /// Destroys a driver object. The error is ignored, because a drop cannot report it.
     fn destroy(&self, destroy: impl FnOnce(&gpumem_sys::Driver) -> Result<(), DriverError>) {
-        if fork::is_child() {
+        if fork::is_child() || self.device.is_reset() {
             return;
         }
         // Without its context, the object no longer exists. After another failure it does, and the calls need no current context.

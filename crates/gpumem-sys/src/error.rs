@@ -55,6 +55,15 @@ impl DriverError {
         }
     }
 
+    /// The same call with another result code, for a caller that knows more than the code says. A missing function stays one.
+    #[must_use]
+    pub fn with_code(self, code: CUresult) -> Self {
+        match self {
+            Self::Failed { call, .. } => Self::Failed { call, code },
+            missing => missing,
+        }
+    }
+
     /// Returns whether memory ran out: of the device, or of the host for memory that the driver allocates there.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {

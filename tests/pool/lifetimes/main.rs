@@ -6,6 +6,7 @@ mod exit;
 #[cfg(unix)]
 mod fork;
 mod lost;
+mod reset;
 mod threads;
 
 use gpumem_tests::cases;

@@ -1,7 +1,7 @@
 //! [`Event`]: a point in a stream's work that the device or the host can wait for.
 
 use crate::device::{CaptureModeGuard, Clocks, Device, Handle, OrderEvent, Stamp, Stream, stream::complete};
-use crate::error::{PoolError, not_forked};
+use crate::error::PoolError;
 use core::ffi::c_uint;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,7 +34,7 @@ impl Event {
     ///
     /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
-        not_forked()?;
+        device.check_open()?;
         Ok(Self::create(device, false)?)
     }
 
@@ -44,7 +44,7 @@ impl Event {
     ///
     /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn with_timing(device: &Device) -> Result<Self, PoolError> {
-        not_forked()?;
+        device.check_open()?;
         Ok(Self::create(device, true)?)
     }
 
@@ -70,7 +70,7 @@ impl Event {
     /// - [`PoolError::WrongDevice`] if the stream belongs to another device.
     /// - All errors of [`Stream::synchronize`].
     pub fn record(&self, stream: &Stream) -> Result<(), PoolError> {
-        not_forked()?;
+        self.device.check_open()?;
         let _call = stream.call()?;
         if stream.device() != self.device() {
             return Err(self.device().mismatch(stream.device()));
@@ -90,7 +90,7 @@ impl Event {
     /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the query or earlier work failed.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
-        not_forked()?;
+        self.device.check_open()?;
         self.check_runs("querying an event")?;
         let _entered = self.device.enter_relaxed()?;
         let covered = self.covered();
@@ -115,7 +115,7 @@ impl Event {
     /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the wait or earlier work failed.
     pub fn synchronize(&self) -> Result<(), PoolError> {
-        not_forked()?;
+        self.device.check_open()?;
         self.check_runs("waiting for an event on the host")?;
         let _bound = self.device.enter()?;
         self.device.maintenance().before_wait();
@@ -144,7 +144,7 @@ impl Event {
     /// - [`PoolError::WrongDevice`] if the events belong to two devices.
     /// - [`PoolError::Driver`] if a call fails, with `CUDA_ERROR_NOT_READY` if an event is not complete.
     pub fn elapsed_ms_since(&self, start: &Event) -> Result<f32, PoolError> {
-        not_forked()?;
+        self.device.check_open()?;
         if !(self.timed && start.timed) {
             return Err(PoolError::NotTimed);
         }
@@ -240,7 +240,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if fork::is_child() {
+        if fork::is_child() || self.device.is_reset() {
             return;
         }
         // Without its context, the event no longer exists.

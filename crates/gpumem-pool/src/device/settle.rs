@@ -126,6 +126,9 @@ impl Device {
     /// Returns whether the context is lost, by a separate query: the error code of one call may describe a failure of that call
     /// alone.
     pub(crate) fn is_context_gone(&self) -> bool {
+        if self.is_reset() {
+            return true;
+        }
         let _bound = match self.enter() {
             Ok(bound) => bound,
             // Tried twice: one failure may concern this call alone.

@@ -7,9 +7,9 @@
 
 use crate::config::PoolName;
 use crate::device::{Device, Stream, WeakStream};
-use crate::error::{PoolError, not_forked};
+use crate::error::PoolError;
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use gpumem_sys::fork;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) struct Sleepers {
     /// The number of entries. Added to before calls are waited for: a call reads it after it has counted itself.
     count: AtomicUsize,
+    /// True once the device was reset. Then every operation takes the slow path.
+    is_closed: AtomicBool,
     entries: Mutex<Vec<Entry>>,
     /// The addresses of all [`LentMemory`].
     lent: Mutex<Vec<Range<u64>>>,
@@ -53,14 +55,25 @@ impl Sleepers {
     pub(crate) fn add(&self, pool: &PoolName, ranges: Vec<Range<u64>>) {
         let mut entries = self.entries();
         entries.push(Entry { pool: pool.clone(), ranges });
-        self.count.store(entries.len(), Ordering::SeqCst);
+        self.count(&entries);
     }
 
     /// Allows operations on the addresses of a pool again.
     pub(crate) fn remove(&self, pool: &PoolName) {
         let mut entries = self.entries();
         entries.retain(|entry| entry.pool.id() != pool.id());
-        self.count.store(entries.len(), Ordering::SeqCst);
+        self.count(&entries);
+    }
+
+    /// Makes every operation check its memory from now on: the device was reset.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.count(&self.entries());
+    }
+
+    fn count(&self, entries: &[Entry]) {
+        let closed = usize::from(self.is_closed.load(Ordering::SeqCst));
+        self.count.store(entries.len() + closed, Ordering::SeqCst);
     }
 
     /// Waits until all calls on the device's streams have ended that began before this one. Later calls find the entries.
@@ -130,7 +143,7 @@ impl Device {
     #[doc(hidden)]
     #[inline]
     pub fn check_awake(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
-        not_forked()?;
+        self.check_open()?;
         self.sleepers().check(address, size_bytes)
     }
 

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of active captures, and [`LOST`].
+/// The number of active captures, and [`LOST`] times that of lost devices.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct SlowPathFlag(AtomicU64);
@@ -21,7 +21,7 @@ impl SlowPathFlag {
     /// Returns whether a capture that this crate began is active.
     #[inline]
     pub(crate) fn has_captures(&self) -> bool {
-        self.0.load(Ordering::Acquire) & !LOST != 0
+        self.0.load(Ordering::Acquire) % LOST != 0
     }
 
     /// Counts a capture that is about to begin.
@@ -34,10 +34,15 @@ impl SlowPathFlag {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Records that a device of the machine is lost. After this call, pools check their device.
+    /// Counts a device of the machine that is lost. After this call, pools check their device.
     pub(crate) fn add_lost(&self) {
-        self.0.fetch_or(LOST, Ordering::AcqRel);
+        self.0.fetch_add(LOST, Ordering::AcqRel);
+    }
+
+    /// Removes a lost device that nothing uses any more.
+    pub(crate) fn remove_lost(&self) {
+        self.0.fetch_sub(LOST, Ordering::AcqRel);
     }
 }
 
-const LOST: u64 = 1 << 63;
+const LOST: u64 = 1 << 32;

@@ -15,7 +15,7 @@ pub(crate) use foreign::{LEGACY, WeakStream};
 pub use point::StreamPoint;
 
 use crate::device::{Clocks, Device, Event, Handle, OrderEvent, StreamId, StreamIndex};
-use crate::error::{PoolError, not_forked};
+use crate::error::PoolError;
 use borrow::Borrows;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -122,7 +122,7 @@ impl Stream {
     /// - [`PoolError::NotInCapture`] or [`PoolError::CaptureBroken`] if the stream is capturing.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call or earlier work failed.
     pub fn synchronize(&self) -> Result<(), PoolError> {
-        not_forked()?;
+        self.device().check_open()?;
         self.check_usable()?;
         self.check_runs("waiting on the host")?;
         let _bound = self.device().enter()?;
@@ -142,7 +142,7 @@ impl Stream {
     ///
     /// All errors of [`Stream::synchronize`], such as [`PoolError::DeviceLost`] if earlier work failed.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
-        not_forked()?;
+        self.device().check_open()?;
         self.check_usable()?;
         self.check_runs("querying a stream")?;
         let _entered = self.device().enter_relaxed()?;
@@ -170,7 +170,7 @@ impl Stream {
     /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
-        not_forked()?;
+        self.device().check_open()?;
         let _call = self.call()?;
         check_driver(self.device(), event.device())?;
         let joins = self.may_join()? && event.mark().is_none();
@@ -190,7 +190,7 @@ impl Stream {
     ///
     /// All errors of [`Stream::wait`] for either stream, such as [`PoolError::StreamRetired`].
     pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
-        not_forked()?;
+        self.device().check_open()?;
         let _calls = (self.call()?, other.call()?);
         check_driver(self.device(), other.device())?;
         let joins = self != other && self.may_join()? && other.is_capturing()?;
@@ -371,6 +371,10 @@ impl Drop for Inner {
             return self.end_owned_elsewhere(owner);
         }
         match self.kind {
+            // The handle may be that of another stream by now.
+            Kind::Owned if self.device.is_reset() => {
+                self.device.clocks().abandon(self.id, self.driver_id, false);
+            }
             Kind::Owned => {
                 self.device.clocks().retire(self.id, self.driver_id);
                 builder::destroy(&self.device, self.raw.0);

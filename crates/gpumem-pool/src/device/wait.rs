@@ -8,7 +8,7 @@
 
 use super::Device;
 use crate::device::{MarkerEvent, Observation, OrderEvent};
-use crate::error::{PoolError, not_forked};
+use crate::error::PoolError;
 use core::time::Duration;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
@@ -25,7 +25,7 @@ impl Device {
     /// - [`PoolError::Kept`] once for each registration or import that could not be released when it was dropped.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if the wait or earlier work failed.
     pub fn synchronize(&self) -> Result<(), PoolError> {
-        not_forked()?;
+        self.check_open()?;
         self.take_kept()?;
         self.synchronize_for_drop()?;
         self.give_back_kept();
@@ -40,7 +40,7 @@ impl Device {
     /// [`Device::synchronize`].
     #[doc(hidden)]
     pub fn synchronize_for_drop(&self) -> Result<(), PoolError> {
-        not_forked()?;
+        self.check_open()?;
         let operation = "waiting for the device";
         self.check_runs(operation)?;
         let _bound = self.enter()?;

@@ -138,7 +138,7 @@ impl Pool {
     fn giving_back(&self, work: impl FnOnce(&State) -> Result<(), PoolError>) -> Result<u64, PoolError> {
         self.0.check_usable()?;
         let before_bytes = self.0.reserved_bytes()?;
-        work(&self.0)?;
+        self.0.noting(work(&self.0))?;
         let released_bytes = before_bytes.saturating_sub(self.0.reserved_bytes()?);
         self.0.event_released(released_bytes);
         Ok(released_bytes)

@@ -16,7 +16,7 @@ pub(crate) use report::Origin;
 use crate::backend::{NO_CACHE, Shortage, Source};
 use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::{Clocks, Device, Stream};
-use crate::error::{PoolError, Refusal, Requested, not_forked};
+use crate::error::{PoolError, RESET, Refusal, Requested, not_forked};
 use crate::limits::Limits;
 use crate::pool::part::Parts;
 use crate::pool::peers::Peers;
@@ -265,6 +265,15 @@ impl State {
             (Some(poison), _) => Err(poison.clone()),
             (None, Some(cause)) => Err(PoolError::DeviceLost(cause)),
         }
+    }
+
+    /// Records that the device was reset, if an error may come from that: later requests do not take the fast path.
+    pub(crate) fn noting<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
+        result.inspect_err(|error| {
+            if matches!(error, PoolError::DeviceLost(cause) if cause.code() == RESET) {
+                self.device.find_reset();
+            }
+        })
     }
 
     /// Returns the cache key for the fast path, or `None` while the slow path must run first.

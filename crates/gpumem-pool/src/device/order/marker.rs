@@ -120,7 +120,7 @@ impl Drop for MarkerEvent {
         if fork::is_child() {
             return;
         }
-        let Some(device) = self.device.upgrade() else { return };
+        let Some(device) = self.device.upgrade().filter(|device| !device.is_reset()) else { return };
         let Ok(_bound) = device.enter() else { return };
         let _guard = device.driver().teardown();
         // SAFETY: the handle is not used after this; the driver keeps the state that pending waits need. The error is

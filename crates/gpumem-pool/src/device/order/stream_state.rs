@@ -92,7 +92,7 @@ impl StreamStates {
         Self((0..StreamIndex::COUNT_MAX).map(|_| OnceLock::new()).collect())
     }
 
-    /// Locks a state. `None` if the index was never used, or its device is gone. The host has no state.
+    /// Locks a state. `None` if the index was never used, or its device is gone or was reset. The host has no state.
     pub(super) fn lock(&self, index: StreamIndex) -> Option<Locked<'_>> {
         if index == StreamIndex::HOST { None } else { Self::with_device(self.guard(index)) }
     }
@@ -130,6 +130,11 @@ impl StreamStates {
 
     fn with_device(state: MutexGuard<'_, StreamState>) -> Option<Locked<'_>> {
         let device = state.device.upgrade()?;
+        if device.is_reset() {
+            // Unlocked before the device is dropped, which takes locks.
+            drop(state);
+            return None;
+        }
         Some(Locked { state, device })
     }
 }

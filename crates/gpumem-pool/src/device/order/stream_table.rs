@@ -295,6 +295,18 @@ impl Clocks {
         events.into_iter().for_each(|event| event.destroy(&self.driver));
     }
 
+    /// The end of a device that was reset: its work is over, and its objects are gone.
+    pub(crate) fn drop_device(&self, ending: &WeakDevice) {
+        self.table().devices.retain(|device| !device.is_same(ending));
+        let own = self.streams_of(ending);
+        let all: Vec<Stamp> = own.iter().map(|index| self.stamp(*index)).collect();
+        self.epochs.raise_complete(&all);
+        let kept = own.iter().filter(|index| self.stream_states.guard(**index).forget());
+        kept.for_each(|index| self.give_up(*index));
+        // Their drops find no device, and do nothing.
+        own.iter().for_each(|index| drop(self.stream_states.guard(*index).take_events()));
+    }
+
     pub(super) fn used_indices(&self) -> impl Iterator<Item = StreamIndex> + use<> {
         (0..self.index_count.load(Ordering::Acquire)).map(|index| StreamIndex(index as u16))
     }

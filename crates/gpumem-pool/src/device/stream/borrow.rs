@@ -8,7 +8,7 @@
 
 use super::Stream;
 use crate::device::{OrderEvent, Patience, Work};
-use crate::error::{PoolError, is_of_capture, not_forked};
+use crate::error::{PoolError, is_of_capture};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -117,7 +117,7 @@ impl Stream {
     }
 
     fn borrow_for(&self, operation: &'static str) -> Result<Borrow<'_>, PoolError> {
-        not_forked()?;
+        self.device().check_open()?;
         let mut counts = self.0.borrows.lock();
         // Under the lock: no capture and no retirement can come in between.
         self.check_usable()?;

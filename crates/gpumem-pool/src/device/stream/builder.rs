@@ -73,6 +73,9 @@ impl StreamBuilder {
 pub(super) fn destroy(device: &Device, raw: CUstream) {
     // Without its context, the stream no longer exists.
     let Ok(_bound) = device.enter() else { return };
+    if device.is_reset() {
+        return;
+    }
     let _guard = device.driver().teardown();
     // SAFETY: the caller does not use the handle after this. The error is ignored, because a drop cannot report it.
     let _ = unsafe { device.driver().cuStreamDestroy_v2(raw) };

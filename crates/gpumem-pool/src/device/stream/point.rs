@@ -6,7 +6,7 @@
 
 use super::Stream;
 use crate::device::{Device, OrderEvent, Part, Stamp, StreamIndex};
-use crate::error::{PoolError, not_forked};
+use crate::error::PoolError;
 use core::fmt;
 use gpumem_heap::order::Order;
 
@@ -135,7 +135,7 @@ impl Stream {
     /// - [`PoolError::WrongThread`] if it is another thread's default stream.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
     pub fn mark(&self) -> Result<bool, PoolError> {
-        not_forked()?;
+        self.device().check_open()?;
         let _call = match self.call() {
             Err(PoolError::StreamRetired) => return Ok(false),
             call => call?,
@@ -180,7 +180,7 @@ impl Stream {
 
     #[cold]
     fn wait_for_point_slow(&self, point: StreamPoint, may_join: bool) -> Result<bool, PoolError> {
-        not_forked()?;
+        self.device().check_open()?;
         let _call = self.call()?;
         let (clocks, own, source) = (self.clocks(), self.stream_index(), point.0.stream_index());
         if own == source || clocks.is_complete(point.0) {
@@ -240,7 +240,7 @@ impl Device {
         if clocks.is_complete(point.0) {
             return Ok(true);
         }
-        not_forked()?;
+        self.check_open()?;
         let stamp = if point.is_latest() { clocks.stamp(point.0.stream_index()) } else { point.0 };
         let _bound = self.enter()?;
         self.maintenance().before_wait();

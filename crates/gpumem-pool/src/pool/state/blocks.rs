@@ -42,7 +42,7 @@ impl StateRef {
                 not_forked()?;
                 // Adaptors, reports and the memory of graphs see the tag of the innermost scope.
                 let _open = scope::open(&self.tags, tag);
-                self.alloc_slow(size_bytes, ALIGNMENT_MIN, stream)?
+                self.noting(self.alloc_slow(size_bytes, ALIGNMENT_MIN, stream))?
             }
         };
         let is_tagged = size_bytes > 0 && uses & GRAPH_BIT == 0;
@@ -62,7 +62,7 @@ impl StateRef {
         alignment: u64,
         stream: &Stream,
     ) -> Result<(Allocation, u64), PoolError> {
-        let (allocation, uses) = self.alloc_slow(size_bytes, alignment, stream)?;
+        let (allocation, uses) = self.noting(self.alloc_slow(size_bytes, alignment, stream))?;
         let is_tagged = scope::is_any_open() && size_bytes > 0 && uses & GRAPH_BIT == 0;
         Ok((if is_tagged { self.tagged(allocation, size_bytes) } else { allocation }, uses))
     }
