@@ -51,9 +51,9 @@ use core::fmt;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
 pub(crate) use settle::{KeptMemory, Patience, Work};
-#[doc(hidden)]
-pub use sleepers::LentMemory;
 use sleepers::Sleepers;
+#[doc(hidden)]
+pub use sleepers::{LentMemory, MemoryRange};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Instant;
 use watch::Watch;

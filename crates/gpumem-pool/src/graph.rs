@@ -310,27 +310,30 @@ impl GraphExec {
     /// blocks that were allocated in it and dropped. Kernels, and memory that no pool manages, still exist.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), PoolError> {
         let device = &self.hold.device;
-        let _call = stream.call()?;
         if stream.device() != device {
+            stream.check_usable()?;
             return Err(device.mismatch(stream.device()));
         }
-        stream.check_runs("launching a graph")?;
-        self.hold.memory.check_awake(self.hold.graph, device)?;
-        let clocks = stream.clocks();
-        let (after, after_parts) = clocks.captures().launch(self.hold.graph, stream.stream_index(), clocks);
-        // The completion of another library's stream cannot be determined here.
-        let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
-        for stamp in after.into_iter().chain(after_parts) {
-            if !clocks.order_launch(stamp, stream.stream_index())? {
-                return Err(PoolError::NotInCapture { operation: "waiting for a stream that captures" });
+        let graph = self.hold.graph;
+        let memory = core::iter::once_with(|| self.hold.memory.of_graph(graph)).flatten();
+        stream.queue_work(memory, |on| {
+            stream.check_runs("launching a graph")?;
+            let clocks = stream.clocks();
+            let (after, after_parts) = clocks.captures().launch(graph, stream.stream_index(), clocks);
+            // The completion of another library's stream cannot be determined here.
+            let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
+            for stamp in after.into_iter().chain(after_parts) {
+                if !clocks.order_launch(stamp, stream.stream_index())? {
+                    return Err(PoolError::NotInCapture { operation: "waiting for a stream that captures" });
+                }
             }
-        }
-        let _bound = device.enter()?;
-        let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: executable and stream are alive, and the lock keeps other threads from using the executable. The
-        // captured memory is kept until the executable is dropped, and then until this launch is done.
-        unsafe { device.driver().cuGraphLaunch(raw.0, stream.raw())? };
-        Ok(())
+            let _bound = device.enter()?;
+            let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: executable and stream are alive, and the lock keeps other threads from using the executable. The
+            // captured memory is kept until the executable is dropped, and then until this launch is done.
+            unsafe { device.driver().cuGraphLaunch(raw.0, on)? };
+            Ok(())
+        })?
     }
 }
 

@@ -101,7 +101,7 @@ pub use config::{
 pub use device::LentMemory;
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,
-    HostMemory, HostMemoryError, MemoryInfo, Stream, StreamBuilder, StreamId, StreamPoint,
+    HostMemory, HostMemoryError, MemoryInfo, MemoryRange, Stream, StreamBuilder, StreamId, StreamPoint,
 };
 pub use error::{
     Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, PoolUsage, ProcessUsage, RefusedBy,

@@ -5,6 +5,7 @@ use super::pools::{self, gpumem_pool};
 use super::streams::{self, gpumem_stream};
 use crate::blocks;
 use crate::error::{Failure, gpumem_result, guarded};
+use ::gpumem_pool::MemoryRange;
 use core::ffi::c_void;
 
 /// Allocates memory for work that is queued on `stream` from now on. `address` becomes a device address (`CUdeviceptr`), or a pointer of
@@ -64,7 +65,7 @@ pub extern "C" fn gpumem_free_on(address: *mut c_void, stream: *mut gpumem_strea
             }
             let address = address.addr() as u64;
             // Recorded in a call that a retirement waits for. The free itself may come after it: the use counts by then.
-            stream.queue_work(|_| {
+            stream.queue_work(MemoryRange::NONE, |_| {
                 blocks::with(address, |block| {
                     check_device(block, stream)?;
                     block.record_use(stream);
@@ -90,7 +91,7 @@ pub extern "C" fn gpumem_record_use(address: *mut c_void, stream: *mut gpumem_st
                 return Ok(stream.check_usable()?);
             }
             // In a call that a retirement waits for: a stream that is retired between a check and the record would lose the use.
-            stream.queue_work(|_| {
+            stream.queue_work(MemoryRange::NONE, |_| {
                 blocks::with(address.addr() as u64, |block| {
                     block.record_use(stream);
                     Ok(())

@@ -1,16 +1,38 @@
-//! [`Sleepers`]: the address ranges of a device that sleep, and the check that every safe operation makes before it queues work.
+//! [`Sleepers`]: the address ranges of a device that sleep, and the check of all memory that work uses before it is queued.
 //!
-//! An operation checks its memory in a call on its stream ([`Stream::queue_work`]), together with queueing the work. A pool that goes
-//! to sleep adds its ranges first, then lets all calls end that began before ([`Sleepers::let_calls_end`]), and then waits for the
-//! device: after that, no work that uses the ranges is queued, and none will be. Another library that has borrowed memory queues work
-//! without such a check, so a pool does not sleep meanwhile ([`LentMemory`]).
+//! Work is queued in a call on its stream that names the memory as [`MemoryRange`]s ([`Stream::queue_work`],
+//! [`Stream::run_borrowed`]), and the call refuses memory that sleeps. A pool that goes to sleep adds its ranges first, then lets all
+//! calls end that began before ([`Sleepers::let_calls_end`]), and then waits for the device: after that, no work that uses the ranges
+//! is queued, and none will be. Another library that has borrowed memory queues work without such a check, so a pool does not sleep
+//! while memory is lent ([`LentMemory`]).
 
 use crate::config::PoolName;
-use crate::device::{Device, Stream, WeakStream};
+use crate::device::{Device, Stamp, Stream, StreamId, WeakStream};
 use crate::error::PoolError;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use gpumem_sys::DriverError;
+use gpumem_sys::types::{CUdeviceptr, CUstream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Memory that work uses, named by whoever queues the work ([`Stream::run_borrowed`]). A [`Block`](crate::Block) converts into the
+/// range of all its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRange {
+    address: CUdeviceptr,
+    size_bytes: u64,
+}
+
+impl MemoryRange {
+    /// For work that uses no memory of a pool.
+    pub const NONE: [Self; 0] = [];
+
+    /// `size_bytes` bytes from a device address on.
+    #[must_use]
+    pub const fn new(address: CUdeviceptr, size_bytes: u64) -> Self {
+        Self { address, size_bytes }
+    }
+}
 
 /// The sleeping memory of one device.
 #[derive(Default)]
@@ -75,14 +97,20 @@ impl Sleepers {
         self.count.load(Ordering::SeqCst) == 0
     }
 
-    /// Refuses memory that sleeps. Call it within a call on the stream that the work is queued on.
+    /// Refuses memory that sleeps. Called within a call on the stream that the work is queued on, so the result stays valid until
+    /// that call ends. A pool whose memory other devices may use does not sleep, so the stream's own device knows all memory that
+    /// matters.
     #[inline]
-    fn check(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
-        if self.is_empty() { Ok(()) } else { self.check_slow(address, size_bytes) }
+    pub(crate) fn check(&self, memory: impl IntoIterator<Item: Into<MemoryRange>>) -> Result<(), PoolError> {
+        if self.is_empty() { Ok(()) } else { self.check_each(memory) }
     }
 
     #[cold]
-    fn check_slow(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
+    fn check_each(&self, memory: impl IntoIterator<Item: Into<MemoryRange>>) -> Result<(), PoolError> {
+        memory.into_iter().try_for_each(|range| self.check_one(range.into()))
+    }
+
+    fn check_one(&self, MemoryRange { address, size_bytes }: MemoryRange) -> Result<(), PoolError> {
         let end = address.saturating_add(size_bytes);
         let overlaps = |range: &Range<u64>| address < range.end && range.start < end;
         let entries = self.entries();
@@ -112,31 +140,30 @@ impl Sleepers {
 }
 
 impl Device {
-    /// Returns whether memory of this device sleeps. Without any, [`Device::check_awake`] has nothing to refuse.
-    #[doc(hidden)]
-    #[inline]
-    #[must_use]
-    pub fn has_sleepers(&self) -> bool {
-        !self.sleepers().is_empty()
-    }
-
-    /// Refuses memory of this device that sleeps ([`Pool::sleep`](crate::Pool::sleep)). The result stays valid until the call on the
-    /// stream ends ([`Stream::queue_work`]), so the work is queued in the same call.
-    ///
-    /// # Errors
-    ///
-    /// [`PoolError::Asleep`] if a part of the memory sleeps.
-    #[doc(hidden)]
-    #[inline]
-    pub fn check_awake(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
-        self.sleepers().check(address, size_bytes)
+    /// Calls `call`, which queues work that uses `memory` on a stream, behind the work of `stamps`; see
+    /// [`Clocks::queue_behind`](crate::device::Clocks::queue_behind).
+    /// Returns false if the memory sleeps, or if that is impossible now.
+    pub(crate) fn queue_behind(
+        &self,
+        stamps: impl Iterator<Item = Stamp>,
+        stream: StreamId,
+        memory: impl IntoIterator<Item: Into<MemoryRange>>,
+        call: impl FnOnce(CUstream) -> Result<(), DriverError>,
+    ) -> Result<bool, DriverError> {
+        let mut is_awake = true;
+        let queued = self.clocks().queue_behind(stamps, stream, |raw| {
+            // The stream's state is locked, which a pool that goes to sleep waits for.
+            is_awake = self.sleepers().check(memory).is_ok();
+            if is_awake { call(raw) } else { Ok(()) }
+        })?;
+        Ok(queued && is_awake)
     }
 
     /// Keeps memory of this device awake while another library may queue work that uses it. Call it inside of
-    /// [`Stream::queue_work`](crate::Stream::queue_work), after [`Device::check_awake`].
+    /// [`Stream::queue_work`](crate::Stream::queue_work), which has been given the memory.
     #[doc(hidden)]
-    pub fn lend(&self, address: u64, size_bytes: u64) -> LentMemory {
-        let range = address..address.saturating_add(size_bytes);
+    pub fn lend(&self, memory: MemoryRange) -> LentMemory {
+        let range = memory.address..memory.address.saturating_add(memory.size_bytes);
         self.sleepers().lent().push(range.clone());
         LentMemory { device: self.clone(), range }
     }

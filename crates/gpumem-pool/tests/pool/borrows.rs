@@ -6,7 +6,7 @@ use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMo
 use gpumem_pool::sys::{Driver, Table};
 #[cfg(feature = "backend-caching")]
 use gpumem_pool::{BackendKind, ImportedBlock, Pool};
-use gpumem_pool::{Capture, CaptureMode, Device, HostMemory, PoolError, Stream};
+use gpumem_pool::{Capture, CaptureMode, Device, HostMemory, MemoryRange, PoolError, Stream};
 use gpumem_sim::{Finding, Rule, Schedule, SimConfig};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -467,7 +467,8 @@ fn a_call_waits_by_other_ways_where_the_stream_refuses() {
         let rig = Rig::new(&[refused]);
         let stream = Stream::new(&rig.device).unwrap();
         let mut table = vec![1_u8; LEN];
-        let queue = |address| stream.run_borrowed("a fill", |raw| rig.fill(address, 7, raw));
+        let queue =
+            |address| stream.run_borrowed("a fill", MemoryRange::NONE, |raw| rig.fill(address, 7, raw));
         let queued = rig.device.with_host_memory(&mut table, |memory| {
             let queued = queue(memory.address());
             let _bound = rig.device.bind().unwrap();

@@ -7,7 +7,7 @@
 //! uses the stream first. The other operations take the lock, close the stream, make a fence, and read the count.
 
 use super::Stream;
-use crate::device::{OrderEvent, Patience, Work};
+use crate::device::{MemoryRange, OrderEvent, Patience, Work};
 use crate::error::{PoolError, is_of_capture};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -66,9 +66,10 @@ struct Borrow<'a> {
 }
 
 impl Stream {
-    /// Calls `queue`, which queues work on this stream that uses memory of the caller. Waits until that work is complete,
-    /// even if `queue` panics, but not for work that other threads queue later. During the call the stream stays alive and
-    /// does not begin a capture; `queue` must neither retire the stream nor begin a capture on it.
+    /// Calls `queue`, which queues work on this stream that uses memory of the caller, and the device memory in `memory`: all that the
+    /// work reads or writes, or [`MemoryRange::NONE`]. Waits until that work is complete, even if `queue` panics, but not for work
+    /// that other threads queue later. During the call the stream stays alive and does not begin a capture, and the memory does not go
+    /// to sleep; `queue` must neither retire the stream, begin a capture on it, nor put a pool to sleep.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -79,7 +80,7 @@ impl Stream {
     /// let (block, source) = (pool.alloc(5, &stream)?, *b"bytes");
     ///
     /// let _bound = device.bind()?;
-    /// stream.run_borrowed("an upload", |raw| {
+    /// stream.run_borrowed("an upload", [&block], |raw| {
     ///     // SAFETY: both have five bytes, and the call returns when the copy is done.
     ///     unsafe { device.driver().cuMemcpyHtoDAsync_v2(block.address(), source.as_ptr().cast(), 5, raw) }
     /// })??;
@@ -94,6 +95,7 @@ impl Stream {
     ///   capturing.
     /// - [`PoolError::StreamRetired`] if the stream was retired.
     /// - [`PoolError::WrongThread`] if it is another thread's default stream.
+    /// - [`PoolError::Asleep`] if a part of the memory sleeps ([`Pool::sleep`](crate::Pool::sleep)).
     ///
     /// After `queue` has run:
     ///
@@ -108,10 +110,15 @@ impl Stream {
     pub fn run_borrowed<R>(
         &self,
         operation: &'static str,
+        memory: impl IntoIterator<Item: Into<MemoryRange>>,
         queue: impl FnOnce(CUstream) -> R,
     ) -> Result<R, PoolError> {
         let borrow = self.borrow_for(operation)?;
-        let queued = queue(self.raw());
+        let queued = {
+            let _call = self.hold();
+            self.device().sleepers().check(memory)?;
+            queue(self.raw())
+        };
         borrow.end(operation)?;
         Ok(queued)
     }
@@ -125,19 +132,25 @@ impl Stream {
         Ok(Borrow { stream: self, is_over: false })
     }
 
-    /// Calls `queue`, which queues work on this stream. Until it returns, the stream is not retired, and its capture
-    /// state does not change: [`Stream::retire`], [`Stream::begin_capture`], [`Capture::end`](crate::Capture::end) and
+    /// Calls `queue`, which queues work on this stream that uses `memory`: all that the work reads or writes, or
+    /// [`MemoryRange::NONE`]. Until it returns, the memory does not go to sleep, the stream is not retired, and its capture
+    /// state does not change: [`Pool::sleep`](crate::Pool::sleep), [`Stream::retire`], [`Stream::begin_capture`], [`Capture::end`](crate::Capture::end) and
     /// waits that make the stream join a capture block on other threads (captures for at most a quarter of a second).
     /// `queue` must neither make these calls nor wait for a thread that does.
     ///
     /// # Errors
     ///
     /// [`PoolError::StreamRetired`] if the stream was retired, [`PoolError::WrongThread`] if it is another thread's
-    /// default stream.
+    /// default stream, [`PoolError::Asleep`] if a part of the memory sleeps.
     #[doc(hidden)]
     #[inline(always)]
-    pub fn queue_work<R>(&self, queue: impl FnOnce(CUstream) -> R) -> Result<R, PoolError> {
+    pub fn queue_work<R>(
+        &self,
+        memory: impl IntoIterator<Item: Into<MemoryRange>>,
+        queue: impl FnOnce(CUstream) -> R,
+    ) -> Result<R, PoolError> {
         let _call = self.call()?;
+        self.device().sleepers().check(memory)?;
         Ok(queue(self.raw()))
     }
 

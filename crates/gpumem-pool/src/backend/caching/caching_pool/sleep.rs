@@ -11,7 +11,7 @@ use super::{CachingPool, Core};
 use crate::backend::caching::access::Memory;
 use crate::backend::{Keep, Search, Shortage, Sleeping, Slept, Step, WAIT_AND_TRIM, Woken, plain};
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, HowFar, Stream};
+use crate::device::{Clocks, Device, HowFar, MemoryRange, Stream};
 use crate::error::{PoolError, Refusal};
 use core::ops::Range;
 use core::sync::atomic::Ordering;
@@ -141,7 +141,8 @@ fn queue(
         return Ok(());
     }
     let stream = Stream::new(device)?;
-    let queued = stream.run_borrowed(operation, |raw| {
+    // These copies are what the sleeping memory is closed for: all other work that names it is refused.
+    let queued = stream.run_borrowed(operation, MemoryRange::NONE, |raw| {
         pieces.iter().try_for_each(|piece| device.noting(work(device.driver(), piece, raw)))
     });
     Ok(queued??)
