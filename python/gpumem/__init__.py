@@ -21,6 +21,7 @@ from ._native import (
     Defect,
     Error,
     InvalidArgument,
+    InvalidEnvironment,
     InvalidHandle,
     NoDevice,
     OutOfMemory,
@@ -42,6 +43,7 @@ __all__ = [
     "DriverFailed",
     "Error",
     "InvalidArgument",
+    "InvalidEnvironment",
     "InvalidHandle",
     "NoDevice",
     "OutOfMemory",
@@ -66,11 +68,12 @@ class Pool:
 
     `conf` has options by name as GPUMEM_CONF has them: "profile:fast". Limits are in bytes. `trace` is a file that records all
     requests. `on_out_of_memory` receives the report of each refused request before the request raises `OutOfMemory`; it may free
-    blocks, and must not raise. With `from_environment` the variables GPUMEM_* configure what the arguments leave open.
+    blocks, and must not raise. What the arguments leave open, the environment configures (GPUMEM_HARD_LIMIT, GPUMEM_CONF and the
+    others), unless `from_environment` is False.
     """
 
     def __init__(
-        self, ordinal=0, *, conf=None, hard_limit=0, soft_limit=0, trace=None, on_out_of_memory=None, from_environment=False
+        self, ordinal=0, *, conf=None, hard_limit=0, soft_limit=0, trace=None, on_out_of_memory=None, from_environment=True
     ):
         options = PoolOptions(
             struct_size=ctypes.sizeof(PoolOptions),
@@ -103,7 +106,7 @@ class Pool:
         """The device's default pool, for the allocators of other libraries. With options, it must not exist yet."""
         if not any(options.values()):
             return cls.for_device(ordinal)
-        pool = cls(ordinal, from_environment=True, **options)
+        pool = cls(ordinal, **options)
         try:
             check(library.gpumem_pool_set_default(pool._handle))
         except WrongState:

@@ -56,6 +56,10 @@ class Defect(Error):
     """A defect of gpumem."""
 
 
+class InvalidEnvironment(InvalidArgument):
+    """An environment variable GPUMEM_… is unknown or has an invalid value. The text names it, and the nearest known name."""
+
+
 ERRORS = {
     1: InvalidArgument,
     2: InvalidHandle,
@@ -67,6 +71,7 @@ ERRORS = {
     8: DriverFailed,
     9: WrongState,
     10: Defect,
+    11: InvalidEnvironment,
 }
 
 FROM_ENVIRONMENT = 1

@@ -227,7 +227,7 @@ class PoolTest(unittest.TestCase):
             path = Path(folder) / "pool.trace"
             done = run(
                 "import gpumem, os\n"
-                "pool = gpumem.Pool(from_environment=True)\n"
+                "pool = gpumem.Pool()\n"
                 "pool.alloc(1 << 20, pool.stream()).free()\n"
                 "pool.flush_trace()\n"
                 "assert os.path.getsize(os.environ['GPUMEM_TRACE']) > 40\n"
@@ -248,6 +248,39 @@ class PoolTest(unittest.TestCase):
     def test_the_default_pool_is_one(self):
         one, two = gpumem.Pool.for_device(), gpumem.Pool.for_device()
         self.assertEqual(one._handle.value, two._handle.value)
+
+
+class EnvironmentTest(unittest.TestCase):
+    """Each program has an environment of its own."""
+
+    def printed(self, code, **environment):
+        done = run("import gpumem\n" + code, **environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.strip()
+
+    def test_variables_configure_what_arguments_leave_open(self):
+        for code, limit in (
+            ("gpumem.Pool()", 64 * MIB),
+            ("gpumem.Pool(hard_limit=32 << 20)", 32 * MIB),
+            ("gpumem.Pool(from_environment=False)", 2**64 - 1),
+            ("gpumem.Pool.for_device()", 64 * MIB),
+        ):
+            found = self.printed(f"print({code}.status().hard_limit_bytes)", GPUMEM_HARD_LIMIT="64MiB")
+            self.assertEqual(found, str(limit), code)
+
+    def test_mistakes_in_variables_are_errors_of_their_own(self):
+        for name, value, text in (
+            ("GPUMEM_HARDLIMIT", "1GiB", "unknown environment variable GPUMEM_HARDLIMIT, did you mean GPUMEM_HARD_LIMIT?"),
+            ("GPUMEM_HARD_LIMIT", "lots", 'invalid GPUMEM_HARD_LIMIT="lots": expected bytes'),
+            ("GPUMEM_DRIVER", "cudda", 'invalid GPUMEM_DRIVER="cudda"; expected `cuda`'),
+        ):
+            for code in ("gpumem.Pool()", "gpumem.Pool.for_device()"):
+                found = self.printed(
+                    f"try:\n    {code}\n"
+                    "except gpumem.InvalidEnvironment as error:\n    print(isinstance(error, gpumem.InvalidArgument), error)\n",
+                    **{name: value},
+                )
+                self.assertTrue(found.startswith("True " + text), found)
 
 
 class ProcessTest(unittest.TestCase):

@@ -74,6 +74,10 @@ typedef enum gpumem_result {
    A defect of this library; the call may have done part of its work.
    */
   GPUMEM_ERROR_PANIC = 10,
+  /*
+   An environment variable of gpumem is unknown or has an invalid value. The text names it, and the nearest known name.
+   */
+  GPUMEM_ERROR_ENVIRONMENT = 11,
 } gpumem_result;
 
 /*
@@ -245,7 +249,7 @@ const char *gpumem_last_error(void);
  Creates a pool on a device of the driver that `GPUMEM_DRIVER` names: `cuda`, the default, or `drop-in`, a simulator.
 
  Errors: `INVALID_ARGUMENT` for a null pointer or an invalid option, `NO_DEVICE` without a driver or a device of that ordinal,
- `UNSUPPORTED` for a backend or a kind that the device lacks.
+ `UNSUPPORTED` for a backend or a kind that the device lacks, `ENVIRONMENT` for an unknown or invalid environment variable.
 
  # Safety
 
@@ -267,7 +271,7 @@ enum gpumem_result gpumem_pool_destroy(struct gpumem_pool *pool);
  Returns the device's default pool in this process, which the first call creates from the environment. Every call returns the same
  handle, until it is destroyed; the default pool itself lives until the process ends.
 
- Errors: `NO_DEVICE` without a driver or a device of that ordinal, `INVALID_ARGUMENT` for an invalid environment variable.
+ Errors: `NO_DEVICE` without a driver or a device of that ordinal, `ENVIRONMENT` for an unknown or invalid environment variable.
 
  # Safety
 

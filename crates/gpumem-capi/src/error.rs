@@ -2,6 +2,7 @@
 
 use core::ffi::{CStr, c_char};
 use gpumem_pool::PoolError;
+use gpumem_pool::sys::LoadError;
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -34,6 +35,8 @@ pub enum gpumem_result {
     GPUMEM_ERROR_STATE = 9,
     /// A defect of this library; the call may have done part of its work.
     GPUMEM_ERROR_PANIC = 10,
+    /// An environment variable of gpumem is unknown or has an invalid value. The text names it, and the nearest known name.
+    GPUMEM_ERROR_ENVIRONMENT = 11,
 }
 
 /// A failed call.
@@ -76,15 +79,18 @@ fn code_of(error: &PoolError) -> gpumem_result {
         | PoolError::NeedsVirtualMemory { .. }
         | PoolError::NoPeerAccess { .. }
         | PoolError::NoHostAccess { .. } => gpumem_result::GPUMEM_ERROR_UNSUPPORTED,
+        PoolError::Env(_)
+        | PoolError::Load(LoadError::Env(_) | LoadError::UnknownDriver(_) | LoadError::SimulatorRequested) => {
+            gpumem_result::GPUMEM_ERROR_ENVIRONMENT
+        }
         PoolError::Load(_) | PoolError::NoSuchDevice { .. } => gpumem_result::GPUMEM_ERROR_NO_DEVICE,
         PoolError::DeviceLost(_) => gpumem_result::GPUMEM_ERROR_DEVICE_LOST,
         PoolError::Driver(_) | PoolError::Poisoned { .. } | PoolError::Kept { .. } => {
             gpumem_result::GPUMEM_ERROR_DRIVER
         }
-        PoolError::Config(_)
-        | PoolError::Env(_)
-        | PoolError::LimitTooSmall { .. }
-        | PoolError::BadAlignment { .. } => gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT,
+        PoolError::Config(_) | PoolError::LimitTooSmall { .. } | PoolError::BadAlignment { .. } => {
+            gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT
+        }
         _ => gpumem_result::GPUMEM_ERROR_STATE,
     }
 }

@@ -80,7 +80,7 @@ fn add(pool: Pool, traces: Vec<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
 /// Creates a pool on a device of the driver that `GPUMEM_DRIVER` names: `cuda`, the default, or `drop-in`, a simulator.
 ///
 /// Errors: `INVALID_ARGUMENT` for a null pointer or an invalid option, `NO_DEVICE` without a driver or a device of that ordinal,
-/// `UNSUPPORTED` for a backend or a kind that the device lacks.
+/// `UNSUPPORTED` for a backend or a kind that the device lacks, `ENVIRONMENT` for an unknown or invalid environment variable.
 ///
 /// # Safety
 ///
@@ -168,7 +168,7 @@ pub extern "C" fn gpumem_pool_destroy(pool: *mut gpumem_pool) -> gpumem_result {
 /// Returns the device's default pool in this process, which the first call creates from the environment. Every call returns the same
 /// handle, until it is destroyed; the default pool itself lives until the process ends.
 ///
-/// Errors: `NO_DEVICE` without a driver or a device of that ordinal, `INVALID_ARGUMENT` for an invalid environment variable.
+/// Errors: `NO_DEVICE` without a driver or a device of that ordinal, `ENVIRONMENT` for an unknown or invalid environment variable.
 ///
 /// # Safety
 ///

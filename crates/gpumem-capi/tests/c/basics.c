@@ -339,6 +339,31 @@ static void traces_of_several_pools(const char *path) {
     for (index = 0; index < 2; index++) OK(gpumem_stream_destroy(streams[index]));
 }
 
+/* Without the flag only the names are checked. */
+static void variables(void) {
+    gpumem_pool_options options;
+    gpumem_pool *pool = NULL;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    CHECK(setenv("GPUMEM_HARD_LIMIT", "64MiB", 1) == 0);
+    OK(gpumem_pool_create(&options, &pool));
+    CHECK(status_of(pool).hard_limit_bytes == UINT64_MAX);
+    OK(gpumem_pool_destroy(pool));
+    options.flags = GPUMEM_FROM_ENVIRONMENT;
+    OK(gpumem_pool_create(&options, &pool));
+    CHECK(status_of(pool).hard_limit_bytes == 64 * MIB);
+    OK(gpumem_pool_destroy(pool));
+    CHECK(setenv("GPUMEM_HARD_LIMIT", "lots", 1) == 0);
+    FAILS(GPUMEM_ERROR_ENVIRONMENT, gpumem_pool_create(&options, &pool));
+    CHECK(strstr(gpumem_last_error(), "invalid GPUMEM_HARD_LIMIT=\"lots\": expected bytes") != NULL);
+    CHECK(unsetenv("GPUMEM_HARD_LIMIT") == 0 && setenv("GPUMEM_HARDLIMIT", "64MiB", 1) == 0);
+    for (options.flags = 0; options.flags <= GPUMEM_FROM_ENVIRONMENT; options.flags++) {
+        FAILS(GPUMEM_ERROR_ENVIRONMENT, gpumem_pool_create(&options, &pool));
+        CHECK(strstr(gpumem_last_error(), "did you mean GPUMEM_HARD_LIMIT?") != NULL);
+    }
+    CHECK(unsetenv("GPUMEM_HARDLIMIT") == 0);
+}
+
 static gpumem_pool *at_exit_pool;
 static void *at_exit_address;
 
@@ -366,6 +391,7 @@ int main(int argc, char **argv) {
     default_pools();
     traces(argv[1]);
     traces_of_several_pools(argv[1]);
+    variables();
     at_exit_pool = pool;
     OK(gpumem_stream_create(pool, &stream));
     OK(gpumem_alloc(pool, MIB, stream, &at_exit_address));
