@@ -36,7 +36,7 @@ sys.modules["torch"] = types.SimpleNamespace(__version__="0", cuda=types.SimpleN
 import gpumem.cupy, gpumem.torch
 gpumem.torch._entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
 entry = gpumem.torch._entry
-entry.gpumem_torch_set_options.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64)
+entry.gpumem_torch_set_options.argtypes = (ctypes.c_char_p,) * 4
 entry.gpumem_torch_set_options.restype = None
 """
 
