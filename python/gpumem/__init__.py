@@ -204,9 +204,7 @@ class Pool:
 
     def status(self) -> Status:
         """The pool's counters."""
-        status = Status()
-        check(library.gpumem_pool_status(self._handle, ctypes.byref(status)))
-        return status
+        return Status._read(lambda place: library.gpumem_pool_status(self._handle, place))
 
     def status_text(self) -> str:
         """The pool's counters as text."""
@@ -375,7 +373,7 @@ class Scope:
 
     def __exit__(self, *_: object) -> None:
         number, self._number = self._number, ctypes.c_uint64()
-        check(library.gpumem_scope_end(number, ctypes.byref(self.usage)))
+        self.usage = ScopeUsage._read(lambda place: library.gpumem_scope_end(number, place))
 
 
 class Holder:

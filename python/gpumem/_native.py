@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import operator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, SupportsIndex, Union
+from typing import Any, ClassVar, SupportsIndex, TypeVar, Union
 
 FOLDER = Path(__file__).parent / "lib"
 
@@ -106,15 +107,31 @@ class PoolOptions(ctypes.Structure):
     ]
 
 
-class Figures(ctypes.Structure):
-    """Counters that the library writes."""
+_Figures = TypeVar("_Figures", bound="Figures")
+
+
+class Figures:
+    """Counters that the library writes into a structure with the fields of the annotations."""
+
+    _structure: ClassVar[type[ctypes.Structure]]
+
+    def __init_subclass__(cls) -> None:
+        fields = [("struct_size", ctypes.c_size_t), *((name, ctypes.c_uint64) for name in cls.__annotations__)]
+        cls._structure = type(f"{cls.__name__}Structure", (ctypes.Structure,), {"_fields_": fields})
 
     def __init__(self) -> None:
-        super().__init__(struct_size=ctypes.sizeof(self))
+        vars(self).update(dict.fromkeys(type(self).__annotations__, 0))
+
+    @classmethod
+    def _read(cls: type[_Figures], write: Callable[[Any], int]) -> _Figures:
+        structure = cls._structure(struct_size=ctypes.sizeof(cls._structure))
+        check(write(ctypes.byref(structure)))
+        figures = cls()
+        vars(figures).update((name, getattr(structure, name)) for name in cls.__annotations__)
+        return figures
 
     def __repr__(self) -> str:
-        names = [field[0] for field in self._fields_[1:]]
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in vars(self).items())})"
 
 
 class Status(Figures):
@@ -139,28 +156,6 @@ class Status(Figures):
     host_wait_count: int
     asleep_bytes: int
 
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("in_use_bytes", ctypes.c_uint64),
-        ("reserved_bytes", ctypes.c_uint64),
-        ("cached_bytes", ctypes.c_uint64),
-        ("in_use_peak_bytes", ctypes.c_uint64),
-        ("reserved_peak_bytes", ctypes.c_uint64),
-        ("block_count", ctypes.c_uint64),
-        ("allocation_count", ctypes.c_uint64),
-        ("hard_limit_bytes", ctypes.c_uint64),
-        ("soft_limit_bytes", ctypes.c_uint64),
-        ("device_used_bytes", ctypes.c_uint64),
-        ("device_total_bytes", ctypes.c_uint64),
-        ("refusal_count", ctypes.c_uint64),
-        ("slow_allocation_count", ctypes.c_uint64),
-        ("trimmed_bytes", ctypes.c_uint64),
-        ("driver_call_count", ctypes.c_uint64),
-        ("inserted_wait_count", ctypes.c_uint64),
-        ("host_wait_count", ctypes.c_uint64),
-        ("asleep_bytes", ctypes.c_uint64),
-    ]
-
 
 class ScopeUsage(Figures):
     """What a thread has allocated and freed in a scope."""
@@ -170,15 +165,6 @@ class ScopeUsage(Figures):
     freed_bytes: int
     free_count: int
     peak_bytes: int
-
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("allocated_bytes", ctypes.c_uint64),
-        ("allocation_count", ctypes.c_uint64),
-        ("freed_bytes", ctypes.c_uint64),
-        ("free_count", ctypes.c_uint64),
-        ("peak_bytes", ctypes.c_uint64),
-    ]
 
 
 # The version of the library that these declarations are of. Later ones of the same minor version serve them too.
@@ -241,11 +227,11 @@ def _declare() -> None:
         "gpumem_pool_sleep": (handle, ctypes.c_uint32),
         "gpumem_pool_wake": (handle,),
         "gpumem_pool_flush_trace": (handle, ctypes.c_uint64),
-        "gpumem_pool_status": (handle, ctypes.POINTER(Status)),
+        "gpumem_pool_status": (handle, ctypes.POINTER(Status._structure)),
         "gpumem_pool_status_text": (handle, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
         "gpumem_pool_reset_peaks": (handle,),
         "gpumem_scope_begin": (handle, ctypes.c_char_p, bytes_place),
-        "gpumem_scope_end": (ctypes.c_uint64, ctypes.POINTER(ScopeUsage)),
+        "gpumem_scope_end": (ctypes.c_uint64, ctypes.POINTER(ScopeUsage._structure)),
         "gpumem_holder_register": (handle, ctypes.c_char_p, ReclaimFunction, ctypes.c_void_p, place),
         "gpumem_holder_unregister": (handle,),
         "gpumem_stream_create": (handle, place),

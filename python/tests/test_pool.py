@@ -1,6 +1,7 @@
 """The package without PyTorch: on the simulator as libcuda.so.1, or on a GPU."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -183,9 +184,17 @@ class PoolTest(unittest.TestCase):
     def test_the_version(self):
         self.assertEqual(gpumem.__version__, ".".join(map(str, gpumem.version())))
 
-    def test_structures_are_those_of_their_annotations(self):
-        for figures in (gpumem.Status, gpumem.ScopeUsage):
-            self.assertEqual(["struct_size", *figures.__annotations__], [name for name, _ in figures._fields_])
+    def test_structures_are_those_of_the_header(self):
+        from gpumem import _native
+
+        header = (Path(__file__).parents[2] / "crates/gpumem-capi/include/gpumem.h").read_text()
+        for structure, name in (
+            (gpumem.Status._structure, "gpumem_status"),
+            (gpumem.ScopeUsage._structure, "gpumem_scope_usage"),
+            (_native.PoolOptions, "gpumem_pool_options"),
+        ):
+            text = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL), re.DOTALL)
+            self.assertEqual(re.findall(r"(\w+);", text[1]), [field for field, _ in structure._fields_], name)
 
     def test_mistakes_are_errors(self):
         with self.assertRaises(gpumem.InvalidArgument):
