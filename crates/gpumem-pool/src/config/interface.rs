@@ -78,7 +78,7 @@ fn is_of_a_name(letter: char) -> bool {
     letter.is_alphanumeric() || matches!(letter, '_' | ':')
 }
 
-/// What a program calls or sets, by interface.
+/// A function or an option, by interface.
 struct Names {
     /// In the texts of this workspace.
     rust: &'static str,
