@@ -169,7 +169,8 @@ gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_po
 
 /* The device's pool, made by the first call. */
 gpumem_result find_pool(int device, gpumem_pool **pool) {
-    if (device < 0 || device >= DEVICES_MAX) return GPUMEM_ERROR_NO_DEVICE;
+    /* An error with its text. */
+    if (device < 0 || device >= DEVICES_MAX) return gpumem_pool_for_device(UINT32_MAX, pool);
     *pool = pools[device].load(std::memory_order_acquire);
     if (*pool != nullptr) return GPUMEM_SUCCESS;
     const std::lock_guard<std::mutex> guard(mutex());
