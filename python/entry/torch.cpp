@@ -68,7 +68,7 @@ void destroy(void *exception) { static_cast<std::exception *>(exception)->~excep
 
 [[noreturn]] void raise(gpumem_result result) {
     const bool is_out_of_memory = result == GPUMEM_ERROR_OUT_OF_MEMORY;
-    raise(is_out_of_memory ? exceptions.out_of_memory : exceptions.error, gpumem_last_error());
+    raise(is_out_of_memory ? exceptions.out_of_memory : exceptions.error, gpumem_last_error_as(GPUMEM_INTERFACE_PYTORCH));
 }
 
 /* A size in the format of PyTorch's messages. */
@@ -85,7 +85,7 @@ std::string size_text(std::uint64_t bytes) {
 /* Raises PyTorch's exception for lack of memory. Programs look for the words of its first sentences; the report follows them. */
 [[noreturn]] void raise_out_of_memory(std::uint64_t size_bytes, int device, gpumem_pool *pool) {
     constexpr std::uint64_t EXABYTE = UINT64_C(1) << 60;
-    const std::string report = gpumem_last_error();
+    const std::string report = gpumem_last_error_as(GPUMEM_INTERFACE_PYTORCH);
     std::string text = "CUDA out of memory. Tried to allocate ";
     text += size_bytes > EXABYTE ? "more than 1EB memory" : size_text(size_bytes);
     gpumem_status status{};
@@ -120,9 +120,13 @@ constexpr std::uint64_t LIMIT_MIN_BYTES = UINT64_C(2) << 20;
 struct Settings {
     std::string conf;
     std::string trace_path;
-    std::uint64_t hard_limit_bytes = 0;
-    std::uint64_t soft_limit_bytes = 0;
+    std::string hard_limit;
+    std::string soft_limit;
+    gpumem_out_of_memory_fn on_out_of_memory = nullptr;
 };
+
+/* A text that was set; null for an empty one. */
+const char *text_of(const std::string &text) { return text.empty() ? nullptr : text.c_str(); }
 
 /* Guards what follows, except reads of `pools`. Never destroyed: threads may free tensors while the process ends. */
 std::mutex &mutex() {
@@ -140,16 +144,19 @@ std::atomic<std::uint64_t> failed_frees{0};
 
 /* The device's default pool in this process, which other libraries' allocators use too. With options, it must not exist yet. */
 gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_pool **pool) {
-    const bool is_plain = chosen.conf.empty() && chosen.trace_path.empty() && chosen.hard_limit_bytes == 0 && chosen.soft_limit_bytes == 0;
+    const bool is_plain = chosen.conf.empty() && chosen.trace_path.empty() && chosen.hard_limit.empty() && chosen.soft_limit.empty()
+                          && chosen.on_out_of_memory == nullptr;
     if (is_plain) return gpumem_pool_for_device(ordinal, pool);
     gpumem_pool_options options{};
     options.struct_size = sizeof options;
     options.ordinal = ordinal;
     options.flags = GPUMEM_FROM_ENVIRONMENT;
-    options.conf = chosen.conf.empty() ? nullptr : chosen.conf.c_str();
-    options.trace_path = chosen.trace_path.empty() ? nullptr : chosen.trace_path.c_str();
-    options.hard_limit_bytes = chosen.hard_limit_bytes;
-    options.soft_limit_bytes = chosen.soft_limit_bytes;
+    options.interface = GPUMEM_INTERFACE_PYTORCH;
+    options.conf = text_of(chosen.conf);
+    options.trace_path = text_of(chosen.trace_path);
+    options.hard_limit = text_of(chosen.hard_limit);
+    options.soft_limit = text_of(chosen.soft_limit);
+    options.on_out_of_memory = chosen.on_out_of_memory;
     gpumem_result result = gpumem_pool_create(&options, pool);
     if (result != GPUMEM_SUCCESS) return result;
     result = gpumem_pool_set_default(*pool);
@@ -162,7 +169,8 @@ gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_po
 
 /* The device's pool, made by the first call. */
 gpumem_result find_pool(int device, gpumem_pool **pool) {
-    if (device < 0 || device >= DEVICES_MAX) return GPUMEM_ERROR_NO_DEVICE;
+    /* An error with its text. */
+    if (device < 0 || device >= DEVICES_MAX) return gpumem_pool_for_device(UINT32_MAX, pool);
     *pool = pools[device].load(std::memory_order_acquire);
     if (*pool != nullptr) return GPUMEM_SUCCESS;
     const std::lock_guard<std::mutex> guard(mutex());
@@ -241,13 +249,14 @@ EXPORTED int gpumem_torch_set_exceptions(void *construct, void *error, void *out
 }
 
 /* The options of pools that are made from now on. */
-EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path, std::uint64_t hard_limit_bytes,
-                                       std::uint64_t soft_limit_bytes) {
+EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path, const char *hard_limit, const char *soft_limit,
+                                       gpumem_out_of_memory_fn on_out_of_memory) {
+    const auto copied = [](const char *text) { return std::string(text == nullptr ? "" : text); };
     const std::lock_guard<std::mutex> guard(mutex());
-    settings() = Settings{conf == nullptr ? "" : conf, trace_path == nullptr ? "" : trace_path, hard_limit_bytes, soft_limit_bytes};
+    settings() = Settings{copied(conf), copied(trace_path), copied(hard_limit), copied(soft_limit), on_out_of_memory};
 }
 
-/* The device's pool, which the first call makes; the text of an error is `gpumem_last_error`. */
+/* The device's pool, which the first call makes; the text of an error is `gpumem_last_error_as`. */
 EXPORTED gpumem_result gpumem_torch_pool(int device, gpumem_pool **pool) { return find_pool(device, pool); }
 
 /* Allocates from a pool of the device on this thread from now on; null for the device's own. Returns the one of before. */
@@ -298,7 +307,7 @@ EXPORTED void *gpumem_torch_alloc_segment(std::size_t size, int device, RawStrea
 EXPORTED void gpumem_torch_free(void *address, std::size_t, int, RawStream) {
     if (gpumem_free(address) == GPUMEM_SUCCESS) return;
     if (failed_frees.fetch_add(1, std::memory_order_relaxed) == 0)
-        std::fprintf(stderr, "gpumem: a tensor's memory could not be freed: %s\n", gpumem_last_error());
+        std::fprintf(stderr, "gpumem: a tensor's memory could not be freed: %s\n", gpumem_last_error_as(GPUMEM_INTERFACE_PYTORCH));
 }
 
 EXPORTED void gpumem_torch_record_stream(void *address, RawStream raw) {

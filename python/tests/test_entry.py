@@ -72,6 +72,11 @@ class ModuleTest(unittest.TestCase):
             self.assertEqual(stats()["num_ooms"], 0)
             self.assertEqual(stats()["allocated_bytes"]["all"]["current"], 1 << 20)
 
+    def test_a_device_that_is_not_there(self):
+        for ordinal in (-1, 1, 64, 1 << 20):
+            with mock.patch.object(self.module, "_ordinal", lambda device: ordinal), self.assertRaisesRegex(gpumem.NoDevice, "device"):
+                self.module.memory_pool()
+
     def test_a_part_serves_its_thread(self):
         size, pool = 6 << 20, self.module.memory_pool()
         addresses = {}

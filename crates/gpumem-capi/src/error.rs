@@ -1,7 +1,8 @@
 //! Result codes, and the text of each thread's last error.
 
 use core::ffi::{CStr, c_char};
-use gpumem_pool::PoolError;
+use gpumem_pool::sys::LoadError;
+use gpumem_pool::{Interface, PoolError};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -34,6 +35,8 @@ pub enum gpumem_result {
     GPUMEM_ERROR_STATE = 9,
     /// A defect of this library; the call may have done part of its work.
     GPUMEM_ERROR_PANIC = 10,
+    /// An environment variable of gpumem is unknown or has an invalid value. The text names it, and the nearest known name.
+    GPUMEM_ERROR_ENVIRONMENT = 11,
 }
 
 /// A failed call.
@@ -53,17 +56,9 @@ impl Failure {
 
 impl From<PoolError> for Failure {
     fn from(error: PoolError) -> Self {
-        let text = match error {
-            PoolError::CaptureUnannounced => UNANNOUNCED.into(),
-            _ => error.to_string(),
-        };
-        Self { code: code_of(&error), text }
+        Self { code: code_of(&error), text: error.to_string() }
     }
 }
-
-/// [`PoolError::CaptureUnannounced`] with the functions of this interface.
-const UNANNOUNCED: &str = "the stream is part of a capture that was not announced; allocate before the capture begins, or, in C, announce it \
-                           with gpumem_captures_expect before it begins and gpumem_captures_add before each allocation in it";
 
 fn code_of(error: &PoolError) -> gpumem_result {
     match error {
@@ -76,15 +71,18 @@ fn code_of(error: &PoolError) -> gpumem_result {
         | PoolError::NeedsVirtualMemory { .. }
         | PoolError::NoPeerAccess { .. }
         | PoolError::NoHostAccess { .. } => gpumem_result::GPUMEM_ERROR_UNSUPPORTED,
+        PoolError::Env(_)
+        | PoolError::Load(LoadError::Env(_) | LoadError::UnknownDriver(_) | LoadError::SimulatorRequested) => {
+            gpumem_result::GPUMEM_ERROR_ENVIRONMENT
+        }
         PoolError::Load(_) | PoolError::NoSuchDevice { .. } => gpumem_result::GPUMEM_ERROR_NO_DEVICE,
         PoolError::DeviceLost(_) => gpumem_result::GPUMEM_ERROR_DEVICE_LOST,
         PoolError::Driver(_) | PoolError::Poisoned { .. } | PoolError::Kept { .. } => {
             gpumem_result::GPUMEM_ERROR_DRIVER
         }
-        PoolError::Config(_)
-        | PoolError::Env(_)
-        | PoolError::LimitTooSmall { .. }
-        | PoolError::BadAlignment { .. } => gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT,
+        PoolError::Config(_) | PoolError::LimitTooSmall { .. } | PoolError::BadAlignment { .. } => {
+            gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT
+        }
         _ => gpumem_result::GPUMEM_ERROR_STATE,
     }
 }
@@ -114,11 +112,11 @@ fn panicked(payload: Box<dyn Any + Send>) -> Failure {
 
 #[cold]
 fn remember(failure: Failure) -> gpumem_result {
-    let text = terminated(failure.text);
+    let shown = terminated(Interface::C.translate(&failure.text));
     // A thread that is ending has no place for the text any more.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
-            *last = text;
+            *last = Last { text: failure.text, shown, wrapped: CString::default() };
         }
     });
     failure.code
@@ -135,12 +133,33 @@ pub(crate) fn terminated(text: String) -> CString {
 /// The text of this thread's last error. The pointer is valid until the thread's next error.
 pub(crate) fn last() -> *const c_char {
     const NONE: &CStr = c"";
-    LAST.try_with(|last| last.try_borrow().map_or(NONE.as_ptr(), |last| last.as_ptr()))
+    LAST.try_with(|last| last.try_borrow().map_or(NONE.as_ptr(), |last| last.shown.as_ptr()))
         .unwrap_or(NONE.as_ptr())
 }
 
+/// Like [`last`], for an interface that wraps this one.
+pub(crate) fn last_as(interface: Interface) -> *const c_char {
+    let wrapped = |last: &RefCell<Last>| {
+        let mut last = last.try_borrow_mut().ok()?;
+        last.wrapped = terminated(interface.translate(&last.text));
+        Some(last.wrapped.as_ptr())
+    };
+    LAST.try_with(wrapped).ok().flatten().unwrap_or(last())
+}
+
+/// A thread's last error.
+#[derive(Default)]
+struct Last {
+    /// With names in Rust, or of a pool's interface.
+    text: String,
+    /// With names in C.
+    shown: CString,
+    /// With the names that [`last_as`] was called for.
+    wrapped: CString,
+}
+
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
+    static LAST: RefCell<Last> = RefCell::default();
 }
 
 #[cfg(test)]
@@ -149,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_panic_becomes_a_code_and_a_text() {
-        let read = || LAST.with(|last| last.borrow().to_string_lossy().into_owned());
+        let read = || LAST.with(|last| last.borrow().shown.to_string_lossy().into_owned());
         let number = 7;
         let result = guarded(|| panic!("the number {number}"));
         assert_eq!(result, gpumem_result::GPUMEM_ERROR_PANIC);

@@ -5,6 +5,7 @@ pub(crate) mod backend_kind;
 pub(crate) mod bytes;
 mod flight_recorder;
 pub(crate) mod ignored;
+mod interface;
 pub(crate) mod kind;
 pub(crate) mod limit;
 pub(crate) mod options;
@@ -21,6 +22,7 @@ pub(crate) use backend_kind::HandleUse;
 pub use bytes::Bytes;
 pub use flight_recorder::FlightRecorder;
 pub use ignored::IgnoredOption;
+pub use interface::Interface;
 pub use kind::MemoryKind;
 pub use limit::{IntoLimit, Limit};
 pub(crate) use options::Options;
@@ -54,6 +56,8 @@ pub(crate) struct Config {
     pub(crate) flight_recorder: FlightRecorder,
     /// Above this fraction of the memory that may be reserved, idle memory is released before the pool grows.
     pub(crate) collect_above: Option<f64>,
+    /// The names that the pool's reports use.
+    pub(crate) interface: Interface,
     /// The options that the other fields result from.
     pub(crate) given: Options,
 }

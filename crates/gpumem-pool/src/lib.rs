@@ -94,8 +94,8 @@ pub mod trace;
 pub use backend::{DriverPoolUsage, Keep, Slept, Woken};
 pub use builder::PoolBuilder;
 pub use config::{
-    BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, IntoLimit, Limit, MemoryKind, PoolId,
-    Profile, VARIABLES, conf,
+    BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, Interface, IntoLimit, Limit, MemoryKind,
+    PoolId, Profile, VARIABLES, conf,
 };
 #[doc(hidden)]
 pub use device::LentMemory;

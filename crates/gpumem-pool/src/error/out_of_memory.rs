@@ -11,7 +11,7 @@ use super::PoolUsage;
 #[cfg(feature = "serde")]
 use crate::config::seconds;
 use crate::config::text::on_a_line;
-use crate::config::{BackendKind, MemoryKind, PoolId};
+use crate::config::{BackendKind, Interface, MemoryKind, PoolId};
 pub use advice::Advice;
 use core::fmt;
 use core::time::Duration;
@@ -175,6 +175,8 @@ pub(crate) struct LimitExceeded {
 /// The properties of the refusing pool that the advice depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolFacts {
+    /// The names that the advice uses.
+    pub(crate) interface: Interface,
     pub(crate) backend: Option<BackendKind>,
     /// True if idle memory can be remapped.
     pub(crate) can_map: bool,

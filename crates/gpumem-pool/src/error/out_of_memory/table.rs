@@ -41,7 +41,7 @@ impl OutOfMemory {
             rows.push(row(
                 "asleep",
                 self.asleep_bytes,
-                "in blocks that Pool::wake brings back to the device",
+                self.facts.interface.translate("in blocks that Pool::wake brings back to the device"),
             ));
         }
         if self.graph_bytes > 0 {

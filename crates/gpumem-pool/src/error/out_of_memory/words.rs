@@ -75,9 +75,9 @@ impl OutOfMemory {
         }
     }
 
-    /// The advice as a sentence: cause, then action.
+    /// The advice as a sentence: cause, then action. It names functions and options of the pool's interface.
     pub(super) fn advice_text(&self) -> String {
-        match self.advice() {
+        self.facts.interface.translate(&match self.advice() {
             Advice::RaiseTheLimit => self.raise_the_limit(),
             Advice::FreeTheDevice => self.free_the_device(),
             Advice::Defragment => self.defragment(),
@@ -87,7 +87,7 @@ impl OutOfMemory {
             Advice::NeedLess => self.need_less(),
             Advice::Oversubscribe => self.oversubscribe(),
             Advice::WaitForWork => self.wait_for_work(),
-        }
+        })
     }
 
     fn need_less(&self) -> String {

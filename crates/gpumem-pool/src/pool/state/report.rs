@@ -169,6 +169,7 @@ impl State {
         let is_by_own = owner == Some(self.setup.name.id());
         let parent = self.limits.node().parent().filter(|_| is_by_own);
         report.facts = PoolFacts {
+            interface: self.setup.config.interface,
             limit_owner: owner,
             is_parent_limit: owner.is_some() && !is_by_own,
             parent_limit_bytes: parent
