@@ -90,6 +90,8 @@ struct Inner {
     context: Handle<CUctx_st>,
     name: String,
     total_bytes: u64,
+    /// True if the device's memory is the host's.
+    is_integrated: bool,
     compute_capability: (u32, u32),
     /// The streams that notify of completed work.
     lanes: Lanes,
@@ -120,7 +122,7 @@ pub(crate) trait Listed: Send + Sync {
     fn usage(&self) -> PoolUsage;
 }
 
-/// The total and free memory of a device, over all processes.
+/// The total and free memory of a device, over all processes; see [`Device::memory_info`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
@@ -163,6 +165,7 @@ impl Device {
         let total_bytes = total_bytes(driver, raw)?;
         let major = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let is_integrated = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
         let compute_capability = (u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0));
 
         // Retained last, so that no earlier failure has a context to release.
@@ -172,8 +175,10 @@ impl Device {
         let clocks = Clocks::of(driver);
         let open = clocks.devices();
         let known = open.iter().find(|open| open.context() == context);
-        let common =
-            known.map_or_else(|| Arc::new(Common::new(total_bytes)), |open| Arc::clone(&open.0.common));
+        let common = known.map_or_else(
+            || Arc::new(Common::new(driver, ordinal, total_bytes, is_integrated)),
+            |open| Arc::clone(&open.0.common),
+        );
         let device = Self(Arc::new_cyclic(|own| Inner {
             driver: driver.clone(),
             clocks,
@@ -185,6 +190,7 @@ impl Device {
             context: Handle(context),
             name,
             total_bytes,
+            is_integrated,
             compute_capability,
             lanes: Lanes::default(),
         }));
@@ -245,6 +251,12 @@ impl Device {
 
     /// The free and total memory, as the driver reports it: other pools and processes count.
     ///
+    /// The memory of an integrated device (Tegra, DGX Spark) is the host's, and the driver counts the system's page cache as used.
+    /// There, the free memory is what the system says is available (`MemAvailable` of Linux): an allocation makes the system give
+    /// up its page cache. Swap space does not count. On other systems it is the driver's figure.
+    ///
+    /// Every figure of free memory in this crate is this one: shares of free memory, [`Status`](crate::Status), reports.
+    ///
     /// # Errors
     ///
     /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
@@ -253,7 +265,17 @@ impl Device {
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both outlive the call.
         unsafe { self.driver().cuMemGetInfo_v2(&mut free, &mut total)? };
-        Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
+        let total_bytes = total as u64;
+        let available_bytes =
+            self.is_integrated().then(|| host::available_to(self.driver(), self.ordinal())).flatten();
+        let free_bytes =
+            available_bytes.map_or(free as u64, |available_bytes| available_bytes.min(total_bytes));
+        Ok(MemoryInfo { free_bytes, total_bytes })
+    }
+
+    /// Returns whether the device's memory is the host's.
+    pub(crate) fn is_integrated(&self) -> bool {
+        self.0.is_integrated
     }
 
     /// Makes the context current on this thread until the guard is dropped, which restores the previous context.
@@ -386,8 +408,11 @@ impl Device {
 }
 
 impl Common {
-    fn new(total_bytes: u64) -> Self {
-        let budget = Arc::new(DeviceBudget::new(total_bytes));
+    fn new(driver: &Driver, ordinal: u32, total_bytes: u64, is_integrated: bool) -> Self {
+        let driver = driver.clone();
+        let available_bytes = move || host::available_to(&driver, ordinal);
+        let available_bytes = is_integrated.then(|| Box::new(available_bytes) as _);
+        let budget = Arc::new(DeviceBudget::new(total_bytes, available_bytes));
         let (quiet, kept, kept_memory) = (RwLock::default(), Mutex::default(), Mutex::default());
         Self {
             pools: Mutex::default(),

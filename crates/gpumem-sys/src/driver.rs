@@ -57,6 +57,13 @@ pub trait Extension: Any + Send + Sync {
         let _ = device;
         Vec::new()
     }
+
+    /// The memory that the system can still give to an integrated device, whose memory is the host's: what is free, and what the
+    /// system takes back when it is needed, such as the page cache. The default is `None`: not known.
+    fn available_bytes(&self, device: u32) -> Option<u64> {
+        let _ = device;
+        None
+    }
 }
 
 impl Driver {

@@ -188,6 +188,8 @@ pub(crate) struct PoolFacts {
     pub(crate) parent_limit_bytes: Option<u64>,
     /// The name under which the pool's hard limit was given: an option or a variable. `None` if it was set later.
     pub(crate) limit_given_as: Option<&'static str>,
+    /// True if the device's memory is the host's.
+    pub(crate) is_integrated: bool,
     /// True if the tuning options are those of the profile `tight`.
     pub(crate) is_tight: bool,
     /// Bytes cached by other pools of the device, if the request did not try to release them: they are not released while one of

@@ -178,6 +178,7 @@ impl State {
             can_map: self.backend.growing().is_some(),
             limit_given_as: self.setup.config.given.hard_limit.as_ref().map(|(_, given_as)| *given_as),
             is_tight: self.setup.config.tuning == Profile::Tight.into(),
+            is_integrated: self.device.is_integrated(),
             others_cached_bytes: match report.attempts.iter().any(|attempt| attempt.name == OTHERS_TRIMMED) {
                 true => 0,
                 false => others.cached_bytes,
