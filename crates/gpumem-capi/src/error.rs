@@ -77,9 +77,10 @@ fn code_of(error: &PoolError) -> gpumem_result {
         }
         PoolError::Load(_) | PoolError::NoSuchDevice { .. } => gpumem_result::GPUMEM_ERROR_NO_DEVICE,
         PoolError::DeviceLost(_) => gpumem_result::GPUMEM_ERROR_DEVICE_LOST,
-        PoolError::Driver(_) | PoolError::Poisoned { .. } | PoolError::Kept { .. } => {
-            gpumem_result::GPUMEM_ERROR_DRIVER
-        }
+        PoolError::Driver(_)
+        | PoolError::HostFunction(_)
+        | PoolError::Poisoned { .. }
+        | PoolError::Kept { .. } => gpumem_result::GPUMEM_ERROR_DRIVER,
         PoolError::Config(_) | PoolError::LimitTooSmall { .. } | PoolError::BadAlignment { .. } => {
             gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT
         }

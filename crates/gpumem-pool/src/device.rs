@@ -25,8 +25,8 @@ mod wait;
 
 pub(crate) use captures::Captures;
 pub use completion::Completion;
-pub(crate) use context::Handle;
 pub use context::{CaptureModeGuard, ContextGuard};
+pub(crate) use context::{Handle, destroy_event, destroy_stream};
 pub use event::Event;
 pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
 pub(crate) use maintenance::{HowFar, Idle, Maintenance, PoolMaintenance};
@@ -442,10 +442,11 @@ impl Drop for Inner {
         self.release_deferred();
         self.lanes.destroy(&self.driver, self.context.0);
         self.clocks.close_device(&self.own, self.context.0);
-        let _guard = self.driver.teardown();
-        // SAFETY: the context was retained once for this value. The error is ignored: it means that the driver is
+        let raw = self.raw;
+        // What host functions dropped before is destroyed before its context. The error is ignored: it means that the driver is
         // shutting down or that the context is lost, and a drop cannot report it.
-        let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.raw) };
+        // SAFETY: the context was retained once for this value.
+        let _ = self.driver.destroy(move |driver| unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw) });
     }
 }
 

@@ -398,6 +398,13 @@ pub enum PoolError {
     /// A `GPUMEM_…` environment variable is invalid.
     #[error(transparent)]
     Env(#[from] EnvError),
+    /// The driver permits no call here, as in a host function (`cuLaunchHostFunc`). A drop there is different: the memory goes back
+    /// later.
+    #[error(
+        "{0}: called from a host function (cuLaunchHostFunc), where the driver allows no calls; let the host function wake another \
+         thread, which calls instead"
+    )]
+    HostFunction(DriverError),
     /// A driver call failed.
     #[error(transparent)]
     Driver(DriverError),
@@ -577,7 +584,11 @@ impl fmt::Debug for PoolError {
 
 impl From<DriverError> for PoolError {
     fn from(error: DriverError) -> Self {
-        if is_sticky(error.code()) { Self::DeviceLost(error) } else { Self::Driver(error) }
+        match error {
+            error if is_sticky(error.code()) => Self::DeviceLost(error),
+            error if error.is_not_permitted() => Self::HostFunction(error),
+            error => Self::Driver(error),
+        }
     }
 }
 

@@ -340,29 +340,36 @@ impl GraphExec {
 impl Drop for Graph {
     fn drop(&mut self) {
         let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
-        // SAFETY: the handle is not used after this; executables do not need the graph.
-        self.hold.destroy(|driver| unsafe { driver.cuGraphDestroy(raw) });
+        let raw = Handle(raw);
+        self.hold.destroy(move |driver| {
+            let Handle(raw) = &raw;
+            // SAFETY: the handle is not used after this; executables do not need the graph.
+            unsafe { driver.cuGraphDestroy(*raw) }
+        });
     }
 }
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
         let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
-        // SAFETY: the handle is not used after this; the driver keeps the state that queued launches need.
-        self.hold.destroy(|driver| unsafe { driver.cuGraphExecDestroy(raw) });
+        let raw = Handle(raw);
+        self.hold.destroy(move |driver| {
+            let Handle(raw) = &raw;
+            // SAFETY: the handle is not used after this; the driver keeps the state that queued launches need.
+            unsafe { driver.cuGraphExecDestroy(*raw) }
+        });
     }
 }
 
 impl Hold {
-    /// Destroys a driver object. The error is ignored, because a drop cannot report it.
-    fn destroy(&self, destroy: impl FnOnce(&gpumem_sys::Driver) -> Result<(), DriverError>) {
+    /// Destroys a driver object; in a host function, later. The error is ignored, because a drop cannot report it.
+    fn destroy(&self, destroy: impl FnMut(&gpumem_sys::Driver) -> Result<(), DriverError> + Send + 'static) {
         // Without its context, the object no longer exists. After another failure it does, and the calls need no current context.
         let entered = self.device.enter();
         if entered.is_err() && self.device.is_context_gone() {
             return;
         }
-        let _guard = self.device.driver().teardown();
-        let _ = destroy(self.device.driver());
+        let _ = self.device.driver().destroy(destroy);
     }
 }
 

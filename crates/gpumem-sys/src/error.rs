@@ -61,6 +61,13 @@ impl DriverError {
         self.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
     }
 
+    /// Returns whether the driver permits no calls here: the code in a host function (`cuLaunchHostFunc`), and for a few functions
+    /// where the system forbids what they do.
+    #[must_use]
+    pub fn is_not_permitted(&self) -> bool {
+        self.code() == CUresult::CUDA_ERROR_NOT_PERMITTED
+    }
+
     /// Returns whether the process or the driver is shutting down, which frees everything that could be freed.
     #[must_use]
     pub fn is_shutdown(&self) -> bool {

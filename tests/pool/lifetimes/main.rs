@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod exit;
+mod host_function;
 mod lost;
 mod threads;
 

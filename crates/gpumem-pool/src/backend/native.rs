@@ -113,7 +113,7 @@ impl DriverAllocator for NativeAllocator {
                 if stream.clocks().captures().is_open() {
                     match stream.captures_for() {
                         Ok(None) => {}
-                        Err(PoolError::Driver(error)) => return Err(error),
+                        Err(PoolError::Driver(error) | PoolError::HostFunction(error)) => return Err(error),
                         _ => DriverError::check("cuMemAllocFromPoolAsync", CAPTURE_BEGUN)?,
                     }
                 }

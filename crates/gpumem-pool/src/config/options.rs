@@ -251,7 +251,7 @@ options! {
         => expandable_segments on VIRTUAL:
         "`false` selects plain segments (`cuMemAlloc`), for software that cannot handle mapped memory, such as \
          `cuIpcGetMemHandle` or older tools. Free memory between their blocks stays there, only a segment that is free as a \
-         whole can be released, and releasing waits for the device. `Status::plain_segments` reports which applies";
+         whole can be released, and releasing waits for the device; see below. `Status::plain_segments` reports which applies";
     exportable: bool = boolean("`true` or `false`") default "`false`" => handle_use.exportable on ALL:
         "whether memory can be handed to other processes as file descriptors, which only `caching` supports. The driver finds \
          the handle under a block's address (`cuMemRetainAllocationHandle`) and exports it (`cuMemExportToShareableHandle`), \
@@ -359,6 +359,18 @@ options! {
     /// assert!(mistake.to_string().contains("at character 9, `128:2`: sizes must increase"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Memory over plain segments
+    ///
+    /// A free segment serves no block that is larger than it. Before the pool grows beyond half again as much as blocks have
+    /// needed, segments that are smaller than the new one and free as a whole go back to the driver, whose free waits for the
+    /// device. A pattern of sizes that repeats comes to an end of such exchanges. These options bound the rest:
+    ///
+    /// - `growth_slack:0`, or the profile `tight`: segments go back as soon as the pool would exceed its peak in use. Costs waits
+    ///   for the device while sizes still grow.
+    /// - `max_split_size_mb`: small blocks do not hold large segments. Segments above that size do not serve smaller blocks, so
+    ///   where sizes vary, also set:
+    /// - `garbage_collection_threshold` or `hard_limit`: beyond that share, free segments of any size go back.
     ///
     /// # Small blocks in large segments
     ///

@@ -194,18 +194,20 @@ impl<B: HostBuffer> Drop for HostMemory<B> {
             Err(cause) => {
                 let Registration { device, host, size_bytes, .. } = &self.registration;
                 let (what, address) = ("host memory", host.addr() as u64);
-                device.report_kept(PoolError::Kept { what, address, size_bytes: *size_bytes, cause });
-                self.keep();
+                // In a host function nothing is wrong with the memory: the next wait of another thread releases it.
+                if !(self.keep() && cause.is_not_permitted()) {
+                    device.report_kept(PoolError::Kept { what, address, size_bytes: *size_bytes, cause });
+                }
             }
         }
     }
 }
 
 impl<B: HostBuffer> HostMemory<B> {
-    /// Leaves the buffer to a later wait, unless its elements need a drop, which may be bound to this thread.
-    fn keep(&self) {
+    /// Leaves the buffer to a later wait, unless its elements need a drop, which may be bound to this thread. Returns whether it does.
+    fn keep(&self) -> bool {
         if core::mem::needs_drop::<B::Element>() {
-            return;
+            return false;
         }
         let (start, length, capacity) = self.parts.erased();
         let (start, free) = (Handle(start), buffer::free::<B> as unsafe fn(*mut c_void, usize, usize));
@@ -223,6 +225,7 @@ impl<B: HostBuffer> HostMemory<B> {
             !is_registered
         };
         self.registration.device.keep(KeptMemory { give_back: Box::new(give_back) });
+        true
     }
 }
 

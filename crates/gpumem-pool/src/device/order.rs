@@ -15,7 +15,7 @@
 //! During a capture nothing is raised: captured work runs when the graph is launched, if ever.
 //!
 //! *Locks.* Each state has a lock, held around short driver calls. The lock of `StreamTable` is taken before a state's
-//! lock. A state's lock is taken before the driver's teardown lock, and never inside it.
+//! lock. A state's lock is taken before the lock under which the driver destroys objects, and never inside it.
 
 #[allow(unsafe_code)]
 mod capture;

@@ -56,6 +56,7 @@ mod situations;
 #[cfg(feature = "backend-caching")]
 mod sleep;
 mod streams;
+mod thread_ends;
 mod threads;
 mod trace;
 #[cfg(feature = "tracing")]

@@ -202,7 +202,10 @@ impl Drop for DriverPool {
 
 /// Destroys a pool, whose handle is not used after a success. No capture is affected by the call.
 fn destroy(driver: &Driver, handle: &Handle<CUmemPoolHandle_st>) -> Result<(), DriverError> {
-    let _guard = driver.teardown();
-    // SAFETY: the caller does not use the handle again; live blocks are named by their addresses alone.
-    unsafe { driver.cuMemPoolDestroy(handle.0) }
+    let handle = Handle(handle.0);
+    driver.destroy(move |driver| {
+        let Handle(raw) = &handle;
+        // SAFETY: the caller does not use the handle again; live blocks are named by their addresses alone.
+        unsafe { driver.cuMemPoolDestroy(*raw) }
+    })
 }

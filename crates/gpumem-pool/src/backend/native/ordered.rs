@@ -50,10 +50,7 @@ impl Ordered {
                 self.pending.add(pending);
                 Ok(())
             }
-            Err(error) => {
-                self.pending.add_failed(pending);
-                Err(error)
-            }
+            Err(error) => self.pending.add_refused(pending, error),
         }
     }
 
@@ -98,7 +95,9 @@ impl Ordered {
         if sweeper.is_none() {
             *sweeper = match Stream::new(&self.device) {
                 Ok(stream) => Some(stream),
-                Err(PoolError::Driver(cause) | PoolError::DeviceLost(cause)) => return Err(cause),
+                Err(
+                    PoolError::Driver(cause) | PoolError::HostFunction(cause) | PoolError::DeviceLost(cause),
+                ) => return Err(cause),
                 Err(_) => None,
             };
         }
