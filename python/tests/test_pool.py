@@ -401,6 +401,13 @@ class EnvironmentTest(unittest.TestCase):
                 )
                 self.assertTrue(found.startswith("True " + text), found)
 
+    @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "a variable of the simulator")
+    def test_mistakes_in_variables_of_the_simulator(self):
+        for name in ("GPUMEM_SIM_SEDE", "GPUMEM_SIM_SEED"):
+            done = run("import gpumem\ngpumem.Pool()", **{name: "lots"})
+            self.assertRegex(done.stderr, "InvalidEnvironment: gpumem's simulator.*correct the variables GPUMEM_SIM_")
+            self.assertIn(name, done.stderr)
+
 
 class ProcessTest(unittest.TestCase):
     def test_import_needs_no_driver(self):

@@ -72,9 +72,12 @@ fn code_of(error: &PoolError) -> gpumem_result {
         | PoolError::NoPeerAccess { .. }
         | PoolError::NoHostAccess { .. } => gpumem_result::GPUMEM_ERROR_UNSUPPORTED,
         PoolError::Env(_)
-        | PoolError::Load(LoadError::Env(_) | LoadError::UnknownDriver(_) | LoadError::SimulatorRequested) => {
-            gpumem_result::GPUMEM_ERROR_ENVIRONMENT
-        }
+        | PoolError::Load(
+            LoadError::Env(_)
+            | LoadError::UnknownDriver(_)
+            | LoadError::SimulatorRequested
+            | LoadError::StartDropIn(_),
+        ) => gpumem_result::GPUMEM_ERROR_ENVIRONMENT,
         PoolError::Load(_) | PoolError::NoSuchDevice { .. } => gpumem_result::GPUMEM_ERROR_NO_DEVICE,
         PoolError::DeviceLost(_) => gpumem_result::GPUMEM_ERROR_DEVICE_LOST,
         PoolError::Driver(_)

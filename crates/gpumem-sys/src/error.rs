@@ -97,6 +97,12 @@ pub enum LoadError {
         "the NVIDIA driver does not start ({0}); check `nvidia-smi`, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
     )]
     Start(DriverError),
+    /// The drop-in of this project does not start, because a variable of it is unknown or has an invalid value.
+    #[error(
+        "gpumem's simulator, which GPUMEM_DRIVER=drop-in selects, does not start ({0}); it has printed the reason: correct the variables \
+         GPUMEM_SIM_…"
+    )]
+    StartDropIn(DriverError),
     /// The library with the driver's name is the drop-in of this project.
     #[error(
         "the library found as libcuda is gpumem's simulator, not the vendor's driver; remove it from the library path, or set \
