@@ -16,8 +16,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
+import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, SupportsIndex
 
 from ._native import (
@@ -94,8 +95,9 @@ class Pool:
     """A pool of a device's memory.
 
     `conf` has options by name as GPUMEM_CONF has them: "profile:fast". A limit is a number of bytes or a text, "2GiB", "50%" of the
-    device's memory or "80%free" of what is free there; None or 0 for none. `trace` is a file that records all
-    requests. `on_out_of_memory` receives the report of each refused request before the request raises `OutOfMemory`; it may free
+    device's memory or "80%free" of what is free there; None or 0 for none. `peers` are the other devices that may use
+    the memory: "all" that have a link, or their ordinals. `trace` is a file that records all requests.
+    `on_out_of_memory` receives the report of each refused request before the request raises `OutOfMemory`; it may free
     blocks, and must not raise. What the arguments leave open, the environment configures (GPUMEM_HARD_LIMIT, GPUMEM_CONF and the
     others), unless `from_environment` is False.
     """
@@ -107,11 +109,16 @@ class Pool:
         conf: str | None = None,
         hard_limit: Limit | None = None,
         soft_limit: Limit | None = None,
+        peers: str | Iterable[SupportsIndex] | None = None,
         trace: str | os.PathLike[str] | None = None,
         on_out_of_memory: Callable[[str], object] | None = None,
         from_environment: bool = True,
         _interface: int = PYTHON,
     ) -> None:
+        if peers is not None:
+            ordinals = [] if isinstance(peers, str) else [str(operator.index(peer)) for peer in peers]
+            named = peers if isinstance(peers, str) else f"[{','.join(ordinals)}]" if ordinals else "none"
+            conf = ",".join(filter(None, (conf, f"peers:{named}")))
         options = PoolOptions(
             struct_size=ctypes.sizeof(PoolOptions),
             ordinal=check_size("ordinal", ordinal, 2**32),

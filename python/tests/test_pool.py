@@ -33,6 +33,17 @@ class PoolTest(unittest.TestCase):
         self.stream.close()
         self.pool.close()
 
+    def test_peers_are_named(self):
+        for peers in ("all", "none", [], [0]):
+            with gpumem.Pool(peers=peers, conf="profile:tight") as pool, pool.stream() as stream, pool.alloc(MIB, stream):
+                pass
+        with self.assertRaises(gpumem.NoDevice):
+            gpumem.Pool(peers=[99])
+        with self.assertRaises(gpumem.InvalidArgument):
+            gpumem.Pool(peers="some")
+        with self.assertRaises(TypeError):
+            gpumem.Pool(peers=["1"])
+
     def test_blocks_are_counted_and_freed(self):
         block = self.pool.alloc(MIB, self.stream)
         self.assertNotEqual(block.address, 0)

@@ -19,7 +19,7 @@ mod search;
 mod sleeping;
 
 use crate::config::{BackendKind, Config, HandleUse};
-use crate::device::{Clocks, Device, Stamp, Stream, StreamId};
+use crate::device::{Clocks, Device, PeerDevice, Stamp, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError};
 use crate::limits::Limits;
 use crate::stats::{ActivityCounters, TagCounters};
@@ -82,8 +82,8 @@ pub(crate) trait Source: Send + Sync {
     fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError>;
 
     /// Gives a peer device access to all memory of the pool, present and future. The peer has a link to the pool's
-    /// device.
-    fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError>;
+    /// device. A further call for the same device changes nothing.
+    fn enable_peer_access(&self, peer: PeerDevice) -> Result<(), PoolError>;
 
     /// Pins the physical memory of a live allocation under its addresses.
     fn pin(&self, allocation: Allocation) -> Result<(), PoolError>;

@@ -10,6 +10,7 @@ pub(crate) mod kind;
 pub(crate) mod limit;
 pub(crate) mod options;
 pub(crate) mod parse;
+mod peers;
 pub(crate) mod pool_id;
 mod render;
 pub(crate) mod size_rounding;
@@ -28,6 +29,7 @@ pub use limit::{IntoLimit, Limit};
 pub(crate) use options::Options;
 pub use options::{VARIABLES, conf};
 pub use parse::ConfigError;
+pub(crate) use peers::PeerOption;
 pub use pool_id::PoolId;
 pub(crate) use pool_id::PoolName;
 pub(crate) use size_rounding::SizeRounding;
@@ -52,6 +54,7 @@ pub(crate) struct Config {
     /// `Some(false)` selects plain segments; `None` selects them where memory cannot be mapped.
     pub(crate) expandable_segments: Option<bool>,
     pub(crate) oversubscribes: bool,
+    pub(crate) peers: PeerOption,
     pub(crate) exact_peaks: bool,
     pub(crate) flight_recorder: FlightRecorder,
     /// Above this fraction of the memory that may be reserved, idle memory is released before the pool grows.

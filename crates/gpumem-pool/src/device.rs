@@ -14,6 +14,7 @@ pub(crate) mod host;
 pub(crate) mod host_memory;
 pub(crate) mod maintenance;
 pub(crate) mod order;
+pub(crate) mod peer;
 pub(crate) mod processes;
 pub(crate) mod sleepers;
 pub(crate) mod slow_path_flag;
@@ -34,6 +35,8 @@ pub use order::StreamId;
 pub(crate) use order::{
     Clocks, GRAPH_BIT, Life, Marker, MarkerEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
 };
+#[doc(hidden)]
+pub use peer::PeerDevice;
 pub(crate) use slow_path_flag::SlowPathFlag;
 pub(crate) use stream::{LEGACY, WeakStream};
 pub use stream::{Stream, StreamBuilder, StreamPoint};
@@ -51,7 +54,7 @@ use core::fmt;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
 pub(crate) use settle::{KeptMemory, Patience, Work};
-use sleepers::Sleepers;
+pub(crate) use sleepers::Sleepers;
 #[doc(hidden)]
 pub use sleepers::{LentMemory, MemoryRange};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
@@ -103,7 +106,6 @@ struct Common {
     pools: Mutex<Vec<Weak<dyn Listed>>>,
     maintenance: Maintenance,
     watch: Watch,
-    sleepers: Sleepers,
     budget: Arc<DeviceBudget>,
     /// Held shared while the host waits for the whole GPU, and exclusively while a capture begins there.
     quiet: RwLock<()>,
@@ -120,6 +122,9 @@ pub(crate) trait Listed: Send + Sync {
 
     /// The name and the figures of the pool.
     fn usage(&self) -> PoolUsage;
+
+    /// Lets a device with a link use the pool's memory.
+    fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError>;
 }
 
 /// The total and free memory of a device, over all processes; see [`Device::memory_info`].
@@ -155,12 +160,7 @@ impl Device {
     /// - [`PoolError::NoSuchDevice`] if the driver has no device with this ordinal.
     /// - [`PoolError::Driver`] if a call fails, for example because the context cannot be created.
     pub fn new(driver: &Driver, ordinal: u32) -> Result<Self, PoolError> {
-        let count = Self::count(driver)?;
-        let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
-        let index = index.ok_or(PoolError::NoSuchDevice { ordinal, count, driver: driver.kind() })?;
-        let mut raw: CUdevice = 0;
-        // SAFETY: `raw` outlives the call.
-        unsafe { driver.cuDeviceGet(&mut raw, index)? };
+        let raw = PeerDevice::new(driver, ordinal)?.raw();
         let name = name(driver, raw)?;
         let total_bytes = total_bytes(driver, raw)?;
         let major = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
@@ -384,9 +384,9 @@ impl Device {
         &self.0.common.watch
     }
 
-    /// The memory of this device that sleeps.
+    /// The memory that sleeps, of all devices of the machine.
     pub(crate) fn sleepers(&self) -> &Sleepers {
-        &self.0.common.sleepers
+        self.0.clocks.sleepers()
     }
 
     pub(crate) fn maintenance(&self) -> &Maintenance {
@@ -418,7 +418,6 @@ impl Common {
             pools: Mutex::default(),
             maintenance: Maintenance::default(),
             watch: Watch::default(),
-            sleepers: Sleepers::default(),
             budget,
             quiet,
             kept,

@@ -97,12 +97,12 @@ pub use config::{
     BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, Interface, IntoLimit, Limit, MemoryKind,
     PoolId, Profile, VARIABLES, conf,
 };
-#[doc(hidden)]
-pub use device::LentMemory;
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,
     HostMemory, HostMemoryError, MemoryInfo, MemoryRange, Stream, StreamBuilder, StreamId, StreamPoint,
 };
+#[doc(hidden)]
+pub use device::{LentMemory, PeerDevice};
 pub use error::{
     Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, PoolUsage, ProcessUsage, RefusedBy,
     RequestOrigin, UnfinishedStream,

@@ -115,6 +115,7 @@ impl Pool {
         let peers = setup.peers.clone();
         let pool = Self(StateRef::new(setup, is_for_host, backend, limits, (tags, activity)));
         peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
+        pool.0.open_to_configured()?;
         Ok(pool)
     }
 

@@ -85,7 +85,7 @@ fn entry(prefix: &Path, source: &Path, library: &Path) -> Result<()> {
     compiler.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
     // Both libraries are in the package's folder.
     succeed(
-        compiler.args([format!("-l:{LIBRARY}").as_str(), "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"]),
+        compiler.args([format!("-l:{LIBRARY}").as_str(), "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined", "-ldl"]),
         "c++",
     )
 }

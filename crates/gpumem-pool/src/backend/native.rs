@@ -32,7 +32,7 @@ mod pending_frees;
 use super::direct::DriverAllocator;
 use super::{BackendSetup, DevicePool, DriverPoolUsage, FreeRequest, Reserved};
 use crate::config::{BackendKind, MemoryKind};
-use crate::device::{Device, Stream};
+use crate::device::{Device, PeerDevice, Stream};
 use crate::error::PoolError;
 use crate::limits::Limits;
 use chain::Chain;
@@ -161,13 +161,13 @@ impl DriverAllocator for NativeAllocator {
         }
     }
 
-    fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
+    fn enable_peer_access(&self, device: &Device, peer: PeerDevice) -> Result<(), PoolError> {
         // Every device can access the other kinds already.
         if self.kind != MemoryKind::Device {
             return Ok(());
         }
         let _bound = device.enter()?;
-        self.chain.share_with(peer)
+        Ok(self.chain.share_with(peer)?)
     }
 
     fn allow_hard_limit(&self, limit_bytes: u64) {

@@ -7,7 +7,7 @@
 use super::direct::DriverAllocator;
 use super::{FreeRequest, Reserved, plain};
 use crate::config::{BackendKind, MemoryKind};
-use crate::device::{Device, HowFar, Order, Stamp, Stream};
+use crate::device::{Device, HowFar, Order, PeerDevice, Stamp, Stream};
 use crate::error::PoolError;
 use crate::stats::ActivityCounters;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -122,7 +122,7 @@ impl DriverAllocator for PlainAllocator {
         self.rounding_bytes.load(Ordering::Relaxed)
     }
 
-    fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
+    fn enable_peer_access(&self, device: &Device, peer: PeerDevice) -> Result<(), PoolError> {
         plain::enable_peer_access(device, self.kind, peer)
     }
 

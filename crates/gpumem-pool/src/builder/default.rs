@@ -5,7 +5,6 @@ use crate::error::PoolError;
 use crate::pool::Pool;
 use gpumem_sys::Driver;
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The default pools by ordinal. They live until the process ends.
@@ -41,8 +40,11 @@ impl Pool {
         // Made without the lock, because it calls the driver. If two threads make one, the first to set it wins.
         let driver = Driver::from_env()?;
         let made = Self::from_env(&Device::new(&driver, ordinal)?)?;
-        let kept = defaults().entry(ordinal).or_insert_with(|| made.clone()).clone();
-        Ok(kept)
+        match made.set_default() {
+            Ok(()) => Ok(made),
+            Err(PoolError::DefaultAlreadySet { .. }) => Ok(defaults().entry(ordinal).or_insert(made).clone()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The default pool of the device with this ordinal, if there is one. Creates none.
@@ -54,18 +56,65 @@ impl Pool {
     /// Makes this pool the default pool of its device's ordinal, which [`Pool::for_device`] returns. It can be set once in a
     /// process, and lives until the process ends.
     ///
+    /// The default pools of devices with a link are open to each other ([`Pool::enable_peer_access`]), from the moment at which both
+    /// exist: code that knows only numbers of devices copies between them. A process that uses one device has no cost from that.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let driver = gpumem_sim::driver(SimConfig::new().devices(3).without_link(0, 2))?;
+    /// let devices = [0, 1, 2].map(|ordinal| Device::new(&driver, ordinal).unwrap());
+    /// devices.iter().try_for_each(|device| Pool::new(device)?.set_default())?;
+    ///
+    /// let [home, other, far] = [0, 1, 2].map(|index: usize| Stream::new(&devices[index]).unwrap());
+    /// let block = Pool::for_device(0)?.alloc(4096, &home)?;
+    /// other.wait_for(&home)?;
+    /// // … work on `other` that uses `block.address()` …
+    /// # let may_write = |stream: &Stream| {
+    /// #     let _bound = stream.device().bind().unwrap();
+    /// #     // SAFETY: the block outlives the work, which is waited for.
+    /// #     let queued = unsafe { driver.cuMemsetD8Async(block.address(), 1, 4096, stream.raw()) };
+    /// #     stream.synchronize().unwrap();
+    /// #     queued.is_ok()
+    /// # };
+    /// # assert!(may_write(&other) && !may_write(&far));
+    /// block.record_use(&other);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
-    /// [`PoolError::DefaultAlreadySet`] if the ordinal has a default pool, set or created.
+    /// - [`PoolError::DefaultAlreadySet`] if the ordinal has a default pool, set or created.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn set_default(&self) -> Result<(), PoolError> {
+        // Held over the calls of the driver: of two pools that become default pools at once, the later one finds the other.
+        static CHANGE: Mutex<()> = Mutex::new(());
+        let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
         let ordinal = self.device().ordinal();
-        match defaults().entry(ordinal) {
-            Entry::Vacant(place) => {
-                place.insert(self.clone());
-                Ok(())
+        let others: Vec<Self> = match &*defaults() {
+            defaults if defaults.contains_key(&ordinal) => {
+                return Err(PoolError::DefaultAlreadySet { ordinal });
             }
-            Entry::Occupied(_) => Err(PoolError::DefaultAlreadySet { ordinal }),
+            defaults => defaults.values().cloned().collect(),
+        };
+        for other in &others {
+            open(self, other)?;
+            open(other, self)?;
         }
+        defaults().insert(ordinal, self.clone());
+        Ok(())
+    }
+}
+
+/// Lets the device of `other` use the memory of a pool, where that is possible.
+fn open(pool: &Pool, other: &Pool) -> Result<(), PoolError> {
+    match pool.enable_peer_access(other.device()) {
+        // A pool that is lost is of no use to the other device.
+        Err(PoolError::NoPeerAccess { .. } | PoolError::DeviceLost { .. } | PoolError::Poisoned { .. }) => {
+            Ok(())
+        }
+        opened => opened,
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! and generates the field of [`Options`], the key of `GPUMEM_CONF`, the row of the documentation of [`conf`], and the
 //! value in [`Config`]. With `setter(Type), variable "GPUMEM_…"` it also generates a method of
-//! [`PoolBuilder`](crate::PoolBuilder) and an environment variable. A default of three values is that of the profiles
+//! [`PoolBuilder`](crate::PoolBuilder) and an environment variable; with `only variable "GPUMEM_…"`, just the variable. A default of three values is that of the profiles
 //! `fast`, `balanced` and `tight`.
 
 use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, PEAKS, SEGMENTS, VIRTUAL};
@@ -14,7 +14,9 @@ use crate::config::parse::{
     boolean, byte_count, fraction, handle_pages, microseconds, milliseconds, named, no_caching, number,
     rounding, share, split_bytes,
 };
-use crate::config::{BackendKind, Config, FlightRecorder, Limit, MemoryKind, Profile, SizeRounding, render};
+use crate::config::{
+    BackendKind, Config, FlightRecorder, Limit, MemoryKind, PeerOption, Profile, SizeRounding, render,
+};
 use core::time::Duration;
 use gpumem_sys::env::Variable;
 
@@ -82,8 +84,8 @@ macro_rules! options {
         $(#[$before:meta])*
         table {$(
             $name:ident: $type:ty = $parser:ident($expected:literal) default $default:literal
-                => $($place:ident).+ on $scope:ident $(, setter($argument:ty $(=> $convert:ident)?), variable $variable:literal)?:
-                $text:literal;
+                => $($place:ident).+ on $scope:ident $(, setter($argument:ty $(=> $convert:ident)?), variable $variable:literal)?
+                $(, only variable $only:literal)?: $text:literal;
         )+}
         other names {$(
             $alias:ident for $option:ident = $alias_parser:ident($alias_expected:literal): $alias_text:literal;
@@ -129,7 +131,7 @@ macro_rules! options {
         }
 
         pub(crate) const KEYS: &[Key] = &[
-            $(key!($name sets $name = $parser($expected), $default, $scope, $($variable)?),)+
+            $(key!($name sets $name = $parser($expected), $default, $scope, $($variable)? $($only)?),)+
             $(key!($alias sets $option = $alias_parser($alias_expected), "", ALL,),)+
         ];
 
@@ -137,6 +139,10 @@ macro_rules! options {
         pub const VARIABLES: &[Variable] = &[
             $($(Variable {
                 name: $variable,
+                meaning: concat!($expected, "; default ", $default, ": ", $text),
+            },)?
+            $(Variable {
+                name: $only,
                 meaning: concat!($expected, "; default ", $default, ": ", $text),
             },)?)+
             Variable {
@@ -247,6 +253,10 @@ options! {
         "whether the pool may exceed the margin of unified memory. Otherwise unified memory and all pools of a \
          [`Device`](crate::Device) together stay below 15/16 of its memory. Beyond the device's free memory, pages move back \
          and forth, and a program that uses them all at once may come to a standstill. A block may be larger than the device";
+    peers: PeerOption = named("`none`, `all`, an ordinal (1), or a list of them (`[0,1]`)") default "`none`"
+        => peers on ALL, only variable "GPUMEM_PEERS":
+        "the other devices that may use the memory: `all` that have a link, or these, which must have one; see \
+         `Pool::enable_peer_access`. Each growth costs access calls for all of them, whether or not the program uses them; no context is created for them, except with `none` and over plain segments";
     expandable_segments: bool = boolean("`true` or `false`") default "`true` where the driver maps memory"
         => expandable_segments on VIRTUAL:
         "`false` selects plain segments (`cuMemAlloc`), for software that cannot handle mapped memory, such as \

@@ -1,10 +1,11 @@
-//! [`Sleepers`]: the address ranges of a device that sleep, and the check of all memory that work uses before it is queued.
+//! [`Sleepers`]: the address ranges that sleep, and the check of all memory that work uses before it is queued. All devices of a machine
+//! share one list: they have one address space, and a stream of each may use the memory of the others.
 //!
 //! Work is queued in a call on its stream that names the memory as [`MemoryRange`]s ([`Stream::queue_work`],
 //! [`Stream::run_borrowed`]), and the call refuses memory that sleeps. A pool that goes to sleep adds its ranges first, then lets all
-//! calls end that began before ([`Sleepers::let_calls_end`]), and then waits for the device: after that, no work that uses the ranges
-//! is queued, and none will be. Another library that has borrowed memory queues work without such a check, so a pool does not sleep
-//! while memory is lent ([`LentMemory`]).
+//! calls end that began before ([`Sleepers::let_calls_end`]), and then waits for the devices that have access: after that, no work that
+//! uses the ranges is queued, and none will be. Another library that has borrowed memory queues work without such a check, so a pool does
+//! not sleep while memory is lent ([`LentMemory`]).
 
 use crate::config::PoolName;
 use crate::device::{Device, Stamp, Stream, StreamId, WeakStream};
@@ -34,7 +35,7 @@ impl MemoryRange {
     }
 }
 
-/// The sleeping memory of one device.
+/// The sleeping memory of a machine's devices.
 #[derive(Default)]
 pub(crate) struct Sleepers {
     /// The number of entries. Added to before calls are waited for: a call reads it after it has counted itself.
@@ -51,7 +52,7 @@ struct Entry {
     ranges: Vec<Range<u64>>,
 }
 
-/// The streams of the device.
+/// The streams of the devices.
 #[derive(Default)]
 struct Streams {
     list: Vec<WeakStream>,
@@ -84,7 +85,7 @@ impl Sleepers {
         self.count.store(entries.len(), Ordering::SeqCst);
     }
 
-    /// Waits until all calls on the device's streams have ended that began before this one. Later calls find the entries.
+    /// Waits until all calls on the devices' streams have ended that began before this one. Later calls find the entries.
     pub(crate) fn let_calls_end(&self) {
         // Upgraded under the lock and dropped outside of it: dropping the last clone of a stream takes locks.
         let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
@@ -159,7 +160,7 @@ impl Device {
         Ok(queued && is_awake)
     }
 
-    /// Keeps memory of this device awake while another library may queue work that uses it. Call it inside of
+    /// Keeps memory awake while another library may queue work that uses it. Call it inside of
     /// [`Stream::queue_work`](crate::Stream::queue_work), which has been given the memory.
     #[doc(hidden)]
     pub fn lend(&self, memory: MemoryRange) -> LentMemory {

@@ -20,7 +20,7 @@ pub(crate) use stack::{BackingAllocation, Stack};
 
 use crate::backend::{Allocation, FreeRequest};
 pub use crate::config::PoolId;
-use crate::device::{Device, Stream};
+use crate::device::{Device, PeerDevice, Stream};
 use crate::error::PoolError;
 #[cfg(doc)]
 use crate::pool::block::Block;
@@ -119,6 +119,16 @@ pub trait Adaptor: Send + Sync {
     /// Called before a growable block loses memory, also when it is dropped. Also called when a growth fails
     /// ([`Change::is_undone`]). Must not wait.
     fn shrink(&self, change: &Change<'_>) {}
+
+    /// Lets another device use the memory of other pools that the adaptor's grants come from.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Pool::enable_peer_access`](crate::Pool::enable_peer_access).
+    #[doc(hidden)]
+    fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError> {
+        Ok(())
+    }
 
     /// Called when the last handle of a pool is dropped. Blocks that are still alive are freed later.
     fn close(&self, pool: PoolId) {}

@@ -86,11 +86,6 @@ impl Access {
         self.with(|granted| granted.iter().any(|access| access.location.id == peer))
     }
 
-    /// Returns whether other devices have access.
-    pub(super) fn has_peers(&self) -> bool {
-        self.with(|granted| granted.len() > 1)
-    }
-
     pub(super) fn with<R>(&self, work: impl FnOnce(&[CUmemAccessDesc]) -> R) -> R {
         work(&self.granted.read().unwrap_or_else(PoisonError::into_inner))
     }

@@ -4,7 +4,7 @@
 //! driver keeps a destroyed pool until its last queued free is complete, so the drop never waits.
 
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, Handle, HowFar};
+use crate::device::{Clocks, Device, Handle, HowFar, PeerDevice};
 use crate::stats::ActivityCounters;
 use core::ffi::{c_int, c_void};
 use gpumem_sys::types::{
@@ -87,7 +87,7 @@ impl DriverPool {
         Ok(address)
     }
 
-    pub(super) fn share_with(&self, peer: &Device) -> Result<(), DriverError> {
+    pub(super) fn share_with(&self, peer: PeerDevice) -> Result<(), DriverError> {
         self.grant(peer.raw())
     }
 

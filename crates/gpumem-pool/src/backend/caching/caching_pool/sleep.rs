@@ -255,12 +255,6 @@ impl CachingPool {
     /// Selects the handles that sleep, and returns the ranges of the blocks in them.
     fn select(&self) -> Result<Vec<(u64, u64)>, PoolError> {
         let mut core = self.core();
-        if self.access.has_peers() {
-            return Err(self.cannot_sleep(
-                "other devices have access to its memory",
-                "put what sleeps into a pool without peer access",
-            ));
-        }
         if core.heap.pins_any() {
             return Err(self.cannot_sleep(
                 "a block was exported or pinned, and its memory must stay",
