@@ -12,6 +12,7 @@ mod plots;
 mod ptx;
 mod rooms;
 mod source;
+mod traits;
 mod unsafety;
 mod words;
 
@@ -84,6 +85,7 @@ fn check(files: &Files) -> Vec<Finding> {
         }
     }
     findings.extend(rooms::check(files));
+    findings.extend(traits::check(files));
     findings.extend(unsafety::layers_deny(files));
     findings.extend(ptx::check(files));
     findings.extend(mutants::check(files));
