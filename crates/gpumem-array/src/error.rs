@@ -122,6 +122,11 @@ pub enum ArrayError {
         /// The shape of the array.
         shape: Vec<usize>,
     },
+    /// A transfer was polled or waited for after it had resolved. The first result has its host memory.
+    #[error(
+        "this transfer has returned its result already, from an earlier poll; keep that result, or begin another transfer"
+    )]
+    TransferOver,
     /// The host has no memory for the elements of a download, or for the elements of a view that an upload gathers.
     #[error("out of host memory: a copy needs {size_bytes} bytes; copy the array in slices")]
     HostFull {

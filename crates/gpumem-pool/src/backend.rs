@@ -195,6 +195,9 @@ pub(crate) trait DevicePool {
 
     /// The driver's counters.
     fn usage(&self) -> Result<DriverPoolUsage, DriverError>;
+
+    /// Returns whether it was ever made current, so that other libraries may have memory of it.
+    fn has_been_current(&self) -> bool;
 }
 
 /// The driver's counters of a pool, over all its users; see [`CurrentPool::usage`](crate::CurrentPool::usage).

@@ -317,6 +317,11 @@ pub enum PoolError {
     /// The stream was retired, because its owner is about to destroy it.
     #[error("this stream was retired because its owner destroys it; wrap another stream")]
     StreamRetired,
+    /// The stream cannot be retired in a closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed), whose work it runs.
+    #[error(
+        "this stream cannot be retired in the closure of Stream::run_borrowed, which uses it; retire it after that call"
+    )]
+    StreamBorrowed,
     /// A thread named another thread's default stream.
     #[error(
         "this is the default stream of another thread; use it there, or create a stream with Stream::new"

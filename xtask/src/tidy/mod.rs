@@ -13,6 +13,7 @@ mod ptx;
 mod queue;
 mod rooms;
 mod source;
+mod traits;
 mod unsafety;
 mod words;
 
@@ -86,6 +87,7 @@ fn check(files: &Files) -> Vec<Finding> {
         }
     }
     findings.extend(rooms::check(files));
+    findings.extend(traits::check(files));
     findings.extend(unsafety::layers_deny(files));
     findings.extend(ptx::check(files));
     findings.extend(mutants::check(files));

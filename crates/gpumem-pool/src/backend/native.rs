@@ -38,6 +38,7 @@ use crate::limits::Limits;
 use chain::Chain;
 use complete::Complete;
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, Ordering};
 use driver_pool::UNBOUNDED;
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use gpumem_sys::{CudaVersion, DriverError};
@@ -51,6 +52,8 @@ pub(crate) struct NativeAllocator {
     /// Declared before the chain, so that it drops first: its drop frees memory of the chain.
     frees: Frees,
     chain: Chain,
+    /// Set before the first allocation of another library.
+    has_been_current: AtomicBool,
 }
 
 /// When freed memory returns to the driver.
@@ -85,7 +88,15 @@ impl NativeAllocator {
             true => Frees::Complete(Complete::new(device, kind, config.tuning.poll_budget, activity)?),
             false => Frees::Ordered(Ordered::new(device, activity)),
         };
-        Ok(Self { device: device.clone(), kind, limits: limits.clone(), frees, chain })
+        let limits = limits.clone();
+        Ok(Self {
+            device: device.clone(),
+            kind,
+            limits,
+            frees,
+            chain,
+            has_been_current: AtomicBool::new(false),
+        })
     }
 }
 
@@ -232,6 +243,7 @@ impl DriverAllocator for NativeAllocator {
 
 impl DevicePool for NativeAllocator {
     fn make_current(&self) -> Result<(), DriverError> {
+        self.has_been_current.store(true, Ordering::Relaxed);
         self.chain.make_current()
     }
 
@@ -246,6 +258,10 @@ impl DevicePool for NativeAllocator {
     fn usage(&self) -> Result<DriverPoolUsage, DriverError> {
         let _entered = self.device.enter_relaxed()?;
         self.chain.usage()
+    }
+
+    fn has_been_current(&self) -> bool {
+        self.has_been_current.load(Ordering::Relaxed)
     }
 }
 

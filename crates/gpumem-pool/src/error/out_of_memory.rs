@@ -82,6 +82,9 @@ pub struct OutOfMemory {
     pub limit_sharers: Vec<PoolUsage>,
     /// Bytes in blocks of this pool, without [`OutOfMemory::asleep_bytes`].
     pub in_use_bytes: u64,
+    /// The part of [`OutOfMemory::in_use_bytes`] that other libraries have allocated from this pool
+    /// ([`Pool::make_current`](crate::Pool::make_current)).
+    pub other_libraries_bytes: u64,
     /// The number of blocks, growable ones excluded.
     pub block_count: u64,
     /// Bytes of this pool that sleep ([`Pool::sleep`](crate::Pool::sleep)): they are not on the device. A refused

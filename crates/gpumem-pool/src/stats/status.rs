@@ -42,6 +42,9 @@ pub struct Status {
     pub device_ordinal: u32,
     /// Bytes in live blocks.
     pub in_use_bytes: u64,
+    /// Bytes that other libraries hold in this pool ([`Pool::make_current`](crate::Pool::make_current)): what the driver counts beside
+    /// the live blocks. Freed blocks that wait for work on the device count until then, and up to 512 bytes for each live block.
+    pub other_libraries_bytes: u64,
     /// Bytes held from the device: blocks, cached memory, and memory that the driver refused to free.
     pub reserved_bytes: u64,
     /// Bytes cached for reuse, including freed memory that waits for work on the device.
@@ -137,6 +140,9 @@ impl fmt::Display for Status {
         }
         let (in_use, reserved) = (Bytes(self.in_use_bytes), Bytes(self.reserved_bytes));
         writeln!(f, "Memory pool usage: {in_use} ({reserved} reserved)")?;
+        if self.other_libraries_bytes > 0 {
+            writeln!(f, "Memory pool usage by other libraries: {}", Bytes(self.other_libraries_bytes))?;
+        }
         if self.asleep_bytes > 0 {
             let (asleep, on_host) = (Bytes(self.asleep_bytes), Bytes(self.asleep_host_bytes));
             writeln!(f, "Memory pool asleep: {asleep} ({on_host} of host memory)")?;
@@ -237,6 +243,7 @@ mod tests {
             device_name: "Quadro RTX 5000".into(),
             device_ordinal: 0,
             in_use_bytes: 8 << 10,
+            other_libraries_bytes: 0,
             reserved_bytes: 32 << 20,
             cached_bytes: (32 << 20) - (8 << 10),
             asleep_bytes: 0,
@@ -274,6 +281,11 @@ mod tests {
         assert!(hard.to_string().contains("\nMemory limit: hard = 4.000 GiB\n"));
         let both = Status { soft_limit_bytes: Some(1 << 30), ..hard };
         assert!(both.to_string().contains("\nMemory limit: soft = 1.000 GiB, hard = 4.000 GiB\n"));
+        let shared = Status { other_libraries_bytes: 1 << 30, ..seeds_status() };
+        assert!(
+            shared.to_string().contains("reserved)\nMemory pool usage by other libraries: 1.000 GiB\n"),
+            "{shared}"
+        );
         let none = Status { in_use_bytes: 0, reserved_bytes: 0, device_total_bytes: 0, ..seeds_status() };
         assert!(none.to_string().contains("Memory pool usage: 0 bytes (0 bytes reserved)"), "{none}");
     }

@@ -28,6 +28,7 @@ mod fixture;
 mod flight;
 mod futures;
 mod growable;
+mod held;
 mod integrated;
 mod kinds;
 mod largest;

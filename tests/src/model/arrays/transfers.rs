@@ -24,9 +24,9 @@ enum Flight<T: Value> {
     FromVec(Upload<Vec<T>>),
     FromArray(Upload<ArrayD<T>>),
     FromPinned(Upload<PinnedArray<T, IxDyn>>),
-    ToVec(Download<Vec<T>, Rejected<Vec<T>>>),
+    ToVec(Download<Vec<T>, Rejected<Option<Vec<T>>>>),
     ToArray(Download<ArrayD<T>>),
-    ToPinned(Download<PinnedArray<T, IxDyn>, Rejected<PinnedArray<T, IxDyn>>>),
+    ToPinned(Download<PinnedArray<T, IxDyn>, Rejected<Option<PinnedArray<T, IxDyn>>>>),
 }
 
 /// The result of a transfer.

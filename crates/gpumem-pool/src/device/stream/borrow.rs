@@ -17,6 +17,7 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::CUstream;
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 use std::time::Instant;
 
 /// The calls on a stream. Retirement waits for them, and no capture begins or ends during them.
@@ -36,9 +37,9 @@ pub(super) struct Borrows {
 
 #[derive(Default)]
 struct Counts {
-    /// Calls that have queued work on their callers' memory. Until they have waited for it, the stream neither captures
-    /// nor retires: otherwise the work would run after the wait, or could not be waited for.
-    borrows: usize,
+    /// The threads whose calls have queued work on their callers' memory, once for each call. Until they have waited for it, the
+    /// stream neither captures nor retires: otherwise the work would run after the wait, or could not be waited for.
+    borrowers: Vec<ThreadId>,
     /// The counted calls that wait to make the stream join a capture. None of them has checked the stream yet.
     joiners: usize,
 }
@@ -69,7 +70,8 @@ impl Stream {
     /// Calls `queue`, which queues work on this stream that uses memory of the caller, and the device memory in `memory`: all that the
     /// work reads or writes, or [`MemoryRange::NONE`]. Waits until that work is complete, even if `queue` panics, but not for work
     /// that other threads queue later. During the call the stream stays alive and does not begin a capture, and the memory does not go
-    /// to sleep; `queue` must neither retire the stream, begin a capture on it, nor put a pool to sleep.
+    /// to sleep. In `queue`, [`Stream::begin_capture`] and [`Stream::retire`] of the stream are errors; `queue` must not
+    /// wait for another thread that retires it.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -128,7 +130,7 @@ impl Stream {
         // Under the lock: no capture and no retirement can come in between.
         self.check_usable()?;
         self.check_runs(operation)?;
-        counts.borrows += 1;
+        counts.borrowers.push(std::thread::current().id());
         Ok(Borrow { stream: self, is_over: false })
     }
 
@@ -254,7 +256,7 @@ impl Borrows {
         let mut counts = self.lock();
         counts.joiners += joiners;
         let operation = loop {
-            if counts.borrows > 0 {
+            if !counts.borrowers.is_empty() {
                 break "an unfinished copy to or from borrowed memory";
             }
             if let Some(mut closed) = self.try_close(counts) {
@@ -302,12 +304,17 @@ impl Borrows {
         self.ended.notify_all();
     }
 
-    /// Waits until no call is left. New calls stop at the check, because the stream is retired.
+    /// Returns whether this thread is inside of [`Stream::run_borrowed`].
+    pub(super) fn is_held_here(&self) -> bool {
+        self.lock().borrowers.contains(&std::thread::current().id())
+    }
+
+    /// Waits until no call is left, none of which may be this thread's. New calls stop at the check, because the stream is retired.
     pub(super) fn wait_for_all(&self) {
         let mut counts = self.lock();
         self.is_awaited.store(true, Ordering::SeqCst);
         BiasedCount::fence_all([&self.calls]);
-        while counts.borrows + self.calls.total() > 0 {
+        while counts.borrowers.len() + self.calls.total() > 0 {
             counts = self.ended.wait(counts).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -388,7 +395,12 @@ impl Drop for Borrow<'_> {
             // The caller returns another error or panics: only the wait matters.
             let _ = self.wait();
         }
-        self.stream.0.borrows.lock().borrows -= 1;
+        // A borrow ends on the thread on which it began.
+        let (own, mut counts) = (std::thread::current().id(), self.stream.0.borrows.lock());
+        if let Some(index) = counts.borrowers.iter().rposition(|thread| *thread == own) {
+            counts.borrowers.swap_remove(index);
+        }
+        drop(counts);
         self.stream.0.borrows.ended.notify_all();
     }
 }

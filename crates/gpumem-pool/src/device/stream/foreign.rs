@@ -188,7 +188,12 @@ impl Stream {
     ///
     /// - [`PoolError::StreamRetired`] if the stream was retired before.
     /// - [`PoolError::WrongThread`] if it is another thread's default stream.
+    /// - [`PoolError::StreamBorrowed`] in a closure of [`Stream::run_borrowed`] with the stream. It stays usable.
     pub fn retire(&self) -> Result<(), PoolError> {
+        // Before the lock below: another thread may hold it, and wait for the end of this thread's closure.
+        if self.0.kind != Kind::Owned && self.0.borrows.is_held_here() {
+            return Err(PoolError::StreamBorrowed);
+        }
         // Once this returns, the owner may destroy the handle, so a second thread waits until the first has retired the stream.
         let _one = self.0.retirement.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_usable()?;

@@ -47,6 +47,13 @@ impl OutOfMemory {
         if self.graph_bytes > 0 {
             rows.push(row("  graphs", self.graph_bytes, self.retainers()));
         }
+        if self.other_libraries_bytes > 0 {
+            rows.push(row(
+                "  other libraries",
+                self.other_libraries_bytes,
+                "allocated from this pool, which is current",
+            ));
+        }
         for holder in &self.holders {
             let name = format!("  {}", on_a_line(&holder.tag));
             rows.push(row(name, holder.in_use_bytes, blocks(holder.block_count)));

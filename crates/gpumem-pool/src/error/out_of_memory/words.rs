@@ -131,8 +131,11 @@ impl OutOfMemory {
         }
     }
 
-    /// Names the tag of most of the memory, in parentheses.
+    /// Names the tag of most of the memory, or other libraries, in parentheses.
     fn holder(&self) -> String {
+        if self.other_libraries_bytes > self.in_use_bytes / 2 {
+            return format!(" (other libraries hold {} of this pool)", Bytes(self.other_libraries_bytes));
+        }
         self.main_holder().map_or(String::new(), |holder| {
             format!(" (tag `{}` holds {})", on_a_line(&holder.tag), Bytes(holder.in_use_bytes))
         })
