@@ -103,9 +103,10 @@ fn build() -> Result<Vec<PathBuf>> {
 }
 
 /// A program, its compiler and the standard of its language.
-const PROGRAMS: [(&str, &str, &str); 5] = [
+const PROGRAMS: [(&str, &str, &str); 6] = [
     ("basics.c", "cc", "-std=gnu11"),
     ("misuse.c", "cc", "-std=gnu11"),
+    ("sizes.c", "cc", "-std=gnu11"),
     ("streams.c", "cc", "-std=gnu11"),
     ("onnxruntime.c", "cc", "-std=gnu11"),
     ("raii.cpp", "c++", "-std=gnu++17"),

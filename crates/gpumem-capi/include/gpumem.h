@@ -238,7 +238,7 @@ typedef int32_t (*gpumem_reclaim_fn)(uint32_t is_last_resort, void *user_data);
  */
 typedef struct gpumem_status {
   /*
-   `sizeof(gpumem_status)`; after the call, the number of bytes that the library has written.
+   `sizeof(gpumem_status)`
    */
   size_t struct_size;
   /*
@@ -345,7 +345,7 @@ const char *gpumem_last_error_as(uint32_t interface);
 
  # Safety
 
- `options` is null, or points to as many bytes as its `struct_size` states, with texts that end with a zero byte; `pool` is null or
+ `options` is null, or points to a `struct_size` and to as many bytes as that states, with texts that end with a zero byte; `pool` is null or
  points to a place. `on_out_of_memory` may be called with `user_data` on any thread as long as the pool or a block of it lives.
  */
 enum gpumem_result gpumem_pool_create(const struct gpumem_pool_options *options,
@@ -732,7 +732,7 @@ enum gpumem_result gpumem_holder_unregister(struct gpumem_holder *holder);
 
  # Safety
 
- `status` is null, or points to as many bytes as its `struct_size` states.
+ `status` is null, or points to a `struct_size` and to as many bytes as that states.
  */
 enum gpumem_result gpumem_pool_status(struct gpumem_pool *pool, struct gpumem_status *status);
 
