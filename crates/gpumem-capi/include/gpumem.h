@@ -586,6 +586,22 @@ enum gpumem_result gpumem_alloc(struct gpumem_pool *pool,
                                 void **address);
 
 /*
+ Like `gpumem_alloc`, on a stream (`CUstream`, `cudaStream_t`) that another library created and may destroy after the call. Null is the
+ default stream. It is for allocators that learn the stream anew in each request; `gpumem_alloc` with a handle is faster.
+
+ Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream of another context, and for one that is part of a capture, unless
+ captures were announced (`gpumem_captures_expect`). The capture goes on.
+
+ # Safety
+
+ `raw` is null or a live stream of the device's primary context; `address` is null or points to a place.
+ */
+enum gpumem_result gpumem_alloc_borrowed(struct gpumem_pool *pool,
+                                         uint64_t size_bytes,
+                                         void *raw,
+                                         void **address);
+
+/*
  Frees memory of any pool by its address. It is reused once the work that is queued so far, on its stream and on the streams of
  `gpumem_record_use`, is complete; nothing waits. Null is ignored.
 
@@ -602,6 +618,20 @@ enum gpumem_result gpumem_free(void *address);
  */
 enum gpumem_result gpumem_free_on(void *address,
                                   struct gpumem_stream *stream);
+
+/*
+ Like `gpumem_free_on`, on a stream (`CUstream`, `cudaStream_t`) that another library created and may destroy after the call. Null is the
+ default stream.
+
+ Errors: those of `gpumem_free`; `STATE` for a stream of another context, and for one that is part of a capture, unless captures were
+ announced. The memory is not freed then.
+
+ # Safety
+
+ `raw` is null or a live stream of the primary context of the memory's device.
+ */
+enum gpumem_result gpumem_free_borrowed(void *address,
+                                        void *raw);
 
 /*
  Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until

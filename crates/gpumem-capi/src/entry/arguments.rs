@@ -33,7 +33,7 @@ const fn check_sizes<T: Versioned>() {
 /// # Safety
 ///
 /// `place` is null or points to a `usize`.
-unsafe fn stated_size<T: Versioned>(place: *const T, name: &str) -> Outcome<usize> {
+pub(super) unsafe fn stated_size<T: Versioned>(place: *const T, name: &str) -> Outcome<usize> {
     const { check_sizes::<T>() };
     check(place, name)?;
     // SAFETY: it is not null, so the caller promises a size at the start.

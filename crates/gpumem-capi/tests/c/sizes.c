@@ -66,6 +66,20 @@ static void status(void) {
     OK(gpumem_pool_destroy(pool));
 }
 
+static void usage(void) {
+    gpumem_pool *pool = create(NULL, 0);
+    uint64_t scope = 0;
+    size_t size;
+    OK(gpumem_scope_begin(pool, "sizes", &scope));
+    for (size = 0; size <= sizeof(gpumem_scope_usage) + BEYOND; size++) {
+        void *place = place_of(size, 0xee);
+        if (size != sizeof(gpumem_scope_usage)) is_refused(gpumem_scope_end(scope, place), place, size, 0xee);
+    }
+    /* An error leaves the scope open. */
+    OK(gpumem_scope_end(scope, place_of(sizeof(gpumem_scope_usage), 0xee)));
+    OK(gpumem_pool_destroy(pool));
+}
+
 /* Sizes that were never set. */
 static void numbers(void) {
     static const size_t sizes[] = {4096, 1 << 20, (size_t)1 << 63, (size_t)-1};
@@ -88,6 +102,7 @@ int main(void) {
     CHECK(mprotect(pages + page_bytes, page_bytes, PROT_NONE) == 0);
     options();
     status();
+    usage();
     numbers();
     CHECK(munmap(pages, 2 * page_bytes) == 0);
     puts("sizes: ok");
