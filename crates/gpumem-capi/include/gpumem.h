@@ -326,8 +326,8 @@ extern "C" {
 uint32_t gpumem_version(void);
 
 /*
- Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error, is not
- reset by a success, and is valid until this thread's next error. Never null.
+ Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error and
+ while the thread ends, is not reset by a success, and is valid until this thread's next error. Never null.
  */
 const char *gpumem_last_error(void);
 
