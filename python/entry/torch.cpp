@@ -145,6 +145,7 @@ struct Settings {
     std::string hard_limit;
     std::string soft_limit;
     gpumem_out_of_memory_fn on_out_of_memory = nullptr;
+    void *user_data = nullptr;
 };
 
 /* A text that was set; null for an empty one. */
@@ -179,6 +180,7 @@ gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_po
     options.hard_limit = text_of(chosen.hard_limit);
     options.soft_limit = text_of(chosen.soft_limit);
     options.on_out_of_memory = chosen.on_out_of_memory;
+    options.user_data = chosen.user_data;
     gpumem_result result = gpumem_pool_create(&options, pool);
     if (result != GPUMEM_SUCCESS) return result;
     result = gpumem_pool_set_default(*pool);
@@ -299,10 +301,10 @@ EXPORTED int gpumem_torch_replace_copy(void *allocator, void *copy, void *peer_c
 
 /* The options of pools that are made from now on. */
 EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path, const char *hard_limit, const char *soft_limit,
-                                       gpumem_out_of_memory_fn on_out_of_memory) {
+                                       gpumem_out_of_memory_fn on_out_of_memory, void *user_data) {
     const auto copied = [](const char *text) { return std::string(text == nullptr ? "" : text); };
     const std::lock_guard<std::mutex> guard(mutex());
-    settings() = Settings{copied(conf), copied(trace_path), copied(hard_limit), copied(soft_limit), on_out_of_memory};
+    settings() = Settings{copied(conf), copied(trace_path), copied(hard_limit), copied(soft_limit), on_out_of_memory, user_data};
 }
 
 /* The device's pool, which the first call makes; the text of an error is `gpumem_last_error_as`. */

@@ -43,8 +43,10 @@ from ._native import (
     UnknownAddress,
     Unsupported,
     WrongState,
+    callbacks,
     check,
     check_size,
+    keep,
     library,
     limit_text,
     version_text,
@@ -130,7 +132,7 @@ class Pool:
             interface=_interface,
         )
         if on_out_of_memory is not None:
-            options.on_out_of_memory = _out_of_memory_function(on_out_of_memory)
+            options.on_out_of_memory, options.user_data = _out_of_memory_function(on_out_of_memory)
         self._handle = ctypes.c_void_p()
         check(library.gpumem_pool_create(ctypes.byref(options), ctypes.byref(self._handle)), _interface)
         self._is_own = True
@@ -400,11 +402,11 @@ class Holder:
 
         if "\0" in name:
             raise InvalidArgument("the name of a holder has a zero byte")
-        function = ReclaimFunction(call)
         # A call on another thread may run when the registration ends.
-        _FUNCTIONS.append(function)
+        function = ctypes.cast(keep(ReclaimFunction(call)), ctypes.c_void_p)
+        entry = ReclaimFunction(("gpumem_python_release", callbacks))
         self._handle = ctypes.c_void_p()
-        check(library.gpumem_holder_register(pool._handle, name.encode(), function, None, ctypes.byref(self._handle)))
+        check(library.gpumem_holder_register(pool._handle, name.encode(), entry, function, ctypes.byref(self._handle)))
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -421,12 +423,11 @@ class Holder:
         self.close()
 
 
-def _out_of_memory_function(notify: Callable[[str], object]) -> Any:
+def _out_of_memory_function(notify: Callable[[str], object]) -> tuple[Any, Any]:
+    """The function of C that passes reports to a Python function, and its user data."""
     function = OutOfMemoryFunction(lambda report, _: notify(report.decode()))
     # Blocks may outlive the pool and its callback is called as long as they live.
-    _FUNCTIONS.append(function)
-    return function
+    return OutOfMemoryFunction(("gpumem_python_report", callbacks)), ctypes.cast(keep(function), ctypes.c_void_p)
 
 
 _NO_LIMIT = 2**64 - 1
-_FUNCTIONS: list[object] = []

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, SupportsIndex, TypeVar, Union
 
+_Kept = TypeVar("_Kept")
+
 FOLDER = Path(__file__).parent / "lib"
 
 try:
     library = ctypes.CDLL(str(FOLDER / "libgpumem.so.0"))
+    callbacks = ctypes.CDLL(str(FOLDER / "libgpumem_python.so"))
 except OSError as error:
     raise ImportError(f"gpumem's library cannot be loaded: {error}; install the wheel that `cargo xtask wheel` makes") from error
 
@@ -204,6 +207,12 @@ def limit_text(name: str, value: Limit | None) -> bytes | None:
     return str(check_size(name, value)).encode() if value else None
 
 
+def keep(value: _Kept) -> _Kept:
+    """Keeps a value until the process ends, for C functions that have its address: Python drops what modules have before it ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+    return value
+
+
 def check(result: int, interface: int = PYTHON) -> None:
     """Raises the exception of a result that is not a success."""
     if result != 0:
@@ -243,7 +252,9 @@ def _declare() -> None:
         "gpumem_stream_wait_for": (handle, handle),
         "gpumem_stream_synchronize": (handle,),
         "gpumem_alloc": (handle, ctypes.c_uint64, handle, place),
+        "gpumem_alloc_borrowed": (handle, ctypes.c_uint64, ctypes.c_void_p, place),
         "gpumem_free": (ctypes.c_void_p,),
+        "gpumem_free_borrowed": (ctypes.c_void_p, ctypes.c_void_p),
         "gpumem_free_on": (ctypes.c_void_p, handle),
         "gpumem_record_use": (ctypes.c_void_p, handle),
         "gpumem_size": (ctypes.c_void_p, bytes_place),

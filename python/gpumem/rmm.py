@@ -6,21 +6,20 @@ the stream that each request names.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import rmm
 
-from . import Pool, Stream
-from ._native import RMM, check, library
+from . import Pool
+from ._native import RMM, check, keep, library
 
 __all__ = ["install", "memory_pool", "resource"]
 
 _log = logging.getLogger("gpumem")
 _pools: dict[int, Pool] = {}
-_functions: list[object] = []
 
 
 def install(device: int | None = None, **options: Any) -> None:
@@ -49,10 +48,8 @@ def resource(pool: Pool) -> Any:
     # While the process ends, Python may collect the pool before buffers are freed.
     pool._is_own = False
     callbacks = _Callbacks(pool)
-    functions = (callbacks.allocate, callbacks.deallocate)
-    # RMM's C++ objects have the addresses of the functions and no references.
-    _functions.append(functions)
-    return rmm.mr.CallbackMemoryResource(*functions)
+    # RMM's C++ objects have the addresses of the functions and no references, and may free memory until the process ends.
+    return rmm.mr.CallbackMemoryResource(*keep((callbacks.allocate, callbacks.deallocate)))
 
 
 def _current_device() -> int:
@@ -64,34 +61,29 @@ def _current_device() -> int:
     return int(ordinal)
 
 
+def _raw(stream: Any) -> int:
+    """The cudaStream_t of a stream of RMM's. Its owner may destroy it at any time, so no later call names it."""
+    return int(stream.__cuda_stream__()[1])
+
+
 class _Callbacks:
-    """The two functions that RMM calls, on any thread. They keep no record of their own, so calls need no lock."""
+    """The two functions that RMM calls, on any thread. They keep no record of their own, so calls need no lock. A free has all that it
+    uses here: when Python ends, it drops the contents of modules before the last buffers."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._default = pool.long_lived(0)
+        self._free, self._last_error, self._log = library.gpumem_free_borrowed, library.gpumem_last_error_as, _log
 
     def allocate(self, size: int, stream: Any) -> int:
         address = ctypes.c_void_p()
-        with self._named(stream) as named:
-            check(library.gpumem_alloc(self._pool._handle, size, named._handle, ctypes.byref(address)), RMM)
+        check(library.gpumem_alloc_borrowed(self._pool._handle, size, _raw(stream), ctypes.byref(address)), RMM)
         return address.value or 0
 
-    def deallocate(self, address: int, size: int, stream: Any) -> None:
+    def deallocate(self, address: int, size: int, stream: Any, raw: Callable[[Any], int] = _raw, interface: int = RMM) -> None:
         """Frees memory behind the work on the stream of its allocation and on this one. It never raises: RMM's caller cannot receive
         an exception. Memory whose free fails stays allocated."""
-        if not address:
-            return
         try:
-            with self._named(stream) as named:
-                check(library.gpumem_free_on(address, named._handle))
+            if self._free(address, raw(stream)) != 0:
+                self._log.error("RMM's memory at %#x was not freed: %s", address, self._last_error(interface).decode())
         except Exception as error:
-            _log.error("RMM's memory at %#x was not freed: %s", address, error)
-
-    def _named(self, stream: Any) -> contextlib.AbstractContextManager[Stream]:
-        raw = stream.__cuda_stream__()[1]
-        # The default stream is 0, and 1 by its own name.
-        if raw in (0, 1):
-            return contextlib.nullcontext(self._default)
-        # Its owner may destroy it at any time, so no later call names it. The handle 2 is the default stream of the calling thread.
-        return self._pool.borrow(raw)
+            self._log.error("RMM's memory at %#x was not freed: %s", address, error)

@@ -157,8 +157,8 @@ def set_options(
     """Sets the options of pools that are made from now on: a device's pool is made by its first allocation."""
     encoded = [None if text is None else str(text).encode() for text in (conf, trace)]
     limits = limit_text("hard_limit", hard_limit), limit_text("soft_limit", soft_limit)
-    notify = 0 if on_out_of_memory is None else _out_of_memory_function(on_out_of_memory)
-    _load().gpumem_torch_set_options(*encoded, *limits, ctypes.cast(notify, ctypes.c_void_p))
+    notify = (0, 0) if on_out_of_memory is None else _out_of_memory_function(on_out_of_memory)
+    _load().gpumem_torch_set_options(*encoded, *limits, *(ctypes.cast(value, ctypes.c_void_p) for value in notify))
 
 
 def memory_pool(device: _Device = None) -> Pool:
@@ -266,7 +266,7 @@ def _load() -> Any:
         return _entry
     entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
     entry.gpumem_torch_set_exceptions.argtypes = (ctypes.c_void_p,) * 3
-    entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 4, ctypes.c_void_p)
+    entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 4, *(ctypes.c_void_p,) * 2)
     entry.gpumem_torch_replace_copy.argtypes = (ctypes.c_void_p,) * 3
     entry.gpumem_torch_set_options.restype = None
     entry.gpumem_torch_pool.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))

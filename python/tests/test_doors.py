@@ -1,11 +1,11 @@
 """The device's default pool: PyTorch, CuPy and RMM on gpumem share it. Each program has a process of its own."""
 
 import os
-import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
+
+import standin
 
 try:
     import cupy
@@ -17,28 +17,15 @@ except Exception:
 
 MODULES = """
 import ctypes, sys, types
-import gpumem
+import gpumem, standin
 from gpumem._native import FOLDER, library
 
-class Allocator:
-    def __init__(self, malloc, free):
-        self.malloc = lambda size: malloc(size, 0)
-
-class TheirError(MemoryError):
-    pass
-
-cuda = types.SimpleNamespace(
-    PythonFunctionAllocator=Allocator,
-    memory=types.SimpleNamespace(OutOfMemoryError=TheirError),
-    runtime=types.SimpleNamespace(getDevice=lambda: 0),
-    get_current_stream=lambda: types.SimpleNamespace(ptr=0),
-)
-sys.modules["cupy"] = types.SimpleNamespace(cuda=cuda)
+standin.load()
 sys.modules["torch"] = types.SimpleNamespace(__version__="0", cuda=types.SimpleNamespace(current_device=lambda: 0))
 import gpumem.cupy, gpumem.torch
 gpumem.torch._entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
 entry = gpumem.torch._entry
-entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 4, ctypes.c_void_p)
+entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 4, *(ctypes.c_void_p,) * 2)
 entry.gpumem_torch_set_options.restype = None
 """
 
@@ -74,14 +61,14 @@ def alloc(size):
 
 
 def run(code, modules=MODULES, **environment):
-    environment = {**os.environ, **environment}
-    done = subprocess.run([sys.executable, "-c", modules + code], env=environment, capture_output=True, text=True, timeout=120)
+    done = standin.run(modules + code, **environment)
     if done.returncode != 0:
         raise AssertionError(f"ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout.strip()
 
 
 @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "modules of their names stand in for the libraries")
+@unittest.skipIf(standin.missing(), standin.missing())
 class CallsTest(unittest.TestCase):
     def test_the_options_of_the_first_count(self):
         for first, second in (("gpumem.torch", "gpumem.cupy"), ("gpumem.cupy", "gpumem.torch")):
@@ -116,6 +103,7 @@ except gpumem.Error as error:
 
 
 @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "modules of their names stand in for the libraries")
+@unittest.skipIf(standin.missing(), standin.missing())
 class FeaturesTest(unittest.TestCase):
     """What a pool has for a program in Rust, it has as an allocator of other libraries."""
 

@@ -103,12 +103,14 @@ fn build() -> Result<Vec<PathBuf>> {
 }
 
 /// A program, its compiler and the standard of its language.
-const PROGRAMS: [(&str, &str, &str); 5] = [
+const PROGRAMS: [(&str, &str, &str); 7] = [
     ("basics.c", "cc", "-std=gnu11"),
     ("misuse.c", "cc", "-std=gnu11"),
+    ("sizes.c", "cc", "-std=gnu11"),
     ("streams.c", "cc", "-std=gnu11"),
     ("onnxruntime.c", "cc", "-std=gnu11"),
     ("raii.cpp", "c++", "-std=gnu++17"),
+    ("ends.cpp", "c++", "-std=gnu++17"),
 ];
 
 /// Every program runs once as it is, and once under the address sanitizer, if the compiler has one.

@@ -238,7 +238,7 @@ typedef int32_t (*gpumem_reclaim_fn)(uint32_t is_last_resort, void *user_data);
  */
 typedef struct gpumem_status {
   /*
-   `sizeof(gpumem_status)`; after the call, the number of bytes that the library has written.
+   `sizeof(gpumem_status)`
    */
   size_t struct_size;
   /*
@@ -326,8 +326,8 @@ extern "C" {
 uint32_t gpumem_version(void);
 
 /*
- Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error, is not
- reset by a success, and is valid until this thread's next error. Never null.
+ Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error and
+ while the thread ends, is not reset by a success, and is valid until this thread's next error. Never null.
  */
 const char *gpumem_last_error(void);
 
@@ -345,7 +345,7 @@ const char *gpumem_last_error_as(uint32_t interface);
 
  # Safety
 
- `options` is null, or points to as many bytes as its `struct_size` states, with texts that end with a zero byte; `pool` is null or
+ `options` is null, or points to a `struct_size` and to as many bytes as that states, with texts that end with a zero byte; `pool` is null or
  points to a place. `on_out_of_memory` may be called with `user_data` on any thread as long as the pool or a block of it lives.
  */
 enum gpumem_result gpumem_pool_create(const struct gpumem_pool_options *options,
@@ -586,6 +586,22 @@ enum gpumem_result gpumem_alloc(struct gpumem_pool *pool,
                                 void **address);
 
 /*
+ Like `gpumem_alloc`, on a stream (`CUstream`, `cudaStream_t`) that another library created and may destroy after the call. Null is the
+ default stream. It is for allocators that learn the stream anew in each request; `gpumem_alloc` with a handle is faster.
+
+ Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream of another context, and for one that is part of a capture, unless
+ captures were announced (`gpumem_captures_expect`). The capture goes on.
+
+ # Safety
+
+ `raw` is null or a live stream of the device's primary context; `address` is null or points to a place.
+ */
+enum gpumem_result gpumem_alloc_borrowed(struct gpumem_pool *pool,
+                                         uint64_t size_bytes,
+                                         void *raw,
+                                         void **address);
+
+/*
  Frees memory of any pool by its address. It is reused once the work that is queued so far, on its stream and on the streams of
  `gpumem_record_use`, is complete; nothing waits. Null is ignored.
 
@@ -602,6 +618,20 @@ enum gpumem_result gpumem_free(void *address);
  */
 enum gpumem_result gpumem_free_on(void *address,
                                   struct gpumem_stream *stream);
+
+/*
+ Like `gpumem_free_on`, on a stream (`CUstream`, `cudaStream_t`) that another library created and may destroy after the call. Null is the
+ default stream.
+
+ Errors: those of `gpumem_free`; `STATE` for a stream of another context, and for one that is part of a capture, unless captures were
+ announced. The memory is not freed then.
+
+ # Safety
+
+ `raw` is null or a live stream of the primary context of the memory's device.
+ */
+enum gpumem_result gpumem_free_borrowed(void *address,
+                                        void *raw);
 
 /*
  Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until
@@ -732,7 +762,7 @@ enum gpumem_result gpumem_holder_unregister(struct gpumem_holder *holder);
 
  # Safety
 
- `status` is null, or points to as many bytes as its `struct_size` states.
+ `status` is null, or points to a `struct_size` and to as many bytes as that states.
  */
 enum gpumem_result gpumem_pool_status(struct gpumem_pool *pool, struct gpumem_status *status);
 

@@ -33,8 +33,8 @@ pub extern "C" fn gpumem_version() -> u32 {
     GPUMEM_VERSION
 }
 
-/// Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error, is not
-/// reset by a success, and is valid until this thread's next error. Never null.
+/// Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error and
+/// while the thread ends, is not reset by a success, and is valid until this thread's next error. Never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_last_error() -> *const c_char {
     error::last()

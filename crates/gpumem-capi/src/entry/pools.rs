@@ -2,7 +2,7 @@
 
 #![allow(non_camel_case_types)]
 
-use super::arguments::{self, Growing, check, put, put_if_asked};
+use super::arguments::{self, Versioned, check, put, put_if_asked};
 use super::interface_of;
 use crate::error::{Failure, Outcome, gpumem_result, guarded, terminated};
 use crate::handles::Table;
@@ -61,7 +61,9 @@ pub struct gpumem_pool_options {
 }
 
 // SAFETY: pointers, numbers and an optional function may be zero; pairs of 32-bit fields leave no padding; the size is first.
-unsafe impl Growing for gpumem_pool_options {}
+unsafe impl Versioned for gpumem_pool_options {
+    const SIZES: &[usize] = &[size_of::<Self>()];
+}
 
 /// Flag: `GPUMEM_CONF`, `GPUMEM_HARD_LIMIT` and the other variables of gpumem configure what the options leave open.
 pub const GPUMEM_FROM_ENVIRONMENT: u32 = 1;
@@ -94,7 +96,7 @@ fn add(pool: Pool, traces: Vec<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
 ///
 /// # Safety
 ///
-/// `options` is null, or points to as many bytes as its `struct_size` states, with texts that end with a zero byte; `pool` is null or
+/// `options` is null, or points to a `struct_size` and to as many bytes as that states, with texts that end with a zero byte; `pool` is null or
 /// points to a place. `on_out_of_memory` may be called with `user_data` on any thread as long as the pool or a block of it lives.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_pool_create(

@@ -2,7 +2,7 @@
 
 #![allow(non_camel_case_types)]
 
-use super::arguments::{self, Growing, check, put};
+use super::arguments::{self, Versioned, check, put};
 use super::pools::{self, gpumem_pool};
 use crate::error::{Failure, gpumem_result, guarded};
 use ::gpumem_pool::Scope;
@@ -13,7 +13,7 @@ use core::ffi::c_char;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gpumem_scope_usage {
-    /// `sizeof(gpumem_scope_usage)`; after the call, the number of bytes that the library has written.
+    /// `sizeof(gpumem_scope_usage)`
     pub struct_size: usize,
     /// The sum of allocated bytes.
     pub allocated_bytes: u64,
@@ -28,7 +28,9 @@ pub struct gpumem_scope_usage {
 }
 
 // SAFETY: all fields are 64-bit numbers, so there is no padding, and the size is first.
-unsafe impl Growing for gpumem_scope_usage {}
+unsafe impl Versioned for gpumem_scope_usage {
+    const SIZES: &[usize] = &[size_of::<Self>()];
+}
 
 /// The open scopes of a thread, by number.
 #[derive(Default)]
@@ -80,10 +82,15 @@ pub unsafe extern "C" fn gpumem_scope_begin(
 ///
 /// # Safety
 ///
-/// `usage` is null, or points to as many bytes as its `struct_size` states.
+/// `usage` is null, or points to a `struct_size` and to as many bytes as that states.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_scope_end(scope: u64, usage: *mut gpumem_scope_usage) -> gpumem_result {
     guarded(|| {
+        if !usage.is_null() {
+            // An error leaves the scope open.
+            // SAFETY: it is not null, so the caller promises a size.
+            unsafe { arguments::stated_size(usage, "usage") }?;
+        }
         let ended = OPEN.try_with(|open| {
             let mut open = open.borrow_mut();
             let index = open.scopes.iter().rposition(|(number, _)| *number == scope)?;
