@@ -84,6 +84,7 @@ fn code_of(error: &PoolError) -> gpumem_result {
         PoolError::Config(_)
         | PoolError::Env(_)
         | PoolError::LimitTooSmall { .. }
+        | PoolError::SizeOverflow { .. }
         | PoolError::BadAlignment { .. } => gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT,
         _ => gpumem_result::GPUMEM_ERROR_STATE,
     }

@@ -85,7 +85,8 @@ impl State {
             return Ok(());
         }
         if !can_reach(device, peer)? {
-            return Err(PoolError::NoPeerAccess { device: device.to_string(), peer: peer.to_string() });
+            let [device, peer] = device.names_apart(peer);
+            return Err(PoolError::NoPeerAccess { device, peer });
         }
         self.backend().enable_peer_access(peer)?;
         self.peers().0.fetch_or(bit, Ordering::Relaxed);
