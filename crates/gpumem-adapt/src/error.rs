@@ -5,6 +5,7 @@ use core::fmt;
 use gpumem_array::ArrayError;
 use gpumem_array::pool::PoolError;
 use gpumem_array::pool::sys::DriverError;
+use gpumem_array::pool::sys::text::{Shown, debug_is_display};
 use std::borrow::Cow;
 use std::collections::TryReserveError;
 use std::io;
@@ -121,22 +122,17 @@ impl fmt::Display for AdaptError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path();
         if !path.is_empty() {
-            write!(f, "{path}: ")?;
+            write!(f, "{}: ", Shown::sentence(&path))?;
         }
         match self.innermost() {
             Self::Array(error) => error.fmt(f),
-            Self::Custom(error) => error.fmt(f),
+            Self::Custom(error) => Shown::log_of(error).fmt(f),
             Self::Within { .. } => Ok(()),
         }
     }
 }
 
-/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
-impl fmt::Debug for AdaptError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(AdaptError);
 
 impl Error for AdaptError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {

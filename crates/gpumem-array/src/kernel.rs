@@ -14,6 +14,7 @@ mod twins;
 use crate::error::ArrayError;
 use core::fmt;
 use gpumem_pool::sys::DriverKind;
+use gpumem_pool::sys::text::Shown;
 use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
 use gpumem_pool::{Device, PoolError};
 use signature::Signatures;
@@ -285,7 +286,7 @@ impl fmt::Debug for Module {
 
 impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Function").field("name", &self.name()).finish_non_exhaustive()
+        f.debug_struct("Function").field("name", &Shown::name(self.name())).finish_non_exhaustive()
     }
 }
 

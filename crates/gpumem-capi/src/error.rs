@@ -84,9 +84,10 @@ fn code_of(error: &PoolError) -> gpumem_result {
         | PoolError::HostFunction(_)
         | PoolError::Poisoned { .. }
         | PoolError::Kept { .. } => gpumem_result::GPUMEM_ERROR_DRIVER,
-        PoolError::Config(_) | PoolError::LimitTooSmall { .. } | PoolError::BadAlignment { .. } => {
-            gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT
-        }
+        PoolError::Config(_)
+        | PoolError::LimitTooSmall { .. }
+        | PoolError::SizeOverflow { .. }
+        | PoolError::BadAlignment { .. } => gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT,
         _ => gpumem_result::GPUMEM_ERROR_STATE,
     }
 }

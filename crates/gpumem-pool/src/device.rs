@@ -51,6 +51,7 @@ use completion::notifier;
 use core::cmp::Reverse;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
+use gpumem_sys::text::Shown;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
 pub(crate) use settle::{KeptMemory, Patience, Work};
@@ -325,10 +326,25 @@ impl Device {
 
     /// The error for an object of `found` where an object of this device was expected.
     pub(crate) fn mismatch(&self, found: &Self) -> PoolError {
-        PoolError::WrongDevice {
-            expected: format!("{self} of the {}", self.driver().kind()),
-            found: format!("{found} of the {}", found.driver().kind()),
-        }
+        let [expected, found] = self.names_apart(found);
+        PoolError::WrongDevice { expected, found }
+    }
+
+    /// The names of this device and of one that differs from it, for an error. The devices of two drivers, or of two contexts, may have
+    /// equal names, so the second text says what differs.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn names_apart(&self, other: &Self) -> [String; 2] {
+        let (own_kind, other_kind) = (self.driver().kind(), other.driver().kind());
+        let is_one_machine = self.driver().is_same_machine(other.driver());
+        let other = match (is_one_machine, own_kind == other_kind) {
+            (true, _) if self.ordinal() == other.ordinal() => {
+                format!("{other} of the {other_kind}, in another context")
+            }
+            (false, true) => format!("{other} of another {other_kind}"),
+            _ => format!("{other} of the {other_kind}"),
+        };
+        [format!("{self} of the {own_kind}"), other]
     }
 
     /// The streams with unfinished work if this thread's request reached its deadline, the longest wait first; else
@@ -486,13 +502,22 @@ impl Eq for Device {}
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("ordinal", &self.0.ordinal).field("name", &self.0.name).finish()
+        f.debug_struct("Device")
+            .field("ordinal", &self.0.ordinal)
+            .field("name", &Shown::name(&self.0.name))
+            .finish()
     }
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (device {}, {:.1})", self.0.name, self.0.ordinal, Bytes(self.0.total_bytes))
+        write!(
+            f,
+            "{} (device {}, {:.1})",
+            Shown::name(&self.0.name),
+            self.0.ordinal,
+            Bytes(self.0.total_bytes)
+        )
     }
 }
 

@@ -20,6 +20,7 @@ use crate::config::{BackendKind, Bytes, ConfigError, MemoryKind};
 use core::fmt;
 use gpumem_heap::order::StreamId;
 use gpumem_sys::env::EnvError;
+use gpumem_sys::text::{self, Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{DriverError, DriverKind, LoadError};
 
@@ -62,9 +63,11 @@ pub enum PoolError {
     Damaged(Box<damage::Damage>),
     /// An adaptor refused the request.
     #[error(
-        "the adaptor `{adaptor}` refused {}{}: it {reason}",
+        "the adaptor `{}` refused {}{}: it {}",
+        Shown::name(.adaptor),
         Requested(*.requested_bytes),
-        origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"))
+        origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})")),
+        Shown::sentence(.reason)
     )]
     Refused {
         /// The name of the adaptor.
@@ -86,8 +89,8 @@ pub enum PoolError {
     },
     /// The request exceeds the maximum that the growable block was created with.
     #[error(
-        "{} requested of a growable block of the pool {pool} whose maximum is {}; {}",
-        Requested(*.requested_bytes), Bytes(*.maximum_bytes), beyond_maximum(*.requested_bytes)
+        "{} requested of a growable block of the pool {} whose maximum is {}; {}",
+        Requested(*.requested_bytes), Shown::name(.pool), Bytes(*.maximum_bytes), beyond_maximum(*.requested_bytes)
     )]
     BeyondMaximum {
         /// The name of the pool.
@@ -128,7 +131,7 @@ pub enum PoolError {
         instead: &'static str,
     },
     /// The device or its driver has no memory of this kind.
-    #[error("memory of the kind `{kind}` is unavailable here ({reason}); use `device` or `host`")]
+    #[error("memory of the kind `{kind}` is unavailable here ({}); use `device` or `host`", Shown::sentence(.reason))]
     KindUnsupported {
         /// The requested kind.
         kind: MemoryKind,
@@ -136,7 +139,7 @@ pub enum PoolError {
         reason: String,
     },
     /// The device does not support this use of the program's own host memory.
-    #[error("{device} {what}; use {instead}, or copy")]
+    #[error("{} {what}; use {instead}, or copy", Shown::sentence(.device))]
     NoHostAccess {
         /// The device.
         device: String,
@@ -146,13 +149,13 @@ pub enum PoolError {
         instead: &'static str,
     },
     /// The memory sleeps ([`Pool::sleep`](crate::Pool::sleep)): its contents are not on the device.
-    #[error("the memory of the pool {pool} sleeps; call Pool::wake before this call")]
+    #[error("the memory of the pool {} sleeps; call Pool::wake before this call", Shown::name(.pool))]
     Asleep {
         /// The name of the pool.
         pool: String,
     },
     /// The pool cannot go to sleep now, or another thread is changing whether it sleeps.
-    #[error("the pool {pool} cannot sleep: {reason}; {remedy}")]
+    #[error("the pool {} cannot sleep: {reason}; {remedy}", Shown::name(.pool))]
     CannotSleep {
         /// The name of the pool.
         pool: String,
@@ -162,7 +165,7 @@ pub enum PoolError {
         remedy: &'static str,
     },
     /// The pool has no part with this name.
-    #[error("the pool {pool} has no part {part:?}; {}", parts_there(parts))]
+    #[error("the pool {} has no part {:?}; {}", Shown::name(.pool), Shown::name(.part), parts_there(.parts))]
     NoSuchPart {
         /// The name of the pool.
         pool: String,
@@ -188,6 +191,12 @@ pub enum PoolError {
         /// The size of the block.
         size_bytes: u64,
     },
+    /// Sizes from outside add up to more than an address can be.
+    #[error("{what} add up to more than 2^64 bytes; check where they were computed or received")]
+    SizeOverflow {
+        /// The sizes.
+        what: &'static str,
+    },
     /// A range of sizes ends below its start.
     #[error(
         "no size lies between {} and {}; give the smaller size first",
@@ -203,7 +212,7 @@ pub enum PoolError {
     #[error(
         "bytes {from} to {} and {to} to {} of one block overlap, and a copy on the device has no order between its bytes; \
          copy through another block",
-        .from + .size_bytes, .to + .size_bytes
+        .from.saturating_add(*.size_bytes), .to.saturating_add(*.size_bytes)
     )]
     Overlap {
         /// The start of the source, in bytes from the start of the block.
@@ -236,7 +245,10 @@ pub enum PoolError {
         stream: StreamId,
     },
     /// No link connects the two devices, so neither can access the other's memory.
-    #[error("{peer} cannot access the memory of {device}: no link connects them; copy through the host")]
+    #[error(
+        "{} cannot access the memory of {}: no link connects them; copy through the host",
+        Shown::sentence(.peer), Shown::sentence(.device)
+    )]
     NoPeerAccess {
         /// The device that owns the memory.
         device: String,
@@ -245,9 +257,9 @@ pub enum PoolError {
     },
     /// A hard limit or quota is below the smallest accepted value.
     #[error(
-        "a hard limit or quota of {} for pool {pool} is too small: the minimum is {}; raise it where it was set \
+        "a hard limit or quota of {} for pool {} is too small: the minimum is {}; raise it where it was set \
          (GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit)",
-        Bytes(*.limit_bytes), Bytes(*.minimum_bytes)
+        Bytes(*.limit_bytes), Shown::name(.pool), Bytes(*.minimum_bytes)
     )]
     LimitTooSmall {
         /// The name of the pool.
@@ -270,7 +282,8 @@ pub enum PoolError {
     },
     /// The backend is built in, but this device or its driver does not support it.
     #[error(
-        "the backend `{backend}` does not work here ({reason}); update the driver, or use the backend `none`"
+        "the backend `{backend}` does not work here ({}); update the driver, or use the backend `none`",
+        Shown::sentence(.reason)
     )]
     BackendUnsupported {
         /// The requested backend.
@@ -298,7 +311,10 @@ pub enum PoolError {
         ordinal: u32,
     },
     /// Two objects that must belong to one device belong to different devices or contexts.
-    #[error("expected {expected}, but this object belongs to {found}; create both from one Device")]
+    #[error(
+        "expected {}, but this object belongs to {}; create both from one Device",
+        Shown::sentence(.expected), Shown::sentence(.found)
+    )]
     WrongDevice {
         /// The expected device.
         expected: String,
@@ -361,9 +377,9 @@ pub enum PoolError {
     /// An earlier free failed, so the pool's bookkeeping and the driver's differ. The block was leaked rather than
     /// reused.
     #[error(
-        "the pool {pool} is unusable: freeing {} at {address:#x} failed ({cause}), and the block was leaked; create a new pool, \
+        "the pool {} is unusable: freeing {} at {address:#x} failed ({cause}), and the block was leaked; create a new pool, \
          and check what else frees memory or resets the device",
-        Bytes(*.size_bytes)
+        Shown::name(.pool), Bytes(*.size_bytes)
     )]
     Poisoned {
         /// The name of the pool.
@@ -567,7 +583,7 @@ fn too_large(
 fn parts_there(parts: &[String]) -> String {
     match parts {
         [] => "it has none: call Pool::part first".into(),
-        _ => format!("its parts are {}", parts.join(", ")),
+        _ => format!("its parts are {}", text::list(parts.iter().map(String::as_str))),
     }
 }
 
@@ -580,12 +596,7 @@ fn beyond_maximum(requested_bytes: u64) -> String {
     }
 }
 
-/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
-impl fmt::Debug for PoolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(PoolError);
 
 impl From<DriverError> for PoolError {
     fn from(error: DriverError) -> Self {

@@ -56,6 +56,7 @@ use crate::error::PoolError;
 use crate::limits::{LimitNode, Limits};
 use crate::stats::{ActivityCounters, Tags};
 use core::fmt;
+use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdevice_attribute;
 use std::sync::Arc;
 
@@ -247,7 +248,7 @@ impl Drop for Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
-            .field("name", &self.name())
+            .field("name", &Shown::name(self.name()))
             .field("backend", &self.backend())
             .field("device", self.device())
             .field("limits", &self.0.limits())

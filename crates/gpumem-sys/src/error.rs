@@ -1,5 +1,6 @@
 //! The errors of this layer: [`DriverError`] for calls, [`LoadError`] for loading a driver.
 
+use crate::text::{Shown, debug_is_display};
 use crate::types::CUresult;
 use core::fmt;
 
@@ -14,7 +15,7 @@ impl fmt::Display for CudaVersion {
 }
 
 /// A driver call failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
     /// The driver returned an error code.
@@ -76,12 +77,13 @@ impl DriverError {
 }
 
 /// No driver could be loaded.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// No driver library on this machine.
     #[error(
-        "no NVIDIA driver on this machine ({reason}); install one, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
+        "no NVIDIA driver on this machine ({}); install one, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)",
+        Shown::sentence(.reason)
     )]
     NoLibrary {
         /// The loader's error for each library name that it tried.
@@ -116,7 +118,7 @@ pub enum LoadError {
     )]
     NotDropIn,
     /// `GPUMEM_DRIVER` names no driver.
-    #[error("invalid GPUMEM_DRIVER={0:?}; expected `cuda`, `drop-in` or `sim`")]
+    #[error("invalid GPUMEM_DRIVER={:?}; expected `cuda`, `drop-in` or `sim`", Shown::name(.0))]
     UnknownDriver(String),
     /// `GPUMEM_DRIVER=sim`: [`Driver::from_env`](crate::Driver::from_env) has no simulator, which is in a crate above this one.
     #[error(
@@ -128,3 +130,5 @@ pub enum LoadError {
     #[error(transparent)]
     Env(#[from] crate::env::EnvError),
 }
+
+debug_is_display!(DriverError, LoadError);

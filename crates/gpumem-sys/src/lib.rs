@@ -32,6 +32,7 @@ mod error;
 mod generated;
 mod process;
 mod table;
+pub mod text;
 
 pub use driver::{Driver, DriverKind, Extension};
 pub use error::{CudaVersion, DriverError, LoadError};

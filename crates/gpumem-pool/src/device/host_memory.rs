@@ -15,6 +15,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use gpumem_sys::DriverError;
+use gpumem_sys::text::debug_is_display;
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use std::io::Write;
 
@@ -545,11 +546,7 @@ impl<V> fmt::Display for HostMemoryError<V> {
     }
 }
 
-impl<V> fmt::Debug for HostMemoryError<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0.0, f)
-    }
-}
+debug_is_display!([V] HostMemoryError<V>);
 
 impl<B: HostBuffer> fmt::Debug for HostMemory<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

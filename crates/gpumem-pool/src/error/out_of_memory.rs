@@ -10,13 +10,13 @@ mod words;
 use super::PoolUsage;
 #[cfg(feature = "serde")]
 use crate::config::seconds;
-use crate::config::text::on_a_line;
 use crate::config::{BackendKind, Interface, MemoryKind, PoolId};
 pub use advice::Advice;
 use core::fmt;
 use core::time::Duration;
 use gpumem_heap::order::StreamId;
 pub use gpumem_sys::ProcessUsage;
+use gpumem_sys::text::{Shown, debug_is_display};
 pub use growth::Growth;
 pub(crate) use growth::{GrowthLog, Sample};
 use std::path::PathBuf;
@@ -281,12 +281,7 @@ impl OutOfMemory {
     }
 }
 
-/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
-impl fmt::Debug for OutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(OutOfMemory);
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -307,10 +302,10 @@ impl fmt::Display for OutOfMemory {
         match &self.flight_record {
             None => {}
             Some(Ok(path)) => {
-                write!(f, "\n  the last requests are recorded in {}", on_a_line(&path.to_string_lossy()))?;
+                write!(f, "\n  the last requests are recorded in {}", Shown::path(path))?;
             }
             Some(Err(problem)) => {
-                write!(f, "\n  the last requests could not be recorded: {}", on_a_line(problem))?;
+                write!(f, "\n  the last requests could not be recorded: {}", Shown::sentence(problem))?;
             }
         }
         Ok(())
@@ -319,7 +314,9 @@ impl fmt::Display for OutOfMemory {
 
 /// A line for each refusal by a pool that an adaptor turned to, each after a line break.
 pub(super) fn list_fallbacks(refusals: &[String], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    refusals.iter().try_for_each(|refusal| write!(f, "\n  the fallback refused too: {refusal}"))
+    refusals
+        .iter()
+        .try_for_each(|refusal| write!(f, "\n  the fallback refused too: {}", Shown::sentence(refusal)))
 }
 
 /// At most this many unfinished streams are listed; the others are counted.

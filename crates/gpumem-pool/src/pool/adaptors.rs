@@ -27,6 +27,7 @@ use crate::pool::block::Block;
 use crate::pool::{Origin, StateRef, Witness, scope};
 use crate::stats::Names;
 use core::fmt;
+use gpumem_sys::text::Shown;
 use std::sync::Arc;
 
 /// A behaviour around a pool's allocations and frees; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor).
@@ -136,7 +137,7 @@ pub trait Adaptor: Send + Sync {
 
 impl fmt::Debug for dyn Adaptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        Shown::name(self.name()).fmt(f)
     }
 }
 

@@ -130,7 +130,8 @@ impl State {
             return Ok(());
         }
         if !is_of_driver || !named.reaches(device)? {
-            return Err(PoolError::NoPeerAccess { device: device.to_string(), peer: peer.to_string() });
+            let [device, peer] = device.names_apart(peer);
+            return Err(PoolError::NoPeerAccess { device, peer });
         }
         self.open_to(named)
     }

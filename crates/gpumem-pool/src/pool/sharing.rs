@@ -149,14 +149,19 @@ impl ImportedBlock {
     /// # Errors
     ///
     /// - [`PoolError::OutOfBounds`] if the block does not fit into its handles.
+    /// - [`PoolError::SizeOverflow`] if the sizes of the handles, or the offset and the size of the block, add up to more than an address
+    ///   can be.
     /// - [`PoolError::Kept`] for an earlier drop.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn new(device: &Device, exported: ExportedBlock) -> Result<Self, PoolError> {
         device.take_kept()?;
         let ExportedBlock { handles, offset_bytes, size_bytes } = exported;
+        let overflow = |what| PoolError::SizeOverflow { what };
         let sum = |sum: u64, handle: &ExportedHandle| sum.checked_add(handle.size_bytes);
-        let all_bytes = handles.iter().try_fold(0, sum).unwrap_or(0);
-        let end = offset_bytes.saturating_add(size_bytes);
+        let all_bytes =
+            handles.iter().try_fold(0, sum).ok_or(overflow("the sizes of the exported handles"))?;
+        let end = offset_bytes.checked_add(size_bytes);
+        let end = end.ok_or(overflow("the offset and the size of the exported block"))?;
         if end > all_bytes {
             return Err(PoolError::OutOfBounds { start: offset_bytes, end, size_bytes: all_bytes });
         }

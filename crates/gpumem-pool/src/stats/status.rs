@@ -1,10 +1,11 @@
 //! [`Status`]: a pool's counters at one moment.
 
-use crate::config::{BackendKind, Bytes, MemoryKind, PoolId, text::on_a_line};
+use crate::config::{BackendKind, Bytes, MemoryKind, PoolId};
 use crate::error::PoolUsage;
 use crate::stats::{PoolCounters, StepCounters};
 use core::fmt;
 use gpumem_heap::order::StreamId;
+use gpumem_sys::text::{Shown, columns};
 
 /// A pool's counters at one moment. They are exact while no other thread allocates or frees.
 ///
@@ -136,7 +137,7 @@ impl fmt::Display for Status {
         let (used, total) = (Bytes(self.device_used_bytes), Bytes(self.device_total_bytes));
         writeln!(f, "Effective GPU memory usage: {share:.2}% ({used}/{total})")?;
         if self.is_named {
-            writeln!(f, "Memory pool name: {}", self.name)?;
+            writeln!(f, "Memory pool name: {}", Shown::name(&self.name))?;
         }
         let (in_use, reserved) = (Bytes(self.in_use_bytes), Bytes(self.reserved_bytes));
         writeln!(f, "Memory pool usage: {in_use} ({reserved} reserved)")?;
@@ -171,17 +172,23 @@ impl fmt::Display for Status {
         write!(
             f,
             "Memory pool backend: {}{segments}{kind} on {} (device {})",
-            self.backend, self.device_name, self.device_ordinal
+            self.backend,
+            Shown::name(&self.device_name),
+            self.device_ordinal
         )?;
         let tags = self.tags.iter().map(|tag| {
             let bytes = [tag.in_use_bytes, tag.peak_bytes].map(|bytes| Bytes(bytes).to_string());
-            (on_a_line(&tag.tag), bytes, tag.block_count)
+            (Shown::name(&tag.tag).to_string(), bytes, tag.block_count)
         });
         table(f, ["tag", "in use", "peak"], "blocks", tags)?;
         let private = self.private_pools.iter().map(|pool| {
             let quota_bytes = pool.hard_limit_bytes.unwrap_or(self.device_total_bytes);
             let bytes = [pool.in_use_bytes, pool.reserved_bytes, quota_bytes];
-            (pool.name.clone(), bytes.map(|bytes| Bytes(bytes).to_string()), pool.block_count)
+            (
+                Shown::name(&pool.name).to_string(),
+                bytes.map(|bytes| Bytes(bytes).to_string()),
+                pool.block_count,
+            )
         });
         table(f, ["private pool", "in use", "reserved", "quota"], "blocks", private)?;
         if f.alternate() {
@@ -212,7 +219,7 @@ fn table<const HEADINGS: usize, const CELLS: usize>(
 ) -> fmt::Result {
     let rows: Vec<_> = rows.collect();
     let (Some(widest), Some((title, headings))) =
-        (rows.iter().map(|(name, ..)| name.chars().count()).max(), headings.split_first())
+        (rows.iter().map(|(name, ..)| columns(name)).max(), headings.split_first())
     else {
         return Ok(());
     };
@@ -221,7 +228,8 @@ fn table<const HEADINGS: usize, const CELLS: usize>(
     headings.iter().try_for_each(|heading| write!(f, " {heading:>14}"))?;
     write!(f, " {counted:>8}")?;
     rows.iter().try_for_each(|(name, cells, block_count)| {
-        write!(f, "\n  {name:<width$}")?;
+        let gap = width - columns(name);
+        write!(f, "\n  {name}{:gap$}", "")?;
         cells.iter().try_for_each(|cell| write!(f, " {cell:>14}"))?;
         write!(f, " {block_count:>8}")
     })

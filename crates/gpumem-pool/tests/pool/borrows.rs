@@ -5,7 +5,7 @@
 use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
 use gpumem_pool::sys::{Driver, Table};
 #[cfg(feature = "backend-caching")]
-use gpumem_pool::{BackendKind, ImportedBlock, Pool};
+use gpumem_pool::{BackendKind, ExportedBlock, ImportedBlock, Pool};
 use gpumem_pool::{Capture, CaptureMode, Device, HostMemory, MemoryRange, PoolError, Stream};
 use gpumem_sim::{Finding, Rule, Schedule, SimConfig};
 use std::ffi::c_void;
@@ -629,4 +629,28 @@ fn an_imported_block_that_can_not_be_unmapped_is_reported() {
             other => assert!(other.is_ok() && !is_kept, "{other:?}"),
         }
     }
+}
+
+/// The sizes come from another process: a sum that no address can be is named, instead of a figure that it wraps to.
+#[cfg(all(unix, feature = "backend-caching"))]
+#[test]
+fn an_import_whose_sizes_overflow_is_refused() {
+    let rig = Rig::new(&[]);
+    let pool = Pool::builder(&rig.device).backend(BackendKind::Caching).conf("exportable:true").unwrap();
+    let pool = pool.build().unwrap();
+    let block = pool.alloc(2 << 20, &Stream::new(&rig.device).unwrap()).unwrap();
+    let refusal = |change: &dyn Fn(&mut ExportedBlock)| {
+        let mut exported = block.export().unwrap();
+        exported.handles.extend(block.export().unwrap().handles);
+        change(&mut exported);
+        ImportedBlock::new(&rig.device, exported).unwrap_err().to_string()
+    };
+    let handles = refusal(&|exported| exported.handles[0].size_bytes = u64::MAX);
+    assert!(
+        handles.starts_with("the sizes of the exported handles add up to more than 2^64 bytes"),
+        "{handles}"
+    );
+    let range = refusal(&|exported| (exported.offset_bytes, exported.size_bytes) = (1 << 63, 1 << 63));
+    assert!(range.starts_with("the offset and the size of the exported block add up to more"), "{range}");
+    rig.assert_clean();
 }

@@ -5,7 +5,8 @@ use crate::fixture::{built_backends, small};
 use gpumem_pool::adaptor::{Adaptor, Change, Failures, Grant, Next, Opening, Release, Request, Tracking};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{
-    BackendKind, CaptureMode, Device, Event, HostMemory, Keep, Pool, PoolError, PoolId, Reclaimable, Stream,
+    BackendKind, CaptureMode, Device, Event, HostMemory, Keep, MemoryRange, Pool, PoolError, PoolId,
+    Reclaimable, Stream,
 };
 use std::error::Error;
 use std::pin::Pin;
@@ -115,8 +116,8 @@ const CALLS: &[Call] = &[
         block.record_use(&scene.foreign);
         Ok(())
     }),
-    ("borrow", |scene| scene.own.run_borrowed("a test", |_| ())),
-    ("borrow on a foreign stream", |scene| scene.foreign.run_borrowed("a test", |_| ())),
+    ("borrow", |scene| scene.own.run_borrowed("a test", MemoryRange::NONE, |_| ())),
+    ("borrow on a foreign stream", |scene| scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| ())),
     ("lend host memory", |scene| scene.device.with_host_memory(&mut [0_u8; 64], |_| ())),
     ("register host memory", |scene| {
         drop(HostMemory::register(&scene.device, vec![0_u8; 64]));
@@ -148,8 +149,12 @@ type Inside = Arc<dyn Fn() + Send + Sync>;
 type Place = (&'static str, fn(&Scene, Inside) -> Outcome);
 
 const PLACES: &[Place] = &[
-    ("a closure with a stream", |scene, inside| scene.own.run_borrowed("a test", |_| inside())),
-    ("a closure with a foreign stream", |scene, inside| scene.foreign.run_borrowed("a test", |_| inside())),
+    ("a closure with a stream", |scene, inside| {
+        scene.own.run_borrowed("a test", MemoryRange::NONE, |_| inside())
+    }),
+    ("a closure with a foreign stream", |scene, inside| {
+        scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| inside())
+    }),
     ("a closure with host memory", |scene, inside| {
         scene.device.with_host_memory(&mut [0_u8; 256], |_| inside())
     }),
@@ -403,14 +408,17 @@ fn a_stream_is_not_retired_in_its_own_closure() {
 
 fn retire_in_closures() {
     let scene = Scene::new(BackendKind::None);
-    let refused = scene.foreign.run_borrowed("a test", |_| scene.foreign.retire()).unwrap();
+    let refused =
+        scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| scene.foreign.retire()).unwrap();
     assert!(matches!(refused, Err(PoolError::StreamBorrowed)), "{refused:?}");
     scene.foreign.synchronize().unwrap();
-    let nested = || scene.foreign.run_borrowed("a test", |_| ()).and_then(|()| scene.foreign.retire());
-    let refused = scene.foreign.run_borrowed("a test", |_| nested()).unwrap();
+    let nested = || {
+        scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| ()).and_then(|()| scene.foreign.retire())
+    };
+    let refused = scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| nested()).unwrap();
     assert!(matches!(refused, Err(PoolError::StreamBorrowed)), "{refused:?}");
     std::thread::scope(|scope| {
-        let elsewhere = scene.foreign.run_borrowed("a test", |_| {
+        let elsewhere = scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| {
             let elsewhere = scope.spawn(|| scene.foreign.retire());
             while !matches!(scene.foreign.check_usable(), Err(PoolError::StreamRetired)) {
                 std::thread::yield_now();

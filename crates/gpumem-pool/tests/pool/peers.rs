@@ -75,7 +75,9 @@ fn a_device_without_a_link_is_refused() {
         assert!(matches!(built, Err(PoolError::NoPeerAccess { .. })));
         let elsewhere = gpumem_sim::driver(pair()).unwrap();
         let elsewhere = Device::new(&elsewhere, 1).unwrap();
-        assert!(matches!(pool.enable_peer_access(&elsewhere), Err(PoolError::NoPeerAccess { .. })));
+        let refused = pool.enable_peer_access(&elsewhere).unwrap_err();
+        let PoolError::NoPeerAccess { device, peer } = refused else { panic!("{refused}") };
+        assert!(device != peer && peer.ends_with("of another simulator (no GPU)"), "{device}, {peer}");
         let home = fixture.stream();
         let block = pool.alloc(4096, &home).unwrap();
         assert!(!may_write(fixture, &block, &home, &Stream::new(&far).unwrap()));
