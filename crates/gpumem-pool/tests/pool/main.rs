@@ -60,3 +60,4 @@ mod threads;
 mod trace;
 #[cfg(feature = "tracing")]
 mod tracing;
+mod verdicts;
