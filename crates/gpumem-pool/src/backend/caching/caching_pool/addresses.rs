@@ -77,8 +77,11 @@ fn virtual_memory(setup: BackendSetup<'_>) -> Result<Result<Ranges, String>, Poo
     })
 }
 
-/// The attributes that virtual memory needs: for which use, and the lack of one.
-const NEEDED: [(fn(HandleUse) -> bool, CUdevice_attribute, &str); 3] = [
+/// A use of handles, the attribute that it needs, and the lack of it.
+type Need = (fn(HandleUse) -> bool, CUdevice_attribute, &'static str);
+
+/// The attributes that virtual memory needs.
+const NEEDED: [Need; 3] = [
     (
         |_| true,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
