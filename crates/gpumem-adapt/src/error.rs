@@ -105,7 +105,9 @@ pub(crate) fn ran_out_of_memory(error: &(dyn Error + 'static)) -> bool {
     while let Some(error) = found {
         if error.downcast_ref::<ArrayError>().is_some_and(ArrayError::is_out_of_memory)
             || error.downcast_ref::<PoolError>().is_some_and(PoolError::is_out_of_memory)
-            || error.downcast_ref::<DriverError>().is_some_and(DriverError::is_out_of_memory)
+            || error
+                .downcast_ref::<DriverError>()
+                .is_some_and(|error| PoolError::from(*error).is_out_of_memory())
             || error
                 .downcast_ref::<io::Error>()
                 .is_some_and(|error| error.kind() == io::ErrorKind::OutOfMemory)

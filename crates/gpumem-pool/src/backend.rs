@@ -159,6 +159,11 @@ pub(crate) trait Source: Send + Sync {
         false
     }
 
+    /// The reason for plain segments, if virtual memory was wanted.
+    fn lack(&self) -> Option<String> {
+        None
+    }
+
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 

@@ -42,6 +42,8 @@ pub(crate) use stream::{LEGACY, WeakStream};
 pub use stream::{Stream, StreamBuilder, StreamPoint};
 pub(crate) use watch::{OrderEvent, OrderObserver};
 
+#[cfg(feature = "backend-caching")]
+use crate::config::HandleUse;
 use crate::config::{Bytes, PoolId};
 use crate::error::{PoolError, PoolUsage, UnfinishedStream, is_sticky};
 use crate::limits::DeviceBudget;
@@ -51,6 +53,8 @@ use completion::notifier;
 use core::cmp::Reverse;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
+#[cfg(feature = "backend-caching")]
+use core::sync::atomic::{AtomicU8, Ordering};
 use gpumem_sys::text::Shown;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
@@ -108,6 +112,9 @@ struct Common {
     maintenance: Maintenance,
     watch: Watch,
     budget: Arc<DeviceBudget>,
+    /// A bit for each use of handles with which memory has been mapped and written.
+    #[cfg(feature = "backend-caching")]
+    mapped: AtomicU8,
     /// Held shared while the host waits for the whole GPU, and exclusively while a capture begins there.
     quiet: RwLock<()>,
     /// Reports of memory that could not be released, not yet returned to a caller.
@@ -396,6 +403,17 @@ impl Device {
         &self.0.common.budget
     }
 
+    /// Returns whether virtual memory for this use has been mapped and written on the device.
+    #[cfg(feature = "backend-caching")]
+    pub(crate) fn has_mapped(&self, handle_use: HandleUse) -> bool {
+        self.0.common.mapped.load(Ordering::Relaxed) & handle_use.bit() != 0
+    }
+
+    #[cfg(feature = "backend-caching")]
+    pub(crate) fn note_mapped(&self, handle_use: HandleUse) {
+        self.0.common.mapped.fetch_or(handle_use.bit(), Ordering::Relaxed);
+    }
+
     pub(crate) fn watch(&self) -> &Watch {
         &self.0.common.watch
     }
@@ -435,6 +453,8 @@ impl Common {
             maintenance: Maintenance::default(),
             watch: Watch::default(),
             budget,
+            #[cfg(feature = "backend-caching")]
+            mapped: AtomicU8::new(0),
             quiet,
             kept,
             kept_memory,

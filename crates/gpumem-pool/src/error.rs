@@ -6,6 +6,7 @@ mod pool_usage;
 mod refusal;
 mod request_origin;
 mod requested;
+mod verdict;
 
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
@@ -15,6 +16,7 @@ pub use pool_usage::PoolUsage;
 pub(crate) use refusal::Refusal;
 pub use request_origin::RequestOrigin;
 pub(crate) use requested::Requested;
+pub(crate) use verdict::Verdict;
 
 use crate::config::{BackendKind, Bytes, ConfigError, MemoryKind};
 use core::fmt;
@@ -502,7 +504,7 @@ impl PoolError {
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Self::BeyondMaximum { .. } | Self::Refused { .. } => true,
-            Self::Driver(error) => error.is_out_of_memory(),
+            Self::Driver(error) => Verdict::of(error) == Verdict::Shortage,
             error => error.is_want_of_memory(),
         }
     }

@@ -56,7 +56,8 @@ impl DriverError {
         }
     }
 
-    /// Returns whether memory ran out: of the device, or of the host for memory that the driver allocates there.
+    /// Returns whether the code is `CUDA_ERROR_OUT_OF_MEMORY`: memory of the device ran out, or of the host for memory that the driver
+    /// allocates there. `PoolError::is_out_of_memory` of `gpumem-pool` also knows the calls that return another code for it.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY

@@ -33,7 +33,7 @@ use super::direct::DriverAllocator;
 use super::{BackendSetup, DevicePool, DriverPoolUsage, FreeRequest, Reserved};
 use crate::config::{BackendKind, MemoryKind};
 use crate::device::{Device, PeerDevice, Stream};
-use crate::error::PoolError;
+use crate::error::{PoolError, Verdict};
 use crate::limits::Limits;
 use chain::Chain;
 use complete::Complete;
@@ -75,13 +75,9 @@ impl NativeAllocator {
         };
         let _entered = device.enter_relaxed()?;
         let chain = Chain::new(device, kind, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED), activity);
-        let chain = chain.map_err(|error| match error.code() {
+        let chain = chain.map_err(|error| match Verdict::of(&error) {
             // The driver has the function, but does not support the kind.
-            CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_NOT_SUPPORTED
-                if kind != MemoryKind::Device =>
-            {
-                unsupported(device, kind)
-            }
+            Verdict::Lack => unsupported(device, kind),
             _ => error.into(),
         })?;
         let frees = match kind.is_host_accessible() {

@@ -261,14 +261,16 @@ options! {
         => expandable_segments on VIRTUAL:
         "`false` selects plain segments (`cuMemAlloc`), for software that cannot handle mapped memory, such as \
          `cuIpcGetMemHandle` or older tools. Free memory between their blocks stays there, only a segment that is free as a \
-         whole can be released, and releasing waits for the device; see below. `Status::plain_segments` reports which applies";
+         whole can be released, and releasing waits for the device; see below. A pool has them too on a device where memory cannot \
+          be mapped and written. `Status::plain_segments` reports which applies, and `Status::plain_segments_reason` why";
     exportable: bool = boolean("`true` or `false`") default "`false`" => handle_use.exportable on ALL:
         "whether memory can be handed to other processes as file descriptors, which only `caching` supports. The driver finds \
          the handle under a block's address (`cuMemRetainAllocationHandle`) and exports it (`cuMemExportToShareableHandle`), \
          with all blocks that lie in it; see [`Block::pin_backing`](crate::Block::pin_backing)";
     rdma: bool = boolean("`true` or `false`") default "`false`" => handle_use.rdma on ALL:
         "whether network cards can access the memory directly once it is pinned \
-         ([`Block::pin_backing`](crate::Block::pin_backing)). `caching` supports this if the driver does, `none` always, and \
+         ([`Block::pin_backing`](crate::Block::pin_backing)). `none` and plain segments of `caching` always support this, \
+         mapped memory of `caching` where the device does (elsewhere the pool uses plain segments, and `Status` states why), and \
          `native` never";
     wait_deadline_ms: Duration = milliseconds("milliseconds") default "10000" => tuning.wait_deadline on ALL:
         "how long an allocation may wait for running work when memory is out, over all its attempts; see below";

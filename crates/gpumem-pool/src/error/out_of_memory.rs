@@ -69,6 +69,8 @@ pub struct OutOfMemory {
     pub kind: MemoryKind,
     /// The limit, device or adaptor that refused.
     pub refused_by: RefusedBy,
+    /// The driver's error, if it is another than `CUDA_ERROR_OUT_OF_MEMORY`: some systems return others for a shortage.
+    pub driver_error: Option<String>,
     /// The name of the budget that refused, if it has one.
     pub limit_name: Option<String>,
     /// The limit that refused; `None` if the device refused.
@@ -288,6 +290,12 @@ impl fmt::Display for OutOfMemory {
         writeln!(f, "{}", self.headline())?;
         writeln!(f, "  → {}", self.advice_text())?;
         f.write_str(self.table().trim_end())?;
+        if let Some(error) = &self.driver_error {
+            write!(
+                f,
+                "\n  the driver's answer: {error}, which some systems (WSL) give when memory is short"
+            )?;
+        }
         list_fallbacks(&self.fallbacks, f)?;
         f.write_str(&words::attempts(&self.attempts, f.alternate()))?;
         for stream in self.unfinished.iter().take(UNFINISHED_SHOWN) {

@@ -50,6 +50,7 @@ impl Pool {
             backend: state.backend().kind(),
             kind: self.kind(),
             plain_segments: state.backend().has_plain_segments(),
+            plain_segments_reason: state.backend().lack(),
             device_name: self.device().name().into(),
             device_ordinal: self.device().ordinal(),
             in_use_bytes: counts.in_use_bytes,

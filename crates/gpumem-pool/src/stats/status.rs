@@ -37,6 +37,8 @@ pub struct Status {
     /// True if the backend `caching` uses plain segments: virtual memory is unavailable, or
     /// the option `expandable_segments:false` is set.
     pub plain_segments: bool,
+    /// Why it uses them, unless they were asked for: what the driver or the device lacks or refuses.
+    pub plain_segments_reason: Option<String>,
     /// The vendor's name for the device.
     pub device_name: String,
     /// The ordinal of the device in the driver.
@@ -176,6 +178,9 @@ impl fmt::Display for Status {
             Shown::name(&self.device_name),
             self.device_ordinal
         )?;
+        if let Some(reason) = &self.plain_segments_reason {
+            write!(f, "\nPlain segments: {}", Shown::sentence(reason))?;
+        }
         let tags = self.tags.iter().map(|tag| {
             let bytes = [tag.in_use_bytes, tag.peak_bytes].map(|bytes| Bytes(bytes).to_string());
             (Shown::name(&tag.tag).to_string(), bytes, tag.block_count)
@@ -248,6 +253,7 @@ mod tests {
             backend: BackendKind::Native,
             kind: MemoryKind::Device,
             plain_segments: false,
+            plain_segments_reason: None,
             device_name: "Quadro RTX 5000".into(),
             device_ordinal: 0,
             in_use_bytes: 8 << 10,

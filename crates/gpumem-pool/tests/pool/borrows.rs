@@ -595,7 +595,8 @@ fn an_imported_block_is_unmapped_when_its_work_is_done() {
 #[cfg(all(unix, feature = "backend-caching"))]
 #[test]
 fn an_import_that_fails_half_way_leaves_nothing() {
-    let rig = Rig::new(&["cuMemMap#2=fail:2"]);
+    // The first mapping tries the device's virtual memory, the second is the block's.
+    let rig = Rig::new(&["cuMemMap#3=fail:2"]);
     let pool = Pool::builder(&rig.device)
         .backend(BackendKind::Caching)
         .conf("exportable:true")
@@ -613,7 +614,7 @@ fn an_import_that_fails_half_way_leaves_nothing() {
 #[cfg(all(unix, feature = "backend-caching"))]
 #[test]
 fn an_imported_block_that_can_not_be_unmapped_is_reported() {
-    for (rule, is_kept) in [("cuMemUnmap#1=fail:999", false), ("cuMemUnmap=fail:999", true)] {
+    for (rule, is_kept) in [("cuMemUnmap#2=fail:999", false), ("cuMemUnmap#2+=fail:999", true)] {
         let rig = Rig::new(&[rule]);
         let pool = Pool::builder(&rig.device)
             .backend(BackendKind::Caching)

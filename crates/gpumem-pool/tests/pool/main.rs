@@ -62,3 +62,4 @@ mod threads;
 mod trace;
 #[cfg(feature = "tracing")]
 mod tracing;
+mod verdicts;

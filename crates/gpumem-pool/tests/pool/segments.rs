@@ -137,6 +137,63 @@ fn virtual_memory_is_taken_where_there_is_some() {
     }
 }
 
+/// The driver's own function, for [`with_cards`].
+static CARDS_ATTRIBUTE: Mutex<Option<GetAttribute>> = Mutex::new(None);
+
+/// Reports that network cards can reach virtual memory.
+unsafe extern "C" fn with_cards(
+    value: *mut c_int,
+    attribute: CUdevice_attribute,
+    device: CUdevice,
+) -> CUresult {
+    if attribute == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED {
+        // SAFETY: the caller passes a valid out-pointer.
+        unsafe { *value = 1 };
+        return CUresult::CUDA_SUCCESS;
+    }
+    let real = CARDS_ATTRIBUTE.lock().unwrap().unwrap();
+    // SAFETY: the caller guarantees what the replaced function requires.
+    unsafe { real(value, attribute, device) }
+}
+
+/// Drivers under WSL report memory for network cards and refuse to open it; plain segments serve the cards as well. Each flavour is
+/// tried for itself.
+#[test]
+fn memory_for_network_cards_is_tried_for_itself() {
+    let unknown = Rule::new("cuMemSetAccess", Effect::Fail(CUresult::CUDA_ERROR_UNKNOWN)).nth(1);
+    let driver = gpumem_sim::driver(small().rule(unknown)).unwrap();
+    // SAFETY: the replacement calls the function that it replaces, or answers as a driver may.
+    let driver = unsafe {
+        driver.with_table(|table| {
+            *CARDS_ATTRIBUTE.lock().unwrap() = table.cuDeviceGetAttribute;
+            table.cuDeviceGetAttribute = Some(with_cards);
+        })
+    };
+    let (device, bare) = (Device::new(&driver, 0).unwrap(), gpumem_sim::driver(small()).unwrap());
+    let stream = Stream::new(&device).unwrap();
+    let built = |device: &Device, conf: &str| {
+        let builder = Pool::builder(device).backend(BackendKind::Caching).conf(conf).unwrap();
+        let pool = builder.build().unwrap();
+        let status = pool.status().unwrap();
+        (pool, status.plain_segments, status.plain_segments_reason.unwrap_or_default())
+    };
+    let (pool, is_plain, reason) = built(&device, "rdma:true");
+    assert!(
+        is_plain && reason.contains("for network cards (rdma:true) (cuMemSetAccess: CUDA_ERROR_UNKNOWN"),
+        "{reason}"
+    );
+    drop(pool.alloc(5 * MIB, &stream).unwrap());
+    assert!(!built(&device, "").1);
+    assert!(!built(&device, "rdma:true").1, "the next trial succeeds");
+    // The simulator's own devices say that cards reach no virtual memory.
+    let bare = Device::new(&bare, 0).unwrap();
+    let (_, is_plain, reason) = built(&bare, "rdma:true");
+    assert!(is_plain && reason.contains("that network cards can reach (rdma:true)"), "{reason}");
+    let options =
+        Pool::builder(&bare).backend(BackendKind::Caching).conf("rdma:true,exportable:true").unwrap();
+    assert!(matches!(options.build(), Err(PoolError::BackendUnsupported { .. })));
+}
+
 fn on_segments(body: impl Fn(&Fixture)) {
     on_each_backend(&small(), |fixture| {
         if fixture.plain_segments {

@@ -558,7 +558,7 @@ impl Drop for AtZero<'_> {
 /// Memory that could neither be made accessible nor be unmapped again has no contents to restore once its block is gone.
 #[test]
 fn a_block_that_woke_in_part_may_be_dropped() {
-    let fails = |call| Rule::new(call, Effect::Fail(CUresult::CUDA_ERROR_OPERATING_SYSTEM)).nth(2);
+    let fails = |call| Rule::new(call, Effect::Fail(CUresult::CUDA_ERROR_OPERATING_SYSTEM)).nth(3);
     let config = small().rule(fails("cuMemSetAccess")).rule(fails("cuMemUnmap"));
     let (device, pool, stream) = caching(&gpumem_sim::driver(config).unwrap());
     let mut block = pool.growable(64 * MIB, &stream).unwrap();

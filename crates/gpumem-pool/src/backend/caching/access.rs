@@ -59,6 +59,10 @@ impl Access {
         Self { admission, activity, granted: RwLock::default(), ..*self }
     }
 
+    pub(super) fn handle_use(&self) -> HandleUse {
+        self.handle_use
+    }
+
     #[cfg(unix)]
     pub(super) fn is_exportable(&self) -> bool {
         self.handle_use.exportable

@@ -17,10 +17,11 @@ use super::driver_pool::{DriverPool, UNBOUNDED};
 use crate::backend::DriverPoolUsage;
 use crate::config::MemoryKind;
 use crate::device::{Device, PeerDevice};
+use crate::error::Verdict;
 use crate::stats::ActivityCounters;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUdeviceptr, CUresult, CUstream};
+use gpumem_sys::types::{CUdeviceptr, CUstream};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(super) struct Chain {
@@ -330,5 +331,5 @@ fn whole_pieces(bytes: u64) -> u64 {
 const PIECE_BYTES: u64 = 32 << 20;
 
 fn is_full(error: &DriverError) -> bool {
-    error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
+    Verdict::of(error) == Verdict::Shortage
 }

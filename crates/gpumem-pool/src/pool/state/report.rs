@@ -59,6 +59,9 @@ impl State {
         if let Some(limit) = refusal.and_then(Refusal::limit) {
             report.set_limit(limit, admitted_bytes);
         }
+        if let Some(Refusal::Driver(error)) = refusal.filter(|_| report.limit_bytes.is_none()) {
+            report.driver_error = (!error.is_out_of_memory()).then(|| error.to_string());
+        }
         match (self.add_figures(&mut report), refusal) {
             (Err(_), Some(Refusal::Driver(error))) => return error.into(),
             (Err(error), _) => return error,

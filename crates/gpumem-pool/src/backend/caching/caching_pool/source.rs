@@ -125,6 +125,10 @@ impl Source for CachingPool {
         self.access.memory() == Memory::Segments(MemoryKind::Device)
     }
 
+    fn lack(&self) -> Option<String> {
+        self.lack.clone()
+    }
+
     fn counts(&self) -> Counts {
         let (sum, core) = (self.thread_caches.counters().shown(), self.core());
         // While other threads allocate and free, the sums may include only part of their operations.
