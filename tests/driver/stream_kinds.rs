@@ -142,7 +142,7 @@ cases! {
         assert_eq!(codes, [CUresult::CUDA_ERROR_NOT_PERMITTED]);
     }
 
-    /// What the driver answers in a host function, call by call. The simulator refuses all, since the documentation allows none. On a GPU
+    /// The answers of the driver in a host function, call by call. The simulator refuses all, since the documentation allows none. On a GPU
     /// the answers are printed; a call that does not return within ten seconds is named, and the case fails.
     fn the_calls_of_a_host_function(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();

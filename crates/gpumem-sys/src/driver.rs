@@ -24,7 +24,7 @@ struct Inner {
     teardown: Arc<Teardown>,
 }
 
-/// What destroys objects, one at a time, and what still has to.
+/// The destruction of objects, one at a time.
 #[derive(Default)]
 struct Teardown {
     turn: Mutex<()>,

@@ -221,7 +221,7 @@ impl Heap {
         beyond(used.max(self.shares.peak_bytes()), most)
     }
 
-    /// What blocks need with a request, or have needed.
+    /// The bytes that blocks need with a request, or have needed.
     pub(super) fn growth_need_bytes(&self, request: &Request) -> u64 {
         self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes)
     }

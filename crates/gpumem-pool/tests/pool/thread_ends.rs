@@ -5,7 +5,7 @@ use gpumem_sim::SimConfig;
 
 const MIB: u64 = 1 << 20;
 
-/// Who holds the stream when its thread has ended.
+/// The fate of the stream when its thread ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Clone {
     Dropped,

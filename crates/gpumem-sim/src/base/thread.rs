@@ -22,7 +22,7 @@ impl ThreadKey {
     }
 }
 
-/// Whether a thread has ended, for what is stored under its number.
+/// The life of a thread, for state that is stored under its number.
 pub(crate) struct Life(Weak<()>);
 
 impl Life {
