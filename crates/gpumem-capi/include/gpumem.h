@@ -199,7 +199,7 @@ typedef struct gpumem_pool_options {
  */
 typedef struct gpumem_scope_usage {
   /*
-   `sizeof(gpumem_scope_usage)`; after the call, the number of bytes that the library has written.
+   `sizeof(gpumem_scope_usage)`
    */
   size_t struct_size;
   /*
@@ -728,7 +728,7 @@ enum gpumem_result gpumem_scope_begin(struct gpumem_pool *pool,
 
  # Safety
 
- `usage` is null, or points to as many bytes as its `struct_size` states.
+ `usage` is null, or points to a `struct_size` and to as many bytes as that states.
  */
 enum gpumem_result gpumem_scope_end(uint64_t scope, struct gpumem_scope_usage *usage);
 

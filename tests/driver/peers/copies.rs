@@ -388,7 +388,7 @@ impl Memory {
         }
     }
 
-    unsafe fn map(&mut self, driver: &Driver) -> Option<()> {
+    fn map(&mut self, driver: &Driver) -> Option<()> {
         let properties = CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             location: access(self.device).location,
@@ -404,7 +404,7 @@ impl Memory {
         Some(())
     }
 
-    unsafe fn allocate_from_pool(&mut self, driver: &Driver) -> Option<()> {
+    fn allocate_from_pool(&mut self, driver: &Driver) -> Option<()> {
         // SAFETY: a field outlives the call; the pool and the default stream are live.
         unsafe {
             driver.cuMemAllocFromPoolAsync(&mut self.address, BYTES, self.pool, null_mut()).unwrap();

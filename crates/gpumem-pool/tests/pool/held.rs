@@ -20,7 +20,7 @@ const DEADLOCK_AFTER: Duration = Duration::from_secs(30);
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// What the calls name.
+/// The objects that the calls name.
 struct Scene {
     device: Device,
     backend: BackendKind,

@@ -3,8 +3,8 @@
 
     git clone --depth 1 --branch v14.2.0 https://github.com/cupy/cupy    # the version that is installed
     python3 -m pip install pytest
-    python3 bench/cupy_tests.py cupy/tests/cupy_tests
-    python3 bench/cupy_tests.py cupy/tests/cupy_tests --folders core_tests,indexing_tests -- -k "not slow"
+    python3 bench/compare_cupy.py cupy/tests/cupy_tests
+    python3 bench/compare_cupy.py cupy/tests/cupy_tests --folders core_tests,indexing_tests -- -k "not slow"
 
 What stands after `--` goes to pytest. The exit status of this program is 0 if each folder ends on gpumem as on CuPy's pool and the same
 tests fail.
