@@ -8,7 +8,6 @@ use gpumem_adapt::array::pool::sys::{CUresult, Driver};
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::{Raw, code};
 use std::ffi::c_void;
-use std::io::Write;
 use std::ptr::{null_mut, without_provenance_mut};
 
 const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -195,7 +194,7 @@ cases! {
                 let work = unsafe { Box::from_raw(work.cast::<Work>()) };
                 work();
             }
-            let work: Work = Box::new(move || drop(sender.send(code(ask(&inner)))));
+            let work: Work = Box::new(move || sender.send(code(ask(&inner))).unwrap_or(()));
             // SAFETY: the stream is alive, and the function owns its argument.
             unsafe { driver.cuLaunchHostFunc(stream, Some(call), Box::into_raw(Box::new(work)).cast()).unwrap() };
             // The simulator runs work in calls only.
@@ -205,7 +204,8 @@ cases! {
             let answer = receiver.recv_timeout(std::time::Duration::from_secs(10));
             match answer {
                 Ok(answer) if is_sim => assert_eq!(answer, CUresult::CUDA_ERROR_NOT_PERMITTED, "{name}"),
-                Ok(answer) => writeln!(std::io::stderr(), "in a host function, {name}: {answer}").unwrap(),
+                // NVIDIA's driver allows some calls. What matters is that each returns.
+                Ok(_) => {}
                 Err(_) => panic!("in a host function, {name} does not return"),
             }
         }

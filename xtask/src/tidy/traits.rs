@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn a_public_trait_must_be_listed() {
         let source = "pub trait Known<T>: Sized {}\npub unsafe trait Other {}\npub(crate) trait Own {}\n";
-        assert_eq!(found("| sealed | `Known` |\n| unsafe | `Other` |", source), [String::new(); 0]);
+        assert_eq!(found("| sealed | `Known` |\n| unsafe | `Other` |", source), Vec::<String>::new());
         let findings = found("| sealed | `Known` |", source);
         assert_eq!(findings.len(), 1);
         assert!(
@@ -113,7 +113,7 @@ mod tests {
                 "",
                 "pub(crate) mod sealed {\n    pub trait Sealed {}\n\n    pub trait Normal {\n    }\n}\n"
             ),
-            [String::new(); 0]
+            Vec::<String>::new()
         );
         assert_eq!(found("", "pub mod open {\n    pub trait Reached {}\n}\n").len(), 1);
         assert_eq!(
@@ -126,7 +126,7 @@ mod tests {
     fn text_is_no_trait() {
         assert_eq!(
             found("", "/// pub trait A {}\nconst B: &str = \"\npub trait C {}\";\n"),
-            [String::new(); 0]
+            Vec::<String>::new()
         );
     }
 }
