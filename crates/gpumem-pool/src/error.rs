@@ -335,9 +335,9 @@ pub enum PoolError {
     /// The stream was retired, because its owner is about to destroy it.
     #[error("this stream was retired because its owner destroys it; wrap another stream")]
     StreamRetired,
-    /// The stream cannot be retired in a closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed), whose work it runs.
+    /// The call waits for the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed) that it was made in.
     #[error(
-        "this stream cannot be retired in the closure of Stream::run_borrowed, which uses it; retire it after that call"
+        "this call waits for the closure of Stream::run_borrowed that it is made in; make it after that closure returns"
     )]
     StreamBorrowed,
     /// A thread named another thread's default stream.

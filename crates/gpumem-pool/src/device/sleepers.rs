@@ -92,6 +92,15 @@ impl Sleepers {
         Stream::let_calls_end(&streams);
     }
 
+    /// Refuses a thread that is inside of such a call: it would wait for itself.
+    pub(crate) fn check_not_in_call(&self) -> Result<(), PoolError> {
+        let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
+        match streams.iter().any(Stream::is_borrowed_here) {
+            true => Err(PoolError::StreamBorrowed),
+            false => Ok(()),
+        }
+    }
+
     /// Returns whether nothing sleeps.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {

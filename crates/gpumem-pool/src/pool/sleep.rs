@@ -74,6 +74,7 @@ impl Pool {
     /// - [`PoolError::NotWithKind`] for unified and host memory.
     /// - [`PoolError::CannotSleep`] if the pool sleeps already or has blocks that are exported or pinned, if an array in it is lent to another library, or with [`Keep::Nothing`] if an
     ///   adaptor, such as [`Guard`](crate::adaptor::Guard), hides bytes beside blocks.
+    /// - [`PoolError::StreamBorrowed`] in the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed).
     /// - [`PoolError::NotInCapture`] while a capture is active on one of these devices.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails, for example because the host has too little memory.
@@ -82,6 +83,7 @@ impl Pool {
         state.check_usable()?;
         let (sleeping, device) = (state.backend().sleeping()?, self.device());
         device.check_runs(operation)?;
+        device.sleepers().check_not_in_call()?;
         let mut change = state.sleep_state().begin(AWAKE).map_err(|obstacle| state.cannot_sleep(obstacle))?;
         // Here a refusal makes no other thread's operation fail. Checked again below, for a loan that begins meanwhile.
         state.check_not_lent(sleeping)?;

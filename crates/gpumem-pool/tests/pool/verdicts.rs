@@ -75,6 +75,7 @@ fn a_code_of_a_shortage_climbs_the_ladder_and_others_end_the_request() {
 }
 
 /// The codes after which the driver runs no more work, as far as a first call can return them.
+#[cfg(feature = "backend-caching")]
 const LOST: [CUresult; 4] = [
     CUresult::CUDA_ERROR_DEINITIALIZED,
     CUresult::CUDA_ERROR_INVALID_CONTEXT,

@@ -70,7 +70,8 @@ impl Stream {
     /// Calls `queue`, which queues work on this stream that uses memory of the caller, and the device memory in `memory`: all that the
     /// work reads or writes, or [`MemoryRange::NONE`]. Waits until that work is complete, even if `queue` panics, but not for work
     /// that other threads queue later. During the call the stream stays alive and does not begin a capture, and the memory does not go
-    /// to sleep. In `queue`, [`Stream::begin_capture`] and [`Stream::retire`] of the stream are errors; `queue` must not
+    /// to sleep. In `queue`, [`Stream::begin_capture`] and [`Stream::retire`] of the stream are errors, and so is
+    /// [`Pool::sleep`](crate::Pool::sleep); `queue` must not
     /// wait for another thread that retires it.
     ///
     /// ```
@@ -186,6 +187,11 @@ impl Stream {
     #[inline]
     pub(crate) fn hold(&self) -> Call<'_> {
         self.0.borrows.begin_call()
+    }
+
+    /// Returns whether this thread is inside of [`Stream::run_borrowed`] on this stream.
+    pub(crate) fn is_borrowed_here(&self) -> bool {
+        self.0.borrows.is_held_here()
     }
 
     /// Waits until each call on the streams has ended that began before this one.
