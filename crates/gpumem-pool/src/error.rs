@@ -337,7 +337,7 @@ pub enum PoolError {
     StreamRetired,
     /// The call waits for the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed) that it was made in.
     #[error(
-        "this call waits for the closure of Stream::run_borrowed that it is made in; make it after that closure returns"
+        "this call waits for the closure of a borrow of the stream that it is made in; make it after that closure returns"
     )]
     StreamBorrowed,
     /// A thread named another thread's default stream.
