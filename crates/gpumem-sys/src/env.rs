@@ -40,6 +40,7 @@ pub const RESERVED: &[&str] = &[
     "GPUMEM_FLIGHT_RECORDER",
     "GPUMEM_TRACE",
     "GPUMEM_TRACE_LIMIT",
+    "GPUMEM_PEERS",
     "GPUMEM_STAGING",
     "GPUMEM_SIM_",
 ];
