@@ -84,6 +84,9 @@ fn check(files: &Files) -> Vec<Finding> {
             findings.extend(docs::links(path, text, |target| exists(files, target)));
             findings.extend(docs::variables(path, text));
             findings.extend(docs::named_tests(path, text, files));
+            findings.extend(docs::referrals(path, text, files));
+        } else if path.ends_with(".txt") && is_below(path, "tests/regressions") {
+            findings.extend(docs::links(path, text, |target| exists(files, target)));
         }
     }
     findings.extend(rooms::check(files));
@@ -161,8 +164,9 @@ mod tests {
             ("a.rs".into(), "fn f() { unsafe { g() } }\n".into()),
             ("b.md".into(), "[gone](gone.md)\n".into()),
             ("c.sh".into(), concat!("# FIX", "ME\n").into()),
+            ("tests/regressions/d.txt".into(), "# Tried again by `tests/gone.rs`.\n".into()),
         ]);
         let found = check(&files).iter().map(|finding| finding.path.clone()).collect::<Vec<_>>();
-        assert_eq!(found, ["a.rs", "a.rs", "b.md", "c.sh"]);
+        assert_eq!(found, ["a.rs", "a.rs", "b.md", "c.sh", "tests/regressions/d.txt"]);
     }
 }
