@@ -382,14 +382,18 @@ fn run(backend: BackendKind, place: Place, call: Call) -> Option<String> {
 }
 
 #[test]
-#[ignore = "a pair fails since the closure of run_borrowed holds a call on its stream"]
 fn no_call_waits_for_its_own_caller() {
     let mut wrong = Vec::new();
     for backend in built_backends() {
         for place in PLACES {
-            let threads: Vec<_> =
-                CALLS.iter().map(|call| std::thread::spawn(move || run(backend, *place, *call))).collect();
-            wrong.extend(threads.into_iter().filter_map(|thread| thread.join().unwrap()));
+            // A process can have 64 simulators, and other tests run beside this one.
+            for calls in CALLS.chunks(6) {
+                let threads: Vec<_> = calls
+                    .iter()
+                    .map(|call| std::thread::spawn(move || run(backend, *place, *call)))
+                    .collect();
+                wrong.extend(threads.into_iter().filter_map(|thread| thread.join().unwrap()));
+            }
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

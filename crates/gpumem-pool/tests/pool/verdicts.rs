@@ -64,7 +64,11 @@ fn a_code_of_a_shortage_climbs_the_ladder_and_others_end_the_request() {
             }
             for result in [once, always] {
                 match result {
-                    Err(error @ (PoolError::Driver(cause) | PoolError::DeviceLost(cause))) => {
+                    Err(
+                        error @ (PoolError::Driver(cause)
+                        | PoolError::DeviceLost(cause)
+                        | PoolError::HostFunction(cause)),
+                    ) => {
                         assert!(cause.code() == code && !error.is_out_of_memory(), "{text}");
                     }
                     _ => panic!("{text}"),
