@@ -325,7 +325,7 @@ fn of_kernels(text: &str, texts: &mut Texts) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
 
     #[test]
     fn messages_keep_to_their_lines_and_bounds(text in hostile()) {
