@@ -114,7 +114,7 @@ def _current_stream() -> int:
     python, name = ctypes.pythonapi, b"intptr_t (void)"
     python.PyCapsule_GetPointer.restype, python.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     try:
-        return python.PyCapsule_GetPointer(cupy_backends.cuda.stream.__pyx_capi__["get_current_stream_ptr"], name)
+        return int(python.PyCapsule_GetPointer(cupy_backends.cuda.stream.__pyx_capi__["get_current_stream_ptr"], name))
     except (AttributeError, KeyError, ValueError) as error:
         raise Unsupported(
             f"CuPy {cupy.__version__} has no C function for the current stream that gpumem knows ({error}); gpumem is tested with CuPy 14"
