@@ -6,7 +6,7 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.dist import Distribution
 
-LIBRARIES = ("libgpumem.so.0", "libgpumem_torch.so")
+LIBRARIES = ("libgpumem.so.0", "libgpumem_python.so", "libgpumem_torch.so", "libgpumem_cupy.so")
 
 
 class WithLibraries(Distribution):

@@ -6,7 +6,10 @@
 #include "gpumem.h"
 
 #include <cxxabi.h>
+#include <dlfcn.h>
+#include <link.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -68,7 +71,7 @@ void destroy(void *exception) { static_cast<std::exception *>(exception)->~excep
 
 [[noreturn]] void raise(gpumem_result result) {
     const bool is_out_of_memory = result == GPUMEM_ERROR_OUT_OF_MEMORY;
-    raise(is_out_of_memory ? exceptions.out_of_memory : exceptions.error, gpumem_last_error());
+    raise(is_out_of_memory ? exceptions.out_of_memory : exceptions.error, gpumem_last_error_as(GPUMEM_INTERFACE_PYTORCH));
 }
 
 /* A size in the format of PyTorch's messages. */
@@ -85,7 +88,7 @@ std::string size_text(std::uint64_t bytes) {
 /* Raises PyTorch's exception for lack of memory. Programs look for the words of its first sentences; the report follows them. */
 [[noreturn]] void raise_out_of_memory(std::uint64_t size_bytes, int device, gpumem_pool *pool) {
     constexpr std::uint64_t EXABYTE = UINT64_C(1) << 60;
-    const std::string report = gpumem_last_error();
+    const std::string report = gpumem_last_error_as(GPUMEM_INTERFACE_PYTORCH);
     std::string text = "CUDA out of memory. Tried to allocate ";
     text += size_bytes > EXABYTE ? "more than 1EB memory" : size_text(size_bytes);
     gpumem_status status{};
@@ -111,6 +114,25 @@ bool fits(std::type_info *type) {
     }
 }
 
+/* ------------------------------------------------------------------------------------------------- copies between devices */
+
+/* CUDAPluggableAllocator::memcpyAsync, and cudaMemcpyPeerAsync */
+using Copy = int (*)(void *self, void *target, int target_device, const void *source, int source_device, std::size_t size,
+                     RawStream stream, bool has_access);
+using PeerCopy = int (*)(void *target, int target_device, const void *source, int source_device, std::size_t size, RawStream stream);
+
+Copy copy_with_access;
+PeerCopy copy_without_access;
+
+/* PyTorch copies with cudaMemcpyAsync, which the driver refuses for mapped memory of another device without access. Default pools are
+ * open to each other where a link is; without one, the call that names both devices copies through the host. */
+int copy_between(void *self, void *target, int target_device, const void *source, int source_device, std::size_t size, RawStream stream,
+                 bool has_access) {
+    if (has_access || target_device == source_device)
+        return copy_with_access(self, target, target_device, source, source_device, size, stream, has_access);
+    return copy_without_access(target, target_device, source, source_device, size, stream);
+}
+
 /* ------------------------------------------------------------------------------------------------------ pools and streams */
 
 constexpr int DEVICES_MAX = 64;
@@ -120,9 +142,14 @@ constexpr std::uint64_t LIMIT_MIN_BYTES = UINT64_C(2) << 20;
 struct Settings {
     std::string conf;
     std::string trace_path;
-    std::uint64_t hard_limit_bytes = 0;
-    std::uint64_t soft_limit_bytes = 0;
+    std::string hard_limit;
+    std::string soft_limit;
+    gpumem_out_of_memory_fn on_out_of_memory = nullptr;
+    void *user_data = nullptr;
 };
+
+/* A text that was set; null for an empty one. */
+const char *text_of(const std::string &text) { return text.empty() ? nullptr : text.c_str(); }
 
 /* Guards what follows, except reads of `pools`. Never destroyed: threads may free tensors while the process ends. */
 std::mutex &mutex() {
@@ -140,16 +167,20 @@ std::atomic<std::uint64_t> failed_frees{0};
 
 /* The device's default pool in this process, which other libraries' allocators use too. With options, it must not exist yet. */
 gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_pool **pool) {
-    const bool is_plain = chosen.conf.empty() && chosen.trace_path.empty() && chosen.hard_limit_bytes == 0 && chosen.soft_limit_bytes == 0;
+    const bool is_plain = chosen.conf.empty() && chosen.trace_path.empty() && chosen.hard_limit.empty() && chosen.soft_limit.empty()
+                          && chosen.on_out_of_memory == nullptr;
     if (is_plain) return gpumem_pool_for_device(ordinal, pool);
     gpumem_pool_options options{};
     options.struct_size = sizeof options;
     options.ordinal = ordinal;
     options.flags = GPUMEM_FROM_ENVIRONMENT;
-    options.conf = chosen.conf.empty() ? nullptr : chosen.conf.c_str();
-    options.trace_path = chosen.trace_path.empty() ? nullptr : chosen.trace_path.c_str();
-    options.hard_limit_bytes = chosen.hard_limit_bytes;
-    options.soft_limit_bytes = chosen.soft_limit_bytes;
+    options.interface = GPUMEM_INTERFACE_PYTORCH;
+    options.conf = text_of(chosen.conf);
+    options.trace_path = text_of(chosen.trace_path);
+    options.hard_limit = text_of(chosen.hard_limit);
+    options.soft_limit = text_of(chosen.soft_limit);
+    options.on_out_of_memory = chosen.on_out_of_memory;
+    options.user_data = chosen.user_data;
     gpumem_result result = gpumem_pool_create(&options, pool);
     if (result != GPUMEM_SUCCESS) return result;
     result = gpumem_pool_set_default(*pool);
@@ -162,7 +193,8 @@ gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_po
 
 /* The device's pool, made by the first call. */
 gpumem_result find_pool(int device, gpumem_pool **pool) {
-    if (device < 0 || device >= DEVICES_MAX) return GPUMEM_ERROR_NO_DEVICE;
+    /* An error with its text. */
+    if (device < 0 || device >= DEVICES_MAX) return gpumem_pool_for_device(UINT32_MAX, pool);
     *pool = pools[device].load(std::memory_order_acquire);
     if (*pool != nullptr) return GPUMEM_SUCCESS;
     /* Before the lock: in a forked child a thread that does not exist may hold it. */
@@ -243,16 +275,44 @@ EXPORTED int gpumem_torch_set_exceptions(void *construct, void *error, void *out
     return fits(exceptions.error) && fits(exceptions.out_of_memory);
 }
 
-/* The options of pools that are made from now on. */
-EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path, std::uint64_t hard_limit_bytes,
-                                       std::uint64_t soft_limit_bytes) {
-    /* A forked child makes no pools. */
-    if (gpumem_check_process() != GPUMEM_SUCCESS) return;
-    const std::lock_guard<std::mutex> guard(mutex());
-    settings() = Settings{conf == nullptr ? "" : conf, trace_path == nullptr ? "" : trace_path, hard_limit_bytes, soft_limit_bytes};
+/* Has an allocator of PyTorch's copy between devices by `copy_between`: it gets a copy of its class's table of functions, in which that one
+ * is replaced. Returns 0 if the object or the table are not as expected; then nothing has changed. */
+EXPORTED int gpumem_torch_replace_copy(void *allocator, void *copy, void *peer_copy) {
+    if (allocator == nullptr || copy == nullptr || peer_copy == nullptr) return 0;
+    void **functions = nullptr;
+    std::memcpy(&functions, allocator, sizeof functions);
+    Dl_info info{};
+    void *found = nullptr;
+    if (dladdr1(functions, &info, &found, RTLD_DL_SYMENT) == 0 || found == nullptr || info.dli_saddr == nullptr) return 0;
+    const auto *symbol = static_cast<const ElfW(Sym) *>(found);
+    auto *const table = static_cast<void **>(info.dli_saddr);
+    const std::size_t count = symbol->st_size / sizeof(void *);
+    /* Before the functions are the object's offset and its type. */
+    constexpr std::size_t BEFORE = 2;
+    if (count <= BEFORE || table + BEFORE != functions || std::count(table, table + count, copy) != 1) return 0;
+    /* Never freed: the allocator lives as long as the process. */
+    auto *const own = new void *[count];
+    const auto replacement = &copy_between;
+    std::memcpy(&copy_with_access, &copy, sizeof copy);
+    std::memcpy(&copy_without_access, &peer_copy, sizeof peer_copy);
+    std::copy(table, table + count, own);
+    std::memcpy(std::find(own, own + count, copy), &replacement, sizeof replacement);
+    void **const replaced = own + BEFORE;
+    std::memcpy(allocator, &replaced, sizeof replaced);
+    return 1;
 }
 
-/* The device's pool, which the first call makes; the text of an error is `gpumem_last_error`. */
+/* The options of pools that are made from now on. */
+EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path, const char *hard_limit, const char *soft_limit,
+                                       gpumem_out_of_memory_fn on_out_of_memory, void *user_data) {
+    /* A forked child makes no pools. */
+    if (gpumem_check_process() != GPUMEM_SUCCESS) return;
+    const auto copied = [](const char *text) { return std::string(text == nullptr ? "" : text); };
+    const std::lock_guard<std::mutex> guard(mutex());
+    settings() = Settings{copied(conf), copied(trace_path), copied(hard_limit), copied(soft_limit), on_out_of_memory, user_data};
+}
+
+/* The device's pool, which the first call makes; the text of an error is `gpumem_last_error_as`. */
 EXPORTED gpumem_result gpumem_torch_pool(int device, gpumem_pool **pool) { return find_pool(device, pool); }
 
 /* Allocates from a pool of the device on this thread from now on; null for the device's own. Returns the one of before. */
@@ -303,7 +363,7 @@ EXPORTED void *gpumem_torch_alloc_segment(std::size_t size, int device, RawStrea
 EXPORTED void gpumem_torch_free(void *address, std::size_t, int, RawStream) {
     if (gpumem_free(address) == GPUMEM_SUCCESS) return;
     if (failed_frees.fetch_add(1, std::memory_order_relaxed) == 0)
-        std::fprintf(stderr, "gpumem: a tensor's memory could not be freed: %s\n", gpumem_last_error());
+        std::fprintf(stderr, "gpumem: a tensor's memory could not be freed: %s\n", gpumem_last_error_as(GPUMEM_INTERFACE_PYTORCH));
 }
 
 EXPORTED void gpumem_torch_record_stream(void *address, RawStream raw) {

@@ -11,7 +11,15 @@ libraries::
 Without a GPU they work on gpumem's simulator as libcuda.so.1, with GPUMEM_DRIVER=drop-in. Importing this package needs no driver.
 """
 
+from __future__ import annotations
+
+import atexit
 import ctypes
+import logging
+import operator
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, SupportsIndex
 
 from ._native import (
     FROM_ENVIRONMENT,
@@ -22,18 +30,27 @@ from ._native import (
     Error,
     Forked,
     InvalidArgument,
+    InvalidEnvironment,
     InvalidHandle,
+    Limit,
     NoDevice,
     OutOfMemory,
     OutOfMemoryFunction,
     PoolOptions,
+    PYTHON,
+    ReclaimFunction,
+    ScopeUsage,
     Status,
     UnknownAddress,
     Unsupported,
     WrongState,
+    callbacks,
     check,
     check_size,
+    keep,
     library,
+    limit_text,
+    version_text,
 )
 
 __all__ = [
@@ -43,57 +60,87 @@ __all__ = [
     "DriverFailed",
     "Error",
     "Forked",
+    "Holder",
     "InvalidArgument",
+    "InvalidEnvironment",
     "InvalidHandle",
+    "Limit",
     "NoDevice",
     "OutOfMemory",
     "Pool",
+    "Scope",
+    "ScopeUsage",
     "Status",
     "Stream",
     "UnknownAddress",
     "Unsupported",
     "WrongState",
+    "__version__",
+    "record_use",
     "version",
 ]
 
+__version__ = version_text(library.gpumem_version())
+_log = logging.getLogger("gpumem")
 
-def version():
+
+def record_use(address: int, stream: Stream) -> None:
+    """Records that work on another stream uses memory of a pool, such as an array's: its free waits, on the device, for that work."""
+    check(library.gpumem_record_use(address, stream._handle))
+
+
+def version() -> tuple[int, int, int]:
     """The library's version as (major, minor, patch)."""
-    number = library.gpumem_version()
+    number: int = library.gpumem_version()
     return (number // 10_000, number // 100 % 100, number % 100)
 
 
 class Pool:
     """A pool of a device's memory.
 
-    `conf` has options by name as GPUMEM_CONF has them: "profile:fast". Limits are in bytes. `trace` is a file that records all
-    requests. `on_out_of_memory` receives the report of each refused request before the request raises `OutOfMemory`; it may free
-    blocks, and must not raise. With `from_environment` the variables GPUMEM_* configure what the arguments leave open.
+    `conf` has options by name as GPUMEM_CONF has them: "profile:fast". A limit is a number of bytes or a text, "2GiB", "50%" of the
+    device's memory or "80%free" of what is free there; None or 0 for none. `peers` are the other devices that may use
+    the memory: "all" that have a link, or their ordinals. `trace` is a file that records all requests.
+    `on_out_of_memory` receives the report of each refused request before the request raises `OutOfMemory`; it may free
+    blocks, and must not raise. What the arguments leave open, the environment configures (GPUMEM_HARD_LIMIT, GPUMEM_CONF and the
+    others), unless `from_environment` is False.
     """
 
     def __init__(
-        self, ordinal=0, *, conf=None, hard_limit=0, soft_limit=0, trace=None, on_out_of_memory=None, from_environment=False
-    ):
+        self,
+        ordinal: int = 0,
+        *,
+        conf: str | None = None,
+        hard_limit: Limit | None = None,
+        soft_limit: Limit | None = None,
+        peers: str | Iterable[SupportsIndex] | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        on_out_of_memory: Callable[[str], object] | None = None,
+        from_environment: bool = True,
+        _interface: int = PYTHON,
+    ) -> None:
+        if peers is not None:
+            ordinals = [] if isinstance(peers, str) else [str(operator.index(peer)) for peer in peers]
+            named = peers if isinstance(peers, str) else f"[{','.join(ordinals)}]" if ordinals else "none"
+            conf = ",".join(filter(None, (conf, f"peers:{named}")))
         options = PoolOptions(
             struct_size=ctypes.sizeof(PoolOptions),
             ordinal=check_size("ordinal", ordinal, 2**32),
             flags=FROM_ENVIRONMENT if from_environment else 0,
             conf=None if conf is None else conf.encode(),
-            hard_limit_bytes=check_size("hard_limit", hard_limit),
-            soft_limit_bytes=check_size("soft_limit", soft_limit),
+            hard_limit=limit_text("hard_limit", hard_limit),
+            soft_limit=limit_text("soft_limit", soft_limit),
             trace_path=None if trace is None else str(trace).encode(),
+            interface=_interface,
         )
         if on_out_of_memory is not None:
-            function = OutOfMemoryFunction(lambda report, _: on_out_of_memory(report.decode()))
-            options.on_out_of_memory = function
-            # Blocks may outlive the pool and its callback is called as long as they live.
-            _FUNCTIONS.append(function)
+            options.on_out_of_memory, options.user_data = _out_of_memory_function(on_out_of_memory)
         self._handle = ctypes.c_void_p()
-        check(library.gpumem_pool_create(ctypes.byref(options), ctypes.byref(self._handle)))
+        check(library.gpumem_pool_create(ctypes.byref(options), ctypes.byref(self._handle)), _interface)
         self._is_own = True
 
     @classmethod
-    def for_device(cls, ordinal=0):
+    def for_device(cls, ordinal: int = 0) -> Pool:
         """The device's default pool in this process, made from the environment by the first call. It is never closed."""
         pool = cls.__new__(cls)
         pool._handle, pool._is_own = ctypes.c_void_p(), False
@@ -101,68 +148,79 @@ class Pool:
         return pool
 
     @classmethod
-    def _default(cls, ordinal, **options):
+    def _default(cls, ordinal: int, interface: int, **options: Any) -> Pool:
         """The device's default pool, for the allocators of other libraries. With options, it must not exist yet."""
         if not any(options.values()):
             return cls.for_device(ordinal)
-        pool = cls(ordinal, from_environment=True, **options)
-        try:
-            check(library.gpumem_pool_set_default(pool._handle))
-        except WrongState:
-            raise WrongState(
-                f"device {ordinal} has a default pool already; pass the options to the first of gpumem's allocators in this process, or "
-                "change the pool with memory_pool()"
-            ) from None
+        pool = cls(ordinal, _interface=interface, **options)
+        check(library.gpumem_pool_set_default(pool._handle), interface)
         pool._is_own = False
         return pool
 
     @classmethod
-    def _of(cls, handle):
+    def _of(cls, handle: ctypes.c_void_p) -> Pool:
         pool = cls.__new__(cls)
         pool._handle, pool._is_own = handle, False
         return pool
 
-    def close(self):
+    def close(self) -> None:
         """Ends the use of the pool. Its memory returns to the driver after its last block is freed."""
         if self._is_own and self._handle:
             handle, self._handle = self._handle, ctypes.c_void_p()
             check(library.gpumem_pool_destroy(handle))
 
-    def __enter__(self):
+    def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self):
+    def __del__(self) -> None:
         if getattr(self, "_is_own", False) and self._handle:
             library.gpumem_pool_destroy(self._handle)
 
-    def stream(self):
+    def stream(self) -> Stream:
         """Creates a stream on the pool's device."""
         return Stream._made(library.gpumem_stream_create, self._handle)
 
-    def borrow(self, raw):
+    def borrow(self, raw: int) -> Stream:
         """Wraps a cudaStream_t that another library created. Call `retire` before that library destroys it."""
         return Stream._made(library.gpumem_stream_borrow, self._handle, raw)
 
-    def long_lived(self, raw):
+    def long_lived(self, raw: int) -> Stream:
         """Wraps a cudaStream_t of another library that lives as long as the process, such as PyTorch's; 0 is the default stream."""
         return Stream._made(library.gpumem_stream_long_lived, self._handle, raw, is_own=False)
 
-    def alloc(self, size, stream):
+    def alloc(self, size: SupportsIndex, stream: Stream) -> Block:
         """Allocates bytes for work that is queued on the stream from now on. Raises `OutOfMemory` with the report."""
-        address = ctypes.c_void_p()
-        check(library.gpumem_alloc(self._handle, check_size("size", size), stream._handle, ctypes.byref(address)))
-        return Block(address.value or 0, size)
+        address, size_bytes = ctypes.c_void_p(), check_size("size", size)
+        check(library.gpumem_alloc(self._handle, size_bytes, stream._handle, ctypes.byref(address)))
+        return Block(address.value or 0, size_bytes)
 
-    def status(self):
+    def scope(self, tag: str) -> Scope:
+        """Counts the blocks that the calling thread allocates inside for a tag, in `status_text` and in reports:
+
+            with pool.scope("forward") as scope:
+                ...
+            print(scope.usage.peak_bytes)
+
+        In nested scopes, the innermost tag counts. Scopes of one name share their tag, on all threads.
+        """
+        return Scope(self, tag)
+
+    def on_shortage(self, name: str, release: Callable[[bool], object]) -> Holder:
+        """Registers a function that frees memory when a request on the device would otherwise be refused, and in `reclaim`.
+
+        It receives False to free what is cheap to make again, such as a cache, and then, if that was not enough, True to free all that the
+        program can do without. It runs on the thread that allocates. A report names a holder whose function has raised an exception.
+        """
+        return Holder(self, name, release)
+
+    def status(self) -> Status:
         """The pool's counters."""
-        status = Status(struct_size=ctypes.sizeof(Status))
-        check(library.gpumem_pool_status(self._handle, ctypes.byref(status)))
-        return status
+        return Status._read(lambda place: library.gpumem_pool_status(self._handle, place))
 
-    def status_text(self):
+    def status_text(self) -> str:
         """The pool's counters as text."""
         length = ctypes.c_size_t()
         check(library.gpumem_pool_status_text(self._handle, None, 0, ctypes.byref(length)))
@@ -171,23 +229,29 @@ class Pool:
         check(library.gpumem_pool_status_text(self._handle, text, len(text), None))
         return text.value.decode()
 
-    def set_hard_limit(self, limit):
-        """Changes the hard limit in bytes; None removes it."""
-        check(library.gpumem_pool_set_hard_limit(self._handle, _NO_LIMIT if limit is None else check_size("limit", limit)))
+    def set_hard_limit(self, limit: Limit | None) -> None:
+        """Changes the hard limit, bytes or a text such as "80%free"; None removes it."""
+        self._set_limit(library.gpumem_pool_set_hard_limit, library.gpumem_pool_set_hard_limit_text, limit)
 
-    def set_soft_limit(self, limit):
-        """Changes the soft limit in bytes, above which cached memory is released; None removes it."""
-        check(library.gpumem_pool_set_soft_limit(self._handle, _NO_LIMIT if limit is None else check_size("limit", limit)))
+    def set_soft_limit(self, limit: Limit | None) -> None:
+        """Changes the soft limit, above which cached memory is released; None removes it."""
+        self._set_limit(library.gpumem_pool_set_soft_limit, library.gpumem_pool_set_soft_limit_text, limit)
 
-    def trim(self, keep=0):
+    def _set_limit(self, set_bytes: Any, set_text: Any, limit: Limit | None) -> None:
+        if isinstance(limit, str):
+            check(set_text(self._handle, limit.encode()))
+        else:
+            check(set_bytes(self._handle, _NO_LIMIT if limit is None else check_size("limit", limit)))
+
+    def trim(self, keep: SupportsIndex = 0) -> int:
         """Releases cached memory until `keep` bytes are reserved, without waiting. Returns the bytes released."""
         return self._released(library.gpumem_pool_trim, check_size("keep", keep))
 
-    def reclaim(self):
+    def reclaim(self) -> int:
         """Waits for the device, then releases all memory that no block holds. Returns the bytes released."""
         return self._released(library.gpumem_pool_reclaim)
 
-    def part(self, name):
+    def part(self, name: str) -> Pool:
         """Returns the part of this pool with a name, which the first call creates: a pool that sleeps and wakes apart from the rest.
 
         It has the options of this pool and memory of its own, which counts against this pool's hard limit.
@@ -199,7 +263,7 @@ class Pool:
         check(library.gpumem_pool_part(self._handle, name.encode(), ctypes.byref(part._handle)))
         return part
 
-    def sleep(self, keep="host"):
+    def sleep(self, keep: str = "host") -> None:
         """Waits for the device, and releases the pool's memory to it. Blocks keep their addresses until `wake`.
 
         Their contents are kept in pinned host memory, or with "nothing" they are lost: the memory is zero afterwards. Until `wake`,
@@ -209,19 +273,19 @@ class Pool:
             raise InvalidArgument(f'keep is {keep!r}; expected "host" or "nothing"')
         check(library.gpumem_pool_sleep(self._handle, KEEP[keep]))
 
-    def wake(self):
+    def wake(self) -> None:
         """Creates the memory of a pool that sleeps again, at the addresses of before. Raises `OutOfMemory` while there is none."""
         check(library.gpumem_pool_wake(self._handle))
 
-    def reset_peaks(self):
+    def reset_peaks(self) -> None:
         """Resets the peaks that `status` reports."""
         check(library.gpumem_pool_reset_peaks(self._handle))
 
-    def flush_trace(self, timeout_ms=10_000):
+    def flush_trace(self, timeout_ms: SupportsIndex = 10_000) -> None:
         """Waits until everything that the pool has recorded is in its trace file."""
         check(library.gpumem_pool_flush_trace(self._handle, check_size("timeout_ms", timeout_ms)))
 
-    def _released(self, function, *arguments):
+    def _released(self, function: Any, *arguments: int) -> int:
         released = ctypes.c_uint64()
         check(function(self._handle, *arguments, ctypes.byref(released)))
         return released.value
@@ -230,45 +294,48 @@ class Pool:
 class Stream:
     """A stream of a device."""
 
+    _handle: ctypes.c_void_p
+    _is_own: bool
+
     @classmethod
-    def _made(cls, function, pool, *arguments, is_own=True):
+    def _made(cls, function: Any, pool: ctypes.c_void_p, *arguments: int, is_own: bool = True) -> Stream:
         stream = cls.__new__(cls)
         stream._handle, stream._is_own = ctypes.c_void_p(), is_own
         check(function(pool, *arguments, ctypes.byref(stream._handle)))
         return stream
 
     @property
-    def raw(self):
+    def raw(self) -> int:
         """The cudaStream_t as a number."""
         raw = ctypes.c_void_p()
         check(library.gpumem_stream_raw(self._handle, ctypes.byref(raw)))
         return raw.value or 0
 
-    def wait_for(self, other):
+    def wait_for(self, other: Stream) -> None:
         """Makes later work on this stream wait, on the device, for the work queued so far on `other`."""
         check(library.gpumem_stream_wait_for(self._handle, other._handle))
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Waits on the host for the work queued so far."""
         check(library.gpumem_stream_synchronize(self._handle))
 
-    def retire(self):
+    def retire(self) -> None:
         """Declares that the owner of a borrowed or long-lived stream is about to destroy it."""
         check(library.gpumem_stream_retire(self._handle))
 
-    def close(self):
+    def close(self) -> None:
         """Ends the use of the stream; one that this package created is destroyed."""
         if self._handle:
             handle, self._handle = self._handle, ctypes.c_void_p()
             check(library.gpumem_stream_destroy(handle))
 
-    def __enter__(self):
+    def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self):
+    def __del__(self) -> None:
         if getattr(self, "_is_own", False) and self._handle:
             library.gpumem_stream_destroy(self._handle)
 
@@ -276,31 +343,93 @@ class Stream:
 class Block:
     """Device memory. `free`, or the end of a `with` or of the object, frees it in stream order."""
 
-    def __init__(self, address, size):
+    def __init__(self, address: int, size: int) -> None:
         self.address = address
         """The device address; 0 for an empty block."""
         self.size = size
         """The size in bytes."""
 
-    def record_use(self, stream):
+    def record_use(self, stream: Stream) -> None:
         """Records that work on another stream uses the block: its free waits, on the device, for that work."""
-        check(library.gpumem_record_use(self.address, stream._handle))
+        record_use(self.address, stream)
 
-    def free(self):
+    def free(self) -> None:
         """Frees the block; a second call does nothing."""
         address, self.address = self.address, 0
         check(library.gpumem_free(address))
 
-    def __enter__(self):
+    def __enter__(self) -> Block:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.free()
 
-    def __del__(self):
+    def __del__(self) -> None:
         if getattr(self, "address", 0):
             library.gpumem_free(self.address)
 
 
+class Scope:
+    """A scope of `Pool.scope`, for a `with` on one thread."""
+
+    def __init__(self, pool: Pool, tag: str) -> None:
+        if "\0" in tag:
+            raise InvalidArgument("the tag has a zero byte")
+        self._pool, self._tag, self._number = pool, tag, ctypes.c_uint64()
+        self.usage = ScopeUsage()
+        """Allocations and frees of the thread inside, once the scope has ended."""
+
+    def __enter__(self) -> Scope:
+        if self._number:
+            raise WrongState("the scope is open; make one for each `with`")
+        check(library.gpumem_scope_begin(self._pool._handle, self._tag.encode(), ctypes.byref(self._number)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        number, self._number = self._number, ctypes.c_uint64()
+        self.usage = ScopeUsage._read(lambda place: library.gpumem_scope_end(number, place))
+
+
+class Holder:
+    """The registration of `Pool.on_shortage`. `close`, or the end of a `with` or of the interpreter, ends it."""
+
+    def __init__(self, pool: Pool, name: str, release: Callable[[bool], object]) -> None:
+        def call(is_last_resort: int, _: int | None) -> int:
+            try:
+                release(is_last_resort != 0)
+                return 0
+            except Exception:
+                _log.exception("the function of the holder %s has failed", name)
+                return 1
+
+        if "\0" in name:
+            raise InvalidArgument("the name of a holder has a zero byte")
+        # A call on another thread may run when the registration ends.
+        function = ctypes.cast(keep(ReclaimFunction(call)), ctypes.c_void_p)
+        entry = ReclaimFunction(("gpumem_python_release", callbacks))
+        self._handle = ctypes.c_void_p()
+        check(library.gpumem_holder_register(pool._handle, name.encode(), entry, function, ctypes.byref(self._handle)))
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends the registration; a second call does nothing."""
+        if self._handle:
+            handle, self._handle = self._handle, ctypes.c_void_p()
+            atexit.unregister(self.close)
+            check(library.gpumem_holder_unregister(handle))
+
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _out_of_memory_function(notify: Callable[[str], object]) -> tuple[Any, Any]:
+    """The function of C that passes reports to a Python function, and its user data."""
+    function = OutOfMemoryFunction(lambda report, _: notify(report.decode()))
+    # Blocks may outlive the pool and its callback is called as long as they live.
+    return OutOfMemoryFunction(("gpumem_python_report", callbacks)), ctypes.cast(keep(function), ctypes.c_void_p)
+
+
 _NO_LIMIT = 2**64 - 1
-_FUNCTIONS = []

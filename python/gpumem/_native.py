@@ -1,13 +1,20 @@
 """The C library: its functions, with their types, and its errors as exceptions."""
 
+from __future__ import annotations
+
 import ctypes
 import operator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar, SupportsIndex, TypeVar, Union
+
+_Kept = TypeVar("_Kept")
 
 FOLDER = Path(__file__).parent / "lib"
 
 try:
     library = ctypes.CDLL(str(FOLDER / "libgpumem.so.0"))
+    callbacks = ctypes.CDLL(str(FOLDER / "libgpumem_python.so"))
 except OSError as error:
     raise ImportError(f"gpumem's library cannot be loaded: {error}; install the wheel that `cargo xtask wheel` makes") from error
 
@@ -60,7 +67,11 @@ class Defect(Error):
     """A defect of gpumem."""
 
 
-ERRORS = {
+class InvalidEnvironment(InvalidArgument):
+    """An environment variable GPUMEM_… is unknown or has an invalid value. The text names it, and the nearest known name."""
+
+
+ERRORS: dict[int, type[Error]] = {
     1: InvalidArgument,
     2: InvalidHandle,
     3: UnknownAddress,
@@ -71,13 +82,19 @@ ERRORS = {
     8: DriverFailed,
     9: WrongState,
     10: Defect,
-    11: Forked,
+    11: InvalidEnvironment,
+    12: Forked,
 }
 
 FROM_ENVIRONMENT = 1
+# The names that texts use.
+PYTHON, PYTORCH, CUPY, RMM = 1, 2, 3, 4
 KEEP = {"host": 0, "nothing": 1}
 
 OutOfMemoryFunction = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
+ReclaimFunction = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p)
+
+Limit = Union[int, str]
 
 
 class PoolOptions(ctypes.Structure):
@@ -91,53 +108,87 @@ class PoolOptions(ctypes.Structure):
         ("trace_path", ctypes.c_char_p),
         ("on_out_of_memory", OutOfMemoryFunction),
         ("user_data", ctypes.c_void_p),
+        ("hard_limit", ctypes.c_char_p),
+        ("soft_limit", ctypes.c_char_p),
+        ("interface", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 
-class Status(ctypes.Structure):
+_Figures = TypeVar("_Figures", bound="Figures")
+
+
+class Figures:
+    """Counters that the library writes into a structure with the fields of the annotations."""
+
+    _structure: ClassVar[type[ctypes.Structure]]
+
+    def __init_subclass__(cls) -> None:
+        fields = [("struct_size", ctypes.c_size_t), *((name, ctypes.c_uint64) for name in cls.__annotations__)]
+        cls._structure = type(f"{cls.__name__}Structure", (ctypes.Structure,), {"_fields_": fields})
+
+    def __init__(self) -> None:
+        vars(self).update(dict.fromkeys(type(self).__annotations__, 0))
+
+    @classmethod
+    def _read(cls: type[_Figures], write: Callable[[Any], int]) -> _Figures:
+        structure = cls._structure(struct_size=ctypes.sizeof(cls._structure))
+        check(write(ctypes.byref(structure)))
+        figures = cls()
+        vars(figures).update((name, getattr(structure, name)) for name in cls.__annotations__)
+        return figures
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in vars(self).items())})"
+
+
+class Status(Figures):
     """A pool's counters at one moment, in bytes unless they count."""
 
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("in_use_bytes", ctypes.c_uint64),
-        ("reserved_bytes", ctypes.c_uint64),
-        ("cached_bytes", ctypes.c_uint64),
-        ("in_use_peak_bytes", ctypes.c_uint64),
-        ("reserved_peak_bytes", ctypes.c_uint64),
-        ("block_count", ctypes.c_uint64),
-        ("allocation_count", ctypes.c_uint64),
-        ("hard_limit_bytes", ctypes.c_uint64),
-        ("soft_limit_bytes", ctypes.c_uint64),
-        ("device_used_bytes", ctypes.c_uint64),
-        ("device_total_bytes", ctypes.c_uint64),
-        ("refusal_count", ctypes.c_uint64),
-        ("slow_allocation_count", ctypes.c_uint64),
-        ("trimmed_bytes", ctypes.c_uint64),
-        ("driver_call_count", ctypes.c_uint64),
-        ("inserted_wait_count", ctypes.c_uint64),
-        ("host_wait_count", ctypes.c_uint64),
-        ("asleep_bytes", ctypes.c_uint64),
-    ]
+    in_use_bytes: int
+    reserved_bytes: int
+    cached_bytes: int
+    in_use_peak_bytes: int
+    reserved_peak_bytes: int
+    block_count: int
+    allocation_count: int
+    hard_limit_bytes: int
+    soft_limit_bytes: int
+    device_used_bytes: int
+    device_total_bytes: int
+    refusal_count: int
+    slow_allocation_count: int
+    trimmed_bytes: int
+    driver_call_count: int
+    inserted_wait_count: int
+    host_wait_count: int
+    asleep_bytes: int
 
-    def __repr__(self):
-        fields = ", ".join(f"{name}={getattr(self, name)}" for name, _ in self._fields_[1:])
-        return f"Status({fields})"
+
+class ScopeUsage(Figures):
+    """Allocations and frees of a thread in a scope."""
+
+    allocated_bytes: int
+    allocation_count: int
+    freed_bytes: int
+    free_count: int
+    peak_bytes: int
 
 
 # The version of the library that these declarations are of. Later ones of the same minor version serve them too.
 VERSION = 100
 
 
-def version_text(number):
+def version_text(number: int) -> str:
     return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
-def serves(number, needed):
+def serves(number: int, needed: int) -> bool:
     """Returns whether a library serves programs that were made for the version `needed`: one of its minor version that is not older."""
     return number // 100 == needed // 100 and number >= needed
 
 
-def check_version(number):
+def check_version(number: int) -> None:
     """Refuses a library of another version, whose functions may differ."""
     if not serves(number, VERSION):
         raise ImportError(
@@ -146,24 +197,37 @@ def check_version(number):
         )
 
 
-def check_size(name, value, limit=2**64):
+def check_size(name: str, value: SupportsIndex, limit: int = 2**64) -> int:
     """Returns a number of bytes or the like, which ctypes would wrap around silently."""
-    value = operator.index(value)
-    if not 0 <= value < limit:
-        raise InvalidArgument(f"{name} is {value}; expected a number from 0 to {limit - 1}")
+    number = operator.index(value)
+    if not 0 <= number < limit:
+        raise InvalidArgument(f"{name} is {number}; expected a number from 0 to {limit - 1}")
+    return number
+
+
+def limit_text(name: str, value: Limit | None) -> bytes | None:
+    """Returns a limit as the library reads it, and None for none. The library alone parses texts."""
+    if isinstance(value, str):
+        return value.encode()
+    return str(check_size(name, value)).encode() if value else None
+
+
+def keep(value: _Kept) -> _Kept:
+    """Keeps a value until the process ends, for C functions that have its address: Python drops what modules have before it ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     return value
 
 
-def check(result):
+def check(result: int, interface: int = PYTHON) -> None:
     """Raises the exception of a result that is not a success."""
     if result != 0:
-        raise ERRORS.get(result, Error)(library.gpumem_last_error().decode())
+        raise ERRORS.get(result, Error)(library.gpumem_last_error_as(interface).decode())
 
 
-def _declare():
+def _declare() -> None:
     handle, place = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
     bytes_place = ctypes.POINTER(ctypes.c_uint64)
-    functions = {
+    functions: dict[str, tuple[Any, ...]] = {
         "gpumem_check_process": (),
         "gpumem_pool_create": (ctypes.POINTER(PoolOptions), place),
         "gpumem_pool_destroy": (handle,),
@@ -171,14 +235,20 @@ def _declare():
         "gpumem_pool_part": (handle, ctypes.c_char_p, place),
         "gpumem_pool_set_hard_limit": (handle, ctypes.c_uint64),
         "gpumem_pool_set_soft_limit": (handle, ctypes.c_uint64),
+        "gpumem_pool_set_hard_limit_text": (handle, ctypes.c_char_p),
+        "gpumem_pool_set_soft_limit_text": (handle, ctypes.c_char_p),
         "gpumem_pool_trim": (handle, ctypes.c_uint64, bytes_place),
         "gpumem_pool_reclaim": (handle, bytes_place),
         "gpumem_pool_sleep": (handle, ctypes.c_uint32),
         "gpumem_pool_wake": (handle,),
         "gpumem_pool_flush_trace": (handle, ctypes.c_uint64),
-        "gpumem_pool_status": (handle, ctypes.POINTER(Status)),
+        "gpumem_pool_status": (handle, ctypes.POINTER(Status._structure)),
         "gpumem_pool_status_text": (handle, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
         "gpumem_pool_reset_peaks": (handle,),
+        "gpumem_scope_begin": (handle, ctypes.c_char_p, bytes_place),
+        "gpumem_scope_end": (ctypes.c_uint64, ctypes.POINTER(ScopeUsage._structure)),
+        "gpumem_holder_register": (handle, ctypes.c_char_p, ReclaimFunction, ctypes.c_void_p, place),
+        "gpumem_holder_unregister": (handle,),
         "gpumem_stream_create": (handle, place),
         "gpumem_stream_borrow": (handle, ctypes.c_void_p, place),
         "gpumem_stream_long_lived": (handle, ctypes.c_void_p, place),
@@ -188,7 +258,9 @@ def _declare():
         "gpumem_stream_wait_for": (handle, handle),
         "gpumem_stream_synchronize": (handle,),
         "gpumem_alloc": (handle, ctypes.c_uint64, handle, place),
+        "gpumem_alloc_borrowed": (handle, ctypes.c_uint64, ctypes.c_void_p, place),
         "gpumem_free": (ctypes.c_void_p,),
+        "gpumem_free_borrowed": (ctypes.c_void_p, ctypes.c_void_p),
         "gpumem_free_on": (ctypes.c_void_p, handle),
         "gpumem_record_use": (ctypes.c_void_p, handle),
         "gpumem_size": (ctypes.c_void_p, bytes_place),
@@ -199,7 +271,7 @@ def _declare():
         except AttributeError as error:
             raise ImportError(f"gpumem's library has no function {name}; install the wheel again") from error
         function.argtypes, function.restype = arguments, ctypes.c_int
-    library.gpumem_last_error.argtypes, library.gpumem_last_error.restype = (), ctypes.c_char_p
+    library.gpumem_last_error_as.argtypes, library.gpumem_last_error_as.restype = (ctypes.c_uint32,), ctypes.c_char_p
 
 
 library.gpumem_version.argtypes, library.gpumem_version.restype = (), ctypes.c_uint32

@@ -4,43 +4,42 @@ Arrays then come from gpumem's pool of their device, in the order of CuPy's curr
 `with cupy.cuda.using_allocator(gpumem.cupy.allocator):`.
 """
 
+from __future__ import annotations
+
 import ctypes
-import logging
 import threading
+from typing import Any
 
 import cupy
+import cupy_backends.cuda.stream
 
-from . import Error, OutOfMemory, Pool
-from ._native import check, library
+from . import Error, OutOfMemory, Pool, Stream
+from ._native import CUPY, ERRORS, FOLDER, Unsupported, check, keep, library
 
 __all__ = ["OutOfMemoryError", "allocator", "install", "memory_pool", "set_options"]
 
-_log = logging.getLogger("gpumem")
 _is_installed = False
-_options = {}
-_pools = {}
-_streams = {}
+_options: dict[str, Any] = {}
+_pools: dict[int, Pool] = {}
+# The default stream of each device. Its handle is the entry's, and lasts as long as the process.
+_streams: dict[int, Stream] = {}
 _lock = threading.Lock()
-
-# cudaStreamLegacy as null and by name, and cudaStreamPerThread: they live as long as the process or the thread.
-_DEFAULT_STREAMS = (0, 1, 2)
-_PER_THREAD = 2
 
 
 class OutOfMemoryError(cupy.cuda.memory.OutOfMemoryError, OutOfMemory):
     """A refused request: CuPy's error, and gpumem's, with CuPy's sentence and the report as its text."""
 
-    def __init__(self, size, total, limit=0, report=""):
+    def __init__(self, size: int, total: int, limit: int = 0, report: str = "") -> None:
         super().__init__(size, total, limit)
         self._report = report
         if report:
             self.args = (f"{self.args[0]}\n{report}",)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._size, self._total, self._limit, self._report))
 
 
-def install(**options):
+def install(**options: Any) -> None:
     """Makes gpumem CuPy's allocator. The options are those of `gpumem.Pool`; what they leave open, the environment configures.
 
     The pool is the device's default pool in this process, so PyTorch and RMM on gpumem use it too. Its options are set once, in the first
@@ -54,17 +53,12 @@ def install(**options):
     _is_installed = True
 
 
-def set_options(**options):
+def set_options(**options: Any) -> None:
     """Sets the options of pools that are made from now on: a device's pool is made by its first array."""
     _options.update(options)
 
 
-def allocator(size):
-    """Allocates for CuPy: an argument of `cupy.cuda.using_allocator`, for a thread and a part of a program."""
-    return _functions.malloc(size)
-
-
-def memory_pool(device=None):
+def memory_pool(device: int | None = None) -> Pool:
     """The `gpumem.Pool` of a device, by its number: limits, status, trim."""
     ordinal = cupy.cuda.runtime.getDevice() if device is None else int(device)
     pool = _pools.get(ordinal)
@@ -74,44 +68,87 @@ def memory_pool(device=None):
         with _lock:
             pool = _pools.get(ordinal)
             if pool is None:
-                pool = _pools[ordinal] = Pool._default(ordinal, **_options)
+                pool = Pool._default(ordinal, CUPY, **_options)
+                _use(ordinal, pool)
     return pool
 
 
-def _malloc(size, device):
-    pool = memory_pool(device)
-    raw = cupy.cuda.get_current_stream().ptr
-    try:
-        if raw not in _DEFAULT_STREAMS:
-            # CuPy destroys its streams when they are collected, so none is named again in a later call.
-            with pool.borrow(raw) as stream:
-                return _alloc(pool, size, stream)
-        return _alloc(pool, size, pool.long_lived(raw) if raw == _PER_THREAD else _default_stream(pool, device))
-    except OutOfMemory as error:
-        status = pool.status()
+def _use(ordinal: int, pool: Pool) -> None:
+    """Makes a pool the one from which arrays of a device come."""
+    _streams[ordinal] = pool.long_lived(0)
+    _entry.gpumem_cupy_set_pool(ordinal, pool._handle, _streams[ordinal]._handle)
+    _pools[ordinal] = pool
+
+
+def _settle(result: int, size: int, device: int) -> None:
+    """Makes the device's pool, after which the request is repeated, or raises the exception of the failed request."""
+    if result == _NO_POOL:
+        memory_pool(device)
+    elif ERRORS.get(result) is OutOfMemory:
+        report, status = library.gpumem_last_error_as(CUPY).decode(), _pools[device].status()
         limit = 0 if status.hard_limit_bytes == 2**64 - 1 else status.hard_limit_bytes
-        raise OutOfMemoryError(size, status.in_use_bytes, limit, str(error)) from None
+        raise OutOfMemoryError(size, status.in_use_bytes, limit, report)
+    else:
+        check(result, CUPY)
 
 
-def _alloc(pool, size, stream):
-    address = ctypes.c_void_p()
-    check(library.gpumem_alloc(pool._handle, size, stream._handle, ctypes.byref(address)))
-    return address.value or 0
+def _checked(size: int) -> Any:
+    """The allocator for a CuPy that takes null for an array without memory."""
+    while True:
+        memory = _functions.malloc(size)
+        if memory.ptr or not size:
+            return memory
+        _settle(_entry.gpumem_cupy_last_result(), size, cupy.cuda.runtime.getDevice())
 
 
-def _default_stream(pool, device):
-    stream = _streams.get(device)
-    if stream is None:
-        stream = _streams.setdefault(device, pool.long_lived(0))
-    return stream
+class _Functions(ctypes.Structure):
+    """What entry/cupy.cpp calls."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("current_stream", "call", "decrease", "exception", "settle")]
 
 
-def _free(address, device):
-    """Frees memory. It never raises: CuPy calls it at the end of an array. Memory whose free fails stays allocated."""
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _current_stream() -> int:
+    """The address of CuPy's C function for the current stream, which its own extension modules import."""
+    python, name = ctypes.pythonapi, b"intptr_t (void)"
+    python.PyCapsule_GetPointer.restype, python.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     try:
-        check(library.gpumem_free(address))
-    except Error as error:
-        _log.error("CuPy's memory at %#x was not freed: %s", address, error)
+        return int(python.PyCapsule_GetPointer(cupy_backends.cuda.stream.__pyx_capi__["get_current_stream_ptr"], name))
+    except (AttributeError, KeyError, ValueError) as error:
+        raise Unsupported(
+            f"CuPy {cupy.__version__} has no C function for the current stream that gpumem knows ({error}); gpumem is tested with CuPy 14"
+        ) from error
 
 
-_functions = cupy.cuda.PythonFunctionAllocator(_malloc, _free)
+def _load() -> ctypes.CDLL:
+    """Loads the functions that CuPy calls, and gives them those of CuPy and Python."""
+    entry = ctypes.CDLL(str(FOLDER / "libgpumem_cupy.so"))
+    entry.gpumem_cupy_library.restype = ctypes.c_void_p
+    if entry.gpumem_cupy_library() != _address(library.gpumem_alloc):
+        raise Unsupported(
+            "this process has loaded another libgpumem.so.0 than the one of the package; remove it, for example from LD_LIBRARY_PATH"
+        )
+    entry.gpumem_cupy_set_pool.argtypes, entry.gpumem_cupy_set_pool.restype = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p), None
+    entry.gpumem_cupy_failed_frees.restype = ctypes.c_uint64
+    python = ctypes.pythonapi
+    functions = _Functions(
+        _current_stream(), *map(_address, (python.PyObject_CallFunction, python.Py_DecRef, python.PyErr_Occurred)), id(keep(_settle))
+    )
+    entry.gpumem_cupy_set_functions(ctypes.byref(functions), _THROWS)
+    return entry
+
+
+# As in entry/cupy.cpp.
+_NO_POOL = -1
+
+# CuPy 14.1 and later turn an exception of C++ into one of Python's. Before, it would end the process.
+_THROWS = tuple(int(part) for part in cupy.__version__.split(".")[:2]) >= (14, 1)
+
+_entry = _load()
+_functions = cupy.cuda.CFunctionAllocator(0, _address(_entry.gpumem_cupy_alloc), _address(_entry.gpumem_cupy_free), None)
+
+allocator = _functions.malloc if _THROWS else _checked
+"""Allocates for CuPy: an argument of `cupy.cuda.using_allocator`, for a thread and a part of a program."""

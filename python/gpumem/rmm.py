@@ -4,23 +4,25 @@ RMM's buffers, and the libraries above it such as cuDF and cuML, then take their
 the stream that each request names.
 """
 
-import contextlib
+from __future__ import annotations
+
 import ctypes
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import rmm
 
 from . import Pool
-from ._native import check, library
+from ._native import RMM, check, keep, library
 
 __all__ = ["install", "memory_pool", "resource"]
 
 _log = logging.getLogger("gpumem")
-_pools = {}
-_functions = []
+_pools: dict[int, Pool] = {}
 
 
-def install(device=None, **options):
+def install(device: int | None = None, **options: Any) -> None:
     """Makes a gpumem pool RMM's resource of a device, by its number; the current one if none is given.
 
     The options are those of `gpumem.Pool`; what they leave open, the environment configures. The pool is the device's default pool in
@@ -28,17 +30,17 @@ def install(device=None, **options):
     request: RMM does not allow another resource while memory of the one before is in use.
     """
     ordinal = _current_device() if device is None else int(device)
-    pool = Pool._default(ordinal, **options)
+    pool = Pool._default(ordinal, RMM, **options)
     rmm.mr.set_per_device_resource(ordinal, resource(pool))
     _pools[ordinal] = pool
 
 
-def memory_pool(device=None):
+def memory_pool(device: int | None = None) -> Pool:
     """The `gpumem.Pool` that `install` has made for a device: limits, status, trim."""
     return _pools[_current_device() if device is None else int(device)]
 
 
-def resource(pool):
+def resource(pool: Pool) -> Any:
     """A `CallbackMemoryResource` over a `gpumem.Pool`, to pass to RMM or to an adaptor of RMM's.
 
     It keeps the pool for the rest of the process, because RMM's C++ objects may still free memory when the resource is collected.
@@ -46,13 +48,11 @@ def resource(pool):
     # While the process ends, Python may collect the pool before buffers are freed.
     pool._is_own = False
     callbacks = _Callbacks(pool)
-    functions = (callbacks.allocate, callbacks.deallocate)
-    # RMM's C++ objects have the addresses of the functions and no references.
-    _functions.append(functions)
-    return rmm.mr.CallbackMemoryResource(*functions)
+    # RMM's C++ objects have the addresses of the functions and no references, and may free memory until the process ends.
+    return rmm.mr.CallbackMemoryResource(*keep((callbacks.allocate, callbacks.deallocate)))
 
 
-def _current_device():
+def _current_device() -> int:
     from cuda.bindings import runtime
 
     error, ordinal = runtime.cudaGetDevice()
@@ -61,34 +61,29 @@ def _current_device():
     return int(ordinal)
 
 
+def _raw(stream: Any) -> int:
+    """The cudaStream_t of a stream of RMM's. Its owner may destroy it at any time, so no later call names it."""
+    return int(stream.__cuda_stream__()[1])
+
+
 class _Callbacks:
-    """The two functions that RMM calls, on any thread. They keep no record of their own, so calls need no lock."""
+    """The two functions that RMM calls, on any thread. They keep no record of their own, so calls need no lock. A free has all that it
+    uses here: when Python ends, it drops the contents of modules before the last buffers."""
 
-    def __init__(self, pool):
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._default = pool.long_lived(0)
+        self._free, self._last_error, self._log = library.gpumem_free_borrowed, library.gpumem_last_error_as, _log
 
-    def allocate(self, size, stream):
+    def allocate(self, size: int, stream: Any) -> int:
         address = ctypes.c_void_p()
-        with self._named(stream) as named:
-            check(library.gpumem_alloc(self._pool._handle, size, named._handle, ctypes.byref(address)))
+        check(library.gpumem_alloc_borrowed(self._pool._handle, size, _raw(stream), ctypes.byref(address)), RMM)
         return address.value or 0
 
-    def deallocate(self, address, size, stream):
+    def deallocate(self, address: int, size: int, stream: Any, raw: Callable[[Any], int] = _raw, interface: int = RMM) -> None:
         """Frees memory behind the work on the stream of its allocation and on this one. It never raises: RMM's caller cannot receive
         an exception. Memory whose free fails stays allocated."""
-        if not address:
-            return
         try:
-            with self._named(stream) as named:
-                check(library.gpumem_free_on(address, named._handle))
+            if self._free(address, raw(stream)) != 0:
+                self._log.error("RMM's memory at %#x was not freed: %s", address, self._last_error(interface).decode())
         except Exception as error:
-            _log.error("RMM's memory at %#x was not freed: %s", address, error)
-
-    def _named(self, stream):
-        raw = stream.__cuda_stream__()[1]
-        # The default stream is 0, and 1 by its own name.
-        if raw in (0, 1):
-            return contextlib.nullcontext(self._default)
-        # Its owner may destroy it at any time, so no later call names it. The handle 2 is the default stream of the calling thread.
-        return self._pool.borrow(raw)
+            self._log.error("RMM's memory at %#x was not freed: %s", address, error)

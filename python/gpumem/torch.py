@@ -4,14 +4,19 @@
 segments from gpumem, for the allocations inside of it. docs/use-from/pytorch.md describes both, and what PyTorch refuses.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Union
 
 import torch
 
-from . import Pool
-from ._native import FOLDER, Error, Unsupported, check, check_size, serves, version_text
+from . import Pool, _out_of_memory_function
+from ._native import FOLDER, PYTORCH, Error, Limit, Status, Unsupported, check, limit_text, serves, version_text
 
 __all__ = [
     "install",
@@ -35,17 +40,35 @@ _SYMBOLS = (
     ("libc10_cuda.so", "_ZTIN3c1016OutOfMemoryErrorE"),
 )
 
-_entry = None
-_installed = None
-_segments = None
+# What copies between devices, in the order of `gpumem_torch_replace_copy`. The first is a pointer to the allocator in use.
+_COPY_SYMBOLS = (
+    ("libc10_cuda.so", "_ZN3c104cuda20CUDACachingAllocator9allocatorE"),
+    ("libtorch_cuda.so", "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator11memcpyAsyncEPviPKvimP11CUstream_stb"),
+    ("libc10_cuda.so", "cudaMemcpyPeerAsync"),
+)
+
+_entry: Any = None
+_installed: Any = None
+_segments: Any = None
 # By device, what `reset_accumulated_memory_stats` found.
-_accumulated = {}
+_accumulated: dict[int, tuple[int, int, int, int]] = {}
+
+_Device = Union[int, str, "torch.device", None]
+_Path = Union[str, "os.PathLike[str]", None]
 
 # A fraction of 0 sets it (entry/torch.cpp).
 _LIMIT_MIN = 2 << 20
 
 
-def install(*, conf=None, hard_limit=0, soft_limit=0, trace=None, statistics=True):
+def install(
+    *,
+    conf: str | None = None,
+    hard_limit: Limit | None = None,
+    soft_limit: Limit | None = None,
+    trace: _Path = None,
+    on_out_of_memory: Callable[[str], object] | None = None,
+    statistics: bool = True,
+) -> None:
     """Makes gpumem the allocator of this process's CUDA tensors. Call it before the first of them.
 
     The options are those of `gpumem.Pool`; what they leave open, the environment configures (GPUMEM_CONF, GPUMEM_HARD_LIMIT). The pool is
@@ -59,7 +82,7 @@ def install(*, conf=None, hard_limit=0, soft_limit=0, trace=None, statistics=Tru
     if _installed is not None:
         raise Error("gpumem is installed already; set options in the first call")
     entry = _load()
-    set_options(conf=conf, hard_limit=hard_limit, soft_limit=soft_limit, trace=trace)
+    set_options(conf=conf, hard_limit=hard_limit, soft_limit=soft_limit, trace=trace, on_out_of_memory=on_out_of_memory)
     allocator = torch._C._cuda_customAllocator(_address("gpumem_torch_alloc"), _address("gpumem_torch_free"))
     for setter, function in (
         ("set_reset_fn", "gpumem_torch_empty_cache"),
@@ -73,18 +96,19 @@ def install(*, conf=None, hard_limit=0, soft_limit=0, trace=None, statistics=Tru
             raise Unsupported(f"PyTorch {torch.__version__} has no {setter} for allocators; {_TESTED}")
         getattr(allocator, setter)(_address(function))
     torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
+    _replace_copy(entry)
     _installed = (entry, allocator)
     if statistics:
         _replace_statistics()
 
 
-def is_installed():
+def is_installed() -> bool:
     """True after `install`."""
     return _installed is not None
 
 
 @contextlib.contextmanager
-def pool(mem_pool=None, device=None):
+def pool(mem_pool: Any = None, device: _Device = None) -> Iterator[Any]:
     """Routes this thread's allocations to a torch.cuda.MemPool that gets its segments from gpumem, and yields it.
 
     PyTorch's allocator stays in charge: its statistics, snapshots and graphs work, and so does its use of memory. A pool that is
@@ -102,7 +126,7 @@ def pool(mem_pool=None, device=None):
 
 
 @contextlib.contextmanager
-def part(name, device=None):
+def part(name: str, device: _Device = None) -> Iterator[Pool]:
     """Allocates this thread's tensors from a part of the device's pool, and yields the part, a `gpumem.Pool` that sleeps apart:
 
         with gpumem.torch.part("weights") as weights:
@@ -122,26 +146,34 @@ def part(name, device=None):
         entry.gpumem_torch_use_pool(ordinal, before)
 
 
-def set_options(*, conf=None, hard_limit=0, soft_limit=0, trace=None):
+def set_options(
+    *,
+    conf: str | None = None,
+    hard_limit: Limit | None = None,
+    soft_limit: Limit | None = None,
+    trace: _Path = None,
+    on_out_of_memory: Callable[[str], object] | None = None,
+) -> None:
     """Sets the options of pools that are made from now on: a device's pool is made by its first allocation."""
     encoded = [None if text is None else str(text).encode() for text in (conf, trace)]
-    limits = check_size("hard_limit", hard_limit), check_size("soft_limit", soft_limit)
-    _load().gpumem_torch_set_options(*encoded, *limits)
+    limits = limit_text("hard_limit", hard_limit), limit_text("soft_limit", soft_limit)
+    notify = (0, 0) if on_out_of_memory is None else _out_of_memory_function(on_out_of_memory)
+    _load().gpumem_torch_set_options(*encoded, *limits, *(ctypes.cast(value, ctypes.c_void_p) for value in notify))
 
 
-def memory_pool(device=None):
+def memory_pool(device: _Device = None) -> Pool:
     """The pool of a device that tensors get their memory from, as a `gpumem.Pool`: limits, status, trim."""
     handle = ctypes.c_void_p()
-    check(_load().gpumem_torch_pool(_ordinal(device), ctypes.byref(handle)))
+    check(_load().gpumem_torch_pool(_ordinal(device), ctypes.byref(handle)), PYTORCH)
     return Pool._of(handle)
 
 
-def retire_stream(stream):
+def retire_stream(stream: Any) -> None:
     """Declares that the owner of a torch.cuda.ExternalStream is about to destroy the stream."""
-    check(_load().gpumem_torch_retire(stream.device_index, stream.cuda_stream))
+    check(_load().gpumem_torch_retire(stream.device_index, stream.cuda_stream), PYTORCH)
 
 
-def memory_stats(device=None):
+def memory_stats(device: _Device = None) -> dict[str, Any]:
     """The figures of a device in the form of torch.cuda.memory_stats_as_nested_dict, as far as gpumem has them."""
     status = memory_pool(device).status()
     before = _accumulated.get(_ordinal(device), (0, 0, 0, 0))
@@ -163,23 +195,23 @@ def memory_stats(device=None):
     }
 
 
-def memory_fraction(device=None):
+def memory_fraction(device: _Device = None) -> float:
     """The hard limit of a device's pool by the device's memory; 1.0 without a limit, and 0.0 for the smallest limit, 2 MiB."""
     status = memory_pool(device).status()
     return 0.0 if status.hard_limit_bytes <= _LIMIT_MIN else min(1.0, status.hard_limit_bytes / status.device_total_bytes)
 
 
-def reset_peak_memory_stats(device=None):
+def reset_peak_memory_stats(device: _Device = None) -> None:
     """Resets the peaks of `memory_stats`."""
     memory_pool(device).reset_peaks()
 
 
-def reset_accumulated_memory_stats(device=None):
+def reset_accumulated_memory_stats(device: _Device = None) -> None:
     """Resets the counts of `memory_stats` that only grow: allocations, frees, refusals and waits."""
     _accumulated[_ordinal(device)] = _counters(memory_pool(device).status())
 
 
-def _counters(status):
+def _counters(status: Status) -> tuple[int, int, int, int]:
     return (
         status.allocation_count,
         status.allocation_count - status.block_count,
@@ -188,18 +220,17 @@ def _counters(status):
     )
 
 
-def _stat(current, peak):
+def _stat(current: int, peak: int) -> dict[str, int]:
     return {"current": current, "peak": peak}
 
 
-def _ordinal(device):
-    if device is None:
-        return torch.cuda.current_device()
-    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    return torch.cuda.current_device() if device.index is None else device.index
+def _ordinal(device: Any) -> int:
+    if device is not None:
+        device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return int(torch.cuda.current_device() if device is None or device.index is None else device.index)
 
 
-def _replace_statistics():
+def _replace_statistics() -> None:
     """Puts gpumem's figures where PyTorch has only an error for another allocator than its own."""
     memory = torch.cuda.memory
     memory.memory_stats_as_nested_dict = lambda device=None: memory_stats(device) if torch.cuda.is_initialized() else {}
@@ -216,7 +247,7 @@ def _replace_statistics():
                 setattr(module, name, function)
 
 
-def _segment_allocator():
+def _segment_allocator() -> Any:
     global _segments
     if _segments is None:
         _load()
@@ -228,14 +259,15 @@ def _segment_allocator():
 _TESTED = "gpumem is tested with PyTorch 2.11; please report the version"
 
 
-def _load():
+def _load() -> Any:
     """Loads the functions that PyTorch calls, and gives them its exceptions."""
     global _entry
     if _entry is not None:
         return _entry
     entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
     entry.gpumem_torch_set_exceptions.argtypes = (ctypes.c_void_p,) * 3
-    entry.gpumem_torch_set_options.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64)
+    entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 4, *(ctypes.c_void_p,) * 2)
+    entry.gpumem_torch_replace_copy.argtypes = (ctypes.c_void_p,) * 3
     entry.gpumem_torch_set_options.restype = None
     entry.gpumem_torch_pool.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
     entry.gpumem_torch_use_pool.argtypes = (ctypes.c_int, ctypes.c_void_p)
@@ -250,7 +282,7 @@ def _load():
     return entry
 
 
-def _check_versions(compiled, loaded):
+def _check_versions(compiled: int, loaded: int) -> None:
     """Refuses another library of the same name that the process has loaded before, unless it serves this one's programs."""
     if not serves(loaded, compiled):
         raise Unsupported(
@@ -259,7 +291,7 @@ def _check_versions(compiled, loaded):
         )
 
 
-def _exceptions():
+def _exceptions() -> list[int | None]:
     """The addresses of PyTorch's constructor of exceptions, and of its classes."""
     folder = Path(torch.__file__).parent / "lib"
     addresses = []
@@ -273,5 +305,20 @@ def _exceptions():
     return addresses
 
 
-def _address(name):
+def _replace_copy(entry: Any) -> bool:
+    """Lets tensors be copied between devices without a link. Returns False for a PyTorch that this version of gpumem does not know."""
+    folder = Path(torch.__file__).parent / "lib"
+    try:
+        # A library's handle finds the functions of the libraries that it needs, too.
+        allocator, copy, peer_copy = (
+            ctypes.cast(getattr(ctypes.CDLL(str(folder / name)), symbol), ctypes.c_void_p).value for name, symbol in _COPY_SYMBOLS
+        )
+    except (AttributeError, OSError):
+        return False
+    if allocator is None:
+        return False
+    return bool(entry.gpumem_torch_replace_copy(ctypes.c_void_p.from_address(allocator), copy, peer_copy))
+
+
+def _address(name: str) -> int | None:
     return ctypes.cast(getattr(_load(), name), ctypes.c_void_p).value

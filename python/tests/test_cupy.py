@@ -8,12 +8,12 @@ import pickle
 import subprocess
 import sys
 import threading
-import types
 import unittest
 from unittest import mock
 
 import capturing
 import gpumem
+import standin
 
 try:
     import cupy
@@ -23,61 +23,36 @@ except Exception:
     HAS_GPU = False
 
 
-class TheirOutOfMemoryError(MemoryError):
-    """CuPy's class."""
-
-    def __init__(self, size, total, limit=0):
-        super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes, limit set to: {limit:,} bytes).")
-        self._size, self._total, self._limit = size, total, limit
-
-
-class Memory:
-    """An array's memory, as CuPy keeps it."""
-
-    def __init__(self, functions, size):
-        self._functions = functions
-        self.ptr = functions._malloc(size, 0)
-
-    def __del__(self):
-        if getattr(self, "ptr", 0):
-            self._functions._free(self.ptr, 0)
-
-
-class FunctionsAllocator:
-    def __init__(self, malloc, free):
-        self._malloc, self._free = malloc, free
-
-    def malloc(self, size):
-        return Memory(self, size)
-
-
+@unittest.skipIf(standin.missing(), standin.missing())
 class CallsTest(unittest.TestCase):
     """Without CuPy: a module of its name makes its calls."""
 
     def setUp(self):
-        self.raw, self.allocator = 0, None
-        cuda = types.SimpleNamespace(
-            PythonFunctionAllocator=FunctionsAllocator,
-            get_current_stream=lambda: types.SimpleNamespace(ptr=self.raw),
-            memory=types.SimpleNamespace(OutOfMemoryError=TheirOutOfMemoryError),
-            runtime=types.SimpleNamespace(getDevice=lambda: 0),
-            set_allocator=lambda allocator: setattr(self, "allocator", allocator),
-        )
-        sys.modules.pop("gpumem.cupy", None)
-        with mock.patch.dict(sys.modules, {"cupy": types.SimpleNamespace(cuda=cuda)}):
+        self.load()
+        self.module.install()
+
+    def load(self, version="14.2.0"):
+        with mock.patch.dict(sys.modules):
+            self.native = standin.load(version=version)
+            self.native.set_catches(version >= "14.1")
+            self.native.set_stream(0)
+            sys.modules.pop("gpumem.cupy", None)
             self.module = importlib.import_module("gpumem.cupy")
         # Its classes are pickled by their module's name.
-        self.addCleanup(sys.modules.pop, "gpumem.cupy", None)
         sys.modules["gpumem.cupy"] = self.module
-        self.module.install()
+        self.addCleanup(sys.modules.pop, "gpumem.cupy", None)
         # The default pool of the process is made once, and each test has its own.
-        self.pool = self.module._pools[0] = gpumem.Pool(0, hard_limit=64 << 20)
+        self.pool = gpumem.Pool(0, hard_limit=64 << 20)
+        self.module._use(0, self.pool)
+
+    def allocator(self, size):
+        return self.native.allocator(size)
 
     @contextlib.contextmanager
     def current(self, raw):
-        self.raw, before = raw, self.raw
+        self.native.set_stream(raw)
         yield
-        self.raw = before
+        self.native.set_stream(0)
 
     def in_use(self):
         return self.pool.status().in_use_bytes
@@ -94,7 +69,7 @@ class CallsTest(unittest.TestCase):
     def test_it_is_installed_once(self):
         with self.assertRaisesRegex(gpumem.Error, "installed already"):
             self.module.install()
-        self.assertIs(self.allocator, self.module.allocator)
+        self.assertEqual(self.native.allocator, self.module.allocator)
 
     def test_many_arrays_on_the_default_stream_of_the_thread(self):
         def work():
@@ -111,7 +86,7 @@ class CallsTest(unittest.TestCase):
 
     def test_lack_of_memory_is_cupys_error_with_the_report(self):
         held = self.allocator(1 << 20)
-        with self.assertRaises(TheirOutOfMemoryError) as caught:
+        with self.assertRaises(standin.TheirOutOfMemoryError) as caught:
             self.allocator(1 << 30)
         self.assertIsInstance(caught.exception, gpumem.OutOfMemory)
         text = str(caught.exception)
@@ -120,12 +95,76 @@ class CallsTest(unittest.TestCase):
         self.assertEqual(str(pickle.loads(pickle.dumps(caught.exception))), text)
         del held
 
-    def test_a_failed_free_is_logged(self):
-        memory = self.allocator(100)
-        gpumem.library.gpumem_free(memory.ptr)
-        with self.assertLogs("gpumem", "ERROR") as logged:
-            del memory
-        self.assertIn("no live block begins at", logged.output[0])
+    def test_an_older_cupy_gets_the_same_exceptions(self):
+        self.load("13.6.0")
+        self.module.install()
+        held = self.allocator(1 << 20)
+        with self.assertRaisesRegex(standin.TheirOutOfMemoryError, "the limit of 64.000 MiB refused 1.000 GiB"):
+            self.allocator(1 << 30)
+        self.assertEqual(self.allocator(0).ptr, 0)
+        del held
+        self.assertEqual(self.in_use(), 0)
+
+    def test_a_cupy_without_the_function_is_refused(self):
+        for capi in ({}, {"get_current_stream_ptr": object()}):
+            with mock.patch.dict(sys.modules):
+                native = standin.load()
+                sys.modules.pop("gpumem.cupy")
+                with mock.patch.dict(native.__pyx_capi__, capi, clear=True):
+                    with self.assertRaisesRegex(gpumem.Unsupported, "CuPy 14.2.0 has no C function for the current stream"):
+                        importlib.import_module("gpumem.cupy")
+
+    def test_a_pool_that_cannot_be_made_is_an_exception(self):
+        self.module._pools.clear()
+        self.module._entry.gpumem_cupy_set_pool(0, None, None)
+        self.module.set_options(conf="backend:unknown")
+        with self.assertRaisesRegex(gpumem.InvalidArgument, "backend"):
+            self.allocator(1 << 20)
+
+    def test_devices_have_pools_of_their_own(self):
+        done = standin.run(
+            standin.CUPY
+            + "arrays = []\n"
+            "for device in (0, 1):\n"
+            "    cupy.set_device(device)\n"
+            "    arrays.append(cupy.allocator(device + 1 << 20))\n"
+            "print(*(gpumem.cupy.memory_pool(device).status().in_use_bytes >> 20 for device in (0, 1)))\n"
+            "cupy.set_device(2)\n"
+            "cupy.allocator(1)\n",
+            GPUMEM_SIM_DEVICES="2",
+        )
+        self.assertEqual(done.stdout, "1 2\n", done.stderr)
+        self.assertIn("gpumem.NoDevice", done.stderr.replace("_native.", ""))
+
+    def test_threads_on_streams_of_their_own(self):
+        def work():
+            stream = self.pool.stream()
+            for raw in (stream.raw, 0, 2, stream.raw):
+                self.native.set_stream(raw)
+                for turn in range(200):
+                    handed.append(self.allocator(4096 + turn))
+                    # Some are another thread's.
+                    handed.pop(0)
+            # Its owner may destroy it: no later call names it.
+            stream.close()
+
+        handed = []
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        handed.clear()
+        self.assertEqual(self.in_use(), 0)
+
+    def test_a_failed_free_is_reported_once(self):
+        done = standin.run(
+            standin.CUPY
+            + "kept = [cupy.allocator(100) for _ in range(3)]\n"
+            "for memory in kept:\n    gpumem.library.gpumem_free(memory.ptr)\n"
+            "del memory, kept\n"
+            "print(gpumem.cupy._entry.gpumem_cupy_failed_frees())\n"
+        )
+        self.assertEqual((done.returncode, done.stdout), (0, "3\n"), done.stderr)
+        self.assertEqual(done.stderr.count("gpumem: an array's memory could not be freed: no live block begins at"), 1, done.stderr)
 
     @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "calls the simulator's driver")
     def test_a_capture_refuses_and_goes_on(self):

@@ -11,6 +11,9 @@ import sys
 import threading
 import unittest
 
+import standin
+import test_exit
+
 EXTENSION = os.environ.get("DLPACK_EXTENSION")
 
 try:
@@ -100,6 +103,18 @@ class NumPyTest(unittest.TestCase):
 
     def test_no_rows(self):
         self.assertEqual(numpy.from_dlpack(Matrix(0, PINNED)).shape, (0, 3))
+
+    def test_a_process_ends_with_arrays_alive(self):
+        make = "import test_dlpack as t\ndef make(size=5):\n    return t.numpy.from_dlpack(t.Matrix(5, t.PINNED))\n"
+        codes = [*test_exit.ALIVE.values(), test_exit.CYCLES, test_exit.AT_THE_END, test_exit.IN_DEL, test_exit.DAEMONS, test_exit.LEAVES]
+        # A capsule that nobody takes frees nothing: this one has no destructor.
+        codes.append("kept = t.Matrix(5).__dlpack__()")
+        for code in codes:
+            with self.subTest(code=code):
+                done = standin.run(make + code)
+                self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+                # The extension says at its start which driver it has.
+                self.assertRegex(done.stderr, r"\A(arrays are on .*\n)*\Z")
 
 
 class OnDevice:

@@ -1,9 +1,11 @@
 """The device's default pool: PyTorch, CuPy and RMM on gpumem share it. Each program has a process of its own."""
 
 import os
-import subprocess
-import sys
+import tempfile
 import unittest
+from pathlib import Path
+
+import standin
 
 try:
     import cupy
@@ -15,40 +17,58 @@ except Exception:
 
 MODULES = """
 import ctypes, sys, types
-import gpumem
+import gpumem, standin
 from gpumem._native import FOLDER, library
 
-class Allocator:
-    def __init__(self, malloc, free):
-        self.malloc = malloc
-
-class TheirError(MemoryError):
-    pass
-
-cuda = types.SimpleNamespace(
-    PythonFunctionAllocator=Allocator,
-    memory=types.SimpleNamespace(OutOfMemoryError=TheirError),
-    runtime=types.SimpleNamespace(getDevice=lambda: 0),
-    get_current_stream=lambda: types.SimpleNamespace(ptr=0),
-)
-sys.modules["cupy"] = types.SimpleNamespace(cuda=cuda)
+standin.load()
 sys.modules["torch"] = types.SimpleNamespace(__version__="0", cuda=types.SimpleNamespace(current_device=lambda: 0))
 import gpumem.cupy, gpumem.torch
 gpumem.torch._entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
 entry = gpumem.torch._entry
-entry.gpumem_torch_set_options.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64)
+entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 4, *(ctypes.c_void_p,) * 2)
 entry.gpumem_torch_set_options.restype = None
 """
 
 
-def run(code, modules=MODULES):
-    done = subprocess.run([sys.executable, "-c", modules + code], env=os.environ.copy(), capture_output=True, text=True, timeout=120)
+# By library, what `pool` and `alloc(size)` are.
+LIBRARIES = {
+    "torch": """
+entry.gpumem_torch_alloc.restype = ctypes.c_void_p
+entry.gpumem_torch_alloc.argtypes = (ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+gpumem.torch.set_options(**options)
+pool = gpumem.torch.memory_pool()
+def alloc(size):
+    return entry.gpumem_torch_alloc(size, 0, None)
+""",
+    "cupy": """
+gpumem.cupy.set_options(**options)
+pool = gpumem.cupy.memory_pool()
+alloc = gpumem.cupy.allocator
+""",
+    "rmm": """
+resources = []
+sys.modules["rmm"] = types.SimpleNamespace(mr=types.SimpleNamespace(
+    CallbackMemoryResource=lambda *functions: functions,
+    set_per_device_resource=lambda ordinal, functions: resources.append(functions),
+))
+import gpumem.rmm
+gpumem.rmm.install(0, **options)
+pool = gpumem.rmm.memory_pool(0)
+def alloc(size):
+    return resources[0][0](size, types.SimpleNamespace(__cuda_stream__=lambda: (0, 0)))
+""",
+}
+
+
+def run(code, modules=MODULES, **environment):
+    done = standin.run(modules + code, **environment)
     if done.returncode != 0:
         raise AssertionError(f"ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout.strip()
 
 
 @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "modules of their names stand in for the libraries")
+@unittest.skipIf(standin.missing(), standin.missing())
 class CallsTest(unittest.TestCase):
     def test_the_options_of_the_first_count(self):
         for first, second in (("gpumem.torch", "gpumem.cupy"), ("gpumem.cupy", "gpumem.torch")):
@@ -80,6 +100,100 @@ except gpumem.Error as error:
     print(type(error).__name__, error)
 """)
         self.assertIn("WrongState device 0 has a default pool already", found)
+
+
+@unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "modules of their names stand in for the libraries")
+@unittest.skipIf(standin.missing(), standin.missing())
+class FeaturesTest(unittest.TestCase):
+    """What a pool has for a program in Rust, it has as an allocator of other libraries."""
+
+    def check(self, code, options="{}", **environment):
+        for name, library in LIBRARIES.items():
+            with self.subTest(name):
+                self.assertEqual(run(f"options = {options}\n{library}{code}\nprint('passed')", **environment), "passed")
+
+    def test_limits(self):
+        self.check("assert pool.status().hard_limit_bytes == 64 << 20", "dict(hard_limit='64MiB', soft_limit='50%')")
+        self.check("pool.set_hard_limit('25%'); assert pool.status().hard_limit_bytes * 4 == pool.status().device_total_bytes")
+
+    def test_variables(self):
+        self.check("assert pool.status().hard_limit_bytes == 64 << 20", GPUMEM_HARD_LIMIT="64MiB")
+        # What the options leave open.
+        self.check("assert pool.status().hard_limit_bytes == 64 << 20", "dict(soft_limit='1MiB')", GPUMEM_HARD_LIMIT="64MiB")
+        for code in LIBRARIES.values():
+            tried = "options = {}\ntry:\n" + "".join(f"    {line}\n" for line in code.strip().splitlines())
+            tried += "except gpumem.InvalidEnvironment as error:\n    print(error)\n"
+            self.assertIn("did you mean GPUMEM_HARD_LIMIT?", run(tried, GPUMEM_HARDLIMIT="1GiB"))
+
+    def test_scopes(self):
+        self.check("""
+with pool.scope("forward") as scope:
+    kept = alloc(1 << 20)
+assert scope.usage.allocated_bytes == 1 << 20 and "forward" in pool.status_text(), pool.status_text()
+""")
+
+    def test_memory_sleeps(self):
+        self.check(
+            """
+kept = alloc(6 << 20)
+pool.sleep()
+assert pool.status().asleep_bytes >= 6 << 20 and pool.status().reserved_bytes == 0
+pool.wake()
+assert pool.status().asleep_bytes == 0
+""",
+            "dict(conf='backend:caching')",
+        )
+
+    def test_a_trace(self):
+        with tempfile.TemporaryDirectory() as folder:
+            options = f"dict(trace={folder!r} + '/%p.trace')"
+            self.check("kept = alloc(1 << 20); pool.flush_trace()", options)
+            files = list(Path(folder).iterdir())
+            self.assertEqual(len(files), len(LIBRARIES))
+            self.assertTrue(all(file.stat().st_size > 40 for file in files))
+
+    def test_uses_on_other_streams(self):
+        self.check("""
+from gpumem._native import check
+other, kept = pool.stream(), alloc(1 << 20)
+address = getattr(kept, "ptr", kept)
+gpumem.record_use(address, other)
+try:
+    gpumem.record_use(address + 256, other)
+except gpumem.UnknownAddress:
+    pass
+else:
+    raise SystemExit("a use of no block")
+""")
+
+    def test_reports(self):
+        # PyTorch's exception for lack of memory needs PyTorch: a request of the pool itself has the same report.
+        self.check(
+            """
+kept = alloc(48 << 20)
+try:
+    with pool.stream() as stream:
+        pool.alloc(32 << 20, stream)
+except gpumem.OutOfMemory as error:
+    assert reports == [str(error)], reports
+    assert "hard_limit= of gpumem." in reports[0] and ".install" in reports[0] and "::" not in reports[0], reports
+else:
+    raise SystemExit("no refusal")
+""",
+            "dict(hard_limit='64MiB', on_out_of_memory=(reports := []).append)",
+        )
+
+    def test_memory_to_do_without(self):
+        self.check(
+            """
+with pool.stream() as stream:
+    cache = [pool.alloc(48 << 20, stream)]
+    with pool.on_shortage("a cache", lambda is_last_resort: cache.clear()):
+        kept = alloc(32 << 20)
+assert cache == [] and pool.status().refusal_count == 0
+""",
+            "dict(hard_limit='64MiB')",
+        )
 
 
 @unittest.skipUnless(HAS_BOTH, "needs PyTorch, CuPy and a GPU")

@@ -1,6 +1,7 @@
 """The package without PyTorch: on the simulator as libcuda.so.1, or on a GPU."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,17 @@ class PoolTest(unittest.TestCase):
     def tearDown(self):
         self.stream.close()
         self.pool.close()
+
+    def test_peers_are_named(self):
+        for peers in ("all", "none", [], [0]):
+            with gpumem.Pool(peers=peers, conf="profile:tight") as pool, pool.stream() as stream, pool.alloc(MIB, stream):
+                pass
+        with self.assertRaises(gpumem.NoDevice):
+            gpumem.Pool(peers=[99])
+        with self.assertRaises(gpumem.InvalidArgument):
+            gpumem.Pool(peers="some")
+        with self.assertRaises(TypeError):
+            gpumem.Pool(peers=["1"])
 
     def test_blocks_are_counted_and_freed(self):
         block = self.pool.alloc(MIB, self.stream)
@@ -76,6 +88,124 @@ class PoolTest(unittest.TestCase):
             with self.assertRaises(gpumem.OutOfMemory) as caught:
                 pool.alloc(16 * MIB, stream)
         self.assertEqual(reports, [str(caught.exception)])
+
+    def test_limits_are_texts_too(self):
+        total = self.pool.status().device_total_bytes
+        for limit, expected in (("2GiB", 2 << 30), ("50%", total // 2), (" 64 MiB ", 64 * MIB), ("100M", 100_000_000)):
+            with gpumem.Pool(hard_limit=limit, soft_limit="32MiB") as pool:
+                self.assertEqual((pool.status().hard_limit_bytes, pool.status().soft_limit_bytes), (expected, 32 * MIB), limit)
+            self.pool.set_hard_limit(limit)
+            self.pool.set_soft_limit(limit)
+            self.assertEqual((self.pool.status().hard_limit_bytes, self.pool.status().soft_limit_bytes), (expected, expected))
+        self.pool.set_hard_limit("80%free")
+        self.assertLess(self.pool.status().hard_limit_bytes, total)
+        for limit in ("lots", "101%", "", "2GiB,backend:none", "50%used"):
+            for call in (
+                lambda: gpumem.Pool(hard_limit=limit),
+                lambda: gpumem.Pool(soft_limit=limit),
+                lambda: self.pool.set_hard_limit(limit),
+                lambda: self.pool.set_soft_limit(limit),
+            ):
+                with self.assertRaisesRegex(gpumem.InvalidArgument, "invalid memory limit .*100M, 1.5GiB"):
+                    call()
+        for unlimited in (None, 0):
+            with gpumem.Pool(hard_limit=unlimited) as pool:
+                self.assertEqual(pool.status().hard_limit_bytes, 2**64 - 1)
+
+    def test_texts_name_what_python_has(self):
+        from gpumem import _native
+
+        for interface, create, name in (
+            (_native.PYTHON, "gpumem.Pool", "Pool"),
+            (_native.PYTORCH, "gpumem.torch.install", "gpumem.torch.memory_pool()"),
+            (_native.CUPY, "gpumem.cupy.install", "gpumem.cupy.memory_pool()"),
+            (_native.RMM, "gpumem.rmm.install", "gpumem.rmm.memory_pool()"),
+        ):
+            reports = []
+            with gpumem.Pool(hard_limit="64MiB", on_out_of_memory=reports.append, _interface=interface) as pool:
+                with self.assertRaises(gpumem.OutOfMemory) as caught:
+                    pool.alloc(96 * MIB, self.stream)
+            for text in (str(caught.exception), *reports):
+                self.assertIn(f"(hard_limit= of {create}, or {name}.set_hard_limit)", text)
+                self.assertNotIn("::", text)
+        # A pool of the environment, and errors that are no reports.
+        with self.assertRaisesRegex(gpumem.OutOfMemory, r"\(Pool.set_hard_limit\)") as caught:
+            self.pool.set_hard_limit("64MiB")
+            self.pool.alloc(96 * MIB, self.stream)
+        self.assertNotIn("::", str(caught.exception))
+        with gpumem.Pool(conf="backend:caching") as pool:
+            pool.sleep()
+            with self.assertRaisesRegex(gpumem.WrongState, "sleeps; call Pool.wake before this call"):
+                pool.alloc(1, self.stream)
+        with self.assertRaisesRegex(gpumem.WrongState, "has no trace; set trace= of gpumem.Pool, or GPUMEM_TRACE"):
+            self.pool.flush_trace()
+
+    def test_scopes_count_for_a_tag(self):
+        with self.pool.scope("forward") as scope:
+            held = self.pool.alloc(3 * MIB, self.stream)
+            with self.pool.scope("layer") as inner:
+                self.pool.alloc(MIB, self.stream).free()
+            self.assertEqual((inner.usage.allocated_bytes, inner.usage.freed_bytes), (MIB, MIB))
+        usage = scope.usage
+        self.assertEqual((usage.allocated_bytes, usage.freed_bytes, usage.peak_bytes), (4 * MIB, MIB, 4 * MIB))
+        self.assertEqual((usage.allocation_count, usage.free_count), (2, 1))
+        self.assertRegex(self.pool.status_text(), "forward +3.000 MiB")
+        self.pool.set_hard_limit("8MiB")
+        with self.assertRaises(gpumem.OutOfMemory) as caught, self.pool.scope("backward"):
+            self.pool.alloc(16 * MIB, self.stream)
+        self.assertRegex(str(caught.exception), "tag `?backward")
+        held.free()
+        # In any order, and on their threads alone.
+        first, second = self.pool.scope("a").__enter__(), self.pool.scope("b").__enter__()
+        with self.assertRaises(gpumem.WrongState):
+            first.__enter__()
+        first.__exit__()
+        second.__exit__()
+        with self.assertRaisesRegex(gpumem.WrongState, "no open scope of that number"):
+            second.__exit__()
+        with self.assertRaisesRegex(ValueError, "zero byte"):
+            self.pool.scope("a\0b")
+
+    def test_a_holder_frees_what_it_can_do_without(self):
+        for fails in (False, True):
+            with gpumem.Pool(hard_limit="64MiB") as pool:
+                cache, calls = [pool.alloc(48 * MIB, self.stream)], []
+
+                def release(is_last_resort):
+                    calls.append(is_last_resort)
+                    if fails:
+                        raise ValueError("on purpose")
+                    if is_last_resort:
+                        cache.clear()
+
+                with pool.on_shortage("a cache", release) as holder:
+                    if fails:
+                        with self.assertLogs("gpumem"), self.assertRaisesRegex(gpumem.OutOfMemory, "a cache.*it returned 1"):
+                            pool.alloc(32 * MIB, self.stream)
+                        cache.clear()
+                    else:
+                        pool.alloc(32 * MIB, self.stream).free()
+                    self.assertEqual(calls[:2], [False, True])
+                calls.clear()
+                with self.assertRaises(gpumem.OutOfMemory):
+                    pool.alloc(65 * MIB, self.stream)
+                self.assertEqual(calls, [])
+                holder.close()
+
+    def test_the_version(self):
+        self.assertEqual(gpumem.__version__, ".".join(map(str, gpumem.version())))
+
+    def test_structures_are_those_of_the_header(self):
+        from gpumem import _native
+
+        header = (Path(__file__).parents[2] / "crates/gpumem-capi/include/gpumem.h").read_text()
+        for structure, name in (
+            (gpumem.Status._structure, "gpumem_status"),
+            (gpumem.ScopeUsage._structure, "gpumem_scope_usage"),
+            (_native.PoolOptions, "gpumem_pool_options"),
+        ):
+            text = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL), re.DOTALL)
+            self.assertEqual(re.findall(r"(\w+);", text[1]), [field for field, _ in structure._fields_], name)
 
     def test_mistakes_are_errors(self):
         with self.assertRaises(gpumem.InvalidArgument):
@@ -227,7 +357,7 @@ class PoolTest(unittest.TestCase):
             path = Path(folder) / "pool.trace"
             done = run(
                 "import gpumem, os\n"
-                "pool = gpumem.Pool(from_environment=True)\n"
+                "pool = gpumem.Pool()\n"
                 "pool.alloc(1 << 20, pool.stream()).free()\n"
                 "pool.flush_trace()\n"
                 "assert os.path.getsize(os.environ['GPUMEM_TRACE']) > 40\n"
@@ -248,6 +378,46 @@ class PoolTest(unittest.TestCase):
     def test_the_default_pool_is_one(self):
         one, two = gpumem.Pool.for_device(), gpumem.Pool.for_device()
         self.assertEqual(one._handle.value, two._handle.value)
+
+
+class EnvironmentTest(unittest.TestCase):
+    """Each program has an environment of its own."""
+
+    def printed(self, code, **environment):
+        done = run("import gpumem\n" + code, **environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.strip()
+
+    def test_variables_configure_what_arguments_leave_open(self):
+        for code, limit in (
+            ("gpumem.Pool()", 64 * MIB),
+            ("gpumem.Pool(hard_limit=32 << 20)", 32 * MIB),
+            ("gpumem.Pool(from_environment=False)", 2**64 - 1),
+            ("gpumem.Pool.for_device()", 64 * MIB),
+        ):
+            found = self.printed(f"print({code}.status().hard_limit_bytes)", GPUMEM_HARD_LIMIT="64MiB")
+            self.assertEqual(found, str(limit), code)
+
+    def test_mistakes_in_variables_are_errors_of_their_own(self):
+        for name, value, text in (
+            ("GPUMEM_HARDLIMIT", "1GiB", "unknown environment variable GPUMEM_HARDLIMIT, did you mean GPUMEM_HARD_LIMIT?"),
+            ("GPUMEM_HARD_LIMIT", "lots", 'invalid GPUMEM_HARD_LIMIT="lots": expected bytes'),
+            ("GPUMEM_DRIVER", "cudda", 'invalid GPUMEM_DRIVER="cudda"; expected `cuda`'),
+        ):
+            for code in ("gpumem.Pool()", "gpumem.Pool.for_device()"):
+                found = self.printed(
+                    f"try:\n    {code}\n"
+                    "except gpumem.InvalidEnvironment as error:\n    print(isinstance(error, gpumem.InvalidArgument), error)\n",
+                    **{name: value},
+                )
+                self.assertTrue(found.startswith("True " + text), found)
+
+    @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "a variable of the simulator")
+    def test_mistakes_in_variables_of_the_simulator(self):
+        for name in ("GPUMEM_SIM_SEDE", "GPUMEM_SIM_SEED"):
+            done = run("import gpumem\ngpumem.Pool()", **{name: "lots"})
+            self.assertRegex(done.stderr, "InvalidEnvironment: gpumem's simulator.*correct the variables GPUMEM_SIM_")
+            self.assertIn(name, done.stderr)
 
 
 class ProcessTest(unittest.TestCase):

@@ -141,6 +141,76 @@ cases! {
         assert_eq!(codes, [CUresult::CUDA_ERROR_NOT_PERMITTED]);
     }
 
+    /// The answers of the driver in a host function, call by call. The simulator refuses all, since the documentation allows none. On a GPU
+    /// the answers are printed; a call that does not return within ten seconds is named, and the case fails.
+    fn the_calls_of_a_host_function(driver: &Driver) {
+        let raw = Raw::new(driver).unwrap();
+        let (stream, other, event) = (raw.stream().unwrap(), raw.stream().unwrap(), raw.event().unwrap());
+        let (plain, of_pool) = (raw.alloc(64).unwrap(), {
+            let mut address = 0;
+            // SAFETY: the place outlives the call.
+            unsafe { driver.cuMemAllocAsync(&mut address, 64, other).unwrap() };
+            address
+        });
+        // SAFETY: the streams and the event are alive.
+        unsafe {
+            driver.cuStreamSynchronize(other).unwrap();
+            driver.cuEventRecord(event, other).unwrap();
+        }
+        let (other, event) = (other.expose_provenance(), event.expose_provenance());
+        type Ask = Box<dyn Fn(&Driver) -> Result<(), gpumem_tests::sys::DriverError> + Send>;
+        let other = move || -> CUstream { std::ptr::with_exposed_provenance_mut(other) };
+        let event = move || -> CUevent { std::ptr::with_exposed_provenance_mut(event) };
+        // SAFETY: handles and addresses are alive, places outlive the calls, and what is freed is not used again after a success.
+        let calls: Vec<(&str, Ask)> = unsafe {
+            vec![
+                ("cuCtxGetCurrent", Box::new(|driver| driver.cuCtxGetCurrent(&mut null_mut()))),
+                ("cuThreadExchangeStreamCaptureMode", Box::new(|driver| {
+                    driver.cuThreadExchangeStreamCaptureMode(&mut CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL.clone())
+                })),
+                ("cuStreamQuery", Box::new(move |driver| driver.cuStreamQuery(other()))),
+                ("cuEventQuery", Box::new(move |driver| driver.cuEventQuery(event()))),
+                ("cuEventRecord", Box::new(move |driver| driver.cuEventRecord(event(), other()))),
+                ("cuStreamWaitEvent", Box::new(move |driver| driver.cuStreamWaitEvent(other(), event(), 0))),
+                ("cuMemGetInfo", Box::new(|driver| driver.cuMemGetInfo_v2(&mut 0, &mut 0))),
+                ("cuMemAlloc", Box::new(|driver| driver.cuMemAlloc_v2(&mut 0, 64))),
+                ("cuMemAllocAsync", Box::new(move |driver| driver.cuMemAllocAsync(&mut 0, 64, other()))),
+                ("cuMemAddressReserve", Box::new(|driver| driver.cuMemAddressReserve(&mut 0, 2 << 20, 0, 0, 0))),
+                ("cuMemFreeAsync", Box::new(move |driver| driver.cuMemFreeAsync(of_pool, other()))),
+                ("cuMemFree", Box::new(move |driver| driver.cuMemFree_v2(plain))),
+                ("cuEventDestroy", Box::new(move |driver| driver.cuEventDestroy_v2(event()))),
+                ("cuStreamSynchronize", Box::new(move |driver| driver.cuStreamSynchronize(other()))),
+                ("cuStreamDestroy", Box::new(move |driver| driver.cuStreamDestroy_v2(other()))),
+                ("cuCtxSynchronize", Box::new(|driver| driver.cuCtxSynchronize())),
+            ]
+        };
+        let is_sim = driver.kind() == gpumem_tests::sys::DriverKind::Sim;
+        for (name, ask) in calls {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let inner = driver.clone();
+            type Work = Box<dyn FnOnce() + Send>;
+            unsafe extern "C" fn call(work: *mut c_void) {
+                // SAFETY: the pointer is that of the box below, which the driver passes once.
+                let work = unsafe { Box::from_raw(work.cast::<Work>()) };
+                work();
+            }
+            let work: Work = Box::new(move || sender.send(code(ask(&inner))).unwrap_or(()));
+            // SAFETY: the stream is alive, and the function owns its argument.
+            unsafe { driver.cuLaunchHostFunc(stream, Some(call), Box::into_raw(Box::new(work)).cast()).unwrap() };
+            // The simulator runs work in calls only.
+            // SAFETY: the stream is alive.
+            let waited = if is_sim { unsafe { driver.cuStreamSynchronize(stream) } } else { Ok(()) };
+            waited.unwrap();
+            let answer = receiver.recv_timeout(std::time::Duration::from_secs(10));
+            match answer {
+                Ok(answer) if is_sim => assert_eq!(answer, CUresult::CUDA_ERROR_NOT_PERMITTED, "{name}"),
+                // NVIDIA's driver allows some calls. What matters is that each returns.
+                Ok(_) => {}
+                Err(_) => panic!("in a host function, {name} does not return"),
+            }
+        }
+    }
+
     /// A stream that waits for a value continues after another stream has written it.
     fn a_value_orders_two_streams(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();

@@ -28,7 +28,7 @@ struct Options {
     /// The hard limit of the pools.
     #[arg(long, default_value = "1GiB")]
     limit: Limit,
-    /// Only this backend [default: all that are built in, in turns].
+    /// Only this backend: caching, native or none [default: all that are built in, in turns].
     #[arg(long)]
     backend: Option<BackendKind>,
     /// Only this kind of memory [default: device, and on the simulator all].

@@ -35,7 +35,7 @@ struct Options {
     /// The number of streams, shared by all threads.
     #[arg(long, default_value_t = 16)]
     streams: usize,
-    /// Only this backend [default: all that are built in, in turns].
+    /// Only this backend: caching, native or none [default: all that are built in, in turns].
     #[arg(long)]
     backend: Option<BackendKind>,
     /// Only this profile of the backend `caching` [default: all, in turns].

@@ -171,12 +171,18 @@ fn a_stream_that_has_been_retired() {
 fn another_threads_own_stream() {
     let driver = driver(1);
     let stage = Stage::new(&driver);
-    let theirs = std::thread::scope(|scope| {
-        let theirs = scope.spawn(|| Stream::per_thread(&stage.device).unwrap());
-        theirs.join().unwrap()
+    let device = stage.device.clone();
+    let ((sender, streams), (over, is_over)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
+    // Its end would retire the stream.
+    let thread = std::thread::spawn(move || {
+        sender.send(Stream::per_thread(&device).unwrap()).unwrap();
+        let _ended = is_over.recv();
     });
+    let theirs = streams.recv().unwrap();
     assert_eq!(refused(&stage, &theirs, |error| matches!(error, PoolError::WrongThread)), [""; 0]);
     record(&stage, &theirs);
+    drop(over);
+    thread.join().unwrap();
 }
 
 /// During a capture the pool queries the state of streams; this thread's per-thread stream is not the recorded one.

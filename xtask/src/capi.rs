@@ -40,9 +40,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
 pub(crate) fn header(args: HeaderArgs) -> Result<()> {
     let package = package();
     let config = cbindgen::Config::from_file(package.join("cbindgen.toml")).map_err(anyhow::Error::msg)?;
-    let sources =
-        ["error", "entry", "entry/pools", "entry/streams", "entry/memory", "entry/captures", "entry/status"];
-    let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |builder, source| {
+    let sources = ["error", "entry", "entry/pools", "entry/streams", "entry/memory", "entry/captures"];
+    let sources = sources.into_iter().chain(["entry/scopes", "entry/reclaim", "entry/status"]);
+    let builder = sources.fold(cbindgen::Builder::new().with_config(config), |builder, source| {
         builder.with_src(package.join(format!("src/{source}.rs")))
     });
     let mut text = Vec::new();
@@ -103,13 +103,15 @@ fn build() -> Result<Vec<PathBuf>> {
 }
 
 /// A program, its compiler and the standard of its language.
-const PROGRAMS: [(&str, &str, &str); 6] = [
+const PROGRAMS: [(&str, &str, &str); 8] = [
     ("basics.c", "cc", "-std=gnu11"),
     ("fork.c", "cc", "-std=gnu11"),
     ("misuse.c", "cc", "-std=gnu11"),
+    ("sizes.c", "cc", "-std=gnu11"),
     ("streams.c", "cc", "-std=gnu11"),
     ("onnxruntime.c", "cc", "-std=gnu11"),
     ("raii.cpp", "c++", "-std=gnu++17"),
+    ("ends.cpp", "c++", "-std=gnu++17"),
 ];
 
 /// Every program runs once as it is, and once under the address sanitizer, if the compiler has one.

@@ -147,7 +147,7 @@ impl Bench {
 fn row(name: &str, time: Duration, once: Option<Duration>) {
     let micros = time.as_secs_f64() * 1e6;
     if std::env::args().any(|arg| arg == "--rows") {
-        println!("row\tadapt/{name}\t{micros}\tµs");
+        println!("row\tadapt/{name}\t{micros}\tus");
         return;
     }
     let ratio = once.map(|once| format!("{:.2} x one copy", time.as_secs_f64() / once.as_secs_f64()));

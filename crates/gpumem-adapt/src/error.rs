@@ -5,6 +5,7 @@ use core::fmt;
 use gpumem_array::ArrayError;
 use gpumem_array::pool::PoolError;
 use gpumem_array::pool::sys::DriverError;
+use gpumem_array::pool::sys::text::{Shown, debug_is_display};
 use std::borrow::Cow;
 use std::collections::TryReserveError;
 use std::io;
@@ -104,7 +105,9 @@ pub(crate) fn ran_out_of_memory(error: &(dyn Error + 'static)) -> bool {
     while let Some(error) = found {
         if error.downcast_ref::<ArrayError>().is_some_and(ArrayError::is_out_of_memory)
             || error.downcast_ref::<PoolError>().is_some_and(PoolError::is_out_of_memory)
-            || error.downcast_ref::<DriverError>().is_some_and(DriverError::is_out_of_memory)
+            || error
+                .downcast_ref::<DriverError>()
+                .is_some_and(|error| PoolError::from(*error).is_out_of_memory())
             || error
                 .downcast_ref::<io::Error>()
                 .is_some_and(|error| error.kind() == io::ErrorKind::OutOfMemory)
@@ -121,22 +124,17 @@ impl fmt::Display for AdaptError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path();
         if !path.is_empty() {
-            write!(f, "{path}: ")?;
+            write!(f, "{}: ", Shown::sentence(&path))?;
         }
         match self.innermost() {
             Self::Array(error) => error.fmt(f),
-            Self::Custom(error) => error.fmt(f),
+            Self::Custom(error) => Shown::log_of(error).fmt(f),
             Self::Within { .. } => Ok(()),
         }
     }
 }
 
-/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
-impl fmt::Debug for AdaptError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(AdaptError);
 
 impl Error for AdaptError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {

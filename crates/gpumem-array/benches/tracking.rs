@@ -2,8 +2,8 @@
 //! simulator's driver is replaced by a stub that returns at once, and the time of the bare stub is subtracted. So is the function
 //! that queues uploads, for the cost of a small one.
 //!
-//! `cargo bench -p gpumem-array --bench tracking`. `GPUMEM_BENCH_ROUNDS` sets the number of repetitions;
-//! `-- --rows` prints rows for `cargo xtask bench`.
+//! `cargo bench -p gpumem-array --bench tracking`. `GPUMEM_BENCH_ROUNDS` sets the number of repetitions, and
+//! `-- --quick` is a few; `--rows` prints rows for `cargo xtask bench`.
 
 #![allow(clippy::print_stdout, reason = "printing is the purpose of a benchmark")]
 
@@ -63,7 +63,9 @@ unsafe extern "C" fn upload(to: CUdeviceptr, from: *const c_void, size: usize, s
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let rounds = std::env::var("GPUMEM_BENCH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
+    let usual = if has("--quick") { 20 } else { 2000 };
+    let rounds =
+        std::env::var("GPUMEM_BENCH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
     let sim = gpumem_sim::driver(SimConfig::new())?;
     if let Some(sim) = Sim::of(&sim) {
         sim.register(&TWIN);
@@ -121,12 +123,16 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn print(name: &str, ns: f64) {
-    if std::env::args().any(|arg| arg == "--rows") {
+    if has("--rows") {
         let name: String = name.chars().map(|letter| if letter == ' ' { '_' } else { letter }).collect();
         println!("row\tarray/launch/{}\t{ns}\tns", name.replace(',', ""));
     } else {
         println!("{name:<40} {ns:>7.1} ns");
     }
+}
+
+fn has(option: &str) -> bool {
+    std::env::args().any(|arg| arg == option)
 }
 
 /// `y = a + factor * b` on the stream of `gpu`.

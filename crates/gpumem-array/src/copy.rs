@@ -31,7 +31,7 @@ use crate::gpu::{Gpu, Place};
 use crate::kind::Kind;
 use crate::layout::plan::{Form, Pitched, Plan};
 use crate::layout::{Layout, Order, same_shape};
-use crate::storage::{Storage, queue_copy};
+use crate::storage::{Storage, queue_copy, run_borrowed};
 use bytemuck::AnyBitPattern;
 use gpumem_pool::sys::types::CUdeviceptr;
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
@@ -617,7 +617,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     target.writes().order(gpu, UPLOAD)?;
     let to = at(target.storage(), plan.to);
     let from = elements.as_ptr().expose_provenance().wrapping_add_signed(plan.from);
-    pageable::run_borrowed(gpu, target.writes(), UPLOAD, |raw| {
+    run_borrowed(gpu, target.writes(), UPLOAD, |raw| {
         let driver = gpu.device().driver();
         // SAFETY: the target is alive, has as many elements as the slice, and is ordered after what conflicts. The slice is borrowed
         // until this function returns, and `run_borrowed` returns when the copy is done.
@@ -735,7 +735,7 @@ unsafe fn download_to<T: Element, D: Dimension>(
         return unsafe { pageable::download(gpu, source.reads(), (elements.cast(), from), size_bytes) };
     }
     let to = elements.expose_provenance().wrapping_add_signed(plan.to);
-    pageable::run_borrowed(gpu, source.reads(), DOWNLOAD, |raw| {
+    run_borrowed(gpu, source.reads(), DOWNLOAD, |raw| {
         let driver = gpu.device().driver();
         // SAFETY: the source is alive, and is ordered after what wrote it. The caller has room for its elements, which nothing else
         // accesses before this returns, and then the copy is done. All of the room is written: the host's layout has no gaps.

@@ -6,9 +6,9 @@ mod rejected;
 pub use graph::GraphError;
 pub use rejected::Rejected;
 
-use core::fmt;
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::DriverError;
+use gpumem_pool::sys::text::{Shown, debug_is_display};
 
 /// An operation on arrays failed. The text states the problem and what to do about it, and `Debug` prints the same text.
 #[derive(Clone, thiserror::Error)]
@@ -34,7 +34,8 @@ pub enum ArrayError {
     },
     /// A slice exceeds its axis, has a step of zero, or names an axis that does not exist.
     #[error(
-        "invalid {slice} on axis {axis} of shape {shape:?}; bounds must be inside an existing axis, and the step must not be zero"
+        "invalid {} on axis {axis} of shape {shape:?}; bounds must be inside an existing axis, and the step must not be zero",
+        Shown::name(.slice)
     )]
     Slice {
         /// The slice.
@@ -84,7 +85,8 @@ pub enum ArrayError {
     },
     /// An array, stream or kernel is on another device than the operation, where that device is required, or belongs to another driver.
     #[error(
-        "wrong device: expected {expected}, found {found}; copy the array to the other device (`copy_to`), or download and upload it if the drivers differ"
+        "wrong device: expected {}, found {}; copy the array to the other device (`copy_to`), or download and upload it if the drivers differ",
+        Shown::sentence(.expected), Shown::sentence(.found)
     )]
     WrongDevice {
         /// The device of the operation.
@@ -94,7 +96,8 @@ pub enum ArrayError {
     },
     /// A device cannot access the memory of an array on another device.
     #[error(
-        "{operation}: {device} cannot access an array on {owner}: {reason}; copy the array to {device} first (`copy_to`), or run the operation on {owner} (`on`)"
+        "{operation}: {device} cannot access an array on {owner}: {}; copy the array to {device} first (`copy_to`), or run the operation on {owner} (`on`)",
+        Shown::sentence(.reason), device = Shown::sentence(.device), owner = Shown::sentence(.owner)
     )]
     NoPeerAccess {
         /// The operation.
@@ -122,6 +125,11 @@ pub enum ArrayError {
         /// The shape of the array.
         shape: Vec<usize>,
     },
+    /// A transfer was polled or waited for after it had resolved. The first result has its host memory.
+    #[error(
+        "this transfer has returned its result already, from an earlier poll; keep that result, or begin another transfer"
+    )]
+    TransferOver,
     /// The host has no memory for the elements of a download, or for the elements of a view that an upload gathers.
     #[error("out of host memory: a copy needs {size_bytes} bytes; copy the array in slices")]
     HostFull {
@@ -130,7 +138,8 @@ pub enum ArrayError {
     },
     /// A module has no kernel of this name, or the simulator has no Rust function for it.
     #[error(
-        "no kernel {name:?} in the module; check the name (the kernel must be extern \"C\"); on the simulator, register a Rust function of that name (for the kernels of gpumem-array, enable its feature `sim`)"
+        "no kernel {:?} in the module; check the name (the kernel must be extern \"C\"); on the simulator, register a Rust function of that name (for the kernels of gpumem-array, enable its feature `sim`)",
+        Shown::name(.name)
     )]
     NoSuchKernel {
         /// The name.
@@ -138,14 +147,18 @@ pub enum ArrayError {
     },
     /// The simulator has no Rust function for a kernel.
     #[error(
-        "kernel {name:?} has no twin on the simulator, which does not run PTX; declare one with `gpumem_array::kernels!`, or register a Rust function of that name with `gpumem_sim::Sim::register`"
+        "kernel {:?} has no twin on the simulator, which does not run PTX; declare one with `gpumem_array::kernels!`, or register a Rust function of that name with `gpumem_sim::Sim::register`",
+        Shown::name(.name)
     )]
     NoTwin {
         /// The name.
         name: String,
     },
     /// The text of declared kernels differs from their twins.
-    #[error("{source_name}: kernel {kernel:?} does not match its declaration: {problem}")]
+    #[error(
+        "{}: kernel {:?} does not match its declaration: {}",
+        Shown::name(.source_name), Shown::name(.kernel), Shown::sentence(.problem)
+    )]
     KernelMismatch {
         /// The name of the [`KernelSource`](crate::KernelSource).
         source_name: String,
@@ -155,7 +168,10 @@ pub enum ArrayError {
         problem: String,
     },
     /// The CUDA compiler refuses a text or an option.
-    #[error("{source_name}: the CUDA text does not compile; correct the text or the options:\n{log}")]
+    #[error(
+        "{}: the CUDA text does not compile; correct the text or the options:\n{}",
+        Shown::name(.source_name), Shown::log(.log)
+    )]
     Compile {
         /// The name of the [`KernelSource`](crate::KernelSource).
         source_name: String,
@@ -170,7 +186,8 @@ pub enum ArrayError {
     },
     /// A launch has more or fewer arguments than the kernel has parameters.
     #[error(
-        "kernel {kernel:?} takes {expected} arguments ({parameters}), and the launch has {found}; pass one for each parameter"
+        "kernel {:?} takes {expected} arguments ({}), and the launch has {found}; pass one for each parameter",
+        Shown::name(.kernel), Shown::sentence(.parameters)
     )]
     ArgumentCount {
         /// The name of the kernel.
@@ -184,7 +201,8 @@ pub enum ArrayError {
     },
     /// An argument of a launch has another size than the kernel's parameter.
     #[error(
-        "kernel {kernel:?}: parameter {index} ({parameter}) has {expected_bytes} bytes, and the argument has {found_bytes}; check the order of the arguments and their types, such as f32 or f64"
+        "kernel {:?}: parameter {index} ({}) has {expected_bytes} bytes, and the argument has {found_bytes}; check the order of the arguments and their types, such as f32 or f64",
+        Shown::name(.kernel), Shown::name(.parameter)
     )]
     ArgumentSize {
         /// The name of the kernel.
@@ -200,7 +218,8 @@ pub enum ArrayError {
     },
     /// A tensor of DLPack does not fit.
     #[error(
-        "the DLPack tensor does not fit: {field}: {problem}; import it as what it is, or have its producer copy it"
+        "the DLPack tensor does not fit: {field}: {}; import it as what it is, or have its producer copy it",
+        Shown::sentence(.problem)
     )]
     Dlpack {
         /// The field of the C structure.
@@ -209,7 +228,7 @@ pub enum ArrayError {
         problem: String,
     },
     /// An object of cudarc cannot be used.
-    #[error("cudarc's {object} cannot be used: {problem}")]
+    #[error("cudarc's {object} cannot be used: {}", Shown::sentence(.problem))]
     Cudarc {
         /// The object.
         object: &'static str,
@@ -225,7 +244,7 @@ pub enum ArrayError {
         memory: &'static str,
     },
     /// The context is lost, and a kernel of the program may be the cause.
-    #[error("{error}; the last kernel launched is {kernel:?}: check that it stays within its arrays")]
+    #[error("{error}; the last kernel launched is {:?}: check that it stays within its arrays", Shown::name(.kernel))]
     LostAfterKernel {
         /// The name of the program's kernel that was launched last through the `Gpu` whose call failed, or else through one of its
         /// forks.
@@ -242,7 +261,8 @@ pub enum ArrayError {
     },
     /// The host cannot access unified memory of this device.
     #[error(
-        "the host cannot access unified memory of {device} while the device works (it has no concurrent managed access); use pinned memory, or download the array"
+        "the host cannot access unified memory of {} while the device works (it has no concurrent managed access); use pinned memory, or download the array",
+        Shown::sentence(.device)
     )]
     NoHostAccess {
         /// The device.
@@ -250,7 +270,8 @@ pub enum ArrayError {
     },
     /// A block cannot be the memory of an array.
     #[error(
-        "a block of {size_bytes} bytes of kind {kind} cannot be an array of {needed_bytes} bytes of kind {expected}; allocate at least as many bytes, from a pool of that kind"
+        "a block of {size_bytes} bytes of kind {} cannot be an array of {needed_bytes} bytes of kind {expected}; allocate at least as many bytes, from a pool of that kind",
+        Shown::name(.kind)
     )]
     UnsuitableBlock {
         /// The size of the block.
@@ -272,7 +293,8 @@ pub enum ArrayError {
     },
     /// A `Gpu` has a pool for this kind of memory already.
     #[error(
-        "the Gpu has a pool for memory of kind {kind} already; set the pool before the first allocation of that kind (the pool of device memory is the one that the Gpu was created with)"
+        "the Gpu has a pool for memory of kind {} already; set the pool before the first allocation of that kind (the pool of device memory is the one that the Gpu was created with)",
+        Shown::name(.kind)
     )]
     PoolInUse {
         /// The kind.
@@ -327,12 +349,7 @@ impl ArrayError {
     }
 }
 
-/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
-impl fmt::Debug for ArrayError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(ArrayError);
 
 #[cfg(feature = "sim")]
 impl From<gpumem_sim::SimError> for ArrayError {

@@ -606,11 +606,8 @@ pub(crate) fn check_device(expected: &Device, found: &Device) -> Result<(), Arra
 
 #[cold]
 fn wrong_device(expected: &Device, found: &Device) -> ArrayError {
-    ArrayError::WrongDevice { expected: place(expected), found: place(found) }
-}
-
-fn place(device: &Device) -> String {
-    format!("{device} of the {}", device.driver().kind())
+    let [expected, found] = expected.names_apart(found);
+    ArrayError::WrongDevice { expected, found }
 }
 
 /// Two `Gpu`s are equal if they have the same stream.

@@ -15,6 +15,7 @@ use crate::error::ArrayError;
 use core::fmt;
 use gpumem_pool::sys::DriverKind;
 use gpumem_pool::sys::fork;
+use gpumem_pool::sys::text::Shown;
 use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
 use gpumem_pool::{Device, PoolError, not_forked};
 use signature::Signatures;
@@ -251,19 +252,35 @@ impl Drop for Loaded {
             return;
         }
         // The end of a context unloads its modules. During a capture the device cannot be waited for, and the module stays loaded.
-        let unload = || -> Result<(), PoolError> {
-            let _bound = self.device.bind()?;
-            self.device.synchronize_for_drop()?;
-            // A capture may have begun since. It has none of the module's kernels, and with relaxed mode the unload does not break it.
-            let _relaxed = self.device.relax()?;
-            let _guard = self.device.driver().teardown();
-            // SAFETY: the last handle is going, so that no kernel of the module can be launched any more, and everything that
-            // was queued on the device before the wait has run: it fails if a capture keeps it from waiting for all of it.
-            unsafe { self.device.driver().cuModuleUnload(self.raw.0)? };
-            Ok(())
-        };
-        let _ = unload();
+        let device = &self.device;
+        let waited = device.bind().and_then(|_bound| device.synchronize_for_drop());
+        match waited {
+            Ok(()) => drop(unload(device, self.raw.0)),
+            // The driver allows no calls in a host function.
+            Err(PoolError::HostFunction(_)) => {
+                let raw = Handle(self.raw.0);
+                device.release_later(move |device| {
+                    let Handle(raw) = &raw;
+                    unload(device, *raw).is_ok()
+                });
+            }
+            Err(_) => {}
+        }
     }
+}
+
+/// Unloads a module that no thread can launch kernels of, and whose launches are complete.
+fn unload(device: &Device, raw: *mut CUmod_st) -> Result<(), PoolError> {
+    let _bound = device.bind()?;
+    // A capture may have begun since the wait. It has none of the module's kernels, and with relaxed mode the unload does not break it.
+    let _relaxed = device.relax()?;
+    let raw = Handle(raw);
+    device.driver().destroy(move |driver| {
+        let Handle(raw) = &raw;
+        // SAFETY: the last handle is gone, and everything that was queued on the device before its drop has run.
+        unsafe { driver.cuModuleUnload(*raw) }
+    })?;
+    Ok(())
 }
 
 impl fmt::Debug for Module {
@@ -274,7 +291,7 @@ impl fmt::Debug for Module {
 
 impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Function").field("name", &self.name()).finish_non_exhaustive()
+        f.debug_struct("Function").field("name", &Shown::name(self.name())).finish_non_exhaustive()
     }
 }
 

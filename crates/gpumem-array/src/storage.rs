@@ -19,6 +19,9 @@
 //! stream that other streams have waited for, and writes to memory that another stream has just used. So do writes of memory of less than 32 bytes, and of
 //! a size whose last download found later work on the stream ([`Storage::is_overtaken`]).
 //!
+//! Whatever queues work names all memory that the work touches ([`Touch`]): arrays as uses, and blocks of other parts of this crate as
+//! [`MemoryRange`]s. [`queue`] and its siblings are the only way to the driver's queue. They refuse memory that sleeps.
+//!
 //! Another thread may begin a capture between the waits and the work. So [`queue`] queues the work in a call during which no
 //! capture of the stream begins or ends. There it checks whether the work becomes part of a graph, which then keeps the memory. In
 //! the same call it stores the points, which exist only once the work is queued. Until then the storage has the points of earlier
@@ -37,15 +40,14 @@ use crate::gpu::Gpu;
 pub(crate) use crate::gpu::recording::Access;
 use crate::gpu::recording::{self, RecordedUse, Recording, ViewName};
 use crate::layout::Bytes;
-use core::borrow::Borrow;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::sys::{DriverError, fork};
 use gpumem_pool::{
-    Block, Device, GrowableBlock, LentMemory, Location, MemoryKind, PoolError, Stream, StreamPoint,
-    not_forked,
+    Block, Device, GrowableBlock, LentMemory, Location, MemoryKind, MemoryRange, PoolError, Stream,
+    StreamPoint, not_forked,
 };
 use memory::Memory;
 use pattern::Pattern;
@@ -106,6 +108,64 @@ struct OpenUses {
     count: usize,
     /// Keeps the pool from going to sleep.
     lent: Option<LentMemory>,
+}
+
+/// Memory that work touches.
+pub(crate) trait Touch {
+    fn memory(&self) -> MemoryRange;
+
+    /// The use of an array, which is recorded. `None` for memory whose owner orders its uses in another way.
+    fn tracked(&self) -> Option<Use<'_>>;
+}
+
+/// Memory of either kind, for work that touches both.
+#[derive(Clone, Copy)]
+pub(crate) enum Touched<'a> {
+    Array(Use<'a>),
+    Other(MemoryRange),
+}
+
+impl Touch for Use<'_> {
+    /// All bytes of the storage: memory sleeps as a whole.
+    #[inline(always)]
+    fn memory(&self) -> MemoryRange {
+        MemoryRange::new(self.storage.address, self.storage.size_bytes)
+    }
+
+    #[inline(always)]
+    fn tracked(&self) -> Option<Use<'_>> {
+        Some(*self)
+    }
+}
+
+impl Touch for Touched<'_> {
+    #[inline]
+    fn memory(&self) -> MemoryRange {
+        match self {
+            Self::Array(one) => one.memory(),
+            Self::Other(range) => *range,
+        }
+    }
+
+    #[inline]
+    fn tracked(&self) -> Option<Use<'_>> {
+        match self {
+            Self::Array(one) => Some(*one),
+            Self::Other(_) => None,
+        }
+    }
+}
+
+impl<T: Touch> Touch for &T {
+    #[inline(always)]
+    fn memory(&self) -> MemoryRange {
+        T::memory(self)
+    }
+
+    #[inline(always)]
+    fn tracked(&self) -> Option<Use<'_>> {
+        T::tracked(self)
+    }
 }
 
 /// A use of bytes of a storage by work that is about to be queued.
@@ -245,12 +305,8 @@ impl<'a> Use<'a> {
         recording: Option<&Recording>,
         keeps_awake: bool,
     ) -> Result<bool, ArrayError> {
-        not_forked()?;
-        let (device, address, size_bytes) =
-            (stream.device(), self.storage.address(), self.storage.size_bytes());
-        let lent = || keeps_awake.then(|| device.lend(address, size_bytes));
-        stream.queue_work(|_| {
-            device.check_awake(address, size_bytes)?;
+        let lent = || keeps_awake.then(|| stream.device().lend(self.memory()));
+        stream.queue_work([self.memory()], |_| {
             if !runs(stream, recording)? {
                 self.storage.memory.keep_for_graph(stream);
                 return Ok(false);
@@ -979,69 +1035,71 @@ fn order_slow(gpu: &Gpu, one: &Use<'_>, operation: &'static str) -> Result<(), A
 
 /// Like [`queue_copy`], for kernels and fills: unified memory is moved to the device first.
 #[inline]
-pub(crate) fn queue<'a>(
+pub(crate) fn queue(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item: Borrow<Use<'a>>> + Clone,
+    touched: impl IntoIterator<Item: Touch> + Clone,
     work: impl FnOnce(CUstream) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
-    prefetch(gpu, uses.clone());
-    queue_copy(gpu, uses, work)
+    prefetch(gpu, touched.clone());
+    queue_copy(gpu, touched, work)
 }
 
 /// Moves the unified memory of uses to the device, in the order of the stream, unless it is there. Call it after [`Use::order`].
 #[inline]
-pub(crate) fn prefetch<'a>(gpu: &Gpu, uses: impl IntoIterator<Item: Borrow<Use<'a>>>) {
-    for one in uses {
-        let one = one.borrow();
-        if let Some(residency) = &one.storage.residency {
+pub(crate) fn prefetch(gpu: &Gpu, touched: impl IntoIterator<Item: Touch>) {
+    for one in touched {
+        if let Some(one) = one.tracked()
+            && let Some(residency) = &one.storage.residency
+        {
             one.prefetch(gpu, residency);
         }
     }
 }
 
-/// Calls `work`, which queues work on the stream of `gpu`, and records the uses. The work uses only the memory of `uses`, and the
-/// stream has been ordered for it ([`Use::order`]). If `gpu` captures, the graph keeps the memory of `uses` instead. `work` only
+/// Calls `work`, which queues work on the stream of `gpu`, and records the uses. The work touches only the memory of `touched`, and the
+/// stream has been ordered for it ([`Use::order`]). If `gpu` captures, the graph keeps the memory of the arrays instead. `work` only
 /// calls the driver.
 #[inline]
-pub(crate) fn queue_copy<'a>(
+pub(crate) fn queue_copy(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item: Borrow<Use<'a>>> + Clone,
+    touched: impl IntoIterator<Item: Touch> + Clone,
     work: impl FnOnce(CUstream) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
-    queue_launch(gpu, uses, |raw| work(raw).map_err(PoolError::from))
+    queue_launch(gpu, touched, |raw| work(raw).map_err(PoolError::from))
 }
 
 /// Like [`queue_copy`], for work that calls the pool.
 #[inline]
-pub(crate) fn queue_launch<'a>(
+pub(crate) fn queue_launch(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item: Borrow<Use<'a>>> + Clone,
+    touched: impl IntoIterator<Item: Touch> + Clone,
     work: impl FnOnce(CUstream) -> Result<(), PoolError>,
 ) -> Result<(), ArrayError> {
-    queue_inlined(gpu, uses, work)
+    queue_inlined(gpu, touched, work)
 }
 
 /// Like [`queue_launch`], as a part of its caller: a launch takes so little time that a call with a closure shows.
 #[inline(always)]
-pub(crate) fn queue_inlined<'a>(
+pub(crate) fn queue_inlined(
     gpu: &Gpu,
-    uses: impl IntoIterator<Item: Borrow<Use<'a>>> + Clone,
+    touched: impl IntoIterator<Item: Touch> + Clone,
     work: impl FnOnce(CUstream) -> Result<(), PoolError>,
 ) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let _bound = stream.device().bind()?;
     let (mut has_written, mut is_awaited, mut failed) = (false, false, None);
-    stream.queue_work(|raw| {
-        // Checked inside of the call: before it, another thread could still begin or end a capture, or put a pool to sleep.
-        let check = || {
-            check_awake(stream.device(), uses.clone())?;
-            runs(stream, gpu.recording())
-        };
-        match check() {
+    let memory = touched.clone().into_iter().map(|one| one.memory());
+    stream.queue_work(memory, |raw| {
+        // Checked inside of the call: before it, another thread could still begin or end a capture.
+        match runs(stream, gpu.recording()) {
             Ok(true) => {}
             Ok(false) => {
                 // The graph keeps the memory, even if no wait was needed.
-                uses.into_iter().for_each(|one| one.borrow().storage.memory.keep_for_graph(stream));
+                for one in touched {
+                    if let Some(one) = one.tracked() {
+                        one.storage.memory.keep_for_graph(stream);
+                    }
+                }
                 if let Err(error) = work(raw) {
                     fail(&mut failed, error.into());
                 }
@@ -1054,8 +1112,8 @@ pub(crate) fn queue_inlined<'a>(
         }
         // Also after an error: part of the work may have been queued.
         let point = stream.point();
-        for one in uses {
-            let one = one.borrow();
+        for one in touched {
+            let Some(one) = one.tracked() else { continue };
             if !one.is_recorded_at(point) {
                 is_awaited |= one.record(stream, point);
             }
@@ -1080,30 +1138,22 @@ pub(crate) fn queue_inlined<'a>(
     }
 }
 
+/// Queues a copy by the driver between host memory and the memory that `one` touches, and waits for it. The stream has been ordered
+/// for it ([`Use::order`]).
+pub(crate) fn run_borrowed(
+    gpu: &Gpu,
+    one: Use<'_>,
+    operation: &'static str,
+    queue: impl FnOnce(CUstream) -> Result<(), DriverError>,
+) -> Result<(), ArrayError> {
+    let _bound = gpu.device().bind()?;
+    let queued = gpu.stream().run_borrowed(operation, [one.memory()], queue);
+    Ok(queued.map_err(|error| gpu.with_kernel_name(error.into()))?.map_err(PoolError::from)?)
+}
+
 #[cold]
 fn fail(failed: &mut Option<ArrayError>, error: ArrayError) {
     *failed = Some(error);
-}
-
-/// Refuses memory that sleeps ([`Pool::sleep`](gpumem_pool::Pool::sleep)). Called in the call on the stream that queues the work.
-/// A pool whose memory other devices may use does not sleep, so the stream's own device knows all memory that matters.
-#[inline]
-pub(crate) fn check_awake<'a>(
-    device: &Device,
-    uses: impl IntoIterator<Item: Borrow<Use<'a>>>,
-) -> Result<(), PoolError> {
-    if device.has_sleepers() { check_each_awake(device, uses) } else { Ok(()) }
-}
-
-#[cold]
-fn check_each_awake<'a>(
-    device: &Device,
-    uses: impl IntoIterator<Item: Borrow<Use<'a>>>,
-) -> Result<(), PoolError> {
-    uses.into_iter().try_for_each(|one| {
-        let storage = one.borrow().storage;
-        device.check_awake(storage.address(), storage.size_bytes())
-    })
 }
 
 /// Returns whether work that is queued now runs, instead of becoming part of the graph of `recording`.

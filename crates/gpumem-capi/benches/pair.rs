@@ -1,7 +1,8 @@
 //! Prints the host time of an allocation and its free through the C interface: freed by the pointer alone, and in a call that names the
 //! stream as well; beside the same pair in Rust, where a block holds what C finds by the pointer.
 //!
-//! On the driver that `GPUMEM_DRIVER` names; without one, with the drop-in on the library path: `GPUMEM_DRIVER=drop-in`.
+//! On the driver that `GPUMEM_DRIVER` names; without one, with the drop-in on the library path: `GPUMEM_DRIVER=drop-in`. With `--rows`, in the format
+//! of `cargo xtask bench`; with `--quick`, few pairs.
 
 #![allow(clippy::print_stdout, reason = "a bench prints its figures")]
 
@@ -15,7 +16,6 @@ use std::hint::black_box;
 use std::ptr::null_mut;
 use std::time::Instant;
 
-const PAIRS: u32 = 200_000;
 const ROUNDS: usize = 15;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -32,17 +32,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: the place is a local.
     assert_eq!(unsafe { gpumem_stream_create(c_pool, &mut c_stream) }, GPUMEM_SUCCESS);
 
-    println!("nanoseconds a pair, the median of {ROUNDS} interleaved rounds, on the {}", driver.kind());
-    println!("{:>10} {:>8} {:>12} {:>12}", "bytes", "Rust", "C, pointer", "and stream");
+    let (as_rows, pairs) = (has("--rows"), if has("--quick") { 100 } else { 200_000 });
+    if !as_rows {
+        println!("nanoseconds a pair, the median of {ROUNDS} interleaved rounds, on the {}", driver.kind());
+        println!("{:>10} {:>8} {:>12} {:>12}", "bytes", "Rust", "C, pointer", "and stream");
+    }
     for size_bytes in [512_u64, 64 << 10, 1 << 20, 64 << 20] {
         let (mut rust, mut pointer, mut and_stream) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            rust.push(timed(|| {
+            rust.push(timed(pairs, || {
                 drop(black_box(pool.alloc(black_box(size_bytes), &stream)?));
                 Ok(())
             })?);
             let c_pair = |free: &dyn Fn(*mut c_void) -> gpumem_result| {
-                timed(|| {
+                timed(pairs, || {
                     let mut address = null_mut();
                     // SAFETY: the place is a local that outlives the call.
                     let allocated =
@@ -56,19 +59,29 @@ fn main() -> Result<(), Box<dyn Error>> {
             and_stream.push(c_pair(&|address| gpumem_free_on(address, c_stream))?);
         }
         let [rust, pointer, and_stream] = [rust, pointer, and_stream].map(median);
-        println!("{size_bytes:>10} {rust:>8.1} {pointer:>12.1} {and_stream:>12.1}");
+        if as_rows {
+            for (way, ns) in [("rust", rust), ("pointer", pointer), ("pointer_and_stream", and_stream)] {
+                println!("row\tcapi/pair_{size_bytes}B@{way}/1\t{ns:.2}\tns");
+            }
+        } else {
+            println!("{size_bytes:>10} {rust:>8.1} {pointer:>12.1} {and_stream:>12.1}");
+        }
     }
     assert_eq!(gpumem_stream_destroy(c_stream), GPUMEM_SUCCESS);
     assert_eq!(gpumem_pool_destroy(c_pool), GPUMEM_SUCCESS);
     Ok(())
 }
 
-fn timed(mut pair: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<f64, Box<dyn Error>> {
+fn has(option: &str) -> bool {
+    std::env::args().any(|arg| arg == option)
+}
+
+fn timed(pairs: u32, mut pair: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<f64, Box<dyn Error>> {
     let start = Instant::now();
-    for _ in 0..PAIRS {
+    for _ in 0..pairs {
         pair()?;
     }
-    Ok(start.elapsed().as_nanos() as f64 / f64::from(PAIRS))
+    Ok(start.elapsed().as_nanos() as f64 / f64::from(pairs))
 }
 
 fn median(mut times: Vec<f64>) -> f64 {

@@ -12,6 +12,31 @@
 #define GPUMEM_VERSION 100
 
 /*
+ The names in texts are those of this interface.
+ */
+#define GPUMEM_INTERFACE_C 0
+
+/*
+ The names in texts are those of `gpumem.Pool` in Python.
+ */
+#define GPUMEM_INTERFACE_PYTHON 1
+
+/*
+ The names in texts are those of `gpumem.torch`.
+ */
+#define GPUMEM_INTERFACE_PYTORCH 2
+
+/*
+ The names in texts are those of `gpumem.cupy`.
+ */
+#define GPUMEM_INTERFACE_CUPY 3
+
+/*
+ The names in texts are those of `gpumem.rmm`.
+ */
+#define GPUMEM_INTERFACE_RMM 4
+
+/*
  Flag: `GPUMEM_CONF`, `GPUMEM_HARD_LIMIT` and the other variables of gpumem configure what the options leave open.
  */
 #define GPUMEM_FROM_ENVIRONMENT 1
@@ -75,16 +100,25 @@ typedef enum gpumem_result {
    */
   GPUMEM_ERROR_PANIC = 10,
   /*
+   An environment variable of gpumem is unknown or has an invalid value. The text names it, and the nearest known name.
+   */
+  GPUMEM_ERROR_ENVIRONMENT = 11,
+  /*
    The process was forked from one that had opened a driver, which does not work in the child. Start workers with `exec`, such as
    Python's `spawn`. Functions that free or destroy succeed there and do nothing.
    */
-  GPUMEM_ERROR_FORKED = 11,
+  GPUMEM_ERROR_FORKED = 12,
 } gpumem_result;
 
 /*
  Captures that another library begins and ends. The pointer is a number that only this library reads.
  */
 typedef struct gpumem_captures gpumem_captures;
+
+/*
+ A registered holder of memory. The pointer is a number that only this library reads.
+ */
+typedef struct gpumem_holder gpumem_holder;
 
 /*
  A pool of GPU memory. The pointer is a number that only this library reads.
@@ -146,14 +180,70 @@ typedef struct gpumem_pool_options {
    Passed to `on_out_of_memory`. It must be valid as long as the pool or a block of it.
    */
   void *user_data;
+  /*
+   The hard limit as a text, in place of `hard_limit_bytes`: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of what is free
+   there. Null for none.
+   */
+  const char *hard_limit;
+  /*
+   The soft limit as a text, in place of `soft_limit_bytes`. Null for none.
+   */
+  const char *soft_limit;
+  /*
+   Whose functions and options reports name: `GPUMEM_INTERFACE_C`, or that of a program that wraps this interface.
+   */
+  uint32_t interface;
+  /*
+   Must be 0.
+   */
+  uint32_t reserved;
 } gpumem_pool_options;
+
+/*
+ Allocations and frees of a thread in a scope. Set `struct_size` before the call.
+ */
+typedef struct gpumem_scope_usage {
+  /*
+   `sizeof(gpumem_scope_usage)`
+   */
+  size_t struct_size;
+  /*
+   The sum of allocated bytes.
+   */
+  uint64_t allocated_bytes;
+  /*
+   The number of allocated blocks.
+   */
+  uint64_t allocation_count;
+  /*
+   The sum of freed bytes, including blocks that were allocated earlier in another scope.
+   */
+  uint64_t freed_bytes;
+  /*
+   The number of freed blocks.
+   */
+  uint64_t free_count;
+  /*
+   The highest rise of the bytes in use above their level at the beginning of the scope.
+   */
+  uint64_t peak_bytes;
+} gpumem_scope_usage;
+
+/*
+ Frees memory of the program (`gpumem_free`, `cudaFree`). With `is_last_resort` 0, memory that is cheap to make again; with 1, all that
+ the program can do without. Returns 0, or another number if it failed, which the report names.
+
+ It runs on a thread that allocates, without a lock of this library, and may call any function of it; an allocation that is refused
+ inside of it calls no further holders. Several threads may call it at once. It must return: no exception or `longjmp` may leave it.
+ */
+typedef int32_t (*gpumem_reclaim_fn)(uint32_t is_last_resort, void *user_data);
 
 /*
  A pool's counters at one moment, in bytes unless they count. Set `struct_size` before the call.
  */
 typedef struct gpumem_status {
   /*
-   `sizeof(gpumem_status)`; after the call, the number of bytes that the library has written.
+   `sizeof(gpumem_status)`
    */
   size_t struct_size;
   /*
@@ -241,8 +331,8 @@ extern "C" {
 uint32_t gpumem_version(void);
 
 /*
- Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error, is not
- reset by a success, and is valid until this thread's next error. Never null.
+ Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error and
+ while the thread ends, is not reset by a success, and is valid until this thread's next error. Never null.
  */
 const char *gpumem_last_error(void);
 
@@ -253,14 +343,20 @@ const char *gpumem_last_error(void);
 enum gpumem_result gpumem_check_process(void);
 
 /*
+ Like `gpumem_last_error`, with the names of functions and options of another interface, for programs that wrap this one:
+ `GPUMEM_INTERFACE_PYTHON` and its like. The text is valid until this thread's next error or next call of this function.
+ */
+const char *gpumem_last_error_as(uint32_t interface);
+
+/*
  Creates a pool on a device of the driver that `GPUMEM_DRIVER` names: `cuda`, the default, or `drop-in`, a simulator.
 
  Errors: `INVALID_ARGUMENT` for a null pointer or an invalid option, `NO_DEVICE` without a driver or a device of that ordinal,
- `UNSUPPORTED` for a backend or a kind that the device lacks.
+ `UNSUPPORTED` for a backend or a kind that the device lacks, `ENVIRONMENT` for an unknown or invalid environment variable.
 
  # Safety
 
- `options` is null, or points to as many bytes as its `struct_size` states, with texts that end with a zero byte; `pool` is null or
+ `options` is null, or points to a `struct_size` and to as many bytes as that states, with texts that end with a zero byte; `pool` is null or
  points to a place. `on_out_of_memory` may be called with `user_data` on any thread as long as the pool or a block of it lives.
  */
 enum gpumem_result gpumem_pool_create(const struct gpumem_pool_options *options,
@@ -278,7 +374,7 @@ enum gpumem_result gpumem_pool_destroy(struct gpumem_pool *pool);
  Returns the device's default pool in this process, which the first call creates from the environment. Every call returns the same
  handle, until it is destroyed; the default pool itself lives until the process ends.
 
- Errors: `NO_DEVICE` without a driver or a device of that ordinal, `INVALID_ARGUMENT` for an invalid environment variable.
+ Errors: `NO_DEVICE` without a driver or a device of that ordinal, `ENVIRONMENT` for an unknown or invalid environment variable.
 
  # Safety
 
@@ -336,6 +432,29 @@ enum gpumem_result gpumem_pool_set_hard_limit(struct gpumem_pool *pool, uint64_t
  Changes the soft limit, above which cached memory is released. `UINT64_MAX` removes the limit.
  */
 enum gpumem_result gpumem_pool_set_soft_limit(struct gpumem_pool *pool, uint64_t limit_bytes);
+
+/*
+ Like `gpumem_pool_set_hard_limit`, with a text: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of what is free there now.
+
+ Errors: `INVALID_ARGUMENT` for a text that is no limit, or a limit below 2 MiB.
+
+ # Safety
+
+ `limit` is null, or ends with a zero byte.
+ */
+enum gpumem_result gpumem_pool_set_hard_limit_text(struct gpumem_pool *pool,
+                                                   const char *limit);
+
+/*
+ Like `gpumem_pool_set_soft_limit`, with a text as `gpumem_pool_set_hard_limit_text` takes it.
+
+ Errors: `INVALID_ARGUMENT` for a text that is no limit.
+
+ # Safety
+
+ `limit` is null, or ends with a zero byte.
+ */
+enum gpumem_result gpumem_pool_set_soft_limit_text(struct gpumem_pool *pool, const char *limit);
 
 /*
  Releases cached memory until `keep_bytes` are reserved, without waiting. `released_bytes` may be null.
@@ -478,6 +597,22 @@ enum gpumem_result gpumem_alloc(struct gpumem_pool *pool,
                                 void **address);
 
 /*
+ Like `gpumem_alloc`, on a stream (`CUstream`, `cudaStream_t`) that another library created and may destroy after the call. Null is the
+ default stream. It is for allocators that learn the stream anew in each request; `gpumem_alloc` with a handle is faster.
+
+ Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream of another context, and for one that is part of a capture, unless
+ captures were announced (`gpumem_captures_expect`). The capture goes on.
+
+ # Safety
+
+ `raw` is null or a live stream of the device's primary context; `address` is null or points to a place.
+ */
+enum gpumem_result gpumem_alloc_borrowed(struct gpumem_pool *pool,
+                                         uint64_t size_bytes,
+                                         void *raw,
+                                         void **address);
+
+/*
  Frees memory of any pool by its address. It is reused once the work that is queued so far, on its stream and on the streams of
  `gpumem_record_use`, is complete; nothing waits. Null is ignored. In a forked child the memory stays the parent's.
 
@@ -494,6 +629,20 @@ enum gpumem_result gpumem_free(void *address);
  */
 enum gpumem_result gpumem_free_on(void *address,
                                   struct gpumem_stream *stream);
+
+/*
+ Like `gpumem_free_on`, on a stream (`CUstream`, `cudaStream_t`) that another library created and may destroy after the call. Null is the
+ default stream.
+
+ Errors: those of `gpumem_free`; `STATE` for a stream of another context, and for one that is part of a capture, unless captures were
+ announced. The memory is not freed then.
+
+ # Safety
+
+ `raw` is null or a live stream of the primary context of the memory's device.
+ */
+enum gpumem_result gpumem_free_borrowed(void *address,
+                                        void *raw);
 
 /*
  Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until
@@ -569,11 +718,62 @@ enum gpumem_result gpumem_captures_end(struct gpumem_captures *captures);
 enum gpumem_result gpumem_captures_destroy(struct gpumem_captures *captures);
 
 /*
+ Opens a scope on the calling thread: until `gpumem_scope_end`, the thread's allocations from the pool count for the tag, in the text of
+ the status and in reports. In nested scopes the innermost counts. Scopes of one name share their tag, on all threads. `scope` becomes a
+ number that this thread alone may end; the end of the thread ends its scopes.
+
+ Errors: `INVALID_ARGUMENT` for a null pointer or a tag that is not UTF-8; `STATE` on a thread that is ending.
+
+ # Safety
+
+ `tag` is null or a text that ends with a zero byte; `scope` is null or points to a place.
+ */
+enum gpumem_result gpumem_scope_begin(struct gpumem_pool *pool,
+                                      const char *tag,
+                                      uint64_t *scope);
+
+/*
+ Ends a scope of the calling thread, in any order. `usage` may be null.
+
+ Errors: `STATE` for a scope that was ended, or that another thread has opened.
+
+ # Safety
+
+ `usage` is null, or points to a `struct_size` and to as many bytes as that states.
+ */
+enum gpumem_result gpumem_scope_end(uint64_t scope, struct gpumem_scope_usage *usage);
+
+/*
+ Registers a function that frees memory when a request of any pool of the pool's device would otherwise be refused, and in
+ `gpumem_pool_reclaim`. It is called for requests of the pool's kind of memory: host memory, or memory of the device. `name` is for
+ reports.
+
+ Errors: `INVALID_ARGUMENT` for a null pointer or a name that is not UTF-8.
+
+ # Safety
+
+ `name` is null or a text that ends with a zero byte; `holder` is null or points to a place. `reclaim` may be called with `user_data` on
+ any thread until `gpumem_holder_unregister` has returned and the calls that began before have.
+ */
+enum gpumem_result gpumem_holder_register(struct gpumem_pool *pool,
+                                          const char *name,
+                                          gpumem_reclaim_fn reclaim,
+                                          void *user_data,
+                                          struct gpumem_holder **holder);
+
+/*
+ Ends a registration: no later request calls the function. A call on another thread may still be running.
+
+ Errors: `INVALID_HANDLE` for a null pointer or a holder that was unregistered.
+ */
+enum gpumem_result gpumem_holder_unregister(struct gpumem_holder *holder);
+
+/*
  Writes a pool's counters.
 
  # Safety
 
- `status` is null, or points to as many bytes as its `struct_size` states.
+ `status` is null, or points to a `struct_size` and to as many bytes as that states.
  */
 enum gpumem_result gpumem_pool_status(struct gpumem_pool *pool, struct gpumem_status *status);
 

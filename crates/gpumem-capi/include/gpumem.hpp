@@ -43,6 +43,9 @@ struct EndPool {
 struct EndStream {
     void operator()(gpumem_stream *stream) const noexcept { gpumem_stream_destroy(stream); }
 };
+struct EndHolder {
+    void operator()(gpumem_holder *holder) const noexcept { gpumem_holder_unregister(holder); }
+};
 struct EndBlock {
     void operator()(void *address) const noexcept { gpumem_free(address); }
 };
@@ -81,6 +84,39 @@ public:
 
 private:
     std::unique_ptr<void, detail::EndBlock> address_;
+};
+
+class Pool;
+
+/* Counts what this thread allocates from a pool for a tag, until it is destroyed on the same thread. */
+class Scope {
+public:
+    inline Scope(const Pool &pool, const char *tag);
+    Scope(Scope &&other) noexcept : number_(std::exchange(other.number_, 0)) {}
+    Scope &operator=(Scope &&) = delete;
+    ~Scope() {
+        if (number_ != 0) gpumem_scope_end(number_, nullptr);
+    }
+    /* Ends the scope. */
+    gpumem_scope_usage end() {
+        gpumem_scope_usage usage{};
+        usage.struct_size = sizeof usage;
+        check(gpumem_scope_end(std::exchange(number_, 0), &usage));
+        return usage;
+    }
+
+private:
+    std::uint64_t number_ = 0;
+};
+
+/* The registration of a function that frees memory when it is short, until it is destroyed. */
+class Holder {
+public:
+    explicit Holder(gpumem_holder *handle) noexcept : handle_(handle) {}
+    gpumem_holder *get() const noexcept { return handle_.get(); }
+
+private:
+    std::unique_ptr<gpumem_holder, detail::EndHolder> handle_;
 };
 
 class Pool {
@@ -124,6 +160,16 @@ public:
         return text;
     }
 
+    /* A limit as a text: "2GiB", "50%" of the device's memory, "80%free" of what is free there. */
+    void set_hard_limit(const char *limit) { check(gpumem_pool_set_hard_limit_text(get(), limit)); }
+    void set_soft_limit(const char *limit) { check(gpumem_pool_set_soft_limit_text(get(), limit)); }
+    Scope scope(const char *tag) const { return Scope(*this, tag); }
+    Holder hold(const char *name, gpumem_reclaim_fn reclaim, void *user_data) {
+        gpumem_holder *holder = nullptr;
+        check(gpumem_holder_register(get(), name, reclaim, user_data, &holder));
+        return Holder(holder);
+    }
+
     /* The part with a name, which sleeps apart from the rest. */
     Pool part(const char *name) {
         gpumem_pool *part = nullptr;
@@ -146,6 +192,8 @@ private:
     }
     std::unique_ptr<gpumem_pool, detail::EndPool> handle_;
 };
+
+inline Scope::Scope(const Pool &pool, const char *tag) { check(gpumem_scope_begin(pool.get(), tag, &number_)); }
 
 } // namespace gpumem
 

@@ -6,16 +6,21 @@ mod arguments;
 mod captures;
 mod memory;
 mod pools;
+mod reclaim;
+mod scopes;
 mod status;
 mod streams;
 
 pub use captures::*;
 pub use memory::*;
 pub use pools::*;
+pub use reclaim::*;
+pub use scopes::*;
 pub use status::*;
 pub use streams::*;
 
 use crate::error::{self, gpumem_result, guarded};
+use ::gpumem_pool::Interface;
 use core::ffi::c_char;
 
 /// The version of this header: 10000 × major + 100 × minor + patch. `gpumem_version` returns that of the library.
@@ -28,8 +33,8 @@ pub extern "C" fn gpumem_version() -> u32 {
     GPUMEM_VERSION
 }
 
-/// Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error, is not
-/// reset by a success, and is valid until this thread's next error. Never null.
+/// Returns the text of this thread's last error: the problem, the cause and the action. It is empty before the first error and
+/// while the thread ends, is not reset by a success, and is valid until this thread's next error. Never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_last_error() -> *const c_char {
     error::last()
@@ -40,6 +45,35 @@ pub extern "C" fn gpumem_last_error() -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_check_process() -> gpumem_result {
     guarded(|| Ok(()))
+}
+
+/// Like `gpumem_last_error`, with the names of functions and options of another interface, for programs that wrap this one:
+/// `GPUMEM_INTERFACE_PYTHON` and its like. The text is valid until this thread's next error or next call of this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_last_error_as(interface: u32) -> *const c_char {
+    error::last_as(interface_of(interface).unwrap_or(Interface::C))
+}
+
+/// The names in texts are those of this interface.
+pub const GPUMEM_INTERFACE_C: u32 = 0;
+/// The names in texts are those of `gpumem.Pool` in Python.
+pub const GPUMEM_INTERFACE_PYTHON: u32 = 1;
+/// The names in texts are those of `gpumem.torch`.
+pub const GPUMEM_INTERFACE_PYTORCH: u32 = 2;
+/// The names in texts are those of `gpumem.cupy`.
+pub const GPUMEM_INTERFACE_CUPY: u32 = 3;
+/// The names in texts are those of `gpumem.rmm`.
+pub const GPUMEM_INTERFACE_RMM: u32 = 4;
+
+fn interface_of(number: u32) -> Option<Interface> {
+    Some(match number {
+        GPUMEM_INTERFACE_C => Interface::C,
+        GPUMEM_INTERFACE_PYTHON => Interface::Python,
+        GPUMEM_INTERFACE_PYTORCH => Interface::PyTorch,
+        GPUMEM_INTERFACE_CUPY => Interface::CuPy,
+        GPUMEM_INTERFACE_RMM => Interface::Rmm,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

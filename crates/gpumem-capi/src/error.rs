@@ -1,8 +1,8 @@
 //! Result codes, and the text of each thread's last error.
 
 use core::ffi::{CStr, c_char};
-use gpumem_pool::sys::fork;
-use gpumem_pool::{PoolError, not_forked};
+use gpumem_pool::sys::{LoadError, fork};
+use gpumem_pool::{Interface, PoolError, not_forked};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -35,9 +35,11 @@ pub enum gpumem_result {
     GPUMEM_ERROR_STATE = 9,
     /// A defect of this library; the call may have done part of its work.
     GPUMEM_ERROR_PANIC = 10,
+    /// An environment variable of gpumem is unknown or has an invalid value. The text names it, and the nearest known name.
+    GPUMEM_ERROR_ENVIRONMENT = 11,
     /// The process was forked from one that had opened a driver, which does not work in the child. Start workers with `exec`, such as
     /// Python's `spawn`. Functions that free or destroy succeed there and do nothing.
-    GPUMEM_ERROR_FORKED = 11,
+    GPUMEM_ERROR_FORKED = 12,
 }
 
 /// A failed call.
@@ -57,17 +59,9 @@ impl Failure {
 
 impl From<PoolError> for Failure {
     fn from(error: PoolError) -> Self {
-        let text = match error {
-            PoolError::CaptureUnannounced => UNANNOUNCED.into(),
-            _ => error.to_string(),
-        };
-        Self { code: code_of(&error), text }
+        Self { code: code_of(&error), text: error.to_string() }
     }
 }
-
-/// [`PoolError::CaptureUnannounced`] with the functions of this interface.
-const UNANNOUNCED: &str = "the stream is part of a capture that was not announced; allocate before the capture begins, or, in C, announce it \
-                           with gpumem_captures_expect before it begins and gpumem_captures_add before each allocation in it";
 
 fn code_of(error: &PoolError) -> gpumem_result {
     match error {
@@ -80,15 +74,23 @@ fn code_of(error: &PoolError) -> gpumem_result {
         | PoolError::NeedsVirtualMemory { .. }
         | PoolError::NoPeerAccess { .. }
         | PoolError::NoHostAccess { .. } => gpumem_result::GPUMEM_ERROR_UNSUPPORTED,
+        PoolError::Env(_)
+        | PoolError::Load(
+            LoadError::Env(_)
+            | LoadError::UnknownDriver(_)
+            | LoadError::SimulatorRequested
+            | LoadError::StartDropIn(_),
+        ) => gpumem_result::GPUMEM_ERROR_ENVIRONMENT,
         PoolError::Load(_) | PoolError::NoSuchDevice { .. } => gpumem_result::GPUMEM_ERROR_NO_DEVICE,
         PoolError::Forked => gpumem_result::GPUMEM_ERROR_FORKED,
         PoolError::DeviceLost(_) => gpumem_result::GPUMEM_ERROR_DEVICE_LOST,
-        PoolError::Driver(_) | PoolError::Poisoned { .. } | PoolError::Kept { .. } => {
-            gpumem_result::GPUMEM_ERROR_DRIVER
-        }
+        PoolError::Driver(_)
+        | PoolError::HostFunction(_)
+        | PoolError::Poisoned { .. }
+        | PoolError::Kept { .. } => gpumem_result::GPUMEM_ERROR_DRIVER,
         PoolError::Config(_)
-        | PoolError::Env(_)
         | PoolError::LimitTooSmall { .. }
+        | PoolError::SizeOverflow { .. }
         | PoolError::BadAlignment { .. } => gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT,
         _ => gpumem_result::GPUMEM_ERROR_STATE,
     }
@@ -109,7 +111,8 @@ pub(crate) fn ending(work: impl FnOnce() -> Outcome) -> gpumem_result {
     if fork::is_child() { gpumem_result::GPUMEM_SUCCESS } else { caught(work) }
 }
 
-/// Like [`guarded`], for `gpumem_alloc` and `gpumem_free`, which find out later that the process was forked, in their slow paths.
+/// Like [`guarded`], for functions that need no check at the start: `gpumem_alloc` and `gpumem_free` find out in their slow paths that the
+/// process was forked, and the end of a scope is of the thread alone.
 #[inline]
 pub(crate) fn caught(work: impl FnOnce() -> Outcome) -> gpumem_result {
     match catch_unwind(AssertUnwindSafe(work)) {
@@ -134,11 +137,11 @@ fn panicked(payload: Box<dyn Any + Send>) -> Failure {
 
 #[cold]
 fn remember(failure: Failure) -> gpumem_result {
-    let text = terminated(failure.text);
+    let shown = terminated(Interface::C.translate(&failure.text));
     // A thread that is ending has no place for the text any more.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
-            *last = text;
+            *last = Last { text: failure.text, shown, wrapped: CString::default() };
         }
     });
     failure.code
@@ -155,12 +158,33 @@ pub(crate) fn terminated(text: String) -> CString {
 /// The text of this thread's last error. The pointer is valid until the thread's next error.
 pub(crate) fn last() -> *const c_char {
     const NONE: &CStr = c"";
-    LAST.try_with(|last| last.try_borrow().map_or(NONE.as_ptr(), |last| last.as_ptr()))
+    LAST.try_with(|last| last.try_borrow().map_or(NONE.as_ptr(), |last| last.shown.as_ptr()))
         .unwrap_or(NONE.as_ptr())
 }
 
+/// Like [`last`], for an interface that wraps this one.
+pub(crate) fn last_as(interface: Interface) -> *const c_char {
+    let wrapped = |last: &RefCell<Last>| {
+        let mut last = last.try_borrow_mut().ok()?;
+        last.wrapped = terminated(interface.translate(&last.text));
+        Some(last.wrapped.as_ptr())
+    };
+    LAST.try_with(wrapped).ok().flatten().unwrap_or(last())
+}
+
+/// A thread's last error.
+#[derive(Default)]
+struct Last {
+    /// With names in Rust, or of a pool's interface.
+    text: String,
+    /// With names in C.
+    shown: CString,
+    /// With the names that [`last_as`] was called for.
+    wrapped: CString,
+}
+
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
+    static LAST: RefCell<Last> = RefCell::default();
 }
 
 #[cfg(test)]
@@ -169,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_panic_becomes_a_code_and_a_text() {
-        let read = || LAST.with(|last| last.borrow().to_string_lossy().into_owned());
+        let read = || LAST.with(|last| last.borrow().shown.to_string_lossy().into_owned());
         let number = 7;
         let result = guarded(|| panic!("the number {number}"));
         assert_eq!(result, gpumem_result::GPUMEM_ERROR_PANIC);

@@ -3,7 +3,7 @@
 //! Each thread counts in a [`LocalCounters`] that it alone writes. One thread may allocate a block and another free it, so the
 //! counters of one thread mean little and wrap around zero; their sum is exact once no call is running.
 
-use core::ops::Add;
+use core::ops::{Add, Sub};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Blocks and bytes allocated and freed.
@@ -131,6 +131,18 @@ impl Add for Counters {
             in_use_bytes: self.in_use_bytes.wrapping_add(other.in_use_bytes),
             allocation_count: self.allocation_count.wrapping_add(other.allocation_count),
             free_count: self.free_count.wrapping_add(other.free_count),
+        }
+    }
+}
+
+impl Sub for Counters {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self {
+            in_use_bytes: self.in_use_bytes.wrapping_sub(other.in_use_bytes),
+            allocation_count: self.allocation_count.wrapping_sub(other.allocation_count),
+            free_count: self.free_count.wrapping_sub(other.free_count),
         }
     }
 }

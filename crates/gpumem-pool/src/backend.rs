@@ -19,7 +19,7 @@ mod search;
 mod sleeping;
 
 use crate::config::{BackendKind, Config, HandleUse};
-use crate::device::{Clocks, Device, Stamp, Stream, StreamId};
+use crate::device::{Clocks, Device, PeerDevice, Stamp, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError};
 use crate::limits::Limits;
 use crate::stats::{ActivityCounters, TagCounters};
@@ -82,8 +82,8 @@ pub(crate) trait Source: Send + Sync {
     fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError>;
 
     /// Gives a peer device access to all memory of the pool, present and future. The peer has a link to the pool's
-    /// device.
-    fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError>;
+    /// device. A further call for the same device changes nothing.
+    fn enable_peer_access(&self, peer: PeerDevice) -> Result<(), PoolError>;
 
     /// Pins the physical memory of a live allocation under its addresses.
     fn pin(&self, allocation: Allocation) -> Result<(), PoolError>;
@@ -159,6 +159,11 @@ pub(crate) trait Source: Send + Sync {
         false
     }
 
+    /// The reason for plain segments, if virtual memory was wanted.
+    fn lack(&self) -> Option<String> {
+        None
+    }
+
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
@@ -195,6 +200,9 @@ pub(crate) trait DevicePool {
 
     /// The driver's counters.
     fn usage(&self) -> Result<DriverPoolUsage, DriverError>;
+
+    /// Returns whether it was ever made current, so that other libraries may have memory of it.
+    fn has_been_current(&self) -> bool;
 }
 
 /// The driver's counters of a pool, over all its users; see [`CurrentPool::usage`](crate::CurrentPool::usage).

@@ -9,8 +9,8 @@ mod default;
 use crate::adaptor::Adaptor;
 use crate::config::options::{KEYS, setters, value_of};
 use crate::config::{
-    BackendKind, Config, ConfigError, FlightRecorder, IntoLimit, Limit, MemoryKind, Options, PoolName,
-    Profile, VARIABLES,
+    BackendKind, Config, ConfigError, FlightRecorder, Interface, IntoLimit, Limit, MemoryKind, Options,
+    PoolName, Profile, VARIABLES,
 };
 use crate::device::Device;
 use crate::error::{PoolError, not_forked};
@@ -25,6 +25,7 @@ use std::sync::Arc;
 pub struct PoolBuilder {
     device: Device,
     name: Option<String>,
+    interface: Interface,
     options: Options,
     /// The first argument of a setter that is no value of its option.
     mistake: Option<ConfigError>,
@@ -66,6 +67,7 @@ impl PoolBuilder {
         Self {
             device: device.clone(),
             name: None,
+            interface: Interface::Rust,
             options: Options::default(),
             mistake: None,
             peers: Vec::new(),
@@ -158,6 +160,23 @@ impl PoolBuilder {
 
     setters!();
 
+    /// Sets the interface whose names the pool's reports use, for code that builds pools for programs in other languages.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Interface, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).interface(Interface::Python).hard_limit("64MiB").build()?;
+    /// let error = pool.alloc(96 << 20, &Stream::new(&device)?).unwrap_err();
+    /// assert!(error.to_string().contains("(hard_limit= of gpumem.Pool, or Pool.set_hard_limit)"), "{error}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn interface(mut self, interface: Interface) -> Self {
+        self.interface = interface;
+        self
+    }
+
     /// Gives the streams of these devices access to the pool's blocks; see [`Pool::enable_peer_access`].
     pub fn peer_access(mut self, peers: &[Device]) -> Self {
         self.peers = peers.to_vec();
@@ -242,7 +261,7 @@ impl PoolBuilder {
         if let Some(mistake) = self.mistake {
             return Err(mistake.into());
         }
-        let config = Config::new(&self.options)?;
+        let config = Config { interface: self.interface, ..Config::new(&self.options)? };
         self.adaptors.extend(self.trace.take().map(|trace| trace as _));
         let flight = Flight::of(&config.flight_recorder);
         self.adaptors.extend(flight.clone().map(|flight| flight as _));

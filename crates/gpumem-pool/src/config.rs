@@ -5,10 +5,12 @@ pub(crate) mod backend_kind;
 pub(crate) mod bytes;
 mod flight_recorder;
 pub(crate) mod ignored;
+mod interface;
 pub(crate) mod kind;
 pub(crate) mod limit;
 pub(crate) mod options;
 pub(crate) mod parse;
+mod peers;
 pub(crate) mod pool_id;
 mod render;
 pub(crate) mod size_rounding;
@@ -21,11 +23,13 @@ pub(crate) use backend_kind::HandleUse;
 pub use bytes::Bytes;
 pub use flight_recorder::FlightRecorder;
 pub use ignored::IgnoredOption;
+pub use interface::Interface;
 pub use kind::MemoryKind;
 pub use limit::{IntoLimit, Limit};
 pub(crate) use options::Options;
 pub use options::{VARIABLES, conf};
 pub use parse::ConfigError;
+pub(crate) use peers::PeerOption;
 pub use pool_id::PoolId;
 pub(crate) use pool_id::PoolName;
 pub(crate) use size_rounding::SizeRounding;
@@ -50,10 +54,13 @@ pub(crate) struct Config {
     /// `Some(false)` selects plain segments; `None` selects them where memory cannot be mapped.
     pub(crate) expandable_segments: Option<bool>,
     pub(crate) oversubscribes: bool,
+    pub(crate) peers: PeerOption,
     pub(crate) exact_peaks: bool,
     pub(crate) flight_recorder: FlightRecorder,
     /// Above this fraction of the memory that may be reserved, idle memory is released before the pool grows.
     pub(crate) collect_above: Option<f64>,
+    /// The names that the pool's reports use.
+    pub(crate) interface: Interface,
     /// The options that the other fields result from.
     pub(crate) given: Options,
 }

@@ -14,6 +14,7 @@ pub(crate) mod host;
 pub(crate) mod host_memory;
 pub(crate) mod maintenance;
 pub(crate) mod order;
+pub(crate) mod peer;
 pub(crate) mod processes;
 pub(crate) mod sleepers;
 pub(crate) mod slow_path_flag;
@@ -25,8 +26,8 @@ mod wait;
 
 pub(crate) use captures::Captures;
 pub use completion::Completion;
-pub(crate) use context::Handle;
 pub use context::{CaptureModeGuard, ContextGuard};
+pub(crate) use context::{Handle, destroy_event, destroy_stream};
 pub use event::Event;
 pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
 pub(crate) use maintenance::{HowFar, Idle, Maintenance, PoolMaintenance};
@@ -34,11 +35,15 @@ pub use order::StreamId;
 pub(crate) use order::{
     Clocks, GRAPH_BIT, Life, Marker, MarkerEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
 };
+#[doc(hidden)]
+pub use peer::PeerDevice;
 pub(crate) use slow_path_flag::SlowPathFlag;
 pub(crate) use stream::{LEGACY, WeakStream};
 pub use stream::{Stream, StreamBuilder, StreamPoint};
 pub(crate) use watch::{OrderEvent, OrderObserver};
 
+#[cfg(feature = "backend-caching")]
+use crate::config::HandleUse;
 use crate::config::{Bytes, PoolId};
 use crate::error::{PoolError, PoolUsage, RESET, UnfinishedStream, is_sticky, may_mean_reset, not_forked};
 use crate::limits::DeviceBudget;
@@ -48,13 +53,17 @@ use completion::notifier;
 use core::cmp::Reverse;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
+#[cfg(feature = "backend-caching")]
+use core::sync::atomic::AtomicU8;
+use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_heap::cache;
+use gpumem_sys::text::Shown;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError, fork};
 pub(crate) use settle::{KeptMemory, Patience, Work};
+pub(crate) use sleepers::Sleepers;
 #[doc(hidden)]
-pub use sleepers::LentMemory;
-use sleepers::Sleepers;
+pub use sleepers::{LentMemory, MemoryRange};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Instant;
 use watch::Watch;
@@ -86,6 +95,9 @@ struct Inner {
     common: Arc<Common>,
     /// The error that destroyed the context, once a call has returned it.
     lost: OnceLock<DriverError>,
+    /// True once a call has found that the program has reset the device. From then on no call uses the context or an object of it: the
+    /// handles may be those of others.
+    is_reset: AtomicBool,
     ordinal: u32,
     raw: CUdevice,
     context: Handle<CUctx_st>,
@@ -93,6 +105,8 @@ struct Inner {
     context_id: Option<u64>,
     name: String,
     total_bytes: u64,
+    /// True if the device's memory is the host's.
+    is_integrated: bool,
     compute_capability: (u32, u32),
     /// The streams that notify of completed work.
     lanes: Lanes,
@@ -104,8 +118,10 @@ struct Common {
     pools: Mutex<Vec<Weak<dyn Listed>>>,
     maintenance: Maintenance,
     watch: Watch,
-    sleepers: Sleepers,
     budget: Arc<DeviceBudget>,
+    /// A bit for each use of handles with which memory has been mapped and written.
+    #[cfg(feature = "backend-caching")]
+    mapped: AtomicU8,
     /// Held shared while the host waits for the whole GPU, and exclusively while a capture begins there.
     quiet: RwLock<()>,
     /// Reports of memory that could not be released, not yet returned to a caller.
@@ -121,9 +137,12 @@ pub(crate) trait Listed: Send + Sync {
 
     /// The name and the figures of the pool.
     fn usage(&self) -> PoolUsage;
+
+    /// Lets a device with a link use the pool's memory.
+    fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError>;
 }
 
-/// The total and free memory of a device, over all processes.
+/// The total and free memory of a device, over all processes; see [`Device::memory_info`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
@@ -157,45 +176,46 @@ impl Device {
     /// - [`PoolError::NoSuchDevice`] if the driver has no device with this ordinal.
     /// - [`PoolError::Driver`] if a call fails, for example because the context cannot be created.
     pub fn new(driver: &Driver, ordinal: u32) -> Result<Self, PoolError> {
-        let count = Self::count(driver)?;
-        let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
-        let index = index.ok_or(PoolError::NoSuchDevice { ordinal, count, driver: driver.kind() })?;
-        let mut raw: CUdevice = 0;
-        // SAFETY: `raw` outlives the call.
-        unsafe { driver.cuDeviceGet(&mut raw, index)? };
+        let raw = PeerDevice::new(driver, ordinal)?.raw();
         let name = name(driver, raw)?;
         let total_bytes = total_bytes(driver, raw)?;
         let major = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let is_integrated = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
         let compute_capability = (u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0));
 
         watch_forks();
         let clocks = Clocks::of(driver);
-        let open = clocks.devices();
-        // A context that is retained and inactive was destroyed. The new one may have its handle.
-        open.iter().filter(|open| open.raw() == raw).for_each(|open| open.find_reset());
+        let mut open = clocks.devices();
+        // Before the context is retained: one that is retained here and inactive was destroyed.
+        open.iter().filter(|open| open.raw() == raw).for_each(Self::find_reset);
         // Retained last, so that no earlier failure has a context to release.
         let mut context = core::ptr::null_mut();
         // SAFETY: `context` outlives the call; the release is in `Inner::drop`.
         unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw)? };
         let context_id = context_id(driver, context);
         let is_same = |open: &&Self| open.context() == context && open.0.context_id == context_id;
-        open.iter().filter(|open| open.raw() == raw && !is_same(open)).for_each(|open| open.lose(reset()));
-        let known = open.iter().find(|open| is_same(open) && !open.is_reset());
-        let common =
-            known.map_or_else(|| Arc::new(Common::new(total_bytes)), |open| Arc::clone(&open.0.common));
+        open.iter().filter(|open| open.raw() == raw && !is_same(open)).for_each(Self::note_reset);
+        open.retain(|open| !open.is_reset());
+        let known = open.iter().find(is_same);
+        let common = known.map_or_else(
+            || Arc::new(Common::new(driver, ordinal, total_bytes, is_integrated)),
+            |open| Arc::clone(&open.0.common),
+        );
         let device = Self(Arc::new_cyclic(|own| Inner {
             driver: driver.clone(),
             clocks,
             own: WeakDevice(own.clone()),
             common,
             lost: OnceLock::new(),
+            is_reset: AtomicBool::new(false),
             ordinal,
             raw,
             context: Handle(context),
             context_id,
             name,
             total_bytes,
+            is_integrated,
             compute_capability,
             lanes: Lanes::default(),
         }));
@@ -257,6 +277,12 @@ impl Device {
 
     /// The free and total memory, as the driver reports it: other pools and processes count.
     ///
+    /// The memory of an integrated device (Tegra, DGX Spark) is the host's, and the driver counts the system's page cache as used.
+    /// There, the free memory is what the system says is available (`MemAvailable` of Linux): an allocation makes the system give
+    /// up its page cache. Swap space does not count. On other systems it is the driver's figure.
+    ///
+    /// Every figure of free memory in this crate is this one: shares of free memory, [`Status`](crate::Status), reports.
+    ///
     /// # Errors
     ///
     /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
@@ -266,7 +292,17 @@ impl Device {
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both outlive the call.
         self.noting(unsafe { self.driver().cuMemGetInfo_v2(&mut free, &mut total) })?;
-        Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
+        let total_bytes = total as u64;
+        let available_bytes =
+            self.is_integrated().then(|| host::available_to(self.driver(), self.ordinal())).flatten();
+        let free_bytes =
+            available_bytes.map_or(free as u64, |available_bytes| available_bytes.min(total_bytes));
+        Ok(MemoryInfo { free_bytes, total_bytes })
+    }
+
+    /// Returns whether the device's memory is the host's.
+    pub(crate) fn is_integrated(&self) -> bool {
+        self.0.is_integrated
     }
 
     /// Makes the context current on this thread until the guard is dropped, which restores the previous context.
@@ -320,10 +356,25 @@ impl Device {
 
     /// The error for an object of `found` where an object of this device was expected.
     pub(crate) fn mismatch(&self, found: &Self) -> PoolError {
-        PoolError::WrongDevice {
-            expected: format!("{self} of the {}", self.driver().kind()),
-            found: format!("{found} of the {}", found.driver().kind()),
-        }
+        let [expected, found] = self.names_apart(found);
+        PoolError::WrongDevice { expected, found }
+    }
+
+    /// The names of this device and of one that differs from it, for an error. The devices of two drivers, or of two contexts, may have
+    /// equal names, so the second text says what differs.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn names_apart(&self, other: &Self) -> [String; 2] {
+        let (own_kind, other_kind) = (self.driver().kind(), other.driver().kind());
+        let is_one_machine = self.driver().is_same_machine(other.driver());
+        let other = match (is_one_machine, own_kind == other_kind) {
+            (true, _) if self.ordinal() == other.ordinal() => {
+                format!("{other} of the {other_kind}, in another context")
+            }
+            (false, true) => format!("{other} of another {other_kind}"),
+            _ => format!("{other} of the {other_kind}"),
+        };
+        [format!("{self} of the {own_kind}"), other]
     }
 
     /// The streams with unfinished work if this thread's request reached its deadline, the longest wait first; else
@@ -345,6 +396,9 @@ impl Device {
 
     #[inline]
     pub(crate) fn enter(&self) -> Result<ContextGuard<'_>, DriverError> {
+        if self.is_reset() {
+            return Err(reset());
+        }
         ContextGuard::enter(self.driver(), self.context()).map_err(|error| self.noted(error))
     }
 
@@ -377,23 +431,26 @@ impl Device {
     /// Records the error that destroyed the context. The first one counts.
     #[cold]
     fn lose(&self, error: DriverError) {
-        if self.0.lost.set(error).is_err() {
-            return;
+        if self.0.lost.set(error).is_ok() {
+            self.clocks().captures().slow_path().add_lost();
+            notifier::check_all();
         }
-        self.clocks().captures().slow_path().add_lost();
-        if self.is_reset() {
-            self.sleepers().close();
-        }
-        notifier::check_all();
     }
 
-    /// Records that the context was destroyed, if it was: it is retained here, so that it would be active and the primary one otherwise.
+    fn note_reset(&self) {
+        if !self.0.is_reset.swap(true, Ordering::AcqRel) {
+            self.sleepers().add_reset();
+            self.lose(reset());
+        }
+    }
+
+    /// Looks whether the program has reset the device: its context is retained here, so that it would be active and the same one otherwise.
     pub(crate) fn find_reset(&self) {
-        if self.lost().is_some() {
+        if self.is_reset() {
             return;
         }
         if self.is_unused() {
-            return self.lose(reset());
+            return self.note_reset();
         }
         let (driver, mut context) = (self.driver(), core::ptr::null_mut());
         // SAFETY: `context` outlives the call. It is released below.
@@ -401,19 +458,18 @@ impl Device {
             return;
         }
         let is_same = context == self.context() && context_id(driver, context) == self.0.context_id;
-        {
-            let _guard = driver.teardown();
-            // SAFETY: the context was retained above.
-            let _ = unsafe { driver.cuDevicePrimaryCtxRelease_v2(self.raw()) };
-        }
+        let raw = self.raw();
+        // SAFETY: the context was retained above.
+        let _ = driver.destroy(move |driver| unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw) });
         if !is_same {
-            self.lose(reset());
+            self.note_reset();
         }
     }
 
-    /// Returns whether the device was reset, as far as a call has found it. Then its context may be another one, under the same handle.
+    /// Returns whether a call has found that the device was reset.
+    #[inline]
     pub(crate) fn is_reset(&self) -> bool {
-        self.lost().is_some_and(|lost| lost.code() == RESET)
+        self.0.is_reset.load(Ordering::Acquire)
     }
 
     /// Returns whether nothing has a primary context on the device, after a reset.
@@ -428,15 +484,12 @@ impl Device {
     /// Refuses operations of a forked child, and those on a device that was reset.
     pub(crate) fn check_open(&self) -> Result<(), PoolError> {
         not_forked()?;
-        match self.lost() {
-            Some(lost) if lost.code() == RESET => Err(PoolError::DeviceLost(lost)),
-            _ => Ok(()),
-        }
+        if self.is_reset() { Err(PoolError::DeviceLost(reset())) } else { Ok(()) }
     }
 
     /// The error that destroyed the context, as far as this device's calls have returned it.
     pub(crate) fn lost(&self) -> Option<DriverError> {
-        self.0.lost.get().copied()
+        if self.is_reset() { Some(reset()) } else { self.0.lost.get().copied() }
     }
 
     /// The memory held by the device's pools.
@@ -444,13 +497,24 @@ impl Device {
         &self.0.common.budget
     }
 
+    /// Returns whether virtual memory for this use has been mapped and written on the device.
+    #[cfg(feature = "backend-caching")]
+    pub(crate) fn has_mapped(&self, handle_use: HandleUse) -> bool {
+        self.0.common.mapped.load(Ordering::Relaxed) & handle_use.bit() != 0
+    }
+
+    #[cfg(feature = "backend-caching")]
+    pub(crate) fn note_mapped(&self, handle_use: HandleUse) {
+        self.0.common.mapped.fetch_or(handle_use.bit(), Ordering::Relaxed);
+    }
+
     pub(crate) fn watch(&self) -> &Watch {
         &self.0.common.watch
     }
 
-    /// The memory of this device that sleeps.
+    /// The memory that sleeps, of all devices of the machine.
     pub(crate) fn sleepers(&self) -> &Sleepers {
-        &self.0.common.sleepers
+        self.0.clocks.sleepers()
     }
 
     pub(crate) fn maintenance(&self) -> &Maintenance {
@@ -472,15 +536,19 @@ impl Device {
 }
 
 impl Common {
-    fn new(total_bytes: u64) -> Self {
-        let budget = Arc::new(DeviceBudget::new(total_bytes));
+    fn new(driver: &Driver, ordinal: u32, total_bytes: u64, is_integrated: bool) -> Self {
+        let driver = driver.clone();
+        let available_bytes = move || host::available_to(&driver, ordinal);
+        let available_bytes = is_integrated.then(|| Box::new(available_bytes) as _);
+        let budget = Arc::new(DeviceBudget::new(total_bytes, available_bytes));
         let (quiet, kept, kept_memory) = (RwLock::default(), Mutex::default(), Mutex::default());
         Self {
             pools: Mutex::default(),
             maintenance: Maintenance::default(),
             watch: Watch::default(),
-            sleepers: Sleepers::default(),
             budget,
+            #[cfg(feature = "backend-caching")]
+            mapped: AtomicU8::new(0),
             quiet,
             kept,
             kept_memory,
@@ -503,22 +571,23 @@ impl Drop for Inner {
         if fork::is_child() {
             return;
         }
-        let lost = self.lost.get().map(DriverError::code);
-        if lost.is_some() {
+        if self.lost.get().is_some() {
             self.clocks.captures().slow_path().remove_lost();
         }
-        if lost == Some(RESET) {
-            // All objects are gone, and so is what was retained here.
-            self.clocks.drop_device(&self.own);
-            return;
+        if *self.is_reset.get_mut() {
+            self.clocks.sleepers().remove_reset();
+            // All objects are gone. Whether the context still counts as retained depends on the driver; a release too many would
+            // destroy the next one.
+            return self.clocks.drop_device(&self.own);
         }
         self.release_deferred();
         self.lanes.destroy(&self.driver, self.context.0);
         self.clocks.close_device(&self.own, self.context.0);
-        let _guard = self.driver.teardown();
-        // SAFETY: the context was retained once for this value. The error is ignored: it means that the driver is
+        let raw = self.raw;
+        // What host functions dropped before is destroyed before its context. The error is ignored: it means that the driver is
         // shutting down or that the context is lost, and a drop cannot report it.
-        let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.raw) };
+        // SAFETY: the context was retained once for this value.
+        let _ = self.driver.destroy(move |driver| unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw) });
     }
 }
 
@@ -561,13 +630,22 @@ impl Eq for Device {}
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("ordinal", &self.0.ordinal).field("name", &self.0.name).finish()
+        f.debug_struct("Device")
+            .field("ordinal", &self.0.ordinal)
+            .field("name", &Shown::name(&self.0.name))
+            .finish()
     }
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (device {}, {:.1})", self.0.name, self.0.ordinal, Bytes(self.0.total_bytes))
+        write!(
+            f,
+            "{} (device {}, {:.1})",
+            Shown::name(&self.0.name),
+            self.0.ordinal,
+            Bytes(self.0.total_bytes)
+        )
     }
 }
 

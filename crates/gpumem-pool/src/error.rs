@@ -6,6 +6,7 @@ mod pool_usage;
 mod refusal;
 mod request_origin;
 mod requested;
+mod verdict;
 
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
@@ -15,11 +16,13 @@ pub use pool_usage::PoolUsage;
 pub(crate) use refusal::Refusal;
 pub use request_origin::RequestOrigin;
 pub(crate) use requested::Requested;
+pub(crate) use verdict::Verdict;
 
 use crate::config::{BackendKind, Bytes, ConfigError, MemoryKind};
 use core::fmt;
 use gpumem_heap::order::StreamId;
 use gpumem_sys::env::EnvError;
+use gpumem_sys::text::{self, Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{DriverError, DriverKind, LoadError, fork};
 
@@ -62,9 +65,11 @@ pub enum PoolError {
     Damaged(Box<damage::Damage>),
     /// An adaptor refused the request.
     #[error(
-        "the adaptor `{adaptor}` refused {}{}: it {reason}",
+        "the adaptor `{}` refused {}{}: it {}",
+        Shown::name(.adaptor),
         Requested(*.requested_bytes),
-        origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"))
+        origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})")),
+        Shown::sentence(.reason)
     )]
     Refused {
         /// The name of the adaptor.
@@ -86,8 +91,8 @@ pub enum PoolError {
     },
     /// The request exceeds the maximum that the growable block was created with.
     #[error(
-        "{} requested of a growable block of the pool {pool} whose maximum is {}; {}",
-        Requested(*.requested_bytes), Bytes(*.maximum_bytes), beyond_maximum(*.requested_bytes)
+        "{} requested of a growable block of the pool {} whose maximum is {}; {}",
+        Requested(*.requested_bytes), Shown::name(.pool), Bytes(*.maximum_bytes), beyond_maximum(*.requested_bytes)
     )]
     BeyondMaximum {
         /// The name of the pool.
@@ -128,7 +133,7 @@ pub enum PoolError {
         instead: &'static str,
     },
     /// The device or its driver has no memory of this kind.
-    #[error("memory of the kind `{kind}` is unavailable here ({reason}); use `device` or `host`")]
+    #[error("memory of the kind `{kind}` is unavailable here ({}); use `device` or `host`", Shown::sentence(.reason))]
     KindUnsupported {
         /// The requested kind.
         kind: MemoryKind,
@@ -136,7 +141,7 @@ pub enum PoolError {
         reason: String,
     },
     /// The device does not support this use of the program's own host memory.
-    #[error("{device} {what}; use {instead}, or copy")]
+    #[error("{} {what}; use {instead}, or copy", Shown::sentence(.device))]
     NoHostAccess {
         /// The device.
         device: String,
@@ -146,13 +151,13 @@ pub enum PoolError {
         instead: &'static str,
     },
     /// The memory sleeps ([`Pool::sleep`](crate::Pool::sleep)): its contents are not on the device.
-    #[error("the memory of the pool {pool} sleeps; call Pool::wake before this call")]
+    #[error("the memory of the pool {} sleeps; call Pool::wake before this call", Shown::name(.pool))]
     Asleep {
         /// The name of the pool.
         pool: String,
     },
     /// The pool cannot go to sleep now, or another thread is changing whether it sleeps.
-    #[error("the pool {pool} cannot sleep: {reason}; {remedy}")]
+    #[error("the pool {} cannot sleep: {reason}; {remedy}", Shown::name(.pool))]
     CannotSleep {
         /// The name of the pool.
         pool: String,
@@ -162,7 +167,7 @@ pub enum PoolError {
         remedy: &'static str,
     },
     /// The pool has no part with this name.
-    #[error("the pool {pool} has no part {part:?}; {}", parts_there(parts))]
+    #[error("the pool {} has no part {:?}; {}", Shown::name(.pool), Shown::name(.part), parts_there(.parts))]
     NoSuchPart {
         /// The name of the pool.
         pool: String,
@@ -188,6 +193,12 @@ pub enum PoolError {
         /// The size of the block.
         size_bytes: u64,
     },
+    /// Sizes from outside add up to more than an address can be.
+    #[error("{what} add up to more than 2^64 bytes; check where they were computed or received")]
+    SizeOverflow {
+        /// The sizes.
+        what: &'static str,
+    },
     /// A range of sizes ends below its start.
     #[error(
         "no size lies between {} and {}; give the smaller size first",
@@ -203,7 +214,7 @@ pub enum PoolError {
     #[error(
         "bytes {from} to {} and {to} to {} of one block overlap, and a copy on the device has no order between its bytes; \
          copy through another block",
-        .from + .size_bytes, .to + .size_bytes
+        .from.saturating_add(*.size_bytes), .to.saturating_add(*.size_bytes)
     )]
     Overlap {
         /// The start of the source, in bytes from the start of the block.
@@ -236,7 +247,10 @@ pub enum PoolError {
         stream: StreamId,
     },
     /// No link connects the two devices, so neither can access the other's memory.
-    #[error("{peer} cannot access the memory of {device}: no link connects them; copy through the host")]
+    #[error(
+        "{} cannot access the memory of {}: no link connects them; copy through the host",
+        Shown::sentence(.peer), Shown::sentence(.device)
+    )]
     NoPeerAccess {
         /// The device that owns the memory.
         device: String,
@@ -245,9 +259,9 @@ pub enum PoolError {
     },
     /// A hard limit or quota is below the smallest accepted value.
     #[error(
-        "a hard limit or quota of {} for pool {pool} is too small: the minimum is {}; raise it where it was set \
+        "a hard limit or quota of {} for pool {} is too small: the minimum is {}; raise it where it was set \
          (GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit)",
-        Bytes(*.limit_bytes), Bytes(*.minimum_bytes)
+        Bytes(*.limit_bytes), Shown::name(.pool), Bytes(*.minimum_bytes)
     )]
     LimitTooSmall {
         /// The name of the pool.
@@ -270,7 +284,8 @@ pub enum PoolError {
     },
     /// The backend is built in, but this device or its driver does not support it.
     #[error(
-        "the backend `{backend}` does not work here ({reason}); update the driver, or use the backend `none`"
+        "the backend `{backend}` does not work here ({}); update the driver, or use the backend `none`",
+        Shown::sentence(.reason)
     )]
     BackendUnsupported {
         /// The requested backend.
@@ -298,7 +313,10 @@ pub enum PoolError {
         ordinal: u32,
     },
     /// Two objects that must belong to one device belong to different devices or contexts.
-    #[error("expected {expected}, but this object belongs to {found}; create both from one Device")]
+    #[error(
+        "expected {}, but this object belongs to {}; create both from one Device",
+        Shown::sentence(.expected), Shown::sentence(.found)
+    )]
     WrongDevice {
         /// The expected device.
         expected: String,
@@ -317,6 +335,11 @@ pub enum PoolError {
     /// The stream was retired, because its owner is about to destroy it.
     #[error("this stream was retired because its owner destroys it; wrap another stream")]
     StreamRetired,
+    /// The call waits for the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed) that it was made in.
+    #[error(
+        "this call waits for the closure of a borrow of the stream that it is made in; make it after that closure returns"
+    )]
+    StreamBorrowed,
     /// A thread named another thread's default stream.
     #[error(
         "this is the default stream of another thread; use it there, or create a stream with Stream::new"
@@ -360,9 +383,9 @@ pub enum PoolError {
     /// An earlier free failed, so the pool's bookkeeping and the driver's differ. The block was leaked rather than
     /// reused.
     #[error(
-        "the pool {pool} is unusable: freeing {} at {address:#x} failed ({cause}), and the block was leaked; create a new pool, \
+        "the pool {} is unusable: freeing {} at {address:#x} failed ({cause}), and the block was leaked; create a new pool, \
          and check what else frees memory or resets the device",
-        Bytes(*.size_bytes)
+        Shown::name(.pool), Bytes(*.size_bytes)
     )]
     Poisoned {
         /// The name of the pool.
@@ -402,6 +425,13 @@ pub enum PoolError {
     /// A `GPUMEM_…` environment variable is invalid.
     #[error(transparent)]
     Env(#[from] EnvError),
+    /// The driver permits no call here, as in a host function (`cuLaunchHostFunc`). A drop there is different: the memory goes back
+    /// later.
+    #[error(
+        "{0}: called from a host function (cuLaunchHostFunc), where the driver allows no calls; let the host function wake another \
+         thread, which calls instead"
+    )]
+    HostFunction(DriverError),
     /// A driver call failed.
     #[error(transparent)]
     Driver(DriverError),
@@ -478,7 +508,7 @@ impl PoolError {
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Self::BeyondMaximum { .. } | Self::Refused { .. } => true,
-            Self::Driver(error) => error.is_out_of_memory(),
+            Self::Driver(error) => Verdict::of(error) == Verdict::Shortage,
             error => error.is_want_of_memory(),
         }
     }
@@ -539,8 +569,8 @@ fn device_lost(cause: &DriverError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match cause.code() {
         RESET => write!(
             f,
-            "the device was reset, and the context and everything on it are gone ({cause}); open it again with Device::new, with new \
-             streams and pools, and look for what resets it (cudaDeviceReset, cuDevicePrimaryCtxReset)"
+            "the device was reset, and the context and everything on it are gone ({cause}); new devices, streams and pools work: replace \
+             these, and look for what resets the device (cudaDeviceReset, cuDevicePrimaryCtxReset)"
         ),
         _ => write!(f, "the device's context and everything on it are lost ({cause}); restart the process"),
     }
@@ -580,7 +610,7 @@ fn too_large(
 fn parts_there(parts: &[String]) -> String {
     match parts {
         [] => "it has none: call Pool::part first".into(),
-        _ => format!("its parts are {}", parts.join(", ")),
+        _ => format!("its parts are {}", text::list(parts.iter().map(String::as_str))),
     }
 }
 
@@ -593,20 +623,16 @@ fn beyond_maximum(requested_bytes: u64) -> String {
     }
 }
 
-/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
-impl fmt::Debug for PoolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(PoolError);
 
 impl From<DriverError> for PoolError {
     fn from(error: DriverError) -> Self {
-        match is_sticky(error.code()) {
+        match error {
             // Any call of a child fails, and the error's own text does not say why.
             _ if fork::is_child() => Self::Forked,
-            true => Self::DeviceLost(error),
-            false => Self::Driver(error),
+            error if is_sticky(error.code()) => Self::DeviceLost(error),
+            error if error.is_not_permitted() => Self::HostFunction(error),
+            error => Self::Driver(error),
         }
     }
 }

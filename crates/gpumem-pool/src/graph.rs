@@ -319,49 +319,60 @@ impl GraphExec {
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), PoolError> {
         self.hold.device.check_open()?;
         let device = &self.hold.device;
-        let _call = stream.call()?;
         if stream.device() != device {
+            stream.check_usable()?;
             return Err(device.mismatch(stream.device()));
         }
-        stream.check_runs("launching a graph")?;
-        self.hold.memory.check_awake(self.hold.graph, device)?;
-        let clocks = stream.clocks();
-        let (after, after_parts) = clocks.captures().launch(self.hold.graph, stream.stream_index(), clocks);
-        // The completion of another library's stream cannot be determined here.
-        let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
-        for stamp in after.into_iter().chain(after_parts) {
-            if !clocks.order_launch(stamp, stream.stream_index())? {
-                return Err(PoolError::NotInCapture { operation: "waiting for a stream that captures" });
+        let graph = self.hold.graph;
+        let memory = core::iter::once_with(|| self.hold.memory.of_graph(graph)).flatten();
+        stream.queue_work(memory, |on| {
+            stream.check_runs("launching a graph")?;
+            let clocks = stream.clocks();
+            let (after, after_parts) = clocks.captures().launch(graph, stream.stream_index(), clocks);
+            // The completion of another library's stream cannot be determined here.
+            let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
+            for stamp in after.into_iter().chain(after_parts) {
+                if !clocks.order_launch(stamp, stream.stream_index())? {
+                    return Err(PoolError::NotInCapture { operation: "waiting for a stream that captures" });
+                }
             }
-        }
-        let _bound = device.enter()?;
-        let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: executable and stream are alive, and the lock keeps other threads from using the executable. The
-        // captured memory is kept until the executable is dropped, and then until this launch is done.
-        unsafe { device.driver().cuGraphLaunch(raw.0, stream.raw())? };
-        Ok(())
+            let _bound = device.enter()?;
+            let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: executable and stream are alive, and the lock keeps other threads from using the executable. The
+            // captured memory is kept until the executable is dropped, and then until this launch is done.
+            unsafe { device.driver().cuGraphLaunch(raw.0, on)? };
+            Ok(())
+        })?
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
         let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
-        // SAFETY: the handle is not used after this; executables do not need the graph.
-        self.hold.destroy(|driver| unsafe { driver.cuGraphDestroy(raw) });
+        let raw = Handle(raw);
+        self.hold.destroy(move |driver| {
+            let Handle(raw) = &raw;
+            // SAFETY: the handle is not used after this; executables do not need the graph.
+            unsafe { driver.cuGraphDestroy(*raw) }
+        });
     }
 }
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
         let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
-        // SAFETY: the handle is not used after this; the driver keeps the state that queued launches need.
-        self.hold.destroy(|driver| unsafe { driver.cuGraphExecDestroy(raw) });
+        let raw = Handle(raw);
+        self.hold.destroy(move |driver| {
+            let Handle(raw) = &raw;
+            // SAFETY: the handle is not used after this; the driver keeps the state that queued launches need.
+            unsafe { driver.cuGraphExecDestroy(*raw) }
+        });
     }
 }
 
 impl Hold {
-    /// Destroys a driver object. The error is ignored, because a drop cannot report it.
-    fn destroy(&self, destroy: impl FnOnce(&gpumem_sys::Driver) -> Result<(), DriverError>) {
+    /// Destroys a driver object; in a host function, later. The error is ignored, because a drop cannot report it.
+    fn destroy(&self, destroy: impl FnMut(&gpumem_sys::Driver) -> Result<(), DriverError> + Send + 'static) {
         if fork::is_child() || self.device.is_reset() {
             return;
         }
@@ -370,8 +381,7 @@ impl Hold {
         if entered.is_err() && self.device.is_context_gone() {
             return;
         }
-        let _guard = self.device.driver().teardown();
-        let _ = destroy(self.device.driver());
+        let _ = self.device.driver().destroy(destroy);
     }
 }
 

@@ -94,15 +94,15 @@ pub mod trace;
 pub use backend::{DriverPoolUsage, Keep, Slept, Woken};
 pub use builder::PoolBuilder;
 pub use config::{
-    BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, IntoLimit, Limit, MemoryKind, PoolId,
-    Profile, VARIABLES, conf,
+    BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, Interface, IntoLimit, Limit, MemoryKind,
+    PoolId, Profile, VARIABLES, conf,
 };
-#[doc(hidden)]
-pub use device::LentMemory;
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,
-    HostMemory, HostMemoryError, MemoryInfo, Stream, StreamBuilder, StreamId, StreamPoint,
+    HostMemory, HostMemoryError, MemoryInfo, MemoryRange, Stream, StreamBuilder, StreamId, StreamPoint,
 };
+#[doc(hidden)]
+pub use device::{LentMemory, PeerDevice};
 #[doc(hidden)]
 pub use error::not_forked;
 pub use error::{

@@ -56,6 +56,7 @@ use crate::error::{PoolError, not_forked};
 use crate::limits::{LimitNode, Limits};
 use crate::stats::{ActivityCounters, Tags};
 use core::fmt;
+use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdevice_attribute;
 use std::sync::Arc;
 
@@ -116,6 +117,7 @@ impl Pool {
         let peers = setup.peers.clone();
         let pool = Self(StateRef::new(setup, is_for_host, backend, limits, (tags, activity)));
         peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
+        pool.0.open_to_configured()?;
         Ok(pool)
     }
 
@@ -248,7 +250,10 @@ impl Drop for Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Pool");
-        fields.field("name", &self.name()).field("backend", &self.backend()).field("device", self.device());
+        fields
+            .field("name", &Shown::name(self.name()))
+            .field("backend", &self.backend())
+            .field("device", self.device());
         if not_forked().is_ok() {
             fields.field("limits", &self.0.limits()).field("counts", &self.0.backend().counts());
         }

@@ -8,5 +8,5 @@ pub(crate) mod usage_counters;
 pub(crate) use counters::ActivityCounters;
 pub use counters::{PoolCounters, StepCounters};
 pub use status::{Status, StreamUsage, TagUsage};
-pub(crate) use tags::{Names, Share, TagCounters, TagSum, Tags};
+pub(crate) use tags::{HeldName, Names, Share, TagCounters, TagSum, Tags};
 pub(crate) use usage_counters::{Usage, UsageCounters};

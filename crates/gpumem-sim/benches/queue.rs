@@ -1,6 +1,7 @@
 //! The throughput of the simulator: operations per second on one core, with race detection and without.
 //!
-//! `cargo bench -p gpumem-sim --bench queue`; with `-- --rows`, in the format of `cargo xtask bench`.
+//! `cargo bench -p gpumem-sim --bench queue`; with `-- --rows`, in the format of `cargo xtask bench`; with `--quick`, a hundredth of the
+//! operations.
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
@@ -11,13 +12,11 @@ use std::error::Error;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-// A multiple of three, the length of a round.
-const OPERATIONS: u64 = 399_999;
 const STREAMS: usize = 4;
 const BLOCKS: usize = 64;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    if !is_for_rows() {
+    if !has("--rows") {
         println!("{:<44} {:>12} {:>12}", "million operations a second", "races off", "races on");
     }
     row("fill", "memsets of 64 bytes, one stream", |gpu, i| gpu.fill(0, gpu.blocks[i % BLOCKS]))?;
@@ -42,12 +41,14 @@ fn row(
     what: &str,
     mut work: impl FnMut(&mut Gpu, usize) -> Result<(), DriverError>,
 ) -> Result<(), Box<dyn Error>> {
+    // A multiple of three, the length of a round.
+    let operations: u32 = if has("--quick") { 3_999 } else { 399_999 };
     let mut rate = |is_looking| -> Result<f64, Box<dyn Error>> {
         let mut gpu = Gpu::new(SimConfig::new().seed(1).races(is_looking))?;
         let mut best = Duration::MAX;
         for _ in 0..3 {
             let start = Instant::now();
-            for i in 0..OPERATIONS as usize {
+            for i in 0..operations as usize {
                 work(&mut gpu, i)?;
             }
             gpu.synchronize()?;
@@ -55,10 +56,10 @@ fn row(
         }
         let found = gpumem_sim::Sim::of(&gpu.driver).map_or(0, |sim| sim.report().findings.len());
         assert_eq!(found, 0, "{what}");
-        Ok(OPERATIONS as f64 / best.as_secs_f64() / 1e6)
+        Ok(f64::from(operations) / best.as_secs_f64() / 1e6)
     };
     let (off, on) = (rate(false)?, rate(true)?);
-    if is_for_rows() {
+    if has("--rows") {
         println!("row\tsim/{name}@races_off/1\t{off}\tMop/s\nrow\tsim/{name}/1\t{on}\tMop/s");
     } else {
         println!("{what:<44} {off:>12.2} {on:>12.2}");
@@ -66,8 +67,8 @@ fn row(
     Ok(())
 }
 
-fn is_for_rows() -> bool {
-    std::env::args().any(|arg| arg == "--rows")
+fn has(option: &str) -> bool {
+    std::env::args().any(|arg| arg == option)
 }
 
 struct Gpu {

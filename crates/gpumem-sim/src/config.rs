@@ -29,6 +29,8 @@ pub struct SimConfig {
     pub(crate) seed: u64,
     pub(crate) device_count: u32,
     pub(crate) memory_bytes: u64,
+    /// The host's page cache, if the devices are integrated.
+    pub(crate) page_cache_bytes: Option<u64>,
     pub(crate) costs: Costs,
     /// Pairs of devices, the lesser first, that have no link.
     pub(crate) severed: BTreeSet<(u32, u32)>,
@@ -47,6 +49,7 @@ impl SimConfig {
             seed: 0,
             device_count: 1,
             memory_bytes: 8 << 30,
+            page_cache_bytes: None,
             costs: Costs::h200(),
             is_looking_for_races: true,
             is_unwritten_wanted: false,
@@ -102,6 +105,26 @@ impl SimConfig {
     /// Sets the memory of each device, at most [`MEMORY_BYTES_MAX`]. Only memory that is touched needs host memory.
     pub fn memory_bytes(mut self, size_bytes: u64) -> Self {
         self.memory_bytes = size_bytes;
+        self
+    }
+
+    /// Makes each device an integrated one, as on Tegra or DGX Spark: its memory is the host's, of which `page_cache_bytes` are in
+    /// the page cache. `cuMemGetInfo` counts the page cache as used, although the system gives it up for an allocation.
+    ///
+    /// ```
+    /// # use gpumem_sim::SimConfig;
+    /// use gpumem_sys::types::CUdevice_attribute;
+    ///
+    /// let driver = gpumem_sim::driver(SimConfig::new().memory_bytes(8 << 30).integrated(7 << 30))?;
+    /// let mut is_integrated = 0;
+    /// // SAFETY: the local outlives the call.
+    /// unsafe { driver.cuDeviceGetAttribute(&mut is_integrated, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED, 0)? };
+    /// assert_eq!(is_integrated, 1);
+    /// assert_eq!(driver.extension().and_then(|sim| sim.available_bytes(0)), Some(8 << 30));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn integrated(mut self, page_cache_bytes: u64) -> Self {
+        self.page_cache_bytes = Some(page_cache_bytes);
         self
     }
 
@@ -183,6 +206,9 @@ impl SimConfig {
         if let Some(value) = read(MEMORY)? {
             config.memory_bytes = parse_memory(value)?;
         }
+        if let Some(value) = read(INTEGRATED)? {
+            config.page_cache_bytes = Some(parse_page_cache(value)?);
+        }
         if let Some(value) = read(SCHEDULE)? {
             config.schedule = value.parse().map_err(|()| bad(SCHEDULE, value, SCHEDULE_EXPECTED))?;
         }
@@ -214,6 +240,7 @@ const HOST_FUNCTION_WAIT: Duration = Duration::from_millis(250);
 const SEED: &str = "GPUMEM_SIM_SEED";
 const DEVICES: &str = "GPUMEM_SIM_DEVICES";
 const MEMORY: &str = "GPUMEM_SIM_MEMORY";
+const INTEGRATED: &str = "GPUMEM_SIM_INTEGRATED";
 const SCHEDULE: &str = "GPUMEM_SIM_SCHEDULE";
 const RULES: &str = "GPUMEM_SIM_RULES";
 const BACKTRACES: &str = "GPUMEM_SIM_BACKTRACES";
@@ -232,6 +259,11 @@ fn parse_devices(value: String) -> Result<u32, EnvError> {
 fn parse_memory(value: String) -> Result<u64, EnvError> {
     let size = parse_size(&value).filter(|size| (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(size));
     size.ok_or_else(|| bad(MEMORY, value, "use a size from 2MiB to 4TiB, such as 8GiB, 500MB or 8589934592"))
+}
+
+fn parse_page_cache(value: String) -> Result<u64, EnvError> {
+    let size = parse_size(&value);
+    size.ok_or_else(|| bad(INTEGRATED, value, "use a size such as 6GiB, 500MB or 0: the host's page cache"))
 }
 
 fn parse_backtraces(value: String) -> Result<bool, EnvError> {
@@ -263,6 +295,7 @@ mod tests {
         );
         assert_eq!(parse_memory("141GiB".into()), Ok(141 << 30));
         assert_eq!(parse_memory("8589934592".into()), Ok(8 << 30));
+        assert_eq!((parse_page_cache("0".into()), parse_page_cache("6GiB".into())), (Ok(0), Ok(6 << 30)));
     }
 
     #[test]
@@ -273,6 +306,7 @@ mod tests {
             parse_memory("lots".into()).unwrap_err(),
             parse_memory("1KiB".into()).unwrap_err(),
             parse_backtraces("yes".into()).unwrap_err(),
+            parse_page_cache("yes".into()).unwrap_err(),
         ]
         .map(|error| error.to_string());
         assert!(
@@ -283,7 +317,8 @@ mod tests {
             texts[4].contains("1 or 0")
                 && texts[1].contains("to 64")
                 && texts[2].contains("8GiB")
-                && texts[3].contains("2MiB"),
+                && texts[3].contains("2MiB")
+                && texts[5].contains("GPUMEM_SIM_INTEGRATED=\"yes\""),
             "{texts:?}"
         );
     }

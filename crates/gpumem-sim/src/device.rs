@@ -1,6 +1,6 @@
 //! Devices: their attributes, and the objects that they own.
 //!
-//! A device of the simulator has the attributes of an H200, except its memory size. Capabilities that the simulator lacks are
+//! A device of the simulator has the attributes of an H200, except its memory size and whether it is integrated. Capabilities that the simulator lacks are
 //! reported as 0, so that programs use their alternative.
 
 pub(crate) mod context;
@@ -39,7 +39,7 @@ pub(crate) const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
 pub(crate) const BLOCK_THREADS_MAX: u64 = 1024;
 
 /// An attribute of any device; 0 for a missing capability, `None` for an unknown attribute.
-pub(crate) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
+pub(crate) fn attribute(attribute: Attribute, ordinal: usize, is_integrated: bool) -> Option<i32> {
     if attribute.0 == 0 || attribute.0 >= Attribute::CU_DEVICE_ATTRIBUTE_MAX.0 {
         return None;
     }
@@ -48,6 +48,9 @@ pub(crate) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
     }
     if attribute == Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID {
         return Some(ordinal as i32 + 1);
+    }
+    if attribute == Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED {
+        return Some(i32::from(is_integrated));
     }
     if NEEDS_PAGES.contains(&attribute) {
         return Some(i32::from(pages::IS_SUPPORTED));

@@ -93,7 +93,8 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let live_bytes: u64 = self.allocations.iter().map(|live| live.size_bytes).sum();
+        let live_bytes: u64 =
+            self.allocations.iter().fold(0, |sum, live| sum.saturating_add(live.size_bytes));
         writeln!(
             f,
             "simulator, seed {}, schedule {}: {} allocations live ({live_bytes} bytes), {} streams, {} events, {} operations queued",

@@ -1,6 +1,7 @@
 //! Names and texts of result codes, without a call of the driver.
 
 use crate::generated::codes::NAMES;
+use crate::text::debug_is_display;
 use crate::types::CUresult;
 use core::fmt;
 
@@ -72,6 +73,8 @@ impl fmt::Display for CUresult {
         }
     }
 }
+
+debug_is_display!(CUresult);
 
 #[cfg(test)]
 mod tests {

@@ -36,7 +36,7 @@ impl Driver {
     /// # Errors
     ///
     /// [`LoadError::NoLibrary`] if there is no library, [`LoadError::NotDropIn`] if the library is the vendor's driver,
-    /// [`LoadError::NoDevice`] or [`LoadError::Start`] if the simulator does not start, [`LoadError::Forked`] as in
+    /// [`LoadError::NoDevice`] or [`LoadError::StartDropIn`] if the simulator does not start, [`LoadError::Forked`] as in
     /// [`Driver::cuda`].
     pub fn drop_in() -> Result<Self, LoadError> {
         driver(DriverKind::Sim)
@@ -49,7 +49,7 @@ impl Driver {
     ///
     /// - [`LoadError::NoLibrary`], [`LoadError::NoDevice`], [`LoadError::Start`], [`LoadError::Impostor`], [`LoadError::Forked`]; see
     ///   [`Driver::cuda`].
-    /// - [`LoadError::NotDropIn`]; see [`Driver::drop_in`].
+    /// - [`LoadError::NotDropIn`], [`LoadError::StartDropIn`]; see [`Driver::drop_in`].
     /// - [`LoadError::SimulatorRequested`] for `sim`.
     /// - [`LoadError::UnknownDriver`] for another name.
     /// - [`LoadError::Env`] if a `GPUMEM_…` variable is unknown, or the value is not Unicode.
@@ -146,6 +146,7 @@ fn start(library: &'static Library, kind: DriverKind) -> Result<Driver, LoadErro
             Ok(driver)
         }
         Err(error) if is_without_gpu(&error) => Err(LoadError::NoDevice(error)),
+        Err(error) if kind == DriverKind::Sim => Err(LoadError::StartDropIn(error)),
         Err(error) => Err(LoadError::Start(error)),
     }
 }

@@ -1,10 +1,13 @@
 //! [`Driver`]: a cheap, cloneable handle to a function table and the state behind it.
 
+use crate::error::DriverError;
+use crate::fork;
 use crate::process::ProcessUsage;
 use crate::table::Table;
 use core::any::Any;
 use core::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A driver: the table of its functions, and the state that they need.
 ///
@@ -19,8 +22,19 @@ struct Inner {
     /// Its address identifies the machine; `None` for the vendor's driver, of which a process has one.
     extension: Option<Arc<dyn Extension>>,
     /// Shared with every table made from this one, because they destroy the same objects.
-    teardown: Arc<Mutex<()>>,
+    teardown: Arc<Teardown>,
 }
+
+/// The destruction of objects, one at a time.
+#[derive(Default)]
+struct Teardown {
+    turn: Mutex<()>,
+    /// Calls that the driver refused in a host function.
+    refused: Mutex<Vec<Box<Refused>>>,
+    has_refused: AtomicBool,
+}
+
+type Refused = dyn FnMut(&Driver) -> Result<(), DriverError> + Send;
 
 /// The kind of driver that fills a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +70,13 @@ pub trait Extension: Any + Send + Sync {
     fn processes(&self, device: u32) -> Vec<ProcessUsage> {
         let _ = device;
         Vec::new()
+    }
+
+    /// The memory that the system can still give to an integrated device, whose memory is the host's: what is free, and what the
+    /// system takes back when it is needed, such as the page cache. The default is `None`: not known.
+    fn available_bytes(&self, device: u32) -> Option<u64> {
+        let _ = device;
+        None
     }
 }
 
@@ -123,12 +144,60 @@ impl Driver {
         }
     }
 
-    /// Locks the destruction of streams, events and contexts. The vendor's driver crashes if several threads destroy objects at the
-    /// same time.
+    /// Destroys a stream, an event, a context or another object of the driver: `call` does, and is called again if the driver refuses it
+    /// now, because this is a host function (`cuLaunchHostFunc`). Then the result is `Ok`, and a later call of this function or of
+    /// [`Driver::destroy_refused`] on another thread repeats `call` until the driver accepts it.
     ///
-    /// The lock is not reentrant: a stream or an event of the layers above deadlocks if it is dropped on a thread that holds the guard.
-    pub fn teardown(&self) -> MutexGuard<'_, ()> {
-        self.0.teardown.lock().unwrap_or_else(PoisonError::into_inner)
+    /// In a forked child nothing happens: the objects are those of the parent.
+    ///
+    /// Objects are destroyed one at a time: the vendor's driver crashes if several threads destroy some at once. `call` must not
+    /// destroy others in this way.
+    ///
+    /// # Errors
+    ///
+    /// The error of `call`, unless [`DriverError::is_not_permitted`].
+    pub fn destroy(
+        &self,
+        mut call: impl FnMut(&Self) -> Result<(), DriverError> + Send + 'static,
+    ) -> Result<(), DriverError> {
+        if fork::is_child() {
+            return Ok(());
+        }
+        self.destroy_refused();
+        let mut in_turn = move |driver: &Self| {
+            let _turn = driver.0.teardown.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            call(driver)
+        };
+        match in_turn(self) {
+            Err(error) if error.is_not_permitted() => {
+                self.destroy_later(in_turn);
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    fn destroy_later(&self, call: impl FnMut(&Self) -> Result<(), DriverError> + Send + 'static) {
+        let Teardown { refused, has_refused, .. } = &*self.0.teardown;
+        refused.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(call));
+        has_refused.store(true, Ordering::Release);
+    }
+
+    /// Repeats the calls that the driver refused in host functions. Reads one flag if there are none. Calls that fail for another
+    /// reason are not repeated: nobody is left who could be told.
+    pub fn destroy_refused(&self) {
+        let Teardown { refused, has_refused, .. } = &*self.0.teardown;
+        if !has_refused.load(Ordering::Acquire) || fork::is_child() {
+            return;
+        }
+        let refused = || refused.lock().unwrap_or_else(PoisonError::into_inner);
+        // Out of the lock, which no call of the driver is made under.
+        let mut calls = core::mem::take(&mut *refused());
+        calls.retain_mut(|call| call(self).is_err_and(|error| error.is_not_permitted()));
+        let mut refused = refused();
+        calls.append(&mut refused);
+        has_refused.store(!calls.is_empty(), Ordering::Release);
+        *refused = calls;
     }
 }
 

@@ -9,6 +9,7 @@ mod size;
 pub use size::{parse_number, parse_size};
 
 use crate::fork;
+use crate::text::{Shown, debug_is_display};
 use std::ffi::OsStr;
 use std::sync::{Mutex, PoisonError};
 
@@ -40,6 +41,7 @@ pub const RESERVED: &[&str] = &[
     "GPUMEM_FLIGHT_RECORDER",
     "GPUMEM_TRACE",
     "GPUMEM_TRACE_LIMIT",
+    "GPUMEM_PEERS",
     "GPUMEM_STAGING",
     "GPUMEM_SIM_",
 ];
@@ -78,11 +80,14 @@ fn is_of(name: &str, known: &str) -> bool {
 }
 
 /// A `GPUMEM_…` variable is unknown or has an invalid value.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvError {
     /// A name begins with `GPUMEM_` but is unknown.
-    #[error("unknown environment variable {name}{}; unset it or correct its name (known: {})", did_you_mean(.nearest), known().join(", "))]
+    #[error(
+        "unknown environment variable {}{}; unset it or correct its name (known: {})",
+        Shown::name(.name), did_you_mean(.nearest), known().join(", ")
+    )]
     UnknownVariable {
         /// The name.
         name: String,
@@ -90,7 +95,7 @@ pub enum EnvError {
         nearest: Option<&'static str>,
     },
     /// A value is invalid.
-    #[error("invalid {name}={value:?}: {expected}")]
+    #[error("invalid {name}={:?}: {}", Shown::name(.value), Shown::sentence(.expected))]
     BadValue {
         /// The variable.
         name: &'static str,
@@ -100,6 +105,8 @@ pub enum EnvError {
         expected: String,
     },
 }
+
+debug_is_display!(EnvError);
 
 fn did_you_mean(nearest: &Option<&'static str>) -> String {
     nearest.map(|name| format!(", did you mean {name}?")).unwrap_or_default()

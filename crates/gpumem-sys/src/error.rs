@@ -1,5 +1,6 @@
 //! The errors of this layer: [`DriverError`] for calls, [`LoadError`] for loading a driver.
 
+use crate::text::{Shown, debug_is_display};
 use crate::types::CUresult;
 use core::fmt;
 
@@ -14,7 +15,7 @@ impl fmt::Display for CudaVersion {
 }
 
 /// A driver call failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
     /// The driver returned an error code.
@@ -64,10 +65,18 @@ impl DriverError {
         }
     }
 
-    /// Returns whether memory ran out: of the device, or of the host for memory that the driver allocates there.
+    /// Returns whether the code is `CUDA_ERROR_OUT_OF_MEMORY`: memory of the device ran out, or of the host for memory that the driver
+    /// allocates there. `PoolError::is_out_of_memory` of `gpumem-pool` also knows the calls that return another code for it.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
+    }
+
+    /// Returns whether the driver permits no calls here: the code in a host function (`cuLaunchHostFunc`), and for a few functions
+    /// where the system forbids what they do.
+    #[must_use]
+    pub fn is_not_permitted(&self) -> bool {
+        self.code() == CUresult::CUDA_ERROR_NOT_PERMITTED
     }
 
     /// Returns whether the process or the driver is shutting down, which frees everything that could be freed.
@@ -78,12 +87,13 @@ impl DriverError {
 }
 
 /// No driver could be loaded.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// No driver library on this machine.
     #[error(
-        "no NVIDIA driver on this machine ({reason}); install one, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
+        "no NVIDIA driver on this machine ({}); install one, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)",
+        Shown::sentence(.reason)
     )]
     NoLibrary {
         /// The loader's error for each library name that it tried.
@@ -99,6 +109,12 @@ pub enum LoadError {
         "the NVIDIA driver does not start ({0}); check `nvidia-smi`, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
     )]
     Start(DriverError),
+    /// The drop-in of this project does not start, because a variable of it is unknown or has an invalid value.
+    #[error(
+        "gpumem's simulator, which GPUMEM_DRIVER=drop-in selects, does not start ({0}); it has printed the reason: correct the variables \
+         GPUMEM_SIM_…"
+    )]
+    StartDropIn(DriverError),
     /// The library with the driver's name is the drop-in of this project.
     #[error(
         "the library found as libcuda is gpumem's simulator, not the vendor's driver; remove it from the library path, or set \
@@ -115,7 +131,7 @@ pub enum LoadError {
     #[error("{}", crate::fork::REFUSED)]
     Forked,
     /// `GPUMEM_DRIVER` names no driver.
-    #[error("invalid GPUMEM_DRIVER={0:?}; expected `cuda`, `drop-in` or `sim`")]
+    #[error("invalid GPUMEM_DRIVER={:?}; expected `cuda`, `drop-in` or `sim`", Shown::name(.0))]
     UnknownDriver(String),
     /// `GPUMEM_DRIVER=sim`: [`Driver::from_env`](crate::Driver::from_env) has no simulator, which is in a crate above this one.
     #[error(
@@ -127,3 +143,5 @@ pub enum LoadError {
     #[error(transparent)]
     Env(#[from] crate::env::EnvError),
 }
+
+debug_is_display!(DriverError, LoadError);

@@ -33,6 +33,7 @@ pub mod fork;
 mod generated;
 mod process;
 mod table;
+pub mod text;
 
 pub use driver::{Driver, DriverKind, Extension};
 pub use error::{CudaVersion, DriverError, LoadError};

@@ -1,5 +1,6 @@
 //! [`ProcessUsage`]: a process and its memory on a device.
 
+use crate::text::Shown;
 use core::fmt;
 
 /// A process that has memory on a device.
@@ -17,8 +18,8 @@ pub struct ProcessUsage {
 impl fmt::Display for ProcessUsage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.name, self.id) {
-            (Some(name), Some(id)) => write!(f, "{name} (process {id})"),
-            (Some(name), None) => f.write_str(name),
+            (Some(name), Some(id)) => write!(f, "{} (process {id})", Shown::name(name)),
+            (Some(name), None) => Shown::name(name).fmt(f),
             (None, Some(id)) => write!(f, "process {id}"),
             (None, None) => f.write_str("a process"),
         }

@@ -5,6 +5,7 @@
 mod exit;
 #[cfg(unix)]
 mod fork;
+mod host_function;
 mod lost;
 mod reset;
 mod threads;

@@ -1,19 +1,23 @@
 //! A device that the program resets under its pools (`cudaDeviceReset`): every call says so, drops are silent, and a new `Device` works.
 
+use gpumem_sim::SimConfig;
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::{Setting, settings};
 use gpumem_tests::pool::{
     BackendKind, Block, CaptureMode, Device, Event, GraphExec, MemoryKind, Pool, PoolError, Stream,
 };
-use gpumem_tests::sys::{Driver, DriverKind};
+use gpumem_tests::sys::types::{CUcontext, CUdevice, CUevent, CUresult};
+use gpumem_tests::sys::{Driver, DriverKind, Table};
 use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 cases! {
     /// On a GPU in a process of its own: a reset ends the context of all other cases.
     fn a_reset_device_is_lost_and_a_new_one_works(driver: &Driver) {
         match driver.kind() {
-            DriverKind::Sim => resets(driver),
+            DriverKind::Sim => resets(driver, NextContext::OfNewDevice, false),
             _ => {
                 let mut command = Command::new(std::env::current_exe().unwrap());
                 let case = "reset::cuda::resets_in_its_own_process";
@@ -26,30 +30,86 @@ cases! {
 
     #[ignore = "run by the case above, as a process of its own"]
     fn resets_in_its_own_process(driver: &Driver) {
-        resets(driver);
+        resets(driver, NextContext::OfNewDevice, true);
     }
 }
 
-/// With every setting, every call that may be the first to find the reset, and both orders of the end and the new beginning.
-fn resets(driver: &Driver) {
-    for setting in settings(&Device::new(driver, 0).unwrap()) {
+/// With the next context under another handle or the same one, made by the new device or by another library before it.
+#[test]
+fn contexts_may_have_one_handle() {
+    for is_one_handle in [false, true] {
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let driver = if is_one_handle { with_one_handle(&driver) } else { driver };
+        for who in [NextContext::OfNewDevice, NextContext::OfAnotherLibrary] {
+            resets(&driver, who, true);
+        }
+    }
+}
+
+/// A process has one default pool for a device, and one that was reset gives way.
+#[test]
+fn the_default_pool_of_a_reset_device_is_replaced() {
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+    let made = || Pool::new(&Device::new(&driver, 0).unwrap()).unwrap();
+    let former = made();
+    former.set_default().unwrap();
+    assert!(made().set_default().is_err());
+    // SAFETY: nothing is assumed about the context afterwards.
+    unsafe { driver.cuDevicePrimaryCtxReset_v2(former.device().raw()).unwrap() };
+    let next = made();
+    assert!(Pool::default_of(0).is_none());
+    next.set_default().unwrap();
+    assert_eq!(Pool::for_device(0).unwrap().id(), next.id());
+}
+
+/// The maker of the next context.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum NextContext {
+    OfNewDevice,
+    /// Then calls that name no object of the former context succeed, and only the simulator refuses those that do: the vendor's driver
+    /// dereferences the handles.
+    OfAnotherLibrary,
+}
+
+/// With every setting, every call that may be the first to find the reset, and both orders of the end and the new beginning. With
+/// `is_overlapping`, former objects end while new ones live; then mapped memory of the former is left, for others may have its addresses.
+fn resets(driver: &Driver, next_context: NextContext, is_overlapping: bool) {
+    let settings = settings(&Device::new(driver, 0).unwrap());
+    for setting in settings {
         for (index, (name, first)) in FIRST.iter().enumerate() {
             let Some(old) = Old::new(driver, setting) else { continue };
+            let raw = old.device.raw();
             // SAFETY: nothing is assumed about the context afterwards.
-            unsafe { driver.cuDevicePrimaryCtxReset_v2(old.device.raw()).unwrap() };
-            let context = format!("{setting}, {name}");
-            is_lost(&context, first(&old));
+            unsafe { driver.cuDevicePrimaryCtxReset_v2(raw).unwrap() };
+            if next_context == NextContext::OfAnotherLibrary {
+                let mut context = core::ptr::null_mut();
+                // SAFETY: a local outlives the call. The context is released below.
+                unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw).unwrap() };
+            }
+            let context = format!("{setting}, {name}, {next_context:?}");
+            let found = first(&old);
+            if next_context == NextContext::OfNewDevice {
+                is_lost(&context, found);
+            }
+            // Names objects of the former context.
+            is_lost(&context, old.stream.synchronize());
             old.is_all_lost(&context);
             if index % 2 == 0 {
                 drop(old);
-                works(driver, setting, &context);
+                New::new(driver, setting).works(&context);
             } else {
-                works(driver, setting, &context);
+                let new = New::new(driver, setting);
                 old.is_all_lost(&context);
+                let old = (!is_overlapping).then_some(old);
+                // What has ended is nothing that has the address or the handle of what it had.
+                new.works(&context);
                 drop(old);
             }
-            works(driver, setting, &context);
             is_fast(driver, setting, &context);
+            if next_context == NextContext::OfAnotherLibrary {
+                // SAFETY: it was retained above.
+                unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw).unwrap() };
+            }
         }
     }
 }
@@ -137,7 +197,7 @@ fn is_lost(context: &str, outcome: Result<(), PoolError>) {
         Err(error @ PoolError::DeviceLost(_)) => {
             let text = error.to_string();
             assert!(
-                text.contains("the device was reset") && text.contains("Device::new"),
+                text.contains("the device was reset") && text.contains("new devices, streams and pools work"),
                 "{context}: {text}"
             );
         }
@@ -145,18 +205,35 @@ fn is_lost(context: &str, outcome: Result<(), PoolError>) {
     }
 }
 
-/// A new device, stream and pool serve requests, and the thread's cache serves them again.
-fn works(driver: &Driver, setting: Setting, context: &str) {
-    let device = Device::new(driver, 0).unwrap_or_else(|error| panic!("{context}: {error}"));
-    let (pool, stream) = (setting.builder(&device).build().unwrap(), Stream::new(&device).unwrap());
-    for size_bytes in [CACHED_BYTES, 3 << 20, 48 << 20] {
-        let mut block = pool.alloc(size_bytes, &stream).unwrap_or_else(|error| panic!("{context}: {error}"));
-        let mut read = [0_u32; 4];
-        block.fill(0..16, 7_u32, &stream).unwrap();
-        block.copy_to_host(0, &mut read, &stream).unwrap();
-        assert_eq!(read, [7; 4], "{context}");
+/// Objects on the next context, of all sizes that differ in how they are served.
+struct New {
+    device: Device,
+    stream: Stream,
+    event: Event,
+    blocks: Vec<Block>,
+}
+
+impl New {
+    fn new(driver: &Driver, setting: Setting) -> Self {
+        let device = Device::new(driver, 0).unwrap();
+        let (pool, stream) = (setting.builder(&device).build().unwrap(), Stream::new(&device).unwrap());
+        let event = Event::new(&device).unwrap();
+        let sizes = [CACHED_BYTES, CACHED_BYTES, 3 << 20, 48 << 20];
+        let blocks = sizes.map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap()).into();
+        Self { device, stream, event, blocks }
     }
-    device.synchronize().unwrap();
+
+    fn works(mut self, context: &str) {
+        for block in &mut self.blocks {
+            let mut read = [0_u32; 4];
+            let filled = block.fill(0..16, 7_u32, &self.stream);
+            let copied = filled.and_then(|()| block.copy_to_host(0, &mut read, &self.stream));
+            copied.unwrap_or_else(|error| panic!("{context}: {error}"));
+            assert_eq!(read, [7; 4], "{context}");
+        }
+        self.event.record(&self.stream).unwrap_or_else(|error| panic!("{context}: {error}"));
+        self.device.synchronize().unwrap_or_else(|error| panic!("{context}: {error}"));
+    }
 }
 
 /// Once nothing of the device that was reset is left, the thread's cache serves requests without a check.
@@ -169,6 +246,89 @@ fn is_fast(driver: &Driver, setting: Setting, context: &str) {
     (0..3).for_each(|_| drop(pool.alloc(CACHED_BYTES, &stream).unwrap()));
     let slow_count = pool.status().unwrap().counters.slow_allocation_count;
     assert!(slow_count < 3, "{context}: {slow_count} of 3 allocations took the slow path");
+}
+
+/// A simulator whose primary context of device 0 always has the same handle, as the vendor's may.
+fn with_one_handle(driver: &Driver) -> Driver {
+    assert!(TABLE.set(*driver.table()).is_ok(), "called once");
+    // SAFETY: the wrappers call the functions that they replace, with the handle of the latest context.
+    unsafe {
+        driver.with_table(|table| {
+            table.cuDevicePrimaryCtxRetain = Some(retain);
+            table.cuCtxGetCurrent = Some(current);
+            table.cuCtxPushCurrent_v2 = Some(push);
+            table.cuCtxPopCurrent_v2 = Some(pop);
+            table.cuCtxGetId = Some(id);
+            table.cuCtxRecordEvent = Some(record);
+        })
+    }
+}
+
+/// The functions of the simulator.
+static TABLE: OnceLock<Table> = OnceLock::new();
+/// The simulator's handle of the latest context.
+static LATEST: AtomicUsize = AtomicUsize::new(0);
+
+/// The handle that all contexts have.
+const HANDLE: CUcontext = core::ptr::without_provenance_mut(0x7000);
+
+fn table() -> &'static Table {
+    TABLE.get().unwrap()
+}
+
+fn latest() -> CUcontext {
+    core::ptr::without_provenance_mut(LATEST.load(Ordering::Relaxed))
+}
+
+/// # Safety
+///
+/// The contract of the function in each of these is that of the driver.
+unsafe extern "C" fn retain(context: *mut CUcontext, device: CUdevice) -> CUresult {
+    // SAFETY: the caller's.
+    unsafe {
+        let code = table().cuDevicePrimaryCtxRetain.unwrap()(context, device);
+        if code == CUresult::CUDA_SUCCESS {
+            LATEST.store(context.read().addr(), Ordering::Relaxed);
+            context.write(HANDLE);
+        }
+        code
+    }
+}
+
+/// See [`retain`].
+unsafe extern "C" fn current(context: *mut CUcontext) -> CUresult {
+    // SAFETY: the caller's.
+    unsafe {
+        let code = table().cuCtxGetCurrent.unwrap()(context);
+        if code == CUresult::CUDA_SUCCESS && !context.read().is_null() {
+            context.write(HANDLE);
+        }
+        code
+    }
+}
+
+/// See [`retain`].
+unsafe extern "C" fn push(_context: CUcontext) -> CUresult {
+    // SAFETY: the caller's.
+    unsafe { table().cuCtxPushCurrent_v2.unwrap()(latest()) }
+}
+
+/// See [`retain`].
+unsafe extern "C" fn pop(context: *mut CUcontext) -> CUresult {
+    // SAFETY: the caller's.
+    unsafe { table().cuCtxPopCurrent_v2.unwrap()(context) }
+}
+
+/// See [`retain`].
+unsafe extern "C" fn id(_context: CUcontext, id: *mut u64) -> CUresult {
+    // SAFETY: the caller's.
+    unsafe { table().cuCtxGetId.unwrap()(latest(), id) }
+}
+
+/// See [`retain`].
+unsafe extern "C" fn record(_context: CUcontext, event: CUevent) -> CUresult {
+    // SAFETY: the caller's.
+    unsafe { table().cuCtxRecordEvent.unwrap()(latest(), event) }
 }
 
 const CACHED_BYTES: u64 = 4096;

@@ -47,6 +47,19 @@ pub fn count_calls_busy(driver: &Driver) -> Driver {
     }
 }
 
+/// Runs `work` on this thread's driver as on an idle device: its queries report what is complete.
+pub fn while_idle<R>(work: impl FnOnce() -> R) -> R {
+    let set = |hides| {
+        COUNTER.with_borrow_mut(|counter| {
+            counter.as_mut().is_some_and(|counter| core::mem::replace(&mut counter.hides_completion, hides))
+        })
+    };
+    let before = set(false);
+    let done = work();
+    set(before);
+    done
+}
+
 /// The functions that are wrapped a second time, and the last event recorded behind all work of a context.
 #[derive(Clone, Copy)]
 struct BehindAll {

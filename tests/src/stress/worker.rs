@@ -351,10 +351,13 @@ impl Brief {
         let Some(raw) = self.foreign else { return Ok(()) };
         self.stream.retire()?;
         let driver = self.stream.device().driver();
-        let _guard = driver.teardown();
-        // SAFETY: the stream was retired, and no handle to it is left.
-        unsafe { driver.cuStreamDestroy_v2(raw)? };
-        Ok(())
+        let address = raw.expose_provenance();
+        let destroyed = driver.destroy(move |driver| {
+            let raw = core::ptr::with_exposed_provenance_mut(address);
+            // SAFETY: the stream was retired, and no handle to it is left.
+            unsafe { driver.cuStreamDestroy_v2(raw) }
+        });
+        Ok(destroyed?)
     }
 }
 

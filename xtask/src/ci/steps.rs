@@ -22,6 +22,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "nvrtc", about: "CUDA text is compiled at run time, with NVRTC from the Python package index", is_apart: false, run: nvrtc },
     Step { name: "train", about: "the README's main example, unoptimised as the tests built it", is_apart: false, run: train },
     Step { name: "examples", about: "examples of arrays and pools, on the simulator, unoptimised too", is_apart: false, run: examples },
+    Step { name: "bundle", about: "each suite of a bundle for GPUs has cases; each bench runs, unoptimised, and its rows are parsed", is_apart: false, run: bundle },
     Step { name: "interop", about: "programs of others on the drop-in driver, without candle, cubecl and cuda-core", is_apart: false, run: interop },
     Step { name: "capi", about: "the C header is current; C and C++ programs on the drop-in driver, with the address sanitizer too", is_apart: false, run: capi },
     Step { name: "python", about: "the Python package: a wheel, and its tests on the drop-in driver, with PyTorch where it is installed", is_apart: false, run: python },
@@ -210,6 +211,17 @@ fn examples() -> Result<Outcome> {
     for example in ["kmeans", "captured_step", "power_iteration", "prometheus", "async_requests"] {
         cargo(&format!("run --example {example}")).run()?;
     }
+    Ok(Outcome::Passed)
+}
+
+/// From the programs of the step `test`, so only the benches are built.
+fn bundle() -> Result<Outcome> {
+    if !cfg!(target_os = "linux") {
+        return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
+    }
+    crate::gpu_test::check()?;
+    let drop_in = crate::drop_in::lay_out(&crate::workspace::root().join("target/interop/drop-in"))?;
+    crate::measure::check_benches(&drop_in)?;
     Ok(Outcome::Passed)
 }
 

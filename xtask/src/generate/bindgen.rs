@@ -101,6 +101,8 @@ fn raw_bindings(include: &Path) -> Result<String> {
         .derive_default(true)
         .derive_eq(true)
         .derive_hash(true)
+        // The `Debug` of result codes is in `code.rs`.
+        .no_debug("cudaError_enum")
         .generate_comments(false)
         .use_core()
         .layout_tests(true)

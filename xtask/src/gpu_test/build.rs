@@ -3,8 +3,8 @@
 //! Every test program must have GPU cases. A program that cannot is listed in tests/Cargo.toml, under
 //! `[package.metadata.gpu-test]` as `simulator-only`, so that an omission is explicit.
 
-use super::suite::{Kind, Suite};
-use crate::workspace::programs;
+use super::suite::{self, Suite};
+use crate::workspace::programs::{self, Built, Kind};
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::MetadataCommand;
 use std::collections::BTreeSet;
@@ -22,9 +22,35 @@ const EXAMPLES: [(&str, &str); 5] = [
 
 /// Builds every program.
 pub(super) fn suites() -> Result<Vec<Suite>> {
-    let simulator_only = simulator_only()?;
     let tests = ["test", "--no-run", "--package", PACKAGE, "--lib", "--tests", "--features", "gpu"];
-    let mut suites = built(&tests, Kind::Tests)?;
+    let mut suites = test_suites(programs::build(&tests)?, "cuda::")?;
+    for (package, example) in EXAMPLES {
+        let built = programs::build(&["build", "--release", "--package", package, "--example", example])?;
+        suites.push(example_suite(built, example)?);
+    }
+    Ok(suites)
+}
+
+/// The same suites as `cargo test --workspace` builds them: without feature `gpu` and unoptimised. Each GPU case has a twin on the
+/// simulator, so a suite without cases is found without a second build.
+pub(super) fn suites_on_simulator() -> Result<Vec<Suite>> {
+    let mut built = programs::build(&["test", "--no-run", "--workspace"])?;
+    let examples: Vec<_> = built.extract_if(.., |built| built.kind == Kind::Example).collect();
+    let manifest = crate::workspace::root().join("tests/Cargo.toml");
+    built.retain(|built| built.manifest == manifest);
+    let mut suites = test_suites(built, "sim::")?;
+    let of_name = |name: &str| examples.iter().filter(|built| built.name == name).cloned().collect();
+    for (_, example) in EXAMPLES {
+        suites.push(example_suite(of_name(example), example)?);
+    }
+    Ok(suites)
+}
+
+/// The test programs that a GPU runs. Each has a case whose name contains `cases`.
+fn test_suites(built: Vec<Built>, cases: &str) -> Result<Vec<Suite>> {
+    let simulator_only = simulator_only()?;
+    let tests = built.into_iter().filter(|built| built.kind == Kind::Suite);
+    let mut suites: Vec<Suite> = tests.map(|built| suite(built, suite::Kind::Tests)).collect();
     for name in &simulator_only {
         ensure!(
             suites.iter().any(|suite| suite.name == *name),
@@ -33,20 +59,32 @@ pub(super) fn suites() -> Result<Vec<Suite>> {
     }
     for suite in suites.extract_if(.., |suite| simulator_only.contains(&suite.name)) {
         ensure!(
-            !has_gpu_cases(&suite)?,
+            !has_cases(&suite, "cuda::")?,
             "{} has GPU cases, but tests/Cargo.toml lists it as simulator-only; remove it from the list",
             suite.name
         );
     }
-    for (package, example) in EXAMPLES {
-        let build = ["build", "--release", "--package", package, "--example", example];
-        suites.extend(built(&build, Kind::Example)?);
+    for suite in &suites {
+        ensure!(
+            has_cases(suite, cases)?,
+            "{} has no case `{cases}…`, and a suite without GPU cases fails; write its cases with `cases!`, or list it in tests/Cargo.toml as simulator-only",
+            suite.name
+        );
     }
     Ok(suites)
 }
 
+fn example_suite(built: Vec<Built>, name: &str) -> Result<Suite> {
+    let example = built.into_iter().find(|built| built.kind == Kind::Example);
+    Ok(suite(example.with_context(|| format!("cargo built no example {name}"))?, suite::Kind::Example))
+}
+
+fn suite(built: Built, kind: suite::Kind) -> Suite {
+    Suite { name: built.name, kind, program: built.program }
+}
+
 /// Builds the two programs that start the others in a bundle: one for tests and one, optimised, for benches.
-pub(super) fn runners() -> Result<Vec<programs::Built>> {
+pub(super) fn runners() -> Result<Vec<Built>> {
     let mut runners = programs::build(&["build", "--package", "xtask", "--bin", "gpu-test"])?;
     runners.extend(programs::build(&["build", "--release", "--package", PACKAGE, "--example", "measure"])?);
     Ok(runners)
@@ -61,14 +99,8 @@ fn simulator_only() -> Result<BTreeSet<String>> {
     Ok(names.into_iter().flatten().filter_map(|name| name.as_str()).map(str::to_string).collect())
 }
 
-fn has_gpu_cases(suite: &Suite) -> Result<bool> {
+fn has_cases(suite: &Suite, cases: &str) -> Result<bool> {
     let output = Command::new(&suite.program).args(["--list", "--format", "terse"]).output()?;
     ensure!(output.status.success(), "{} cannot list its tests", suite.name);
-    Ok(String::from_utf8_lossy(&output.stdout).contains("cuda::"))
-}
-
-/// Builds programs and selects those of a kind: cargo also reports their dependencies.
-fn built(args: &[&str], kind: Kind) -> Result<Vec<Suite>> {
-    let programs = programs::build(args)?.into_iter().filter(|built| built.is_test || kind == Kind::Example);
-    Ok(programs.map(|built| Suite { name: built.name, kind, program: built.program }).collect())
+    Ok(String::from_utf8_lossy(&output.stdout).contains(cases))
 }

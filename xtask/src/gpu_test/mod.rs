@@ -28,10 +28,20 @@ pub(crate) fn run(args: Args) -> Result<()> {
     match args.bundle {
         Some(folder) => bundle::write(
             &build::suites()?,
-            &crate::workspace::programs::benches()?,
+            &crate::workspace::programs::benches(&["--release"])?,
             &build::runners()?,
             &folder,
         ),
         None => runner::run(build::suites, &args.choice),
     }
+}
+
+/// Lists what a bundle contains, from the programs that `cargo test --workspace` builds. Fails where a suite has no case.
+pub(crate) fn check() -> Result<()> {
+    for suite in build::suites_on_simulator()? {
+        let folder =
+            suite::FOLDERS.iter().find(|(_, kind)| *kind == suite.kind).map_or("", |(folder, _)| folder);
+        println!("{folder}/{}", suite.name);
+    }
+    Ok(())
 }

@@ -2,8 +2,8 @@
 //!
 //! The output depends on these files alone, so `cargo xtask tidy` draws each plot in memory and compares it with the file that is
 //! checked in. A point of gpumem is the figure of the newest run that has it; a peer's point is the best figure of all runs. A
-//! point that no run has is missing in the plot. A plot has a white card as its background, so that it is legible on light and dark
-//! pages.
+//! point that no run has is missing in the plot. A plot has no background; a style sheet in it has a second set of colours for dark pages
+//! ([`DARK`]).
 
 use super::RUNS;
 use super::runs::{Origin, Run};
@@ -183,6 +183,25 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(0xcc, 0x79, 0xa7),
 ];
 
+/// The colours that a dark page needs in place of those of a light one. A sheet wins over the attributes that plotters writes.
+const DARK: [(RGBColor, RGBColor); 4] = [
+    (INK, RGBColor(0xe6, 0xed, 0xf3)),
+    (MUTED, RGBColor(0xa6, 0xb0, 0xba)),
+    (GRID, RGBColor(0x3d, 0x44, 0x4d)),
+    // gpumem's blue, which is dim on black.
+    (COLOURS[0], RGBColor(0x3f, 0xa7, 0xe6)),
+];
+
+/// The style sheet of an image.
+fn style() -> String {
+    let hex = |RGBColor(red, green, blue): RGBColor| format!("#{red:02X}{green:02X}{blue:02X}");
+    let rule = |(light, dark): (RGBColor, RGBColor)| {
+        let (light, dark) = (hex(light), hex(dark));
+        format!("[fill=\"{light}\"]{{fill:{dark}}}[stroke=\"{light}\"]{{stroke:{dark}}}")
+    };
+    format!("<style>@media(prefers-color-scheme:dark){{{}}}</style>\n", DARK.map(rule).concat())
+}
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// An image with a title, and the drawing of `draw` below it.
@@ -190,18 +209,15 @@ fn image(title: &str, subtitle: &str, draw: impl FnOnce(&Area<'_>) -> Result<()>
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
-        root.fill(&WHITE).map_err(failed)?;
-        let frame = [(0, 0), (WIDTH as i32 - 1, HEIGHT as i32 - 1)];
-        root.draw(&Rectangle::new(frame, GRID.stroke_width(1))).map_err(failed)?;
         text(&root, title, (20, 16), 18, INK, HPos::Left)?;
         text(&root, subtitle, (20, 42), 13, MUTED, HPos::Left)?;
         let (_, below) = root.split_vertically(64);
         draw(&below)?;
         root.present().map_err(failed)?;
     }
-    // Screen readers announce the title; plotters has no way to set it.
+    // Screen readers announce the title; plotters has no way to set it, and none for a style sheet.
     let end = svg.find(">\n").map(|end| end + 2).context("the backend wrote no SVG element")?;
-    svg.insert_str(end, &format!("<title>{title}. {subtitle}</title>\n"));
+    svg.insert_str(end, &format!("<title>{title}. {subtitle}</title>\n{}", style()));
     Ok(svg)
 }
 
@@ -312,7 +328,8 @@ fn duration(nanoseconds: f64) -> String {
     }
 }
 
-/// A group of bars for each trace, one bar for each series. Bars start at 1, the minimum of any allocator.
+/// A group of bars for each trace, one bar for each series. Bars start at 1, the minimum of any allocator, and the shortest are still
+/// visible.
 fn trace_memory(rows: &[Row]) -> Result<String> {
     let series = distinct(rows, |row| row.series);
     let traces = distinct(rows, |row| &row.at);
@@ -349,7 +366,8 @@ fn trace_memory(rows: &[Row]) -> Result<String> {
             let place = series.iter().position(|name| *name == row.series).unwrap_or_default();
             let left = group + 0.07 + place as f64 * width;
             let colour = BAR_COLOURS[place % BAR_COLOURS.len()];
-            let bar = Rectangle::new([(left, 1.0), (left + width * 0.92, row.value)], colour.filled());
+            let bar =
+                Rectangle::new([(left, 1.0), (left + width * 0.92, row.value.max(BAR_MIN))], colour.filled());
             chart.draw_series([bar]).map_err(failed)?;
             let (x, y) = chart.backend_coord(&(left + width * 0.46, row.value));
             let ink = if row.series == "gpumem" { INK } else { MUTED };
@@ -370,6 +388,9 @@ fn trace_memory(rows: &[Row]) -> Result<String> {
         Ok(())
     })
 }
+
+/// The value of a bar of two pixels.
+const BAR_MIN: f64 = 1.025;
 
 /// The colours of the bars: gpumem, expandable segments, the driver's pool, PyTorch; each series has its colour of the other
 /// plot.
@@ -433,5 +454,44 @@ mod tests {
     #[test]
     fn durations_are_short() {
         assert_eq!([12.1, 999.0, 3171.0, 60_873.0].map(duration), ["12 ns", "999 ns", "3.2 µs", "61 µs"]);
+    }
+
+    #[test]
+    fn each_bar_has_a_height() {
+        let rows = ["1.0", "1.01", "2"]
+            .map(|value| format!(r#"{{"bench":"replay/a_{value}/ratio","value":{value},"unit":"ratio"}}"#));
+        let run = run_of(&rows.each_ref().map(String::as_str));
+        let files = BTreeMap::from([("docs/runs/a.jsonl".to_string(), run)]);
+        let image = (PLOTS[1].draw)(&recorded(&files).unwrap()).unwrap();
+        assert_eq!(image.matches("<rect ").count(), 4, "three bars and the legend's square: {image}");
+        assert!(!image.contains("height=\"0\""), "{image}");
+    }
+
+    #[test]
+    fn a_plot_is_legible_on_light_and_dark_pages() {
+        let luminance = |RGBColor(red, green, blue): RGBColor| {
+            let linear = |part: u8| match f64::from(part) / 255.0 {
+                dim if dim <= 0.04045 => dim / 12.92,
+                bright => ((bright + 0.055) / 1.055).powf(2.4),
+            };
+            0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue)
+        };
+        let contrast = |one: RGBColor, other: RGBColor| {
+            let (one, other) = (luminance(one), luminance(other));
+            (one.max(other) + 0.05) / (one.min(other) + 0.05)
+        };
+        let page = RGBColor(0x0d, 0x11, 0x17);
+        for (light, dark) in DARK.into_iter().filter(|(light, _)| *light != GRID) {
+            assert!(contrast(light, WHITE) >= 4.5 && contrast(dark, page) >= 4.5, "{light:?} and {dark:?}");
+        }
+        for colour in COLOURS.into_iter().skip(1) {
+            assert!(contrast(colour, page) >= 3.0, "{colour:?}");
+        }
+        let row = r#"{"bench":"pool/pair_1MiB/2","value":13,"unit":"ns"}"#;
+        let files = BTreeMap::from([("docs/runs/a.jsonl".to_string(), run_of(&[row]))]);
+        let image = (PLOTS[0].draw)(&recorded(&files).unwrap()).unwrap();
+        assert!(image.contains("prefers-color-scheme:dark") && !image.contains("#FFFFFF"), "{image}");
+        // Text is never black, the colour that the sheet does not replace.
+        assert!(!image.contains("#000000"), "{image}");
     }
 }

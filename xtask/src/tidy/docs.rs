@@ -1,4 +1,5 @@
-//! Checks of the documents: links lead to files, and named tests and environment variables exist.
+//! Checks of the documents: links lead to files, pages have what others refer to them for, and named tests and environment variables
+//! exist.
 
 use super::{Files, Finding};
 use gpumem_sys::env::Variable;
@@ -26,17 +27,50 @@ pub(super) fn links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Ve
     findings
 }
 
-/// Checks that a test named in a document, such as `pool/limits.rs::the_limit_is_exact`, exists in one of the test folders.
+/// Checks that a page contains the code for which another page refers to it: `` `CODE` ([page.md](page.md)) ``.
+pub(super) fn referrals(path: &str, text: &str, files: &Files) -> Vec<Finding> {
+    let folder = path.rsplit_once('/').map(|(folder, _)| folder).unwrap_or_default();
+    let mut findings = Vec::new();
+    for (place, _) in text.match_indices("` ([") {
+        let code = text[..place].rsplit('`').next().unwrap_or_default();
+        let target = text[place..].split_once("](").and_then(|(_, target)| target.split_once(')'));
+        let page = target.and_then(|(target, _)| resolve(folder, target.split('#').next()?));
+        let lacks =
+            |page: &String| page.ends_with(".md") && files.get(page).is_some_and(|text| !text.contains(code));
+        if let Some(page) = page.filter(lacks) {
+            let line = text[..place].matches('\n').count() + 1;
+            let what = format!("{page}, to which this line refers for `{code}`, lacks it");
+            findings.push(Finding::new(path, line, what, "refer to the place that has it"));
+        }
+    }
+    findings
+}
+
+/// Checks that a test named in a document, such as `pool/limits.rs::the_limit_is_exact`, exists in one of the test folders. Functions of C
+/// and C++ programs and methods of Python's tests are named in the same way.
 pub(super) fn named_tests(path: &str, text: &str, files: &Files) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
         let Event::Code(code) = &event else { continue };
-        let Some((file, test)) = code.split_once(".rs::") else { continue };
+        let Some((file, test)) = code.split_once("::") else { continue };
+        let Some((_, extension)) = file.rsplit_once('.') else { continue };
+        let defines = |line: &str| {
+            let has = |start: &str| line.contains(&format!("{start}{test}("));
+            match extension {
+                "rs" => has("fn "),
+                "py" => has("def "),
+                // A call is indented.
+                _ => !line.starts_with(' ') && (has(" ") || has(" *")),
+            }
+        };
+        if !["rs", "py", "c", "cpp"].contains(&extension) {
+            continue;
+        }
         let named = TEST_FOLDERS.iter().find_map(|(short, folder)| {
             let below = file.strip_prefix(short)?;
-            files.get(&format!("{folder}{below}.rs"))
+            files.get(&format!("{folder}{below}"))
         });
-        if !named.is_some_and(|source| source.contains(&format!("fn {test}("))) {
+        if !named.is_some_and(|source| source.lines().any(defines)) {
             let line = text[..range.start].matches('\n').count() + 1;
             findings.push(Finding::new(path, line, format!("there is no test {code}"), "correct it"));
         }
@@ -45,7 +79,10 @@ pub(super) fn named_tests(path: &str, text: &str, files: &Files) -> Vec<Finding>
 }
 
 /// The abbreviations of test folders in documents.
-const TEST_FOLDERS: [(&str, &str); 6] = [
+const TEST_FOLDERS: [(&str, &str); 9] = [
+    ("c/", "crates/gpumem-capi/tests/c/"),
+    ("python/", "python/tests/"),
+    ("interop/", "interop/"),
     ("pool/", "crates/gpumem-pool/tests/pool/"),
     ("pool-src/", "crates/gpumem-pool/src/"),
     ("sim/", "crates/gpumem-sim/tests/sim/"),
@@ -159,6 +196,32 @@ mod tests {
         let findings = named_tests("docs/x.md", text, &files);
         assert_eq!(findings.len(), 1);
         assert!(findings[0].to_string().starts_with("docs/x.md:4: there is no test pool/a.rs::it_fails"));
+    }
+
+    #[test]
+    fn tests_in_other_languages_must_exist_too() {
+        let files = Files::from([
+            ("crates/gpumem-capi/tests/c/a.c".into(), "static void works(void) {\n    fails();\n}".into()),
+            ("python/tests/test_a.py".into(), "class A:\n    def test_it(self):\n        test_that()".into()),
+        ]);
+        let text = "`c/a.c::works` `c/a.c::fails` `python/test_a.py::test_it` `python/test_a.py::test_that` `c/b.cpp::a` `a.b::c` `Pool::a`";
+        let found: Vec<_> =
+            named_tests("docs/x.md", text, &files).into_iter().map(|finding| finding.what).collect();
+        let missing = ["c/a.c::fails", "python/test_a.py::test_that", "c/b.cpp::a"];
+        assert_eq!(found, missing.map(|test| format!("there is no test {test}")));
+    }
+
+    #[test]
+    fn a_page_has_what_others_refer_to_it_for() {
+        let files = Files::from([("docs/b.md".into(), "`here`".into()), ("docs/c.rs".into(), String::new())]);
+        let text = "`here` ([b](b.md#x))\n`gone` ([b](b.md)), `gone` ([c](c.rs)), `gone` ([d](d.md))";
+        let findings = referrals("docs/a.md", text, &files);
+        assert_eq!(findings.len(), 1);
+        assert!(
+            findings[0]
+                .to_string()
+                .starts_with("docs/a.md:2: docs/b.md, to which this line refers for `gone`")
+        );
     }
 
     fn found(path: &str, text: &str) -> Vec<(usize, String)> {

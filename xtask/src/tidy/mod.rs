@@ -10,8 +10,10 @@ mod mutants;
 mod packages;
 mod plots;
 mod ptx;
+mod queue;
 mod rooms;
 mod source;
+mod traits;
 mod unsafety;
 mod words;
 
@@ -74,6 +76,7 @@ fn check(files: &Files) -> Vec<Finding> {
             findings.extend(header(path, text));
             findings.extend(leftovers::in_rust(path, &source));
             findings.extend(unsafety::check(path, &source));
+            findings.extend(queue::check(path, &source));
             findings.extend(words::openings(path, &source));
         } else if [".toml", ".sh", ".cu", ".yml"].iter().any(|end| path.ends_with(end)) {
             findings.extend(leftovers::in_text(path, text));
@@ -81,9 +84,13 @@ fn check(files: &Files) -> Vec<Finding> {
             findings.extend(docs::links(path, text, |target| exists(files, target)));
             findings.extend(docs::variables(path, text));
             findings.extend(docs::named_tests(path, text, files));
+            findings.extend(docs::referrals(path, text, files));
+        } else if path.ends_with(".txt") && is_below(path, "tests/regressions") {
+            findings.extend(docs::links(path, text, |target| exists(files, target)));
         }
     }
     findings.extend(rooms::check(files));
+    findings.extend(traits::check(files));
     findings.extend(unsafety::layers_deny(files));
     findings.extend(ptx::check(files));
     findings.extend(mutants::check(files));
@@ -157,8 +164,9 @@ mod tests {
             ("a.rs".into(), "fn f() { unsafe { g() } }\n".into()),
             ("b.md".into(), "[gone](gone.md)\n".into()),
             ("c.sh".into(), concat!("# FIX", "ME\n").into()),
+            ("tests/regressions/d.txt".into(), "# Tried again by `tests/gone.rs`.\n".into()),
         ]);
         let found = check(&files).iter().map(|finding| finding.path.clone()).collect::<Vec<_>>();
-        assert_eq!(found, ["a.rs", "a.rs", "b.md", "c.sh"]);
+        assert_eq!(found, ["a.rs", "a.rs", "b.md", "c.sh", "tests/regressions/d.txt"]);
     }
 }

@@ -1,17 +1,41 @@
 //! Programs built by cargo, and their paths.
 
 use anyhow::{Context, Result, ensure};
-use cargo_metadata::{Message, MetadataCommand};
+use cargo_metadata::{Artifact, Message, MetadataCommand};
 use std::io::BufReader;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// A program that cargo has built.
+#[derive(Clone)]
 pub(crate) struct Built {
     pub(crate) name: String,
-    /// True if it is a test harness.
-    pub(crate) is_test: bool,
+    pub(crate) kind: Kind,
+    /// The manifest of its package.
+    pub(crate) manifest: PathBuf,
     pub(crate) program: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The test harness of a test target or of a library.
+    Suite,
+    /// The test harness of an example or of another program: its unit tests.
+    UnitTests,
+    Example,
+    Other,
+}
+
+impl Kind {
+    fn of(artifact: &Artifact) -> Self {
+        let target = &artifact.target;
+        match artifact.profile.test {
+            true if target.is_example() || target.is_bin() => Self::UnitTests,
+            true => Self::Suite,
+            false if target.is_example() => Self::Example,
+            false => Self::Other,
+        }
+    }
 }
 
 /// Runs cargo and collects the programs that it reports, by name.
@@ -24,9 +48,9 @@ pub(crate) fn build(args: &[&str]) -> Result<Vec<Built>> {
     let mut programs = Vec::new();
     for message in Message::parse_stream(BufReader::new(output)) {
         let Message::CompilerArtifact(artifact) = message? else { continue };
+        let (kind, manifest) = (Kind::of(&artifact), artifact.manifest_path.into());
         if let Some(program) = artifact.executable {
-            let (name, is_test) = (artifact.target.name, artifact.profile.test);
-            programs.push(Built { name, is_test, program: program.into() });
+            programs.push(Built { name: artifact.target.name, kind, manifest, program: program.into() });
         }
     }
     ensure!(child.wait()?.success(), "cargo {} failed", args.join(" "));
@@ -34,14 +58,14 @@ pub(crate) fn build(args: &[&str]) -> Result<Vec<Built>> {
     Ok(programs)
 }
 
-/// Builds every bench of the workspace.
-pub(crate) fn benches() -> Result<Vec<Built>> {
+/// Builds every bench of the workspace with the arguments of a profile, such as `--release`.
+pub(crate) fn benches(profile: &[&str]) -> Result<Vec<Built>> {
     let manifest = super::root().join("Cargo.toml");
     let metadata = MetadataCommand::new().manifest_path(manifest).no_deps().exec()?;
     let targets = metadata.packages.iter().flat_map(|package| &package.targets);
     let names: Vec<&str> =
         targets.filter(|target| target.is_bench()).map(|target| target.name.as_str()).collect();
-    let mut args = vec!["build", "--release", "--workspace"];
+    let mut args = [&["build", "--workspace"], profile].concat();
     args.extend(names.iter().flat_map(|name| ["--bench", name]));
     let mut built = build(&args)?;
     built.retain(|built| names.contains(&built.name.as_str()));

@@ -43,7 +43,8 @@ pub(crate) struct Options {
     /// The hard limit of the pool: 100M, 1.5GiB, 50%.
     #[arg(long, value_name = "LIMIT")]
     hard_limit: Option<Limit>,
-    /// The backend of the pool: native (the driver's stream-ordered pool) or none (plain allocations).
+    /// The backend of the pool: caching (thread caches and virtual memory), native (the driver's stream-ordered pool) or none (plain
+    /// allocations).
     #[arg(long, value_name = "KIND")]
     backend: Option<BackendKind>,
     /// The seed of the initial parameters and the random data.

@@ -19,6 +19,7 @@ pub(crate) fn train(
     let mut model = initial.clone();
     let mut adam = Adam::new(&model);
     let mut losses = Vec::with_capacity(plan.epochs);
+    progress.set_length(plan.epochs as u64);
     for _ in progress.wrap_iter(0..plan.epochs) {
         let mut squares = 0.0;
         for batch in plan.batches(table.rows()) {

@@ -1,7 +1,7 @@
 //! [`CheckpointError`]: why a checkpoint could not be read or written.
 
-use core::fmt;
 use gpumem_array::ArrayError;
+use gpumem_array::pool::sys::text::{Shown, debug_is_display};
 use safetensors::Dtype;
 use std::io;
 use std::path::PathBuf;
@@ -13,7 +13,10 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The system refused to read or write the file.
-    #[error("cannot {operation} {}: {source}; check the path, its permissions and the space on the disk", path.display())]
+    #[error(
+        "cannot {operation} {}: {}; check the path, its permissions and the space on the disk",
+        Shown::path(.path), Shown::sentence_of(.source)
+    )]
     Io {
         /// The operation.
         operation: &'static str,
@@ -23,7 +26,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// The file is not a checkpoint, or a part of it is missing.
-    #[error("{} is not a valid checkpoint: {reason}; copy or save the file again", path.display())]
+    #[error("{} is not a valid checkpoint: {}; copy or save the file again", Shown::path(.path), Shown::sentence(.reason))]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -31,14 +34,15 @@ pub enum CheckpointError {
         reason: String,
     },
     /// The checkpoint has no tensor of this name.
-    #[error("the checkpoint has no tensor {name:?}; `Checkpoint::names` lists its tensors")]
+    #[error("the checkpoint has no tensor {:?}; `Checkpoint::names` lists its tensors", Shown::name(.name))]
     NoSuchTensor {
         /// The name.
         name: Box<str>,
     },
     /// The tensor has elements of another type.
     #[error(
-        "tensor {name:?}: expected elements of type {expected}, found {found}; load it as that type, and convert it on the device"
+        "tensor {:?}: expected elements of type {expected}, found {found}; load it as that type, and convert it on the device",
+        Shown::name(.name)
     )]
     WrongDtype {
         /// The name of the tensor.
@@ -50,7 +54,8 @@ pub enum CheckpointError {
     },
     /// The tensor has another number of axes.
     #[error(
-        "tensor {name:?}: expected {expected} axes, found shape {shape:?}; load it with that number of axes, or as `IxDyn`"
+        "tensor {:?}: expected {expected} axes, found shape {shape:?}; load it with that number of axes, or as `IxDyn`",
+        Shown::name(.name)
     )]
     WrongRank {
         /// The name of the tensor.
@@ -62,7 +67,8 @@ pub enum CheckpointError {
     },
     /// No element type of Rust corresponds to that of the tensor.
     #[error(
-        "tensor {name:?}: arrays cannot have elements of type {dtype}; convert the checkpoint to a type that they have"
+        "tensor {:?}: arrays cannot have elements of type {dtype}; convert the checkpoint to a type that they have",
+        Shown::name(.name)
     )]
     UnsupportedDtype {
         /// The name of the tensor.
@@ -72,7 +78,8 @@ pub enum CheckpointError {
     },
     /// A tensor of truth values has a byte other than 0 and 1.
     #[error(
-        "tensor {name:?}: element {index} is {value}, which is not a `bool`; save the tensor as `U8`, or correct its bytes"
+        "tensor {:?}: element {index} is {value}, which is not a `bool`; save the tensor as `U8`, or correct its bytes",
+        Shown::name(.name)
     )]
     InvalidBool {
         /// The name of the tensor.
@@ -83,7 +90,7 @@ pub enum CheckpointError {
         value: u8,
     },
     /// A name cannot be saved.
-    #[error("a tensor cannot be saved as {name:?}: {reason}; choose another name")]
+    #[error("a tensor cannot be saved as {:?}: {reason}; choose another name", Shown::name(.name))]
     InvalidName {
         /// The name.
         name: Box<str>,
@@ -91,7 +98,7 @@ pub enum CheckpointError {
         reason: &'static str,
     },
     /// The upload or the download of a tensor failed.
-    #[error("tensor {name:?}: {source}")]
+    #[error("tensor {:?}: {source}", Shown::name(.name))]
     Array {
         /// The name of the tensor.
         name: Box<str>,
@@ -100,12 +107,7 @@ pub enum CheckpointError {
     },
 }
 
-/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
-impl fmt::Debug for CheckpointError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(CheckpointError);
 
 impl CheckpointError {
     /// Returns whether memory ran out or its size was refused; see [`ArrayError::is_out_of_memory`].

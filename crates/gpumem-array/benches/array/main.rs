@@ -2,7 +2,7 @@
 //! between devices. Also measures the time in which the host reads an element of unified memory, and that of a launch beside cudarc's.
 //! `GPUMEM_DRIVER` selects the driver; without it, the bench runs on the GPU, or on the simulator if there is none.
 //!
-//! `cargo xtask bench array` runs it. Rates count the bytes that are read and the bytes that are written; rates between devices count
+//! `cargo xtask bench array` runs it; with `--quick`, on a mebibyte. Rates count the bytes that are read and the bytes that are written; rates between devices count
 //! each byte once.
 
 #![allow(clippy::print_stdout, reason = "printing is the purpose of a benchmark")]
@@ -29,8 +29,12 @@ fn main() -> Done {
     let gpu = gpu(&driver, 0)?;
     println!("{}, {}", gpu.device(), driver.kind());
     let is_real = driver.kind() == DriverKind::Cuda;
-    let bench =
-        Bench { size_bytes: if is_real { 1 << 30 } else { 8 << 20 }, rounds: if is_real { 20 } else { 2 } };
+    let (size_bytes, rounds) = match is_real {
+        _ if std::env::args().any(|arg| arg == "--quick") => (1 << 20, 1),
+        true => (1 << 30, 20),
+        false => (8 << 20, 2),
+    };
+    let bench = Bench { size_bytes, rounds };
     let contiguous = bench.contiguous(&gpu)?;
     bench.pitched(&gpu, contiguous)?;
     bench.kernels(&gpu, contiguous)?;

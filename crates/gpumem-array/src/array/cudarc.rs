@@ -63,7 +63,7 @@ use core::panic::AssertUnwindSafe;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_pool::sys::types::{CUstreamCaptureStatus, cudaError_enum};
 use gpumem_pool::sys::{Driver, DriverError, fork};
-use gpumem_pool::{Device, MemoryKind, PoolError, Stream};
+use gpumem_pool::{Device, MemoryKind, MemoryRange, PoolError, Stream};
 use ndarray::{Dimension, Ix1};
 use std::sync::Arc;
 
@@ -269,7 +269,7 @@ impl SharedStream {
     fn check_runs(&self) -> Result<(), ArrayError> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let _bound = self.ours.device().bind()?;
-        let asked = self.ours.queue_work(|raw| {
+        let asked = self.ours.queue_work(MemoryRange::NONE, |raw| {
             // SAFETY: `status` outlives the call, and the stream is alive.
             unsafe { self.ours.device().driver().cuStreamIsCapturing(raw, &mut status) }
         })?;

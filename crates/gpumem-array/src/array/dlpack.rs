@@ -30,10 +30,41 @@ use gpumem_pool::{Device, MemoryKind, Stream};
 use ndarray::{Dimension, Ix1};
 
 /// An element type that DLPack describes: `f32`, `f64`, integers of 8 to 64 bits, `bool`; with the features `half` and `complex` also
-/// `f16`, `bf16`, `Complex<f32>` and `Complex<f64>`.
+/// `f16`, `bf16`, `Complex<f32>` and `Complex<f64>`. Implement it for types of your own.
+///
+/// The described type must be as large as the element, because the other library finds the elements by it:
+///
+/// ```compile_fail,E0080
+/// use gpumem_array::dlpack::dlpark::ffi::{DLDataType, DLDataTypeCode};
+/// use gpumem_array::dlpack::dlpark::versioned::Dlpack;
+/// # use gpumem_array::{GpuArray, dlpack::DlpackElement, ndarray::Ix1, pool::Stream};
+/// #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+/// #[repr(transparent)]
+/// struct Byte(u8);
+/// impl DlpackElement for Byte {
+///     const DATA_TYPE: DLDataType = DLDataType::scalar(DLDataTypeCode::COMPLEX, 128);
+/// }
+/// fn lend(bytes: GpuArray<Byte, Ix1>, stream: &Stream) -> Option<Dlpack> {
+///     bytes.into_dlpack(stream).ok()
+/// }
+/// # fn main() {
+/// #     let _ = lend as fn(GpuArray<Byte, Ix1>, &Stream) -> _;
+/// # }
+/// ```
 pub trait DlpackElement: Element {
-    /// The type as DLPack describes it.
+    /// The type as DLPack describes it: `bits` times `lanes` are the bits of this type.
     const DATA_TYPE: DLDataType;
+}
+
+/// The described type of an element. Fails to compile if it has another size.
+const fn data_type<T: DlpackElement>() -> DLDataType {
+    const {
+        assert!(
+            T::DATA_TYPE.bits as usize * T::DATA_TYPE.lanes as usize == 8 * size_of::<T>(),
+            "`DATA_TYPE` must be as large as the element: `bits` times `lanes` are its bits"
+        );
+    }
+    T::DATA_TYPE
 }
 
 macro_rules! elements {
@@ -157,7 +188,7 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
             .set_data(core::ptr::with_exposed_provenance_mut(data as usize))
             .set_byte_offset((layout.offset * size_of::<T>()) as u64)
             .set_device(device)
-            .set_dtype(T::DATA_TYPE);
+            .set_dtype(data_type::<T>());
         // SAFETY: the description is that of the array, whose memory the tensor owns.
         Ok(unsafe { tensor.finish() })
     }
@@ -211,8 +242,8 @@ fn place<T: DlpackElement, D: Dimension>(
     const { check_layout::<T>() };
     gpu.check_runs("importing a tensor")?;
     let kind = kind_of(tensor.device(), gpu.device())?;
-    if tensor.dtype() != T::DATA_TYPE {
-        let (found, expected) = (tensor.dtype(), T::DATA_TYPE);
+    let (found, expected) = (tensor.dtype(), data_type::<T>());
+    if found != expected {
         return Err(refused("dtype", &format!("{found:?}, expected {expected:?}")));
     }
     let ndim = tensor.ndim();

@@ -14,12 +14,12 @@ use crate::kernel::Function;
 use crate::kernel::library::{launch, parameter};
 use crate::kind::{Device, Kind};
 use crate::layout::{Layout, Order};
-use crate::storage::{Access, Storage, Use, queue};
+use crate::storage::{Access, Storage, Touched, Use, queue};
 use core::fmt;
 use core::marker::PhantomData;
 use core::time::Duration;
 use gpumem_pool::sys::fork;
-use gpumem_pool::{Block, MemoryKind, StreamPoint, not_forked};
+use gpumem_pool::{Block, MemoryKind, MemoryRange, StreamPoint, not_forked};
 use ndarray::{Array, ArrayBase, ArrayView, Data, Dimension, Ix1};
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -411,7 +411,8 @@ fn upload_small(
         gpu.transfer_counters().add_uploaded(parts.iter().map(|part| part.bytes.len()).sum());
         let (address, count) = (buffer.address(), parts.len() as u64);
         let shape = ([parts.len().min(BLOCKS_MAX) as u32, 1, 1], [THREADS, 1, 1], 0);
-        queue(gpu, parts.iter().filter_map(|part| part.write()), |stream| {
+        let touched = parts.iter().filter_map(|part| part.touched());
+        queue(gpu, touched.chain([Touched::Other(buffer.memory())]), |stream| {
             // SAFETY: the parameters are those of the kernel. The buffer has a table of that many parts with their bytes; the arrays are
             // as large, alive, and the stream has been ordered to write them. The buffer is used again only when its event is
             // complete, and freed in stream order.
@@ -476,6 +477,14 @@ impl<'s, 'p, 'a> Filling<'s, 'p, 'a> {
 }
 
 impl Part<'_> {
+    /// The memory that the upload writes. `None` once the array is uploaded.
+    fn touched(&self) -> Option<Touched<'_>> {
+        Some(match self.memory.as_ref()? {
+            PartMemory::Block(block) => Touched::Other(MemoryRange::from(block)),
+            PartMemory::Other(storage) => Touched::Array(Use::whole(storage, Access::Write)),
+        })
+    }
+
     /// The write, if it is tracked.
     fn write(&self) -> Option<Use<'_>> {
         match &self.memory {

@@ -11,11 +11,10 @@ use crate::element::{Cast, Element};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::gpu::staging::{Answer, Burst, Conversion, Copying, HostCopy, Lent, PIECE_BYTES, Staging, Stores};
-use crate::storage::{Access, Use, check_awake, mark, queue_copy};
+use crate::storage::{Access, Touched, Use, mark, queue_copy, run_borrowed};
 use core::cell::Cell;
-use gpumem_pool::sys::DriverError;
-use gpumem_pool::sys::types::{CUdeviceptr, CUstream};
-use gpumem_pool::{MemoryKind, PoolError};
+use gpumem_pool::MemoryKind;
+use gpumem_pool::sys::types::CUdeviceptr;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -150,7 +149,7 @@ fn upload_staged(
         buffer.record_use(gpu.stream());
         let from = buffer.address();
         gpu.transfer_counters().add_uploaded(size_bytes);
-        queue_copy(gpu, [target], |stream| {
+        queue_copy(gpu, [Touched::Array(target), Touched::Other(buffer.memory())], |stream| {
             // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The buffer is full, and
             // outlives the copy: it is used again only when its event is complete, and freed in stream order.
             unsafe { gpu.device().driver().cuMemcpyAsync(to, from, size_bytes, stream) }
@@ -275,7 +274,7 @@ unsafe fn download_staged(
             };
             buffer.record_use(gpu.stream());
             let middle = buffer.address();
-            queue_copy(gpu, [source], |stream| {
+            queue_copy(gpu, [Touched::Array(source), Touched::Other(buffer.memory())], |stream| {
                 // SAFETY: the source has these bytes, is alive, and the stream has been ordered to read it. A chunk fits into the
                 // buffer, which outlives the copy: it is freed in stream order.
                 unsafe {
@@ -355,25 +354,6 @@ pub(super) fn burst(staging: &Staging, size_bytes: usize) -> Option<Burst<'_>> {
 /// The size of the chunks of a copy, in bytes. Small copies have several too, so that threads and link work at the same time.
 fn chunk_bytes(size_bytes: usize, buffer_bytes: usize) -> usize {
     size_bytes.div_ceil(CHUNK_COUNT_MIN).next_multiple_of(PIECE_BYTES).min(buffer_bytes)
-}
-
-/// Queues a copy by the driver, which uses the device's memory as `one` says, and waits for it.
-pub(super) fn run_borrowed(
-    gpu: &Gpu,
-    one: Use<'_>,
-    operation: &'static str,
-    queue: impl FnOnce(CUstream) -> Result<(), DriverError>,
-) -> Result<(), ArrayError> {
-    let _bound = gpu.device().bind()?;
-    let queue = |_| {
-        gpu.stream().queue_work(|raw| {
-            check_awake(gpu.device(), [one])?;
-            Ok(queue(raw)?)
-        })?
-    };
-    let queued: Result<(), PoolError> =
-        gpu.stream().run_borrowed(operation, queue).map_err(|error| gpu.with_kernel_name(error.into()))?;
-    Ok(queued?)
 }
 
 /// Lets the driver copy. Returns when the copy is complete.

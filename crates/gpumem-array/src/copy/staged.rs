@@ -9,7 +9,7 @@ use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::gpu::stage::{Slot, Stage};
-use crate::storage::{Use, queue_copy};
+use crate::storage::{Touched, Use, queue_copy};
 use gpumem_pool::{Stream, StreamPoint};
 use ndarray::Dimension;
 
@@ -66,7 +66,7 @@ impl Ends<'_> {
         target.order(receiver, COPY)?;
         source.order(sender, COPY)?;
         wait(sender.stream(), slot.read, receiver.stream())?;
-        queue_copy(sender, [source], |stream| {
+        queue_copy(sender, [Touched::Array(source), Touched::Other(slot.memory())], |stream| {
             // SAFETY: the chunk lies within the source, in live memory of this device, and the stream has been ordered to read it. The
             // slot has room for a chunk, and the stream waits for the last copy out of it.
             unsafe { driver.cuMemcpyAsync(middle, from, size_bytes, stream) }
@@ -74,11 +74,12 @@ impl Ends<'_> {
         wait(receiver.stream(), sender.stream().point(), sender.stream())?;
         let is_marked = receiver.stream().has_waiters();
         slot.block.record_use(receiver.stream());
-        let queued = queue_copy(receiver, [target], |stream| {
-            // SAFETY: the chunk lies within the target, in live memory of this device, and the stream has been ordered to write it.
-            // Every device can access the slot, which the stream waits for.
-            unsafe { driver.cuMemcpyAsync(to, middle, size_bytes, stream) }
-        });
+        let queued =
+            queue_copy(receiver, [Touched::Array(target), Touched::Other(slot.memory())], |stream| {
+                // SAFETY: the chunk lies within the target, in live memory of this device, and the stream has been ordered to write it.
+                // Every device can access the slot, which the stream waits for.
+                unsafe { driver.cuMemcpyAsync(to, middle, size_bytes, stream) }
+            });
         // Also after an error: the copy may have been queued.
         slot.read = receiver.stream().point();
         if !is_marked {

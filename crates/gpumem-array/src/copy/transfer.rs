@@ -25,11 +25,8 @@ use std::sync::Arc;
 
 /// An upload in progress; see [`GpuArray::upload`]. A future, which resolves with the array and the host memory.
 ///
-/// Dropping it waits for nothing, and drops both.
-///
-/// # Panics
-///
-/// If it is polled after it has resolved, like a future of an `async` block.
+/// Dropping it waits for nothing, and drops both. If it is polled or waited for after it has resolved, the result is
+/// [`ArrayError::TransferOver`].
 #[must_use = "the array exists once the upload is awaited, or waited for"]
 pub struct Upload<S: UploadSource, K: Kind = Device> {
     parts: Option<(Started<S, K>, S)>,
@@ -40,14 +37,13 @@ pub struct Upload<S: UploadSource, K: Kind = Device> {
 /// A download in progress; see [`GpuView::download`]. A future, which resolves with the host memory, or with an error: that of a
 /// [`GpuView::download_into`] contains its target.
 ///
-/// Dropping it waits for nothing, and drops the host memory.
-///
-/// # Panics
-///
-/// If it is polled after it has resolved, like a future of an `async` block.
+/// Dropping it waits for nothing, and drops the host memory. If it is polled or waited for after it has resolved, the result is
+/// [`ArrayError::TransferOver`].
 #[must_use = "the elements are there once the download is awaited, or waited for"]
 pub struct Download<B, E = ArrayError> {
     finish: Option<Finish<B, E>>,
+    /// The error of each later poll.
+    over: fn() -> E,
     /// `None` if the copy was not queued.
     done: Option<Completion>,
 }
@@ -90,9 +86,12 @@ mod sealed {
         InPlace(GpuView<'a, T, D>),
     }
 
+    /// A download into host memory that has begun, or the error with that memory.
+    pub(super) type Started<B> = Result<Finish<B, Rejected<Option<B>>>, Rejected<Option<B>>>;
+
     pub trait Target<T, D>: Sized + Send + Sync + 'static {
         /// Queues the copy.
-        fn start(self, source: &GpuView<'_, T, D>) -> Result<Finish<Self, Rejected<Self>>, Rejected<Self>>;
+        fn start(self, source: &GpuView<'_, T, D>) -> Started<Self>;
     }
 }
 
@@ -149,7 +148,7 @@ impl<T: Element, D: Dimension + 'static, K: Kind> GpuArray<T, D, K> {
     }
 
     /// Begins to download the elements into `target`; see [`GpuView::download_into`].
-    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B, Rejected<B>> {
+    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B, Rejected<Option<B>>> {
         self.view().download_into(target)
     }
 }
@@ -238,10 +237,11 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     /// The download resolves with [`ArrayError::Shape`] if the shapes differ, and with the errors of [`GpuView::download`]:
     /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`], [`ArrayError::Graph`]. The error contains `target`,
     /// of which some or all elements may be overwritten.
-    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B, Rejected<B>> {
+    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B, Rejected<Option<B>>> {
+        let over = || Rejected::new(ArrayError::TransferOver, None);
         match self.gpu().check_runs(DOWNLOAD) {
-            Ok(()) => Download::of(self, target.start(self)),
-            Err(error) => Download::of(self, Err(Rejected::new(error, target))),
+            Ok(()) => Download::of(self, target.start(self), over),
+            Err(error) => Download::of(self, Err(Rejected::new(error, Some(target))), over),
         }
     }
 }
@@ -305,10 +305,10 @@ fn check(gpu: &Gpu, outcome: Result<(), PoolError>) -> Result<(), ArrayError> {
 }
 
 /// The target of a download, in the error if there is one.
-fn returned<B>(outcome: Result<(), ArrayError>, target: B) -> Result<B, Rejected<B>> {
+fn returned<B>(outcome: Result<(), ArrayError>, target: B) -> Result<B, Rejected<Option<B>>> {
     match outcome {
         Ok(()) => Ok(target),
-        Err(error) => Err(Rejected::new(error, target)),
+        Err(error) => Err(Rejected::new(error, Some(target))),
     }
 }
 
@@ -318,8 +318,8 @@ impl<S: UploadSource, K: Kind> Upload<S, K> {
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`], [`ArrayError::Pool`] or [`ArrayError::Graph`]; see [`GpuArray::upload`]. The error contains the
-    /// host memory.
-    pub fn wait(mut self) -> Result<Uploaded<S, K>, Rejected<S>> {
+    /// host memory. [`ArrayError::TransferOver`], without it, if a poll has returned the result before.
+    pub fn wait(mut self) -> Result<Uploaded<S, K>, Rejected<Option<S>>> {
         let outcome = self.done.take().map_or(Ok(()), Completion::wait);
         self.end(outcome)
     }
@@ -330,13 +330,14 @@ impl<S: UploadSource, K: Kind> Upload<S, K> {
         is_complete(&self.done)
     }
 
-    #[track_caller]
-    fn end(&mut self, outcome: Result<(), PoolError>) -> Result<Uploaded<S, K>, Rejected<S>> {
-        let Some((started, source)) = self.parts.take() else { polled_again("Upload") };
+    fn end(&mut self, outcome: Result<(), PoolError>) -> Result<Uploaded<S, K>, Rejected<Option<S>>> {
+        let Some((started, source)) = self.parts.take() else {
+            return Err(Rejected::new(ArrayError::TransferOver, None));
+        };
         let finished = started.and_then(|array| check(array.gpu(), outcome).map(|()| array));
         match finished {
             Ok(array) => Ok((array, source)),
-            Err(error) => Err(Rejected::new(error, source)),
+            Err(error) => Err(Rejected::new(error, Some(source))),
         }
     }
 }
@@ -346,18 +347,23 @@ impl<B> Download<B> {
         source: &GpuView<'_, T, D>,
         start: impl FnOnce() -> Result<Finish<B, ArrayError>, ArrayError>,
     ) -> Self {
-        Self::of(source, source.gpu().check_runs(DOWNLOAD).and_then(|()| start()))
+        let started = source.gpu().check_runs(DOWNLOAD).and_then(|()| start());
+        Self::of(source, started, || ArrayError::TransferOver)
     }
 }
 
 impl<B, E> Download<B, E> {
-    fn of<T: Element, D: Dimension>(source: &GpuView<'_, T, D>, started: Result<Finish<B, E>, E>) -> Self
+    fn of<T: Element, D: Dimension>(
+        source: &GpuView<'_, T, D>,
+        started: Result<Finish<B, E>, E>,
+        over: fn() -> E,
+    ) -> Self
     where
         E: Send + Sync + 'static,
     {
         match started {
-            Ok(finish) => Self { finish: Some(finish), done: Some(source.gpu().stream().completion()) },
-            Err(error) => Self { finish: Some(Box::new(|_| Err(error))), done: None },
+            Ok(finish) => Self { finish: Some(finish), over, done: Some(source.gpu().stream().completion()) },
+            Err(error) => Self { finish: Some(Box::new(|_| Err(error))), over, done: None },
         }
     }
 
@@ -367,6 +373,7 @@ impl<B, E> Download<B, E> {
     ///
     /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`] or [`ArrayError::Graph`]; see
     /// [`GpuView::download`]. [`ArrayError::Shape`] after [`GpuView::download_into`] a target of another shape.
+    /// [`ArrayError::TransferOver`] if a poll has returned the result before.
     pub fn wait(mut self) -> Result<B, E> {
         let outcome = self.done.take().map_or(Ok(()), Completion::wait);
         self.end(outcome)
@@ -378,11 +385,10 @@ impl<B, E> Download<B, E> {
         is_complete(&self.done)
     }
 
-    #[track_caller]
     fn end(&mut self, outcome: Result<(), PoolError>) -> Result<B, E> {
         match self.finish.take() {
             Some(finish) => finish(outcome),
-            None => polled_again("Download"),
+            None => Err((self.over)()),
         }
     }
 }
@@ -402,9 +408,8 @@ fn poll_done(done: &mut Option<Completion>, context: &mut Context<'_>) -> Poll<R
 }
 
 impl<S: UploadSource, K: Kind> Future for Upload<S, K> {
-    type Output = Result<Uploaded<S, K>, Rejected<S>>;
+    type Output = Result<Uploaded<S, K>, Rejected<Option<S>>>;
 
-    #[track_caller]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match poll_done(&mut self.done, context) {
             Poll::Ready(outcome) => Poll::Ready(self.end(outcome)),
@@ -416,7 +421,6 @@ impl<S: UploadSource, K: Kind> Future for Upload<S, K> {
 impl<B, E> Future for Download<B, E> {
     type Output = Result<B, E>;
 
-    #[track_caller]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match poll_done(&mut self.done, context) {
             Poll::Ready(outcome) => Poll::Ready(self.end(outcome)),
@@ -430,12 +434,6 @@ impl<S: UploadSource, K: Kind> Unpin for Upload<S, K> {}
 
 /// Nothing in it is pinned.
 impl<B, E> Unpin for Download<B, E> {}
-
-#[cold]
-#[track_caller]
-fn polled_again(name: &str) -> ! {
-    panic!("`{name}` polled after it has resolved")
-}
 
 macro_rules! sources {
     ($($(#[$doc:meta])* $source:ty;)*) => {
@@ -492,10 +490,10 @@ impl<T: Element, D: Dimension> UploadSource for GpuArray<T, D, Pinned> {
 impl<T: Element, D: Dimension + 'static> DownloadTarget<T, D> for Vec<T> {}
 
 impl<T: Element, D: Dimension + 'static> sealed::Target<T, D> for Vec<T> {
-    fn start(mut self, source: &GpuView<'_, T, D>) -> Result<Finish<Self, Rejected<Self>>, Rejected<Self>> {
+    fn start(mut self, source: &GpuView<'_, T, D>) -> sealed::Started<Self> {
         let (staged, gpu) = match staged(source, Order::Row) {
             Ok(staged) => (staged, source.gpu().clone()),
-            Err(error) => return Err(Rejected::new(error, self)),
+            Err(error) => return Err(Rejected::new(error, Some(self))),
         };
         Ok(Box::new(move |outcome| {
             let copied = check(&gpu, outcome).and_then(|()| replace(&mut self, staged.as_slice()?));
@@ -507,7 +505,7 @@ impl<T: Element, D: Dimension + 'static> sealed::Target<T, D> for Vec<T> {
 impl<T: Element, D: Dimension + 'static, K: HostAccess> DownloadTarget<T, D> for GpuArray<T, D, K> {}
 
 impl<T: Element, D: Dimension + 'static, K: HostAccess> sealed::Target<T, D> for GpuArray<T, D, K> {
-    fn start(mut self, source: &GpuView<'_, T, D>) -> Result<Finish<Self, Rejected<Self>>, Rejected<Self>> {
+    fn start(mut self, source: &GpuView<'_, T, D>) -> sealed::Started<Self> {
         let gpu = source.gpu().clone();
         let queued = same_shape("download", self.layout(), source.layout())
             .and_then(|()| self.on_mut(&gpu).assign(source))
@@ -519,7 +517,7 @@ impl<T: Element, D: Dimension + 'static, K: HostAccess> sealed::Target<T, D> for
                 let checked = check(&gpu, outcome).and_then(|()| self.as_slice().map(drop));
                 returned(checked, self)
             })),
-            Err(error) => Err(Rejected::new(error, self)),
+            Err(error) => Err(Rejected::new(error, Some(self))),
         }
     }
 }

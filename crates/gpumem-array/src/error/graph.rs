@@ -1,9 +1,10 @@
 //! [`GraphError`]: misuse of captures and graphs.
 
 use core::ops::Range;
+use gpumem_pool::sys::text::debug_is_display;
 
 /// An operation during a capture, or a launch of a graph, was refused. Nothing was queued.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GraphError {
     /// An array that was made in a capture was used through a `Gpu` outside of it.
@@ -102,3 +103,5 @@ pub enum GraphError {
     )]
     ForeignResult,
 }
+
+debug_is_display!(GraphError);

@@ -3,6 +3,7 @@
 use crate::error::ArrayError;
 use core::error::Error;
 use core::fmt;
+use gpumem_pool::sys::text::debug_is_display;
 
 /// An operation that takes a value failed. The error contains the value, so nothing is lost. `?` converts it to its [`ArrayError`].
 ///
@@ -69,8 +70,4 @@ impl<V> fmt::Display for Rejected<V> {
     }
 }
 
-impl<V> fmt::Debug for Rejected<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self.error(), f)
-    }
-}
+debug_is_display!([V] Rejected<V>);

@@ -4,7 +4,7 @@
 
 use super::Gpu;
 use crate::error::ArrayError;
-use gpumem_pool::{Block, MemoryKind, PoolError, Stream, StreamPoint, not_forked};
+use gpumem_pool::{Block, MemoryKind, MemoryRange, PoolError, Stream, StreamPoint, not_forked};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The stages of one `Gpu` and its forks that no copy is queued through at the moment.
@@ -22,6 +22,13 @@ pub(crate) struct Slot {
     pub(crate) block: Block,
     /// The point of the last copy out of the slot.
     pub(crate) read: StreamPoint,
+}
+
+impl Slot {
+    /// The memory, for the work that copies from or to it.
+    pub(crate) fn memory(&self) -> MemoryRange {
+        MemoryRange::from(&self.block)
+    }
 }
 
 impl Gpu {

@@ -23,7 +23,7 @@ use core::time::Duration;
 use gpumem_pool::sys::env::{self, EnvError, Variable};
 use gpumem_pool::sys::fork;
 use gpumem_pool::{
-    Block, Event, MemoryKind, PoolError, Reclaimable, Registration, Stream, StreamId, not_forked,
+    Block, Event, MemoryKind, MemoryRange, PoolError, Reclaimable, Registration, Stream, StreamId, not_forked,
 };
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -461,6 +461,11 @@ impl Lent<'_> {
     /// The address for the device.
     pub(crate) fn address(&self) -> u64 {
         self.buffer.block.address()
+    }
+
+    /// The memory, for the work that copies from or to it.
+    pub(crate) fn memory(&self) -> MemoryRange {
+        MemoryRange::from(&self.buffer.block)
     }
 
     /// The address for the host. The memory is as large as [`Staging::buffer_bytes`].

@@ -30,7 +30,8 @@ pub trait Outputs {
     fn keep(self, keeper: &mut Keeper) -> Result<Self::Tokens, ArrayError>;
 }
 
-/// Collects the results of a capture.
+/// Collects the results of a capture. It is not exported, which seals [`Outputs`]: other code could exchange the results of two graphs,
+/// and so the memory behind their tokens.
 #[doc(hidden)]
 pub struct Keeper {
     graph: u64,

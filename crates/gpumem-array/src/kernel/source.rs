@@ -7,6 +7,7 @@ use crate::error::ArrayError;
 use crate::kernel::signature::{Parameter, Signatures};
 use core::fmt;
 use core::fmt::Write;
+use gpumem_pool::sys::text::Shown;
 
 /// Kernels as text, CUDA C++ or PTX, with the Rust functions that replace them on the simulator. Declare one with
 /// [`kernels!`](crate::kernels), and load it with [`Gpu::compile`](crate::Gpu::compile).
@@ -248,9 +249,9 @@ impl KernelParameter {
 
 impl fmt::Debug for KernelSource<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kernels: Vec<_> = self.declared.iter().map(|kernel| kernel.name).collect();
+        let kernels: Vec<_> = self.declared.iter().map(|kernel| Shown::name(kernel.name)).collect();
         f.debug_struct("KernelSource")
-            .field("name", &self.name)
+            .field("name", &Shown::name(self.name()))
             .field("language", &self.language)
             .field("kernels", &kernels)
             .finish_non_exhaustive()

@@ -84,7 +84,8 @@ fn impossible_copies_are_refused() {
     let (longer, foreign) =
         (GpuArray::<i32, _>::zeros(&gpu, 6).unwrap(), GpuArray::<i32, _>::zeros(&elsewhere, 4).unwrap());
     assert!(matches!(target.assign(&longer), Err(ArrayError::Shape { .. })));
-    assert!(matches!(target.assign(&foreign), Err(ArrayError::WrongDevice { .. })));
+    let Err(ArrayError::WrongDevice { expected, found }) = target.assign(&foreign) else { panic!() };
+    assert!(expected != found && found.ends_with("of another simulator (no GPU)"), "{expected}, {found}");
     assert!(matches!(target.on_mut(&elsewhere).assign(&foreign), Err(ArrayError::WrongDevice { .. })));
     // Refused before it joins a graph, so that the capture stays valid.
     let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();

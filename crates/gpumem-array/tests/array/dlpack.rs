@@ -7,7 +7,7 @@ use gpumem_array::dlpack::dlpark::ffi::{
 };
 use gpumem_array::dlpack::dlpark::{DlpackFlags, Managed, ManagedTensorBase, legacy, versioned};
 use gpumem_array::ndarray::{Axis, Dimension, Ix1, Ix2, IxDyn, array, s};
-use gpumem_array::pool::{Device, Pool, Stream};
+use gpumem_array::pool::{Device, MemoryRange, Pool, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray};
 use gpumem_sim::{Sim, SimConfig};
 use std::ffi::c_void;
@@ -184,9 +184,9 @@ unsafe extern "C" fn delete(tensor: *mut DLManagedTensorVersioned) {
     let (driver, address) = (theirs.home.device().driver(), theirs._memory.address());
     let _bound = theirs.home.device().bind().unwrap();
     // SAFETY: the memory has as many bytes.
-    let queued = theirs
-        .home
-        .queue_work(|raw| unsafe { driver.cuMemsetD8Async(address, 0, 4 * theirs._memory.len(), raw) });
+    let queued = theirs.home.queue_work(MemoryRange::NONE, |raw| unsafe {
+        driver.cuMemsetD8Async(address, 0, 4 * theirs._memory.len(), raw)
+    });
     queued.unwrap().unwrap();
 }
 

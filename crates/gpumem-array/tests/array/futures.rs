@@ -201,12 +201,12 @@ fn targets_are_reused() {
     let address = small.address();
     let rejected = x.download_into(small).wait().unwrap_err();
     assert!(matches!(rejected.error(), ArrayError::Shape { .. }), "{rejected}");
-    assert_eq!(rejected.into_value().address(), address);
+    assert_eq!(rejected.into_value().unwrap().address(), address);
     let used = Vec::<f32>::with_capacity(1000);
     let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
     let rejected = x.download_into(used).wait().unwrap_err();
     assert!(matches!(rejected.error(), ArrayError::Pool(_) | ArrayError::Graph(_)), "{rejected}");
-    assert_eq!(rejected.into_value().capacity(), 1000);
+    assert_eq!(rejected.into_value().unwrap().capacity(), 1000);
     capture.end().unwrap();
 }
 
@@ -216,7 +216,7 @@ fn an_upload_that_fails_returns_the_elements() {
     let gpu = Gpu::new(&Pool::builder(&device).hard_limit(Limit::Bytes(8 << 20)).build().unwrap()).unwrap();
     let error = block_on(GpuArray::upload(&gpu, vec![5_u8; 16 << 20])).unwrap_err();
     assert!(matches!(error.error(), ArrayError::Pool(PoolError::LimitReached(_))), "{error}");
-    assert_eq!(error.into_value(), vec![5_u8; 16 << 20]);
+    assert_eq!(error.into_value(), Some(vec![5_u8; 16 << 20]));
     let pinned =
         Pool::builder(&device).kind(MemoryKind::Host).hard_limit(Limit::Bytes(2 << 20)).build().unwrap();
     let gpu = Gpu::with_stream(gpu.pool(), gpu.stream()).unwrap();
@@ -245,7 +245,7 @@ fn invalid_elements_are_refused() {
     let target = PinnedArray::zeros(&gpu.pinned(), 3).unwrap();
     let refused = block_on(flags.download_into(target)).unwrap_err();
     assert!(matches!(refused.error(), ArrayError::InvalidElement { index: 2, .. }), "{refused}");
-    assert!(refused.into_value().as_slice().is_err());
+    assert!(refused.into_value().unwrap().as_slice().is_err());
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_lost_context_resolves_every_transfer() {
     // The simulator may have run some before, or all.
     assert!(downloads.iter().all(|outcome| outcome.as_ref().err().is_none_or(is_lost)));
     if let Err(error) = upload {
-        assert!(is_lost(error.error()) && error.into_value() == [1; 100]);
+        assert!(is_lost(error.error()) && error.into_value().unwrap() == [1; 100]);
     }
     assert!(block_on(x.download()).is_err_and(|error| is_lost(&error)));
 }
@@ -334,12 +334,27 @@ fn captures_have_no_transfers() {
 }
 
 #[test]
-#[should_panic(expected = "polled after it has resolved")]
-fn a_transfer_resolves_once() {
+fn a_transfer_that_has_resolved_is_an_error_from_then_on() {
     let gpu = gpu();
-    let mut download = GpuArray::from_elem(&gpu, 3, 1_u8).unwrap().download();
+    let array = GpuArray::from_elem(&gpu, 3, 1_u8).unwrap();
+    let mut download = array.download();
     assert_eq!(block_on(&mut download).unwrap(), [1; 3]);
-    let _again = poll(&mut download, Waker::noop());
+    let again = block_on(&mut download);
+    assert!(matches!(again, Err(ArrayError::TransferOver)), "{again:?}");
+    assert!(download.is_complete());
+    assert!(matches!(download.wait(), Err(ArrayError::TransferOver)));
+
+    let mut download = array.download_into(vec![0_u8; 3]);
+    assert_eq!(block_on(&mut download).unwrap(), [1; 3]);
+    let again = block_on(&mut download).unwrap_err();
+    assert!(matches!(again.into_parts(), (ArrayError::TransferOver, None)));
+    assert!(matches!(download.wait().unwrap_err().into_parts(), (ArrayError::TransferOver, None)));
+
+    let mut upload = GpuArray::<_, Ix1>::upload(&gpu, vec![2_u8; 3]);
+    assert_eq!(block_on(&mut upload).unwrap().1, [2; 3]);
+    let again = block_on(&mut upload).unwrap_err();
+    assert!(matches!(again.into_parts(), (ArrayError::TransferOver, None)));
+    assert!(matches!(upload.wait().unwrap_err().into_parts(), (ArrayError::TransferOver, None)));
 }
 
 /// Without a link, the stream of the target's own `Gpu` copies. The download resolves behind it.

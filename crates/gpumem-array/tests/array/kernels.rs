@@ -294,11 +294,12 @@ fn a_launch_without_arrays_checks_its_stream() {
     let gpu = gpu();
     let function = function(&gpu, "ramp").unwrap();
     let (pool, device) = (gpu.pool(), gpu.device());
-    let theirs =
+    // The end of a thread retires its default stream.
+    let ended =
         std::thread::scope(|scope| scope.spawn(|| Stream::per_thread(device).unwrap()).join().unwrap());
     let retired = Stream::legacy(device).unwrap();
     retired.retire().unwrap();
-    let wrong = [(theirs, PoolError::WrongThread), (retired, PoolError::StreamRetired)];
+    let wrong = [(ended, PoolError::StreamRetired), (retired, PoolError::StreamRetired)];
     for ((stream, expected), threads) in wrong.iter().flat_map(|wrong| [(wrong, 1), (wrong, 0)]) {
         let elsewhere = Gpu::with_stream(pool, stream).unwrap();
         let launch = function.launch(LaunchShape::for_len(threads)).scalar(0_u64).scalar(0_u64);

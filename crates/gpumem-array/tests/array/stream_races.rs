@@ -9,7 +9,7 @@ use gpumem_array::pool::sys::types::{
     CUcontext, CUdevice, CUdeviceptr, CUfunction, CUgraph, CUresult, CUstream,
 };
 use gpumem_array::pool::sys::{Driver, Table};
-use gpumem_array::pool::{CaptureMode, Device, Location, MemoryKind, Pool, PoolError, Stream};
+use gpumem_array::pool::{CaptureMode, Device, Location, MemoryKind, MemoryRange, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError};
 use gpumem_sim::{Schedule, SimConfig};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -304,7 +304,7 @@ fn a_capture_that_ends_during_an_operation_ends_after_it() {
         // Without arrays, which cannot be used on a capturing stream.
         stream.wait_for(other.stream()).unwrap();
         let _bound = gpu.device().bind().unwrap();
-        let copy = stream.queue_work(|raw| {
+        let copy = stream.queue_work(MemoryRange::NONE, |raw| {
             // SAFETY: both arrays have that many bytes on this device, and live until the device was synchronised.
             unsafe { driver.cuMemcpyAsync(target.address(), source.address(), 4 * LEN, raw) }
         });
@@ -354,7 +354,7 @@ fn memory_is_filled_before_a_capture_that_begins_meanwhile() {
     let mut bytes = [1_u8; 64];
     let _bound = device.bind().unwrap();
     stream
-        .run_borrowed("a download", |raw| {
+        .run_borrowed("a download", [&block], |raw| {
             // SAFETY: both have 64 bytes, and the call returns after the copy is complete.
             unsafe { driver.cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), block.address(), 64, raw) }
         })
@@ -402,7 +402,9 @@ fn a_capture_within_a_call_of_the_same_thread_is_refused() {
     let (_turn, driver) = machine();
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();
-    let begun = stream.queue_work(|_| stream.begin_capture(CaptureMode::Relaxed).map(drop)).unwrap();
+    let begun = stream
+        .queue_work(MemoryRange::NONE, |_| stream.begin_capture(CaptureMode::Relaxed).map(drop))
+        .unwrap();
     assert!(matches!(begun, Err(PoolError::NotInCapture { .. })), "{begun:?}");
     stream.begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap();
 }

@@ -4,7 +4,8 @@ use super::arguments::{check, put};
 use super::pools::{self, gpumem_pool};
 use super::streams::{self, gpumem_stream};
 use crate::blocks;
-use crate::error::{Failure, caught, ending, gpumem_result, guarded};
+use crate::error::{Failure, Outcome, caught, ending, gpumem_result, guarded};
+use ::gpumem_pool::{MemoryRange, Stream};
 use core::ffi::c_void;
 
 /// Allocates memory for work that is queued on `stream` from now on. `address` becomes a device address (`CUdeviceptr`), or a pointer of
@@ -35,6 +36,34 @@ pub unsafe extern "C" fn gpumem_alloc(
     })
 }
 
+/// Like `gpumem_alloc`, on a stream (`CUstream`, `cudaStream_t`) that another library created and may destroy after the call. Null is the
+/// default stream. It is for allocators that learn the stream anew in each request; `gpumem_alloc` with a handle is faster.
+///
+/// Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream of another context, and for one that is part of a capture, unless
+/// captures were announced (`gpumem_captures_expect`). The capture goes on.
+///
+/// # Safety
+///
+/// `raw` is null or a live stream of the device's primary context; `address` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_alloc_borrowed(
+    pool: *mut gpumem_pool,
+    size_bytes: u64,
+    raw: *mut c_void,
+    address: *mut *mut c_void,
+) -> gpumem_result {
+    guarded(|| {
+        check(address, "address")?;
+        let allocated = pools::with(pool, |entry| {
+            // SAFETY: the caller promises a live stream, and no later call names this one.
+            let stream = unsafe { Stream::from_raw(entry.pool.device(), raw.cast()) }?;
+            Ok(blocks::keep(entry.pool.alloc(size_bytes, &stream)?))
+        })?;
+        // SAFETY: the caller promises a place.
+        unsafe { put(address, core::ptr::with_exposed_provenance_mut(allocated as usize), "address") }
+    })
+}
+
 /// Frees memory of any pool by its address. It is reused once the work that is queued so far, on its stream and on the streams of
 /// `gpumem_record_use`, is complete; nothing waits. Null is ignored. In a forked child the memory stays the parent's.
 ///
@@ -56,24 +85,44 @@ pub extern "C" fn gpumem_free(address: *mut c_void) -> gpumem_result {
 /// then.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_free_on(address: *mut c_void, stream: *mut gpumem_stream) -> gpumem_result {
+    ending(|| streams::with(stream, |entry| free_on(address, entry.stream())))
+}
+
+/// Like `gpumem_free_on`, on a stream (`CUstream`, `cudaStream_t`) that another library created and may destroy after the call. Null is the
+/// default stream.
+///
+/// Errors: those of `gpumem_free`; `STATE` for a stream of another context, and for one that is part of a capture, unless captures were
+/// announced. The memory is not freed then.
+///
+/// # Safety
+///
+/// `raw` is null or a live stream of the primary context of the memory's device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_free_borrowed(address: *mut c_void, raw: *mut c_void) -> gpumem_result {
     ending(|| {
-        streams::with(stream, |entry| {
-            let stream = entry.stream();
-            if address.is_null() {
-                return Ok(stream.check_usable()?);
-            }
-            let address = address.addr() as u64;
-            // Recorded in a call that a retirement waits for. The free itself may come after it: the use counts by then.
-            stream.queue_work(|_| {
-                blocks::with(address, |block| {
-                    check_device(block, stream)?;
-                    block.record_use(stream);
-                    Ok(())
-                })
-            })??;
-            blocks::end(address, |block| block.free_on(stream))
-        })
+        if address.is_null() {
+            return Ok(());
+        }
+        let device = blocks::with(address.addr() as u64, |block| Ok(block.device().clone()))?;
+        // SAFETY: the caller promises a live stream, and no later call names this one.
+        free_on(address, &unsafe { Stream::from_raw(&device, raw.cast()) }?)
     })
+}
+
+fn free_on(address: *mut c_void, stream: &Stream) -> Outcome {
+    if address.is_null() {
+        return Ok(stream.check_usable()?);
+    }
+    let address = address.addr() as u64;
+    // Recorded in a call that a retirement waits for. The free itself may come after it: the use counts by then.
+    stream.queue_work(MemoryRange::NONE, |_| {
+        blocks::with(address, |block| {
+            check_device(block, stream)?;
+            block.record_use(stream);
+            Ok(())
+        })
+    })??;
+    blocks::end(address, |block| block.free_on(stream))
 }
 
 /// Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until
@@ -90,7 +139,7 @@ pub extern "C" fn gpumem_record_use(address: *mut c_void, stream: *mut gpumem_st
                 return Ok(stream.check_usable()?);
             }
             // In a call that a retirement waits for: a stream that is retired between a check and the record would lose the use.
-            stream.queue_work(|_| {
+            stream.queue_work(MemoryRange::NONE, |_| {
                 blocks::with(address.addr() as u64, |block| {
                     block.record_use(stream);
                     Ok(())
@@ -135,7 +184,7 @@ pub unsafe extern "C" fn gpumem_ordinal(address: *mut c_void, ordinal: *mut u32)
     })
 }
 
-fn check_device(block: &::gpumem_pool::Block, stream: &::gpumem_pool::Stream) -> Result<(), Failure> {
+fn check_device(block: &::gpumem_pool::Block, stream: &Stream) -> Outcome {
     match block.device() == stream.device() {
         true => Ok(()),
         false => Err(Failure {

@@ -2,12 +2,13 @@
 
 #![allow(non_camel_case_types)]
 
-use super::arguments::{self, Growing, check, put, put_if_asked};
+use super::arguments::{self, Versioned, check, put, put_if_asked};
+use super::interface_of;
 use crate::error::{Failure, Outcome, ending, gpumem_result, guarded, terminated};
 use crate::handles::Table;
 use ::gpumem_pool::sys::Driver;
 use ::gpumem_pool::trace::Trace;
-use ::gpumem_pool::{CurrentPool, Device, Keep, Pool, PoolBuilder};
+use ::gpumem_pool::{CurrentPool, Device, Keep, Limit, Pool, PoolBuilder, PoolError};
 use core::ffi::{c_char, c_void};
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -48,10 +49,21 @@ pub struct gpumem_pool_options {
     pub on_out_of_memory: gpumem_out_of_memory_fn,
     /// Passed to `on_out_of_memory`. It must be valid as long as the pool or a block of it.
     pub user_data: *mut c_void,
+    /// The hard limit as a text, in place of `hard_limit_bytes`: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of what is free
+    /// there. Null for none.
+    pub hard_limit: *const c_char,
+    /// The soft limit as a text, in place of `soft_limit_bytes`. Null for none.
+    pub soft_limit: *const c_char,
+    /// Whose functions and options reports name: `GPUMEM_INTERFACE_C`, or that of a program that wraps this interface.
+    pub interface: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 
-// SAFETY: pointers, numbers and an optional function may be zero; the two 32-bit fields leave no padding; the size is first.
-unsafe impl Growing for gpumem_pool_options {}
+// SAFETY: pointers, numbers and an optional function may be zero; pairs of 32-bit fields leave no padding; the size is first.
+unsafe impl Versioned for gpumem_pool_options {
+    const SIZES: &[usize] = &[size_of::<Self>()];
+}
 
 /// Flag: `GPUMEM_CONF`, `GPUMEM_HARD_LIMIT` and the other variables of gpumem configure what the options leave open.
 pub const GPUMEM_FROM_ENVIRONMENT: u32 = 1;
@@ -80,11 +92,11 @@ fn add(pool: Pool, traces: Vec<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
 /// Creates a pool on a device of the driver that `GPUMEM_DRIVER` names: `cuda`, the default, or `drop-in`, a simulator.
 ///
 /// Errors: `INVALID_ARGUMENT` for a null pointer or an invalid option, `NO_DEVICE` without a driver or a device of that ordinal,
-/// `UNSUPPORTED` for a backend or a kind that the device lacks.
+/// `UNSUPPORTED` for a backend or a kind that the device lacks, `ENVIRONMENT` for an unknown or invalid environment variable.
 ///
 /// # Safety
 ///
-/// `options` is null, or points to as many bytes as its `struct_size` states, with texts that end with a zero byte; `pool` is null or
+/// `options` is null, or points to a `struct_size` and to as many bytes as that states, with texts that end with a zero byte; `pool` is null or
 /// points to a place. `on_out_of_memory` may be called with `user_data` on any thread as long as the pool or a block of it lives.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_pool_create(
@@ -115,17 +127,22 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
         GPUMEM_FROM_ENVIRONMENT => true,
         other => return Err(Failure::argument(format!("unknown flags {other:#x}"))),
     };
-    let driver = Driver::from_env().map_err(::gpumem_pool::PoolError::from)?;
+    let driver = Driver::from_env().map_err(PoolError::from)?;
     let device = Device::new(&driver, options.ordinal)?;
     let mut builder = if from_environment { PoolBuilder::from_env(&device)? } else { Pool::builder(&device) };
     if let Some(conf) = conf {
-        builder = builder.conf(conf).map_err(::gpumem_pool::PoolError::from)?;
+        builder = builder.conf(conf).map_err(PoolError::from)?;
     }
-    if options.hard_limit_bytes > 0 {
-        builder = builder.hard_limit(options.hard_limit_bytes);
+    let interface = interface_of(options.interface).filter(|_| options.reserved == 0);
+    builder = builder
+        .interface(interface.ok_or_else(|| Failure::argument("unknown interface; pass GPUMEM_INTERFACE_C"))?);
+    // SAFETY: the caller promises a text.
+    if let Some(limit) = unsafe { limit(options.hard_limit_bytes, options.hard_limit, "hard_limit") }? {
+        builder = builder.hard_limit(limit);
     }
-    if options.soft_limit_bytes > 0 {
-        builder = builder.soft_limit(options.soft_limit_bytes);
+    // SAFETY: the caller promises a text.
+    if let Some(limit) = unsafe { limit(options.soft_limit_bytes, options.soft_limit, "soft_limit") }? {
+        builder = builder.soft_limit(limit);
     }
     if let Some(notify) = options.on_out_of_memory {
         let user_data = UserData(options.user_data);
@@ -149,7 +166,23 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
     Ok((builder.build()?, traces))
 }
 
-struct UserData(*mut c_void);
+/// A limit that is given as a number of bytes, or as a text.
+///
+/// # Safety
+///
+/// `text` is null, or ends with a zero byte.
+unsafe fn limit(limit_bytes: u64, text: *const c_char, name: &str) -> Outcome<Option<Limit>> {
+    // SAFETY: the caller promises a text.
+    match (unsafe { arguments::text(text, name) }?, limit_bytes) {
+        (None, 0) => Ok(None),
+        (None, _) => Ok(Some(Limit::Bytes(limit_bytes))),
+        (Some(text), 0) => Ok(Some(text.parse().map_err(PoolError::from)?)),
+        (Some(_), _) => Err(Failure::argument(format!("{name} and {name}_bytes are set; keep one of them"))),
+    }
+}
+
+/// A pointer of the program for its callback.
+pub(super) struct UserData(pub(super) *mut c_void);
 
 // SAFETY: the pointer is only passed to the program's function, which the program allows on any thread.
 unsafe impl Send for UserData {}
@@ -168,7 +201,7 @@ pub extern "C" fn gpumem_pool_destroy(pool: *mut gpumem_pool) -> gpumem_result {
 /// Returns the device's default pool in this process, which the first call creates from the environment. Every call returns the same
 /// handle, until it is destroyed; the default pool itself lives until the process ends.
 ///
-/// Errors: `NO_DEVICE` without a driver or a device of that ordinal, `INVALID_ARGUMENT` for an invalid environment variable.
+/// Errors: `NO_DEVICE` without a driver or a device of that ordinal, `ENVIRONMENT` for an unknown or invalid environment variable.
 ///
 /// # Safety
 ///
@@ -297,6 +330,53 @@ pub extern "C" fn gpumem_pool_set_hard_limit(pool: *mut gpumem_pool, limit_bytes
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pool_set_soft_limit(pool: *mut gpumem_pool, limit_bytes: u64) -> gpumem_result {
     guarded(|| with(pool, |entry| Ok(entry.pool.set_soft_limit(limit_bytes)?)))
+}
+
+/// Like `gpumem_pool_set_hard_limit`, with a text: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of what is free there now.
+///
+/// Errors: `INVALID_ARGUMENT` for a text that is no limit, or a limit below 2 MiB.
+///
+/// # Safety
+///
+/// `limit` is null, or ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_set_hard_limit_text(
+    pool: *mut gpumem_pool,
+    limit: *const c_char,
+) -> gpumem_result {
+    guarded(|| {
+        // SAFETY: the caller promises a text.
+        let limit = unsafe { limit_text(limit) }?;
+        with(pool, |entry| Ok(entry.pool.set_hard_limit(limit)?))
+    })
+}
+
+/// Like `gpumem_pool_set_soft_limit`, with a text as `gpumem_pool_set_hard_limit_text` takes it.
+///
+/// Errors: `INVALID_ARGUMENT` for a text that is no limit.
+///
+/// # Safety
+///
+/// `limit` is null, or ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_set_soft_limit_text(
+    pool: *mut gpumem_pool,
+    limit: *const c_char,
+) -> gpumem_result {
+    guarded(|| {
+        // SAFETY: the caller promises a text.
+        let limit = unsafe { limit_text(limit) }?;
+        with(pool, |entry| Ok(entry.pool.set_soft_limit(limit)?))
+    })
+}
+
+/// # Safety
+///
+/// `text` is null, or ends with a zero byte.
+unsafe fn limit_text(text: *const c_char) -> Outcome<Limit> {
+    // SAFETY: the caller promises a text.
+    let limit = unsafe { limit(0, text, "limit") }?;
+    limit.ok_or_else(|| Failure::argument("limit is null"))
 }
 
 /// Releases cached memory until `keep_bytes` are reserved, without waiting. `released_bytes` may be null.

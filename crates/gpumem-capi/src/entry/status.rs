@@ -2,7 +2,7 @@
 
 #![allow(non_camel_case_types)]
 
-use super::arguments::{self, Growing, check, put_text};
+use super::arguments::{self, Versioned, check, put_text};
 use super::pools::{self, gpumem_pool};
 use crate::error::{gpumem_result, guarded};
 use core::ffi::c_char;
@@ -11,7 +11,7 @@ use core::ffi::c_char;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gpumem_status {
-    /// `sizeof(gpumem_status)`; after the call, the number of bytes that the library has written.
+    /// `sizeof(gpumem_status)`
     pub struct_size: usize,
     /// In live blocks.
     pub in_use_bytes: u64,
@@ -52,13 +52,15 @@ pub struct gpumem_status {
 }
 
 // SAFETY: all fields are 64-bit numbers, so there is no padding, and the size is first.
-unsafe impl Growing for gpumem_status {}
+unsafe impl Versioned for gpumem_status {
+    const SIZES: &[usize] = &[size_of::<Self>()];
+}
 
 /// Writes a pool's counters.
 ///
 /// # Safety
 ///
-/// `status` is null, or points to as many bytes as its `struct_size` states.
+/// `status` is null, or points to a `struct_size` and to as many bytes as that states.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_pool_status(
     pool: *mut gpumem_pool,

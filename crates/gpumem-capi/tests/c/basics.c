@@ -339,6 +339,150 @@ static void traces_of_several_pools(const char *path) {
     for (index = 0; index < 2; index++) OK(gpumem_stream_destroy(streams[index]));
 }
 
+/* The limits of a pool as texts, and the names in texts. */
+static void limits_as_texts(void) {
+    gpumem_pool_options options;
+    gpumem_pool *pool = NULL;
+    gpumem_stream *stream = NULL;
+    void *address = NULL;
+    uint64_t total;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.hard_limit = "64MiB";
+    options.soft_limit = "50%";
+    OK(gpumem_pool_create(&options, &pool));
+    OK(gpumem_stream_create(pool, &stream));
+    total = status_of(pool).device_total_bytes;
+    CHECK(status_of(pool).hard_limit_bytes == 64 * MIB && status_of(pool).soft_limit_bytes == total / 2);
+    FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(pool, 96 * MIB, stream, &address));
+    CHECK(strstr(gpumem_last_error(), "(gpumem_pool_options.hard_limit_bytes, or gpumem_pool_set_hard_limit)") != NULL);
+    CHECK(strstr(gpumem_last_error(), "::") == NULL);
+    /* The pool's report names what the pool was built with; other errors name what the caller has. */
+    CHECK(strstr(gpumem_last_error_as(GPUMEM_INTERFACE_PYTHON), "gpumem_pool_set_hard_limit") != NULL);
+    OK(gpumem_pool_set_hard_limit_text(pool, "25%"));
+    OK(gpumem_pool_set_soft_limit_text(pool, "1.5GiB"));
+    CHECK(status_of(pool).hard_limit_bytes == total / 4 && status_of(pool).soft_limit_bytes == UINT64_C(3) << 29);
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_set_hard_limit_text(pool, "lots"));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_set_hard_limit_text(pool, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_set_soft_limit_text(pool, "101%"));
+    OK(gpumem_pool_sleep(pool, GPUMEM_KEEP_NOTHING));
+    FAILS(GPUMEM_ERROR_STATE, gpumem_alloc(pool, MIB, stream, &address));
+    CHECK(strstr(gpumem_last_error(), "call gpumem_pool_wake") != NULL);
+    CHECK(strstr(gpumem_last_error_as(GPUMEM_INTERFACE_PYTHON), "call Pool.wake") != NULL);
+    CHECK(strstr(gpumem_last_error_as(GPUMEM_INTERFACE_CUPY), "call gpumem.cupy.memory_pool().wake") != NULL);
+    CHECK(strcmp(gpumem_last_error_as(77), gpumem_last_error()) == 0);
+    OK(gpumem_pool_destroy(pool));
+
+    options.interface = GPUMEM_INTERFACE_PYTORCH;
+    OK(gpumem_pool_create(&options, &pool));
+    FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(pool, 96 * MIB, stream, &address));
+    CHECK(strstr(gpumem_last_error(), "hard_limit= of gpumem.torch.install") != NULL);
+    OK(gpumem_pool_destroy(pool));
+    options.interface = 77;
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &pool));
+    options.interface = GPUMEM_INTERFACE_C;
+    options.hard_limit_bytes = 64 * MIB;
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &pool));
+    CHECK(strstr(gpumem_last_error(), "keep one of them") != NULL);
+    OK(gpumem_stream_destroy(stream));
+}
+
+/* Allocations of a thread count for the innermost scope. */
+static void scopes(void) {
+    gpumem_pool *pool = create(NULL, 64 * MIB);
+    gpumem_stream *stream = NULL;
+    gpumem_scope_usage usage;
+    void *address = NULL, *refused = NULL;
+    uint64_t outer = 0, inner = 0;
+    char text[4096];
+    OK(gpumem_stream_create(pool, &stream));
+    memset(&usage, 0, sizeof usage);
+    usage.struct_size = sizeof usage;
+    OK(gpumem_scope_begin(pool, "weights", &outer));
+    OK(gpumem_alloc(pool, 3 * MIB, stream, &address));
+    OK(gpumem_scope_begin(pool, "scratch", &inner));
+    FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(pool, 96 * MIB, stream, &refused));
+    CHECK(strstr(gpumem_last_error(), "scratch") != NULL);
+    OK(gpumem_scope_end(inner, NULL));
+    OK(gpumem_pool_status_text(pool, text, sizeof text, NULL));
+    CHECK(strstr(text, "weights") != NULL);
+    OK(gpumem_free(address));
+    OK(gpumem_scope_end(outer, &usage));
+    CHECK(usage.allocated_bytes == 3 * MIB && usage.freed_bytes == 3 * MIB && usage.peak_bytes == 3 * MIB);
+    CHECK(usage.allocation_count == 1 && usage.free_count == 1);
+    FAILS(GPUMEM_ERROR_STATE, gpumem_scope_end(outer, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_scope_begin(pool, NULL, &outer));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_scope_begin(pool, "a", NULL));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_scope_begin(NULL, "a", &outer));
+    /* The end of the thread ends it, after the pool. */
+    OK(gpumem_scope_begin(pool, "until the end", &outer));
+    OK(gpumem_pool_destroy(pool));
+    OK(gpumem_stream_destroy(stream));
+}
+
+static void *kept;
+
+/* Frees a cache as the last resort. */
+static int32_t free_cache(uint32_t is_last_resort, void *user_data) {
+    *(int *)user_data += 1;
+    if (!is_last_resort) return 7;
+    OK(gpumem_free(kept));
+    kept = NULL;
+    return 0;
+}
+
+/* Memory that the program can do without goes before a request is refused. */
+static void holders(void) {
+    gpumem_pool *pool = create(NULL, 64 * MIB);
+    gpumem_stream *stream = NULL;
+    gpumem_holder *holder = NULL;
+    void *address = NULL;
+    int calls = 0;
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_holder_register(pool, "a cache", free_cache, &calls, &holder));
+    OK(gpumem_alloc(pool, 48 * MIB, stream, &kept));
+    OK(gpumem_alloc(pool, 32 * MIB, stream, &address));
+    CHECK(calls == 2 && kept == NULL);
+    FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(pool, 48 * MIB, stream, &kept));
+    CHECK(strstr(gpumem_last_error(), "a cache") != NULL && strstr(gpumem_last_error(), "it returned 7") != NULL);
+    OK(gpumem_holder_unregister(holder));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_holder_unregister(holder));
+    calls = 0;
+    FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(pool, 48 * MIB, stream, &kept));
+    CHECK(calls == 0);
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_holder_register(pool, "a cache", NULL, NULL, &holder));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_holder_register(pool, NULL, free_cache, NULL, &holder));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_holder_register(pool, "a cache", free_cache, NULL, NULL));
+    OK(gpumem_free(address));
+    OK(gpumem_pool_destroy(pool));
+    OK(gpumem_stream_destroy(stream));
+}
+
+/* Without the flag only the names are checked. */
+static void variables(void) {
+    gpumem_pool_options options;
+    gpumem_pool *pool = NULL;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    CHECK(setenv("GPUMEM_HARD_LIMIT", "64MiB", 1) == 0);
+    OK(gpumem_pool_create(&options, &pool));
+    CHECK(status_of(pool).hard_limit_bytes == UINT64_MAX);
+    OK(gpumem_pool_destroy(pool));
+    options.flags = GPUMEM_FROM_ENVIRONMENT;
+    OK(gpumem_pool_create(&options, &pool));
+    CHECK(status_of(pool).hard_limit_bytes == 64 * MIB);
+    OK(gpumem_pool_destroy(pool));
+    CHECK(setenv("GPUMEM_HARD_LIMIT", "lots", 1) == 0);
+    FAILS(GPUMEM_ERROR_ENVIRONMENT, gpumem_pool_create(&options, &pool));
+    CHECK(strstr(gpumem_last_error(), "invalid GPUMEM_HARD_LIMIT=\"lots\": expected bytes") != NULL);
+    CHECK(unsetenv("GPUMEM_HARD_LIMIT") == 0 && setenv("GPUMEM_HARDLIMIT", "64MiB", 1) == 0);
+    for (options.flags = 0; options.flags <= GPUMEM_FROM_ENVIRONMENT; options.flags++) {
+        FAILS(GPUMEM_ERROR_ENVIRONMENT, gpumem_pool_create(&options, &pool));
+        CHECK(strstr(gpumem_last_error(), "did you mean GPUMEM_HARD_LIMIT?") != NULL);
+    }
+    CHECK(unsetenv("GPUMEM_HARDLIMIT") == 0);
+}
+
 static gpumem_pool *at_exit_pool;
 static void *at_exit_address;
 
@@ -366,6 +510,10 @@ int main(int argc, char **argv) {
     default_pools();
     traces(argv[1]);
     traces_of_several_pools(argv[1]);
+    variables();
+    limits_as_texts();
+    scopes();
+    holders();
     at_exit_pool = pool;
     OK(gpumem_stream_create(pool, &stream));
     OK(gpumem_alloc(pool, MIB, stream, &at_exit_address));

@@ -65,6 +65,57 @@ void errors_are_exceptions() {
     }
 }
 
+void scopes_and_holders() {
+    gpumem::Pool pool(0);
+    gpumem::Stream stream = pool.stream();
+    pool.set_hard_limit("64MiB");
+    pool.set_soft_limit("50%");
+    CHECK(pool.status().hard_limit_bytes == 64 * MIB);
+    std::optional<gpumem::Block> cache;
+    gpumem::Scope outer = pool.scope("outer");
+    {
+        gpumem::Scope inner = pool.scope("inner");
+        gpumem::Scope moved = std::move(inner);
+        cache = pool.alloc(48 * MIB, stream);
+        CHECK(moved.end().peak_bytes == 48 * MIB);
+    }
+    gpumem_reclaim_fn clear = [](std::uint32_t, void *cache) -> std::int32_t {
+        static_cast<std::optional<gpumem::Block> *>(cache)->reset();
+        return 0;
+    };
+    gpumem::Holder holder = pool.hold("a cache", clear, &cache);
+    gpumem::Block more = pool.alloc(32 * MIB, stream);
+    CHECK(!cache.has_value() && outer.end().allocated_bytes == 80 * MIB);
+}
+
+void reports_and_traces(const char *path) {
+    std::string report;
+    gpumem_pool_options options{};
+    options.hard_limit = "64MiB";
+    options.trace_path = path;
+    options.on_out_of_memory = [](const char *text, void *to) { *static_cast<std::string *>(to) = text; };
+    options.user_data = &report;
+    gpumem::Pool pool(options);
+    gpumem::Stream stream = pool.stream();
+    try {
+        pool.alloc(96 * MIB, stream);
+        CHECK(false);
+    } catch (const gpumem::OutOfMemory &error) {
+        CHECK(report == error.what());
+    }
+    OK(gpumem_pool_flush_trace(pool.get(), 10000));
+    CHECK(std::remove(path) == 0);
+}
+
+/* gpumem::Pool reads the variables with the flag. */
+void variables() {
+    gpumem_pool_options options{};
+    options.flags = GPUMEM_FROM_ENVIRONMENT;
+    CHECK(setenv("GPUMEM_HARD_LIMIT", "64MiB", 1) == 0);
+    CHECK(gpumem::Pool(options).status().hard_limit_bytes == 64 * MIB);
+    CHECK(unsetenv("GPUMEM_HARD_LIMIT") == 0);
+}
+
 void blocks_outlive_pools_and_threads() {
     std::optional<gpumem::Block> block;
     std::thread([&block] {
@@ -81,9 +132,12 @@ std::optional<gpumem::Block> static_block;
 
 } // namespace
 
-int main() {
+int main(int, char **argv) {
     owners_free();
     errors_are_exceptions();
+    scopes_and_holders();
+    reports_and_traces(argv[1]);
+    variables();
     blocks_outlive_pools_and_threads();
     static_pool.emplace(0);
     gpumem::Stream stream = static_pool->stream();

@@ -134,7 +134,7 @@ static void one_handle_for_all_threads(void) {
 
 /* A stream whose capture was not announced is refused, and the capture goes on. */
 static void unannounced_captures(void) {
-    void *raw = NULL, *graph = NULL, *address = allocate(own);
+    void *raw = NULL, *graph = NULL, *refused = NULL, *address = allocate(own);
     gpumem_stream *stream = NULL;
     CHECK(cuda.stream_create(&raw, 1) == 0);
     CHECK(cuda.begin_capture(raw, 0) == 0);
@@ -142,6 +142,9 @@ static void unannounced_captures(void) {
     CHECK(strstr(gpumem_last_error(), "announce it with gpumem_captures_expect") != NULL);
     FAILS(GPUMEM_ERROR_STATE, gpumem_stream_long_lived(pool, raw, &stream));
     CHECK(stream == NULL);
+    FAILS(GPUMEM_ERROR_STATE, gpumem_alloc_borrowed(pool, 4096, raw, &refused));
+    FAILS(GPUMEM_ERROR_STATE, gpumem_free_borrowed(address, raw));
+    CHECK(refused == NULL);
     CHECK(cuda.memset_async((unsigned long long)(uintptr_t)address, 7, 4096, raw) == 0);
     CHECK(cuda.end_capture(raw, &graph) == 0 && graph != NULL);
     CHECK(cuda.graph_destroy(graph) == 0);
@@ -153,16 +156,45 @@ static void unannounced_captures(void) {
 }
 
 static void streams_of_another_context(void) {
-    void *context = NULL, *primary = NULL, *raw = NULL;
+    void *context = NULL, *primary = NULL, *raw = NULL, *refused = NULL, *address = allocate(own);
     gpumem_stream *stream = NULL;
     CHECK(cuda.create_context(&context, 0, 0) == 0); /* current from here on */
     CHECK(cuda.stream_create(&raw, 1) == 0);
     FAILS(GPUMEM_ERROR_STATE, gpumem_stream_borrow(pool, raw, &stream));
     FAILS(GPUMEM_ERROR_STATE, gpumem_stream_long_lived(pool, raw, &stream));
     CHECK(stream == NULL);
+    FAILS(GPUMEM_ERROR_STATE, gpumem_alloc_borrowed(pool, 4096, raw, &refused));
+    FAILS(GPUMEM_ERROR_STATE, gpumem_free_borrowed(address, raw));
+    CHECK(refused == NULL);
+    OK(gpumem_free(address));
     CHECK(cuda.stream_destroy(raw) == 0);
     CHECK(cuda.destroy_context(context) == 0);
     CHECK(cuda.retain(&primary, 0) == 0 && cuda.set_current(primary) == 0);
+}
+
+/* A stream that each call names anew. Its owner may destroy it in between, and the driver may use the handle again. */
+static void streams_by_the_call(void) {
+    void *raw = NULL, *address = NULL;
+    int round;
+    for (round = 0; round < 100; round++) {
+        CHECK(cuda.stream_create(&raw, 1) == 0);
+        OK(gpumem_alloc_borrowed(pool, 4096, raw, &address));
+        CHECK(cuda.memset_async((unsigned long long)(uintptr_t)address, 7, 4096, raw) == 0);
+        if (round % 2 == 0) OK(gpumem_free_borrowed(address, raw));
+        CHECK(cuda.stream_destroy(raw) == 0);
+        if (round % 2 == 1) OK(gpumem_free_borrowed(address, NULL));
+        OK(gpumem_alloc_borrowed(pool, 4096, NULL, &address));
+        OK(gpumem_free(address));
+        OK(gpumem_alloc_borrowed(pool, 4096, (void *)2, &address));
+        OK(gpumem_free_borrowed(address, (void *)2));
+    }
+    OK(gpumem_alloc_borrowed(pool, 0, NULL, &address));
+    CHECK(address == NULL);
+    OK(gpumem_free_borrowed(NULL, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_alloc_borrowed(pool, 1, NULL, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_alloc_borrowed(NULL, 1, NULL, &address));
+    FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_free_borrowed(&round, NULL));
+    CHECK(status_of(pool).in_use_bytes == 0);
 }
 
 int main(void) {
@@ -175,6 +207,7 @@ int main(void) {
     default_stream_of_another_thread();
     one_handle_for_all_threads();
     unannounced_captures();
+    streams_by_the_call();
     streams_of_another_context();
     CHECK(status_of(pool).in_use_bytes == 0);
     OK(gpumem_stream_destroy(own));

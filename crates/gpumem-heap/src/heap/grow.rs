@@ -205,7 +205,7 @@ impl Heap {
 
     /// The amount by which the heap may grow for a request before more expensive steps than a new handle are worthwhile, in bytes.
     pub fn growth_target_bytes(&self, request: &Request) -> u64 {
-        let used = self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes);
+        let used = self.growth_need_bytes(request);
         // Without mappings there has to be room for what is left over of a segment.
         let segment_pages =
             self.segments.as_ref().map_or(0, |_| self.segment_pages(space_of(request), request.size_bytes));
@@ -219,6 +219,11 @@ impl Heap {
         }
         // The sum of each stream's peak is what streams need if none is ever ordered after another.
         beyond(used.max(self.shares.peak_bytes()), most)
+    }
+
+    /// The bytes that blocks need with a request, or have needed.
+    pub(super) fn growth_need_bytes(&self, request: &Request) -> u64 {
+        self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes)
     }
 
     /// The least growth of a space, in pages: few handles for a large heap, little waste in a small one.

@@ -43,10 +43,11 @@ impl Heap {
         Some(BlockBacking { handles, offset_bytes })
     }
 
-    /// All mapped address ranges: start and size in bytes.
+    /// All mapped address ranges: start and size in bytes. Handles that sleep are not mapped.
     pub fn mappings(&self) -> impl Iterator<Item = (u64, u64)> {
         self.spaces.iter().enumerate().flat_map(|(index, space)| {
-            self.pages.mappings_in(index).map(|(id, handle)| {
+            let mapped = self.pages.mappings_in(index).filter(|(id, _)| !self.is_unmapped(*id));
+            mapped.map(|(id, handle)| {
                 let page_count = self.pages.handle(handle).page_count;
                 let address = space.base + (u64::from(id.slot()) << PAGE_SHIFT);
                 (address, u64::from(page_count) << PAGE_SHIFT)

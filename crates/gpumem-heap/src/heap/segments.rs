@@ -16,7 +16,7 @@ use super::trim::Complete;
 use super::{Heap, LARGE_SPACE, Request, pages_in, rounded, space_of};
 use crate::block::HeapBlock;
 use crate::memory::{PhysicalMemory, RawHandle};
-use crate::order::{Order, StreamIndex};
+use crate::order::{Order, Stamp, StreamIndex};
 use crate::tuning::SPLIT_BYTES_MAX_MIN;
 use std::collections::BTreeMap;
 
@@ -88,8 +88,7 @@ impl Heap {
             return Ok(None);
         }
         // Large while the limit has room; at the limit, what is left over of a segment is lost for other requests.
-        let wanted = needed.max(self.segment_pages(index, size_bytes));
-        let wanted = Some(wanted).filter(|wanted| *wanted <= room);
+        let wanted = Some(self.new_segment_pages(request)).filter(|wanted| *wanted <= room);
         let wanted = wanted.unwrap_or(needed);
         let start = match self.add_segment(index, wanted, backing) {
             // The device may have less memory than the limit allows.
@@ -162,6 +161,40 @@ impl Heap {
         Ok(true)
     }
 
+    /// True if a new segment for a request would take the heap far beyond what blocks have needed, and if smaller segments are free as
+    /// a whole, whatever their last uses: [`Heap::release_outgrown`] then makes room for it.
+    ///
+    /// The heap may exceed its target by half of that need, so that a program whose sizes grow pays for a release now and then, and
+    /// not with each request. A tuning without slack leaves no such margin.
+    pub fn has_outgrown(&self, request: &Request) -> bool {
+        let need_bytes = self.growth_need_bytes(request);
+        let margin_bytes = if self.tuning().has_slack() { need_bytes / 2 } else { 0 };
+        let new_bytes = self.new_segment_pages(request) << PAGE_SHIFT;
+        self.reserved_bytes().saturating_add(new_bytes)
+            > self.growth_target_bytes(request).saturating_add(margin_bytes)
+            && !self.free_segments(&AllComplete, self.new_segment_pages(request)).is_empty()
+    }
+
+    /// Releases segments whose work is complete, for a new segment that is larger than each of them, until the heap is back at its
+    /// target with the new one.
+    ///
+    /// Only smaller segments go, so each exchange leaves the heap with a larger segment in their place, and a program that repeats
+    /// its requests comes to an end of them: no two requests can take turns at releasing each other's segments.
+    ///
+    /// # Errors
+    ///
+    /// The error of the [`PhysicalMemory`] call that failed. Segments released before the failure stay released.
+    pub fn release_outgrown<M: PhysicalMemory>(
+        &mut self,
+        request: &Request,
+        order: &impl Order,
+        backing: &mut M,
+    ) -> Result<(), M::Error> {
+        let new_pages = self.new_segment_pages(request);
+        let keep_bytes = self.growth_target_bytes(request).saturating_sub(new_pages << PAGE_SHIFT);
+        self.release_of(self.free_segments(order, new_pages), keep_bytes, backing)
+    }
+
     /// Releases segments that are free as a whole. Like [`Heap::trim`].
     pub(super) fn trim_segments<M: PhysicalMemory>(
         &mut self,
@@ -169,7 +202,16 @@ impl Heap {
         order: &impl Order,
         backing: &mut M,
     ) -> Result<(), M::Error> {
-        let mut idle = self.idle_segments(order);
+        self.release_of(self.free_segments(order, u64::MAX), keep_bytes, backing)
+    }
+
+    /// Releases segments of a list until at most `keep_bytes` are reserved or none is left.
+    fn release_of<M: PhysicalMemory>(
+        &mut self,
+        mut idle: Vec<(usize, u64, Segment)>,
+        keep_bytes: u64,
+        backing: &mut M,
+    ) -> Result<(), M::Error> {
         idle.sort_unstable_by_key(|(_, _, segment)| segment.page_count);
         while !idle.is_empty() && self.reserved_bytes() > keep_bytes {
             let excess = (self.reserved_bytes() - keep_bytes).div_ceil(PAGE_BYTES);
@@ -181,8 +223,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Segments that are free as a whole and whose last uses are complete.
-    fn idle_segments(&self, order: &impl Order) -> Vec<(usize, u64, Segment)> {
+    /// Segments of fewer pages than `below_pages` that are free as a whole and whose last uses are complete.
+    fn free_segments(&self, order: &impl Order, below_pages: u64) -> Vec<(usize, u64, Segment)> {
         let complete = Complete(order);
         let view =
             View { records: &self.records, stream: StreamIndex::HOST, order: &complete, with_ready: true };
@@ -192,7 +234,8 @@ impl Heap {
             let end = start + (segment.page_count << PAGE_SHIFT);
             view.is_usable(&self.records[id]) && space.run_around(id, &view) == (start, end)
         };
-        self.segments.iter().flat_map(Segments::all).filter(is_idle).collect()
+        let small = |(_, _, segment): &(usize, u64, Segment)| segment.page_count < below_pages;
+        self.segments.iter().flat_map(Segments::all).filter(small).filter(is_idle).collect()
     }
 
     fn release_segment<M: PhysicalMemory>(
@@ -215,6 +258,12 @@ impl Heap {
         Ok(())
     }
 
+    /// The size of a new segment for a request, in pages, if limits and device have room for it.
+    fn new_segment_pages(&self, request: &Request) -> u64 {
+        let size_bytes = rounded(request.size_bytes).unwrap_or(request.size_bytes);
+        u64::from(pages_in(size_bytes)).max(self.segment_pages(space_of(request), size_bytes))
+    }
+
     /// The least size of a new segment, in pages: as much as is reserved already, up to the largest handle, rounded up to a power of
     /// two, because the rests of segments do not join. Segments for small blocks are smaller, so that one small block keeps less
     /// memory.
@@ -229,6 +278,19 @@ impl Heap {
             }
             _ => u64::from(self.growth_pages(space)),
         }
+    }
+}
+
+/// An order in which all work is complete.
+struct AllComplete;
+
+impl Order for AllComplete {
+    fn is_ordered(&self, _: Stamp, _before: StreamIndex) -> bool {
+        true
+    }
+
+    fn is_complete(&self, _: Stamp) -> bool {
+        true
     }
 }
 

@@ -143,6 +143,11 @@ impl Heap {
         }
     }
 
+    /// Returns whether a mapping is unmapped while its handle sleeps.
+    pub(super) fn is_unmapped(&self, mapping: MappingId) -> bool {
+        self.sleepers.iter().any(|sleeper| sleeper.unmapped.contains(&mapping))
+    }
+
     /// Returns whether a handle sleeps, or is about to.
     pub(super) fn is_sleeper(&self, handle: u32) -> bool {
         self.sleepers.iter().any(|sleeper| sleeper.handle == handle)

@@ -5,7 +5,7 @@
 //! streams, so on the simulator the figures are those of the pool alone. Each figure is the best of several repeats; the median
 //! stands beside it.
 //!
-//! `cargo bench -p gpumem-pool --bench pool -- [--backend NAME] [--only TEXT] [--repeats N] [--rows]`
+//! `cargo bench -p gpumem-pool --bench pool -- [--backend NAME] [--only TEXT] [--repeats N] [--quick] [--rows]`
 //!
 //! With `--rows` it prints the format of `cargo xtask bench`. The names of workloads are those of RMM's bench.
 
@@ -71,6 +71,7 @@ impl Options {
                 "--backend" => options.backend = Some(value()?.parse()?),
                 "--only" => options.only = value()?,
                 "--repeats" => options.repeats = value()?.parse()?,
+                "--quick" => options.repeats = 1,
                 "--rows" => options.as_rows = true,
                 // Cargo passes this to every bench.
                 "--bench" => {}

@@ -49,7 +49,7 @@ impl Bench {
     fn times(&self, work: &str, took: Duration, bound: Duration, size_bytes: u64) -> Outcome<()> {
         let name = format!("pool/{work}_{}MiB", size_bytes >> 20);
         self.note(&name, 1e3 * took.as_secs_f64(), "ms")?;
-        self.note(&format!("{name}/by_copies"), took.as_secs_f64() / bound.as_secs_f64(), "x")
+        self.note(&format!("{name}/by_copies"), took.as_secs_f64() / bound.as_secs_f64(), "ratio")
     }
 }
 

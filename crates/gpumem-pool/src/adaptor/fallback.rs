@@ -1,6 +1,7 @@
 //! [`Fallback`]: allocates from another pool if this one is out of memory.
 
 use super::{Adaptor, Grant, Next, Request};
+use crate::device::PeerDevice;
 use crate::error::PoolError;
 use crate::pool::Pool;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -65,5 +66,9 @@ impl Adaptor for Fallback {
         };
         self.taken_count.fetch_add(1, Ordering::Relaxed);
         Ok(lent)
+    }
+
+    fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError> {
+        self.pool.0.open_to(peer)
     }
 }

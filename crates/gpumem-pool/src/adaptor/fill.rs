@@ -1,7 +1,7 @@
 //! [`Fill`]: sets the bytes of every block to a value, at allocation or at free.
 
 use super::{Adaptor, Change, Grant, Next, Release, Request};
-use crate::device::Stream;
+use crate::device::{MemoryRange, Stream};
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::types::{CUdeviceptr, CUstream};
@@ -107,16 +107,16 @@ pub(super) fn set_now(
         return Ok(());
     }
     let _bound = stream.device().enter()?;
-    let _call = stream.call()?;
-    stream.device().check_awake(address, size_bytes)?;
-    // Another thread may have begun a capture since the request was checked. The graph would then fill the memory at
-    // each launch, and not before.
-    if stream.clocks().captures().is_open() && stream.captures_for()?.is_some() {
-        return Err(PoolError::NotInCapture {
-            operation: "filling memory that was requested before the capture",
-        });
-    }
-    Ok(set(stream.device().driver(), address, value, size_bytes, stream.raw())?)
+    stream.queue_work([MemoryRange::new(address, size_bytes)], |raw| {
+        // Another thread may have begun a capture since the request was checked. The graph would then fill the memory at
+        // each launch, and not before.
+        if stream.clocks().captures().is_open() && stream.captures_for()?.is_some() {
+            return Err(PoolError::NotInCapture {
+                operation: "filling memory that was requested before the capture",
+            });
+        }
+        Ok(set(stream.device().driver(), address, value, size_bytes, raw)?)
+    })?
 }
 
 /// Queues a fill. The memory is granted or about to be released, so only the caller uses it; the stream is alive, and

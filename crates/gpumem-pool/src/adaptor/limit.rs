@@ -3,7 +3,9 @@
 use super::{Adaptor, Change, Grant, Next, Release, Request};
 use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
+use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::text::Shown;
 
 /// Refuses requests that would bring the bytes in use above a limit, with [`PoolError::OverBudget`]. It is exact for
 /// any number of threads: a block counts from before its allocation until it is dropped.
@@ -12,7 +14,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// budget instead counts the bytes of blocks, each size rounded up to 256, and may be shared by any number of pools,
 /// over devices and kinds of memory. It counts the requests that pass through it: bytes added by inner adaptors do not
 /// count, and memory from other pools that an inner adaptor returns does.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Budget {
     name: Option<String>,
     limit_bytes: AtomicU64,
@@ -87,6 +89,17 @@ impl Budget {
 
     fn give_back(&self, size_bytes: u64) {
         self.in_use_bytes.fetch_sub(size_bytes, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Budget")
+            .field("name", &self.name.as_deref().map(Shown::name))
+            .field("limit_bytes", &self.limit_bytes)
+            .field("in_use_bytes", &self.in_use_bytes)
+            .field("in_use_peak_bytes", &self.in_use_peak_bytes)
+            .finish()
     }
 }
 

@@ -6,6 +6,7 @@ use crate::device::StreamId;
 use crate::error::PoolError;
 use core::fmt;
 use gpumem_sys::fork;
+use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdeviceptr;
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
@@ -151,7 +152,7 @@ impl LiveBlocks {
     /// The sum of the sizes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        self.blocks.iter().map(|block| block.size_bytes).sum()
+        self.blocks.iter().fold(0, |sum: u64, block| sum.saturating_add(block.size_bytes))
     }
 }
 
@@ -227,13 +228,14 @@ impl fmt::Display for LiveBlocks {
 
 impl fmt::Display for LiveBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, number, stream, pool_name, .. } = self;
+        let Self { address, number, stream, .. } = self;
+        let pool_name = Shown::name(&self.pool_name);
         write!(f, "{} at {address:#x}, number {number}, pool {pool_name}, {stream}", Bytes(self.size_bytes))?;
         if let Some(tag) = &self.tag {
-            write!(f, ", tag {tag:?}")?;
+            write!(f, ", tag {:?}", Shown::name(tag))?;
         }
         if let Some(thread) = &self.thread {
-            write!(f, ", thread {thread:?}")?;
+            write!(f, ", thread {:?}", Shown::name(thread))?;
         }
         match &self.backtrace {
             Some(backtrace) => write!(f, "\n{backtrace}"),

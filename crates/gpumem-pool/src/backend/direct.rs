@@ -14,7 +14,7 @@ use super::{
     Shortage, Source, Step, WAIT_AND_TRIM, no_device_pool,
 };
 use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
-use crate::device::{Device, Idle, MarkerEvent, Stream, StreamId, StreamIndex, deadline};
+use crate::device::{Device, Idle, MarkerEvent, PeerDevice, Stream, StreamId, StreamIndex, deadline};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::limits::{Admission, Limits};
 use crate::stats::{ActivityCounters, TagCounters, Usage, UsageCounters};
@@ -66,7 +66,7 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     }
 
     /// Gives another device access to acquired memory, present and future.
-    fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError>;
+    fn enable_peer_access(&self, device: &Device, peer: PeerDevice) -> Result<(), PoolError>;
 
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
@@ -302,8 +302,8 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
         FreeOutcome { result, counted: false }
     }
 
-    fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
-        Ok(self.calls.enable_peer_access(&self.device, peer)?)
+    fn enable_peer_access(&self, peer: PeerDevice) -> Result<(), PoolError> {
+        self.calls.enable_peer_access(&self.device, peer)
     }
 
     fn pin(&self, _: Allocation) -> Result<(), PoolError> {

@@ -32,12 +32,13 @@ mod pending_frees;
 use super::direct::DriverAllocator;
 use super::{BackendSetup, DevicePool, DriverPoolUsage, FreeRequest, Reserved};
 use crate::config::{BackendKind, MemoryKind};
-use crate::device::{Device, Stream};
-use crate::error::PoolError;
+use crate::device::{Device, PeerDevice, Stream};
+use crate::error::{PoolError, Verdict};
 use crate::limits::Limits;
 use chain::Chain;
 use complete::Complete;
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, Ordering};
 use driver_pool::UNBOUNDED;
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use gpumem_sys::{CudaVersion, DriverError};
@@ -51,6 +52,8 @@ pub(crate) struct NativeAllocator {
     /// Declared before the chain, so that it drops first: its drop frees memory of the chain.
     frees: Frees,
     chain: Chain,
+    /// Set before the first allocation of another library.
+    has_been_current: AtomicBool,
 }
 
 /// When freed memory returns to the driver.
@@ -72,20 +75,24 @@ impl NativeAllocator {
         };
         let _entered = device.enter_relaxed()?;
         let chain = Chain::new(device, kind, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED), activity);
-        let chain = chain.map_err(|error| match error.code() {
+        let chain = chain.map_err(|error| match Verdict::of(&error) {
             // The driver has the function, but does not support the kind.
-            CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_NOT_SUPPORTED
-                if kind != MemoryKind::Device =>
-            {
-                unsupported(device, kind)
-            }
+            Verdict::Lack => unsupported(device, kind),
             _ => error.into(),
         })?;
         let frees = match kind.is_host_accessible() {
             true => Frees::Complete(Complete::new(device, kind, config.tuning.poll_budget, activity)?),
             false => Frees::Ordered(Ordered::new(device, activity)),
         };
-        Ok(Self { device: device.clone(), kind, limits: limits.clone(), frees, chain })
+        let limits = limits.clone();
+        Ok(Self {
+            device: device.clone(),
+            kind,
+            limits,
+            frees,
+            chain,
+            has_been_current: AtomicBool::new(false),
+        })
     }
 }
 
@@ -113,7 +120,7 @@ impl DriverAllocator for NativeAllocator {
                 if stream.clocks().captures().is_open() {
                     match stream.captures_for() {
                         Ok(None) => {}
-                        Err(PoolError::Driver(error)) => return Err(error),
+                        Err(PoolError::Driver(error) | PoolError::HostFunction(error)) => return Err(error),
                         _ => DriverError::check("cuMemAllocFromPoolAsync", CAPTURE_BEGUN)?,
                     }
                 }
@@ -161,13 +168,13 @@ impl DriverAllocator for NativeAllocator {
         }
     }
 
-    fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
+    fn enable_peer_access(&self, device: &Device, peer: PeerDevice) -> Result<(), PoolError> {
         // Every device can access the other kinds already.
         if self.kind != MemoryKind::Device {
             return Ok(());
         }
         let _bound = device.enter()?;
-        self.chain.share_with(peer)
+        Ok(self.chain.share_with(peer)?)
     }
 
     fn allow_hard_limit(&self, limit_bytes: u64) {
@@ -232,6 +239,7 @@ impl DriverAllocator for NativeAllocator {
 
 impl DevicePool for NativeAllocator {
     fn make_current(&self) -> Result<(), DriverError> {
+        self.has_been_current.store(true, Ordering::Relaxed);
         self.chain.make_current()
     }
 
@@ -246,6 +254,10 @@ impl DevicePool for NativeAllocator {
     fn usage(&self) -> Result<DriverPoolUsage, DriverError> {
         let _entered = self.device.enter_relaxed()?;
         self.chain.usage()
+    }
+
+    fn has_been_current(&self) -> bool {
+        self.has_been_current.load(Ordering::Relaxed)
     }
 }
 

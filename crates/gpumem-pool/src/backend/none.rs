@@ -7,10 +7,10 @@
 use super::direct::DriverAllocator;
 use super::{FreeRequest, Reserved, plain};
 use crate::config::{BackendKind, MemoryKind};
-use crate::device::{Device, Stamp, Stream};
+use crate::device::{Device, HowFar, Order, PeerDevice, Stamp, Stream};
 use crate::error::PoolError;
 use crate::stats::ActivityCounters;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,8 +20,10 @@ pub(crate) struct PlainAllocator {
     activity: Arc<ActivityCounters>,
     /// The bytes by which the driver rounds up live blocks of more than [`SMALL_BYTES_MAX`].
     rounding_bytes: AtomicU64,
-    /// Frees that failed. They are retried when the pool ends.
+    /// Frees that failed. They are retried when the pool ends, or by the next call.
     failed: Mutex<Option<Failed>>,
+    /// True if the driver refused some of them in a host function, where it allows no calls. Each allocation checks it.
+    has_refused: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -33,7 +35,7 @@ struct Failed {
 impl PlainAllocator {
     pub(super) fn new(kind: MemoryKind, activity: &Arc<ActivityCounters>) -> Self {
         let (activity, rounding_bytes) = (Arc::clone(activity), AtomicU64::new(0));
-        Self { kind, activity, rounding_bytes, failed: Mutex::default() }
+        Self { kind, activity, rounding_bytes, failed: Mutex::default(), has_refused: AtomicBool::new(false) }
     }
 
     /// The bytes by which the driver rounds up a block of device memory.
@@ -64,10 +66,9 @@ impl Drop for PlainAllocator {
     fn drop(&mut self) {
         let failed = self.failed.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Failed { device, frees }) = failed {
-            for freed in &frees {
-                // A drop cannot report a failure.
-                let _ = self.free(&device, freed);
-            }
+            // A drop cannot report a failure. What still fails, in a host function for example, is left to the device.
+            let left: Vec<_> = frees.into_iter().filter(|freed| self.free(&device, freed).is_err()).collect();
+            leave_to(&device, self.kind, left);
         }
     }
 }
@@ -77,6 +78,7 @@ impl DriverAllocator for PlainAllocator {
     const KEEPS_MEMORY: bool = false;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
+        self.sweep()?;
         let device = stream.device();
         let _entered = device.enter_relaxed()?;
         let acquire = || plain::acquire(device.driver(), self.kind, size_bytes);
@@ -86,22 +88,41 @@ impl DriverAllocator for PlainAllocator {
     }
 
     fn release(&self, device: &Device, freed: &FreeRequest) -> Result<(), DriverError> {
-        let released = self.free(device, freed).inspect_err(|_| {
-            let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-            let failed = failed.get_or_insert_with(|| Failed { device: device.clone(), frees: Vec::new() });
-            failed.frees.push(*freed);
-        });
-        if released.is_ok() {
+        let released = self.free(device, freed);
+        let Err(error) = released else {
             self.rounding_bytes.fetch_sub(self.rounding_of(freed.size_bytes), Ordering::Relaxed);
+            return Ok(());
+        };
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = failed.get_or_insert_with(|| Failed { device: device.clone(), frees: Vec::new() });
+        failed.frees.push(*freed);
+        if error.is_not_permitted() {
+            self.has_refused.store(true, Ordering::Release);
+            return Ok(());
         }
-        released
+        Err(error)
+    }
+
+    /// Frees what the driver refused in a host function.
+    fn sweep(&self) -> Result<bool, DriverError> {
+        if !self.has_refused.swap(false, Ordering::AcqRel) {
+            return Ok(false);
+        }
+        let taken = self.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Failed { device, frees }) = taken else { return Ok(false) };
+        // A free that fails is stored again, and the others are tried.
+        let mut swept = Ok(true);
+        for freed in &frees {
+            swept = self.release(&device, freed).and(swept);
+        }
+        swept
     }
 
     fn rounding_bytes(&self) -> u64 {
         self.rounding_bytes.load(Ordering::Relaxed)
     }
 
-    fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
+    fn enable_peer_access(&self, device: &Device, peer: PeerDevice) -> Result<(), PoolError> {
         plain::enable_peer_access(device, self.kind, peer)
     }
 
@@ -117,6 +138,24 @@ impl DriverAllocator for PlainAllocator {
     fn reserved(&self, _device: &Device) -> Result<Option<Reserved>, DriverError> {
         Ok(None)
     }
+}
+
+/// Leaves frees to the device, which calls the driver once their uses are complete.
+fn leave_to(device: &Device, kind: MemoryKind, frees: Vec<FreeRequest>) {
+    if frees.is_empty() {
+        return;
+    }
+    // Read now: later stamps would cover later work too.
+    let stamps = |freed: &FreeRequest| freed.stamps(device.clocks()).collect::<Vec<Stamp>>();
+    let mut frees: Vec<_> = frees.iter().map(|freed| (freed.allocation.address, stamps(freed))).collect();
+    device.maintenance().defer_release(kind, true, move |driver, clocks, how| {
+        frees.retain(|(address, stamps)| {
+            let is_done = how == HowFar::All || stamps.iter().all(|stamp| clocks.is_complete(*stamp));
+            // SAFETY: the address came from `acquire`, its only block is gone, and all uses are complete.
+            !(is_done && unsafe { plain::release(driver, kind, *address) }.is_ok())
+        });
+        frees.is_empty()
+    });
 }
 
 /// Blocks up to this size share pages with others.

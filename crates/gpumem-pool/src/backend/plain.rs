@@ -1,7 +1,8 @@
 //! Plain memory: neither mapped nor stream-ordered. One driver call allocates each [`MemoryKind`].
 
 use crate::config::MemoryKind;
-use crate::device::Device;
+use crate::device::{Device, PeerDevice};
+use crate::error::PoolError;
 use core::ffi::c_void;
 use gpumem_sys::types::{CUdeviceptr, CUmemAttach_flags, CUresult};
 use gpumem_sys::{Driver, DriverError};
@@ -61,17 +62,19 @@ pub(super) unsafe fn release(
 pub(super) fn enable_peer_access(
     device: &Device,
     kind: MemoryKind,
-    peer: &Device,
-) -> Result<(), DriverError> {
+    peer: PeerDevice,
+) -> Result<(), PoolError> {
     if kind != MemoryKind::Device {
         return Ok(());
     }
+    // The pool above keeps the peer's context, with which the access ends.
+    let peer = Device::new(device.driver(), peer.ordinal())?;
     let _bound = peer.enter()?;
     // SAFETY: the peer's context is current, and the other one alive.
     let enabled = unsafe { device.driver().cuCtxEnablePeerAccess(device.context(), 0) };
     match enabled {
         Err(error) if error.code() == CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-        other => other,
+        other => Ok(other?),
     }
 }
 

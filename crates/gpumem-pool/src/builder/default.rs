@@ -5,10 +5,9 @@ use crate::error::{PoolError, not_forked};
 use crate::pool::Pool;
 use gpumem_sys::{Driver, fork};
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The default pools by ordinal. They live until the process ends.
+/// The default pools by ordinal. They live until the process ends, or until one replaces another whose device was reset.
 static DEFAULTS: Mutex<BTreeMap<u32, Pool>> = Mutex::new(BTreeMap::new());
 
 impl Pool {
@@ -42,8 +41,11 @@ impl Pool {
         // Made without the lock, because it calls the driver. If two threads make one, the first to set it wins.
         let driver = Driver::from_env()?;
         let made = Self::from_env(&Device::new(&driver, ordinal)?)?;
-        let kept = defaults().entry(ordinal).or_insert_with(|| made.clone()).clone();
-        Ok(kept)
+        match made.set_default() {
+            Ok(()) => Ok(made),
+            Err(PoolError::DefaultAlreadySet { .. }) => Ok(defaults().entry(ordinal).or_insert(made).clone()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The default pool of the device with this ordinal, if there is one. Creates none.
@@ -52,25 +54,73 @@ impl Pool {
         if fork::is_child() {
             return None;
         }
-        defaults().get(&ordinal).cloned()
+        defaults().get(&ordinal).filter(|pool| !pool.device().is_reset()).cloned()
     }
 
     /// Makes this pool the default pool of its device's ordinal, which [`Pool::for_device`] returns. It can be set once in a
-    /// process, and lives until the process ends.
+    /// process, and lives until the process ends. After a reset of the device (`cudaDeviceReset`) there is none, and another can be
+    /// set.
+    ///
+    /// The default pools of devices with a link are open to each other ([`Pool::enable_peer_access`]), from the moment at which both
+    /// exist: code that knows only numbers of devices copies between them. A process that uses one device has no cost from that.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let driver = gpumem_sim::driver(SimConfig::new().devices(3).without_link(0, 2))?;
+    /// let devices = [0, 1, 2].map(|ordinal| Device::new(&driver, ordinal).unwrap());
+    /// devices.iter().try_for_each(|device| Pool::new(device)?.set_default())?;
+    ///
+    /// let [home, other, far] = [0, 1, 2].map(|index: usize| Stream::new(&devices[index]).unwrap());
+    /// let block = Pool::for_device(0)?.alloc(4096, &home)?;
+    /// other.wait_for(&home)?;
+    /// // … work on `other` that uses `block.address()` …
+    /// # let may_write = |stream: &Stream| {
+    /// #     let _bound = stream.device().bind().unwrap();
+    /// #     // SAFETY: the block outlives the work, which is waited for.
+    /// #     let queued = unsafe { driver.cuMemsetD8Async(block.address(), 1, 4096, stream.raw()) };
+    /// #     stream.synchronize().unwrap();
+    /// #     queued.is_ok()
+    /// # };
+    /// # assert!(may_write(&other) && !may_write(&far));
+    /// block.record_use(&other);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`PoolError::DefaultAlreadySet`] if the ordinal has a default pool, set or created.
+    /// - [`PoolError::DefaultAlreadySet`] if the ordinal has a default pool, set or created.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn set_default(&self) -> Result<(), PoolError> {
         not_forked()?;
+        // Held over the calls of the driver: of two pools that become default pools at once, the later one finds the other.
+        static CHANGE: Mutex<()> = Mutex::new(());
+        let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
         let ordinal = self.device().ordinal();
-        match defaults().entry(ordinal) {
-            Entry::Vacant(place) => {
-                place.insert(self.clone());
-                Ok(())
-            }
-            Entry::Occupied(_) => Err(PoolError::DefaultAlreadySet { ordinal }),
+        if Self::default_of(ordinal).is_some() {
+            return Err(PoolError::DefaultAlreadySet { ordinal });
         }
+        let mut others: Vec<Self> = defaults().values().cloned().collect();
+        others.retain(|other| !other.device().is_reset());
+        for other in &others {
+            open(self, other)?;
+            open(other, self)?;
+        }
+        // Dropped without the lock, because it takes others.
+        let _former = defaults().insert(ordinal, self.clone());
+        Ok(())
+    }
+}
+
+/// Lets the device of `other` use the memory of a pool, where that is possible.
+fn open(pool: &Pool, other: &Pool) -> Result<(), PoolError> {
+    match pool.enable_peer_access(other.device()) {
+        // A pool that is lost is of no use to the other device.
+        Err(PoolError::NoPeerAccess { .. } | PoolError::DeviceLost { .. } | PoolError::Poisoned { .. }) => {
+            Ok(())
+        }
+        opened => opened,
     }
 }
 

@@ -9,6 +9,14 @@ pub(crate) struct HandleUse {
     pub(crate) rdma: bool,
 }
 
+#[cfg(feature = "backend-caching")]
+impl HandleUse {
+    /// A bit of its own for each use.
+    pub(crate) fn bit(self) -> u8 {
+        1 << (u8::from(self.exportable) | u8::from(self.rdma) << 1)
+    }
+}
+
 /// The source of a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]

@@ -3,6 +3,7 @@
 use crate::config::ConfigError;
 use core::fmt;
 use core::str::FromStr;
+use gpumem_sys::text::Shown;
 use std::path::PathBuf;
 
 /// Selects whether the last events of a pool are kept in memory and written to a file when a request is refused.
@@ -67,7 +68,7 @@ impl fmt::Display for FlightRecorder {
         match self {
             Self::Off => f.pad("off"),
             Self::On => f.pad("on"),
-            Self::File(path) => write!(f, "{}", path.display()),
+            Self::File(path) => Shown::path(path).fmt(f),
         }
     }
 }

@@ -232,6 +232,17 @@ mod tests {
     }
 
     #[test]
+    fn a_share_beyond_the_whole_is_named() {
+        for text in ["101%", " 250.5 %", "101%free"] {
+            let error = text.parse::<Limit>().unwrap_err().to_string();
+            assert!(error.contains(": a share of memory is at most 100%; expected"), "{error}");
+        }
+        let error = Limit::Percent(120.0).resolve(1 << 30, 0).unwrap_err().to_string();
+        assert!(error.contains("at most 100%; expected"), "{error}");
+        assert!(!"5%%".parse::<Limit>().unwrap_err().to_string().contains("at most"));
+    }
+
+    #[test]
     fn a_share_built_by_hand_is_checked_too() {
         for share in [-0.1, 100.1, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             for limit in [Limit::Percent(share), Limit::PercentFree(share)] {

@@ -6,7 +6,7 @@
 //!
 //! and generates the field of [`Options`], the key of `GPUMEM_CONF`, the row of the documentation of [`conf`], and the
 //! value in [`Config`]. With `setter(Type), variable "GPUMEM_…"` it also generates a method of
-//! [`PoolBuilder`](crate::PoolBuilder) and an environment variable. A default of three values is that of the profiles
+//! [`PoolBuilder`](crate::PoolBuilder) and an environment variable; with `only variable "GPUMEM_…"`, just the variable. A default of three values is that of the profiles
 //! `fast`, `balanced` and `tight`.
 
 use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, PEAKS, SEGMENTS, VIRTUAL};
@@ -14,7 +14,9 @@ use crate::config::parse::{
     boolean, byte_count, fraction, handle_pages, microseconds, milliseconds, named, no_caching, number,
     rounding, share, split_bytes,
 };
-use crate::config::{BackendKind, Config, FlightRecorder, Limit, MemoryKind, Profile, SizeRounding, render};
+use crate::config::{
+    BackendKind, Config, FlightRecorder, Limit, MemoryKind, PeerOption, Profile, SizeRounding, render,
+};
 use core::time::Duration;
 use gpumem_sys::env::Variable;
 
@@ -82,8 +84,8 @@ macro_rules! options {
         $(#[$before:meta])*
         table {$(
             $name:ident: $type:ty = $parser:ident($expected:literal) default $default:literal
-                => $($place:ident).+ on $scope:ident $(, setter($argument:ty $(=> $convert:ident)?), variable $variable:literal)?:
-                $text:literal;
+                => $($place:ident).+ on $scope:ident $(, setter($argument:ty $(=> $convert:ident)?), variable $variable:literal)?
+                $(, only variable $only:literal)?: $text:literal;
         )+}
         other names {$(
             $alias:ident for $option:ident = $alias_parser:ident($alias_expected:literal): $alias_text:literal;
@@ -129,7 +131,7 @@ macro_rules! options {
         }
 
         pub(crate) const KEYS: &[Key] = &[
-            $(key!($name sets $name = $parser($expected), $default, $scope, $($variable)?),)+
+            $(key!($name sets $name = $parser($expected), $default, $scope, $($variable)? $($only)?),)+
             $(key!($alias sets $option = $alias_parser($alias_expected), "", ALL,),)+
         ];
 
@@ -137,6 +139,10 @@ macro_rules! options {
         pub const VARIABLES: &[Variable] = &[
             $($(Variable {
                 name: $variable,
+                meaning: concat!($expected, "; default ", $default, ": ", $text),
+            },)?
+            $(Variable {
+                name: $only,
                 meaning: concat!($expected, "; default ", $default, ": ", $text),
             },)?)+
             Variable {
@@ -247,18 +253,24 @@ options! {
         "whether the pool may exceed the margin of unified memory. Otherwise unified memory and all pools of a \
          [`Device`](crate::Device) together stay below 15/16 of its memory. Beyond the device's free memory, pages move back \
          and forth, and a program that uses them all at once may come to a standstill. A block may be larger than the device";
+    peers: PeerOption = named("`none`, `all`, an ordinal (1), or a list of them (`[0,1]`)") default "`none`"
+        => peers on ALL, only variable "GPUMEM_PEERS":
+        "the other devices that may use the memory: `all` that have a link, or these, which must have one; see \
+         `Pool::enable_peer_access`. Each growth costs access calls for all of them, whether or not the program uses them; no context is created for them, except with `none` and over plain segments";
     expandable_segments: bool = boolean("`true` or `false`") default "`true` where the driver maps memory"
         => expandable_segments on VIRTUAL:
         "`false` selects plain segments (`cuMemAlloc`), for software that cannot handle mapped memory, such as \
          `cuIpcGetMemHandle` or older tools. Free memory between their blocks stays there, only a segment that is free as a \
-         whole can be released, and releasing waits for the device. `Status::plain_segments` reports which applies";
+         whole can be released, and releasing waits for the device; see below. A pool has them too on a device where memory cannot \
+          be mapped and written. `Status::plain_segments` reports which applies, and `Status::plain_segments_reason` why";
     exportable: bool = boolean("`true` or `false`") default "`false`" => handle_use.exportable on ALL:
         "whether memory can be handed to other processes as file descriptors, which only `caching` supports. The driver finds \
          the handle under a block's address (`cuMemRetainAllocationHandle`) and exports it (`cuMemExportToShareableHandle`), \
          with all blocks that lie in it; see [`Block::pin_backing`](crate::Block::pin_backing)";
     rdma: bool = boolean("`true` or `false`") default "`false`" => handle_use.rdma on ALL:
         "whether network cards can access the memory directly once it is pinned \
-         ([`Block::pin_backing`](crate::Block::pin_backing)). `caching` supports this if the driver does, `none` always, and \
+         ([`Block::pin_backing`](crate::Block::pin_backing)). `none` and plain segments of `caching` always support this, \
+         mapped memory of `caching` where the device does (elsewhere the pool uses plain segments, and `Status` states why), and \
          `native` never";
     wait_deadline_ms: Duration = milliseconds("milliseconds") default "10000" => tuning.wait_deadline on ALL:
         "how long an allocation may wait for running work when memory is out, over all its attempts; see below";
@@ -359,6 +371,18 @@ options! {
     /// assert!(mistake.to_string().contains("at character 9, `128:2`: sizes must increase"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Memory over plain segments
+    ///
+    /// A free segment serves no block that is larger than it. Before the pool grows beyond half again as much as blocks have
+    /// needed, segments that are smaller than the new one and free as a whole go back to the driver, whose free waits for the
+    /// device. A pattern of sizes that repeats comes to an end of such exchanges. These options bound the rest:
+    ///
+    /// - `growth_slack:0`, or the profile `tight`: segments go back as soon as the pool would exceed its peak in use. Costs waits
+    ///   for the device while sizes still grow.
+    /// - `max_split_size_mb`: small blocks do not hold large segments. Segments above that size do not serve smaller blocks, so
+    ///   where sizes vary, also set:
+    /// - `garbage_collection_threshold` or `hard_limit`: beyond that share, free segments of any size go back.
     ///
     /// # Small blocks in large segments
     ///

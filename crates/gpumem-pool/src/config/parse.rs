@@ -9,13 +9,14 @@ use core::str::FromStr;
 use core::time::Duration;
 use gpumem_heap::SPLIT_BYTES_MAX_MIN;
 use gpumem_sys::env;
+use gpumem_sys::text::{Shown, debug_is_display};
 
 /// An option or value is invalid.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The limit is not a size or a share.
-    #[error("invalid memory limit {value:?}; expected {}", expected("hard_limit"))]
+    #[error("invalid memory limit {:?}{}; expected {}", Shown::name(.value), beyond_whole(.value), expected("hard_limit"))]
     LimitSyntax {
         /// The given text.
         value: String,
@@ -35,7 +36,7 @@ pub enum ConfigError {
         kind_option: Option<&'static str>,
     },
     /// The option is unknown.
-    #[error("unknown option {key:?}{}; the options are {}", did_you_mean(.nearest), known())]
+    #[error("unknown option {:?}{}; the options are {}", Shown::name(.key), did_you_mean(.nearest), known())]
     UnknownKey {
         /// The given name.
         key: String,
@@ -43,13 +44,13 @@ pub enum ConfigError {
         nearest: Option<&'static str>,
     },
     /// An option has no value.
-    #[error("the option {item:?} has no value; expected key:value, with commas between options")]
+    #[error("the option {:?} has no value; expected key:value, with commas between options", Shown::name(.item))]
     NoValue {
         /// The given text.
         item: String,
     },
     /// A value is unknown, malformed or out of range.
-    #[error("invalid option {key}:{value}{}; expected {expected}", after_comma(.place))]
+    #[error("invalid option {key}:{}{}; expected {expected}", Shown::sentence(.value), after_comma(.place))]
     BadValue {
         /// The option.
         key: &'static str,
@@ -69,6 +70,8 @@ pub enum ConfigError {
         other: &'static str,
     },
 }
+
+debug_is_display!(ConfigError);
 
 impl ConfigError {
     /// A value that is not valid for an option.
@@ -140,8 +143,17 @@ fn in_parentheses(name: &Option<&'static str>) -> String {
     name.map(|name| format!(" ({name})")).unwrap_or_default()
 }
 
+/// The problem with a share that exceeds the whole.
+fn beyond_whole(value: &str) -> &'static str {
+    let share = value.split_once('%').and_then(|(share, _)| env::parse_number(share.trim()));
+    match share {
+        Some(100.0..) if share != Some(100.0) => ": a share of memory is at most 100%",
+        _ => "",
+    }
+}
+
 fn after_comma(place: &str) -> String {
-    if place.is_empty() { String::new() } else { format!(", {place}") }
+    if place.is_empty() { String::new() } else { format!(", {}", Shown::sentence(place)) }
 }
 
 fn clash(key: &str, other: &str) -> String {

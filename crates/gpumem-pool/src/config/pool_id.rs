@@ -1,8 +1,8 @@
 //! [`PoolId`]: the identity of a pool, and [`PoolName`]: the name that reports list it under.
 
-use crate::config::text::on_a_line;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::text::Shown;
 use std::sync::Arc;
 
 /// Identifies a pool: unique in the process, never reused.
@@ -41,7 +41,7 @@ impl PoolName {
     /// Names a new pool.
     pub(crate) fn new(given: Option<&str>, parent: Option<&Self>) -> Self {
         let id = PoolId::next();
-        let own = given.map_or_else(|| id.number().to_string(), on_a_line);
+        let own = given.map_or_else(|| id.number().to_string(), |name| Shown::whole(name).to_string());
         let name = parent.map_or_else(|| own.clone(), |parent| format!("{}/{own}", parent.name));
         let is_given = given.is_some() || parent.is_some_and(|parent| parent.is_given);
         Self { id, name: name.into(), is_given }

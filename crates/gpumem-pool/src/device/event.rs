@@ -1,6 +1,8 @@
 //! [`Event`]: a point in a stream's work that the device or the host can wait for.
 
-use crate::device::{CaptureModeGuard, Clocks, Device, Handle, OrderEvent, Stamp, Stream, stream::complete};
+use crate::device::{
+    CaptureModeGuard, Clocks, Device, Handle, OrderEvent, Stamp, Stream, destroy_event, stream::complete,
+};
 use crate::error::PoolError;
 use core::ffi::c_uint;
 use core::fmt;
@@ -243,12 +245,7 @@ impl Drop for Event {
         if fork::is_child() || self.device.is_reset() {
             return;
         }
-        // Without its context, the event no longer exists.
-        let Ok(_bound) = self.device.enter() else { return };
-        let _guard = self.device.driver().teardown();
-        // SAFETY: the handle is not used after this; the driver keeps the state that pending waits need. The error is
-        // ignored, because a drop cannot report it.
-        let _ = unsafe { self.device.driver().cuEventDestroy_v2(self.raw.0) };
+        destroy_event(self.device.driver(), self.device.context(), self.raw.0);
     }
 }
 

@@ -1,13 +1,35 @@
-//! The free memory of the host, for reports about pinned memory.
+//! The memory of the host: for integrated devices, whose memory it is, and for reports about pinned memory.
+
+use gpumem_sys::Driver;
+
+/// The memory that the system can still give to an integrated device. `None` where it is not known: then the driver's figure has to
+/// do, which leaves out what the system can take back.
+///
+/// A driver with an extension answers for the system. Otherwise, Linux states the figure; elsewhere, reading it would need a
+/// library of the system. The limit of a container is not applied, because the driver's own figure does not know it either.
+pub(crate) fn available_to(driver: &Driver, ordinal: u32) -> Option<u64> {
+    match driver.extension() {
+        Some(extension) => extension.available_bytes(ordinal),
+        None => system_bytes(),
+    }
+}
 
 /// Free memory of the host, or of the container if that has less. `None` where the system does not report it.
 pub(crate) fn free_bytes() -> Option<u64> {
-    let read = |path: &str| std::fs::read_to_string(path).ok();
-    let host_bytes = available_bytes(&read("/proc/meminfo")?)?;
+    let host_bytes = system_bytes()?;
     let bytes_of = |path| read(path)?.trim().parse::<u64>().ok();
     let container = bytes_of("/sys/fs/cgroup/memory.max").zip(bytes_of("/sys/fs/cgroup/memory.current"));
     let container_bytes = container.map(|(most_bytes, used_bytes)| most_bytes.saturating_sub(used_bytes));
     Some(container_bytes.map_or(host_bytes, |container_bytes| container_bytes.min(host_bytes)))
+}
+
+/// The memory that the system can give to programs without swapping: what is free, and what it can take back.
+fn system_bytes() -> Option<u64> {
+    available_bytes(&read("/proc/meminfo")?)
+}
+
+fn read(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok()
 }
 
 /// The figure `MemAvailable` of `/proc/meminfo`, which is in KiB.

@@ -14,6 +14,7 @@ use core::ffi::c_void;
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
+use gpumem_sys::text::debug_is_display;
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use gpumem_sys::{DriverError, fork};
 use std::io::Write;
@@ -197,18 +198,20 @@ impl<B: HostBuffer> Drop for HostMemory<B> {
             Err(cause) => {
                 let Registration { device, host, size_bytes, .. } = &self.registration;
                 let (what, address) = ("host memory", host.addr() as u64);
-                device.report_kept(PoolError::Kept { what, address, size_bytes: *size_bytes, cause });
-                self.keep();
+                // In a host function nothing is wrong with the memory: the next wait of another thread releases it.
+                if !(self.keep() && cause.is_not_permitted()) {
+                    device.report_kept(PoolError::Kept { what, address, size_bytes: *size_bytes, cause });
+                }
             }
         }
     }
 }
 
 impl<B: HostBuffer> HostMemory<B> {
-    /// Leaves the buffer to a later wait, unless its elements need a drop, which may be bound to this thread.
-    fn keep(&self) {
+    /// Leaves the buffer to a later wait, unless its elements need a drop, which may be bound to this thread. Returns whether it does.
+    fn keep(&self) -> bool {
         if core::mem::needs_drop::<B::Element>() {
-            return;
+            return false;
         }
         let (start, length, capacity) = self.parts.erased();
         let (start, free) = (Handle(start), buffer::free::<B> as unsafe fn(*mut c_void, usize, usize));
@@ -226,6 +229,7 @@ impl<B: HostBuffer> HostMemory<B> {
             !is_registered
         };
         self.registration.device.keep(KeptMemory { give_back: Box::new(give_back) });
+        true
     }
 }
 
@@ -547,11 +551,7 @@ impl<V> fmt::Display for HostMemoryError<V> {
     }
 }
 
-impl<V> fmt::Debug for HostMemoryError<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0.0, f)
-    }
-}
+debug_is_display!([V] HostMemoryError<V>);
 
 impl<B: HostBuffer> fmt::Debug for HostMemory<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -15,7 +15,7 @@
 //! During a capture nothing is raised: captured work runs when the graph is launched, if ever.
 //!
 //! *Locks.* Each state has a lock, held around short driver calls. The lock of `StreamTable` is taken before a state's
-//! lock. A state's lock is taken before the driver's teardown lock, and never inside it.
+//! lock. A state's lock is taken before the lock under which the driver destroys objects, and never inside it.
 
 #[allow(unsafe_code)]
 mod capture;
@@ -29,7 +29,7 @@ mod stream_table;
 pub(crate) mod uses;
 mod wait;
 
-use crate::device::Captures;
+use crate::device::{Captures, Sleepers};
 pub(crate) use capture::Part;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub use gpumem_heap::order::StreamId;
@@ -61,6 +61,8 @@ pub(crate) struct Clocks {
     cursor: AtomicUsize,
     /// The active captures and the graphs made from captures.
     captures: Captures,
+    /// The memory that sleeps. Every device may use the memory of the others.
+    sleepers: Sleepers,
     /// The values of the last [`Clocks::check`].
     seen: Mutex<Seen>,
 }
@@ -93,8 +95,13 @@ impl Clocks {
             index_count: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
             captures: Captures::default(),
+            sleepers: Sleepers::default(),
             seen: Mutex::default(),
         }
+    }
+
+    pub(crate) fn sleepers(&self) -> &Sleepers {
+        &self.sleepers
     }
 
     /// A stamp for everything queued on the stream so far.

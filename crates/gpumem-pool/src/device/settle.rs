@@ -57,6 +57,8 @@ impl Device {
                 Ok(false) if is_over(REFUSED_FOR) && self.end_others_captures() => continue,
                 Ok(false) => {}
                 Err(_) if self.is_context_gone() => return Ok(()),
+                // A host function: no repetition helps.
+                Err(error) if patience == Patience::Owned && error.is_not_permitted() => return Err(error),
                 // Without the capture, a wait for the device itself is possible.
                 Err(_) if is_over(ENDS_CAPTURES_AFTER) && self.end_captures_of_this_thread() => continue,
                 Err(error) => {
@@ -169,7 +171,7 @@ impl Device {
             match call() {
                 Ok(()) => return Ok(()),
                 Err(_) if self.is_context_gone() => return Ok(()),
-                Err(error) if start.elapsed() >= limit => return Err(error),
+                Err(error) if start.elapsed() >= limit || error.is_not_permitted() => return Err(error),
                 Err(_) => std::thread::sleep(pause),
             }
             pause = (pause * 2).min(PAUSE_MAX);
@@ -181,8 +183,16 @@ impl Device {
         self.0.common.kept_memory.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
     }
 
+    /// Calls `release` after a later wait of another thread, once all work of the device is done, and again until it returns true. For
+    /// drops of what the driver could not release in a host function.
+    #[doc(hidden)]
+    pub fn release_later(&self, release: impl FnMut(&Self) -> bool + Send + 'static) {
+        self.keep(KeptMemory { give_back: Box::new(release) });
+    }
+
     /// Releases stored memory if all of its work is done. Tries once, because it follows a successful wait.
     pub(crate) fn give_back_kept(&self) {
+        self.driver().destroy_refused();
         let kept = || self.0.common.kept_memory.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = core::mem::take(&mut *kept());
         if memory.is_empty() {

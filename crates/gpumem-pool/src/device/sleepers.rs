@@ -1,25 +1,46 @@
-//! [`Sleepers`]: the address ranges of a device that sleep, and the check that every safe operation makes before it queues work.
+//! [`Sleepers`]: the address ranges that sleep, and the check of all memory that work uses before it is queued. All devices of a machine
+//! share one list: they have one address space, and a stream of each may use the memory of the others.
 //!
-//! An operation checks its memory in a call on its stream ([`Stream::queue_work`]), together with queueing the work. A pool that goes
-//! to sleep adds its ranges first, then lets all calls end that began before ([`Sleepers::let_calls_end`]), and then waits for the
-//! device: after that, no work that uses the ranges is queued, and none will be. Another library that has borrowed memory queues work
-//! without such a check, so a pool does not sleep meanwhile ([`LentMemory`]).
+//! Work is queued in a call on its stream that names the memory as [`MemoryRange`]s ([`Stream::queue_work`],
+//! [`Stream::run_borrowed`]), and the call refuses memory that sleeps. A pool that goes to sleep adds its ranges first, then lets all
+//! calls end that began before ([`Sleepers::let_calls_end`]), and then waits for the devices that have access: after that, no work that
+//! uses the ranges is queued, and none will be. Another library that has borrowed memory queues work without such a check, so a pool does
+//! not sleep while memory is lent ([`LentMemory`]).
 
 use crate::config::PoolName;
-use crate::device::{Device, Stream, WeakStream};
-use crate::error::PoolError;
+use crate::device::{Device, Stamp, Stream, StreamId, WeakStream};
+use crate::error::{PoolError, not_forked};
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use gpumem_sys::fork;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use gpumem_sys::types::{CUdeviceptr, CUstream};
+use gpumem_sys::{DriverError, fork};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The sleeping memory of one device.
+/// Memory that work uses, named by whoever queues the work ([`Stream::run_borrowed`]). A [`Block`](crate::Block) converts into the
+/// range of all its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRange {
+    address: CUdeviceptr,
+    size_bytes: u64,
+}
+
+impl MemoryRange {
+    /// For work that uses no memory of a pool.
+    pub const NONE: [Self; 0] = [];
+
+    /// `size_bytes` bytes from a device address on.
+    #[must_use]
+    pub const fn new(address: CUdeviceptr, size_bytes: u64) -> Self {
+        Self { address, size_bytes }
+    }
+}
+
+/// The sleeping memory of a machine's devices.
 #[derive(Default)]
 pub(crate) struct Sleepers {
-    /// The number of entries. Added to before calls are waited for: a call reads it after it has counted itself.
+    /// The number of entries and of devices that were reset. Added to before calls are waited for: a call reads it after it has counted
+    /// itself.
     count: AtomicUsize,
-    /// True once the device was reset. Then every operation takes the slow path.
-    is_closed: AtomicBool,
     entries: Mutex<Vec<Entry>>,
     /// The addresses of all [`LentMemory`].
     lent: Mutex<Vec<Range<u64>>>,
@@ -32,7 +53,7 @@ struct Entry {
     ranges: Vec<Range<u64>>,
 }
 
-/// The streams of the device.
+/// The streams of the devices.
 #[derive(Default)]
 struct Streams {
     list: Vec<WeakStream>,
@@ -53,34 +74,42 @@ impl Sleepers {
 
     /// Refuses operations on these addresses from now on.
     pub(crate) fn add(&self, pool: &PoolName, ranges: Vec<Range<u64>>) {
-        let mut entries = self.entries();
-        entries.push(Entry { pool: pool.clone(), ranges });
-        self.count(&entries);
+        self.entries().push(Entry { pool: pool.clone(), ranges });
+        self.count.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Allows operations on the addresses of a pool again.
     pub(crate) fn remove(&self, pool: &PoolName) {
         let mut entries = self.entries();
+        let before_count = entries.len();
         entries.retain(|entry| entry.pool.id() != pool.id());
-        self.count(&entries);
+        self.count.fetch_sub(before_count - entries.len(), Ordering::SeqCst);
     }
 
-    /// Makes every operation check its memory from now on: the device was reset.
-    pub(crate) fn close(&self) {
-        self.is_closed.store(true, Ordering::SeqCst);
-        self.count(&self.entries());
+    /// Makes every operation check its device from now on: one was reset.
+    pub(crate) fn add_reset(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn count(&self, entries: &[Entry]) {
-        let closed = usize::from(self.is_closed.load(Ordering::SeqCst));
-        self.count.store(entries.len() + closed, Ordering::SeqCst);
+    /// Nothing uses a device any more that was reset.
+    pub(crate) fn remove_reset(&self) {
+        self.count.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Waits until all calls on the device's streams have ended that began before this one. Later calls find the entries.
+    /// Waits until all calls on the devices' streams have ended that began before this one. Later calls find the entries.
     pub(crate) fn let_calls_end(&self) {
         // Upgraded under the lock and dropped outside of it: dropping the last clone of a stream takes locks.
         let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
         Stream::let_calls_end(&streams);
+    }
+
+    /// Refuses a thread that is inside of such a call: it would wait for itself.
+    pub(crate) fn check_not_in_call(&self) -> Result<(), PoolError> {
+        let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
+        match streams.iter().any(Stream::is_borrowed_here) {
+            true => Err(PoolError::StreamBorrowed),
+            false => Ok(()),
+        }
     }
 
     /// Returns whether nothing sleeps.
@@ -89,14 +118,12 @@ impl Sleepers {
         self.count.load(Ordering::SeqCst) == 0
     }
 
-    /// Refuses memory that sleeps. Call it within a call on the stream that the work is queued on.
-    #[inline]
-    fn check(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
-        if self.is_empty() { Ok(()) } else { self.check_slow(address, size_bytes) }
+    #[cold]
+    fn check(&self, memory: impl IntoIterator<Item: Into<MemoryRange>>) -> Result<(), PoolError> {
+        memory.into_iter().try_for_each(|range| self.check_one(range.into()))
     }
 
-    #[cold]
-    fn check_slow(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
+    fn check_one(&self, MemoryRange { address, size_bytes }: MemoryRange) -> Result<(), PoolError> {
         let end = address.saturating_add(size_bytes);
         let overlaps = |range: &Range<u64>| address < range.end && range.start < end;
         let entries = self.entries();
@@ -126,32 +153,45 @@ impl Sleepers {
 }
 
 impl Device {
-    /// Returns whether memory of this device sleeps. Without any, [`Device::check_awake`] has nothing to refuse.
-    #[doc(hidden)]
+    /// Refuses work that uses `memory` if a part of it sleeps, if the device was reset, and in a forked child. Called within a call on the
+    /// stream that the work is queued on, so the result stays valid until that call ends.
     #[inline]
-    #[must_use]
-    pub fn has_sleepers(&self) -> bool {
-        !self.sleepers().is_empty()
-    }
-
-    /// Refuses memory of this device that sleeps ([`Pool::sleep`](crate::Pool::sleep)). The result stays valid until the call on the
-    /// stream ends ([`Stream::queue_work`]), so the work is queued in the same call.
-    ///
-    /// # Errors
-    ///
-    /// [`PoolError::Asleep`] if a part of the memory sleeps.
-    #[doc(hidden)]
-    #[inline]
-    pub fn check_awake(&self, address: u64, size_bytes: u64) -> Result<(), PoolError> {
+    pub(crate) fn check_work(
+        &self,
+        memory: impl IntoIterator<Item: Into<MemoryRange>>,
+    ) -> Result<(), PoolError> {
+        not_forked()?;
+        if self.sleepers().is_empty() {
+            return Ok(());
+        }
         self.check_open()?;
-        self.sleepers().check(address, size_bytes)
+        self.sleepers().check(memory)
     }
 
-    /// Keeps memory of this device awake while another library may queue work that uses it. Call it inside of
-    /// [`Stream::queue_work`](crate::Stream::queue_work), after [`Device::check_awake`].
+    /// Calls `call`, which queues work that uses `memory` on a stream, behind the work of `stamps`; see
+    /// [`Clocks::queue_behind`](crate::device::Clocks::queue_behind).
+    /// Returns false if the memory sleeps, or if that is impossible now.
+    pub(crate) fn queue_behind(
+        &self,
+        stamps: impl Iterator<Item = Stamp>,
+        stream: StreamId,
+        memory: impl IntoIterator<Item: Into<MemoryRange>>,
+        call: impl FnOnce(CUstream) -> Result<(), DriverError>,
+    ) -> Result<bool, DriverError> {
+        let mut is_awake = true;
+        let queued = self.clocks().queue_behind(stamps, stream, |raw| {
+            // The stream's state is locked, which a pool that goes to sleep waits for.
+            is_awake = self.check_work(memory).is_ok();
+            if is_awake { call(raw) } else { Ok(()) }
+        })?;
+        Ok(queued && is_awake)
+    }
+
+    /// Keeps memory awake while another library may queue work that uses it. Call it inside of
+    /// [`Stream::queue_work`](crate::Stream::queue_work), which has been given the memory.
     #[doc(hidden)]
-    pub fn lend(&self, address: u64, size_bytes: u64) -> LentMemory {
-        let range = address..address.saturating_add(size_bytes);
+    pub fn lend(&self, memory: MemoryRange) -> LentMemory {
+        let range = memory.address..memory.address.saturating_add(memory.size_bytes);
         if !fork::is_child() {
             self.sleepers().lent().push(range.clone());
         }

@@ -371,7 +371,7 @@ impl Drop for Inner {
             return self.end_owned_elsewhere(owner);
         }
         match self.kind {
-            // The handle may be that of another stream by now.
+            // The handle may belong to another stream by now.
             Kind::Owned if self.device.is_reset() => {
                 self.device.clocks().abandon(self.id, self.driver_id, false);
             }

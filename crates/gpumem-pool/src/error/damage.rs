@@ -1,8 +1,9 @@
 //! [`Damage`]: an out-of-bounds write that [`Guard`](crate::adaptor::Guard) detected.
 
-use crate::config::{Bytes, PoolId, text::on_a_line};
+use crate::config::{Bytes, PoolId};
 use core::fmt;
 use gpumem_heap::order::StreamId;
+use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
 
@@ -43,8 +44,9 @@ pub enum Side {
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, size_bytes, stream, ref pool_name, distance_bytes, count, found, .. } = *self;
-        let tag = self.tag.as_ref().map_or(String::new(), |tag| format!(", tag `{}`", on_a_line(tag)));
+        let Self { address, size_bytes, stream, distance_bytes, count, found, .. } = *self;
+        let pool_name = Shown::name(&self.pool_name);
+        let tag = self.tag.as_ref().map_or(String::new(), |tag| format!(", tag `{}`", Shown::name(tag)));
         let (side, end) = match self.side {
             Side::Before => ("before", "start"),
             Side::Behind => ("after", "end"),

@@ -10,13 +10,13 @@ mod words;
 use super::PoolUsage;
 #[cfg(feature = "serde")]
 use crate::config::seconds;
-use crate::config::text::on_a_line;
-use crate::config::{BackendKind, MemoryKind, PoolId};
+use crate::config::{BackendKind, Interface, MemoryKind, PoolId};
 pub use advice::Advice;
 use core::fmt;
 use core::time::Duration;
 use gpumem_heap::order::StreamId;
 pub use gpumem_sys::ProcessUsage;
+use gpumem_sys::text::{Shown, debug_is_display};
 pub use growth::Growth;
 pub(crate) use growth::{GrowthLog, Sample};
 use std::path::PathBuf;
@@ -69,6 +69,8 @@ pub struct OutOfMemory {
     pub kind: MemoryKind,
     /// The limit, device or adaptor that refused.
     pub refused_by: RefusedBy,
+    /// The driver's error, if it is another than `CUDA_ERROR_OUT_OF_MEMORY`: some systems return others for a shortage.
+    pub driver_error: Option<String>,
     /// The name of the budget that refused, if it has one.
     pub limit_name: Option<String>,
     /// The limit that refused; `None` if the device refused.
@@ -82,6 +84,9 @@ pub struct OutOfMemory {
     pub limit_sharers: Vec<PoolUsage>,
     /// Bytes in blocks of this pool, without [`OutOfMemory::asleep_bytes`].
     pub in_use_bytes: u64,
+    /// The part of [`OutOfMemory::in_use_bytes`] that other libraries have allocated from this pool
+    /// ([`Pool::make_current`](crate::Pool::make_current)).
+    pub other_libraries_bytes: u64,
     /// The number of blocks, growable ones excluded.
     pub block_count: u64,
     /// Bytes of this pool that sleep ([`Pool::sleep`](crate::Pool::sleep)): they are not on the device. A refused
@@ -175,6 +180,8 @@ pub(crate) struct LimitExceeded {
 /// The properties of the refusing pool that the advice depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolFacts {
+    /// The names that the advice uses.
+    pub(crate) interface: Interface,
     pub(crate) backend: Option<BackendKind>,
     /// True if idle memory can be remapped.
     pub(crate) can_map: bool,
@@ -186,6 +193,8 @@ pub(crate) struct PoolFacts {
     pub(crate) parent_limit_bytes: Option<u64>,
     /// The name under which the pool's hard limit was given: an option or a variable. `None` if it was set later.
     pub(crate) limit_given_as: Option<&'static str>,
+    /// True if the device's memory is the host's.
+    pub(crate) is_integrated: bool,
     /// True if the tuning options are those of the profile `tight`.
     pub(crate) is_tight: bool,
     /// Bytes cached by other pools of the device, if the request did not try to release them: they are not released while one of
@@ -274,18 +283,19 @@ impl OutOfMemory {
     }
 }
 
-/// The text of `Display`, because `unwrap` and a `main` that returns the error show this one.
-impl fmt::Debug for OutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(OutOfMemory);
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.headline())?;
         writeln!(f, "  → {}", self.advice_text())?;
         f.write_str(self.table().trim_end())?;
+        if let Some(error) = &self.driver_error {
+            write!(
+                f,
+                "\n  the driver's answer: {error}, which some systems (WSL) give when memory is short"
+            )?;
+        }
         list_fallbacks(&self.fallbacks, f)?;
         f.write_str(&words::attempts(&self.attempts, f.alternate()))?;
         for stream in self.unfinished.iter().take(UNFINISHED_SHOWN) {
@@ -300,10 +310,10 @@ impl fmt::Display for OutOfMemory {
         match &self.flight_record {
             None => {}
             Some(Ok(path)) => {
-                write!(f, "\n  the last requests are recorded in {}", on_a_line(&path.to_string_lossy()))?;
+                write!(f, "\n  the last requests are recorded in {}", Shown::path(path))?;
             }
             Some(Err(problem)) => {
-                write!(f, "\n  the last requests could not be recorded: {}", on_a_line(problem))?;
+                write!(f, "\n  the last requests could not be recorded: {}", Shown::sentence(problem))?;
             }
         }
         Ok(())
@@ -312,7 +322,9 @@ impl fmt::Display for OutOfMemory {
 
 /// A line for each refusal by a pool that an adaptor turned to, each after a line break.
 pub(super) fn list_fallbacks(refusals: &[String], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    refusals.iter().try_for_each(|refusal| write!(f, "\n  the fallback refused too: {refusal}"))
+    refusals
+        .iter()
+        .try_for_each(|refusal| write!(f, "\n  the fallback refused too: {}", Shown::sentence(refusal)))
 }
 
 /// At most this many unfinished streams are listed; the others are counted.

@@ -1,8 +1,7 @@
 //! [`Refusal`]: a limit or the driver refused memory.
 
-use super::{LimitExceeded, PoolError};
+use super::{LimitExceeded, PoolError, Verdict};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::CUresult;
 
 /// Why memory could not be reserved.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +20,7 @@ impl Refusal {
     /// `PoolError::Driver` or `PoolError::DeviceLost` if a driver call failed for another reason.
     pub(crate) fn if_out_of_memory(self) -> Result<Self, PoolError> {
         match self {
-            Self::Driver(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(error.into()),
+            Self::Driver(error) if Verdict::of(&error) != Verdict::Shortage => Err(error.into()),
             shortage => Ok(shortage),
         }
     }

@@ -1,8 +1,8 @@
 //! [`RequestOrigin`]: the device, pool, stream and tag that a refusal names.
 
-use crate::config::text::on_a_line;
 use core::fmt;
 use gpumem_heap::order::StreamId;
+use gpumem_sys::text::Shown;
 
 /// Where a refused request came from. `Display` prints it as reports do: `device 0, pool training, stream 3, tag `forward``.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,12 +21,12 @@ pub struct RequestOrigin {
 
 impl fmt::Display for RequestOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "device {}, pool {}", self.device_ordinal, self.pool)?;
+        write!(f, "device {}, pool {}", self.device_ordinal, Shown::name(&self.pool))?;
         if let Some(stream) = self.stream {
             write!(f, ", {stream}")?;
         }
         match &self.tag {
-            Some(tag) => write!(f, ", tag `{}`", on_a_line(tag)),
+            Some(tag) => write!(f, ", tag `{}`", Shown::name(tag)),
             None => Ok(()),
         }
     }

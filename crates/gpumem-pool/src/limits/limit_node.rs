@@ -8,6 +8,7 @@ use crate::config::{MemoryKind, PoolId, PoolName};
 use crate::error::{LimitExceeded, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_sys::text::Shown;
 use std::sync::Arc;
 #[cfg(feature = "backend-caching")]
 use std::sync::{Mutex, PoisonError, Weak};
@@ -49,7 +50,7 @@ pub(crate) trait Trimmable: Send + Sync {
 impl fmt::Debug for LimitNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LimitNode")
-            .field("pool", &self.name.as_str())
+            .field("pool", &Shown::name(self.name.as_str()))
             .field("limit_bytes", &self.limit_bytes)
             .field("held_bytes", &self.held_bytes)
             .field("parent", &self.parent)

@@ -20,7 +20,7 @@ pub(crate) use stack::{BackingAllocation, Stack};
 
 use crate::backend::{Allocation, FreeRequest};
 pub use crate::config::PoolId;
-use crate::device::{Device, Stream};
+use crate::device::{Device, PeerDevice, Stream};
 use crate::error::PoolError;
 #[cfg(doc)]
 use crate::pool::block::Block;
@@ -28,6 +28,7 @@ use crate::pool::{Origin, StateRef, Witness, scope};
 use crate::stats::Names;
 use core::fmt;
 use gpumem_sys::fork;
+use gpumem_sys::text::Shown;
 use std::sync::Arc;
 
 /// A behaviour around a pool's allocations and frees; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor).
@@ -121,13 +122,23 @@ pub trait Adaptor: Send + Sync {
     /// ([`Change::is_undone`]). Must not wait.
     fn shrink(&self, change: &Change<'_>) {}
 
+    /// Lets another device use the memory of other pools that the adaptor's grants come from.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Pool::enable_peer_access`](crate::Pool::enable_peer_access).
+    #[doc(hidden)]
+    fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError> {
+        Ok(())
+    }
+
     /// Called when the last handle of a pool is dropped. Blocks that are still alive are freed later.
     fn close(&self, pool: PoolId) {}
 }
 
 impl fmt::Debug for dyn Adaptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        Shown::name(self.name()).fmt(f)
     }
 }
 

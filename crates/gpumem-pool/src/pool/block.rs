@@ -7,7 +7,7 @@
 
 use crate::backend::{self, Allocation, FoundCache, FreeRequest};
 use crate::config::MemoryKind;
-use crate::device::{Device, Stream, StreamId, StreamPoint, order::uses};
+use crate::device::{Device, MemoryRange, Stream, StreamId, StreamPoint, order::uses};
 use crate::error::PoolError;
 use crate::pool::StateRef;
 use crate::pool::scope::{self, Here};
@@ -349,6 +349,12 @@ impl Block {
     pub fn host_ptr(&self) -> Option<NonNull<u8>> {
         let address = if self.origin().is_for_host() { self.address() } else { 0 };
         NonNull::new(core::ptr::with_exposed_provenance_mut(address as usize))
+    }
+}
+
+impl From<&Block> for MemoryRange {
+    fn from(block: &Block) -> Self {
+        Self::new(block.address(), block.size_bytes())
     }
 }
 

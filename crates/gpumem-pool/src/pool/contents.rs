@@ -319,22 +319,14 @@ impl Block {
         let device = stream.device();
         let _bound = device.enter()?;
         // Complete when this returns, so later work has nothing to wait for, and the use is not recorded.
-        stream.run_borrowed(operation, |raw| {
-            let _call = stream.hold();
-            self.check_awake()?;
-            Ok(device.noting(copy(device.driver(), bytes, raw))?)
-        })?
+        stream
+            .run_borrowed(operation, [self], |raw| Ok(device.noting(copy(device.driver(), bytes, raw))?))?
     }
 
     /// Refuses a stream of another driver, and a stream that this thread cannot use.
     fn check_use(&self, stream: &Stream) -> Result<(), PoolError> {
         self.check_machine(stream.device())?;
         stream.check_usable()
-    }
-
-    /// Refuses memory that sleeps. Call it within a call on the stream that the work is queued on.
-    fn check_awake(&self) -> Result<(), PoolError> {
-        self.device().check_awake(self.address(), self.size_bytes())
     }
 
     /// Prepares work on the block that `stream` is about to get.
@@ -359,14 +351,14 @@ fn queue<P>(
     blocks.iter().try_for_each(|block| block.check_use(stream))?;
     let Some(place) = place else { return Ok(()) };
     blocks.iter().try_for_each(|block| block.begin_use(stream, operation))?;
-    // A handle that is retired, or a stream that has begun to capture, would get work that a free does not wait for.
-    let _call = stream.call()?;
-    stream.check_runs(operation)?;
-    blocks.iter().try_for_each(|block| block.check_awake())?;
     let device = stream.device();
-    let _bound = device.enter()?;
-    blocks.iter().for_each(|block| block.record_use(stream));
-    Ok(device.noting(work(device.driver(), place, stream.raw()))?)
+    stream.queue_work(blocks.iter().copied(), |raw| {
+        // A stream that has begun to capture would get work that a free does not wait for.
+        stream.check_runs(operation)?;
+        let _bound = device.enter()?;
+        blocks.iter().for_each(|block| block.record_use(stream));
+        Ok(device.noting(work(device.driver(), place, raw))?)
+    })?
 }
 
 /// The bytes of a slice behind an offset. An offset near the end of all numbers gives a range that no block has.

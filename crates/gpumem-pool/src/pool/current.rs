@@ -5,7 +5,7 @@
 //! when the guard was forgotten, because the driver may allocate from it at any time.
 
 use crate::backend::{DevicePool, DriverPoolUsage};
-use crate::error::{PoolError, not_forked};
+use crate::error::{OutOfMemory, PoolError, not_forked};
 use crate::pool::Pool;
 use gpumem_sys::fork;
 use std::sync::{Mutex, PoisonError};
@@ -46,8 +46,8 @@ impl Pool {
     /// | hard limit | a bound on reserved memory, one to two growth units of 32 MiB above the limit (`maxSize`); it needs CUDA 12.2 |
     /// | a hard limit that is changed later | a lower one does not apply; a higher one applies once a request of this crate needs it |
     /// | soft limit | the release threshold: memory up to it stays reserved when the host waits |
-    /// | counters | [`CurrentPool::usage`] includes them, and so does [`Status::reserved_bytes`](crate::Status::reserved_bytes); [`Status::in_use_bytes`](crate::Status::in_use_bytes), tags, adaptors and traces do not |
-    /// | shortage | a request of this crate trims the pool; a request of another library that the driver refuses runs no reclaim callback and trims nothing, because this crate is not called |
+    /// | counters | [`CurrentPool::usage`] includes them, and so does [`Status::reserved_bytes`](crate::Status::reserved_bytes); [`Status::in_use_bytes`](crate::Status::in_use_bytes), tags, adaptors and traces do not; [`Status::other_libraries_bytes`](crate::Status::other_libraries_bytes) has the difference |
+    /// | shortage | a request of this crate trims the pool; a request of another library that the driver refuses runs no reclaim callback and trims nothing, because this crate is not called; [`Pool::explain_refusal`] reports what holds the memory |
     ///
     /// A pool that another library had made current before is not restored, because its owner may have destroyed it: the
     /// device's default pool takes its place.
@@ -90,6 +90,39 @@ impl Pool {
         stack.entries.push(Entry { number, pool: self.clone() });
         Ok(CurrentPool { number, pool: self.clone() })
     }
+
+    /// The report of a request of `size_bytes` that the driver has refused to another library, which allocates from this pool
+    /// ([`Pool::make_current`]): what is in use and by whom, the limits, and advice. Call it when that library returns its
+    /// `DriverError`. The report describes the moment of the call, and no request is made.
+    ///
+    /// ```
+    /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// # #[cfg(feature = "backend-native")] {
+    /// let driver = gpumem_sim::driver(SimConfig::new())?;
+    /// let device = Device::new(&driver, 0)?;
+    /// let pool = Pool::builder(&device).backend(BackendKind::Native).hard_limit(64 << 20).build()?;
+    /// let _current = pool.make_current()?;
+    ///
+    /// // Another library.
+    /// let (stream, _context, mut address) = (Stream::new(&device)?, device.bind()?, 0);
+    /// // SAFETY: the address is a local, and the stream is alive.
+    /// if let Err(error) = unsafe { driver.cuMemAllocAsync(&mut address, 1 << 30, stream.raw()) } {
+    ///     let report = pool.explain_refusal(1 << 30)?;
+    ///     assert_eq!(report.limit_bytes, Some(64 << 20));
+    ///     println!("{error}\n{report}");
+    /// }
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
+    pub fn explain_refusal(&self, size_bytes: u64) -> Result<OutOfMemory, PoolError> {
+        self.0.explain_refusal(size_bytes)
+    }
 }
 
 impl CurrentPool {
@@ -130,7 +163,11 @@ impl Stack {
         let removed = self.entries.remove(index);
         let of_device = |entry: &&Entry| entry.pool.device() == removed.pool.device();
         let is_latest = !self.entries[index..].iter().any(|entry| of_device(&entry));
-        if is_latest && let Ok(ended) = removed.pool.0.backend().device_pool() {
+        let is_reset = removed.pool.device().is_reset();
+        if is_latest
+            && !is_reset
+            && let Ok(ended) = removed.pool.0.backend().device_pool()
+        {
             let before = self.entries[..index].iter().rev().find(of_device);
             let before = before.and_then(|entry| entry.pool.0.backend().device_pool().ok());
             // A drop cannot report an error, which means that the driver is shutting down.

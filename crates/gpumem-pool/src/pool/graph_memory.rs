@@ -19,8 +19,7 @@
 mod chunk;
 
 use crate::backend::{Allocation, FreeRequest};
-use crate::device::{Clocks, Device, GRAPH_BIT, Stream, StreamId, StreamIndex, order::uses};
-use crate::error::PoolError;
+use crate::device::{Clocks, GRAPH_BIT, MemoryRange, Stream, StreamId, StreamIndex, order::uses};
 use crate::pool::{Block, State, StateRef};
 use chunk::Chunk;
 pub(crate) use chunk::rounded;
@@ -208,21 +207,17 @@ impl GraphMemory {
         }
     }
 
-    /// Refuses a launch of a graph while memory that it keeps sleeps.
-    pub(crate) fn check_awake(&self, graph: u64, device: &Device) -> Result<(), PoolError> {
-        if device.sleepers().is_empty() {
-            return Ok(());
-        }
+    /// The memory that a launch of a graph uses: a byte of each block, since a pool that sleeps has added all its addresses.
+    pub(crate) fn of_graph(&self, graph: u64) -> Vec<MemoryRange> {
         let table = self.table();
         let chunks = table.chunks.values().filter(|chunk| chunk.graphs().contains(&graph));
         let outside = table.outside.iter().filter(|(_, outside)| outside.graphs.contains(&graph));
         let retained = table.graphs.get(&graph).into_iter().flat_map(|entry| &entry.retained);
-        let mut starts = chunks
+        let starts = chunks
             .map(Chunk::address)
             .chain(outside.map(|(address, _)| *address))
             .chain(retained.map(|block| block.freed.allocation.address));
-        // A pool that sleeps has added all its addresses.
-        starts.try_for_each(|address| device.check_awake(address, 1))
+        starts.map(|address| MemoryRange::new(address, 1)).collect()
     }
 
     /// Returns the chunk that contains a live part, and the chunk's pool.

@@ -5,6 +5,7 @@ use crate::config::MemoryKind;
 use crate::device::{Device, Stamp, Stream, StreamId, order::uses};
 use crate::error::{PoolError, not_forked};
 use crate::pool::{Origin, Pool, Subject, scope};
+use crate::stats::HeldName;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::fork;
@@ -49,7 +50,7 @@ pub struct GrowableBlock {
     size_bytes: u64,
     max_bytes: u64,
     owner_stream: StreamId,
-    tag: u16,
+    tag: Option<HeldName>,
     /// The other streams that used the block, in the format of [`uses`].
     uses: AtomicU64,
 }
@@ -79,7 +80,7 @@ impl Pool {
             size_bytes: 0,
             max_bytes,
             owner_stream: stream.id(),
-            tag: scope::innermost(self.0.tags()),
+            tag: self.0.tags().names().hold(scope::innermost(self.0.tags())),
             uses: AtomicU64::new(0),
         })
     }
@@ -160,9 +161,9 @@ impl GrowableBlock {
         if size_bytes > self.size_bytes {
             let grow = || self.grow_adapted(size_bytes);
             let grown = grow().or_else(|error| self.pool.0.retry_over_budget(error, grow));
-            let origin = Origin { size_bytes: None, stream: Some(self.owner_stream), tag: self.tag };
+            let origin = Origin { size_bytes: None, stream: Some(self.owner_stream), tag: self.tag_number() };
             self.pool.0.with_report(grown, &origin)?;
-            scope::count_change(self.pool.0.tags(), self.tag, self.size_bytes, size_bytes);
+            scope::count_change(self.pool.0.tags(), self.tag_number(), self.size_bytes, size_bytes);
             self.size_bytes = size_bytes;
         }
         Ok(())
@@ -207,13 +208,18 @@ impl GrowableBlock {
         if let Some(stack) = self.pool.0.stack() {
             stack.shrink(&self.subject(), self.size_bytes, to_bytes);
         }
-        scope::count_change(self.pool.0.tags(), self.tag, self.size_bytes, to_bytes);
+        scope::count_change(self.pool.0.tags(), self.tag_number(), self.size_bytes, to_bytes);
     }
 
     /// Returns the view of the block that adaptors receive.
     fn subject(&self) -> Subject<'_> {
-        let Self { address, ref pool, owner_stream, tag, ref uses, .. } = *self;
-        Subject { address, device: pool.device(), tag, owner_stream, uses: uses.load(Ordering::Relaxed) }
+        let Self { address, ref pool, owner_stream, ref uses, .. } = *self;
+        let (tag, uses) = (self.tag_number(), uses.load(Ordering::Relaxed));
+        Subject { address, device: pool.device(), tag, owner_stream, uses }
+    }
+
+    fn tag_number(&self) -> u16 {
+        self.tag.as_ref().map_or(0, |tag| tag.number)
     }
 
     fn stamps(&self) -> Vec<Stamp> {

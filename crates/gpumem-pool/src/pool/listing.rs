@@ -2,36 +2,49 @@
 
 use crate::backend::Source;
 use crate::config::{BackendKind, MemoryKind, PoolId, PoolName};
-use crate::device::{Device, Listed};
-use crate::error::PoolUsage;
+use crate::device::{Device, Listed, PeerDevice};
+use crate::error::{PoolError, PoolUsage};
 use crate::limits::{LimitNode, Limits};
+use crate::pool::peers::Peers;
 use crate::pool::{Setup, State};
 use std::sync::Arc;
 
 /// The entry of a pool in the list of its device, which holds a weak reference to it.
 pub(crate) struct Listing {
     name: PoolName,
+    device: Device,
     parent: Option<Arc<LimitNode>>,
     kind: MemoryKind,
     backend: Arc<dyn Source>,
     limits: Limits,
+    peers: Peers,
 }
 
 impl Listing {
     pub(crate) fn new(setup: &Setup, backend: &Arc<dyn Source>, limits: &Limits) -> Arc<Self> {
         Arc::new(Self {
             name: setup.name.clone(),
+            device: setup.device.clone(),
             parent: setup.parent.clone(),
             kind: setup.config.kind,
             backend: Arc::clone(backend),
             limits: limits.clone(),
+            peers: Peers::default(),
         })
+    }
+
+    pub(super) fn peers(&self) -> &Peers {
+        &self.peers
     }
 }
 
 impl Listed for Listing {
     fn lineage(&self) -> (PoolId, Option<PoolId>) {
         (self.name.id(), self.parent.as_ref().map(|parent| parent.name().id()))
+    }
+
+    fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError> {
+        self.peers.open(&self.device, self.kind, &*self.backend, peer)
     }
 
     fn usage(&self) -> PoolUsage {
@@ -91,8 +104,18 @@ impl Device {
 }
 
 impl State {
-    /// The private pools of the pool `id`, and theirs in turn. A parent is older than its private pools.
+    /// The private pools of the pool `id`, and theirs in turn.
     pub(crate) fn private_pools_of(&self, id: PoolId) -> Vec<PoolUsage> {
+        self.descendants_of(id).iter().map(|pool| pool.usage()).collect()
+    }
+
+    /// The parts and private pools of this pool, and theirs in turn.
+    pub(super) fn family(&self) -> Vec<Arc<dyn Listed>> {
+        self.descendants_of(self.setup().name.id())
+    }
+
+    /// The pools beneath the pool `id`. A parent is older than the pools beneath it.
+    fn descendants_of(&self, id: PoolId) -> Vec<Arc<dyn Listed>> {
         let mut family = vec![id];
         let mut pools = self.device().listed_pools();
         pools.retain(|pool| {
@@ -101,6 +124,6 @@ impl State {
             family.extend(is_in.then_some(id));
             is_in
         });
-        pools.iter().map(|pool| pool.usage()).collect()
+        pools
     }
 }

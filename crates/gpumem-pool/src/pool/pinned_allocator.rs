@@ -13,6 +13,7 @@ use allocator_api2::vec::Vec;
 use core::fmt;
 use core::ptr::{self, NonNull};
 use gpumem_sys::fork;
+use gpumem_sys::text::Shown;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -164,7 +165,7 @@ unsafe impl Allocator for PinnedAllocator {
 impl fmt::Debug for PinnedAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PinnedAllocator")
-            .field("pool", &self.0.pool.name())
+            .field("pool", &Shown::name(self.0.pool.name()))
             .field("stream", &self.0.stream)
             .finish_non_exhaustive()
     }

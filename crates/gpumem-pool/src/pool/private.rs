@@ -68,6 +68,8 @@ impl Pool {
         if self.0.backend().has_plain_segments() {
             setup.config.expandable_segments = Some(false);
         }
-        Self::build(setup)
+        let pool = Self::build(setup)?;
+        pool.0.open_like(&self.0)?;
+        Ok(pool)
     }
 }

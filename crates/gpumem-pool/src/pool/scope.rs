@@ -3,10 +3,11 @@
 use crate::device::Stream;
 use crate::error::PoolError;
 use crate::pool::{Block, Pool};
-use crate::stats::{Share, Tags};
+use crate::stats::{HeldName, Share, Tags};
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::marker::PhantomData;
+use gpumem_sys::text::Shown;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -23,8 +24,7 @@ use std::sync::Arc;
 #[must_use = "dropping it ends the scope"]
 pub struct Scope {
     open: Open,
-    pool: Pool,
-    tag: u16,
+    tag: HeldName,
 }
 
 /// The allocations and frees of one thread within a scope, for blocks that were allocated in scopes of the same
@@ -50,6 +50,9 @@ impl Pool {
     /// tag, in [`Status::tags`](crate::Status::tags) and among the holders in an out-of-memory report. In nested
     /// scopes, the innermost tag counts. Scopes of one name share their tag, on all threads.
     ///
+    /// Once no scope, [`Tag`] or block has a name, it may be forgotten with its counters: the last 256 such names stay. So a name for
+    /// each request is fine. A pool with a trace or a flight recorder tells at most 65,534 names apart; further ones count for `(others)`.
+    ///
     /// A block keeps its tag, whichever thread frees it. Allocations outside of scopes have no tag, and scopes add
     /// no cost to them. Tasks that change threads use [`Pool::alloc_tagged`].
     ///
@@ -73,15 +76,16 @@ impl Pool {
     /// ```
     pub fn scope(&self, name: &str) -> Scope {
         let tags = self.0.tags();
-        let tag = tags.names().number(name);
-        Scope { open: open(tags, tag), pool: self.clone(), tag }
+        let tag = tags.hold(name);
+        Scope { open: open(tags, tag.number), tag }
     }
 
     /// Returns the tag with this name, for [`Pool::alloc_tagged`].
     #[must_use]
     pub fn tag(&self, name: &str) -> Tag {
         let tags = self.0.tags();
-        Tag { name: name.into(), serial: tags.serial(), number: tags.names().number(name) }
+        let held = tags.hold(name);
+        Tag { name: name.into(), serial: tags.serial(), number: held.number, _held: held }
     }
 
     /// Like [`Pool::alloc`], for a tag instead of the thread's innermost scope. The block counts for the tag on whichever thread
@@ -92,8 +96,11 @@ impl Pool {
     /// The errors of [`Pool::alloc`].
     pub fn alloc_tagged(&self, size_bytes: u64, stream: &Stream, tag: &Tag) -> Result<Block, PoolError> {
         let tags = self.0.tags();
-        let number = if tag.serial == tags.serial() { tag.number } else { tags.names().number(&tag.name) };
-        self.0.alloc_tagged(size_bytes, stream, number)
+        if tag.serial == tags.serial() {
+            return self.0.alloc_tagged(size_bytes, stream, tag.number);
+        }
+        let tag = tags.hold(&tag.name);
+        self.0.alloc_tagged(size_bytes, stream, tag.number)
     }
 }
 
@@ -131,6 +138,7 @@ pub struct Tag {
     /// The serial number of the pool's tags.
     serial: u64,
     number: u16,
+    _held: HeldName,
 }
 
 impl Tag {
@@ -143,7 +151,7 @@ impl Tag {
 
 impl fmt::Debug for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Tag").field(&self.name).finish()
+        f.debug_tuple("Tag").field(&Shown::name(&self.name)).finish()
     }
 }
 
@@ -151,7 +159,7 @@ impl Scope {
     /// Returns the name that this scope's blocks count for.
     #[must_use]
     pub fn tag(&self) -> String {
-        self.pool.0.tags().names().get(self.tag).map(|name| (*name).into()).unwrap_or_default()
+        (*self.tag.text).into()
     }
 
     /// Returns the usage so far.
@@ -168,7 +176,10 @@ impl Scope {
 
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope").field("tag", &self.tag()).field("usage", &self.usage()).finish()
+        f.debug_struct("Scope")
+            .field("tag", &Shown::name(&self.tag.text))
+            .field("usage", &self.usage())
+            .finish()
     }
 }
 

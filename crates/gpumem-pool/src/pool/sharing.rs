@@ -10,7 +10,7 @@ mod socket;
 pub use socket::SocketError;
 
 use crate::backend::Underlying;
-use crate::device::{Device, Patience, Work};
+use crate::device::{Device, KeptMemory, Patience, Work};
 use crate::error::{PoolError, not_forked};
 use crate::pool::Block;
 use core::ffi::c_void;
@@ -150,15 +150,20 @@ impl ImportedBlock {
     /// # Errors
     ///
     /// - [`PoolError::OutOfBounds`] if the block does not fit into its handles.
+    /// - [`PoolError::SizeOverflow`] if the sizes of the handles, or the offset and the size of the block, add up to more than an address
+    ///   can be.
     /// - [`PoolError::Kept`] for an earlier drop.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn new(device: &Device, exported: ExportedBlock) -> Result<Self, PoolError> {
         not_forked()?;
         device.take_kept()?;
         let ExportedBlock { handles, offset_bytes, size_bytes } = exported;
+        let overflow = |what| PoolError::SizeOverflow { what };
         let sum = |sum: u64, handle: &ExportedHandle| sum.checked_add(handle.size_bytes);
-        let all_bytes = handles.iter().try_fold(0, sum).unwrap_or(0);
-        let end = offset_bytes.saturating_add(size_bytes);
+        let all_bytes =
+            handles.iter().try_fold(0, sum).ok_or(overflow("the sizes of the exported handles"))?;
+        let end = offset_bytes.checked_add(size_bytes);
+        let end = end.ok_or(overflow("the offset and the size of the exported block"))?;
         if end > all_bytes {
             return Err(PoolError::OutOfBounds { start: offset_bytes, end, size_bytes: all_bytes });
         }
@@ -252,27 +257,36 @@ impl ImportedBlock {
         if self.is_open {
             device.settle(Work::OfDevice, Patience::Owned)?;
         }
-        let driver = device.driver();
-        let give_back = |call: &dyn Fn() -> Result<(), DriverError>| {
-            device.give_back(Patience::Owned, || {
-                let _entered = device.enter_relaxed()?;
-                call()
-            })
-        };
-        // Unmaps the last handle first: if the driver refuses, the remaining handles are still at the beginning of
-        // the addresses.
-        while let Some(size_bytes) = self.mapped.last().copied() {
-            let address = self.base + self.mapped.iter().sum::<u64>() - size_bytes;
-            // SAFETY: this handle was mapped at this address by `map`, and no work uses it.
-            give_back(&|| unsafe { driver.cuMemUnmap(address, size_bytes as usize) })?;
-            self.mapped.pop();
-        }
-        let (base, size) = (self.base, self.addresses_bytes as usize);
-        // SAFETY: the addresses were reserved by `reserve`, and nothing is mapped there any more.
-        give_back(&|| unsafe { driver.cuMemAddressFree(base, size) })?;
-        self.addresses_bytes = 0;
-        Ok(())
+        unmap(device, self.base, &mut self.addresses_bytes, &mut self.mapped)
     }
+}
+
+/// Unmaps the handles of an imported block, which no work uses, and frees its addresses. After a failure it may be called again.
+fn unmap(
+    device: &Device,
+    base: CUdeviceptr,
+    addresses_bytes: &mut u64,
+    mapped: &mut Vec<u64>,
+) -> Result<(), DriverError> {
+    let driver = device.driver();
+    let give_back = |call: &dyn Fn() -> Result<(), DriverError>| {
+        device.give_back(Patience::Owned, || {
+            let _entered = device.enter_relaxed()?;
+            call()
+        })
+    };
+    // Unmaps the last handle first: if the driver refuses, the remaining handles are still at the beginning of the addresses.
+    while let Some(size_bytes) = mapped.last().copied() {
+        let address = base + mapped.iter().sum::<u64>() - size_bytes;
+        // SAFETY: this handle was mapped at this address by `ImportedBlock::map`, and no work uses it.
+        give_back(&|| unsafe { driver.cuMemUnmap(address, size_bytes as usize) })?;
+        mapped.pop();
+    }
+    let size = *addresses_bytes as usize;
+    // SAFETY: the addresses were reserved by `ImportedBlock::reserve`, and nothing is mapped there any more.
+    give_back(&|| unsafe { driver.cuMemAddressFree(base, size) })?;
+    *addresses_bytes = 0;
+    Ok(())
 }
 
 impl Drop for ImportedBlock {
@@ -280,7 +294,15 @@ impl Drop for ImportedBlock {
         if fork::is_child() {
             return;
         }
-        if let Err(cause) = self.unmap() {
+        let Err(cause) = self.unmap() else { return };
+        if cause.is_not_permitted() {
+            // In a host function nothing is wrong with the memory: the next wait of another thread releases it.
+            let (base, mut addresses_bytes) = (self.base, self.addresses_bytes);
+            let mut mapped = core::mem::take(&mut self.mapped);
+            let give_back =
+                move |device: &Device| unmap(device, base, &mut addresses_bytes, &mut mapped).is_ok();
+            self.device.keep(KeptMemory { give_back: Box::new(give_back) });
+        } else {
             let (what, address) = ("an imported block", self.base);
             let size_bytes = self.addresses_bytes;
             self.device.report_kept(PoolError::Kept { what, address, size_bytes, cause });

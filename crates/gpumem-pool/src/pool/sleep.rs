@@ -6,7 +6,7 @@
 //!    and every free takes that path. The fast path has no check of its own.
 //! 2. Its addresses are added to the sleeping memory of the device, which every safe operation checks before it queues work
 //!    ([`Sleepers`](crate::device::sleepers::Sleepers)), and calls that have checked it before end.
-//! 3. The host waits for the device.
+//! 3. The host waits for the device, and for the others that have access to the memory.
 //! 4. The backend saves the contents and releases the memory ([`Sleeping`](crate::backend::Sleeping)).
 //!
 //! It wakes in the opposite order. If a step fails, the steps before it are undone.
@@ -21,7 +21,7 @@ impl Pool {
     /// address, are valid again after [`Pool::wake`]. A server that trains and infers in turns lets the memory of one phase sleep
     /// during the other.
     ///
-    /// Waits for the device first. With [`Keep::OnHost`] the contents of all blocks are copied to pinned host memory. The pool keeps
+    /// Waits first for the device, and for the other devices that have access to the memory. With [`Keep::OnHost`] the contents of all blocks are copied to pinned host memory. The pool keeps
     /// that memory for its next sleep, because pinning takes longer than the copies; [`Pool::reclaim`] releases it while the pool is
     /// awake. Cached memory is released, too.
     ///
@@ -72,10 +72,10 @@ impl Pool {
     /// - [`PoolError::NotWithBackend`] unless the backend is `caching`.
     /// - [`PoolError::NeedsVirtualMemory`] if `caching` uses plain segments.
     /// - [`PoolError::NotWithKind`] for unified and host memory.
-    /// - [`PoolError::CannotSleep`] if the pool sleeps already or has blocks that are exported or pinned, if other devices have access to
-    ///   its memory ([`Pool::enable_peer_access`]), if an array in it is lent to another library, or with [`Keep::Nothing`] if an
+    /// - [`PoolError::CannotSleep`] if the pool sleeps already or has blocks that are exported or pinned, if an array in it is lent to another library, or with [`Keep::Nothing`] if an
     ///   adaptor, such as [`Guard`](crate::adaptor::Guard), hides bytes beside blocks.
-    /// - [`PoolError::NotInCapture`] while a capture is active on the device.
+    /// - [`PoolError::StreamBorrowed`] in the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed).
+    /// - [`PoolError::NotInCapture`] while a capture is active on one of these devices.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails, for example because the host has too little memory.
     pub fn sleep(&self, keep: Keep) -> Result<Slept, PoolError> {
@@ -83,6 +83,7 @@ impl Pool {
         state.check_usable()?;
         let (sleeping, device) = (state.backend().sleeping()?, self.device());
         device.check_runs(operation)?;
+        device.sleepers().check_not_in_call()?;
         let mut change = state.sleep_state().begin(AWAKE).map_err(|obstacle| state.cannot_sleep(obstacle))?;
         // Here a refusal makes no other thread's operation fail. Checked again below, for a loan that begins meanwhile.
         state.check_not_lent(sleeping)?;
@@ -98,6 +99,7 @@ impl Pool {
             })
             .and_then(|()| {
                 device.synchronize_for_drop()?;
+                state.wait_for_peers()?;
                 sleeping.sleep(keep)
             });
         match slept.is_ok() || sleeping.is_asleep() {

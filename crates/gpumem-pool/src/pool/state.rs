@@ -19,7 +19,6 @@ use crate::device::{Clocks, Device, Stream};
 use crate::error::{PoolError, RESET, Refusal, Requested, not_forked};
 use crate::limits::Limits;
 use crate::pool::part::Parts;
-use crate::pool::peers::Peers;
 use crate::pool::sleep::SleepState;
 use crate::pool::{Gauge, GraphMemory, Listing, Peak, PoolSettings, Setup, Stack};
 use crate::reclaim::catch_panic::catch_panic;
@@ -43,11 +42,10 @@ pub(crate) struct State {
     backend_cache_key: u64,
     setup: Setup,
     /// The entry of the pool in the list of its device.
-    _listing: Arc<Listing>,
+    listing: Arc<Listing>,
     /// True if the host may use the memory, as the device reports.
     is_for_host: bool,
     graph_memory: Arc<GraphMemory>,
-    peers: Peers,
     backend: Arc<dyn Source>,
     limits: Limits,
     tags: Tags,
@@ -101,12 +99,11 @@ impl StateRef {
         let state = State {
             clocks: Arc::clone(device.clocks()),
             graph_memory: GraphMemory::of(device.clocks()),
-            peers: Peers::default(),
             device,
             cache_key: AtomicU64::new(if stack.is_none() { backend.cache_key() } else { NO_CACHE }),
             backend_cache_key: backend.cache_key(),
             setup,
-            _listing: listing,
+            listing,
             is_for_host,
             backend,
             limits,
@@ -182,8 +179,8 @@ impl State {
         &self.device
     }
 
-    pub(in crate::pool) fn peers(&self) -> &Peers {
-        &self.peers
+    pub(in crate::pool) fn listing(&self) -> &Listing {
+        &self.listing
     }
 
     pub(crate) fn backend(&self) -> &dyn Source {

@@ -42,6 +42,8 @@ impl Pool {
         let name = &state.setup().name;
         let reserved_bytes = reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes);
         let unfreed_bytes = reserved.map_or(0, |reserved| reserved.unfreed_bytes);
+        let other_libraries_bytes = state.other_libraries_bytes()?;
+        let used_bytes = counts.in_use_bytes.saturating_add(other_libraries_bytes);
         Ok(Status {
             id: name.id(),
             name: name.as_str().into(),
@@ -49,11 +51,13 @@ impl Pool {
             backend: state.backend().kind(),
             kind: self.kind(),
             plain_segments: state.backend().has_plain_segments(),
+            plain_segments_reason: state.backend().lack(),
             device_name: self.device().name().into(),
             device_ordinal: self.device().ordinal(),
             in_use_bytes: counts.in_use_bytes,
+            other_libraries_bytes,
             reserved_bytes,
-            cached_bytes: reserved_bytes.saturating_sub(counts.in_use_bytes).saturating_sub(unfreed_bytes),
+            cached_bytes: reserved_bytes.saturating_sub(used_bytes).saturating_sub(unfreed_bytes),
             asleep_bytes: reserved.map_or(0, |reserved| reserved.asleep_bytes),
             asleep_host_bytes: reserved.map_or(0, |reserved| reserved.on_host_bytes),
             in_use_peak_bytes,

@@ -60,19 +60,18 @@ impl Block {
     pub fn prefetch(&self, part: Range<u64>, to: Location<'_>, stream: &Stream) -> Result<(), PoolError> {
         not_forked()?;
         let part = self.pages(part, "be prefetched")?;
-        // This check precedes `record_use`. A handle that is retired, or that names another stream on this thread,
-        // would get work that the free does not wait for.
-        let _call = stream.call()?;
-        self.check_machine(stream.device())?;
-        let Some((address, size)) = part else { return Ok(()) };
-        stream.check_runs("prefetching")?;
-        let to = self.place(to)?;
-        let _bound = stream.device().enter()?;
-        self.record_use(stream);
-        let driver = stream.device().driver();
-        // SAFETY: the block has these bytes; the stream is alive, its handle is valid on this thread, its context
-        // is current, and the block's free will wait for it.
-        unsafe { driver.cuMemPrefetchAsync(address, size, to, stream.raw()) }.map_err(PoolError::from)
+        stream.queue_work([self], |raw| {
+            self.check_machine(stream.device())?;
+            let Some((address, size)) = part else { return Ok(()) };
+            stream.check_runs("prefetching")?;
+            let to = self.place(to)?;
+            let _bound = stream.device().enter()?;
+            self.record_use(stream);
+            let driver = stream.device().driver();
+            // SAFETY: the block has these bytes; the stream is alive, its handle is valid on this thread, its context
+            // is current, and the block's free will wait for it.
+            unsafe { driver.cuMemPrefetchAsync(address, size, to, raw) }.map_err(PoolError::from)
+        })?
     }
 
     /// Advises the driver how a range of the block (bytes from its start) will be used. Advice affects performance

@@ -1,10 +1,11 @@
 //! [`Status`]: a pool's counters at one moment.
 
-use crate::config::{BackendKind, Bytes, MemoryKind, PoolId, text::on_a_line};
+use crate::config::{BackendKind, Bytes, MemoryKind, PoolId};
 use crate::error::PoolUsage;
 use crate::stats::{PoolCounters, StepCounters};
 use core::fmt;
 use gpumem_heap::order::StreamId;
+use gpumem_sys::text::{Shown, columns};
 
 /// A pool's counters at one moment. They are exact while no other thread allocates or frees.
 ///
@@ -36,12 +37,17 @@ pub struct Status {
     /// True if the backend `caching` uses plain segments: virtual memory is unavailable, or
     /// the option `expandable_segments:false` is set.
     pub plain_segments: bool,
+    /// Why it uses them, unless they were asked for: what the driver or the device lacks or refuses.
+    pub plain_segments_reason: Option<String>,
     /// The vendor's name for the device.
     pub device_name: String,
     /// The ordinal of the device in the driver.
     pub device_ordinal: u32,
     /// Bytes in live blocks.
     pub in_use_bytes: u64,
+    /// Bytes that other libraries hold in this pool ([`Pool::make_current`](crate::Pool::make_current)): what the driver counts beside
+    /// the live blocks. Freed blocks that wait for work on the device count until then, and up to 512 bytes for each live block.
+    pub other_libraries_bytes: u64,
     /// Bytes held from the device: blocks, cached memory, and memory that the driver refused to free.
     pub reserved_bytes: u64,
     /// Bytes cached for reuse, including freed memory that waits for work on the device.
@@ -133,10 +139,13 @@ impl fmt::Display for Status {
         let (used, total) = (Bytes(self.device_used_bytes), Bytes(self.device_total_bytes));
         writeln!(f, "Effective GPU memory usage: {share:.2}% ({used}/{total})")?;
         if self.is_named {
-            writeln!(f, "Memory pool name: {}", self.name)?;
+            writeln!(f, "Memory pool name: {}", Shown::name(&self.name))?;
         }
         let (in_use, reserved) = (Bytes(self.in_use_bytes), Bytes(self.reserved_bytes));
         writeln!(f, "Memory pool usage: {in_use} ({reserved} reserved)")?;
+        if self.other_libraries_bytes > 0 {
+            writeln!(f, "Memory pool usage by other libraries: {}", Bytes(self.other_libraries_bytes))?;
+        }
         if self.asleep_bytes > 0 {
             let (asleep, on_host) = (Bytes(self.asleep_bytes), Bytes(self.asleep_host_bytes));
             writeln!(f, "Memory pool asleep: {asleep} ({on_host} of host memory)")?;
@@ -165,17 +174,26 @@ impl fmt::Display for Status {
         write!(
             f,
             "Memory pool backend: {}{segments}{kind} on {} (device {})",
-            self.backend, self.device_name, self.device_ordinal
+            self.backend,
+            Shown::name(&self.device_name),
+            self.device_ordinal
         )?;
+        if let Some(reason) = &self.plain_segments_reason {
+            write!(f, "\nPlain segments: {}", Shown::sentence(reason))?;
+        }
         let tags = self.tags.iter().map(|tag| {
             let bytes = [tag.in_use_bytes, tag.peak_bytes].map(|bytes| Bytes(bytes).to_string());
-            (on_a_line(&tag.tag), bytes, tag.block_count)
+            (Shown::name(&tag.tag).to_string(), bytes, tag.block_count)
         });
         table(f, ["tag", "in use", "peak"], "blocks", tags)?;
         let private = self.private_pools.iter().map(|pool| {
             let quota_bytes = pool.hard_limit_bytes.unwrap_or(self.device_total_bytes);
             let bytes = [pool.in_use_bytes, pool.reserved_bytes, quota_bytes];
-            (pool.name.clone(), bytes.map(|bytes| Bytes(bytes).to_string()), pool.block_count)
+            (
+                Shown::name(&pool.name).to_string(),
+                bytes.map(|bytes| Bytes(bytes).to_string()),
+                pool.block_count,
+            )
         });
         table(f, ["private pool", "in use", "reserved", "quota"], "blocks", private)?;
         if f.alternate() {
@@ -206,7 +224,7 @@ fn table<const HEADINGS: usize, const CELLS: usize>(
 ) -> fmt::Result {
     let rows: Vec<_> = rows.collect();
     let (Some(widest), Some((title, headings))) =
-        (rows.iter().map(|(name, ..)| name.chars().count()).max(), headings.split_first())
+        (rows.iter().map(|(name, ..)| columns(name)).max(), headings.split_first())
     else {
         return Ok(());
     };
@@ -215,7 +233,8 @@ fn table<const HEADINGS: usize, const CELLS: usize>(
     headings.iter().try_for_each(|heading| write!(f, " {heading:>14}"))?;
     write!(f, " {counted:>8}")?;
     rows.iter().try_for_each(|(name, cells, block_count)| {
-        write!(f, "\n  {name:<width$}")?;
+        let gap = width - columns(name);
+        write!(f, "\n  {name}{:gap$}", "")?;
         cells.iter().try_for_each(|cell| write!(f, " {cell:>14}"))?;
         write!(f, " {block_count:>8}")
     })
@@ -234,9 +253,11 @@ mod tests {
             backend: BackendKind::Native,
             kind: MemoryKind::Device,
             plain_segments: false,
+            plain_segments_reason: None,
             device_name: "Quadro RTX 5000".into(),
             device_ordinal: 0,
             in_use_bytes: 8 << 10,
+            other_libraries_bytes: 0,
             reserved_bytes: 32 << 20,
             cached_bytes: (32 << 20) - (8 << 10),
             asleep_bytes: 0,
@@ -274,6 +295,11 @@ mod tests {
         assert!(hard.to_string().contains("\nMemory limit: hard = 4.000 GiB\n"));
         let both = Status { soft_limit_bytes: Some(1 << 30), ..hard };
         assert!(both.to_string().contains("\nMemory limit: soft = 1.000 GiB, hard = 4.000 GiB\n"));
+        let shared = Status { other_libraries_bytes: 1 << 30, ..seeds_status() };
+        assert!(
+            shared.to_string().contains("reserved)\nMemory pool usage by other libraries: 1.000 GiB\n"),
+            "{shared}"
+        );
         let none = Status { in_use_bytes: 0, reserved_bytes: 0, device_total_bytes: 0, ..seeds_status() };
         assert!(none.to_string().contains("Memory pool usage: 0 bytes (0 bytes reserved)"), "{none}");
     }

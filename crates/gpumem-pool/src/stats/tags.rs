@@ -2,12 +2,14 @@
 //!
 //! A pool numbers its tags from 1. Blocks outside scopes have tag 0 and cost only the check for it. Every thread has
 //! its own counters, a share for each pool and tag, which it finds in a small table. The pool lists all shares. When a
-//! thread ends, its shares go to the next thread that counts for the tag.
+//! thread ends, its shares go to the next thread that counts for the tag. When a name is forgotten, its number and its shares go to
+//! another name: counters go on from where they were, and what they were is subtracted.
 
 mod names;
 mod share;
 
-pub(crate) use names::Names;
+use names::Name;
+pub(crate) use names::{HeldName, Names};
 pub(crate) use share::Share;
 
 use crate::error::Holder;
@@ -38,7 +40,7 @@ struct TagShares {
     /// By tag.
     shares: BTreeMap<u16, Vec<Arc<Share>>>,
     peaks: BTreeMap<u16, Arc<Peak>>,
-    /// Counts of threads whose thread-local storage was gone.
+    /// Counts of threads whose thread-local storage was gone, minus the counts of forgotten names.
     elsewhere: BTreeMap<u16, Counters>,
 }
 
@@ -74,6 +76,23 @@ impl Tags {
 
     pub(crate) fn counters(&self) -> &TagCounters {
         &self.counters
+    }
+
+    /// The tag of a name. Its number belongs to the name as long as the result, or a block that counts for it, lives.
+    pub(crate) fn hold(&self, name: &str) -> HeldName {
+        if fork::is_child() {
+            return HeldName::new(Name { text: name.into(), number: 0 });
+        }
+        let mut book = self.counters.names.book();
+        if let Some(found) = book.find(name) {
+            return found;
+        }
+        if book.is_due() {
+            let mut all = self.counters.lock();
+            let forgotten = book.forget_unused(|tag| all.is_unused(tag));
+            forgotten.into_iter().for_each(|tag| all.clear(tag));
+        }
+        book.add(name)
     }
 
     /// Calls `count` with this thread's share of a tag.
@@ -135,7 +154,7 @@ impl Tags {
         share
     }
 
-    /// The sums of all tags ever counted, in the order of their first scopes.
+    /// The sums of all tags that have counted and are not forgotten, in the order of their first scopes.
     pub(crate) fn sums(&self) -> Vec<TagSum> {
         self.counters.sums()
     }
@@ -170,30 +189,53 @@ impl TagCounters {
 
     /// See [`Tags::sums`].
     pub(crate) fn sums(&self) -> Vec<TagSum> {
-        let (names, all) = (self.names.all(), self.lock());
-        let mut sums = vec![(Counters::default(), 0_u64); names.len() + 1];
-        for (tag, shares) in &all.shares {
-            let Some((sum, unpublished_bytes)) = sums.get_mut(usize::from(*tag)) else { continue };
-            for share in shares {
-                *sum = *sum + share.counters();
-                *unpublished_bytes = unpublished_bytes.wrapping_add(share.unpublished_peak_bytes());
-            }
-        }
-        for (tag, counters) in &all.elsewhere {
-            if let Some((sum, _)) = sums.get_mut(usize::from(*tag)) {
-                *sum = *sum + *counters;
-            }
-        }
-        let counted = all.peaks.iter().filter_map(|(tag, peak)| {
-            let (counters, unpublished_bytes) = *sums.get(usize::from(*tag))?;
-            let name = Arc::clone(names.get(usize::from(*tag).checked_sub(1)?)?);
-            Some(TagSum { name, counters: counters.shown(), peak_bytes: peak.bytes(unpublished_bytes) })
-        });
-        counted.filter(TagSum::is_used).collect()
+        // While the book is locked, no name is forgotten.
+        let book = self.names.book();
+        let all = self.lock();
+        let sum = |name: HeldName| {
+            let (counters, peak_bytes) = (all.sum(name.number).shown(), all.peak_bytes(name.number)?);
+            Some(TagSum { name: Arc::clone(&name.text), counters, peak_bytes })
+        };
+        book.all().into_iter().filter_map(sum).filter(TagSum::is_used).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, TagShares> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TagShares {
+    fn of(&self, tag: u16) -> impl Iterator<Item = &Arc<Share>> {
+        self.shares.get(&tag).into_iter().flatten()
+    }
+
+    fn sum(&self, tag: u16) -> Counters {
+        let elsewhere = self.elsewhere.get(&tag).copied().unwrap_or_default();
+        self.of(tag).fold(elsewhere, |sum, share| sum + share.counters())
+    }
+
+    /// The peak of a tag; `None` if nothing was ever counted.
+    fn peak_bytes(&self, tag: u16) -> Option<u64> {
+        let unpublished = self.of(tag).map(|share| share.unpublished_peak_bytes());
+        Some(self.peaks.get(&tag)?.bytes(unpublished.fold(0, u64::wrapping_add)))
+    }
+
+    /// Returns whether no block counts for a tag that nothing can allocate for. Frees may run: each subtracts its bytes last, so a sum
+    /// of zero is final.
+    fn is_unused(&self, tag: u16) -> bool {
+        let sum = self.sum(tag);
+        sum.in_use_bytes() == 0 && sum.block_count() == 0
+    }
+
+    /// Lets a tag that is unused begin anew.
+    fn clear(&mut self, tag: u16) {
+        let sum = self.sum(tag);
+        if sum != Counters::default() {
+            let elsewhere = self.elsewhere.entry(tag).or_default();
+            *elsewhere = *elsewhere - sum;
+        }
+        self.of(tag).for_each(|share| share.reset_peak());
+        self.peaks.get(&tag).iter().for_each(|peak| peak.reset());
     }
 }
 
@@ -275,7 +317,8 @@ mod tests {
     #[test]
     fn threads_count_apart_and_leave_their_shares() {
         let tags = Tags::new();
-        let tag = tags.names().number("a");
+        let name = tags.hold("a");
+        let tag = name.number;
         for _ in 0..3 {
             std::thread::scope(|scope| {
                 scope.spawn(|| tags.count(tag, |share| share.count_out(100))).join().unwrap();
@@ -291,7 +334,7 @@ mod tests {
 
     #[test]
     fn pools_that_are_gone_leave_nothing() {
-        let count = |tags: &Tags| tags.count(tags.names().number("a"), |share| share.count_out(1));
+        let count = |tags: &Tags| tags.count(tags.hold("a").number, |share| share.count_out(1));
         let kept = || SHARES.with(|shares| shares.borrow().shares.len());
         (0..100).for_each(|_| count(&Tags::new()));
         assert!(kept() <= DUE_COUNT_MIN);
@@ -307,7 +350,7 @@ mod tests {
         }
         thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
         let tags = Arc::new(Tags::new());
-        tags.names().number("a");
+        drop(tags.hold("a"));
         std::thread::spawn({
             let tags = Arc::clone(&tags);
             move || {
@@ -318,5 +361,77 @@ mod tests {
         .join()
         .unwrap();
         assert_eq!(sums(&tags), [("a".into(), 14, 2)]);
+    }
+
+    /// A name that went away leaves nothing to the name that gets its number, and no counter of a live block is lost.
+    #[test]
+    fn names_that_come_and_go_are_forgotten() {
+        let tags = Tags::new();
+        let held = tags.hold("held");
+        tags.count(held.number, |share| share.count_out(1));
+        let mut live = Vec::new();
+        for index in 0..20_000_u64 {
+            let name = tags.hold(&format!("request {index}"));
+            tags.count(name.number, |share| share.count_out(4 << 20));
+            if index % 1000 == 0 {
+                live.push((name.number, format!("request {index}")));
+            } else {
+                tags.count(name.number, |share| share.count_in(4 << 20));
+            }
+        }
+        let all = tags.sums();
+        assert!(all.len() < 3 * names::UNUSED_COUNT_MAX, "{}", all.len());
+        let of = |name: &str| all.iter().find(|sum| &*sum.name == name).unwrap();
+        assert_eq!(of("held").counters.in_use_bytes(), 1);
+        for (_, name) in &live {
+            assert_eq!((of(name).counters.in_use_bytes(), of(name).counters.block_count()), (4 << 20, 1));
+        }
+        for sum in &all {
+            assert_eq!(
+                (sum.counters.allocation_count(), sum.peak_bytes),
+                (1, sum.peak_bytes.min(4 << 20)),
+                "{}",
+                sum.name
+            );
+        }
+        live.iter().for_each(|(number, _)| tags.count(*number, |share| share.count_in(4 << 20)));
+        assert_eq!(tags.sums().iter().map(|sum| sum.counters.in_use_bytes()).sum::<u64>(), 1);
+    }
+
+    /// Threads allocate under names of their own, pass blocks on, and free blocks of others.
+    #[test]
+    fn names_are_forgotten_while_threads_count() {
+        let tags = Tags::new();
+        let (passed, received) = std::sync::mpsc::channel::<(u16, u64)>();
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (tags, passed) = (&tags, passed.clone());
+                scope.spawn(move || {
+                    for index in 0..3000_u64 {
+                        let name = tags.hold(&format!("{thread} {index}"));
+                        let size_bytes = 1 + index % 7 * (300 << 10);
+                        tags.count(name.number, |share| share.count_out(size_bytes));
+                        if index % 100 != 99 {
+                            passed.send((name.number, size_bytes)).unwrap();
+                        }
+                    }
+                });
+            }
+            drop(passed);
+            received.iter().for_each(|(tag, size_bytes)| tags.count(tag, |share| share.count_in(size_bytes)));
+        });
+        let all = tags.sums();
+        let live: Vec<_> = all.iter().filter(|sum| sum.counters.block_count() > 0).collect();
+        assert_eq!(live.len(), 90);
+        for sum in live {
+            let index: u64 = sum.name.split_once(' ').unwrap().1.parse().unwrap();
+            assert_eq!(
+                (index % 100, sum.counters.in_use_bytes()),
+                (99, 1 + index % 7 * (300 << 10)),
+                "{}",
+                sum.name
+            );
+        }
+        assert!(all.iter().all(|sum| sum.counters.allocation_count() == 1));
     }
 }

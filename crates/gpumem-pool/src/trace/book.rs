@@ -18,6 +18,7 @@ pub(super) struct Entry {
 impl Entry {
     pub(super) fn new(opening: &Opening<'_>) -> Self {
         let (names, gauge) = (Arc::clone(opening.names()), opening.gauge().clone());
+        names.set_recorded();
         Self { settings: opening.settings().clone(), names, gauge }
     }
 
@@ -86,10 +87,10 @@ impl Book {
         gauges.into_iter().filter_map(|(pool, gauge)| Some((pool, gauge.read()?))).collect()
     }
 
-    /// The number of a pool's tag; 0 for an unknown pool.
+    /// The number of a pool's tag; 0 for an unknown pool or tag.
     pub(super) fn tag(&self, pool: u32, tag: &str) -> u16 {
         let entries = self.entries();
-        entries.iter().find(|entry| entry.settings.pool == pool).map_or(0, |entry| entry.names.number(tag))
+        entries.iter().find(|entry| entry.settings.pool == pool).map_or(0, |entry| entry.names.find(tag))
     }
 
     #[cfg(test)]

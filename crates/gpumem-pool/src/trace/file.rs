@@ -9,6 +9,7 @@
 //! A new file moves the earlier ones on by one number, and removes the last. Each part can be read alone.
 
 use super::format;
+use gpumem_sys::text::Shown;
 #[cfg(target_os = "linux")]
 use rustix::fs::{FlockOperation, flock};
 use std::ffi::OsString;
@@ -190,7 +191,7 @@ fn is_recording() -> io::Error {
 }
 
 fn not_a_trace(path: &Path) -> io::Error {
-    let path = path.display();
+    let path = Shown::path(path);
     let said =
         format!("{path} exists and is not a trace, so it is left unchanged: remove it, or name another file");
     io::Error::new(io::ErrorKind::AlreadyExists, said)
@@ -236,7 +237,7 @@ fn is_stream(_: std::fs::FileType) -> bool {
 /// write.
 fn no_links(options: &mut OpenOptions, path: &Path) -> io::Result<()> {
     if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
-        let path = path.display();
+        let path = Shown::path(path);
         let said = format!("{path} is a symbolic link, which a trace does not follow: name the target file");
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, said));
     }

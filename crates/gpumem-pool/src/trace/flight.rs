@@ -14,6 +14,7 @@ use crate::config::FlightRecorder;
 use crate::device::{OrderEvent, OrderObserver};
 use crate::error::{OutOfMemory, PoolError};
 use crate::pool::{PoolId, Witness};
+use gpumem_sys::text::Shown;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -81,7 +82,7 @@ impl Flight {
 
     /// Writes the file. Returns its path, or the problem.
     fn write(&self, pool: PoolId, report: &OutOfMemory) -> Result<PathBuf, String> {
-        let failed = |problem: String| Err(format!("{}: {problem}", self.path.display()));
+        let failed = |problem: String| Err(format!("{}: {problem}", Shown::path(&self.path)));
         if std::process::id() != self.process {
             return failed("a forked process does not write the file of its parent".into());
         }

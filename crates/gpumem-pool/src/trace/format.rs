@@ -26,6 +26,7 @@ use super::read::Flaw;
 use super::ring::Timed;
 use crate::pool::PoolSettings;
 use core::fmt::Write;
+use gpumem_sys::text::Shown;
 
 /// Returns whether a file that begins with these bytes is a trace, of any version.
 #[must_use]
@@ -80,7 +81,9 @@ pub(super) fn add_part(bytes: &mut Vec<u8>, trace: u64, part: u32, overwritten_c
 pub(super) fn add_pool(bytes: &mut Vec<u8>, settings: &PoolSettings) {
     let PoolSettings { pool, parent, name, device, device_ordinal, device_bytes, backend, kind, .. } =
         settings;
-    let (name, device) = (cut(name), cut(device));
+    // A setting is one line.
+    let (name, device) = (Shown::whole(name).to_string(), Shown::whole(device).to_string());
+    let (name, device) = (cut(&name), cut(&device));
     let mut text = format!(
         "name={name}\ndevice={device}\ndevice_ordinal={device_ordinal}\ndevice_bytes={device_bytes}\n\
          backend={backend}\nkind={kind}\nconf={}\n",

@@ -6,6 +6,7 @@ use super::format::{self, CHUNK_HEADER_BYTES, Content, HEADER_BYTES, NAME_BYTES_
 use super::ring::Timed;
 use crate::pool::PoolSettings;
 use core::fmt;
+use gpumem_sys::text::{Shown, debug_is_display};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -79,11 +80,11 @@ pub enum Flaw {
 }
 
 /// The file cannot be read as a trace.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
     /// Reading the file failed.
-    #[error(transparent)]
+    #[error("cannot read the trace: {}; check the path and its permissions", Shown::sentence_of(.0))]
     Io(#[from] io::Error),
     /// The file is not a trace, or is too short for a header.
     #[error("this file is not a gpumem trace: its header is missing; record a trace with GPUMEM_TRACE=FILE")]
@@ -99,6 +100,8 @@ pub enum ReadError {
         known: u32,
     },
 }
+
+debug_is_display!(ReadError);
 
 impl Recording {
     /// Reads a file, with the earlier parts of the same trace that lie beside it (`FILE.1`, `FILE.2`, …). A file that is truncated

@@ -10,7 +10,7 @@ use super::recorder::Recorder;
 use super::ring::{EVENT_COUNT, Level, Overflow, Ring, Timed};
 use crate::config::{BackendKind, MemoryKind};
 use crate::pool::Gauge;
-use crate::stats::Names;
+use crate::stats::{Names, Tags};
 use core::time::Duration;
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -360,9 +360,9 @@ fn a_ring_is_copied_while_it_is_written() {
 fn a_full_file_is_continued_in_the_next() {
     let path = scratch("parts");
     let recorder = Recorder::start(&path, Some(20_000)).unwrap();
-    let names = Arc::new(Names::default());
-    recorder.book.add(entry(3, &names));
-    let tag = u64::from(names.number("kept"));
+    let tags = Tags::new();
+    recorder.book.add(entry(3, tags.names()));
+    let tag = u64::from(tags.hold("kept").number);
     let record = |kind, address: u64, value| {
         recorder.record(Raw { kind, words: [address, value, 7, 3 | tag << 32] });
     };
@@ -466,11 +466,11 @@ fn tags_are_named_before_they_are_used() {
     let path = scratch("names");
     let recorder = Recorder::start(&path, None).unwrap();
     for pool in 1..4_u64 {
-        let names = Arc::new(Names::default());
-        recorder.book.add(entry(pool as u32, &names));
+        let tags = Tags::new();
+        recorder.book.add(entry(pool as u32, tags.names()));
         for round in 0..3 {
             for name in ["a", "b", "c"].into_iter().take(round + 1) {
-                let tag = u64::from(names.number(name));
+                let tag = u64::from(tags.hold(name).number);
                 recorder.record(Raw { kind: Kind::Alloc, words: [256, 1, 0, pool | tag << 32] });
                 let read = Recording::read(&path).unwrap();
                 assert!(read.events.iter().all(|event| match event.what {

@@ -5,8 +5,8 @@
 use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
 use gpumem_pool::sys::{Driver, Table};
 #[cfg(feature = "backend-caching")]
-use gpumem_pool::{BackendKind, ImportedBlock, Pool};
-use gpumem_pool::{Capture, CaptureMode, Device, HostMemory, PoolError, Stream};
+use gpumem_pool::{BackendKind, ExportedBlock, ImportedBlock, Pool};
+use gpumem_pool::{Capture, CaptureMode, Device, HostMemory, MemoryRange, PoolError, Stream};
 use gpumem_sim::{Finding, Rule, Schedule, SimConfig};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -467,7 +467,8 @@ fn a_call_waits_by_other_ways_where_the_stream_refuses() {
         let rig = Rig::new(&[refused]);
         let stream = Stream::new(&rig.device).unwrap();
         let mut table = vec![1_u8; LEN];
-        let queue = |address| stream.run_borrowed("a fill", |raw| rig.fill(address, 7, raw));
+        let queue =
+            |address| stream.run_borrowed("a fill", MemoryRange::NONE, |raw| rig.fill(address, 7, raw));
         let queued = rig.device.with_host_memory(&mut table, |memory| {
             let queued = queue(memory.address());
             let _bound = rig.device.bind().unwrap();
@@ -594,7 +595,8 @@ fn an_imported_block_is_unmapped_when_its_work_is_done() {
 #[cfg(all(unix, feature = "backend-caching"))]
 #[test]
 fn an_import_that_fails_half_way_leaves_nothing() {
-    let rig = Rig::new(&["cuMemMap#2=fail:2"]);
+    // The first mapping tries the device's virtual memory, the second is the block's.
+    let rig = Rig::new(&["cuMemMap#3=fail:2"]);
     let pool = Pool::builder(&rig.device)
         .backend(BackendKind::Caching)
         .conf("exportable:true")
@@ -612,7 +614,7 @@ fn an_import_that_fails_half_way_leaves_nothing() {
 #[cfg(all(unix, feature = "backend-caching"))]
 #[test]
 fn an_imported_block_that_can_not_be_unmapped_is_reported() {
-    for (rule, is_kept) in [("cuMemUnmap#1=fail:999", false), ("cuMemUnmap=fail:999", true)] {
+    for (rule, is_kept) in [("cuMemUnmap#2=fail:999", false), ("cuMemUnmap#2+=fail:999", true)] {
         let rig = Rig::new(&[rule]);
         let pool = Pool::builder(&rig.device)
             .backend(BackendKind::Caching)
@@ -628,4 +630,28 @@ fn an_imported_block_that_can_not_be_unmapped_is_reported() {
             other => assert!(other.is_ok() && !is_kept, "{other:?}"),
         }
     }
+}
+
+/// The sizes come from another process: a sum that no address can be is named, instead of a figure that it wraps to.
+#[cfg(all(unix, feature = "backend-caching"))]
+#[test]
+fn an_import_whose_sizes_overflow_is_refused() {
+    let rig = Rig::new(&[]);
+    let pool = Pool::builder(&rig.device).backend(BackendKind::Caching).conf("exportable:true").unwrap();
+    let pool = pool.build().unwrap();
+    let block = pool.alloc(2 << 20, &Stream::new(&rig.device).unwrap()).unwrap();
+    let refusal = |change: &dyn Fn(&mut ExportedBlock)| {
+        let mut exported = block.export().unwrap();
+        exported.handles.extend(block.export().unwrap().handles);
+        change(&mut exported);
+        ImportedBlock::new(&rig.device, exported).unwrap_err().to_string()
+    };
+    let handles = refusal(&|exported| exported.handles[0].size_bytes = u64::MAX);
+    assert!(
+        handles.starts_with("the sizes of the exported handles add up to more than 2^64 bytes"),
+        "{handles}"
+    );
+    let range = refusal(&|exported| (exported.offset_bytes, exported.size_bytes) = (1 << 63, 1 << 63));
+    assert!(range.starts_with("the offset and the size of the exported block add up to more"), "{range}");
+    rig.assert_clean();
 }

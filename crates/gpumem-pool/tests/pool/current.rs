@@ -282,3 +282,39 @@ fn other_backends_and_kinds_are_refused() {
     }
     assert_eq!(machine.current(), default);
 }
+
+/// A library that does not know the pool is in its figures, and in the report of its own refusal.
+#[test]
+fn other_libraries_are_in_the_status_and_in_reports() {
+    let machine = Machine::new(0);
+    let pool =
+        Pool::builder(&machine.device).backend(BackendKind::Native).hard_limit(512 * MIB).build().unwrap();
+    assert_eq!(pool.status().unwrap().other_libraries_bytes, 0);
+    let current = pool.make_current().unwrap();
+    let own: Vec<_> = (1..100).map(|size| pool.alloc(size, &machine.stream).unwrap()).collect();
+    assert_eq!(pool.status().unwrap().other_libraries_bytes, 0, "the driver rounds small blocks up");
+    drop(own);
+    let (own, theirs) = (pool.alloc(10 * MIB, &machine.stream).unwrap(), machine.foreign(300 * MIB).unwrap());
+    let status = pool.status().unwrap();
+    assert_eq!((status.in_use_bytes, status.other_libraries_bytes), (10 * MIB, 300 * MIB));
+    assert!(status.cached_bytes <= status.reserved_bytes - 310 * MIB, "{status}");
+    assert!(status.to_string().contains("\nMemory pool usage by other libraries: 300.000 MiB\n"), "{status}");
+
+    machine.foreign(400 * MIB).unwrap_err();
+    let report = pool.explain_refusal(400 * MIB).unwrap();
+    assert_eq!((report.requested_bytes, report.limit_bytes), (400 * MIB, Some(512 * MIB)));
+    assert_eq!((report.in_use_bytes, report.other_libraries_bytes), (310 * MIB, 300 * MIB));
+    let text = report.to_string();
+    assert!(text.contains("other libraries hold 300.000 MiB"), "{text}");
+    assert!(text.contains("\n    other libraries"), "{text}");
+
+    // A refusal of the pool itself counts them too.
+    let error = pool.alloc(400 * MIB, &machine.stream).unwrap_err();
+    assert!(error.to_string().contains("other libraries hold 300.000 MiB"), "{error}");
+    drop(current);
+    assert_eq!(pool.status().unwrap().other_libraries_bytes, 300 * MIB, "the memory outlives the guard");
+    machine.free(theirs);
+    machine.stream.synchronize().unwrap();
+    assert_eq!(pool.status().unwrap().other_libraries_bytes, 0);
+    drop(own);
+}

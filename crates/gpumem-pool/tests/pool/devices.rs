@@ -84,7 +84,9 @@ fn machines_must_not_be_mixed() {
         let stranger = Stream::new(&elsewhere).unwrap();
         assert_ne!(fixture.device, elsewhere);
         let (pool, home) = (fixture.pool(), fixture.stream());
-        assert!(matches!(pool.alloc(4096, &stranger), Err(PoolError::WrongDevice { .. })));
+        let Err(PoolError::WrongDevice { expected, found }) = pool.alloc(4096, &stranger) else { panic!() };
+        assert_ne!(expected, found);
+        assert!(found.ends_with("of another simulator (no GPU)"), "{found}");
         assert!(matches!(home.wait_for(&stranger), Err(PoolError::WrongDevice { .. })));
         let block = pool.alloc(4096, &home).unwrap();
         block.record_use(&stranger);

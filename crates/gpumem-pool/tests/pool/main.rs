@@ -28,6 +28,8 @@ mod fixture;
 mod flight;
 mod futures;
 mod growable;
+mod held;
+mod integrated;
 mod kinds;
 mod largest;
 mod leaks;
@@ -55,7 +57,9 @@ mod situations;
 #[cfg(feature = "backend-caching")]
 mod sleep;
 mod streams;
+mod thread_ends;
 mod threads;
 mod trace;
 #[cfg(feature = "tracing")]
 mod tracing;
+mod verdicts;

@@ -168,3 +168,31 @@ fn other_pools_are_listed_by_name_and_the_smallest_as_a_sum() {
         assert_eq!(error.out_of_memory().unwrap().other_pools.len(), others.len());
     });
 }
+
+/// Names of any text and length: reports show a part of them on one line, and fields have them as they are.
+#[test]
+fn names_of_any_text_are_shown_on_one_line() {
+    on_each_backend(&small(), |fixture| {
+        let stream = fixture.stream();
+        for name in
+            ["x".repeat(65_536), "a\nb\u{1b}[31m\u{202e}".repeat(20_000), "模型\u{301}".repeat(30_000)]
+        {
+            let pool = fixture.builder().name(&name).hard_limit(8 * MIB).build().unwrap();
+            let private = pool.private_named(&name, 4 * MIB).unwrap();
+            let scope = pool.scope(&name);
+            let block = pool.alloc(MIB, &stream).unwrap();
+            let refused = [pool.alloc(64 * MIB, &stream), private.alloc(64 * MIB, &stream)];
+            let status = pool.status().unwrap();
+            assert_eq!(status.tags[0].tag, name);
+            let mut texts =
+                vec![status.to_string(), format!("{status:#}"), format!("{pool:?} {scope:?} {private:?}")];
+            texts.extend(refused.map(|refused| refused.unwrap_err().to_string()));
+            for text in texts {
+                let is_plain = |letter: char| letter == '\n' || !letter.is_control() && letter != '\u{202e}';
+                assert!(text.len() < 10_000 && text.chars().all(is_plain), "{text}");
+                assert!(text.lines().all(|line| !line.starts_with("b\\u")), "{text}");
+            }
+            drop((scope, block));
+        }
+    });
+}

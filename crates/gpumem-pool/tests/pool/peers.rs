@@ -1,9 +1,12 @@
 //! Memory of one device that another device can access.
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
+use gpumem_pool::adaptor::Fallback;
+use gpumem_pool::sys::Driver;
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{Block, Device, PoolError, Stream};
+use gpumem_pool::{BackendKind, Block, Device, PoolError, Stream};
 use gpumem_sim::SimConfig;
+use std::sync::Arc;
 
 fn pair() -> SimConfig {
     small().devices(3).without_link(0, 2)
@@ -72,11 +75,77 @@ fn a_device_without_a_link_is_refused() {
         assert!(matches!(built, Err(PoolError::NoPeerAccess { .. })));
         let elsewhere = gpumem_sim::driver(pair()).unwrap();
         let elsewhere = Device::new(&elsewhere, 1).unwrap();
-        assert!(matches!(pool.enable_peer_access(&elsewhere), Err(PoolError::NoPeerAccess { .. })));
+        let refused = pool.enable_peer_access(&elsewhere).unwrap_err();
+        let PoolError::NoPeerAccess { device, peer } = refused else { panic!("{refused}") };
+        assert!(device != peer && peer.ends_with("of another simulator (no GPU)"), "{device}, {peer}");
         let home = fixture.stream();
         let block = pool.alloc(4096, &home).unwrap();
         assert!(!may_write(fixture, &block, &home, &Stream::new(&far).unwrap()));
     });
+}
+
+/// Everything that takes part in a pool has its access: parts, private pools and the pools that adaptors fall back to, whether they
+/// are made before or after.
+#[test]
+fn what_belongs_to_a_pool_is_open_too() {
+    on_device_memory(&pair(), |fixture| {
+        let peer = Device::new(&fixture.driver, 1).unwrap();
+        let (home, other) = (fixture.stream(), Stream::new(&peer).unwrap());
+        let spare = fixture.builder().build().unwrap();
+        let pool =
+            fixture.builder().hard_limit(64 << 20).adaptor(Arc::new(Fallback::new(&spare))).build().unwrap();
+        let before = [pool.part("early").unwrap(), pool.private(16 << 20).unwrap()];
+        let nested = before[1].private(8 << 20).unwrap();
+        pool.enable_peer_access(&peer).unwrap();
+        let after =
+            [pool.part("late").unwrap(), pool.private(16 << 20).unwrap(), nested.part("deep").unwrap()];
+        let spared = pool.alloc(80 << 20, &home).unwrap();
+        assert_eq!(spare.status().unwrap().in_use_bytes, 80 << 20);
+        assert!(may_write(fixture, &spared, &home, &other));
+        for pool in before.iter().chain(&after).chain([&nested]) {
+            let block = pool.alloc(3 << 20, &home).unwrap();
+            assert!(may_write(fixture, &block, &home, &other), "{}", pool.name());
+        }
+        // The access of a part is its own.
+        let apart = fixture.pool();
+        apart.part("open").unwrap().enable_peer_access(&peer).unwrap();
+        let block = apart.alloc(4096, &home).unwrap();
+        // Access to plain memory is the context's.
+        let is_plain = !fixture.maps() && apart.backend() != BackendKind::Native;
+        assert_eq!(may_write(fixture, &block, &home, &other), is_plain);
+    });
+}
+
+/// The option names devices by their ordinals. Devices without a link are left out, or refused if they are named, and devices get no
+/// context unless access to plain memory needs one.
+#[test]
+fn the_option_opens_a_pool() {
+    on_device_memory(&pair(), |fixture| {
+        let built = |text: &str| fixture.builder().conf(text).unwrap().build();
+        for text in ["peers:all", "peers:1", "peers:[0,1]"] {
+            let pool = built(text).unwrap();
+            let needs_context = pool.backend() == BackendKind::None
+                || !fixture.maps() && pool.backend() == BackendKind::Caching;
+            assert_eq!(is_active(&fixture.driver, 1), needs_context, "{text}");
+            assert!(!is_active(&fixture.driver, 2), "{text}");
+            let home = fixture.stream();
+            let blocks =
+                [pool.alloc(4096, &home).unwrap(), pool.part("part").unwrap().alloc(5 << 20, &home).unwrap()];
+            let other = Stream::new(&Device::new(&fixture.driver, 1).unwrap()).unwrap();
+            assert!(blocks.iter().all(|block| may_write(fixture, block, &home, &other)), "{text}");
+        }
+        assert!(matches!(built("peers:2"), Err(PoolError::NoPeerAccess { .. })));
+        assert!(matches!(built("peers:[1,3]"), Err(PoolError::NoSuchDevice { .. })));
+        assert!(built("peers:none").is_ok() && built("peers:0").is_ok());
+        assert!(fixture.builder().conf("peers:[1,2").is_err());
+    });
+}
+
+fn is_active(driver: &Driver, device: i32) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: locals outlive the call.
+    unsafe { driver.cuDevicePrimaryCtxGetState(device, &mut flags, &mut active).unwrap() };
+    active != 0
 }
 
 stand_in!(set_access, cuMemSetAccess(address: CUdeviceptr, size: usize, access: *const CUmemAccessDesc, count: usize));

@@ -190,7 +190,7 @@ fn every_step_is_reported() {
         drop(freed);
         let error = pool.alloc(600 * MIB, &stream).unwrap_err();
         let attempts = &error.out_of_memory().unwrap().attempts;
-        let expected = if fixture.backend == BackendKind::Caching { 12 } else { 1 };
+        let expected = if fixture.backend == BackendKind::Caching { 13 } else { 1 };
         assert_eq!(attempts.len(), expected, "{error}");
         let text = format!("{error:#}");
         for word in ["rung", "magazine", "ladder", "depot"] {

@@ -449,3 +449,77 @@ fn the_innermost_scope_of_a_pool_counts_in_any_order() {
         assert_eq!((tags(&one)[0].1, tags(&two)[0].1), (0, 0));
     });
 }
+
+/// A name for each request: names without blocks are forgotten, and those with blocks, tags, scopes or growable blocks stay.
+#[test]
+fn names_that_come_and_go_are_forgotten() {
+    on_each_backend(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
+        let (kept_tag, scope) = (pool.tag("tag"), pool.scope("scope"));
+        let mut growable = fixture.maps().then(|| pool.growable(8 * MIB, &stream).unwrap());
+        drop(pool.alloc(256, &stream).unwrap());
+        drop(scope);
+        let scope = pool.scope("open");
+        let mut live = Vec::new();
+        for index in 0..5000 {
+            let name = format!("request {index}");
+            let block = match index % 2 {
+                0 => pool.alloc_tagged(4096, &stream, &pool.tag(&name)).unwrap(),
+                _ => {
+                    let _scope = pool.scope(&name);
+                    pool.alloc(4096, &stream).unwrap()
+                }
+            };
+            if index % 250 == 0 {
+                live.push((name, block));
+            }
+        }
+        let counted = tags(&pool);
+        assert!(counted.len() < 800, "{} names", counted.len());
+        for (name, _) in &live {
+            assert!(counted.contains(&tag(name, 4096, 1)), "{name}");
+        }
+        assert_eq!(counted.iter().map(|(_, bytes, _)| bytes).sum::<u64>(), 4096 * live.len() as u64);
+        // What was held counts for its name still.
+        let tagged = pool.alloc_tagged(5000, &stream, &kept_tag).unwrap();
+        let opened = pool.alloc(6000, &stream).unwrap();
+        assert_eq!(scope.tag(), "open");
+        growable.iter_mut().for_each(|growable| growable.grow_to(MIB).unwrap());
+        let counted = tags(&pool);
+        assert!(counted.contains(&tag("tag", 5000, 1)) && counted.contains(&tag("open", 6000, 1)));
+        assert_eq!(counted.contains(&tag("scope", MIB, 0)), growable.is_some(), "{:?}", &counted[..4]);
+        drop((tagged, opened, growable, live, scope));
+        assert_eq!(tags(&pool).iter().map(|(_, bytes, count)| bytes + count).sum::<u64>(), 0);
+    });
+}
+
+/// A tag that ends with its request, on several threads: the sums stay exact.
+#[test]
+fn names_come_and_go_on_several_threads() {
+    on_each_backend(&small(), |fixture| {
+        let pool = fixture.pool();
+        std::thread::scope(|threads| {
+            for thread in 0..4 {
+                let (pool, stream) = (&pool, fixture.stream());
+                threads.spawn(move || {
+                    let mut live = VecDeque::new();
+                    for index in 0..1500 {
+                        let tag = pool.tag(&format!("{thread} {index}"));
+                        live.push_back(pool.alloc_tagged(1000 + index, &stream, &tag).unwrap());
+                        if live.len() > 20 {
+                            live.pop_front();
+                        }
+                    }
+                    let status = pool.status().unwrap();
+                    let own = format!("{thread} ");
+                    let own =
+                        status.tags.iter().filter(|tag| tag.tag.starts_with(&own) && tag.block_count > 0);
+                    assert_eq!(own.clone().count(), 20);
+                    assert!(own.clone().all(|tag| tag.in_use_bytes >= 2480 && tag.allocation_count == 1));
+                });
+            }
+        });
+        assert!(pool.status().unwrap().tags.len() < 1200);
+        assert_eq!(tags(&pool).iter().map(|(_, bytes, count)| bytes + count).sum::<u64>(), 0);
+    });
+}

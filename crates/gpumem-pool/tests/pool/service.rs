@@ -265,8 +265,8 @@ fn free_bytes(device: &Device) -> u64 {
 #[cfg(feature = "backend-caching")]
 #[test]
 fn a_handle_that_was_not_taken_back_is_given_back_later() {
-    // The first release is of the handle with which a pool tests virtual memory.
-    for (call, nth) in [("cuMemRelease", 2), ("cuMemRelease", 3), ("cuMemUnmap", 1), ("cuMemUnmap", 2)] {
+    // The first calls are those with which a pool tries virtual memory.
+    for (call, nth) in [("cuMemRelease", 2), ("cuMemRelease", 3), ("cuMemUnmap", 2), ("cuMemUnmap", 3)] {
         let device = failing(call, nth);
         let pool = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -318,10 +318,16 @@ fn a_handle_that_is_never_taken_back_is_reported_each_time() {
 #[test]
 fn memory_that_the_driver_refused_to_free_is_freed_by_the_end_of_the_pool() {
     on_each_backend(&SimConfig::new().memory_bytes(256 * MIB), |fixture| {
-        for call in
-            ["cuMemFree_v2", "cuMemFreeHost", "cuMemFreeAsync", "cuMemPoolDestroy", "cuMemAddressFree"]
-        {
-            let device = failing(call, 1);
+        for (call, nth) in [
+            ("cuMemFree_v2", 1),
+            ("cuMemFreeHost", 1),
+            ("cuMemFreeAsync", 1),
+            ("cuMemPoolDestroy", 1),
+            // Of the trial of virtual memory, and of the pool.
+            ("cuMemAddressFree", 1),
+            ("cuMemAddressFree", 2),
+        ] {
+            let device = failing(call, nth);
             let builder = Pool::builder(&device).backend(fixture.backend).kind(fixture.kind);
             let builder = if fixture.plain_segments {
                 builder.conf("expandable_segments:false").unwrap()
@@ -353,7 +359,7 @@ fn memory_that_the_driver_refused_to_free_is_freed_by_the_end_of_the_pool() {
 #[cfg(feature = "backend-caching")]
 #[test]
 fn memory_of_a_growable_block_is_released_later() {
-    for (call, nth) in [("cuMemRelease", 2), ("cuMemUnmap", 1), ("cuMemAddressFree", 1)] {
+    for (call, nth) in [("cuMemRelease", 2), ("cuMemUnmap", 2), ("cuMemAddressFree", 2)] {
         let device = failing(call, nth);
         let pool = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();
         let stream = Stream::new(&device).unwrap();

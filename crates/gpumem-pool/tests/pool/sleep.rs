@@ -314,8 +314,6 @@ fn a_pool_does_not_sleep_while_others_need_its_memory() {
     drop(block);
     pool.sleep(Keep::OnHost).unwrap();
     pool.wake().unwrap();
-    pool.enable_peer_access(&Device::new(&driver, 1).unwrap()).unwrap();
-    refused(&pool, &block_of(&pool));
     drop(pool);
 
     let capturing = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();
@@ -328,6 +326,73 @@ fn a_pool_does_not_sleep_while_others_need_its_memory() {
     capturing.sleep(Keep::OnHost).unwrap();
     capturing.wake().unwrap();
     assert_eq!(bytes_of(&block, &stream), [7]);
+}
+
+/// Memory that another device uses sleeps like other memory: the device's work is waited for, its later work is refused, and it has
+/// access again afterwards. So has a device that got access while the pool slept.
+#[test]
+fn memory_of_several_devices_sleeps() {
+    for seed in 0..20 {
+        let driver = gpumem_sim::driver(small().devices(3).seed(seed)).unwrap();
+        let (_, pool, stream) = caching(&driver);
+        let peers = [1, 2].map(|ordinal| Device::new(&driver, ordinal).unwrap());
+        let [other, late] = [0, 1].map(|index: usize| Stream::new(&peers[index]).unwrap());
+        let part = pool.part("weights").unwrap();
+        pool.enable_peer_access(&peers[0]).unwrap();
+        let (mut blocks, mut weights) = (filled(&pool, &stream), filled(&part, &stream));
+        let mut grown = pool.growable(64 * MIB, &stream).unwrap();
+        grown.grow_to(9 * MIB).unwrap();
+
+        let mut last = blocks.pop().unwrap();
+        other.wait_for(&stream).unwrap();
+        let _bound = peers[0].bind().unwrap();
+        // SAFETY: the blocks are alive, and the pool waits for the device that uses them.
+        unsafe {
+            driver.cuMemsetD8Async(last.address(), 77, last.size_bytes() as usize, other.raw()).unwrap();
+            driver.cuMemsetD8Async(grown.address(), 78, 9 << 20, other.raw()).unwrap();
+        }
+        pool.sleep(Keep::OnHost).unwrap();
+        part.sleep(Keep::OnHost).unwrap();
+        is_asleep(last.fill(0..MIB, 1_u8, &other));
+        pool.enable_peer_access(&peers[1]).unwrap();
+        is_asleep(last.fill(0..MIB, 1_u8, &late));
+        pool.wake().unwrap();
+        part.wake().unwrap();
+
+        assert_eq!(bytes_of(&last, &stream), [77]);
+        for stream in [&other, &late] {
+            last.fill(0..last.size_bytes(), 8_u8, stream).unwrap();
+            weights[7].fill(0..MIB, 8_u8, stream).unwrap();
+            let _bound = stream.device().bind().unwrap();
+            // SAFETY: the block is alive, and its last use is complete when this returns.
+            unsafe { driver.cuMemsetD8Async(grown.address(), 79, 9 << 20, stream.raw()).unwrap() };
+            stream.synchronize().unwrap();
+        }
+        hold_their_numbers(&blocks, &stream);
+        hold_their_numbers(&weights[..7], &other);
+        pool.check().unwrap();
+        drop((grown, last, blocks, weights));
+        let findings = Sim::of(&driver).unwrap().take_findings();
+        assert!(findings.is_empty(), "{findings:?}");
+    }
+}
+
+/// A capture on a device that has access is in the way, as on the pool's own.
+#[test]
+fn a_capture_of_a_peer_keeps_a_pool_awake() {
+    let driver = gpumem_sim::driver(small().devices(2)).unwrap();
+    let (_, pool, stream) = caching(&driver);
+    let blocks = filled(&pool, &stream);
+    let peer = Device::new(&driver, 1).unwrap();
+    pool.enable_peer_access(&peer).unwrap();
+    let capture = Stream::new(&peer).unwrap().begin_capture(CaptureMode::Global).unwrap();
+    let error = pool.sleep(Keep::OnHost).unwrap_err();
+    assert!(matches!(error, PoolError::NotInCapture { .. }), "{error}");
+    assert!(!pool.is_asleep());
+    drop(capture.end().unwrap());
+    pool.sleep(Keep::OnHost).unwrap();
+    pool.wake().unwrap();
+    hold_their_numbers(&blocks, &stream);
 }
 
 /// A pool that sleeps refuses its addresses. They are free for others once the pool is gone.
@@ -493,7 +558,7 @@ impl Drop for AtZero<'_> {
 /// Memory that could neither be made accessible nor be unmapped again has no contents to restore once its block is gone.
 #[test]
 fn a_block_that_woke_in_part_may_be_dropped() {
-    let fails = |call| Rule::new(call, Effect::Fail(CUresult::CUDA_ERROR_OPERATING_SYSTEM)).nth(2);
+    let fails = |call| Rule::new(call, Effect::Fail(CUresult::CUDA_ERROR_OPERATING_SYSTEM)).nth(3);
     let config = small().rule(fails("cuMemSetAccess")).rule(fails("cuMemUnmap"));
     let (device, pool, stream) = caching(&gpumem_sim::driver(config).unwrap());
     let mut block = pool.growable(64 * MIB, &stream).unwrap();

@@ -3,7 +3,7 @@
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
 use gpumem_pool::sys::types::CUstream;
-use gpumem_pool::{BackendKind, CaptureMode, Device, Event, PoolError, Stream};
+use gpumem_pool::{BackendKind, CaptureMode, Device, Event, MemoryRange, PoolError, Stream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -72,7 +72,7 @@ fn two_threads_that_retire_a_stream_both_wait_for_its_calls() {
             assert!(matches!(retired, Ok(()) | Err(PoolError::StreamRetired)), "{retired:?}");
         };
         std::thread::scope(|scope| {
-            let begun = foreign.queue_work(|_| {
+            let begun = foreign.queue_work(MemoryRange::NONE, |_| {
                 let threads = [scope.spawn(retire), scope.spawn(retire)];
                 std::thread::sleep(Duration::from_millis(20));
                 is_over.store(true, Ordering::SeqCst);

@@ -2,6 +2,7 @@
 
 use core::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// A thread of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,6 +19,21 @@ impl ThreadKey {
             }
             key.get()
         }))
+    }
+}
+
+/// The life of a thread, for state that is stored under its number.
+pub(crate) struct Life(Weak<()>);
+
+impl Life {
+    /// That of the calling thread. A thread that is destroying its thread-locals counts as ended.
+    pub(crate) fn of_caller() -> Self {
+        thread_local!(static ALIVE: Arc<()> = Arc::new(()));
+        Self(ALIVE.try_with(Arc::downgrade).unwrap_or_default())
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.strong_count() == 0
     }
 }
 

@@ -26,6 +26,10 @@ pub const VARIABLES: &[Variable] = &[
         name: "GPUMEM_SIM_MEMORY",
         meaning: "a size such as `8GiB`: the memory of each of the simulator's devices (default 8GiB)",
     },
+    Variable {
+        name: "GPUMEM_SIM_INTEGRATED",
+        meaning: "a size such as `6GiB`: the simulator's devices are integrated, and this much of their memory is in the host's page cache (default: not integrated)",
+    },
 ];
 
 /// Reads one of [`VARIABLES`].

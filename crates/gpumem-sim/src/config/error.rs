@@ -4,9 +4,10 @@ use crate::config::rules::RuleError;
 use crate::config::{DEVICES_MAX, MEMORY_BYTES_MAX};
 use gpumem_sys::LoadError;
 use gpumem_sys::env::EnvError;
+use gpumem_sys::text::debug_is_display;
 
 /// The error of a simulator that could not start, or of a vendor's driver that could not be loaded.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimError {
     /// The process has as many instances as it can have.
@@ -34,3 +35,5 @@ pub enum SimError {
     #[error(transparent)]
     Env(#[from] EnvError),
 }
+
+debug_is_display!(SimError);

@@ -18,6 +18,7 @@ use crate::base::random::Random;
 use crate::base::symbol::is_revision;
 use core::fmt;
 use gpumem_sys::env::parse_size;
+use gpumem_sys::text::{Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
 
 /// An injected fault: the calls that it applies to, and its effect.
@@ -132,19 +133,20 @@ impl Rule {
 }
 
 /// A rule is malformed or can never apply.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleError {
     /// The text is not a rule.
     #[error(
-        "invalid rule {rule:?}; expected CALL=EFFECT, CALL#3=EFFECT (the third call), CALL#3+=EFFECT (from the third on) or CALL%0.01=EFFECT, where EFFECT is fail:CODE, take:SIZE@DEVICE, lose@DEVICE or delay:OPERATIONS@STREAM"
+        "invalid rule {:?}; expected CALL=EFFECT, CALL#3=EFFECT (the third call), CALL#3+=EFFECT (from the third on) or CALL%0.01=EFFECT, where EFFECT is fail:CODE, take:SIZE@DEVICE, lose@DEVICE or delay:OPERATIONS@STREAM",
+        Shown::sentence(.rule)
     )]
     Malformed {
         /// The text.
         rule: String,
     },
     /// No function of the driver has this name.
-    #[error("unknown function {call} in a rule{}", did_you_mean(.nearest))]
+    #[error("unknown function {} in a rule{}", Shown::name(.call), did_you_mean(.nearest))]
     UnknownCall {
         /// The name.
         call: String,
@@ -152,32 +154,33 @@ pub enum RuleError {
         nearest: Option<String>,
     },
     /// The simulator lacks the function.
-    #[error("the simulator has no {call}, so its rule can never apply; remove the rule")]
+    #[error("the simulator has no {}, so its rule can never apply; remove the rule", Shown::name(.call))]
     LackingCall {
         /// The name.
         call: String,
     },
     /// The rule is for call 0; calls are counted from 1.
-    #[error("the rule for {call} is for call 0; calls are counted from 1, so use #1 for the first")]
+    #[error("the rule for {} is for call 0; calls are counted from 1, so use #1 for the first", Shown::name(.call))]
     ZerothCall {
         /// The name.
         call: String,
     },
     /// The code of the rule is `CUDA_SUCCESS`, so the caller could not detect that the call did nothing.
-    #[error("the rule for {call} fails with CUDA_SUCCESS, which is not an error; use another code")]
+    #[error("the rule for {} fails with CUDA_SUCCESS, which is not an error; use another code", Shown::name(.call))]
     NoFailure {
         /// The name.
         call: String,
     },
     /// The probability is not between 0 and 1.
-    #[error("the probability of the rule for {call} is out of range; use a number from 0 to 1")]
+    #[error("the probability of the rule for {} is out of range; use a number from 0 to 1", Shown::name(.call))]
     BadChance {
         /// The name.
         call: String,
     },
     /// The device does not exist.
     #[error(
-        "the rule for {call} is for device {device}, but the simulator has {count}; use a device below {count}, or set GPUMEM_SIM_DEVICES"
+        "the rule for {} is for device {device}, but the simulator has {count}; use a device below {count}, or set GPUMEM_SIM_DEVICES",
+        Shown::name(.call)
     )]
     UnknownDevice {
         /// The name.
@@ -190,8 +193,10 @@ pub enum RuleError {
 }
 
 fn did_you_mean(nearest: &Option<String>) -> String {
-    nearest.as_ref().map(|name| format!("; did you mean {name}?")).unwrap_or_default()
+    nearest.as_ref().map(|name| format!("; did you mean {}?", Shown::name(name))).unwrap_or_default()
 }
+
+debug_is_display!(RuleError);
 
 /// The rules of an instance, each with the number of matching calls so far.
 pub(crate) struct Rules {
@@ -226,7 +231,7 @@ impl Rules {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.call)?;
+        Shown::name(&self.call).fmt(f)?;
         match self.when {
             When::Always => {}
             When::Nth(nth) => write!(f, "#{nth}")?,

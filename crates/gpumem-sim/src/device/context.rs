@@ -4,7 +4,7 @@
 //! and the destructor of a thread-local may still call the driver.
 
 use crate::base::handle::Handle;
-use crate::base::thread::ThreadKey;
+use crate::base::thread::{Life, ThreadKey};
 use crate::device::settings::Settings;
 use gpumem_sys::types::CUresult;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,8 +15,8 @@ pub(crate) struct Context {
     pub(crate) is_primary: bool,
     /// The null stream.
     pub(crate) legacy: Handle,
-    /// The per-thread default streams, created on first use.
-    pub(crate) of_thread: BTreeMap<ThreadKey, Handle>,
+    /// The per-thread default streams, created on first use. Those of ended threads go when another thread gets one.
+    pub(crate) of_thread: BTreeMap<ThreadKey, (Handle, Life)>,
     /// The error that every later call returns.
     pub(crate) error: Option<CUresult>,
     /// The contexts whose plain memory this context may use.

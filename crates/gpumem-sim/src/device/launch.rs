@@ -15,6 +15,7 @@ use bytemuck::{AnyBitPattern, Pod};
 use core::cell::{Cell, OnceCell, RefCell};
 use core::fmt;
 use core::ops::Range;
+use gpumem_sys::text::{Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
 use std::any::Any;
 use std::borrow::Cow;
@@ -56,19 +57,21 @@ impl Kernel {
 
 impl fmt::Debug for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kernel").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Kernel").field("name", &Shown::name(self.name)).finish_non_exhaustive()
     }
 }
 
 /// The error of a kernel that stopped. Its context is lost.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text}")]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", Shown::sentence(.text))]
 pub struct KernelFault {
     pub(crate) kind: FaultKind,
     pub(crate) code: CUresult,
     pub(crate) text: String,
     pub(crate) allocation: Option<Box<Origin>>,
 }
+
+debug_is_display!(KernelFault);
 
 impl KernelFault {
     /// An error raised by the kernel itself, like a failed assertion on a device.
@@ -437,7 +440,7 @@ fn reach([count, step]: [usize; 2]) -> usize {
 impl fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Launch")
-            .field("kernel", &self.queued.kernel.name)
+            .field("kernel", &Shown::name(self.queued.kernel.name))
             .field("grid", &self.grid())
             .field("block", &self.block())
             .finish_non_exhaustive()

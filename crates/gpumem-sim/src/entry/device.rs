@@ -54,7 +54,8 @@ entries! {
 
     fn cuDeviceGetAttribute(call, value: Target<c_int>, attribute: CUdevice_attribute, device: CUdevice) {
         let device = call.device_index(device)?;
-        put(value, device::attribute(attribute, device).ok_or(INVALID_VALUE)?)
+        let is_integrated = call.config.page_cache_bytes.is_some();
+        put(value, device::attribute(attribute, device, is_integrated).ok_or(INVALID_VALUE)?)
     }
 
     fn cuDeviceComputeCapability(call, major: Target<c_int>, minor: Target<c_int>, device: CUdevice) {

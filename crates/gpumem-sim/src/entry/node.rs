@@ -9,6 +9,7 @@ use crate::entry::module::packed;
 use crate::entry::{entries, handles};
 use crate::graph::Work;
 use crate::machine::Machine;
+use crate::machine::stream::copy::Direction;
 use crate::stream::operation::{Fill, HostCall, HostFunction, Operation};
 use core::ptr::null_mut;
 use gpumem_sys::Table;
@@ -311,7 +312,10 @@ pub(crate) fn newest(parameters: CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE
 pub(crate) fn memcpy(call: &mut Call<'_>, copy: CUDA_MEMCPY3D, context: CUcontext) -> Answer<Queue> {
     let context = Handle::from_ptr(context);
     call.contexts.get(context).ok_or(INVALID_CONTEXT)?;
-    Ok((context, Box::new(move |machine, stream| machine.copy_3d(stream, &copy, false).map(drop))))
+    let queue = move |machine: &mut Machine, stream| {
+        machine.copy_3d(stream, &copy, Direction::of(&copy), false).map(drop)
+    };
+    Ok((context, Box::new(queue)))
 }
 
 /// The context of a memset, and the memset.

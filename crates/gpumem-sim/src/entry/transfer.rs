@@ -82,7 +82,7 @@ entries! {
         size_bytes: usize,
     ) {
         check_contexts(call, [target_context, source_context])?;
-        copy(call, null_mut(), (target, source, size_bytes), Direction::DeviceToDevice, true)
+        copy(call, null_mut(), (target, source, size_bytes), Direction::Peers, true)
     }
 
     fn cuMemcpyPeerAsync(
@@ -95,7 +95,7 @@ entries! {
         stream: CUstream,
     ) {
         check_contexts(call, [target_context, source_context])?;
-        copy(call, stream, (target, source, size_bytes), Direction::DeviceToDevice, false)
+        copy(call, stream, (target, source, size_bytes), Direction::Peers, false)
     }
 
     fn cuMemcpy2D_v2(call, copy: Source<CUDA_MEMCPY2D>) {

@@ -15,21 +15,23 @@ use gpumem_sys::types::{
 
 entries! {
     fn cuMemcpy3D_v2(call, copy: Source<CUDA_MEMCPY3D>) {
-        copy_3d(call, null_mut(), &take(copy)?, true)
+        let copy = take(copy)?;
+        copy_3d(call, null_mut(), &copy, Direction::of(&copy), true)
     }
 
     fn cuMemcpy3DAsync_v2(call, copy: Source<CUDA_MEMCPY3D>, stream: CUstream) {
-        copy_3d(call, stream, &take(copy)?, false)
+        let copy = take(copy)?;
+        copy_3d(call, stream, &copy, Direction::of(&copy), false)
     }
 
     fn cuMemcpy3DPeer(call, copy: Source<CUDA_MEMCPY3D_PEER>) {
         let copy = of_peers(call, &take(copy)?)?;
-        copy_3d(call, null_mut(), &copy, true)
+        copy_3d(call, null_mut(), &copy, between_contexts(&copy), true)
     }
 
     fn cuMemcpy3DPeerAsync(call, copy: Source<CUDA_MEMCPY3D_PEER>, stream: CUstream) {
         let copy = of_peers(call, &take(copy)?)?;
-        copy_3d(call, stream, &copy, false)
+        copy_3d(call, stream, &copy, between_contexts(&copy), false)
     }
 
     fn cuMemcpyBatchAsync(
@@ -77,11 +79,25 @@ entries! {
     }
 }
 
-fn copy_3d(call: &mut Call<'_>, stream: CUstream, copy: &CUDA_MEMCPY3D, is_blocking: bool) -> Answer<()> {
+/// The direction of a copy that names the contexts of ends on devices.
+fn between_contexts(copy: &CUDA_MEMCPY3D) -> Direction {
+    match Direction::of(copy) {
+        Direction::DeviceToDevice => Direction::Peers,
+        other => other,
+    }
+}
+
+fn copy_3d(
+    call: &mut Call<'_>,
+    stream: CUstream,
+    copy: &CUDA_MEMCPY3D,
+    direction: Direction,
+    is_blocking: bool,
+) -> Answer<()> {
     let thread = call.thread;
     let stream = call.stream(thread, Handle::from_ptr(stream))?;
     call.make_room(stream)?;
-    let point = call.copy_3d(stream, copy, is_blocking)?;
+    let point = call.copy_3d(stream, copy, direction, is_blocking)?;
     call.wait_for(point)
 }
 

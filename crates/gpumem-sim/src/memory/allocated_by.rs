@@ -58,6 +58,11 @@ impl AllocatedBy {
         matches!(self, Self::Managed | Self::ManagedPool(_))
     }
 
+    /// Returns whether it is mapped memory to which a device has access.
+    pub(crate) fn is_open_to(self, device: usize) -> bool {
+        matches!(self, Self::Mapped { devices, .. } if devices >> device & 1 == 1)
+    }
+
     /// The pool that it was allocated from.
     pub(crate) fn pool(self) -> Option<Handle> {
         match self {

@@ -3,6 +3,7 @@
 use crate::report::AllocationKind;
 use crate::report::origins::CallStack;
 use core::fmt;
+use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUresult;
 
 /// An error in the program under test.
@@ -265,7 +266,7 @@ impl fmt::Display for Finding {
                 show_allocation(f, allocation)
             }
             Self::Fault { code, text, allocation, .. } => {
-                write!(f, "{text}; the context returns {code}")?;
+                write!(f, "{}; the context returns {code}", Shown::sentence(text))?;
                 show_allocation(f, allocation)
             }
             Self::Refused { call, code, address, allocation, .. } => {
@@ -285,7 +286,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, size_bytes, device, kind, call, thread, stack } = self;
         write!(f, "{size_bytes} bytes at {address:#x} ({kind:?}, device {device}), ")?;
-        write!(f, "made by call {call} on thread {thread:?}")?;
+        write!(f, "made by call {call} on thread {:?}", Shown::name(thread))?;
         stack.as_ref().map_or(Ok(()), |stack| write!(f, " in{stack}"))
     }
 }
@@ -307,8 +308,8 @@ impl fmt::Display for AccessKind {
             Self::CopyRead => f.write_str("a copy's read"),
             Self::CopyWrite => f.write_str("a copy's write"),
             Self::Memset => f.write_str("a memset"),
-            Self::KernelRead(name) => write!(f, "kernel `{name}`'s read"),
-            Self::KernelWrite(name) => write!(f, "kernel `{name}`'s write"),
+            Self::KernelRead(name) => write!(f, "kernel `{}`'s read", Shown::name(name)),
+            Self::KernelWrite(name) => write!(f, "kernel `{}`'s write", Shown::name(name)),
             Self::Allocation => f.write_str("the allocation"),
             Self::Free => f.write_str("the free"),
             Self::Unregister => f.write_str("the unregistering"),

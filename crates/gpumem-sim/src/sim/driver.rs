@@ -89,4 +89,11 @@ impl Extension for Sim {
         other.in_use_bytes = Some(self.others_bytes(device));
         vec![own, other]
     }
+
+    fn available_bytes(&self, device: u32) -> Option<u64> {
+        self.0.look(|machine| {
+            let device = machine.device_index(device.cast_signed()).ok()?;
+            Some(machine.available_bytes(device))
+        })
+    }
 }

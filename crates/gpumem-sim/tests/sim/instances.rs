@@ -2,8 +2,11 @@
 
 use super::*;
 use gpumem_sim::SimError;
-use std::sync::Mutex;
+use gpumem_sim::sys::DriverError;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
+use std::time::Duration;
 
 /// Destroys its own streams and memory on drop, on any thread.
 struct Owned {
@@ -176,18 +179,54 @@ fn a_changed_table_reaches_the_same_machine() {
     assert!(wrapped != driver && wrapped.is_same_machine(&driver));
     assert!(!wrapped.is_same_machine(&seeded(0).driver));
 
-    let guard = driver.teardown();
-    let (sender, receiver) = std::sync::mpsc::channel();
-    thread::scope(|scope| {
-        let wrapped = &wrapped;
-        scope.spawn(move || {
-            let _guard = wrapped.teardown();
-            sender.send(()).unwrap();
-        });
-        receiver.recv_timeout(std::time::Duration::from_millis(50)).unwrap_err();
-        drop(guard);
-        receiver.recv().unwrap();
+    let (begun, is_over) = (Arc::new(Barrier::new(2)), Arc::new(AtomicBool::new(false)));
+    let other = thread::spawn({
+        let (begun, is_over) = (begun.clone(), is_over.clone());
+        move || {
+            begun.wait();
+            let was_over = move |_: &Driver| {
+                assert!(is_over.load(Ordering::SeqCst));
+                Ok(())
+            };
+            wrapped.destroy(was_over).unwrap();
+        }
     });
+    let slow = move |_: &Driver| {
+        begun.wait();
+        thread::sleep(Duration::from_millis(50));
+        is_over.store(true, Ordering::SeqCst);
+        Ok(())
+    };
+    driver.destroy(slow).unwrap();
+    other.join().unwrap();
+}
+
+/// Of calls that the driver refuses in a host function, each is repeated until it is accepted, once.
+#[test]
+fn what_a_host_function_cannot_destroy_is_destroyed_later() {
+    let driver = seeded(0).driver;
+    let (is_inside, count) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
+    let call = {
+        let (is_inside, count) = (is_inside.clone(), count.clone());
+        move |_: &Driver| match is_inside.load(Ordering::SeqCst) {
+            true => DriverError::check("cuStreamDestroy", CUresult::CUDA_ERROR_NOT_PERMITTED),
+            false => {
+                count.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
+        }
+    };
+    driver.destroy(call.clone()).unwrap();
+    driver.destroy(call.clone()).unwrap();
+    driver.destroy_refused();
+    assert_eq!(count.load(Ordering::SeqCst), 0);
+    is_inside.store(false, Ordering::SeqCst);
+    driver.destroy(call).unwrap();
+    driver.destroy_refused();
+    assert_eq!(count.load(Ordering::SeqCst), 3);
+    let lost =
+        driver.destroy(|_| DriverError::check("cuStreamDestroy", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+    assert!(lost.is_err());
 }
 
 #[test]

@@ -2,6 +2,25 @@
 
 use super::*;
 
+/// The page cache counts as used, and gives way to an allocation.
+#[test]
+fn an_integrated_device_reports_the_page_cache_as_used() {
+    let gpu = machine(SimConfig::new().memory_bytes(64 << 20).integrated(48 << 20));
+    let free = || {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: host memory outlives the call.
+        unsafe { gpu.cuMemGetInfo_v2(&mut free, &mut total).unwrap() };
+        (free, gpu.extension().unwrap().available_bytes(0))
+    };
+    assert_eq!(free(), (16 << 20, Some(64 << 20)));
+    let block = gpu.alloc(40 << 20);
+    assert_eq!(free(), (0, Some(24 << 20)));
+    assert_eq!(code(gpu.try_alloc(25 << 20)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    // SAFETY: the block is not used again.
+    unsafe { gpu.cuMemFree_v2(block).unwrap() };
+    assert_eq!(gpu.extension().unwrap().available_bytes(1), None);
+}
+
 #[test]
 fn capacity_is_counted_and_given_back() {
     let gpu = machine(SimConfig::new().memory_bytes(64 << 20));

@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// Figures of peers from the same run, as printed by bench_rmm, bench_torch, bench_cudarc or interop-cuda-core; may be repeated
     #[arg(long, value_name = "FILE")]
     peer_file: Vec<PathBuf>,
+    /// Do little work for each figure: this checks the benches and their rows, and the figures are worth nothing
+    #[arg(long, conflicts_with = "record")]
+    quick: bool,
     /// Print one JSON object a row, one row a line
     #[arg(long)]
     json: bool,
@@ -70,7 +73,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
     for program in programs.iter().filter(|program| wanted(&program.name)) {
         eprintln!("{} …", program.name);
-        match rows_of(program) {
+        match rows_of(program, args.quick) {
             Ok(printed) => rows.extend(printed),
             Err(error) => failed.push(format!("{}: {error:#}", program.name)),
         }
@@ -104,10 +107,11 @@ fn programs(folder: PathBuf) -> Result<Vec<Program>> {
 }
 
 /// Starts a bench and parses its rows; all other output is passed on.
-fn rows_of(program: &Program) -> Result<Vec<Figure>> {
+fn rows_of(program: &Program, is_quick: bool) -> Result<Vec<Figure>> {
     let mut command = Command::new(&program.path);
     // With the arguments of `cargo bench`.
-    let mut child = command.args(["--bench", "--rows"]).stdout(Stdio::piped()).spawn()?;
+    command.args(["--bench", "--rows"]).args(is_quick.then_some("--quick"));
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
     let mut rows = Vec::new();
     for line in BufReader::new(child.stdout.take().context("the program has no output")?).lines() {
         let line = line?;

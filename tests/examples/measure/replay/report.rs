@@ -4,6 +4,7 @@ use crate::table;
 use gpumem_tests::pool::Bytes;
 use gpumem_tests::replay::Outcome;
 use gpumem_tests::sys::DriverKind;
+use gpumem_tests::sys::text::Shown;
 use gpumem_tests::trace::{TagSum, Trace};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -99,9 +100,9 @@ pub(super) fn tags_text(trace: &Trace) -> String {
     format!("\n{}", table::render(headings, &rows.collect::<Vec<_>>()))
 }
 
-/// A name from a file, without control characters, which would affect the terminal.
-fn printable(name: &str) -> String {
-    name.chars().map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
+/// A name or a line from a file.
+fn printable(text: &str) -> String {
+    Shown::sentence(text).to_string()
 }
 
 /// Two tables: the figures, and the driver calls.

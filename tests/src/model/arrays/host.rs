@@ -8,6 +8,7 @@ use super::world::{Real, Step, World, numbered, same, turns, with};
 use crate::array::ndarray::ArrayViewMutD;
 use crate::model::operation::Pick;
 use crate::model::world::text;
+use crate::pool::MemoryRange;
 
 impl<T: Value> World<'_, T> {
     pub(super) fn upload(&mut self, target: &Look, on: On) -> Step {
@@ -122,7 +123,7 @@ impl<T: Value> World<'_, T> {
             });
             let (write, read) = guards.map_err(text)?;
             let (to, from_address) = (write.address(), read.address());
-            let queued = stream.queue_work(|raw| {
+            let queued = stream.queue_work(MemoryRange::NONE, |raw| {
                 // SAFETY: both arrays have this size on the stream's device, and the guards have ordered the stream.
                 unsafe { self.driver.cuMemcpyAsync(to, from_address, size_bytes, raw) }
             });
@@ -138,7 +139,7 @@ impl<T: Value> World<'_, T> {
             self.said.push(format!("other{}: set a{} to bytes {value}", slot.device, slot.name));
             let write = with!(&mut slot.array, array => array.write_on(stream)).map_err(text)?;
             let to = write.address();
-            let queued = stream.queue_work(|raw| {
+            let queued = stream.queue_work(MemoryRange::NONE, |raw| {
                 // SAFETY: the array has this size on the stream's device, and the guard has ordered the stream.
                 unsafe { self.driver.cuMemsetD8Async(to, value, size_bytes, raw) }
             });

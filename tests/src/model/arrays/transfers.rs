@@ -19,14 +19,17 @@ pub(super) struct Transfer<T: Value> {
     flight: Flight<T>,
 }
 
+/// A download into memory of the host, which an error returns.
+type DownloadInto<B> = Download<B, Rejected<Option<B>>>;
+
 #[allow(clippy::large_enum_variant, reason = "a program has few at a time")]
 enum Flight<T: Value> {
     FromVec(Upload<Vec<T>>),
     FromArray(Upload<ArrayD<T>>),
     FromPinned(Upload<PinnedArray<T, IxDyn>>),
-    ToVec(Download<Vec<T>, Rejected<Vec<T>>>),
+    ToVec(DownloadInto<Vec<T>>),
     ToArray(Download<ArrayD<T>>),
-    ToPinned(Download<PinnedArray<T, IxDyn>, Rejected<PinnedArray<T, IxDyn>>>),
+    ToPinned(DownloadInto<PinnedArray<T, IxDyn>>),
 }
 
 /// The result of a transfer.

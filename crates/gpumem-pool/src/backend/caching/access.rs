@@ -59,6 +59,10 @@ impl Access {
         Self { admission, activity, granted: RwLock::default(), ..*self }
     }
 
+    pub(super) fn handle_use(&self) -> HandleUse {
+        self.handle_use
+    }
+
     #[cfg(unix)]
     pub(super) fn is_exportable(&self) -> bool {
         self.handle_use.exportable
@@ -84,11 +88,6 @@ impl Access {
 
     pub(super) fn is_granted(&self, peer: CUdevice) -> bool {
         self.with(|granted| granted.iter().any(|access| access.location.id == peer))
-    }
-
-    /// Returns whether other devices have access.
-    pub(super) fn has_peers(&self) -> bool {
-        self.with(|granted| granted.len() > 1)
     }
 
     pub(super) fn with<R>(&self, work: impl FnOnce(&[CUmemAccessDesc]) -> R) -> R {

@@ -10,6 +10,7 @@
 //! | `relief` | how much the limits let the heap reserve, and which limit refused; releasing memory |
 //! | `eager` | releasing memory before it is short |
 //! | `addresses` | reserving the heap's addresses, or the choice of plain segments |
+//! | `probe` | a trial of virtual memory on a device |
 //! | `orphaned_heap` | the heap of a pool that is gone |
 //! | `sleep` | memory that goes back to the device and keeps its addresses |
 //!
@@ -26,6 +27,7 @@ mod eager;
 mod frees;
 mod guarded;
 mod orphaned_heap;
+mod probe;
 mod relief;
 #[allow(unsafe_code)]
 mod sleep;
@@ -41,6 +43,7 @@ use crate::device::{Clocks, Device, Idle, Order, Stamp, Stream, StreamId};
 use crate::error::{GrowthLog, PoolError};
 use crate::limits::Limits;
 use crate::stats::{ActivityCounters, TagCounters};
+use addresses::Chosen;
 pub(super) use block_search::BlockSearch;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::SizeClass;
@@ -71,6 +74,8 @@ pub(crate) struct CachingPool {
     idle: Idle,
     /// True if the device notifies this pool of host waits.
     is_registered_for_waits: Once,
+    /// The reason for plain segments, if virtual memory was wanted.
+    lack: Option<String>,
     /// The heap's address ranges, as address and size.
     ranges: [(u64, u64); 2],
     thread_caches: ThreadCaches<Stamp>,
@@ -90,7 +95,7 @@ impl CachingPool {
         // A wait that is inserted in a stream does not make the host wait.
         tuning.inserted_waits &= !config.kind.is_host_accessible();
         let _bound = device.enter()?;
-        let (memory, ranges) = addresses::choose(setup)?;
+        let Chosen { memory, ranges, lack } = addresses::choose(setup)?;
         let access = Access::new(memory, setup);
         let mut heap = match memory {
             Memory::Virtual => Heap::new(tuning.heap, ranges),
@@ -109,6 +114,7 @@ impl CachingPool {
             collect_above: config.collect_above,
             idle: Idle::new(config.idle_after),
             is_registered_for_waits: Once::new(),
+            lack,
             ranges,
             thread_caches: ThreadCaches::new(heap.magazine_bytes()),
             core: SpinMutex::new(Core { heap, extents: Extents::default(), out_peak_bytes: 0 }),

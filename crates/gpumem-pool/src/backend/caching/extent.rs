@@ -81,10 +81,13 @@ impl Extents {
         self.by_id.values().map(|extent| extent.size_bytes).sum()
     }
 
-    /// The mapped ranges, as address and size.
+    /// The mapped ranges, as address and size. What sleeps is not mapped.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (u64, u64)> {
-        let mapped = self.by_id.values().filter(|extent| extent.mapped_bytes > 0);
-        mapped.map(|extent| (extent.address, extent.mapped_bytes))
+        let mapped = self.by_id.values().map(|extent| {
+            let start = extent.place_of(extent.sleep.map_or(0, |sleep| sleep.unmapped_count));
+            (start, extent.address + extent.mapped_bytes - start)
+        });
+        mapped.filter(|(_, size_bytes)| *size_bytes > 0)
     }
 
     /// Releases unused memory behind the sizes of extents, and the addresses of removed extents. Tries all of them,

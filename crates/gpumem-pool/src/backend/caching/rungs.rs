@@ -13,6 +13,8 @@
 //! | `spared_magazines` | for a small block, the blocks that all threads have cached, where the slack is larger than their sum or
 //! much is ready | their next hits |
 //! | `device_waits` | blocks freed by other streams, behind waits between the streams | concurrency of streams |
+//! | `outgrown` | the driver, in exchange for smaller segments that are free as a whole, once the heap would hold half as much again
+//! as blocks have needed | a wait for the device, up to 100 ms |
 //! | `growth_to_limit` | the driver, and all idle memory that fits beside it | memory |
 //! | `leftover` | for a small block, free memory between larger blocks | larger blocks, later |
 //! | `host_wait` | the blocks of `device_waits`, once the host has waited for them | the caller's time, up to the deadline |
@@ -20,8 +22,8 @@
 //! also the free ends of pages that other blocks hold | everybody's time |
 //!
 //! Over segments no memory can be moved or mapped elsewhere, so `recycled` finds only what was free before. Of memory that the
-//! host may use, only blocks whose work is complete are free: `completed` records the markers that it then queries, and
-//! `device_waits` does nothing.
+//! host may use, only blocks whose work is complete are free: `completed` records the markers that it then queries,
+//! `device_waits` does nothing, and `outgrown` does not wait. Over virtual memory, `outgrown` does nothing.
 //!
 //! Behind the last rung, the ladder (`pool/state/ladder`) makes room outside of the pool, and begins again here.
 //!
@@ -46,7 +48,7 @@ type Rung = fn(&mut BlockSearch<'_>, &Request) -> Made;
 /// The next rung after one that has made room, if no ready memory suffices.
 type Further = &'static [Rung];
 
-const RUNGS: [(&str, Rung, Further); 12] = [
+const RUNGS: [(&str, Rung, Further); 13] = [
     ("use blocks that this thread has cached", own_magazines, &[]),
     ("reserve one more page of 2 MiB", one_handle, &[]),
     ("use blocks that all threads have cached", all_magazines, &[]),
@@ -55,6 +57,7 @@ const RUNGS: [(&str, Rung, Further); 12] = [
     ("remap idle memory", recycled, &[]),
     ("use the last blocks that all threads have cached", spared_magazines, &[]),
     ("make the stream wait for other streams' frees", device_waits, &[recycled]),
+    ("exchange free segments for a larger one", outgrown, &[]),
     ("reserve memory up to the limit", growth_to_limit, &[]),
     ("use the rest of large blocks", leftover, &[]),
     ("wait on the host for other streams' frees", host_wait, &[recycled, growth_to_limit, leftover]),
@@ -62,7 +65,7 @@ const RUNGS: [(&str, Rung, Further); 12] = [
 ];
 
 /// From this rung on memory is short, and the size is not rounded up.
-const FIRST_EXACT: usize = 8;
+const FIRST_EXACT: usize = 9;
 
 impl BlockSearch<'_> {
     /// Searches ready memory after a rung has made room, and then further.
@@ -246,6 +249,25 @@ fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Made {
         pool.activity().count_inserted_waits(u64::from(is_new));
     }
     Ok(if waits.is_empty() { Step::Skipped } else { Step::Short })
+}
+
+/// The driver's plain free waits for the device by itself and without a deadline, so nothing is released while it is busy.
+fn outgrown(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    let pool = search.pool;
+    if !pool.core().heap.has_outgrown(request) || !pool.finish_for_exchange()? {
+        return Ok(Step::Skipped);
+    }
+    let (clocks, mut vmm) = (pool.clocks(), pool.vmm());
+    let mut core = pool.core();
+    core.heap.settle(clocks);
+    if let Some(block) = core.heap.take_ready(request, clocks) {
+        return Ok(Step::Found(block));
+    }
+    // A segment that the driver fails to release does not fail this request.
+    let _ = core.heap.release_outgrown(request, clocks, &mut vmm);
+    drop(core);
+    let limit_bytes = pool.reservable_max_bytes(&pool.core().heap);
+    grow(search, request, limit_bytes)
 }
 
 fn growth_to_limit(search: &mut BlockSearch<'_>, request: &Request) -> Made {

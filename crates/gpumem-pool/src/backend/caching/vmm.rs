@@ -2,9 +2,10 @@
 
 use super::access::{Access, Memory};
 use crate::backend::plain;
+use crate::device::{Handle, destroy_stream};
 use crate::error::Refusal;
 use gpumem_heap::{PhysicalMemory, RawHandle};
-use gpumem_sys::types::CUmemAccessDesc;
+use gpumem_sys::types::{CUcontext, CUmemAccessDesc, CUresult, CUstream_flags, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
 
 /// The driver calls for one device, whose context is current.
@@ -56,6 +57,43 @@ impl<'a> Vmm<'a> {
     pub(super) fn free(&self, address: u64, size_bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the range came from `reserve`, and its heap is empty.
         self.count(|| unsafe { self.driver.cuMemAddressFree(address, size_bytes as usize) })
+    }
+
+    /// Creates a stream that waits for no other one.
+    pub(super) fn create_stream(&self) -> Result<Handle<CUstream_st>, DriverError> {
+        let mut stream = core::ptr::null_mut();
+        // SAFETY: `stream` outlives the call.
+        unsafe { self.driver.cuStreamCreate(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING.0)? };
+        Ok(Handle(stream))
+    }
+
+    /// Queues a write to a range that is mapped and open.
+    pub(super) fn fill(
+        &self,
+        address: u64,
+        size_bytes: u64,
+        stream: &Handle<CUstream_st>,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the range is mapped and belongs to the caller, and the stream is alive.
+        unsafe { self.driver.cuMemsetD8Async(address, 0, size_bytes as usize, stream.0) }
+    }
+
+    /// Returns whether all work of the stream is complete.
+    pub(super) fn is_idle(&self, stream: &Handle<CUstream_st>) -> Result<bool, DriverError> {
+        // SAFETY: the stream is alive.
+        match unsafe { self.driver.cuStreamQuery(stream.0) } {
+            Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            queried => queried.map(|()| true),
+        }
+    }
+
+    /// Destroys a stream of [`Vmm::create_stream`], which is not used after a success.
+    pub(super) fn destroy_stream(
+        &self,
+        context: CUcontext,
+        stream: &Handle<CUstream_st>,
+    ) -> Result<(), DriverError> {
+        destroy_stream(self.driver, context, stream.0)
     }
 }
 

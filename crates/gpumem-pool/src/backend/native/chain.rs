@@ -16,11 +16,12 @@
 use super::driver_pool::{DriverPool, UNBOUNDED};
 use crate::backend::DriverPoolUsage;
 use crate::config::MemoryKind;
-use crate::device::Device;
+use crate::device::{Device, PeerDevice};
+use crate::error::Verdict;
 use crate::stats::ActivityCounters;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUdeviceptr, CUresult, CUstream};
+use gpumem_sys::types::{CUdeviceptr, CUstream};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(super) struct Chain {
@@ -38,7 +39,7 @@ struct Pools {
     /// Replaced pools that still have blocks.
     earlier: Vec<DriverPool>,
     /// The devices with access to the pools' memory.
-    peers: Vec<Device>,
+    peers: Vec<PeerDevice>,
     /// The bytes that all pools together may keep for reuse when the host has waited.
     keep_bytes: u64,
     /// The peak of reserved memory before the last change.
@@ -92,10 +93,12 @@ impl Chain {
         pools.acquire_elsewhere(size_bytes, stream, self.bound_bytes())?.ok_or(refusal)
     }
 
-    pub(super) fn share_with(&self, peer: &Device) -> Result<(), DriverError> {
+    pub(super) fn share_with(&self, peer: PeerDevice) -> Result<(), DriverError> {
         let mut pools = self.write();
-        pools.all().try_for_each(|pool| pool.share_with(peer))?;
-        pools.peers.push(peer.clone());
+        if !pools.peers.contains(&peer) {
+            pools.all().try_for_each(|pool| pool.share_with(peer))?;
+            pools.peers.push(peer);
+        }
         Ok(())
     }
 
@@ -225,7 +228,7 @@ impl Pools {
             _ => room_bytes,
         };
         let fresh = DriverPool::new(&self.device, self.kind, max_bytes, &self.activity)?;
-        self.peers.iter().try_for_each(|peer| fresh.share_with(peer))?;
+        self.peers.iter().try_for_each(|peer| fresh.share_with(*peer))?;
         self.note_peak()?;
         // Others allocate from the pool that has room.
         if self.kind == MemoryKind::Device && self.current.is_current()? {
@@ -328,5 +331,5 @@ fn whole_pieces(bytes: u64) -> u64 {
 const PIECE_BYTES: u64 = 32 << 20;
 
 fn is_full(error: &DriverError) -> bool {
-    error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
+    Verdict::of(error) == Verdict::Shortage
 }

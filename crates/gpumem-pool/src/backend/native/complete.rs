@@ -11,7 +11,7 @@ use super::chain::Chain;
 use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{ContextGuard, Device, Handle};
+use crate::device::{Device, Handle, destroy_stream};
 use crate::stats::ActivityCounters;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -87,14 +87,14 @@ impl Complete {
         Ok(address)
     }
 
-    /// After a failure the memory stays reserved, and the free is retried when the pool ends.
+    /// After a failure the memory stays reserved, and the free is retried when the pool ends; in a host function, by the next call.
     pub(super) fn release(&self, freed: &FreeRequest) -> Result<(), DriverError> {
         let free = PendingFree::new(freed, self.device.clocks());
         if !free.stamps.is_empty() {
             self.pending.add(free);
             return Ok(());
         }
-        self.free_now(&free).inspect_err(|_| self.pending.add_failed(free))
+        self.free_now(&free).or_else(|error| self.pending.add_refused(free, error))
     }
 
     /// Frees the waiting blocks whose uses are complete. Returns whether there were any.
@@ -146,6 +146,10 @@ impl Complete {
 
 impl Drop for Complete {
     fn drop(&mut self) {
+        if self.device.is_reset() {
+            // Memory and stream are gone, and others may have their addresses and its handle.
+            return core::mem::forget(Arc::clone(&self.quiet));
+        }
         self.pending.retry_failed();
         // Markers let the device detect when the pending work is complete.
         let _ = self.poll_and_sweep();
@@ -186,11 +190,8 @@ impl Quiet {
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // Without its context, the stream is gone already.
-        let Ok(_bound) = ContextGuard::enter(&self.driver, self.context) else { return };
-        let _guard = self.driver.teardown();
-        // SAFETY: the stream is not used again. A drop cannot report a failure.
-        let _ = unsafe { self.driver.cuStreamDestroy_v2(self.raw.0) };
+        // A drop cannot report a failure.
+        let _ = destroy_stream(&self.driver, self.context, self.raw.0);
     }
 }
 

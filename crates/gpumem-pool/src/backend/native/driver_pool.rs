@@ -4,7 +4,7 @@
 //! driver keeps a destroyed pool until its last queued free is complete, so the drop never waits.
 
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, Handle, HowFar};
+use crate::device::{Clocks, Device, Handle, HowFar, PeerDevice};
 use crate::stats::ActivityCounters;
 use core::ffi::{c_int, c_void};
 use gpumem_sys::types::{
@@ -87,7 +87,7 @@ impl DriverPool {
         Ok(address)
     }
 
-    pub(super) fn share_with(&self, peer: &Device) -> Result<(), DriverError> {
+    pub(super) fn share_with(&self, peer: PeerDevice) -> Result<(), DriverError> {
         self.grant(peer.raw())
     }
 
@@ -202,7 +202,10 @@ impl Drop for DriverPool {
 
 /// Destroys a pool, whose handle is not used after a success. No capture is affected by the call.
 fn destroy(driver: &Driver, handle: &Handle<CUmemPoolHandle_st>) -> Result<(), DriverError> {
-    let _guard = driver.teardown();
-    // SAFETY: the caller does not use the handle again; live blocks are named by their addresses alone.
-    unsafe { driver.cuMemPoolDestroy(handle.0) }
+    let handle = Handle(handle.0);
+    driver.destroy(move |driver| {
+        let Handle(raw) = &handle;
+        // SAFETY: the caller does not use the handle again; live blocks are named by their addresses alone.
+        unsafe { driver.cuMemPoolDestroy(*raw) }
+    })
 }

@@ -3,7 +3,7 @@
 use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{Device, Order, Stamp, Stream, StreamId};
+use crate::device::{Device, MemoryRange, Order, Stamp, Stream, StreamId};
 use crate::error::PoolError;
 use crate::stats::ActivityCounters;
 use gpumem_sys::DriverError;
@@ -50,10 +50,7 @@ impl Ordered {
                 self.pending.add(pending);
                 Ok(())
             }
-            Err(error) => {
-                self.pending.add_failed(pending);
-                Err(error)
-            }
+            Err(error) => self.pending.add_refused(pending, error),
         }
     }
 
@@ -84,7 +81,8 @@ impl Ordered {
         let counted = uses.inspect(|stamp| {
             wait_count += u64::from(!clocks.is_ordered(*stamp, stream.stream_index()));
         });
-        let is_queued = clocks.queue_behind(counted, stream, free)?;
+        // Memory of this backend does not sleep.
+        let is_queued = self.device.queue_behind(counted, stream, MemoryRange::NONE, free)?;
         if is_queued {
             self.activity.count_inserted_waits(wait_count);
         }
@@ -97,7 +95,9 @@ impl Ordered {
         if sweeper.is_none() {
             *sweeper = match Stream::new(&self.device) {
                 Ok(stream) => Some(stream),
-                Err(PoolError::Driver(cause) | PoolError::DeviceLost(cause)) => return Err(cause),
+                Err(
+                    PoolError::Driver(cause) | PoolError::HostFunction(cause) | PoolError::DeviceLost(cause),
+                ) => return Err(cause),
                 Err(_) => None,
             };
         }

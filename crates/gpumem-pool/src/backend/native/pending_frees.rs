@@ -15,7 +15,7 @@ pub(super) struct PendingFree {
     pub(super) stamps: Vec<Stamp>,
 }
 
-/// The frees that wait for their uses, and those that failed.
+/// The frees that wait for their uses or for a thread that may call the driver, and those that failed.
 #[derive(Default)]
 pub(super) struct PendingFrees {
     waiting: Mutex<Vec<PendingFree>>,
@@ -46,9 +46,15 @@ impl PendingFrees {
         self.has_waiting.store(true, Ordering::Release);
     }
 
-    /// Adds a free that failed. Its memory stays reserved.
-    pub(super) fn add_failed(&self, free: PendingFree) {
+    /// Adds a free that the driver refused. In a host function, where it allows no calls, the free waits for the next call of another
+    /// thread; after any other failure the memory stays reserved.
+    pub(super) fn add_refused(&self, free: PendingFree, error: DriverError) -> Result<(), DriverError> {
+        if error.is_not_permitted() {
+            self.add(free);
+            return Ok(());
+        }
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(free);
+        Err(error)
     }
 
     /// The uses of all waiting frees.

@@ -6,7 +6,7 @@
 //! a notification may be late, but the notifier's own queries are not.
 
 use super::notifier;
-use crate::device::{ContextGuard, Device, Handle, StreamIndex};
+use crate::device::{Device, Handle, StreamIndex, destroy_stream};
 use core::ffi::c_void;
 use gpumem_sys::types::{CUcontext, CUevent, CUstream, CUstream_flags, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
@@ -45,15 +45,9 @@ impl Lanes {
     /// Destroys all lanes. The device is being dropped, so no marker is pending.
     pub(crate) fn destroy(&mut self, driver: &Driver, context: CUcontext) {
         let lanes = core::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner));
-        if lanes.is_empty() {
-            return;
-        }
-        // Without its context, a stream no longer exists.
-        let Ok(_bound) = ContextGuard::enter(driver, context) else { return };
-        let _guard = driver.teardown();
         for lane in lanes {
-            // SAFETY: the handle is not used after this. The error is ignored, because a drop cannot report it.
-            let _ = unsafe { driver.cuStreamDestroy_v2(lane.raw.0) };
+            // The error is ignored, because a drop cannot report it.
+            let _ = destroy_stream(driver, context, lane.raw.0);
         }
     }
 }

@@ -1,8 +1,10 @@
 //! [`Marker`]: an event in a stream, and the stamps that are complete once the event is.
 
 use super::Stamp;
-use crate::device::{Device, Handle, LEGACY, WeakDevice};
-use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st, CUresult, CUstream, CUstreamCaptureStatus};
+use crate::device::{Device, Handle, LEGACY, WeakDevice, destroy_event};
+use gpumem_sys::types::{
+    CUcontext, CUevent, CUevent_flags, CUevent_st, CUresult, CUstream, CUstreamCaptureStatus,
+};
 use gpumem_sys::{Driver, DriverError, fork};
 use std::time::Instant;
 
@@ -106,11 +108,9 @@ impl MarkerEvent {
         self.device = heir.downgrade();
     }
 
-    /// Destroys the event while its device is being dropped and cannot be upgraded. The context is current.
-    pub(super) fn destroy(self, driver: &Driver) {
-        let _guard = driver.teardown();
-        // SAFETY: the handle is not used after this. The error is ignored, because a drop cannot report it.
-        let _ = unsafe { driver.cuEventDestroy_v2(self.raw.0) };
+    /// Destroys the event while its device is being dropped and cannot be upgraded.
+    pub(super) fn destroy(self, driver: &Driver, context: CUcontext) {
+        destroy_event(driver, context, self.raw.0);
         // The drop of `self` finds no device, and does nothing.
     }
 }
@@ -120,11 +120,8 @@ impl Drop for MarkerEvent {
         if fork::is_child() {
             return;
         }
-        let Some(device) = self.device.upgrade().filter(|device| !device.is_reset()) else { return };
-        let Ok(_bound) = device.enter() else { return };
-        let _guard = device.driver().teardown();
-        // SAFETY: the handle is not used after this; the driver keeps the state that pending waits need. The error is
-        // ignored, because a drop cannot report it.
-        let _ = unsafe { device.driver().cuEventDestroy_v2(self.raw.0) };
+        if let Some(device) = self.device.upgrade().filter(|device| !device.is_reset()) {
+            destroy_event(device.driver(), device.context(), self.raw.0);
+        }
     }
 }

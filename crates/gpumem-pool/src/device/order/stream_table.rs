@@ -41,9 +41,11 @@ impl Clocks {
         self.table().devices.push(device.downgrade());
     }
 
-    /// All open devices. Do not drop them under a lock of the clocks.
+    /// All open devices, except those that were reset. Do not drop them under a lock of the clocks.
     pub(crate) fn devices(&self) -> Vec<Device> {
-        self.table().devices.iter().filter_map(WeakDevice::upgrade).collect()
+        let mut devices: Vec<Device> = self.table().devices.iter().filter_map(WeakDevice::upgrade).collect();
+        devices.retain(|device| !device.is_reset());
+        devices
     }
 
     /// Gives a new stream its index and identity. It is alive until [`Clocks::retire`].
@@ -280,19 +282,26 @@ impl Clocks {
             own.iter().for_each(|index| self.stream_states.guard(*index).move_to(heir));
             return;
         }
-        let Ok(_bound) = ContextGuard::enter(&self.driver, context) else { return };
+        // In a host function the driver allows no calls: nothing can be waited for, and the events are destroyed later.
+        let bound = ContextGuard::enter(&self.driver, context);
+        if bound.as_ref().is_err_and(|error| !error.is_not_permitted()) {
+            return;
+        }
         let pending: Vec<Stamp> =
             own.iter().map(|index| self.stamp(*index)).filter(|stamp| !self.is_complete(*stamp)).collect();
-        // SAFETY: the context is current and alive.
-        if !pending.is_empty() && !others.is_empty() && unsafe { self.driver.cuCtxSynchronize() }.is_ok() {
-            self.epochs.raise_complete(&pending);
+        if bound.is_ok() && !pending.is_empty() && !others.is_empty() {
+            // SAFETY: the context is current and alive.
+            let waited = unsafe { self.driver.cuCtxSynchronize() };
+            if waited.is_ok() {
+                self.epochs.raise_complete(&pending);
+            }
         }
         // Long-lived streams live until their device is dropped, which is now.
         let kept = own.iter().filter(|index| self.stream_states.guard(**index).forget());
         kept.for_each(|index| self.give_up(*index));
         let events: Vec<MarkerEvent> =
             own.iter().flat_map(|index| self.stream_states.guard(*index).take_events()).collect();
-        events.into_iter().for_each(|event| event.destroy(&self.driver));
+        events.into_iter().for_each(|event| event.destroy(&self.driver, context));
     }
 
     /// The end of a device that was reset: its work is over, and its objects are gone.

@@ -146,7 +146,7 @@ impl Clocks {
 
     /// Queues work on a stream behind the stamps. False if the stream is gone, another library's or capturing, or
     /// cannot be made to wait for one of them.
-    pub(crate) fn queue_behind(
+    pub(in crate::device) fn queue_behind(
         &self,
         stamps: impl Iterator<Item = Stamp>,
         stream: StreamId,

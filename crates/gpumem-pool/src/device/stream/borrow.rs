@@ -7,7 +7,7 @@
 //! uses the stream first. The other operations take the lock, close the stream, make a fence, and read the count.
 
 use super::Stream;
-use crate::device::{OrderEvent, Patience, Work};
+use crate::device::{MemoryRange, OrderEvent, Patience, Work};
 use crate::error::{PoolError, is_of_capture};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,7 @@ use gpumem_sys::types::CUstream;
 use gpumem_sys::{DriverError, fork};
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 use std::time::Instant;
 
 /// The calls on a stream. Retirement waits for them, and no capture begins or ends during them.
@@ -36,9 +37,9 @@ pub(super) struct Borrows {
 
 #[derive(Default)]
 struct Counts {
-    /// Calls that have queued work on their callers' memory. Until they have waited for it, the stream neither captures
-    /// nor retires: otherwise the work would run after the wait, or could not be waited for.
-    borrows: usize,
+    /// The threads whose calls have queued work on their callers' memory, once for each call. Until they have waited for it, the
+    /// stream neither captures nor retires: otherwise the work would run after the wait, or could not be waited for.
+    borrowers: Vec<ThreadId>,
     /// The counted calls that wait to make the stream join a capture. None of them has checked the stream yet.
     joiners: usize,
 }
@@ -66,9 +67,12 @@ struct Borrow<'a> {
 }
 
 impl Stream {
-    /// Calls `queue`, which queues work on this stream that uses memory of the caller. Waits until that work is complete,
-    /// even if `queue` panics, but not for work that other threads queue later. During the call the stream stays alive and
-    /// does not begin a capture; `queue` must neither retire the stream nor begin a capture on it.
+    /// Calls `queue`, which queues work on this stream that uses memory of the caller, and the device memory in `memory`: all that the
+    /// work reads or writes, or [`MemoryRange::NONE`]. Waits until that work is complete, even if `queue` panics, but not for work
+    /// that other threads queue later. During the call the stream stays alive and does not begin a capture, and the memory does not go
+    /// to sleep. In `queue`, [`Stream::begin_capture`] and [`Stream::retire`] of the stream are errors, and so is
+    /// [`Pool::sleep`](crate::Pool::sleep); `queue` must not
+    /// wait for another thread that retires it.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -79,7 +83,7 @@ impl Stream {
     /// let (block, source) = (pool.alloc(5, &stream)?, *b"bytes");
     ///
     /// let _bound = device.bind()?;
-    /// stream.run_borrowed("an upload", |raw| {
+    /// stream.run_borrowed("an upload", [&block], |raw| {
     ///     // SAFETY: both have five bytes, and the call returns when the copy is done.
     ///     unsafe { device.driver().cuMemcpyHtoDAsync_v2(block.address(), source.as_ptr().cast(), 5, raw) }
     /// })??;
@@ -94,6 +98,7 @@ impl Stream {
     ///   capturing.
     /// - [`PoolError::StreamRetired`] if the stream was retired.
     /// - [`PoolError::WrongThread`] if it is another thread's default stream.
+    /// - [`PoolError::Asleep`] if a part of the memory sleeps ([`Pool::sleep`](crate::Pool::sleep)).
     ///
     /// After `queue` has run:
     ///
@@ -108,10 +113,15 @@ impl Stream {
     pub fn run_borrowed<R>(
         &self,
         operation: &'static str,
+        memory: impl IntoIterator<Item: Into<MemoryRange>>,
         queue: impl FnOnce(CUstream) -> R,
     ) -> Result<R, PoolError> {
         let borrow = self.borrow_for(operation)?;
-        let queued = queue(self.raw());
+        let queued = {
+            let _call = self.hold();
+            self.device().check_work(memory)?;
+            queue(self.raw())
+        };
         borrow.end(operation)?;
         Ok(queued)
     }
@@ -122,23 +132,29 @@ impl Stream {
         // Under the lock: no capture and no retirement can come in between.
         self.check_usable()?;
         self.check_runs(operation)?;
-        counts.borrows += 1;
+        counts.borrowers.push(std::thread::current().id());
         Ok(Borrow { stream: self, is_over: false })
     }
 
-    /// Calls `queue`, which queues work on this stream. Until it returns, the stream is not retired, and its capture
-    /// state does not change: [`Stream::retire`], [`Stream::begin_capture`], [`Capture::end`](crate::Capture::end) and
+    /// Calls `queue`, which queues work on this stream that uses `memory`: all that the work reads or writes, or
+    /// [`MemoryRange::NONE`]. Until it returns, the memory does not go to sleep, the stream is not retired, and its capture
+    /// state does not change: [`Pool::sleep`](crate::Pool::sleep), [`Stream::retire`], [`Stream::begin_capture`], [`Capture::end`](crate::Capture::end) and
     /// waits that make the stream join a capture block on other threads (captures for at most a quarter of a second).
     /// `queue` must neither make these calls nor wait for a thread that does.
     ///
     /// # Errors
     ///
     /// [`PoolError::StreamRetired`] if the stream was retired, [`PoolError::WrongThread`] if it is another thread's
-    /// default stream.
+    /// default stream, [`PoolError::Asleep`] if a part of the memory sleeps.
     #[doc(hidden)]
     #[inline(always)]
-    pub fn queue_work<R>(&self, queue: impl FnOnce(CUstream) -> R) -> Result<R, PoolError> {
+    pub fn queue_work<R>(
+        &self,
+        memory: impl IntoIterator<Item: Into<MemoryRange>>,
+        queue: impl FnOnce(CUstream) -> R,
+    ) -> Result<R, PoolError> {
         let _call = self.call()?;
+        self.device().check_work(memory)?;
         Ok(queue(self.raw()))
     }
 
@@ -172,6 +188,11 @@ impl Stream {
     #[inline]
     pub(crate) fn hold(&self) -> Call<'_> {
         self.0.borrows.begin_call()
+    }
+
+    /// Returns whether this thread is inside of [`Stream::run_borrowed`] on this stream.
+    pub(crate) fn is_borrowed_here(&self) -> bool {
+        self.0.borrows.is_held_here()
     }
 
     /// Waits until each call on the streams has ended that began before this one.
@@ -246,7 +267,7 @@ impl Borrows {
         let mut counts = self.lock();
         counts.joiners += joiners;
         let operation = loop {
-            if counts.borrows > 0 {
+            if !counts.borrowers.is_empty() {
                 break "an unfinished copy to or from borrowed memory";
             }
             if let Some(mut closed) = self.try_close(counts) {
@@ -297,12 +318,17 @@ impl Borrows {
         self.ended.notify_all();
     }
 
-    /// Waits until no call is left. New calls stop at the check, because the stream is retired.
+    /// Returns whether this thread is inside of [`Stream::run_borrowed`].
+    pub(super) fn is_held_here(&self) -> bool {
+        self.lock().borrowers.contains(&std::thread::current().id())
+    }
+
+    /// Waits until no call is left, none of which may be this thread's. New calls stop at the check, because the stream is retired.
     pub(super) fn wait_for_all(&self) {
         let mut counts = self.lock();
         self.is_awaited.store(true, Ordering::SeqCst);
         BiasedCount::fence_all([&self.calls]);
-        while counts.borrows + self.calls.total() > 0 {
+        while counts.borrowers.len() + self.calls.total() > 0 {
             counts = self.ended.wait(counts).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -386,7 +412,12 @@ impl Drop for Borrow<'_> {
             // The caller returns another error or panics: only the wait matters.
             let _ = self.wait();
         }
-        self.stream.0.borrows.lock().borrows -= 1;
+        // A borrow ends on the thread on which it began.
+        let (own, mut counts) = (std::thread::current().id(), self.stream.0.borrows.lock());
+        if let Some(index) = counts.borrowers.iter().rposition(|thread| *thread == own) {
+            counts.borrowers.swap_remove(index);
+        }
+        drop(counts);
         self.stream.0.borrows.ended.notify_all();
     }
 }

@@ -1,7 +1,7 @@
 //! [`StreamBuilder`]: creates owned streams with options.
 
 use super::{Inner, Kind, Stream, foreign};
-use crate::device::{Device, Life, StreamParts};
+use crate::device::{Device, Life, StreamParts, destroy_stream};
 use crate::error::PoolError;
 use gpumem_sys::types::{CUstream, CUstream_flags};
 use std::sync::Arc;
@@ -69,14 +69,10 @@ impl StreamBuilder {
     }
 }
 
-/// Destroys a stream whose handle is not used after this.
+/// Destroys a stream whose handle is not used after this. The error is ignored, because a drop cannot report it.
 pub(super) fn destroy(device: &Device, raw: CUstream) {
-    // Without its context, the stream no longer exists.
-    let Ok(_bound) = device.enter() else { return };
     if device.is_reset() {
         return;
     }
-    let _guard = device.driver().teardown();
-    // SAFETY: the caller does not use the handle after this. The error is ignored, because a drop cannot report it.
-    let _ = unsafe { device.driver().cuStreamDestroy_v2(raw) };
+    let _ = destroy_stream(device.driver(), device.context(), raw);
 }

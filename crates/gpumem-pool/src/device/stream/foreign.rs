@@ -5,6 +5,7 @@
 //! another stream may want, and make it wait. If the owner guarantees a longer life ([`Stream::from_raw_long_lived`]), any
 //! call may mark the stream and wait for it, as for an owned stream, with or without a clone. That also applies if the
 //! stream holds its owner ([`Stream::from_raw_with_owner`]): the last clone retires the stream before it drops the owner.
+//! A thread's default stream is retired when the thread ends, because its handle ends with the thread.
 //!
 //! The driver may reuse a handle for another stream, but not an id: two wraps of one stream are clones, and a stream
 //! that was wrapped before is recognised.
@@ -12,9 +13,10 @@
 use super::{Inner, Kind, Stream, StreamBuilder};
 use crate::device::{CaptureModeGuard, Device, Life, StreamId, StreamParts};
 use crate::error::{PoolError, not_forked};
+use core::cell::RefCell;
 use core::sync::atomic::Ordering;
-use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus};
+use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, PoisonError, Weak};
 
 /// A value that keeps a stream of another library alive.
@@ -165,7 +167,8 @@ impl Stream {
     }
 
     /// The calling thread's default stream. Calls that name it on another thread return [`PoolError::WrongThread`],
-    /// because the driver's handle means another stream there.
+    /// because the driver's handle means another stream there. The end of the thread retires it ([`Stream::retire`]), whoever still has
+    /// a clone: later, no call could mark it any more, and memory freed there would wait for the whole device.
     ///
     /// # Errors
     ///
@@ -186,8 +189,13 @@ impl Stream {
     ///
     /// - [`PoolError::StreamRetired`] if the stream was retired before.
     /// - [`PoolError::WrongThread`] if it is another thread's default stream.
+    /// - [`PoolError::StreamBorrowed`] in a closure of [`Stream::run_borrowed`] with the stream. It stays usable.
     pub fn retire(&self) -> Result<(), PoolError> {
         not_forked()?;
+        // Before the lock below: another thread may hold it, and wait for the end of this thread's closure.
+        if self.0.kind != Kind::Owned && self.0.borrows.is_held_here() {
+            return Err(PoolError::StreamBorrowed);
+        }
         // Once this returns, the owner may destroy the handle, so a second thread waits until the first has retired the stream.
         let _one = self.0.retirement.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_usable()?;
@@ -251,11 +259,40 @@ impl Stream {
 
     fn wrap_per_thread(device: &Device, no_waits: bool) -> Result<Self, PoolError> {
         let kind = Kind::OfThread(std::thread::current().id());
-        Self::wrap(device, PER_THREAD as CUstream, kind, (Life::Named, no_waits))
+        let stream = Self::wrap(device, PER_THREAD as CUstream, kind, (Life::Named, no_waits))?;
+        // A thread that is destroying its thread-locals leaves the stream to its last clone.
+        let _ = OF_THREAD.try_with(|of_thread| of_thread.borrow_mut().add(&stream));
+        Ok(stream)
     }
 
     pub(crate) fn downgrade(&self) -> WeakStream {
         WeakStream(Arc::downgrade(&self.0))
+    }
+}
+
+thread_local! {
+    static OF_THREAD: RefCell<DefaultStreams> = const { RefCell::new(DefaultStreams(Vec::new())) };
+}
+
+/// The calling thread's default streams, one for each device.
+struct DefaultStreams(Vec<WeakStream>);
+
+impl DefaultStreams {
+    fn add(&mut self, stream: &Stream) {
+        self.0.retain(WeakStream::is_alive);
+        if !self.0.iter().any(|own| core::ptr::eq(own.0.as_ptr(), Arc::as_ptr(&stream.0))) {
+            self.0.push(stream.downgrade());
+        }
+    }
+}
+
+impl Drop for DefaultStreams {
+    fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
+        // An error means that it was retired before.
+        self.0.iter().filter_map(WeakStream::upgrade).for_each(|stream| drop(stream.retire()));
     }
 }
 

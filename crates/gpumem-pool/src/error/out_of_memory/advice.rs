@@ -9,7 +9,7 @@
 //! | the free memory waits for work that the request could not wait for | wait for it |
 //! | the pool's cached memory would suffice, and it is more than a few percent | it is fragmented |
 //! | the device has enough free memory, and its driver refuses it | try differently |
-//! | the margin of unified memory refused | oversubscribe |
+//! | the margin of unified memory refused | oversubscribe; need less if the device's memory is the host's |
 //! | a limit refused, and the device has the memory, or other pools only cache it | raise it |
 //! | other users hold the missing memory, and more than a context takes | free the device |
 //! | otherwise | need less |
@@ -80,6 +80,8 @@ impl OutOfMemory {
             }
         }
         match () {
+            // More than the host's memory has no place to move to.
+            () if self.refused_by == RefusedBy::Margin && self.facts.is_integrated => Advice::NeedLess,
             () if self.refused_by == RefusedBy::Margin => Advice::Oversubscribe,
             () if self.has_room_beyond_the_limit() => Advice::RaiseTheLimit,
             () if self.are_others_in_the_way() => Advice::FreeTheDevice,

@@ -13,9 +13,10 @@
 //! A model's layers are few and of many sizes. Their repetition does not make one mean size, because the fraction of use
 //! between samples varies.
 
-use crate::config::{Bytes, text::on_a_line};
+use crate::config::Bytes;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::text::Shown;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -52,7 +53,7 @@ impl fmt::Display for Growth {
             false => write!(f, "all of the last {kept_count} blocks are still in use")?,
         }
         if let Some(tag) = &self.tag {
-            write!(f, ", most of that memory with the tag `{}`", on_a_line(tag))?;
+            write!(f, ", most of that memory with the tag `{}`", Shown::name(tag))?;
         }
         if self.is_leak { Ok(()) } else { f.write_str("; if a loop allocates them, it leaks") }
     }

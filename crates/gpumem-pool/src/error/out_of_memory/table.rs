@@ -2,8 +2,9 @@
 
 use super::words::blocks;
 use super::{OutOfMemory, RefusedBy};
-use crate::config::{BackendKind, Bytes, MemoryKind, text::on_a_line};
+use crate::config::{BackendKind, Bytes, MemoryKind};
 use crate::error::PoolUsage;
+use gpumem_sys::text::{Shown, columns};
 
 /// A line: what it is about, its bytes if they are known, and a remark.
 struct Row {
@@ -21,12 +22,13 @@ impl OutOfMemory {
     /// One line for each row, each with its end.
     pub(super) fn table(&self) -> String {
         let rows = self.rows();
-        let widest = rows.iter().map(|row| row.name.chars().count()).max();
+        let widest = rows.iter().map(|row| columns(&row.name)).max();
         let width = widest.unwrap_or_default().max(WIDTH_MIN);
         let mut text = String::new();
         for Row { name, bytes, remark } in rows {
             let amount = bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string());
-            let line = format!("  {name:<width$} {amount:>14}  {remark}");
+            let gap = width - columns(&name);
+            let line = format!("  {name}{:gap$} {amount:>14}  {remark}", "");
             text += line.trim_end();
             text.push('\n');
         }
@@ -41,14 +43,21 @@ impl OutOfMemory {
             rows.push(row(
                 "asleep",
                 self.asleep_bytes,
-                "in blocks that Pool::wake brings back to the device",
+                self.facts.interface.translate("in blocks that Pool::wake brings back to the device"),
             ));
         }
         if self.graph_bytes > 0 {
             rows.push(row("  graphs", self.graph_bytes, self.retainers()));
         }
+        if self.other_libraries_bytes > 0 {
+            rows.push(row(
+                "  other libraries",
+                self.other_libraries_bytes,
+                "allocated from this pool, which is current",
+            ));
+        }
         for holder in &self.holders {
-            let name = format!("  {}", on_a_line(&holder.tag));
+            let name = format!("  {}", Shown::name(&holder.tag));
             rows.push(row(name, holder.in_use_bytes, blocks(holder.block_count)));
         }
         let largest = self.largest_free_bytes.filter(|largest| *largest > 0 && self.cached_bytes() > 0);
@@ -150,7 +159,7 @@ fn largest_of(pools: &[PoolUsage], bytes: impl Fn(&PoolUsage) -> u64) -> Vec<Row
     let named = |pool: &PoolUsage| {
         let in_use = Bytes(pool.in_use_bytes);
         let remark = format!("{in_use} in use {}{}", blocks(pool.block_count), of(pool));
-        row(format!("    pool {}", pool.name), bytes(pool), remark)
+        row(format!("    pool {}", Shown::name(&pool.name)), bytes(pool), remark)
     };
     let (shown, rest) = pools.split_at(pools.len().min(POOLS_SHOWN));
     let mut rows: Vec<_> = shown.iter().map(named).collect();

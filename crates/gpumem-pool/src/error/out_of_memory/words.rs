@@ -1,9 +1,10 @@
 //! The sentences of an [`OutOfMemory`]: the headline and the advice.
 
 use super::{Advice, Attempt, OutOfMemory, PoolFacts, PoolUsage, RefusedBy, UnfinishedStream};
-use crate::config::{BackendKind, Bytes, MemoryKind, text::on_a_line};
+use crate::config::{BackendKind, Bytes, MemoryKind};
 use crate::error::{RequestOrigin, Requested};
 use core::time::Duration;
+use gpumem_sys::text::Shown;
 
 impl OutOfMemory {
     /// The refusing limit or device, and the requested size.
@@ -16,7 +17,7 @@ impl OutOfMemory {
             other => other,
         };
         let whose = match &self.limit_pool {
-            Some(pool) if self.facts.is_parent_limit => format!(" of pool {pool}"),
+            Some(pool) if self.facts.is_parent_limit => format!(" of pool {}", Shown::name(pool)),
             _ => String::new(),
         };
         let memory = match self.kind {
@@ -27,7 +28,7 @@ impl OutOfMemory {
         let who = match (self.refused_by, self.limit_bytes) {
             (RefusedBy::OnPurpose, _) => "the adaptor `failures`".into(),
             (RefusedBy::Budget, _) => match &self.limit_name {
-                Some(name) => format!("the budget `{}` of {limit}", on_a_line(name)),
+                Some(name) => format!("the budget `{}` of {limit}", Shown::name(name)),
                 None => format!("the budget of {limit}"),
             },
             (RefusedBy::Margin, _) => format!(
@@ -75,9 +76,9 @@ impl OutOfMemory {
         }
     }
 
-    /// The advice as a sentence: cause, then action.
+    /// The advice as a sentence: cause, then action. It names functions and options of the pool's interface.
     pub(super) fn advice_text(&self) -> String {
-        match self.advice() {
+        self.facts.interface.translate(&match self.advice() {
             Advice::RaiseTheLimit => self.raise_the_limit(),
             Advice::FreeTheDevice => self.free_the_device(),
             Advice::Defragment => self.defragment(),
@@ -87,7 +88,7 @@ impl OutOfMemory {
             Advice::NeedLess => self.need_less(),
             Advice::Oversubscribe => self.oversubscribe(),
             Advice::WaitForWork => self.wait_for_work(),
-        }
+        })
     }
 
     fn need_less(&self) -> String {
@@ -131,10 +132,13 @@ impl OutOfMemory {
         }
     }
 
-    /// Names the tag of most of the memory, in parentheses.
+    /// Names the tag of most of the memory, or other libraries, in parentheses.
     fn holder(&self) -> String {
+        if self.other_libraries_bytes > self.in_use_bytes / 2 {
+            return format!(" (other libraries hold {} of this pool)", Bytes(self.other_libraries_bytes));
+        }
         self.main_holder().map_or(String::new(), |holder| {
-            format!(" (tag `{}` holds {})", on_a_line(&holder.tag), Bytes(holder.in_use_bytes))
+            format!(" (tag `{}` holds {})", Shown::name(&holder.tag), Bytes(holder.in_use_bytes))
         })
     }
 
@@ -143,7 +147,7 @@ impl OutOfMemory {
         let cause = match self.growth.as_ref().and_then(|growth| growth.tag.as_deref()) {
             Some(tag) => format!(
                 "each step of the program leaves more blocks with the tag `{}`. If that is a leak, free them",
-                on_a_line(tag)
+                Shown::name(tag)
             ),
             None => "each step of the program leaves more blocks. If that is a leak, free them; with the parts of a step in \
                      scopes (Pool::scope), this report names the part"
@@ -248,7 +252,7 @@ impl OutOfMemory {
         let (raised, holder) = (self.raised("to"), self.holder());
         let limit = self.limit_noun();
         let whose = match &self.limit_pool {
-            Some(pool) if self.facts.is_parent_limit => format!("pool {pool}'s"),
+            Some(pool) if self.facts.is_parent_limit => format!("pool {}'s", Shown::name(pool)),
             _ => "the pool's".into(),
         };
         match () {
@@ -276,7 +280,9 @@ impl OutOfMemory {
     /// Like [`raised`](Self::raised), where the limit has not been mentioned.
     fn raise_limit(&self, how_far: &str) -> String {
         let limit = match &self.limit_pool {
-            Some(pool) if self.facts.is_parent_limit => format!("pool {pool}'s {}", self.limit_noun()),
+            Some(pool) if self.facts.is_parent_limit => {
+                format!("pool {}'s {}", Shown::name(pool), self.limit_noun())
+            }
             _ => format!("the {}", self.limit_noun()),
         };
         self.raised(how_far).replacen("it", &limit, 1)
@@ -293,7 +299,7 @@ impl OutOfMemory {
     /// The limit that allows the request, and where to set it.
     fn raised(&self, how_far: &str) -> String {
         let of = match &self.limit_pool {
-            Some(pool) if self.facts.is_parent_limit => format!(" of pool {pool}"),
+            Some(pool) if self.facts.is_parent_limit => format!(" of pool {}", Shown::name(pool)),
             _ => String::new(),
         };
         // Where the limit was set comes first: another place may have no effect there.
@@ -370,7 +376,7 @@ impl OutOfMemory {
                 format!(
                     "other pools of this program hold {held} of this device: pool {} uses {} of its {}, and cannot release the \
                      rest because its blocks lie in all parts of it; free {missing} there{}",
-                    pool.name,
+                    Shown::name(&pool.name),
                     Bytes(pool.in_use_bytes),
                     Bytes(pool.reserved_bytes),
                     if is_enough { ", or use one pool for both" } else { "" }
@@ -450,8 +456,10 @@ impl OutOfMemory {
 fn largest_pool(pools: &[PoolUsage], bytes: impl Fn(&PoolUsage) -> u64) -> String {
     match pools {
         [] => String::new(),
-        [only] => format!(" (pool {})", only.name),
-        [largest, ..] => format!(" (the largest is pool {}: {})", largest.name, Bytes(bytes(largest))),
+        [only] => format!(" (pool {})", Shown::name(&only.name)),
+        [largest, ..] => {
+            format!(" (the largest is pool {}: {})", Shown::name(&largest.name), Bytes(bytes(largest)))
+        }
     }
 }
 
@@ -467,7 +475,7 @@ pub(super) fn attempts(attempts: &[Attempt], are_all_shown: bool) -> String {
             gained_bytes => Bytes(*gained_bytes).to_string(),
         };
         text += &format!("\n  tried: {name}: gained {gained} in {took:.1?}");
-        failures.iter().for_each(|failure| text += &format!("\n    failed: {failure}"));
+        failures.iter().for_each(|failure| text += &format!("\n    failed: {}", Shown::sentence(failure)));
     }
     text
 }

@@ -9,7 +9,7 @@
 use super::stack::Call;
 use super::{PoolId, Request, Stack};
 use crate::backend::{Allocation, FreeRequest};
-use crate::device::{Device, StreamId};
+use crate::device::{Device, MemoryRange, StreamId};
 use crate::error::PoolError;
 use crate::pool::{Block, Pool, StateRef};
 use crate::reclaim::{catch_panic::catch_panic, catch_panic::forget};
@@ -363,19 +363,13 @@ impl<'a> Release<'a> {
     /// call. Returns false if the memory sleeps, or if that would need a wait: the owner stream is gone, belongs to
     /// another library or captures, or must not wait for one of the other streams.
     pub(crate) fn queue(&self, work: impl FnOnce(&Driver, CUstream) -> Result<(), DriverError>) -> bool {
-        let clocks = self.device.clocks();
-        let uses = (!self.is_complete.get()).then(|| clocks.uses(self.owner_stream, self.uses));
-        let mut is_awake = true;
-        let whole = self.whole();
-        let call = |owner_stream| {
-            // The stream's state is locked, which a pool that goes to sleep waits for.
-            is_awake = self.device.check_awake(whole.start, whole.end - whole.start).is_ok();
-            if is_awake { work(self.device.driver(), owner_stream) } else { Ok(()) }
-        };
+        let (device, whole) = (self.device, self.whole());
+        let uses = (!self.is_complete.get()).then(|| device.clocks().uses(self.owner_stream, self.uses));
+        let memory = [MemoryRange::new(whole.start, whole.end - whole.start)];
+        let call = |owner_stream| work(device.driver(), owner_stream);
         // A call that the driver refuses has queued nothing.
         let queued =
-            clocks.queue_behind(uses.into_iter().flatten(), self.owner_stream, call).unwrap_or(false)
-                && is_awake;
+            device.queue_behind(uses.into_iter().flatten(), self.owner_stream, memory, call).unwrap_or(false);
         if queued {
             self.set_used();
         }

@@ -12,8 +12,8 @@ use super::{ExportedBlock, ExportedHandle, ImportedBlock};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::pool::Block;
-use core::fmt;
 use core::mem::MaybeUninit;
+use gpumem_sys::text::{Shown, debug_is_display};
 use rustix::io::{Errno, IoSlice, IoSliceMut, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -70,7 +70,7 @@ pub enum SocketError {
         expected: usize,
     },
     /// A call of the system failed, for example because the socket does not block or has a timeout.
-    #[error("the socket failed ({0}); check that it blocks and has no timeout")]
+    #[error("the socket failed ({}); check that it blocks and has no timeout", Shown::sentence_of(.0))]
     Io(#[from] std::io::Error),
     /// The export or the import failed.
     #[error("{0}")]
@@ -89,12 +89,7 @@ impl SocketError {
     }
 }
 
-/// The text of `Display`, as for [`PoolError`].
-impl fmt::Debug for SocketError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(SocketError);
 
 impl Block {
     /// Exports the block ([`Block::export`]) and sends it to the process at the other end of a socket, which calls

@@ -47,6 +47,9 @@ impl Drop for Outer {
     }
 }
 
+/// The unit in which the driver's pool counts.
+const DRIVER_UNIT_BYTES: u64 = 512;
+
 impl State {
     /// Builds the error of a request that found no memory: `PoolError::LimitReached` if a limit refused it, else
     /// `PoolError::OutOfMemory`. Without the figures of the device, the driver's own refusal.
@@ -55,6 +58,9 @@ impl State {
         let mut report = OutOfMemory { requested_bytes, alignment, attempts, ..OutOfMemory::default() };
         if let Some(limit) = refusal.and_then(Refusal::limit) {
             report.set_limit(limit, admitted_bytes);
+        }
+        if let Some(Refusal::Driver(error)) = refusal.filter(|_| report.limit_bytes.is_none()) {
+            report.driver_error = (!error.is_out_of_memory()).then(|| error.to_string());
         }
         match (self.add_figures(&mut report), refusal) {
             (Err(_), Some(Refusal::Driver(error))) => return error.into(),
@@ -69,7 +75,38 @@ impl State {
     fn add_figures(&self, report: &mut OutOfMemory) -> Result<(), PoolError> {
         let info = self.device.memory_info()?;
         (report.device_free_bytes, report.device_total_bytes) = (info.free_bytes, info.total_bytes);
-        self.backend.describe(report)
+        self.backend.describe(report)?;
+        report.other_libraries_bytes = self.other_libraries_bytes()?;
+        report.in_use_bytes = report.in_use_bytes.saturating_add(report.other_libraries_bytes);
+        Ok(())
+    }
+
+    /// The memory of this pool that the driver has given to other libraries.
+    pub(crate) fn other_libraries_bytes(&self) -> Result<u64, PoolError> {
+        let Ok(device_pool) = self.backend.device_pool() else { return Ok(0) };
+        if !device_pool.has_been_current() {
+            return Ok(0);
+        }
+        // Read first: a block that is freed meanwhile then counts in neither.
+        let counts = self.backend.counts();
+        let unfreed_bytes = self.backend.reserved()?.map_or(0, |reserved| reserved.unfreed_bytes);
+        let used_bytes = device_pool.usage()?.used_bytes;
+        let other_bytes = used_bytes.saturating_sub(counts.in_use_bytes.saturating_add(unfreed_bytes));
+        // The driver counts whole units, and does not say how many bytes were requested.
+        let rounding_bytes = counts.block_count.saturating_mul(DRIVER_UNIT_BYTES - 1);
+        Ok(if other_bytes > rounding_bytes { other_bytes } else { 0 })
+    }
+
+    /// The report of a request that the driver has refused to another library, as that of a request of this pool.
+    pub(crate) fn explain_refusal(&self, requested_bytes: u64) -> Result<OutOfMemory, PoolError> {
+        let mut report = OutOfMemory { requested_bytes, ..OutOfMemory::default() };
+        self.add_figures(&mut report)?;
+        let wanted_bytes = requested_bytes.saturating_add(report.other_libraries_bytes);
+        if let Some(limit) = self.limits.node().limit_exceeded_by(wanted_bytes) {
+            report.set_limit(limit, self.backend.counts().in_use_bytes);
+        }
+        self.describe(&mut report);
+        Ok(report)
     }
 
     /// Completes the report of a refused request with the facts that only the program needs, and passes each refusal for lack
@@ -169,6 +206,7 @@ impl State {
         let is_by_own = owner == Some(self.setup.name.id());
         let parent = self.limits.node().parent().filter(|_| is_by_own);
         report.facts = PoolFacts {
+            interface: self.setup.config.interface,
             limit_owner: owner,
             is_parent_limit: owner.is_some() && !is_by_own,
             parent_limit_bytes: parent
@@ -177,6 +215,7 @@ impl State {
             can_map: self.backend.growing().is_some(),
             limit_given_as: self.setup.config.given.hard_limit.as_ref().map(|(_, given_as)| *given_as),
             is_tight: self.setup.config.tuning == Profile::Tight.into(),
+            is_integrated: self.device.is_integrated(),
             others_cached_bytes: match report.attempts.iter().any(|attempt| attempt.name == OTHERS_TRIMMED) {
                 true => 0,
                 false => others.cached_bytes,

@@ -252,7 +252,7 @@ fn a_refused_fill_is_reported_or_repeated() {
         host::install(table);
     };
     on_each_backend_with(&small(), install, |fixture| {
-        let refusal = CUresult::CUDA_ERROR_NOT_PERMITTED.0;
+        let refusal = CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES.0;
         let guard = Arc::new(Guard::new());
         let fill = Arc::new(Fill::zero_on_free());
         let builder = fixture.builder().adaptor(guard.clone()).adaptor(fill.clone());

@@ -2,7 +2,7 @@
 
 use crate::base::codes::{Answer, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE};
 use crate::base::handle::Handle;
-use crate::base::thread::ThreadKey;
+use crate::base::thread::{Life, ThreadKey};
 use crate::device::context::Context;
 use crate::device::settings::Settings;
 use crate::machine::Machine;
@@ -139,11 +139,31 @@ impl Machine {
 
     fn stream_of_thread(&mut self, handle: Handle, thread: ThreadKey) -> Answer<Handle> {
         let context = self.contexts.get_mut(handle).ok_or(INVALID_CONTEXT)?;
-        if let Some(&stream) = context.of_thread.get(&thread) {
+        if let Some(&(stream, _)) = context.of_thread.get(&thread) {
             return Ok(stream);
         }
-        let stream = self.streams.insert(Stream::new(handle, context.device, 0, 0, Role::OfThread))?;
-        context.of_thread.insert(thread, stream);
+        let device = context.device;
+        self.close_streams_of_ended_threads(handle);
+        let stream = self.streams.insert(Stream::new(handle, device, 0, 0, Role::OfThread))?;
+        if let Some(context) = self.contexts.get_mut(handle) {
+            context.of_thread.insert(thread, (stream, Life::of_caller()));
+        }
         Ok(stream)
+    }
+
+    /// Closes the default streams of ended threads. A stream that captures stays.
+    fn close_streams_of_ended_threads(&mut self, context: Handle) {
+        let of_thread = self.contexts.get(context).into_iter().flat_map(|context| &context.of_thread);
+        let ended = of_thread.filter(|(_, (stream, life))| life.is_over() && !self.is_capturing(*stream));
+        let ended: Vec<(ThreadKey, Handle)> = ended.map(|(thread, (stream, _))| (*thread, *stream)).collect();
+        for (thread, stream) in ended {
+            if let Some(context) = self.contexts.get_mut(context) {
+                context.of_thread.remove(&thread);
+            }
+            if let Some(stream) = self.streams.get_mut(stream) {
+                stream.is_closing = true;
+            }
+            self.remove_if_drained(stream);
+        }
     }
 }

@@ -56,8 +56,14 @@ impl Machine {
         self.memory.known(address, 1).is_some_and(|found| found.allocated_by == AllocatedBy::Managed)
     }
 
-    /// The free memory of a device that the program can allocate.
+    /// The free memory of a device as the driver reports it, which counts the page cache of an integrated device as used.
     pub(crate) fn reported_free_bytes(&self, device: usize) -> u64 {
+        let page_cache_bytes = self.config.page_cache_bytes.unwrap_or_default();
+        self.available_bytes(device).saturating_sub(page_cache_bytes)
+    }
+
+    /// The free memory of a device that the program can allocate.
+    pub(crate) fn available_bytes(&self, device: usize) -> u64 {
         self.devices[device].free_bytes().saturating_sub(self.managed.resident_bytes(device))
     }
 

@@ -219,7 +219,11 @@ impl Machine {
         if mode.0 > Mode::CU_STREAM_CAPTURE_MODE_RELAXED.0 {
             return Err(INVALID_VALUE);
         }
-        let before = self.captures.modes.insert(thread, mode);
+        // A thread in the usual mode is not listed, so that those which have ended are forgotten.
+        let before = match mode {
+            Mode::CU_STREAM_CAPTURE_MODE_GLOBAL => self.captures.modes.remove(&thread),
+            _ => self.captures.modes.insert(thread, mode),
+        };
         Ok(before.unwrap_or(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL))
     }
 

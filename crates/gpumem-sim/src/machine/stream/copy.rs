@@ -23,15 +23,17 @@ pub(crate) enum Direction {
     HostToDevice,
     DeviceToHost,
     DeviceToDevice,
+    /// From device to device, by a call that names the contexts of both: it needs no access to the memory.
+    Peers,
     /// The addresses determine the direction.
     Any,
 }
 
 impl Direction {
-    /// The ends of a copy of rows.
-    fn of_types(source: CUmemorytype, target: CUmemorytype) -> Self {
+    /// The direction that the memory types of a copy of rows name.
+    pub(crate) fn of(copy: &CUDA_MEMCPY3D) -> Self {
         use CUmemorytype as Type;
-        match (source, target) {
+        match (copy.srcMemoryType, copy.dstMemoryType) {
             (Type::CU_MEMORYTYPE_HOST, Type::CU_MEMORYTYPE_DEVICE) => Self::HostToDevice,
             (Type::CU_MEMORYTYPE_DEVICE, Type::CU_MEMORYTYPE_HOST) => Self::DeviceToHost,
             (Type::CU_MEMORYTYPE_DEVICE, Type::CU_MEMORYTYPE_DEVICE) => Self::DeviceToDevice,
@@ -72,7 +74,7 @@ impl Machine {
         }
         let ends = (self.end(target, size_bytes)?, self.end(source, size_bytes)?);
         check_direction(direction, ends)?;
-        let route = self.route(stream, ends);
+        let route = self.route(stream, ends, direction);
         let route = self.note_if_foreign(target, route)?;
         let is_staged = matches!(ends.1, End::Pageable) && !self.is_capturing(stream);
         let is_host_waiting = matches!(ends.0, End::Pageable)
@@ -113,7 +115,7 @@ impl Machine {
             Depth: 1,
             ..CUDA_MEMCPY3D::default()
         };
-        self.copy_3d(stream, &slice, is_blocking)
+        self.copy_3d(stream, &slice, Direction::of(&slice), is_blocking)
     }
 
     /// Queues a copy of slices of rows.
@@ -121,6 +123,7 @@ impl Machine {
         &mut self,
         stream: Handle,
         copy: &CUDA_MEMCPY3D,
+        direction: Direction,
         is_blocking: bool,
     ) -> Answer<Option<Point>> {
         let extent = [copy.WidthInBytes, copy.Height, copy.Depth];
@@ -143,7 +146,6 @@ impl Machine {
             y: copy.srcY as u64,
             z: copy.srcZ as u64,
         };
-        let direction = Direction::of_types(copy.srcMemoryType, copy.dstMemoryType);
         self.copy_rows(stream, (target, source), extent, direction, is_blocking)
     }
 
@@ -161,7 +163,7 @@ impl Machine {
             (target.range(width_bytes, height, depth)?, source.range(width_bytes, height, depth)?);
         let ends = (self.end(target_bytes.0, target_bytes.1)?, self.end(source_bytes.0, source_bytes.1)?);
         check_direction(direction, ends)?;
-        let route = self.route(stream, ends)?;
+        let route = self.route(stream, ends, direction)?;
         let is_pageable = matches!(ends.0, End::Pageable) || matches!(ends.1, End::Pageable);
         let rows = CopyRows {
             target: target_bytes.0,
@@ -224,10 +226,11 @@ impl Machine {
         }
     }
 
-    fn route(&self, stream: Handle, ends: (End, End)) -> Answer<Route> {
+    fn route(&self, stream: Handle, ends: (End, End), direction: Direction) -> Answer<Route> {
         let device = self.streams.get(stream).ok_or(INVALID_HANDLE)?.device;
         for end in [ends.0, ends.1] {
             if let End::Device(allocation) = end {
+                let device = if direction == Direction::Peers { allocation.device } else { device };
                 self.check_granted(device, &allocation)?;
             }
         }
@@ -235,7 +238,7 @@ impl Machine {
             (End::Device(target), End::Device(source)) => {
                 let direct =
                     self.has_peer_access(stream, &target)? && self.has_peer_access(stream, &source)?;
-                let is_within = target.device == source.device;
+                let is_within = target.device == source.device && (direct || direction != Direction::Peers);
                 Ok(if is_within { Route::Within } else { Route::Across { direct } })
             }
             (End::Device(_), _) => Ok(Route::Up),
@@ -256,7 +259,7 @@ impl Machine {
             AllocatedBy::Pool(pool) | AllocatedBy::Imported(pool) if allocation.device != device => {
                 self.pools.get(pool).is_some_and(|pool| pool.shared_with.contains(&device))
             }
-            AllocatedBy::Mapped { devices, .. } => devices >> device & 1 == 1,
+            AllocatedBy::Mapped { .. } => allocation.allocated_by.is_open_to(device),
             _ => true,
         };
         if is_granted { Ok(()) } else { Err(INVALID_VALUE) }
@@ -273,7 +276,7 @@ impl Machine {
         Some(match allocation.allocated_by {
             AllocatedBy::Managed | AllocatedBy::ManagedPool(_) => true,
             AllocatedBy::PinnedPool(pool) => self.pools.get(pool)?.shared_with.contains(&context.device),
-            AllocatedBy::Mapped { devices, .. } => devices >> context.device & 1 == 1,
+            AllocatedBy::Mapped { .. } => allocation.allocated_by.is_open_to(context.device),
             _ if allocation.device == context.device => true,
             AllocatedBy::Host { .. } | AllocatedBy::Registered { .. } => true,
             AllocatedBy::Plain => context.peers.contains(&allocation.context),
@@ -347,7 +350,7 @@ fn check_direction(direction: Direction, (target, source): (End, End)) -> Answer
     let is_allowed = match direction {
         Direction::HostToDevice => is_device(target) && is_host(source),
         Direction::DeviceToHost => is_host(target) && is_device(source),
-        Direction::DeviceToDevice => is_device(target) && is_device(source),
+        Direction::DeviceToDevice | Direction::Peers => is_device(target) && is_device(source),
         Direction::Any => true,
     };
     if is_allowed { Ok(()) } else { Err(INVALID_VALUE) }

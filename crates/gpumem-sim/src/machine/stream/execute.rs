@@ -13,7 +13,7 @@ use crate::memory::Allocation;
 use crate::order::Point;
 use crate::report::finding::{AccessKind, FaultKind, Origin};
 use crate::stream::Queued;
-use crate::stream::operation::{CopyRows, Fill, Operation};
+use crate::stream::operation::{CopyRows, Fill, Operation, Route};
 use gpumem_sys::types::CUresult;
 
 /// The fault of failed work, and the code that its context returns from then on.
@@ -79,14 +79,14 @@ impl Machine {
     fn execute_work(&mut self, context: Handle, operation: Operation) -> Result<u64, Fault> {
         match operation {
             Operation::Copy { target, source, size_bytes, route } => {
-                let source = self.reach(context, AccessKind::CopyRead, source, size_bytes)?;
-                let target = self.reach(context, AccessKind::CopyWrite, target, size_bytes)?;
+                let source = self.reach(context, AccessKind::CopyRead, source, size_bytes, route)?;
+                let target = self.reach(context, AccessKind::CopyWrite, target, size_bytes, route)?;
                 copy_bytes(source, target, size_bytes);
                 Ok(self.config.costs.of_copy(route, size_bytes))
             }
             Operation::Staged { target, bytes } => {
                 let size_bytes = bytes.len() as u64;
-                let target = self.reach(context, AccessKind::CopyWrite, target, size_bytes)?;
+                let target = self.reach(context, AccessKind::CopyWrite, target, size_bytes, Route::Up)?;
                 copy_bytes(Bytes(bytes.as_ptr().cast_mut()), target, size_bytes);
                 Ok(self.config.costs.of_staged(size_bytes))
             }
@@ -107,8 +107,8 @@ impl Machine {
         for (slice, row) in (0..copy.depth).flat_map(|slice| (0..copy.height).map(move |row| (slice, row))) {
             let source = copy.source + slice * copy.source_slice_bytes + row * copy.source_pitch;
             let target = copy.target + slice * copy.target_slice_bytes + row * copy.target_pitch;
-            let source = self.reach(context, AccessKind::CopyRead, source, copy.width_bytes)?;
-            let target = self.reach(context, AccessKind::CopyWrite, target, copy.width_bytes)?;
+            let source = self.reach(context, AccessKind::CopyRead, source, copy.width_bytes, copy.route)?;
+            let target = self.reach(context, AccessKind::CopyWrite, target, copy.width_bytes, copy.route)?;
             copy_bytes(source, target, copy.width_bytes);
         }
         Ok(self.config.costs.of_copy(copy.route, copy.width_bytes * copy.height * copy.depth))
@@ -117,8 +117,13 @@ impl Machine {
     fn execute_fill(&mut self, context: Handle, fill: &Fill) -> Result<u64, Fault> {
         for row in 0..fill.height {
             let size_bytes = fill.width * fill.pattern_bytes;
-            let target =
-                self.reach(context, AccessKind::Memset, fill.target + row * fill.pitch, size_bytes)?;
+            let target = self.reach(
+                context,
+                AccessKind::Memset,
+                fill.target + row * fill.pitch,
+                size_bytes,
+                Route::Within,
+            )?;
             fill_bytes(target, fill);
         }
         Ok(self.config.costs.of_fill(fill))
@@ -131,13 +136,14 @@ impl Machine {
         access: AccessKind,
         address: u64,
         size_bytes: u64,
+        route: Route,
     ) -> Result<Bytes, Fault> {
         if !is_device_address(address) {
             self.managed_touch(context, address, size_bytes);
         }
         let (kind, why, allocation) = match self.memory.live(address, size_bytes) {
             // Any device may copy other memory, staged through the host if necessary.
-            Some(found) if found.is_mapped() && self.may_use(context, &found) != Some(true) => {
+            Some(found) if found.is_mapped() && !self.may_copy(context, &found, route) => {
                 let why = format!("{address:#x} is mapped, but this device has no access to all of it");
                 (FaultKind::WrongDevice, why, Some(found))
             }
@@ -166,6 +172,14 @@ impl Machine {
         let allocation = self.boxed_origin(allocation);
         let text = format!("{what} {size_bytes} bytes: {why}");
         Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation })
+    }
+
+    /// Returns whether a copy may use mapped memory. The memory's own device copies it from or to the host.
+    fn may_copy(&self, context: Handle, found: &Allocation, route: Route) -> bool {
+        match route {
+            Route::Across { direct: false } => found.allocated_by.is_open_to(found.device),
+            _ => self.may_use(context, found) == Some(true),
+        }
     }
 
     /// Marks the context as lost. Failed work takes no time.

@@ -2,42 +2,52 @@
 //! They replace virtual memory where it is missing or refused, and they hold all host-accessible memory.
 
 use super::orphaned_heap::leave;
+use super::probe;
 use crate::backend::{BackendSetup, caching::access::Access, caching::access::Memory, caching::vmm::Vmm};
-use crate::config::{BackendKind, Config, MemoryKind};
+use crate::config::{BackendKind, HandleUse, MemoryKind};
 use crate::device::Device;
-use crate::error::{PoolError, Refusal};
-use gpumem_heap::PhysicalMemory;
+use crate::error::{PoolError, Verdict};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUdevice_attribute, CUresult};
+use gpumem_sys::types::CUdevice_attribute;
 
 /// Two address ranges, each as address and size: one for small blocks and one for large blocks.
 type Ranges = [(u64, u64); 2];
+
+/// The memory that was chosen, and the addresses reserved for it.
+pub(super) struct Chosen {
+    pub(super) memory: Memory,
+    pub(super) ranges: Ranges,
+    /// The reason for plain segments, if virtual memory was wanted.
+    pub(super) lack: Option<String>,
+}
 
 /// Chooses the type of the pool's memory, and reserves its addresses. The device's context must be current.
 ///
 /// # Errors
 ///
-/// `PoolError::BackendUnsupported` if the configuration requires exportable or RDMA-capable memory that the device
-/// lacks.
-pub(super) fn choose(setup: BackendSetup<'_>) -> Result<(Memory, Ranges), PoolError> {
+/// `PoolError::BackendUnsupported` if the configuration requires exportable memory that the device lacks.
+pub(super) fn choose(setup: BackendSetup<'_>) -> Result<Chosen, PoolError> {
     let config = setup.config;
-    let no_ranges = Ranges::default();
+    let segments = |lack| {
+        let memory = Memory::Segments(config.kind);
+        Ok(Chosen { memory, ranges: Ranges::default(), lack })
+    };
     if config.kind != MemoryKind::Device {
         return match config.handle_use.exportable {
             true => {
                 Err(PoolError::not_with_kind(config.kind, "be exported as descriptors (exportable:true)"))
             }
-            false => Ok((Memory::Segments(config.kind), no_ranges)),
+            false => segments(None),
         };
     }
-    let found = match config.expandable_segments {
-        Some(false) => Err(ASKED_FOR.into()),
-        _ => virtual_memory(setup)?,
-    };
-    match found {
-        Ok(ranges) => Ok((Memory::Virtual, ranges)),
-        Err(_) if !config.handle_use.exportable => Ok((Memory::Segments(MemoryKind::Device), no_ranges)),
-        Err(lack) => Err(unsupported(format!("{lack}, and nothing else can be exported as descriptors"))),
+    let is_exported = config.handle_use.exportable;
+    if config.expandable_segments == Some(false) {
+        return if is_exported { Err(not_exported(ASKED_FOR)) } else { segments(None) };
+    }
+    match virtual_memory(setup)? {
+        Ok(ranges) => Ok(Chosen { memory: Memory::Virtual, ranges, lack: None }),
+        Err(lack) if is_exported => Err(not_exported(&lack)),
+        Err(lack) => segments(Some(lack)),
     }
 }
 
@@ -49,60 +59,49 @@ fn virtual_memory(setup: BackendSetup<'_>) -> Result<Result<Ranges, String>, Poo
     if table.cuMemCreate.is_none() || table.cuMemAddressReserve.is_none() {
         return Ok(Err("the driver is older than CUDA 10.2, which introduced virtual memory".into()));
     }
-    let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-    if device.attribute(attribute)? == 0 {
-        return Ok(Err(format!("{device} has no virtual memory management")));
+    let handle_use = setup.config.handle_use;
+    for (_, attribute, lack) in NEEDED.into_iter().filter(|(is_needed, ..)| is_needed(handle_use)) {
+        if device.attribute(attribute)? == 0 {
+            return Ok(Err(format!("{device} {lack}")));
+        }
     }
-    check_handle_use(device, setup.config)?;
     let access = Access::new(Memory::Virtual, setup);
-    let mut vmm = Vmm::new(device.driver(), &access);
-    if let Some(refusal) = refusal_to_create(device, &access, &mut vmm)? {
-        return Ok(Err(format!("{device} refuses virtual memory ({refusal})")));
+    if let Some(refusal) = probe::refusal(device, &access)? {
+        let of_cards = if handle_use.rdma { " for network cards (rdma:true)" } else { "" };
+        return Ok(Err(format!("{device} refuses virtual memory{of_cards} ({refusal})")));
     }
-    let ranges = reserve_ranges(device, &access, &vmm);
-    ranges.map(Ok).or_else(|error| match error.code() {
-        NOT_SUPPORTED | NOT_PERMITTED | OUT_OF_MEMORY => Ok(Err(format!("no addresses are left ({error})"))),
+    let ranges = reserve_ranges(device, &access, &Vmm::new(device.driver(), &access));
+    ranges.map(Ok).or_else(|error| match Verdict::of(&error) {
+        Verdict::Lack | Verdict::Shortage => Ok(Err(format!("no addresses are left ({error})"))),
         _ => Err(error.into()),
     })
 }
 
-/// Creates and releases the smallest handle. Returns the error if the driver refuses it; a lack of memory is not a
-/// refusal.
-fn refusal_to_create(
-    device: &Device,
-    access: &Access,
-    vmm: &mut Vmm<'_>,
-) -> Result<Option<DriverError>, DriverError> {
-    match vmm.create(HANDLE_BYTES_MIN) {
-        Ok(handle) => {
-            let released = vmm.release(handle, HANDLE_BYTES_MIN);
-            let left = (handle, HANDLE_BYTES_MIN);
-            released.inspect_err(|_| leave(device, access, Some(left), Vec::new())).map(|()| None)
-        }
-        Err(Refusal::Driver(error)) if matches!(error.code(), NOT_SUPPORTED | NOT_PERMITTED) => {
-            Ok(Some(error))
-        }
-        Err(_) => Ok(None),
-    }
-}
+/// A use of handles, the attribute that it needs, and the lack of it.
+type Need = (fn(HandleUse) -> bool, CUdevice_attribute, &'static str);
 
-fn check_handle_use(device: &Device, config: &Config) -> Result<(), PoolError> {
-    let handle_use = config.handle_use;
-    let rdma = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
-    let export = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
-    let needed = [
-        (handle_use.rdma, rdma, "has no virtual memory that network cards can reach"),
-        (handle_use.exportable, export, "has no memory that file descriptors can stand for"),
-    ];
-    for (_, attribute, lack) in needed.into_iter().filter(|(is_needed, ..)| *is_needed) {
-        if device.attribute(attribute)? == 0 {
-            return Err(unsupported(format!("{device} {lack}")));
-        }
-    }
-    Ok(())
-}
+/// The attributes that virtual memory needs.
+const NEEDED: [Need; 3] = [
+    (
+        |_| true,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+        "has no virtual memory management",
+    ),
+    (
+        |handle_use| handle_use.rdma,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+        "has no virtual memory that network cards can reach (rdma:true)",
+    ),
+    (
+        |handle_use| handle_use.exportable,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        "has no memory that file descriptors can stand for",
+    ),
+];
 
-fn unsupported(reason: String) -> PoolError {
+/// The error for a pool of exportable memory over plain segments.
+fn not_exported(lack: &str) -> PoolError {
+    let reason = format!("{lack}, and nothing else can be exported as descriptors");
     PoolError::BackendUnsupported { backend: BackendKind::Caching, reason }
 }
 
@@ -111,7 +110,7 @@ fn reserve_ranges(device: &Device, access: &Access, vmm: &Vmm<'_>) -> Result<Ran
     let small = reserve_range(vmm, unit_bytes, SMALL_TIMES)?;
     let large = reserve_range(vmm, unit_bytes, LARGE_TIMES).inspect_err(|_| {
         if vmm.free(small.0, small.1).is_err() {
-            leave(device, access, None, vec![small]);
+            leave(device, access, vec![small]);
         }
     })?;
     Ok([small, large])
@@ -129,11 +128,6 @@ fn reserve_range(vmm: &Vmm<'_>, unit_bytes: u64, times: u64) -> Result<(u64, u64
 
 const ASKED_FOR: &str = "the pool was asked for plain segments";
 
-const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
-const NOT_PERMITTED: CUresult = CUresult::CUDA_ERROR_NOT_PERMITTED;
-const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
-
-const HANDLE_BYTES_MIN: u64 = 2 << 20;
 /// Multiples of the device's memory that the ranges reserve. Addresses are free, but the process has only 128 TiB of
 /// them.
 const SMALL_TIMES: u64 = 2;

@@ -6,8 +6,8 @@ use crate::backend::{
 };
 use crate::config::MemoryKind;
 use crate::device::{Clocks, Device, HowFar, Order, Stamp, StreamIndex};
+use gpumem_heap::Tuning;
 use gpumem_heap::heap::Heap;
-use gpumem_heap::{RawHandle, Tuning};
 use gpumem_sys::Driver;
 
 impl Drop for CachingPool {
@@ -58,17 +58,9 @@ impl Drop for CachingPool {
     }
 }
 
-/// Hands over memory and addresses of a pool whose creation failed, where the driver failed to release them.
-pub(super) fn leave(
-    device: &Device,
-    access: &Access,
-    handle: Option<(RawHandle, u64)>,
-    ranges: Vec<(u64, u64)>,
-) {
-    let (mut heap, extents) = (Heap::new(Tuning::BALANCED, [(0, 0); 2]), Extents::default());
-    if let Some((handle, size_bytes)) = handle {
-        heap.lose(handle, size_bytes);
-    }
+/// Hands over addresses of a pool whose creation failed, where the driver failed to free them.
+pub(super) fn leave(device: &Device, access: &Access, ranges: Vec<(u64, u64)>) {
+    let (heap, extents) = (Heap::new(Tuning::BALANCED, [(0, 0); 2]), Extents::default());
     OrphanedHeap { access: access.for_orphaned_heap(), heap, extents, ranges }.defer(device);
 }
 

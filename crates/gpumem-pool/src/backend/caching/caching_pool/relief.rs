@@ -12,6 +12,7 @@ use gpumem_heap::heap::Heap;
 use gpumem_heap::sync::SpinMutexGuard;
 use gpumem_sys::DriverError;
 use std::sync::Arc;
+use std::time::Instant;
 
 impl CachingPool {
     /// Waits for the device, up to the deadline. Then releases the memory of ended pools and of shrunk blocks, and the unused
@@ -39,6 +40,16 @@ impl CachingPool {
             return self.device.is_idle();
         }
         let deadline = deadline::until(self.tuning.wait_deadline);
+        self.activity().host_wait(|| self.device.finish_with_maintenance(Some(deadline)))
+    }
+
+    /// Waits a short time for the device, so that plain segments can be exchanged for a larger one. Memory that the host may use grows
+    /// instead of waiting. Returns whether all work is done.
+    pub(in super::super) fn finish_for_exchange(&self) -> Result<bool, DriverError> {
+        if self.is_for_host() || self.releases_at_once() {
+            return self.device.is_idle();
+        }
+        let deadline = deadline::until(self.tuning.wait_deadline).min(Instant::now() + EXCHANGE_WAIT_MAX);
         self.activity().host_wait(|| self.device.finish_with_maintenance(Some(deadline)))
     }
 
@@ -182,6 +193,10 @@ impl Trimmable for CachingPool {
         }
     }
 }
+
+/// The longest wait for an exchange of segments: the queue of a busy device is rarely longer, and one that never ends costs each
+/// growth this much.
+const EXCHANGE_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// More room than this is not a limit, because no device has as much memory.
 const ROOM_MAX_BYTES: u64 = 1 << 60;

@@ -11,7 +11,7 @@ use super::{CachingPool, Core};
 use crate::backend::caching::access::Memory;
 use crate::backend::{Keep, Search, Shortage, Sleeping, Slept, Step, WAIT_AND_TRIM, Woken, plain};
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, HowFar, Stream};
+use crate::device::{Clocks, Device, HowFar, MemoryRange, Stream};
 use crate::error::{PoolError, Refusal};
 use core::ops::Range;
 use core::sync::atomic::Ordering;
@@ -141,7 +141,8 @@ fn queue(
         return Ok(());
     }
     let stream = Stream::new(device)?;
-    let queued = stream.run_borrowed(operation, |raw| {
+    // These copies are what the sleeping memory is closed for: all other work that names it is refused.
+    let queued = stream.run_borrowed(operation, MemoryRange::NONE, |raw| {
         pieces.iter().try_for_each(|piece| device.noting(work(device.driver(), piece, raw)))
     });
     Ok(queued??)
@@ -254,12 +255,6 @@ impl CachingPool {
     /// Selects the handles that sleep, and returns the ranges of the blocks in them.
     fn select(&self) -> Result<Vec<(u64, u64)>, PoolError> {
         let mut core = self.core();
-        if self.access.has_peers() {
-            return Err(self.cannot_sleep(
-                "other devices have access to its memory",
-                "put what sleeps into a pool without peer access",
-            ));
-        }
         if core.heap.pins_any() {
             return Err(self.cannot_sleep(
                 "a block was exported or pinned, and its memory must stay",

@@ -10,7 +10,7 @@ use crate::backend::{
     Allocation, Answer, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Sleeping, Source, plain,
 };
 use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
-use crate::device::{CaptureModeGuard, Device, Stamp, Stream, StreamId};
+use crate::device::{CaptureModeGuard, PeerDevice, Stamp, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError};
 use core::sync::atomic::Ordering;
 use gpumem_heap::SizeClass;
@@ -125,6 +125,10 @@ impl Source for CachingPool {
         self.access.memory() == Memory::Segments(MemoryKind::Device)
     }
 
+    fn lack(&self) -> Option<String> {
+        self.lack.clone()
+    }
+
     fn counts(&self) -> Counts {
         let (sum, core) = (self.thread_caches.counters().shown(), self.core());
         // While other threads allocate and free, the sums may include only part of their operations.
@@ -202,19 +206,17 @@ impl Source for CachingPool {
         Ok(self.trim(0).and(freed)?)
     }
 
-    fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+    fn enable_peer_access(&self, peer: PeerDevice) -> Result<(), PoolError> {
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         if let Memory::Segments(kind) = self.access.memory() {
-            return Ok(plain::enable_peer_access(&self.device, kind, peer)?);
+            return plain::enable_peer_access(&self.device, kind, peer);
         }
         let _bound = self.device.enter()?;
         let (core, vmm) = (self.core(), self.vmm());
         if self.access.is_granted(peer.raw()) {
             return Ok(());
         }
-        if core.is_sleeping() {
-            return Err(self.asleep());
-        }
+        // Memory that sleeps is mapped with all access when it wakes.
         let mappings: Vec<(u64, u64)> = core.heap.mappings().chain(core.extents.mappings()).collect();
         for (index, (address, size_bytes)) in mappings.iter().enumerate() {
             if let Err(error) = vmm.set_access_of(*address, *size_bytes, &all_of(peer.raw())) {

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod copies;
+
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::code;

@@ -1,0 +1,126 @@
+//! A trial of virtual memory, before the first pool of a device relies on it.
+//!
+//! A device may report that it supports virtual memory, or memory for network cards, and refuse one of the calls. So the smallest
+//! handle, of the very flavour that the pool needs, is created, mapped, opened and written. A success is remembered for the device.
+
+use crate::backend::caching::access::Access;
+use crate::backend::caching::vmm::Vmm;
+use crate::config::MemoryKind;
+use crate::device::{Device, Handle};
+use crate::error::{PoolError, Refusal, Verdict};
+use core::time::Duration;
+use gpumem_heap::{PhysicalMemory, RawHandle};
+use gpumem_sys::types::{CUctx_st, CUresult, CUstream_st};
+use gpumem_sys::{Driver, DriverError};
+use std::time::Instant;
+
+/// Returns the driver's error if the pool's memory cannot be virtual. A lack of memory is no such error, and every other code is one:
+/// `UNKNOWN`, too, which WSL returns for memory of network cards. The device's context must be current.
+///
+/// # Errors
+///
+/// `PoolError::DeviceLost` or `PoolError::Driver` if the device is lost.
+pub(super) fn refusal(device: &Device, access: &Access) -> Result<Option<DriverError>, PoolError> {
+    if device.has_mapped(access.handle_use()) {
+        return Ok(None);
+    }
+    let _entered = device.enter_relaxed()?;
+    let (mut trial, mut vmm) = (Trial::of(device), Vmm::new(device.driver(), access));
+    let written = trial.run(&mut vmm);
+    let ended = trial.end(&mut vmm).or_else(|_| trial.end(&mut vmm));
+    if ended.is_err() {
+        let access = access.for_orphaned_heap();
+        let retry = move |driver: &Driver, _: &_, _| trial.end(&mut Vmm::new(driver, &access)).is_ok();
+        device.maintenance().defer_release(MemoryKind::Device, false, retry);
+    }
+    // Other work may keep the device busy. Every call has succeeded, so the write will.
+    let tried = match written {
+        Ok(true) => ended.map(|()| true).map_err(Refusal::from),
+        other => other,
+    };
+    match tried {
+        Ok(is_written) => {
+            if is_written {
+                device.note_mapped(access.handle_use());
+            }
+            Ok(None)
+        }
+        Err(Refusal::Limit(_)) => Ok(None),
+        Err(Refusal::Driver(error)) if error.is_out_of_memory() => Ok(None),
+        Err(Refusal::Driver(error)) => match Verdict::of(&error) {
+            Verdict::Lost => Ok(device.noting(Err(error))?),
+            _ => Ok(Some(error)),
+        },
+    }
+}
+
+/// Memory, addresses and a stream that have to be given back.
+struct Trial {
+    /// That of the stream.
+    context: Handle<CUctx_st>,
+    address: Option<u64>,
+    handle: Option<RawHandle>,
+    is_mapped: bool,
+    stream: Option<Handle<CUstream_st>>,
+}
+
+impl Trial {
+    fn of(device: &Device) -> Self {
+        let context = Handle(device.context());
+        Self { context, address: None, handle: None, is_mapped: false, stream: None }
+    }
+
+    /// Returns whether the write was complete in time.
+    fn run(&mut self, vmm: &mut Vmm<'_>) -> Result<bool, Refusal> {
+        let address = vmm.reserve(SIZE_BYTES)?;
+        self.address = Some(address);
+        let handle = vmm.create(SIZE_BYTES)?;
+        self.handle = Some(handle);
+        vmm.map(address, SIZE_BYTES, handle)?;
+        self.is_mapped = true;
+        vmm.set_access(address, SIZE_BYTES)?;
+        let stream = self.stream.insert(vmm.create_stream()?);
+        vmm.fill(address, SIZE_BYTES, stream)?;
+        let until = Instant::now() + WRITE_WITHIN;
+        while !vmm.is_idle(stream)? {
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(true)
+    }
+
+    /// Gives everything back. After an error, the rest stays for the next call. The device's context must be current.
+    fn end(&mut self, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
+        if let Some(stream) = &self.stream {
+            if !vmm.is_idle(stream)? {
+                return Err(DriverError::Failed {
+                    call: "cuStreamQuery",
+                    code: CUresult::CUDA_ERROR_NOT_READY,
+                });
+            }
+            vmm.destroy_stream(self.context.0, stream)?;
+            self.stream = None;
+        }
+        if let Some(address) = self.address {
+            if self.is_mapped {
+                vmm.unmap(address, SIZE_BYTES)?;
+                self.is_mapped = false;
+            }
+            vmm.free(address, SIZE_BYTES)?;
+            self.address = None;
+        }
+        if let Some(handle) = self.handle {
+            vmm.release(handle, SIZE_BYTES)?;
+            self.handle = None;
+        }
+        Ok(())
+    }
+}
+
+/// The smallest handle.
+const SIZE_BYTES: u64 = 2 << 20;
+/// An idle device takes microseconds. A kernel that occupies the whole device may wait for the host.
+const WRITE_WITHIN: Duration = Duration::from_millis(250);
+const PAUSE: Duration = Duration::from_micros(20);

@@ -1,0 +1,62 @@
+//! [`PeerDevice`]: another device that may use a device's memory.
+
+use crate::device::Device;
+use crate::error::PoolError;
+use core::ffi::c_int;
+use core::fmt;
+use gpumem_sys::types::CUdevice;
+use gpumem_sys::{Driver, DriverError};
+
+/// Another device of a driver. Naming it opens no context, unlike a [`Device`].
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerDevice {
+    ordinal: u32,
+    raw: CUdevice,
+}
+
+impl PeerDevice {
+    pub(crate) fn new(driver: &Driver, ordinal: u32) -> Result<Self, PoolError> {
+        let count = Device::count(driver)?;
+        let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let index = index.ok_or(PoolError::NoSuchDevice { ordinal, count, driver: driver.kind() })?;
+        let mut raw: CUdevice = 0;
+        // SAFETY: `raw` outlives the call.
+        unsafe { driver.cuDeviceGet(&mut raw, index)? };
+        Ok(Self { ordinal, raw })
+    }
+
+    pub(crate) fn of(device: &Device) -> Self {
+        Self { ordinal: device.ordinal(), raw: device.raw() }
+    }
+
+    pub(crate) fn ordinal(self) -> u32 {
+        self.ordinal
+    }
+
+    pub(crate) fn raw(self) -> CUdevice {
+        self.raw
+    }
+
+    /// Returns whether a link lets it use the memory of `device`, which is of the same driver.
+    pub(crate) fn reaches(self, device: &Device) -> Result<bool, DriverError> {
+        let mut can: c_int = 0;
+        // SAFETY: `can` outlives the call.
+        unsafe { device.driver().cuDeviceCanAccessPeer(&mut can, self.raw, device.raw())? };
+        Ok(can != 0)
+    }
+
+    /// Opens the device if its primary context exists: otherwise it has no work.
+    pub(crate) fn open_if_active(self, driver: &Driver) -> Result<Option<Device>, PoolError> {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: locals outlive the call.
+        unsafe { driver.cuDevicePrimaryCtxGetState(self.raw, &mut flags, &mut active)? };
+        (active != 0).then(|| Device::new(driver, self.ordinal)).transpose()
+    }
+}
+
+impl fmt::Display for PeerDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device {}", self.ordinal)
+    }
+}

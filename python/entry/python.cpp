@@ -1,0 +1,32 @@
+/* Calls Python's functions from gpumem's callbacks. */
+
+#include <cxxabi.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+/* Calls a function of Python's, which `user_data` is (gpumem/__init__.py).
+ *
+ * While the process ends, Python (before 3.14) ends each thread that asks for its lock by an unwinding of the stack, which may not pass
+ * through gpumem. Such a thread waits here until the process has ended, as it does in later versions of Python. */
+template <typename Result, typename Argument> Result call(Argument argument, void *user_data) {
+    try {
+        return reinterpret_cast<Result (*)(Argument, void *)>(user_data)(argument, nullptr);
+    } catch (const abi::__forced_unwind &) {
+        for (;;) pause();
+    }
+}
+
+} // namespace
+
+/* A `gpumem_out_of_memory_fn`. */
+EXPORTED void gpumem_python_report(const char *report, void *user_data) { call<void>(report, user_data); }
+
+/* A `gpumem_reclaim_fn`. */
+EXPORTED std::int32_t gpumem_python_release(std::uint32_t is_last_resort, void *user_data) {
+    return call<std::int32_t>(is_last_resort, user_data);
+}

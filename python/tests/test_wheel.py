@@ -1,0 +1,51 @@
+"""The file that users install: its name, its metadata, and what it puts where. `cargo xtask ci python` names it in WHEEL."""
+
+import email
+import os
+import re
+import unittest
+import zipfile
+from pathlib import Path
+
+import gpumem
+
+WHEEL = os.environ.get("WHEEL", "")
+
+
+@unittest.skipUnless(WHEEL, "WHEEL names no wheel")
+class WheelTest(unittest.TestCase):
+    def setUp(self):
+        self.wheel = zipfile.ZipFile(WHEEL)
+        self.addCleanup(self.wheel.close)
+        self.names = self.wheel.namelist()
+        self.folder = f"gpumem_pool-{gpumem.__version__}.dist-info"
+        self.metadata = email.message_from_bytes(self.wheel.read(f"{self.folder}/METADATA"))
+
+    def test_indexes_and_installers_accept_its_tag(self):
+        tag = r"py3-none-manylinux_2_\d+_(x86_64|aarch64)"
+        self.assertRegex(Path(WHEEL).name, rf"^gpumem_pool-{re.escape(gpumem.__version__)}-{tag}\.whl$")
+        self.assertRegex(self.wheel.read(f"{self.folder}/WHEEL").decode(), rf"(?m)^Tag: {tag}$")
+
+    def test_its_name_is_not_that_of_the_other_tool(self):
+        self.assertEqual(self.metadata["Name"], "gpumem-pool")
+        self.assertEqual(self.metadata["Version"], gpumem.__version__)
+        # One module, and no command.
+        self.assertEqual({name.split("/")[0] for name in self.names}, {"gpumem", self.folder})
+        self.assertNotIn(f"{self.folder}/entry_points.txt", self.names)
+
+    def test_it_states_its_licences_and_where_its_documentation_is(self):
+        self.assertEqual(self.metadata["License-Expression"], "MIT OR Apache-2.0")
+        for name, text in (("LICENSE-MIT", b"MIT License"), ("LICENSE-APACHE", b"Apache License")):
+            self.assertIn(name, self.metadata.get_all("License-File"))
+            self.assertIn(text, self.wheel.read(f"{self.folder}/licenses/{name}"))
+        urls = dict(url.split(", ", 1) for url in self.metadata.get_all("Project-URL"))
+        self.assertTrue(urls["Documentation"].startswith("https://"), urls)
+        self.assertIn("Linux", str(self.metadata.get_all("Classifier")))
+
+    def test_it_has_what_it_needs(self):
+        for name in ("py.typed", "__init__.py", "torch.py", "cupy.py", "rmm.py", "lib/libgpumem.so.0", "lib/libgpumem_torch.so"):
+            self.assertIn(f"gpumem/{name}", self.names)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,442 @@
+//! Text from outside in messages: whatever a name, a value, a path or another library's message contains, a message keeps to its lines,
+//! controls nothing and has a bounded length. And the rule for errors: `Debug` prints the text of `Display`.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![forbid(unsafe_code)]
+
+use core::fmt::{Debug, Display};
+use gpumem_sim::{AccessKind, FaultKind, Finding, KernelFault, Rule, RuleError, SimConfig, SimError};
+use gpumem_tests::adapt::{AdaptError, CheckpointError, Part};
+use gpumem_tests::array::{ArrayError, Gpu, GraphError, KernelSource, Rejected};
+use gpumem_tests::pool::adaptor::{Adaptor, Budget, Grant, Next, Request, Tracking};
+use gpumem_tests::pool::trace::ReadError;
+use gpumem_tests::pool::{
+    BackendKind, ConfigError, Device, FlightRecorder, HostMemoryError, Keep, Limit, MemoryKind, OutOfMemory,
+    Pool, PoolError, SocketError, Stream,
+};
+use gpumem_tests::sys::env::EnvError;
+use gpumem_tests::sys::types::CUresult;
+use gpumem_tests::sys::{DriverError, LoadError, ProcessUsage};
+use proptest::prelude::*;
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The texts of values, each with the name of its type.
+#[derive(Default)]
+struct Texts(Vec<(&'static str, String)>);
+
+impl Texts {
+    fn add<T: Display>(&mut self, value: &T) {
+        let name = core::any::type_name::<T>();
+        self.0.extend([(name, value.to_string()), (name, format!("{value:#}"))]);
+    }
+
+    /// Adds the `Debug` of a handle.
+    fn add_debug<T: Debug>(&mut self, value: &T) {
+        let name = core::any::type_name::<T>();
+        self.0.extend([(name, format!("{value:?}")), (name, format!("{value:#?}"))]);
+    }
+
+    fn add_error<T: Error>(&mut self, error: &T) {
+        self.add(error);
+        assert_eq!(format!("{error:?}"), error.to_string(), "{}", core::any::type_name::<T>());
+    }
+
+    /// Adds the `Debug` of data, which prints all fields: it is as long as they are.
+    fn check_data<T: Debug>(value: &T, bytes_max: usize) {
+        let text = format!("{value:?}");
+        check_letters(core::any::type_name::<T>(), &text);
+        assert!(text.len() <= bytes_max, "{}: {} bytes", core::any::type_name::<T>(), text.len());
+    }
+
+    fn check(&self) {
+        for (name, text) in &self.0 {
+            check_letters(name, text);
+            assert!(text.len() < BYTES_MAX, "{name}: {} bytes", text.len());
+            assert!(text.lines().all(|line| !line.starts_with(MARK)), "{name}: {text}");
+        }
+    }
+}
+
+/// Letters that control a terminal or the direction of text, and those that are not seen.
+fn check_letters(name: &str, text: &str) {
+    let is_hostile = |letter: &char| match letter {
+        '\n' => false,
+        '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}'
+        | '\u{2066}'..='\u{2069}'
+        | '\u{61c}'
+        | '\u{feff}' => true,
+        letter => letter.is_control(),
+    };
+    assert_eq!(text.chars().find(is_hostile), None, "{name}");
+}
+
+/// The start of a line in hostile text: no line of a message may begin with it, except in the logs of compilers and other errors.
+const MARK: &str = "injected";
+
+/// The longest message: the log of a compiler.
+const BYTES_MAX: usize = 80 << 10;
+
+fn hostile() -> impl Strategy<Value = String> {
+    let piece = proptest::sample::select(vec![
+        "\ninjected",
+        "\r",
+        "\u{1b}[31m",
+        "\u{9b}2J",
+        "\u{202e}",
+        "\u{2066}",
+        "\u{200f}",
+        "\u{2028}",
+        "\u{feff}",
+        "\0",
+        "\t",
+        "\u{7f}",
+        "e\u{301}",
+        "\u{301}",
+        "模型",
+        "🚀",
+        "עברית",
+        "{}",
+        "%s",
+        "\"",
+        "\\",
+        "`",
+        "name",
+        " ",
+        "",
+    ]);
+    let pieces = proptest::collection::vec(piece, 1..12).prop_map(|pieces| pieces.concat());
+    let count = prop_oneof![3 => Just(1_usize), 1 => Just(100), 2 => Just(70_000)];
+    (pieces, count).prop_map(|(text, count)| text.repeat((count / text.len().max(1)).max(1)))
+}
+
+/// An adaptor with a name and a reason of any text.
+struct Refuses(String);
+
+impl Adaptor for Refuses {
+    fn name(&self) -> &str {
+        &self.0
+    }
+
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        match request.size_bytes() {
+            777 => Err(PoolError::Refused {
+                adaptor: self.0.clone(),
+                requested_bytes: 777,
+                reason: self.0.clone(),
+                origin: None,
+            }),
+            _ => next.alloc(request),
+        }
+    }
+}
+
+/// The messages of pools whose every name is the text.
+fn of_pools(text: &str, texts: &mut Texts) {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let (tracking, budget) = (Arc::new(Tracking::new()), Arc::new(Budget::new(40 << 20).named(text)));
+    let builder = Pool::builder(&device).name(text).backend(BackendKind::Caching).hard_limit(64 << 20);
+    let builder =
+        builder.adaptor(tracking.clone()).adaptor(budget.clone()).adaptor(Arc::new(Refuses(text.into())));
+    let pool = builder.build().unwrap();
+    let (private, scope, tag) =
+        (pool.private_named(text, 8 << 20).unwrap(), pool.scope(text), pool.tag(text));
+    let part = pool.part(text).unwrap();
+    let held =
+        [pool.alloc_tagged(16 << 20, &stream, &tag).unwrap(), private.alloc(1 << 20, &stream).unwrap()];
+    let growable = pool.growable(1 << 20, &stream).unwrap();
+
+    for size_bytes in [777, 30 << 20, 128 << 20, 1 << 40, u64::MAX - 5] {
+        for pool in [&pool, &private, &part] {
+            if let Err(error) = pool.alloc(size_bytes, &stream) {
+                texts.add_error(&error);
+                if let Some(report) = error.out_of_memory() {
+                    texts.add(report);
+                    texts.add_debug(report);
+                }
+            }
+        }
+    }
+    texts.add_error(&pool.sleep_parts([text, "other"], Keep::Nothing).unwrap_err());
+    texts.add_error(&pool.set_hard_limit(1).unwrap_err());
+    let status = pool.status().unwrap();
+    assert_eq!(status.tags.first().map(|tag| &*tag.tag), Some(text), "a field has the text as it is");
+    texts.add(&status);
+    texts.add(&tracking.live());
+    texts.add_debug(&(&pool, &private, &scope, &tag, &device, &stream, &growable, &tracking, &budget));
+    Texts::check_data(&status, 60 * text.len() + BYTES_MAX);
+    Texts::check_data(&device.pools(), 60 * text.len() + BYTES_MAX);
+    Texts::check_data(&tracking.live(), 60 * text.len() + BYTES_MAX);
+    drop(held);
+}
+
+/// The errors of options, variables and rules, by parsing the text.
+fn of_options(text: &str, texts: &mut Texts) {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
+    for (before, after) in
+        [("", ""), ("", ":1"), ("profile:", ""), ("roundup_power2_divisions:[", "]"), ("hard_limit:", "%")]
+    {
+        let conf = format!("{before}{text}{after}");
+        if let Err(error) = Pool::builder(&device).conf(&conf) {
+            texts.add_error(&error);
+        }
+    }
+    for error in [text.parse::<Limit>().err(), text.parse::<BackendKind>().err()] {
+        error.iter().for_each(|error| texts.add_error(error));
+    }
+    texts.add(&FlightRecorder::File(text.into()));
+    texts.add_debug(&FlightRecorder::File("flight.trace".into()));
+    text.parse::<Rule>().err().iter().for_each(|error| texts.add_error(error));
+    let rule = Rule::new(text, gpumem_sim::Effect::Fail(CUresult::CUDA_ERROR_UNKNOWN));
+    texts.add(&rule);
+    gpumem_sim::driver(SimConfig::small().rule(rule)).err().iter().for_each(|error| texts.add_error(error));
+    let shared: &'static str = Box::leak(text.to_owned().into_boxed_str());
+    texts.add(&AccessKind::KernelRead(shared));
+    texts.add(&AccessKind::KernelWrite(shared));
+    let fault =
+        Finding::Fault { kind: FaultKind::Kernel, code: CUresult(700), text: text.into(), allocation: None };
+    texts.add(&fault);
+    let mut process = ProcessUsage::default();
+    (process.name, process.id) = (Some(text.into()), Some(7));
+    texts.add(&process);
+    texts.add_debug(&KernelSource::cuda(shared, shared));
+}
+
+fn io_error(text: &str) -> std::io::Error {
+    std::io::Error::other(text.to_owned())
+}
+
+/// Errors made by hand, one of each variant that has text.
+fn of_errors(text: &str, texts: &mut Texts) {
+    let own = || text.to_owned();
+    let path = || PathBuf::from(text);
+    for error in [
+        LoadError::NoLibrary { reason: own() },
+        LoadError::UnknownDriver(own()),
+        LoadError::Env(EnvError::UnknownVariable { name: own(), nearest: None }),
+        LoadError::Env(EnvError::BadValue { name: "GPUMEM_POOL", value: own(), expected: own() }),
+    ] {
+        texts.add_error(&error);
+    }
+    for error in [
+        RuleError::Malformed { rule: own() },
+        RuleError::UnknownCall { call: own(), nearest: Some(own()) },
+        RuleError::LackingCall { call: own() },
+        RuleError::ZerothCall { call: own() },
+        RuleError::NoFailure { call: own() },
+        RuleError::BadChance { call: own() },
+        RuleError::UnknownDevice { call: own(), device: 1, count: 1 },
+    ] {
+        texts.add_error(&SimError::Rule(error));
+    }
+    texts.add_error(&KernelFault::new(own()));
+    for error in [
+        ConfigError::LimitSyntax { value: own() },
+        ConfigError::UnknownKey { key: own(), nearest: None },
+        ConfigError::NoValue { item: own() },
+        ConfigError::BadValue { key: "profile", value: own(), place: own(), expected: "a profile" },
+    ] {
+        texts.add_error(&PoolError::Config(error));
+    }
+    let driver = DriverError::check("cuMemAlloc", CUresult::CUDA_ERROR_UNKNOWN).unwrap_err();
+    let kind = MemoryKind::Device;
+    for error in [
+        PoolError::TooLarge { requested_bytes: 9, device_bytes: 8, origin: None, fallbacks: vec![own(); 3] },
+        PoolError::Refused { adaptor: own(), requested_bytes: 1, reason: own(), origin: None },
+        PoolError::BeyondMaximum { pool: own(), requested_bytes: 2, maximum_bytes: 1 },
+        PoolError::KindUnsupported { kind, reason: own() },
+        PoolError::NoHostAccess { device: own(), what: "cannot", instead: "another" },
+        PoolError::Asleep { pool: own() },
+        PoolError::CannotSleep { pool: own(), reason: "it sleeps", remedy: "wait" },
+        PoolError::NoSuchPart { pool: own(), part: own(), parts: vec![own(); 100] },
+        PoolError::Overlap { from: u64::MAX, to: u64::MAX - 1, size_bytes: u64::MAX },
+        PoolError::NoPeerAccess { device: own(), peer: own() },
+        PoolError::LimitTooSmall { pool: own(), limit_bytes: 1, minimum_bytes: 2 },
+        PoolError::BackendUnsupported { backend: BackendKind::Native, reason: own() },
+        PoolError::WrongDevice { expected: own(), found: own() },
+        PoolError::Poisoned { pool: own(), address: 1, size_bytes: 1, cause: driver },
+    ] {
+        texts.add_error(&error);
+    }
+    texts.add_error(&SocketError::Io(io_error(text)));
+    texts.add_error(&ReadError::Io(io_error(text)));
+    let parameters = own();
+    for error in [
+        ArrayError::Slice { slice: own(), axis: 0, shape: vec![1] },
+        ArrayError::WrongDevice { expected: own(), found: own() },
+        ArrayError::NoPeerAccess { operation: "dot", device: own(), owner: own(), reason: own() },
+        ArrayError::NoSuchKernel { name: own() },
+        ArrayError::NoTwin { name: own() },
+        ArrayError::KernelMismatch { source_name: own(), kernel: own(), problem: own() },
+        ArrayError::ArgumentCount { kernel: own(), parameters, expected: 1, found: 2 },
+        ArrayError::ArgumentSize {
+            kernel: own(),
+            index: 0,
+            parameter: own(),
+            expected_bytes: 4,
+            found_bytes: 8,
+        },
+        ArrayError::Dlpack { field: "shape", problem: own() },
+        ArrayError::Cudarc { object: "stream", problem: own() },
+        ArrayError::LostAfterKernel { kernel: own(), error: PoolError::StreamRetired },
+        ArrayError::NoHostAccess { device: own() },
+        ArrayError::UnsuitableBlock { size_bytes: 1, needed_bytes: 2, kind: own(), expected: "device" },
+        ArrayError::PoolInUse { kind: own() },
+    ] {
+        texts.add_error(&error);
+    }
+    for error in [
+        CheckpointError::Io { operation: "read", path: path(), source: io_error(text) },
+        CheckpointError::Malformed { path: path(), reason: own() },
+        CheckpointError::NoSuchTensor { name: text.into() },
+        CheckpointError::WrongRank { name: text.into(), expected: 1, shape: vec![1, 2] },
+        CheckpointError::InvalidBool { name: text.into(), index: 1, value: 2 },
+        CheckpointError::InvalidName { name: text.into(), reason: "it is reserved" },
+        CheckpointError::Array { name: text.into(), source: ArrayError::NoTwin { name: own() } },
+    ] {
+        texts.add_error(&error);
+    }
+    texts.add_error(
+        &AdaptError::Array(ArrayError::NoTwin { name: own() }).within(own()).within(Part::Key(own())),
+    );
+    // Logs keep their line breaks.
+    let mut logs = Texts::default();
+    logs.add_error(&ArrayError::Compile { source_name: own(), log: own() });
+    logs.add_error(&AdaptError::custom(own()));
+    for (name, log) in logs.0 {
+        check_letters(name, &log);
+        assert!(log.len() < BYTES_MAX, "{name}: {} bytes", log.len());
+    }
+}
+
+/// The errors of a kernel whose name is the text.
+fn of_kernels(text: &str, texts: &mut Texts) {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
+    let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
+    let source = ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry k()\n{ ret; }\n";
+    if let Err(error) = gpu.compile(&KernelSource::ptx(text, source)) {
+        texts.add_error(&error);
+    }
+    texts.add(&gpu.status().unwrap());
+    texts.add_debug(&gpu);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+
+    #[test]
+    fn messages_keep_to_their_lines_and_bounds(text in hostile()) {
+        let mut texts = Texts::default();
+        of_pools(&text, &mut texts);
+        of_options(&text, &mut texts);
+        of_errors(&text, &mut texts);
+        of_kernels(&text, &mut texts);
+        texts.check();
+    }
+}
+
+/// `fn main() -> Result<(), Box<dyn Error>>` prints `Debug`: every public error has that of `Display`, and so have result codes.
+#[test]
+fn debug_prints_the_text_of_display() {
+    fn is_display(error: &(impl Error + ?Sized)) {
+        assert_eq!(format!("{error:?}"), error.to_string());
+    }
+    let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+    assert_eq!(format!("{code:?}"), "CUDA_ERROR_OUT_OF_MEMORY (2): not enough memory");
+    let driver = DriverError::check("cuMemAlloc", code).unwrap_err();
+    let pool = || PoolError::from(driver);
+    is_display(&driver);
+    is_display(&LoadError::NoLibrary { reason: "libcuda.so.1: cannot open".into() });
+    is_display(&EnvError::UnknownVariable { name: "GPUMEM_POOLS".into(), nearest: None });
+    is_display(&RuleError::Malformed { rule: "x".into() });
+    is_display(&SimError::TooManyDevices { count: 100 });
+    is_display(&KernelFault::new("index 9 of 4"));
+    is_display(&ConfigError::LimitSyntax { value: "lots".into() });
+    is_display(&pool());
+    is_display(&SocketError::Closed);
+    is_display(&ReadError::Foreign);
+    is_display(&GraphError::CaptureEnded);
+    is_display(&ArrayError::from(driver));
+    is_display(&AdaptError::custom("no").within("layers").within(3));
+    is_display(&CheckpointError::NoSuchTensor { name: "x".into() });
+    let report = OutOfMemory::default();
+    assert_eq!(format!("{report:?}"), report.to_string());
+    let boxed: Box<dyn Error> = LoadError::Impostor.into();
+    assert!(format!("{boxed:?}").starts_with("the library found as libcuda"));
+    // Errors with a value, which only calls return.
+    let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
+    let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
+    let x = gpumem_tests::array::GpuArray::from_slice(&gpu, &[1, 2, 3]).unwrap();
+    let rejected: Rejected<_> = x.into_shape((2, 2)).unwrap_err();
+    is_display(&rejected);
+    fn has_the_rule<V>(error: HostMemoryError<V>) {
+        is_display(&error);
+    }
+    let _: fn(HostMemoryError<Vec<u8>>) = has_the_rule;
+}
+
+/// A type that the program can return from `main`, found in the sources, has the rule; and no text of an error contains a field with text
+/// from outside as it is.
+#[test]
+fn no_error_has_rules_of_its_own() {
+    let (mut types, mut found_count) = (Vec::new(), 0);
+    for file in sources(&gpumem_tests::folder().join("../crates")) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let place = file.display();
+        for derived in text.split("#[derive(").skip(1) {
+            let derives = derived.split(")]").next().unwrap_or_default();
+            if derives.contains("thiserror::Error") {
+                assert!(
+                    !derives.contains("Debug"),
+                    "{place}: use `debug_is_display!` instead of deriving `Debug`"
+                );
+                types.push((place.to_string(), text.contains("debug_is_display!(")));
+            }
+        }
+        for message in text.split("#[error(").skip(1) {
+            found_count += 1;
+            let Some((message, variant)) = message.split_once(")]") else { continue };
+            let fields =
+                variant.split_once('{').filter(|(name, _)| name.trim().chars().all(char::is_alphanumeric));
+            let Some((_, fields)) = fields else { continue };
+            for field in fields.split('}').next().unwrap_or_default().lines().map(str::trim) {
+                let Some((name, kind)) = field.trim_end_matches(',').split_once(": ") else { continue };
+                let is_text =
+                    ["String", "Box<str>", "PathBuf", "io::Error"].iter().any(|text| kind.contains(text));
+                let is_raw =
+                    [format!("{{{name}}}"), format!("{{{name}:")].iter().any(|form| message.contains(form));
+                let is_wrapped = message.contains(&format!("{name} = Shown"));
+                assert!(
+                    !is_text || !is_raw || is_wrapped,
+                    "{place}: show `{name}` through `Shown`: {message}"
+                );
+            }
+        }
+    }
+    assert!(types.len() >= 12 && found_count > 100, "{} types, {found_count} texts", types.len());
+    assert!(types.iter().all(|(_, has_rule)| *has_rule), "{types:?}");
+}
+
+/// The library sources below a folder of crates.
+fn sources(crates: &std::path::Path) -> Vec<PathBuf> {
+    let mut folders: Vec<_> = std::fs::read_dir(crates)
+        .unwrap()
+        .map(|entry| entry.unwrap().path().join("src"))
+        .filter(|path| path.is_dir())
+        .collect();
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            match entry.is_dir() {
+                true => folders.push(entry),
+                false => {
+                    files.extend(entry.extension().is_some_and(|ending| ending == "rs").then_some(entry))
+                }
+            }
+        }
+    }
+    files
+}

@@ -1,0 +1,199 @@
+//! Host functions (`cuLaunchHostFunc`), where the driver allows no calls: whatever is dropped there is released later, and whatever
+//! is called there says why it fails.
+
+use gpumem_tests::array::{Gpu, GpuArray, ndarray::Ix1};
+use gpumem_tests::cases;
+use gpumem_tests::fixtures::backends::settings;
+use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
+use gpumem_tests::pool::{
+    BackendKind, CaptureMode, Device, Event, HostMemory, MemoryKind, Pool, PoolError, Stream,
+};
+use gpumem_tests::sys::types::{CUresult, CUstream};
+use gpumem_tests::sys::{DriverError, DriverKind};
+use std::ffi::c_void;
+use std::sync::mpsc::channel;
+
+cases! {
+    /// Blocks of every backend and kind, small and large, with uses on other streams and without.
+    fn blocks_go_back_with_the_next_call(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        for setting in settings(&device) {
+            let pool = setting.builder(&device).hard_limit(64 * MIB).build().unwrap();
+            let (fixture, streams) = (PoolFixture::new(&pool), [(); 2].map(|()| Stream::new(&device).unwrap()));
+            for round in 0..6 {
+                let blocks: Vec<_> =
+                    [300, 70_000, 3 * MIB, 30 * MIB].map(|size| fixture.filled(size, size + round, &streams[0])).into();
+                streams[1].wait_for(&streams[0]).unwrap();
+                for block in blocks.iter().skip(2) {
+                    fixture.check(block, block.size_bytes() + round, &streams[1]);
+                    block.record_use(&streams[1]);
+                }
+                in_host_function(&device, move || drop(blocks));
+                let status = pool.status().unwrap();
+                assert_eq!((status.in_use_bytes, status.block_count), (0, 0), "{setting}");
+                // The limit leaves no room beside the memory of the dropped blocks.
+                let next = fixture.filled(50 * MIB, round, &streams[round as usize % 2]);
+                fixture.check(&next, round, &streams[round as usize % 2]);
+                pool.check().unwrap();
+            }
+            pool.reclaim().unwrap();
+            assert_eq!(pool.status().unwrap().in_use_bytes, 0, "{setting}");
+            drop(pool);
+            fixture.finish();
+        }
+    }
+
+    /// The last handle of a pool, with cached and live memory.
+    #[serial_test::file_serial(gpumem_whole_device)]
+    fn pools_leave_nothing_there_either(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let before = device.memory_info().unwrap().free_bytes;
+        for setting in settings(&device) {
+            for _ in 0..3 {
+                let pool = setting.builder(&device).build().unwrap();
+                let blocks = [100, 70_000, 3 * MIB, 40 * MIB].map(|size| pool.alloc(size, &stream).unwrap());
+                drop(pool.alloc(20 * MIB, &stream).unwrap());
+                in_host_function(&device, move || drop((pool, blocks)));
+            }
+            device.synchronize().unwrap();
+            device.synchronize().unwrap();
+            let after = device.memory_info().unwrap().free_bytes;
+            assert!(after + 32 * MIB >= before, "{setting}: {after} free, {before} before");
+        }
+    }
+
+    /// Everything else that owns an object of the driver, or memory.
+    fn all_types_may_be_dropped_there(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let is_sim = driver.kind() == DriverKind::Sim;
+        for setting in settings(&device) {
+            let pool = setting.builder(&device).build().unwrap();
+            if setting.kind == MemoryKind::Device {
+                let gpu = Gpu::new(&pool).unwrap();
+                let array = GpuArray::<f32, Ix1>::zeros(&gpu, 1 << 20).unwrap();
+                let sum = &array + &array;
+                in_host_function(&device, move || drop((array, sum, gpu)));
+            }
+            if let Ok(mut grown) = pool.growable(64 * MIB, &stream) {
+                grown.grow_to(5 * MIB).unwrap();
+                in_host_function(&device, move || drop(grown));
+            }
+            device.synchronize().unwrap();
+            pool.check().unwrap();
+            assert_eq!(pool.status().unwrap().in_use_bytes, 0, "{setting}");
+        }
+        let pool = Pool::new(&device).unwrap();
+
+        let events = [Event::new(&device).unwrap(), Event::with_timing(&device).unwrap()];
+        let raw_event = events[0].raw();
+        events[0].record(&stream).unwrap();
+        let dropped = Stream::new(&device).unwrap();
+        drop(pool.alloc(3 * MIB, &dropped).unwrap());
+        let (raw_stream, completion) = (dropped.raw(), dropped.completion());
+        let raw = raw_stream.expose_provenance();
+        in_host_function(&device, move || drop((events, completion, dropped)));
+
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let part = pool.alloc(MIB, &stream).unwrap();
+        drop(part);
+        let graph = capture.end().unwrap();
+        let exec = graph.instantiate().unwrap();
+        // SAFETY: the graph has no work.
+        unsafe { exec.launch(&stream).unwrap() };
+        in_host_function(&device, move || drop((graph, exec)));
+
+        let registered = HostMemory::register(&device, vec![1_u8; 1 << 20]).unwrap();
+        in_host_function(&device, move || drop(registered));
+
+        #[cfg(unix)]
+        if let Ok(pool) = Pool::builder(&device).conf("exportable:true").unwrap().build() {
+            let block = pool.alloc(3 * MIB, &stream).unwrap();
+            let import = gpumem_tests::pool::ImportedBlock::new(&device, block.export().unwrap()).unwrap();
+            in_host_function(&device, move || drop(import));
+        }
+
+        // Nothing is reported as kept, and nothing is poisoned.
+        device.synchronize().unwrap();
+        pool.check().unwrap();
+        drop(pool.alloc(200 * MIB, &stream).unwrap());
+        pool.reclaim().unwrap();
+        if is_sim {
+            let _bound = device.bind().unwrap();
+            let code = |answer: Result<(), DriverError>| answer.map_or_else(|error| error.code(), |()| CUresult::CUDA_SUCCESS);
+            // SAFETY: the simulator checks the handles.
+            let codes = unsafe {
+                let raw: CUstream = std::ptr::with_exposed_provenance_mut(raw);
+                [code(driver.cuEventQuery(raw_event)), code(driver.cuStreamQuery(raw))]
+            };
+            assert_eq!(codes, [CUresult::CUDA_ERROR_INVALID_HANDLE; 2], "they were destroyed");
+        }
+    }
+
+    /// A request that needs the driver says where it came from, and does no harm. A request that is served from memory at hand succeeds.
+    fn requests_there_say_why_they_fail(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for setting in settings(&device) {
+            let pool = setting.builder(&device).build().unwrap();
+            let (sender, receiver) = channel();
+            let (inner, on) = (pool.clone(), stream.clone());
+            in_host_function(&device, move || {
+                let asked = inner.alloc(40 * MIB, &on).map(drop);
+                sender.send((asked, inner.reclaim().map(drop), on.synchronize())).unwrap();
+            });
+            let (asked, reclaimed, waited) = receiver.recv().unwrap();
+            for answer in [asked, reclaimed, waited] {
+                // NVIDIA's driver may allow some calls.
+                match answer {
+                    Ok(()) => assert_ne!(driver.kind(), DriverKind::Sim, "{setting}"),
+                    Err(error) => {
+                        assert!(matches!(error, PoolError::HostFunction(_)), "{setting}: {error}");
+                        assert!(error.to_string().contains("called from a host function"), "{error}");
+                    }
+                }
+            }
+            drop(pool.alloc(40 * MIB, &stream).unwrap());
+            if pool.backend() == BackendKind::Caching {
+                let (inner, on) = (pool.clone(), stream.clone());
+                in_host_function(&device, move || drop(inner.alloc(40 * MIB, &on)));
+            }
+            pool.check().unwrap();
+        }
+    }
+
+    /// The device's last handle. Its context is released by the next call of another thread.
+    #[serial_test::file_serial(gpumem_whole_device)]
+    fn devices_end_there_too(driver: &Driver) {
+        for _ in 0..3 {
+            let (device, carrier) = (Device::new(driver, 0).unwrap(), Device::new(driver, 0).unwrap());
+            let stream = Stream::new(&device).unwrap();
+            let pool = Pool::new(&device).unwrap();
+            let blocks = [100, 3 * MIB].map(|size| pool.alloc(size, &stream).unwrap());
+            in_host_function(&carrier, move || drop((blocks, pool, stream, device)));
+            let again = Device::new(driver, 0).unwrap();
+            again.synchronize().unwrap();
+            drop(Pool::new(&again).unwrap().alloc(3 * MIB, &Stream::new(&again).unwrap()).unwrap());
+        }
+    }
+}
+
+/// Runs work in a host function of the driver, behind nothing else, and waits for it.
+fn in_host_function(device: &Device, work: impl FnOnce() + Send + 'static) {
+    type Work = Box<dyn FnOnce() + Send>;
+    unsafe extern "C" fn call(work: *mut c_void) {
+        // SAFETY: the pointer is that of the box below, which the driver passes once.
+        let work = unsafe { Box::from_raw(work.cast::<Work>()) };
+        work();
+    }
+    let carrier = Stream::new(device).unwrap();
+    let work: Work = Box::new(work);
+    // SAFETY: the function may be called at any time, once; the stream is alive.
+    unsafe {
+        let _bound = device.bind().unwrap();
+        let work = Box::into_raw(Box::new(work)).cast();
+        device.driver().cuLaunchHostFunc(carrier.raw(), Some(call), work).unwrap();
+    }
+    carrier.synchronize().unwrap();
+}
