@@ -96,9 +96,9 @@ fn resets(driver: &Driver, next_context: NextContext, is_overlapping: bool) {
             old.is_all_lost(&context);
             if index % 2 == 0 {
                 drop(old);
-                New::new(driver, setting).works(&context);
+                Next::new(driver, setting).works(&context);
             } else {
-                let new = New::new(driver, setting);
+                let new = Next::new(driver, setting);
                 old.is_all_lost(&context);
                 let old = (!is_overlapping).then_some(old);
                 // What has ended is nothing that has the address or the handle of what it had.
@@ -206,14 +206,14 @@ fn is_lost(context: &str, outcome: Result<(), PoolError>) {
 }
 
 /// Objects on the next context, of all sizes that differ in how they are served.
-struct New {
+struct Next {
     device: Device,
     stream: Stream,
     event: Event,
     blocks: Vec<Block>,
 }
 
-impl New {
+impl Next {
     fn new(driver: &Driver, setting: Setting) -> Self {
         let device = Device::new(driver, 0).unwrap();
         let (pool, stream) = (setting.builder(&device).build().unwrap(), Stream::new(&device).unwrap());

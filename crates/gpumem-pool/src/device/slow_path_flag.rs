@@ -21,7 +21,7 @@ impl SlowPathFlag {
     /// Returns whether a capture that this crate began is active.
     #[inline]
     pub(crate) fn has_captures(&self) -> bool {
-        self.0.load(Ordering::Acquire) % LOST != 0
+        self.0.load(Ordering::Acquire) & (LOST - 1) != 0
     }
 
     /// Counts a capture that is about to begin.
