@@ -174,4 +174,30 @@ cases! {
         // SAFETY: no handles to the streams are left.
         [first, second].into_iter().for_each(|stream| unsafe { driver.cuStreamDestroy_v2(stream).unwrap() });
     }
+
+    /// A library that allocates with `cuMemAllocAsync` from a current pool.
+    fn the_status_counts_what_another_library_holds(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        if !backends(&device).contains(&BackendKind::Native) {
+            return;
+        }
+        let builder = Pool::builder(&device).backend(BackendKind::Native).hard_limit(512 * MIB);
+        let (pool, stream, _bound) = (builder.build().unwrap(), Stream::new(&device).unwrap(), device.bind().unwrap());
+        let current = pool.make_current().unwrap();
+        let own = pool.alloc(10 * MIB, &stream).unwrap();
+        let (mut theirs, mut refused) = (0, 0);
+        // SAFETY: the addresses are locals, and the stream is alive.
+        unsafe { driver.cuMemAllocAsync(&mut theirs, 256 << 20, stream.raw()).unwrap() };
+        let status = pool.status().unwrap();
+        assert_eq!((status.in_use_bytes, status.other_libraries_bytes), (10 * MIB, 256 * MIB), "{status}");
+        // SAFETY: as for the first address: a local, and a live stream.
+        unsafe { driver.cuMemAllocAsync(&mut refused, 1 << 40, stream.raw()).unwrap_err() };
+        let report = pool.explain_refusal(1 << 40).unwrap();
+        assert_eq!((report.in_use_bytes, report.other_libraries_bytes), (266 * MIB, 256 * MIB), "{report}");
+        // SAFETY: the address was allocated above, and nothing uses it.
+        unsafe { driver.cuMemFreeAsync(theirs, stream.raw()).unwrap() };
+        stream.synchronize().unwrap();
+        assert_eq!(pool.status().unwrap().other_libraries_bytes, 0);
+        drop((own, current));
+    }
 }

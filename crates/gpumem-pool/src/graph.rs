@@ -20,7 +20,8 @@ mod foreign;
 
 pub use foreign::ForeignCaptures;
 
-use crate::device::{Device, Handle, Part, Stream, capturing::run_again};
+use crate::device::capturing::{end_of, run_again};
+use crate::device::{Device, Handle, Part, Stream};
 use crate::error::{PoolError, not_forked};
 use crate::pool::GraphMemory;
 use core::fmt;
@@ -195,7 +196,7 @@ impl Capture {
             // The end of a borrow has ended the capture early.
             return Err(PoolError::CaptureBroken);
         }
-        let ended = clocks.end_capture(self.stream.stream_index());
+        let ended = end_of(&members, &self.hold.device, self.stream.stream_index());
         let waited = run_again(&self.hold.device, self.hold.graph, self.stream.stream_index());
         match ended {
             Ok(raw) if raw.is_null() => Err(PoolError::CaptureBroken),

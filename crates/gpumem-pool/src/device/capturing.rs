@@ -4,7 +4,7 @@
 use crate::device::{CaptureModeGuard, Device, Event, Part, Stamp, Stream, StreamIndex};
 use crate::error::PoolError;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::CUresult;
+use gpumem_sys::types::{CUgraph, CUresult};
 
 impl Stream {
     /// Returns whether work queued on the stream now runs or is captured. The call must name the stream.
@@ -149,9 +149,24 @@ pub(crate) fn cut_short(device: &Device, graph: u64, origin: StreamIndex) {
     let _alone = Stream::close_for_end(&members);
     if clocks.captures().end_begins(graph) {
         // If the driver refuses, the next attempt to wait fails and reports it.
-        let _ = clocks.discard_capture(origin);
+        let _ = end_of(&members, device, origin).and_then(|ended| clocks.discard(origin, ended));
         let _ = run_again(device, graph, origin);
     }
+}
+
+/// Ends a capture that was begun on `origin`. If the driver refuses, as it does once the device is lost, the streams
+/// capture for the rest of their lives.
+pub(crate) fn end_of(
+    members: &[Stream],
+    device: &Device,
+    origin: StreamIndex,
+) -> Result<CUgraph, DriverError> {
+    let clocks = device.clocks();
+    let ended = clocks.end_capture(origin);
+    if ended.is_err() && !matches!(clocks.part(origin), Ok(Part::Runs)) {
+        members.iter().for_each(Stream::leave_to_context);
+    }
+    ended
 }
 
 /// Queues the deferred waits on the streams of a capture that is over.

@@ -49,6 +49,8 @@ struct Inner {
     driver_id: Option<u64>,
     kind: Kind,
     is_retired: AtomicBool,
+    /// The driver refused to end a capture of the stream. It refuses to destroy such a stream, too.
+    captures_for_good: AtomicBool,
     /// Held while a thread retires the stream.
     retirement: Mutex<()>,
     /// The id, while the fast path may compare it; else 0.
@@ -251,6 +253,11 @@ impl Stream {
         }
     }
 
+    /// The stream captures and cannot be destroyed: its context takes it along.
+    pub(super) fn leave_to_context(&self) {
+        self.0.captures_for_good.store(true, Ordering::Relaxed);
+    }
+
     /// Returns whether it was created here, so that any thread may use it as long as it exists.
     #[inline]
     pub(crate) fn is_owned(&self) -> bool {
@@ -349,6 +356,7 @@ impl Inner {
             driver_id,
             kind,
             is_retired: AtomicBool::new(false),
+            captures_for_good: AtomicBool::new(false),
             retirement: Mutex::new(()),
             fast_path_id: AtomicU64::new(fast_path_id),
             borrows: Borrows::default(),
@@ -371,13 +379,11 @@ impl Drop for Inner {
             return self.end_owned_elsewhere(owner);
         }
         match self.kind {
-            // The handle may belong to another stream by now.
-            Kind::Owned if self.device.is_reset() => {
-                self.device.clocks().abandon(self.id, self.driver_id, false);
-            }
             Kind::Owned => {
                 self.device.clocks().retire(self.id, self.driver_id);
-                builder::destroy(&self.device, self.raw.0);
+                if !*self.captures_for_good.get_mut() {
+                    builder::destroy(&self.device, self.raw.0);
+                }
             }
             _ if *self.is_retired.get_mut() => {}
             // Another library's stream must not be marked here: its queued work counts as done once the device has been

@@ -118,10 +118,9 @@ impl Clocks {
         self.indices_on(device).filter(|index| matches!(end(index), Ok(Some(true)))).count() > 0
     }
 
-    /// Ends a capture that this thread has begun, and discards its graph.
-    pub(crate) fn discard_capture(&self, index: StreamIndex) -> Result<(), DriverError> {
-        self.with_stream_state(index, |state| state.end_capture().and_then(|graph| destroy(state, graph)))
-            .map(drop)
+    /// Destroys the graph of a capture that has ended on a stream.
+    pub(crate) fn discard(&self, index: StreamIndex, graph: CUgraph) -> Result<(), DriverError> {
+        self.with_stream_state(index, |state| destroy(state, graph)).map(drop)
     }
 
     /// The capture state of a stream. For another library's stream, only inside a call that names it.
