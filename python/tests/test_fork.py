@@ -39,6 +39,7 @@ def work(results):
     calls = [
         lambda: pool.alloc(4096, stream), lambda: pool.alloc(3 << 20, stream), pool.status, pool.status_text, pool.trim, pool.stream,
         stream.synchronize, lambda: block.record_use(stream), gpumem.Pool, gpumem.Pool.for_device, lambda: pool.part("a"),
+        pool.scope("a").__enter__, lambda: pool.on_shortage("a", print), lambda: pool.set_hard_limit("50%"),
     ]
     for call in calls:
         assert "forked: start workers with spawn" in refusal(call)
@@ -50,7 +51,7 @@ print(results.get(timeout=60))
 worker.join(60)
 print(worker.exitcode, pool.alloc(4096, stream).address != 0)
 """)
-        self.assertEqual(found, ["11", "0", "True"])
+        self.assertEqual(found, ["14", "0", "True"])
 
     def test_workers_that_do_not_use_it_work(self):
         """Data loaders: threads of the parent hold locks at the fork, and workers end with what they have inherited."""
@@ -83,11 +84,14 @@ is_over.set()
 import gc
 cycle = [pool, stream, pool.alloc(100, stream)]
 cycle.append(cycle)
+holder = pool.on_shortage("cache", lambda is_last_resort: None)
+scope = pool.scope("requests").__enter__()
 for _ in range(5):
     child = os.fork()
     if child == 0:
         block.free()
-        other = [pool.close, stream.close]
+        scope.__exit__(None, None, None)
+        other = [holder.close, pool.close, stream.close]
         [close() for close in other]
         del cycle
         gc.collect()
