@@ -1,6 +1,6 @@
 //! A device that the program resets under its pools (`cudaDeviceReset`): every call says so, drops are silent, and a new `Device` works.
 
-use gpumem_sim::SimConfig;
+use gpumem_sim::{Schedule, Sim, SimConfig};
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::{Setting, settings};
@@ -38,8 +38,12 @@ cases! {
 #[test]
 fn contexts_may_have_one_handle() {
     for is_one_handle in [false, true] {
-        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        // Work that is queued as a pool ends is queued as its device ends.
+        let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
         let driver = if is_one_handle { with_one_handle(&driver) } else { driver };
+        resets(&driver, NextContext::OfNewDevice, false);
+        let findings = Sim::of(&driver).unwrap().report().silent_findings();
+        assert!(findings.is_empty(), "with one handle {is_one_handle}: {}", findings[0]);
         for who in [NextContext::OfNewDevice, NextContext::OfAnotherLibrary] {
             resets(&driver, who, true);
         }
@@ -233,6 +237,8 @@ impl Next {
         }
         self.event.record(&self.stream).unwrap_or_else(|error| panic!("{context}: {error}"));
         self.device.synchronize().unwrap_or_else(|error| panic!("{context}: {error}"));
+        // It ends with queued work.
+        self.blocks[0].fill(0..16, 7_u32, &self.stream).unwrap_or_else(|error| panic!("{context}: {error}"));
     }
 }
 
