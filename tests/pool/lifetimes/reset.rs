@@ -7,7 +7,9 @@ use gpumem_tests::fixtures::backends::{Setting, settings};
 use gpumem_tests::pool::{
     BackendKind, Block, CaptureMode, Device, Event, GraphExec, MemoryKind, Pool, PoolError, Stream,
 };
-use gpumem_tests::sys::types::{CUcontext, CUdevice, CUevent, CUresult};
+use gpumem_tests::sys::types::{
+    CUcontext, CUdevice, CUevent, CUgraphExec, CUmemoryPool, CUmodule, CUresult, CUstream,
+};
 use gpumem_tests::sys::{Driver, DriverKind, Table};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -48,6 +50,7 @@ fn contexts_may_have_one_handle() {
             resets(&driver, who, true);
         }
     }
+    assert_eq!(STALE_COUNT.load(Ordering::Relaxed), 0, "objects were destroyed after the reset");
 }
 
 /// A process has one default pool for a device, and one that was reset gives way.
@@ -266,6 +269,11 @@ fn with_one_handle(driver: &Driver) -> Driver {
             table.cuCtxPopCurrent_v2 = Some(pop);
             table.cuCtxGetId = Some(id);
             table.cuCtxRecordEvent = Some(record);
+            table.cuStreamDestroy_v2 = Some(cuStreamDestroy_v2);
+            table.cuEventDestroy_v2 = Some(cuEventDestroy_v2);
+            table.cuMemPoolDestroy = Some(cuMemPoolDestroy);
+            table.cuGraphExecDestroy = Some(cuGraphExecDestroy);
+            table.cuModuleUnload = Some(cuModuleUnload);
         })
     }
 }
@@ -336,5 +344,31 @@ unsafe extern "C" fn record(_context: CUcontext, event: CUevent) -> CUresult {
     // SAFETY: the caller's.
     unsafe { table().cuCtxRecordEvent.unwrap()(latest(), event) }
 }
+
+macro_rules! destroys {
+    ($($name:ident($kind:ty);)*) => {
+        $(
+            /// See [`retain`].
+            #[expect(non_snake_case, reason = "the driver's name")]
+            unsafe extern "C" fn $name(handle: $kind) -> CUresult {
+                // SAFETY: the caller's.
+                let code = unsafe { table().$name.unwrap()(handle) };
+                STALE_COUNT.fetch_add(usize::from(code != CUresult::CUDA_SUCCESS), Ordering::Relaxed);
+                code
+            }
+        )*
+    };
+}
+
+destroys! {
+    cuStreamDestroy_v2(CUstream);
+    cuEventDestroy_v2(CUevent);
+    cuMemPoolDestroy(CUmemoryPool);
+    cuGraphExecDestroy(CUgraphExec);
+    cuModuleUnload(CUmodule);
+}
+
+/// Counts handles of objects that were gone. The vendor's driver would dereference them.
+static STALE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 const CACHED_BYTES: u64 = 4096;
