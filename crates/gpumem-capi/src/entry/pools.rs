@@ -8,7 +8,7 @@ use crate::error::{Failure, Outcome, ending, gpumem_result, guarded, terminated}
 use crate::handles::Table;
 use ::gpumem_pool::sys::Driver;
 use ::gpumem_pool::trace::Trace;
-use ::gpumem_pool::{CurrentPool, Device, Keep, Limit, Pool, PoolBuilder, PoolError};
+use ::gpumem_pool::{CurrentPool, Device, Keep, Limit, Pool, PoolBuilder, PoolError, RecentStreams};
 use core::ffi::{c_char, c_void};
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -73,6 +73,8 @@ pub(super) struct Entry {
     /// The guards of `gpumem_pool_make_current`.
     current: Mutex<Vec<CurrentPool>>,
     pub(super) pool: Pool,
+    /// The streams that requests have named by the driver's handle.
+    pub(super) borrowed: RecentStreams,
     traces: Vec<Arc<Trace>>,
 }
 
@@ -85,7 +87,8 @@ pub(super) fn with<R>(pool: *mut gpumem_pool, work: impl FnOnce(&Entry) -> Outco
 }
 
 fn add(pool: Pool, traces: Vec<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
-    let handle = POOLS.add(Entry { current: Mutex::default(), pool, traces })?;
+    let handle =
+        POOLS.add(Entry { current: Mutex::default(), pool, borrowed: RecentStreams::default(), traces })?;
     Ok(core::ptr::without_provenance_mut(handle as usize))
 }
 
