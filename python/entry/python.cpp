@@ -7,13 +7,18 @@
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
+/* Null where the process has Python's functions out of sight. */
+extern "C" __attribute__((weak)) int Py_IsInitialized();
+
 namespace {
 
 /* Calls a function of Python's, which `user_data` is (gpumem/__init__.py).
  *
  * While the process ends, Python (before 3.14) ends each thread that asks for its lock by an unwinding of the stack, which may not pass
- * through gpumem. Such a thread waits here until the process has ended, as it does in later versions of Python. */
+ * through gpumem. Such a thread waits here until the process has ended, as it does in later versions of Python. Once Python has ended,
+ * requests of C code, such as a static object's destructor, go on without its functions. */
 template <typename Result, typename Argument> Result call(Argument argument, void *user_data) {
+    if (Py_IsInitialized != nullptr && Py_IsInitialized() == 0) return Result();
     try {
         return reinterpret_cast<Result (*)(Argument, void *)>(user_data)(argument, nullptr);
     } catch (const abi::__forced_unwind &) {

@@ -6,10 +6,7 @@
 #include "gpumem.h"
 
 #include <cxxabi.h>
-#include <dlfcn.h>
-#include <link.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -112,25 +109,6 @@ bool fits(std::type_info *type) {
     } catch (...) {
         return false;
     }
-}
-
-/* ------------------------------------------------------------------------------------------------- copies between devices */
-
-/* CUDAPluggableAllocator::memcpyAsync, and cudaMemcpyPeerAsync */
-using Copy = int (*)(void *self, void *target, int target_device, const void *source, int source_device, std::size_t size,
-                     RawStream stream, bool has_access);
-using PeerCopy = int (*)(void *target, int target_device, const void *source, int source_device, std::size_t size, RawStream stream);
-
-Copy copy_with_access;
-PeerCopy copy_without_access;
-
-/* PyTorch copies with cudaMemcpyAsync, which the driver refuses for mapped memory of another device without access. Default pools are
- * open to each other where a link is; without one, the call that names both devices copies through the host. */
-int copy_between(void *self, void *target, int target_device, const void *source, int source_device, std::size_t size, RawStream stream,
-                 bool has_access) {
-    if (has_access || target_device == source_device)
-        return copy_with_access(self, target, target_device, source, source_device, size, stream, has_access);
-    return copy_without_access(target, target_device, source, source_device, size, stream);
 }
 
 /* ------------------------------------------------------------------------------------------------------ pools and streams */
@@ -273,33 +251,6 @@ EXPORTED int gpumem_torch_set_exceptions(void *construct, void *error, void *out
     exceptions.error = static_cast<std::type_info *>(error);
     exceptions.out_of_memory = static_cast<std::type_info *>(out_of_memory);
     return fits(exceptions.error) && fits(exceptions.out_of_memory);
-}
-
-/* Has an allocator of PyTorch's copy between devices by `copy_between`: it gets a copy of its class's table of functions, in which that one
- * is replaced. Returns 0 if the object or the table are not as expected; then nothing has changed. */
-EXPORTED int gpumem_torch_replace_copy(void *allocator, void *copy, void *peer_copy) {
-    if (allocator == nullptr || copy == nullptr || peer_copy == nullptr) return 0;
-    void **functions = nullptr;
-    std::memcpy(&functions, allocator, sizeof functions);
-    Dl_info info{};
-    void *found = nullptr;
-    if (dladdr1(functions, &info, &found, RTLD_DL_SYMENT) == 0 || found == nullptr || info.dli_saddr == nullptr) return 0;
-    const auto *symbol = static_cast<const ElfW(Sym) *>(found);
-    auto *const table = static_cast<void **>(info.dli_saddr);
-    const std::size_t count = symbol->st_size / sizeof(void *);
-    /* Before the functions are the object's offset and its type. */
-    constexpr std::size_t BEFORE = 2;
-    if (count <= BEFORE || table + BEFORE != functions || std::count(table, table + count, copy) != 1) return 0;
-    /* Never freed: the allocator lives as long as the process. */
-    auto *const own = new void *[count];
-    const auto replacement = &copy_between;
-    std::memcpy(&copy_with_access, &copy, sizeof copy);
-    std::memcpy(&copy_without_access, &peer_copy, sizeof peer_copy);
-    std::copy(table, table + count, own);
-    std::memcpy(std::find(own, own + count, copy), &replacement, sizeof replacement);
-    void **const replaced = own + BEFORE;
-    std::memcpy(allocator, &replaced, sizeof replaced);
-    return 1;
 }
 
 /* The options of pools that are made from now on. */

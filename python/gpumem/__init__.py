@@ -121,8 +121,7 @@ class Pool:
     ) -> None:
         if peers is not None:
             ordinals = [] if isinstance(peers, str) else [str(operator.index(peer)) for peer in peers]
-            named = peers if isinstance(peers, str) else f"[{','.join(ordinals)}]" if ordinals else "none"
-            conf = ",".join(filter(None, (conf, f"peers:{named}")))
+            peers = peers if isinstance(peers, str) else f"[{','.join(ordinals)}]" if ordinals else "none"
         options = PoolOptions(
             struct_size=ctypes.sizeof(PoolOptions),
             ordinal=check_size("ordinal", ordinal, 2**32),
@@ -132,6 +131,7 @@ class Pool:
             soft_limit=limit_text("soft_limit", soft_limit),
             trace_path=None if trace is None else str(trace).encode(),
             interface=_interface,
+            peers=None if peers is None else peers.encode(),
         )
         if on_out_of_memory is not None:
             options.on_out_of_memory, options.user_data = _out_of_memory_function(on_out_of_memory)

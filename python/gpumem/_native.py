@@ -112,6 +112,7 @@ class PoolOptions(ctypes.Structure):
         ("soft_limit", ctypes.c_char_p),
         ("interface", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
+        ("peers", ctypes.c_char_p),
     ]
 
 

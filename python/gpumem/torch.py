@@ -40,13 +40,6 @@ _SYMBOLS = (
     ("libc10_cuda.so", "_ZTIN3c1016OutOfMemoryErrorE"),
 )
 
-# What copies between devices, in the order of `gpumem_torch_replace_copy`. The first is a pointer to the allocator in use.
-_COPY_SYMBOLS = (
-    ("libc10_cuda.so", "_ZN3c104cuda20CUDACachingAllocator9allocatorE"),
-    ("libtorch_cuda.so", "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator11memcpyAsyncEPviPKvimP11CUstream_stb"),
-    ("libc10_cuda.so", "cudaMemcpyPeerAsync"),
-)
-
 _entry: Any = None
 _installed: Any = None
 _segments: Any = None
@@ -96,7 +89,6 @@ def install(
             raise Unsupported(f"PyTorch {torch.__version__} has no {setter} for allocators; {_TESTED}")
         getattr(allocator, setter)(_address(function))
     torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
-    _replace_copy(entry)
     _installed = (entry, allocator)
     if statistics:
         _replace_statistics()
@@ -267,7 +259,6 @@ def _load() -> Any:
     entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
     entry.gpumem_torch_set_exceptions.argtypes = (ctypes.c_void_p,) * 3
     entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 4, *(ctypes.c_void_p,) * 2)
-    entry.gpumem_torch_replace_copy.argtypes = (ctypes.c_void_p,) * 3
     entry.gpumem_torch_set_options.restype = None
     entry.gpumem_torch_pool.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
     entry.gpumem_torch_use_pool.argtypes = (ctypes.c_int, ctypes.c_void_p)
@@ -303,21 +294,6 @@ def _exceptions() -> list[int | None]:
                 f"PyTorch {torch.__version__} has no {symbol} in {name} ({error}); {_TESTED}, built with CUDA, on Linux"
             ) from error
     return addresses
-
-
-def _replace_copy(entry: Any) -> bool:
-    """Lets tensors be copied between devices without a link. Returns False for a PyTorch that this version of gpumem does not know."""
-    folder = Path(torch.__file__).parent / "lib"
-    try:
-        # A library's handle finds the functions of the libraries that it needs, too.
-        allocator, copy, peer_copy = (
-            ctypes.cast(getattr(ctypes.CDLL(str(folder / name)), symbol), ctypes.c_void_p).value for name, symbol in _COPY_SYMBOLS
-        )
-    except (AttributeError, OSError):
-        return False
-    if allocator is None:
-        return False
-    return bool(entry.gpumem_torch_replace_copy(ctypes.c_void_p.from_address(allocator), copy, peer_copy))
 
 
 def _address(name: str) -> int | None:

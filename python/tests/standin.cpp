@@ -7,6 +7,8 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
 
 namespace {
@@ -171,7 +173,26 @@ PyObject *set_catches(PyObject *, PyObject *value) {
     return none();
 }
 
-PyMethodDef functions[] = {{"torch_allocator", torch_allocator, METH_VARARGS, nullptr},
+/* A request of C code that runs once Python has ended, as the destructors of static objects do: gpumem_alloc, a pool and a stream. */
+int (*late_alloc)(void *, std::uint64_t, void *, void **);
+void *late_pool, *late_stream;
+
+PyObject *request_at_exit(PyObject *, PyObject *arguments) {
+    unsigned long long alloc, pool, stream;
+    if (!PyArg_ParseTuple(arguments, "KKK", &alloc, &pool, &stream)) return nullptr;
+    late_alloc = reinterpret_cast<decltype(late_alloc)>(alloc);
+    late_pool = reinterpret_cast<void *>(pool);
+    late_stream = reinterpret_cast<void *>(stream);
+    std::atexit([] {
+        void *address = nullptr;
+        const int result = late_alloc(late_pool, UINT64_C(1) << 50, late_stream, &address);
+        std::printf("%d %d\n", Py_IsInitialized(), result);
+    });
+    Py_RETURN_NONE;
+}
+
+PyMethodDef functions[] = {{"request_at_exit", request_at_exit, METH_VARARGS, nullptr},
+                           {"torch_allocator", torch_allocator, METH_VARARGS, nullptr},
                            {"set_stream", set_stream, METH_O, nullptr},
                            {"set_device", set_device, METH_O, nullptr},
                            {"get_device", get_device, METH_NOARGS, nullptr},

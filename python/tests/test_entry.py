@@ -37,34 +37,6 @@ class EntryTest(unittest.TestCase):
             self.assertEqual(len(list(Path(folder).glob("run-*.trace"))), 3)
 
 
-@unittest.skipUnless(shutil.which("c++"), "no C++ compiler")
-class CopyTest(unittest.TestCase):
-    """Copies between devices, of an allocator that is built like PyTorch's."""
-
-    def test_devices_without_access_are_named(self):
-        entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
-        entry.gpumem_torch_replace_copy.argtypes = (ctypes.c_void_p,) * 3
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder) / "libcopying.so"
-            source = Path(__file__).parent / "copying.cpp"
-            subprocess.run(["c++", "-std=c++17", "-O1", "-fPIC", "-shared", source, "-o", library], check=True)
-            copying = ctypes.CDLL(str(library))
-            address = lambda name: ctypes.cast(getattr(copying, name), ctypes.c_void_p).value
-            allocator = ctypes.c_void_p.in_dll(copying, "copying_allocator")
-            copy, peer_copy = address("_ZN9Allocator4copyEPviPKvimS0_b"), address("copying_peer_copy")
-
-            replace = entry.gpumem_torch_replace_copy
-            self.assertEqual(replace(allocator, address("copying_others"), peer_copy), 0)
-            self.assertEqual(replace(ctypes.byref(ctypes.c_void_p(address("copying_others"))), copy, peer_copy), 0)
-            self.assertEqual(replace(allocator, copy, None), 0)
-            self.assertEqual(copying.copying_copy(1, 0, 0), 1105)
-            self.assertEqual(replace(allocator, copy, peer_copy), 1)
-            self.assertEqual(copying.copying_copy(1, 0, 0), 2105)
-            self.assertEqual(copying.copying_copy(1, 0, 1), 1106)
-            self.assertEqual(copying.copying_copy(1, 1, 0), 1115)
-            self.assertEqual(copying.copying_others(), 24)
-
-
 class ModuleTest(unittest.TestCase):
     """gpumem.torch without PyTorch: a module of its name has the device."""
 

@@ -144,6 +144,8 @@ class TwoDevicesTest(unittest.TestCase):
 
     def test_every_backend_copies(self):
         for conf in ("backend:native", "expandable_segments:false", "profile:tight"):
+            if conf == "backend:native" and not torch.cuda.can_device_access_peer(0, 1):
+                continue  # The driver's pools are copied over a link alone.
             with self.subTest(conf):
                 self.assertEqual(self.run_program("gpumem", conf), self.native)
 

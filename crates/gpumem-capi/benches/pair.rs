@@ -1,5 +1,6 @@
 //! Prints the host time of an allocation and its free through the C interface: freed by the pointer alone, and in a call that names the
-//! stream as well; beside the same pair in Rust, where a block holds what C finds by the pointer.
+//! stream as well; in an allocation that names another library's stream by its handle alone; beside the same pair in Rust, where a block holds
+//! what C finds by the pointer.
 //!
 //! On the driver that `GPUMEM_DRIVER` names; without one, with the drop-in on the library path: `GPUMEM_DRIVER=drop-in`. With `--rows`, in the format
 //! of `cargo xtask bench`; with `--quick`, few pairs.
@@ -32,13 +33,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: the place is a local.
     assert_eq!(unsafe { gpumem_stream_create(c_pool, &mut c_stream) }, GPUMEM_SUCCESS);
 
+    let (_bound, mut theirs) = (device.bind()?, null_mut());
+    // SAFETY: the place is a local, and the context current.
+    unsafe { driver.cuStreamCreate(&mut theirs, 1)? };
+    let theirs = theirs.cast::<c_void>();
+
     let (as_rows, pairs) = (has("--rows"), if has("--quick") { 100 } else { 200_000 });
     if !as_rows {
         println!("nanoseconds a pair, the median of {ROUNDS} interleaved rounds, on the {}", driver.kind());
-        println!("{:>10} {:>8} {:>12} {:>12}", "bytes", "Rust", "C, pointer", "and stream");
+        println!(
+            "{:>10} {:>8} {:>12} {:>12} {:>12}",
+            "bytes", "Rust", "C, pointer", "and stream", "borrowed"
+        );
     }
     for size_bytes in [512_u64, 64 << 10, 1 << 20, 64 << 20] {
-        let (mut rust, mut pointer, mut and_stream) = (Vec::new(), Vec::new(), Vec::new());
+        let [mut rust, mut pointer, mut and_stream, mut borrowed] = [const { Vec::new() }; 4];
         for _ in 0..ROUNDS {
             rust.push(timed(pairs, || {
                 drop(black_box(pool.alloc(black_box(size_bytes), &stream)?));
@@ -57,16 +66,27 @@ fn main() -> Result<(), Box<dyn Error>> {
             };
             pointer.push(c_pair(&|address| gpumem_free(address))?);
             and_stream.push(c_pair(&|address| gpumem_free_on(address, c_stream))?);
+            borrowed.push(timed(pairs, || {
+                let mut address = null_mut();
+                let size_bytes = black_box(size_bytes);
+                // SAFETY: the place is a local that outlives the call, and the stream is alive.
+                let allocated = unsafe { gpumem_alloc_borrowed(c_pool, size_bytes, theirs, &mut address) };
+                assert!(allocated == GPUMEM_SUCCESS && gpumem_free(black_box(address)) == GPUMEM_SUCCESS);
+                Ok(())
+            })?);
         }
-        let [rust, pointer, and_stream] = [rust, pointer, and_stream].map(median);
+        let [rust, pointer, and_stream, borrowed] = [rust, pointer, and_stream, borrowed].map(median);
         if as_rows {
-            for (way, ns) in [("rust", rust), ("pointer", pointer), ("pointer_and_stream", and_stream)] {
+            let ways = [("rust", rust), ("pointer", pointer), ("pointer_and_stream", and_stream)];
+            for (way, ns) in ways.into_iter().chain([("borrowed", borrowed)]) {
                 println!("row\tcapi/pair_{size_bytes}B@{way}/1\t{ns:.2}\tns");
             }
         } else {
-            println!("{size_bytes:>10} {rust:>8.1} {pointer:>12.1} {and_stream:>12.1}");
+            println!("{size_bytes:>10} {rust:>8.1} {pointer:>12.1} {and_stream:>12.1} {borrowed:>12.1}");
         }
     }
+    // SAFETY: no later call names the stream.
+    unsafe { driver.cuStreamDestroy_v2(theirs.cast())? };
     assert_eq!(gpumem_stream_destroy(c_stream), GPUMEM_SUCCESS);
     assert_eq!(gpumem_pool_destroy(c_pool), GPUMEM_SUCCESS);
     Ok(())

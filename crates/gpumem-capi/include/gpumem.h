@@ -197,6 +197,11 @@ typedef struct gpumem_pool_options {
    Must be 0.
    */
   uint32_t reserved;
+  /*
+   The other devices that may use the memory: `"all"` that have a link, an ordinal (`"1"`), or a list of them (`"[0,1]"`), which must
+   have one. Null for none. The default pools of devices with a link are open to each other without it.
+   */
+  const char *peers;
 } gpumem_pool_options;
 
 /*

@@ -26,6 +26,7 @@ pub struct PoolBuilder {
     device: Device,
     name: Option<String>,
     interface: Interface,
+    is_copied_by_address: bool,
     options: Options,
     /// The first argument of a setter that is no value of its option.
     mistake: Option<ConfigError>,
@@ -68,6 +69,7 @@ impl PoolBuilder {
             device: device.clone(),
             name: None,
             interface: Interface::Rust,
+            is_copied_by_address: false,
             options: Options::default(),
             mistake: None,
             peers: Vec::new(),
@@ -177,6 +179,13 @@ impl PoolBuilder {
         self
     }
 
+    /// For a pool that other libraries use: where devices without a link are, it takes plain segments, unless `expandable_segments` is
+    /// set.
+    pub(crate) fn copied_by_address(mut self) -> Self {
+        self.is_copied_by_address = true;
+        self
+    }
+
     /// Gives the streams of these devices access to the pool's blocks; see [`Pool::enable_peer_access`].
     pub fn peer_access(mut self, peers: &[Device]) -> Self {
         self.peers = peers.to_vec();
@@ -261,7 +270,9 @@ impl PoolBuilder {
         if let Some(mistake) = self.mistake {
             return Err(mistake.into());
         }
-        let config = Config { interface: self.interface, ..Config::new(&self.options)? };
+        let is_copied_by_address = self.is_copied_by_address || self.interface.copies_by_address();
+        let config =
+            Config { interface: self.interface, is_copied_by_address, ..Config::new(&self.options)? };
         self.adaptors.extend(self.trace.take().map(|trace| trace as _));
         let flight = Flight::of(&config.flight_recorder);
         self.adaptors.extend(flight.clone().map(|flight| flight as _));

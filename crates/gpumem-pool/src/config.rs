@@ -61,6 +61,12 @@ pub(crate) struct Config {
     pub(crate) collect_above: Option<f64>,
     /// The names that the pool's reports use.
     pub(crate) interface: Interface,
+    /// Other libraries copy the memory between devices by its address alone (`cudaMemcpyAsync`).
+    #[cfg_attr(
+        not(feature = "backend-caching"),
+        allow(dead_code, reason = "the others have no plain segments")
+    )]
+    pub(crate) is_copied_by_address: bool,
     /// The options that the other fields result from.
     pub(crate) given: Options,
 }

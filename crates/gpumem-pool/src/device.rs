@@ -39,7 +39,7 @@ pub(crate) use order::{
 pub use peer::PeerDevice;
 pub(crate) use slow_path_flag::SlowPathFlag;
 pub(crate) use stream::{LEGACY, WeakStream};
-pub use stream::{Stream, StreamBuilder, StreamPoint};
+pub use stream::{RecentStreams, Stream, StreamBuilder, StreamPoint};
 pub(crate) use watch::{OrderEvent, OrderObserver};
 
 #[cfg(feature = "backend-caching")]

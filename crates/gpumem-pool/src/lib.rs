@@ -102,7 +102,7 @@ pub use device::{
     HostMemory, HostMemoryError, MemoryInfo, MemoryRange, Stream, StreamBuilder, StreamId, StreamPoint,
 };
 #[doc(hidden)]
-pub use device::{LentMemory, PeerDevice};
+pub use device::{LentMemory, PeerDevice, RecentStreams};
 #[doc(hidden)]
 pub use error::not_forked;
 pub use error::{

@@ -4,7 +4,7 @@ use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
 use gpumem_tests::fixtures::two_devices::{Link, two_devices};
-use gpumem_tests::pool::{BackendKind, Block, Device, Event, MemoryKind, Pool, Stream};
+use gpumem_tests::pool::{BackendKind, Block, Device, Event, MemoryKind, Pool, RecentStreams, Stream};
 use gpumem_tests::sys::Driver;
 
 cases! {
@@ -18,6 +18,7 @@ cases! {
     /// stream's work still used.
     fn an_old_handle_is_a_new_stream(driver: &Driver) {
         through_short_lived_streams(driver);
+        through_short_lived_streams_of_others(driver);
     }
 
     /// JuliaGPU/CUDA.jl#778, #780, #783, pytorch/pytorch#124260: memory used on a second stream was freed in the order of the
@@ -234,6 +235,30 @@ fn through_short_lived_streams(driver: &Driver) {
                 fixture.check(&block, round, &stream);
                 drop(block);
                 drop(stream);
+            }
+        },
+    );
+}
+
+/// Another library creates and destroys the streams, and each request has only the handle.
+fn through_short_lived_streams_of_others(driver: &Driver) {
+    PoolFixture::each(
+        driver,
+        |options| options.hard_limit(16 * MIB),
+        |fixture| {
+            let recent = RecentStreams::default();
+            for round in 0..24 {
+                let (_bound, mut raw) = (fixture.device.bind().unwrap(), std::ptr::null_mut());
+                // SAFETY: `raw` outlives the call.
+                unsafe { driver.cuStreamCreate(&mut raw, 1).unwrap() };
+                for part in 0..2 {
+                    // SAFETY: the stream is alive, and no call names it once it is destroyed.
+                    let stream = unsafe { recent.wrap(&fixture.device, raw).unwrap() };
+                    let block = fixture.filled(12 * MIB, 2 * round + part, &stream);
+                    fixture.check(&block, 2 * round + part, &stream);
+                }
+                // SAFETY: the stream is alive, and no later call names it. Its work goes on.
+                unsafe { driver.cuStreamDestroy_v2(raw).unwrap() };
             }
         },
     );

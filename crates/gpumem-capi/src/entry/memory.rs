@@ -55,8 +55,8 @@ pub unsafe extern "C" fn gpumem_alloc_borrowed(
     guarded(|| {
         check(address, "address")?;
         let allocated = pools::with(pool, |entry| {
-            // SAFETY: the caller promises a live stream, and no later call names this one.
-            let stream = unsafe { Stream::from_raw(entry.pool.device(), raw.cast()) }?;
+            // SAFETY: the caller promises a live stream. A later call names it only with the same promise.
+            let stream = unsafe { entry.borrowed.wrap(entry.pool.device(), raw.cast()) }?;
             Ok(blocks::keep(entry.pool.alloc(size_bytes, &stream)?))
         })?;
         // SAFETY: the caller promises a place.

@@ -8,9 +8,10 @@ use crate::error::{Failure, Outcome, ending, gpumem_result, guarded, terminated}
 use crate::handles::Table;
 use ::gpumem_pool::sys::Driver;
 use ::gpumem_pool::trace::Trace;
-use ::gpumem_pool::{CurrentPool, Device, Keep, Limit, Pool, PoolBuilder, PoolError};
+use ::gpumem_pool::{CurrentPool, Device, Keep, Limit, Pool, PoolBuilder, PoolError, RecentStreams};
 use core::ffi::{c_char, c_void};
 use core::time::Duration;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -58,6 +59,9 @@ pub struct gpumem_pool_options {
     pub interface: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// The other devices that may use the memory: `"all"` that have a link, an ordinal (`"1"`), or a list of them (`"[0,1]"`), which must
+    /// have one. Null for none. The default pools of devices with a link are open to each other without it.
+    pub peers: *const c_char,
 }
 
 // SAFETY: pointers, numbers and an optional function may be zero; pairs of 32-bit fields leave no padding; the size is first.
@@ -73,6 +77,8 @@ pub(super) struct Entry {
     /// The guards of `gpumem_pool_make_current`.
     current: Mutex<Vec<CurrentPool>>,
     pub(super) pool: Pool,
+    /// The streams that requests have named by the driver's handle.
+    pub(super) borrowed: RecentStreams,
     traces: Vec<Arc<Trace>>,
 }
 
@@ -85,7 +91,8 @@ pub(super) fn with<R>(pool: *mut gpumem_pool, work: impl FnOnce(&Entry) -> Outco
 }
 
 fn add(pool: Pool, traces: Vec<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
-    let handle = POOLS.add(Entry { current: Mutex::default(), pool, traces })?;
+    let handle =
+        POOLS.add(Entry { current: Mutex::default(), pool, borrowed: RecentStreams::default(), traces })?;
     Ok(core::ptr::without_provenance_mut(handle as usize))
 }
 
@@ -130,8 +137,9 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
     let driver = Driver::from_env().map_err(PoolError::from)?;
     let device = Device::new(&driver, options.ordinal)?;
     let mut builder = if from_environment { PoolBuilder::from_env(&device)? } else { Pool::builder(&device) };
-    if let Some(conf) = conf {
-        builder = builder.conf(conf).map_err(PoolError::from)?;
+    // SAFETY: the caller promises a text.
+    if let Some(conf) = with_peers(conf, unsafe { arguments::text(options.peers, "peers") }?)? {
+        builder = builder.conf(&conf).map_err(PoolError::from)?;
     }
     let interface = interface_of(options.interface).filter(|_| options.reserved == 0);
     builder = builder
@@ -164,6 +172,19 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
         }
     }
     Ok((builder.build()?, traces))
+}
+
+/// Options by name, with the option `peers`. It is an error in both.
+fn with_peers<'a>(conf: Option<&'a str>, peers: Option<&str>) -> Outcome<Option<Cow<'a, str>>> {
+    let Some(peers) = peers else { return Ok(conf.map(Cow::Borrowed)) };
+    // A text without a colon adds no other option.
+    if peers.contains(':') {
+        let text =
+            format!("peers is {peers:?}; expected \"all\", \"none\", an ordinal or a list such as \"[0,1]\"");
+        return Err(Failure::argument(text));
+    }
+    let texts = conf.into_iter().map(str::to_owned).chain([format!("peers:{peers}")]);
+    Ok(Some(Cow::Owned(texts.collect::<Vec<_>>().join(","))))
 }
 
 /// A limit that is given as a number of bytes, or as a text.

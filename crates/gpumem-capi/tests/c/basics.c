@@ -387,6 +387,52 @@ static void limits_as_texts(void) {
     OK(gpumem_stream_destroy(stream));
 }
 
+/* Fills memory of device 0 by work on device 1. Returns the driver's code. */
+static int fill_from_the_other_device(struct driver cuda, gpumem_pool *pool) {
+    void *primary[2] = {NULL, NULL}, *other = NULL, *address = NULL;
+    gpumem_stream *stream = NULL;
+    int code, device;
+    for (device = 0; device < 2; device++) CHECK(cuda.retain(&primary[device], device) == 0);
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_alloc(pool, MIB, stream, &address));
+    OK(gpumem_stream_synchronize(stream));
+    CHECK(cuda.set_current(primary[1]) == 0 && cuda.stream_create(&other, 1) == 0);
+    code = cuda.memset_async((unsigned long long)(uintptr_t)address, 7, MIB, other);
+    CHECK(cuda.stream_synchronize(other) == 0 && cuda.stream_destroy(other) == 0);
+    CHECK(cuda.set_current(primary[0]) == 0);
+    OK(gpumem_free(address));
+    OK(gpumem_stream_destroy(stream));
+    return code;
+}
+
+static void peers(struct driver cuda) {
+    static const char *const open[] = {"all", "1", "[0,1]"}, *const closed[] = {NULL, "none", "0"};
+    static const char *const wrong[] = {"", "some", "[0", "7", "all,backend:none", "[1],backend:none", "1,0"};
+    gpumem_pool_options options;
+    gpumem_pool *pool = NULL;
+    size_t index;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.conf = "profile:tight";
+    for (index = 0; index < sizeof open / sizeof *open; index++) {
+        options.peers = open[index];
+        OK(gpumem_pool_create(&options, &pool));
+        CHECK(fill_from_the_other_device(cuda, pool) == 0);
+        OK(gpumem_pool_destroy(pool));
+        options.peers = closed[index];
+        OK(gpumem_pool_create(&options, &pool));
+        CHECK(fill_from_the_other_device(cuda, pool) != 0);
+        OK(gpumem_pool_destroy(pool));
+    }
+    for (index = 0; index < sizeof wrong / sizeof *wrong; index++) {
+        options.peers = wrong[index];
+        CHECK(gpumem_pool_create(&options, &pool) != GPUMEM_SUCCESS);
+    }
+    options.peers = "all";
+    options.conf = "peers:none";
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &pool));
+}
+
 /* Allocations of a thread count for the innermost scope. */
 static void scopes(void) {
     gpumem_pool *pool = create(NULL, 64 * MIB);
@@ -512,6 +558,7 @@ int main(int argc, char **argv) {
     traces_of_several_pools(argv[1]);
     variables();
     limits_as_texts();
+    peers(cuda);
     scopes();
     holders();
     at_exit_pool = pool;

@@ -44,6 +44,19 @@ void owners_free() {
     part.wake();
 }
 
+void peers() {
+    gpumem_pool_options options{};
+    options.peers = "all";
+    CHECK(gpumem::Pool(options).status().in_use_bytes == 0);
+    try {
+        options.peers = "some";
+        gpumem::Pool wrong(options);
+        CHECK(false);
+    } catch (const gpumem::Error &error) {
+        CHECK(error.code() == GPUMEM_ERROR_INVALID_ARGUMENT && std::string(error.what()).find("peers") != std::string::npos);
+    }
+}
+
 void errors_are_exceptions() {
     gpumem_pool_options options{};
     options.hard_limit_bytes = 64 * MIB;
@@ -135,6 +148,7 @@ std::optional<gpumem::Block> static_block;
 int main(int, char **argv) {
     owners_free();
     errors_are_exceptions();
+    peers();
     scopes_and_holders();
     reports_and_traces(argv[1]);
     variables();

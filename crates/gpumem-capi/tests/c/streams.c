@@ -197,6 +197,32 @@ static void streams_by_the_call(void) {
     CHECK(status_of(pool).in_use_bytes == 0);
 }
 
+/* A stream that lives on while calls name it by its handle: it may capture and be retired in between. */
+static void one_stream_by_its_handle(void) {
+    void *raw = NULL, *graph = NULL, *address = NULL, *refused = NULL;
+    gpumem_stream *stream = NULL;
+    int round;
+    CHECK(cuda.stream_create(&raw, 1) == 0);
+    for (round = 0; round < 30; round++) {
+        OK(gpumem_alloc_borrowed(pool, 4096, raw, &address));
+        CHECK(cuda.memset_async((unsigned long long)(uintptr_t)address, 7, 4096, raw) == 0);
+        OK(gpumem_free_borrowed(address, raw));
+        if (round % 3 == 1) {
+            CHECK(cuda.begin_capture(raw, 0) == 0);
+            FAILS(GPUMEM_ERROR_STATE, gpumem_alloc_borrowed(pool, 4096, raw, &refused));
+            CHECK(cuda.end_capture(raw, &graph) == 0 && graph != NULL);
+            CHECK(cuda.graph_destroy(graph) == 0);
+        } else if (round % 3 == 2) {
+            OK(gpumem_stream_borrow(pool, raw, &stream));
+            OK(gpumem_stream_retire(stream));
+            OK(gpumem_stream_destroy(stream));
+        }
+    }
+    CHECK(refused == NULL);
+    CHECK(cuda.stream_destroy(raw) == 0);
+    CHECK(status_of(pool).in_use_bytes == 0);
+}
+
 int main(void) {
     pool = create(NULL, 0);
     cuda = open_driver();
@@ -208,6 +234,7 @@ int main(void) {
     one_handle_for_all_threads();
     unannounced_captures();
     streams_by_the_call();
+    one_stream_by_its_handle();
     streams_of_another_context();
     CHECK(status_of(pool).in_use_bytes == 0);
     OK(gpumem_stream_destroy(own));

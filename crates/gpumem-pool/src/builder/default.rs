@@ -1,5 +1,6 @@
 //! The default pools: one for each device ordinal of the process, for code that has only the number of a device.
 
+use crate::builder::PoolBuilder;
 use crate::device::Device;
 use crate::error::{PoolError, not_forked};
 use crate::pool::Pool;
@@ -13,6 +14,10 @@ static DEFAULTS: Mutex<BTreeMap<u32, Pool>> = Mutex::new(BTreeMap::new());
 impl Pool {
     /// The default pool of the device with this ordinal: the one that [`Pool::set_default`] has set, or else a new pool on
     /// [`Driver::from_env`] that the environment configures ([`Pool::from_env`]). It lives until the process ends.
+    ///
+    /// Other libraries copy its memory between devices by the address alone. The driver does that for devices without a link too, but not
+    /// with mapped memory. The new pool of a device without a link to each other device therefore has plain segments, unless
+    /// `expandable_segments` is set.
     ///
     /// For interfaces that pass only the number of a device. Threads that call it at the same time get the same pool.
     ///
@@ -40,7 +45,7 @@ impl Pool {
         }
         // Made without the lock, because it calls the driver. If two threads make one, the first to set it wins.
         let driver = Driver::from_env()?;
-        let made = Self::from_env(&Device::new(&driver, ordinal)?)?;
+        let made = PoolBuilder::from_env(&Device::new(&driver, ordinal)?)?.copied_by_address().build()?;
         match made.set_default() {
             Ok(()) => Ok(made),
             Err(PoolError::DefaultAlreadySet { .. }) => Ok(defaults().entry(ordinal).or_insert(made).clone()),

@@ -208,3 +208,16 @@ fn a_refusal_names_the_place_of_the_limit() {
         assert!(text.contains(place), "{place}: {text}");
     }
 }
+
+/// As [`Pool::for_device`] builds one: mapped memory where each other device has a link.
+#[cfg(feature = "backend-caching")]
+#[test]
+fn a_default_pool_has_plain_segments_where_a_link_is_missing() {
+    let driver = gpumem_sim::driver(SimConfig::new().devices(3).without_link(0, 2)).unwrap();
+    for (ordinal, is_plain) in [(0, true), (1, false), (2, true)] {
+        let device = Device::new(&driver, ordinal).unwrap();
+        let status = PoolBuilder::new(&device).copied_by_address().build().unwrap().status().unwrap();
+        assert_eq!(status.plain_segments_reason.is_some(), is_plain, "device {ordinal}");
+        assert!(Pool::new(&device).unwrap().status().unwrap().plain_segments_reason.is_none());
+    }
+}

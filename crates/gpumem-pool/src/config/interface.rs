@@ -21,6 +21,11 @@ pub enum Interface {
 }
 
 impl Interface {
+    /// Returns whether another library uses the pool's memory, and copies it between devices by its address alone.
+    pub(crate) fn copies_by_address(self) -> bool {
+        matches!(self, Self::PyTorch | Self::CuPy | Self::Rmm)
+    }
+
     /// Replaces the names of this crate in an error's text by those of the interface.
     ///
     /// ```

@@ -262,7 +262,8 @@ options! {
         "`false` selects plain segments (`cuMemAlloc`), for software that cannot handle mapped memory, such as \
          `cuIpcGetMemHandle` or older tools. Free memory between their blocks stays there, only a segment that is free as a \
          whole can be released, and releasing waits for the device; see below. A pool has them too on a device where memory cannot \
-          be mapped and written. `Status::plain_segments` reports which applies, and `Status::plain_segments_reason` why";
+          be mapped and written, and, for the pools of PyTorch, CuPy and RMM and [`Pool::for_device`](crate::Pool::for_device), on one without a \
+          link to each other device. `Status::plain_segments` reports which applies, and `Status::plain_segments_reason` why";
     exportable: bool = boolean("`true` or `false`") default "`false`" => handle_use.exportable on ALL:
         "whether memory can be handed to other processes as file descriptors, which only `caching` supports. The driver finds \
          the handle under a block's address (`cuMemRetainAllocationHandle`) and exports it (`cuMemExportToShareableHandle`), \

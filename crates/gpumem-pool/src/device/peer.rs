@@ -46,6 +46,19 @@ impl PeerDevice {
         Ok(can != 0)
     }
 
+    /// Returns a device that `device` has no link to, if there is one.
+    #[cfg(feature = "backend-caching")]
+    pub(crate) fn without_link_to(device: &Device) -> Result<Option<Self>, PoolError> {
+        let driver = device.driver();
+        for ordinal in (0..Device::count(driver)?).filter(|ordinal| *ordinal != device.ordinal()) {
+            let other = Self::new(driver, ordinal)?;
+            if !other.reaches(device)? {
+                return Ok(Some(other));
+            }
+        }
+        Ok(None)
+    }
+
     /// Opens the device if its primary context exists: otherwise it has no work.
     pub(crate) fn open_if_active(self, driver: &Driver) -> Result<Option<Device>, PoolError> {
         let (mut flags, mut active) = (0, 0);

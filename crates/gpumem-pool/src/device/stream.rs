@@ -9,10 +9,12 @@ mod borrow;
 mod builder;
 mod foreign;
 mod point;
+mod recent;
 
 pub use builder::StreamBuilder;
 pub(crate) use foreign::{LEGACY, WeakStream};
 pub use point::StreamPoint;
+pub use recent::RecentStreams;
 
 use crate::device::{Clocks, Device, Event, Handle, OrderEvent, StreamId, StreamIndex};
 use crate::error::PoolError;

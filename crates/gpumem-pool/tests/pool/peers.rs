@@ -5,6 +5,8 @@ use gpumem_pool::adaptor::Fallback;
 use gpumem_pool::sys::Driver;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{BackendKind, Block, Device, PoolError, Stream};
+#[cfg(feature = "backend-caching")]
+use gpumem_pool::{Interface, Pool};
 use gpumem_sim::SimConfig;
 use std::sync::Arc;
 
@@ -139,6 +141,53 @@ fn the_option_opens_a_pool() {
         assert!(built("peers:none").is_ok() && built("peers:0").is_ok());
         assert!(fixture.builder().conf("peers:[1,2").is_err());
     });
+}
+
+/// Other libraries copy between devices by `cudaMemcpyAsync`, which names no device: with a link that needs access, without one plain memory.
+#[cfg(feature = "backend-caching")]
+#[test]
+fn other_libraries_copy_between_devices_with_a_link_and_without() {
+    let driver = gpumem_sim::driver(pair()).unwrap();
+    let devices = [0, 1, 2].map(|ordinal| Device::new(&driver, ordinal).unwrap());
+    let build = |device: &Device, interface, conf| {
+        let pool = Pool::builder(device).backend(BackendKind::Caching).interface(interface).conf(conf);
+        pool.unwrap().build().unwrap()
+    };
+    let is_plain = |pool: &Pool| pool.status().unwrap().plain_segments_reason;
+    for interface in [Interface::PyTorch, Interface::CuPy, Interface::Rmm] {
+        let pools = [0, 1, 2].map(|index: usize| build(&devices[index], interface, "peers:all"));
+        let reason = is_plain(&pools[0]).unwrap();
+        assert!(reason.starts_with("there is no link to device 2, and"), "{reason}");
+        assert!(is_plain(&pools[1]).is_none() && is_plain(&pools[2]).is_some());
+        for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)] {
+            assert_eq!(
+                copy_by_address(&driver, &pools[from], &pools[to]),
+                CUresult::CUDA_SUCCESS,
+                "{from} to {to}"
+            );
+        }
+        let mapped = build(&devices[0], interface, "expandable_segments:true");
+        assert!(is_plain(&mapped).is_none());
+        assert_ne!(copy_by_address(&driver, &pools[2], &mapped), CUresult::CUDA_SUCCESS);
+    }
+    assert!(is_plain(&build(&devices[0], Interface::Rust, "")).is_none());
+}
+
+/// Copies as the runtime does for other libraries, by the addresses alone. Returns the driver's code.
+#[cfg(feature = "backend-caching")]
+fn copy_by_address(driver: &Driver, from: &Pool, to: &Pool) -> CUresult {
+    let [home, away] = [from, to].map(|pool| Stream::new(pool.device()).unwrap());
+    let [source, target] =
+        [(from, &home), (to, &away)].map(|(pool, stream)| pool.alloc(1 << 20, stream).unwrap());
+    away.synchronize().unwrap();
+    let _bound = from.device().bind().unwrap();
+    // SAFETY: both blocks live until the stream is done.
+    let queued = unsafe {
+        driver.cuMemsetD8Async(source.address(), 7, 1 << 20, home.raw()).unwrap();
+        driver.cuMemcpyAsync(target.address(), source.address(), 1 << 20, home.raw())
+    };
+    home.synchronize().unwrap();
+    queued.map_or_else(|error| error.code(), |()| CUresult::CUDA_SUCCESS)
 }
 
 fn is_active(driver: &Driver, device: i32) -> bool {

@@ -1,9 +1,9 @@
 //! Kinds of streams: with priority, without inserted waits, of other libraries, default streams; and pools whose streams are
 //! destroyed.
 
-use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
-use gpumem_pool::sys::types::CUstream;
-use gpumem_pool::{BackendKind, CaptureMode, Device, Event, MemoryRange, PoolError, Stream};
+use crate::fixture::{Fixture, on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
+use gpumem_pool::sys::types::{CUstream, CUstreamCaptureMode};
+use gpumem_pool::{BackendKind, CaptureMode, Device, Event, MemoryRange, PoolError, RecentStreams, Stream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -261,6 +261,148 @@ fn memory_freed_on_another_s_stream_comes_back_when_that_is_safe() {
             assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{how}");
         }
         assert_eq!(gpumem_sim::Sim::of(&fixture.driver).unwrap().report().silent_findings(), []);
+    });
+}
+
+fn wrap_again(fixture: &Fixture, recent: &RecentStreams, raw: CUstream) -> Result<Stream, PoolError> {
+    // SAFETY: each test keeps the stream alive during the call.
+    unsafe { recent.wrap(&fixture.device, raw) }
+}
+
+/// A call that has only the handle asks the driver whether it still means the stream, and nothing more.
+#[test]
+fn a_stream_that_each_call_names_by_its_handle_is_opened_once() {
+    let change = |table: &mut _| {
+        contexts::install(table);
+        asked::install(table);
+    };
+    on_each_backend_with(&small(), change, |fixture| {
+        let (recent, raw, pool) = (RecentStreams::default(), make(fixture), fixture.pool());
+        let first = wrap_again(fixture, &recent, raw).unwrap().id();
+        drop(pool.alloc(4096, &wrap_again(fixture, &recent, raw).unwrap()).unwrap());
+        let before = (contexts::CALLS.load(Ordering::SeqCst), asked::CALLS.load(Ordering::SeqCst));
+        for _ in 0..10 {
+            let stream = wrap_again(fixture, &recent, raw).unwrap();
+            assert_eq!(stream.id(), first);
+            drop(pool.alloc(4096, &stream).unwrap());
+        }
+        let after = (contexts::CALLS.load(Ordering::SeqCst), asked::CALLS.load(Ordering::SeqCst));
+        assert_eq!((after.0 - before.0, after.1 - before.1), (0, 10));
+        assert_eq!(
+            wrap_again(fixture, &recent, std::ptr::null_mut()).unwrap(),
+            Stream::legacy(&fixture.device).unwrap()
+        );
+        destroy(fixture, raw);
+    });
+}
+
+/// The driver gives the handle of a destroyed stream to a new one, and captures may begin at any time.
+#[test]
+fn a_kept_stream_is_not_taken_for_another_with_its_handle() {
+    on_each_backend_with(&small(), ids::install, |fixture| {
+        let (recent, raw) = (RecentStreams::default(), make(fixture));
+        let first = wrap_again(fixture, &recent, raw).unwrap().id();
+        ids::OFFSET.store(1 << 40, Ordering::SeqCst);
+        let second = wrap_again(fixture, &recent, raw).unwrap().id();
+        assert_ne!(first, second, "the driver states another stream");
+        assert_eq!(wrap_again(fixture, &recent, raw).unwrap().id(), second);
+
+        wrap(fixture, raw).retire().unwrap();
+        let third = wrap_again(fixture, &recent, raw).unwrap();
+        assert_ne!(third.id(), second, "the stream was retired");
+
+        let _bound = fixture.device.bind().unwrap();
+        // SAFETY: the stream is alive, and `graph` outlives the calls.
+        unsafe {
+            let mut graph = std::ptr::null_mut();
+            fixture
+                .driver
+                .cuStreamBeginCapture_v2(raw, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)
+                .unwrap();
+            let refused = wrap_again(fixture, &recent, raw);
+            assert!(matches!(refused, Err(PoolError::CaptureUnannounced)), "{refused:?}");
+            fixture.driver.cuStreamEndCapture(raw, &mut graph).unwrap();
+            fixture.driver.cuGraphDestroy(graph).unwrap();
+        }
+        assert_eq!(wrap_again(fixture, &recent, raw).unwrap(), third);
+        destroy(fixture, raw);
+    });
+}
+
+stand_in!(contexts, cuStreamGetCtx(stream: CUstream, context: *mut CUcontext));
+stand_in!(asked, cuStreamGetId(stream: CUstream, id: *mut core::ffi::c_ulonglong));
+stand_in!(destroys, cuStreamDestroy_v2(stream: CUstream));
+
+/// The driver's ids of streams, all of them others than before once [`ids::OFFSET`] is changed.
+mod ids {
+    use core::ffi::c_ulonglong;
+    use gpumem_pool::sys::Table;
+    use gpumem_pool::sys::types::{CUresult, CUstream};
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    pub(super) static OFFSET: AtomicU64 = AtomicU64::new(0);
+    type Function = unsafe extern "C" fn(CUstream, *mut c_ulonglong) -> CUresult;
+    static REAL: Mutex<Option<Function>> = Mutex::new(None);
+
+    pub(super) fn install(table: &mut Table) {
+        *REAL.lock().unwrap() = table.cuStreamGetId;
+        table.cuStreamGetId = Some(call);
+        OFFSET.store(0, Ordering::SeqCst);
+    }
+
+    unsafe extern "C" fn call(stream: CUstream, id: *mut c_ulonglong) -> CUresult {
+        let Some(real) = *REAL.lock().unwrap() else { return CUresult::CUDA_ERROR_UNKNOWN };
+        // SAFETY: the caller guarantees what the replaced function requires.
+        let result = unsafe { real(stream, id) };
+        if result == CUresult::CUDA_SUCCESS {
+            // SAFETY: the driver has written to the place.
+            unsafe { *id += OFFSET.load(Ordering::SeqCst) };
+        }
+        result
+    }
+}
+
+/// More streams than are kept come and go, and their memory goes to others.
+#[test]
+fn kept_streams_are_not_touched_once_they_are_destroyed() {
+    on_device_memory(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(8 << 20).build().unwrap();
+        let (recent, own) = (RecentStreams::default(), fixture.stream());
+        for round in 0..140 {
+            let raw = make(fixture);
+            let stream = wrap_again(fixture, &recent, raw).unwrap();
+            let block = pool.alloc(3 << 20, &stream).unwrap();
+            fixture.fill(&block, round, &stream);
+            drop((block, stream));
+            destroy(fixture, raw);
+            if round % 5 == 0 {
+                let block = pool.alloc(6 << 20, &own).unwrap();
+                fixture.fill(&block, round, &own);
+                assert!(fixture.holds(&block, round, &own));
+            }
+        }
+        pool.reclaim().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+        assert_eq!(gpumem_sim::Sim::of(&fixture.driver).unwrap().report().silent_findings(), []);
+    });
+}
+
+/// Streams of this crate end with their last clone, and those of an owner with the owner.
+#[test]
+fn only_streams_of_others_are_kept() {
+    on_each_backend_with(&small(), destroys::install, |fixture| {
+        let (recent, own, destroyed) =
+            (RecentStreams::default(), fixture.stream(), Arc::new(AtomicUsize::new(0)));
+        assert_eq!(wrap_again(fixture, &recent, own.raw()).unwrap(), own);
+        let before = destroys::CALLS.load(Ordering::SeqCst);
+        drop(own);
+        assert_eq!(destroys::CALLS.load(Ordering::SeqCst), before + 1);
+        let theirs = Theirs::new(fixture, &destroyed);
+        let stream = theirs.wrap();
+        assert_eq!(wrap_again(fixture, &recent, stream.raw()).unwrap(), stream);
+        drop((theirs, stream));
+        assert_eq!(destroyed.load(Ordering::SeqCst), 1);
     });
 }
 

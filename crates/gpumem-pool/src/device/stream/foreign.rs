@@ -268,6 +268,23 @@ impl Stream {
     pub(crate) fn downgrade(&self) -> WeakStream {
         WeakStream(Arc::downgrade(&self.0))
     }
+
+    /// Returns whether a wrap that outlives the calls that name the stream can be checked ([`Stream::has_its_handle`]), and extends no
+    /// stream's life.
+    pub(super) fn may_be_kept(&self) -> bool {
+        self.0.kind == Kind::Foreign && self.0.driver_id.is_some() && self.0.owner.get().is_none()
+    }
+
+    /// Returns whether the handle, which a call names, means this stream still, and the stream takes part in no capture.
+    pub(super) fn has_its_handle(&self) -> bool {
+        let (device, raw) = (self.device(), self.raw());
+        let answer = || {
+            let _bound = device.enter()?;
+            let _relaxed = relaxed_in_captures(device)?;
+            Ok::<_, PoolError>(!is_capturing(device, raw)? && driver_id(device, raw)? == self.0.driver_id)
+        };
+        self.check_usable().is_ok() && answer().unwrap_or(false)
+    }
 }
 
 thread_local! {

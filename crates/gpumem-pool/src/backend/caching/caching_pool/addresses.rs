@@ -5,7 +5,7 @@ use super::orphaned_heap::leave;
 use super::probe;
 use crate::backend::{BackendSetup, caching::access::Access, caching::access::Memory, caching::vmm::Vmm};
 use crate::config::{BackendKind, HandleUse, MemoryKind};
-use crate::device::Device;
+use crate::device::{Device, PeerDevice};
 use crate::error::{PoolError, Verdict};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdevice_attribute;
@@ -43,6 +43,16 @@ pub(super) fn choose(setup: BackendSetup<'_>) -> Result<Chosen, PoolError> {
     let is_exported = config.handle_use.exportable;
     if config.expandable_segments == Some(false) {
         return if is_exported { Err(not_exported(ASKED_FOR)) } else { segments(None) };
+    }
+    let is_open = config.expandable_segments.is_none() && !is_exported;
+    if is_open
+        && config.is_copied_by_address
+        && let Some(other) = PeerDevice::without_link_to(setup.device)?
+    {
+        return segments(Some(format!(
+            "there is no link to {other}, and other libraries copy between devices by addresses, which needs plain memory then; \
+             with expandable_segments:true such copies fail"
+        )));
     }
     match virtual_memory(setup)? {
         Ok(ranges) => Ok(Chosen { memory: Memory::Virtual, ranges, lack: None }),
