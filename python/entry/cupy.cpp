@@ -132,5 +132,5 @@ EXPORTED void *gpumem_cupy_alloc(void *, std::size_t size, int device) {
 EXPORTED void gpumem_cupy_free(void *, void *address, int) {
     if (gpumem_free(address) == GPUMEM_SUCCESS) return;
     if (failed_frees.fetch_add(1, std::memory_order_relaxed) == 0)
-        std::fprintf(stderr, "gpumem: an array's memory could not be freed: %s\n", gpumem_last_error());
+        std::fprintf(stderr, "gpumem: an array's memory could not be freed: %s\n", gpumem_last_error_as(GPUMEM_INTERFACE_CUPY));
 }

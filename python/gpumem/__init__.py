@@ -50,6 +50,7 @@ from ._native import (
     keep,
     library,
     limit_text,
+    text as _text,
     version_text,
 )
 
@@ -126,12 +127,12 @@ class Pool:
             struct_size=ctypes.sizeof(PoolOptions),
             ordinal=check_size("ordinal", ordinal, 2**32),
             flags=FROM_ENVIRONMENT if from_environment else 0,
-            conf=None if conf is None else conf.encode(),
+            conf=None if conf is None else _text("conf", conf),
             hard_limit=limit_text("hard_limit", hard_limit),
             soft_limit=limit_text("soft_limit", soft_limit),
-            trace_path=None if trace is None else str(trace).encode(),
+            trace_path=None if trace is None else _text("trace", str(trace)),
             interface=_interface,
-            peers=None if peers is None else peers.encode(),
+            peers=None if peers is None else _text("peers", peers),
         )
         if on_out_of_memory is not None:
             options.on_out_of_memory, options.user_data = _out_of_memory_function(on_out_of_memory)
@@ -239,7 +240,7 @@ class Pool:
 
     def _set_limit(self, set_bytes: Any, set_text: Any, limit: Limit | None) -> None:
         if isinstance(limit, str):
-            check(set_text(self._handle, limit.encode()))
+            check(set_text(self._handle, _text("limit", limit)))
         else:
             check(set_bytes(self._handle, _NO_LIMIT if limit is None else check_size("limit", limit)))
 
@@ -256,11 +257,10 @@ class Pool:
 
         It has the options of this pool and memory of its own, which counts against this pool's hard limit.
         """
-        if "\0" in name:
-            raise InvalidArgument("the name of a part has a zero byte")
+        text = _text("the name of a part", name)
         part = Pool.__new__(Pool)
         part._handle, part._is_own = ctypes.c_void_p(), True
-        check(library.gpumem_pool_part(self._handle, name.encode(), ctypes.byref(part._handle)))
+        check(library.gpumem_pool_part(self._handle, text, ctypes.byref(part._handle)))
         return part
 
     def sleep(self, keep: str = "host") -> None:
@@ -373,21 +373,19 @@ class Scope:
     """A scope of `Pool.scope`, for a `with` on one thread."""
 
     def __init__(self, pool: Pool, tag: str) -> None:
-        if "\0" in tag:
-            raise InvalidArgument("the tag has a zero byte")
-        self._pool, self._tag, self._number = pool, tag, ctypes.c_uint64()
+        self._pool, self._tag, self._number = pool, _text("the tag", tag), ctypes.c_uint64()
         self.usage = ScopeUsage()
         """Allocations and frees of the thread inside, once the scope has ended."""
 
     def __enter__(self) -> Scope:
         if self._number:
             raise WrongState("the scope is open; make one for each `with`")
-        check(library.gpumem_scope_begin(self._pool._handle, self._tag.encode(), ctypes.byref(self._number)))
+        check(library.gpumem_scope_begin(self._pool._handle, self._tag, ctypes.byref(self._number)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        number, self._number = self._number, ctypes.c_uint64()
-        self.usage = ScopeUsage._read(lambda place: library.gpumem_scope_end(number, place))
+        self.usage = ScopeUsage._read(lambda place: library.gpumem_scope_end(self._number, place))
+        self._number = ctypes.c_uint64()
 
 
 class Holder:
@@ -402,13 +400,12 @@ class Holder:
                 _log.exception("the function of the holder %s has failed", name)
                 return 1
 
-        if "\0" in name:
-            raise InvalidArgument("the name of a holder has a zero byte")
+        text = _text("the name of a holder", name)
         # A call on another thread may run when the registration ends.
         function = ctypes.cast(keep(ReclaimFunction(call)), ctypes.c_void_p)
         entry = ReclaimFunction(("gpumem_python_release", callbacks))
         self._handle = ctypes.c_void_p()
-        check(library.gpumem_holder_register(pool._handle, name.encode(), entry, function, ctypes.byref(self._handle)))
+        check(library.gpumem_holder_register(pool._handle, text, entry, function, ctypes.byref(self._handle)))
         atexit.register(self.close)
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class NoDevice(Error):
 
 
 class DeviceLost(Error):
-    """The device's context is lost. Restart the process."""
+    """The device's context is lost. After a reset of the device, new pools work; otherwise restart the process."""
 
 
 class DriverFailed(Error):
@@ -206,10 +206,17 @@ def check_size(name: str, value: SupportsIndex, limit: int = 2**64) -> int:
     return number
 
 
+def text(name: str, value: str) -> bytes:
+    """Returns a text as C reads it, which would end at a zero byte silently."""
+    if "\0" in value:
+        raise InvalidArgument(f"{name} has a zero byte; remove it")
+    return value.encode()
+
+
 def limit_text(name: str, value: Limit | None) -> bytes | None:
     """Returns a limit as the library reads it, and None for none. The library alone parses texts."""
     if isinstance(value, str):
-        return value.encode()
+        return text(name, value)
     return str(check_size(name, value)).encode() if value else None
 
 

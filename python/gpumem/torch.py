@@ -16,7 +16,7 @@ from typing import Any, Union
 import torch
 
 from . import Pool, _out_of_memory_function
-from ._native import FOLDER, PYTORCH, Error, Limit, Status, Unsupported, check, limit_text, serves, version_text
+from ._native import FOLDER, PYTORCH, Error, Limit, Status, Unsupported, check, limit_text, serves, text as _text, version_text
 
 __all__ = [
     "install",
@@ -147,7 +147,7 @@ def set_options(
     on_out_of_memory: Callable[[str], object] | None = None,
 ) -> None:
     """Sets the options of pools that are made from now on: a device's pool is made by its first allocation."""
-    encoded = [None if text is None else str(text).encode() for text in (conf, trace)]
+    encoded = [None if value is None else _text(name, str(value)) for name, value in (("conf", conf), ("trace", trace))]
     limits = limit_text("hard_limit", hard_limit), limit_text("soft_limit", soft_limit)
     notify = (0, 0) if on_out_of_memory is None else _out_of_memory_function(on_out_of_memory)
     _load().gpumem_torch_set_options(*encoded, *limits, *(ctypes.cast(value, ctypes.c_void_p) for value in notify))

@@ -293,6 +293,13 @@ class PoolTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "zero byte"):
                 pool.part("we\0ights")
 
+    def test_a_text_does_not_end_at_a_zero_byte(self):
+        for options in ({"conf": "profile:fast\0,bogus:1"}, {"hard_limit": "1GiB\0"}, {"trace": "file\0name"}, {"peers": "none\0"}):
+            with self.subTest(options), self.assertRaisesRegex(ValueError, f"{next(iter(options))} has a zero byte"):
+                gpumem.Pool(**options)
+        with self.assertRaisesRegex(ValueError, "limit has a zero byte"):
+            self.pool.set_hard_limit("1GiB\0")
+
     def test_another_version_of_the_library_is_refused(self):
         from gpumem import _native
 

@@ -43,7 +43,7 @@ class WheelTest(unittest.TestCase):
         self.assertIn("Linux", str(self.metadata.get_all("Classifier")))
 
     def test_it_has_what_it_needs(self):
-        for name in ("py.typed", "__init__.py", "torch.py", "cupy.py", "rmm.py", "lib/libgpumem.so.0", "lib/libgpumem_torch.so"):
+        for name in ("py.typed", "__init__.py", "torch.py", "cupy.py", "rmm.py", "lib/libgpumem.so.0", "lib/libgpumem_torch.so", "lib/libgpumem_cupy.so", "lib/libgpumem_python.so"):
             self.assertIn(f"gpumem/{name}", self.names)
 
 

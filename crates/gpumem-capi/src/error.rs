@@ -1,6 +1,7 @@
 //! Result codes, and the text of each thread's last error.
 
 use core::ffi::{CStr, c_char};
+use gpumem_pool::sys::text::Shown;
 use gpumem_pool::sys::{LoadError, fork};
 use gpumem_pool::{Interface, PoolError, not_forked};
 use std::any::Any;
@@ -27,7 +28,8 @@ pub enum gpumem_result {
     GPUMEM_ERROR_UNSUPPORTED = 5,
     /// There is no driver, or no device with the ordinal.
     GPUMEM_ERROR_NO_DEVICE = 6,
-    /// The device's context is lost. Nothing on it can be used; restart the process.
+    /// The device's context is lost, and nothing on it can be used. After a reset of the device, new pools work; otherwise restart
+    /// the process.
     GPUMEM_ERROR_DEVICE_LOST = 7,
     /// A call of the driver failed.
     GPUMEM_ERROR_DRIVER = 8,
@@ -131,7 +133,7 @@ fn panicked(payload: Box<dyn Any + Send>) -> Failure {
     let text = text.unwrap_or_else(|| "without a text".into());
     Failure {
         code: gpumem_result::GPUMEM_ERROR_PANIC,
-        text: format!("gpumem has a defect: a panic ({text}); please report it"),
+        text: format!("gpumem has a defect: a panic ({}); please report it", Shown::sentence(&text)),
     }
 }
 

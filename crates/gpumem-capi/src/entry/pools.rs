@@ -7,6 +7,7 @@ use super::interface_of;
 use crate::error::{Failure, Outcome, ending, gpumem_result, guarded, terminated};
 use crate::handles::Table;
 use ::gpumem_pool::sys::Driver;
+use ::gpumem_pool::sys::text::Shown;
 use ::gpumem_pool::trace::Trace;
 use ::gpumem_pool::{CurrentPool, Device, Keep, Limit, Pool, PoolBuilder, PoolError, RecentStreams};
 use core::ffi::{c_char, c_void};
@@ -163,8 +164,9 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
     }
     let mut traces: Vec<_> = builder.trace().cloned().into_iter().collect();
     if let Some(path) = trace_path {
-        let trace = Trace::shared(path, None)
-            .map_err(|error| Failure::argument(format!("the trace {path} cannot be recorded: {error}")))?;
+        let trace = Trace::shared(path, None).map_err(|error| {
+            Failure::argument(format!("the trace {} cannot be recorded: {error}", Shown::sentence(path)))
+        })?;
         // `GPUMEM_TRACE` may name the same file. A pool records into it once.
         if !traces.iter().any(|known| Arc::ptr_eq(known, &trace)) {
             builder = builder.adaptor(trace.clone());
@@ -179,8 +181,10 @@ fn with_peers<'a>(conf: Option<&'a str>, peers: Option<&str>) -> Outcome<Option<
     let Some(peers) = peers else { return Ok(conf.map(Cow::Borrowed)) };
     // A text without a colon adds no other option.
     if peers.contains(':') {
-        let text =
-            format!("peers is {peers:?}; expected \"all\", \"none\", an ordinal or a list such as \"[0,1]\"");
+        let text = format!(
+            "peers is {}; expected \"all\", \"none\", an ordinal or a list such as \"[0,1]\"",
+            Shown::name(peers)
+        );
         return Err(Failure::argument(text));
     }
     let texts = conf.into_iter().map(str::to_owned).chain([format!("peers:{peers}")]);
@@ -449,7 +453,7 @@ pub const GPUMEM_KEEP_NOTHING: u32 = 1;
 /// While the pool sleeps, blocks may be freed, and allocations are errors (`STATE`). The program queues no work that uses the memory.
 ///
 /// Errors: `UNSUPPORTED` unless the backend is `caching` over virtual memory of the device; `STATE` if the pool sleeps already, during a
-/// capture, or for a pool whose memory other devices or processes use; `DRIVER` if a call fails, for example because the host has too
+/// capture, or for a pool whose memory other processes use; `DRIVER` if a call fails, for example because the host has too
 /// little memory. The pool is awake then, or `gpumem_pool_wake` wakes it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pool_sleep(pool: *mut gpumem_pool, keep: u32) -> gpumem_result {

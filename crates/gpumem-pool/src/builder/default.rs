@@ -4,6 +4,7 @@ use crate::builder::PoolBuilder;
 use crate::device::Device;
 use crate::error::{PoolError, not_forked};
 use crate::pool::Pool;
+use gpumem_sys::types::CUresult;
 use gpumem_sys::{Driver, fork};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -125,6 +126,8 @@ fn open(pool: &Pool, other: &Pool) -> Result<(), PoolError> {
         Err(PoolError::NoPeerAccess { .. } | PoolError::DeviceLost { .. } | PoolError::Poisoned { .. }) => {
             Ok(())
         }
+        // A context can have so many links. Copies go through the host then.
+        Err(PoolError::Driver(error)) if error.code() == CUresult::CUDA_ERROR_TOO_MANY_PEERS => Ok(()),
         opened => opened,
     }
 }

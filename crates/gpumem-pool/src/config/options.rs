@@ -256,7 +256,7 @@ options! {
     peers: PeerOption = named("`none`, `all`, an ordinal (1), or a list of them (`[0,1]`)") default "`none`"
         => peers on ALL, only variable "GPUMEM_PEERS":
         "the other devices that may use the memory: `all` that have a link, or these, which must have one; see \
-         `Pool::enable_peer_access`. Each growth costs access calls for all of them, whether or not the program uses them; no context is created for them, except with `none` and over plain segments";
+         `Pool::enable_peer_access`. Each growth costs access calls for all of them, whether or not the program uses them; no context is created for them, except with the backend `none` and over plain segments";
     expandable_segments: bool = boolean("`true` or `false`") default "`true` where the driver maps memory"
         => expandable_segments on VIRTUAL:
         "`false` selects plain segments (`cuMemAlloc`), for software that cannot handle mapped memory, such as \

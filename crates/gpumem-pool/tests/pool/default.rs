@@ -1,8 +1,8 @@
 //! The default pool of a device. One test, because a process has one default pool for each ordinal.
 
-use gpumem_pool::sys::LoadError;
+use gpumem_pool::sys::{CUresult, LoadError};
 use gpumem_pool::{Device, Pool, PoolError};
-use gpumem_sim::SimConfig;
+use gpumem_sim::{Effect, Rule, SimConfig};
 
 #[test]
 fn a_device_has_one_default_pool() {
@@ -14,7 +14,9 @@ fn a_device_has_one_default_pool() {
         assert!(is_named, "{error:?}");
         assert!(!matches!(error, PoolError::Load(LoadError::SimulatorRequested)));
     }
-    let driver = gpumem_sim::driver(SimConfig::new().devices(4)).unwrap();
+    let many = Effect::Fail(CUresult::CUDA_ERROR_TOO_MANY_PEERS);
+    let config = SimConfig::new().devices(4).rule(Rule::new("cuCtxEnablePeerAccess", many));
+    let driver = gpumem_sim::driver(config).unwrap();
     let device = Device::new(&driver, 3).unwrap();
     assert!(Pool::default_of(3).is_none());
     let pool = Pool::builder(&device).hard_limit(64 << 20).build().unwrap();
@@ -35,4 +37,8 @@ fn a_device_has_one_default_pool() {
     drop((pool, block));
     // It outlives the handle that was set.
     assert_eq!(Pool::default_of(3).unwrap().status().unwrap().hard_limit_bytes, Some(64 << 20));
+
+    // A context that has all the links that it can have: copies to the further device go through the host.
+    let plain = Pool::builder(&Device::new(&driver, 1).unwrap()).conf("expandable_segments:false").unwrap();
+    plain.build().unwrap().set_default().unwrap();
 }
