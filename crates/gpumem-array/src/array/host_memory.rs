@@ -53,6 +53,7 @@ impl Gpu {
     /// - [`ArrayError::Pool`] before `body` runs if the driver refuses, for example because part of the slice is pinned already, if the
     ///   context is lost, or if the stream of this `Gpu` captures; [`PoolError::Kept`] for an earlier drop.
     /// - [`ArrayError::Graph`] before `body` runs if this thread captures on another `Gpu`.
+    /// - [`ArrayError::Pool`] after `body` if the context is lost by then: the work may not have run.
     /// - [`ArrayError::InvalidElement`] after `body` if the device wrote bytes that are not a valid `T`. Such elements are zeros then.
     ///
     /// # Aborts

@@ -123,9 +123,13 @@ impl Stream {
 
     /// A stamp for everything queued on the stream so far, with a marker, so that a deferred wait can follow it.
     fn marked(&self) -> Result<Stamp, PoolError> {
-        let marked = self.clocks().marked(self.stream_index())?;
-        // The driver does not say whether it captures by now, or another thread has retired it.
-        marked.ok_or(PoolError::NotInCapture { operation: "waiting for a stream that captures" })
+        if let Some(marked) = self.clocks().marked(self.stream_index())? {
+            return Ok(marked);
+        }
+        // Another thread has retired it, the driver does not say whether it captures, or it captures by now.
+        self.check_usable()?;
+        self.part()?;
+        Err(PoolError::NotInCapture { operation: "waiting for a stream that captures" })
     }
 
     /// The capture that the stream is part of, if this crate began it.

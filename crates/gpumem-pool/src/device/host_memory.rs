@@ -293,6 +293,8 @@ impl Device {
     /// - [`PoolError::DeviceLost`] if the context is lost.
     /// - [`PoolError::Kept`] for an earlier drop.
     ///
+    /// After `body` has run, [`PoolError::DeviceLost`] if the context is lost: the work may not have run.
+    ///
     /// # Aborts
     ///
     /// If the context is not lost and the driver refuses every way to wait, or to unpin the memory, for half a minute.
@@ -360,7 +362,13 @@ impl Device {
         // SAFETY: the memory is borrowed until this returns, and `memory`, which no caller can move, ends the registration.
         let registration = unsafe { Registration::new(self, start.cast(), size_bytes, access)? };
         let memory = BorrowedHostMemory { registration, slice: PhantomData };
-        Ok(body(&memory))
+        let result = body(&memory);
+        drop(memory);
+        // A lost context has ended the wait, and the work may not have run.
+        match if size_bytes > 0 { self.loss() } else { None } {
+            Some(error) => Err(error.into()),
+            None => Ok(result),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Waiting at the end of a borrow: for all work of a device, with or without captures.
 
-use super::Device;
+use super::{Device, reset};
 use crate::device::capturing::cut_short;
 use crate::error::{PoolError, is_of_capture, is_over};
 use core::time::Duration;
@@ -128,20 +128,27 @@ impl Device {
     /// Returns whether the context is lost, by a separate query: the error code of one call may describe a failure of that call
     /// alone.
     pub(crate) fn is_context_gone(&self) -> bool {
+        self.loss().is_some()
+    }
+
+    /// The error that states that the context is lost, if it is.
+    pub(crate) fn loss(&self) -> Option<DriverError> {
         if self.is_reset() {
-            return true;
+            return Some(reset());
         }
+        let is_lost = |error: &DriverError| is_over(error.code());
         let _bound = match self.enter() {
             Ok(bound) => bound,
             // Tried twice: one failure may concern this call alone.
             Err(error) => {
-                return is_over(error.code()) && self.enter().is_err_and(|error| is_over(error.code()));
+                return Some(error)
+                    .filter(|error| is_lost(error) && self.enter().is_err_and(|again| is_lost(&again)));
             }
         };
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both outlive the call.
         let answer = unsafe { self.driver().cuMemGetInfo_v2(&mut free, &mut total) };
-        answer.is_err_and(|error| is_over(error.code()))
+        answer.err().filter(is_lost)
     }
 
     /// Ends the captures on the device that this thread has begun through this crate;

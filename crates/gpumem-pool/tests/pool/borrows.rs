@@ -7,7 +7,7 @@ use gpumem_pool::sys::{Driver, Table};
 #[cfg(feature = "backend-caching")]
 use gpumem_pool::{BackendKind, ExportedBlock, ImportedBlock, Pool};
 use gpumem_pool::{Capture, CaptureMode, Device, HostMemory, MemoryRange, PoolError, Stream};
-use gpumem_sim::{Finding, Rule, Schedule, SimConfig};
+use gpumem_sim::{Effect, Finding, Rule, Schedule, SimConfig};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
@@ -501,17 +501,24 @@ fn an_owner_keeps_the_buffer_where_every_wait_is_refused() {
     }
 }
 
-/// A lost context runs no work: the memory is returned right away.
+/// A lost context runs no work: the memory is returned right away. A scope reports the loss.
 #[test]
 fn a_lost_device_ends_every_borrow() {
     for form in [Form::Scope, Form::Owner] {
         let rig = Rig::new(&["cuMemsetD8Async#1=lose:700@0"]);
         let stream = Stream::new(&rig.device).unwrap();
-        let _ = rig.through(form, |address| {
+        let lose = |address| {
             let _bound = rig.device.bind().unwrap();
             // SAFETY: the memory has that many bytes. The device is lost during this call.
             unsafe { rig.driver.cuMemsetD8Async(address, 7, LEN, stream.raw()).unwrap_err() };
-        });
+        };
+        match form {
+            Form::Scope => {
+                let ended = rig.device.with_host_memory(&mut [1_u8; LEN], |memory| lose(memory.address()));
+                assert!(matches!(ended, Err(PoolError::DeviceLost(_))), "{ended:?}");
+            }
+            Form::Owner => drop(rig.through(form, lose)),
+        }
     }
 }
 
@@ -654,4 +661,22 @@ fn an_import_whose_sizes_overflow_is_refused() {
     let range = refusal(&|exported| (exported.offset_bytes, exported.size_bytes) = (1 << 63, 1 << 63));
     assert!(range.starts_with("the offset and the size of the exported block add up to more"), "{range}");
     rig.assert_clean();
+}
+
+/// The work on borrowed memory may not have run, so the call does not succeed.
+#[test]
+fn a_device_lost_in_a_borrow_of_host_memory_is_an_error() {
+    let effect = Effect::LoseDevice { device: 0, code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS };
+    let config = SimConfig::new().schedule(Schedule::Late).rule(Rule::new("cuMemGetInfo", effect).nth(1));
+    let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let mut bytes = [1_u8; 8];
+    let lost = device.with_host_memory(&mut bytes, |memory| {
+        let _bound = device.bind().unwrap();
+        // SAFETY: the memory is as large, and the call waits for the stream.
+        unsafe { device.driver().cuMemsetD8Async(memory.address(), 7, 8, stream.raw()).unwrap() };
+        assert!(matches!(device.memory_info(), Err(PoolError::DeviceLost(_))));
+    });
+    assert!(matches!(lost, Err(PoolError::DeviceLost(_))), "{lost:?}");
+    assert_eq!(bytes, [1; 8]);
 }

@@ -3,7 +3,7 @@
 use crate::call_counter::{calls, count_calls};
 use crate::fixture::{on_device_memory, on_each_backend_with, small};
 use core::ops::Range;
-use gpumem_pool::sys::{CUresult, Table};
+use gpumem_pool::sys::{CUresult, Driver, Table};
 use gpumem_pool::{BackendKind, CaptureMode, Device, Event, Pool, PoolError, Stream};
 use gpumem_sim::{Effect, Rule, Sim, SimConfig};
 use std::sync::Mutex;
@@ -185,4 +185,45 @@ fn a_stream_that_captures_on_a_lost_device_is_left_to_its_context() {
             assert_eq!(calls().count("cuStreamDestroy_v2"), before + 1, "{lose_at} {ends}");
         }
     }
+}
+
+/// Whichever call the device is lost at, the error says so: not that a stream captures which does not.
+#[test]
+fn a_device_lost_beside_a_capture_is_no_capture() {
+    for is_by_event in [false, true] {
+        let driver = count_calls(&gpumem_sim::driver(SimConfig::new()).unwrap(), None);
+        deferred_waits(&driver, is_by_event).unwrap();
+        for nth in 1..=calls().total() {
+            let effect = Effect::LoseDevice { device: 0, code: CUresult::CUDA_ERROR_ECC_UNCORRECTABLE };
+            let config = SimConfig::new().rule(Rule::new("*", effect).nth(nth));
+            // Before the context exists, there is nothing to lose.
+            let result = deferred_waits(&gpumem_sim::driver(config).unwrap(), is_by_event);
+            let is_told = matches!(result, Ok(()) | Err(PoolError::DeviceLost(_)));
+            assert!(is_told, "call {nth}, by event {is_by_event}: {result:?}");
+        }
+    }
+}
+
+/// A captured stream waits for one outside, twice, and its graph is launched behind more work there.
+fn deferred_waits(driver: &Driver, is_by_event: bool) -> Result<(), PoolError> {
+    let device = Device::new(driver, 0)?;
+    let pool = Pool::new(&device)?;
+    let [captured, other] = [Stream::new(&device)?, Stream::new(&device)?];
+    let mut block = pool.alloc(MIB, &other)?;
+    block.fill(0..MIB, 1_u8, &other)?;
+    let event = Event::new(&device)?;
+    let capture = captured.begin_capture(CaptureMode::Relaxed)?;
+    for _ in 0..2 {
+        event.record(&other)?;
+        if is_by_event {
+            captured.wait(&event)?
+        } else {
+            captured.wait_for(&other)?
+        }
+        block.fill(0..MIB, 2_u8, &other)?;
+    }
+    let exec = capture.end()?.instantiate()?;
+    // SAFETY: the graph has no work of its own.
+    unsafe { exec.launch(&captured)? };
+    device.synchronize()
 }

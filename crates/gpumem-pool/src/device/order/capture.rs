@@ -140,7 +140,12 @@ impl Clocks {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
         }
-        let Some((_device, mark)) = self.marker_for(stamp, |_| true)? else { return Ok(false) };
+        let Some((_device, mark)) = self.marker_for(stamp, |_| true)? else {
+            // The driver may have failed to say whether the stream captures: that is reported here.
+            let says = |state: &mut Locked<'_>| if state.is_ours() { state.part().map(drop) } else { Ok(()) };
+            self.with_stream_state(stamp.stream_index(), says)?;
+            return Ok(false);
+        };
         self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered)).map(|_| true)
     }
 

@@ -72,7 +72,7 @@ impl Stream {
     /// that other threads queue later. During the call the stream stays alive and does not begin a capture, and the memory does not go
     /// to sleep. In `queue`, [`Stream::begin_capture`] and [`Stream::retire`] of the stream are errors, and so is
     /// [`Pool::sleep`](crate::Pool::sleep); `queue` must not
-    /// wait for another thread that retires it.
+    /// wait for another thread that retires it, or that puts a pool of the device to sleep.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
