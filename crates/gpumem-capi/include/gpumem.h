@@ -84,7 +84,8 @@ typedef enum gpumem_result {
    */
   GPUMEM_ERROR_NO_DEVICE = 6,
   /*
-   The device's context is lost. Nothing on it can be used; restart the process.
+   The device's context is lost, and nothing on it can be used. After a reset of the device, new pools work; otherwise restart
+   the process.
    */
   GPUMEM_ERROR_DEVICE_LOST = 7,
   /*
@@ -487,7 +488,7 @@ enum gpumem_result gpumem_pool_reclaim(struct gpumem_pool *pool, uint64_t *relea
  While the pool sleeps, blocks may be freed, and allocations are errors (`STATE`). The program queues no work that uses the memory.
 
  Errors: `UNSUPPORTED` unless the backend is `caching` over virtual memory of the device; `STATE` if the pool sleeps already, during a
- capture, or for a pool whose memory other devices or processes use; `DRIVER` if a call fails, for example because the host has too
+ capture, or for a pool whose memory other processes use; `DRIVER` if a call fails, for example because the host has too
  little memory. The pool is awake then, or `gpumem_pool_wake` wakes it.
  */
 enum gpumem_result gpumem_pool_sleep(struct gpumem_pool *pool,
