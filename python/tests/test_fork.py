@@ -25,7 +25,9 @@ def refusal(call):
 
 def run(code):
     """Runs a program whose output must be only what it prints itself."""
-    done = subprocess.run([sys.executable, "-c", SETUP + code], env=os.environ.copy(), capture_output=True, text=True, timeout=120)
+    # Python 3.12 warns of each fork of a process with threads, such as those of the driver.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SETUP + code]
+    done = subprocess.run(command, env=os.environ.copy(), capture_output=True, text=True, timeout=120)
     if done.returncode != 0 or done.stderr:
         raise AssertionError(f"ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout.split()

@@ -510,7 +510,8 @@ cases! {
             };
             let _scope = pool.scope("activations");
             let room_bytes = subject.free_bytes() + pool.status().unwrap().cached_bytes;
-            let error = pool.alloc(room_bytes.next_multiple_of(UNIT_BYTES) + UNIT_BYTES, &stream).unwrap_err();
+            // A driver may have somewhat more than it says is free.
+            let error = pool.alloc(2 * room_bytes.next_multiple_of(UNIT_BYTES), &stream).unwrap_err();
             assert_eq!(subject.refused("device_full_of_one_tag", &error, Figures::OfTheDevice), Advice::NeedLess);
             let weights = format!("tag `weights` holds {}", Bytes(weights.iter().map(Block::size_bytes).sum()));
             let text = error.to_string();
