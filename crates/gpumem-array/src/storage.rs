@@ -115,7 +115,7 @@ pub(crate) trait Touch {
     fn memory(&self) -> MemoryRange;
 
     /// The use of an array, which is recorded. `None` for memory whose owner orders its uses in another way.
-    fn tracked(&self) -> Option<Use<'_>>;
+    fn tracked(&self) -> Option<&Use<'_>>;
 }
 
 /// Memory of either kind, for work that touches both.
@@ -133,8 +133,8 @@ impl Touch for Use<'_> {
     }
 
     #[inline(always)]
-    fn tracked(&self) -> Option<Use<'_>> {
-        Some(*self)
+    fn tracked(&self) -> Option<&Use<'_>> {
+        Some(self)
     }
 }
 
@@ -148,9 +148,9 @@ impl Touch for Touched<'_> {
     }
 
     #[inline]
-    fn tracked(&self) -> Option<Use<'_>> {
+    fn tracked(&self) -> Option<&Use<'_>> {
         match self {
-            Self::Array(one) => Some(*one),
+            Self::Array(one) => Some(one),
             Self::Other(_) => None,
         }
     }
@@ -163,7 +163,7 @@ impl<T: Touch> Touch for &T {
     }
 
     #[inline(always)]
-    fn tracked(&self) -> Option<Use<'_>> {
+    fn tracked(&self) -> Option<&Use<'_>> {
         T::tracked(self)
     }
 }

@@ -9,7 +9,7 @@
 
 use crate::config::PoolName;
 use crate::device::{Device, Stamp, Stream, StreamId, WeakStream};
-use crate::error::{PoolError, not_forked};
+use crate::error::PoolError;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use gpumem_sys::types::{CUdeviceptr, CUstream};
@@ -155,15 +155,20 @@ impl Sleepers {
 impl Device {
     /// Refuses work that uses `memory` if a part of it sleeps, if the device was reset, and in a forked child. Called within a call on the
     /// stream that the work is queued on, so the result stays valid until that call ends.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_work(
         &self,
         memory: impl IntoIterator<Item: Into<MemoryRange>>,
     ) -> Result<(), PoolError> {
-        not_forked()?;
-        if self.sleepers().is_empty() {
+        if !fork::is_child() && self.sleepers().is_empty() {
             return Ok(());
         }
+        self.check_work_slow(memory)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_work_slow(&self, memory: impl IntoIterator<Item: Into<MemoryRange>>) -> Result<(), PoolError> {
         self.check_open()?;
         self.sleepers().check(memory)
     }
