@@ -1,6 +1,6 @@
-//! Prints the host time of an allocation and its free through the C interface: freed by the pointer alone, and in a call that names the
-//! stream as well; in an allocation that names another library's stream by its handle alone; beside the same pair in Rust, where a block holds
-//! what C finds by the pointer.
+//! Prints the host time of an allocation and its free through the C interface, beside the same pair in Rust. In C, the free has only the
+//! pointer (`pointer`), or the pointer and the stream (`pointer_and_stream`), or the allocation has only the handle of another library's
+//! stream (`borrowed`). Rust needs no look-up: its block holds what C must find by the pointer.
 //!
 //! On the driver that `GPUMEM_DRIVER` names; without one, with the drop-in on the library path: `GPUMEM_DRIVER=drop-in`. With `--rows`, in the format
 //! of `cargo xtask bench`; with `--quick`, few pairs.

@@ -179,8 +179,8 @@ impl PoolBuilder {
         self
     }
 
-    /// For a pool that other libraries use: where devices without a link are, it takes plain segments, unless `expandable_segments` is
-    /// set.
+    /// For a pool that other libraries use: it has plain segments if the device lacks a link to another one, unless
+    /// `expandable_segments` is set.
     pub(crate) fn copied_by_address(mut self) -> Self {
         self.is_copied_by_address = true;
         self

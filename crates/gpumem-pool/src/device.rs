@@ -466,13 +466,13 @@ impl Device {
         }
     }
 
-    /// Returns whether a call has found that the device was reset.
+    /// True once a call has found that the program reset the device.
     #[inline]
     pub(crate) fn is_reset(&self) -> bool {
         self.0.is_reset.load(Ordering::Acquire)
     }
 
-    /// Returns whether nothing has a primary context on the device, after a reset.
+    /// True if the device has no primary context now, as after a reset.
     pub(crate) fn is_unused(&self) -> bool {
         let (mut flags, mut is_active) = (0, 1);
         // SAFETY: both outlive the call.

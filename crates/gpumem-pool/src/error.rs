@@ -579,8 +579,8 @@ fn device_lost(cause: &DriverError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 /// The code of a context that was destroyed under its users.
 pub(crate) const RESET: CUresult = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED;
 
-/// Returns whether a call may return this code because the context was destroyed. After a reset, the driver may also have another one
-/// under the old handle.
+/// True for codes that a call may return because the context was destroyed. The codes alone do not prove it: another context may have
+/// the old handle after a reset.
 pub(crate) fn may_mean_reset(code: CUresult) -> bool {
     [RESET, CUresult::CUDA_ERROR_INVALID_CONTEXT, CUresult::CUDA_ERROR_INVALID_HANDLE].contains(&code)
 }

@@ -56,7 +56,7 @@ impl DriverError {
         }
     }
 
-    /// The same call with another result code, for a caller that knows more than the code says. A missing function stays one.
+    /// Replaces the result code, if the caller knows a more precise one. An error for a missing function has no code and is unchanged.
     #[must_use]
     pub fn with_code(self, code: CUresult) -> Self {
         match self {

@@ -16,8 +16,8 @@ impl Pool {
     /// The default pool of the device with this ordinal: the one that [`Pool::set_default`] has set, or else a new pool on
     /// [`Driver::from_env`] that the environment configures ([`Pool::from_env`]). It lives until the process ends.
     ///
-    /// Other libraries copy its memory between devices by the address alone. The driver does that for devices without a link too, but not
-    /// with mapped memory. The new pool of a device without a link to each other device therefore has plain segments, unless
+    /// Other libraries copy its memory between devices by the address alone. Without a link, the driver copies plain memory in this way and
+    /// refuses mapped memory. The new pool of a device that lacks a link to another visible device therefore has plain segments, unless
     /// `expandable_segments` is set.
     ///
     /// For interfaces that pass only the number of a device. Threads that call it at the same time get the same pool.
@@ -126,7 +126,7 @@ fn open(pool: &Pool, other: &Pool) -> Result<(), PoolError> {
         Err(PoolError::NoPeerAccess { .. } | PoolError::DeviceLost { .. } | PoolError::Poisoned { .. }) => {
             Ok(())
         }
-        // A context can have so many links. Copies go through the host then.
+        // The context has its maximum number of peers. Copies between these devices go through the host.
         Err(PoolError::Driver(error)) if error.code() == CUresult::CUDA_ERROR_TOO_MANY_PEERS => Ok(()),
         opened => opened,
     }

@@ -209,7 +209,7 @@ fn a_refusal_names_the_place_of_the_limit() {
     }
 }
 
-/// As [`Pool::for_device`] builds one: mapped memory where each other device has a link.
+/// Pools built like those of [`Pool::for_device`] have mapped memory only on devices with a link to every other device.
 #[cfg(feature = "backend-caching")]
 #[test]
 fn a_default_pool_has_plain_segments_where_a_link_is_missing() {

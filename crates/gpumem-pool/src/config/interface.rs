@@ -21,7 +21,7 @@ pub enum Interface {
 }
 
 impl Interface {
-    /// Returns whether another library uses the pool's memory, and copies it between devices by its address alone.
+    /// True for other libraries that copy the pool's memory between devices by its address alone.
     pub(crate) fn copies_by_address(self) -> bool {
         matches!(self, Self::PyTorch | Self::CuPy | Self::Rmm)
     }

@@ -269,13 +269,14 @@ impl Stream {
         WeakStream(Arc::downgrade(&self.0))
     }
 
-    /// Returns whether a wrap that outlives the calls that name the stream can be checked ([`Stream::has_its_handle`]), and extends no
-    /// stream's life.
+    /// True for a wrap that can be kept between calls: [`Stream::has_its_handle`] can check it, and it does not keep the stream
+    /// alive.
     pub(super) fn may_be_kept(&self) -> bool {
         self.0.kind == Kind::Foreign && self.0.driver_id.is_some() && self.0.owner.get().is_none()
     }
 
-    /// Returns whether the handle, which a call names, means this stream still, and the stream takes part in no capture.
+    /// True if the driver's handle still belongs to this stream, and the stream is not capturing. Only for a call that names the
+    /// handle: it must belong to a live stream.
     pub(super) fn has_its_handle(&self) -> bool {
         let (device, raw) = (self.device(), self.raw());
         let answer = || {
