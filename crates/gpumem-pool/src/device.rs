@@ -188,7 +188,7 @@ impl Device {
         let clocks = Clocks::of(driver);
         let mut open = clocks.devices();
         // Before the context is retained: one that is retained here and inactive was destroyed.
-        open.iter().filter(|open| open.raw() == raw).for_each(Self::find_reset);
+        open.iter().filter(|open| open.raw() == raw).for_each(|open| _ = open.find_reset());
         // Retained last, so that no earlier failure has a context to release.
         let mut context = core::ptr::null_mut();
         // SAFETY: `context` outlives the call; the release is in `Inner::drop`.
@@ -394,9 +394,10 @@ impl Device {
         unfinished
     }
 
+    /// Makes the context current, unless the program has reset the device.
     #[inline]
     pub(crate) fn enter(&self) -> Result<ContextGuard<'_>, DriverError> {
-        if self.is_reset() {
+        if self.find_reset() {
             return Err(reset());
         }
         ContextGuard::enter(self.driver(), self.context()).map_err(|error| self.noted(error))
@@ -416,11 +417,8 @@ impl Device {
 
     #[cold]
     fn noted(&self, error: DriverError) -> DriverError {
-        if may_mean_reset(error.code()) && !fork::is_child() {
-            self.find_reset();
-            if self.is_reset() {
-                return error.with_code(RESET);
-            }
+        if may_mean_reset(error.code()) && !fork::is_child() && self.find_reset() {
+            return error.with_code(RESET);
         }
         if is_sticky(error.code()) {
             self.lose(error);
@@ -444,26 +442,20 @@ impl Device {
         }
     }
 
-    /// Looks whether the program has reset the device: its context is retained here, so that it would be active and the same one otherwise.
-    pub(crate) fn find_reset(&self) {
-        if self.is_reset() {
-            return;
-        }
-        if self.is_unused() {
-            return self.note_reset();
-        }
-        let (driver, mut context) = (self.driver(), core::ptr::null_mut());
-        // SAFETY: `context` outlives the call. It is released below.
-        if unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, self.raw()) }.is_err() {
-            return;
-        }
-        let is_same = context == self.context() && context_id(driver, context) == self.0.context_id;
-        let raw = self.raw();
-        // SAFETY: the context was retained above.
-        let _ = driver.destroy(move |driver| unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw) });
-        if !is_same {
+    /// Returns whether the program has reset the device, and notes it. Calls that name an object of the context ask before: the vendor's
+    /// driver dereferences the handles of streams, and those of a former context end the process.
+    #[inline]
+    pub(crate) fn find_reset(&self) -> bool {
+        self.is_reset() || (!self.0.has_its_context() && self.confirm_reset())
+    }
+
+    #[cold]
+    fn confirm_reset(&self) -> bool {
+        let is_gone = self.0.is_context_replaced();
+        if is_gone {
             self.note_reset();
         }
+        is_gone
     }
 
     /// True once a call has found that the program reset the device.
@@ -474,11 +466,7 @@ impl Device {
 
     /// True if the device has no primary context now, as after a reset.
     pub(crate) fn is_unused(&self) -> bool {
-        let (mut flags, mut is_active) = (0, 1);
-        // SAFETY: both outlive the call.
-        let asked =
-            unsafe { self.driver().cuDevicePrimaryCtxGetState(self.raw(), &mut flags, &mut is_active) };
-        asked.is_ok() && is_active == 0
+        self.0.is_unused()
     }
 
     /// Refuses operations of a forked child, and those on a device that was reset.
@@ -580,6 +568,9 @@ impl Drop for Inner {
             // destroy the next one.
             return self.clocks.drop_device(&self.own);
         }
+        if !self.has_its_context() && self.is_context_replaced() {
+            return self.clocks.drop_device(&self.own);
+        }
         self.release_deferred();
         self.lanes.destroy(&self.driver, self.context.0);
         self.clocks.close_device(&self.own, self.context.0);
@@ -592,6 +583,40 @@ impl Drop for Inner {
 }
 
 impl Inner {
+    /// True if the driver says that the context is the one that was opened.
+    #[inline]
+    fn has_its_context(&self) -> bool {
+        match self.context_id {
+            None => !self.is_unused(),
+            id => context_id(&self.driver, self.context.0) == id,
+        }
+    }
+
+    /// Returns whether the context was destroyed, by separate queries: one failure may concern one call alone. The context is retained
+    /// here, so that it would be active and the same one otherwise.
+    #[cold]
+    fn is_context_replaced(&self) -> bool {
+        if self.is_unused() {
+            return true;
+        }
+        let (driver, raw, mut context) = (&self.driver, self.raw, core::ptr::null_mut());
+        // SAFETY: `context` outlives the call. It is released below.
+        if unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw) }.is_err() {
+            return false;
+        }
+        let is_same = context == self.context.0 && context_id(driver, context) == self.context_id;
+        // SAFETY: the context was retained above.
+        let _ = driver.destroy(move |driver| unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw) });
+        !is_same
+    }
+
+    fn is_unused(&self) -> bool {
+        let (mut flags, mut is_active) = (0, 1);
+        // SAFETY: both outlive the call.
+        let asked = unsafe { self.driver.cuDevicePrimaryCtxGetState(self.raw, &mut flags, &mut is_active) };
+        asked.is_ok() && is_active == 0
+    }
+
     /// Releases the memory of pools that were dropped while work was queued.
     fn release_deferred(&self) {
         // Another `Device` of this GPU releases it later.
@@ -671,11 +696,12 @@ fn reset() -> DriverError {
     DriverError::Failed { call: "cuDevicePrimaryCtxReset", code: RESET }
 }
 
-/// The driver's number of a context that is alive.
+/// The driver's number of a context, which no other context has or had. `None` if the context is gone or the driver has no numbers.
+#[inline]
 fn context_id(driver: &Driver, context: CUcontext) -> Option<u64> {
     driver.table().cuCtxGetId?;
     let mut id = 0;
-    // SAFETY: the context is alive, and `id` outlives the call.
+    // SAFETY: the handle was a primary context's, of which the driver says whether it is gone, and `id` outlives the call.
     unsafe { driver.cuCtxGetId(context, &mut id) }.ok().map(|()| id)
 }
 

@@ -374,7 +374,7 @@ impl Drop for GraphExec {
 impl Hold {
     /// Destroys a driver object; in a host function, later. The error is ignored, because a drop cannot report it.
     fn destroy(&self, destroy: impl FnMut(&gpumem_sys::Driver) -> Result<(), DriverError> + Send + 'static) {
-        if fork::is_child() || self.device.is_reset() {
+        if fork::is_child() || self.device.find_reset() {
             return;
         }
         // Without its context, the object no longer exists. After another failure it does, and the calls need no current context.

@@ -36,7 +36,7 @@ use crate::stream::Stream;
 use crate::stream::capture::Captures;
 use crate::stream::event::Event;
 use crate::stream::schedule::Scheduler;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The state of one instance.
 pub(crate) struct Machine {
@@ -47,6 +47,8 @@ pub(crate) struct Machine {
     /// Each thread's stack of contexts; the last one is current.
     pub(crate) current: BTreeMap<ThreadKey, Vec<Handle>>,
     pub(crate) streams: Slab<Stream>,
+    /// The streams that were destroyed with their contexts: the vendor's driver dereferences their handles.
+    pub(crate) gone_streams: BTreeSet<Handle>,
     /// The streams with pending work.
     pub(crate) active: Vec<Handle>,
     pub(crate) events: Slab<Event>,
@@ -113,6 +115,7 @@ impl Machine {
             contexts: Slab::new(Kind::Context, instance),
             current: BTreeMap::new(),
             streams: Slab::new(Kind::Stream, instance),
+            gone_streams: BTreeSet::new(),
             active: Vec::new(),
             events: Slab::new(Kind::Event, instance),
             captures: Captures::default(),

@@ -73,33 +73,19 @@ fn the_default_pool_of_a_reset_device_is_replaced() {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum NextContext {
     OfNewDevice,
-    /// Then calls that name no object of the former context succeed, and only the simulator refuses those that do: the vendor's driver
-    /// dereferences the handles.
     OfAnotherLibrary,
 }
 
-/// With every setting, every call that may be the first to find the reset, and both orders of the end and the new beginning. With
-/// `is_overlapping`, former objects end while new ones live; then mapped memory of the former is left, for others may have its addresses.
+/// With every setting, every call that may be the first to find the reset, no call at all, and both orders of the end and the new
+/// beginning. With `is_overlapping`, former objects end while new ones live; then mapped memory of the former is left, for others may have its addresses.
 fn resets(driver: &Driver, next_context: NextContext, is_overlapping: bool) {
     let settings = settings(&Device::new(driver, 0).unwrap());
     for setting in settings {
         for (index, (name, first)) in FIRST.iter().enumerate() {
             let Some(old) = Old::new(driver, setting) else { continue };
-            let raw = old.device.raw();
-            // SAFETY: nothing is assumed about the context afterwards.
-            unsafe { driver.cuDevicePrimaryCtxReset_v2(raw).unwrap() };
-            if next_context == NextContext::OfAnotherLibrary {
-                let mut context = core::ptr::null_mut();
-                // SAFETY: a local outlives the call. The context is released below.
-                unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw).unwrap() };
-            }
+            let another = reset(&old.device, next_context);
             let context = format!("{setting}, {name}, {next_context:?}");
-            let found = first(&old);
-            if next_context == NextContext::OfNewDevice {
-                is_lost(&context, found);
-            }
-            // Names objects of the former context.
-            is_lost(&context, old.stream.synchronize());
+            is_lost(&context, first(&old));
             old.is_all_lost(&context);
             if index % 2 == 0 {
                 drop(old);
@@ -113,11 +99,47 @@ fn resets(driver: &Driver, next_context: NextContext, is_overlapping: bool) {
                 drop(old);
             }
             is_fast(driver, setting, &context);
-            if next_context == NextContext::OfAnotherLibrary {
-                // SAFETY: it was retained above.
-                unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw).unwrap() };
-            }
+            drop(another);
         }
+        if let Some(old) = Old::new(driver, setting) {
+            let another = reset(&old.device, next_context);
+            let context = format!("{setting}, dropped, {next_context:?}");
+            drop(old);
+            Next::new(driver, setting).works(&context);
+            is_fast(driver, setting, &context);
+            drop(another);
+        }
+    }
+    if let Some(sim) = Sim::of(driver) {
+        let findings = sim.report().findings;
+        let stale = findings.iter().find(|finding| finding.name() == "use of a stream whose context is gone");
+        assert!(stale.is_none(), "{stale:?}");
+    }
+}
+
+/// Resets the device. Returns the reference to the next context if another library makes it.
+fn reset(device: &Device, next_context: NextContext) -> Option<Another> {
+    let (driver, raw) = (device.driver().clone(), device.raw());
+    // SAFETY: nothing is assumed about the context afterwards.
+    unsafe { driver.cuDevicePrimaryCtxReset_v2(raw).unwrap() };
+    (next_context == NextContext::OfAnotherLibrary).then(|| {
+        let mut context = core::ptr::null_mut();
+        // SAFETY: a local outlives the call. The context is released by the drop.
+        unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw).unwrap() };
+        Another { driver, raw }
+    })
+}
+
+/// A reference to the primary context.
+struct Another {
+    driver: Driver,
+    raw: CUdevice,
+}
+
+impl Drop for Another {
+    fn drop(&mut self) {
+        // SAFETY: it was retained by the maker of this value.
+        unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.raw).unwrap() };
     }
 }
 

@@ -242,7 +242,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if fork::is_child() || self.device.is_reset() {
+        if fork::is_child() || self.device.find_reset() {
             return;
         }
         destroy_event(self.device.driver(), self.device.context(), self.raw.0);

@@ -132,8 +132,10 @@ impl Machine {
 
     /// Removes the handle right away. The stream is removed after its queued work has run.
     pub(crate) fn stream_destroy(&mut self, handle: Handle) -> Answer<()> {
-        let stream =
-            self.streams.get_mut(handle).filter(|stream| !stream.is_closing).ok_or(INVALID_HANDLE)?;
+        let Some(stream) = self.streams.get_mut(handle).filter(|stream| !stream.is_closing) else {
+            self.note_if_gone(handle);
+            return Err(INVALID_HANDLE);
+        };
         if stream.role != Role::Made {
             return Err(INVALID_VALUE);
         }

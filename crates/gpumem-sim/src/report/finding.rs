@@ -108,6 +108,8 @@ pub enum Misuse {
     WrongDevice,
     /// The call is not allowed while a stream captures, or it broke the capture.
     InsideCapture,
+    /// The call named a stream that was destroyed with its context, as by a reset of the device. On a GPU it ends the process.
+    GoneStream,
 }
 
 /// One access to memory.
@@ -195,10 +197,15 @@ impl Finding {
         }
     }
 
-    /// Returns whether no return code reports it. On a GPU such an error goes unnoticed, so it should fail a test.
+    /// Returns whether no return code reports it on a GPU. There such an error goes unnoticed or ends the process, so it should fail a
+    /// test.
     #[must_use]
     pub fn is_silent(&self) -> bool {
-        matches!(self, Self::Race { .. } | Self::Uninitialised { .. } | Self::Leak { .. })
+        match self {
+            Self::Race { .. } | Self::Uninitialised { .. } | Self::Leak { .. } => true,
+            Self::Refused { misuse, .. } => *misuse == Misuse::GoneStream,
+            Self::Fault { .. } => false,
+        }
     }
 }
 
@@ -249,6 +256,7 @@ impl Misuse {
             Self::FreeOnLostDevice => "free on a lost device",
             Self::WrongDevice => "use of another device's memory",
             Self::InsideCapture => "use inside a capture",
+            Self::GoneStream => "use of a stream whose context is gone",
         }
     }
 }

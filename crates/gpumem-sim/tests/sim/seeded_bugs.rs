@@ -1,4 +1,4 @@
-//! Ten bugs that a GPU hides, in small programs: the simulator finds and names each under every seed, and the corrected twin has
+//! Eleven bugs that a GPU hides, in small programs: the simulator finds and names each under every seed, and the corrected twin has
 //! no finding under 10,000 seeds.
 
 use super::*;
@@ -144,6 +144,35 @@ fn a_free_on_a_lost_device() {
             }
         }
     });
+}
+
+#[test]
+fn a_stream_whose_context_is_gone() {
+    type Use = fn(&Machine, CUstream) -> Result<(), DriverError>;
+    // SAFETY: handles are checked by the driver under test.
+    let uses: [Use; 4] = unsafe {
+        [
+            |gpu, stream| gpu.cuStreamQuery(stream),
+            |gpu, stream| gpu.cuStreamDestroy_v2(stream),
+            |gpu, stream| gpu.cuMemsetD8Async(gpu.alloc(64), 1, 64, stream),
+            |gpu, stream| {
+                let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+                gpu.cuStreamIsCapturing(stream, &mut status)
+            },
+        ]
+    };
+    for used in uses {
+        seeded_bug(&["use of a stream whose context is gone"], |gpu, is_wrong| {
+            let former = gpu.stream();
+            // SAFETY: handles are checked by the driver under test.
+            unsafe { gpu.cuDevicePrimaryCtxReset_v2(0).unwrap() };
+            let context = primary(&gpu.driver, 0);
+            // SAFETY: the context was retained above.
+            unsafe { gpu.cuCtxSetCurrent(context).unwrap() };
+            let stream = if is_wrong { former } else { gpu.stream() };
+            assert_eq!(used(gpu, stream).is_err(), is_wrong);
+        });
+    }
 }
 
 #[test]

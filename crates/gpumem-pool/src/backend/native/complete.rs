@@ -146,7 +146,7 @@ impl Complete {
 
 impl Drop for Complete {
     fn drop(&mut self) {
-        if self.device.is_reset() {
+        if self.device.find_reset() {
             // Memory and stream are gone, and others may have their addresses and its handle.
             return core::mem::forget(Arc::clone(&self.quiet));
         }

@@ -120,7 +120,7 @@ impl Drop for MarkerEvent {
         if fork::is_child() {
             return;
         }
-        if let Some(device) = self.device.upgrade().filter(|device| !device.is_reset()) {
+        if let Some(device) = self.device.upgrade().filter(|device| !device.find_reset()) {
             destroy_event(device.driver(), device.context(), self.raw.0);
         }
     }

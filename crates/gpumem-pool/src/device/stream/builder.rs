@@ -71,7 +71,7 @@ impl StreamBuilder {
 
 /// Destroys a stream whose handle is not used after this. The error is ignored, because a drop cannot report it.
 pub(super) fn destroy(device: &Device, raw: CUstream) {
-    if device.is_reset() {
+    if device.find_reset() {
         return;
     }
     let _ = destroy_stream(device.driver(), device.context(), raw);

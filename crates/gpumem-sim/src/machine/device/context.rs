@@ -36,9 +36,10 @@ impl Machine {
         let Some(context) = self.contexts.remove(handle) else { return };
         for stream in self.streams.handles() {
             if self.streams.get(stream).is_some_and(|stream| stream.context == handle)
-                && let Some(stream) = self.streams.remove(stream)
+                && let Some(gone) = self.streams.remove(stream)
             {
-                self.clock_gone(&stream);
+                self.clock_gone(&gone);
+                self.gone_streams.insert(stream);
             }
         }
         self.captures_forget();
@@ -132,7 +133,10 @@ impl Machine {
             2 => self.stream_of_thread(current, thread)?,
             _ => handle,
         };
-        let found = self.streams.get(stream).filter(|stream| !stream.is_closing).ok_or(INVALID_HANDLE)?;
+        let Some(found) = self.streams.get(stream).filter(|stream| !stream.is_closing) else {
+            self.note_if_gone(stream);
+            return Err(INVALID_HANDLE);
+        };
         self.check_context(found.context)?;
         Ok(stream)
     }

@@ -1,8 +1,9 @@
 //! Race detection: each access of an operation or of the host is compared with the earlier ones to the same bytes.
 
 use crate::backing::Bytes;
-use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::base::codes::{Answer, INVALID_HANDLE, INVALID_VALUE};
 use crate::base::elements::Elements;
+use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::machine::stream::execute::Fault;
 use crate::memory::Allocation;
@@ -169,6 +170,13 @@ impl Machine {
     pub(crate) fn note_if_capture_forbids(&mut self, code: CUresult) {
         if CAPTURE_CODES.contains(&code.0) {
             self.note_refused(Misuse::InsideCapture, code, 0);
+        }
+    }
+
+    /// Reports a stream that was destroyed with its context.
+    pub(crate) fn note_if_gone(&mut self, stream: Handle) {
+        if self.gone_streams.contains(&stream) {
+            self.note_refused(Misuse::GoneStream, INVALID_HANDLE, 0);
         }
     }
 

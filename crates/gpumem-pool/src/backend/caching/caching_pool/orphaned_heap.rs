@@ -26,7 +26,7 @@ impl Drop for CachingPool {
         let mut left = OrphanedHeap { access: self.access.for_orphaned_heap(), heap, extents, ranges };
         left.heap.set_outside_bytes(0);
         let (driver, clocks) = (self.device.driver(), self.clocks());
-        if self.device.is_reset() {
+        if self.device.find_reset() {
             // Plain segments and the host's copy went with the context. Mapped memory belongs to none. Once the device is in use again,
             // others may have the addresses, and the memory is left.
             if !left.waits() && self.device.is_unused() {
