@@ -217,6 +217,28 @@ static void *use_until_destroyed(void *argument) {
     return NULL;
 }
 
+/* Pools and streams of two devices come and go. The number of a stream that is gone goes to one of the other device, also while a
+ * pool and its view of the device end. */
+static void *pools_of_a_device(void *argument) {
+    gpumem_pool_options options;
+    gpumem_stream *streams[24];
+    int round, index;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.ordinal = (uintptr_t)argument % 2;
+    options.conf = "backend:caching";
+    for (round = 0; round < 50; round++) {
+        gpumem_pool *pool = NULL;
+        OK(gpumem_pool_create(&options, &pool));
+        for (index = 0; index < 24; index++) OK(gpumem_stream_create(pool, &streams[index]));
+        for (index = 1; index < 24; index++) OK(gpumem_stream_wait_for(streams[0], streams[index]));
+        OK(gpumem_stream_synchronize(streams[0]));
+        for (index = 0; index < 24; index++) OK(gpumem_stream_destroy(streams[index]));
+        OK(gpumem_pool_destroy(pool));
+    }
+    return NULL;
+}
+
 static void in_threads(void *(*work)(void *), void (*meanwhile)(void)) {
     pthread_t threads[THREADS];
     uintptr_t index;
@@ -249,6 +271,7 @@ static void threads(void) {
     }
     OK(gpumem_pool_destroy(shared_pool));
     OK(gpumem_stream_destroy(shared_stream));
+    in_threads(pools_of_a_device, NULL);
 }
 
 static gpumem_stream *dying_stream;

@@ -6,7 +6,8 @@
 //! No `Device` is dropped while a lock is held here: dropping the last clone takes these locks again.
 
 use super::marker::MarkerEvent;
-use super::{Clocks, Life, Order, Stamp, StreamId, StreamIndex, StreamParts};
+use super::stream_state::StreamState;
+use super::{Clocks, Life, Order, StreamId, StreamIndex, StreamParts};
 use crate::device::{CaptureModeGuard, ContextGuard, Device, Stream, WeakDevice, WeakStream};
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -263,12 +264,18 @@ impl Clocks {
 
     /// Records that all work of a device is done, which is being dropped.
     pub(crate) fn saw_end(&self, ending: &WeakDevice) {
-        let own: Vec<Stamp> = self.streams_of(ending).into_iter().map(|index| self.stamp(index)).collect();
+        let own = self.each_of(ending, |_, index| self.stamp(index));
         self.epochs.raise_complete(&own);
     }
 
-    fn streams_of(&self, device: &WeakDevice) -> Vec<StreamIndex> {
-        self.used_indices().filter(|index| self.stream_states.guard(*index).is_of(device)).collect()
+    /// Calls `work` with the state of each stream of a device, those that are gone included, while it is locked: the index of a
+    /// stream that is gone may go to a stream of another device at any other time.
+    fn each_of<T>(&self, device: &WeakDevice, work: impl Fn(&mut StreamState, StreamIndex) -> T) -> Vec<T> {
+        let called = |index| {
+            let mut state = self.stream_states.guard(index);
+            state.is_of(device).then(|| work(&mut state, index))
+        };
+        self.used_indices().filter_map(called).collect()
     }
 
     /// Closes a device before its context is released. Pending work on its streams goes to another `Device` of the
@@ -277,9 +284,8 @@ impl Clocks {
     pub(crate) fn close_device(&self, ending: &WeakDevice, context: CUcontext) {
         self.table().devices.retain(|device| !device.is_same(ending));
         let others = self.devices();
-        let own = self.streams_of(ending);
         if let Some(heir) = others.iter().find(|other| other.context() == context) {
-            own.iter().for_each(|index| self.stream_states.guard(*index).move_to(heir));
+            self.each_of(ending, |state, _| state.move_to(heir));
             return;
         }
         // In a host function the driver allows no calls: nothing can be waited for, and the events are destroyed later.
@@ -287,8 +293,8 @@ impl Clocks {
         if bound.as_ref().is_err_and(|error| !error.is_not_permitted()) {
             return;
         }
-        let pending: Vec<Stamp> =
-            own.iter().map(|index| self.stamp(*index)).filter(|stamp| !self.is_complete(*stamp)).collect();
+        let mut pending = self.each_of(ending, |_, index| self.stamp(index));
+        pending.retain(|stamp| !self.is_complete(*stamp));
         if bound.is_ok() && !pending.is_empty() && !others.is_empty() {
             // SAFETY: the context is current and alive.
             let waited = unsafe { self.driver.cuCtxSynchronize() };
@@ -296,24 +302,25 @@ impl Clocks {
                 self.epochs.raise_complete(&pending);
             }
         }
-        // Long-lived streams live until their device is dropped, which is now.
-        let kept = own.iter().filter(|index| self.stream_states.guard(**index).forget());
-        kept.for_each(|index| self.give_up(*index));
-        let events: Vec<MarkerEvent> =
-            own.iter().flat_map(|index| self.stream_states.guard(*index).take_events()).collect();
+        let events = self.end_streams(ending);
         events.into_iter().for_each(|event| event.destroy(&self.driver, context));
+    }
+
+    /// Long-lived streams live until their device is dropped, which is now. Returns the events of all streams of the device.
+    fn end_streams(&self, ending: &WeakDevice) -> Vec<MarkerEvent> {
+        let ended =
+            self.each_of(ending, |state, index| (state.take_events(), state.forget().then_some(index)));
+        let (events, kept): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
+        kept.into_iter().flatten().for_each(|index| self.give_up(index));
+        events.into_iter().flatten().collect()
     }
 
     /// The end of a device that was reset: its work is over, and its objects are gone.
     pub(crate) fn drop_device(&self, ending: &WeakDevice) {
         self.table().devices.retain(|device| !device.is_same(ending));
-        let own = self.streams_of(ending);
-        let all: Vec<Stamp> = own.iter().map(|index| self.stamp(*index)).collect();
-        self.epochs.raise_complete(&all);
-        let kept = own.iter().filter(|index| self.stream_states.guard(**index).forget());
-        kept.for_each(|index| self.give_up(*index));
+        self.saw_end(ending);
         // Their drops find no device, and do nothing.
-        own.iter().for_each(|index| drop(self.stream_states.guard(*index).take_events()));
+        drop(self.end_streams(ending));
     }
 
     pub(super) fn used_indices(&self) -> impl Iterator<Item = StreamIndex> + use<> {
