@@ -129,7 +129,8 @@ pub(crate) fn with<R>(address: u64, work: impl FnOnce(&Block) -> Outcome<R>) -> 
 #[cold]
 fn unknown(address: u64) -> Failure {
     let text = format!(
-        "no live block begins at {address:#x}: it was freed before, lies inside of a block, or came from another allocator"
+        "no live block begins at {address:#x}: it was freed before, lies inside of a block, or came from another allocator; pass the \
+         address of an allocation, until its free only"
     );
     Failure { code: gpumem_result::GPUMEM_ERROR_UNKNOWN_ADDRESS, text }
 }

@@ -79,6 +79,53 @@ fn interface_of(number: u32) -> Option<Interface> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::{Path, PathBuf};
+
+    /// The files of this crate.
+    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { sources(&path, found) } else { found.push(path) }
+        }
+    }
+
+    /// The literals of a source, outside of its tests, with their continuation lines joined.
+    fn literals(source: &str) -> Vec<String> {
+        let code = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let lines = code.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+        let code = lines.collect::<Vec<_>>().join("\n").replace("\\\n", "").replace("\\\"", "'");
+        code.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    /// Flags and variables that all interfaces have, or that only a program which wraps this one sets.
+    const OF_ALL: [&str; 3] = ["GPUMEM_FROM_ENVIRONMENT", "GPUMEM_INTERFACE_C", "GPUMEM_TRACE"];
+
+    /// Python's programs read the texts of this crate too, with the names of the Python package.
+    #[test]
+    fn texts_name_what_each_interface_has() {
+        let mut files = Vec::new();
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+        let texts = files.iter().flat_map(|file| literals(&std::fs::read_to_string(file).unwrap()));
+        let texts: Vec<_> = texts.filter(|text| text.contains(' ')).collect();
+        assert!(texts.len() > 20, "{} texts found", texts.len());
+        for text in texts {
+            for number in GPUMEM_INTERFACE_C..=GPUMEM_INTERFACE_RMM {
+                let translated = interface_of(number).unwrap().translate(&text);
+                let names =
+                    translated.split(|letter: char| !(letter.is_alphanumeric() || "_:".contains(letter)));
+                let left: Vec<_> = names
+                    .filter(|name| name.contains("::") || name.to_lowercase().starts_with("gpumem_"))
+                    .filter(|name| {
+                        !OF_ALL.contains(name) && (number != GPUMEM_INTERFACE_C || name.contains("::"))
+                    })
+                    .collect();
+                assert!(
+                    left.is_empty(),
+                    "interface {number}: {left:?} in {translated:?}; write the names in Rust"
+                );
+            }
+        }
+    }
 
     #[test]
     fn the_version_is_that_of_the_package() {

@@ -151,8 +151,11 @@ impl<T: Send + Sync> Table<T> {
     #[cold]
     fn unknown(&self, handle: u64) -> Failure {
         let text = match handle {
-            0 => format!("the {} is null", self.name),
-            _ => format!("{handle:#x} is not a {}, or was destroyed", self.name),
+            0 => format!("the {0} is null, or was closed; create a {0} before this call", self.name),
+            _ => format!(
+                "{handle:#x} is not a {0}, or was destroyed; pass a {0} until its end only",
+                self.name
+            ),
         };
         Failure { code: gpumem_result::GPUMEM_ERROR_INVALID_HANDLE, text }
     }

@@ -8,6 +8,7 @@ mod default;
 
 use crate::adaptor::Adaptor;
 use crate::config::options::{KEYS, setters, value_of};
+use crate::config::parse::named;
 use crate::config::{
     BackendKind, Config, ConfigError, FlightRecorder, Interface, IntoLimit, Limit, MemoryKind, Options,
     PoolName, Profile, VARIABLES,
@@ -184,6 +185,33 @@ impl PoolBuilder {
     pub(crate) fn copied_by_address(mut self) -> Self {
         self.is_copied_by_address = true;
         self
+    }
+
+    /// Sets the option `peers`: `all` devices with a link, `none`, an ordinal (`1`), or a list of them (`[0,1]`) may use the memory.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new().devices(2))?, 0)?;
+    /// let pool = Pool::builder(&device).peers("[1]")?.build()?;
+    /// assert!(Pool::builder(&device).peers("some").is_err());
+    /// # drop(pool);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ConfigError::BadValue`] for an invalid text.
+    /// - [`ConfigError::Twice`] if [`PoolBuilder::conf`] or this function has set the option.
+    pub fn peers(mut self, text: &str) -> Result<Self, ConfigError> {
+        const KEY: &str = "peers";
+        if matches!(self.options.peers, Some((_, KEY))) {
+            return Err(ConfigError::Twice { key: KEY, other: KEY });
+        }
+        let peers = named(text).map_err(|place| ConfigError::bad_value(KEY, text, place))?;
+        self.options.peers = Some((peers, KEY));
+        Ok(self)
     }
 
     /// Gives the streams of these devices access to the pool's blocks; see [`Pool::enable_peer_access`].

@@ -90,7 +90,19 @@ pub(super) unsafe fn text<'a>(text: *const c_char, name: &str) -> Outcome<Option
     }
     // SAFETY: the caller promises a text.
     let text = unsafe { CStr::from_ptr(text) }.to_str();
-    text.map(Some).map_err(|_| Failure::argument(format!("{name} is not UTF-8")))
+    text.map(Some)
+        .map_err(|_| Failure::argument(format!("{name} is not UTF-8; pass a text in that encoding")))
+}
+
+/// A text of the caller that must be there.
+///
+/// # Safety
+///
+/// As for [`text`].
+pub(super) unsafe fn needed_text<'a>(place: *const c_char, name: &str) -> Outcome<&'a str> {
+    // SAFETY: the caller promises a text.
+    unsafe { text(place, name) }?
+        .ok_or_else(|| Failure::argument(format!("{name} is null; pass a text that ends with a zero byte")))
 }
 
 /// Writes a text and its terminating zero byte, cut to `capacity_bytes`. The length of the whole text is written first.

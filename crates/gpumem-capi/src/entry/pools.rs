@@ -9,10 +9,11 @@ use crate::handles::Table;
 use ::gpumem_pool::sys::Driver;
 use ::gpumem_pool::sys::text::Shown;
 use ::gpumem_pool::trace::Trace;
-use ::gpumem_pool::{CurrentPool, Device, Keep, Limit, Pool, PoolBuilder, PoolError, RecentStreams};
+use ::gpumem_pool::{
+    CurrentPool, Device, Interface, Keep, Limit, Pool, PoolBuilder, PoolError, RecentStreams,
+};
 use core::ffi::{c_char, c_void};
 use core::time::Duration;
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -61,7 +62,7 @@ pub struct gpumem_pool_options {
     /// Must be 0.
     pub reserved: u32,
     /// The other devices that may use the memory: `"all"` that have a link, an ordinal (`"1"`), or a list of them (`"[0,1]"`), which must
-    /// have one. Null for none. The default pools of devices with a link are open to each other without it.
+    /// have one. Null for none. Default pools without it (`"none"` is a value) are open to those of devices with a link.
     pub peers: *const c_char,
 }
 
@@ -133,18 +134,22 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
     let from_environment = match options.flags {
         0 => false,
         GPUMEM_FROM_ENVIRONMENT => true,
-        other => return Err(Failure::argument(format!("unknown flags {other:#x}"))),
+        other => {
+            let text = format!("unknown flags {other:#x}; set GPUMEM_FROM_ENVIRONMENT or 0");
+            return Err(Failure::argument(text));
+        }
     };
     let driver = Driver::from_env().map_err(PoolError::from)?;
     let device = Device::new(&driver, options.ordinal)?;
     let mut builder = if from_environment { PoolBuilder::from_env(&device)? } else { Pool::builder(&device) };
-    // SAFETY: the caller promises a text.
-    if let Some(conf) = with_peers(conf, unsafe { arguments::text(options.peers, "peers") }?)? {
-        builder = builder.conf(&conf).map_err(PoolError::from)?;
+    if let Some(conf) = conf {
+        builder = builder.conf(conf).map_err(PoolError::from)?;
     }
-    let interface = interface_of(options.interface).filter(|_| options.reserved == 0);
-    builder = builder
-        .interface(interface.ok_or_else(|| Failure::argument("unknown interface; pass GPUMEM_INTERFACE_C"))?);
+    // SAFETY: the caller promises a text.
+    if let Some(peers) = unsafe { arguments::text(options.peers, "peers") }? {
+        builder = builder.peers(peers).map_err(PoolError::from)?;
+    }
+    builder = builder.interface(interface(options)?);
     // SAFETY: the caller promises a text.
     if let Some(limit) = unsafe { limit(options.hard_limit_bytes, options.hard_limit, "hard_limit") }? {
         builder = builder.hard_limit(limit);
@@ -165,7 +170,10 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
     let mut traces: Vec<_> = builder.trace().cloned().into_iter().collect();
     if let Some(path) = trace_path {
         let trace = Trace::shared(path, None).map_err(|error| {
-            Failure::argument(format!("the trace {} cannot be recorded: {error}", Shown::sentence(path)))
+            let path = Shown::sentence(path);
+            Failure::argument(format!(
+                "the trace {path:?} cannot be recorded: {error}; name a file that can be written"
+            ))
         })?;
         // `GPUMEM_TRACE` may name the same file. A pool records into it once.
         if !traces.iter().any(|known| Arc::ptr_eq(known, &trace)) {
@@ -176,19 +184,15 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
     Ok((builder.build()?, traces))
 }
 
-/// Options by name, with the option `peers`. It is an error in both.
-fn with_peers<'a>(conf: Option<&'a str>, peers: Option<&str>) -> Outcome<Option<Cow<'a, str>>> {
-    let Some(peers) = peers else { return Ok(conf.map(Cow::Borrowed)) };
-    // A text without a colon adds no other option.
-    if peers.contains(':') {
-        let text = format!(
-            "peers is {}; expected \"all\", \"none\", an ordinal or a list such as \"[0,1]\"",
-            Shown::name(peers)
-        );
+/// Whose names the pool's reports use.
+fn interface(options: &gpumem_pool_options) -> Outcome<Interface> {
+    if options.reserved != 0 {
+        let text = format!("reserved is {}; set all bytes of the options to 0 first", options.reserved);
         return Err(Failure::argument(text));
     }
-    let texts = conf.into_iter().map(str::to_owned).chain([format!("peers:{peers}")]);
-    Ok(Some(Cow::Owned(texts.collect::<Vec<_>>().join(","))))
+    interface_of(options.interface).ok_or_else(|| {
+        Failure::argument(format!("unknown interface {}; set GPUMEM_INTERFACE_C", options.interface))
+    })
 }
 
 /// A limit that is given as a number of bytes, or as a text.
@@ -285,8 +289,7 @@ pub unsafe extern "C" fn gpumem_pool_part(
     guarded(|| {
         check(part, "part")?;
         // SAFETY: the caller promises a text.
-        let name = unsafe { arguments::text(name, "name") }?;
-        let name = name.ok_or_else(|| Failure::argument("name is null"))?;
+        let name = unsafe { arguments::needed_text(name, "name") }?;
         let (found, traces) = with(pool, |entry| Ok((entry.pool.part(name)?, entry.traces.clone())))?;
         // SAFETY: the caller promises a place.
         unsafe { put(part, add(found, traces)?, "part") }
@@ -337,7 +340,7 @@ pub extern "C" fn gpumem_pool_end_current(pool: *mut gpumem_pool) -> gpumem_resu
             let guard = entry.current.lock().unwrap_or_else(PoisonError::into_inner).pop();
             guard.map(drop).ok_or_else(|| Failure {
                 code: gpumem_result::GPUMEM_ERROR_STATE,
-                text: "the pool was not made current; call gpumem_pool_make_current first".into(),
+                text: "the pool was not made current, or no longer is; make it current before its end".into(),
             })
         })
     })
@@ -400,8 +403,7 @@ pub unsafe extern "C" fn gpumem_pool_set_soft_limit_text(
 /// `text` is null, or ends with a zero byte.
 unsafe fn limit_text(text: *const c_char) -> Outcome<Limit> {
     // SAFETY: the caller promises a text.
-    let limit = unsafe { limit(0, text, "limit") }?;
-    limit.ok_or_else(|| Failure::argument("limit is null"))
+    Ok(unsafe { arguments::needed_text(text, "limit") }?.parse().map_err(PoolError::from)?)
 }
 
 /// Releases cached memory until `keep_bytes` are reserved, without waiting. `released_bytes` may be null.
@@ -462,7 +464,7 @@ pub extern "C" fn gpumem_pool_sleep(pool: *mut gpumem_pool, keep: u32) -> gpumem
             GPUMEM_KEEP_ON_HOST => Keep::OnHost,
             GPUMEM_KEEP_NOTHING => Keep::Nothing,
             other => {
-                let text = format!("keep is {other}; pass GPUMEM_KEEP_ON_HOST or GPUMEM_KEEP_NOTHING");
+                let text = format!("keep is {other}; pass Keep::OnHost or Keep::Nothing");
                 return Err(Failure::argument(text));
             }
         };

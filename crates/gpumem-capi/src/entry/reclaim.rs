@@ -88,9 +88,8 @@ pub unsafe extern "C" fn gpumem_holder_register(
     guarded(|| {
         check(holder, "holder")?;
         // SAFETY: the caller promises a text.
-        let name =
-            unsafe { arguments::text(name, "name") }?.ok_or_else(|| Failure::argument("name is null"))?;
-        let reclaim = reclaim.ok_or_else(|| Failure::argument("reclaim is null"))?;
+        let name = unsafe { arguments::needed_text(name, "name") }?;
+        let reclaim = reclaim.ok_or_else(|| Failure::argument("reclaim is null; pass a function"))?;
         let registered = pools::with(pool, |entry| {
             let kind = entry.pool.kind();
             let holder =

@@ -61,7 +61,7 @@ pub unsafe extern "C" fn gpumem_scope_begin(
     guarded(|| {
         check(scope, "scope")?;
         // SAFETY: the caller promises a text.
-        let tag = unsafe { arguments::text(tag, "tag") }?.ok_or_else(|| Failure::argument("tag is null"))?;
+        let tag = unsafe { arguments::needed_text(tag, "tag") }?;
         let begun = pools::with(pool, |entry| Ok(entry.pool.scope(tag)))?;
         let number = OPEN.try_with(|open| {
             let mut open = open.borrow_mut();

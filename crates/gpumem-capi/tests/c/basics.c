@@ -406,8 +406,9 @@ static int fill_from_the_other_device(struct driver cuda, gpumem_pool *pool) {
 }
 
 static void peers(struct driver cuda) {
-    static const char *const open[] = {"all", "1", "[0,1]"}, *const closed[] = {NULL, "none", "0"};
-    static const char *const wrong[] = {"", "some", "[0", "7", "all,backend:none", "[1],backend:none", "1,0"};
+    static const char *const open[] = {"all", "1", "[0,1]", "1,0"};
+    static const char *const closed[] = {NULL, "none", "0", "[0]"};
+    static const char *const wrong[] = {"", "some", "[0", "7", "all,backend:none", "[1],backend:none"};
     gpumem_pool_options options;
     gpumem_pool *pool = NULL;
     size_t index;

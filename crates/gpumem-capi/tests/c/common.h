@@ -19,7 +19,21 @@
         }                                                                                                    \
     } while (0)
 #define OK(call) CHECK((call) == GPUMEM_SUCCESS)
-#define FAILS(code, call) CHECK((call) == (code))
+#define FAILS(code, call)                                                                                    \
+    do {                                                                                                     \
+        CHECK((call) == (code));                                                                             \
+        CHECK(states_an_action());                                                                           \
+    } while (0)
+
+/* True if the text of the last error goes on after the problem, to what the program can do. */
+static inline int states_an_action(void) {
+    static const char *const signs[] = {"; ", "did you mean", ": expected ", "\xe2\x86\x92" /* the arrow of a report */};
+    size_t index;
+    for (index = 0; index < sizeof signs / sizeof *signs; index++) {
+        if (strstr(gpumem_last_error(), signs[index]) != NULL) return 1;
+    }
+    return 0;
+}
 
 /* The functions of the driver that the programs call. */
 struct driver {
@@ -38,6 +52,7 @@ struct driver {
     int (*begin_capture)(void *, int);
     int (*end_capture)(void *, void **);
     int (*graph_destroy)(void *);
+    int (*launch_host_function)(void *, void (*)(void *), void *);
 };
 
 static inline void find(void *library, const char *name, void *place) {
@@ -67,6 +82,7 @@ static inline struct driver open_driver(void) {
     find(library, "cuStreamBeginCapture_v2", &cuda.begin_capture);
     find(library, "cuStreamEndCapture", &cuda.end_capture);
     find(library, "cuGraphDestroy", &cuda.graph_destroy);
+    find(library, "cuLaunchHostFunc", &cuda.launch_host_function);
     CHECK(cuda.init(0) == 0);
     CHECK(cuda.retain(&context, 0) == 0);
     CHECK(cuda.set_current(context) == 0);

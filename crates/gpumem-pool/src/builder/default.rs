@@ -68,7 +68,8 @@ impl Pool {
     /// set.
     ///
     /// The default pools of devices with a link are open to each other ([`Pool::enable_peer_access`]), from the moment at which both
-    /// exist: code that knows only numbers of devices copies between them. A process that uses one device has no cost from that.
+    /// exist: code that knows only numbers of devices copies between them. A process that uses one device has no cost from that. A pool
+    /// with the option `peers`, `none` included, is open to the devices that the option names, and to no other.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -119,8 +120,11 @@ impl Pool {
     }
 }
 
-/// Lets the device of `other` use the memory of a pool, where that is possible.
+/// Lets the device of `other` use the memory of a pool, where that is possible and the program has not chosen the devices.
 fn open(pool: &Pool, other: &Pool) -> Result<(), PoolError> {
+    if pool.0.config().given.peers.is_some() {
+        return Ok(());
+    }
     match pool.enable_peer_access(other.device()) {
         // A pool that is lost is of no use to the other device.
         Err(PoolError::NoPeerAccess { .. } | PoolError::DeviceLost { .. } | PoolError::Poisoned { .. }) => {

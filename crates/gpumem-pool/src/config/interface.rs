@@ -114,6 +114,7 @@ const NAMES: &[Names] = &[
     names("Pool::scope", "gpumem_scope_begin", "{pool}.scope"),
     names("Pool::sleep with Keep::OnHost", "gpumem_pool_sleep with GPUMEM_KEEP_ON_HOST", "{pool}.sleep(keep=\"host\")"),
     names("Pool::wake", "gpumem_pool_wake", "{pool}.wake"),
+    names("Keep::OnHost or Keep::Nothing", "GPUMEM_KEEP_ON_HOST or GPUMEM_KEEP_NOTHING", "\"host\" or \"nothing\""),
     names("Device::synchronize", "gpumem_pool_reclaim", "{pool}.reclaim"),
     names("drop graphs that are no longer launched (Graph, GraphExec)",
         "destroy graphs that are no longer launched (gpumem_captures_destroy)", "drop graphs that are no longer launched"),

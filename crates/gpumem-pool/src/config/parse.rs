@@ -171,7 +171,7 @@ fn parsed<T: FromStr>(text: &str, is_valid: impl Fn(&T) -> bool) -> Parsed<T> {
 }
 
 /// A name of an enum, or a [`Limit`].
-pub(super) fn named<T: FromStr>(text: &str) -> Parsed<T> {
+pub(crate) fn named<T: FromStr>(text: &str) -> Parsed<T> {
     parsed(text, |_| true)
 }
 

@@ -1,7 +1,7 @@
 //! The default pool of a device. One test, because a process has one default pool for each ordinal.
 
-use gpumem_pool::sys::{CUresult, LoadError};
-use gpumem_pool::{Device, Pool, PoolError};
+use gpumem_pool::sys::{CUresult, Driver, LoadError};
+use gpumem_pool::{Device, Pool, PoolError, Stream};
 use gpumem_sim::{Effect, Rule, SimConfig};
 
 #[test]
@@ -31,7 +31,7 @@ fn a_device_has_one_default_pool() {
     assert!(matches!(refused, PoolError::DefaultAlreadySet { ordinal: 3 }), "{refused:?}");
     assert!(refused.to_string().contains("device 3 has a default pool already"), "{refused}");
 
-    let stream = gpumem_pool::Stream::new(&device).unwrap();
+    let stream = Stream::new(&device).unwrap();
     let block = Pool::for_device(3).unwrap().alloc(1 << 20, &stream).unwrap();
     assert_eq!(pool.status().unwrap().in_use_bytes, 1 << 20);
     drop((pool, block));
@@ -41,4 +41,28 @@ fn a_device_has_one_default_pool() {
     // A context that has all the links that it can have: copies to the further device go through the host.
     let plain = Pool::builder(&Device::new(&driver, 1).unwrap()).conf("expandable_segments:false").unwrap();
     plain.build().unwrap().set_default().unwrap();
+
+    // The option `peers` counts alone, and only for its own pool.
+    for (ordinal, peers) in [(0, "none"), (2, "[1]")] {
+        let device = Device::new(&driver, ordinal).unwrap();
+        let chosen = Pool::builder(&device).peers(peers).unwrap().build().unwrap();
+        chosen.set_default().unwrap();
+        let other = Stream::new(&Device::new(&driver, 3).unwrap()).unwrap();
+        assert!(!may_write(&driver, &chosen, &other), "peers:{peers}");
+        let open = Pool::for_device(3).unwrap();
+        assert!(may_write(&driver, &open, &Stream::new(&device).unwrap()), "peers:{peers}");
+    }
+}
+
+/// Returns whether work on a stream of another device may write the memory of a pool.
+fn may_write(driver: &Driver, pool: &Pool, other: &Stream) -> bool {
+    let home = Stream::new(pool.device()).unwrap();
+    let block = pool.alloc(4096, &home).unwrap();
+    other.wait_for(&home).unwrap();
+    let _bound = other.device().bind().unwrap();
+    // SAFETY: the block is alive, and its free waits for the stream.
+    let queued = unsafe { driver.cuMemsetD8Async(block.address(), 9, 4096, other.raw()) };
+    block.record_use(other);
+    other.synchronize().unwrap();
+    queued.is_ok()
 }
