@@ -1,4 +1,4 @@
-"""A stream of the simulator's driver that a test captures."""
+"""The simulator's driver, and a stream of its own that a test captures."""
 
 import ctypes
 

@@ -223,6 +223,56 @@ static void one_stream_by_its_handle(void) {
     CHECK(status_of(pool).in_use_bytes == 0);
 }
 
+/* What a host function does with the pool and its blocks. */
+struct in_host_function {
+    gpumem_pool *pool;
+    gpumem_stream *stream;
+    void *freed, *freed_on, *allocated;
+    gpumem_result free, free_on, alloc, reclaim;
+    char text[256];
+};
+
+static void host_function(void *user_data) {
+    struct in_host_function *work = user_data;
+    work->free = gpumem_free(work->freed);
+    work->free_on = gpumem_free_on(work->freed_on, work->stream);
+    work->alloc = gpumem_alloc(work->pool, 40 * MIB, work->stream, &work->allocated);
+    work->reclaim = gpumem_pool_reclaim(work->pool, NULL);
+    snprintf(work->text, sizeof work->text, "%s", gpumem_last_error());
+}
+
+/* In a host function the driver allows no calls: memory that is freed there goes back with the next call elsewhere. */
+static void host_functions(void) {
+    static const char *const backends[] = {"backend:caching", "expandable_segments:false", "backend:native", "backend:none"};
+    struct in_host_function work;
+    size_t index;
+    for (index = 0; index < sizeof backends / sizeof *backends; index++) {
+        void *raw = NULL, *next = NULL;
+        memset(&work, 0, sizeof work);
+        work.pool = create(backends[index], 64 * MIB);
+        OK(gpumem_stream_create(work.pool, &work.stream));
+        OK(gpumem_stream_raw(work.stream, &raw));
+        OK(gpumem_alloc(work.pool, 30 * MIB, work.stream, &work.freed));
+        OK(gpumem_alloc(work.pool, 70000, work.stream, &work.freed_on));
+        CHECK(cuda.launch_host_function(raw, host_function, &work) == 0);
+        OK(gpumem_stream_synchronize(work.stream));
+        CHECK(work.free == GPUMEM_SUCCESS && work.free_on == GPUMEM_SUCCESS);
+        /* Beyond what is cached, an allocation needs the driver. */
+        CHECK(work.alloc == GPUMEM_ERROR_DRIVER && work.allocated == NULL);
+        CHECK(work.reclaim == GPUMEM_ERROR_DRIVER && strstr(work.text, "called from a host function") != NULL);
+        CHECK(strstr(work.text, "; ") != NULL);
+        FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_free(work.freed));
+        CHECK(status_of(work.pool).in_use_bytes == 0 && status_of(work.pool).block_count == 0);
+        /* The limit has no room beside the memory of the freed blocks. */
+        OK(gpumem_alloc(work.pool, 50 * MIB, work.stream, &next));
+        OK(gpumem_free(next));
+        OK(gpumem_pool_reclaim(work.pool, NULL));
+        CHECK(status_of(work.pool).reserved_bytes == 0);
+        OK(gpumem_stream_destroy(work.stream));
+        OK(gpumem_pool_destroy(work.pool));
+    }
+}
+
 int main(void) {
     pool = create(NULL, 0);
     cuda = open_driver();
@@ -236,6 +286,7 @@ int main(void) {
     streams_by_the_call();
     one_stream_by_its_handle();
     streams_of_another_context();
+    host_functions();
     CHECK(status_of(pool).in_use_bytes == 0);
     OK(gpumem_stream_destroy(own));
     OK(gpumem_pool_destroy(pool));
