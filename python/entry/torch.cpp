@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -117,17 +118,20 @@ constexpr int DEVICES_MAX = 64;
 /* The smallest hard limit of a pool. */
 constexpr std::uint64_t LIMIT_MIN_BYTES = UINT64_C(2) << 20;
 
+/* A text, or none. An empty one is the library's to judge. */
+using Text = std::optional<std::string>;
+
 struct Settings {
-    std::string conf;
-    std::string trace_path;
-    std::string hard_limit;
-    std::string soft_limit;
+    Text conf;
+    Text trace_path;
+    Text hard_limit;
+    Text soft_limit;
+    Text peers;
     gpumem_out_of_memory_fn on_out_of_memory = nullptr;
     void *user_data = nullptr;
 };
 
-/* A text that was set; null for an empty one. */
-const char *text_of(const std::string &text) { return text.empty() ? nullptr : text.c_str(); }
+const char *text_of(const Text &text) { return text ? text->c_str() : nullptr; }
 
 /* Guards what follows, except reads of `pools`. Never destroyed: threads may free tensors while the process ends. */
 std::mutex &mutex() {
@@ -145,7 +149,7 @@ std::atomic<std::uint64_t> failed_frees{0};
 
 /* The device's default pool in this process, which other libraries' allocators use too. With options, it must not exist yet. */
 gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_pool **pool) {
-    const bool is_plain = chosen.conf.empty() && chosen.trace_path.empty() && chosen.hard_limit.empty() && chosen.soft_limit.empty()
+    const bool is_plain = !chosen.conf && !chosen.trace_path && !chosen.hard_limit && !chosen.soft_limit && !chosen.peers
                           && chosen.on_out_of_memory == nullptr;
     if (is_plain) return gpumem_pool_for_device(ordinal, pool);
     gpumem_pool_options options{};
@@ -157,6 +161,7 @@ gpumem_result make_pool(std::uint32_t ordinal, const Settings &chosen, gpumem_po
     options.trace_path = text_of(chosen.trace_path);
     options.hard_limit = text_of(chosen.hard_limit);
     options.soft_limit = text_of(chosen.soft_limit);
+    options.peers = text_of(chosen.peers);
     options.on_out_of_memory = chosen.on_out_of_memory;
     options.user_data = chosen.user_data;
     gpumem_result result = gpumem_pool_create(&options, pool);
@@ -255,12 +260,13 @@ EXPORTED int gpumem_torch_set_exceptions(void *construct, void *error, void *out
 
 /* The options of pools that are made from now on. */
 EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path, const char *hard_limit, const char *soft_limit,
-                                       gpumem_out_of_memory_fn on_out_of_memory, void *user_data) {
+                                       const char *peers, gpumem_out_of_memory_fn on_out_of_memory, void *user_data) {
     /* A forked child makes no pools. */
     if (gpumem_check_process() != GPUMEM_SUCCESS) return;
-    const auto copied = [](const char *text) { return std::string(text == nullptr ? "" : text); };
+    const auto copied = [](const char *text) { return text == nullptr ? Text() : Text(text); };
     const std::lock_guard<std::mutex> guard(mutex());
-    settings() = Settings{copied(conf), copied(trace_path), copied(hard_limit), copied(soft_limit), on_out_of_memory, user_data};
+    settings() = Settings{copied(conf),       copied(trace_path), copied(hard_limit), copied(soft_limit),
+                          copied(peers), on_out_of_memory,   user_data};
 }
 
 /* The device's pool, which the first call makes; the text of an error is `gpumem_last_error_as`. */

@@ -16,10 +16,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
-import operator
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 from ._native import (
     FROM_ENVIRONMENT,
@@ -46,10 +45,13 @@ from ._native import (
     WrongState,
     callbacks,
     check,
+    check_callable,
     check_size,
     keep,
     library,
     limit_text,
+    path_text,
+    peers_text,
     text as _text,
     version_text,
 )
@@ -87,7 +89,7 @@ _log = logging.getLogger("gpumem")
 
 def record_use(address: int, stream: Stream) -> None:
     """Records that work on another stream uses memory of a pool, such as an array's: its free waits, on the device, for that work."""
-    check(library.gpumem_record_use(address, stream._handle))
+    check(library.gpumem_record_use(check_size("address", address), stream._handle))
 
 
 def version() -> tuple[int, int, int]:
@@ -96,7 +98,14 @@ def version() -> tuple[int, int, int]:
     return (number // 10_000, number // 100 % 100, number % 100)
 
 
-class Pool:
+class _Owner:
+    """An object that ends what it holds. A copy would end it a second time, perhaps when it belongs to another."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled, because it ends what it holds; pass the object itself")
+
+
+class Pool(_Owner):
     """A pool of a device's memory.
 
     `conf` has options by name as GPUMEM_CONF has them: "profile:fast". A limit is a number of bytes or a text, "2GiB", "50%" of the
@@ -115,14 +124,11 @@ class Pool:
         hard_limit: Limit | None = None,
         soft_limit: Limit | None = None,
         peers: str | Iterable[SupportsIndex] | None = None,
-        trace: str | os.PathLike[str] | None = None,
+        trace: str | bytes | os.PathLike[Any] | None = None,
         on_out_of_memory: Callable[[str], object] | None = None,
         from_environment: bool = True,
         _interface: int = PYTHON,
     ) -> None:
-        if peers is not None:
-            ordinals = [] if isinstance(peers, str) else [str(operator.index(peer)) for peer in peers]
-            peers = peers if isinstance(peers, str) else f"[{','.join(ordinals)}]" if ordinals else "none"
         options = PoolOptions(
             struct_size=ctypes.sizeof(PoolOptions),
             ordinal=check_size("ordinal", ordinal, 2**32),
@@ -130,9 +136,9 @@ class Pool:
             conf=None if conf is None else _text("conf", conf),
             hard_limit=limit_text("hard_limit", hard_limit),
             soft_limit=limit_text("soft_limit", soft_limit),
-            trace_path=None if trace is None else _text("trace", str(trace)),
+            trace_path=None if trace is None else path_text("trace", trace),
             interface=_interface,
-            peers=None if peers is None else _text("peers", peers),
+            peers=None if peers is None else peers_text(peers),
         )
         if on_out_of_memory is not None:
             options.on_out_of_memory, options.user_data = _out_of_memory_function(on_out_of_memory)
@@ -151,9 +157,10 @@ class Pool:
     @classmethod
     def _default(cls, ordinal: int, interface: int, **options: Any) -> Pool:
         """The device's default pool, for the allocators of other libraries. With options, it must not exist yet."""
-        if not any(options.values()):
+        given = {name: value for name, value in _checked_options(options).items() if value is not None}
+        if not given:
             return cls.for_device(ordinal)
-        pool = cls(ordinal, _interface=interface, **options)
+        pool = cls(ordinal, _interface=interface, **given)
         check(library.gpumem_pool_set_default(pool._handle), interface)
         pool._is_own = False
         return pool
@@ -186,11 +193,11 @@ class Pool:
 
     def borrow(self, raw: int) -> Stream:
         """Wraps a cudaStream_t that another library created. Call `retire` before that library destroys it."""
-        return Stream._made(library.gpumem_stream_borrow, self._handle, raw)
+        return Stream._made(library.gpumem_stream_borrow, self._handle, check_size("raw", raw))
 
     def long_lived(self, raw: int) -> Stream:
         """Wraps a cudaStream_t of another library that lives as long as the process, such as PyTorch's; 0 is the default stream."""
-        return Stream._made(library.gpumem_stream_long_lived, self._handle, raw, is_own=False)
+        return Stream._made(library.gpumem_stream_long_lived, self._handle, check_size("raw", raw), is_own=False)
 
     def alloc(self, size: SupportsIndex, stream: Stream) -> Block:
         """Allocates bytes for work that is queued on the stream from now on. Raises `OutOfMemory` with the report."""
@@ -291,7 +298,7 @@ class Pool:
         return released.value
 
 
-class Stream:
+class Stream(_Owner):
     """A stream of a device."""
 
     _handle: ctypes.c_void_p
@@ -340,22 +347,33 @@ class Stream:
             library.gpumem_stream_destroy(self._handle)
 
 
-class Block:
+class Block(_Owner):
     """Device memory. `free`, or the end of a `with` or of the object, frees it in stream order."""
 
     def __init__(self, address: int, size: int) -> None:
-        self.address = address
-        """The device address; 0 for an empty block."""
+        # Of two threads that free the block, one takes the address: another block may have it afterwards.
+        self._owned = [check_size("address", address)] if address else []
         self.size = size
         """The size in bytes."""
 
+    @property
+    def address(self) -> int:
+        """The device address; 0 for an empty block, and once the block is freed."""
+        return next(iter(self._owned), 0)
+
     def record_use(self, stream: Stream) -> None:
         """Records that work on another stream uses the block: its free waits, on the device, for that work."""
-        record_use(self.address, stream)
+        address = self.address
+        if not address and self.size:
+            raise UnknownAddress("the block was freed before; record its uses before the free")
+        record_use(address, stream)
 
     def free(self) -> None:
         """Frees the block; a second call does nothing."""
-        address, self.address = self.address, 0
+        try:
+            address = self._owned.pop()
+        except IndexError:
+            return
         check(library.gpumem_free(address))
 
     def __enter__(self) -> Block:
@@ -365,11 +383,11 @@ class Block:
         self.free()
 
     def __del__(self) -> None:
-        if getattr(self, "address", 0):
-            library.gpumem_free(self.address)
+        for address in getattr(self, "_owned", ()):
+            library.gpumem_free(address)
 
 
-class Scope:
+class Scope(_Owner):
     """A scope of `Pool.scope`, for a `with` on one thread."""
 
     def __init__(self, pool: Pool, tag: str) -> None:
@@ -388,7 +406,7 @@ class Scope:
         self._number = ctypes.c_uint64()
 
 
-class Holder:
+class Holder(_Owner):
     """The registration of `Pool.on_shortage`. `close`, or the end of a `with` or of the interpreter, ends it."""
 
     def __init__(self, pool: Pool, name: str, release: Callable[[bool], object]) -> None:
@@ -396,11 +414,12 @@ class Holder:
             try:
                 release(is_last_resort != 0)
                 return 0
-            except Exception:
+            except BaseException:  # Even an interrupt may not pass through the library.
                 _log.exception("the function of the holder %s has failed", name)
                 return 1
 
         text = _text("the name of a holder", name)
+        check_callable("release", release)
         # A call on another thread may run when the registration ends.
         function = ctypes.cast(keep(ReclaimFunction(call)), ctypes.c_void_p)
         entry = ReclaimFunction(("gpumem_python_release", callbacks))
@@ -424,9 +443,19 @@ class Holder:
 
 def _out_of_memory_function(notify: Callable[[str], object]) -> tuple[Any, Any]:
     """The function of C that passes reports to a Python function, and its user data."""
+    check_callable("on_out_of_memory", notify)
     function = OutOfMemoryFunction(lambda report, _: notify(report.decode()))
     # Blocks may outlive the pool and its callback is called as long as they live.
     return OutOfMemoryFunction(("gpumem_python_report", callbacks)), ctypes.cast(keep(function), ctypes.c_void_p)
+
+
+def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Refuses a name that is no option, before the first request creates a pool with it."""
+    known = [name for name in Pool.__init__.__kwdefaults__ if not name.startswith("_")]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{name} is no option of a pool; the options are {', '.join(known)}")
+    return options
 
 
 _NO_LIMIT = 2**64 - 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, SupportsIndex, TypeVar, Union
 
@@ -208,16 +209,43 @@ def check_size(name: str, value: SupportsIndex, limit: int = 2**64) -> int:
 
 def text(name: str, value: str) -> bytes:
     """Returns a text as C reads it, which would end at a zero byte silently."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is of the type {type(value).__name__}; pass a str")
     if "\0" in value:
         raise InvalidArgument(f"{name} has a zero byte; remove it")
-    return value.encode()
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{name} is not UTF-8 ({error.reason} at {error.start}); pass a text in that encoding") from error
+
+
+def path_text(name: str, value: str | bytes | os.PathLike[Any]) -> bytes:
+    """Returns a path as C reads it."""
+    return text(name, os.fsdecode(value))
+
+
+def peers_text(value: str | Iterable[SupportsIndex]) -> bytes:
+    """Returns the devices of the option `peers` as the library reads them."""
+    if not isinstance(value, str):
+        if isinstance(value, (bytes, bytearray)) or not isinstance(value, Iterable):
+            raise TypeError(f'peers is of the type {type(value).__name__}; pass "all", "none", or a list of ordinals')
+        ordinals = [str(operator.index(peer)) for peer in value]
+        value = f"[{','.join(ordinals)}]" if ordinals else "none"
+    return text("peers", value)
+
+
+def check_callable(name: str, value: object) -> None:
+    """Refuses what cannot be called before a request needs it."""
+    if not callable(value):
+        raise TypeError(f"{name} is of the type {type(value).__name__}; pass a function")
 
 
 def limit_text(name: str, value: Limit | None) -> bytes | None:
     """Returns a limit as the library reads it, and None for none. The library alone parses texts."""
     if isinstance(value, str):
         return text(name, value)
-    return str(check_size(name, value)).encode() if value else None
+    number = 0 if value is None else check_size(name, value)
+    return str(number).encode() if number else None
 
 
 def keep(value: _Kept) -> _Kept:

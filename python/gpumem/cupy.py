@@ -13,7 +13,7 @@ from typing import Any
 import cupy
 import cupy_backends.cuda.stream
 
-from . import Error, OutOfMemory, Pool, Stream
+from . import Error, OutOfMemory, Pool, Stream, _checked_options
 from ._native import CUPY, ERRORS, FOLDER, Unsupported, check, keep, library
 
 __all__ = ["OutOfMemoryError", "allocator", "install", "memory_pool", "set_options"]
@@ -55,7 +55,7 @@ def install(**options: Any) -> None:
 
 def set_options(**options: Any) -> None:
     """Sets the options of pools that are made from now on: a device's pool is made by its first array."""
-    _options.update(options)
+    _options.update(_checked_options(options))
 
 
 def memory_pool(device: int | None = None) -> Pool:

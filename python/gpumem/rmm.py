@@ -14,7 +14,7 @@ from typing import Any
 import rmm
 
 from . import Pool
-from ._native import RMM, check, keep, library
+from ._native import RMM, WrongState, check, keep, library
 
 __all__ = ["install", "memory_pool", "resource"]
 
@@ -37,7 +37,10 @@ def install(device: int | None = None, **options: Any) -> None:
 
 def memory_pool(device: int | None = None) -> Pool:
     """The `gpumem.Pool` that `install` has made for a device: limits, status, trim."""
-    return _pools[_current_device() if device is None else int(device)]
+    ordinal = _current_device() if device is None else int(device)
+    if ordinal not in _pools:
+        raise WrongState(f"RMM has no pool of gpumem on device {ordinal}; call gpumem.rmm.install for it first")
+    return _pools[ordinal]
 
 
 def resource(pool: Pool) -> Any:

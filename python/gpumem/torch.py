@@ -9,14 +9,30 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, SupportsIndex, Union
 
 import torch
 
 from . import Pool, _out_of_memory_function
-from ._native import FOLDER, PYTORCH, Error, Limit, Status, Unsupported, check, limit_text, serves, text as _text, version_text
+from ._native import (
+    FOLDER,
+    PYTORCH,
+    Error,
+    Limit,
+    Status,
+    Unsupported,
+    WrongState,
+    check,
+    limit_text,
+    path_text,
+    peers_text,
+    serves,
+    text as _text,
+    version_text,
+)
 
 __all__ = [
     "install",
@@ -43,11 +59,13 @@ _SYMBOLS = (
 _entry: Any = None
 _installed: Any = None
 _segments: Any = None
+# By thread and device, the parts that `part` has entered and not left.
+_used = threading.local()
 # By device, what `reset_accumulated_memory_stats` found.
 _accumulated: dict[int, tuple[int, int, int, int]] = {}
 
 _Device = Union[int, str, "torch.device", None]
-_Path = Union[str, "os.PathLike[str]", None]
+_Path = Union[str, bytes, "os.PathLike[Any]", None]
 
 # A fraction of 0 sets it (entry/torch.cpp).
 _LIMIT_MIN = 2 << 20
@@ -58,6 +76,7 @@ def install(
     conf: str | None = None,
     hard_limit: Limit | None = None,
     soft_limit: Limit | None = None,
+    peers: str | Iterable[SupportsIndex] | None = None,
     trace: _Path = None,
     on_out_of_memory: Callable[[str], object] | None = None,
     statistics: bool = True,
@@ -75,7 +94,17 @@ def install(
     if _installed is not None:
         raise Error("gpumem is installed already; set options in the first call")
     entry = _load()
-    set_options(conf=conf, hard_limit=hard_limit, soft_limit=soft_limit, trace=trace, on_out_of_memory=on_out_of_memory)
+    options = {
+        "conf": conf,
+        "hard_limit": hard_limit,
+        "soft_limit": soft_limit,
+        "peers": peers,
+        "trace": trace,
+        "on_out_of_memory": on_out_of_memory,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if given:
+        set_options(**given)  # type: ignore[arg-type]
     allocator = torch._C._cuda_customAllocator(_address("gpumem_torch_alloc"), _address("gpumem_torch_free"))
     for setter, function in (
         ("set_reset_fn", "gpumem_torch_empty_cache"),
@@ -131,11 +160,17 @@ def part(name: str, device: _Device = None) -> Iterator[Pool]:
     """
     entry, ordinal = _load(), _ordinal(device)
     chosen = memory_pool(device).part(name)
-    before = entry.gpumem_torch_use_pool(ordinal, chosen._handle)
+    used: list[Pool] = vars(_used).setdefault(str(ordinal), [])
+    used.append(chosen)
+    entry.gpumem_torch_use_pool(ordinal, chosen._handle)
     try:
         yield chosen
     finally:
-        entry.gpumem_torch_use_pool(ordinal, before)
+        # Tasks of one thread may leave their parts in any order.
+        if used is not vars(_used).get(str(ordinal)):
+            raise WrongState(f"the part {name!r} was left on another thread, and stays on its own; leave it on the thread that entered it")
+        used.remove(chosen)
+        entry.gpumem_torch_use_pool(ordinal, used[-1]._handle if used else None)
 
 
 def set_options(
@@ -143,14 +178,23 @@ def set_options(
     conf: str | None = None,
     hard_limit: Limit | None = None,
     soft_limit: Limit | None = None,
+    peers: str | Iterable[SupportsIndex] | None = None,
     trace: _Path = None,
     on_out_of_memory: Callable[[str], object] | None = None,
 ) -> None:
-    """Sets the options of pools that are made from now on: a device's pool is made by its first allocation."""
-    encoded = [None if value is None else _text(name, str(value)) for name, value in (("conf", conf), ("trace", trace))]
-    limits = limit_text("hard_limit", hard_limit), limit_text("soft_limit", soft_limit)
+    """Sets the options of pools that are made from now on: a device's pool is made by its first allocation.
+
+    They replace those of earlier calls, and those of `install` replace them.
+    """
+    texts = (
+        None if conf is None else _text("conf", conf),
+        None if trace is None else path_text("trace", trace),
+        limit_text("hard_limit", hard_limit),
+        limit_text("soft_limit", soft_limit),
+        None if peers is None else peers_text(peers),
+    )
     notify = (0, 0) if on_out_of_memory is None else _out_of_memory_function(on_out_of_memory)
-    _load().gpumem_torch_set_options(*encoded, *limits, *(ctypes.cast(value, ctypes.c_void_p) for value in notify))
+    _load().gpumem_torch_set_options(*texts, *(ctypes.cast(value, ctypes.c_void_p) for value in notify))
 
 
 def memory_pool(device: _Device = None) -> Pool:
@@ -258,7 +302,7 @@ def _load() -> Any:
         return _entry
     entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
     entry.gpumem_torch_set_exceptions.argtypes = (ctypes.c_void_p,) * 3
-    entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 4, *(ctypes.c_void_p,) * 2)
+    entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 5, *(ctypes.c_void_p,) * 2)
     entry.gpumem_torch_set_options.restype = None
     entry.gpumem_torch_pool.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
     entry.gpumem_torch_use_pool.argtypes = (ctypes.c_int, ctypes.c_void_p)

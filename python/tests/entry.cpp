@@ -19,7 +19,7 @@ using PoolId = std::pair<std::uint64_t, std::uint64_t>;
 extern "C" {
 int gpumem_torch_set_exceptions(void *construct, void *error, void *out_of_memory);
 void gpumem_torch_set_options(const char *conf, const char *trace_path, const char *hard_limit, const char *soft_limit,
-                              gpumem_out_of_memory_fn on_out_of_memory, void *user_data);
+                              const char *peers, gpumem_out_of_memory_fn on_out_of_memory, void *user_data);
 gpumem_result gpumem_torch_pool(int device, gpumem_pool **pool);
 std::uint64_t gpumem_torch_failed_frees();
 gpumem_result gpumem_torch_retire(int device, void *raw);
@@ -186,7 +186,7 @@ int main(int argc, char **argv) {
     std::memcpy(&place, &constructor, sizeof place);
     auto *error = const_cast<std::type_info *>(&typeid(Error)), *out_of_memory = const_cast<std::type_info *>(&typeid(OutOfMemory));
     CHECK(gpumem_torch_set_exceptions(place, error, out_of_memory));
-    gpumem_torch_set_options(nullptr, argv[1], nullptr, nullptr, nullptr, nullptr);
+    gpumem_torch_set_options(nullptr, argv[1], nullptr, nullptr, nullptr, nullptr, nullptr);
     a_trace_of_two_devices();
     cuda = open_driver();
     void *used = new_stream();

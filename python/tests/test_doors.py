@@ -25,7 +25,7 @@ sys.modules["torch"] = types.SimpleNamespace(__version__="0", cuda=types.SimpleN
 import gpumem.cupy, gpumem.torch
 gpumem.torch._entry = ctypes.CDLL(str(FOLDER / "libgpumem_torch.so"))
 entry = gpumem.torch._entry
-entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 4, *(ctypes.c_void_p,) * 2)
+entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 5, *(ctypes.c_void_p,) * 2)
 entry.gpumem_torch_set_options.restype = None
 """
 
@@ -80,6 +80,11 @@ with pools[0].stream() as stream, pools[0].alloc(1 << 20, stream):
 """)
             self.assertEqual(found, " ".join(["(1048576, 67108864)"] * 3), first)
 
+    def test_the_environment_is_left_out(self):
+        for library in ("cupy", "rmm"):
+            code = f"options = dict(from_environment=False)\n{LIBRARIES[library]}\nprint(pool.status().hard_limit_bytes)"
+            self.assertEqual(run(code, GPUMEM_HARD_LIMIT="64MiB"), str(2**64 - 1), library)
+
     def test_options_that_come_too_late_are_refused(self):
         found = run("""
 gpumem.torch.memory_pool()
@@ -124,6 +129,33 @@ class FeaturesTest(unittest.TestCase):
             tried = "options = {}\ntry:\n" + "".join(f"    {line}\n" for line in code.strip().splitlines())
             tried += "except gpumem.InvalidEnvironment as error:\n    print(error)\n"
             self.assertIn("did you mean GPUMEM_HARD_LIMIT?", run(tried, GPUMEM_HARDLIMIT="1GiB"))
+
+    def test_names_that_are_no_options(self):
+        for options in ("dict(hard_limits=None)", "dict(ordinal=0)", "dict(_interface=1)"):
+            for name, library in LIBRARIES.items():
+                code = "".join(f"    {line}\n" for line in library.split("pool =")[0].strip().splitlines())
+                with self.subTest(name):
+                    found = run(f"options = {options}\ntry:\n{code}except TypeError as error:\n    print(error)\n")
+                    self.assertRegex(found, f"{options[5:].split('=')[0]}")
+
+    def test_peers(self):
+        """The default pools of two devices are open to each other, unless `peers` says otherwise."""
+        for peers, is_open in (("None", True), ("'none'", False), ("[]", False), ("'all'", True), ("[1]", True)):
+            self.check(
+                f"""
+cuda = ctypes.CDLL("libcuda.so.1")
+address = alloc(4096)
+address = getattr(address, "ptr", address)
+other = gpumem.Pool.for_device(1).stream()
+context = ctypes.c_void_p()
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0 and cuda.cuCtxSetCurrent(context) == 0
+code = cuda.cuMemsetD8Async(ctypes.c_uint64(address), 1, ctypes.c_size_t(4096), ctypes.c_void_p(other.raw))
+assert (code == 0) == {is_open}, code
+other.synchronize()
+""",
+                f"dict(peers={peers})",
+                GPUMEM_SIM_DEVICES="2",
+            )
 
     def test_scopes(self):
         self.check("""

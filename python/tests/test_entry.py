@@ -107,6 +107,57 @@ class ModuleTest(unittest.TestCase):
             self.entry.gpumem_torch_free(address, size, 0, None)
         self.assertEqual((in_use(weights), in_use(cache), in_use(pool)), (0, 0, before))
 
+    def test_parts_are_left_in_any_order(self):
+        """Tasks of one thread take turns, and generators end on other threads."""
+        size, pool = 6 << 20, self.module.memory_pool()
+
+        def alloc():
+            self.entry.gpumem_torch_free(self.entry.gpumem_torch_alloc(size, 0, None), size, 0, None)
+
+        def counts(*pools):
+            return [of.status().allocation_count for of in pools]
+
+        first, second = self.module.part("first"), self.module.part("second")
+        parts = [first.__enter__(), second.__enter__()]
+        before = counts(*parts)
+        first.__exit__(None, None, None)
+        alloc()
+        self.assertEqual(counts(*parts), [before[0], before[1] + 1])
+        second.__exit__(None, None, None)
+        before = counts(pool)
+        alloc()
+        self.assertEqual(counts(pool), [before[0] + 1])
+
+        left, errors = self.module.part("first"), []
+        part = left.__enter__()
+
+        def leave():
+            try:
+                left.__exit__(None, None, None)
+            except gpumem.WrongState as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+        self.assertRegex(str(errors), "the part 'first' was left on another thread.*; leave it on the thread that entered it")
+        before = counts(part)
+        alloc()
+        self.assertEqual(counts(part), [before[0] + 1])
+        self.module._used.__dict__.clear()
+        self.entry.gpumem_torch_use_pool(0, None)
+
+    def test_install_keeps_the_options_of_before(self):
+        self.module.set_options(hard_limit="1GiB")
+        texts = []
+        with mock.patch.object(self.module, "set_options", lambda **options: texts.append(options)):
+            for options in ({}, {"peers": "none"}):
+                # The module that stands in for PyTorch has no allocators.
+                with self.assertRaises(AttributeError):
+                    self.module.install(**options)
+        self.assertEqual(texts, [{"peers": "none"}])
+        self.module.set_options()
+
     def test_fractions(self):
         pool = self.module.memory_pool()
         for fraction in (0.5, 0.0, 1.0):

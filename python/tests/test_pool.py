@@ -1,6 +1,9 @@
 """The package without PyTorch: on the simulator as libcuda.so.1, or on a GPU."""
 
+import copy
+import ctypes
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -9,6 +12,7 @@ import threading
 import unittest
 from pathlib import Path
 
+import capturing
 import gpumem
 
 MIB = 1 << 20
@@ -322,6 +326,134 @@ class PoolTest(unittest.TestCase):
         self.stream.synchronize()
         other.close()
         self.assertEqual(self.pool.status().in_use_bytes, 0)
+
+    def test_a_block_has_one_owner(self):
+        with gpumem.Pool() as pool, pool.stream() as stream, pool.alloc(MIB, stream) as block:
+            scope, holder = pool.scope("a"), pool.on_shortage("a cache", lambda is_last_resort: None)
+            for owner in (block, pool, stream, scope, holder):
+                for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+                    with self.assertRaisesRegex(TypeError, f"a {type(owner).__name__} cannot be copied or pickled, .*; pass the object"):
+                        duplicate(owner)
+            holder.close()
+            with self.assertRaises(AttributeError):
+                block.address = 0
+            self.assertEqual(pool.status().block_count, 1)
+        # Figures own nothing.
+        self.assertEqual(repr(pickle.loads(pickle.dumps(pool_status := self.pool.status()))), repr(pool_status))
+
+    def test_one_of_two_threads_frees_a_block(self):
+        """A thread may be stopped between any two instructions of `free`."""
+        stopped_at = []
+
+        def stops(count):
+            block, steps = self.pool.alloc(MIB, self.stream), iter(range(10_000))
+            taken = []
+
+            def trace(frame, event, argument):
+                if frame.f_code is not gpumem.Block.free.__code__:
+                    return None
+                frame.f_trace_opcodes = True
+                if event == "opcode" and next(steps) == count:
+                    # The other thread, and a third one, which gets the memory.
+                    stopped_at.append(count)
+                    block.free()
+                    taken.append(self.pool.alloc(MIB, self.stream))
+                return trace
+
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                block.free()
+            finally:
+                sys.settrace(before)
+            for other in taken:
+                other.free()
+
+        for count in range(40):
+            stops(count)
+        self.assertGreater(len(stopped_at), 5)
+        self.assertEqual(self.pool.status().block_count, 0)
+
+    def test_a_use_after_the_free_is_an_error(self):
+        block = self.pool.alloc(MIB, self.stream)
+        block.free()
+        with self.assertRaisesRegex(gpumem.UnknownAddress, "freed before; record its uses before the free"):
+            block.record_use(self.stream)
+        self.pool.alloc(0, self.stream).record_use(self.stream)
+
+    def test_values_of_wrong_types_are_errors(self):
+        for options in (
+            {"conf": 5},
+            {"conf": b"profile:fast"},
+            {"hard_limit": 0.0},
+            {"hard_limit": float("nan")},
+            {"hard_limit": b""},
+            {"soft_limit": []},
+            {"trace": 7.5},
+            {"peers": 1},
+            {"peers": b"all"},
+            {"on_out_of_memory": "print"},
+        ):
+            with self.subTest(options), self.assertRaises(TypeError):
+                gpumem.Pool(**options)
+        for call in (
+            lambda: self.pool.scope(b"a"),
+            lambda: self.pool.part(3),
+            lambda: self.pool.on_shortage("a", None),
+            lambda: self.pool.set_hard_limit(0.5),
+        ):
+            with self.assertRaises(TypeError):
+                call()
+        for options in ({"conf": "profile:\udc80"}, {"trace": "a\udcff"}, {"trace": b"a\xff"}, {"peers": "\ud800"}):
+            with self.subTest(options), self.assertRaisesRegex(gpumem.InvalidArgument, "is not UTF-8 .*; pass a text"):
+                gpumem.Pool(**options)
+        for number in (-1, 1 << 64, (1 << 64) + self.stream.raw):
+            for call in (self.pool.borrow, self.pool.long_lived, lambda number: gpumem.record_use(number, self.stream)):
+                with self.assertRaisesRegex(gpumem.InvalidArgument, "expected a number from 0"):
+                    call(number)
+
+    def test_a_path_is_of_bytes_too(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with gpumem.Pool(trace=os.fsencode(folder) + b"/a.trace") as pool, pool.alloc(MIB, self.stream):
+                pool.flush_trace()
+            self.assertEqual(os.listdir(folder), ["a.trace"])
+
+    def test_what_is_closed_says_so(self):
+        pool, stream = gpumem.Pool(), self.pool.stream()
+        pool.close()
+        stream.close()
+        for call in (pool.status, pool.stream, pool.wake, lambda: pool.scope("a").__enter__(), lambda: pool.alloc(1, self.stream)):
+            with self.assertRaisesRegex(gpumem.InvalidHandle, "the pool is null, or was closed; create a pool before this call"):
+                call()
+        for call in (stream.synchronize, lambda: self.pool.alloc(1, stream), lambda: stream.raw):
+            with self.assertRaisesRegex(gpumem.InvalidHandle, "the stream is null, or was closed; create a stream before this call"):
+                call()
+
+    @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "calls the simulator's driver")
+    def test_a_free_in_a_host_function(self):
+        """The driver allows no calls there. The memory goes back with the next call."""
+        launch = capturing.stream()[0].cuLaunchHostFunc
+        for conf in ("backend:caching", "expandable_segments:false", "backend:native", "backend:none"):
+            with self.subTest(conf), gpumem.Pool(hard_limit="64MiB", conf=conf) as pool, pool.stream() as stream:
+                blocks, errors = [pool.alloc(30 * MIB, stream), pool.alloc(70_000, stream)], []
+
+                def work(_):
+                    blocks.pop().free()
+                    blocks.clear()
+                    try:
+                        pool.alloc(40 * MIB, stream)
+                    except gpumem.Error as error:
+                        errors.append(error)
+
+                function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(work)
+                self.assertEqual(launch(ctypes.c_void_p(stream.raw), function, None), 0)
+                stream.synchronize()
+                self.assertRegex(str(errors), "DriverFailed.*called from a host function .*; let the host function wake another thread")
+                self.assertEqual((pool.status().in_use_bytes, pool.status().block_count), (0, 0))
+                # The limit has no room beside the memory of the freed blocks.
+                pool.alloc(50 * MIB, stream).free()
+                pool.reclaim()
+                self.assertEqual(pool.status().reserved_bytes, 0)
 
     def test_streams_of_others(self):
         borrowed = self.pool.borrow(self.stream.raw)
