@@ -1,4 +1,4 @@
-/* Calls Python's functions from gpumem's callbacks. */
+/* What Python's code cannot do by itself: calls of its functions from gpumem's callbacks, and ends that no interrupt divides. */
 
 #include <cxxabi.h>
 #include <unistd.h>
@@ -27,6 +27,12 @@ template <typename Result, typename Argument> Result call(Argument argument, voi
 }
 
 } // namespace
+
+/* Takes what is in a place and ends it, in one call: an interrupt comes before it or after it, and of several threads one ends it. */
+EXPORTED int gpumem_python_end(void **place, int (*end)(void *)) {
+    void *const taken = __atomic_exchange_n(place, nullptr, __ATOMIC_ACQ_REL);
+    return taken == nullptr ? 0 : end(taken);
+}
 
 /* A `gpumem_out_of_memory_fn`. */
 EXPORTED void gpumem_python_report(const char *report, void *user_data) { call<void>(report, user_data); }

@@ -21,6 +21,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, SupportsIndex
 
 from ._native import (
+    END_HOLDER,
+    END_POOL,
+    END_STREAM,
+    FREE,
     FROM_ENVIRONMENT,
     KEEP,
     DeviceLost,
@@ -47,6 +51,7 @@ from ._native import (
     check,
     check_callable,
     check_size,
+    end,
     keep,
     library,
     limit_text,
@@ -142,9 +147,9 @@ class Pool(_Owner):
         )
         if on_out_of_memory is not None:
             options.on_out_of_memory, options.user_data = _out_of_memory_function(on_out_of_memory)
-        self._handle = ctypes.c_void_p()
+        # Before the call, which an interrupt may follow.
+        self._handle, self._is_own = ctypes.c_void_p(), True
         check(library.gpumem_pool_create(ctypes.byref(options), ctypes.byref(self._handle)), _interface)
-        self._is_own = True
 
     @classmethod
     def for_device(cls, ordinal: int = 0) -> Pool:
@@ -173,9 +178,8 @@ class Pool(_Owner):
 
     def close(self) -> None:
         """Ends the use of the pool. Its memory returns to the driver after its last block is freed."""
-        if self._is_own and self._handle:
-            handle, self._handle = self._handle, ctypes.c_void_p()
-            check(library.gpumem_pool_destroy(handle))
+        if self._is_own:
+            check(end(self._handle, END_POOL))
 
     def __enter__(self) -> Pool:
         return self
@@ -184,8 +188,8 @@ class Pool(_Owner):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_is_own", False) and self._handle:
-            library.gpumem_pool_destroy(self._handle)
+        if getattr(self, "_is_own", False):
+            end(self._handle, END_POOL)
 
     def stream(self) -> Stream:
         """Creates a stream on the pool's device."""
@@ -201,9 +205,9 @@ class Pool(_Owner):
 
     def alloc(self, size: SupportsIndex, stream: Stream) -> Block:
         """Allocates bytes for work that is queued on the stream from now on. Raises `OutOfMemory` with the report."""
-        address, size_bytes = ctypes.c_void_p(), check_size("size", size)
-        check(library.gpumem_alloc(self._handle, size_bytes, stream._handle, ctypes.byref(address)))
-        return Block(address.value or 0, size_bytes)
+        block = Block(0, check_size("size", size))
+        check(library.gpumem_alloc(self._handle, block.size, stream._handle, ctypes.byref(block._place)))
+        return block
 
     def scope(self, tag: str) -> Scope:
         """Counts the blocks that the calling thread allocates inside for a tag, in `status_text` and in reports:
@@ -332,9 +336,7 @@ class Stream(_Owner):
 
     def close(self) -> None:
         """Ends the use of the stream; one that this package created is destroyed."""
-        if self._handle:
-            handle, self._handle = self._handle, ctypes.c_void_p()
-            check(library.gpumem_stream_destroy(handle))
+        check(end(self._handle, END_STREAM))
 
     def __enter__(self) -> Stream:
         return self
@@ -343,23 +345,22 @@ class Stream(_Owner):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_is_own", False) and self._handle:
-            library.gpumem_stream_destroy(self._handle)
+        if getattr(self, "_is_own", False):
+            end(self._handle, END_STREAM)
 
 
 class Block(_Owner):
     """Device memory. `free`, or the end of a `with` or of the object, frees it in stream order."""
 
     def __init__(self, address: int, size: int) -> None:
-        # Of two threads that free the block, one takes the address: another block may have it afterwards.
-        self._owned = [check_size("address", address)] if address else []
+        self._place = ctypes.c_void_p(check_size("address", address))
         self.size = size
         """The size in bytes."""
 
     @property
     def address(self) -> int:
         """The device address; 0 for an empty block, and once the block is freed."""
-        return next(iter(self._owned), 0)
+        return self._place.value or 0
 
     def record_use(self, stream: Stream) -> None:
         """Records that work on another stream uses the block: its free waits, on the device, for that work."""
@@ -370,11 +371,7 @@ class Block(_Owner):
 
     def free(self) -> None:
         """Frees the block; a second call does nothing."""
-        try:
-            address = self._owned.pop()
-        except IndexError:
-            return
-        check(library.gpumem_free(address))
+        check(end(self._place, FREE))
 
     def __enter__(self) -> Block:
         return self
@@ -383,8 +380,8 @@ class Block(_Owner):
         self.free()
 
     def __del__(self) -> None:
-        for address in getattr(self, "_owned", ()):
-            library.gpumem_free(address)
+        if hasattr(self, "_place"):
+            end(self._place, FREE)
 
 
 class Scope(_Owner):
@@ -424,15 +421,17 @@ class Holder(_Owner):
         function = ctypes.cast(keep(ReclaimFunction(call)), ctypes.c_void_p)
         entry = ReclaimFunction(("gpumem_python_release", callbacks))
         self._handle = ctypes.c_void_p()
-        check(library.gpumem_holder_register(pool._handle, text, entry, function, ctypes.byref(self._handle)))
         atexit.register(self.close)
+        try:
+            check(library.gpumem_holder_register(pool._handle, text, entry, function, ctypes.byref(self._handle)))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Ends the registration; a second call does nothing."""
-        if self._handle:
-            handle, self._handle = self._handle, ctypes.c_void_p()
-            atexit.unregister(self.close)
-            check(library.gpumem_holder_unregister(handle))
+        atexit.unregister(self.close)
+        check(end(self._handle, END_HOLDER))
 
     def __enter__(self) -> Holder:
         return self
@@ -451,7 +450,7 @@ def _out_of_memory_function(notify: Callable[[str], object]) -> tuple[Any, Any]:
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     """Refuses a name that is no option, before the first request creates a pool with it."""
-    known = [name for name in Pool.__init__.__kwdefaults__ if not name.startswith("_")]
+    known = [name for name in Pool.__init__.__kwdefaults__ or () if not name.startswith("_")]
     for name in options:
         if name not in known:
             raise TypeError(f"{name} is no option of a pool; the options are {', '.join(known)}")

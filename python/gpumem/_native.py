@@ -310,7 +310,23 @@ def _declare() -> None:
     library.gpumem_last_error_as.argtypes, library.gpumem_last_error_as.restype = (ctypes.c_uint32,), ctypes.c_char_p
 
 
+def end(place: ctypes.c_void_p, function: Any) -> int:
+    """Ends what a place holds, once, and returns the result of the function that does so."""
+    result: int = callbacks.gpumem_python_end(ctypes.byref(place), function)
+    return result
+
+
 library.gpumem_version.argtypes, library.gpumem_version.restype = (), ctypes.c_uint32
 # First: another version may lack a function.
 check_version(library.gpumem_version())
 _declare()
+callbacks.gpumem_python_end.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
+END_POOL, END_STREAM, END_HOLDER, FREE = (
+    ctypes.cast(function, ctypes.c_void_p)
+    for function in (
+        library.gpumem_pool_destroy,
+        library.gpumem_stream_destroy,
+        library.gpumem_holder_unregister,
+        library.gpumem_free,
+    )
+)

@@ -78,9 +78,15 @@ class _Callbacks:
         self._free, self._last_error, self._log = library.gpumem_free_borrowed, library.gpumem_last_error_as, _log
 
     def allocate(self, size: int, stream: Any) -> int:
-        address = ctypes.c_void_p()
-        check(library.gpumem_alloc_borrowed(self._pool._handle, size, _raw(stream), ctypes.byref(address)), RMM)
-        return address.value or 0
+        address, raw = ctypes.c_void_p(), _raw(stream)
+        try:
+            check(library.gpumem_alloc_borrowed(self._pool._handle, size, raw, ctypes.byref(address)), RMM)
+            return address.value or 0
+        except BaseException:
+            # An interrupt: RMM does not learn the address.
+            if address:
+                self._free(address, raw)
+            raise
 
     def deallocate(self, address: int, size: int, stream: Any, raw: Callable[[Any], int] = _raw, interface: int = RMM) -> None:
         """Frees memory behind the work on the stream of its allocation and on this one. It never raises: RMM's caller cannot receive

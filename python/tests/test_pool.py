@@ -575,6 +575,29 @@ class ProcessTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("libcuda.so.1", done.stdout)
 
+    def test_an_interrupt_leaks_nothing(self):
+        done = run(
+            "import gpumem, os, signal, threading, time\n"
+            "pool = gpumem.Pool()\n"
+            "stream = pool.stream()\n"
+            "def interrupt():\n"
+            "    for _ in range(200):\n"
+            "        time.sleep(0.002)\n"
+            "        os.kill(os.getpid(), signal.SIGINT)\n"
+            "thread, count = threading.Thread(target=interrupt), 0\n"
+            "thread.start()\n"
+            "while True:\n"
+            "    try:\n"
+            "        if not thread.is_alive():\n"
+            "            break\n"
+            "        pool.alloc(4096, stream).free()\n"
+            "    except KeyboardInterrupt:\n"
+            "        count += 1\n"
+            "assert count > 20 and pool.status().block_count == 0, (count, pool.status())\n"
+        )
+        # Python prints an interrupt that comes within `__del__`.
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_a_process_ends_cleanly_with_live_blocks(self):
         done = run(
             "import gpumem, threading\n"

@@ -200,7 +200,7 @@ typedef struct gpumem_pool_options {
   uint32_t reserved;
   /*
    The other devices that may use the memory: `"all"` that have a link, an ordinal (`"1"`), or a list of them (`"[0,1]"`), which must
-   have one. Null for none. The default pools of devices with a link are open to each other without it.
+   have one. Null for none. Default pools without it (`"none"` is a value) are open to those of devices with a link.
    */
   const char *peers;
 } gpumem_pool_options;
