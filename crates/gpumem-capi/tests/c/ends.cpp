@@ -43,7 +43,7 @@ struct AtEnd {
     ~AtEnd() {
         request();
         // The text may have ended before, with the other values of the thread.
-        FAILS(GPUMEM_ERROR_UNKNOWN_ADDRESS, gpumem_free(&running));
+        CHECK(gpumem_free(&running) == GPUMEM_ERROR_UNKNOWN_ADDRESS);
         CHECK(gpumem_last_error() != nullptr);
     }
 };
