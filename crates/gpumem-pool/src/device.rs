@@ -465,6 +465,7 @@ impl Device {
     }
 
     /// True if the device has no primary context now, as after a reset.
+    #[cfg(feature = "backend-caching")]
     pub(crate) fn is_unused(&self) -> bool {
         self.0.is_unused()
     }
