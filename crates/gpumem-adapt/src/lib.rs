@@ -32,6 +32,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
+// Work goes through `Stream::queue_work` or `Stream::run_borrowed`, which refuse memory that sleeps.
+#![deny(clippy::disallowed_methods)]
 
 mod adapt;
 #[cfg(feature = "safetensors")]

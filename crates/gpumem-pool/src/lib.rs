@@ -71,6 +71,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // `unsafe` is limited to the modules that call the driver, each of which owns one kind of driver object.
 #![deny(unsafe_code)]
+// Work goes through `Stream::queue_work` or `Stream::run_borrowed`, which refuse memory that sleeps.
+#![deny(clippy::disallowed_methods)]
 
 pub use gpumem_sys as sys;
 
@@ -80,6 +82,7 @@ mod backend;
 mod builder;
 mod config;
 #[allow(unsafe_code)]
+#[expect(clippy::disallowed_methods, reason = "the room that queues work")]
 mod device;
 mod error;
 #[allow(unsafe_code)]

@@ -10,7 +10,6 @@ mod mutants;
 mod packages;
 mod plots;
 mod ptx;
-mod queue;
 mod rooms;
 mod source;
 mod traits;
@@ -76,7 +75,6 @@ fn check(files: &Files) -> Vec<Finding> {
             findings.extend(header(path, text));
             findings.extend(leftovers::in_rust(path, &source));
             findings.extend(unsafety::check(path, &source));
-            findings.extend(queue::check(path, &source));
             findings.extend(words::openings(path, &source));
         } else if [".toml", ".sh", ".cu", ".yml"].iter().any(|end| path.ends_with(end)) {
             findings.extend(leftovers::in_text(path, text));

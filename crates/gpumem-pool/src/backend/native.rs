@@ -124,7 +124,9 @@ impl DriverAllocator for NativeAllocator {
                         _ => DriverError::check("cuMemAllocFromPoolAsync", CAPTURE_BEGUN)?,
                     }
                 }
-                self.chain.acquire(size_bytes, stream.raw())
+                #[expect(clippy::disallowed_methods, reason = "memory that is not there yet does not sleep")]
+                let raw = stream.raw();
+                self.chain.acquire(size_bytes, raw)
             }
             Frees::Complete(complete) => {
                 let most_bytes = self.limits.hard_bytes().unwrap_or(u64::MAX);
