@@ -22,6 +22,9 @@ pub struct Report {
     pub allocations: Vec<LiveAllocation>,
     /// Streams that the program made and did not destroy.
     pub stream_count: usize,
+    /// Default streams of threads (`CU_STREAM_PER_THREAD`). Those of ended threads go when another thread gets one, or later if they
+    /// have queued work or capture.
+    pub thread_stream_count: usize,
     /// Events that the program made and did not destroy.
     pub event_count: usize,
     /// Graphs that the program made, and did not destroy.

@@ -101,6 +101,11 @@ impl Stream {
         self.role == Role::Made && !self.is_closing
     }
 
+    /// Returns whether it is a thread's default stream, closed or not.
+    pub(crate) fn is_of_thread(&self) -> bool {
+        self.role == Role::OfThread
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.done_count == self.queued_count
     }

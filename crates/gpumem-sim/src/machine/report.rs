@@ -23,6 +23,7 @@ impl Machine {
             rules: self.config.rules.clone(),
             allocations: allocations.collect(),
             stream_count: self.streams.iter().filter(|(_, stream)| stream.is_of_program()).count(),
+            thread_stream_count: self.streams.iter().filter(|(_, stream)| stream.is_of_thread()).count(),
             event_count: self.events.len(),
             graph_count: self.graph_count(),
             executable_graph_count: self.exec_count(),

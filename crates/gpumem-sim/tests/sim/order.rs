@@ -157,6 +157,58 @@ fn each_thread_has_its_own_default_stream() {
     assert_ne!(here, there.join().unwrap());
 }
 
+/// A program that starts a thread for each request keeps no stream of those that ended.
+#[test]
+fn the_default_streams_of_ended_threads_go() {
+    let gpu = seeded(1);
+    let byte = gpu.alloc(1);
+    for count in 1..=100 {
+        on_thread(&gpu, move |gpu, stream| {
+            gpu.fill(stream, byte, 1, 1);
+            // Half of the threads end before their work.
+            if count % 2 == 0 {
+                gpu.sync(stream);
+            }
+        });
+        assert!(gpu.sim().report().thread_stream_count <= 1 + count / 2, "{count}: {}", gpu.sim().report());
+    }
+    // SAFETY: the context is current.
+    unsafe { gpu.cuCtxSynchronize().unwrap() };
+    on_thread(&gpu, |_, _| ());
+    assert_eq!(gpu.sim().report().thread_stream_count, 1);
+}
+
+#[test]
+fn the_default_stream_of_an_ended_thread_that_captures_stays() {
+    let gpu = seeded(1);
+    on_thread(&gpu, |gpu, stream| {
+        // SAFETY: the stream is the thread's own.
+        unsafe {
+            gpu.cuStreamBeginCapture_v2(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        }
+    });
+    for _ in 0..3 {
+        on_thread(&gpu, |_, _| ());
+        assert_eq!(gpu.sim().report().thread_stream_count, 2);
+    }
+}
+
+/// Runs `body` with the machine and the default stream of a new thread, which has ended at the return.
+fn on_thread(gpu: &Machine, body: impl FnOnce(&Machine, CUstream) + Send + 'static) {
+    let (driver, context) = (gpu.driver.clone(), gpu.context.expose_provenance());
+    let thread = std::thread::spawn(move || {
+        let gpu = Machine { driver, context: std::ptr::with_exposed_provenance_mut(context) };
+        let (stream, mut id): (CUstream, _) = (std::ptr::without_provenance_mut(2), 0);
+        // SAFETY: the context is alive, and a local outlives the call.
+        unsafe {
+            gpu.cuCtxSetCurrent(gpu.context).unwrap();
+            gpu.cuStreamGetId(stream, &mut id).unwrap();
+        }
+        body(&gpu, stream);
+    });
+    thread.join().unwrap();
+}
+
 #[test]
 fn an_event_stands_for_its_last_recording_before_the_wait() {
     let seen = outcomes(|gpu| {
