@@ -6,7 +6,7 @@
 //! | calls | shortage | lack |
 //! | --- | --- | --- |
 //! | all | `OUT_OF_MEMORY` | `NOT_SUPPORTED`; a missing function |
-//! | that allocate, map or open memory | `NOT_READY`, `UNKNOWN` | |
+//! | that allocate, register, map or open memory | `NOT_READY`, `UNKNOWN` | |
 //! | for virtual memory | | `NOT_PERMITTED` |
 //! | that create pools of the driver or open them | | `INVALID_VALUE` |
 //!
@@ -44,6 +44,7 @@ const ROWS: &[Row] = &[
             "cuMemAllocManaged",
             "cuMemCreate",
             "cuMemHostAlloc",
+            "cuMemHostRegister_v2",
             "cuMemMap",
             "cuMemSetAccess",
         ],
@@ -80,6 +81,8 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
 
     #[test]
     fn a_code_means_what_the_call_gives_it() {
@@ -94,6 +97,77 @@ mod tests {
         assert_eq!(of("cuMemPoolCreate", CUresult::CUDA_ERROR_INVALID_VALUE), Verdict::Lack);
         let since = gpumem_sys::CudaVersion(10_020);
         assert_eq!(Verdict::of(&DriverError::Missing { call: "cuMemCreate", since }), Verdict::Lack);
+    }
+
+    /// Functions for memory that this crate calls and that get none.
+    const GET_NONE: &[(&str, &[&str])] = &[
+        (
+            "frees",
+            &[
+                "cuMemAddressFree",
+                "cuMemFreeAsync",
+                "cuMemFreeHost",
+                "cuMemFree_v2",
+                "cuMemHostUnregister",
+                "cuMemPoolDestroy",
+                "cuMemPoolTrimTo",
+                "cuMemRelease",
+                "cuMemUnmap",
+            ],
+        ),
+        ("asks", &["cuMemGetInfo_v2", "cuMemHostGetDevicePointer_v2", "cuMemPoolGetAttribute"]),
+        ("changes a setting", &["cuMemAdvise", "cuMemPoolSetAccess", "cuMemPoolSetAttribute"]),
+        ("makes a pool or a range without memory", &["cuMemAddressReserve", "cuMemPoolCreate"]),
+        ("names memory that is there", &["cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"]),
+        (
+            "queues work",
+            &[
+                "cuMemPrefetchAsync",
+                "cuMemcpyAsync",
+                "cuMemsetD16Async",
+                "cuMemsetD32Async",
+                "cuMemsetD8Async",
+            ],
+        ),
+    ];
+
+    /// A function that a later change calls to get memory needs a row, and a path of `tests/pool/verdicts.rs`.
+    #[test]
+    fn every_function_that_gets_memory_has_a_row() {
+        let has_row = |call: &str| ROWS[0].calls.contains(&call);
+        let gets_none = |call: &str| GET_NONE.iter().any(|(_, calls)| calls.contains(&call));
+        let (mut found, mut wrong) = (BTreeSet::new(), Vec::new());
+        for text in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
+            let is_named = |name: &char| name.is_ascii_alphanumeric() || *name == '_';
+            for (place, _) in text.match_indices(".cuMem") {
+                let call: String = text[place + 1..].chars().take_while(is_named).collect();
+                // The other uses of a name ask whether the driver has the function.
+                if text[place + 1 + call.len()..].starts_with('(') && found.insert(call.clone()) {
+                    wrong.extend((has_row(&call) == gets_none(&call)).then_some(call));
+                }
+            }
+        }
+        assert!(found.len() > 25, "{found:?}");
+        assert!(wrong.is_empty(), "give each a row or a place in `GET_NONE`, and not both: {wrong:?}");
+        let listed = GET_NONE.iter().flat_map(|(_, calls)| *calls).chain(ROWS[0].calls);
+        let gone: Vec<_> = listed.filter(|call| !found.contains(**call)).collect();
+        assert!(gone.is_empty(), "no longer called: {gone:?}");
+    }
+
+    /// The library code below a folder, without comments.
+    fn sources(folder: &Path) -> Vec<String> {
+        let mut found = Vec::new();
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                found.extend(sources(&path));
+            } else if !path.ends_with("tests.rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let library = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+                let is_code = |line: &&str| !line.trim_start().starts_with("//");
+                found.push(library.lines().filter(is_code).collect::<Vec<_>>().join("\n"));
+            }
+        }
+        found
     }
 
     /// A name that the driver does not have would never apply.
