@@ -182,9 +182,19 @@ fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
 /// Returns the known name with the fewest edits to `name`: at most three, or any number if the words of `name` are among its words.
 #[must_use]
 pub fn nearest_of(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
-    let ranked = known.map(|known| (strsim::levenshtein(name, known), known));
-    ranked.filter(|(edits, known)| *edits <= 3 || is_shortened(name, known)).min().map(|(_, known)| known)
+    // A name of any length may come from outside. Names whose lengths differ by more need more edits, and are not compared.
+    let letters = name.chars().count();
+    let is_similar = |known: &&str| letters.abs_diff(known.chars().count()) <= EDITS_MAX;
+    let near = known.filter(|known| is_similar(known) || is_shortened(name, known));
+    let ranked = near.map(|known| (strsim::levenshtein(name, known), known));
+    ranked
+        .filter(|(edits, known)| *edits <= EDITS_MAX || is_shortened(name, known))
+        .min()
+        .map(|(_, known)| known)
 }
+
+/// The edits between a name and the one that was meant.
+const EDITS_MAX: usize = 3;
 
 /// Returns whether all words of `name` are words of `known`, in that order.
 fn is_shortened(name: &str, known: &str) -> bool {
