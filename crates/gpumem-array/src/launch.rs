@@ -13,6 +13,7 @@ use core::ffi::c_void;
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use gpumem_pool::PoolError;
+use gpumem_pool::sys::text::Shown;
 use ndarray::Dimension;
 
 /// The threads of a launch: a grid of blocks of threads.
@@ -493,7 +494,7 @@ const GRID_MAX: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 impl core::fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Launch")
-            .field("function", &self.function.name())
+            .field("function", &Shown::name(self.function.name()))
             .field("shape", &self.arguments.buffer.as_deref().map(|buffer| buffer.shape))
             .field("arguments", &self.arguments.counts.arguments)
             .finish_non_exhaustive()
