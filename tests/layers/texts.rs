@@ -2,40 +2,50 @@
 //! controls nothing and has a bounded length. And the rule for errors: `Debug` prints the text of `Display`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 use core::fmt::{Debug, Display};
 use gpumem_sim::{AccessKind, FaultKind, Finding, KernelFault, Rule, RuleError, SimConfig, SimError};
-use gpumem_tests::adapt::{AdaptError, CheckpointError, Part};
-use gpumem_tests::array::{ArrayError, Gpu, GraphError, KernelSource, Rejected};
-use gpumem_tests::pool::adaptor::{Adaptor, Budget, Grant, Next, Request, Tracking};
-use gpumem_tests::pool::trace::ReadError;
+use gpumem_tests::adapt::{AdaptError, Checkpoint, CheckpointError, Destination, Part, save};
+use gpumem_tests::array::{ArrayError, Gpu, GraphError, KernelSource, LaunchShape, Rejected};
+use gpumem_tests::pool::adaptor::{
+    Adaptor, Budget, Change, Grant, Guard, Next, Opening, Release, Request, Trace, Tracking,
+};
+use gpumem_tests::pool::trace::{ReadError, Recording};
 use gpumem_tests::pool::{
     BackendKind, ConfigError, Device, FlightRecorder, HostMemoryError, Keep, Limit, MemoryKind, OutOfMemory,
-    Pool, PoolError, SocketError, Stream,
+    PinnedAllocator, Pool, PoolError, SocketError, Stream,
 };
 use gpumem_tests::sys::env::EnvError;
 use gpumem_tests::sys::types::CUresult;
 use gpumem_tests::sys::{DriverError, LoadError, ProcessUsage};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The texts of values, each with the name of its type.
 #[derive(Default)]
-struct Texts(Vec<(&'static str, String)>);
+struct Texts {
+    messages: Vec<(&'static str, String)>,
+    /// The types of which the texts were printed.
+    types: Vec<&'static str>,
+}
 
 impl Texts {
     fn add<T: Display>(&mut self, value: &T) {
         let name = core::any::type_name::<T>();
-        self.0.extend([(name, value.to_string()), (name, format!("{value:#}"))]);
+        self.types.push(name);
+        self.messages.extend([(name, value.to_string()), (name, format!("{value:#}"))]);
     }
 
     /// Adds the `Debug` of a handle.
     fn add_debug<T: Debug>(&mut self, value: &T) {
         let name = core::any::type_name::<T>();
-        self.0.extend([(name, format!("{value:?}")), (name, format!("{value:#?}"))]);
+        self.types.push(name);
+        self.messages.extend([(name, format!("{value:?}")), (name, format!("{value:#?}"))]);
     }
 
     fn add_error<T: Error>(&mut self, error: &T) {
@@ -43,15 +53,16 @@ impl Texts {
         assert_eq!(format!("{error:?}"), error.to_string(), "{}", core::any::type_name::<T>());
     }
 
-    /// Adds the `Debug` of data, which prints all fields: it is as long as they are.
-    fn check_data<T: Debug>(value: &T, bytes_max: usize) {
+    /// Checks the `Debug` of data, which prints all fields: it is as long as they are.
+    fn check_data<T: Debug>(&mut self, value: &T, bytes_max: usize) {
+        self.types.push(core::any::type_name::<T>());
         let text = format!("{value:?}");
         check_letters(core::any::type_name::<T>(), &text);
         assert!(text.len() <= bytes_max, "{}: {} bytes", core::any::type_name::<T>(), text.len());
     }
 
     fn check(&self) {
-        for (name, text) in &self.0 {
+        for (name, text) in &self.messages {
             check_letters(name, text);
             assert!(text.len() < BYTES_MAX, "{name}: {} bytes", text.len());
             assert!(text.lines().all(|line| !line.starts_with(MARK)), "{name}: {text}");
@@ -133,6 +144,110 @@ impl Adaptor for Refuses {
     }
 }
 
+/// An adaptor that prints what its functions get.
+struct Prints(Mutex<Texts>);
+
+impl Prints {
+    fn print<T: Debug>(&self, value: &T) {
+        self.0.lock().unwrap().add_debug(value);
+    }
+}
+
+impl Adaptor for Prints {
+    fn open(&self, opening: &Opening<'_>) {
+        self.print(opening);
+    }
+
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        self.print(&(request, &next));
+        let grant = next.alloc(request)?;
+        self.print(&grant);
+        Ok(grant)
+    }
+
+    fn free(&self, release: &Release<'_>) {
+        self.print(release);
+    }
+
+    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        self.print(change);
+        Ok(())
+    }
+}
+
+/// Prints the arguments and findings of adaptors, in pools whose every name is the text.
+fn of_adaptors(text: &str, texts: &mut Texts) {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let folder = std::env::temp_dir().join(format!("gpumem-texts-{}-{}", std::process::id(), text.len()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let files = ["trace", "flight"].map(|name| folder.join(name));
+    let trace = Trace::create(&files[0]).unwrap();
+    let (prints, guard) = (Arc::new(Prints(Mutex::default())), Arc::new(Guard::new()));
+    let builder = Pool::builder(&device).name(text).backend(BackendKind::Caching);
+    let builder = builder.adaptor(trace.clone()).adaptor(prints.clone()).adaptor(guard.clone());
+    let builder = builder.adaptor(Arc::new(Refuses(text.into())));
+    texts.check_data(&builder, 60 * text.len() + BYTES_MAX);
+    let pool = builder.build().unwrap();
+    let block = pool.alloc_tagged(5000, &stream, &pool.tag(text)).unwrap();
+    stream.synchronize().unwrap();
+    write_behind(&device, block.address() + 5000);
+    drop(block);
+    stream.synchronize().unwrap();
+    let damage = guard.settle();
+    texts.add(damage.first().unwrap());
+    texts.add_error(&PoolError::Damaged(Box::new(damage[0].clone())));
+    texts.check_data(&damage, 60 * text.len() + BYTES_MAX);
+    assert!(pool.alloc(777, &stream).is_err() && pool.alloc(1 << 40, &stream).is_err());
+    // A guard refuses blocks that grow.
+    let growing = Pool::builder(&device).name(text).backend(BackendKind::Caching).adaptor(prints.clone());
+    growing.build().unwrap().growable(4 << 20, &stream).unwrap().grow_to(1 << 20).unwrap();
+    texts.add_debug(&(&trace, &guard));
+    drop(pool);
+    assert!(trace.flush(Duration::from_secs(10)));
+    let recorded = Recording::read(&files[0]).unwrap();
+    let flight = Pool::builder(&device)
+        .name(text)
+        .hard_limit(8 << 20)
+        .flight_recorder(FlightRecorder::File(files[1].clone()));
+    assert!(flight.build().unwrap().alloc(9 << 20, &stream).is_err());
+    let refused = Recording::read(&files[1]).unwrap();
+    drop(trace);
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(!recorded.pools.is_empty() && !refused.reports.is_empty());
+    let bytes_max = 400 * text.len() + 2 * BYTES_MAX;
+    texts.check_data(&recorded, bytes_max);
+    texts.check_data(&(&refused, &refused.reports, &refused.pools), bytes_max);
+    let printed = std::mem::take(&mut *prints.0.lock().unwrap());
+    texts.types.extend(printed.types);
+    texts.messages.extend(printed.messages);
+}
+
+/// Writes a byte that no block has.
+#[allow(unsafe_code)]
+fn write_behind(device: &Device, address: u64) {
+    let _bound = device.bind().unwrap();
+    // SAFETY: the byte belongs to the guard of the block before it, which finds the write.
+    unsafe { device.driver().cuMemsetD8_v2(address, 0, 1).unwrap() };
+}
+
+/// Files whose path and contents have the text, as far as the system and the format take it.
+fn of_files(text: &str, texts: &mut Texts) {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
+    let gpu = Gpu::new(&Pool::builder(&device).name(text).build().unwrap()).unwrap();
+    let x = gpumem_tests::array::GpuArray::from_slice(&gpu, &[1.0_f32, 2.0]).unwrap();
+    let name: String = text.chars().filter(|letter| !['/', '\0'].contains(letter)).take(40).collect();
+    let path = std::env::temp_dir().join(format!("gpumem-texts-{}-{name}", std::process::id()));
+    save(&path, [(text, &x)]).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    texts.check_data(&checkpoint, 60 * text.len() + BYTES_MAX);
+    assert_eq!(checkpoint.names().next(), Some(text), "a name is as it is");
+    std::fs::remove_file(&path).unwrap();
+    texts.check_data(&Part::Key(text.into()), 60 * text.len() + BYTES_MAX);
+    texts.add_debug(&(Destination::new(&gpu), &x));
+    texts.add(&x);
+}
+
 /// The messages of pools whose every name is the text.
 fn of_pools(text: &str, texts: &mut Texts) {
     let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
@@ -153,9 +268,19 @@ fn of_pools(text: &str, texts: &mut Texts) {
         for pool in [&pool, &private, &part] {
             if let Err(error) = pool.alloc(size_bytes, &stream) {
                 texts.add_error(&error);
+                if let PoolError::TooLarge { origin: Some(origin), .. }
+                | PoolError::Refused { origin: Some(origin), .. } = &error
+                {
+                    texts.add(&**origin);
+                    texts.check_data(&**origin, 60 * text.len() + BYTES_MAX);
+                }
                 if let Some(report) = error.out_of_memory() {
                     texts.add(report);
                     texts.add_debug(report);
+                    texts.check_data(
+                        &(&report.attempts, &report.growth, &report.holders, &report.unfinished),
+                        400 * text.len() + BYTES_MAX,
+                    );
                 }
             }
         }
@@ -167,9 +292,13 @@ fn of_pools(text: &str, texts: &mut Texts) {
     texts.add(&status);
     texts.add(&tracking.live());
     texts.add_debug(&(&pool, &private, &scope, &tag, &device, &stream, &growable, &tracking, &budget));
-    Texts::check_data(&status, 60 * text.len() + BYTES_MAX);
-    Texts::check_data(&device.pools(), 60 * text.len() + BYTES_MAX);
-    Texts::check_data(&tracking.live(), 60 * text.len() + BYTES_MAX);
+    let host = Pool::builder(&device).kind(MemoryKind::Host).name(text).build().unwrap();
+    texts.add_debug(&PinnedAllocator::new(&host, &stream).unwrap());
+    texts.check_data(&status, 60 * text.len() + BYTES_MAX);
+    texts.check_data(&device.pools(), 60 * text.len() + BYTES_MAX);
+    texts.check_data(&status.tags, 60 * text.len() + BYTES_MAX);
+    texts.check_data(&tracking.live().blocks, 60 * text.len() + BYTES_MAX);
+    texts.check_data(&tracking.live(), 60 * text.len() + BYTES_MAX);
     drop(held);
 }
 
@@ -203,6 +332,17 @@ fn of_options(text: &str, texts: &mut Texts) {
     (process.name, process.id) = (Some(text.into()), Some(7));
     texts.add(&process);
     texts.add_debug(&KernelSource::cuda(shared, shared));
+    texts.add_debug(&gpumem_sim::Kernel::new(shared, |_| Ok(())));
+    let shown = gpumem_tests::sys::text::Shown::name(text);
+    texts.add(&shown);
+    texts.add_debug(&shown);
+    let driver = gpumem_sim::driver(
+        SimConfig::small().rule(Rule::new("cuInit", gpumem_sim::Effect::Fail(CUresult(1)))),
+    )
+    .unwrap();
+    let report = gpumem_sim::Sim::of(&driver).unwrap().report();
+    texts.add(&report);
+    texts.add_debug(&report);
 }
 
 fn io_error(text: &str) -> std::io::Error {
@@ -221,6 +361,7 @@ fn of_errors(text: &str, texts: &mut Texts) {
     ] {
         texts.add_error(&error);
     }
+    texts.add_error(&EnvError::UnknownVariable { name: own(), nearest: Some("GPUMEM_POOL") });
     for error in [
         RuleError::Malformed { rule: own() },
         RuleError::UnknownCall { call: own(), nearest: Some(own()) },
@@ -242,6 +383,7 @@ fn of_errors(text: &str, texts: &mut Texts) {
         texts.add_error(&PoolError::Config(error));
     }
     let driver = DriverError::check("cuMemAlloc", CUresult::CUDA_ERROR_UNKNOWN).unwrap_err();
+    texts.add_error(&driver);
     let kind = MemoryKind::Device;
     for error in [
         PoolError::TooLarge { requested_bytes: 9, device_bytes: 8, origin: None, fallbacks: vec![own(); 3] },
@@ -306,7 +448,7 @@ fn of_errors(text: &str, texts: &mut Texts) {
     let mut logs = Texts::default();
     logs.add_error(&ArrayError::Compile { source_name: own(), log: own() });
     logs.add_error(&AdaptError::custom(own()));
-    for (name, log) in logs.0 {
+    for (name, log) in logs.messages {
         check_letters(name, &log);
         assert!(log.len() < BYTES_MAX, "{name}: {} bytes", log.len());
     }
@@ -322,6 +464,15 @@ fn of_kernels(text: &str, texts: &mut Texts) {
     }
     texts.add(&gpu.status().unwrap());
     texts.add_debug(&gpu);
+    // What the text leaves of a name that PTX allows.
+    let name: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
+    let name: &'static str = Box::leak(format!("k{name}").into_boxed_str());
+    let kernels = Box::leak(Box::new([gpumem_sim::Kernel::new(name, |_| Ok(()))]));
+    gpumem_sim::Sim::of(device.driver()).unwrap().register(kernels);
+    let module = gpu.module(&source.replace("entry k()", &format!("entry {name}()"))).unwrap();
+    let function = module.function(name).unwrap();
+    let shape = LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+    texts.add_debug(&(&function, function.launch(shape)));
 }
 
 proptest! {
@@ -331,6 +482,8 @@ proptest! {
     fn messages_keep_to_their_lines_and_bounds(text in hostile()) {
         let mut texts = Texts::default();
         of_pools(&text, &mut texts);
+        of_adaptors(&text, &mut texts);
+        of_files(&text, &mut texts);
         of_options(&text, &mut texts);
         of_errors(&text, &mut texts);
         of_kernels(&text, &mut texts);
@@ -420,14 +573,146 @@ fn no_error_has_rules_of_its_own() {
     assert!(types.iter().all(|(_, has_rule)| *has_rule), "{types:?}");
 }
 
+/// A public type that prints itself, found in the sources, is printed with hostile text by these tests, or has none to print.
+#[test]
+fn every_public_type_that_prints_is_tested() {
+    let text = format!("name{}", "\n\u{1b}[31m\u{202e}".repeat(3));
+    let mut texts = Texts::default();
+    of_pools(&text, &mut texts);
+    of_adaptors(&text, &mut texts);
+    of_files(&text, &mut texts);
+    of_options(&text, &mut texts);
+    of_errors(&text, &mut texts);
+    of_kernels(&text, &mut texts);
+    texts.check();
+    // `&(a::b::Type<c::Other>, ..)`: the crate and the name of each type.
+    let of_path = |path: &str| {
+        let (root, name) = (path.split("::").next()?, path.rsplit("::").next()?);
+        root.strip_prefix("gpumem_").map(|root| format!("{root}::{name}"))
+    };
+    let is_of_path = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
+    let paths = texts.types.iter().flat_map(|name| name.split(|letter| !is_of_path(letter)));
+    let printed: BTreeSet<String> = paths.filter_map(of_path).collect();
+    let plain: BTreeSet<&str> = WITHOUT_TEXT.iter().flat_map(|(_, names)| names.split_whitespace()).collect();
+
+    let crates = gpumem_tests::folder().join("../crates");
+    let printing: BTreeSet<String> = PUBLIC.iter().flat_map(|name| printing_types(&crates, name)).collect();
+    assert!(printing.len() > 90, "{printing:#?}");
+    let missing: Vec<_> =
+        printing.iter().filter(|name| !printed.contains(*name) && !plain.contains(&***name)).collect();
+    assert!(missing.is_empty(), "print these with `Texts`, or name them in `WITHOUT_TEXT`: {missing:#?}");
+    let stale: Vec<_> =
+        plain.iter().filter(|name| !printing.contains(**name) || printed.contains(**name)).collect();
+    assert!(stale.is_empty(), "no such type, or it is printed: {stale:#?}");
+}
+
+/// The crates whose types a program has.
+const PUBLIC: [&str; 6] = ["sys", "sim", "heap", "pool", "array", "adapt"];
+
+/// Types that print no text of a program, after the reason.
+const WITHOUT_TEXT: &[(&str, &str)] = &[
+    (
+        "numbers",
+        "adapt::Fit array::LinkRate array::Transfers heap::Stamp heap::StreamId pool::Bytes pool::Limit pool::PoolId \
+      pool::PeerDevice pool::StreamPoint pool::Registration pool::Tail sim::Origin sim::Schedule sys::CudaVersion sys::DriverKind",
+    ),
+    (
+        "numbers and types of elements",
+        "adapt::Cu adapt::Diagonal adapt::Feed adapt::FeedStream adapt::Groups adapt::HostAs \
+      array::DlpackArray array::GpuCow array::GpuView array::GpuViewMut array::Number array::Out array::Pack array::PackedArray \
+      array::UninitArray array::Upload array::Download",
+    ),
+    (
+        "handles of the driver, of devices and streams",
+        "array::GpuGraph array::GraphLaunch array::Launched array::LentSlice \
+      array::Module pool::Block pool::BorrowedHostMemory pool::Capture pool::Completion pool::Event pool::ForeignCaptures pool::Graph \
+      pool::GraphExec pool::HostMemory pool::ImportedBlock sim::Sim sys::Driver",
+    ),
+    (
+        "texts of this library",
+        "array::GraphError pool::Failures pool::IgnoredOption pool::StepCounters sys::Symbol sys::Variable",
+    ),
+    ("names in the source code of a kernel", "array::DeclaredKernel array::KernelParameter"),
+    ("the call stack of the program", "sim::CallStack"),
+    ("the kind of access, which is printed here", "sim::Access"),
+    ("the kernel, which is printed here", "sim::Launch"),
+    ("the error in it, which is printed here", "array::Rejected pool::HostMemoryError"),
+];
+
+/// The public types of a crate with a `Display` or a `Debug` of their own, or a derived `Debug` and a field with text.
+fn printing_types(crates: &std::path::Path, name: &str) -> BTreeSet<String> {
+    let files = files_below(crates.join(format!("gpumem-{name}/src")));
+    let library: Vec<String> =
+        files.iter().map(|file| library_code(&std::fs::read_to_string(file).unwrap())).collect();
+    let mut public = BTreeSet::new();
+    let mut printing = BTreeSet::new();
+    for text in &library {
+        for keyword in ["pub struct ", "pub enum ", "pub union "] {
+            public.extend(text.split(keyword).skip(1).map(first_name));
+        }
+        for head in text.split("\nimpl").skip(1).filter_map(|rest| rest.split('{').next()) {
+            let printed = head.split_once("Display for ").or_else(|| head.split_once("Debug for "));
+            printing.extend(printed.map(|(_, of)| first_name(of)));
+        }
+        for arguments in text.split("debug_is_display!(").skip(1).filter_map(|rest| rest.split(");").next()) {
+            let own = arguments.rsplit(']').next().unwrap_or_default();
+            printing.extend(own.split(',').map(first_name));
+        }
+        for derived in text.split("#[derive(").skip(1) {
+            let Some((_, item)) = derived.split_once(")]").filter(|(derives, _)| derives.contains("Debug"))
+            else {
+                continue;
+            };
+            let mut lines = item.lines().skip_while(|line| line.trim().is_empty() || line.starts_with("#["));
+            let head = lines.next().unwrap_or_default();
+            let has_body = head.ends_with('{');
+            let body = lines.take_while(|line| has_body && *line != "}").chain([head]);
+            if body.flat_map(words).any(|word| TEXT_TYPES.contains(&word)) {
+                printing.insert(first_name(
+                    head.trim_start_matches("pub struct ").trim_start_matches("pub enum "),
+                ));
+            }
+        }
+    }
+    printing.retain(|found| public.contains(found));
+    printing.into_iter().map(|found| format!("{name}::{found}")).collect()
+}
+
+/// The types of fields with text.
+const TEXT_TYPES: [&str; 6] = ["String", "str", "Path", "PathBuf", "OsStr", "OsString"];
+
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+}
+
+/// Code without comments and unit tests.
+fn library_code(text: &str) -> String {
+    let library = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    library
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .map(|line| format!("{line}\n"))
+        .collect()
+}
+
+/// The name at the start of the text, after the modules of its path.
+fn first_name(text: &str) -> String {
+    let path: String = text
+        .trim_start()
+        .chars()
+        .take_while(|letter| letter.is_alphanumeric() || *letter == '_' || *letter == ':')
+        .collect();
+    path.rsplit("::").next().unwrap_or_default().to_owned()
+}
+
 /// The library sources below a folder of crates.
 fn sources(crates: &std::path::Path) -> Vec<PathBuf> {
-    let mut folders: Vec<_> = std::fs::read_dir(crates)
-        .unwrap()
-        .map(|entry| entry.unwrap().path().join("src"))
-        .filter(|path| path.is_dir())
-        .collect();
-    let mut files = Vec::new();
+    let crates = std::fs::read_dir(crates).unwrap().map(|entry| entry.unwrap().path().join("src"));
+    crates.filter(|path| path.is_dir()).flat_map(files_below).collect()
+}
+
+fn files_below(folder: PathBuf) -> Vec<PathBuf> {
+    let (mut folders, mut files) = (vec![folder], Vec::new());
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             match entry.is_dir() {
