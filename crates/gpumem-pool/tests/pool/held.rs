@@ -422,6 +422,11 @@ fn retire_in_closures() {
     };
     let refused = scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| nested()).unwrap();
     assert!(matches!(refused, Err(PoolError::StreamBorrowed)), "{refused:?}");
+    // A stream of this crate is refused too, though its retirement would change nothing.
+    let refused = scene.own.run_borrowed("a test", MemoryRange::NONE, |_| scene.own.retire()).unwrap();
+    assert!(matches!(refused, Err(PoolError::StreamBorrowed)), "{refused:?}");
+    scene.own.retire().unwrap();
+    scene.own.synchronize().unwrap();
     std::thread::scope(|scope| {
         let elsewhere = scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| {
             let elsewhere = scope.spawn(|| scene.foreign.retire());

@@ -70,9 +70,9 @@ impl Stream {
     /// Calls `queue`, which queues work on this stream that uses memory of the caller, and the device memory in `memory`: all that the
     /// work reads or writes, or [`MemoryRange::NONE`]. Waits until that work is complete, even if `queue` panics, but not for work
     /// that other threads queue later. During the call the stream stays alive and does not begin a capture, and the memory does not go
-    /// to sleep. In `queue`, [`Stream::begin_capture`] and [`Stream::retire`] of the stream are errors, and so is
-    /// [`Pool::sleep`](crate::Pool::sleep); `queue` must not
-    /// wait for another thread that retires it, or that puts a pool of the device to sleep.
+    /// to sleep. In `queue`, [`Stream::begin_capture`] and [`Stream::retire`] of the stream are errors, whoever owns it, and so is
+    /// [`Pool::sleep`](crate::Pool::sleep); `queue` must not wait for another thread that retires it, or that puts a pool of the device
+    /// to sleep.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};

@@ -180,7 +180,8 @@ impl Stream {
     }
 
     /// Declares that the stream's owner is about to destroy it: only work queued so far counts. Without this call,
-    /// memory freed on it is reused only after the whole device has been waited for. An owned stream does this itself.
+    /// memory freed on it is reused only after the whole device has been waited for. For an owned stream the call has no
+    /// effect: the drop of its last clone does this.
     ///
     /// Waits for calls on other threads that are inside [`Stream::run_borrowed`] with the stream, or that are queueing
     /// work on it.
@@ -189,11 +190,12 @@ impl Stream {
     ///
     /// - [`PoolError::StreamRetired`] if the stream was retired before.
     /// - [`PoolError::WrongThread`] if it is another thread's default stream.
-    /// - [`PoolError::StreamBorrowed`] in a closure of [`Stream::run_borrowed`] with the stream. It stays usable.
+    /// - [`PoolError::StreamBorrowed`] in a closure of [`Stream::run_borrowed`] with the stream, owned or not. It stays
+    ///   usable.
     pub fn retire(&self) -> Result<(), PoolError> {
         not_forked()?;
         // Before the lock below: another thread may hold it, and wait for the end of this thread's closure.
-        if self.0.kind != Kind::Owned && self.0.borrows.is_held_here() {
+        if self.0.borrows.is_held_here() {
             return Err(PoolError::StreamBorrowed);
         }
         // Once this returns, the owner may destroy the handle, so a second thread waits until the first has retired the stream.
