@@ -200,19 +200,21 @@ impl<C: DriverAllocator> DirectBackend<C> {
         Ok(address)
     }
 
-    /// Waits for the device, up to the deadline if there is one. Then releases all free memory, including that of ended pools.
-    fn give_back(&self, until: Option<Instant>) -> Result<(), PoolError> {
+    /// Waits for the device, up to the deadline if there is one. Then releases all free memory, including that of ended pools. Returns
+    /// whether dropped blocks could be freed: an error there concerns no other block.
+    fn give_back(&self, until: Option<Instant>) -> Result<Result<bool, DriverError>, PoolError> {
         self.activity.host_wait(|| {
             self.device.finish_with_maintenance(until)?;
             self.calls.finish_others(until)
         })?;
-        self.calls.sweep()?;
+        let swept = self.calls.sweep();
         // The sweep, or the maintenance before it, may have queued frees on a stream of the pool's own.
         match until {
             None => self.device.finish()?,
             Some(until) => drop(self.device.finish_until(until)?),
         }
-        Ok(self.trim(0)?)
+        self.trim(0)?;
+        Ok(swept)
     }
 
     /// Returns free memory to the driver until `keep_bytes` are reserved, and counts it.
@@ -235,7 +237,8 @@ impl<C: DriverAllocator> DirectBackend<C> {
             || self.calls.has_waiting()
             || self.device.maintenance().has_deferred_for(kind);
         match needs_wait {
-            true => self.give_back(Some(deadline::until(self.wait_deadline))),
+            // A free that failed is reported by the next trim.
+            true => self.give_back(Some(deadline::until(self.wait_deadline))).map(drop),
             false => Ok(self.trim(0)?),
         }
     }
@@ -353,12 +356,13 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
     }
 
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
-        self.calls.sweep()?;
-        Ok(self.trim(keep_bytes)?)
+        let swept = self.calls.sweep();
+        self.trim(keep_bytes)?;
+        Ok(swept.map(drop)?)
     }
 
     fn reclaim(&self) -> Result<(), PoolError> {
-        self.give_back(None)
+        Ok(self.give_back(None)?.map(drop)?)
     }
 
     fn reserved(&self) -> Result<Option<Reserved>, PoolError> {

@@ -22,7 +22,8 @@ pub(crate) struct PlainAllocator {
     rounding_bytes: AtomicU64,
     /// Frees that failed. They are retried when the pool ends, or by the next call.
     failed: Mutex<Option<Failed>>,
-    /// True if the driver refused some of them in a host function, where it allows no calls. Each allocation checks it.
+    /// True if the next call retries them, because the driver refused some in a host function, where it allows no calls. Each allocation
+    /// checks it.
     has_refused: AtomicBool,
 }
 
@@ -78,7 +79,8 @@ impl DriverAllocator for PlainAllocator {
     const KEEPS_MEMORY: bool = false;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
-        self.sweep()?;
+        // A failure concerns other blocks: the next trim returns it.
+        let _ = self.sweep();
         let device = stream.device();
         let _entered = device.enter_relaxed()?;
         let acquire = || plain::acquire(device.driver(), self.kind, size_bytes);
@@ -103,7 +105,7 @@ impl DriverAllocator for PlainAllocator {
         Err(error)
     }
 
-    /// Frees what the driver refused in a host function.
+    /// Frees what the driver refused in a host function. What fails again is left to the next sweep.
     fn sweep(&self) -> Result<bool, DriverError> {
         if !self.has_refused.swap(false, Ordering::AcqRel) {
             return Ok(false);
@@ -113,7 +115,11 @@ impl DriverAllocator for PlainAllocator {
         // A free that fails is stored again, and the others are tried.
         let mut swept = Ok(true);
         for freed in &frees {
-            swept = self.release(&device, freed).and(swept);
+            let released = self.release(&device, freed);
+            if released.is_err() {
+                self.has_refused.store(true, Ordering::Release);
+            }
+            swept = released.and(swept);
         }
         swept
     }

@@ -181,6 +181,39 @@ fn a_failed_free_counts_against_the_limit_until_the_pool_ends() {
     });
 }
 
+/// The driver refused the free in a host function, so it is repeated by later calls. One that fails then is reported to the program by
+/// the calls that return memory, and not by a request for another block.
+#[test]
+fn a_repeated_free_that_fails_is_no_error_of_another_request() {
+    on_a_failing_driver(|fixture| {
+        if !frees_by_call(fixture) {
+            return;
+        }
+        let (pool, stream) = (fixture.pool(), fixture.stream());
+        let blocks: Vec<_> = (0..3).map(|_| pool.alloc(1 << 20, &stream).unwrap()).collect();
+        set(free_fault(fixture), CUresult::CUDA_ERROR_NOT_PERMITTED);
+        drop(blocks);
+        set(free_fault(fixture), CUresult::CUDA_ERROR_INVALID_VALUE);
+        let mut kept = vec![pool.alloc(1 << 20, &stream).unwrap(), pool.alloc(5 << 20, &stream).unwrap()];
+        let errors =
+            [pool.trim_to(0).unwrap_err(), pool.reclaim().unwrap_err(), pool.trim_to(0).unwrap_err()];
+        for error in errors {
+            let is_of_free = matches!(&error, PoolError::Driver(cause) if cause.code() == CUresult::CUDA_ERROR_INVALID_VALUE);
+            assert!(is_of_free, "{error}");
+        }
+        // Also a request for which the pool waits and trims.
+        set(alloc_fault(fixture), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        let error = pool.alloc(1 << 20, &stream).unwrap_err();
+        assert!(matches!(error, PoolError::OutOfMemory(_)), "{error}");
+        set(alloc_fault(fixture), CUresult::CUDA_SUCCESS);
+        set(free_fault(fixture), CUresult::CUDA_SUCCESS);
+        kept.push(pool.alloc(1 << 20, &stream).unwrap());
+        pool.reclaim().unwrap();
+        let live = gpumem_sim::Sim::of(&fixture.driver).unwrap().report().allocations;
+        assert_eq!(live.len(), kept.len(), "{live:?}");
+    });
+}
+
 /// The driver calls of a drop: a wait for each stream that used the block, and no wait of the host if the backend guarantees
 /// none. The simulated `cuMemFree` waits itself, which would hide a wait missing in `none`.
 #[test]

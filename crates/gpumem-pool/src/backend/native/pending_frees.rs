@@ -62,21 +62,27 @@ impl PendingFrees {
         self.lock().iter().flat_map(|free| free.stamps.iter().copied()).collect()
     }
 
-    /// Removes each waiting free for which `free` returns true. Returns whether any was removed.
+    /// Removes each waiting free for which `free` returns true. Returns whether any was removed. A free that fails stays, and the others
+    /// are tried.
+    ///
+    /// # Errors
+    ///
+    /// The error of the last free that failed.
     pub(super) fn sweep(
         &self,
         free: impl Fn(&PendingFree) -> Result<bool, DriverError>,
     ) -> Result<bool, DriverError> {
         let mut waiting = self.lock();
-        let (before_count, mut index) = (waiting.len(), 0);
-        while let Some(pending) = waiting.get(index) {
-            match free(pending)? {
-                true => drop(waiting.swap_remove(index)),
-                false => index += 1,
+        let (before_count, mut failed) = (waiting.len(), None);
+        waiting.retain(|pending| match free(pending) {
+            Ok(is_freed) => !is_freed,
+            Err(error) => {
+                failed = Some(error);
+                true
             }
-        }
+        });
         self.has_waiting.store(!waiting.is_empty(), Ordering::Release);
-        Ok(waiting.len() < before_count)
+        failed.map_or(Ok(waiting.len() < before_count), Err)
     }
 
     /// Records markers in streams with pending uses, so that their completion can be detected.
