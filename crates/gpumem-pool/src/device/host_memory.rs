@@ -5,7 +5,7 @@
 //! buffer that outlives the call is owned ([`HostMemory`]). Both wait for the device at their end. If the wait fails,
 //! the owner keeps the buffer. The closure's caller gets the slice back in any case, so that wait has no bound.
 
-use crate::device::{Device, Handle, KeptMemory, Patience};
+use crate::device::{Device, Handle, KeptMemory, Patience, WeakDevice};
 use crate::error::{PoolError, not_forked};
 use buffer::Parts;
 pub use buffer::{HostBuffer, HostBufferMut};
@@ -80,6 +80,10 @@ struct Registration {
     host: *mut c_void,
     address: CUdeviceptr,
     size_bytes: u64,
+    /// False if devices only read the memory: then no failure of their work changes it.
+    is_written: bool,
+    /// The other devices that were lost before, and those whose loss has been returned.
+    known_lost: Vec<WeakDevice>,
     is_registered: bool,
     /// True if the registration has ended, so that no work uses the memory.
     is_over: bool,
@@ -148,11 +152,19 @@ impl<B: HostBuffer> HostMemory<B> {
     ///
     /// # Errors
     ///
-    /// The error contains this value, which still owns the buffer. [`PoolError::Driver`] if the wait fails, because
-    /// another thread captures or because the driver refuses; a retry may succeed.
+    /// The error contains this value, which still owns the buffer.
+    ///
+    /// - [`PoolError::Driver`] if the wait fails, because another thread captures or because the driver refuses; a retry
+    ///   may succeed.
+    /// - [`PoolError::DeviceLost`] if the context of a device was lost since the registration, unless devices only read
+    ///   the buffer: work that writes it may not have run. No device uses the buffer any more. The next call returns it,
+    ///   with whatever its elements are.
     pub fn into_inner(mut self) -> Result<B, HostMemoryError<Self>> {
         if let Err(forked) = not_forked() {
             return Err(HostMemoryError::new(forked, self));
+        }
+        if let Err(error) = self.registration.settle_whole() {
+            return Err(HostMemoryError::new(error, self));
         }
         match self.registration.end(Patience::Owned) {
             Ok(()) => {
@@ -293,7 +305,8 @@ impl Device {
     /// - [`PoolError::DeviceLost`] if the context is lost.
     /// - [`PoolError::Kept`] for an earlier drop.
     ///
-    /// After `body` has run, [`PoolError::DeviceLost`] if the context is lost: the work may not have run.
+    /// After `body` has run, [`PoolError::DeviceLost`] if the context is lost, or that of another device has been lost
+    /// meanwhile: the work may not have run.
     ///
     /// # Aborts
     ///
@@ -361,11 +374,11 @@ impl Device {
     ) -> Result<R, PoolError> {
         // SAFETY: the memory is borrowed until this returns, and `memory`, which no caller can move, ends the registration.
         let registration = unsafe { Registration::new(self, start.cast(), size_bytes, access)? };
-        let memory = BorrowedHostMemory { registration, slice: PhantomData };
+        let mut memory = BorrowedHostMemory { registration, slice: PhantomData };
         let result = body(&memory);
-        drop(memory);
+        memory.end();
         // A lost context has ended the wait, and the work may not have run.
-        match if size_bytes > 0 { self.loss() } else { None } {
+        match memory.registration.new_loss() {
             Some(error) => Err(error.into()),
             None => Ok(result),
         }
@@ -391,13 +404,17 @@ impl<T> BorrowedHostMemory<'_, T> {
     pub fn host_ptr(&self) -> *mut T {
         self.registration.host.cast()
     }
+
+    fn end(&mut self) {
+        if let Err(cause) = self.registration.end(Patience::Borrowed) {
+            give_up(&self.registration, cause);
+        }
+    }
 }
 
 impl<T> Drop for BorrowedHostMemory<'_, T> {
     fn drop(&mut self) {
-        if let Err(cause) = self.registration.end(Patience::Borrowed) {
-            give_up(&self.registration, cause);
-        }
+        self.end();
     }
 }
 
@@ -426,11 +443,21 @@ impl Registration {
         not_forked()?;
         device.take_kept()?;
         access.check(device)?;
-        let device = device.clone();
-        let mut this = Self { device, host, address: 0, size_bytes, is_registered: false, is_over: false };
+        let mut this = Self {
+            device: device.clone(),
+            host,
+            address: 0,
+            size_bytes,
+            is_written: !matches!(access, Access::ReadOnly),
+            known_lost: Vec::new(),
+            is_registered: false,
+            is_over: false,
+        };
         if size_bytes == 0 {
             return Ok(this);
         }
+        let others = this.devices().filter(|other| other != device && other.loss().is_some());
+        this.known_lost = others.map(|lost| lost.downgrade()).collect();
         match access.flags() {
             None => this.address = host.expose_provenance() as CUdeviceptr,
             Some(flags) => {
@@ -457,6 +484,39 @@ impl Registration {
         self.is_registered = true;
         // SAFETY: `address` outlives the call, and the memory is registered.
         unsafe { driver.cuMemHostGetDevicePointer_v2(&mut self.address, self.host, 0) }
+    }
+
+    /// The devices whose work may use the memory.
+    fn devices(&self) -> impl Iterator<Item = Device> + use<> {
+        core::iter::once(self.device.clone()).chain(self.device.clocks().devices_with_reset())
+    }
+
+    /// The error of a device that was lost since the registration, or since this was asked: its work may not have run. Asked after the
+    /// wait.
+    fn new_loss(&mut self) -> Option<DriverError> {
+        if self.size_bytes == 0 || fork::is_child() {
+            return None;
+        }
+        let is_known = |device: &Device| self.known_lost.iter().any(|lost| lost.is_same(&device.downgrade()));
+        let (error, lost) = self
+            .devices()
+            .filter(|device| !is_known(device))
+            .find_map(|device| Some((device.loss()?, device)))?;
+        self.known_lost.push(lost.downgrade());
+        Some(error)
+    }
+
+    /// Waits until no work uses the memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of the wait. [`PoolError::DeviceLost`] if work that writes the memory may not have run.
+    fn settle_whole(&mut self) -> Result<(), PoolError> {
+        if self.size_bytes > 0 && self.is_written {
+            self.device.settle_machine(Patience::Owned)?;
+            self.new_loss().map_or(Ok(()), Err)?;
+        }
+        Ok(())
     }
 
     /// Waits until no work uses the memory, and unregisters it.

@@ -501,7 +501,7 @@ fn an_owner_keeps_the_buffer_where_every_wait_is_refused() {
     }
 }
 
-/// A lost context runs no work: the memory is returned right away. A scope reports the loss.
+/// A lost context runs no work: the memory is returned right away. The loss is reported first, because the work may not have run.
 #[test]
 fn a_lost_device_ends_every_borrow() {
     for form in [Form::Scope, Form::Owner] {
@@ -517,9 +517,52 @@ fn a_lost_device_ends_every_borrow() {
                 let ended = rig.device.with_host_memory(&mut [1_u8; LEN], |memory| lose(memory.address()));
                 assert!(matches!(ended, Err(PoolError::DeviceLost(_))), "{ended:?}");
             }
-            Form::Owner => drop(rig.through(form, lose)),
+            Form::Owner => {
+                let memory = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap();
+                lose(memory.address());
+                let lost = memory.into_inner().unwrap_err();
+                assert!(matches!(lost.error(), PoolError::DeviceLost(_)), "{lost}");
+                assert_eq!(lost.into_value().into_inner().unwrap(), [1; LEN]);
+                // What devices only read is whole.
+                let memory = HostMemory::register_read_only(&rig.device, vec![1_u8; LEN]).unwrap_err();
+                assert!(matches!(memory.error(), PoolError::DeviceLost(_)), "{memory}");
+            }
         }
     }
+}
+
+/// Memory that is registered with one device may be written by the others. Losses from before the registration do not count.
+#[test]
+fn the_loss_of_another_device_is_an_error_of_each_borrow() {
+    let rig = Rig::new(&["cuDeviceGetPCIBusId#1=lose:700@1", "cuDeviceGetPCIBusId#2=lose:700@0"]);
+    let second = Device::new(&rig.driver, 1).unwrap();
+    let lose = || {
+        let mut text = [0; 64];
+        // SAFETY: the text has as many bytes, and outlives the call.
+        unsafe { rig.driver.cuDeviceGetPCIBusId(text.as_mut_ptr(), 64, 0).unwrap() };
+    };
+    let is_lost = |error: &PoolError| matches!(error, PoolError::DeviceLost(_));
+    let register = || HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap();
+    let read_only = HostMemory::register_read_only(&rig.device, vec![1_u8; LEN]).unwrap();
+    let owned = register();
+    let mut table = vec![1_u8; LEN];
+    let scope = rig.device.with_host_memory(&mut table, |_| lose());
+    assert!(scope.as_ref().is_err_and(is_lost), "{scope:?}");
+    assert_eq!(read_only.into_inner().unwrap(), [1; LEN], "devices only read it");
+    let lost = owned.into_inner().unwrap_err();
+    assert!(is_lost(lost.error()), "{lost}");
+    let owned = lost.into_value();
+    // The next loss is another error.
+    let (again, since) = (register(), register());
+    assert_eq!(again.into_inner().unwrap(), [1; LEN]);
+    rig.device.with_host_memory(&mut table, |_| ()).unwrap();
+    lose();
+    for memory in [owned, since] {
+        let lost = memory.into_inner().unwrap_err();
+        assert!(is_lost(lost.error()), "{lost}");
+        assert_eq!(lost.into_value().into_inner().unwrap(), [1; LEN]);
+    }
+    drop(second);
 }
 
 #[test]

@@ -44,9 +44,14 @@ impl Clocks {
 
     /// All open devices, except those that were reset. Do not drop them under a lock of the clocks.
     pub(crate) fn devices(&self) -> Vec<Device> {
-        let mut devices: Vec<Device> = self.table().devices.iter().filter_map(WeakDevice::upgrade).collect();
+        let mut devices = self.devices_with_reset();
         devices.retain(|device| !device.is_reset());
         devices
+    }
+
+    /// Like [`Clocks::devices`], with those that the program has reset.
+    pub(crate) fn devices_with_reset(&self) -> Vec<Device> {
+        self.table().devices.iter().filter_map(WeakDevice::upgrade).collect()
     }
 
     /// Gives a new stream its index and identity. It is alive until [`Clocks::retire`].
