@@ -251,20 +251,19 @@ impl Drop for Loaded {
         if fork::is_child() {
             return;
         }
-        // The end of a context unloads its modules. During a capture the device cannot be waited for, and the module stays loaded.
+        // The end of a context unloads its modules.
         let device = &self.device;
         let waited = device.bind().and_then(|_bound| device.synchronize_for_drop());
-        match waited {
-            Ok(()) => drop(unload(device, self.raw.0)),
-            // The driver allows no calls in a host function.
-            Err(PoolError::HostFunction(_)) => {
+        match waited.and_then(|()| unload(device, self.raw.0)) {
+            Ok(()) | Err(PoolError::DeviceLost(_)) => {}
+            // During a capture the device cannot be waited for, and in a host function the driver allows no calls.
+            Err(_) => {
                 let raw = Handle(self.raw.0);
                 device.release_later(move |device| {
                     let Handle(raw) = &raw;
                     unload(device, *raw).is_ok()
                 });
             }
-            Err(_) => {}
         }
     }
 }

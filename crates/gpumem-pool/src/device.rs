@@ -21,16 +21,18 @@ pub(crate) mod slow_path_flag;
 pub(crate) mod stream;
 pub(crate) mod watch;
 
+mod objects;
 mod settle;
 mod wait;
 
 pub(crate) use captures::Captures;
 pub use completion::Completion;
+pub(crate) use context::Handle;
 pub use context::{CaptureModeGuard, ContextGuard};
-pub(crate) use context::{Handle, destroy_event, destroy_stream};
 pub use event::Event;
 pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
 pub(crate) use maintenance::{HowFar, Idle, Maintenance, PoolMaintenance};
+pub(crate) use objects::{Object, Owned, at_end};
 pub use order::StreamId;
 pub(crate) use order::{
     Clocks, GRAPH_BIT, Life, Marker, MarkerEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
@@ -437,6 +439,7 @@ impl Device {
 
     fn note_reset(&self) {
         if !self.0.is_reset.swap(true, Ordering::AcqRel) {
+            self.maintenance().forget_objects();
             self.sleepers().add_reset();
             self.lose(reset());
         }
@@ -572,15 +575,25 @@ impl Drop for Inner {
         if !self.has_its_context() && self.is_context_replaced() {
             return self.clocks.drop_device(&self.own);
         }
-        self.release_deferred();
+        // Another `Device` of this GPU gives the rest back later.
+        let has_heir = self.clocks.devices().iter().any(|other| other.context() == self.context.0);
+        if !has_heir {
+            self.release_deferred();
+        }
         self.lanes.destroy(&self.driver, self.context.0);
         self.clocks.close_device(&self.own, self.context.0);
-        let raw = self.raw;
-        // What host functions dropped before is destroyed before its context. The error is ignored: it means that the driver is
-        // shutting down or that the context is lost, and a drop cannot report it.
-        // SAFETY: the context was retained once for this value.
-        let _ = self.driver.destroy(move |driver| unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw) });
+        if !has_heir {
+            self.common.maintenance.end(&self.driver);
+        }
+        // What host functions dropped before is destroyed before its context.
+        release_context(&self.driver, self.raw);
     }
+}
+
+/// Releases a context that was retained once for the caller. A failure means that the driver is shutting down or that the context is lost.
+fn release_context(driver: &Driver, raw: CUdevice) {
+    // SAFETY: the caller has retained the context.
+    at_end(|| driver.destroy(move |driver| unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw) }));
 }
 
 impl Inner {
@@ -606,8 +619,7 @@ impl Inner {
             return false;
         }
         let is_same = context == self.context.0 && context_id(driver, context) == self.context_id;
-        // SAFETY: the context was retained above.
-        let _ = driver.destroy(move |driver| unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw) });
+        release_context(driver, raw);
         !is_same
     }
 
@@ -620,14 +632,12 @@ impl Inner {
 
     /// Releases the memory of pools that were dropped while work was queued.
     fn release_deferred(&self) {
-        // Another `Device` of this GPU releases it later.
-        let has_heir = self.clocks.devices().iter().any(|other| other.context() == self.context.0);
-        if has_heir || !self.common.maintenance.has_deferred() {
+        if !self.common.maintenance.has_deferred() {
             return;
         }
-        let Ok(_bound) = ContextGuard::enter(&self.driver, self.context.0) else { return };
+        let Some(_bound) = at_end(|| ContextGuard::enter(&self.driver, self.context.0)) else { return };
         // SAFETY: the context is current and alive.
-        if unsafe { self.driver.cuCtxSynchronize() }.is_err() {
+        if at_end(|| unsafe { self.driver.cuCtxSynchronize() }).is_none() {
             return;
         }
         self.clocks.saw_end(&self.own);

@@ -399,8 +399,8 @@ pub enum PoolError {
     },
     /// Host memory or an imported block was dropped, and waiting for the device failed. The memory stays registered or
     /// mapped, because the device may still use it. The next successful
-    /// [`Device::synchronize`](crate::Device::synchronize) releases a [`HostMemory`](crate::HostMemory) whose elements
-    /// need no drop; other memory is leaked. The call that returns this error is correct: repeat it.
+    /// [`Device::synchronize`](crate::Device::synchronize) releases it, except for a [`HostMemory`](crate::HostMemory) whose
+    /// elements need a drop, which is leaked. The call that returns this error is correct: repeat it.
     #[error(
         "{what} at {address:#x} ({}) stays allocated after its drop, because waiting for the device failed ({cause}); end \
          captures of other threads before such a drop, and repeat this call, which reports each case once",

@@ -21,16 +21,16 @@ mod foreign;
 pub use foreign::ForeignCaptures;
 
 use crate::device::capturing::{end_of, run_again};
-use crate::device::{Device, Handle, Part, Stream};
+use crate::device::{Device, Handle, Object, Part, Stream};
 use crate::error::{PoolError, not_forked};
 use crate::pool::GraphMemory;
 use core::fmt;
 use core::marker::PhantomData;
+use gpumem_sys::fork;
 use gpumem_sys::types::{
     CUgraph, CUgraph_st, CUgraphExec_st, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUresult,
     CUstreamCaptureMode,
 };
-use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The effect of other driver calls on an active capture. The pool's own calls are safe in every mode.
@@ -350,39 +350,14 @@ impl GraphExec {
 impl Drop for Graph {
     fn drop(&mut self) {
         let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
-        let raw = Handle(raw);
-        self.hold.destroy(move |driver| {
-            let Handle(raw) = &raw;
-            // SAFETY: the handle is not used after this; executables do not need the graph.
-            unsafe { driver.cuGraphDestroy(*raw) }
-        });
+        self.hold.device.destroy(Object::Graph(raw));
     }
 }
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
         let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
-        let raw = Handle(raw);
-        self.hold.destroy(move |driver| {
-            let Handle(raw) = &raw;
-            // SAFETY: the handle is not used after this; the driver keeps the state that queued launches need.
-            unsafe { driver.cuGraphExecDestroy(*raw) }
-        });
-    }
-}
-
-impl Hold {
-    /// Destroys a driver object; in a host function, later. The error is ignored, because a drop cannot report it.
-    fn destroy(&self, destroy: impl FnMut(&gpumem_sys::Driver) -> Result<(), DriverError> + Send + 'static) {
-        if fork::is_child() || self.device.find_reset() {
-            return;
-        }
-        // Without its context, the object no longer exists. After another failure it does, and the calls need no current context.
-        let entered = self.device.enter();
-        if entered.is_err() && self.device.is_context_gone() {
-            return;
-        }
-        let _ = self.device.driver().destroy(destroy);
+        self.hold.device.destroy(Object::Exec(raw));
     }
 }
 

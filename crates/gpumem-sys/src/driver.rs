@@ -183,8 +183,8 @@ impl Driver {
         has_refused.store(true, Ordering::Release);
     }
 
-    /// Repeats the calls that the driver refused in host functions. Reads one flag if there are none. Calls that fail for another
-    /// reason are not repeated: nobody is left who could be told.
+    /// Repeats the calls that the driver refused in host functions. Reads one flag if there are none. A call that fails for another
+    /// reason is repeated a few times, and then given up: nobody is left who could be told.
     pub fn destroy_refused(&self) {
         let Teardown { refused, has_refused, .. } = &*self.0.teardown;
         if !has_refused.load(Ordering::Acquire) || fork::is_child() {
@@ -193,13 +193,23 @@ impl Driver {
         let refused = || refused.lock().unwrap_or_else(PoisonError::into_inner);
         // Out of the lock, which no call of the driver is made under.
         let mut calls = core::mem::take(&mut *refused());
-        calls.retain_mut(|call| call(self).is_err_and(|error| error.is_not_permitted()));
+        calls.retain_mut(|call| {
+            let mut try_to_destroy = || match call(self) {
+                Ok(()) => Some(false),
+                Err(error) => error.is_not_permitted().then_some(true),
+            };
+            let is_kept = (0..TRIES).find_map(|_| try_to_destroy());
+            is_kept.unwrap_or(false)
+        });
         let mut refused = refused();
         calls.append(&mut refused);
         has_refused.store(!calls.is_empty(), Ordering::Release);
         *refused = calls;
     }
 }
+
+/// The number of times that a call is made which the driver refused in a host function, if it fails again.
+const TRIES: usize = 3;
 
 /// True if both are clones of one handle.
 impl PartialEq for Driver {

@@ -3,7 +3,7 @@
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::s;
 use gpumem_array::pool::sys::types::CUresult;
-use gpumem_array::pool::{Device, Pool, PoolError, Stream};
+use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, UnifiedArray, kernels};
 use gpumem_sim::{Effect, Kernel, Rule, SimConfig};
 
@@ -414,6 +414,29 @@ fn a_text_without_a_declaration_uses_registered_twins() {
     // SAFETY: the argument is that of the kernel, which writes the only element.
     unsafe { function.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
     assert_eq!(y.to_vec().unwrap(), [3]);
+}
+
+/// The driver refuses to unload it when it is dropped, or cannot wait for the device then: a later wait unloads it.
+#[test]
+fn a_module_that_a_drop_could_not_unload_goes_later() {
+    for rule in
+        ["cuModuleUnload#1=fail:UNKNOWN", "cuCtxSynchronize#1=fail:UNKNOWN", "cuModuleUnload#9=fail:2"]
+    {
+        let gpu = gpu_with(SimConfig::new().rule(rule.parse().unwrap()));
+        let module_count = || gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().module_count;
+        let before_count = module_count();
+        let module = gpu.module(EMPTY.text()).unwrap();
+        assert_eq!(module_count(), before_count + 1);
+        let capture = rule.contains('9').then(|| {
+            let stream = Stream::new(gpu.device()).unwrap();
+            stream.begin_capture(CaptureMode::Global).unwrap()
+        });
+        drop(module);
+        assert_eq!(module_count(), before_count + 1, "{rule}");
+        drop(capture);
+        gpu.device().synchronize().unwrap();
+        assert_eq!(module_count(), before_count, "{rule}");
+    }
 }
 
 /// One element behind the end is enough: the error of the next call names the kernel.

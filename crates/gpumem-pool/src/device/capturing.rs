@@ -1,7 +1,7 @@
 //! Waits and queries while streams capture. A captured stream cannot wait for work outside its capture. Such a wait is
 //! deferred: each launch performs it instead, and so does the stream itself once the capture has ended.
 
-use crate::device::{CaptureModeGuard, Device, Event, Part, Stamp, Stream, StreamIndex};
+use crate::device::{CaptureModeGuard, Device, Event, Object, Part, Stamp, Stream, StreamIndex};
 use crate::error::PoolError;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult};
@@ -153,7 +153,10 @@ pub(crate) fn cut_short(device: &Device, graph: u64, origin: StreamIndex) {
     let _alone = Stream::close_for_end(&members);
     if clocks.captures().end_begins(graph) {
         // If the driver refuses, the next attempt to wait fails and reports it.
-        let _ = end_of(&members, device, origin).and_then(|ended| clocks.discard(origin, ended));
+        let ended = end_of(&members, device, origin);
+        if let Some(raw) = ended.ok().filter(|raw| !raw.is_null()) {
+            device.destroy(Object::Graph(raw));
+        }
         let _ = run_again(device, graph, origin);
     }
 }

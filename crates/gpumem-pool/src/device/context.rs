@@ -5,7 +5,7 @@
 //! than replacing means that the previous context is never named again, so its owner may destroy it meanwhile.
 
 use core::marker::PhantomData;
-use gpumem_sys::types::{CUcontext, CUevent, CUstream, CUstreamCaptureMode};
+use gpumem_sys::types::{CUcontext, CUstreamCaptureMode};
 use gpumem_sys::{Driver, DriverError};
 
 /// Keeps a device's context current on this thread; see [`Device::bind`](crate::Device::bind).
@@ -86,30 +86,6 @@ impl Drop for CaptureModeGuard<'_> {
             let _ = unsafe { self.driver.cuThreadExchangeStreamCaptureMode(&mut mode) };
         }
     }
-}
-
-/// Destroys a stream whose handle is not used after this; in a host function, later ([`Driver::destroy`]).
-pub(crate) fn destroy_stream(driver: &Driver, context: CUcontext, raw: CUstream) -> Result<(), DriverError> {
-    let handles = (Handle(context), Handle(raw));
-    driver.destroy(move |driver| {
-        let (Handle(context), Handle(raw)) = &handles;
-        // Without its context, the stream no longer exists.
-        let _bound = ContextGuard::enter(driver, *context)?;
-        // SAFETY: the caller does not use the handle after this.
-        unsafe { driver.cuStreamDestroy_v2(*raw) }
-    })
-}
-
-/// Destroys an event, like [`destroy_stream`]. The error is ignored, because a drop cannot report it.
-pub(crate) fn destroy_event(driver: &Driver, context: CUcontext, raw: CUevent) {
-    let handles = (Handle(context), Handle(raw));
-    let _ = driver.destroy(move |driver| {
-        let (Handle(context), Handle(raw)) = &handles;
-        // Without its context, the event no longer exists.
-        let _bound = ContextGuard::enter(driver, *context)?;
-        // SAFETY: the caller does not use the handle after this; the driver keeps the state that pending waits need.
-        unsafe { driver.cuEventDestroy_v2(*raw) }
-    });
 }
 
 /// An opaque driver handle, which any thread may pass to the driver.

@@ -1,14 +1,14 @@
 //! [`Event`]: a point in a stream's work that the device or the host can wait for.
 
 use crate::device::{
-    CaptureModeGuard, Clocks, Device, Handle, OrderEvent, Stamp, Stream, destroy_event, stream::complete,
+    CaptureModeGuard, Clocks, Device, Handle, Object, OrderEvent, Stamp, Stream, stream::complete,
 };
 use crate::error::PoolError;
 use core::ffi::c_uint;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st};
-use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A CUDA event: complete once all work queued before its last record is done.
@@ -242,10 +242,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if fork::is_child() || self.device.find_reset() {
-            return;
-        }
-        destroy_event(self.device.driver(), self.device.context(), self.raw.0);
+        self.device.destroy(Object::Event(self.raw.0));
     }
 }
 

@@ -10,6 +10,7 @@
 //! Dropping a pool does not wait. Memory that queued work may still use stays with the device until that work is done.
 //! Dropping the device, which has no pools then, waits for the rest.
 
+use super::objects::{Owned, Refused};
 use crate::config::MemoryKind;
 use crate::device::{CaptureModeGuard, Clocks, Device};
 use crate::limits::Trimmable;
@@ -27,6 +28,8 @@ pub(crate) struct Maintenance {
     is_needed: AtomicBool,
     /// True if a pool of the device uses, or used, a memory pool of the driver.
     has_driver_pools: AtomicBool,
+    /// Objects that the driver refused to destroy when they were dropped.
+    refused: Refused,
     /// The last time that a query or an allocation did maintenance.
     served_at: Mutex<Option<Instant>>,
     /// The registered reclaim callbacks of the device.
@@ -134,6 +137,22 @@ impl Maintenance {
         self.is_needed.store(true, Ordering::Relaxed);
     }
 
+    /// Keeps an object that the driver refused to destroy.
+    pub(crate) fn keep_object(&self, owned: Owned) {
+        self.refused.add(owned);
+        self.is_needed.store(true, Ordering::SeqCst);
+    }
+
+    /// Destroys the objects that the driver refused to destroy before.
+    pub(crate) fn destroy_refused(&self, driver: &Driver) {
+        self.refused.destroy(driver);
+    }
+
+    /// The objects are gone.
+    pub(crate) fn forget_objects(&self) {
+        self.refused.forget();
+    }
+
     /// Runs before a host wait.
     pub(crate) fn before_wait(&self) {
         if self.is_needed.load(Ordering::Relaxed) {
@@ -158,6 +177,7 @@ impl Maintenance {
         }
         let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
         pools.iter().for_each(|pool| pool.serve());
+        self.destroy_refused(device.driver());
         // A failure is ignored: the next call tries again.
         let _ = self.serve_deferred(device);
     }
@@ -198,11 +218,17 @@ impl Maintenance {
         }
         // Releasing memory must not break a capture.
         let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return };
+        self.destroy_refused(driver);
         let mut work = self.work();
         work.deferred.retain_mut(|memory| !memory.release(driver, clocks, HowFar::Known));
         let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();
         work.pools.retain(|pool| pool.strong_count() > 0);
-        self.is_needed.store(!(work.pools.is_empty() && work.deferred.is_empty()), Ordering::Relaxed);
+        let is_idle = work.pools.is_empty() && work.deferred.is_empty() && !self.refused.has_any();
+        self.is_needed.store(!is_idle, Ordering::SeqCst);
+        // Another thread may have added one without the lock: at least one of the two threads sees the other's store.
+        if self.refused.has_any() {
+            self.is_needed.store(true, Ordering::SeqCst);
+        }
         // Unlocked first: if a pool's last handle was dropped meanwhile, the pool is dropped here and takes the lock.
         drop(work);
         pools.iter().for_each(|pool| pool.after_wait());
@@ -230,10 +256,20 @@ impl Maintenance {
 
     /// Releases everything when the device is dropped: all its work is done.
     pub(crate) fn finish(&self, driver: &Driver, clocks: &Clocks) {
-        // Memory that cannot be released goes with the context.
-        for mut memory in self.work().deferred.drain(..) {
-            memory.release(driver, clocks, HowFar::All);
+        let mut deferred = core::mem::take(&mut self.work().deferred);
+        for _ in 0..TRIES {
+            deferred.retain_mut(|memory| !memory.release(driver, clocks, HowFar::All));
         }
+        // Memory that cannot be released goes with the context.
+        drop(deferred);
+    }
+
+    /// The end of the device, before that of its context: nothing is kept any longer.
+    pub(crate) fn end(&self, driver: &Driver) {
+        // Dropped without the lock, and may keep objects.
+        let deferred = core::mem::take(&mut self.work().deferred);
+        drop(deferred);
+        self.refused.destroy_at_end(driver);
     }
 
     fn work(&self) -> MutexGuard<'_, Work> {
@@ -277,6 +313,9 @@ impl Idle {
 
 /// The minimum time between two rounds of maintenance by queries or allocations.
 const SERVED_EVERY: Duration = Duration::from_millis(1);
+
+/// The number of times that the end of a device repeats refused calls.
+const TRIES: usize = 3;
 
 /// Budgets for memory of dropped pools, whose tuning options are gone: the defaults of those options.
 const DEFERRED_BUDGET: Duration = Duration::from_micros(200);

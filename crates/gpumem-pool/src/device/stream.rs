@@ -16,7 +16,7 @@ pub(crate) use foreign::{LEGACY, WeakStream};
 pub use point::StreamPoint;
 pub use recent::RecentStreams;
 
-use crate::device::{Clocks, Device, Event, Handle, OrderEvent, StreamId, StreamIndex};
+use crate::device::{Clocks, Device, Event, Handle, Object, OrderEvent, StreamId, StreamIndex};
 use crate::error::PoolError;
 use borrow::Borrows;
 use core::fmt;
@@ -384,7 +384,7 @@ impl Drop for Inner {
             Kind::Owned => {
                 self.device.clocks().retire(self.id, self.driver_id);
                 if !*self.captures_for_good.get_mut() {
-                    builder::destroy(&self.device, self.raw.0);
+                    self.device.destroy(Object::Stream(self.raw.0));
                 }
             }
             _ if *self.is_retired.get_mut() => {}

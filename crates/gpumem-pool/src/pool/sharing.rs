@@ -209,7 +209,7 @@ impl ImportedBlock {
             self.mapped.push(handle.size_bytes);
         }
         // SAFETY: the import above has counted the handle once. A mapping keeps the memory by itself.
-        let released = unsafe { driver.cuMemRelease(raw) };
+        let released = self.device.give_back(Patience::Owned, || unsafe { driver.cuMemRelease(raw) });
         Ok(mapped.and(released)?)
     }
 
@@ -257,22 +257,28 @@ impl ImportedBlock {
         if self.is_open {
             device.settle(Work::OfDevice, Patience::Owned)?;
         }
-        unmap(device, self.base, &mut self.addresses_bytes, &mut self.mapped)
+        let give_back = |call: &Call<'_>| device.give_back(Patience::Owned, call);
+        unmap(device, self.base, &mut self.addresses_bytes, &mut self.mapped, give_back)
     }
 }
 
-/// Unmaps the handles of an imported block, which no work uses, and frees its addresses. After a failure it may be called again.
+/// A call of the driver.
+type Call<'a> = dyn Fn() -> Result<(), DriverError> + 'a;
+
+/// Unmaps the handles of an imported block, which no work uses, and frees its addresses. After a failure it may be called again. `call` makes
+/// the calls of the driver.
 fn unmap(
     device: &Device,
     base: CUdeviceptr,
     addresses_bytes: &mut u64,
     mapped: &mut Vec<u64>,
+    call: impl Fn(&Call<'_>) -> Result<(), DriverError>,
 ) -> Result<(), DriverError> {
     let driver = device.driver();
-    let give_back = |call: &dyn Fn() -> Result<(), DriverError>| {
-        device.give_back(Patience::Owned, || {
+    let give_back = |free: &Call<'_>| {
+        call(&|| {
             let _entered = device.enter_relaxed()?;
-            call()
+            free()
         })
     };
     // Unmaps the last handle first: if the driver refuses, the remaining handles are still at the beginning of the addresses.
@@ -295,17 +301,18 @@ impl Drop for ImportedBlock {
             return;
         }
         let Err(cause) = self.unmap() else { return };
-        if cause.is_not_permitted() {
-            // In a host function nothing is wrong with the memory: the next wait of another thread releases it.
-            let (base, mut addresses_bytes) = (self.base, self.addresses_bytes);
-            let mut mapped = core::mem::take(&mut self.mapped);
-            let give_back =
-                move |device: &Device| unmap(device, base, &mut addresses_bytes, &mut mapped).is_ok();
-            self.device.keep(KeptMemory { give_back: Box::new(give_back) });
-        } else {
-            let (what, address) = ("an imported block", self.base);
-            let size_bytes = self.addresses_bytes;
-            self.device.report_kept(PoolError::Kept { what, address, size_bytes, cause });
+        // The next wait of the host releases it, or the one after that.
+        let (base, mut addresses_bytes) = (self.base, self.addresses_bytes);
+        let size_bytes = addresses_bytes;
+        let mut mapped = core::mem::take(&mut self.mapped);
+        let give_back = move |device: &Device| {
+            unmap(device, base, &mut addresses_bytes, &mut mapped, |call| call()).is_ok()
+        };
+        self.device.keep(KeptMemory { give_back: Box::new(give_back) });
+        // In a host function nothing is wrong with the memory.
+        if !cause.is_not_permitted() {
+            let what = "an imported block";
+            self.device.report_kept(PoolError::Kept { what, address: base, size_bytes, cause });
         }
     }
 }

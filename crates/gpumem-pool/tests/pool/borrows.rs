@@ -2,6 +2,8 @@
 //! capture, and if the driver refuses calls. Work runs only in waits here, and the functions that release memory check whether it
 //! has run, so that a wait inside the simulator cannot hide a missing wait of the pool.
 
+#[cfg(all(unix, feature = "backend-caching"))]
+use crate::fixture::stand_in;
 use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
 use gpumem_pool::sys::{Driver, Table};
 #[cfg(feature = "backend-caching")]
@@ -10,6 +12,8 @@ use gpumem_pool::{Capture, CaptureMode, Device, HostMemory, MemoryRange, PoolErr
 use gpumem_sim::{Effect, Finding, Rule, Schedule, SimConfig};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(all(unix, feature = "backend-caching"))]
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -680,6 +684,32 @@ fn an_imported_block_that_can_not_be_unmapped_is_reported() {
             other => assert!(other.is_ok() && !is_kept, "{other:?}"),
         }
     }
+}
+
+#[cfg(all(unix, feature = "backend-caching"))]
+stand_in!(unmap, cuMemUnmap(address: CUdeviceptr, size: usize));
+
+/// The driver refuses for longer than a drop repeats the call. Once it accepts, the wait after the report unmaps the block.
+#[cfg(all(unix, feature = "backend-caching"))]
+#[test]
+fn an_imported_block_that_was_reported_is_unmapped_later() {
+    let plain = gpumem_sim::driver(SimConfig::new()).unwrap();
+    // SAFETY: the function calls the one that it replaces, or fails.
+    let device = Device::new(&unsafe { plain.with_table(unmap::install) }, 0).unwrap();
+    let pool = Pool::builder(&device).backend(BackendKind::Caching).conf("exportable:true").unwrap();
+    let pool = pool.build().unwrap();
+    let block = pool.alloc(2 << 20, &Stream::new(&device).unwrap()).unwrap();
+    let reservation_count = || gpumem_sim::Sim::of(&plain).unwrap().report().reservation_count;
+    let before_count = reservation_count();
+    let imported = ImportedBlock::new(&device, block.export().unwrap()).unwrap();
+    unmap::FAIL_WITH.store(999, Ordering::SeqCst);
+    drop(imported);
+    unmap::FAIL_WITH.store(0, Ordering::SeqCst);
+    assert_eq!(reservation_count(), before_count + 1);
+    let kept = device.synchronize().unwrap_err();
+    assert!(matches!(kept, PoolError::Kept { what: "an imported block", .. }), "{kept}");
+    device.synchronize().unwrap();
+    assert_eq!(reservation_count(), before_count);
 }
 
 /// The sizes come from another process: a sum that no address can be is named, instead of a figure that it wraps to.

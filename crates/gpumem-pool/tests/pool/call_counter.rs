@@ -39,6 +39,15 @@ pub(crate) fn calls() -> Calls {
     COUNTER.with_borrow(|counter| counter.as_ref().map(|counter| counter.calls.clone()).unwrap_or_default())
 }
 
+/// The `nth` call from now on, counted from 1, returns the code and does nothing.
+pub(crate) fn fail_call(nth: u64, code: CUresult) {
+    COUNTER.with_borrow_mut(|counter| {
+        if let Some(counter) = counter {
+            counter.failure = Some((counter.calls.total() + nth, code));
+        }
+    });
+}
+
 struct Counter {
     real: Table,
     calls: Calls,

@@ -22,6 +22,7 @@ mod devices;
 mod environment;
 mod exit;
 mod failing_calls;
+mod failing_drops;
 mod faults;
 mod features;
 mod fixture;

@@ -27,6 +27,7 @@ impl Machine {
             event_count: self.events.len(),
             graph_count: self.graph_count(),
             executable_graph_count: self.exec_count(),
+            module_count: self.modules.len(),
             handle_count: self.virtual_memory.handle_count(),
             reservation_count: self.virtual_memory.reservations.len(),
             queued_count: self.streams.iter().map(|(_, stream)| stream.queue.len()).sum(),

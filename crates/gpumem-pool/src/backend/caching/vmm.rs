@@ -2,7 +2,7 @@
 
 use super::access::{Access, Memory};
 use crate::backend::plain;
-use crate::device::{Handle, destroy_stream};
+use crate::device::{Handle, Object, Owned};
 use crate::error::Refusal;
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::types::{CUcontext, CUmemAccessDesc, CUresult, CUstream_flags, CUstream_st};
@@ -93,7 +93,7 @@ impl<'a> Vmm<'a> {
         context: CUcontext,
         stream: &Handle<CUstream_st>,
     ) -> Result<(), DriverError> {
-        destroy_stream(self.driver, context, stream.0)
+        Owned { object: Object::Stream(stream.0), context }.destroy(self.driver)
     }
 }
 

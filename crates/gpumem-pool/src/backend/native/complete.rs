@@ -11,11 +11,11 @@ use super::chain::Chain;
 use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{Device, Handle, destroy_stream};
+use crate::device::{Device, Handle, Object, Owned, WeakDevice};
 use crate::stats::ActivityCounters;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use gpumem_sys::types::{CUcontext, CUdeviceptr, CUresult, CUstream, CUstream_flags, CUstream_st};
+use gpumem_sys::types::{CUctx_st, CUdeviceptr, CUresult, CUstream, CUstream_flags, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,15 +34,12 @@ pub(super) struct Complete {
 /// A stream on which no work is queued, so that its allocations and frees are complete almost at once.
 struct Quiet {
     driver: Driver,
-    context: CUcontext,
+    /// Weak, because the device keeps the frees that a dropped pool leaves, and they keep this.
+    device: WeakDevice,
+    context: Handle<CUctx_st>,
     raw: Handle<CUstream_st>,
     activity: Arc<ActivityCounters>,
 }
-
-// SAFETY: the context pointer is passed to the driver and never dereferenced; the driver accepts it from any thread.
-unsafe impl Send for Quiet {}
-// SAFETY: a shared reference passes the handles on unchanged, and the driver locks the state behind them.
-unsafe impl Sync for Quiet {}
 
 impl Complete {
     /// Requires the device's context to be current.
@@ -166,7 +163,13 @@ impl Quiet {
         // SAFETY: `raw` outlives the call.
         unsafe { device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)? };
         let (driver, activity) = (device.driver().clone(), Arc::clone(activity));
-        Ok(Self { driver, context: device.context(), raw: Handle(raw), activity })
+        Ok(Self {
+            driver,
+            device: device.downgrade(),
+            context: Handle(device.context()),
+            raw: Handle(raw),
+            activity,
+        })
     }
 
     /// Ensures that all work queued on the stream is complete. The stream has nothing to wait for, so that is soon.
@@ -191,8 +194,12 @@ impl Quiet {
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // A drop cannot report a failure.
-        let _ = destroy_stream(&self.driver, self.context, self.raw.0);
+        let object = Object::Stream(self.raw.0);
+        match self.device.upgrade() {
+            Some(device) => device.destroy(object),
+            // It is being dropped.
+            None => Owned { object, context: self.context.0 }.destroy_at_end(&self.driver),
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! a notification may be late, but the notifier's own queries are not.
 
 use super::notifier;
-use crate::device::{Device, Handle, StreamIndex, destroy_stream};
+use crate::device::{Device, Handle, Object, Owned, StreamIndex};
 use core::ffi::c_void;
 use gpumem_sys::types::{CUcontext, CUevent, CUstream, CUstream_flags, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
@@ -46,8 +46,7 @@ impl Lanes {
     pub(crate) fn destroy(&mut self, driver: &Driver, context: CUcontext) {
         let lanes = core::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner));
         for lane in lanes {
-            // The error is ignored, because a drop cannot report it.
-            let _ = destroy_stream(driver, context, lane.raw.0);
+            Owned { object: Object::Stream(lane.raw.0), context }.destroy_at_end(driver);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::stream_state::{Asker, Locked};
 use super::{Clocks, Order, Stamp, StreamIndex};
-use crate::device::Device;
+use crate::device::{Device, Object};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus as Status};
 
@@ -37,7 +37,7 @@ impl Clocks {
                 }
                 other => {
                     // Ended here, because no later operation would end it.
-                    state.end_capture().and_then(|graph| destroy(state, graph))?;
+                    destroy(state, state.end_capture()?);
                     other.map(|_| None)
                 }
             }
@@ -109,18 +109,13 @@ impl Clocks {
                         Part::Broken => self.captures.capture_of(*index, false).is_none(),
                     };
                 if is_others {
-                    state.end_capture().and_then(|graph| destroy(state, graph))?;
+                    destroy(state, state.end_capture()?);
                 }
                 Ok(is_others)
             })
         };
         // A stream that joined a capture cannot end it: the driver refuses that, and accepts its first stream.
         self.indices_on(device).filter(|index| matches!(end(index), Ok(Some(true)))).count() > 0
-    }
-
-    /// Destroys the graph of a capture that has ended on a stream.
-    pub(crate) fn discard(&self, index: StreamIndex, graph: CUgraph) -> Result<(), DriverError> {
-        self.with_stream_state(index, |state| destroy(state, graph)).map(drop)
     }
 
     /// The capture state of a stream. For another library's stream, only inside a call that names it.
@@ -195,12 +190,11 @@ impl Locked<'_> {
     }
 }
 
-fn destroy(state: &Locked<'_>, graph: CUgraph) -> Result<(), DriverError> {
-    if graph.is_null() {
-        return Ok(());
+/// Destroys a graph that has just been created, so that no other code has its handle.
+fn destroy(state: &Locked<'_>, graph: CUgraph) {
+    if !graph.is_null() {
+        state.device.destroy(Object::Graph(graph));
     }
-    // SAFETY: the graph has just been created, and no other code has its handle.
-    unsafe { state.device.driver().cuGraphDestroy(graph) }
 }
 
 /// The number of times that a refused end of a capture is repeated.

@@ -1,7 +1,7 @@
 //! [`Marker`]: an event in a stream, and the stamps that are complete once the event is.
 
 use super::Stamp;
-use crate::device::{Device, Handle, LEGACY, WeakDevice, destroy_event};
+use crate::device::{Device, Handle, LEGACY, Object, Owned, WeakDevice};
 use gpumem_sys::types::{
     CUcontext, CUevent, CUevent_flags, CUevent_st, CUresult, CUstream, CUstreamCaptureStatus,
 };
@@ -110,7 +110,7 @@ impl MarkerEvent {
 
     /// Destroys the event while its device is being dropped and cannot be upgraded.
     pub(super) fn destroy(self, driver: &Driver, context: CUcontext) {
-        destroy_event(driver, context, self.raw.0);
+        Owned { object: Object::Event(self.raw.0), context }.destroy_at_end(driver);
         // The drop of `self` finds no device, and does nothing.
     }
 }
@@ -120,8 +120,8 @@ impl Drop for MarkerEvent {
         if fork::is_child() {
             return;
         }
-        if let Some(device) = self.device.upgrade().filter(|device| !device.find_reset()) {
-            destroy_event(device.driver(), device.context(), self.raw.0);
+        if let Some(device) = self.device.upgrade() {
+            device.destroy(Object::Event(self.raw.0));
         }
     }
 }

@@ -294,7 +294,8 @@ impl Clocks {
             return;
         }
         // In a host function the driver allows no calls: nothing can be waited for, and the events are destroyed later.
-        let bound = ContextGuard::enter(&self.driver, context);
+        let enter = || ContextGuard::enter(&self.driver, context);
+        let bound = enter().or_else(|_| enter());
         if bound.as_ref().is_err_and(|error| !error.is_not_permitted()) {
             return;
         }

@@ -1,9 +1,9 @@
 //! [`StreamBuilder`]: creates owned streams with options.
 
 use super::{Inner, Kind, Stream, foreign};
-use crate::device::{Device, Life, StreamParts, destroy_stream};
+use crate::device::{Device, Life, Object, StreamParts};
 use crate::error::PoolError;
-use gpumem_sys::types::{CUstream, CUstream_flags};
+use gpumem_sys::types::CUstream_flags;
 use std::sync::Arc;
 
 /// Sets up a [`Stream`]; see [`Stream::builder`].
@@ -61,18 +61,10 @@ impl StreamBuilder {
             let parts = StreamParts { raw, life: Life::Owned, no_waits, is_blocking: false };
             Ok((driver_id, device.clocks().open(&device, &parts)?))
         });
-        let (driver_id, id) = opened.inspect_err(|_| destroy(&device, raw))?;
+        let (driver_id, id) = opened.inspect_err(|_| device.destroy(Object::Stream(raw)))?;
         let stream = Stream(Arc::new(Inner::new(&device, raw, id, driver_id, Kind::Owned)));
         device.clocks().name(driver_id, &stream);
         device.sleepers().add_stream(&stream);
         Ok(stream)
     }
-}
-
-/// Destroys a stream whose handle is not used after this. The error is ignored, because a drop cannot report it.
-pub(super) fn destroy(device: &Device, raw: CUstream) {
-    if device.find_reset() {
-        return;
-    }
-    let _ = destroy_stream(device.driver(), device.context(), raw);
 }

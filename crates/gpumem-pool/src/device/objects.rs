@@ -1,0 +1,141 @@
+//! [`Object`]: a driver object whose owner is dropped, and [`Refused`]: those that the driver did not destroy then.
+//!
+//! A drop can return no error, and one refused call would leave the object for good. It is destroyed by the next drop of an object, by
+//! maintenance, or at the latest with its device.
+
+use super::context::ContextGuard;
+use crate::device::Device;
+use crate::error::is_over;
+use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_sys::types::{CUcontext, CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
+use gpumem_sys::{Driver, DriverError, fork};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// An object of the driver. Whoever makes one of these does not use the handle any more.
+#[derive(Clone, Copy)]
+pub(crate) enum Object {
+    Stream(CUstream),
+    Event(CUevent),
+    Graph(CUgraph),
+    Exec(CUgraphExec),
+}
+
+/// An object and the context that it belongs to.
+#[derive(Clone, Copy)]
+pub(crate) struct Owned {
+    pub(crate) object: Object,
+    pub(crate) context: CUcontext,
+}
+
+// SAFETY: the handles are only passed to the driver, whose entry points take them on any thread.
+unsafe impl Send for Owned {}
+
+/// Objects that the driver refused to destroy, oldest first.
+#[derive(Default)]
+pub(super) struct Refused {
+    objects: Mutex<Vec<Owned>>,
+    has_any: AtomicBool,
+}
+
+impl Device {
+    /// Destroys an object, for a drop, which can return no error. If the driver refuses, a later call does.
+    pub(crate) fn destroy(&self, object: Object) {
+        if fork::is_child() || self.find_reset() {
+            return;
+        }
+        let (driver, owned) = (self.driver(), Owned { object, context: self.context() });
+        self.maintenance().destroy_refused(driver);
+        // A lost context takes its objects along.
+        if owned.destroy(driver).is_err() && !self.is_context_gone() {
+            self.maintenance().keep_object(owned);
+        }
+    }
+}
+
+impl Owned {
+    /// Destroys the object; in a host function, later ([`Driver::destroy`]). It is not used after a success.
+    pub(crate) fn destroy(self, driver: &Driver) -> Result<(), DriverError> {
+        driver.destroy(move |driver| {
+            let Self { object, context } = self.whole();
+            let _bound = ContextGuard::enter(driver, context)?;
+            // SAFETY: the handle is not used any more, and the driver keeps the state that queued work needs: waits for an event, launches
+            // of an executable. Executables do not need their graph.
+            unsafe {
+                match object {
+                    Object::Stream(raw) => driver.cuStreamDestroy_v2(raw),
+                    Object::Event(raw) => driver.cuEventDestroy_v2(raw),
+                    Object::Graph(raw) => driver.cuGraphDestroy(raw),
+                    Object::Exec(raw) => driver.cuGraphExecDestroy(raw),
+                }
+            }
+        })
+    }
+
+    /// Like [`Owned::destroy`], at the end of its device, after which nothing repeats the call.
+    pub(crate) fn destroy_at_end(self, driver: &Driver) {
+        at_end(|| self.destroy(driver));
+    }
+
+    /// A closure that calls this captures all of the value: its fields alone are not `Send`.
+    fn whole(self) -> Self {
+        self
+    }
+}
+
+impl Refused {
+    pub(super) fn add(&self, owned: Owned) {
+        self.lock().push(owned);
+        self.has_any.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn has_any(&self) -> bool {
+        self.has_any.load(Ordering::SeqCst)
+    }
+
+    /// Destroys the objects, up to the first that the driver refuses again.
+    pub(super) fn destroy(&self, driver: &Driver) {
+        if !self.has_any() || fork::is_child() {
+            return;
+        }
+        // No call of the driver is made under the lock.
+        while let Some(owned) = self.take_first() {
+            match owned.destroy(driver) {
+                Err(error) if !(is_over(error.code()) || error.code() == GONE) => return self.add(owned),
+                _ => {}
+            }
+        }
+    }
+
+    /// At the end of the device. What the driver still refuses goes with the context.
+    pub(super) fn destroy_at_end(&self, driver: &Driver) {
+        while let Some(owned) = self.take_first() {
+            owned.destroy_at_end(driver);
+        }
+    }
+
+    /// The program has reset the device, and all objects are gone.
+    pub(super) fn forget(&self) {
+        self.lock().clear();
+        self.has_any.store(false, Ordering::Release);
+    }
+
+    fn take_first(&self) -> Option<Owned> {
+        let mut objects = self.lock();
+        let first = if objects.is_empty() { None } else { Some(objects.remove(0)) };
+        self.has_any.store(!objects.is_empty(), Ordering::Release);
+        first
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Owned>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Repeats a refused call a few times: nothing else will. The last error is ignored, because a drop cannot return it.
+pub(crate) fn at_end<T>(mut call: impl FnMut() -> Result<T, DriverError>) -> Option<T> {
+    (0..TRIES).find_map(|_| call().ok())
+}
+
+/// The object does not exist.
+const GONE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
+const TRIES: usize = 3;
