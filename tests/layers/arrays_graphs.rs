@@ -424,8 +424,9 @@ fn a_launch_is_one_driver_call(driver: &Driver) {
         y.try_add_assign(&own).unwrap();
         y.try_add_assign(&shared).unwrap();
         let calls = reading().since(&before).calls;
-        // In the first round, the stream waits for the other one. Each launch looks up the current context.
-        let is_ordered = calls.total() == calls.cuLaunchKernel + calls.cuCtxGetCurrent;
+        // In the first round, the stream waits for the other one. Each launch looks up the current context, and whether it is still alive.
+        let of_contexts = calls.cuCtxGetCurrent + calls.cuCtxGetId;
+        let is_ordered = calls.total() == calls.cuLaunchKernel + of_contexts;
         assert!(
             calls.cuLaunchKernel == 2 && (round == 1 || is_ordered),
             "round {round}: {:?}",

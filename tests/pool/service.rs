@@ -172,7 +172,7 @@ cases! {
             let before = reading();
             assert!(event.is_complete().unwrap());
             let calls = reading().since(&before).calls.by_name();
-            let allowed = ["cuEventQuery", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"];
+            let allowed = ["cuEventQuery", "cuCtxGetId", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"];
             assert!(calls.iter().all(|(name, count)| allowed.contains(name) && *count <= 2), "{backend}: {calls:?}");
         }
     }
