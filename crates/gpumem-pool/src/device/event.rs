@@ -7,8 +7,8 @@ use crate::error::PoolError;
 use core::ffi::c_uint;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st};
+use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A CUDA event: complete once all work queued before its last record is done.
@@ -242,6 +242,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         self.device.destroy(Object::Event(self.raw.0));
     }
 }
