@@ -4,14 +4,15 @@
 //! counted as soon as the block is dropped, so waiting for the free would not make room under the limit. Memory that the
 //! driver refuses to free is no longer in use, and stays reserved: it counts against the limit until the pool ends.
 //!
-//! When the device is full, the ladder waits for the device once. It then releases the memory that the driver keeps for
-//! reuse, and the memory that ended pools have left ([`DirectSearch`]). Nothing else here waits.
+//! When the device is full, the ladder waits for the last uses of freed memory, and then once for the device. It then
+//! releases the memory that the driver keeps for reuse, and the memory that ended pools have left ([`DirectSearch`]).
+//! Nothing else here waits.
 
 mod eager;
 
 use super::{
     Allocation, Answer, BackendSetup, Counts, DevicePool, FreeOutcome, FreeRequest, Reserved, Search,
-    Shortage, Source, Step, WAIT_AND_TRIM, no_device_pool,
+    Shortage, Source, Step, WAIT_AND_TRIM, WAIT_FOR_FREES, no_device_pool,
 };
 use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
 use crate::device::{Device, Idle, MarkerEvent, PeerDevice, Stream, StreamId, StreamIndex, deadline};
@@ -58,6 +59,12 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     /// Returns whether any released memory still waits for work.
     fn has_waiting(&self) -> bool {
         false
+    }
+
+    /// Waits for the uses of one released memory after the other, until one is returned to the driver or the deadline has
+    /// passed. Returns whether one is. It waits for no other work.
+    fn wait_for_free(&self, _until: Instant) -> Result<bool, DriverError> {
+        Ok(false)
     }
 
     /// Waits for work of other devices that delays released memory, up to the deadline if there is one.
@@ -228,6 +235,15 @@ impl<C: DriverAllocator> DirectBackend<C> {
             self.activity.count_trimmed(before_bytes.saturating_sub(reserved_bytes()));
         }
         trimmed
+    }
+
+    /// Waits, within the deadline of a request, until the driver has one freed block back. False if none can be waited for.
+    fn wait_for_free(&self) -> Result<bool, PoolError> {
+        if !self.calls.has_waiting() {
+            return Ok(false);
+        }
+        let until = deadline::until(self.wait_deadline);
+        Ok(self.activity.host_wait(|| self.calls.wait_for_free(until))?)
     }
 
     /// Makes room for an allocation, within its deadline. Pinned memory is waited for only if some of it is pending.
@@ -405,7 +421,7 @@ fn padded_bytes(size_bytes: u64, alignment_exponent: u32) -> u64 {
     size_bytes.saturating_add((1_u64 << alignment_exponent).saturating_sub(ALIGNMENT_MIN))
 }
 
-/// A block that is allocated by a call of the driver. The only rung makes room on the device, so a refusal by a limit has none.
+/// A block that is allocated by a call of the driver. Both rungs make room on the device, so a refusal by a limit has none.
 struct DirectSearch<'a, C> {
     backend: &'a DirectBackend<C>,
     size_bytes: u64,
@@ -441,6 +457,11 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
         Ok(Some(Allocation::new(address + padding_bytes, padding_count, self.exponent as u16)))
     }
 
+    /// Like [`DirectSearch::attempt`], without regard to the garbage collection threshold.
+    fn attempt_plainly(&mut self) -> Result<Option<Allocation>, PoolError> {
+        self.attempt(|backend, size_bytes, stream| backend.calls.acquire(size_bytes, stream))
+    }
+
     /// The limit of the driver's pool, if the device has room: then that limit refused. It bounds reserved memory.
     fn limit_of_driver_pool(&self) -> Option<LimitExceeded> {
         let backend = self.backend;
@@ -458,7 +479,8 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
 
 impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
     fn rung(&self, rung: usize) -> Option<&'static str> {
-        (rung == 0 && matches!(self.refusal, Some(Refusal::Driver(_)))).then_some(WAIT_AND_TRIM)
+        let name = [WAIT_FOR_FREES, WAIT_AND_TRIM].get(rung)?;
+        matches!(self.refusal, Some(Refusal::Driver(_))).then_some(name)
     }
 
     fn begin(&mut self, is_first: bool) -> Result<Option<Allocation>, PoolError> {
@@ -466,11 +488,19 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
         if is_first { Ok(None) } else { self.attempt(DirectBackend::acquire_sparingly) }
     }
 
-    fn climb(&mut self, _rung: usize) -> Result<Step<Allocation>, PoolError> {
-        self.backend.make_room()?;
-        let acquired =
-            self.attempt(|backend, size_bytes, stream| backend.calls.acquire(size_bytes, stream))?;
-        Ok(acquired.map_or(Step::Short, Step::Found))
+    fn climb(&mut self, rung: usize) -> Result<Step<Allocation>, PoolError> {
+        if rung > 0 {
+            self.backend.make_room()?;
+            return Ok(self.attempt_plainly()?.map_or(Step::Short, Step::Found));
+        }
+        let mut step = Step::Skipped;
+        while self.backend.wait_for_free()? {
+            step = self.attempt_plainly()?.map_or(Step::Short, Step::Found);
+            if !matches!(step, Step::Short) || deadline::has_passed() {
+                break;
+            }
+        }
+        Ok(step)
     }
 
     fn requested_bytes(&self) -> u64 {

@@ -163,6 +163,13 @@ impl DriverAllocator for NativeAllocator {
         }
     }
 
+    fn wait_for_free(&self, until: Instant) -> Result<bool, DriverError> {
+        match &self.frees {
+            Frees::Ordered(_) => Ok(false),
+            Frees::Complete(complete) => complete.wait_for_free(until),
+        }
+    }
+
     fn finish_others(&self, until: Option<Instant>) -> Result<(), DriverError> {
         match &self.frees {
             Frees::Ordered(_) => Ok(()),

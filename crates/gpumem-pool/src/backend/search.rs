@@ -70,5 +70,8 @@ pub(crate) struct Shortage {
     pub(crate) refusal: Option<Refusal>,
 }
 
+/// The name of the rung that waits for the last uses of freed memory, up to the deadline.
+pub(super) const WAIT_FOR_FREES: &str = "wait on the host for other streams' frees";
+
 /// The name of the rung that waits for the device, up to the deadline, and releases cached memory.
 pub(super) const WAIT_AND_TRIM: &str = "wait for the device and release cached memory";

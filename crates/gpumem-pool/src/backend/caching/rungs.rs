@@ -32,7 +32,7 @@
 //! the rungs below it search what the pool has.
 
 use super::caching_pool::{BlockSearch, CachingPool};
-use crate::backend::{Allocation, Search, Shortage, Source, Step, WAIT_AND_TRIM};
+use crate::backend::{Allocation, Search, Shortage, Source, Step, WAIT_AND_TRIM, WAIT_FOR_FREES};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{Order, StreamIndex, deadline};
 use crate::error::{PoolError, Refusal};
@@ -60,7 +60,7 @@ const RUNGS: [(&str, Rung, Further); 13] = [
     ("exchange free segments for a larger one", outgrown, &[]),
     ("reserve memory up to the limit", growth_to_limit, &[]),
     ("use the rest of large blocks", leftover, &[]),
-    ("wait on the host for other streams' frees", host_wait, &[recycled, growth_to_limit, leftover]),
+    (WAIT_FOR_FREES, host_wait, &[recycled, growth_to_limit, leftover]),
     (WAIT_AND_TRIM, synchronised, &[recycled, growth_to_limit, leftover, glued]),
 ];
 

@@ -110,9 +110,19 @@ impl Complete {
         self.quiet.wait()
     }
 
+    /// Waits until a block is freed, up to the deadline. A block whose uses no marker covers is passed over.
+    pub(super) fn wait_for_free(&self, until: Instant) -> Result<bool, DriverError> {
+        for stamps in self.pending.uses() {
+            if self.device.clocks().wait_on_host(&stamps, until)? {
+                return self.sweep();
+            }
+        }
+        Ok(false)
+    }
+
     /// Waits for the devices whose work uses waiting blocks, up to the deadline if there is one.
     pub(super) fn finish(&self, until: Option<Instant>) -> Result<(), DriverError> {
-        self.device.clocks().finish_stamps(&self.pending.stamps(), until)
+        self.device.clocks().finish_stamps(&self.pending.uses().concat(), until)
     }
 
     /// Polls for completed work and frees the blocks it used. Records markers in streams with pending uses, so that a

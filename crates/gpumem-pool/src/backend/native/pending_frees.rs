@@ -57,9 +57,9 @@ impl PendingFrees {
         Err(error)
     }
 
-    /// The uses of all waiting frees.
-    pub(super) fn stamps(&self) -> Vec<Stamp> {
-        self.lock().iter().flat_map(|free| free.stamps.iter().copied()).collect()
+    /// The uses of each waiting free, the earliest first.
+    pub(super) fn uses(&self) -> Vec<Vec<Stamp>> {
+        self.lock().iter().map(|free| free.stamps.clone()).collect()
     }
 
     /// Removes each waiting free for which `free` returns true. Returns whether any was removed. A free that fails stays, and the others
@@ -87,7 +87,7 @@ impl PendingFrees {
 
     /// Records markers in streams with pending uses, so that their completion can be detected.
     pub(super) fn record_markers(&self, clocks: &Clocks) -> Result<(), DriverError> {
-        let mut stamps = self.stamps();
+        let mut stamps = self.uses().concat();
         // Only the latest stamp of a stream can lack a marker.
         let is_unmarked = |stamp: &Stamp| clocks.stamp(stamp.stream_index()) == *stamp;
         stamps.retain(is_unmarked);
