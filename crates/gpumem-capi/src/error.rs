@@ -85,7 +85,9 @@ fn code_of(error: &PoolError) -> gpumem_result {
         ) => gpumem_result::GPUMEM_ERROR_ENVIRONMENT,
         PoolError::Load(_) | PoolError::NoSuchDevice { .. } => gpumem_result::GPUMEM_ERROR_NO_DEVICE,
         PoolError::Forked => gpumem_result::GPUMEM_ERROR_FORKED,
-        PoolError::DeviceLost(_) => gpumem_result::GPUMEM_ERROR_DEVICE_LOST,
+        PoolError::DeviceLost(_) | PoolError::AwaitedDeviceLost { .. } => {
+            gpumem_result::GPUMEM_ERROR_DEVICE_LOST
+        }
         PoolError::Driver(_)
         | PoolError::HostFunction(_)
         | PoolError::Poisoned { .. }

@@ -36,8 +36,8 @@ use gpumem_sys::types::CUmemGenericAllocationHandle;
 #[cfg(feature = "backend-native")]
 use native::NativeAllocator;
 use none::PlainAllocator;
-use search::{WAIT_AND_TRIM, WAIT_FOR_FREES};
 pub(crate) use search::{Answer, Search, Shortage, Step};
+use search::{WAIT_AND_TRIM, WAIT_FOR_FREES};
 pub(crate) use sleeping::Sleeping;
 pub use sleeping::{Keep, Slept, Woken};
 use std::sync::Arc;

@@ -570,10 +570,10 @@ impl Drop for Inner {
             self.clocks.sleepers().remove_reset();
             // All objects are gone. Whether the context still counts as retained depends on the driver; a release too many would
             // destroy the next one.
-            return self.clocks.drop_device(&self.own);
+            return self.clocks.drop_device(&self.own, self.context.0, reset());
         }
         if !self.has_its_context() && self.is_context_replaced() {
-            return self.clocks.drop_device(&self.own);
+            return self.clocks.drop_device(&self.own, self.context.0, reset());
         }
         // Another `Device` of this GPU gives the rest back later.
         let has_heir = self.clocks.devices().iter().any(|other| other.context() == self.context.0);
@@ -632,21 +632,24 @@ impl Inner {
 
     /// Releases the memory of pools that were dropped while work was queued.
     fn release_deferred(&self) {
-        if !self.common.maintenance.has_deferred() {
-            return;
-        }
-        let Some(_bound) = at_end(|| ContextGuard::enter(&self.driver, self.context.0)) else { return };
-        // SAFETY: the context is current and alive.
-        if at_end(|| unsafe { self.driver.cuCtxSynchronize() }).is_none() {
-            return;
-        }
-        self.clocks.saw_end(&self.own);
         let maintenance = &self.common.maintenance;
-        maintenance.after_wait(&self.driver, &self.clocks);
-        // What is left is used by work of other devices, which reads and writes the memory over their links.
-        let is_done = |other: Device| other.finish().is_ok();
-        if maintenance.has_deferred() && self.clocks.devices().into_iter().all(is_done) {
-            maintenance.finish(&self.driver, &self.clocks);
+        if !maintenance.has_deferred() {
+            return;
+        }
+        let bound = at_end(|| ContextGuard::enter(&self.driver, self.context.0));
+        // SAFETY: the context is current and alive.
+        let is_idle = bound.is_some() && at_end(|| unsafe { self.driver.cuCtxSynchronize() }).is_some();
+        if is_idle {
+            self.clocks.saw_end(&self.own);
+            maintenance.after_wait(&self.driver, &self.clocks);
+        }
+        // What is left is used by work of other devices, which reads and writes the memory over their links. Memory of a lost context is
+        // left, too, and goes with the context.
+        if maintenance.has_deferred() {
+            let waited: Vec<_> = self.clocks.devices().into_iter().map(|other| other.finish()).collect();
+            if is_idle && waited.iter().all(Result::is_ok) {
+                maintenance.finish(&self.driver, &self.clocks);
+            }
         }
     }
 }

@@ -377,6 +377,20 @@ pub enum PoolError {
     /// or freed. After a reset, a new [`Device`](crate::Device) has a new context.
     #[error(fmt = device_lost)]
     DeviceLost(DriverError),
+    /// A device has waited for work of another device, which was lost. Such a wait ends as if the work had run, so memory of all devices may
+    /// have wrong contents: waits of the host are refused until both devices are closed.
+    #[error(
+        "device {ordinal} has waited for work of device {awaited}, which is lost ({error}), so memory may have wrong contents; drop everything \
+         on both devices before you open them again, or restart the process"
+    )]
+    AwaitedDeviceLost {
+        /// The ordinal of the device that has waited.
+        ordinal: u32,
+        /// The ordinal of the lost device.
+        awaited: u32,
+        /// The error with which that device was lost.
+        error: DriverError,
+    },
     /// The process was forked from one that had opened a driver, which does not work in the child. Drops in the child do nothing.
     #[error("{}", fork::REFUSED)]
     Forked,

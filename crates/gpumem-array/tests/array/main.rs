@@ -24,6 +24,7 @@ mod host_memory;
 mod kernels;
 mod kinds;
 mod layouts;
+mod losses;
 mod print;
 mod random;
 mod ranges;

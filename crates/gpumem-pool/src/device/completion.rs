@@ -289,7 +289,7 @@ impl Pending {
             Ok(false) => return None,
             Ok(true) => {
                 self.device.serve();
-                Ok(())
+                self.device.check_awaited()
             }
             Err(error) => Err(error.into()),
         };
@@ -307,7 +307,7 @@ impl Pending {
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         self.device.clocks().synchronize_marker(&self.device, &self.marker)?;
         self.device.after_wait();
-        Ok(())
+        self.device.check_awaited()
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {

@@ -91,6 +91,7 @@ impl Event {
     ///
     /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the query or earlier work failed.
+    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost for which another one has waited.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         self.device.check_open()?;
         self.check_runs("querying an event")?;
@@ -107,6 +108,9 @@ impl Event {
             self.device.watch().note(OrderEvent::MarkDone(self.raw()));
         }
         self.device.serve();
+        if is_complete {
+            self.device.check_awaited()?;
+        }
         Ok(is_complete)
     }
 
@@ -116,6 +120,7 @@ impl Event {
     ///
     /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the wait or earlier work failed.
+    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost for which another one has waited.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.device.check_open()?;
         self.check_runs("waiting for an event on the host")?;
@@ -135,7 +140,7 @@ impl Event {
         drop(after);
         self.device.after_wait();
         self.device.watch().note(OrderEvent::MarkDone(self.raw()));
-        Ok(())
+        self.device.check_awaited()
     }
 
     /// The device time in milliseconds from the record of `start` to the record of this event. Both must be complete.

@@ -380,7 +380,7 @@ impl Device {
         // A lost context has ended the wait, and the work may not have run.
         match memory.registration.new_loss() {
             Some(error) => Err(error.into()),
-            None => Ok(result),
+            None => self.check_awaited().map(|()| result),
         }
     }
 }
@@ -515,6 +515,7 @@ impl Registration {
         if self.size_bytes > 0 && self.is_written {
             self.device.settle_machine(Patience::Owned)?;
             self.new_loss().map_or(Ok(()), Err)?;
+            self.device.check_awaited()?;
         }
         Ok(())
     }

@@ -18,6 +18,7 @@
 //! lock. A state's lock is taken before the lock under which the driver destroys objects, and never inside it.
 
 #[allow(unsafe_code)]
+mod awaited;
 mod capture;
 mod finish;
 #[allow(unsafe_code)]
@@ -30,6 +31,7 @@ pub(crate) mod uses;
 mod wait;
 
 use crate::device::{Captures, Sleepers};
+use awaited::Awaited;
 pub(crate) use capture::Part;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub use gpumem_heap::order::StreamId;
@@ -55,6 +57,12 @@ pub(crate) struct Clocks {
     names: Mutex<HashMap<u64, Name>>,
     /// True if there was ever a stream that only calls naming it may mark.
     had_named: AtomicBool,
+    /// True if there were ever two devices, which can wait for each other.
+    had_several_devices: AtomicBool,
+    /// The waits of devices for each other's work.
+    awaited: Mutex<Vec<Awaited>>,
+    /// True if there are any. Each wait of the host checks it.
+    has_awaited: AtomicBool,
     /// All stream indices ever used are below this.
     index_count: AtomicUsize,
     /// The index at which the next poll begins.
@@ -92,6 +100,9 @@ impl Clocks {
             table: Mutex::default(),
             names: Mutex::default(),
             had_named: AtomicBool::new(false),
+            had_several_devices: AtomicBool::new(false),
+            awaited: Mutex::default(),
+            has_awaited: AtomicBool::new(false),
             index_count: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
             captures: Captures::default(),

@@ -24,12 +24,13 @@ impl Device {
     /// - [`PoolError::NotInCapture`] while a capture is active on the device.
     /// - [`PoolError::Kept`] once for each registration or import that could not be released when it was dropped.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if the wait or earlier work failed.
+    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost for which another one has waited.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.check_open()?;
         self.take_kept()?;
         self.synchronize_for_drop()?;
         self.give_back_kept();
-        Ok(())
+        self.check_awaited()
     }
 
     /// Like [`Device::synchronize`], for drops in other layers: it leaves [`PoolError::Kept`] to the program's own calls.

@@ -5,12 +5,14 @@
 //!
 //! No `Device` is dropped while a lock is held here: dropping the last clone takes these locks again.
 
+use super::awaited::loss_of_current;
 use super::marker::MarkerEvent;
 use super::stream_state::StreamState;
 use super::{Clocks, Life, Order, StreamId, StreamIndex, StreamParts};
 use crate::device::{CaptureModeGuard, ContextGuard, Device, Stream, WeakDevice, WeakStream};
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUcontext, CUstream};
 use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
@@ -39,6 +41,9 @@ impl Name {
 
 impl Clocks {
     pub(crate) fn add_device(&self, device: &Device) {
+        if self.devices_with_reset().iter().any(|other| other != device) {
+            self.had_several_devices.store(true, Ordering::Release);
+        }
         self.table().devices.push(device.downgrade());
     }
 
@@ -296,8 +301,10 @@ impl Clocks {
         // In a host function the driver allows no calls: nothing can be waited for, and the events are destroyed later.
         let enter = || ContextGuard::enter(&self.driver, context);
         let bound = enter().or_else(|_| enter());
-        if bound.as_ref().is_err_and(|error| !error.is_not_permitted()) {
-            return;
+        if let Err(error) = &bound
+            && !error.is_not_permitted()
+        {
+            return self.end_awaited(context, || Some(*error));
         }
         let mut pending = self.each_of(ending, |_, index| self.stamp(index));
         pending.retain(|stamp| !self.is_complete(*stamp));
@@ -308,6 +315,7 @@ impl Clocks {
                 self.epochs.raise_complete(&pending);
             }
         }
+        self.end_awaited(context, || loss_of_current(&self.driver).filter(|_| bound.is_ok()));
         let events = self.end_streams(ending);
         events.into_iter().for_each(|event| event.destroy(&self.driver, context));
     }
@@ -322,7 +330,8 @@ impl Clocks {
     }
 
     /// The end of a device that was reset: its work is over, and its objects are gone.
-    pub(crate) fn drop_device(&self, ending: &WeakDevice) {
+    pub(crate) fn drop_device(&self, ending: &WeakDevice, context: CUcontext, error: DriverError) {
+        self.end_awaited(context, || Some(error));
         self.table().devices.retain(|device| !device.is_same(ending));
         self.saw_end(ending);
         // Their drops find no device, and do nothing.

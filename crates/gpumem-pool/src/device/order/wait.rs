@@ -44,6 +44,12 @@ impl Clocks {
         self.stream_states.lock(index).is_some_and(|state| state.is_named_only())
     }
 
+    /// Returns whether the stream is the default stream of another thread than this one.
+    #[cfg(feature = "backend-caching")]
+    pub(crate) fn is_of_other_thread(&self, index: StreamIndex) -> bool {
+        self.stream_states.lock(index).is_some_and(|state| state.is_of_other_thread())
+    }
+
     /// Requests markers from the next calls that name these streams, for memory that is pending there. For drops: never
     /// blocks. A stream whose state another thread holds is skipped; a later request for its memory marks it.
     pub(crate) fn want_marks(&self, indices: impl Iterator<Item = StreamIndex>) {
@@ -141,7 +147,11 @@ impl Clocks {
             }
             Ok(counts)
         });
-        waited.map(Option::unwrap_or_default)
+        let counts = waited?.unwrap_or_default();
+        if counts {
+            self.note_awaited(waiter, &mark.covered);
+        }
+        Ok(counts)
     }
 
     /// Queues work on a stream behind the stamps. False if the stream is gone, another library's or capturing, or
@@ -326,7 +336,11 @@ impl Clocks {
             }
             Ok(counts)
         });
-        raised.map(Option::unwrap_or_default)
+        let counts = raised?.unwrap_or_default();
+        if counts && let Some(covered) = covered {
+            self.note_awaited(waiter, covered);
+        }
+        Ok(counts)
     }
 
     /// Makes a stream wait for everything queued so far on another stream that the call names. False if that was

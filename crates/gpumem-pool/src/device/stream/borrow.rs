@@ -376,7 +376,7 @@ impl Borrow<'_> {
         let _bound = device.enter()?;
         device.after_wait();
         device.watch().note(OrderEvent::StreamDone(self.stream.id()));
-        Ok(())
+        device.check_awaited()
     }
 
     /// Returns once no work queued on the stream runs. An error states why the work was not done, or that it was

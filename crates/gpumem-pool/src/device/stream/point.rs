@@ -238,7 +238,7 @@ impl Device {
     pub fn synchronize_point(&self, point: StreamPoint) -> Result<bool, PoolError> {
         let clocks = self.clocks();
         if clocks.is_complete(point.0) {
-            return Ok(true);
+            return self.check_awaited().map(|()| true);
         }
         self.check_open()?;
         let stamp = if point.is_latest() { clocks.stamp(point.0.stream_index()) } else { point.0 };
@@ -246,6 +246,7 @@ impl Device {
         self.maintenance().before_wait();
         let is_complete = clocks.synchronize_stamp(stamp)?;
         self.after_wait();
+        self.check_awaited()?;
         Ok(is_complete)
     }
 
