@@ -125,6 +125,7 @@ impl Stream {
     /// - [`PoolError::WrongThread`] if it is another thread's default stream.
     /// - [`PoolError::NotInCapture`] or [`PoolError::CaptureBroken`] if the stream is capturing.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call or earlier work failed.
+    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost for which another one has waited.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.device().check_open()?;
         self.check_usable()?;
@@ -134,7 +135,7 @@ impl Stream {
         self.finish()?;
         self.device().after_wait();
         self.device().watch().note(OrderEvent::StreamDone(self.id()));
-        Ok(())
+        self.device().check_awaited()
     }
 
     /// Returns whether everything queued on this stream so far is done.
@@ -159,6 +160,9 @@ impl Stream {
             self.device().watch().note(OrderEvent::StreamDone(self.id()));
         }
         self.device().serve();
+        if is_complete {
+            self.device().check_awaited()?;
+        }
         Ok(is_complete)
     }
 
@@ -266,7 +270,8 @@ impl Stream {
         self.0.kind == Kind::Owned
     }
 
-    /// The number of its id while any thread may use the fast path for it; else 0, which carries no information.
+    /// The number of its id while threads may use the fast path for it; else 0, which carries no information. For the default stream of a
+    /// thread, no other thread has a cache that the fast path could find.
     #[inline]
     pub(crate) fn fast_path_id(&self) -> u64 {
         self.0.fast_path_id.load(Ordering::Relaxed)
@@ -289,12 +294,10 @@ impl Stream {
         if self.check_usable().is_err() || !self.clocks().mark_if_wanted(self.stream_index()) {
             return;
         }
-        if !matches!(self.0.kind, Kind::OfThread(_)) {
-            self.0.fast_path_id.store(self.id().as_u64(), Ordering::SeqCst);
-            // Another thread may have retired it meanwhile: at least one of the two threads sees the other's store.
-            if self.0.is_retired.load(Ordering::SeqCst) {
-                self.0.fast_path_id.store(0, Ordering::SeqCst);
-            }
+        self.0.fast_path_id.store(self.id().as_u64(), Ordering::SeqCst);
+        // Another thread may have retired it meanwhile: at least one of the two threads sees the other's store.
+        if self.0.is_retired.load(Ordering::SeqCst) {
+            self.0.fast_path_id.store(0, Ordering::SeqCst);
         }
     }
 
@@ -350,7 +353,6 @@ impl Stream {
 
 impl Inner {
     fn new(device: &Device, raw: CUstream, id: StreamId, driver_id: Option<u64>, kind: Kind) -> Self {
-        let fast_path_id = if matches!(kind, Kind::OfThread(_)) { 0 } else { id.as_u64() };
         Self {
             device: device.clone(),
             raw: Handle(raw),
@@ -360,7 +362,7 @@ impl Inner {
             is_retired: AtomicBool::new(false),
             captures_for_good: AtomicBool::new(false),
             retirement: Mutex::new(()),
-            fast_path_id: AtomicU64::new(fast_path_id),
+            fast_path_id: AtomicU64::new(id.as_u64()),
             borrows: Borrows::default(),
             unmarked_bytes: AtomicU64::new(0),
             due_bytes: AtomicU64::new(UNMARKED_MIN_BYTES),

@@ -118,14 +118,22 @@ fn a_threads_own_stream_stays_on_its_thread() {
         let block = pool.alloc(4096, &own).unwrap();
         fixture.fill(&block, 5, &own);
         assert!(fixture.holds(&block, 5, &own));
+        let sizes = [4096, 2 << 20, 4 << 20];
+        let blocks = sizes.map(|size_bytes| pool.alloc(size_bytes, &own).unwrap());
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert_ne!(Stream::per_thread(&fixture.device).unwrap().id(), own.id());
                 assert!(matches!(own.synchronize(), Err(PoolError::WrongThread)));
                 assert!(matches!(pool.alloc(1, &own), Err(PoolError::WrongThread)));
-                drop(block);
+                // The thread gets none of the memory that it frees there.
+                drop((block, blocks));
+                for size_bytes in sizes {
+                    assert!(matches!(pool.alloc(size_bytes, &own), Err(PoolError::WrongThread)));
+                }
             });
         });
+        let again = sizes.map(|size_bytes| pool.alloc(size_bytes, &own).unwrap());
+        drop(again);
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
         drop(own);
         pool.reclaim().unwrap();
