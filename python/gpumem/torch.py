@@ -1,7 +1,7 @@
 """PyTorch on gpumem: `import gpumem.torch; gpumem.torch.install()` before the first CUDA tensor.
 
 `install` makes gpumem the allocator of the whole process. `with gpumem.torch.pool():` instead gives PyTorch's own allocator its
-segments from gpumem, for the allocations inside of it. docs/use-from/pytorch.md describes both, and what PyTorch refuses.
+segments from gpumem, for the allocations inside of it. docs/how-to/from-pytorch.md describes both, and what PyTorch refuses.
 """
 
 from __future__ import annotations

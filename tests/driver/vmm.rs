@@ -1,5 +1,5 @@
 //! Virtual memory management: reserved addresses, handles, mappings, access, and refused calls. Each case holds on the simulator
-//! and on a GPU; docs/measurements.md has the results of a GPU.
+//! and on a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

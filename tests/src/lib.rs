@@ -46,22 +46,32 @@ pub fn folder() -> std::path::PathBuf {
     named.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), Into::into)
 }
 
-/// The README's example, as a doctest.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-pub struct Readme;
+/// The README, and the pages of `docs/` with Rust examples, as doctests.
+macro_rules! pages {
+    ($($name:ident = $page:literal;)+) => {
+        $(
+            #[cfg(doctest)]
+            #[doc = include_str!($page)]
+            pub struct $name;
+        )+
+    };
+}
 
-/// The page on adaptors.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/adaptors.md")]
-pub struct Adaptors;
-
-/// The page for users of CUDA.jl.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/from-cuda-jl.md")]
-pub struct FromCudaJl;
-
-/// The page on refused requests.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/out-of-memory.md")]
-pub struct OutOfMemoryPage;
+// `cargo xtask tidy` checks that no page is missing.
+pages! {
+    Readme = "../../README.md";
+    TenMinutes = "../../docs/learn/ten-minutes.md";
+    Service = "../../docs/learn/service.md";
+    LargerThanMemory = "../../docs/learn/larger-than-memory.md";
+    Arrays = "../../docs/how-to/arrays.md";
+    OutOfMemory = "../../docs/how-to/out-of-memory.md";
+    TestWithoutAGpu = "../../docs/how-to/test-without-a-gpu.md";
+    Adaptors = "../../docs/how-to/adaptors.md";
+    FromCudarc = "../../docs/how-to/from-cudarc.md";
+    FromCandle = "../../docs/how-to/from-candle.md";
+    FromCudaJl = "../../docs/how-to/from-cuda-jl.md";
+    Nccl = "../../docs/how-to/nccl.md";
+    Dlpack = "../../docs/how-to/dlpack.md";
+    Options = "../../docs/reference/options.md";
+    Errors = "../../docs/reference/errors.md";
+}

@@ -1,4 +1,4 @@
-//! `cargo xtask`: all tasks of this repository. ARCHITECTURE.md lists the rooms of this crate.
+//! `cargo xtask`: all tasks of this repository. docs/develop/rooms.md lists the rooms of this crate.
 
 mod capi;
 mod ci;
@@ -58,7 +58,7 @@ enum Task {
     Mutants(mutants::Args),
     /// Check layers, headers, `unsafe`, kernels, documents and leftovers
     Tidy,
-    /// Draw the README's plots from the runs recorded in docs/runs
+    /// Draw the plots of docs/plots from the runs recorded in docs/runs
     Plots,
     /// Compile the CUDA sources to the PTX that is checked in
     Kernels(kernels::Args),

@@ -1,4 +1,4 @@
-//! The README shows what the examples of this crate print with the default backend.
+//! The README and the pages of `docs/` show what the examples of this crate print with the default backend.
 
 #![cfg(feature = "backend-caching")]
 
@@ -15,12 +15,11 @@ mod pool;
 use gpumem::sim::SimConfig;
 
 /// Runs on a thread called `main`, as the examples do: findings name their thread.
-fn shown(output: impl FnOnce() -> String + Send + 'static) {
+fn shown(page: &str, output: impl FnOnce() -> String + Send + 'static) {
     let thread = std::thread::Builder::new().name("main".into()).spawn(output).expect("a thread starts");
     let output = words(&thread.join().expect("the example fails"));
-    let readme =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).expect("the README");
-    assert!(words(&readme).contains(&output), "the README shows another output than\n{output}");
+    let text = std::fs::read_to_string(format!("{}/../../{page}", env!("CARGO_MANIFEST_DIR"))).expect(page);
+    assert!(words(&text).contains(&output), "{page} shows another output than\n{output}");
 }
 
 /// Without line breaks, and without times, addresses and the numbers of streams, which differ from run to run.
@@ -33,15 +32,17 @@ fn words(text: &str) -> String {
 
 #[test]
 fn the_status_is_that_of_the_example() {
-    shown(|| pool::status(&gpumem::sim::driver(SimConfig::new()).unwrap()).unwrap().to_string());
+    shown("README.md", || pool::status(&gpumem::sim::driver(SimConfig::new()).unwrap()).unwrap().to_string());
 }
 
 #[test]
 fn the_report_is_that_of_the_example() {
-    shown(|| out_of_memory::refusal(&gpumem::sim::driver(SimConfig::new()).unwrap()).unwrap().to_string());
+    shown("docs/how-to/out-of-memory.md", || {
+        out_of_memory::refusal(&gpumem::sim::driver(SimConfig::new()).unwrap()).unwrap().to_string()
+    });
 }
 
 #[test]
 fn the_race_is_that_of_the_example() {
-    shown(|| missing_wait::race().unwrap().to_string());
+    shown("docs/learn/ten-minutes.md", || missing_wait::race().unwrap().to_string());
 }

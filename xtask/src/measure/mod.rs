@@ -1,7 +1,7 @@
 //! `cargo xtask bench`, `replay` and `fuzz`: builds the programs in tests/examples and starts them.
 //!
 //! `measure`, optimised, has the benches and replays, and a bundle includes it. Runs that it recorded are in docs/runs; [`plots`] draws
-//! the README's plots from them.
+//! the plots of docs/plots from them.
 
 pub(crate) mod plots;
 mod runs;

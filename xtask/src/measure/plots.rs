@@ -1,4 +1,4 @@
-//! `cargo xtask plots`: draws the README's plots from the recorded runs in `docs/runs`.
+//! `cargo xtask plots`: draws the plots of `docs/plots` from the recorded runs in `docs/runs`.
 //!
 //! The output depends on these files alone, so `cargo xtask tidy` draws each plot in memory and compares it with the file that is
 //! checked in. A point of gpumem is the figure of the newest run that has it; a peer's point is the best figure of all runs. A

@@ -27,6 +27,32 @@ pub(super) fn links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Ve
     findings
 }
 
+/// The table of contents of the book.
+const SUMMARY: &str = "docs/SUMMARY.md";
+
+/// The file that compiles the examples of the pages.
+const DOCTESTS: &str = "tests/src/lib.rs";
+
+/// Checks that each page of the book is in its table of contents, and that a page with Rust code is a doctest.
+pub(super) fn book(files: &Files) -> Vec<Finding> {
+    let Some(summary) = files.get(SUMMARY) else { return Vec::new() };
+    let doctests = files.get(DOCTESTS).map(String::as_str).unwrap_or_default();
+    let mut findings = Vec::new();
+    let is_page = |path: &str| path != SUMMARY && path.ends_with(".md");
+    let pages = files.iter().filter_map(|(path, text)| Some((path, path.strip_prefix("docs/")?, text)));
+    for (path, page, text) in pages.filter(|(path, ..)| is_page(path)) {
+        if !summary.contains(&format!("]({page})")) {
+            findings.push(Finding::new(path, 1, format!("{SUMMARY} lacks this page"), "add it to its shelf"));
+        }
+        let code = text.lines().position(|line| line.trim_start().starts_with("```rust"));
+        if let Some(index) = code.filter(|_| !doctests.contains(&format!("\"../../{path}\""))) {
+            let what = format!("{DOCTESTS} does not compile the examples of this page");
+            findings.push(Finding::new(path, index + 1, what, "add the page to its list"));
+        }
+    }
+    findings
+}
+
 /// Checks that a page contains the code for which another page refers to it: `` `CODE` ([page.md](page.md)) ``.
 pub(super) fn referrals(path: &str, text: &str, files: &Files) -> Vec<Finding> {
     let folder = path.rsplit_once('/').map(|(folder, _)| folder).unwrap_or_default();
@@ -127,7 +153,7 @@ fn known() -> impl Iterator<Item = &'static Variable> {
 }
 
 /// The page whose table lists every variable.
-const VARIABLES_PAGE: &str = "docs/environment.md";
+const VARIABLES_PAGE: &str = "docs/reference/environment.md";
 
 /// Checks that each variable in a document exists, and that the table in [`VARIABLES_PAGE`] has a row for each, with the text
 /// registered by the variable's crate.
@@ -186,6 +212,28 @@ fn names(line: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_are_listed_and_their_examples_compiled() {
+        let files = |summary: &str, doctests: &str| {
+            let rust = "# A\n\n```rust,no_run\nf();\n```\n";
+            Files::from([
+                (SUMMARY.into(), summary.into()),
+                (DOCTESTS.into(), doctests.into()),
+                ("docs/a/b.md".into(), rust.into()),
+                ("docs/a/c.md".into(), "```sh\n```\n".into()),
+                ("other/d.md".into(), rust.into()),
+            ])
+        };
+        let listed = "- [A](a/b.md)\n- [C](a/c.md)\n";
+        assert_eq!(book(&files(listed, "B = \"../../docs/a/b.md\";")), []);
+        let found = |files| book(&files).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(
+            found(files("- [A](a/b.md)", "\"../../docs/a/b.md\""))[0]
+                .starts_with("docs/a/c.md:1: docs/SUMMARY.md lacks")
+        );
+        assert!(found(files(listed, ""))[0].starts_with("docs/a/b.md:3: tests/src/lib.rs does not compile"));
+    }
 
     #[test]
     fn tests_that_are_named_must_exist() {

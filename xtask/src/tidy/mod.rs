@@ -87,6 +87,7 @@ fn check(files: &Files) -> Vec<Finding> {
             findings.extend(docs::links(path, text, |target| exists(files, target)));
         }
     }
+    findings.extend(docs::book(files));
     findings.extend(rooms::check(files));
     findings.extend(traits::check(files));
     findings.extend(unsafety::layers_deny(files));

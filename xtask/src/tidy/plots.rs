@@ -1,4 +1,4 @@
-//! Checks that the README's plots agree with the recorded runs.
+//! Checks that the plots agree with the recorded runs.
 
 use super::{Files, Finding};
 use crate::measure::plots::stale;

@@ -1,4 +1,5 @@
-//! Reads the order of the crates and the rooms of each from ARCHITECTURE.md, and compares them with the imports of the sources.
+//! Reads the order of the crates from ARCHITECTURE.md and the rooms of each from docs/develop/rooms.md, and compares the rooms with the
+//! imports of the sources.
 //!
 //! A room is a module at the root of a package's `src`, with everything below it. `lib.rs` or `main.rs` is above all rooms. A package
 //! with rooms must have a table.
@@ -9,21 +10,24 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-/// The file with the tables.
-pub(crate) const LIST: &str = "ARCHITECTURE.md";
+/// The file with the table of the crates.
+const CRATES: &str = "ARCHITECTURE.md";
+
+/// The file with the tables of rooms, and of public traits.
+pub(crate) const LIST: &str = "docs/develop/rooms.md";
 
 /// The maximum number of rooms of a crate.
 const ROOMS_MAX: usize = 12;
 
-/// The layers in the order of [`LIST`], lowest first.
+/// The layers in the order of [`CRATES`], lowest first.
 pub(crate) static LAYERS: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let text = std::fs::read_to_string(root().join(LIST)).unwrap_or_default();
+    let text = std::fs::read_to_string(root().join(CRATES)).unwrap_or_default();
     let layers = Plan::parse(&text).crates;
-    assert!(!layers.is_empty(), "{LIST} has no table that begins with `| crate |`");
+    assert!(!layers.is_empty(), "{CRATES} has no table that begins with `| crate |`");
     layers
 });
 
-/// The tables of [`LIST`].
+/// The tables of [`CRATES`] and [`LIST`].
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
     /// The crates, lowest first.
@@ -566,7 +570,7 @@ mod tests {
         let cyclic = PLAN.replace("| `low` | –", "| `low` | `high`");
         let plan = Plan::parse(&cyclic);
         let text = check_list("gpumem-b", &plan.rooms["gpumem-b"])[0].to_string();
-        assert!(text.starts_with("ARCHITECTURE.md:10: gpumem-b: `low` may import `high`"), "{text}");
+        assert!(text.starts_with("docs/develop/rooms.md:10: gpumem-b: `low` may import `high`"), "{text}");
     }
 
     #[test]
@@ -585,7 +589,7 @@ mod tests {
         assert_eq!(findings.len(), 1, "{findings:?}");
         assert!(
             findings[0].starts_with(
-                "tool/Cargo.toml:4: ARCHITECTURE.md has no table of the rooms of tool: part, shared;"
+                "tool/Cargo.toml:4: docs/develop/rooms.md has no table of the rooms of tool: part, shared;"
             ),
             "{findings:?}"
         );

@@ -1,5 +1,5 @@
-//! Checks that the table of public traits in ARCHITECTURE.md is complete: each is there with the reason why safe implementations cannot
-//! break memory safety.
+//! Checks that the table of public traits in docs/develop/rooms.md is complete: each is there with the reason why safe implementations
+//! cannot break memory safety.
 
 use super::rooms::LIST;
 use super::source::Source;
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 /// The first cells of the table's head.
 const HEAD: &str = "| implementations | traits |";
 const UNLISTED: &str =
-    "add it to the table of public traits in ARCHITECTURE.md, in the row that keeps it sound";
+    "add it to the table of public traits in docs/develop/rooms.md, in the row that keeps it sound";
 
 pub(super) fn check(files: &Files) -> Vec<Finding> {
     let Some(text) = files.get(LIST) else { return Vec::new() };
@@ -103,7 +103,10 @@ mod tests {
     fn a_listed_trait_must_exist() {
         let findings = found("| sealed | `Known`, `Gone` |", "pub trait Known {}\n");
         assert_eq!(findings.len(), 1);
-        assert!(findings[0].starts_with("ARCHITECTURE.md:5: no public trait is called Gone"), "{findings:?}");
+        assert!(
+            findings[0].starts_with("docs/develop/rooms.md:5: no public trait is called Gone"),
+            "{findings:?}"
+        );
     }
 
     #[test]

@@ -83,11 +83,11 @@ const PREFACE: &str = "\
 # Memory against driver time
 
 This page compares the memory that the backend `caching` reserves for each recorded trace with its driver time, over its profiles and
-tuning, beside PyTorch's allocators in the recorded program. `cargo xtask replay --pareto > docs/pareto.md` writes it.
+tuning, beside PyTorch's allocators in the recorded program. `cargo xtask replay --pareto` prints it.
 
 Reserved and live are peaks; live includes deferred frees. Driver time is the simulator's virtual clock, at the prices of
 an idle and of a busy H200. The peers' reserved memory (in italics) is from the headers of the traces, their driver time from
-the recorded [runs](runs). `native` is the driver's own pool as the simulator models it.
+the recorded runs (docs/runs). `native` is the driver's own pool as the simulator models it.
 *Dominated by* names the peers that reserve no more and cost no more. Handle size and slack vary around `balanced`; a combination is
 shown if no other is better. In rows with *waits* the pool may make one stream wait for another, and the waits are counted. In a
 program, `balanced` and `tight` may do so unless `inserted_waits` is off.
