@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seeds_forms_parse() {
+    fn every_form_parses() {
         assert_eq!(parsed("100M"), Some(Limit::Bytes(100_000_000)));
         assert_eq!(parsed("1.5GiB"), Some(Limit::Bytes(3 << 29)));
         assert_eq!(parsed("50%"), Some(Limit::Percent(50.0)));

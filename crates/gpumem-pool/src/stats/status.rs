@@ -245,7 +245,7 @@ mod tests {
     use super::*;
     use core::time::Duration;
 
-    fn seeds_status() -> Status {
+    fn status_in_use() -> Status {
         Status {
             id: PoolId::next(),
             name: "7".into(),
@@ -280,8 +280,8 @@ mod tests {
     }
 
     #[test]
-    fn it_reads_like_the_seed() {
-        let text = seeds_status().to_string();
+    fn it_reads_like_the_status_of_cuda_jl() {
+        let text = status_in_use().to_string();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "Effective GPU memory usage: 16.36% (2.575 GiB/15.744 GiB)");
         assert_eq!(lines[1], "Memory pool usage: 8.000 KiB (32.000 MiB reserved)");
@@ -291,16 +291,16 @@ mod tests {
 
     #[test]
     fn limits_are_named_where_there_are_any() {
-        let hard = Status { hard_limit_bytes: Some(4 << 30), ..seeds_status() };
+        let hard = Status { hard_limit_bytes: Some(4 << 30), ..status_in_use() };
         assert!(hard.to_string().contains("\nMemory limit: hard = 4.000 GiB\n"));
         let both = Status { soft_limit_bytes: Some(1 << 30), ..hard };
         assert!(both.to_string().contains("\nMemory limit: soft = 1.000 GiB, hard = 4.000 GiB\n"));
-        let shared = Status { other_libraries_bytes: 1 << 30, ..seeds_status() };
+        let shared = Status { other_libraries_bytes: 1 << 30, ..status_in_use() };
         assert!(
             shared.to_string().contains("reserved)\nMemory pool usage by other libraries: 1.000 GiB\n"),
             "{shared}"
         );
-        let none = Status { in_use_bytes: 0, reserved_bytes: 0, device_total_bytes: 0, ..seeds_status() };
+        let none = Status { in_use_bytes: 0, reserved_bytes: 0, device_total_bytes: 0, ..status_in_use() };
         assert!(none.to_string().contains("Memory pool usage: 0 bytes (0 bytes reserved)"), "{none}");
     }
 
@@ -334,7 +334,7 @@ mod tests {
             counters,
             tags: vec![tag("weights", 6 << 20, 4), tag("a", 2 << 10, 1)],
             streams: vec![stream(None, 100), stream(Some(StreamId::from_u64(65_537)), 3 << 20)],
-            ..seeds_status()
+            ..status_in_use()
         }
     }
 

@@ -9,14 +9,14 @@ pub(super) fn cases() -> Vec<Case> {
     use BackendKind::{Caching, Native, None as Plain};
     use MemoryKind::{Host, Unified};
     // A device of 10.76 GiB of which the program has 4.29 in use and 4.46 reserved.
-    let seed = |others_bytes| OutOfMemory {
+    let cuda_jl = |others_bytes| OutOfMemory {
         device_free_bytes: 10 * MIB,
         ..beside(others_bytes, 11_018 * MIB, 4_393 * MIB, 174 * MIB, 20 * MIB)
     };
     vec![
         (
-            "the seed's message: the rest of the device is somebody else's",
-            seed(6 * GIB),
+            "a message of CUDA.jl: the rest of the device is somebody else's",
+            cuda_jl(6 * GIB),
             FreeTheDevice,
             "nvidia-smi",
             "fragmented",
