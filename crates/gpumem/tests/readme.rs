@@ -38,7 +38,10 @@ fn the_status_is_that_of_the_example() {
 #[test]
 fn the_report_is_that_of_the_example() {
     shown("docs/how-to/out-of-memory.md", || {
-        out_of_memory::refusal(&gpumem::sim::driver(SimConfig::new()).unwrap()).unwrap().to_string()
+        let report =
+            out_of_memory::refusal(&gpumem::sim::driver(SimConfig::new()).unwrap()).unwrap().to_string();
+        // On a busy machine an attempt takes a millisecond or more, and is listed.
+        report.split("\n  tried: ").next().unwrap_or_default().to_string()
     });
 }
 
