@@ -1,6 +1,6 @@
-"""GPU memory in stream order, with exact limits and reports that say why a request failed.
+"""Stream-ordered GPU memory, with exact limits and reports that explain refused requests.
 
-PyTorch allocates from it after one call: see `gpumem.torch`. The classes here are for programs that pass addresses to other
+One call makes PyTorch allocate from it: see `gpumem.torch`. The classes here are for programs that pass addresses to other
 libraries::
 
     pool = gpumem.Pool(hard_limit=4 << 30)
@@ -8,7 +8,7 @@ libraries::
     with pool.alloc(1 << 20, stream) as block:
         ...  # queue work that uses block.address on stream.raw
 
-Without a GPU they work on gpumem's simulator as libcuda.so.1, with GPUMEM_DRIVER=drop-in. Importing this package needs no driver.
+Without a GPU they run on gpumem's simulator, installed as libcuda.so.1, with GPUMEM_DRIVER=drop-in. Importing this package needs no driver.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _log = logging.getLogger("gpumem")
 
 
 def record_use(address: int, stream: Stream) -> None:
-    """Records that work on another stream uses memory of a pool, such as an array's: its free waits, on the device, for that work."""
+    """Records that work on another stream uses a pool's memory, such as an array's. The free waits, on the device, for that work."""
     check(library.gpumem_record_use(check_size("address", address), stream._handle))
 
 
@@ -104,7 +104,7 @@ def version() -> tuple[int, int, int]:
 
 
 class _Owner:
-    """An object that ends what it holds. A copy would end it a second time, perhaps when it belongs to another."""
+    """An object that ends what it holds. A copy would end it a second time, perhaps after another object got it."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled, because it ends what it holds; pass the object itself")
@@ -113,12 +113,12 @@ class _Owner:
 class Pool(_Owner):
     """A pool of a device's memory.
 
-    `conf` has options by name as GPUMEM_CONF has them: "profile:fast". A limit is a number of bytes or a text, "2GiB", "50%" of the
-    device's memory or "80%free" of what is free there; None or 0 for none. `peers` are the other devices that may use
-    the memory: "all" that have a link, or their ordinals. `trace` is a file that records all requests.
+    `conf` sets options by name, like GPUMEM_CONF: "profile:fast". A limit is a number of bytes or a text: "2GiB", "50%" of the
+    device's memory, or "80%free" of its free memory; None or 0 for none. `peers` are the other devices that may use
+    the memory: "all" with a link, or their ordinals. `trace` is a file that records all requests.
     `on_out_of_memory` receives the report of each refused request before the request raises `OutOfMemory`; it may free
-    blocks, and must not raise. What the arguments leave open, the environment configures (GPUMEM_HARD_LIMIT, GPUMEM_CONF and the
-    others), unless `from_environment` is False.
+    blocks, and must not raise. The environment (GPUMEM_HARD_LIMIT, GPUMEM_CONF and the others) sets the options that are not given
+    here, unless `from_environment` is False.
     """
 
     def __init__(
@@ -147,13 +147,13 @@ class Pool(_Owner):
         )
         if on_out_of_memory is not None:
             options.on_out_of_memory, options.user_data = _out_of_memory_function(on_out_of_memory)
-        # Before the call, which an interrupt may follow.
+        # Set before the call, because an interrupt may follow it.
         self._handle, self._is_own = ctypes.c_void_p(), True
         check(library.gpumem_pool_create(ctypes.byref(options), ctypes.byref(self._handle)), _interface)
 
     @classmethod
     def for_device(cls, ordinal: int = 0) -> Pool:
-        """The device's default pool in this process, made from the environment by the first call. It is never closed."""
+        """The device's default pool in this process. The first call creates it from the environment. It is never closed."""
         pool = cls.__new__(cls)
         pool._handle, pool._is_own = ctypes.c_void_p(), False
         check(library.gpumem_pool_for_device(check_size("ordinal", ordinal, 2**32), ctypes.byref(pool._handle)))
@@ -177,7 +177,7 @@ class Pool(_Owner):
         return pool
 
     def close(self) -> None:
-        """Ends the use of the pool. Its memory returns to the driver after its last block is freed."""
+        """Ends the use of the pool. Its memory returns to the driver once its last block is freed."""
         if self._is_own:
             check(end(self._handle, END_POOL))
 
@@ -200,7 +200,7 @@ class Pool(_Owner):
         return Stream._made(library.gpumem_stream_borrow, self._handle, check_size("raw", raw))
 
     def long_lived(self, raw: int) -> Stream:
-        """Wraps a cudaStream_t of another library that lives as long as the process, such as PyTorch's; 0 is the default stream."""
+        """Wraps another library's cudaStream_t that lives as long as the process, such as PyTorch's; 0 is the default stream."""
         return Stream._made(library.gpumem_stream_long_lived, self._handle, check_size("raw", raw), is_own=False)
 
     def alloc(self, size: SupportsIndex, stream: Stream) -> Block:
@@ -210,7 +210,7 @@ class Pool(_Owner):
         return block
 
     def scope(self, tag: str) -> Scope:
-        """Counts the blocks that the calling thread allocates inside for a tag, in `status_text` and in reports:
+        """Counts the blocks that the calling thread allocates inside it for a tag, in `status_text` and in reports:
 
             with pool.scope("forward") as scope:
                 ...
@@ -223,8 +223,8 @@ class Pool(_Owner):
     def on_shortage(self, name: str, release: Callable[[bool], object]) -> Holder:
         """Registers a function that frees memory when a request on the device would otherwise be refused, and in `reclaim`.
 
-        It receives False to free what is cheap to make again, such as a cache, and then, if that was not enough, True to free all that the
-        program can do without. It runs on the thread that allocates. A report names a holder whose function has raised an exception.
+        It receives False to free memory that is cheap to recreate, such as a cache, and then, if that was not enough, True to free
+        everything that the program can do without. It runs on the allocating thread. A report names a holder whose function raised.
         """
         return Holder(self, name, release)
 
@@ -236,7 +236,7 @@ class Pool(_Owner):
         """The pool's counters as text."""
         length = ctypes.c_size_t()
         check(library.gpumem_pool_status_text(self._handle, None, 0, ctypes.byref(length)))
-        # The text may have grown when it is read.
+        # The text may have grown since.
         text = ctypes.create_string_buffer(length.value + 256)
         check(library.gpumem_pool_status_text(self._handle, text, len(text), None))
         return text.value.decode()
@@ -264,9 +264,9 @@ class Pool(_Owner):
         return self._released(library.gpumem_pool_reclaim)
 
     def part(self, name: str) -> Pool:
-        """Returns the part of this pool with a name, which the first call creates: a pool that sleeps and wakes apart from the rest.
+        """Returns the part of this pool with this name, which the first call creates: a pool that sleeps and wakes separately.
 
-        It has the options of this pool and memory of its own, which counts against this pool's hard limit.
+        It has this pool's options and separate memory, which counts against this pool's hard limit.
         """
         text = _text("the name of a part", name)
         part = Pool.__new__(Pool)
@@ -277,15 +277,15 @@ class Pool(_Owner):
     def sleep(self, keep: str = "host") -> None:
         """Waits for the device, and releases the pool's memory to it. Blocks keep their addresses until `wake`.
 
-        Their contents are kept in pinned host memory, or with "nothing" they are lost: the memory is zero afterwards. Until `wake`,
-        requests raise `WrongState`, blocks may be freed, and no work may use their memory.
+        With "host", their contents are kept in pinned host memory; with "nothing" they are lost, and the memory is zero afterwards.
+        Until `wake`, requests raise `WrongState`, blocks may be freed, and no work may use their memory.
         """
         if keep not in KEEP:
             raise InvalidArgument(f'keep is {keep!r}; expected "host" or "nothing"')
         check(library.gpumem_pool_sleep(self._handle, KEEP[keep]))
 
     def wake(self) -> None:
-        """Creates the memory of a pool that sleeps again, at the addresses of before. Raises `OutOfMemory` while there is none."""
+        """Creates the memory of a sleeping pool again, at the same addresses. Raises `OutOfMemory` if the device or a limit refuses."""
         check(library.gpumem_pool_wake(self._handle))
 
     def reset_peaks(self) -> None:
@@ -335,7 +335,7 @@ class Stream(_Owner):
         check(library.gpumem_stream_retire(self._handle))
 
     def close(self) -> None:
-        """Ends the use of the stream; one that this package created is destroyed."""
+        """Ends the use of the stream. A stream that this package created is destroyed."""
         check(end(self._handle, END_STREAM))
 
     def __enter__(self) -> Stream:
@@ -350,7 +350,7 @@ class Stream(_Owner):
 
 
 class Block(_Owner):
-    """Device memory. `free`, or the end of a `with` or of the object, frees it in stream order."""
+    """Device memory, freed in stream order by `free`, at the end of a `with`, or with the object."""
 
     def __init__(self, address: int, size: int) -> None:
         self._place = ctypes.c_void_p(check_size("address", address))
@@ -359,11 +359,11 @@ class Block(_Owner):
 
     @property
     def address(self) -> int:
-        """The device address; 0 for an empty block, and once the block is freed."""
+        """The device address; 0 for an empty or freed block."""
         return self._place.value or 0
 
     def record_use(self, stream: Stream) -> None:
-        """Records that work on another stream uses the block: its free waits, on the device, for that work."""
+        """Records that work on another stream uses the block. The free waits, on the device, for that work."""
         address = self.address
         if not address and self.size:
             raise UnknownAddress("the block was freed before; record its uses before the free")
@@ -404,7 +404,7 @@ class Scope(_Owner):
 
 
 class Holder(_Owner):
-    """The registration of `Pool.on_shortage`. `close`, or the end of a `with` or of the interpreter, ends it."""
+    """The registration of `Pool.on_shortage`. It ends with `close`, with a `with` block, or with the interpreter."""
 
     def __init__(self, pool: Pool, name: str, release: Callable[[bool], object]) -> None:
         def call(is_last_resort: int, _: int | None) -> int:
@@ -417,7 +417,7 @@ class Holder(_Owner):
 
         text = _text("the name of a holder", name)
         check_callable("release", release)
-        # A call on another thread may run when the registration ends.
+        # A call on another thread may still run when the registration ends.
         function = ctypes.cast(keep(ReclaimFunction(call)), ctypes.c_void_p)
         entry = ReclaimFunction(("gpumem_python_release", callbacks))
         self._handle = ctypes.c_void_p()
@@ -441,15 +441,15 @@ class Holder(_Owner):
 
 
 def _out_of_memory_function(notify: Callable[[str], object]) -> tuple[Any, Any]:
-    """The function of C that passes reports to a Python function, and its user data."""
+    """The C function that passes reports to a Python function, and its user data."""
     check_callable("on_out_of_memory", notify)
     function = OutOfMemoryFunction(lambda report, _: notify(report.decode()))
-    # Blocks may outlive the pool and its callback is called as long as they live.
+    # Blocks may outlive the pool, and the callback is called while they live.
     return OutOfMemoryFunction(("gpumem_python_report", callbacks)), ctypes.cast(keep(function), ctypes.c_void_p)
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Refuses a name that is no option, before the first request creates a pool with it."""
+    """Refuses unknown options, before the first request creates a pool with them."""
     known = [name for name in Pool.__init__.__kwdefaults__ or () if not name.startswith("_")]
     for name in options:
         if name not in known:

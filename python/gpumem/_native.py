@@ -1,4 +1,4 @@
-"""The C library: its functions, with their types, and its errors as exceptions."""
+"""The C library: its functions with their types, and its errors as exceptions."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class DeviceLost(Error):
 
 
 class DriverFailed(Error):
-    """A call of the driver failed."""
+    """A driver call failed."""
 
 
 class WrongState(Error):
-    """The objects do not fit together or are in the wrong state."""
+    """The objects do not belong together or are in the wrong state."""
 
 
 class Forked(Error):
@@ -88,7 +88,7 @@ ERRORS: dict[int, type[Error]] = {
 }
 
 FROM_ENVIRONMENT = 1
-# The names that texts use.
+# The interfaces whose names texts use.
 PYTHON, PYTORCH, CUPY, RMM = 1, 2, 3, 4
 KEEP = {"host": 0, "nothing": 1}
 
@@ -121,7 +121,7 @@ _Figures = TypeVar("_Figures", bound="Figures")
 
 
 class Figures:
-    """Counters that the library writes into a structure with the fields of the annotations."""
+    """Counters that the library writes into a structure whose fields are the annotations."""
 
     _structure: ClassVar[type[ctypes.Structure]]
 
@@ -177,7 +177,7 @@ class ScopeUsage(Figures):
     peak_bytes: int
 
 
-# The version of the library that these declarations are of. Later ones of the same minor version serve them too.
+# The library version that these declarations describe. Later versions with the same minor number serve them too.
 VERSION = 100
 
 
@@ -186,7 +186,7 @@ def version_text(number: int) -> str:
 
 
 def serves(number: int, needed: int) -> bool:
-    """Returns whether a library serves programs that were made for the version `needed`: one of its minor version that is not older."""
+    """True if a library serves programs made for the version `needed`: it has the same minor version and is not older."""
     return number // 100 == needed // 100 and number >= needed
 
 
@@ -200,7 +200,7 @@ def check_version(number: int) -> None:
 
 
 def check_size(name: str, value: SupportsIndex, limit: int = 2**64) -> int:
-    """Returns a number of bytes or the like, which ctypes would wrap around silently."""
+    """Checks a number, such as a size in bytes, which ctypes would silently wrap around."""
     number = operator.index(value)
     if not 0 <= number < limit:
         raise InvalidArgument(f"{name} is {number}; expected a number from 0 to {limit - 1}")
@@ -208,7 +208,7 @@ def check_size(name: str, value: SupportsIndex, limit: int = 2**64) -> int:
 
 
 def text(name: str, value: str) -> bytes:
-    """Returns a text as C reads it, which would end at a zero byte silently."""
+    """Returns a text for C, which would silently end at a zero byte."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is of the type {type(value).__name__}; pass a str")
     if "\0" in value:
@@ -220,12 +220,12 @@ def text(name: str, value: str) -> bytes:
 
 
 def path_text(name: str, value: str | bytes | os.PathLike[Any]) -> bytes:
-    """Returns a path as C reads it."""
+    """Returns a path for C."""
     return text(name, os.fsdecode(value))
 
 
 def peers_text(value: str | Iterable[SupportsIndex]) -> bytes:
-    """Returns the devices of the option `peers` as the library reads them."""
+    """Returns the devices of the option `peers` in the library's format."""
     if not isinstance(value, str):
         if isinstance(value, (bytes, bytearray)) or not isinstance(value, Iterable):
             raise TypeError(f'peers is of the type {type(value).__name__}; pass "all", "none", or a list of ordinals')
@@ -235,13 +235,13 @@ def peers_text(value: str | Iterable[SupportsIndex]) -> bytes:
 
 
 def check_callable(name: str, value: object) -> None:
-    """Refuses what cannot be called before a request needs it."""
+    """Refuses a value that cannot be called, before a request needs it."""
     if not callable(value):
         raise TypeError(f"{name} is of the type {type(value).__name__}; pass a function")
 
 
 def limit_text(name: str, value: Limit | None) -> bytes | None:
-    """Returns a limit as the library reads it, and None for none. The library alone parses texts."""
+    """Returns a limit in the library's format, and None for no limit. Only the library parses texts."""
     if isinstance(value, str):
         return text(name, value)
     number = 0 if value is None else check_size(name, value)
@@ -249,13 +249,13 @@ def limit_text(name: str, value: Limit | None) -> bytes | None:
 
 
 def keep(value: _Kept) -> _Kept:
-    """Keeps a value until the process ends, for C functions that have its address: Python drops what modules have before it ends."""
+    """Keeps a value until the process ends, for C functions that have its address: Python drops the contents of modules earlier."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     return value
 
 
 def check(result: int, interface: int = PYTHON) -> None:
-    """Raises the exception of a result that is not a success."""
+    """Raises the exception for a result other than success."""
     if result != 0:
         raise ERRORS.get(result, Error)(library.gpumem_last_error_as(interface).decode())
 
@@ -311,13 +311,13 @@ def _declare() -> None:
 
 
 def end(place: ctypes.c_void_p, function: Any) -> int:
-    """Ends what a place holds, once, and returns the result of the function that does so."""
+    """Ends the object in a place, once, with a function, and returns its result."""
     result: int = callbacks.gpumem_python_end(ctypes.byref(place), function)
     return result
 
 
 library.gpumem_version.argtypes, library.gpumem_version.restype = (), ctypes.c_uint32
-# First: another version may lack a function.
+# This comes first: another version may lack a function.
 check_version(library.gpumem_version())
 _declare()
 callbacks.gpumem_python_end.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)

@@ -1,6 +1,6 @@
 """CuPy on gpumem: `import gpumem.cupy; gpumem.cupy.install()`.
 
-Arrays then come from gpumem's pool of their device, in the order of CuPy's current stream. For a part of a program:
+Arrays are then allocated from gpumem's pool of their device, in the order of CuPy's current stream. For part of a program, use
 `with cupy.cuda.using_allocator(gpumem.cupy.allocator):`.
 """
 
@@ -21,13 +21,13 @@ __all__ = ["OutOfMemoryError", "allocator", "install", "memory_pool", "set_optio
 _is_installed = False
 _options: dict[str, Any] = {}
 _pools: dict[int, Pool] = {}
-# The default stream of each device. Its handle is the entry's, and lasts as long as the process.
+# The default stream of each device. The C++ entry has its handle, which lasts as long as the process.
 _streams: dict[int, Stream] = {}
 _lock = threading.Lock()
 
 
 class OutOfMemoryError(cupy.cuda.memory.OutOfMemoryError, OutOfMemory):
-    """A refused request: CuPy's error, and gpumem's, with CuPy's sentence and the report as its text."""
+    """A refused request: an error of both CuPy and gpumem. Its text is CuPy's sentence and the report."""
 
     def __init__(self, size: int, total: int, limit: int = 0, report: str = "") -> None:
         super().__init__(size, total, limit)
@@ -40,10 +40,10 @@ class OutOfMemoryError(cupy.cuda.memory.OutOfMemoryError, OutOfMemory):
 
 
 def install(**options: Any) -> None:
-    """Makes gpumem CuPy's allocator. The options are those of `gpumem.Pool`; what they leave open, the environment configures.
+    """Makes gpumem CuPy's allocator. The options are those of `gpumem.Pool`; the environment sets the others.
 
-    The pool is the device's default pool in this process, so PyTorch and RMM on gpumem use it too. Its options are set once, in the first
-    of these.
+    The pool is the device's default pool in this process, so PyTorch and RMM on gpumem use it too. Whichever of them comes first sets
+    its options.
     """
     global _is_installed
     if _is_installed:
@@ -54,7 +54,7 @@ def install(**options: Any) -> None:
 
 
 def set_options(**options: Any) -> None:
-    """Sets the options of pools that are made from now on: a device's pool is made by its first array."""
+    """Sets the options of pools that are created from now on: the first array on a device creates its pool."""
     _options.update(_checked_options(options))
 
 
@@ -74,14 +74,14 @@ def memory_pool(device: int | None = None) -> Pool:
 
 
 def _use(ordinal: int, pool: Pool) -> None:
-    """Makes a pool the one from which arrays of a device come."""
+    """Makes a pool the one that a device's arrays are allocated from."""
     _streams[ordinal] = pool.long_lived(0)
     _entry.gpumem_cupy_set_pool(ordinal, pool._handle, _streams[ordinal]._handle)
     _pools[ordinal] = pool
 
 
 def _settle(result: int, size: int, device: int) -> None:
-    """Makes the device's pool, after which the request is repeated, or raises the exception of the failed request."""
+    """Creates the device's pool, after which the request is repeated, or raises the exception of the failed request."""
     if result == _NO_POOL:
         memory_pool(device)
     elif ERRORS.get(result) is OutOfMemory:
@@ -93,7 +93,7 @@ def _settle(result: int, size: int, device: int) -> None:
 
 
 def _checked(size: int) -> Any:
-    """The allocator for a CuPy that takes null for an array without memory."""
+    """The allocator for CuPy versions that accept null for an array without memory."""
     while True:
         memory = _functions.malloc(size)
         if memory.ptr or not size:
@@ -102,7 +102,7 @@ def _checked(size: int) -> Any:
 
 
 class _Functions(ctypes.Structure):
-    """What entry/cupy.cpp calls."""
+    """The functions that entry/cupy.cpp calls."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("current_stream", "call", "decrease", "exception", "settle")]
 
@@ -124,7 +124,7 @@ def _current_stream() -> int:
 
 
 def _load() -> ctypes.CDLL:
-    """Loads the functions that CuPy calls, and gives them those of CuPy and Python."""
+    """Loads the functions that CuPy calls, and passes them the functions of CuPy and Python."""
     entry = ctypes.CDLL(str(FOLDER / "libgpumem_cupy.so"))
     entry.gpumem_cupy_library.restype = ctypes.c_void_p
     if entry.gpumem_cupy_library() != _address(library.gpumem_alloc):
@@ -144,11 +144,11 @@ def _load() -> ctypes.CDLL:
 # As in entry/cupy.cpp.
 _NO_POOL = -1
 
-# CuPy 14.1 and later turn an exception of C++ into one of Python's. Before, it would end the process.
+# CuPy 14.1 and later turn a C++ exception into a Python exception. Earlier versions would end the process.
 _THROWS = tuple(int(part) for part in cupy.__version__.split(".")[:2]) >= (14, 1)
 
 _entry = _load()
 _functions = cupy.cuda.CFunctionAllocator(0, _address(_entry.gpumem_cupy_alloc), _address(_entry.gpumem_cupy_free), None)
 
 allocator = _functions.malloc if _THROWS else _checked
-"""Allocates for CuPy: an argument of `cupy.cuda.using_allocator`, for a thread and a part of a program."""
+"""Allocates for CuPy: an argument of `cupy.cuda.using_allocator`, for one thread and part of a program."""

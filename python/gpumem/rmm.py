@@ -1,7 +1,7 @@
 """RMM on gpumem: `import gpumem.rmm; gpumem.rmm.install()`.
 
-RMM's buffers, and the libraries above it such as cuDF and cuML, then take their memory from gpumem's pool of the device, in the order of
-the stream that each request names.
+RMM's buffers, and libraries above it such as cuDF and cuML, are then allocated from gpumem's pool of the device, in the order of the
+stream that each request names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _pools: dict[int, Pool] = {}
 
 
 def install(device: int | None = None, **options: Any) -> None:
-    """Makes a gpumem pool RMM's resource of a device, by its number; the current one if none is given.
+    """Makes a gpumem pool RMM's resource for a device, by its number; by default the current device.
 
-    The options are those of `gpumem.Pool`; what they leave open, the environment configures. The pool is the device's default pool in
-    this process, so PyTorch and CuPy on gpumem use it too; its options are set once, in the first of these. Call it before the first
-    request: RMM does not allow another resource while memory of the one before is in use.
+    The options are those of `gpumem.Pool`; the environment sets the others. The pool is the device's default pool in this process, so
+    PyTorch and CuPy on gpumem use it too; whichever of them comes first sets its options. Call it before the first request: RMM does
+    not allow a new resource while memory of the old one is in use.
     """
     ordinal = _current_device() if device is None else int(device)
     pool = Pool._default(ordinal, RMM, **options)
@@ -36,7 +36,7 @@ def install(device: int | None = None, **options: Any) -> None:
 
 
 def memory_pool(device: int | None = None) -> Pool:
-    """The `gpumem.Pool` that `install` has made for a device: limits, status, trim."""
+    """The `gpumem.Pool` that `install` created for a device: limits, status, trim."""
     ordinal = _current_device() if device is None else int(device)
     if ordinal not in _pools:
         raise WrongState(f"RMM has no pool of gpumem on device {ordinal}; call gpumem.rmm.install for it first")
@@ -44,14 +44,14 @@ def memory_pool(device: int | None = None) -> Pool:
 
 
 def resource(pool: Pool) -> Any:
-    """A `CallbackMemoryResource` over a `gpumem.Pool`, to pass to RMM or to an adaptor of RMM's.
+    """A `CallbackMemoryResource` over a `gpumem.Pool`, to pass to RMM or to one of its adaptors.
 
     It keeps the pool for the rest of the process, because RMM's C++ objects may still free memory when the resource is collected.
     """
     # While the process ends, Python may collect the pool before buffers are freed.
     pool._is_own = False
     callbacks = _Callbacks(pool)
-    # RMM's C++ objects have the addresses of the functions and no references, and may free memory until the process ends.
+    # RMM's C++ objects have the addresses of the functions but no references, and may free memory until the process ends.
     return rmm.mr.CallbackMemoryResource(*keep((callbacks.allocate, callbacks.deallocate)))
 
 
@@ -65,13 +65,13 @@ def _current_device() -> int:
 
 
 def _raw(stream: Any) -> int:
-    """The cudaStream_t of a stream of RMM's. Its owner may destroy it at any time, so no later call names it."""
+    """The cudaStream_t of an RMM stream. Its owner may destroy it at any time, so no later call names it."""
     return int(stream.__cuda_stream__()[1])
 
 
 class _Callbacks:
-    """The two functions that RMM calls, on any thread. They keep no record of their own, so calls need no lock. A free has all that it
-    uses here: when Python ends, it drops the contents of modules before the last buffers."""
+    """The two functions that RMM calls, on any thread. They keep no state, so calls need no lock. Everything that a free uses is stored
+    here: when Python ends, it drops the contents of modules before the last buffers."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -83,7 +83,7 @@ class _Callbacks:
             check(library.gpumem_alloc_borrowed(self._pool._handle, size, raw, ctypes.byref(address)), RMM)
             return address.value or 0
         except BaseException:
-            # An interrupt: RMM does not learn the address.
+            # An interrupt: RMM will not get the address.
             if address:
                 self._free(address, raw)
             raise

@@ -1,7 +1,7 @@
 """PyTorch on gpumem: `import gpumem.torch; gpumem.torch.install()` before the first CUDA tensor.
 
-`install` makes gpumem the allocator of the whole process. `with gpumem.torch.pool():` instead gives PyTorch's own allocator its
-segments from gpumem, for the allocations inside of it. docs/how-to/from-pytorch.md describes both, and what PyTorch refuses.
+`install` makes gpumem the allocator of the whole process. `with gpumem.torch.pool():` instead lets PyTorch's own allocator take
+its segments from gpumem, for allocations inside the block. docs/how-to/from-pytorch.md describes both, and what PyTorch refuses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
     "set_options",
 ]
 
-# PyTorch's constructor of exceptions, and its classes, with the libraries that have them.
+# PyTorch's constructor of exceptions, and its exception classes, with the libraries that contain them.
 _CONSTRUCTOR = "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 _SYMBOLS = (
     ("libc10.so", _CONSTRUCTOR),
@@ -61,7 +61,7 @@ _installed: Any = None
 _segments: Any = None
 # By thread and device, the parts that `part` has entered and not left.
 _used = threading.local()
-# By device, what `reset_accumulated_memory_stats` found.
+# By device, the counts at the last `reset_accumulated_memory_stats`.
 _accumulated: dict[int, tuple[int, int, int, int]] = {}
 
 _Device = Union[int, str, "torch.device", None]
@@ -83,12 +83,12 @@ def install(
 ) -> None:
     """Makes gpumem the allocator of this process's CUDA tensors. Call it before the first of them.
 
-    The options are those of `gpumem.Pool`; what they leave open, the environment configures (GPUMEM_CONF, GPUMEM_HARD_LIMIT). The pool is
-    the device's default pool in this process, so CuPy and RMM on gpumem use it too; its options are set once, in the first of these. With
+    The options are those of `gpumem.Pool`; the environment sets the others (GPUMEM_CONF, GPUMEM_HARD_LIMIT). The pool is the device's
+    default pool in this process, so CuPy and RMM on gpumem use it too; whichever of them comes first sets its options. With
     `statistics`, torch.cuda.memory_stats, memory_allocated, memory_reserved, their peaks and memory_summary report gpumem's figures;
-    PyTorch itself has none for another allocator.
+    PyTorch has none for other allocators.
 
-    Raises `gpumem.Unsupported` for a PyTorch that this version of gpumem does not know, and RuntimeError if PyTorch has allocated.
+    Raises `gpumem.Unsupported` for a PyTorch version that gpumem does not support, and RuntimeError if PyTorch has already allocated.
     """
     global _installed
     if _installed is not None:
@@ -132,11 +132,11 @@ def is_installed() -> bool:
 def pool(mem_pool: Any = None, device: _Device = None) -> Iterator[Any]:
     """Routes this thread's allocations to a torch.cuda.MemPool that gets its segments from gpumem, and yields it.
 
-    PyTorch's allocator stays in charge: its statistics, snapshots and graphs work, and so does its use of memory. A pool that is
-    passed again is used again. Threads that are started inside, such as those of `backward`, allocate elsewhere.
+    PyTorch's allocator stays in charge: its statistics, snapshots and graphs work, and it decides about memory use. Pass the same
+    pool to use it again. Threads that are started inside, such as those of `backward`, allocate elsewhere.
 
-    A segment that PyTorch requests during a capture, on a stream that gpumem has not seen, is refused. Allocate once on the stream of the
-    capture, inside `pool()`, before the capture begins.
+    A segment that PyTorch requests during a capture, on a stream that gpumem has not seen, is refused. Allocate once on the capture's
+    stream, inside `pool()`, before the capture begins.
     """
     if _installed is not None:
         raise Error("gpumem serves the whole process after install(); a pool is for processes without it")
@@ -148,14 +148,14 @@ def pool(mem_pool: Any = None, device: _Device = None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def part(name: str, device: _Device = None) -> Iterator[Pool]:
-    """Allocates this thread's tensors from a part of the device's pool, and yields the part, a `gpumem.Pool` that sleeps apart:
+    """Allocates this thread's tensors from a part of the device's pool, and yields the part, a `gpumem.Pool` that sleeps separately:
 
         with gpumem.torch.part("weights") as weights:
             model = Model().cuda()
         weights.sleep()  # another phase uses the memory
         weights.wake()
 
-    The part of a name is the same each time. Threads that are started inside, such as those of `backward`, allocate from the device's
+    The same name always means the same part. Threads that are started inside, such as those of `backward`, allocate from the device's
     pool. Within `pool()`, use one `MemPool` for each part: PyTorch keeps the segments of a `MemPool` for its next tensors.
     """
     entry, ordinal = _load(), _ordinal(device)
@@ -182,9 +182,9 @@ def set_options(
     trace: _Path = None,
     on_out_of_memory: Callable[[str], object] | None = None,
 ) -> None:
-    """Sets the options of pools that are made from now on: a device's pool is made by its first allocation.
+    """Sets the options of pools that are created from now on: the first allocation on a device creates its pool.
 
-    They replace those of earlier calls, and those of `install` replace them.
+    They replace the options of earlier calls; the options of `install` replace them.
     """
     texts = (
         None if conf is None else _text("conf", conf),
@@ -198,7 +198,7 @@ def set_options(
 
 
 def memory_pool(device: _Device = None) -> Pool:
-    """The pool of a device that tensors get their memory from, as a `gpumem.Pool`: limits, status, trim."""
+    """The `gpumem.Pool` that a device's tensors are allocated from: limits, status, trim."""
     handle = ctypes.c_void_p()
     check(_load().gpumem_torch_pool(_ordinal(device), ctypes.byref(handle)), PYTORCH)
     return Pool._of(handle)
@@ -210,7 +210,7 @@ def retire_stream(stream: Any) -> None:
 
 
 def memory_stats(device: _Device = None) -> dict[str, Any]:
-    """The figures of a device in the form of torch.cuda.memory_stats_as_nested_dict, as far as gpumem has them."""
+    """A device's figures in the form of torch.cuda.memory_stats_as_nested_dict, limited to those that gpumem has."""
     status = memory_pool(device).status()
     before = _accumulated.get(_ordinal(device), (0, 0, 0, 0))
     allocated, freed, refusals, waits = (now - then for now, then in zip(_counters(status), before))
@@ -225,14 +225,14 @@ def memory_stats(device: _Device = None) -> dict[str, Any]:
         "allocation": {"all": counts},
         "active": {"all": counts},
         "num_ooms": refusals,
-        # Both tell that memory is short: PyTorch's allocator empties its cache then, and gpumem waits for memory.
+        # Both indicate a shortage of memory: PyTorch's allocator then empties its cache, and gpumem waits for memory.
         "num_alloc_retries": waits,
         "num_sync_all_streams": waits,
     }
 
 
 def memory_fraction(device: _Device = None) -> float:
-    """The hard limit of a device's pool by the device's memory; 1.0 without a limit, and 0.0 for the smallest limit, 2 MiB."""
+    """The hard limit of a device's pool as a fraction of its memory; 1.0 without a limit, and 0.0 for the smallest limit, 2 MiB."""
     status = memory_pool(device).status()
     return 0.0 if status.hard_limit_bytes <= _LIMIT_MIN else min(1.0, status.hard_limit_bytes / status.device_total_bytes)
 
@@ -267,7 +267,7 @@ def _ordinal(device: Any) -> int:
 
 
 def _replace_statistics() -> None:
-    """Puts gpumem's figures where PyTorch has only an error for another allocator than its own."""
+    """Replaces functions of PyTorch that raise an error for other allocators with gpumem's figures."""
     memory = torch.cuda.memory
     memory.memory_stats_as_nested_dict = lambda device=None: memory_stats(device) if torch.cuda.is_initialized() else {}
     replacements = {
@@ -287,7 +287,7 @@ def _segment_allocator() -> Any:
     global _segments
     if _segments is None:
         _load()
-        # Kept for ever: pools refer to it.
+        # Kept forever: pools refer to it.
         _segments = torch._C._cuda_customAllocator(_address("gpumem_torch_alloc_segment"), _address("gpumem_torch_free"))
     return _segments
 
@@ -296,7 +296,7 @@ _TESTED = "gpumem is tested with PyTorch 2.11; please report the version"
 
 
 def _load() -> Any:
-    """Loads the functions that PyTorch calls, and gives them its exceptions."""
+    """Loads the functions that PyTorch calls, and passes them its exceptions."""
     global _entry
     if _entry is not None:
         return _entry
@@ -318,7 +318,7 @@ def _load() -> Any:
 
 
 def _check_versions(compiled: int, loaded: int) -> None:
-    """Refuses another library of the same name that the process has loaded before, unless it serves this one's programs."""
+    """Refuses another library with the same name that the process has already loaded, unless it serves this one's programs."""
     if not serves(loaded, compiled):
         raise Unsupported(
             f"gpumem.torch needs the version {version_text(compiled)} of gpumem's library, and this process has loaded "
@@ -327,7 +327,7 @@ def _check_versions(compiled: int, loaded: int) -> None:
 
 
 def _exceptions() -> list[int | None]:
-    """The addresses of PyTorch's constructor of exceptions, and of its classes."""
+    """The addresses of PyTorch's constructor of exceptions and of its exception classes."""
     folder = Path(torch.__file__).parent / "lib"
     addresses = []
     for name, symbol in _SYMBOLS:

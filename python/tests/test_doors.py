@@ -94,7 +94,7 @@ try:
 except gpumem.Error as error:
     print(type(error).__name__, error)
 """)
-        self.assertIn("WrongState device 0 has a default pool already", found)
+        self.assertIn("WrongState device 0 already has a default pool", found)
         self.assertIn("the first of", found)
         found = run("""
 gpumem.cupy.memory_pool()
@@ -104,7 +104,7 @@ try:
 except gpumem.Error as error:
     print(type(error).__name__, error)
 """)
-        self.assertIn("WrongState device 0 has a default pool already", found)
+        self.assertIn("WrongState device 0 already has a default pool", found)
 
 
 @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "modules of their names stand in for the libraries")

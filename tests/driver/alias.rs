@@ -1,8 +1,6 @@
 //! One handle mapped at two addresses: writes through one address are read through the other, in every order on which the pool
 //! relies when it reuses memory at another address. No word may be wrong in any round.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;

@@ -1,7 +1,5 @@
 //! Copies of boxes, and of several ranges at once. Each case holds on the simulator and on a GPU.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::{Raw, code};
 use gpumem_tests::sys::CUresult;

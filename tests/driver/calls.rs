@@ -1,8 +1,6 @@
 //! Less frequent calls that programs make: memory with a pitch, callbacks, occupancy, bus identifiers. Each case holds on the
 //! simulator and on a GPU.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_sim::{Kernel, KernelFault, Launch};
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::{Raw, code};

@@ -1,8 +1,6 @@
 //! Managed memory: one address for the host and the device, prefetch, advice. Each case holds on the simulator
 //! and on a GPU with concurrent access.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::{Raw, code};
 use gpumem_tests::sys::CUresult;

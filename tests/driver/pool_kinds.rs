@@ -1,8 +1,6 @@
 //! The driver's pools of pinned host memory and of managed memory, through raw calls. Each case holds on the simulator and on an
 //! H200 with CUDA 13.0, where the behaviour was observed first.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::{Raw, code};
 use gpumem_tests::driver::stream_gate::StreamGate;

@@ -1,8 +1,6 @@
 //! The reuse policies of a stream-ordered pool: the freed blocks that another stream may reuse. Each case turns off the policies
 //! that depend on the progress of the device, so that the result is the same on every machine.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::Raw;
 use gpumem_tests::sys::Driver;

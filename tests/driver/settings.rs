@@ -1,7 +1,5 @@
 //! Settings of contexts, and modules from files: calls made by other libraries.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::{Raw, code};

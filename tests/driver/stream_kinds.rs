@@ -1,8 +1,6 @@
 //! Kinds of streams: the null stream and the streams that wait for it, per-thread default streams, priorities; host functions,
 //! and values in memory for which streams wait.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_adapt::array::pool::sys::{CUresult, Driver};
 use gpumem_tests::cases;

@@ -1,7 +1,5 @@
 //! Requirements of the driver on the calling threads, and the driver's own threads.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::{Raw, code};
 use gpumem_tests::driver::stream_gate::StreamGate;

@@ -1,8 +1,6 @@
 //! Virtual memory management: reserved addresses, handles, mappings, access, and refused calls. Each case holds on the simulator
 //! and on a GPU.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::code;
 use gpumem_tests::driver::vmm::{PIECE, Vmm};

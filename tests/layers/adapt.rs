@@ -1,7 +1,5 @@
 //! Whole values moved to the device and back, on both drivers.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_adapt::array::kind::Device;
 use gpumem_adapt::array::ndarray::{Array2, Ix1, Ix2, ShapeBuilder, arr1, arr2};
 use gpumem_adapt::array::pool::{self, Pool};

@@ -1,8 +1,6 @@
 //! Arrays end to end on both drivers: round trips, views, joins, growth, tracking across streams and threads, and uses by other
 //! libraries.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_adapt::array::dlpack::{DlpackArray, dlpark};
 use gpumem_adapt::array::ndarray::{self, Array2, Array3, Axis, Ix1, Ix2, IxDyn, Slice, arr2};
 use gpumem_adapt::array::pool::sys::Driver;

@@ -11,7 +11,6 @@
 //! 7. Halves of one array, a number and the work behind it, and operands in different orders were treated as one.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_tests::array::ndarray::{Array2, Axis, Ix1, ShapeBuilder};
 use gpumem_tests::array::{ArrayError, CaptureGpu, Gpu, GpuArray, GraphError, PinnedArray, kernels};

@@ -1,7 +1,6 @@
 //! The driver calls of a copy: one for contiguous elements, one for rows at a pitch, and otherwise one kernel, which also moves rows
 //! within the memory of a device. Between memory of the program, pinned, unified and device memory, and another device. Each case holds on the simulator and on GPUs.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![deny(unsafe_code)]
 
 use gpumem_tests::array::kind::{self, Kind};

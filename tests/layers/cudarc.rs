@@ -2,8 +2,6 @@
 //! arrays, and its slices become arrays and back. Runs on a GPU only, because cudarc loads NVIDIA's library itself; `interop/cudarc` runs
 //! on the simulator what needs no kernel.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use gpumem_adapt::array::cudarc::{self as shared, SharedStream};

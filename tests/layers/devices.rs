@@ -1,7 +1,6 @@
 //! Arrays on two devices: copies, reads and broadcasts, with a link between the devices and without. Each case holds on the simulator
 //! and on a machine with two GPUs.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![deny(unsafe_code)]
 
 use gpumem_tests::array::ndarray::{Array, Array1, Array2, Array3, Axis, Dimension, Ix1, Ix2, Ix3, array, s};

@@ -2,7 +2,6 @@
 //! whatever the library holds or waits for at that moment. The table is places × calls, and a pair that takes long has a deadlock. The
 //! suite of the pool has the same table for its functions.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![forbid(unsafe_code)]
 
 use gpumem_sim::SimConfig;

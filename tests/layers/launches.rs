@@ -1,8 +1,6 @@
 //! Launches of a program's own kernels, on both drivers: arguments that do not fit are refused before the driver sees them, and a lost
 //! context names the kernel. The last is the only case of its process that loses the context, and runs in a process of its own.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::array::{ArrayError, Gpu, GpuArray, LaunchShape, kernels};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{Device, Pool, PoolError};
@@ -116,7 +114,7 @@ cases! {
 
     fn an_access_out_of_bounds_names_the_kernel(driver: &Driver) {
         // A lost context is lost for the whole process.
-        let case = format!("{}::the_context_is_lost_by", if driver.kind() == DriverKind::Sim { "sim" } else { "cuda" });
+        let case = format!("launches::{}::the_context_is_lost_by", if driver.kind() == DriverKind::Sim { "sim" } else { "cuda" });
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &case, "--ignored", "--nocapture"])
             .output()

@@ -2,7 +2,6 @@
 //! stream, a per-thread stream of another thread, a stream of another device; and a capturing stream if the graph cannot contain
 //! the work.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![forbid(unsafe_code)]
 
 use gpumem_sim::SimConfig;

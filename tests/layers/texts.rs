@@ -1,7 +1,6 @@
 //! Text from outside in messages: whatever a name, a value, a path or another library's message contains, a message keeps to its lines,
 //! controls nothing and has a bounded length. And the rule for errors: `Debug` prints the text of `Display`.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![deny(unsafe_code)]
 
 use core::fmt::{Debug, Display};

@@ -1,8 +1,6 @@
 //! Transfers that own their host memory, on both drivers: many at once, ordered with other work, dropped and forgotten. Also host
 //! memory that is registered for a closure, and unified memory.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_adapt::array::ndarray::{Axis, s};
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Pool, PoolError};

@@ -1,7 +1,5 @@
 //! Adaptors around every backend, on both drivers.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;
 #[cfg(target_os = "linux")]

@@ -1,7 +1,5 @@
 //! Copies and fills of blocks, on both drivers and with every backend and kind of memory.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::two_devices::{self, Link};

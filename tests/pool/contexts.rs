@@ -1,7 +1,5 @@
 //! Every entry point of the pool's crate works with any current context or none, and leaves the context unchanged.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::entry_points::{ENTRIES, PLAIN, Stage, is_missing};

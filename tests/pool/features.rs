@@ -1,8 +1,6 @@
 //! Features of a pool beyond blocks: alignment, blocks that grow, other devices, quotas. On both drivers and with every backend.
 //! On a machine with one GPU, the case with two devices is skipped.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::two_devices::{self, Link};

@@ -4,8 +4,6 @@
 //! The program is a loader on a side stream. The main stream reads each batch and drops it while the read is pending. The library
 //! orders the two streams itself: the pool does not see those waits.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::Raw;
 use gpumem_tests::fixtures::backends::backends;

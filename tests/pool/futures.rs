@@ -1,7 +1,5 @@
 //! Futures of streams and events: any executor, any thread, any waker. On both drivers.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::pool::{CaptureMode, Completion, Device, Event, Pool, PoolError, Stream};

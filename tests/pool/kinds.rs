@@ -1,8 +1,6 @@
 //! Unified and pinned host memory from a pool, and host memory of the program: on both drivers, in small sizes. More managed
 //! memory than a GPU has free can stall a machine, so large requests here are refused before a driver call.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::backends::backends;

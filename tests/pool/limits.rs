@@ -1,8 +1,6 @@
 //! Hard limits that are raised and lowered, on both drivers: the pool never holds more than the limit, and refuses no request
 //! that fits.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_sim::{Schedule, SimConfig};
 use gpumem_tests::cases;
 use gpumem_tests::driver::memory_counter::MemoryCounter;

@@ -1,7 +1,5 @@
 //! Vectors in pinned host memory, on both drivers and with every backend.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use allocator_api2::alloc::{Allocator, Layout};
 use allocator_api2::boxed::Box as PinnedBox;
 use gpumem_tests::cases;

@@ -1,7 +1,5 @@
 //! The pool's public interface, on both drivers and with every backend.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_adapt::array::pool::{BackendKind, Device, Event, Limit, Pool, PoolError, Stream};
 use gpumem_tests::cases;

@@ -1,7 +1,5 @@
 //! A pool in a server program: one that never waits for work but queries it, and whose work may hang. On both drivers.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::memory_counter::MemoryCounter;
 use gpumem_tests::driver::stream_gate::StreamGate;

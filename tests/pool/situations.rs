@@ -3,8 +3,6 @@
 //!
 //! Situations that only the simulator can produce, such as another process, are among the tests of the pool's crate.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::{Setting, each_setting};
 use gpumem_tests::pool::adaptor::{Budget, Fallback, Guard};

@@ -2,8 +2,6 @@
 //! meets errors only.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![cfg(feature = "backend-caching")]
 
 use gpumem_tests::adapt::{Adapt, AdaptError};
 use gpumem_tests::array::ndarray::{Axis, Ix1, Ix2, Slice};

@@ -1,8 +1,6 @@
 //! A program without a necessary wait fails under some seed of the simulator, and under that seed every time; with the wait it
 //! passes.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Event, Pool, Stream};
 use gpumem_tests::cases;

@@ -21,6 +21,12 @@ pub mod fixtures {
 
 /// Runs of a test: on both drivers, under many seeds, or in every order.
 pub mod harness {
+    /// True if `THOROUGH` is set, as in `.ci/run --full`: tests then run every case of long series, not a part of them.
+    #[must_use]
+    pub fn is_thorough() -> bool {
+        std::env::var_os("THOROUGH").is_some()
+    }
+
     pub mod cases;
     #[cfg(unix)]
     pub mod fork;

@@ -1,8 +1,6 @@
 //! Many threads at one hard limit, in a short version. For a longer one, use
 //! `cargo run --release -p gpumem-tests --example limit_stress`.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::cases;
 use gpumem_tests::driver::memory_counter::MemoryCounter;
 use gpumem_tests::fixtures::backends::settings;

@@ -1,7 +1,5 @@
 //! Random programs over the pool, compared with its twin; see `gpumem_tests::model`. `cargo xtask fuzz` runs more of them.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_tests::model::search::Coverage as _;
 use gpumem_tests::model::{Arrays, Model, Pools, Search, Subject};
 use gpumem_tests::pool::MemoryKind;

@@ -1,7 +1,5 @@
 //! A short version of the stress test. For a longer one, use `cargo run --release -p gpumem-tests --example stress`.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::settings;

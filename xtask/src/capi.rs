@@ -1,6 +1,6 @@
-//! `cargo xtask capi DIR`: lays out the C library with its header and a pkg-config file. `cargo xtask header`: makes the header.
+//! `cargo xtask capi DIR`: lays out the C library with its header and a pkg-config file.
 //!
-//! [`check`] compares the header with the sources, then compiles C and C++ programs against the library and runs them on the drop-in.
+//! [`check`] compiles C and C++ programs against the library and runs them on the drop-in.
 
 pub(crate) mod python;
 
@@ -18,13 +18,6 @@ pub(crate) struct Args {
     dir: PathBuf,
 }
 
-#[derive(clap::Args)]
-pub(crate) struct HeaderArgs {
-    /// Compare with the checked-in file and fail on any difference
-    #[arg(long)]
-    check: bool,
-}
-
 pub(crate) fn run(args: Args) -> Result<()> {
     let folder = lay_out(&args.dir)?;
     println!(
@@ -33,28 +26,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
     );
     println!("    export PKG_CONFIG_PATH={}/lib/pkgconfig", folder.display());
     println!("    cc program.c $(pkg-config --cflags --libs gpumem)");
-    Ok(())
-}
-
-/// Writes the header, or fails if the checked-in one differs.
-pub(crate) fn header(args: HeaderArgs) -> Result<()> {
-    let package = package();
-    let config = cbindgen::Config::from_file(package.join("cbindgen.toml")).map_err(anyhow::Error::msg)?;
-    let sources = ["error", "entry", "entry/pools", "entry/streams", "entry/memory", "entry/captures"];
-    let sources = sources.into_iter().chain(["entry/scopes", "entry/reclaim", "entry/status"]);
-    let builder = sources.fold(cbindgen::Builder::new().with_config(config), |builder, source| {
-        builder.with_src(package.join(format!("src/{source}.rs")))
-    });
-    let mut text = Vec::new();
-    builder.generate()?.write(&mut text);
-    let (text, path) = (String::from_utf8(text)?, package.join("include/gpumem.h"));
-    let is_current = fs::read_to_string(&path).unwrap_or_default() == text;
-    if args.check {
-        ensure!(is_current, "{} is out of date; run `cargo xtask header`", path.display());
-    } else if !is_current {
-        fs::write(&path, text)?;
-        println!("wrote {}", path.display());
-    }
     Ok(())
 }
 
@@ -119,7 +90,6 @@ const SANITIZERS: [&[&str]; 2] =
     [&["-O2"], &["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]];
 
 pub(crate) fn check() -> Result<()> {
-    header(HeaderArgs { check: true })?;
     check_calls()?;
     let made = workspace::root().join("target/capi");
     let prefix = lay_out(&made.join("prefix"))?;

@@ -7,13 +7,11 @@ mod generate;
 mod gpu_test;
 mod interop;
 mod measure;
-mod mutants;
 mod table;
 mod tidy;
 mod workspace;
 
 use clap::{Parser, Subcommand};
-use generate::{bindgen, kernels};
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -30,7 +28,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Task {
     /// Generate the driver's types and function list from `cuda.h`
-    Bindgen(bindgen::Args),
+    #[command(disable_help_flag = true)]
+    Bindgen(generate::Args),
     /// Run random programs over the pool on the simulator, and shrink those that fail
     #[command(disable_help_flag = true)]
     Fuzz(measure::Args),
@@ -49,19 +48,20 @@ enum Task {
     /// Build the Python package
     Wheel(capi::python::Args),
     /// Make the header of the C library
-    Header(capi::HeaderArgs),
+    #[command(disable_help_flag = true)]
+    Header(generate::Args),
     /// Run programs of others on the simulator
     Interop(interop::Args),
     /// Run the steps of CI, or some of them
     Ci(ci::Args),
-    /// Make small changes to the library, one at a time, and count how many the tests detect
-    Mutants(mutants::Args),
     /// Check layers, headers, `unsafe`, kernels, documents and leftovers
     Tidy,
     /// Draw the plots of docs/plots from the runs recorded in docs/runs
-    Plots,
+    #[command(disable_help_flag = true)]
+    Plots(generate::Args),
     /// Compile the CUDA sources to the PTX that is checked in
-    Kernels(kernels::Args),
+    #[command(disable_help_flag = true)]
+    Kernels(generate::Args),
 }
 
 fn main() -> ExitCode {
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
 
 fn run(task: Task) -> anyhow::Result<()> {
     match task {
-        Task::Bindgen(args) => bindgen::run(args),
+        Task::Bindgen(args) => generate::run(generate::BINDGEN, args),
         Task::Fuzz(args) => measure::fuzz(&args),
         Task::Replay(args) => measure::replay(&args),
         Task::Bench(args) => measure::bench(&args),
@@ -84,12 +84,11 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::DropIn(args) => drop_in::run(args),
         Task::Capi(args) => capi::run(args),
         Task::Wheel(args) => capi::python::run(args),
-        Task::Header(args) => capi::header(args),
+        Task::Header(args) => generate::run(generate::HEADER, args),
         Task::Interop(args) => interop::run(args),
         Task::Ci(args) => ci::run(args),
-        Task::Mutants(args) => mutants::run(args),
         Task::Tidy => tidy::run(),
-        Task::Plots => measure::plots::run(),
-        Task::Kernels(args) => kernels::run(args),
+        Task::Plots(args) => generate::run(generate::PLOTS, args),
+        Task::Kernels(args) => generate::run(generate::KERNELS, args),
     }
 }

@@ -1,5 +1,8 @@
 //! [`Adapt`]: the operation of this crate. [`Collect`]: the result of a sequence of values.
 
+#[cfg(doctest)]
+mod must_not_compile;
+
 use crate::context::{Context, Plan};
 use crate::error::AdaptError;
 use crate::target::{Receive, Target};
@@ -8,7 +11,7 @@ use gpumem_array::{Element, Gpu};
 
 /// Rebuilds a value with its arrays at another place, and keeps its type otherwise.
 ///
-/// [`adapt`](Adapt::adapt) copies, [`into_adapted`](Adapt::into_adapted) moves. Downloads are complete when they return. Uploads return
+/// [`adapt`](Adapt::adapt) copies, [`into_adapted`](Adapt::into_adapted) moves. Downloads are complete when these return. Uploads return
 /// when the elements have been read; the copies run in stream order. If a part of a value fails, the parts that were already moved are
 /// released, and the error names the part.
 ///
@@ -49,22 +52,22 @@ use gpumem_array::{Element, Gpu};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A struct can also be generic over its arrays (`Layer<A>` with a field of type `A`). `#[adapt(skip)]` keeps a field and clones it
-/// for a copy; `#[adapt(with = path)]` calls a function `fn(&Field, &mut Context<'_, To>) -> Result<NewField, AdaptError>`;
-/// `#[adapt(element)]` on a type that is plain bytes makes a `Vec` of it an array.
+/// A struct can also be generic over its arrays (`Layer<A>` with a field of type `A`). `#[adapt(skip)]` keeps a field and clones it for a
+/// copy; `#[adapt(with = path)]` calls a function `fn(&Field, &mut Context<'_, To>) -> Result<NewField, AdaptError>`; with
+/// `#[adapt(element)]` on a type that is plain bytes, a `Vec` of it becomes an array.
 ///
 /// # What becomes of values
 ///
 /// | value | at the target |
 /// | --- | --- |
 /// | `Vec<T>`, `[T]`, `Cow<[T]>` of numbers | an array of one dimension |
-/// | `Vec<V>` of other values | `Vec` of what they become |
+/// | `Vec<V>` of other values | `Vec` of adapted values |
 /// | `ndarray` arrays and views, GPU arrays and views | an array of the same shape |
 /// | tuples, `[V; N]`, `Option`, `Result`, `Box`, `HashMap`, `BTreeMap` | the same, with adapted values; keys are cloned |
 /// | `Rc`, `Arc` | shared as before: the value is moved once |
 /// | numbers, `bool`, `char`, ranges, `PhantomData`, `()` | unchanged |
 /// | `String`, `PathBuf`, `OsString`, `CString`; what they borrow in `&`, `Cow`, `Box`, `Rc`, `Arc` | unchanged |
-/// | `&V`, `Cow<V>` | what `V` becomes |
+/// | `&V`, `Cow<V>` | adapts like `V` |
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be moved to `{To}`",
     label = "this type has no rule for `{To}`",
@@ -75,17 +78,17 @@ pub trait Adapt<To: Target> {
     /// This type with the storage of `To`.
     type Adapted;
 
-    /// The form of a `Vec` of such values at the target: [`Separate`] values, or elements that are [`Merged`] to an array.
+    /// The form of a `Vec` of such values at the target: [`Separate`] values, or elements that are [`Merged`] into an array.
     type Many: Collect<To, Self, Self::Adapted>;
 
-    /// Copies the value, as a part of a value that is being moved. To move a whole value, call [`Adapt::adapt`].
+    /// Copies the value as part of a larger value. To copy a whole value, call [`Adapt::adapt`].
     ///
     /// # Errors
     ///
     /// [`AdaptError`]; see [`Adapt::adapt`].
     fn adapt_with(&self, cx: &mut Context<'_, To>) -> Result<Self::Adapted, AdaptError>;
 
-    /// Moves the value, as a part of a value that is being moved. Copies it, unless implemented.
+    /// Moves the value as part of a larger value. The default copies it.
     ///
     /// # Errors
     ///
@@ -97,19 +100,18 @@ pub trait Adapt<To: Target> {
         self.adapt_with(cx)
     }
 
-    /// Adds the arrays of the value to the plan of what is uploaded together, before the value is rebuilt. Adds nothing, unless
-    /// implemented; then the arrays are uploaded one by one.
+    /// Adds the arrays of the value to the plan of what is uploaded together, before the value is rebuilt. The default adds nothing, so the
+    /// arrays are uploaded one by one.
     ///
-    /// Implementations call it for the parts that they pass to [`Adapt::adapt_with`] or [`Adapt::into_adapted_with`], and for no others. An
-    /// uploaded array is found again by the address of its elements, so their memory must be behind a pointer, such as that of a `Vec`, and
-    /// must not change before the value is rebuilt. If it does, arrays of the result can have the elements of others; no rule of memory
-    /// safety depends on it.
+    /// Implementations call it only for the parts that they pass to [`Adapt::adapt_with`] or [`Adapt::into_adapted_with`]. An uploaded
+    /// array is found again by the address of its elements, so their memory must be behind a pointer, as in a `Vec`, and must not change
+    /// before the value is rebuilt. If it does, arrays of the result can have the wrong elements; memory safety does not depend on it.
     fn plan<'a>(&'a self, plan: &mut Plan<'a>) {
         let _ = plan;
     }
 
-    /// Returns whether all arrays of the value are at the target, so that a move would change nothing if the types are equal too.
-    /// False is always correct.
+    /// True if all arrays of the value are at the target, so a move to the same type would change nothing. Returning `false` is always
+    /// safe.
     fn is_at(&self, to: &To) -> bool {
         let _ = to;
         false
@@ -121,14 +123,14 @@ pub trait Adapt<To: Target> {
     ///
     /// - [`AdaptError::Array`] if an array cannot be moved, because the allocation or a driver call fails.
     /// - [`AdaptError::Custom`] if an implementation of the program fails.
-    /// - [`AdaptError::Within`] with either of these if a part inside of the value fails.
+    /// - [`AdaptError::Within`] with either of these if a part inside the value fails.
     fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
         self.adapt_with(&mut planned(self, to))
     }
 
-    /// Moves the value, with its arrays at `to`. Arrays that are there already keep their allocation.
+    /// Moves the value, with its arrays at `to`. Arrays that are already at `to` keep their allocation.
     ///
-    /// On an error the value is dropped, and all of its memory is released. To keep it, use [`Adapt::adapt`].
+    /// On an error the value is dropped and all its memory is released. To keep the value, use [`Adapt::adapt`].
     ///
     /// ```
     /// use gpumem_adapt::Adapt;
@@ -155,7 +157,7 @@ pub trait Adapt<To: Target> {
     }
 }
 
-/// Copies a value like [`Adapt::adapt`]. Its new arrays belong to another `Gpu` than that of `to`.
+/// Copies a value like [`Adapt::adapt`], but its new arrays belong to a different `Gpu` than `to`.
 pub(crate) fn adapt_for<To: Target, A: Adapt<To>>(
     value: &A,
     to: &To,
@@ -166,7 +168,7 @@ pub(crate) fn adapt_for<To: Target, A: Adapt<To>>(
     value.adapt_with(&mut cx)
 }
 
-/// The context of a move to `to`. What the value has in small arrays is uploaded already.
+/// The context of a move to `to`, with the value's small arrays already uploaded.
 fn planned<'t, To: Target, A: Adapt<To> + ?Sized>(value: &A, to: &'t To) -> Context<'t, To> {
     let mut cx = Context::new(to);
     if let (Some(gpu), Some(size_bytes_max)) = (to.gpu(), to.packed_below_bytes()) {
@@ -177,8 +179,7 @@ fn planned<'t, To: Target, A: Adapt<To> + ?Sized>(value: &A, to: &'t To) -> Cont
     cx
 }
 
-/// Collects a sequence of values of type `A`, each of which becomes a `B`, at a target. Implemented by [`Separate`] and
-/// [`Merged`].
+/// Collects a sequence of values of type `A` at a target, where each becomes a `B`. Implemented by [`Separate`] and [`Merged`].
 pub trait Collect<To: Target, A: ?Sized, B> {
     /// The sequence at the target.
     type Collected;
@@ -209,7 +210,7 @@ pub trait Collect<To: Target, A: ?Sized, B> {
     where
         A: Sized;
 
-    /// Returns whether a sequence is at the target already; `each` tells it of a value.
+    /// True if a sequence is already at the target; `each` answers that for one value.
     #[doc(hidden)]
     fn is_at(items: &[A], to: &To, each: impl Fn(&A) -> bool) -> bool
     where
@@ -219,7 +220,7 @@ pub trait Collect<To: Target, A: ?Sized, B> {
 /// The form of a sequence of `A` at `To`.
 pub type Collected<To, A> = <<A as Adapt<To>>::Many as Collect<To, A, <A as Adapt<To>>::Adapted>>::Collected;
 
-/// A `Vec` of values becomes a `Vec` of what they become; for [`Adapt::Many`].
+/// A `Vec` of values becomes a `Vec` of adapted values; for [`Adapt::Many`].
 pub enum Separate {}
 
 /// A `Vec` of elements becomes an array; for [`Adapt::Many`].
@@ -247,7 +248,7 @@ impl<To: Target, A: ?Sized, B> Collect<To, A, B> for Separate {
     where
         A: Sized,
     {
-        // With its final size: a list that grows is copied, and each page of the copy costs as much as an array.
+        // Allocated with its final size: a list that grows is copied, and each page of the copy costs as much as an array.
         let mut adapted = Vec::with_capacity(items.len());
         for (index, item) in items.iter().enumerate() {
             adapted.push(each(item, cx).map_err(|error| error.within(index))?);

@@ -1,5 +1,5 @@
-//! [`Checkpoint`]: named arrays in a file, uploaded to the GPU; [`save`] writes such a file. The format is that of the crate
-//! `safetensors`.
+//! [`Checkpoint`]: named arrays in a file, uploaded to the GPU; [`save`] writes such a file. The format is `safetensors`, as in the crate
+//! of that name.
 
 mod error;
 mod file;
@@ -34,12 +34,11 @@ impl Checkpoint {
     /// Opens a file, and reads and checks its header. Tensors are read when they are loaded: large ones in chunks of 4 MiB, by up to 8
     /// threads. [`Checkpoint::map`] saves a copy of all bytes, and is faster where the file is in the system's page cache.
     ///
-    /// If another program changes the file later, tensors have its bytes, and a file that became shorter is an error.
+    /// If another program changes the file later, tensors have the new bytes, and a file that became shorter is an error.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`] if the file cannot be opened or read, [`CheckpointError::Malformed`] if it is not a checkpoint or a part
-    /// is missing.
+    /// [`CheckpointError::Io`] if the file cannot be opened or read, [`CheckpointError::Malformed`] if it is not a complete checkpoint.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         Self::new(File::read(path.as_ref())?)
     }
@@ -49,13 +48,12 @@ impl Checkpoint {
     ///
     /// # Safety
     ///
-    /// While the checkpoint exists, no program may change or truncate the file. A change is a data race, and reading a page beyond the
-    /// new end of the file kills the program (`SIGBUS`). To replace the file by another one under its name, as [`save`] does, is allowed.
+    /// While the checkpoint exists, no program may change or truncate the file. A change is a data race, and reading a page beyond the new
+    /// end of the file kills the program (`SIGBUS`). Replacing the file under its name, as [`save`] does, is allowed.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`] if the file cannot be opened or mapped, [`CheckpointError::Malformed`] if it is not a checkpoint or a part
-    /// is missing.
+    /// [`CheckpointError::Io`] if the file cannot be opened or mapped, [`CheckpointError::Malformed`] if it is not a complete checkpoint.
     #[allow(unsafe_code, reason = "the caller keeps the mapped file unchanged")]
     pub unsafe fn map(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         // SAFETY: the file lives within the checkpoint, and the caller keeps it unchanged for as long.
@@ -115,9 +113,9 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::UnsupportedDtype`] if arrays cannot have the elements of a tensor; [`CheckpointError::InvalidBool`],
-    /// [`CheckpointError::Io`], [`CheckpointError::Malformed`], [`CheckpointError::Array`]; see [`Checkpoint::load`]. On an error no
-    /// array is left.
+    /// [`CheckpointError::UnsupportedDtype`] if no array type can hold a tensor's elements; [`CheckpointError::InvalidBool`],
+    /// [`CheckpointError::Io`], [`CheckpointError::Malformed`], [`CheckpointError::Array`]; see [`Checkpoint::load`]. On an error no array
+    /// remains.
     pub fn load_all(&self, gpu: &Gpu) -> Result<Tensors, CheckpointError> {
         let mut tensors = Tensors::new();
         let (mut small, mut small_bytes) = (Vec::new(), 0);

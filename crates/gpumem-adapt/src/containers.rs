@@ -103,7 +103,7 @@ impl<To: Target, A: Adapt<To> + Clone> Adapt<To> for Cow<'_, [A]> {
     }
 }
 
-/// Adapts like the value, which is copied if it is borrowed.
+/// Adapts like the value inside; a borrowed value is copied.
 impl<To: Target, A: Adapt<To> + Clone> Adapt<To> for Cow<'_, A> {
     type Adapted = A::Adapted;
     type Many = Separate;
@@ -128,7 +128,7 @@ impl<To: Target, A: Adapt<To> + Clone> Adapt<To> for Cow<'_, A> {
     }
 }
 
-/// A reference adapts like its target: `(&inputs, &targets)` adapts both and moves neither.
+/// A reference adapts like its target, which is copied: `(&inputs, &targets)` adapts both and moves neither.
 impl<To: Target, A: Adapt<To>> Adapt<To> for &A {
     type Adapted = A::Adapted;
     type Many = Separate;
@@ -156,7 +156,7 @@ impl<To: Target, A: Adapt<To>> Adapt<To> for &[A] {
     }
 }
 
-/// Adapts each item. The length is part of the type, so an array of numbers stays one.
+/// Adapts each item. The length is part of the type, so an array of numbers stays an array.
 impl<To, A, const N: usize> Adapt<To> for [A; N]
 where
     To: Target,

@@ -10,10 +10,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 /// several parts of the value share.
 pub struct Context<'t, To> {
     to: &'t To,
-    /// By address and new type: what a shared part became.
+    /// The moved form of each shared part, by address and new type.
     shared: HashMap<(usize, TypeId), Box<dyn Any>>,
     uploaded: Option<Uploaded>,
-    /// The `Gpu` that new arrays belong to, if it is another than that of the target.
+    /// The `Gpu` that new arrays belong to, if it is not the target's.
     owner: Option<Gpu>,
 }
 
@@ -23,7 +23,7 @@ pub struct Plan<'a> {
     pack: Pack<'a>,
     arrays: Vec<Planned>,
     columns: Columns,
-    /// Arrays, until there are enough for a pack.
+    /// Arrays that wait until there are enough for a pack.
     first: Vec<(Key, Add<'a>)>,
     /// Addresses of shared parts.
     seen: HashSet<usize>,
@@ -58,7 +58,7 @@ impl Columns {
     }
 }
 
-/// Adds to a list that becomes long. Pages that are not written cost nothing, and those of a list that has moved cost as much again.
+/// Adds to a list that becomes long. Unwritten pages are free, but moving a list costs all its pages again.
 fn push<A>(list: &mut Vec<A>, value: A) {
     if list.len() == list.capacity() {
         list.reserve(7 * list.len());
@@ -66,7 +66,7 @@ fn push<A>(list: &mut Vec<A>, value: A) {
     list.push(value);
 }
 
-/// Contiguous elements of the value. While the value is borrowed, nothing else has this address.
+/// Contiguous elements of the value. While the value is borrowed, the address is unique.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     address: usize,
@@ -115,7 +115,7 @@ impl<'t, To> Context<'t, To> {
         self.to
     }
 
-    /// Gives new arrays to a `Gpu` with another stream than that of the target.
+    /// Assigns new arrays to a `Gpu` with a different stream than the target's.
     pub(crate) fn set_owner(&mut self, gpu: &Gpu) {
         self.owner = Some(gpu.clone());
     }
@@ -132,7 +132,7 @@ impl<'t, To> Context<'t, To> {
         }
     }
 
-    /// Returns the array of the elements, if they were uploaded before.
+    /// Returns the array of these elements, if already uploaded.
     pub(crate) fn uploaded<T: Element, U: Element, D: Dimension + 'static>(
         &mut self,
         array: &ArrayView<'_, T, D>,
@@ -143,14 +143,13 @@ impl<'t, To> Context<'t, To> {
         (found.raw_dim() == array.raw_dim()).then_some(found)
     }
 
-    /// Returns the moved form of the shared part at `address`, if it was moved before.
+    /// Returns the moved form of the shared part at `address`, if already moved.
     pub(crate) fn shared<R: Clone + 'static>(&self, address: usize) -> Option<R> {
         let entry = self.shared.get(&(address, TypeId::of::<R>()))?;
         entry.downcast_ref::<Entry<R>>().map(|entry| entry.moved.clone())
     }
 
-    /// Records what the shared part at `address` became. While the context exists, `source` keeps the address from being used
-    /// again.
+    /// Records the moved form of the shared part at `address`. While the context exists, `source` keeps the address from being reused.
     pub(crate) fn share<R: Clone + 'static>(&mut self, address: usize, moved: &R, source: impl Any) {
         let entry = Entry { moved: moved.clone(), _source: Box::new(source) };
         self.shared.insert((address, TypeId::of::<R>()), Box::new(entry));
@@ -196,7 +195,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Returns whether this is the first visit of the shared part at `address`.
+    /// True if this is the first visit of the shared part at `address`.
     pub(crate) fn is_first(&mut self, address: usize) -> bool {
         self.seen.insert(address)
     }
@@ -225,7 +224,7 @@ impl<'a> Plan<'a> {
         array: &ArrayView<'a, T, D>,
         add: impl FnOnce(&mut Pack<'a>, &Gpu) -> Result<PackedArray<U, D>, ArrayError> + 'a,
     ) {
-        // A view that repeats its elements can have more of them than memory.
+        // A view that repeats its elements can have more elements than fit in memory.
         let is_small = array.len().saturating_mul(size_of::<U>()) <= self.size_bytes_max;
         let Some(key) = Key::of::<T, U, D>(array).filter(|_| is_small && !self.is_failed) else { return };
         let add = |pack: &mut Pack<'a>, gpu: &Gpu, columns: &mut Columns| Ok(columns.push(add(pack, gpu)?));
@@ -252,10 +251,10 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Fewer arrays are uploaded one by one, which pins no memory.
+/// Below this number arrays are uploaded one by one, which pins no memory.
 const PACKED_MIN: usize = 16;
 
-/// A shared part after the move, and its owner before.
+/// A shared part after the move, and its original owner.
 struct Entry<R> {
     moved: R,
     _source: Box<dyn Any>,

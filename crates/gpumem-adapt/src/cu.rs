@@ -10,8 +10,7 @@ use gpumem_array::Gpu;
 use gpumem_array::kind::{Device, Kind, Pinned, Unified};
 
 /// Begins an upload in single precision: arrays of `f64` become arrays of `f32`, arrays of `Complex<f64>` arrays of `Complex<f32>`, and
-/// everything else keeps its type. Most GPUs calculate many times as fast in single precision; to keep double precision, use
-/// [`Adapt::adapt`].
+/// everything else keeps its type. Most GPUs are many times as fast in single precision; to keep double precision, use [`Adapt::adapt`].
 ///
 /// ```
 /// use gpumem_adapt::array::{Gpu, GpuArray, UnifiedArray, ndarray::{Ix1, Ix2, array}, pool::{Device, Pool}};

@@ -1,4 +1,4 @@
-//! [`AdaptError`]: why a value could not be moved, and the part that failed.
+//! [`AdaptError`]: the part of a value that could not be moved, and the cause.
 
 use core::error::Error;
 use core::fmt;
@@ -79,8 +79,8 @@ impl AdaptError {
         }
     }
 
-    /// Returns whether memory ran out or its size was refused; see [`ArrayError::is_out_of_memory`]. For an error of the program's own
-    /// code, whether it or one of its [sources](Error::source) says so: an error of any layer of gpumem, [`io::ErrorKind::OutOfMemory`], or
+    /// True if memory ran out or its size was refused; see [`ArrayError::is_out_of_memory`]. For an error of the program's own code, true
+    /// if it or one of its [sources](Error::source) reports that: an error of any layer of gpumem, [`io::ErrorKind::OutOfMemory`], or
     /// [`TryReserveError`].
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
@@ -99,7 +99,7 @@ impl AdaptError {
     }
 }
 
-/// Returns whether memory or a limit ran out, according to an error or one of its sources.
+/// True if memory or a limit ran out, according to an error or one of its sources.
 pub(crate) fn ran_out_of_memory(error: &(dyn Error + 'static)) -> bool {
     let mut found = Some(error);
     while let Some(error) = found {

@@ -1,9 +1,9 @@
 //! [`Feed`]: values of the host, uploaded ahead of their use.
 //!
-//! Uploads run on a stream of their own, so they overlap with the work on the batches before. The host does not wait for the end of an
-//! upload: the consumer's stream waits on the device when it first uses the batch. The memory of a batch is reused in the order of the streams.
-//! So a marker is recorded in the consumer's stream before each upload: the upload then waits for the work up to there at most, and not
-//! for work that is queued later.
+//! Uploads run on a separate stream, so they overlap with the work on earlier batches. The host does not wait for an upload to end: the
+//! consumer's stream waits on the device when it first uses the batch. The memory of a batch is reused in the order of the streams. So a
+//! marker is recorded in the consumer's stream before each upload: the upload waits at most for the work before the marker, not for work
+//! that is queued later.
 //!
 //! The calling thread uploads: it fills the pinned buffers of [`Gpu::set_staging`], whose size bounds the pinned memory. If a batch is
 //! larger than all buffers together, the thread waits for the copies that use them. No other thread reads the source, so a feed may borrow its data, and can be forgotten, dropped or kept at any time.
@@ -53,7 +53,7 @@ pub fn feed<I: IntoIterator>(items: I) -> Feeder<Infallibly<I::IntoIter>> {
     Feeder { items: Infallibly(items.into_iter()), prefetch: PREFETCH, group_size: 1 }
 }
 
-/// Like [`feed`], for a source that can fail. Its error is returned in the order of the items.
+/// Like [`feed`], for a source that can fail. Its errors are returned in the order of the items.
 pub fn try_feed<I, V, E>(items: I) -> Feeder<I::IntoIter>
 where
     I: IntoIterator<Item = Result<V, E>>,
@@ -91,15 +91,15 @@ impl<I: Iterator> Iterator for Infallibly<I> {
 impl<I: ExactSizeIterator> ExactSizeIterator for Infallibly<I> {}
 
 impl<I> Feeder<I> {
-    /// Sets the maximum number of items that are on the device or on their way, beside the one that the consumer has: 2 by default, at
-    /// least 1. One item is ahead in any case, and more only while the device is behind by the work on a whole item. An upload that finds
-    /// the device full waits until the consumer has returned memory.
+    /// Sets the maximum number of items that are on the device or on their way, in addition to the consumer's current item: 2 by default,
+    /// at least 1. One item is always ahead; more are uploaded only while the device is behind by the work on a whole item. An upload that
+    /// finds the device full waits until the consumer has returned memory.
     pub fn prefetch(self, count: usize) -> Self {
         Self { prefetch: count.max(1), ..self }
     }
 
-    /// The iterator over the values at `place`: a `Gpu`, `gpu.unified()`, `gpu.pinned()` or a [`Destination`]. Items all of whose arrays
-    /// are there already are passed through.
+    /// The iterator over the values at `place`: a `Gpu`, `gpu.unified()`, `gpu.pinned()` or a [`Destination`]. Items whose arrays are all
+    /// there already are passed through.
     ///
     /// ```
     /// use gpumem_adapt::array::{UnifiedArray, ndarray::Ix1};
@@ -133,9 +133,9 @@ impl<I> Feeder<I> {
     }
 }
 
-/// A place that a feed uploads to: a `Gpu`, memory of a kind of it, or a [`Destination`].
+/// A place that a feed uploads to: a `Gpu`, its memory of some kind, or a [`Destination`].
 pub trait FeedTarget: Target {
-    /// The place without a borrow.
+    /// The place as an owned value.
     type Owned: Target;
 
     /// The same place with the stream of another `Gpu`.
@@ -170,8 +170,8 @@ impl<K: Kind + Storage, P: 'static> FeedTarget for Destination<K, P> {
 
 /// An iterator over values that are uploaded ahead of their use. See [`feed`], [`try_feed`] and [`batches`].
 ///
-/// At most as many items as [`Feeder::prefetch`] are on the device or on their way, beside those that the consumer keeps. Each item is a
-/// `Result`; after an error the iterator goes on with the next item of the source.
+/// At most [`Feeder::prefetch`] items are on the device or on their way, in addition to those that the consumer keeps. Each item is a
+/// `Result`; after an error the iterator continues with the next item of the source.
 pub struct Feed<I, V: Adapt<To>, To: Target = Gpu> {
     items: Fuse<I>,
     uploads: Uploads<V, To>,
@@ -187,7 +187,7 @@ struct Uploads<V: Adapt<To>, To: Target> {
     consumer: Gpu,
     upload_stream: Stream,
     ready: VecDeque<Result<V::Adapted, AdaptError>>,
-    /// Behind all work that the consumer had queued at its last two calls, the later one last.
+    /// Marks behind all work that the consumer had queued at its last two calls, the latest last.
     marks: [Event; 2],
     /// An item for which the device had no room.
     delayed: Option<V>,
@@ -217,7 +217,7 @@ where
         })
     }
 
-    /// Records how far the consumer's stream is. Returns whether a mark was recorded.
+    /// Marks the end of the work on the consumer's stream. Returns true if a mark was recorded.
     fn mark(&mut self) -> bool {
         let stream = self.consumer.stream();
         // A failure is reported by the next call. In a capture there is nothing to wait for.
@@ -229,9 +229,9 @@ where
         is_marked
     }
 
-    /// Returns whether to upload another item before the consumer gets the next one. One item is always ahead, so that an upload has other
-    /// memory than the item in use. The device may become idle during a further upload, because the same thread queues the work. So there is
-    /// one only while work from before the consumer's previous call still runs: the work queued since then is left for that time.
+    /// True to upload another item before the consumer gets the next one. One item is always ahead, so that an upload does not need the
+    /// memory of the item in use. The device may become idle during a further upload, because the same thread queues the work. So another
+    /// one starts only while work from before the consumer's previous call still runs: the work queued since then keeps the device busy.
     fn wants(&self, prefetch: usize) -> bool {
         let is_wanted = match self.ready.len() {
             0 | 1 => true,
@@ -240,7 +240,7 @@ where
         is_wanted && self.ready.back().is_none_or(Result::is_ok)
     }
 
-    /// Uploads an item, or an error in its place. False if the item has to wait for memory.
+    /// Uploads an item, or queues an error instead. False if the item has to wait for memory.
     fn add<E: Into<Box<dyn Error + Send + Sync>>>(&mut self, item: Result<V, E>) -> bool {
         let item = match item {
             Ok(item) => item,
@@ -263,7 +263,7 @@ where
                 copied => copied,
             },
         };
-        // The consumer waits for this item, and not for those that are uploaded behind it.
+        // The consumer waits for this item, not for those that are uploaded after it.
         let _ = self.upload_stream.mark();
         self.ready.push_back(moved);
         true
@@ -326,5 +326,5 @@ impl<I, V: Adapt<To>, To: Target> fmt::Debug for Feed<I, V, To> {
 }
 
 const EMPTY_BATCHES: &str = "batches of 0 rows hold no data set: set `batch_size` to at least 1";
-/// One batch is used while the next is uploaded, and one more evens out what takes longer at times.
+/// One batch is used while the next is uploaded, and one more absorbs varying times.
 const PREFETCH: usize = 2;

@@ -1,4 +1,4 @@
-//! Moves whole values to and from the GPU and keeps their type.
+//! Moves whole values to and from the GPU and keeps their types.
 //!
 //! [`Adapt`] rebuilds a value with its arrays at a target: a [`Gpu`](array::Gpu), memory of another kind, the [`Host`] as `ndarray`
 //! arrays, or [`HostVec`] as `Vec`s. Containers, wrappers such as [`Diagonal`] and structs generic over their [`Storage`] keep
@@ -26,9 +26,9 @@
 //!
 //! # Features
 //!
-//! `derive` has `#[derive(Adapt)]`, and `futures` has feeds as streams of asynchronous programs. `nalgebra` and `sprs` have the dense and
-//! sparse matrices of those crates, and `safetensors` has checkpoints (it turns on `half`). None of them is a default. The others are
-//! those of [`mod@array`]: `backend-caching` and `backend-native` (both default), `sim`, `half` and `complex`.
+//! `derive` enables `#[derive(Adapt)]`, and `futures` feeds as asynchronous streams. `nalgebra` and `sprs` support the dense and sparse
+//! matrices of those crates, and `safetensors` enables checkpoints (it turns on `half`). None of them is a default. The other features are
+//! passed on to [`mod@array`]: `backend-caching` and `backend-native` (both default), `sim`, `half` and `complex`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]

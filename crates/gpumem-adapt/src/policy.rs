@@ -8,9 +8,8 @@ use gpumem_array::{ArrayError, Element, GpuArray, GpuView, Memory};
 /// The element type that arrays of `T` have at the target, and the conversion.
 ///
 /// Implement it for a type of your own to choose other types than [`Keep`], [`Single`], [`F32`], [`F64`], `F16` and `Bf16`. Those convert
-/// where it takes the least time: elements that become smaller on the side that they come from, so that fewer bytes cross the link,
-/// and those that become larger on the other side; see [`GpuArray::from_array_cast`]. Elements that are on a device are converted
-/// there.
+/// where it takes the least time: elements that become smaller before the transfer, so that fewer bytes cross the link, and elements that
+/// become larger after it; see [`GpuArray::from_array_cast`]. Elements that are on a device are converted there.
 ///
 /// ```
 /// use gpumem_adapt::{Adapt, Destination, Policy};
@@ -44,13 +43,13 @@ pub trait Policy<T: Storable>: 'static {
     /// Converts an element.
     fn convert(value: T) -> Self::Elem;
 
-    /// The elements themselves, if the policy keeps their type. Without it, they are converted one by one.
+    /// The elements themselves, if the policy keeps their type. The default returns `None`: elements are converted one by one.
     fn unchanged(elements: &[T]) -> Option<&[Self::Elem]> {
         let _ = elements;
         None
     }
 
-    /// Converts elements of the host and uploads them. Unless implemented, they are converted one by one, and then uploaded.
+    /// Converts elements of the host and uploads them. The default converts them one by one and then uploads them.
     ///
     /// # Errors
     ///
@@ -66,8 +65,8 @@ pub trait Policy<T: Storable>: 'static {
         GpuArray::from_array(place, &converted(array, Self::convert)?)
     }
 
-    /// Converts elements on their device. `None`, which it returns unless implemented: they are downloaded, converted, and uploaded.
-    /// [`GpuArray::map_kernel`] calls a kernel of your own.
+    /// Converts elements on their device. With `None`, the default, they are downloaded, converted, and uploaded. [`GpuArray::map_kernel`]
+    /// calls a kernel of your own.
     #[expect(clippy::type_complexity, reason = "each part of the type is known to the reader")]
     fn on_device<D: Dimension, K: Kind>(
         view: &GpuView<'_, T, D>,
@@ -77,7 +76,7 @@ pub trait Policy<T: Storable>: 'static {
         None
     }
 
-    /// Downloads elements and converts them. Unless implemented, they are converted on the host.
+    /// Downloads elements and converts them. The default converts them on the host.
     ///
     /// # Errors
     ///
@@ -87,8 +86,8 @@ pub trait Policy<T: Storable>: 'static {
     }
 }
 
-/// An element type of a program's own, which every policy of this crate keeps: as `cu` of CUDA.jl keeps structs, even those that have
-/// numbers of double precision. `#[derive(Adapt)]` with `#[adapt(element)]` implements it.
+/// An element type of your own, which every policy of this crate keeps, like `cu` of CUDA.jl keeps structs, even with double-precision
+/// fields. `#[derive(Adapt)]` with `#[adapt(element)]` implements it.
 pub trait PlainElement: Element {}
 
 /// An array of the results of a function of each element: in row-major order, or column-major if the array is.
@@ -100,20 +99,20 @@ pub(crate) fn converted<T: Element, U, D: Dimension>(
     let size_bytes = array.len().saturating_mul(size_of::<U>());
     let mut elements = Vec::new();
     elements.try_reserve_exact(array.len()).map_err(|_| ArrayError::HostFull { size_bytes })?;
-    match is_column_major {
-        true => elements.extend(array.t().iter().map(|element| convert(*element))),
-        false => elements.extend(array.iter().map(|element| convert(*element))),
+    if is_column_major {
+        elements.extend(array.t().iter().map(|element| convert(*element)))
+    } else {
+        elements.extend(array.iter().map(|element| convert(*element)))
     }
     Array::from_shape_vec(array.raw_dim().set_f(is_column_major), elements)
         .map_err(|_| ArrayError::TooManyElements { shape: array.shape().to_vec() })
 }
 
-/// Keeps the type of all elements: the policy unless another is named.
+/// Keeps the type of all elements. The default policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {}
 
-/// Converts elements of double precision to single precision, complex numbers included, and keeps all others: as
-/// `cu` of CUDA.jl does.
+/// Converts elements of double precision to single precision, complex numbers included, and keeps all others, like `cu` of CUDA.jl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Single {}
 
@@ -195,7 +194,7 @@ macro_rules! converts {
     )*};
 }
 
-/// The values that every policy of this crate keeps. Arrays as elements are kept like structs.
+/// The values that every policy of this crate keeps. Array elements such as `[f32; 3]` are kept like structs.
 macro_rules! keeps_others {
     ($($policy:ty),*) => {$(
         keeps!($policy: i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize, bool, char);

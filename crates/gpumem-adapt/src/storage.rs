@@ -51,7 +51,7 @@ pub trait Storage: 'static {
 )]
 pub trait Storable: Element {}
 
-// The compiler then reports the message above, and not what an `Element` is made of.
+// The compiler then reports the message above instead of the bounds of `Element`.
 #[diagnostic::do_not_recommend]
 impl<T: Element> Storable for T {}
 
@@ -129,7 +129,7 @@ pub trait Shaped {
     /// The lengths of the axes.
     fn lengths(&self) -> Vec<usize>;
 
-    /// The type without paths: `Vec<f32>`, `GpuArray<f32, Ix1>`.
+    /// The type's name without paths: `Vec<f32>`, `GpuArray<f32, Ix1>`.
     fn type_name() -> String;
 }
 

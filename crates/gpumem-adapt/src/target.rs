@@ -30,7 +30,7 @@ pub(crate) use sealed::Sealed;
     note = "the targets are a `Gpu`, `gpu.unified()`, `gpu.pinned()`, `Destination::new(&gpu)`, `Host` and `HostVec`"
 )]
 pub trait Target: Sealed + Sized {
-    /// The family of arrays of the target. For [`HostVec`] that of the host, without one-dimensional arrays.
+    /// The family of arrays of the target. For [`HostVec`] it is the host's family, except one-dimensional arrays.
     type Storage: Storage;
     /// The element policy.
     type Policy: 'static;
@@ -43,7 +43,7 @@ pub trait Target: Sealed + Sized {
     }
 }
 
-/// A target that has arrays of `T`. Every target has, except where its element policy has no rule for `T`.
+/// A target that supports arrays of `T`. Every target does, unless its element policy has no rule for `T`.
 #[diagnostic::on_unimplemented(
     message = "arrays of `{T}` cannot be moved to `{Self}`",
     label = "this target has no such arrays"
@@ -51,7 +51,7 @@ pub trait Target: Sealed + Sized {
 pub trait Receive<T: Storable, D: Dimension + 'static>: Target {
     /// The type of the array at the target.
     type Array;
-    /// Returns whether elements do not change.
+    /// True if elements do not change.
     #[doc(hidden)]
     fn keeps() -> bool {
         true
@@ -101,7 +101,7 @@ pub trait Receive<T: Storable, D: Dimension + 'static>: Target {
 pub struct Destination<K = Device, P = Keep> {
     gpu: Gpu,
     packed_below_bytes: usize,
-    /// Has no values of `K` or `P`.
+    /// Contains no values of `K` or `P`.
     types: PhantomData<fn() -> (K, P)>,
 }
 
@@ -147,8 +147,8 @@ impl<K, P> Destination<K, P> {
     /// Sets the size, in bytes, up to which the arrays of a value are uploaded together, in few transfers.
     /// The default is 64 KiB, and zero turns it off.
     ///
-    /// Small arrays are uploaded many times as fast together, from about sixteen on. Arrays in unified and pinned memory are uploaded
-    /// one by one.
+    /// From about sixteen on, small arrays are uploaded many times as fast together. Arrays in unified and pinned memory are uploaded one
+    /// by one.
     #[must_use]
     pub fn packed_below(self, size_bytes: usize) -> Self {
         Self { packed_below_bytes: size_bytes, ..self }
@@ -207,7 +207,7 @@ macro_rules! on_gpu {
             }
 
             fn packed_below_bytes(&$self) -> Option<usize> {
-                // The host accesses the other kinds, so each array has memory of its own.
+                // The host accesses the other kinds, so each array has separate memory.
                 let is_device = is_same::<$kind, Device>();
                 is_device.then_some($below)
             }
@@ -291,7 +291,7 @@ where
         let place = cx.to().place();
         let uploaded = match unchanged::<To::Policy, T, D>(&array) {
             Some(unchanged) => GpuArray::from_array(&place, &unchanged)?,
-            // Without gaps, or repeated elements, which the array layer gathers.
+            // Without gaps and repeated elements, which the array layer would gather.
             None if <Self as Receive<T, D>>::keeps() => {
                 match same(GpuArray::<T, D, To::Kind>::from_array(&place, &array)?) {
                     Ok(array) => array,
@@ -387,16 +387,18 @@ where
     }
 
     fn take_from_host(array: Array<T, D>, cx: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError> {
-        match <Self as Receive<T, D>>::keeps() {
-            true => same(array).or_else(|array: Array<T, D>| Self::copy_from_host(array.view(), cx)),
-            false => Self::copy_from_host(array.view(), cx),
+        if <Self as Receive<T, D>>::keeps() {
+            same(array).or_else(|array: Array<T, D>| Self::copy_from_host(array.view(), cx))
+        } else {
+            Self::copy_from_host(array.view(), cx)
         }
     }
 
     fn copy_from_gpu(view: GpuView<'_, T, D>, cx: &mut Context<'_, Self>) -> Result<Self::Array, AdaptError> {
-        match <Self as Receive<T, D>>::keeps() {
-            true => Self::take_from_host(view.to_array()?, cx),
-            false => Ok(P::download(&view)?),
+        if <Self as Receive<T, D>>::keeps() {
+            Self::take_from_host(view.to_array()?, cx)
+        } else {
+            Ok(P::download(&view)?)
         }
     }
 }
@@ -445,12 +447,12 @@ macro_rules! as_arrays {
 
 as_arrays!(Ix0 Ix2 Ix3 Ix4 Ix5 Ix6 IxDyn);
 
-/// The elements on the host. A view can have more of them than memory: it can repeat them.
+/// The elements on the host. A view that repeats elements can have more of them than fit in memory.
 pub(crate) fn copied<T: Element, D: Dimension>(
     array: &ArrayView<'_, T, D>,
 ) -> Result<Array<T, D>, ArrayError> {
     match array.as_slice_memory_order() {
-        // Keeps the order of any memory without gaps.
+        // Keeps the element order of contiguous memory.
         Some(_) => Ok(array.to_owned()),
         None => converted(array, |element| element),
     }
@@ -480,7 +482,7 @@ fn unchanged<'a, P: Policy<T>, T: Element, D: Dimension>(
     ArrayView::from_shape(array.raw_dim().f(), P::unchanged(elements)?).ok()
 }
 
-/// The size up to which arrays are uploaded together, unless another is chosen.
+/// The default size up to which arrays are uploaded together.
 pub(crate) const PACKED_BELOW_BYTES: usize = 64 << 10;
 
 fn is_same<A: 'static, B: 'static>() -> bool {

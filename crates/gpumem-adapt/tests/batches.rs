@@ -187,7 +187,7 @@ fn at_most_one_batch_more_than_the_prefetched_ones_is_on_the_device() {
         let x = table(12);
         for prefetch in [1, 2, 4] {
             let driver = gpumem_sim::driver(SimConfig::new().schedule(schedule.clone())).unwrap();
-            let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+            let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
             for batch in batches(&x).batch_size(1).prefetch(prefetch).on(&gpu).unwrap() {
                 batch.unwrap().try_add_assign(1.0).unwrap();
             }
@@ -379,7 +379,7 @@ fn every_driver_call_that_fails_is_an_error_of_one_batch() {
         let mut is_poisoned = false;
         let mut run = || -> Result<usize, AdaptError> {
             let device = Device::new(&driver, 0).map_err(ArrayError::from)?;
-            let gpu = Gpu::new(&Pool::new(&device).map_err(ArrayError::from)?)?;
+            let gpu = Gpu::new(&Pool::from_env(&device).map_err(ArrayError::from)?)?;
             gpu.set_staging(StagingOptions::new().buffer_bytes(BUFFER_BYTES).buffers(3).threads(1));
             let (mut error_count, mut batch_count) = (0, 0);
             for batch in batches(&x).batch_size(2).on(&gpu)? {

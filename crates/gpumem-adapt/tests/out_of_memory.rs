@@ -175,7 +175,7 @@ fn no_registration() -> Rule {
 #[test]
 fn other_errors_are_not_of_memory() {
     let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
-    let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&device).unwrap()).unwrap();
     let array = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0]).unwrap();
     assert!(!array.view().reshape(3).unwrap_err().is_out_of_memory());
     let error = gpu.pool().alloc_aligned(1, 3, gpu.stream()).unwrap_err();
@@ -191,7 +191,7 @@ fn other_errors_are_not_of_memory() {
 #[test]
 fn views_that_exceed_all_memory_are_refused() {
     let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
-    let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&device).unwrap()).unwrap();
     let column = array![[1.0], [2.0_f64]];
     let huge = column.broadcast((2, 1 << 58)).unwrap();
     assert!(huge.adapt(&gpu).unwrap_err().is_out_of_memory());

@@ -15,6 +15,8 @@ pub(crate) mod foreign;
 mod host;
 #[allow(unsafe_code)] // views of host memory
 mod host_memory;
+#[cfg(doctest)]
+mod must_not_compile;
 #[macro_use]
 mod read;
 mod split;
@@ -72,7 +74,8 @@ use ndarray::{Axis, Dimension, IntoDimension, Ix1, Ix2, IxDyn, RemoveAxis, Slice
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The host cannot read device memory by mistake. Indexing a device array does not compile, and the message tells what to do instead.
+/// The host cannot read device memory by mistake. Indexing a device array does not compile, and the compiler's message names the
+/// alternatives.
 ///
 /// ```compile_fail,E0277
 /// # use gpumem_array::{GpuArray, ndarray::Ix1};
@@ -112,6 +115,14 @@ pub type GpuArrayD<T, K = Device> = GpuArray<T, IxDyn, K>;
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Changes the shape without a copy. The elements are taken in row-major order.
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3, 4])?.into_shape((2, 2))?;
+    /// assert_eq!(x.shape(), [2, 2]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::Shape`] if the number of elements differs, [`ArrayError::TooManyElements`] if the shape exceeds the address space,
@@ -125,6 +136,14 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 
     /// Converts to a number of axes that is known at run time, without a copy.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?.into_dyn();
+    /// assert_eq!((x.ndim(), x.len()), (2, 6));
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn into_dyn(self) -> GpuArray<T, IxDyn, K> {
         let layout = self.layout.clone().into_dyn();
@@ -134,10 +153,9 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Converts to another dimension type with as many axes, without a copy: from [`IxDyn`](type@ndarray::IxDyn) to `Ix2`, for example.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, GpuArray2, ndarray::{Ix1, Ix2}, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, GpuArray2, ndarray::{Ix1, Ix2}};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?.into_dyn();
     /// let x = x.into_dimensionality::<Ix1>().unwrap_err().into_value();
     /// let x: GpuArray2<f32> = x.into_dimensionality()?;
@@ -157,6 +175,15 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     /// Moves the array to the stream of another `Gpu` on the same device.
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let other = gpu.fork()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?.into_gpu(&other)?;
+    /// assert_eq!(x.gpu(), &other); // operations on `x` are queued there from now on
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::WrongDevice`] if `gpu` is on another device. The error contains the array; [`GpuArray::copy_to`] copies it there.
@@ -171,18 +198,46 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 
     /// A view of all elements.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let view = x.view();
+    /// assert_eq!(view.sum()?.into_scalar()?, 6);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn view(&self) -> GpuView<'_, T, D> {
         GpuView::new(&self.gpu, &self.storage, self.layout.clone())
     }
 
     /// A mutable view of all elements.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let mut x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// x.view_mut().fill(7)?;
+    /// assert_eq!(x.to_vec()?, [7, 7, 7]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn view_mut(&mut self) -> GpuViewMut<'_, T, D> {
         GpuViewMut::new(&self.gpu, &self.storage, self.layout.clone())
     }
 
     /// A mutable view of all elements, used through the stream of another `Gpu`.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let other = gpu.fork()?;
+    /// let mut x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// x.on_mut(&other).fill(0)?; // waits for the upload, on the device
+    /// assert_eq!(x.to_vec()?, [0, 0, 0]); // waits for the fill
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn on_mut<'b>(&'b mut self, gpu: &'b Gpu) -> GpuViewMut<'b, T, D> {
         self.view_mut().on_mut(gpu)
@@ -196,6 +251,17 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     /// A mutable view of the elements that `slice` selects on an axis; see [`GpuView::slice_axis`].
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::{Axis, Slice, array};
+    ///
+    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 3))?;
+    /// x.slice_axis_mut(Axis(1), Slice::from(1..))?.fill(5)?;
+    /// assert_eq!(x.to_array()?, array![[0, 5, 5], [0, 5, 5]]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::Slice`] if the axis does not exist, the slice exceeds it, or the step is zero.
@@ -205,6 +271,17 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     /// A mutable view of the elements that `s![…]` selects; see [`GpuViewMut::slice_mut`].
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::{array, s};
+    ///
+    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 3))?;
+    /// x.slice_mut(s![1, ..2])?.fill(5)?;
+    /// assert_eq!(x.to_array()?, array![[0, 0, 0], [5, 5, 0]]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
@@ -213,6 +290,17 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 
     /// A mutable view of the elements at `index` of an axis, without that axis.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::{Axis, array};
+    ///
+    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 3))?;
+    /// x.index_axis_mut(Axis(0), 1)?.fill(5)?;
+    /// assert_eq!(x.to_array()?, array![[0, 0, 0], [5, 5, 5]]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -241,7 +329,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         Ok(Self::over(gpu, Storage::new(block, gpu)?, layout))
     }
 
-    /// The array as one of kind [`Device`], if it is one.
+    /// The array with the kind [`Device`], if that is its kind.
     #[allow(clippy::result_large_err, reason = "the error is the array itself")]
     pub(crate) fn into_device(self) -> Result<GpuArray<T, D>, Self> {
         match K::MEMORY {

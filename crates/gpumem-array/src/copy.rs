@@ -1,11 +1,11 @@
 //! Copies between host and device, and between arrays on a device.
 //!
 //! A [`Plan`] finds the fewest driver calls: one for contiguous elements, one for rows of at least 64 bytes at a pitch, and otherwise one
-//! kernel, which also moves rows within the memory of a device. Host memory is out of reach for that kernel, so a copy between the host and elements at
-//! other steps goes through contiguous memory on the device.
+//! kernel, which also moves rows within the memory of a device. The kernel cannot access host memory, so a copy between the host and other
+//! layouts goes through contiguous device memory.
 //!
 //! Large copies from and to host memory go through pinned buffers ([`pageable`]). Others are queued in [`Stream::run_borrowed`], which
-//! returns when the copy is complete. In both cases the device does not access the caller's memory after the return.
+//! returns when the copy is complete. In both cases the device does not access the caller's memory after the call returns.
 //!
 //! [`Stream::run_borrowed`]: gpumem_pool::Stream::run_borrowed
 
@@ -41,7 +41,17 @@ use strided::RowsLaunch;
 impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// Downloads the elements in row-major order. Waits for the work that the elements depend on.
     ///
-    /// Contiguous elements and rows of at least 64 bytes at a pitch take one copy. Others are first gathered on the device.
+    /// Contiguous elements and rows of at least 64 bytes at a pitch take one copy. Other layouts are gathered on the device first.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.view().t().to_vec()?, [1, 4, 2, 5, 3, 6]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -49,7 +59,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// - [`ArrayError::InvalidElement`] if the device wrote bytes that are not a valid `T`.
     /// - [`ArrayError::HostFull`] if the host is out of memory.
     /// - [`ArrayError::Pool`] if the stream captures, or if the allocation, a driver call or earlier work failed.
-    /// - If the elements are gathered, [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    /// - [`ArrayError::NoSuchKernel`] if the elements are gathered on the simulator without the feature `sim`.
     pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
         match self.layout().order() {
             Some(Order::Column) if !self.layout().is_dense(Order::Row) => {
@@ -60,6 +70,16 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     }
 
     /// Downloads the elements in their shape. Waits for the work that the elements depend on.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.view().t().to_array()?, array![[1, 4], [2, 5], [3, 6]]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -73,17 +93,15 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
             .map_err(|_| ArrayError::TooManyElements { shape: self.shape().to_vec() })
     }
 
-    /// Downloads the elements into a slice: in column-major order if they are contiguous in that order alone, otherwise in row-major
-    /// order. Waits for the work that the elements depend on. Memory that has been used before is written faster than the new memory of
-    /// [`GpuView::to_vec`], which the system has to provide.
+    /// Downloads the elements into a slice: in column-major order if they are contiguous only in that order, otherwise in row-major order.
+    /// Waits for the work that the elements depend on. Reusing host memory is faster than [`GpuView::to_vec`], whose new memory the system
+    /// must provide first.
     ///
-    /// For elements of which every bit pattern is a value, such as numbers. Others are checked: [`GpuView::to_vec`].
+    /// Requires `T: AnyBitPattern`, such as numbers. [`GpuView::to_vec`] downloads and checks other element types.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let mut host = [0.0_f32; 3];
     /// GpuArray::from_elem(&gpu, 3, 1.5_f32)?.copy_to_slice(&mut host)?;
     /// assert_eq!(host, [1.5; 3]);
@@ -116,10 +134,9 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// row-major order.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::{array, s}, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::{array, s}};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
     /// let odd = x.slice(s![.., ..;-2])?.to_owned()?;
     /// assert_eq!(odd.to_array()?, array![[3, 1], [6, 4]]);
@@ -140,8 +157,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// Copies the elements to another place: to memory of another kind, or to another device. The result is contiguous: in the order of
     /// the view if that is contiguous, otherwise in row-major order.
     ///
-    /// Where a link connects the devices, the copy is direct. Otherwise it goes through pinned memory in chunks, and the host waits for
-    /// none of them.
+    /// The copy is direct if a link connects the devices. Otherwise it goes through pinned memory in chunks, without waits on the host.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
@@ -176,19 +192,19 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 
     /// The elements, contiguous in the given order: the view itself, or a copy.
     pub(crate) fn dense(&self, order: Order) -> Result<GpuCow<'a, T, D>, ArrayError> {
-        match self.layout().is_dense(order) {
-            true => Ok(GpuCow::View(self.clone())),
-            false => Ok(GpuCow::Owned(self.to_order(order)?)),
+        if self.layout().is_dense(order) {
+            Ok(GpuCow::View(self.clone()))
+        } else {
+            Ok(GpuCow::Owned(self.to_order(order)?))
         }
     }
 
     /// The elements in row-major order: the view itself if they are contiguous in that order, otherwise a copy on the device.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::array};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
     /// assert!(x.t().reshape(6).is_err());
     /// assert_eq!(x.t().as_standard_layout()?.reshape(6)?.to_vec()?, [1, 4, 2, 5, 3, 6]);
@@ -222,11 +238,19 @@ impl<T: Element> GpuView<'_, T, Ix0> {
 }
 
 impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
-    /// Uploads a slice. Returns when the elements have been read; the copy may still run. Work that is queued later is ordered behind
-    /// it.
+    /// Uploads a slice. Returns when the elements have been read; the copy may still run. Work that is queued later runs after it.
     ///
-    /// A large slice goes through a ring of pinned buffers that several threads fill ([`Gpu::set_staging`]). If the pool of pinned
-    /// memory has no room for one buffer, the driver copies, which takes about four times as long.
+    /// Large slices are staged through pinned buffers filled in parallel ([`Gpu::set_staging`]). If the pool of pinned memory has no room
+    /// for a buffer, the driver copies, which takes about four times as long.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?; // in device memory
+    /// let y = GpuArray::from_slice(&gpu.pinned(), &[1.0_f32, 2.0])?; // in pinned host memory
+    /// assert_eq!((&x + &y).to_vec()?, [2.0, 4.0]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -239,8 +263,18 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Uploads an `ndarray` array or view. Returns when the elements have been read; see [`GpuArray::from_slice`].
     ///
-    /// An array that is contiguous in row-major or column-major order keeps its order. Other arrays are first gathered in row-major
-    /// order.
+    /// An array that is contiguous in row-major or column-major order keeps its order. Other arrays are copied to row-major order first.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.shape(), [2, 3]);
+    /// assert_eq!(x.to_array()?, array![[1, 2, 3], [4, 5, 6]]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -259,12 +293,22 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         if let Some(elements) = array.t().as_slice() {
             return UninitArray::with_order(place, dim, Order::Column)?.copy_from_slice(elements);
         }
-        // The device's memory first: a broadcast view can be larger than any memory.
+        // Device memory is allocated first: a broadcast view can be larger than any memory.
         let target = UninitArray::with_order(place, dim, Order::Row)?;
         target.copy_from_slice(&gathered(array, |element| element)?)
     }
 
     /// Copies the array on the device, in memory of the same kind.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let mut copy = x.try_clone()?;
+    /// copy.fill(0)?;
+    /// assert_eq!(x.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -276,6 +320,15 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     /// Overwrites the array with a slice; see [`GpuViewMut::copy_from_slice`].
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, 3)?;
+    /// x.copy_from_slice(&[1, 2, 3])?;
+    /// assert_eq!(x.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::Pool`] if the stream captures or a driver call fails.
@@ -284,6 +337,18 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 
     /// Overwrites the array with elements of the same shape; see [`GpuViewMut::assign`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let row = GpuArray::from_slice(&gpu, &[1, 2])?;
+    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 2))?;
+    /// x.assign(&row)?; // the row is repeated
+    /// assert_eq!(x.to_array()?, array![[1, 2], [1, 2]]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -299,6 +364,15 @@ readers! {
 
     /// Copies the elements to another place: to memory of another kind, or to another device; see [`GpuView::copy_to`].
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let host = x.copy_to(&gpu.pinned())?; // in memory that the host can access
+    /// assert_eq!(host[2], 3);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::WrongDevice`], [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`]; see [`GpuView::copy_to`].
@@ -307,6 +381,17 @@ readers! {
     }
 
     /// The elements in row-major order: a view, or a copy on the device; see [`GpuView::as_standard_layout`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// let flat = x.as_standard_layout()?; // a view: the rows are contiguous already
+    /// assert_eq!(flat.reshape(6)?.to_vec()?, [1, 2, 3, 4, 5, 6]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -317,6 +402,14 @@ readers! {
 
     /// Downloads the elements in row-major order; see [`GpuView::to_vec`].
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_elem(&gpu, (2, 2), 1.5_f32)?;
+    /// assert_eq!(x.to_vec()?, [1.5; 4]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
@@ -326,6 +419,16 @@ readers! {
 
     /// Downloads the elements in their shape; see [`GpuView::to_array`].
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_elem(&gpu, (2, 2), 1.5_f32)?;
+    /// assert_eq!(x.to_array()?, array![[1.5, 1.5], [1.5, 1.5]]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
@@ -334,6 +437,16 @@ readers! {
     }
 
     /// Downloads the elements into a slice; see [`GpuView::copy_to_slice`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let mut host = [0; 3];
+    /// x.copy_to_slice(&mut host)?;
+    /// assert_eq!(host, [1, 2, 3]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -348,6 +461,15 @@ readers! {
 
     /// Copies the elements on the device, to contiguous device memory; see [`GpuView::to_owned`].
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let pinned = GpuArray::from_slice(&gpu.pinned(), &[1, 2, 3])?;
+    /// let x = pinned.to_owned()?; // in device memory
+    /// assert_eq!(x.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::to_owned`].
@@ -358,6 +480,14 @@ readers! {
 
 impl<T: Element, K: Kind> GpuArray<T, Ix0, K> {
     /// Downloads the only element; see [`GpuView::into_scalar`]. To keep the array, call it on a [view](GpuArray::view).
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let sum = GpuArray::from_slice(&gpu, &[1, 2, 3])?.sum()?; // on the device
+    /// assert_eq!(sum.into_scalar()?, 6);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -378,8 +508,17 @@ impl<T: Element, D: Dimension, K: Kind> Clone for GpuArray<T, D, K> {
 }
 
 impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
-    /// Uploads a slice, whose elements are in the order of memory (row-major). Returns when the elements have been read; see
-    /// [`GpuArray::from_slice`].
+    /// Uploads a slice in row-major order. Returns when the elements have been read; see [`GpuArray::from_slice`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::<i32, _>::uninit(&gpu, (2, 2))?.copy_from_slice(&[1, 2, 3, 4])?;
+    /// assert_eq!(x.to_array()?, array![[1, 2], [3, 4]]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -392,6 +531,15 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     }
 
     /// Copies an array or view on the device.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2])?;
+    /// let rows = GpuArray::<i32, _>::uninit(&gpu, (2, 2))?.assign(&x)?;
+    /// assert_eq!(rows.to_vec()?, [1, 2, 1, 2]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -408,8 +556,20 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Overwrites the view with other elements, on the device. A smaller `source` is broadcast: missing axes are added at the front, and
     /// axes of length 1 are repeated.
     ///
-    /// Contiguous elements take one copy of the driver, and so do rows of at least 64 bytes at a pitch between two devices and from or to
-    /// memory that the host can access. Others take one kernel. `source` may be on another device; see [`GpuView::copy_to`].
+    /// Contiguous elements take one driver copy. So do rows of at least 64 bytes at a pitch if they are copied between devices, or from or
+    /// to host-accessible memory. Other layouts take one kernel. `source` may be on another device; see [`GpuView::copy_to`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::s;
+    ///
+    /// let row = GpuArray::from_slice(&gpu, &[1, 2])?;
+    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 2))?;
+    /// x.slice_mut(s![1, ..])?.assign(&row)?;
+    /// assert_eq!(x.to_vec()?, [0, 0, 1, 2]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -429,7 +589,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         }
     }
 
-    /// Overwrites the view with a slice: in column-major order if the view is contiguous in that order alone, otherwise in row-major order.
+    /// Overwrites the view with a slice: in column-major order if the view is contiguous only in that order, otherwise in row-major order.
     /// Returns when the elements have been read; see [`GpuArray::from_slice`].
     ///
     /// # Errors
@@ -444,11 +604,11 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
 }
 
 impl<T: Element, D: Dimension> GpuCow<'_, T, D> {
-    /// The copy, or a new one of a view.
+    /// Returns the copy, or copies the view.
     ///
     /// # Errors
     ///
-    /// None for a copy; for a view those of [`GpuView::to_owned`].
+    /// None for a copy; the errors of [`GpuView::to_owned`] for a view.
     pub fn into_owned(self) -> Result<GpuArray<T, D>, ArrayError> {
         match self {
             Self::View(view) => view.to_owned(),
@@ -483,7 +643,7 @@ fn copy_between<T: Element, D: Dimension, E: Dimension>(
     let (gpu, home) = (target.gpu(), target.home());
     match share(gpu) {
         Ok(()) => return copy_on(gpu, target, source),
-        // Another stream would run the copy at once. A copy between streams of two devices cannot be captured either.
+        // On another stream the copy would run immediately. A copy between streams of two devices cannot be captured either.
         Err(error @ ArrayError::NoPeerAccess { .. }) if gpu.stream().is_capturing()? => return Err(error),
         Err(ArrayError::NoPeerAccess { .. }) => gpu.check_thread(COPY)?,
         Err(error) => return Err(error),
@@ -495,8 +655,8 @@ fn copy_between<T: Element, D: Dimension, E: Dimension>(
     copy_staged(receiver, target, source)
 }
 
-/// Copies through the host. What is not contiguous is gathered before, or scattered after, on its device. Repeated elements are copied
-/// once.
+/// Copies through the host. Elements that are not contiguous are gathered before, or scattered after, on their device. Repeated elements
+/// are copied once.
 fn copy_staged<T: Element, D: Dimension, E: Dimension>(
     receiver: &Gpu,
     target: &mut GpuViewMut<'_, T, D>,
@@ -558,7 +718,7 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
     })
 }
 
-/// The one call of a copy on a device.
+/// The single call that performs a copy on a device.
 enum Work<'a> {
     Run { size_bytes: usize },
     Rows(Pitched),
@@ -566,7 +726,7 @@ enum Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// Rows at a pitch in memory of the device, which the kernel moves faster than the driver's copy.
+    /// Rows at a pitch in device memory, which the kernel moves faster than the driver's copy.
     fn local_rows(gpu: &'a Gpu, rows: Pitched, plan: Plan) -> Result<Self, ArrayError> {
         let Some(strided) = plan.into_strided() else { return Ok(Self::Rows(rows)) };
         match RowsLaunch::copy(gpu, strided) {
@@ -582,7 +742,7 @@ pub(crate) fn at(storage: &Storage, offset: isize) -> u64 {
     storage.address().wrapping_add_signed(offset as i64)
 }
 
-/// Copies host elements over a view: in column-major order if it is contiguous in that order alone, otherwise in row-major order.
+/// Copies host elements over a view: in column-major order if it is contiguous only in that order, otherwise in row-major order.
 pub(crate) fn upload<T: Element, D: Dimension>(
     target: &mut GpuViewMut<'_, T, D>,
     elements: &[T],
@@ -608,7 +768,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     }
     let order = target.layout().order().unwrap_or(Order::Row);
     let host = Layout::dense(target.raw_dim(), order, size_of::<T>())?;
-    // The host's side has no base: a kernel does not reach it.
+    // The host side has no base: kernels cannot access it.
     let plan = Plan::copy(target.layout(), &host, size_of::<T>(), [target.storage().address(), 0]);
     if let Form::Strided(_) = plan.form {
         let gathered = UninitArray::with_order(gpu, target.raw_dim(), order)?.copy_from_slice(elements)?;
@@ -650,7 +810,7 @@ pub(crate) fn upload_cast<T: Cast<U>, U: Element, D: Dimension>(
     lane.finish()
 }
 
-/// The results of a function of each element, in row-major order. A view can have more elements than memory: it can repeat them.
+/// The results of a function of each element, in row-major order. A view that repeats elements can have more of them than fit in memory.
 pub(crate) fn gathered<T: Copy, U, S: Data<Elem = T>, D: Dimension>(
     array: &ArrayBase<S, D>,
     function: impl Fn(T) -> U,
@@ -669,15 +829,12 @@ pub(crate) fn converted<T: Copy, U, S: Data<Elem = T>, D: Dimension>(
 ) -> Result<Array<U, D>, ArrayError> {
     let shape = || array.shape().to_vec();
     let is_column_major = !array.is_standard_layout() && array.t().is_standard_layout();
-    let elements = match is_column_major {
-        true => gathered(&array.t(), function)?,
-        false => gathered(array, function)?,
-    };
+    let elements = if is_column_major { gathered(&array.t(), function)? } else { gathered(array, function)? };
     Array::from_shape_vec(array.raw_dim().set_f(is_column_major), elements)
         .map_err(|_| ArrayError::TooManyElements { shape: shape() })
 }
 
-/// The elements in column-major order if they are contiguous in that order alone, otherwise in row-major order.
+/// The elements in column-major order if they are contiguous only in that order, otherwise in row-major order.
 fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<T>, ArrayError> {
     let len = source.len();
     let mut elements: Vec<T> = Vec::new();
@@ -750,7 +907,7 @@ unsafe fn download_to<T: Element, D: Dimension>(
     })
 }
 
-/// Orders a stream before its first use of a view. The streams that it waits for do not mark their later work because of that.
+/// Orders a stream for its only use of a view. The streams that it waits for do not mark their later work because of that.
 fn order_once<T: Element, D: Dimension>(source: &GpuView<'_, T, D>, gpu: &Gpu) -> Result<(), ArrayError> {
     let stream = source.gpu().stream();
     let has_waiters = stream.has_waiters();
@@ -770,7 +927,7 @@ enum Lane<'a> {
 }
 
 impl<'a> Lane<'a> {
-    /// Inlined, as are the methods: most copies are on the stream of the view, and then nothing of this is left.
+    /// Inlined, like the methods: most copies are on the stream of the view, where all of this is optimised away.
     #[inline(always)]
     fn of(
         gpu: &'a Gpu,
@@ -796,7 +953,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// A copier gets its stream back without work.
+    /// Waits, so that a copier's stream is returned idle.
     #[inline(always)]
     fn finish(&self) -> Result<(), ArrayError> {
         match self {
@@ -806,7 +963,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// The copies, as errors name them.
+/// The names of the copies in errors.
 const COPY: &str = "copy";
 const UPLOAD: &str = "an upload from borrowed memory";
 const DOWNLOAD: &str = "a download";

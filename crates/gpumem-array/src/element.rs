@@ -1,5 +1,4 @@
-//! [`Element`]: the types that arrays hold; [`Numeric`]: those that the kernels of this crate calculate with; [`Cast`]: those that they
-//! convert.
+//! [`Element`]: the types that arrays hold; [`Numeric`]: types with arithmetic; [`Cast`]: types that are converted.
 
 use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 
@@ -72,7 +71,7 @@ use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 /// # }
 /// ```
 ///
-/// Also over memory that is there already:
+/// Even over existing memory:
 ///
 /// ```compile_fail,E0080
 /// # use gpumem_array::{Gpu, GpuArray, UninitArray, ndarray::Ix1, pool::Block};
@@ -94,7 +93,7 @@ use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 /// # }
 /// ```
 ///
-/// It is aligned to 256 bytes at most:
+/// Its alignment is at most 256 bytes:
 ///
 /// ```compile_fail,E0080
 /// # use gpumem_array::{ArrayError, Gpu, GpuArray, ndarray::Ix1};
@@ -145,9 +144,9 @@ pub(crate) mod sealed {
     pub trait Sealed: Sized {
         const KIND: super::Kind;
         const ONE: Self;
-        /// The number of values that lie between `start` and `end`, `step` apart, `start` included.
+        /// The number of values from `start` to before `end`, `step` apart.
         fn steps(start: Self, end: Self, step: Self) -> usize;
-        /// `start` and `index` steps. The index is below [`Sealed::steps`].
+        /// `start` plus `index` steps. The index is below [`Sealed::steps`].
         fn nth(start: Self, step: Self, index: usize) -> Self;
     }
 }
@@ -182,7 +181,7 @@ macro_rules! floats {
                 const KIND: Kind = Kind::$kind;
                 const ONE: Self = 1.0;
                 fn steps(start: Self, end: Self, step: Self) -> usize {
-                    // The cast makes 0 of negative numbers and NaN, and the largest number of infinity.
+                    // The cast turns negative numbers and NaN into 0, and infinity into the largest number.
                     if step == 0.0 { 0 } else { ((end - start) / step).ceil() as usize }
                 }
                 fn nth(start: Self, step: Self, index: usize) -> Self {
@@ -218,8 +217,8 @@ macro_rules! integers {
 }
 integers!(I32: i32, I64: i64);
 
-/// Element types that are converted to `U`, on the host and on the device: floating-point types to each other, and complex types whose
-/// numbers are.
+/// Element types that can be converted to `U`, on the host and on the device: floating-point types to each other, and complex types of
+/// these.
 ///
 /// | from, to | feature |
 /// | --- | --- |
@@ -227,8 +226,8 @@ integers!(I32: i32, I64: i64);
 /// | `half::f16`, `half::bf16` | `half` |
 /// | `num_complex::Complex<T>` to `Complex<U>` | `complex` |
 ///
-/// A value becomes the nearest one of `U`, with ties to even. Numbers that are too large become infinite, and NaN stays NaN. The result is
-/// the same on the host and on every device.
+/// A value becomes the nearest `U`, with ties to even. Numbers that are too large become infinite, and NaN stays NaN. The result is the
+/// same on the host and on every device.
 ///
 /// ```
 /// use gpumem_array::Cast;
@@ -324,18 +323,13 @@ mod half_precision {
         Bf16 bf16 => F16 f16, |value| f16::from_f32(value.to_f32());
     }
 
-    /// Returns a number whose nearest half-precision number is that of `value`: it is rounded toward zero, and its last bit is 1 if that
-    /// changed it. Two roundings to the nearest number could end at another one.
+    /// Returns a number that has the same nearest half-precision number as `value`: it is rounded toward zero, and its last bit is set if
+    /// that changed it. Rounding to nearest twice could give a different result.
     fn narrowed(value: f64) -> f32 {
         let near = value as f32;
-        let toward_zero = match f64::from(near).abs() > value.abs() {
-            true => f32::from_bits(near.to_bits() - 1),
-            false => near,
-        };
-        match f64::from(toward_zero) == value {
-            true => toward_zero,
-            false => f32::from_bits(toward_zero.to_bits() | 1),
-        }
+        let toward_zero =
+            if f64::from(near).abs() > value.abs() { f32::from_bits(near.to_bits() - 1) } else { near };
+        if f64::from(toward_zero) == value { toward_zero } else { f32::from_bits(toward_zero.to_bits() | 1) }
     }
 
     #[cfg(test)]

@@ -23,10 +23,10 @@ pub enum ArrayError {
         left: Vec<usize>,
         /// The shape of the right operand, or the one requested.
         right: Vec<usize>,
-        /// The shapes that are accepted.
+        /// The accepted shapes.
         expected: &'static str,
     },
-    /// A shape has more elements than an address space.
+    /// A shape has more elements than fit in the address space.
     #[error("shape {shape:?} exceeds the address space; split the data")]
     TooManyElements {
         /// The shape.
@@ -73,17 +73,15 @@ pub enum ArrayError {
         /// Its strides, in elements.
         strides: Vec<isize>,
     },
-    /// Slices that must not have common elements have some.
-    #[error(
-        "slices {first} and {second} have elements in common, and mutable views must not; use slices that lie apart"
-    )]
+    /// Slices that must be disjoint overlap.
+    #[error("slices {first} and {second} overlap, which mutable views must not; use disjoint slices")]
     Overlap {
         /// The index of a slice.
         first: usize,
         /// The index of the other.
         second: usize,
     },
-    /// An array, stream or kernel is on another device than the operation, where that device is required, or belongs to another driver.
+    /// An array, stream or kernel is on a different device than the operation requires, or belongs to another driver.
     #[error(
         "wrong device: expected {}, found {}; copy the array to the other device (`copy_to`), or download and upload it if the drivers differ",
         Shown::sentence(.expected), Shown::sentence(.found)
@@ -119,24 +117,24 @@ pub enum ArrayError {
         /// The element type.
         kind: &'static str,
     },
-    /// An array of a pack was requested, and the pack has not been uploaded.
+    /// An array of a pack was requested before the upload of the pack.
     #[error("the packed array of shape {shape:?} has not been uploaded; call `Pack::upload` first")]
     NotUploaded {
         /// The shape of the array.
         shape: Vec<usize>,
     },
-    /// A transfer was polled or waited for after it had resolved. The first result has its host memory.
+    /// A transfer was polled or waited for after it had resolved. Its first result contains the host memory.
     #[error(
-        "this transfer has returned its result already, from an earlier poll; keep that result, or begin another transfer"
+        "this transfer has already returned its result, from an earlier poll; keep that result, or start another transfer"
     )]
     TransferOver,
-    /// The host has no memory for the elements of a download, or for the elements of a view that an upload gathers.
+    /// The host is out of memory for the elements of a download, or for elements that an upload gathers.
     #[error("out of host memory: a copy needs {size_bytes} bytes; copy the array in slices")]
     HostFull {
         /// The size of the elements.
         size_bytes: usize,
     },
-    /// A module has no kernel of this name, or the simulator has no Rust function for it.
+    /// A module has no kernel with this name, or the simulator has no Rust function for it.
     #[error(
         "no kernel {:?} in the module; check the name (the kernel must be extern \"C\"); on the simulator, register a Rust function of that name (for the kernels of gpumem-array, enable its feature `sim`)",
         Shown::name(.name)
@@ -199,7 +197,7 @@ pub enum ArrayError {
         /// The number of arguments.
         found: usize,
     },
-    /// An argument of a launch has another size than the kernel's parameter.
+    /// An argument of a launch differs in size from the kernel's parameter.
     #[error(
         "kernel {:?}: parameter {index} ({}) has {expected_bytes} bytes, and the argument has {found_bytes}; check the order of the arguments and their types, such as f32 or f64",
         Shown::name(.kernel), Shown::name(.parameter)
@@ -216,9 +214,9 @@ pub enum ArrayError {
         /// The size of the argument.
         found_bytes: usize,
     },
-    /// A tensor of DLPack does not fit.
+    /// A DLPack tensor cannot be imported as the requested array.
     #[error(
-        "the DLPack tensor does not fit: {field}: {}; import it as what it is, or have its producer copy it",
+        "the DLPack tensor does not fit: {field}: {}; import it with its own type and number of axes, or have its producer copy it",
         Shown::sentence(.problem)
     )]
     Dlpack {
@@ -227,7 +225,7 @@ pub enum ArrayError {
         /// The problem.
         problem: String,
     },
-    /// An object of cudarc cannot be used.
+    /// A cudarc object cannot be used.
     #[error("cudarc's {object} cannot be used: {}", Shown::sentence(.problem))]
     Cudarc {
         /// The object.
@@ -235,7 +233,7 @@ pub enum ArrayError {
         /// The problem, and what to do about it.
         problem: String,
     },
-    /// The memory of an array is not a slice of cudarc.
+    /// The memory of an array is not a cudarc slice.
     #[error(
         "the memory of the array is {memory}, not a slice of cudarc with these elements, and cudarc could not free it; lend the array (`lend_to_cudarc`)"
     )]
@@ -246,8 +244,7 @@ pub enum ArrayError {
     /// The context is lost, and a kernel of the program may be the cause.
     #[error("{error}; the last kernel launched is {:?}: check that it stays within its arrays", Shown::name(.kernel))]
     LostAfterKernel {
-        /// The name of the program's kernel that was launched last through the `Gpu` whose call failed, or else through one of its
-        /// forks.
+        /// The name of the program's last launched kernel: on the `Gpu` whose call failed, otherwise on one of its forks.
         kernel: String,
         /// The error.
         #[source]
@@ -291,9 +288,9 @@ pub enum ArrayError {
         /// The memory.
         memory: &'static str,
     },
-    /// A `Gpu` has a pool for this kind of memory already.
+    /// A `Gpu` already has a pool for this kind of memory.
     #[error(
-        "the Gpu has a pool for memory of kind {} already; set the pool before the first allocation of that kind (the pool of device memory is the one that the Gpu was created with)",
+        "the Gpu already has a pool for memory of kind {}; set the pool before the first allocation of that kind (the pool of device memory is the one that the Gpu was created with)",
         Shown::name(.kind)
     )]
     PoolInUse {
@@ -336,9 +333,16 @@ pub enum ArrayError {
 }
 
 impl ArrayError {
-    /// Returns whether memory ran out or its size was refused: device memory, a limit, a quota, a budget, or host memory of a download. A
-    /// smaller array may succeed, or this one after memory is freed. See
-    /// [`PoolError::is_out_of_memory`](gpumem_pool::PoolError::is_out_of_memory).
+    /// True if memory ran out or its size was refused: device memory, a limit, a quota, a budget, or host memory of a download. A smaller
+    /// array may succeed, or this one after memory is freed. See [`PoolError::is_out_of_memory`](gpumem_pool::PoolError::is_out_of_memory).
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let error = GpuArray::<u8, _>::zeros(&gpu, 1 << 50).unwrap_err();
+    /// assert!(error.is_out_of_memory());
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self {
@@ -368,7 +372,7 @@ impl From<DriverError> for ArrayError {
     }
 }
 
-/// The value, or a panic at the caller's line: for operators and `Clone`, which cannot return an error.
+/// Returns the value, or panics at the caller's line: for operators and `Clone`, which cannot return an error.
 #[track_caller]
 pub(crate) fn or_panic<T>(result: Result<T, ArrayError>) -> T {
     match result {

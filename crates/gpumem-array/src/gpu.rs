@@ -62,10 +62,10 @@ struct Inner {
     history: Arc<History>,
 }
 
-/// The observations of the work on a stream.
+/// Observations about the work on a stream.
 #[derive(Default)]
 struct History {
-    /// The number of the name of the user's kernel that was launched last; 0 is none.
+    /// The number of the name of the user's last launched kernel; 0 for none.
     last_kernel: AtomicU32,
     downloads: Downloads,
 }
@@ -125,7 +125,7 @@ struct Shared {
     staging: RwLock<Arc<Staging>>,
     driver_stages_uploads: OnceLock<bool>,
     transfers: TransferCounters,
-    /// The number of the name of a user's kernel that was launched lately on any of the streams; 0 is none.
+    /// The number of the name of a user's kernel that was recently launched on any stream; 0 for none.
     last_kernel: AtomicU32,
 }
 
@@ -144,7 +144,7 @@ struct ThreadStream {
 }
 
 impl Gpu {
-    /// Creates a `Gpu` on a pool, with a new stream and kernels of its own. [`Gpu::fork`] shares the kernels.
+    /// Creates a `Gpu` on a pool, with a new stream. It loads its own kernels; [`Gpu::fork`] shares them.
     ///
     /// # Errors
     ///
@@ -155,6 +155,16 @@ impl Gpu {
     }
 
     /// Creates a `Gpu` on a pool and an existing stream.
+    ///
+    /// ```
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{Gpu, pool::Stream};
+    ///
+    /// let stream = Stream::new(gpu.device())?;
+    /// let other = Gpu::with_stream(gpu.pool(), &stream)?;
+    /// assert_eq!(other.stream().id(), stream.id());
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -178,8 +188,8 @@ impl Gpu {
         Ok(Self(Arc::new(Inner { shared, stream, recording: None, history })))
     }
 
-    /// Opens device 0 with its default pool, if the program has set one ([`Pool::set_default`]); otherwise opens it on the driver that
-    /// `GPUMEM_DRIVER` names, with a pool of its own that the environment configures and that ends with its last user.
+    /// Opens device 0 with its default pool, if the program has set one ([`Pool::set_default`]). Otherwise opens the device on the driver
+    /// that `GPUMEM_DRIVER` names, with a new pool that the environment configures and that ends with its last user.
     ///
     /// `GPUMEM_DRIVER=sim` requires the feature `sim`. With `GPUMEM_KIND` set, memory of that kind backs arrays of kind
     /// [`Device`](kind::Device).
@@ -211,6 +221,16 @@ impl Gpu {
 
     /// Creates a `Gpu` with the pools and kernels of this one, and a new stream.
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let other = gpu.fork()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let y = x.on(&other).try_mul(2)?; // work on `gpu` and on `other` overlaps
+    /// assert_eq!((x.sum()?.into_scalar()?, y.sum()?.into_scalar()?), (6, 12));
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::Pool`] if the stream cannot be created.
@@ -218,8 +238,8 @@ impl Gpu {
         Ok(self.with(Stream::new(self.device())?))
     }
 
-    /// The `Gpu` of this thread: with the pools and kernels of this one, and a stream that belongs to the calling thread. Every call
-    /// on one thread returns the same stream. A thread that starts later may get the stream of a thread that has ended.
+    /// The `Gpu` of this thread: it shares the pools and kernels, and its stream belongs to the calling thread. Every call on one thread
+    /// returns the same stream. A thread that starts later may get the stream of a thread that has ended.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
@@ -274,7 +294,7 @@ impl Gpu {
             Some(stream) => stream,
             None => ThreadStream { stream: Stream::new(self.device())?, history: Arc::default() },
         };
-        // While the thread ends, its stream cannot be given back any more; it stays until the last fork is dropped.
+        // A thread that is ending cannot return its stream, which stays until the last fork is dropped.
         let _ = ENDS.try_with(|ends| {
             let mut ends = ends.0.borrow_mut();
             ends.retain(|gpu| gpu.strong_count() > 0);
@@ -284,9 +304,8 @@ impl Gpu {
         Ok(stream)
     }
 
-    /// Unified memory of this `Gpu`, for arrays that host and devices access at one address. Before a kernel,
-    /// pages that the host may have moved are prefetched to the device. The pool of this memory is created at the first allocation, without
-    /// limits; [`Gpu::set_pool`] chooses another.
+    /// Unified memory of this `Gpu`, for arrays that host and devices access at one address. Pages that the host may have moved are
+    /// prefetched to the device before a kernel. The first allocation creates the pool, without limits; [`Gpu::set_pool`] chooses another.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
@@ -304,14 +323,36 @@ impl Gpu {
         self.memory()
     }
 
-    /// Pinned host memory of this `Gpu`. Its pool is created at the first allocation, without limits; [`Gpu::set_pool`] chooses
-    /// another.
+    /// Pinned host memory of this `Gpu`. The first allocation creates the pool, without limits; [`Gpu::set_pool`] chooses another.
+    ///
+    /// ```
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::PinnedArray;
+    ///
+    /// let mut x = PinnedArray::<f32, _>::zeros(&gpu.pinned(), 3)?;
+    /// x[1] = 5.0; // on the host
+    /// assert_eq!((&x * 2.0).to_vec()?, [0.0, 10.0, 0.0]); // on the device
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn pinned(&self) -> Memory<'_, Pinned> {
         self.memory()
     }
 
     /// Memory of the kind `K`; see [`Gpu::unified`] and [`Gpu::pinned`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{Gpu, ArrayError, UnifiedArray, kind::Kind, ndarray::Ix1};
+    ///
+    /// fn ones<K: Kind>(gpu: &Gpu) -> Result<GpuArray<f32, Ix1, K>, ArrayError> {
+    ///     GpuArray::ones(&gpu.memory::<K>(), 3)
+    /// }
+    /// let x: UnifiedArray<f32, Ix1> = ones(&gpu)?;
+    /// assert_eq!(x[0], 1.0);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn memory<K: Kind>(&self) -> Memory<'_, K> {
         Memory { gpu: self, kind: PhantomData }
@@ -352,12 +393,12 @@ impl Gpu {
             let mut staging = self.0.shared.staging.write().unwrap_or_else(PoisonError::into_inner);
             core::mem::replace(&mut *staging, Staging::new(options))
         };
-        // Without the lock: the end of the former waits for its threads.
+        // Outside the lock: dropping the former staging waits for its threads.
         drop(former);
     }
 
-    /// Returns whether the driver has read pageable memory when the call that queues its upload returns. It documents this for all devices; one
-    /// that accesses pageable memory itself might read it later.
+    /// True if the driver has read pageable memory when the call that queues its upload returns. The driver documents this for all devices,
+    /// but a device that accesses pageable memory directly might read it later.
     pub(crate) fn driver_stages_uploads(&self) -> bool {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS;
         let shared = &self.0.shared;
@@ -397,6 +438,14 @@ impl Gpu {
     }
 
     /// The pool that arrays of kind [`Device`](kind::Device) are allocated from.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::<f32, _>::zeros(&gpu, 1 << 20)?;
+    /// assert_eq!(gpu.pool().status()?.in_use_bytes, 4 << 20);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.0.shared.pool
@@ -416,6 +465,15 @@ impl Gpu {
 
     /// Waits on the host until everything queued on this stream so far is done.
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let mut x = GpuArray::<f32, _>::zeros(&gpu, 1000)?;
+    /// x.fill(1.0)?; // queued
+    /// gpu.synchronize()?; // done
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// - [`ArrayError::Pool`] or [`ArrayError::LostAfterKernel`] if the wait or earlier work failed.
@@ -428,8 +486,8 @@ impl Gpu {
 
     /// Loads kernels that were declared with [`kernels!`](crate::kernels): their text on a GPU, their twins on the simulator.
     ///
-    /// On a GPU, CUDA text requires the feature `nvrtc` and the vendor's library of that name. It is compiled once in a process for
-    /// each architecture and set of options, in a tenth of a second and more. Each call loads a module of its own, so keep the result.
+    /// On a GPU, CUDA text requires the feature `nvrtc` and the vendor's library of that name. It is compiled once per process,
+    /// architecture and set of options, which takes a tenth of a second or more. Each call loads a new module, so keep the result.
     ///
     /// # Errors
     ///
@@ -441,7 +499,7 @@ impl Gpu {
         Module::compile(self.device(), source)
     }
 
-    /// Loads kernels from PTX. [`Gpu::compile`] has the twins too.
+    /// Loads kernels from PTX, without twins; [`Gpu::compile`] loads both.
     ///
     /// The driver compiles the whole text during this call, which can take a tenth of a second. On the simulator each kernel
     /// requires a Rust twin, registered with `gpumem_sim::Sim::register`. [`Module::function`] refuses a kernel that has parameters and no
@@ -454,8 +512,8 @@ impl Gpu {
         Module::load(self.device(), ptx)
     }
 
-    /// Loads the kernels that calculate with one element type, and those that copy and fill views of any type. Otherwise each kernel is
-    /// loaded at its first use, as those of random numbers, conversions, gathered rows and packed uploads always are.
+    /// Loads the kernels that calculate with one element type, and the kernels that copy and fill views of any type. Without this call,
+    /// each kernel is loaded at its first use. Kernels for random numbers, conversions, gathered rows and packed uploads always are.
     ///
     /// The vendor's driver compiles them for its device the first time on a machine, in about a quarter of a second, and
     /// caches the result for later runs.
@@ -478,15 +536,16 @@ impl Gpu {
         if let Some(pool) = slot.get() {
             return Ok(pool);
         }
-        let pool = match self.pool().kind() == kind {
-            true => self.pool().clone(),
-            false => Pool::builder(self.device()).kind(kind).build()?,
+        let pool = if self.pool().kind() == kind {
+            self.pool().clone()
+        } else {
+            Pool::builder(self.device()).kind(kind).build()?
         };
-        // If another thread was faster, its pool is used, and this one, without blocks, is dropped.
+        // If another thread was faster, its pool is used, and this empty one is dropped.
         Ok(slot.get_or_init(|| pool))
     }
 
-    /// The recording of the capture on this stream, if there is or was one.
+    /// The recording of the present or past capture on this stream.
     #[inline]
     pub(crate) fn recording(&self) -> Option<&Recording> {
         self.0.recording.as_ref()
@@ -498,8 +557,8 @@ impl Gpu {
         self.0.recording.as_ref().map_or(0, Recording::id)
     }
 
-    /// Returns whether the stream was created by this library, and nothing captures: neither a thread, nor a stream of the machine.
-    /// Then the checks of the stream and of the thread succeed.
+    /// True if this library created the stream and nothing captures, no thread and no stream of the machine. Then the checks of the stream
+    /// and of the thread succeed.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         let stream = self.stream();
@@ -522,10 +581,7 @@ impl Gpu {
     #[inline]
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), ArrayError> {
         self.check_thread(operation)?;
-        match self.stream().is_capturing()? {
-            true => Err(PoolError::NotInCapture { operation }.into()),
-            false => Ok(()),
-        }
+        if self.stream().is_capturing()? { Err(PoolError::NotInCapture { operation }.into()) } else { Ok(()) }
     }
 
     /// Notes that a kernel of the program is launched.
@@ -538,7 +594,7 @@ impl Gpu {
         }
     }
 
-    /// Adds the name of the last kernel to an error that it may have caused: of this stream, or else of any stream.
+    /// Adds the name of the last kernel to an error that it may have caused: on this stream, otherwise on any stream.
     #[cold]
     pub(crate) fn with_kernel_name(&self, error: ArrayError) -> ArrayError {
         let numbers = [&self.0.history.last_kernel, &self.0.shared.last_kernel];
@@ -552,7 +608,7 @@ impl Gpu {
         }
     }
 
-    /// Returns whether the other is a clone of this `Gpu`: it has the same pools and the same stream.
+    /// True if the other is a clone of this `Gpu`: it has the same pools and the same stream.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -581,7 +637,7 @@ impl Shared {
 
 thread_local!(static ENDS: ThreadEnd = const { ThreadEnd(RefCell::new(Vec::new())) });
 
-/// Gives the streams of a thread back when the thread ends. It keeps nothing alive.
+/// Returns the streams of a thread when the thread ends. It keeps nothing alive.
 struct ThreadEnd(RefCell<Vec<Weak<Shared>>>);
 
 impl Drop for ThreadEnd {
@@ -626,6 +682,14 @@ impl fmt::Debug for Gpu {
             .field("stream", self.stream())
             .finish_non_exhaustive()
     }
+}
+
+/// A `Gpu` on a new simulator, for the examples in this crate's documentation.
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub fn example_gpu() -> Result<Gpu, ArrayError> {
+    let driver = gpumem_sim::driver(gpumem_sim::SimConfig::new())?;
+    Gpu::new(&Pool::new(&Device::new(&driver, 0)?)?)
 }
 
 /// The driver that `GPUMEM_DRIVER` names.

@@ -1,16 +1,16 @@
 //! [`GpuGraph`]: operations on arrays that are captured once and launched many times.
 //!
-//! [`Gpu::capture`] calls a closure with a `Gpu` of its own, whose stream nothing else uses. Operations on it become nodes of a graph
-//! instead of running. The graph has two kinds of arrays:
+//! [`Gpu::capture`] calls a closure with a new `Gpu`, whose stream nothing else uses. Operations on it become nodes of a graph instead of
+//! running. The graph has two kinds of arrays:
 //!
-//! - *Arguments*: arrays that were made outside and used in the closure. The capture records each of them with its bytes and whether it
-//!   was written ([`Recording`](crate::gpu::recording::Recording)). A launch takes them again, as Rust borrows, and is ordered with their
-//!   other uses like any operation.
+//! - *Arguments*: arrays that were made outside and used in the closure. The capture records each of them with its bytes and whether it was
+//!   written ([`Recording`](crate::gpu::recording::Recording)). A launch takes them again, as Rust borrows, and is ordered with their other
+//!   uses.
 //! - *Results*: arrays that were made in the closure and returned from it. The graph owns them. Their values exist after a launch
 //!   ([`Launched::get`]), and until the next one, which borrows the graph exclusively.
 //!
-//! Other arrays made in the closure are temporaries. Their memory is part of the graph's, and launches never overlap: the driver runs the
-//! launches of one executable one after the other, on any stream.
+//! Other arrays made in the closure are temporaries. Their memory belongs to the graph, and launches never overlap: the driver runs the
+//! launches of one executable one after another, on any stream.
 
 mod launch;
 mod outputs;
@@ -34,7 +34,7 @@ use gpumem_pool::{Capture, CaptureMode, Graph, GraphExec, Stream};
 use ndarray::Ix0;
 use outputs::Keeper;
 
-/// The `Gpu` of a capture, which only the closure of [`Gpu::capture`] has. Operations on its stream are captured instead of run.
+/// The `Gpu` of a capture, passed to the closure of [`Gpu::capture`]. Operations on its stream are captured instead of run.
 ///
 /// It dereferences to a [`Gpu`]. After the capture, operations on it return [`GraphError::CaptureEnded`](crate::GraphError::CaptureEnded).
 #[derive(Debug)]
@@ -101,7 +101,7 @@ impl<T: Element> Deref for GraphScalar<T> {
 /// Launches never overlap, on any stream: each runs after the one before.
 #[must_use = "nothing has run: launch the graph"]
 pub struct GpuGraph {
-    // Dropped first: the rest is what it uses.
+    // Dropped first: it uses the other fields.
     exec: GraphExec,
     /// The arrays of each launch.
     uses: Vec<RecordedUse>,
@@ -114,14 +114,14 @@ pub struct GpuGraph {
     gpu: Gpu,
 }
 
-/// A capture that ends when this is dropped, also by a panic.
+/// A capture that ends when this is dropped, even by a panic.
 struct Open {
     gpu: Gpu,
     capture: Option<Capture>,
 }
 
 impl Gpu {
-    /// Captures the operations that `work` queues on the `Gpu` that it is given, and makes a graph of them. Nothing runs.
+    /// Captures the operations that `work` queues on its `Gpu` as a graph. Nothing runs.
     ///
     /// The arrays that `work` returns (alone, or in tuples, arrays, `Vec` and `Option`) become the results of the graph. The call
     /// returns a token for each; [`Launched::get`] takes it.
@@ -136,10 +136,8 @@ impl Gpu {
     /// A capture that ends with an error or a panic is dropped with its memory.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let gradient = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
     /// let mut weights = GpuArray::from_slice(&gpu, &[10.0_f32, 10.0])?;
     ///
@@ -178,7 +176,7 @@ impl Gpu {
         let (recording, _on_thread) = Recording::begin()?;
         let id = recording.id();
         let gpu = self.for_capture(recording)?;
-        // Relaxed: the stream is private, so no other call can interfere with the capture, and it interferes with none.
+        // Relaxed: the stream is private, so the capture and other calls cannot interfere.
         let mut open = Open { capture: Some(gpu.stream().begin_capture(CaptureMode::Relaxed)?), gpu };
         let made = work(&CaptureGpu { gpu: open.gpu.clone(), outside: self.clone() })?;
         let mut keeper = Keeper::new(id);
@@ -200,20 +198,17 @@ struct Captured {
 }
 
 impl GpuGraph {
-    /// Captures again, for example with other arrays or numbers, and replaces the operations of this graph. That is cheaper than another
-    /// graph as long as the operations and their order are the same. If they differ, the call costs as much as another capture.
+    /// Captures again, for example with other arrays or numbers, and replaces the operations of this graph. That is cheaper than a new
+    /// graph if the operations and their order are the same. If they differ, the call costs as much as a new capture.
     ///
-    /// This is how arrays of one shape are swapped between launches: a launch takes the arrays of the last capture, and no others, so
-    /// a graph that is to use others is updated with them first. Two arrays that are swapped at every launch are cheaper with two
-    /// graphs, one for each direction.
+    /// Use it to swap arrays of one shape between launches: a launch takes only the arrays of the last capture, so update the graph with
+    /// the new arrays first. If two arrays are swapped at every launch, two graphs are cheaper, one for each direction.
     ///
-    /// The call returns new tokens; those before belong to the operations before. On an error the graph keeps its operations.
+    /// The call returns new tokens; the old ones become invalid. On an error the graph keeps its operations.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let (x, y) = (GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?, GpuArray::from_slice(&gpu, &[5.0_f32, 6.0])?);
     /// let (mut graph, double) = gpu.capture(|c| x.on(c).try_mul(2.0))?;
     /// assert_eq!(graph.launch(&gpu).read(&x).run()?.get(&double)?.to_vec()?, [2.0, 4.0]);
@@ -237,7 +232,7 @@ impl GpuGraph {
         if !self.exec.update(&captured.graph)? {
             self.exec = captured.graph.instantiate()?;
         }
-        // Launches that run keep the memory before; kernels are unloaded behind them.
+        // Running launches keep the old memory; kernels are unloaded after them.
         (self.uses, self.results, self.id) = (captured.uses, captured.results, captured.id);
         self.functions = captured.functions;
         Ok(tokens)
@@ -245,14 +240,12 @@ impl GpuGraph {
 }
 
 impl CaptureGpu {
-    /// A number of the graph, which dereferences to an array of one element. Use it as an operand, and return it from the closure:
-    /// [`GraphLaunch::set`] changes it, for that launch and later ones, with its token.
+    /// A number of the graph, which dereferences to an array of one element. Use it as an operand, and return it from the closure.
+    /// [`GraphLaunch::set`] takes its token and changes it for that launch and later ones.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let mut x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
     /// let (mut graph, factor) = gpu.capture(|c| {
     ///     let factor = c.scalar(2.0_f32)?;
@@ -277,7 +270,7 @@ impl CaptureGpu {
         let block = self.outside.pool().alloc(size_of::<T>() as u64, self.outside.stream())?;
         let storage = Storage::new(block, &self.outside)?;
         write(&self.outside, &storage, bytemuck::bytes_of(&value))?;
-        // Each launch comes after the first value, also if the number is not returned.
+        // Each launch comes after the first value, even if the number is not returned.
         let (stream, outside) = (self.gpu.stream(), self.outside.stream());
         if !stream.wait_for_point(outside.point())? {
             stream.wait_for(outside)?;

@@ -49,7 +49,7 @@ pub struct Function {
     module: Module,
     raw: Handle<CUfunc_st>,
     name: KernelName,
-    /// `None` if the PTX has syntax there that this crate does not parse.
+    /// `None` if this crate cannot parse the PTX there.
     signature: Option<Signature>,
     /// The sizes of the parameters; `None` if no launch can have them.
     sizes_bytes: Option<Arc<[u16]>>,
@@ -87,7 +87,7 @@ impl Module {
         };
         source.check(&signatures)?;
         source.rename(&mut signatures);
-        // The simulator loads the same text with and without a compiler, whose PTX may be too new for it.
+        // The simulator loads the same text with and without a compiler, because the compiler's PTX may be too new for it.
         let stub = (is_sim && source.language() == Language::Cuda)
             .then(|| self::image(&source.stub()))
             .transpose()?;
@@ -100,7 +100,7 @@ impl Module {
         Ok(Self(Arc::new(loaded)))
     }
 
-    /// Returns the kernel of this name.
+    /// Returns the kernel with this name.
     ///
     /// # Errors
     ///
@@ -137,7 +137,7 @@ impl Module {
 }
 
 impl Module {
-    /// Returns whether the text has the kernel, but the simulator has no Rust function of its name.
+    /// True if the text has the kernel, but the simulator has no Rust function with its name.
     fn lacks_twin(&self, name: &str) -> bool {
         let Loaded { device, signatures, text, .. } = &*self.0;
         device.driver().kind() == DriverKind::Sim
@@ -161,10 +161,10 @@ impl Function {
         self.signature.as_deref()
     }
 
-    /// Returns whether the sizes of the parameters are known, and are these. False leaves it open.
+    /// True if the sizes of the parameters are known and equal to these. False decides nothing.
     #[inline]
     pub(crate) fn has_sizes(&self, sizes_bytes: &[u16]) -> bool {
-        // One by one: a wider load waits until the stores of the arguments, which were just before, are complete.
+        // Compared one by one: a wider load would wait for the preceding stores of the arguments.
         let are = |known: &[u16]| {
             known.len() == sizes_bytes.len() && known.iter().zip(sizes_bytes).all(|(a, b)| a == b)
         };
@@ -201,8 +201,7 @@ impl Loaded {
         })
     }
 
-    /// Makes the declared twins those that the simulator finds by name, until the guard is dropped: another declaration may have kernels
-    /// of the same names.
+    /// Registers the declared twins with the simulator until the guard is dropped, because other declarations may use the same names.
     #[cfg(feature = "sim")]
     fn register_twins(&self) -> Option<MutexGuard<'static, ()>> {
         static LOOK_UP: Mutex<()> = Mutex::new(());
@@ -222,7 +221,7 @@ fn sizes_bytes(parameters: &[Parameter]) -> Option<Arc<[u16]>> {
     sizes_bytes.filter(|sizes_bytes| sizes_bytes.len() <= ARGUMENTS_MAX)
 }
 
-/// A text as the driver takes it.
+/// A text in the form that the driver takes.
 fn image(ptx: &str) -> Result<Vec<u8>, ArrayError> {
     let ptx = CString::new(ptx).map_err(|_| ArrayError::ZeroByte { what: "the PTX" })?;
     Ok(ptx.into_bytes_with_nul())
@@ -251,12 +250,12 @@ impl Drop for Loaded {
         if fork::is_child() {
             return;
         }
-        // The end of a context unloads its modules.
+        // Destroying a context unloads its modules.
         let device = &self.device;
         let waited = device.bind().and_then(|_bound| device.synchronize_for_drop());
         match waited.and_then(|()| unload(device, self.raw.0)) {
             Ok(()) | Err(PoolError::DeviceLost(_)) => {}
-            // During a capture the device cannot be waited for, and in a host function the driver allows no calls.
+            // Waiting for the device is impossible during a capture, and a host function may not call the driver.
             Err(_) => {
                 let raw = Handle(self.raw.0);
                 device.release_later(move |device| {
@@ -271,7 +270,8 @@ impl Drop for Loaded {
 /// Unloads a module that no thread can launch kernels of, and whose launches are complete.
 fn unload(device: &Device, raw: *mut CUmod_st) -> Result<(), PoolError> {
     let _bound = device.bind()?;
-    // A capture may have begun since the wait. It has none of the module's kernels, and with relaxed mode the unload does not break it.
+    // A capture may have begun since the wait. It contains none of the module's kernels, and relaxed mode keeps the unload from breaking
+    // it.
     let _relaxed = device.relax()?;
     let raw = Handle(raw);
     device.driver().destroy(move |driver| {
@@ -294,7 +294,7 @@ impl fmt::Debug for Function {
     }
 }
 
-/// A name with a number, so that a launch stores which kernel it was in one store. The number of a name never changes.
+/// A name with a number, so that a launch records its kernel with one store. The number of a name never changes.
 #[derive(Clone)]
 pub(crate) struct KernelName {
     text: Arc<str>,

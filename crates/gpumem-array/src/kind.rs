@@ -7,12 +7,12 @@ use gpumem_pool::MemoryKind;
 
 /// Device memory: only work on streams can access it. The default kind of [`GpuArray`](crate::GpuArray).
 ///
-/// The pool of the [`Gpu`](crate::Gpu) backs it. That pool may be of another kind (`GPUMEM_KIND`), which affects where elements lie,
+/// The pool of the [`Gpu`](crate::Gpu) backs it. That pool may have another kind (`GPUMEM_KIND`), which affects where elements are stored,
 /// but not the type: the host has no access.
 #[derive(Clone, Copy, Debug)]
 pub enum Device {}
 
-/// Unified memory: one address for the host and all devices. Pages move to the processor that accesses them.
+/// Unified memory: one address for the host and all devices. Pages migrate to the processor that accesses them.
 #[derive(Clone, Copy, Debug)]
 pub enum Unified {}
 
@@ -40,7 +40,7 @@ impl HostAccess for Unified {}
 impl HostAccess for Pinned {}
 
 pub(crate) mod sealed {
-    /// The kind as the pool names it.
+    /// The pool's name for the kind.
     pub trait Sealed {
         #[doc(hidden)]
         const MEMORY: super::MemoryKind;

@@ -31,6 +31,12 @@ impl LaunchShape {
     /// At least one thread for each of `len` elements, in blocks of 256. For `len` 0 the grid is empty and nothing is launched.
     ///
     /// The grid has at most 2³¹ − 1 blocks, so a kernel for longer arrays must stride by the grid.
+    ///
+    /// ```
+    /// # use gpumem_array::LaunchShape;
+    /// let shape = LaunchShape::for_len(1000);
+    /// assert_eq!((shape.grid, shape.block), ([4, 1, 1], [256, 1, 1]));
+    /// ```
     #[inline]
     #[must_use]
     pub fn for_len(len: usize) -> Self {
@@ -103,7 +109,7 @@ pub struct Launch<'a> {
     arguments: Arguments<'a>,
 }
 
-// The methods are inlined into their caller: there the counts of the arguments are constants, and an argument is a few stores.
+// The methods are inlined into their caller, where the counts of the arguments are constants and adding an argument takes a few stores.
 impl Function {
     /// Starts to build a launch of this kernel. Add its arguments in the order of its parameters.
     #[inline(always)]
@@ -147,8 +153,8 @@ impl<'a> Launch<'a> {
         Self { function: self.function, arguments }
     }
 
-    /// Queues the kernel on the stream of `gpu` and returns at once. The stream first waits, on the device, for conflicting uses of
-    /// the arrays on other streams. A grid with a zero dimension queues nothing.
+    /// Queues the kernel on the stream of `gpu` and returns immediately. The stream first waits, on the device, for conflicting uses of the
+    /// arrays on other streams. A grid with a zero dimension queues nothing.
     ///
     /// # Errors
     ///
@@ -164,7 +170,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Safety
     ///
-    /// - The arguments are those of the kernel, in number, order and type.
+    /// - The arguments match the kernel's parameters in number, order and type.
     /// - The kernel accesses only the memory of its arguments, within their bounds, and writes only what was passed by
     ///   [`Launch::write`] or [`Launch::write_uninit`].
     /// - The values that it writes are valid values of the array's element type.
@@ -214,16 +220,16 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// A launch, as errors name it.
+/// The name of a launch in errors.
 const LAUNCH: &str = "kernel launch";
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Calls a kernel on all elements and returns the results, in device memory. Its parameters are the address of the results, the
-    /// address of the elements, and their number as 64 bits. It runs with a thread for each element at least.
+    /// Calls a kernel on all elements and returns the results, in device memory. Its parameters are the address of the results, the address
+    /// of the elements, and their number as 64 bits. It runs with at least one thread per element.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, kernels, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, kernels};
     ///
     /// kernels! {
     ///     static SIGN = cuda r#"
@@ -238,7 +244,6 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///     }
     /// }
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let is_positive = gpu.compile(&SIGN)?.function("is_positive")?;
     /// let x = GpuArray::from_slice(&gpu, &[1.5_f32, -2.5])?;
     /// // SAFETY: the kernel has the parameters of a map, and writes a valid `bool` for each of `n` elements.
@@ -267,7 +272,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 }
 
-/// The shape and the arguments of a launch, in memory that the next launch of the thread uses again.
+/// The shape and the arguments of a launch, in memory that the thread's next launch reuses.
 struct Arguments<'a> {
     /// `None` once it has been dropped.
     buffer: Option<Box<Buffer>>,
@@ -276,7 +281,7 @@ struct Arguments<'a> {
     storages: PhantomData<&'a Storage>,
 }
 
-/// [`Arguments`] whose drop frees the memory. While one is added, nothing refers to the counts, so they stay in registers.
+/// [`Arguments`] whose drop frees the memory. While an argument is added, nothing refers to the counts, so they stay in registers.
 struct Parts<'a> {
     buffer: Option<Box<Buffer>>,
     counts: Counts,
@@ -336,9 +341,10 @@ impl<'a> Arguments<'a> {
             return Ok(());
         };
         let fits = |(size, parameter): (&u16, &Parameter)| usize::from(*size) == parameter.size_bytes;
-        match sizes.len() == parameters.len() && sizes.iter().zip(parameters).all(fits) {
-            true => Ok(()),
-            false => Err(mismatch(function.name(), parameters, sizes)),
+        if sizes.len() == parameters.len() && sizes.iter().zip(parameters).all(fits) {
+            Ok(())
+        } else {
+            Err(mismatch(function.name(), parameters, sizes))
         }
     }
 }
@@ -355,7 +361,7 @@ impl<'a> Parts<'a> {
                 slot.write(unsafe { core::mem::transmute::<Use<'a>, Use<'static>>(one) });
                 counts.arrays += 1;
             }
-            // An array too many is an argument too many, which is refused.
+            // Too many arrays are too many arguments, which are refused.
             counts = buffer.with_word(counts, address, 8);
         }
         Arguments { buffer, counts, storages }
@@ -377,7 +383,7 @@ impl<'a> Parts<'a> {
 impl Drop for Arguments<'_> {
     #[inline]
     fn drop(&mut self) {
-        // At the end of a thread there is no place, and the memory is freed.
+        // A thread that is ending cannot store the memory, which is freed.
         let buffer = self.buffer.take();
         let _spare = SPARE.try_with(|spare| spare.replace(buffer));
     }
@@ -427,7 +433,7 @@ impl Buffer {
     ///
     /// # Safety
     ///
-    /// `count` is that of the [`Arguments`] with this buffer, which have borrowed the arrays for longer than this borrow.
+    /// `count` comes from the [`Arguments`] with this buffer, which have borrowed the arrays for longer than this borrow.
     #[inline]
     unsafe fn uses(&self, count: usize) -> &[Use<'_>] {
         // SAFETY: `with_array` has written as many since the count was zero, and the caller's promise is that they are alive.
@@ -441,9 +447,9 @@ impl Buffer {
         count: usize,
         parameters: &'p mut [MaybeUninit<*mut c_void>; ARGUMENTS_MAX],
     ) -> &'p mut [*mut c_void] {
-        // An argument may take several words, so its pointer is one to all of them.
+        // An argument may take several words, so its pointer covers all of them.
         let (count, words) = (count.min(ARGUMENTS_MAX), self.words.as_ptr().cast_mut());
-        // In groups, which are vectors. Those behind the last argument are not used.
+        // In groups that fit vector registers. Entries after the last argument are unused.
         let groups = parameters.chunks_exact_mut(GROUP).zip(self.starts.chunks_exact(GROUP));
         for (parameters, starts) in groups.take(count.div_ceil(GROUP)) {
             for (parameter, start) in parameters.iter_mut().zip(starts) {

@@ -48,7 +48,7 @@ impl Bytes {
 impl Gaps {
     /// Each byte belongs to the view.
     pub(crate) const NONE: Self = Self(0);
-    /// Unknown, and not equal to those of another view.
+    /// Unknown, and not equal to the gaps of any other view.
     const IRREGULAR: Self = Self(u64::MAX);
 
     /// Marks two distances: `outer` in the lower half, `inner` above it.
@@ -62,13 +62,14 @@ impl Gaps {
     /// Groups of runs: the groups at one distance, and the runs of a group at another. With the first and the last byte, they determine
     /// the number of runs of a group and their length, since no group overlaps the next.
     pub(crate) fn nested(inner_bytes: u64, outer_bytes: u64) -> Self {
-        match inner_bytes < (1 << 31) - 1 && outer_bytes < 1 << 32 {
-            true => Self(Self::NESTED | inner_bytes << 32 | outer_bytes),
-            false => Self::IRREGULAR,
+        if inner_bytes < (1 << 31) - 1 && outer_bytes < 1 << 32 {
+            Self(Self::NESTED | inner_bytes << 32 | outer_bytes)
+        } else {
+            Self::IRREGULAR
         }
     }
 
-    /// The distance of the runs, and that of their groups if there are any. `None` without gaps, and if they are irregular.
+    /// The distances of the runs and of their groups, if any. `None` without gaps, and if they are irregular.
     pub(crate) fn distances(self) -> Option<(u64, Option<u64>)> {
         match self {
             Self::NONE | Self::IRREGULAR => None,
@@ -77,7 +78,7 @@ impl Gaps {
         }
     }
 
-    /// Returns whether views with these gaps, and the first and the last byte in common, have the same bytes.
+    /// True if two views with these gaps and the same first and last byte have the same bytes.
     pub(crate) fn are_regular(self) -> bool {
         self != Self::IRREGULAR
     }
@@ -143,7 +144,7 @@ impl<D: Dimension> Layout<D> {
         [Order::Row, Order::Column].into_iter().find(|order| self.is_dense(*order))
     }
 
-    /// Returns whether the elements are contiguous in this order.
+    /// True if the elements are contiguous in this order.
     pub(crate) fn is_dense(&self, order: Order) -> bool {
         let axes = self.shape().iter().copied().zip(self.strides());
         self.len() == 0
@@ -162,17 +163,17 @@ impl<D: Dimension> Layout<D> {
     #[inline]
     pub(crate) fn bytes(&self, element_bytes: usize, storage_bytes: u64) -> Bytes {
         let size = element_bytes as u64;
-        // A view that repeats elements may have as many, or so many that the product wraps, and lack others.
+        // A view that repeats elements may have as many elements, or so many that the product wraps, and still lack some bytes.
         if (self.len() as u64).wrapping_mul(size) == storage_bytes && !self.repeats() {
             Bytes::ALL
         } else {
-            // By its fields, so that both cases stay in registers.
+            // Compared field by field, so that both cases stay in registers.
             let Bytes { start, end, gaps } = self.hull(size);
             Bytes { start, end, gaps }
         }
     }
 
-    /// Returns whether an element has several indices.
+    /// True if an element has several indices.
     fn repeats(&self) -> bool {
         self.shape().iter().zip(self.strides.slice()).any(|(len, stride)| *len > 1 && *stride == 0)
     }
@@ -190,7 +191,7 @@ impl<D: Dimension> Layout<D> {
         Bytes { start: first as u64 * size, end: (last as u64 + 1) * size, gaps: self.gaps(size) }
     }
 
-    /// There are elements.
+    /// The layout is not empty.
     fn gaps(&self, size: u64) -> Gaps {
         let axis = |bound: u64| {
             let steps = self.strides().map(|stride| stride.unsigned_abs() as u64);
@@ -208,9 +209,9 @@ impl<D: Dimension> Layout<D> {
         if distance <= run {
             return Gaps::IRREGULAR;
         }
-        // Axes at which the runs, or the groups of them, go on at their distance; one axis may be further apart.
+        // Axes that continue the runs, or their groups, at the same distance; one axis may have a larger one.
         let (mut end, mut outer) = (distance * count, None);
-        // The elements from the first to the last of a group.
+        // The number of elements from the first to the last of a group.
         let mut group = end - distance + run;
         bound = distance;
         while let Some((step, len)) = axis(bound) {
@@ -261,7 +262,7 @@ impl<D: Dimension> Layout<D> {
         self
     }
 
-    /// The elements that `slice` takes of `axis`, by `ndarray`'s rules: negative indices count from the end.
+    /// The elements that `slice` selects on `axis`, by `ndarray`'s rules: negative indices count from the end.
     pub(crate) fn slice_axis(mut self, axis: Axis, slice: Slice) -> Result<Self, ArrayError> {
         let refuse = |layout: &Self| ArrayError::Slice {
             slice: format!("{slice:?}"),
@@ -279,7 +280,7 @@ impl<D: Dimension> Layout<D> {
             self.offset = self.offset.wrapping_add_signed(stride.wrapping_mul(first.cast_signed()));
         }
         let taken = count.div_ceil(step);
-        // With one element or none the stride is never used, and the product might not fit.
+        // The stride is never used with at most one element, and the product might not fit.
         let stride = if taken > 1 { stride.wrapping_mul(slice.step) } else { 0 };
         self.dim.slice_mut()[axis.index()] = taken;
         self.strides.slice_mut()[axis.index()] = stride.cast_unsigned();
@@ -340,7 +341,7 @@ impl<D: Dimension> Layout<D> {
         Ok(Layout { dim, strides, offset: self.offset })
     }
 
-    /// The elements before `index` of an axis, and the others.
+    /// The elements before `index` of an axis, and the rest.
     pub(crate) fn split_at(self, axis: Axis, index: usize) -> Result<(Self, Self), ArrayError> {
         if self.shape().get(axis.index()).is_none_or(|len| index > *len) {
             let (axis, shape) = (axis.index(), self.shape().to_vec());
@@ -353,7 +354,7 @@ impl<D: Dimension> Layout<D> {
         ))
     }
 
-    /// Returns whether two slices have no common element. Both are valid for this layout.
+    /// True if two slices have no common element. Both are valid for this layout.
     pub(crate) fn is_disjoint<I: SliceArg<D>>(&self, left: &I, right: &I) -> bool {
         let is_axis = |element: &&SliceInfoElem| !matches!(element, SliceInfoElem::NewAxis);
         let pairs = left.as_ref().iter().filter(is_axis).zip(right.as_ref().iter().filter(is_axis));
@@ -434,7 +435,7 @@ impl<D: Dimension> Layout<D> {
         Ok(Layout { dim, strides, offset: self.offset })
     }
 
-    /// Each element once: an axis that repeats its elements has the length 1.
+    /// Each element once: axes that repeat elements get the length 1.
     pub(crate) fn without_repeats(&self) -> Self {
         let mut once = self.clone();
         for (len, stride) in once.dim.slice_mut().iter_mut().zip(self.strides.slice()) {
@@ -492,7 +493,7 @@ impl<D: Dimension> Layout<D> {
     }
 }
 
-/// Returns whether the number of elements fits an `isize`. Lengths of zero are skipped, because strides are products of the others.
+/// True if the number of elements fits an `isize`. Lengths of zero are skipped, because strides are products of the others.
 fn has_valid_len(shape: &[usize]) -> bool {
     let mut lens = shape.iter().copied().filter(|len| *len > 0);
     lens.try_fold(1, usize::checked_mul).is_some_and(|len| isize::try_from(len).is_ok())
@@ -543,7 +544,7 @@ impl Indices {
             .is_some_and(|distance| distance.is_multiple_of(self.step) && distance / self.step < self.count)
     }
 
-    /// Returns whether both have an index in common.
+    /// True if both have an index in common.
     fn meets(self, other: Self) -> bool {
         let (Some(last), Some(other_last)) = (self.last(), other.last()) else { return false };
         // Lengths fit an `isize`, so the products of two of them fit.
@@ -554,7 +555,7 @@ impl Indices {
         if distance % divisor != 0 {
             return false;
         }
-        // The common indices of both without their ends: they repeat with the least common multiple of the steps.
+        // Ignoring the ends, the common indices repeat with the least common multiple of the steps.
         let (period, multiple) = (other_step / divisor, step * (other_step / divisor));
         let steps = (distance / divisor).rem_euclid(period) * factor.rem_euclid(period) % period;
         let common = first + steps * step;
@@ -580,17 +581,16 @@ fn gcd(left: i128, right: i128) -> (i128, i128) {
 
 /// Start and end counted from the front; `None` if one of them is outside.
 fn ends(slice: Slice, len: usize) -> Option<(usize, usize)> {
-    let from_front = |index: isize| match index < 0 {
-        true => len.checked_sub(index.unsigned_abs()),
-        false => Some(index.unsigned_abs()),
+    let from_front = |index: isize| {
+        if index < 0 { len.checked_sub(index.unsigned_abs()) } else { Some(index.unsigned_abs()) }
     };
     let start = from_front(slice.start)?;
     let end = slice.end.map_or(Some(len), from_front)?.max(start);
     (end <= len && slice.step != 0).then_some((start, end))
 }
 
-/// Returns whether the elements are contiguous: the axes come from the fastest to the slowest, and each stride must be the product
-/// of the lengths of the axes before it. The stride of an axis with one element does not matter.
+/// True if the elements are contiguous: the axes come from the fastest to the slowest, and each stride must be the product of the lengths
+/// of the axes before it. The stride of an axis with one element does not matter.
 fn side_by_side(axes: impl Iterator<Item = (usize, isize)>) -> bool {
     let mut expected = 1;
     for (len, stride) in axes.filter(|(len, _)| *len != 1) {
@@ -702,7 +702,7 @@ mod tests {
     }
 
     proptest! {
-        /// Equal bytes mean equal elements, and without gaps all between the first and the last.
+        /// Equal bytes mean equal elements. Without gaps, a view has all bytes between the first and the last.
         #[test]
         fn gaps_tell_views_apart(
             shape in proptest::collection::vec(1_usize..7, 1..4),

@@ -1,11 +1,11 @@
 //! Typed GPU arrays over pool memory, tracked per device and stream.
 //!
-//! A [`Gpu`] is a pool, a stream and the kernels of this crate. A [`GpuArray<T, D>`](GpuArray) holds elements on it,
-//! with the shapes and slicing of [`ndarray`]. Operations are queued and return at once. These wait: uploads (until the
-//! elements have been read), downloads, [`Gpu::synchronize`], the host's access to unified and pinned arrays, and the end of a closure over
-//! host memory. [`GpuArray::upload`] and [`GpuArray::download`] can be awaited
-//! instead. Programs need no explicit synchronisation: each array records its last write and the reads since, with their streams.
-//! Before another stream uses the array, it waits, on the device, for those of them that it conflicts with.
+//! A [`Gpu`] is a pool, a stream and the kernels of this crate. A [`GpuArray<T, D>`](GpuArray) holds elements on it, with the shapes and
+//! slicing of [`ndarray`]. Operations are queued and return immediately. Only these wait: uploads (until the elements have been read),
+//! downloads, [`Gpu::synchronize`], host access to unified and pinned arrays, and the end of a closure over host memory.
+//! [`GpuArray::upload`] and [`GpuArray::download`] can be awaited instead. Programs need no explicit synchronisation: each array records
+//! its last write and the reads since, with their streams. Another stream that uses the array first waits, on the device, for conflicting
+//! uses.
 //!
 //! The rooms of the sources, each of which imports only rooms of earlier rows:
 //!
@@ -42,8 +42,8 @@
 //! # Graphs
 //!
 //! A step that is repeated often costs less as a graph: [`Gpu::capture`] records the operations of a closure once, and each launch queues
-//! all of them in one call. The closure uses its own `Gpu`; a launch takes the arrays from outside that the closure used, as borrows; and
-//! the arrays that the closure returns are read through the launch.
+//! all of them in one call. The closure uses its own `Gpu`. A launch borrows the outside arrays that the closure used, and gives access to
+//! the arrays that the closure returned.
 //!
 //! ```
 //! # use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
@@ -70,12 +70,12 @@
 //!
 //! # Features
 //!
-//! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) has the kernels of this
-//! crate as Rust functions, for arrays on the simulator of `gpumem-sim`. Without it, operations that launch a kernel fail there with
-//! [`ArrayError::NoSuchKernel`]. `nvrtc` (not default) compiles CUDA text at run time ([`Gpu::compile`]) where the vendor's library is
-//! installed. `cudarc` (not default) has arrays as arguments of cudarc's functions, and its slices as arrays ([`cudarc`]). `dlpack` (not default)
-//! exchanges arrays with other libraries as DLPack tensors ([`dlpack`]). `half` and `complex` (not default) allow elements of the crates of those names: `f16`, `bf16`,
-//! `Complex<f32>`, `Complex<f64>`.
+//! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) adds the kernels of this
+//! crate as Rust functions, for arrays on the simulator of `gpumem-sim`. Without it, operations that launch a kernel fail on the simulator
+//! with [`ArrayError::NoSuchKernel`]. `nvrtc` (not default) compiles CUDA text at run time ([`Gpu::compile`]) where the vendor's library is
+//! installed. `cudarc` (not default) passes arrays to cudarc's functions, and uses its slices as arrays ([`cudarc`]). `dlpack` (not
+//! default) exchanges arrays with other libraries as DLPack tensors ([`dlpack`]). `half` and `complex` (not default) allow elements of the
+//! crates `half` and `num-complex`: `f16`, `bf16`, `Complex<f32>`, `Complex<f64>`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
@@ -127,6 +127,9 @@ pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
 pub use ops::{Operand, Random, RandomNormal, Rng, Triangle};
 
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use gpu::example_gpu;
 #[doc(hidden)] // `kernels!` expands to these
 pub use kernel::source::{DeclaredKernel, KernelParameter};
 #[cfg(feature = "sim")]

@@ -1,4 +1,4 @@
-//! Operations on arrays on the device. They are queued and return at once.
+//! Operations on arrays on the device. They are queued and return immediately.
 
 pub(crate) mod arithmetic;
 mod cast;

@@ -1,32 +1,30 @@
 //! [`Storage`]: the memory of one array, and the order of its uses.
 //!
-//! A storage records the point of the last write in its stream, and the points of the reads since, one for each stream
-//! ([`StreamPoint`]). Before another stream uses the memory, it waits on the device: a reader for the write, a writer for the write
-//! and all reads; readers never wait for each other. A use by a stream that is ordered already is a few loads, without a lock and
-//! without a driver call.
+//! A storage records the point of the last write in its stream, and the points of the reads since, one for each stream ([`StreamPoint`]).
+//! Before another stream uses the memory, it waits on the device: a reader for the write, a writer for the write and all reads; readers
+//! never wait for each other. A use by a stream that is already ordered takes a few loads, without a lock or a driver call.
 //!
-//! A [`Use`] names the bytes that work uses. Most arrays are used as a whole, so these points count for all bytes at first. The
-//! storage goes over to a list of parts with points of their own ([`Ranges`], behind a lock) when a mutable view is split, or when
-//! a stream writes a part of an array that another stream has used. Only an exclusive borrow of all bytes or a view that is split
-//! can do that, so no other thread uses the points at that moment. A write of all bytes ends it.
+//! A [`Use`] names the bytes that work uses. Most arrays are used as a whole, so these points count for all bytes at first. The storage
+//! switches to a list of parts with separate points ([`Ranges`], behind a lock) when a mutable view is split, or when a stream writes a
+//! part of an array that another stream has used. Only an exclusive borrow of all bytes or a view that is split can do that, so no other
+//! thread uses the points at that moment. A write of all bytes ends it.
 //!
-//! The bytes of a view are those between its first and its last element that belong to its [`Pattern`]: halves of a matrix are apart
-//! along either axis. Views whose gaps are at three distances or more have no pattern, and all bytes in between count as theirs.
+//! The bytes of a view are those between its first and its last element that belong to its [`Pattern`]: halves of a matrix are apart along
+//! either axis. Views with gaps at three distances or more have no pattern, and count for all bytes in between.
 //!
-//! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one
-//! stream needs no marker, so markers are recorded when another stream needs one. Some writes get theirs at once, because
-//! another stream is likely to wait for them while later work is queued: copies from pinned memory, uploads of more than 64 KiB, writes on a
-//! stream that other streams have waited for, and writes to memory that another stream has just used. So do writes of memory of less than 32 bytes, and of
-//! a size whose last download found later work on the stream ([`Storage::is_overtaken`]).
+//! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one stream needs
+//! no marker, so markers are recorded when another stream needs one. Some writes get a marker immediately, because another stream is likely
+//! to wait for them while later work is queued: copies from pinned memory, uploads of more than 64 KiB, writes on a stream that other
+//! streams have waited for, and writes to memory that another stream has just used. So do writes of memory of less than 32 bytes, and of a
+//! size whose last download found later work on the stream ([`Storage::is_overtaken`]).
 //!
-//! Whatever queues work names all memory that the work touches ([`Touch`]): arrays as uses, and blocks of other parts of this crate as
-//! [`MemoryRange`]s. [`queue`] and its siblings are the only way to the driver's queue. They refuse memory that sleeps.
+//! All code that queues work names the memory that the work touches ([`Touch`]): arrays as uses, and blocks of other parts of this crate as
+//! [`MemoryRange`]s. Only [`queue`] and its siblings queue work at the driver. They refuse memory that sleeps.
 //!
-//! Another thread may begin a capture between the waits and the work. So [`queue`] queues the work in a call during which no
-//! capture of the stream begins or ends. There it checks whether the work becomes part of a graph, which then keeps the memory. In
-//! the same call it stores the points, which exist only once the work is queued. Until then the storage has the points of earlier
-//! uses. If the work is refused, they remain, and no point of the capture is ever stored: another stream that waits for the memory
-//! cannot join the capture.
+//! Another thread may begin a capture between the waits and the work. So [`queue`] queues the work in a call during which no capture of the
+//! stream begins or ends. There it checks whether the work becomes part of a graph, which then keeps the memory. In the same call it stores
+//! the points, which exist only once the work is queued. Until then the storage has the points of earlier uses, which remain if the work is
+//! refused. No point of a capture is ever stored, so a stream that waits for the memory cannot join the capture.
 
 #[cfg(any(feature = "cudarc", feature = "dlpack"))]
 mod foreign_memory;
@@ -58,19 +56,19 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// Memory and its uses so far.
 pub(crate) struct Storage {
     memory: Memory,
-    /// Those of the memory.
+    /// The uses of the memory.
     address: u64,
     size_bytes: u64,
-    /// The kind of the memory. Copies from host memory take long, so a write of them gets a marker at once.
+    /// The kind of the memory. Copies from host memory take long, so a write by them gets a marker immediately.
     kind: MemoryKind,
-    /// The point of the last write. At first that of the allocation: in its stream's order the memory exists. [`SPLIT`] if the uses
-    /// are in [`More::ranges`].
+    /// The point of the last write. At first the point of the allocation, after which the memory exists in stream order. [`SPLIT`] if the
+    /// uses are in [`More::ranges`].
     write: AtomicU64,
-    /// The points of reads since, one for each stream, without a gap; 0 is none. Only a write clears them.
+    /// The points of reads since, one per stream, without a gap; 0 for none. Only a write clears them.
     reads: [AtomicU64; INLINE_READS],
     /// The host accesses that need no wait: 0 none, 1 reads, 2 reads and writes. Always 0 for device memory.
     host: AtomicU8,
-    /// The capture that the array was made in, or 0. Such an array has no values outside of the capture.
+    /// The capture that the array was made in, or 0. Such an array has no values outside the capture.
     capture: u64,
     /// The number and the view that captures record; empty until one uses the storage.
     identity: OnceLock<Box<Identity>>,
@@ -79,23 +77,23 @@ pub(crate) struct Storage {
     residency: Option<Box<Residency>>,
 }
 
-/// A storage as captures record it.
+/// A storage, as recorded by captures.
 struct Identity {
     serial: u64,
     /// The view that was used last while any thread captured.
     view: Mutex<ViewName>,
 }
 
-/// The points and streams beyond those that fit inline; few arrays have any.
+/// The points and streams that do not fit inline; few arrays have any.
 #[derive(Default)]
 struct More {
     /// The points of reads since the last write by further streams.
     reads: Vec<StreamPoint>,
-    /// Streams of other libraries that have used the memory: they can only be waited for by name.
+    /// Streams of other libraries that have used the memory: waiting for them requires their name.
     foreign: Vec<Stream>,
     /// The uses of the parts, while the storage is split.
     ranges: Ranges,
-    /// The uses by other libraries at the moment.
+    /// The current uses by other libraries.
     open: Vec<OpenUses>,
     /// True if another stream had used the bytes of the last write of a part.
     is_changed: bool,
@@ -114,7 +112,7 @@ struct OpenUses {
 pub(crate) trait Touch {
     fn memory(&self) -> MemoryRange;
 
-    /// The use of an array, which is recorded. `None` for memory whose owner orders its uses in another way.
+    /// The use of an array, which is recorded. `None` for memory whose owner orders its uses differently.
     fn tracked(&self) -> Option<&Use<'_>>;
 }
 
@@ -216,14 +214,14 @@ impl<'a> Use<'a> {
         self.order_on(gpu.stream(), gpu.recording(), operation)
     }
 
-    /// Returns whether [`Use::order_on`] has nothing to do for `stream`, whose latest point is `latest`, while no capture is active.
+    /// True if [`Use::order_on`] has nothing to do for `stream`, whose latest point is `latest`, while no capture is active.
     #[inline]
     fn is_ordered(&self, stream: &Stream, latest: StreamPoint) -> bool {
         let storage = self.storage;
         if storage.capture != 0 || storage.host.load(Ordering::Relaxed) != 0 {
             return false;
         }
-        // `SPLIT` has the stream of no point.
+        // `SPLIT` names no stream.
         let write = load(&storage.write);
         let is_own = |point: StreamPoint| point.has_stream_of(latest);
         match self.access {
@@ -237,12 +235,12 @@ impl<'a> Use<'a> {
         }
     }
 
-    /// Returns whether the storage has this point for the use already: [`Use::record`] would change nothing, and return false.
+    /// True if the storage has this point for the use already: [`Use::record`] would change nothing, and return false.
     #[inline]
     fn is_recorded_at(&self, point: StreamPoint) -> bool {
         let (storage, access) = (self.storage, self.access);
         let (write, first) = (&storage.write, &storage.reads[0]);
-        // While the storage is split, neither is the point of a stream.
+        // While the storage is split, neither is a stream's point.
         point != NONE
             && match access {
                 Access::Read => load(first) == point,
@@ -268,8 +266,8 @@ impl<'a> Use<'a> {
         if storage.size_bytes == 0 || self.bytes.start == self.bytes.end {
             return Ok(());
         }
-        // The borrow of the array keeps the host from using it at this moment. Threads that only read write nothing here.
-        // The host's next read of unified memory must be noticed, since it moves pages.
+        // The borrow of the array keeps the host from using it at this moment. Threads that only read write nothing here. The host's next
+        // read of unified memory must be detected, because it moves pages.
         let left = if self.access == Access::Read && storage.residency.is_none() {
             host_level(Access::Read)
         } else {
@@ -278,7 +276,7 @@ impl<'a> Use<'a> {
         if storage.host.load(Ordering::Relaxed) > left {
             storage.host.store(left, Ordering::Relaxed);
         }
-        // Also refused when it is queued. Here, before the waits, which would become part of the capture.
+        // Queuing refuses it too. The check here comes before the waits, which would become part of the capture.
         if self.access == Access::Write && stream.is_capturing()? {
             return Err(GraphError::StreamCaptures.into());
         }
@@ -292,9 +290,9 @@ impl<'a> Use<'a> {
         }
     }
 
-    /// Records work that another library queues on `stream` until [`Use::end_foreign`]. Until then, and if that call never comes,
-    /// other streams wait for all work that is on the stream when they wait. False if the work becomes part of a graph, which then
-    /// keeps the memory.
+    /// Records work that another library queues on `stream` until [`Use::end_foreign`]. Until then (or forever without that call), other
+    /// streams wait for all work that is on the stream when they wait. False if the work becomes part of a graph, which then keeps the
+    /// memory.
     ///
     /// With `keeps_awake`, the pool does not sleep until then, or until the array is dropped.
     ///
@@ -314,7 +312,7 @@ impl<'a> Use<'a> {
             self.storage.memory.record_use(stream);
             stream.note_write(0);
             let latest = stream.latest_point();
-            // First the count: while it is not zero, the point stays.
+            // The count comes first: while it is not zero, the point stays.
             let mut more = self.storage.lock_more();
             match more.open.iter_mut().find(|open| open.latest == latest) {
                 Some(open) => {
@@ -348,7 +346,7 @@ impl<'a> Use<'a> {
         more.reads.iter_mut().filter(|read| **read == latest).for_each(|read| *read = point);
         let words = (latest.to_bits(), point.to_bits());
         for word in storage.reads.iter().chain([&storage.write]) {
-            // It is another point if the use was followed by others.
+            // The point differs if other uses followed.
             let _ = word.compare_exchange(words.0, words.1, Ordering::AcqRel, Ordering::Relaxed);
         }
         if self.access == Access::Write && stream.has_waiters() {
@@ -386,7 +384,7 @@ impl<'a> Use<'a> {
     #[cold]
     fn order_split(self, stream: &Stream) -> Result<(), ArrayError> {
         let (storage, region) = (self.storage, self.region());
-        // Waits take locks of streams and call the driver, so they are made without the lock of the parts.
+        // Waits take locks of streams and call the driver, so they run outside the lock of the parts.
         let points = storage.lock_more().ranges.conflicts(&region, self.access);
         points.into_iter().try_for_each(|point| storage.wait(stream, point))?;
         if self.access == Access::Read {
@@ -395,7 +393,7 @@ impl<'a> Use<'a> {
         // Threads may write other bytes of these parts. What they queue from now on stays in the list.
         let mut more = storage.lock_more();
         let ordered = stream.point();
-        // The waits may be part of a capture that has begun meanwhile, and so may the point. Then the earlier points remain.
+        // The waits and the point may be part of a capture that has begun since. Then the earlier points remain.
         if stream.is_capturing()? {
             return Err(GraphError::StreamCaptures.into());
         }
@@ -403,8 +401,8 @@ impl<'a> Use<'a> {
         Ok(())
     }
 
-    /// Stores the point of work that has been queued on `stream`. Returns whether it is a write of bytes that another stream used
-    /// before: it is likely to use them again, and to wait for the write.
+    /// Stores the point of work that has been queued on `stream`. Returns true for a write of bytes that another stream used before: that
+    /// stream is likely to wait for the write.
     #[inline]
     fn record(&self, stream: &Stream, point: StreamPoint) -> bool {
         let write = self.storage.write.load(Ordering::Acquire);
@@ -451,13 +449,12 @@ impl<'a> Use<'a> {
             return;
         }
         if let Some(missing) = residency.add(self.range()) {
-            // Without it, the kernel moves the pages; a lost context is reported by the launch.
+            // Without the prefetch, the kernel moves the pages; the launch reports a lost context.
             let _ = block.prefetch(missing, Location::Device(device), gpu.stream());
         }
     }
 
-    /// Returns whether it is a use of all bytes, not only of the first, the last, and some between: then no other use is concurrent
-    /// with a write.
+    /// True if this use covers all bytes, not only the first, the last, and some between: then no other use is concurrent with a write.
     fn is_whole(self) -> bool {
         self.bytes == Bytes::ALL
     }
@@ -491,7 +488,7 @@ impl Storage {
         storage
     }
 
-    /// The block, or an error and the storage if there is none.
+    /// Returns the block; without a block, an error and the storage.
     #[allow(clippy::result_large_err, reason = "the error contains the storage itself")]
     pub(crate) fn into_block(self) -> Result<Block, (ArrayError, Self)> {
         if self.capture != 0 {
@@ -512,14 +509,14 @@ impl Storage {
         let stream = gpu.stream();
         let storage = Self::new_after(block, stream.point(), gpu.capture_id());
         storage.keep_foreign(stream);
-        // The point may be part of the capture, and others would join it by their wait.
+        // The point may be part of the capture, which other streams would join by waiting.
         if stream.is_capturing()? && gpu.recording().is_none() && storage.size_bytes() > 0 {
             return Err(GraphError::StreamCaptures.into());
         }
         Ok(storage)
     }
 
-    /// A block that was allocated on a stream and written there, outside of captures, before `point`.
+    /// A block that was allocated on a stream and written there, outside captures, before `point`.
     #[inline]
     pub(crate) fn written(block: Block, stream: &Stream, point: StreamPoint) -> Self {
         let storage = Self::new_after(block, point, 0);
@@ -536,19 +533,19 @@ impl Storage {
         Self::over(Memory::Growable(Box::new(block)), NONE, 0)
     }
 
-    /// Returns whether the memory changes its size in place.
+    /// True if the memory changes its size in place.
     pub(crate) fn is_growable(&self) -> bool {
         matches!(self.memory, Memory::Growable(_))
     }
 
     /// Changes memory in place to at least `size_bytes`: grows it for work that is queued later, or shrinks it behind all uses so far.
-    /// Other memory stays as it is, and so does any after an error.
+    /// Other memory is not changed, and neither is any memory after an error.
     pub(crate) fn resize_in_place(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         let Memory::Growable(block) = &mut self.memory else { return Ok(()) };
         // The pool counts whole units against its limits. Beyond the maximum, the block returns an error.
         let rounded = size_bytes.next_multiple_of(GROWTH_UNIT).min(block.max_bytes()).max(size_bytes);
         if rounded < block.size_bytes() {
-            // The block is smaller even after an error, which is that of a lost context, and the next call returns.
+            // The block is smaller even after an error, which means a lost context; the next call returns it.
             let _ = block.shrink_to(rounded);
         } else {
             block.grow_to(rounded)?;
@@ -573,7 +570,7 @@ impl Storage {
     ///
     /// # Safety
     ///
-    /// The memory is alive until `owner` is dropped, and accessible to the device. Nothing else uses it in a conflicting way meanwhile.
+    /// The memory is alive until `owner` is dropped, and accessible to the device. Nothing else uses it in a conflicting way until then.
     #[cfg(any(feature = "cudarc", feature = "dlpack"))]
     #[allow(unsafe_code)] // has a contract
     pub(crate) unsafe fn of_foreign(
@@ -626,7 +623,7 @@ impl Storage {
         self.memory.device()
     }
 
-    /// Returns whether it is memory of this device, which the host cannot access.
+    /// True if it is memory of this device, which the host cannot access.
     pub(crate) fn is_memory_of(&self, device: &Device) -> bool {
         self.kind == MemoryKind::Device && self.device() == device
     }
@@ -662,22 +659,22 @@ impl Storage {
         self.size_bytes
     }
 
-    /// Returns whether the memory is unified, and is moved to the device before kernels use it.
+    /// True if the memory is unified, and is moved to the device before kernels use it.
     #[inline]
     pub(crate) fn is_prefetched(&self) -> bool {
         self.residency.is_some()
     }
 
-    /// Returns whether a download through the stream of `gpu` would wait for work that it does not depend on.
+    /// True if a download through the stream of `gpu` would wait for work that it does not depend on.
     pub(crate) fn is_overtaken(&self, gpu: &Gpu) -> bool {
         let stream = gpu.stream();
         let write = load(&self.write);
-        // Of parts, another may have been written last.
+        // With parts, another part may have been written last.
         let is_latest = stream.wrote_last(self.address()) && write.to_bits() != SPLIT;
         if is_latest || stream.is_complete().unwrap_or(true) {
             return false;
         }
-        // Without a marker since the last write, a marker now is behind the later work. Next time there is one before.
+        // Without a marker since the last write, a marker now would come after the later work. Next time the write gets one.
         if write == stream.point() {
             gpu.note_late_download(self.size_bytes());
         }
@@ -689,8 +686,8 @@ impl Storage {
         self.memory.host_ptr()
     }
 
-    /// Returns whether the host has waited for all uses that `access` conflicts with, and none has been queued since. Then the memory
-    /// has a [`Storage::host_ptr`]: that of its address, which is one for host and device.
+    /// True if the host has waited for all uses that `access` conflicts with, and none has been queued since. Then the memory has a
+    /// [`Storage::host_ptr`] for its address, which host and device share.
     #[inline]
     pub(crate) fn is_ready_for_host(&self, access: Access) -> bool {
         self.host.load(Ordering::Acquire) >= host_level(access) && !fork::is_child()
@@ -729,7 +726,7 @@ impl Storage {
         Ok(())
     }
 
-    /// Handles the use if it is part of a capture. False if it is not, and is ordered as usual.
+    /// Handles the use if it is part of a capture. False for other uses, which are ordered as usual.
     #[cold]
     fn is_recorded(
         &self,
@@ -807,7 +804,7 @@ impl Storage {
         Self { write: AtomicU64::new(NONE.to_bits()), capture: 0, ..self }
     }
 
-    /// Makes a number of a capture a number of its graph. Its memory is outside of the graph, and its uses so far remain.
+    /// Makes a number of a capture a number of its graph. Its memory is outside the graph, and its uses so far remain.
     pub(crate) fn into_number(self) -> Self {
         Self { capture: 0, ..self }
     }
@@ -830,10 +827,7 @@ impl Storage {
 
     #[inline]
     fn wait(&self, stream: &Stream, point: StreamPoint) -> Result<(), PoolError> {
-        match stream.wait_for_point_outside_captures(point)? {
-            true => Ok(()),
-            false => self.wait_by_name(stream, point),
-        }
+        if stream.wait_for_point_outside_captures(point)? { Ok(()) } else { self.wait_by_name(stream, point) }
     }
 
     #[cold]
@@ -847,7 +841,7 @@ impl Storage {
         wait_or_finish(stream, point, &foreign)
     }
 
-    /// Lets parts be used apart from now on. All bytes are borrowed exclusively, or the storage is split already.
+    /// Lets parts be used separately from now on. All bytes are borrowed exclusively, or the storage is split already.
     #[cold]
     pub(crate) fn split(&self) {
         let write = self.write.load(Ordering::Acquire);
@@ -866,7 +860,7 @@ impl Storage {
     #[inline]
     fn record_write(&self, stream: &Stream, write: StreamPoint, point: StreamPoint) -> bool {
         let latest = stream.latest_point();
-        // Complete work is of no stream. Its point has the index of the first stream, which may not have used the memory.
+        // Complete work belongs to no stream. Its point has the index of the first stream, which may not have used the memory.
         let mut is_changed = write != NONE && !write.has_stream_of(latest);
         if is_changed || write == NONE {
             self.note_stream(stream);
@@ -963,7 +957,7 @@ fn host_level(access: Access) -> u8 {
     }
 }
 
-/// Waits for a point by the name of its stream. If the stream is gone and left no marker, the host waits for the device.
+/// Waits for a point by the name of its stream. If the stream is gone without a marker, the host waits for the device.
 #[cold]
 fn wait_or_finish(stream: &Stream, point: StreamPoint, foreign: &[Stream]) -> Result<(), PoolError> {
     if stream.wait_for_point_outside_captures(point)? {
@@ -975,10 +969,10 @@ fn wait_or_finish(stream: &Stream, point: StreamPoint, foreign: &[Stream]) -> Re
     }
 }
 
-/// Returns whether there are any.
+/// True if there are any.
 #[cold]
 fn wait_for_further_reads(stream: &Stream, more: &Mutex<More>) -> Result<bool, PoolError> {
-    // Waits take locks of streams and call the driver, so they are made without this lock.
+    // Waits take locks of streams and call the driver, so they run outside this lock.
     let (reads, foreign) = {
         let more = lock(more);
         (more.reads.clone(), more.foreign.clone())
@@ -1005,9 +999,9 @@ fn load(point: &AtomicU64) -> StreamPoint {
 const GROWTH_UNIT: u64 = 2 << 20;
 /// No work.
 const NONE: StreamPoint = StreamPoint::COMPLETE;
-/// In [`Storage::write`]: the storage is split. No stream has as many markers, so it is the word of no point.
+/// In [`Storage::write`]: the storage is split. No stream has that many markers, so no point has this word.
 const SPLIT: u64 = u64::MAX;
-/// With the write, they fill a cache line.
+/// Together with the write, they fill a cache line.
 const INLINE_READS: usize = 7;
 
 /// Makes the stream of `gpu` wait for the uses that these conflict with ([`Use::order`]). The caller has read [`Gpu::is_plain`].
@@ -1078,7 +1072,7 @@ pub(crate) fn queue_launch(
     queue_inlined(gpu, touched, work)
 }
 
-/// Like [`queue_launch`], as a part of its caller: a launch takes so little time that a call with a closure shows.
+/// Like [`queue_launch`], inlined into its caller: a launch is so short that calling a closure would be measurable.
 #[inline(always)]
 pub(crate) fn queue_inlined(
     gpu: &Gpu,
@@ -1090,7 +1084,7 @@ pub(crate) fn queue_inlined(
     let (mut has_written, mut is_awaited, mut failed) = (false, false, None);
     let memory = touched.clone().into_iter().map(|one| one.memory());
     stream.queue_work(memory, |raw| {
-        // Checked inside of the call: before it, another thread could still begin or end a capture.
+        // Checked inside the call: before it, another thread could still begin or end a capture.
         match runs(stream, gpu.recording()) {
             Ok(true) => {}
             Ok(false) => {
@@ -1110,7 +1104,7 @@ pub(crate) fn queue_inlined(
         if let Err(error) = work(raw) {
             fail(&mut failed, error.into());
         }
-        // Also after an error: part of the work may have been queued.
+        // Even after an error: part of the work may have been queued.
         let point = stream.point();
         for one in touched {
             let Some(one) = one.tracked() else { continue };
@@ -1156,7 +1150,7 @@ fn fail(failed: &mut Option<ArrayError>, error: ArrayError) {
     *failed = Some(error);
 }
 
-/// Returns whether work that is queued now runs, instead of becoming part of the graph of `recording`.
+/// True if work queued now runs, instead of becoming part of the graph of `recording`.
 #[inline]
 fn runs(stream: &Stream, recording: Option<&Recording>) -> Result<bool, ArrayError> {
     match (stream.is_capturing()?, recording) {
@@ -1170,7 +1164,7 @@ fn runs(stream: &Stream, recording: Option<&Recording>) -> Result<bool, ArrayErr
     }
 }
 
-/// The next driver call reports a failure, and waiters record a marker of their own.
+/// The next driver call reports a failure, and waiters record their own marker.
 #[cold]
 pub(crate) fn mark(stream: &Stream) {
     let _ = stream.mark();

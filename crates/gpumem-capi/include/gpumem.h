@@ -7,37 +7,37 @@
 #include <stdint.h>
 
 /*
- The version of this header: 10000 × major + 100 × minor + patch. `gpumem_version` returns that of the library.
+ The version of this header: 10000 × major + 100 × minor + patch. `gpumem_version` returns the library's version.
  */
 #define GPUMEM_VERSION 100
 
 /*
- The names in texts are those of this interface.
+ Texts use the names of this interface.
  */
 #define GPUMEM_INTERFACE_C 0
 
 /*
- The names in texts are those of `gpumem.Pool` in Python.
+ Texts use the names of `gpumem.Pool` in Python.
  */
 #define GPUMEM_INTERFACE_PYTHON 1
 
 /*
- The names in texts are those of `gpumem.torch`.
+ Texts use the names of `gpumem.torch`.
  */
 #define GPUMEM_INTERFACE_PYTORCH 2
 
 /*
- The names in texts are those of `gpumem.cupy`.
+ Texts use the names of `gpumem.cupy`.
  */
 #define GPUMEM_INTERFACE_CUPY 3
 
 /*
- The names in texts are those of `gpumem.rmm`.
+ Texts use the names of `gpumem.rmm`.
  */
 #define GPUMEM_INTERFACE_RMM 4
 
 /*
- Flag: `GPUMEM_CONF`, `GPUMEM_HARD_LIMIT` and the other variables of gpumem configure what the options leave open.
+ Flag: `GPUMEM_CONF`, `GPUMEM_HARD_LIMIT` and the other variables of gpumem set options that the structure leaves unset.
  */
 #define GPUMEM_FROM_ENVIRONMENT 1
 
@@ -93,7 +93,7 @@ typedef enum gpumem_result {
    */
   GPUMEM_ERROR_DRIVER = 8,
   /*
-   The objects do not fit together or are in the wrong state: another device, a retired stream, a capture.
+   The objects do not belong together or are in the wrong state: another device, a retired stream, a capture.
    */
   GPUMEM_ERROR_STATE = 9,
   /*
@@ -135,8 +135,8 @@ typedef struct gpumem_stream gpumem_stream;
  Receives the report of each request that is refused for lack of memory, before the request returns.
 
  It runs on the requesting thread, without a lock, and may call any function of this library, for example to free memory or to destroy
- the pool. Requests inside of it are not reported. The text is valid during the call. It must return: no exception or `longjmp` may
- leave it.
+ the pool. Requests inside it are not reported. The text is valid during the call. It must return: no exception or `longjmp` may leave
+ it.
  */
 typedef void (*gpumem_out_of_memory_fn)(const char *report, void *user_data);
 
@@ -178,20 +178,20 @@ typedef struct gpumem_pool_options {
    */
   gpumem_out_of_memory_fn on_out_of_memory;
   /*
-   Passed to `on_out_of_memory`. It must be valid as long as the pool or a block of it.
+   Passed to `on_out_of_memory`. It must stay valid while the pool or one of its blocks exists.
    */
   void *user_data;
   /*
-   The hard limit as a text, in place of `hard_limit_bytes`: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of what is free
-   there. Null for none.
+   The hard limit as a text, instead of `hard_limit_bytes`: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of its free
+   memory. Null for none.
    */
   const char *hard_limit;
   /*
-   The soft limit as a text, in place of `soft_limit_bytes`. Null for none.
+   The soft limit as a text, instead of `soft_limit_bytes`. Null for none.
    */
   const char *soft_limit;
   /*
-   Whose functions and options reports name: `GPUMEM_INTERFACE_C`, or that of a program that wraps this interface.
+   The interface whose functions and options reports name: `GPUMEM_INTERFACE_C`, or the one of a program that wraps this interface.
    */
   uint32_t interface;
   /*
@@ -199,8 +199,9 @@ typedef struct gpumem_pool_options {
    */
   uint32_t reserved;
   /*
-   The other devices that may use the memory: `"all"` that have a link, an ordinal (`"1"`), or a list of them (`"[0,1]"`), which must
-   have one. Null for none. Default pools without it (`"none"` is a value) are open to those of devices with a link.
+   The other devices that may use the memory: `"all"` with a link, an ordinal (`"1"`), or a list of ordinals (`"[0,1]"`), which must
+   have a link. Null for none. Default pools without this option (`"none"` is a value) are open to the default pools of devices with a
+   link.
    */
   const char *peers;
 } gpumem_pool_options;
@@ -230,17 +231,17 @@ typedef struct gpumem_scope_usage {
    */
   uint64_t free_count;
   /*
-   The highest rise of the bytes in use above their level at the beginning of the scope.
+   The maximum increase of the bytes in use since the beginning of the scope.
    */
   uint64_t peak_bytes;
 } gpumem_scope_usage;
 
 /*
- Frees memory of the program (`gpumem_free`, `cudaFree`). With `is_last_resort` 0, memory that is cheap to make again; with 1, all that
- the program can do without. Returns 0, or another number if it failed, which the report names.
+ Frees memory of the program (`gpumem_free`, `cudaFree`). With `is_last_resort` 0, frees memory that is cheap to recreate; with 1,
+ everything that the program can do without. Returns 0 on success, or another number, which the report names.
 
  It runs on a thread that allocates, without a lock of this library, and may call any function of it; an allocation that is refused
- inside of it calls no further holders. Several threads may call it at once. It must return: no exception or `longjmp` may leave it.
+ inside it calls no further holders. Several threads may call it at once. It must return: no exception or `longjmp` may leave it.
  */
 typedef int32_t (*gpumem_reclaim_fn)(uint32_t is_last_resort, void *user_data);
 
@@ -289,7 +290,7 @@ typedef struct gpumem_status {
    */
   uint64_t soft_limit_bytes;
   /*
-   In use on the whole device, over all processes.
+   In use on the whole device, by all processes.
    */
   uint64_t device_used_bytes;
   /*
@@ -343,14 +344,14 @@ uint32_t gpumem_version(void);
 const char *gpumem_last_error(void);
 
 /*
- Succeeds unless the process was forked from one in which a driver had been opened: then every function that needs the driver returns
- `FORKED`, and this one too. Takes no lock.
+ Returns `FORKED` if the process was forked from one that had opened a driver, like every function that needs the driver. Succeeds
+ otherwise. Takes no lock.
  */
 enum gpumem_result gpumem_check_process(void);
 
 /*
- Like `gpumem_last_error`, with the names of functions and options of another interface, for programs that wrap this one:
- `GPUMEM_INTERFACE_PYTHON` and its like. The text is valid until this thread's next error or next call of this function.
+ Like `gpumem_last_error`, with the names of functions and options of another interface, such as `GPUMEM_INTERFACE_PYTHON`, for programs
+ that wrap this one. The text is valid until this thread's next error or next call of this function.
  */
 const char *gpumem_last_error_as(uint32_t interface);
 
@@ -362,8 +363,8 @@ const char *gpumem_last_error_as(uint32_t interface);
 
  # Safety
 
- `options` is null, or points to a `struct_size` and to as many bytes as that states, with texts that end with a zero byte; `pool` is null or
- points to a place. `on_out_of_memory` may be called with `user_data` on any thread as long as the pool or a block of it lives.
+ `options` is null, or points to a `struct_size` and to as many bytes as that states, with texts that end with a zero byte; `pool` is
+ null or points to a place. `on_out_of_memory` may be called with `user_data` on any thread while the pool or one of its blocks exists.
  */
 enum gpumem_result gpumem_pool_create(const struct gpumem_pool_options *options,
                                       struct gpumem_pool **pool);
@@ -392,7 +393,7 @@ enum gpumem_result gpumem_pool_for_device(uint32_t ordinal,
 /*
  Returns the part of a pool with a name, as a handle of its own. The first call with a name creates the part: a pool with the same
  options and with memory of its own, so `gpumem_pool_sleep` lets it sleep while the rest works. Its memory counts against the pool's hard
- limit, if there is one. It lives as long as the pool or a block of the pool.
+ limit, if there is one. It lives as long as the pool or one of its blocks.
 
  Errors: `INVALID_ARGUMENT` for a null pointer or a name that is not UTF-8.
 
@@ -407,7 +408,7 @@ enum gpumem_result gpumem_pool_part(struct gpumem_pool *pool,
 /*
  Makes a pool the device's default pool, which `gpumem_pool_for_device` returns and which lives until the process ends.
 
- Errors: `STATE` if the device has a default pool already.
+ Errors: `STATE` if the device already has a default pool.
  */
 enum gpumem_result gpumem_pool_set_default(struct gpumem_pool *pool);
 
@@ -415,7 +416,7 @@ enum gpumem_result gpumem_pool_set_default(struct gpumem_pool *pool);
  Makes a pool of the backend `native` the device's current pool, from which every `cuMemAllocAsync` of the process allocates.
  `gpumem_pool_end_current` or `gpumem_pool_destroy` ends it; calls nest.
 
- Errors: `UNSUPPORTED` for another backend or kind of memory, or for a limit that an old driver cannot keep.
+ Errors: `UNSUPPORTED` for another backend or kind of memory, or for a limit that an old driver cannot enforce.
  */
 enum gpumem_result gpumem_pool_make_current(struct gpumem_pool *pool);
 
@@ -440,9 +441,9 @@ enum gpumem_result gpumem_pool_set_hard_limit(struct gpumem_pool *pool, uint64_t
 enum gpumem_result gpumem_pool_set_soft_limit(struct gpumem_pool *pool, uint64_t limit_bytes);
 
 /*
- Like `gpumem_pool_set_hard_limit`, with a text: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of what is free there now.
+ Like `gpumem_pool_set_hard_limit`, with a text: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of its free memory.
 
- Errors: `INVALID_ARGUMENT` for a text that is no limit, or a limit below 2 MiB.
+ Errors: `INVALID_ARGUMENT` for a text that is not a limit, or a limit below 2 MiB.
 
  # Safety
 
@@ -452,9 +453,9 @@ enum gpumem_result gpumem_pool_set_hard_limit_text(struct gpumem_pool *pool,
                                                    const char *limit);
 
 /*
- Like `gpumem_pool_set_soft_limit`, with a text as `gpumem_pool_set_hard_limit_text` takes it.
+ Like `gpumem_pool_set_soft_limit`, with a text like the one of `gpumem_pool_set_hard_limit_text`.
 
- Errors: `INVALID_ARGUMENT` for a text that is no limit.
+ Errors: `INVALID_ARGUMENT` for a text that is not a limit.
 
  # Safety
 
@@ -481,34 +482,33 @@ enum gpumem_result gpumem_pool_trim(struct gpumem_pool *pool, uint64_t keep_byte
 enum gpumem_result gpumem_pool_reclaim(struct gpumem_pool *pool, uint64_t *released_bytes);
 
 /*
- Releases the physical memory of the pool to the device, after a wait for the device. Blocks keep their addresses, so captured graphs,
- and all that knows an address, are valid again after `gpumem_pool_wake`. A server that trains and infers in turns lets the memory of
+ Releases the physical memory of the pool to the device, after a wait for the device. Blocks keep their addresses, so captured graphs and
+ stored addresses are valid again after `gpumem_pool_wake`. A server that alternates between training and inference lets the memory of
  one phase sleep during the other. `keep` is `GPUMEM_KEEP_ON_HOST` or `GPUMEM_KEEP_NOTHING`.
 
- While the pool sleeps, blocks may be freed, and allocations are errors (`STATE`). The program queues no work that uses the memory.
+ While the pool sleeps, blocks may be freed, and allocations are errors (`STATE`). The program must queue no work that uses the memory.
 
  Errors: `UNSUPPORTED` unless the backend is `caching` over virtual memory of the device; `STATE` if the pool sleeps already, during a
- capture, or for a pool whose memory other processes use; `DRIVER` if a call fails, for example because the host has too
- little memory. The pool is awake then, or `gpumem_pool_wake` wakes it.
+ capture, or for a pool whose memory other processes use; `DRIVER` if a call fails, for example because the host has too little memory.
+ The pool is then awake, or `gpumem_pool_wake` wakes it.
  */
 enum gpumem_result gpumem_pool_sleep(struct gpumem_pool *pool,
                                      uint32_t keep);
 
 /*
- Creates the memory of a pool that sleeps again, at the addresses of before. Does nothing for a pool that is awake.
+ Creates the memory of a sleeping pool again, at the same addresses. Does nothing if the pool is awake.
 
  Errors: `OUT_OF_MEMORY`, with the report as text, if the device or a limit refuses; `STATE` if another thread is putting the pool to
- sleep or waking it; `DRIVER` if a call fails. The pool still sleeps then: call it again, for example after memory was freed.
+ sleep or waking it; `DRIVER` if a call fails. The pool then still sleeps: call it again, for example after memory was freed.
  */
 enum gpumem_result gpumem_pool_wake(struct gpumem_pool *pool);
 
 /*
- Waits until everything that the pool has recorded is in its trace file, that of `trace_path` or of `GPUMEM_TRACE`.
+ Waits until everything that the pool has recorded is in its trace file (`trace_path` or `GPUMEM_TRACE`).
 
  Errors: `STATE` for a pool without a trace, after the timeout, or if the file cannot be written.
  */
-enum gpumem_result gpumem_pool_flush_trace(struct gpumem_pool *pool,
-                                           uint64_t timeout_ms);
+enum gpumem_result gpumem_pool_flush_trace(struct gpumem_pool *pool, uint64_t timeout_ms);
 
 /*
  Creates a stream on the pool's device. `gpumem_stream_destroy` ends it.
@@ -523,12 +523,12 @@ enum gpumem_result gpumem_stream_create(struct gpumem_pool *pool, struct gpumem_
  Wraps a stream (`CUstream`, `cudaStream_t`) that another library created and will destroy. Null is the default stream.
 
  Errors: `STATE` for a stream of another context, and for one that is part of a capture, unless captures were announced
- (`gpumem_captures_expect`). The capture goes on.
+ (`gpumem_captures_expect`). The capture continues.
 
  # Safety
 
- - `raw` is null or a stream of the device's primary context, alive in every call that names the result.
- - Before it is destroyed, call `gpumem_stream_retire`, or name the result in no later call.
+ - `raw` is null or a stream of the device's primary context, alive in every call that uses the result.
+ - Before it is destroyed, call `gpumem_stream_retire`, or do not use the result in later calls.
  - `stream` is null or points to a place.
  */
 enum gpumem_result gpumem_stream_borrow(struct gpumem_pool *pool,
@@ -538,8 +538,8 @@ enum gpumem_result gpumem_stream_borrow(struct gpumem_pool *pool,
 /*
  Wraps a stream of another library that lives as long as the process uses the device, such as PyTorch's. Every call with one stream
  returns the same handle until it is retired or destroyed, so a program that has only the `CUstream` may call this for each request.
- `CU_STREAM_PER_THREAD` (2) is the calling thread's default stream: each thread has a handle of its own, which is destroyed when the
- thread ends.
+ `CU_STREAM_PER_THREAD` (2) is the calling thread's default stream: each thread has its own handle, which is destroyed when the thread
+ ends.
 
  Errors: `STATE` for a stream of another context, and, in the first call with a stream, for one that is part of a capture
  (`gpumem_captures_expect`).
@@ -554,15 +554,15 @@ enum gpumem_result gpumem_stream_long_lived(struct gpumem_pool *pool,
                                             struct gpumem_stream **stream);
 
 /*
- Declares that the owner of a borrowed or long-lived stream is about to destroy it. Only the work queued so far counts, and later calls
- that name the stream are errors.
+ Declares that the owner of a borrowed or long-lived stream is about to destroy it. Only work queued so far counts, and later calls that
+ name the stream are errors.
 
  Errors: `STATE` if it was retired before.
  */
 enum gpumem_result gpumem_stream_retire(struct gpumem_stream *stream);
 
 /*
- Ends the use of a handle. A stream of `gpumem_stream_create` is destroyed; one of another library is not.
+ Ends the use of a handle. A stream of `gpumem_stream_create` is destroyed; a stream of another library is not.
 
  Errors: `INVALID_HANDLE` for a null pointer or a stream that was destroyed.
  */
@@ -588,8 +588,8 @@ enum gpumem_result gpumem_stream_wait_for(struct gpumem_stream *stream, struct g
 enum gpumem_result gpumem_stream_synchronize(struct gpumem_stream *stream);
 
 /*
- Allocates memory for work that is queued on `stream` from now on. `address` becomes a device address (`CUdeviceptr`), or a pointer of
- the host as well, for pools of host or unified memory; null for 0 bytes, which need no free.
+ Allocates memory for work that is queued on `stream` from now on. `address` becomes a device address (`CUdeviceptr`), which is also a
+ host pointer for pools of host or unified memory. For 0 bytes it becomes null, which need not be freed.
 
  Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream of another device or one that was retired.
 
@@ -604,10 +604,10 @@ enum gpumem_result gpumem_alloc(struct gpumem_pool *pool,
 
 /*
  Like `gpumem_alloc`, on a stream (`CUstream`, `cudaStream_t`) that another library created and may destroy after the call. Null is the
- default stream. It is for allocators that learn the stream anew in each request; `gpumem_alloc` with a handle is faster.
+ default stream. It is for allocators that receive the stream with each request; `gpumem_alloc` with a handle is faster.
 
  Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream of another context, and for one that is part of a capture, unless
- captures were announced (`gpumem_captures_expect`). The capture goes on.
+ captures were announced (`gpumem_captures_expect`). The capture continues.
 
  # Safety
 
@@ -619,10 +619,10 @@ enum gpumem_result gpumem_alloc_borrowed(struct gpumem_pool *pool,
                                          void **address);
 
 /*
- Frees memory of any pool by its address. It is reused once the work that is queued so far, on its stream and on the streams of
- `gpumem_record_use`, is complete; nothing waits. Null is ignored. In a forked child the memory stays the parent's.
+ Frees memory of any pool by its address. It is reused once the work queued so far on its stream, and on the streams of
+ `gpumem_record_use`, is complete; the call does not wait. Null is ignored. In a forked child the memory stays the parent's.
 
- Errors: `UNKNOWN_ADDRESS` for an address that was freed, lies inside of a block, or came from another allocator.
+ Errors: `UNKNOWN_ADDRESS` for an address that was freed, lies inside a block, or came from another allocator.
  */
 enum gpumem_result gpumem_free(void *address);
 
@@ -630,8 +630,7 @@ enum gpumem_result gpumem_free(void *address);
  Like `gpumem_free`, in a call that names the stream that used the memory last. For borrowed streams this lets other streams reuse the
  memory earlier.
 
- Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream, such as one that was retired. The memory is not freed
- then.
+ Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream, such as a retired one. The memory is then not freed.
  */
 enum gpumem_result gpumem_free_on(void *address,
                                   struct gpumem_stream *stream);
@@ -641,7 +640,7 @@ enum gpumem_result gpumem_free_on(void *address,
  default stream.
 
  Errors: those of `gpumem_free`; `STATE` for a stream of another context, and for one that is part of a capture, unless captures were
- announced. The memory is not freed then.
+ announced. The memory is then not freed.
 
  # Safety
 
@@ -651,11 +650,11 @@ enum gpumem_result gpumem_free_borrowed(void *address,
                                         void *raw);
 
 /*
- Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until
- the free. The stream itself must wait for the memory's own stream before its first use (`gpumem_stream_wait_for`).
+ Records that work on another stream uses the memory: the free waits, on the device, for all work queued on that stream before the free.
+ Make that stream wait for the memory's own stream before its first use (`gpumem_stream_wait_for`).
 
  Errors: `UNKNOWN_ADDRESS` for an address without a live block; `STATE` for a stream that was retired, or another thread's default
- stream. Nothing is recorded then.
+ stream. Nothing is then recorded.
  */
 enum gpumem_result gpumem_record_use(void *address,
                                      struct gpumem_stream *stream);
@@ -694,13 +693,13 @@ enum gpumem_result gpumem_captures_expect(struct gpumem_pool *pool,
                                           struct gpumem_captures **captures);
 
 /*
- Announces further captures, after `gpumem_captures_end`. They share memory with the earlier ones: what a capture has freed serves the
- later ones. Their graphs must run one after another, in the order of their captures. Before `gpumem_captures_end` it changes nothing.
+ Announces further captures, after `gpumem_captures_end`. They share memory with the earlier ones: later captures reuse what earlier ones
+ have freed. Their graphs must run one after another, in the order of their captures. Before `gpumem_captures_end` it has no effect.
  */
 enum gpumem_result gpumem_captures_expect_more(struct gpumem_captures *captures);
 
 /*
- Adds the capture that a stream is part of, if it is. Call it before each allocation on a stream that may capture: memory that is
+ Adds the capture that a stream is part of, if any. Call it before each allocation on a stream that may capture: memory that is
  allocated, freed or used in the capture from now on is kept until `gpumem_captures_destroy`.
 
  Errors: `STATE` if the stream's capture is broken.
@@ -711,22 +710,22 @@ enum gpumem_result gpumem_captures_add(struct gpumem_captures *captures,
 /*
  Declares that the captures have ended (`cuStreamEndCapture`). Waits until their graphs may be launched on any stream.
 
- A capture that is still active goes on and keeps its memory, and the call succeeds: the next call ends it, or another set that has
- added it. No further capture is added after the call, until `gpumem_captures_expect_more`.
+ A capture that is still active continues and keeps its memory, and the call succeeds: the next call ends it, or another set that has
+ added it. After the call no capture is added, until `gpumem_captures_expect_more`.
 
  Errors: `STATE` if another capture prevents the wait; the next call waits again.
  */
 enum gpumem_result gpumem_captures_end(struct gpumem_captures *captures);
 
 /*
- Declares that the graphs of the captures will not be launched any more. Waits for the device, and releases their memory.
+ Declares that the graphs of the captures will not be launched again. Waits for the device, and releases their memory.
  */
 enum gpumem_result gpumem_captures_destroy(struct gpumem_captures *captures);
 
 /*
  Opens a scope on the calling thread: until `gpumem_scope_end`, the thread's allocations from the pool count for the tag, in the text of
  the status and in reports. In nested scopes the innermost counts. Scopes of one name share their tag, on all threads. `scope` becomes a
- number that this thread alone may end; the end of the thread ends its scopes.
+ number that only this thread may end; the thread's scopes end with it.
 
  Errors: `INVALID_ARGUMENT` for a null pointer or a tag that is not UTF-8; `STATE` on a thread that is ending.
 
@@ -750,16 +749,15 @@ enum gpumem_result gpumem_scope_begin(struct gpumem_pool *pool,
 enum gpumem_result gpumem_scope_end(uint64_t scope, struct gpumem_scope_usage *usage);
 
 /*
- Registers a function that frees memory when a request of any pool of the pool's device would otherwise be refused, and in
- `gpumem_pool_reclaim`. It is called for requests of the pool's kind of memory: host memory, or memory of the device. `name` is for
- reports.
+ Registers a function that frees memory when a request of any pool on the same device would otherwise be refused, and in
+ `gpumem_pool_reclaim`. It is called for requests of the pool's kind of memory: host memory, or device memory. `name` is for reports.
 
  Errors: `INVALID_ARGUMENT` for a null pointer or a name that is not UTF-8.
 
  # Safety
 
  `name` is null or a text that ends with a zero byte; `holder` is null or points to a place. `reclaim` may be called with `user_data` on
- any thread until `gpumem_holder_unregister` has returned and the calls that began before have.
+ any thread until `gpumem_holder_unregister` and all calls that began before it have returned.
  */
 enum gpumem_result gpumem_holder_register(struct gpumem_pool *pool,
                                           const char *name,
@@ -785,7 +783,7 @@ enum gpumem_result gpumem_pool_status(struct gpumem_pool *pool, struct gpumem_st
 
 /*
  Writes a pool's counters as text that ends with a zero byte, cut to `capacity_bytes`. `length_bytes`, which may be null, becomes the
- length of the whole text without the zero byte; `text` may be null to learn it.
+ length of the whole text without the zero byte; pass a null `text` to get only the length.
 
  # Safety
 

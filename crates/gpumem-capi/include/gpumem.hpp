@@ -1,4 +1,4 @@
-/* The C interface of gpumem as C++17: owners that end what they hold, and errors as exceptions. */
+/* The C interface of gpumem as C++17: RAII owners, and errors as exceptions. */
 
 #ifndef GPUMEM_HPP
 #define GPUMEM_HPP
@@ -68,7 +68,7 @@ private:
     std::unique_ptr<gpumem_stream, detail::EndStream> handle_;
 };
 
-/* Memory that its destructor frees, in stream order. */
+/* Memory that is freed in stream order by its destructor. */
 class Block {
 public:
     explicit Block(void *address) noexcept : address_(address) {}
@@ -88,7 +88,7 @@ private:
 
 class Pool;
 
-/* Counts what this thread allocates from a pool for a tag, until it is destroyed on the same thread. */
+/* Counts this thread's allocations from a pool for a tag, until it is destroyed on the same thread. */
 class Scope {
 public:
     inline Scope(const Pool &pool, const char *tag);
@@ -109,7 +109,7 @@ private:
     std::uint64_t number_ = 0;
 };
 
-/* The registration of a function that frees memory when it is short, until it is destroyed. */
+/* The registration of a function that frees memory when memory is short. It ends with this object. */
 class Holder {
 public:
     explicit Holder(gpumem_holder *handle) noexcept : handle_(handle) {}
@@ -139,7 +139,7 @@ public:
         check(gpumem_stream_create(get(), &stream));
         return Stream(stream);
     }
-    /* A stream of another library, which outlives the result. */
+    /* A stream of another library, which must outlive the result. */
     Stream borrow(void *raw) {
         gpumem_stream *stream = nullptr;
         check(gpumem_stream_borrow(get(), raw, &stream));
@@ -160,7 +160,7 @@ public:
         return text;
     }
 
-    /* A limit as a text: "2GiB", "50%" of the device's memory, "80%free" of what is free there. */
+    /* A limit as a text: "2GiB", "50%" of the device's memory, "80%free" of its free memory. */
     void set_hard_limit(const char *limit) { check(gpumem_pool_set_hard_limit_text(get(), limit)); }
     void set_soft_limit(const char *limit) { check(gpumem_pool_set_soft_limit_text(get(), limit)); }
     Scope scope(const char *tag) const { return Scope(*this, tag); }
@@ -170,7 +170,7 @@ public:
         return Holder(holder);
     }
 
-    /* The part with a name, which sleeps apart from the rest. */
+    /* The part with this name, which sleeps separately. */
     Pool part(const char *name) {
         gpumem_pool *part = nullptr;
         check(gpumem_pool_part(get(), name, &part));
@@ -181,7 +181,7 @@ public:
     void wake() { check(gpumem_pool_wake(get())); }
 
 private:
-    /* Not a constructor from a pointer: Pool(0) is that of device 0. */
+    /* Not a constructor from a pointer: Pool(0) is the pool of device 0. */
     struct Taken { gpumem_pool *handle; };
     explicit Pool(Taken taken) noexcept : handle_(taken.handle) {}
     static gpumem_pool_options with(std::uint32_t ordinal, const char *conf) noexcept {

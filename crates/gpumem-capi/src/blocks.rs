@@ -10,8 +10,8 @@ use gpumem_pool::{Block, PoolError, RawBlock};
 
 /// Some of the blocks, on a cache line of their own.
 ///
-/// Behind a lock that is held for a few nanoseconds: a thread that does not get it polls, and gives its processor away. Its unlock is a
-/// plain store, where that of the standard mutex must look for waiting threads.
+/// Behind a lock that is held for a few nanoseconds: a thread that does not get it polls, and then yields. Its unlock is a plain store,
+/// whereas the standard mutex must look for waiting threads.
 #[repr(align(128))]
 struct Shard {
     is_locked: AtomicBool,
@@ -61,7 +61,7 @@ impl Shard {
     }
 }
 
-/// Beyond these the holder is not running.
+/// After this many polls the holder is not running.
 const LOOKS_MAX: u32 = 100;
 
 impl Deref for Locked {
@@ -95,7 +95,7 @@ pub(crate) fn keep(block: Block) -> u64 {
     let address = block.address();
     if address != 0 {
         let block = block.into_raw();
-        // No block is allocated in a forked child, so the lock is there.
+        // No block is allocated in a forked child, so the lock is available.
         if let Some(mut blocks) = shard(address) {
             blocks.insert(block);
         }
@@ -103,7 +103,7 @@ pub(crate) fn keep(block: Block) -> u64 {
     address
 }
 
-/// Calls `end` with the block that begins at an address, which it gives away. A forked child keeps its copies of blocks.
+/// Removes the block that begins at an address, and passes it to `end`. A forked child keeps its copies of blocks.
 #[inline(always)]
 pub(crate) fn end(address: u64, end: impl FnOnce(Block)) -> Outcome {
     let Some(mut blocks) = shard(address) else { return Ok(()) };
@@ -114,7 +114,7 @@ pub(crate) fn end(address: u64, end: impl FnOnce(Block)) -> Outcome {
     Ok(())
 }
 
-/// Calls `work` with the block that begins at an address. No other thread can free it meanwhile.
+/// Calls `work` with the block that begins at an address. No other thread can free it during the call.
 pub(crate) fn with<R>(address: u64, work: impl FnOnce(&Block) -> Outcome<R>) -> Outcome<R> {
     let mut blocks = shard(address).ok_or(PoolError::Forked)?;
     let Some(place) = blocks.get_mut(address) else { return Err(unknown(address)) };
@@ -150,7 +150,7 @@ fn spread(address: u64) -> u64 {
 /// A hash table by address, with linear probing. The fields of a new block go from registers straight to its place. `HashMap::insert` would
 /// first write them to the stack, field by field, and then read them back in wider pieces: a store-forwarding stall.
 struct Blocks {
-    /// A power of two, or none. At most half of the places are taken.
+    /// A power of two, or zero. At most half of the places are taken.
     places: Vec<Option<RawBlock>>,
     count: usize,
 }
@@ -160,7 +160,7 @@ impl Blocks {
         Self { places: Vec::new(), count: 0 }
     }
 
-    /// Adds a block. No other one begins at its address.
+    /// Adds a block. No other block begins at its address.
     #[inline(always)]
     fn insert(&mut self, block: RawBlock) {
         if 2 * self.count >= self.places.len() {

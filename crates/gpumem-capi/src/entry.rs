@@ -1,6 +1,6 @@
 //! The functions that C calls. Each checks its arguments, looks up its handles, and reports errors by code and text.
 //!
-//! A pointer to a result is written only on success, except for texts, whose length is always written.
+//! Results are written only on success, except the length of a text, which is always written.
 
 mod arguments;
 mod captures;
@@ -23,7 +23,7 @@ use crate::error::{self, gpumem_result, guarded};
 use ::gpumem_pool::Interface;
 use core::ffi::c_char;
 
-/// The version of this header: 10000 × major + 100 × minor + patch. `gpumem_version` returns that of the library.
+/// The version of this header: 10000 × major + 100 × minor + patch. `gpumem_version` returns the library's version.
 pub const GPUMEM_VERSION: u32 = 100;
 
 /// Returns the version of the library, as `GPUMEM_VERSION` counts. A library of the same major version, and before 1.0 of the same minor
@@ -40,29 +40,29 @@ pub extern "C" fn gpumem_last_error() -> *const c_char {
     error::last()
 }
 
-/// Succeeds unless the process was forked from one in which a driver had been opened: then every function that needs the driver returns
-/// `FORKED`, and this one too. Takes no lock.
+/// Returns `FORKED` if the process was forked from one that had opened a driver, like every function that needs the driver. Succeeds
+/// otherwise. Takes no lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_check_process() -> gpumem_result {
     guarded(|| Ok(()))
 }
 
-/// Like `gpumem_last_error`, with the names of functions and options of another interface, for programs that wrap this one:
-/// `GPUMEM_INTERFACE_PYTHON` and its like. The text is valid until this thread's next error or next call of this function.
+/// Like `gpumem_last_error`, with the names of functions and options of another interface, such as `GPUMEM_INTERFACE_PYTHON`, for programs
+/// that wrap this one. The text is valid until this thread's next error or next call of this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_last_error_as(interface: u32) -> *const c_char {
     error::last_as(interface_of(interface).unwrap_or(Interface::C))
 }
 
-/// The names in texts are those of this interface.
+/// Texts use the names of this interface.
 pub const GPUMEM_INTERFACE_C: u32 = 0;
-/// The names in texts are those of `gpumem.Pool` in Python.
+/// Texts use the names of `gpumem.Pool` in Python.
 pub const GPUMEM_INTERFACE_PYTHON: u32 = 1;
-/// The names in texts are those of `gpumem.torch`.
+/// Texts use the names of `gpumem.torch`.
 pub const GPUMEM_INTERFACE_PYTORCH: u32 = 2;
-/// The names in texts are those of `gpumem.cupy`.
+/// Texts use the names of `gpumem.cupy`.
 pub const GPUMEM_INTERFACE_CUPY: u32 = 3;
-/// The names in texts are those of `gpumem.rmm`.
+/// Texts use the names of `gpumem.rmm`.
 pub const GPUMEM_INTERFACE_RMM: u32 = 4;
 
 fn interface_of(number: u32) -> Option<Interface> {
@@ -89,7 +89,7 @@ mod tests {
         }
     }
 
-    /// The literals of a source, outside of its tests, with their continuation lines joined.
+    /// The literals of a source, except its tests, with their continuation lines joined.
     fn literals(source: &str) -> Vec<String> {
         let code = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         let lines = code.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
@@ -100,7 +100,7 @@ mod tests {
     /// Flags and variables that all interfaces have, or that only a program which wraps this one sets.
     const OF_ALL: [&str; 3] = ["GPUMEM_FROM_ENVIRONMENT", "GPUMEM_INTERFACE_C", "GPUMEM_TRACE"];
 
-    /// Python's programs read the texts of this crate too, with the names of the Python package.
+    /// Python programs read the texts of this crate too, with the names of the Python package.
     #[test]
     fn texts_name_what_each_interface_has() {
         let mut files = Vec::new();

@@ -33,7 +33,7 @@ pub enum gpumem_result {
     GPUMEM_ERROR_DEVICE_LOST = 7,
     /// A call of the driver failed.
     GPUMEM_ERROR_DRIVER = 8,
-    /// The objects do not fit together or are in the wrong state: another device, a retired stream, a capture.
+    /// The objects do not belong together or are in the wrong state: another device, a retired stream, a capture.
     GPUMEM_ERROR_STATE = 9,
     /// A defect of this library; the call may have done part of its work.
     GPUMEM_ERROR_PANIC = 10,
@@ -100,7 +100,7 @@ fn code_of(error: &PoolError) -> gpumem_result {
     }
 }
 
-/// Runs a function of the interface, which a forked child is refused. Its error becomes the thread's last error, and so does a panic.
+/// Runs a function of the interface; refuses it in a forked child. An error or a panic becomes the thread's last error.
 #[inline]
 pub(crate) fn guarded(work: impl FnOnce() -> Outcome) -> gpumem_result {
     caught(|| {
@@ -116,7 +116,7 @@ pub(crate) fn ending(work: impl FnOnce() -> Outcome) -> gpumem_result {
 }
 
 /// Like [`guarded`], for functions that need no check at the start: `gpumem_alloc` and `gpumem_free` find out in their slow paths that the
-/// process was forked, and the end of a scope is of the thread alone.
+/// process was forked, and ending a scope concerns only the thread.
 #[inline]
 pub(crate) fn caught(work: impl FnOnce() -> Outcome) -> gpumem_result {
     match catch_unwind(AssertUnwindSafe(work)) {
@@ -130,7 +130,7 @@ pub(crate) fn caught(work: impl FnOnce() -> Outcome) -> gpumem_result {
 fn panicked(payload: Box<dyn Any + Send>) -> Failure {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-    // The drop of a payload may panic in turn.
+    // Dropping a payload may panic too.
     drop(catch_unwind(AssertUnwindSafe(|| drop(payload))));
     let text = text.unwrap_or_else(|| "without a text".into());
     Failure {
@@ -142,7 +142,7 @@ fn panicked(payload: Box<dyn Any + Send>) -> Failure {
 #[cold]
 fn remember(failure: Failure) -> gpumem_result {
     let shown = terminated(Interface::C.translate(&failure.text));
-    // A thread that is ending has no place for the text any more.
+    // A thread that is ending can no longer store the text.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
             *last = Last { text: failure.text, shown, wrapped: CString::default() };
@@ -179,9 +179,9 @@ pub(crate) fn last_as(interface: Interface) -> *const c_char {
 /// A thread's last error.
 #[derive(Default)]
 struct Last {
-    /// With names in Rust, or of a pool's interface.
+    /// With Rust names, or those of a pool's interface.
     text: String,
-    /// With names in C.
+    /// With C names.
     shown: CString,
     /// With the names that [`last_as`] was called for.
     wrapped: CString,

@@ -1,8 +1,8 @@
-//! Pools and streams by handle. A handle is a number, never an address: a destroyed one is found to be so, and no other object gets it.
+//! Pools and streams by handle. A handle is a number, never an address: a destroyed handle is detected, and no other object gets it.
 //!
-//! A lookup takes no lock and writes no memory that threads share: the thread notes the handle in a record of its own, which the end of
-//! an object reads ([`users`]). The object stays alive until the call that found it has returned, so any call, and any callback inside a
-//! call, may destroy it.
+//! A lookup takes no lock and writes no shared memory: the thread notes the handle in its own record, which the end of an object reads
+//! ([`users`]). The object stays alive until the call that found it has returned, so any call, and any callback inside a call, may destroy
+//! it.
 
 mod users;
 
@@ -20,7 +20,7 @@ pub(crate) struct Table<T> {
     name: &'static str,
     slots: [Slot<T>; SLOT_COUNT],
     changes: Mutex<Changes>,
-    /// The number of [`Changes::removed`], for a look without the lock.
+    /// The number of [`Changes::removed`], readable without the lock.
     removed_count: AtomicUsize,
 }
 
@@ -33,7 +33,7 @@ struct Slot<T> {
 }
 
 struct Changes {
-    /// Slots from this one on were never used.
+    /// This slot and later ones were never used.
     fresh: usize,
     /// Used slots that are empty again.
     emptied: Vec<usize>,
@@ -223,7 +223,7 @@ mod tests {
         assert!(TABLE.add(()).is_ok());
     }
 
-    /// An object is dropped by the call that destroys it, or else by the last call that uses it, however deep the calls are.
+    /// An object is dropped by the call that destroys it, or by the last call that uses it, at any depth of nested calls.
     #[test]
     fn an_object_ends_with_its_last_call() {
         static TABLE: Table<Arc<()>> = Table::new(2, "counted");
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&count), 1);
     }
 
-    /// No thread uses an object that another thread has dropped, and none is forgotten.
+    /// No thread uses an object that another thread has dropped, and every object is dropped.
     #[test]
     fn threads_use_what_others_destroy() {
         static TABLE: Table<Guarded> = Table::new(3, "guarded");

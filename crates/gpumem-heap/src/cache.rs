@@ -1,4 +1,4 @@
-//! Thread caches: freed blocks that each thread keeps for a stream, so that most requests reach neither the heap nor its lock.
+//! Thread caches: each thread keeps freed blocks for a stream, so most requests touch neither the heap nor its lock.
 //!
 //! | file | job |
 //! | --- | --- |

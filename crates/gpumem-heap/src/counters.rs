@@ -1,7 +1,7 @@
 //! [`Counters`]: blocks and bytes allocated and freed.
 //!
-//! Each thread counts in a [`LocalCounters`] that it alone writes. One thread may allocate a block and another free it, so the
-//! counters of one thread mean little and wrap around zero; their sum is exact once no call is running.
+//! Each thread counts in a [`LocalCounters`] that only it writes. One thread may allocate a block and another free it, so the counters of
+//! one thread mean little and wrap around zero; their sum is exact once no call is running.
 
 use core::ops::{Add, Sub};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -71,7 +71,7 @@ impl Default for LocalCounters {
     }
 }
 
-/// Adds to a counter without an atomic exchange: only one thread at a time writes it. Returns the sum.
+/// Adds to a counter without an atomic read-modify-write: only one thread at a time writes it. Returns the sum.
 #[inline]
 fn raise(count: &AtomicU64, by: u64) -> u64 {
     let sum = count.load(Ordering::Relaxed).wrapping_add(by);
@@ -92,8 +92,7 @@ impl Counters {
         self.free_count += 1;
     }
 
-    /// The counters for display. While calls run, a free may have been read without its allocation; the difference is shown as zero
-    /// then.
+    /// The counters for display. While calls run, a free may be read without its allocation; the difference is then shown as zero.
     pub fn shown(self) -> Self {
         Self {
             in_use_bytes: self.in_use_bytes.cast_signed().max(0).unsigned_abs(),

@@ -1,17 +1,17 @@
 //! [`Heap`]: all memory of a pool that no thread cache holds, shared by the pool's streams. The caller keeps it behind one lock.
 //!
-//! Addresses are reserved once, in two *spaces*: one for blocks up to 1 MiB, one for larger blocks, so that no small block splits a
-//! large free range. A request first searches the memory that its own stream has freed, and the memory that is ready for all
-//! streams, by size. If that finds nothing, it goes on, each step more expensive than the one before:
+//! Addresses are reserved once, in two *spaces*: one for blocks up to 1 MiB, one for larger blocks, so that no small block splits a large
+//! free range. A request first searches the memory that its own stream has freed, and the memory that is ready for all streams, by size. If
+//! that finds nothing, it tries these steps, each more expensive than the one before:
 //!
 //! 1. adjacent free ranges of several streams, all ordered before the request (`take_ready`);
-//! 2. address ranges whose memory is idle under other addresses: the memory moves back, without a driver call;
+//! 2. address ranges whose memory is idle at other addresses: the memory moves back, without a driver call;
 //! 3. a new mapping over idle parts of handles (steps 2 and 3 are `take_recycled`);
 //! 4. new handles, up to the bytes that the caller allows (`take_grown`).
 //!
-//! If the tuning allows no growth slack and several streams share the heap, memory is dealt to streams by the page: a block of two
-//! or more pages starts at a page boundary, the rest of its last page belongs to the block's stream (`keeps_pages`), and another
-//! block of that stream may start there (`partial_page`). A page that is shared by two streams serves the large blocks of neither.
+//! If the tuning allows no growth slack and several streams share the heap, streams receive memory in whole pages: a block of two or more
+//! pages starts at a page boundary, the rest of its last page belongs to the block's stream (`keeps_pages`), and another block of that
+//! stream may start there (`partial_page`). A page that is shared by two streams serves the large blocks of neither.
 //!
 //! Without virtual memory the spaces are filled with segments instead (`segments`), and steps 2 and 3 find nothing.
 //!
@@ -95,7 +95,7 @@ pub struct Request {
 pub struct Heap {
     spaces: [Space; 2],
     pages: Pages,
-    /// In place of handles and mappings, without virtual memory.
+    /// Replaces handles and mappings on devices without virtual memory.
     segments: Option<Segments>,
     records: Records,
     tuning: TuningByLimit,
@@ -119,7 +119,7 @@ pub struct Heap {
     outside_bytes: u64,
     /// The mappings that may be made before the heap grows instead, in thousandths.
     mapping_credit: u32,
-    /// The number of empty mappings from which on those that could not be unmapped are tried again.
+    /// From this number of empty mappings on, those that could not be unmapped are tried again.
     empty_retry: usize,
 }
 
@@ -153,14 +153,14 @@ impl Heap {
         }
     }
 
-    /// Creates a heap without addresses of its own: [`PhysicalMemory::create`](crate::PhysicalMemory::create) returns the address
-    /// of each segment.
+    /// Creates a heap that reserves no addresses: [`PhysicalMemory::create`](crate::PhysicalMemory::create) returns the address of each
+    /// segment.
     pub fn of_segments(tuning: Tuning) -> Self {
         Self { segments: Some(Segments::default()), ..Self::new(tuning, [(0, SPACE_BYTES_MAX); 2]) }
     }
 
-    /// Returns a block to the heap. The memory becomes usable once all `uses` are complete or ordered before the next user; without
-    /// uses, right away.
+    /// Returns a block to the heap. The memory becomes usable once all `uses` are complete or ordered before the next user; immediately if
+    /// there are none.
     ///
     /// `uses` must include the stream that the block was taken for, unless all work queued on it before the block was taken is
     /// complete.
@@ -195,7 +195,7 @@ impl Heap {
         self.pages.reserved_bytes + segments_bytes
     }
 
-    /// Sets the bytes of physical memory that the caller holds beside the heap. They count as reserved too.
+    /// Sets the bytes of physical memory that the caller holds outside the heap. They count as reserved too.
     pub fn set_outside_bytes(&mut self, size_bytes: u64) {
         self.outside_bytes = size_bytes;
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
@@ -216,7 +216,7 @@ impl Heap {
         self.reserved_peak_bytes
     }
 
-    /// The size of all blocks outside of the heap, including those in thread caches.
+    /// The size of all blocks outside the heap, including those in thread caches.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
@@ -266,7 +266,7 @@ impl Heap {
     }
 }
 
-/// The space of a request: small blocks have one of their own.
+/// The space of a request: small blocks have a separate one.
 fn space_of(request: &Request) -> usize {
     usize::from(request.size_bytes > SMALL_MAX_BYTES)
 }
@@ -279,7 +279,7 @@ fn pages_in(size_bytes: u64) -> u32 {
     u32::try_from(size_bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// The largest space, in bytes: more than any device has. Addresses cost nothing.
+/// The largest space, in bytes: more than any device has. Addresses are free.
 const SPACE_BYTES_MAX: u64 = 1 << 50;
 /// The mapping credit of a program before its first large blocks.
 const MAPPING_CREDIT_MAX: u32 = 512 * 1000;

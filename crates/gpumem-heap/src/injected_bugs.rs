@@ -35,7 +35,7 @@ impl Bug {
     ];
 }
 
-/// Injects a bug into this process, in place of an earlier one.
+/// Injects a bug into this process, and removes an earlier one.
 ///
 /// # Safety
 ///

@@ -1,13 +1,13 @@
 //! Thread caches and a heap for stream-ordered memory.
 //!
-//! This crate does the book-keeping for memory that it never accesses: which bytes are free, in the order of which stream, and how
-//! physical memory is mapped at addresses. It calls no driver. Two traits supply the rest:
+//! This crate does the book-keeping for memory that it never accesses: which bytes are free for which stream, and how physical memory is
+//! mapped at addresses. It calls no driver. Two traits supply the rest:
 //!
 //! - [`PhysicalMemory`]: creates, maps, unmaps and releases physical memory;
 //! - [`Order`](order::Order): which uses of memory are ordered before a stream's next operation, and which are complete.
 //!
-//! Functions that use them are generic, so a pool that implements both gets its own copies without dynamic calls. Neither trait is
-//! called before a request misses the thread caches.
+//! Functions that use them are generic, so a pool that implements both pays for no dynamic calls. Neither trait is called unless a request
+//! misses the thread caches.
 //!
 //! Arguments out of range are refused or clamped, and never panic in a release build. Debug assertions and [`heap::Heap::check`] detect a
 //! caller that returns a block twice.
@@ -19,7 +19,7 @@
 //! | room | content |
 //! | --- | --- |
 //! | [`sync`] | atomics and locks of the standard library or of a model checker; the biased lock and count, the spinning mutex, asymmetric fences |
-//! | [`order`] | streams, stamps and epochs: two numbers that tell whether memory freed on one stream may be used on another |
+//! | [`order`] | streams, stamps and epochs: two numbers that decide whether memory freed on one stream may be used on another |
 //! | [`counters`] | blocks allocated and freed, counted by thread |
 //! | [`SizeClass`], [`HeapBlock`], [`PhysicalMemory`], [`Tuning`] | a file each: sizes of small blocks; what caches and heap exchange; the memory under the heap; its options |
 //! | [`cache`] | thread caches: freed blocks that a thread keeps for a stream, and the depot between threads |

@@ -1,5 +1,5 @@
 //! Size classes of blocks up to 1 MiB, for which a magazine has one stack each. As in jemalloc, each doubling has a fixed number of
-//! classes; the number is larger where blocks are large.
+//! classes, with more classes for large blocks.
 //!
 //! | request | classes | waste within a block |
 //! | --- | --- | --- |

@@ -29,7 +29,7 @@ mod primitives {
     pub use std::sync::{Arc, Mutex, MutexGuard};
     pub(crate) use std::thread_local;
 
-    /// A value that several threads share; the code around it decides which of them may access it.
+    /// A value that several threads share; the surrounding code decides which of them may access it.
     #[derive(Debug)]
     pub(crate) struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
 
@@ -45,8 +45,7 @@ mod primitives {
         }
     }
 
-    /// Waits a little for another thread: busily at first, because it is about to be done, then by yielding, because it may not be
-    /// running.
+    /// Waits briefly for another thread: spins at first, because it is about to finish, then yields, because it may not be running.
     pub(crate) fn pause(turn: u32) {
         if turn < 64 { core::hint::spin_loop() } else { std::thread::yield_now() }
     }

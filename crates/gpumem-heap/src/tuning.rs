@@ -53,7 +53,7 @@ impl Tuning {
         ..Self::BALANCED
     };
 
-    /// The least memory, whatever the driver calls cost.
+    /// The least memory, at any cost in driver calls.
     pub const TIGHT: Self = Self {
         growth_slack_per_mille: 0,
         growth_slack_max_per_mille: 0,
@@ -82,7 +82,7 @@ impl Tuning {
         }
     }
 
-    /// The tuning near a limit, where a request that fits comes before speed.
+    /// The tuning near a limit, where fitting a request matters more than speed.
     pub(crate) fn careful(&self) -> Self {
         let tight = Self::TIGHT;
         Self {
@@ -119,7 +119,7 @@ impl Tuning {
 pub const SPLIT_BYTES_MAX_MIN: u64 = 20 << 20;
 
 const PAGE_BYTES: u64 = 2 << 20;
-/// A factor of a thousand: larger values would overflow and have no meaning.
+/// A factor of a thousand: larger values would overflow and mean nothing.
 const PER_MILLE_MAX: u32 = 1_000_000;
 /// A bit of a word for each page.
 const HANDLE_PAGES_MAX: u32 = 64;

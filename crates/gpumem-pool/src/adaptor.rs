@@ -1,27 +1,25 @@
 //! Adaptors, which [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor) adds around a pool.
 //!
-//! [`Adaptor`]: a behaviour around allocation and free, such as a budget, a log, or guard bytes at the ends of blocks.
-//! Any number of adaptors can be nested, the innermost around the backend.
+//! An [`Adaptor`] adds behaviour to allocation and free, such as a budget, a log, or guard bytes at the ends of blocks. Any number of
+//! adaptors can be nested; the innermost wraps the backend.
 //!
-//! A request goes inwards, adaptor by adaptor, as a [`Request`] that each may change. The backend's memory comes back
-//! outwards as a [`Grant`] that each may narrow, or replace by memory of another pool. The outermost grant becomes an
-//! ordinary [`Block`](crate::Block). When that is dropped, each adaptor is notified from the outside in, by a
-//! [`Release`], before the backend gets the memory back.
+//! A request goes inwards, adaptor by adaptor, as a [`Request`] that each may change. The backend's memory returns outwards as a [`Grant`]
+//! that each may narrow, or replace with memory of another pool. The outermost grant becomes an ordinary [`Block`](crate::Block). When the
+//! block is dropped, a [`Release`] notifies each adaptor from the outside in, before the backend gets the memory back.
 //!
-//! *What an adaptor cannot do.* None of this is `unsafe`, and an incorrect adaptor cannot hand out memory that is in
-//! use: a [`Grant`] is owned and comes from the pool alone, a [`Release`] is read-only, and the pool compares an
-//! adaptor's result with the request: pool, stream, size and alignment. A mismatch is an error that names the adaptor.
-//! The memory under a block that an adaptor has narrowed or replaced belongs to that block alone: the block has a
-//! unique number, and its drop ends it. An incorrect adaptor can refuse every request, keep memory forever, or block. A
-//! panic in an allocation propagates to the caller; a panic in a drop is caught.
+//! *What an adaptor cannot do.* Adaptors need no `unsafe`, and an incorrect adaptor cannot hand out memory that is in use: a [`Grant`]
+//! is owned and comes only from the pool, a [`Release`] is read-only, and the pool compares an adaptor's result with the request (pool,
+//! stream, size and alignment). A mismatch is an error that names the adaptor. The memory under a block that an adaptor has narrowed or
+//! replaced belongs only to that block, which has a unique number until it is dropped. An incorrect adaptor can refuse every request, keep
+//! memory forever, or block. A panic in an allocation propagates to the caller; a panic in a drop is caught.
 //!
-//! *What adaptors see.* Every block except empty ones, in the order of the calls. Memory allocated while its stream
-//! captures is part of a chunk that the graph keeps. Adaptors see the chunk, not its parts: when it is allocated, on a
-//! stream that never captures, and when it is released with its graph. Nothing that they queue becomes part of a graph.
-//! Outside blocks that a graph keeps are released with the graph. Growable blocks are checked before they grow
-//! ([`Adaptor::grow`]). A private pool uses its parent's adaptors. Every object names its pool ([`PoolId`]).
+//! *What adaptors see.* Every block except empty ones, in the order of the calls. Memory allocated while its stream captures is part of a
+//! chunk that the graph keeps. Adaptors see the chunk, not its parts: when it is allocated, on a stream that never captures, and when it is
+//! released with its graph. Nothing that they queue becomes part of a graph. Blocks from outside that a graph keeps are released with the
+//! graph. Growable blocks are checked before they grow ([`Adaptor::grow`]). A private pool uses its parent's adaptors. Every object names
+//! its pool ([`PoolId`]).
 //!
-//! A pool without adaptors has no cost for them: it checks a flag that it checks anyway.
+//! Adaptors are free for pools without them, which check a flag that they check anyway.
 
 mod failures;
 mod fallback;

@@ -51,7 +51,7 @@ pub(crate) trait Source: Send + Sync {
     ///
     /// # Errors
     ///
-    /// `PoolError::Driver` or `PoolError::DeviceLost` if a call fails for another reason than a shortage of memory.
+    /// `PoolError::Driver` or `PoolError::DeviceLost` if a call fails for a reason other than a shortage of memory.
     fn alloc<'a>(
         &'a self,
         size_bytes: u64,
@@ -59,7 +59,7 @@ pub(crate) trait Source: Send + Sync {
         stream: &'a Stream,
     ) -> Result<Answer<'a, Allocation>, PoolError>;
 
-    /// Allocates up to `count_max` blocks of `size_bytes` each from memory that is free. Neither grows nor waits.
+    /// Allocates up to `count_max` blocks of `size_bytes` each from free memory. Neither grows nor waits.
     fn alloc_ready(&self, _size_bytes: u64, _count_max: usize, _: &Stream) -> Vec<Allocation> {
         Vec::new()
     }
@@ -85,7 +85,7 @@ pub(crate) trait Source: Send + Sync {
     /// device. A further call for the same device changes nothing.
     fn enable_peer_access(&self, peer: PeerDevice) -> Result<(), PoolError>;
 
-    /// Pins the physical memory of a live allocation under its addresses.
+    /// Pins the physical memory of a live allocation to its addresses.
     fn pin(&self, allocation: Allocation) -> Result<(), PoolError>;
 
     /// The physical memory under a live allocation, if it can be exported to other processes.
@@ -98,8 +98,8 @@ pub(crate) trait Source: Send + Sync {
     ///
     /// # Errors
     ///
-    /// `PoolError::NotWithBackend`, `PoolError::NotWithKind` or `PoolError::BackendUnsupported` if there is none, or none that keeps the
-    /// hard limit.
+    /// `PoolError::NotWithBackend`, `PoolError::NotWithKind` or `PoolError::BackendUnsupported` if there is none, or none that can enforce
+    /// the hard limit.
     fn device_pool(&self) -> Result<&dyn DevicePool, PoolError> {
         Err(no_device_pool(self.kind()))
     }
@@ -137,12 +137,12 @@ pub(crate) trait Source: Send + Sync {
         0
     }
 
-    /// Returns whether the backend counts its blocks itself. Otherwise, the pool counts each block.
+    /// True if the backend counts its blocks; otherwise the pool counts each block.
     fn counts_blocks(&self) -> bool {
         false
     }
 
-    /// Returns whether freed memory stays reserved by the backend. Such a backend is one of its device's trimmables.
+    /// True if freed memory stays reserved by the backend. Such a backend is one of its device's trimmables.
     fn keeps_memory(&self) -> bool;
 
     fn counts(&self) -> Counts;
@@ -153,8 +153,7 @@ pub(crate) trait Source: Send + Sync {
     /// Resets the peak counters.
     fn reset_peaks(&self) -> Result<(), PoolError>;
 
-    /// Returns whether the backend keeps memory in plain segments, because virtual memory is unavailable or because the
-    /// configuration requests segments.
+    /// True if the backend keeps memory in plain segments, because virtual memory is unavailable or the configuration requests segments.
     fn has_plain_segments(&self) -> bool {
         false
     }
@@ -167,12 +166,12 @@ pub(crate) trait Source: Send + Sync {
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
-    /// Returns whether never more than `bytes` are reserved, cached memory included. `bytes` is at least the hard limit.
+    /// True if reservations, including cached memory, never exceed `bytes`, which is at least the hard limit.
     fn is_bounded_by(&self, _bytes: u64) -> bool {
         true
     }
 
-    /// Called after the soft limit has changed, and when more memory is reserved than a changed hard limit allows.
+    /// Called after the soft limit has changed, and when a changed hard limit is below the reserved memory.
     fn limits_changed(&self) -> Result<(), PoolError> {
         Ok(())
     }
@@ -187,7 +186,7 @@ pub(crate) trait Source: Send + Sync {
     fn reserved(&self) -> Result<Option<Reserved>, PoolError>;
 }
 
-/// A pool of the driver that can be its device's current pool, which `cuMemAllocAsync` allocates from.
+/// A driver pool that can be its device's current pool, which `cuMemAllocAsync` allocates from.
 pub(crate) trait DevicePool {
     /// Makes it the device's current pool.
     fn make_current(&self) -> Result<(), DriverError>;
@@ -195,17 +194,17 @@ pub(crate) trait DevicePool {
     /// Makes the device's default pool current, if this one is current.
     fn end_current(&self) -> Result<(), DriverError>;
 
-    /// Returns whether it is the device's current pool.
+    /// True if it is the device's current pool.
     fn is_current(&self) -> Result<bool, DriverError>;
 
     /// The driver's counters.
     fn usage(&self) -> Result<DriverPoolUsage, DriverError>;
 
-    /// Returns whether it was ever made current, so that other libraries may have memory of it.
+    /// True if it was ever made current, so other libraries may have memory from it.
     fn has_been_current(&self) -> bool;
 }
 
-/// The driver's counters of a pool, over all its users; see [`CurrentPool::usage`](crate::CurrentPool::usage).
+/// The driver's counters of a pool, for all its users; see [`CurrentPool::usage`](crate::CurrentPool::usage).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DriverPoolUsage {
@@ -233,7 +232,7 @@ pub(crate) trait Growing {
     /// Reserves addresses for `max_bytes`, which is not zero. Returns the id of the range and its first address.
     fn add(&self, max_bytes: u64) -> Result<(u64, CUdeviceptr), PoolError>;
 
-    /// Maps memory up to `size_bytes` within the range, as the ladder finds it. After an error, the range is unchanged.
+    /// Maps memory up to `size_bytes` within the range, with the ladder's help. After an error, the range is unchanged.
     fn grow_to(&self, id: u64, size_bytes: u64) -> Box<dyn Search<()> + '_>;
 
     /// Releases the memory behind `size_bytes`, once these uses are complete.
@@ -243,7 +242,7 @@ pub(crate) trait Growing {
     fn remove(&self, id: u64, uses: &[Stamp]);
 }
 
-/// Physical memory under an allocation: adjacent handles, as the driver names them, each with its size.
+/// Physical memory under an allocation: adjacent driver handles, each with its size.
 #[cfg(unix)]
 #[derive(Clone, Debug)]
 pub(crate) struct Underlying {
@@ -255,8 +254,8 @@ pub(crate) struct Underlying {
 /// An allocation of a backend: an address, a record and a class. The backend defines the record and the class, and
 /// gets both back with the block. A block may add a tag.
 ///
-/// Record, class and tag share one word, because blocks are moved a lot: the processor stalls when it reads memory in
-/// another width than the last write.
+/// Record, class and tag share one word, because blocks are moved often and the processor stalls when it reads memory with a different
+/// width than the last write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub(crate) address: CUdeviceptr,
@@ -381,8 +380,8 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Returns whether a search that found nothing may succeed now: other threads have allocated or freed since `before`, and live
-    /// blocks leave room for `size_bytes` below `most_bytes`.
+    /// True if a search that found nothing may succeed now: other threads have allocated or freed since `before`, and live blocks leave
+    /// room for `size_bytes` below `most_bytes`.
     pub(crate) fn may_fit_since(&self, before: &Self, size_bytes: u64, most_bytes: u64) -> bool {
         let moves = |counts: &Self| (counts.allocation_count, counts.block_count);
         moves(before) != moves(self) && self.in_use_bytes.saturating_add(size_bytes) <= most_bytes
@@ -398,9 +397,9 @@ pub(crate) struct Reserved {
     pub(crate) unfreed_bytes: u64,
     /// The host memory of the backend's records.
     pub(crate) record_bytes: u64,
-    /// The memory that sleeps; not part of `current_bytes`.
+    /// The sleeping memory; not part of `current_bytes`.
     pub(crate) asleep_bytes: u64,
-    /// The pinned host memory for contents of memory that sleeps.
+    /// The pinned host memory for the contents of sleeping memory.
     pub(crate) on_host_bytes: u64,
 }
 
@@ -423,12 +422,12 @@ pub(crate) fn put_back_small(_cache_key: u64, _: &Allocation, _size_bytes: u64, 
     false
 }
 
-/// The calling thread's cache of a stream: there is none.
+/// The calling thread's cache for a stream: none.
 #[cfg(not(feature = "backend-caching"))]
 #[derive(Clone, Copy)]
 pub(crate) enum FoundCache {}
 
-/// The calling thread's cache for a block that may have a tag: there is none.
+/// The calling thread's cache for a block that may have a tag: none.
 #[cfg(not(feature = "backend-caching"))]
 #[inline(always)]
 pub(crate) fn find_for_tagged(_cache_key: u64, _: &Allocation, _: StreamId) -> Option<FoundCache> {
@@ -439,7 +438,7 @@ pub(crate) fn find_for_tagged(_cache_key: u64, _: &Allocation, _: StreamId) -> O
 ///
 /// # Safety
 ///
-/// None is needed: there is no such cache.
+/// No requirements: there is no such cache.
 #[cfg(not(feature = "backend-caching"))]
 #[allow(unsafe_code, reason = "it has the contract of the function for caches")]
 pub(crate) unsafe fn put_back_found(cache: FoundCache, _: &Allocation, _size_bytes: u64) -> bool {
@@ -450,7 +449,7 @@ pub(crate) unsafe fn put_back_found(cache: FoundCache, _: &Allocation, _size_byt
 ///
 /// # Safety
 ///
-/// None is needed: there is no such cache.
+/// No requirements: there is no such cache.
 #[cfg(not(feature = "backend-caching"))]
 #[allow(unsafe_code, reason = "it has the contract of the function for caches")]
 pub(crate) unsafe fn stream_of_found(cache: FoundCache) -> StreamId {
@@ -467,8 +466,7 @@ pub(crate) struct BackendSetup<'a> {
     pub(crate) activity: &'a Arc<ActivityCounters>,
 }
 
-/// Creates the configured backend. Without a configured one, creates the best backend that is compiled in and that the device
-/// supports.
+/// Creates the configured backend, or by default the best one that is compiled in and that the device supports.
 pub(crate) fn open(setup: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
     match setup.config.backend {
         Some(BackendKind::Caching) => caching(setup),

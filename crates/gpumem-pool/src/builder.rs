@@ -1,8 +1,7 @@
 //! [`PoolBuilder`]: sets up a pool, from calls, from options by name, and from the environment.
 //!
-//! [`conf`](crate::conf) lists the options. The few that most programs need have a setter, and so do those whose values
-//! have no text form. The builder wins over the environment, and the environment wins over the default. Only `from_env`
-//! reads the environment.
+//! [`conf`](crate::conf) lists the options. The few that most programs need have a setter, and so do options whose values have no text
+//! form. The builder overrides the environment, which overrides the defaults. Only `from_env` reads the environment.
 
 mod default;
 
@@ -29,12 +28,12 @@ pub struct PoolBuilder {
     interface: Interface,
     is_copied_by_address: bool,
     options: Options,
-    /// The first argument of a setter that is no value of its option.
+    /// The first setter argument that is not a valid value.
     mistake: Option<ConfigError>,
     peers: Vec<Device>,
     adaptors: Vec<Arc<dyn Adaptor>>,
     observer: Option<Observer>,
-    /// The outermost adaptor, around all others.
+    /// The outermost adaptor.
     trace: Option<Arc<Trace>>,
 }
 
@@ -180,7 +179,7 @@ impl PoolBuilder {
         self
     }
 
-    /// For a pool that other libraries use: it has plain segments if the device lacks a link to another one, unless
+    /// For a pool that other libraries use: it has plain segments if the device lacks a link to any other device, unless
     /// `expandable_segments` is set.
     pub(crate) fn copied_by_address(mut self) -> Self {
         self.is_copied_by_address = true;
@@ -224,9 +223,9 @@ impl PoolBuilder {
     /// [`PoolError::LimitReached`] and [`PoolError::OverBudget`], which have a report ([`PoolError::out_of_memory`]), and
     /// [`PoolError::TooLarge`]. A refusal of an adaptor that is not about memory ([`PoolError::Refused`]) is not passed to it.
     ///
-    /// The call happens once, on the requesting thread, before the request returns. Refusals along the way of a request
-    /// that succeeds in the end are not reported. No lock is held, so the observer may inspect the pool and free
-    /// blocks. Its own requests are not reported to it. Its panics propagate to the caller.
+    /// The call happens once, on the requesting thread, before the request returns. Refusals during a request that finally succeeds are not
+    /// reported. No lock is held, so the observer may inspect the pool and free blocks. Its own requests are not reported to it. Its panics
+    /// propagate to the caller.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -273,7 +272,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Returns the trace that `GPUMEM_TRACE` has the pool record into ([`PoolBuilder::from_env`]), for [`Trace::flush`]. `None`
+    /// Returns the trace that the pool records into because of `GPUMEM_TRACE` ([`PoolBuilder::from_env`]), for [`Trace::flush`]. `None`
     /// without the variable, and for traces that are added as adaptors.
     #[must_use]
     pub fn trace(&self) -> Option<&Arc<Trace>> {

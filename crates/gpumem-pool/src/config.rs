@@ -67,7 +67,7 @@ pub(crate) struct Config {
         allow(dead_code, reason = "the others have no plain segments")
     )]
     pub(crate) is_copied_by_address: bool,
-    /// The options that the other fields result from.
+    /// The options that determine the other fields.
     pub(crate) given: Options,
 }
 

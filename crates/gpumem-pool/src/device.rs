@@ -97,17 +97,17 @@ struct Inner {
     common: Arc<Common>,
     /// The error that destroyed the context, once a call has returned it.
     lost: OnceLock<DriverError>,
-    /// True once a call has found that the program has reset the device. From then on no call uses the context or an object of it: the
-    /// handles may be those of others.
+    /// True once a call has found that the program has reset the device. From then on no call uses the context or its objects, whose
+    /// handles may have been reused.
     is_reset: AtomicBool,
     ordinal: u32,
     raw: CUdevice,
     context: Handle<CUctx_st>,
-    /// The driver's number of the context, which no later context has; `None` for drivers before CUDA 12.0.
+    /// The driver's number of the context, never reused; `None` for drivers before CUDA 12.0.
     context_id: Option<u64>,
     name: String,
     total_bytes: u64,
-    /// True if the device's memory is the host's.
+    /// True if the device uses the host's memory.
     is_integrated: bool,
     compute_capability: (u32, u32),
     /// The streams that notify of completed work.
@@ -126,9 +126,9 @@ struct Common {
     mapped: AtomicU8,
     /// Held shared while the host waits for the whole GPU, and exclusively while a capture begins there.
     quiet: RwLock<()>,
-    /// Reports of memory that could not be released, not yet returned to a caller.
+    /// Unreported failures to release memory.
     kept: Mutex<Vec<PoolError>>,
-    /// The memory of those reports that can be released later.
+    /// The memory of these reports that can be released later.
     kept_memory: Mutex<Vec<KeptMemory>>,
 }
 
@@ -170,8 +170,7 @@ impl Device {
 
     /// Opens the device with this ordinal, counted from 0, and retains its primary context.
     ///
-    /// The first opening of a device in a process creates the context, which takes the vendor's driver a tenth of a
-    /// second.
+    /// The first time that a process opens a device, the context is created, which takes the vendor's driver a tenth of a second.
     ///
     /// # Errors
     ///
@@ -189,9 +188,9 @@ impl Device {
         watch_forks();
         let clocks = Clocks::of(driver);
         let mut open = clocks.devices();
-        // Before the context is retained: one that is retained here and inactive was destroyed.
+        // Before the context is retained: an inactive context that is retained here was destroyed.
         open.iter().filter(|open| open.raw() == raw).for_each(|open| _ = open.find_reset());
-        // Retained last, so that no earlier failure has a context to release.
+        // Retained last, so that earlier failures have no context to release.
         let mut context = core::ptr::null_mut();
         // SAFETY: `context` outlives the call; the release is in `Inner::drop`.
         unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw)? };
@@ -277,13 +276,13 @@ impl Device {
         self.0.context.0
     }
 
-    /// The free and total memory, as the driver reports it: other pools and processes count.
+    /// The free and total memory, as reported by the driver: other pools and processes count.
     ///
-    /// The memory of an integrated device (Tegra, DGX Spark) is the host's, and the driver counts the system's page cache as used.
-    /// There, the free memory is what the system says is available (`MemAvailable` of Linux): an allocation makes the system give
-    /// up its page cache. Swap space does not count. On other systems it is the driver's figure.
+    /// An integrated device (Tegra, DGX Spark) uses the host's memory, and the driver counts the system's page cache as used. There, the
+    /// free memory is the system's available memory (`MemAvailable` on Linux), because an allocation makes the system give up its page
+    /// cache. Swap space does not count. On other systems it is the driver's figure.
     ///
-    /// Every figure of free memory in this crate is this one: shares of free memory, [`Status`](crate::Status), reports.
+    /// All figures of free memory in this crate are this one: shares of free memory, [`Status`](crate::Status), reports.
     ///
     /// # Errors
     ///
@@ -302,14 +301,14 @@ impl Device {
         Ok(MemoryInfo { free_bytes, total_bytes })
     }
 
-    /// Returns whether the device's memory is the host's.
+    /// True if the device uses the host's memory.
     pub(crate) fn is_integrated(&self) -> bool {
         self.0.is_integrated
     }
 
     /// Makes the context current on this thread until the guard is dropped, which restores the previous context.
     ///
-    /// Only raw driver calls need this; this crate binds the context itself.
+    /// Only raw driver calls need this; this crate binds the context internally.
     ///
     /// # Errors
     ///
@@ -322,7 +321,7 @@ impl Device {
     /// Switches this thread to the relaxed capture mode until the guard is dropped. In that mode, driver calls that may
     /// wait for the device, such as allocations and kernel loading, do not break a capture.
     ///
-    /// Only raw driver calls need this; this crate switches the mode itself.
+    /// Only raw driver calls need this; this crate switches the mode internally.
     ///
     /// # Errors
     ///
@@ -362,8 +361,8 @@ impl Device {
         PoolError::WrongDevice { expected, found }
     }
 
-    /// The names of this device and of one that differs from it, for an error. The devices of two drivers, or of two contexts, may have
-    /// equal names, so the second text says what differs.
+    /// The names of this device and of a different one, for an error. The devices of two drivers, or of two contexts, may have equal names,
+    /// so the second text states the difference.
     #[doc(hidden)]
     #[must_use]
     pub fn names_apart(&self, other: &Self) -> [String; 2] {
@@ -379,8 +378,7 @@ impl Device {
         [format!("{self} of the {own_kind}"), other]
     }
 
-    /// The streams with unfinished work if this thread's request reached its deadline, the longest wait first; else
-    /// empty.
+    /// The streams with unfinished work if this thread's request reached its deadline, the longest wait first; otherwise empty.
     pub(crate) fn unfinished_of_request(&self) -> Vec<UnfinishedStream> {
         if !deadline::has_passed() {
             return Vec::new();
@@ -411,8 +409,8 @@ impl Device {
         Ok((CaptureModeGuard::enter(self.driver())?, context))
     }
 
-    /// Records an error that states that the context is lost. Paths that make no driver call would not notice it. An error that may be
-    /// that of a device which was reset becomes one that says so, if it was.
+    /// Records an error which states that the context is lost. Paths without driver calls would not notice it. If the error may come from a
+    /// reset device, and the device was reset, it is replaced by one that says so.
     pub(crate) fn noting<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
         result.map_err(|error| self.noted(error))
     }
@@ -445,8 +443,8 @@ impl Device {
         }
     }
 
-    /// Returns whether the program has reset the device, and notes it. Calls that name an object of the context ask before: the vendor's
-    /// driver dereferences the handles of streams, and those of a former context end the process.
+    /// True if the program has reset the device, which is recorded. Calls that name an object of the context ask first: the vendor's driver
+    /// dereferences stream handles, and a handle of a former context crashes the process.
     #[inline]
     pub(crate) fn find_reset(&self) -> bool {
         self.is_reset() || (!self.0.has_its_context() && self.confirm_reset())
@@ -473,13 +471,13 @@ impl Device {
         self.0.is_unused()
     }
 
-    /// Refuses operations of a forked child, and those on a device that was reset.
+    /// Refuses operations of a forked child, and operations on a device that was reset.
     pub(crate) fn check_open(&self) -> Result<(), PoolError> {
         not_forked()?;
         if self.is_reset() { Err(PoolError::DeviceLost(reset())) } else { Ok(()) }
     }
 
-    /// The error that destroyed the context, as far as this device's calls have returned it.
+    /// The error that destroyed the context, if a call of this device has returned it.
     pub(crate) fn lost(&self) -> Option<DriverError> {
         if self.is_reset() { Some(reset()) } else { self.0.lost.get().copied() }
     }
@@ -489,7 +487,7 @@ impl Device {
         &self.0.common.budget
     }
 
-    /// Returns whether virtual memory for this use has been mapped and written on the device.
+    /// True if virtual memory for this use has been mapped and written on the device.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn has_mapped(&self, handle_use: HandleUse) -> bool {
         self.0.common.mapped.load(Ordering::Relaxed) & handle_use.bit() != 0
@@ -568,14 +566,14 @@ impl Drop for Inner {
         }
         if *self.is_reset.get_mut() {
             self.clocks.sleepers().remove_reset();
-            // All objects are gone. Whether the context still counts as retained depends on the driver; a release too many would
-            // destroy the next one.
+            // All objects are gone. The driver may or may not still count the context as retained; one release too many would destroy the
+            // next context.
             return self.clocks.drop_device(&self.own, self.context.0, reset());
         }
         if !self.has_its_context() && self.is_context_replaced() {
             return self.clocks.drop_device(&self.own, self.context.0, reset());
         }
-        // Another `Device` of this GPU gives the rest back later.
+        // Another `Device` of this GPU returns the rest later.
         let has_heir = self.clocks.devices().iter().any(|other| other.context() == self.context.0);
         if !has_heir {
             self.release_deferred();
@@ -585,7 +583,7 @@ impl Drop for Inner {
         if !has_heir {
             self.common.maintenance.end(&self.driver);
         }
-        // What host functions dropped before is destroyed before its context.
+        // Objects that host functions dropped are destroyed before their context.
         release_context(&self.driver, self.raw);
     }
 }
@@ -597,7 +595,7 @@ fn release_context(driver: &Driver, raw: CUdevice) {
 }
 
 impl Inner {
-    /// True if the driver says that the context is the one that was opened.
+    /// True if the driver confirms that the context is the one that was opened.
     #[inline]
     fn has_its_context(&self) -> bool {
         match self.context_id {
@@ -606,8 +604,8 @@ impl Inner {
         }
     }
 
-    /// Returns whether the context was destroyed, by separate queries: one failure may concern one call alone. The context is retained
-    /// here, so that it would be active and the same one otherwise.
+    /// True if the context was destroyed. Uses separate queries, because one failure may concern only one call. The context is retained
+    /// here, so otherwise it would be active and the same.
     #[cold]
     fn is_context_replaced(&self) -> bool {
         if self.is_unused() {
@@ -643,8 +641,8 @@ impl Inner {
             self.clocks.saw_end(&self.own);
             maintenance.after_wait(&self.driver, &self.clocks);
         }
-        // What is left is used by work of other devices, which reads and writes the memory over their links. Memory of a lost context is
-        // left, too, and goes with the context.
+        // The rest is used by work of other devices, which access the memory over their links. Memory of a lost context is left too, and
+        // goes with the context.
         if maintenance.has_deferred() {
             let waited: Vec<_> = self.clocks.devices().into_iter().map(|other| other.finish()).collect();
             if is_idle && waited.iter().all(Result::is_ok) {
@@ -696,7 +694,7 @@ fn name(driver: &Driver, raw: CUdevice) -> Result<String, DriverError> {
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// From here on, children that are forked use no cache of their parent's thread, and every slow path refuses them.
+/// From here on, forked children use no cache of their parent's thread, and every slow path refuses them.
 fn watch_forks() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
@@ -705,12 +703,12 @@ fn watch_forks() {
     });
 }
 
-/// The error of a device that was reset, found without a call that failed.
+/// The error of a device that was reset, when no call has failed.
 fn reset() -> DriverError {
     DriverError::Failed { call: "cuDevicePrimaryCtxReset", code: RESET }
 }
 
-/// The driver's number of a context, which no other context has or had. `None` if the context is gone or the driver has no numbers.
+/// The driver's unique number of a context, never reused. `None` if the context is gone or the driver has no numbers.
 #[inline]
 fn context_id(driver: &Driver, context: CUcontext) -> Option<u64> {
     driver.table().cuCtxGetId?;

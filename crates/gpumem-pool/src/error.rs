@@ -1,4 +1,4 @@
-//! [`PoolError`]: the errors that a correct program can meet, each with the action to take.
+//! [`PoolError`]: the errors that a correct program can encounter, each with the action to take.
 
 pub(crate) mod damage;
 pub(crate) mod out_of_memory;
@@ -31,9 +31,8 @@ use gpumem_sys::{DriverError, DriverKind, LoadError, fork};
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The device could not serve the request, even after the pool released and reclaimed everything it could, and no limit
-    /// refused it. The device may still have memory that is fragmented, pending or withheld; the report's advice names the most
-    /// likely remedy.
+    /// The device could not serve the request, even after the pool released and reclaimed everything it could. No limit refused it. The
+    /// device may still have memory that is fragmented, pending or withheld; the report's advice names the most likely remedy.
     #[error(fmt = fmt::Display::fmt)]
     OutOfMemory(Box<OutOfMemory>),
     /// The request is larger than the device's memory, so a retry never succeeds. Unified memory may exceed the device
@@ -44,10 +43,10 @@ pub enum PoolError {
         requested_bytes: u64,
         /// The device's total memory.
         device_bytes: u64,
-        /// The device and pool of the request. The pool adds it; `None` in an error that an adaptor makes.
+        /// The device and pool of the request, added by the pool; `None` in an adaptor's own error.
         origin: Option<Box<RequestOrigin>>,
-        /// The refusals of other pools that adaptors turned to ([`Fallback`](crate::adaptor::Fallback)), in order. Empty in an error
-        /// that an adaptor makes.
+        /// The refusals of other pools that adaptors turned to ([`Fallback`](crate::adaptor::Fallback)), in order. Empty in an adaptor's
+        /// own error.
         fallbacks: Vec<String>,
     },
     /// A hard limit, a quota or the margin of unified memory refused the request, even after the pool released and reclaimed everything it could.
@@ -57,7 +56,7 @@ pub enum PoolError {
     /// The budget of an adaptor refused the request ([`PoolError::over_budget`]). Freeing memory or raising the budget helps.
     #[error(fmt = fmt::Display::fmt)]
     OverBudget(Box<OutOfMemory>),
-    /// A write passed an end of a block that has been freed since. The present request is correct.
+    /// A block that has since been freed was overwritten beyond its ends. The current request is correct.
     #[error(
         "{0}; to find the kernel or copy that wrote there, drop the block after a part of the work, synchronize, and \
          call `Guard::settle`, which returns the damage if that part did it; or use compute-sanitizer"
@@ -76,9 +75,9 @@ pub enum PoolError {
         adaptor: String,
         /// The size requested of the adaptor.
         requested_bytes: u64,
-        /// The adaptor's reason, as the end of a sentence that begins with "it".
+        /// The adaptor's reason, which completes a sentence that begins with "it".
         reason: String,
-        /// The device and pool of the request. The pool adds it; `None` in an error that an adaptor makes.
+        /// The device and pool of the request, added by the pool; `None` in an adaptor's own error.
         origin: Option<Box<RequestOrigin>>,
     },
     /// The requested alignment is not a power of two, or is too large.
@@ -112,8 +111,8 @@ pub enum PoolError {
         /// The backends that support the operation.
         instead: &'static str,
     },
-    /// The operation needs virtual memory management, and the pool uses plain segments: the driver has nothing else, or
-    /// the option `expandable_segments:false` is set.
+    /// The operation needs virtual memory management, and the pool uses plain segments: the driver lacks it, or the option
+    /// `expandable_segments:false` is set.
     #[error(
         "a pool over plain segments cannot {what}, which needs virtual memory management; use a driver and a device that \
          support it, without the option expandable_segments:false"
@@ -145,7 +144,7 @@ pub enum PoolError {
     NoHostAccess {
         /// The device.
         device: String,
-        /// The missing capability, as the end of a sentence about the device.
+        /// The missing capability, which completes a sentence about the device.
         what: &'static str,
         /// The kind of host memory that may work.
         instead: &'static str,
@@ -254,7 +253,7 @@ pub enum PoolError {
     NoPeerAccess {
         /// The device that owns the memory.
         device: String,
-        /// The device that was to access it.
+        /// The device that requested access.
         peer: String,
     },
     /// A hard limit or quota is below the smallest accepted value.
@@ -271,7 +270,7 @@ pub enum PoolError {
         /// The smallest accepted limit.
         minimum_bytes: u64,
     },
-    /// The backend exists, but this program was built without its cargo feature.
+    /// This program was built without the backend's cargo feature.
     #[error(
         "this program was built without the backend `{backend}`; enable the cargo feature `{feature}`, or use the backend \
          `none`"
@@ -303,9 +302,9 @@ pub enum PoolError {
         /// The kind of driver.
         driver: DriverKind,
     },
-    /// The device has a default pool already; it can be set once.
+    /// The device already has a default pool, which can be set only once.
     #[error(
-        "device {ordinal} has a default pool already; call Pool::set_default before anything calls Pool::for_device, or use \
+        "device {ordinal} already has a default pool; call Pool::set_default before anything calls Pool::for_device, or use \
          Pool::for_device"
     )]
     DefaultAlreadySet {
@@ -335,7 +334,7 @@ pub enum PoolError {
     /// The stream was retired, because its owner is about to destroy it.
     #[error("this stream was retired because its owner destroys it; wrap another stream")]
     StreamRetired,
-    /// The call waits for the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed) that it was made in.
+    /// The call would wait for the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed) that contains it.
     #[error(
         "this call waits for the closure of a borrow of the stream that it is made in; make it after that closure returns"
     )]
@@ -377,7 +376,7 @@ pub enum PoolError {
     /// or freed. After a reset, a new [`Device`](crate::Device) has a new context.
     #[error(fmt = device_lost)]
     DeviceLost(DriverError),
-    /// A device has waited for work of another device, which was lost. Such a wait ends as if the work had run, so memory of all devices may
+    /// A device has waited for work of another device that was lost. Such a wait ends as if the work had run, so memory of all devices may
     /// have wrong contents: waits of the host are refused until both devices are closed.
     #[error(
         "device {ordinal} has waited for work of device {awaited}, which is lost ({error}), so memory may have wrong contents; drop everything \
@@ -411,10 +410,10 @@ pub enum PoolError {
         /// The driver's error.
         cause: DriverError,
     },
-    /// Host memory or an imported block was dropped, and waiting for the device failed. The memory stays registered or
-    /// mapped, because the device may still use it. The next successful
-    /// [`Device::synchronize`](crate::Device::synchronize) releases it, except for a [`HostMemory`](crate::HostMemory) whose
-    /// elements need a drop, which is leaked. The call that returns this error is correct: repeat it.
+    /// Host memory or an imported block was dropped, and waiting for the device failed. The memory stays registered or mapped, because the
+    /// device may still use it. The next successful [`Device::synchronize`](crate::Device::synchronize) releases it, except for a
+    /// [`HostMemory`](crate::HostMemory) whose elements need a drop, which is leaked. The call that returns this error is correct; repeat
+    /// it.
     #[error(
         "{what} at {address:#x} ({}) stays allocated after its drop, because waiting for the device failed ({cause}); end \
          captures of other threads before such a drop, and repeat this call, which reports each case once",
@@ -439,8 +438,7 @@ pub enum PoolError {
     /// A `GPUMEM_…` environment variable is invalid.
     #[error(transparent)]
     Env(#[from] EnvError),
-    /// The driver permits no call here, as in a host function (`cuLaunchHostFunc`). A drop there is different: the memory goes back
-    /// later.
+    /// The driver permits no call here, as in a host function (`cuLaunchHostFunc`). Drops there are allowed: the memory is returned later.
     #[error(
         "{0}: called from a host function (cuLaunchHostFunc), where the driver allows no calls; let the host function wake another \
          thread, which calls instead"
@@ -462,7 +460,7 @@ impl PoolError {
         Self::TooLarge { requested_bytes, device_bytes, origin: None, fallbacks: Vec::new() }
     }
 
-    /// Picks the variant for a report: [`PoolError::LimitReached`] if a limit refused, else [`PoolError::OutOfMemory`].
+    /// Picks the variant for a report: [`PoolError::LimitReached`] if a limit refused, otherwise [`PoolError::OutOfMemory`].
     pub(crate) fn refused(report: OutOfMemory) -> Self {
         match report.limit_bytes {
             Some(_) => Self::LimitReached(Box::new(report)),
@@ -470,9 +468,9 @@ impl PoolError {
         }
     }
 
-    /// The refusal of a budget, for adaptors: `in_use_bytes` count against the budget, and the request would add
-    /// `requested_bytes`. The pool adds its figures to the report when the request leaves its adaptors, unless the budget is
-    /// raised or memory freed by a reclaim callback meanwhile.
+    /// The refusal of a budget, for adaptors: `in_use_bytes` count against the budget, and the request would add `requested_bytes`. The
+    /// pool adds its figures to the report when the request leaves its adaptors, unless the budget has been raised or a reclaim callback
+    /// has freed memory by then.
     #[must_use]
     pub fn over_budget(
         name: Option<&str>,
@@ -489,7 +487,7 @@ impl PoolError {
         Self::OverBudget(Box::new(report))
     }
 
-    /// The report of a request that was refused because memory, a limit or a budget ran out; `None` for every other error.
+    /// The report of a request that was refused because memory, a limit or a budget ran out; `None` for other errors.
     #[must_use]
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
@@ -498,8 +496,8 @@ impl PoolError {
         }
     }
 
-    /// Returns whether memory ran out or its size was refused, by the device, a limit, a quota, a budget or an adaptor. A smaller request may
-    /// succeed, or this one after memory is freed. [`PoolError::out_of_memory`] has the report, if there is one.
+    /// True if memory ran out or the size was refused, by the device, a limit, a quota, a budget or an adaptor. A smaller request may
+    /// succeed, or this one after memory is freed. [`PoolError::out_of_memory`] has the report, if any.
     ///
     /// ```
     /// use gpumem_pool::{Device, Limit, Pool, Stream};
@@ -527,12 +525,12 @@ impl PoolError {
         }
     }
 
-    /// Returns whether the size was refused, for any reason. A smaller request, or other memory, may succeed.
+    /// True if the size was refused, for any reason. A smaller request, or other memory, may succeed.
     pub(crate) fn is_want_of_memory(&self) -> bool {
         matches!(self, Self::TooLarge { .. }) || self.out_of_memory().is_some()
     }
 
-    /// Adds the headline of the refusal by a pool that was to serve the request instead, if this error is about a lack of memory.
+    /// Adds the headline of a refusal by the pool that should have served the request instead, if this error is about a lack of memory.
     pub(crate) fn add_fallback(&mut self, refusal: &Self) {
         let headline = refusal.to_string().lines().next().unwrap_or_default().to_owned();
         match self {
@@ -590,7 +588,7 @@ fn device_lost(cause: &DriverError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// The code of a context that was destroyed under its users.
+/// The code of a context that was destroyed while in use.
 pub(crate) const RESET: CUresult = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED;
 
 /// True for codes that a call may return because the context was destroyed. The codes alone do not prove it: another context may have
@@ -631,9 +629,10 @@ fn parts_there(parts: &[String]) -> String {
 /// The action for [`PoolError::BeyondMaximum`].
 fn beyond_maximum(requested_bytes: u64) -> String {
     let requested = Requested(requested_bytes);
-    match requested.is_miscomputed() {
-        true => requested.miscomputed(),
-        false => "give Pool::growable a larger maximum, which reserves only addresses".into(),
+    if requested.is_miscomputed() {
+        requested.miscomputed()
+    } else {
+        "give Pool::growable a larger maximum, which reserves only addresses".into()
     }
 }
 
@@ -642,7 +641,7 @@ debug_is_display!(PoolError);
 impl From<DriverError> for PoolError {
     fn from(error: DriverError) -> Self {
         match error {
-            // Any call of a child fails, and the error's own text does not say why.
+            // Any call in a child fails, and the error's text does not explain it.
             _ if fork::is_child() => Self::Forked,
             error if is_sticky(error.code()) => Self::DeviceLost(error),
             error if error.is_not_permitted() => Self::HostFunction(error),
@@ -657,8 +656,8 @@ impl From<LoadError> for PoolError {
     }
 }
 
-/// Refuses every operation of a forked child. Called before any lock is taken, because a thread that does not exist in the
-/// child may hold it.
+/// Refuses every operation of a forked child. Called before any lock is taken, because a thread that does not exist in the child may hold
+/// the lock.
 ///
 /// # Errors
 ///
@@ -669,20 +668,20 @@ pub fn not_forked() -> Result<(), PoolError> {
     if fork::is_child() { Err(PoolError::Forked) } else { Ok(()) }
 }
 
-/// Returns whether no work can run after this code: the context is lost or destroyed, or the driver is shutting down.
+/// True if no work can run after this code: the context is lost or destroyed, or the driver is shutting down.
 pub(crate) fn is_over(code: CUresult) -> bool {
     is_sticky(code) || OVER.contains(&code)
 }
 
 const OVER: [CUresult; 2] = [CUresult::CUDA_ERROR_DEINITIALIZED, CUresult::CUDA_ERROR_INVALID_CONTEXT];
 
-/// Returns whether the driver returns this code because of an active capture.
+/// True if the driver returns this code because of an active capture.
 pub(crate) fn is_of_capture(code: CUresult) -> bool {
     (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0)
         .contains(&code.0)
 }
 
-/// Returns whether every later call on the context returns this code again.
+/// True if every later call on the context returns this code again.
 pub(crate) fn is_sticky(code: CUresult) -> bool {
     STICKY.contains(&code)
 }

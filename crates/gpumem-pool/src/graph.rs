@@ -6,15 +6,15 @@
 //! - *Blocks allocated while their stream captures* belong to the graph. Their addresses stay valid, and their memory
 //!   is not reused elsewhere, until the graph and all its executables are dropped. Within the capture, the memory of a
 //!   dropped block is reused for later blocks of its stream.
-//! - *Other blocks* that are used in the capture ([`Block::record_use`](crate::Block::record_use), also on their owner
-//!   stream), or dropped while one of their streams is part of it, are retained as long.
+//! - *Other blocks* that are used in the capture ([`Block::record_use`](crate::Block::record_use), even on their owner stream), or dropped
+//!   while one of their streams is part of it, are retained for the same time.
 //! - All other operations are unaffected, on any thread.
 //!
 //! A launch is work of the stream that it is launched on. Memory that is released after the graph's end waits for all
 //! launches.
 //!
-//! An operation that cannot be part of a graph is refused before it reaches the driver, which would break the capture.
-//! Captures of other libraries are known after [`ForeignCaptures::add`], and not before.
+//! An operation that cannot be part of a graph is refused before it reaches the driver, which would break the capture. Captures of other
+//! libraries are known only after [`ForeignCaptures::add`].
 
 mod foreign;
 
@@ -128,7 +128,7 @@ impl Stream {
             begun.ok_or(PoolError::CaptureBroken)
         });
         let graph = begun.inspect_err(|_| captures.withdraw())?;
-        // First the memory: from the moment that the capture is known, dropped blocks of its streams are kept for it.
+        // The memory comes first: once the capture is known, dropped blocks of its streams are kept for it.
         let memory = GraphMemory::of(self.device().clocks());
         memory.begin(graph, graph);
         captures.begin(graph, self);
@@ -136,8 +136,8 @@ impl Stream {
         Ok(Capture { stream: self.clone(), hold, is_ended: false, _thread: PhantomData })
     }
 
-    /// Returns whether work queued on this stream now becomes part of a capture, which [`Stream::begin_capture`] began on this
-    /// stream or on one that it has waited for.
+    /// True if work queued on this stream now becomes part of a capture, which [`Stream::begin_capture`] began on this stream or on one
+    /// that it has waited for.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl CaptureMode {
 }
 
 impl Capture {
-    /// Ends the capture. In any case, the stream runs work again.
+    /// Ends the capture. The stream runs work again, even after an error.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl Capture {
         // Held until the deferred waits are queued: a call that checks the streams later finds all of them.
         let _alone = Stream::close_for_end(&members);
         if !clocks.captures().end_begins(self.hold.graph) {
-            // The end of a borrow has ended the capture early.
+            // The end of a borrow ended the capture early.
             return Err(PoolError::CaptureBroken);
         }
         let ended = end_of(&members, &self.hold.device, self.stream.stream_index());
@@ -259,9 +259,8 @@ impl Graph {
 }
 
 impl GraphExec {
-    /// Replaces the captured work by that of `graph`, which is cheaper than another executable. False, and no change, if the driver
-    /// cannot: it requires the same operations in the same order, with other addresses and values. Launches that are queued already
-    /// are not affected.
+    /// Replaces the captured work with the work of `graph`, which is cheaper than a new executable. False, without a change, if the driver
+    /// cannot: it requires the same operations in the same order, with other addresses and values. Queued launches are not affected.
     ///
     /// # Errors
     ///
@@ -300,7 +299,7 @@ impl GraphExec {
         }
     }
 
-    /// Queues the captured work on `stream` and returns at once. Launches of one executable never overlap.
+    /// Queues the captured work on `stream` and returns immediately. Launches of one executable never overlap.
     ///
     /// # Errors
     ///
@@ -313,10 +312,10 @@ impl GraphExec {
     ///
     /// # Safety
     ///
-    /// The requirements are those of queueing the captured work directly: its memory accesses are ordered before and
-    /// after all conflicting accesses, by this stream or by waits. It is sufficient that the launch follows the
-    /// conflicting work in three cases: the waits requested during the capture for streams and events outside it, and
-    /// blocks that were allocated in it and dropped. Kernels, and memory that no pool manages, still exist.
+    /// The requirements are those of queueing the captured work directly: its memory accesses are ordered before and after all conflicting
+    /// accesses, by this stream or by waits. It is sufficient that the launch follows the conflicting work in three cases: the waits
+    /// requested during the capture for streams and events outside it, and blocks that were allocated in it and dropped. Kernels, and
+    /// memory that no pool manages, must still exist.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), PoolError> {
         self.hold.device.check_open()?;
         let device = &self.hold.device;

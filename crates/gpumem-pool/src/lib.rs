@@ -1,8 +1,8 @@
 //! Stream-ordered GPU memory: devices, streams, events, and a pool of memory blocks.
 //!
-//! A [`Pool`] allocates [`Block`]s of device memory, each on a [`Stream`]. Work queued on that stream may use the block
-//! at once, and dropping the block frees it in the stream's order, without waiting. The pool tracks which bytes are
-//! free on which stream. It reads or writes them only in calls for that, such as [`Block::copy_from_host`] and [`Block::fill`].
+//! A [`Pool`] allocates [`Block`]s of device memory, each on a [`Stream`]. Work queued on that stream may use the block immediately, and
+//! dropping the block frees it in the stream's order, without waiting. The pool tracks which bytes are free on which stream. It reads or
+//! writes their contents only in explicit calls such as [`Block::copy_from_host`] and [`Block::fill`].
 //!
 //! Every function works on any thread with any current CUDA context, and restores that context.
 //!
@@ -63,10 +63,9 @@
 //!
 //! # Forked processes
 //!
-//! A driver does not survive `fork`. In a child that was forked after the first [`Device`] was opened, every operation
-//! returns [`PoolError::Forked`], cached memory included, and drops do nothing, so the child can end like any program.
-//! Neither takes a lock, because a thread that does not exist in the child may hold it. Start workers that use the GPU
-//! with `exec`, or fork before the first [`Device`].
+//! A driver does not survive `fork`. In a child that was forked after the first [`Device`] was opened, every operation returns
+//! [`PoolError::Forked`], even with cached memory, and drops do nothing, so the child can end normally. Neither takes a lock, because a
+//! thread that does not exist in the child may hold it. Start workers that use the GPU with `exec`, or fork before the first [`Device`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // `unsafe` is limited to the modules that call the driver, each of which owns one kind of driver object.

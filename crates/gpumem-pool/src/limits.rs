@@ -1,4 +1,4 @@
-//! Limits: how many bytes a pool may hold, alone and together with other pools. Pure.
+//! Limits: the bytes that a pool may hold, alone and together with other pools. Pure.
 
 pub(crate) mod admission;
 pub(crate) mod device_budget;
@@ -67,12 +67,12 @@ impl Limits {
         Some(self.node.limit_bytes()).filter(|limit_bytes| *limit_bytes != NO_LIMIT)
     }
 
-    /// A share of the hard limit, or of the device's memory if that is less.
+    /// A share of the hard limit, or of the device's memory if that is smaller.
     pub(crate) fn part_bytes(&self, share: f64, device_bytes: u64) -> u64 {
         (self.node.limit_bytes().min(device_bytes) as f64 * share) as u64
     }
 
-    /// The hard limit, if there is one, for the report of a request that it refused at this level of held bytes.
+    /// The hard limit, if any, for the report of a request that it refused at this level of held bytes.
     pub(crate) fn exceeded_at(&self, held_bytes: u64) -> Option<LimitExceeded> {
         self.hard_bytes().map(|_| self.node.exceeded_at(held_bytes))
     }

@@ -1,5 +1,4 @@
-//! [`Pool`]: a handle to a `State`. The state owns the backend and lives until the last handle and the last block
-//! are gone.
+//! [`Pool`]: a handle to a `State`. The state owns the backend and lives until the last handle and the last block are dropped.
 
 pub(crate) mod adaptors;
 mod alignment;
@@ -145,8 +144,8 @@ impl Pool {
         self.0.alloc(size_bytes, ALIGNMENT_MIN, stream)
     }
 
-    /// Allocates up to `count_max` blocks of `size_bytes` bytes each on `stream`, side by side in one free range. That is faster than a
-    /// [`Pool::alloc`] call for each. The pool neither grows nor waits. If too little memory is free, it returns fewer blocks, or none.
+    /// Allocates up to `count_max` blocks of `size_bytes` bytes each on `stream`, side by side in one free range. That is faster than one
+    /// [`Pool::alloc`] call per block. The pool neither grows nor waits. If too little memory is free, it returns fewer blocks, or none.
     ///
     /// The blocks of one call have at most 1 MiB together. Pools of unified or host memory, pools with adaptors, and the backends
     /// `native` and `none` return none.
@@ -178,9 +177,9 @@ impl Pool {
         self.0.alloc_ready(size_bytes, count_max, stream)
     }
 
-    /// Returns the name under which the pool is listed in reports, [`Status`](crate::Status) and [`Device::pools`]: the name
-    /// given to [`PoolBuilder::name`](crate::PoolBuilder::name), else the number of [`Pool::id`]. The name of a private pool
-    /// begins with its parent's name.
+    /// Returns the name under which the pool is listed in reports, [`Status`](crate::Status) and [`Device::pools`]: the name given to
+    /// [`PoolBuilder::name`](crate::PoolBuilder::name), otherwise the number of [`Pool::id`]. The name of a private pool begins with its
+    /// parent's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.0.setup().name.as_str()
@@ -198,8 +197,8 @@ impl Pool {
         self.0.backend().kind()
     }
 
-    /// Returns the options that were set, by name, builder or environment, and that have no effect on this backend,
-    /// including a soft limit above the hard limit, also one that was set later. [`Status`](crate::Status) notes that limit too.
+    /// Returns the options that were set, by name, builder or environment, but have no effect on this backend, including a soft limit above
+    /// the hard limit, even one set later. [`Status`](crate::Status) notes that limit too.
     ///
     /// On `native`, such a soft limit has an effect, and is not listed, where the driver's pool may cache more than the hard limit:
     /// in pools of unified memory, after the hard limit was set or lowered on a built pool, and with drivers before CUDA 12.2.
@@ -215,7 +214,7 @@ impl Pool {
         self.0.config().kind
     }
 
-    /// Returns the device that owns the pool's memory, or that uses it (host memory).
+    /// Returns the device that owns the pool's memory or, for host memory, uses it.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.0.device()
@@ -261,8 +260,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Checks that the device supports pools of this kind. Returns whether the host may use their memory while the
-/// device works.
+/// Checks that the device supports pools of this kind. Returns true if the host may use their memory while the device works.
 fn check_kind(kind: MemoryKind, device: &Device) -> Result<bool, PoolError> {
     let unsupported = |reason: String| PoolError::KindUnsupported { kind, reason };
     match kind {

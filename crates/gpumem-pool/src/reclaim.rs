@@ -1,13 +1,13 @@
-//! Reclaim callbacks: memory of a device that a program can do without, such as library handles, workspaces and caches.
+//! Reclaim callbacks: device memory that a program can do without, such as library handles, workspaces and caches.
 //!
 //! An owner of such memory implements [`Reclaimable`] and registers it with the [`Device`](crate::Device). The
 //! callbacks run when an allocation of any pool of that device would otherwise fail, and in
 //! [`Pool::reclaim`](crate::Pool::reclaim): first all [`Reclaimable::purge`], and if that was not enough all
 //! [`Reclaimable::release`]. Only holders whose memory helps the pool's kind are called ([`Reclaimable::helps`]).
 //!
-//! No lock is held during a callback, so it may use all of this crate, except that an allocation which fails inside it
-//! is refused without further callbacks. An error or panic of one holder does not affect the others or the caller. The
-//! report of the request names it, if the request is refused.
+//! No lock is held during a callback, so it may use all of this crate. An allocation that fails inside a callback is refused without
+//! further callbacks. An error or panic of one holder does not affect the others or the caller. If the request is refused, its report names
+//! the failure.
 
 pub(crate) mod catch_panic;
 
@@ -61,7 +61,7 @@ pub trait Reclaimable: Send + Sync {
         core::any::type_name::<Self>()
     }
 
-    /// Returns whether releasing this holder's memory makes room for memory of this kind. The callbacks run for no other kind.
+    /// True if releasing this holder's memory makes room for memory of this kind. The callbacks run only for such kinds.
     ///
     /// By default the holder has device memory, which helps device memory and unified memory. A cache of pinned blocks
     /// overrides this with `kind == MemoryKind::Host`.
@@ -156,9 +156,8 @@ impl Registry {
         self.entries().list.retain(|(other, _)| *other != id);
     }
 
-    /// Runs the callbacks of all holders that can help a kind of memory, and returns their failures. `None` if there
-    /// are none, or inside a callback. Rounds of other threads are waited for, until the deadline, because they make
-    /// room too.
+    /// Runs the callbacks of all holders that can help a kind of memory, and returns their failures. `None` if there are none, or inside a
+    /// callback. Waits for rounds of other threads, until the deadline, because they make room too.
     pub(crate) fn ask(&self, extent: Extent, kind: MemoryKind, until: Instant) -> Option<Vec<String>> {
         let _asking = ReentrancyGuard::begin(&IS_ASKING)?;
         let (id, holders) = self.begin();
@@ -177,7 +176,7 @@ impl Registry {
         (id, entries.list.iter().filter_map(|(_, holder)| holder.upgrade()).collect())
     }
 
-    /// Ends a round, and waits for those of other threads. False if there were none.
+    /// Ends a round, and waits for rounds of other threads. False if there were none.
     fn end(&self, id: u64, until: Instant) -> bool {
         let mut entries = self.entries();
         entries.asking.remove(&id);
@@ -214,10 +213,9 @@ fn asked(holder: Arc<dyn Reclaimable>, extent: Extent, kind: MemoryKind) -> Opti
 }
 
 thread_local! {
-    /// Set during callbacks: they may allocate, but must not run callbacks in turn.
+    /// Set during callbacks: they may allocate, but must not run further callbacks.
     static IS_ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The longest wait for callbacks of other threads: that of [`wait_deadline_ms`](crate::conf) by
-/// default.
+/// The longest wait for callbacks of other threads: the default of [`wait_deadline_ms`](crate::conf).
 pub(crate) const OTHERS_TIME_MAX: Duration = Duration::from_secs(10);

@@ -14,7 +14,7 @@
 //! | --- | --- |
 //! | `event` | an event, in the form for users and in the form for rings |
 //! | `ring` | one thread's events on their way to the writer; `rings`: those of all threads |
-//! | `sink` | the adaptor: what is recorded of each call |
+//! | `sink` | the adaptor: the events recorded for each call |
 //! | `book` | the pools, with their settings and the names of their tags |
 //! | `recorder` | the writer's thread |
 //! | `flight` | the last events in memory, for a refusal |
@@ -52,18 +52,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Records the allocations and frees of its pools, with their tags ([`Pool::scope`](crate::Pool::scope)), and the waits
-/// on streams of their [`Device`](crate::Device)s (clones included), in a file. Also recorded are the settings of the
-/// pools, the memory that they reserve, and the requests that end with a refusal: not a size that [`Pool::alloc_up_to`](crate::Pool::alloc_up_to)
-/// gives up for a smaller one, and not a request that another pool or a later try serves.
+/// Records the allocations and frees of its pools, with their tags ([`Pool::scope`](crate::Pool::scope)), and the waits on streams of their
+/// [`Device`](crate::Device)s (clones included), in a file. It also records the settings of the pools, the memory that they reserve, and
+/// the requests that are finally refused. It does not record sizes that [`Pool::alloc_up_to`](crate::Pool::alloc_up_to) gives up for a
+/// smaller one, and refusals of requests that another pool or a later try serves.
 ///
-/// `cargo xtask replay FILE` replays the file with a pool of any configuration; [`Recording::read`] reads it. With
-/// `GPUMEM_TRACE=FILE`, pools created by `from_env` record without any code. Every size of a growable block is
-/// recorded; empty blocks are not. A graph's memory is recorded as adaptors see it: as one block on a stream of the
-/// graph's own.
+/// `cargo xtask replay FILE` replays the file with a pool of any configuration; [`Recording::read`] reads it. With `GPUMEM_TRACE=FILE`,
+/// pools created by `from_env` record without any code. Every size of a growable block is recorded; empty blocks are not. A graph's memory
+/// is recorded as adaptors see it: as one block on a separate stream of the graph.
 ///
-/// After a crash the file is complete up to 50 ms before it. It is also complete at the end of each pool: dropping the
-/// last handle waits for the writer, for at most a second. A forked process records nothing.
+/// After a crash the file is complete up to the last 50 ms. It is also complete at the end of each pool: dropping the last handle waits for
+/// the writer, for at most a second. A forked process records nothing.
 ///
 /// ```
 /// use gpumem_pool::trace::{Recording, Trace, What};
@@ -94,10 +93,9 @@ impl Trace {
     /// Creates the file. `%p` in its name is replaced by the process id. A named pipe or a character device is written
     /// sequentially, and so is a pipe of this process named by its descriptor (`/proc/self/fd/3`).
     ///
-    /// An earlier trace in the file is kept: it is renamed to `FILE.1`, the one before it to `FILE.2`, and so on up to
-    /// `FILE.3`. No other file is changed: symbolic links are not followed, and a file that is neither empty nor a trace
-    /// is refused. On Linux a trace locks its file. On other systems it does not, and two processes that use one file
-    /// corrupt it; `%p` keeps them apart.
+    /// An earlier trace in the file is kept: it is renamed to `FILE.1`, the previous `FILE.1` to `FILE.2`, and so on up to `FILE.3`. No
+    /// other file is changed: symbolic links are not followed, and a file that is neither empty nor a trace is refused. On Linux a trace
+    /// locks its file. On other systems it does not, and two processes that use one file corrupt it; `%p` keeps them apart.
     ///
     /// # Errors
     ///
@@ -108,9 +106,9 @@ impl Trace {
         Self::start(path.as_ref(), None)
     }
 
-    /// Like [`Trace::create`], with a size limit: the file and the earlier ones beside it, up to `FILE.3`, have at most
-    /// about `limit_bytes` together. A file that has reached a quarter of the limit is continued in a new one, and the
-    /// oldest one goes. [`Recording::read`] reads all parts of a trace as one.
+    /// Like [`Trace::create`], with a size limit: the file and the earlier ones, up to `FILE.3`, have at most about `limit_bytes` together.
+    /// A file that has reached a quarter of the limit is continued in a new one, and the oldest one is deleted. [`Recording::read`] reads
+    /// all parts of a trace as one.
     ///
     /// Each part begins with the blocks that are live, so that it can be read alone. They do not count towards the limit.
     /// The writer stores them, with about 100 bytes of host memory for each.
@@ -149,8 +147,8 @@ impl Trace {
         Ok(Arc::new(Self { recorder: Recorder::start(&path, part_bytes)?, path }))
     }
 
-    /// Like [`Trace::create`], or [`Trace::create_limited`] with a limit, with one trace for all users of the file in this process.
-    /// It ends with the last of them. A forked process begins its own.
+    /// Like [`Trace::create`], or [`Trace::create_limited`] with a limit, with one trace for all users of the file in this process. It ends
+    /// with the last user. A forked process begins its own.
     #[doc(hidden)]
     pub fn shared(path: impl AsRef<Path>, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
         static SHARED: Mutex<BTreeMap<(u32, PathBuf), Weak<Trace>>> = Mutex::new(BTreeMap::new());
@@ -170,7 +168,7 @@ impl Trace {
     }
 
     /// Like [`Trace::shared`]. The trace is kept until the process ends, so a later pool does not begin a new file. A forked process has
-    /// its parent's, and records nothing.
+    /// its parent's trace, and records nothing.
     pub(crate) fn kept(path: &Path, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
         static KEPT: Mutex<BTreeMap<PathBuf, Arc<Trace>>> = Mutex::new(BTreeMap::new());
         let key = absolute(path)?;

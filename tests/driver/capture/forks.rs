@@ -1,6 +1,6 @@
 //! Streams that fork from a capture and join it, and their dependencies in it.
 
-use crate::fixture::*;
+use crate::capture::fixture::*;
 use gpumem_tests::cases;
 
 cases! {

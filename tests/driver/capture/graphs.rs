@@ -1,6 +1,6 @@
 //! The nodes that captured calls become, the memory of graphs, graphs built by hand, and the work of launches.
 
-use crate::fixture::*;
+use crate::capture::fixture::*;
 use gpumem_tests::cases;
 use std::ffi::c_void;
 

@@ -1,6 +1,6 @@
 //! The calls that a capture accepts and refuses in each mode.
 
-use crate::fixture::*;
+use crate::capture::fixture::*;
 use gpumem_tests::cases;
 use gpumem_tests::sys::DriverError;
 

@@ -1,6 +1,6 @@
 //! Nodes built by hand: copies of boxes, nodes of any kind through one structure, and the parameters that nodes report.
 
-use crate::fixture::*;
+use crate::capture::fixture::*;
 use gpumem_tests::cases;
 use std::ffi::c_void;
 

@@ -1,6 +1,6 @@
 //! The driver's own pools: the attributes of a new pool, its maximum size, and when it releases memory.
 
-use crate::{Fixture, MIB};
+use crate::conformance::{Fixture, MIB};
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_adapt::array::pool::sys::{CUresult, Driver};
 use gpumem_tests::cases;

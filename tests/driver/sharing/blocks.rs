@@ -1,6 +1,6 @@
 //! Blocks of our own pool, exported and imported.
 
-use crate::child::{inherited, is_child, run_child};
+use crate::sharing::child::{inherited, is_child, run_child};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{Device, ExportedBlock, ImportedBlock, Pool, PoolError, Profile, Stream};
 use gpumem_tests::sys::Driver;

@@ -1,12 +1,12 @@
 //! Processes that are killed while they share memory. The other processes continue, with the memory or with an error that states
 //! the reason.
 
-use crate::blocks::{bytes_of, device_and_stream, set};
-use crate::child::{
+use crate::sharing::blocks::{bytes_of, device_and_stream, set};
+use crate::sharing::child::{
     Other, child_part, generation, inherited, leave_behind, say, say_and_stay, wait_for_orphanhood,
 };
-use crate::fixture::{PIECE, POSIX, Sharing};
-use crate::plain::LAZY_PEERS;
+use crate::sharing::fixture::{PIECE, POSIX, Sharing};
+use crate::sharing::plain::LAZY_PEERS;
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::code;
 use gpumem_tests::pool::{Block, Device, ImportedBlock, Pool, PoolError, Stream};

@@ -1,7 +1,7 @@
 //! Plain memory and events, exported by IPC handle.
 
-use crate::child::{child_bytes, is_child, run_child};
-use crate::fixture::{PIECE, SUCCESS, Sharing};
+use crate::sharing::child::{child_bytes, is_child, run_child};
+use crate::sharing::fixture::{PIECE, SUCCESS, Sharing};
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::code;
 use gpumem_tests::sys::CUresult;

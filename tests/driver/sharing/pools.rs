@@ -1,7 +1,7 @@
 //! Pools of the driver, exported by descriptor, and their blocks.
 
-use crate::child::{child_bytes, inherited, is_child, run_child};
-use crate::fixture::{NONE, PIECE, POSIX, SUCCESS, Sharing};
+use crate::sharing::child::{child_bytes, inherited, is_child, run_child};
+use crate::sharing::fixture::{NONE, PIECE, POSIX, SUCCESS, Sharing};
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::code;
 use gpumem_tests::sys::CUresult;

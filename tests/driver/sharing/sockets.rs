@@ -1,7 +1,7 @@
 //! Blocks that are sent over Unix sockets, and messages that are not blocks.
 
-use crate::blocks::{bytes_of, device_and_stream, set};
-use crate::child::{inherited, is_child, run_child};
+use crate::sharing::blocks::{bytes_of, device_and_stream, set};
+use crate::sharing::child::{inherited, is_child, run_child};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{
     Device, ExportedBlock, ExportedHandle, ImportedBlock, Pool, PoolError, Profile, SocketError,

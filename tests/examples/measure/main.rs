@@ -8,7 +8,6 @@ mod beside;
 mod peers;
 mod replay;
 mod row;
-#[path = "../../../xtask/src/measure/runs.rs"]
 mod runs;
 #[path = "../../../xtask/src/table.rs"]
 mod table;

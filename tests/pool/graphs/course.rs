@@ -1,6 +1,6 @@
 //! Captures and launches: when work runs, and which calls wait, are refused or break a capture.
 
-use crate::fixture::{MODES, SIZE_BYTES, each_fixture, each_fixture_with, executable, refused};
+use crate::graphs::fixture::{MODES, SIZE_BYTES, each_fixture, each_fixture_with, executable, refused};
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;

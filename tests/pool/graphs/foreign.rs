@@ -1,6 +1,6 @@
 //! Captures that another library begins, ends and launches, with the driver alone.
 
-use crate::fixture::{Fixture, SIZE_BYTES, each_fixture};
+use crate::graphs::fixture::{Fixture, SIZE_BYTES, each_fixture};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{Block, CaptureMode, ForeignCaptures, PoolError, Stream};
 use gpumem_tests::sys::types::{CUevent_flags, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode};

@@ -1,6 +1,6 @@
 //! The memory of graphs, and how long graphs keep blocks.
 
-use crate::fixture::{Fixture, SIZE_BYTES, each_fixture, executable};
+use crate::graphs::fixture::{Fixture, SIZE_BYTES, each_fixture, executable};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{Block, CaptureMode, Stream};

@@ -14,8 +14,8 @@ cases! {
     /// Runs in a child process, because that process ends.
     fn a_process_ends_well_with_everything_alive(driver: &Driver) {
         let child = match driver.kind() {
-            DriverKind::Sim => "exit::sim::leaves_everything_alive",
-            _ => "exit::cuda::leaves_everything_alive",
+            DriverKind::Sim => "lifetimes::exit::sim::leaves_everything_alive",
+            _ => "lifetimes::exit::cuda::leaves_everything_alive",
         };
         let mut command = Command::new(std::env::current_exe().unwrap());
         let output = command.args([child, "--exact", "--ignored", "--nocapture"]).output().unwrap();

@@ -116,8 +116,8 @@ cases! {
     /// process of its own, because the end runs the handlers of the process.
     fn a_child_ends_in_silence(driver: &Driver) {
         let child = match driver.kind() {
-            DriverKind::Sim => "fork::sim::forks_and_ends",
-            _ => "fork::cuda::forks_and_ends",
+            DriverKind::Sim => "lifetimes::fork::sim::forks_and_ends",
+            _ => "lifetimes::fork::cuda::forks_and_ends",
         };
         let mut command = Command::new(std::env::current_exe().unwrap());
         let output = command.args([child, "--exact", "--ignored", "--nocapture"]).output().unwrap();

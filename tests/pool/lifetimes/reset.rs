@@ -22,7 +22,7 @@ cases! {
             DriverKind::Sim => resets(driver, NextContext::OfNewDevice, false),
             _ => {
                 let mut command = Command::new(std::env::current_exe().unwrap());
-                let case = "reset::cuda::resets_in_its_own_process";
+                let case = "lifetimes::reset::cuda::resets_in_its_own_process";
                 let output = command.args([case, "--exact", "--ignored", "--nocapture"]).output().unwrap();
                 let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
                 assert!(output.status.success() && text.contains("1 passed"), "{}: {text}", output.status);

@@ -111,7 +111,7 @@ cases! {
                 return;
             }
             let (next, bystander) = (fixture.stream(), fixture.stream());
-            let gate = crate::close(fixture, &bystander);
+            let gate = crate::lifetimes::close(fixture, &bystander);
             for round in 0..5 {
                 let block = std::thread::scope(|scope| {
                     let work = || fixture.filled(40 * MIB, round, &Stream::per_thread(&fixture.device).unwrap());

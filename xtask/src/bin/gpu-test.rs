@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use std::path::Path;
 use std::process::ExitCode;
-use suite::{FOLDERS, Kind, Suite};
+use suite::{FOLDERS, Program, Suite};
 
 /// Run the GPU tests of this bundle on this machine
 #[derive(Parser)]
@@ -48,12 +48,18 @@ fn read(folder: &Path) -> Result<Vec<Suite>> {
         let source = folder.join(kind_folder);
         let entries = std::fs::read_dir(&source)
             .with_context(|| format!("{} is not a bundle: it has no {kind_folder}/", folder.display()))?;
+        let mut programs = Vec::new();
         for entry in entries {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            suites.push(Suite { name, kind, program: entry.path() });
+            programs.push(Program { name, kind, path: entry.path() });
+        }
+        programs.sort_by(|a, b| a.name.cmp(&b.name));
+        for program in programs {
+            suites.extend(program.suites("cuda::")?);
         }
     }
-    suites.sort_by(|a, b| (a.kind == Kind::Example, &a.name).cmp(&(b.kind == Kind::Example, &b.name)));
+    // A module with cases for the simulator alone.
+    suites.retain(|suite| suite.cases.as_ref().is_none_or(|cases| !cases.is_empty()));
     Ok(suites)
 }

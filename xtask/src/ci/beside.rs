@@ -1,5 +1,6 @@
 //! [`Beside`]: steps that run beside the others. Each is a process of its own, whose output is printed as a whole when it has ended.
 
+use super::command::IS_FULL;
 use super::{Ended, FAILED, Step, has_failed, not_run, watched};
 use anyhow::{Context, Result, ensure};
 use std::process::Command;
@@ -76,7 +77,7 @@ fn run_alone(name: &str) -> Ended {
 fn run_process(name: &str, printed: &mut Vec<u8>) -> Result<()> {
     let program = std::env::current_exe().context("the path of this program")?;
     let mut command = Command::new(program);
-    command.args(["ci", name]);
+    command.args(["ci", name]).args(IS_FULL.load(Ordering::Relaxed).then_some("--full"));
     // Longer than for what the step starts, so that the step itself reports a command that hangs.
     let status = watched::run(command, 2 * watched::SILENCE_MAX, printed)?;
     ensure!(status.success(), "{status}");

@@ -1,11 +1,16 @@
-//! The programs that the steps run: cargo, with the current toolchain or another one.
+//! The programs that the steps run: cargo, with the current toolchain or another one, and tests that it has built.
 
 use super::watched::{self, SILENCE_MAX};
+use crate::workspace::programs::Built;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Builds a cargo command.
+/// True in a full run: tests run every case of long series.
+pub(super) static IS_FULL: AtomicBool = AtomicBool::new(false);
+
+/// A command.
 pub(super) struct Cargo {
     command: Command,
     shown: String,
@@ -31,11 +36,22 @@ pub(super) fn cargo_in(folder: &Path, args: &str) -> Cargo {
     cargo
 }
 
+/// A test program, in the folder of its package as cargo starts it.
+pub(super) fn program_of(built: &Built, args: &str) -> Cargo {
+    let mut program = Cargo::new(Command::new(&built.program), String::new(), args);
+    program.command.current_dir(built.manifest.parent().unwrap_or(Path::new(".")));
+    program.shown = format!("{} {args}", built.name);
+    program
+}
+
 impl Cargo {
     fn new(mut command: Command, toolchain: String, args: &str) -> Self {
         // The caller's environment may set variables of this project for another purpose.
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GPUMEM_")) {
             command.env_remove(name);
+        }
+        if IS_FULL.load(Ordering::Relaxed) {
+            command.env("THOROUGH", "1");
         }
         // Many tests wait, for threads of the simulator or for a deadline.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 const LAST_USED: &[(&str, &[&str])] = &[
     ("models", &["gpumem_loom", "gpumem_shuttle", "gpumem_planted_bugs"]),
     ("docs", &["doc"]),
-    ("kernels", &["xtask"]),
-    ("interop", &["interop"]),
+    ("made", &["generators"]),
+    ("generators", &["generators"]),
+    ("nvrtc", &["xtask"]),
     ("python", &["capi", "python", "release"]),
+    ("others", &["interop"]),
     ("oldest", &["oldest"]),
     ("packages", &["packages"]),
     ("minimal", &["minimal", "package"]),

@@ -1,42 +1,47 @@
-//! The steps. Cheap ones and ones that fail often come first.
+//! The steps. Cheap ones and ones that fail often come first in each ring.
 
-use super::command::{cargo, cargo_of, rustup, toolchain};
-use super::{Outcome, Step, packages};
+use super::command::{IS_FULL, cargo, cargo_of, program_of, rustup, toolchain};
+use super::{Outcome, Step, full, gate, packages};
+use crate::generate;
 use crate::tidy::LAYERS;
-use crate::workspace::published;
+use crate::workspace::{programs, published};
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::MetadataCommand;
+use std::sync::atomic::Ordering;
 
 #[rustfmt::skip]
 pub(super) const STEPS: &[Step] = &[
-    Step { name: "fmt", about: "the formatter agrees with every source", is_apart: false, run: fmt },
-    Step { name: "tidy", about: "cargo xtask tidy", is_apart: false, run: tidy },
-    Step { name: "clippy", about: "no warning in the workspace, with GPU cases and without", is_apart: false, run: clippy },
-    Step { name: "features", about: "every promised combination of features builds, without the simulator unless asked for; suites of arrays on backend none", is_apart: false, run: features },
-    Step { name: "test", about: "the README's test command", is_apart: false, run: test },
-    Step { name: "devices", about: "suites of arrays on two simulated devices: copies, reads and broadcasts, with a link and without", is_apart: false, run: devices },
-    Step { name: "models", about: "locks, clocks, thread caches and the pool under the model checkers loom and shuttle", is_apart: true, run: models },
-    Step { name: "docs", about: "no warning in the documentation", is_apart: false, run: docs },
-    Step { name: "bindgen", about: "the driver's types and functions are what bindgen makes", is_apart: false, run: bindgen },
-    Step { name: "kernels", about: "the PTX is what the CUDA sources make", is_apart: false, run: kernels },
-    Step { name: "nvrtc", about: "CUDA text is compiled at run time, with NVRTC from the Python package index", is_apart: false, run: nvrtc },
-    Step { name: "train", about: "the README's main example, unoptimised as the tests built it", is_apart: false, run: train },
-    Step { name: "examples", about: "examples of arrays and pools, on the simulator, unoptimised too", is_apart: false, run: examples },
-    Step { name: "bundle", about: "each suite of a bundle for GPUs has cases; each bench runs, unoptimised, and its rows are parsed", is_apart: false, run: bundle },
-    Step { name: "interop", about: "programs of others on the drop-in driver, without candle, cubecl and cuda-core", is_apart: false, run: interop },
-    Step { name: "capi", about: "the C header is current; C and C++ programs on the drop-in driver, with the address sanitizer too", is_apart: false, run: capi },
-    Step { name: "python", about: "the Python package: a wheel, and its tests on the drop-in driver, with PyTorch where it is installed", is_apart: false, run: python },
-    Step { name: "oldest", about: "the stated Rust version compiles every library", is_apart: true, run: oldest },
-    Step { name: "packages", about: "each package's library, tests and examples build alone, from its files", is_apart: false, run: packages::packages },
-    Step { name: "minimal", about: "libraries build from the files of the packages, with the lowest versions of dependencies", is_apart: false, run: packages::minimal },
-    Step { name: "windows", about: "no warning in the crates for x86_64-pc-windows-gnu", is_apart: false, run: || target("x86_64-pc-windows-gnu") },
-    Step { name: "aarch64", about: "no warning in the crates for aarch64-unknown-linux-gnu", is_apart: false, run: || target("aarch64-unknown-linux-gnu") },
-    Step { name: "miri", about: "the driver table, the simulator, the thread caches and tags, under miri", is_apart: true, run: miri },
+    gate("fmt", "the formatter agrees with every source", fmt),
+    gate("tidy", "cargo xtask tidy", tidy),
+    gate("made", "generated files are those of their sources: bindings, PTX, the C header, plots", made),
+    gate("clippy", "no warning in the workspace, with GPU cases", clippy),
+    gate("test", "the README's test command", test),
+    gate("backends", "suites of arrays on backend none; each backend alone, and no layer but the pool, build", backends),
+    gate("devices", "suites of arrays on two simulated devices: copies, reads and broadcasts, with a link and without", devices),
+    gate("docs", "no warning in the documentation", docs),
+    gate("examples", "the examples, unoptimised as the tests built them", examples),
+    gate("capi", "C and C++ programs on the drop-in driver, with the address sanitizer too", capi),
+    gate("python", "the Python package: a wheel, and its tests on the drop-in driver, with PyTorch where it is installed", python),
+    gate("interop", "cudarc on the drop-in driver", interop),
+    gate("models", "locks, clocks, thread caches and the pool under the model checkers loom and shuttle, if they have changed", models).apart(),
+    full("features", "every promised combination of features builds, without the simulator unless asked for", features),
+    full("generators", "the generators make all generated files again; their own tests", generators),
+    full("messages", "messages of the compiler that this project states; each program that must not compile has the stated error", messages),
+    full("nvrtc", "CUDA text is compiled at run time, with NVRTC from the Python package index", nvrtc),
+    full("bundle", "each suite of a bundle for GPUs has cases; each bench runs, unoptimised, and its rows are parsed", bundle),
+    full("others", "more programs of others on the drop-in driver, without candle, cubecl and cuda-core", others),
+    full("packages", "each package's library, tests and examples build alone, from its files", packages::packages),
+    full("minimal", "libraries build from the files of the packages, with the lowest versions of dependencies", packages::minimal),
+    full("windows", "no warning in the crates for x86_64-pc-windows-gnu", || target("x86_64-pc-windows-gnu")),
+    full("aarch64", "no warning in the crates for aarch64-unknown-linux-gnu", || target("aarch64-unknown-linux-gnu")),
+    full("oldest", "the stated Rust version compiles every library", oldest).apart(),
+    full("miri", "the driver table, the simulator, the thread caches and tags, under miri", miri).apart(),
 ];
 
 fn fmt() -> Result<Outcome> {
     cargo("fmt --all --check").run()?;
-    for manifest in crate::interop::manifests() {
+    let own = "xtask/generators/Cargo.toml".to_string();
+    for manifest in crate::interop::manifests().chain([own]) {
         cargo(&format!("fmt --check --manifest-path {manifest}")).run()?;
     }
     Ok(Outcome::Passed)
@@ -48,11 +53,23 @@ fn tidy() -> Result<Outcome> {
 }
 
 fn clippy() -> Result<Outcome> {
-    cargo("clippy --workspace --all-targets -- -D warnings").run()?;
-    // The whole workspace, because fewer packages have other features of dependencies, and are compiled again.
     cargo("clippy --workspace --all-targets --features gpumem-tests/gpu -- -D warnings").run()?;
     Ok(Outcome::Passed)
 }
+
+/// Runs suites of arrays again, on a backend that frees at once, and checks the choices of backends that no other step builds.
+fn backends() -> Result<Outcome> {
+    // What is left out concerns memory that is kept, or freed without a wait.
+    let suites = ["gpumem-array/array", "gpumem-adapt/out_of_memory"];
+    let args = "--skip growable:: --skip losses:: --skip waits::";
+    run_built(&suites, args, ("GPUMEM_POOL", "none"))?;
+    for features in ["pool", "adapt,backend-native"] {
+        cargo(&format!("clippy --quiet {FACADE} --features={features} -- -D warnings")).run()?;
+    }
+    Ok(Outcome::Passed)
+}
+
+const FACADE: &str = "--package gpumem --lib --no-default-features";
 
 /// Checks the features through the façade, which forwards each feature. The defaults are covered by every other step.
 fn features() -> Result<Outcome> {
@@ -60,7 +77,6 @@ fn features() -> Result<Outcome> {
     for features in [
         "adapt",
         "adapt,backend-caching",
-        "adapt,backend-native",
         "adapt,backend-caching,backend-native",
         "adapt,sim",
         "array,nvrtc,dlpack",
@@ -70,10 +86,8 @@ fn features() -> Result<Outcome> {
         "adapt,complex,nalgebra,safetensors",
         "pool,backend-caching",
         "pool,allocator-api2,ipc",
-        "",
     ] {
-        let combination = format!("--package gpumem --lib --no-default-features --features={features}");
-        cargo(&format!("clippy {combination} -- -D warnings")).run()?;
+        cargo(&format!("clippy --quiet {FACADE} --features={features} -- -D warnings")).run()?;
     }
     // Features that are in no default. Tests get the simulator through their dev-dependencies.
     cargo(
@@ -81,20 +95,14 @@ fn features() -> Result<Outcome> {
     )
     .run()?;
     without_simulator()?;
-    // The suites of the pool go through every backend that is built in, `none` too, so the step `test` has these cases.
+    // The suites of the pool go through every backend that is built in.
+    let layers = LAYERS.iter().skip_while(|layer| *layer != "gpumem-pool");
+    let layers = layers.map(|layer| format!("--package {layer} ")).collect::<String>();
+    cargo(&format!("clippy {layers}--all-targets --no-default-features {REPORTING} -- -D warnings")).run()?;
     cargo(&format!(
-        "clippy --package gpumem-pool --all-targets --no-default-features {REPORTING} -- -D warnings"
+        "test --quiet --package gpumem-pool --no-default-features {REPORTING} --lib --test pool -- --skip failing_calls"
     ))
     .run()?;
-    // Those of arrays use the default backend. Of those above, these depend on when memory is free again, and on what a pool refuses.
-    let above_the_pool = LAYERS.iter().skip_while(|layer| *layer != "gpumem-pool").skip(1);
-    let layers = above_the_pool.map(|layer| format!("--package {layer} ")).collect::<String>();
-    let suites = ["array", "batches", "out_of_memory", "train"];
-    let suites = suites.map(|suite| format!("--test {suite} ")).concat();
-    // The suite `train` starts the example, which `--test` does not build.
-    cargo(&format!("build --quiet {layers}--no-default-features {REPORTING} --example train")).run()?;
-    cargo(&format!("test --quiet {layers}--no-default-features {REPORTING} --lib {suites}--no-fail-fast"))
-        .run()?;
     Ok(Outcome::Passed)
 }
 
@@ -130,16 +138,36 @@ fn test() -> Result<Outcome> {
 /// touch.
 fn devices() -> Result<Outcome> {
     let suites = ["alias", "array", "arrays_graphs", "copies", "devices", "features", "peers", "transfers"];
-    let suites = suites.map(|suite| format!("--test {suite} ")).concat();
-    // The whole workspace, so that nothing is compiled again.
-    // `array` is also a suite of `gpumem-array`, whose cases create their machines by themselves: the filters leave out nearly all.
-    let tests = "sim:: under_every_seed under_any_seed across_devices";
-    cargo(&format!("test --workspace {suites}-- {tests}")).env("GPUMEM_SIM_DEVICES", "2").run()?;
+    let suites = suites.map(|suite| format!("{suite}:: ")).concat();
+    let rooms = ["tests/driver", "tests/pool", "tests/layers"];
+    run_built(&rooms, &suites, ("GPUMEM_SIM_DEVICES", "2"))?;
     Ok(Outcome::Passed)
+}
+
+/// Runs test programs, given as `FOLDER/NAME`, that the step `test` has built. Any other choice of targets may have other features of
+/// dependencies, and would compile nearly all again.
+fn run_built(names: &[&str], args: &str, variable: (&str, &str)) -> Result<()> {
+    let built = programs::build(&["test", "--no-run", "--workspace"])?;
+    for name in names {
+        let program = built.iter().find(|built| {
+            let folder = built.manifest.parent().and_then(|folder| folder.file_name());
+            built.kind == programs::Kind::Suite
+                && folder
+                    .is_some_and(|folder| *name == format!("{}/{}", folder.to_string_lossy(), built.name))
+        });
+        program_of(program.with_context(|| format!("there is no test program {name}"))?, args)
+            .env(variable.0, variable.1)
+            .run()?;
+    }
+    Ok(())
 }
 
 /// These tests are empty without their cfg. Each cfg has a target folder of its own, so the normal build stays valid.
 fn models() -> Result<Outcome> {
+    if !IS_FULL.load(Ordering::Relaxed) && generate::is_unchanged(generate::MODELS)? {
+        println!("the modelled code has not changed since it passed");
+        return Ok(Outcome::Passed);
+    }
     for (cfg, command) in [
         ("gpumem_loom", "test --quiet --package gpumem-heap --test loom"),
         // One command, because separate ones would build the dependencies with different features.
@@ -154,6 +182,7 @@ fn models() -> Result<Outcome> {
             .env("RUSTFLAGS", &format!("--cfg {cfg}"))
             .run()?;
     }
+    generate::passed(generate::MODELS)?;
     Ok(Outcome::Passed)
 }
 
@@ -162,12 +191,22 @@ fn docs() -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-fn bindgen() -> Result<Outcome> {
-    unless_unreachable(crate::generate::bindgen::check())
+fn made() -> Result<Outcome> {
+    unless_unreachable(generate::ALL.iter().try_for_each(|generator| generate::check(*generator, false)))
 }
 
-fn kernels() -> Result<Outcome> {
-    unless_unreachable(crate::generate::kernels::check())
+fn generators() -> Result<Outcome> {
+    cargo("test --quiet --manifest-path xtask/generators/Cargo.toml --target-dir target/generators").run()?;
+    unless_unreachable(generate::ALL.iter().try_for_each(|generator| generate::check(*generator, true)))
+}
+
+fn messages() -> Result<Outcome> {
+    cargo("test --workspace --test ui -- --ignored").run()?;
+    // A stable compiler does not compare the codes of errors.
+    cargo("test --doc --package gpumem-array --package gpumem-adapt must_not_compile")
+        .env("RUSTC_BOOTSTRAP", "1")
+        .run()?;
+    Ok(Outcome::Passed)
 }
 
 /// Elsewhere these tests are skipped, with a message, where the library is not installed.
@@ -202,14 +241,9 @@ fn unless_unreachable(result: Result<()>) -> Result<Outcome> {
     }
 }
 
-fn train() -> Result<Outcome> {
-    cargo("run --example train").run()?;
-    Ok(Outcome::Passed)
-}
-
 fn examples() -> Result<Outcome> {
-    for example in ["kmeans", "captured_step", "power_iteration", "prometheus", "async_requests"] {
-        cargo(&format!("run --example {example}")).run()?;
+    for example in ["train", "kmeans", "captured_step", "power_iteration", "prometheus", "async_requests"] {
+        cargo(&format!("run --quiet --example {example}")).run()?;
     }
     Ok(Outcome::Passed)
 }
@@ -226,13 +260,20 @@ fn bundle() -> Result<Outcome> {
 }
 
 fn interop() -> Result<Outcome> {
+    of_others(&["cudarc"])
+}
+
+/// Not candle and cubecl, whose builds take longer than all others together, and not cuda-core, which downloads the headers of CUDA and
+/// cuRAND.
+fn others() -> Result<Outcome> {
+    of_others(&["cudarc-allocator", "cust", "cudarc-tests"])
+}
+
+fn of_others(names: &[&str]) -> Result<Outcome> {
     if !cfg!(target_os = "linux") {
         return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
     }
-    // Not candle and cubecl, whose builds take longer than all others together, and not cuda-core, which downloads the headers of CUDA
-    // and cuRAND.
-    let names = ["cudarc", "cudarc-allocator", "cust", "cudarc-tests"].map(String::from);
-    crate::interop::check(&names, 8)?;
+    crate::interop::check(&names.iter().map(|name| name.to_string()).collect::<Vec<_>>(), 8)?;
     Ok(Outcome::Passed)
 }
 

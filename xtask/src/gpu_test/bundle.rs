@@ -1,8 +1,8 @@
-//! A folder with everything that a machine with a GPU and without Rust needs. For `run.sh`: the test programs in `tests/` and the
+//! A folder with everything that a machine with a GPU and without Rust needs. For `run.sh`: the test programs in `tests/` and `lib/`, and the
 //! examples in `examples/`, and below `tree/` the snapshots that the tests compare texts with. For `bench.sh` and `replay.sh`: the benches in `benches/`, the traces in `traces/`, recorded runs in `runs/`.
 //! `sanitize.sh` runs some of the test programs under NVIDIA's compute-sanitizer.
 
-use super::suite::{FOLDERS, Suite};
+use super::suite::{FOLDERS, Program};
 use crate::measure;
 use crate::workspace::programs::Built;
 use crate::workspace::root;
@@ -21,11 +21,11 @@ const SCRIPTS: [(&str, &str); 4] = [
 const SNAPSHOTS: &str = "tests/pool/snapshots";
 
 /// Writes the bundle, and replaces an earlier one in the folder.
-pub(super) fn write(suites: &[Suite], benches: &[Built], runners: &[Built], folder: &Path) -> Result<()> {
+pub(super) fn write(programs: &[Program], benches: &[Built], runners: &[Built], folder: &Path) -> Result<()> {
     for (kind_folder, kind) in FOLDERS {
         let target = empty(folder.join(kind_folder))?;
-        for suite in suites.iter().filter(|suite| suite.kind == kind) {
-            stripped_copy(&suite.program, &target.join(&suite.name))?;
+        for program in programs.iter().filter(|program| program.kind == kind) {
+            stripped_copy(&program.path, &target.join(&program.name))?;
         }
     }
     let target = empty(folder.join("benches"))?;
@@ -52,8 +52,11 @@ pub(super) fn write(suites: &[Suite], benches: &[Built], runners: &[Built], fold
         make_executable(&folder.join(name))?;
     }
     let size_mib = size_bytes(folder)? as f64 / f64::from(1 << 20);
-    let (suite_count, bench_count) = (suites.len(), benches.len());
-    println!("wrote {}: {suite_count} suites, {bench_count} benches, {size_mib:.1} MiB", folder.display());
+    let (program_count, bench_count) = (programs.len(), benches.len());
+    println!(
+        "wrote {}: {program_count} programs, {bench_count} benches, {size_mib:.1} MiB",
+        folder.display()
+    );
     println!(
         "copy it to the machine with the GPU and start run.sh there, or sanitize.sh, bench.sh, replay.sh"
     );

@@ -27,7 +27,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<()> {
     match args.bundle {
         Some(folder) => bundle::write(
-            &build::suites()?,
+            &build::programs()?,
             &crate::workspace::programs::benches(&["--release"])?,
             &build::runners()?,
             &folder,
@@ -38,10 +38,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 /// Lists what a bundle contains, from the programs that `cargo test --workspace` builds. Fails where a suite has no case.
 pub(crate) fn check() -> Result<()> {
-    for suite in build::suites_on_simulator()? {
+    for program in build::programs_on_simulator()? {
         let folder =
-            suite::FOLDERS.iter().find(|(_, kind)| *kind == suite.kind).map_or("", |(folder, _)| folder);
-        println!("{folder}/{}", suite.name);
+            suite::FOLDERS.iter().find(|(_, kind)| *kind == program.kind).map_or("", |(folder, _)| folder);
+        println!("{folder}/{}", program.name);
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Runs the programs one after the other, passes their output on, and counts.
 
 use super::libtest::{Counts, objection};
-use super::suite::{Kind, Suite, select};
+use super::suite::{Suite, select};
 use super::{device, table};
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader, Write};
@@ -45,9 +45,13 @@ fn run_suite<'a>(suite: &'a Suite, libtest: &[String], show: &mut dyn Write) -> 
     let mut command = Command::new(&suite.program);
     command.env("GPUMEM_DRIVER", "cuda");
     let start = Instant::now();
-    let (counts, status) = match suite.kind {
-        Kind::Tests => stream(command.args(["cuda::", "--test-threads=1"]).args(libtest), show)?,
-        Kind::Example => {
+    let (counts, status) = match &suite.cases {
+        Some(cases) => {
+            // Without a name, libtest runs all cases.
+            let cases = if cases.is_empty() { &["cuda::".to_string()] } else { cases.as_slice() };
+            stream(command.args(["--exact", "--test-threads=1"]).args(cases).args(libtest), show)?
+        }
+        None => {
             let status = command.status().with_context(|| suite.program.display().to_string())?;
             let failed = u64::from(!status.success());
             (Some(Counts { passed: 1 - failed, failed }), status)
@@ -99,12 +103,13 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     /// Runs a shell script instead of a program.
-    fn objection_to(kind: Kind, script: &str) -> (Counts, Option<String>) {
+    fn objection_to(cases: Option<&str>, script: &str) -> (Counts, Option<String>) {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let program = std::env::temp_dir().join(format!("gpumem-suite-{}-{number}", std::process::id()));
         super::super::suite::write_script(&program, script);
-        let suite = Suite { name: "suite".to_string(), kind, program };
+        let cases = cases.map(|case| vec![case.to_string()]);
+        let suite = Suite { name: "suite".to_string(), program, cases };
         let done = run_suite(&suite, &["--nocapture".to_string()], &mut std::io::sink());
         std::fs::remove_file(&suite.program).unwrap();
         let done = done.unwrap();
@@ -113,15 +118,15 @@ mod tests {
 
     #[test]
     fn a_suite_is_asked_for_gpu_cases_on_the_real_driver() {
-        let script = r#"[ "$*" = "cuda:: --test-threads=1 --nocapture" ] && [ "$GPUMEM_DRIVER" = cuda ] || exit 7
+        let script = r#"[ "$*" = "--exact --test-threads=1 a::cuda::b --nocapture" ] && [ "$GPUMEM_DRIVER" = cuda ] || exit 7
             echo "test a::cuda::b ... ok"; echo "test result: ok. 2 passed; 0 failed; 0 ignored""#;
-        assert_eq!(objection_to(Kind::Tests, script), (Counts { passed: 2, failed: 0 }, None));
+        assert_eq!(objection_to(Some("a::cuda::b"), script), (Counts { passed: 2, failed: 0 }, None));
     }
 
     #[test]
     fn failures_crashes_and_silence_are_objected_to() {
         let says = |script, part: &str| {
-            let (_, objection) = objection_to(Kind::Tests, script);
+            let (_, objection) = objection_to(Some("a::cuda::b"), script);
             assert!(objection.as_ref().is_some_and(|text| text.contains(part)), "{script}: {objection:?}");
         };
         says(r#"echo "test result: FAILED. 2 passed; 1 failed; 0 ignored"; exit 101"#, "1 failed");
@@ -131,7 +136,7 @@ mod tests {
 
     #[test]
     fn an_example_counts_by_its_exit_code() {
-        assert_eq!(objection_to(Kind::Example, "exit 0"), (Counts { passed: 1, failed: 0 }, None));
-        assert_eq!(objection_to(Kind::Example, "exit 1").0, Counts { passed: 0, failed: 1 });
+        assert_eq!(objection_to(None, "exit 0"), (Counts { passed: 1, failed: 0 }, None));
+        assert_eq!(objection_to(None, "exit 1").0, Counts { passed: 0, failed: 1 });
     }
 }

@@ -24,7 +24,9 @@ checked() {
     while [ "$1" != -- ]; do options+=("$1"); shift; done
     shift
     local program=$1; shift
-    local name="$(basename "$program"), backend $backend, memcheck ${options[*]-}"
+    local suite=$(basename "$program")
+    case ${1-} in *::cuda::) suite=${1%%::*} ;; esac
+    local name="$suite, backend $backend, memcheck ${options[*]-}"
     echo; echo "== $name =="
     # What the driver refuses is no finding: many tests are about that.
     GPUMEM_DRIVER=cuda GPUMEM_POOL=$backend "$checker" --tool memcheck --report-api-errors no --error-exitcode 86 \
@@ -47,8 +49,8 @@ stress=("$here/examples/stress" --seconds "$seconds" --threads 8 --streams 8 --s
 checked none -- "${stress[@]}" --backend none
 checked native "${races[@]}" -- "${stress[@]}" --backend native --wait-after-query
 for suite in kernels array adapt; do
-    checked none -- "$here/tests/$suite" cuda:: --test-threads=1
-    checked native "${races[@]}" -- "$here/tests/$suite" cuda:: --test-threads=1
+    checked none -- "$here/tests/layers" "$suite::cuda::" --test-threads=1
+    checked native "${races[@]}" -- "$here/tests/layers" "$suite::cuda::" --test-threads=1
 done
 
 echo; printf '%s\n' "${lines[@]}"

@@ -7,10 +7,9 @@ use super::Layout;
 use super::process::build;
 use super::suite::published;
 use super::toolkit::{CUDA_CRT, merged};
-use crate::generate::bindgen;
+use crate::workspace::vendor;
 use crate::workspace::wheel::{Unreachable, unpacked};
 use anyhow::{Context, Result, ensure};
-use gpumem_sys::Driver;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -33,7 +32,7 @@ const TOOLKIT: &str = "CUDA_HOME";
 const CAPABILITY: &str = "CUDA_COMPUTE_CAP";
 
 pub(super) fn run(layout: &Layout, name: &str, _seeds: u64) -> Result<String> {
-    let has_gpu = Driver::cuda().is_ok();
+    let has_gpu = has_gpu();
     let variables = match variables(layout, name, has_gpu) {
         Err(error) if error.is::<Unreachable>() => return Ok(format!("skipped: {error:#}")),
         variables => variables?,
@@ -76,13 +75,13 @@ fn variables(layout: &Layout, name: &str, has_gpu: bool) -> Result<Vec<(&'static
 
 fn toolkit(layout: &Layout, name: &str) -> Result<PathBuf> {
     let home = layout.made.join("cuda");
-    merged(&home, &[CUDA_NVCC, NVVM, CUDA_CRT, CCCL, bindgen::CUDA_RUNTIME], &["bin", "nvvm", "include"])?;
+    merged(&home, &[CUDA_NVCC, NVVM, CUDA_CRT, CCCL, vendor::CUDA_RUNTIME], &["bin", "nvvm", "include"])?;
     make_executable(&home.join("bin"))?;
     make_executable(&home.join("nvvm/bin"))?;
     let libraries = home.join("lib64");
     std::fs::create_dir_all(&libraries)?;
     // The kernels that are linked into candle call the runtime. In the program, it needs no library where the program runs.
-    let runtime = unpacked(bindgen::CUDA_RUNTIME.0, bindgen::CUDA_RUNTIME.1)?;
+    let runtime = unpacked(vendor::CUDA_RUNTIME.0, vendor::CUDA_RUNTIME.1)?;
     let runtime = runtime.join("nvidia/cu13/lib/libcudart_static.a").display().to_string();
     crate::drop_in::link(&runtime, &libraries.join("libcudart.a"))?;
     let [cudarc] = published(&layout.manifest(name), ["cudarc"])?;
@@ -127,6 +126,11 @@ fn stub(library: &Path, loaded: &str, functions: &BTreeSet<&str>) -> Result<()> 
     let status = command.status().context("cc cannot be started")?;
     ensure!(status.success(), "cc made no {}", library.display());
     Ok(())
+}
+
+/// True if the vendor's tool lists a GPU.
+fn has_gpu() -> bool {
+    Command::new("nvidia-smi").arg("--list-gpus").output().is_ok_and(|output| output.status.success())
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use super::process::build;
 use super::toolkit::{CUDA_CRT, merged};
 use super::{Layout, run_seeds};
-use crate::generate::bindgen;
+use crate::workspace::vendor;
 use crate::workspace::wheel::Unreachable;
 use anyhow::Result;
 use std::ffi::OsString;
@@ -32,8 +32,8 @@ fn variables(layout: &Layout) -> Result<Vec<(&'static str, OsString)>> {
         variables.push((TOOLKIT, toolkit(layout)?.into()));
     }
     if std::env::var_os(LIBCLANG).is_none() {
-        variables.push((LIBCLANG, bindgen::libclang()?.into()));
-        variables.push(("BINDGEN_EXTRA_CLANG_ARGS", bindgen::compiler_headers().join(" ").into()));
+        variables.push((LIBCLANG, vendor::libclang()?.into()));
+        variables.push(("BINDGEN_EXTRA_CLANG_ARGS", vendor::compiler_headers().join(" ").into()));
     }
     Ok(variables)
 }
@@ -41,6 +41,6 @@ fn variables(layout: &Layout) -> Result<Vec<(&'static str, OsString)>> {
 /// A toolkit without libraries.
 fn toolkit(layout: &Layout) -> Result<PathBuf> {
     let home = layout.made.join("cuda-headers");
-    merged(&home, &[bindgen::CUDA_RUNTIME, CUDA_CRT, CURAND], &["include"])?;
+    merged(&home, &[vendor::CUDA_RUNTIME, CUDA_CRT, CURAND], &["include"])?;
     Ok(home)
 }

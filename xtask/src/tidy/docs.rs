@@ -1,8 +1,6 @@
-//! Checks of the documents: links lead to files, pages have what others refer to them for, and named tests and environment variables
-//! exist.
+//! Checks of the documents: links lead to files, pages have what others refer to them for, and named tests exist.
 
 use super::{Files, Finding};
-use gpumem_sys::env::Variable;
 use pulldown_cmark::{Event, Options, Parser, Tag};
 
 /// Checks that relative links, and paths in code spans that look like paths of the repository, lead to a file.
@@ -140,75 +138,6 @@ fn resolve(folder: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The variables of all crates.
-fn known() -> impl Iterator<Item = &'static Variable> {
-    [
-        gpumem_sys::env::VARIABLES,
-        gpumem_sim::VARIABLES,
-        gpumem_array::pool::VARIABLES,
-        gpumem_array::VARIABLES,
-    ]
-    .into_iter()
-    .flatten()
-}
-
-/// The page whose table lists every variable.
-const VARIABLES_PAGE: &str = "docs/reference/environment.md";
-
-/// Checks that each variable in a document exists, and that the table in [`VARIABLES_PAGE`] has a row for each, with the text
-/// registered by the variable's crate.
-pub(super) fn variables(path: &str, text: &str) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut table = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        for name in names(line) {
-            if !known().any(|variable| variable.name == name) && !is_in_header(name) {
-                let what = format!("there is no variable {name}");
-                findings.push(Finding::new(
-                    path,
-                    index + 1,
-                    what,
-                    "see the lists called VARIABLES in the crates",
-                ));
-            }
-        }
-        let row = line.trim_start().strip_prefix('|').and_then(|row| names(row.split('|').next()?).next());
-        table.extend(row.map(|name| (index + 1, name)));
-    }
-    if path == VARIABLES_PAGE {
-        let line = table.first().map_or(1, |(line, _)| *line);
-        for variable in known() {
-            let row = format!("| `{}` | {} |", variable.name, variable.meaning);
-            if !text.lines().any(|line| line == row) {
-                let place = table.iter().find(|(_, name)| *name == variable.name);
-                let what = format!("the table of variables lacks this row: {row}");
-                let line = place.map_or(line, |(line, _)| *line);
-                findings.push(Finding::new(
-                    path,
-                    line,
-                    what,
-                    "copy it; its text is in the crate's list VARIABLES",
-                ));
-            }
-        }
-    }
-    findings
-}
-
-/// Returns whether the header of the C interface defines the name.
-fn is_in_header(name: &str) -> bool {
-    let (constant, code) = (format!("#define {name} "), format!("  {name} = "));
-    C_HEADER.contains(&constant) || C_HEADER.contains(&code)
-}
-
-const C_HEADER: &str = include_str!("../../../crates/gpumem-capi/include/gpumem.h");
-
-/// The variables of this project in a line. A bare prefix such as `GPUMEM_…` does not count.
-fn names(line: &str) -> impl Iterator<Item = &str> {
-    let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    words.filter(|word| word.starts_with("GPUMEM_") && !word.ends_with('_'))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -293,36 +222,5 @@ mod tests {
         assert_eq!(found("docs/a.md", "`xtask/src`, `cargo xtask x`, `tests/*.rs`, `sim/mod.rs`"), []);
         assert_eq!(found("a.md", "```\ncrates/in/a/block\n```"), []);
         assert_eq!(found("a.md", "`xtask/gone.rs`"), [(1, "xtask/gone.rs leads nowhere".into())]);
-    }
-
-    #[test]
-    fn unknown_variables_are_found() {
-        assert_eq!(variables("docs/a.md", "`GPUMEM_DRIVER=sim`, any `GPUMEM_…` name\n"), []);
-        let findings = variables("docs/a.md", "\nset GPUMEM_DRIVR\n");
-        assert_eq!((findings.len(), findings[0].line), (1, 2));
-    }
-
-    /// `gpumem-sys` must accept a variable before its crate has registered it.
-    #[test]
-    fn every_variable_is_reserved() {
-        let own = gpumem_sys::env::VARIABLES;
-        for variable in known().filter(|variable| !own.contains(variable)) {
-            let is_reserved = |reserved: &&str| {
-                variable.name == *reserved || reserved.ends_with('_') && variable.name.starts_with(reserved)
-            };
-            assert!(gpumem_sys::env::RESERVED.iter().any(is_reserved), "{}", variable.name);
-        }
-    }
-
-    #[test]
-    fn the_table_of_variables_is_complete() {
-        let rows: Vec<String> =
-            known().map(|variable| format!("| `{}` | {} |\n", variable.name, variable.meaning)).collect();
-        assert_eq!(variables(VARIABLES_PAGE, &rows.concat()), []);
-        assert_eq!(variables(VARIABLES_PAGE, &rows[0]).len(), rows.len() - 1);
-        assert_eq!(variables(VARIABLES_PAGE, "no table").len(), rows.len());
-        assert_eq!(variables("docs/a.md", &rows[0]), []);
-        let outdated = rows.concat().replacen(" |\n", ", formerly |\n", 1);
-        assert_eq!(variables(VARIABLES_PAGE, &outdated).len(), 1);
     }
 }

@@ -6,9 +6,7 @@
 mod docs;
 mod layers;
 mod leftovers;
-mod mutants;
 mod packages;
-mod plots;
 mod ptx;
 mod rooms;
 mod source;
@@ -16,14 +14,11 @@ mod traits;
 mod unsafety;
 mod words;
 
-use crate::workspace::root;
-use anyhow::{Context, Result, bail, ensure};
+use crate::workspace::{Files, files, root};
+use anyhow::{Result, bail};
 pub(crate) use rooms::LAYERS;
 use source::Source;
-use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
-use std::process::Command;
 
 /// A finding.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,9 +58,6 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Every text file of the repository by its path from the root.
-pub(crate) type Files = BTreeMap<String, String>;
-
 fn check(files: &Files) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in files {
@@ -80,7 +72,6 @@ fn check(files: &Files) -> Vec<Finding> {
             findings.extend(leftovers::in_text(path, text));
         } else if path.ends_with(".md") {
             findings.extend(docs::links(path, text, |target| exists(files, target)));
-            findings.extend(docs::variables(path, text));
             findings.extend(docs::named_tests(path, text, files));
             findings.extend(docs::referrals(path, text, files));
         } else if path.ends_with(".txt") && is_below(path, "tests/regressions") {
@@ -92,8 +83,6 @@ fn check(files: &Files) -> Vec<Finding> {
     findings.extend(traits::check(files));
     findings.extend(unsafety::layers_deny(files));
     findings.extend(ptx::check(files));
-    findings.extend(mutants::check(files));
-    findings.extend(plots::check(files));
     findings
 }
 
@@ -115,22 +104,6 @@ fn exists(files: &Files, path: &str) -> bool {
 
 fn is_below(file: &str, folder: &str) -> bool {
     file.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
-}
-
-/// The tracked files and the new files that git does not ignore. Files that are not text have no content here.
-fn files(root: &Path) -> Result<Files> {
-    let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
-    let output =
-        Command::new("git").current_dir(root).args(list).output().context("tidy asks git for files")?;
-    ensure!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim());
-    let paths = output.stdout.split(|byte| *byte == 0).filter(|path| !path.is_empty());
-    let mut files = Files::new();
-    for path in paths {
-        let path = String::from_utf8_lossy(path).into_owned();
-        let Ok(bytes) = std::fs::read(root.join(&path)) else { continue };
-        files.insert(path, String::from_utf8(bytes).unwrap_or_default());
-    }
-    Ok(files)
 }
 
 #[cfg(test)]

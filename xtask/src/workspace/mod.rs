@@ -1,11 +1,14 @@
 //! The repository and its packages, programs that cargo builds from it, and files of vendors that tasks download.
 
 pub(crate) mod programs;
+pub(crate) mod vendor;
 pub(crate) mod wheel;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use cargo_metadata::{Metadata, MetadataCommand, Package};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The repository's root folder.
 pub(crate) fn root() -> PathBuf {
@@ -27,4 +30,22 @@ pub(crate) fn target_folder() -> Result<PathBuf> {
 fn metadata() -> Result<Metadata> {
     let manifest = root().join("Cargo.toml");
     Ok(MetadataCommand::new().manifest_path(manifest).no_deps().exec()?)
+}
+
+/// Every text file of the repository by its path from the root.
+pub(crate) type Files = BTreeMap<String, String>;
+
+/// The tracked files and the new files that git does not ignore. Files that are not text have no content here.
+pub(crate) fn files(root: &Path) -> Result<Files> {
+    let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
+    let output = Command::new("git").current_dir(root).args(list).output().context("git lists the files")?;
+    ensure!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim());
+    let paths = output.stdout.split(|byte| *byte == 0).filter(|path| !path.is_empty());
+    let mut files = Files::new();
+    for path in paths {
+        let path = String::from_utf8_lossy(path).into_owned();
+        let Ok(bytes) = std::fs::read(root.join(&path)) else { continue };
+        files.insert(path, String::from_utf8(bytes).unwrap_or_default());
+    }
+    Ok(files)
 }

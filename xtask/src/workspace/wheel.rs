@@ -36,6 +36,8 @@ impl std::fmt::Display for Unreachable {
     }
 }
 
+impl std::error::Error for Unreachable {}
+
 fn python(first: &[&str], rest: &[&str]) -> Result<()> {
     let status = Command::new("python3")
         .args(first)

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// A checkpoint could not be read or written.
 ///
-/// A failed upload leaves no array, and a failed [`save`](crate::save) leaves the file that was there.
+/// A failed upload leaves no array, and a failed [`save`](crate::save) leaves the old file.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -25,7 +25,7 @@ pub enum CheckpointError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The file is not a checkpoint, or a part of it is missing.
+    /// The file is not a checkpoint, or is incomplete.
     #[error("{} is not a valid checkpoint: {}; copy or save the file again", Shown::path(.path), Shown::sentence(.reason))]
     Malformed {
         /// The file.
@@ -33,7 +33,7 @@ pub enum CheckpointError {
         /// The problem.
         reason: String,
     },
-    /// The checkpoint has no tensor of this name.
+    /// The checkpoint has no tensor with this name.
     #[error("the checkpoint has no tensor {:?}; `Checkpoint::names` lists its tensors", Shown::name(.name))]
     NoSuchTensor {
         /// The name.
@@ -65,7 +65,7 @@ pub enum CheckpointError {
         /// The shape in the file.
         shape: Vec<usize>,
     },
-    /// No element type of Rust corresponds to that of the tensor.
+    /// No Rust type corresponds to the tensor's element type.
     #[error(
         "tensor {:?}: arrays cannot have elements of type {dtype}; convert the checkpoint to a type that they have",
         Shown::name(.name)
@@ -110,7 +110,7 @@ pub enum CheckpointError {
 debug_is_display!(CheckpointError);
 
 impl CheckpointError {
-    /// Returns whether memory ran out or its size was refused; see [`ArrayError::is_out_of_memory`].
+    /// True if memory ran out or its size was refused; see [`ArrayError::is_out_of_memory`].
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self {

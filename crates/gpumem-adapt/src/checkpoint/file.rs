@@ -1,4 +1,4 @@
-//! [`File`]: the bytes of a checkpoint, mapped or read in chunks, and their upload. The header's check.
+//! [`File`]: the bytes of a checkpoint, mapped or read in chunks. Checks the header and uploads tensors.
 
 use super::error::CheckpointError;
 use super::tensor::CheckpointElement;
@@ -67,7 +67,7 @@ impl File {
 
     /// # Safety
     ///
-    /// While the value exists, the file is neither changed nor truncated.
+    /// While the value exists, the file is not changed or truncated.
     #[allow(unsafe_code, reason = "the system cannot keep other programs from changing a mapped file")]
     pub(super) unsafe fn map(path: &Path) -> Result<Self, CheckpointError> {
         let file = open(path)?;
@@ -181,7 +181,7 @@ impl File {
         let (free, buffers) = mpsc::channel::<Vec<T::Raw>>();
         let buffers = Mutex::new(buffers);
         let take = || buffers.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        // Ends behind the last chunk, and when the upload has failed.
+        // Ends after the last chunk, or when the upload has failed.
         let work = |filled: Sender<Chunk<T>>| {
             while let Ok(mut buffer) = take() {
                 let start = next.fetch_add(chunk_len, Ordering::Relaxed);
@@ -199,7 +199,7 @@ impl File {
             };
             let reader_count = (0..thread_count).map_while(reader).count();
             drop(filled);
-            // After an error its end stops the readers.
+            // After an error, dropping it stops the readers.
             let free = free;
             (0..reader_count + BUFFERS_WAITING).try_for_each(|_| free.send(buffer())).unwrap_or_default();
             for (start, buffer) in chunks {
@@ -273,7 +273,7 @@ impl fmt::Debug for File {
     }
 }
 
-/// Reads without the position of the file, which threads would share.
+/// Reads without using the file position, which threads would share.
 #[cfg(unix)]
 fn read_exact_at(file: &fs::File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
@@ -282,7 +282,7 @@ fn read_exact_at(file: &fs::File, buffer: &mut [u8], offset: u64) -> io::Result<
 #[cfg(windows)]
 fn read_exact_at(file: &fs::File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !buffer.is_empty() {
-        // Moves the position too, which nothing uses.
+        // This moves the file position too, but nothing uses it.
         match std::os::windows::fs::FileExt::seek_read(file, buffer, offset) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
@@ -359,7 +359,7 @@ pub(super) const CHUNK_BYTES: usize = 32 << 20;
 /// Large tensors are read in chunks of this size, by this number of threads, so the host needs no memory for a whole tensor.
 const READ_BYTES: usize = 4 << 20;
 const READERS_MAX: usize = 8;
-/// Buffers beside those of the readers, which wait for the upload.
+/// Buffers that wait for the upload, in addition to those of the readers.
 const BUFFERS_WAITING: usize = 2;
 
 #[cfg(target_endian = "big")]

@@ -1,4 +1,4 @@
-//! [`save`]: arrays into a file, in one step.
+//! [`save`]: writes arrays to a file, atomically.
 
 use super::error::CheckpointError;
 use super::file::{CHUNK_BYTES, HEADER_BYTES_MAX, LENGTH_BYTES, io_error};
@@ -43,12 +43,12 @@ impl From<ArrayError> for Failed {
     }
 }
 
-/// Saves arrays by name, with their types and shapes. `shape` is that of the array, and the elements are in row-major order.
+/// Saves arrays by name, with their types and shapes. The elements are saved in row-major order.
 ///
-/// The bytes go to a new file in the same folder, which replaces `path` at the end, once it is on the disk. If anything fails, or the
-/// program ends, the file at `path` is the one before. The new file has its permissions. A symbolic link stays, and the file
-/// that it leads to is replaced or, if it does not exist, created. A [`Checkpoint`](crate::Checkpoint) that reads or maps it keeps the old bytes.
-/// Large arrays are downloaded in chunks through pinned memory. Waits for the work that the arrays depend on.
+/// The bytes go to a new file in the same folder, which replaces `path` once it is on the disk. If anything fails, or the program ends,
+/// `path` keeps the old file. The new file has the old file's permissions. A symbolic link stays, and its target is replaced or, if it does
+/// not exist, created. A [`Checkpoint`](crate::Checkpoint) that reads or maps the old file keeps its bytes. Large arrays are downloaded in
+/// chunks through pinned memory. Waits for the work that the arrays depend on.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -124,8 +124,7 @@ where
     file.replace(&path).map_err(|source| io_error("replace", &path, source))
 }
 
-/// The file that a path stands for, which need not exist. A link stays a link, also one to a file that does not exist yet, as if the file
-/// were opened through it.
+/// The file that a path refers to, which need not exist. Links are followed, even to a file that does not exist yet.
 fn behind_links(path: &Path) -> io::Result<PathBuf> {
     let error = match fs::canonicalize(path) {
         Ok(path) => return Ok(path),
@@ -139,7 +138,7 @@ fn behind_links(path: &Path) -> io::Result<PathBuf> {
             Err(_) => return Ok(path),
         }
     }
-    // The links lead to each other.
+    // The links form a cycle.
     Err(error)
 }
 
@@ -195,7 +194,7 @@ fn header<N: AsRef<str>, S: SaveTensor + ?Sized>(
     Ok(bytes)
 }
 
-/// A file that replaces another one at the end; otherwise it is removed.
+/// A file that replaces another one when it is complete, and is removed otherwise.
 struct NewFile {
     file: File,
     path: PathBuf,
@@ -203,7 +202,7 @@ struct NewFile {
 }
 
 impl NewFile {
-    /// With the permissions of the file that it replaces. Folders and devices are not replaced.
+    /// Creates it with the permissions of the file that it replaces. Refuses to replace folders and devices.
     fn beside(path: &Path) -> Result<Self, CheckpointError> {
         let replaced = fs::metadata(path).ok();
         if replaced.as_ref().is_some_and(|found| !found.is_file()) {
@@ -227,7 +226,7 @@ impl NewFile {
     }
 
     fn replace(mut self, path: &Path) -> io::Result<()> {
-        // Before the name: after a power failure, the name must not stand for a part of the bytes.
+        // Before the rename: after a power failure, the name must not refer to incomplete contents.
         self.file.sync_all()?;
         fs::rename(&self.path, path)?;
         self.is_in_place = true;
@@ -238,7 +237,7 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.is_in_place {
-            // The error that led here is the one to report.
+            // The original error is the one to report.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -1,4 +1,4 @@
-//! [`Tensor`]: an array of any element type that a checkpoint can have; [`CheckpointElement`]: those types.
+//! [`Tensor`]: an array of any element type that checkpoints support; [`CheckpointElement`]: those types.
 
 use super::error::CheckpointError;
 use super::file::{Entry, File};
@@ -26,7 +26,7 @@ pub(super) mod sealed {
 
     pub trait Sealed: Sized {
         const DTYPE: Dtype;
-        /// A type of the same size and alignment, without invalid values.
+        /// A type of the same size and alignment that has no invalid values.
         type Raw: Pod + Element;
         fn from_tensor(tensor: Tensor) -> Result<GpuArray<Self, IxDyn>, Box<Tensor>>;
     }
@@ -34,7 +34,7 @@ pub(super) mod sealed {
 
 macro_rules! elements {
     ($($(#[$condition:meta])? $variant:ident $element:ty, $raw:ty, $dtype:ident;)*) => {
-        /// An array of any element type that a checkpoint can have.
+        /// An array of any element type that checkpoints support.
         #[derive(Debug)]
         #[non_exhaustive]
         pub enum Tensor {
@@ -102,7 +102,7 @@ macro_rules! elements {
             }
         }
 
-        /// Adds a tensor to a pack. The inner error is that of the array layer.
+        /// Adds a tensor to a pack. The inner error comes from the array layer.
         pub(super) fn add(
             file: &File,
             name: &str,
@@ -149,7 +149,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// The tensor itself, if its elements are of another type.
+    /// The error is the tensor itself, if its elements are of another type.
     pub fn into_array<T: CheckpointElement>(self) -> Result<GpuArray<T, IxDyn>, Box<Self>> {
         T::from_tensor(self)
     }

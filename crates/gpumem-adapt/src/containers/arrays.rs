@@ -1,4 +1,4 @@
-//! `Adapt` for arrays on the host and on devices. What becomes of them is decided by [`Receive`].
+//! `Adapt` for arrays on the host and on devices. [`Receive`] decides what they become.
 
 use crate::adapt::{Adapt, Separate};
 use crate::context::{Context, Plan};

@@ -1,4 +1,4 @@
-//! `Adapt` for the matrices and vectors of the crate `nalgebra`, and [`Nalgebra`], the target that has them.
+//! `Adapt` for the matrices and vectors of the crate `nalgebra`, and [`Nalgebra`], the target with these types.
 
 use crate::adapt::{Adapt, Merged, Separate};
 use crate::context::{Context, Plan};
@@ -164,7 +164,7 @@ where
     }
 }
 
-/// Stays as it is, like an array of the language: its size is part of its type. A `Vec` of such matrices becomes an array of them.
+/// Stays as it is, like a Rust array: its size is part of its type. A `Vec` of such matrices becomes an array of them.
 impl<To, T, const ROWS: usize, const COLUMNS: usize> Adapt<To> for SMatrix<T, ROWS, COLUMNS>
 where
     Self: Element,

@@ -13,8 +13,8 @@ use gpumem_array::{ArrayError, Element};
 /// Divides a data set into batches, which are uploaded ahead of their use.
 ///
 /// A data set is an `ndarray` array or view, whose first axis is divided; a slice or a `Vec`; or a tuple of data sets of the same length.
-/// An array without axes has no rows. Batches in the order of the data set are uploaded without another copy on the host. The items of
-/// an iterator are divided by [`feed`](super::feed) and [`Feeder::batch_size`].
+/// An array without axes has no rows. Unshuffled batches are uploaded without another copy on the host. The items of an iterator are
+/// divided by [`feed`](super::feed) and [`Feeder::batch_size`].
 ///
 /// ```
 /// use gpumem_adapt::array::ndarray::{Array1, Array2};
@@ -33,7 +33,7 @@ use gpumem_array::{ArrayError, Element};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A memory-mapped file is a data set larger than the host's memory: the system reads its pages when a batch is uploaded.
+/// A memory-mapped file can be larger than the host's memory: the system reads its pages when a batch is uploaded.
 ///
 /// ```
 /// use gpumem_adapt::{array::ndarray::ArrayView2, batches};
@@ -61,7 +61,7 @@ pub fn batches<S: Source>(source: S) -> Batches<S> {
 
 /// A data set with rows that can be read in any order.
 pub trait Source {
-    /// Some of the rows, on the host.
+    /// A selection of rows, on the host.
     type Batch;
 
     /// The number of rows.
@@ -111,17 +111,17 @@ impl<S: Source> Batches<S> {
         Self { batch_size: row_count, ..self }
     }
 
-    /// Takes the rows in a random order that depends on the seed alone. The rows of each batch are gathered on the host.
+    /// Takes the rows in a random order that depends only on the seed. The rows of each batch are gathered on the host.
     pub fn shuffle(self, seed: u64) -> Self {
         Self { seed: Some(seed), ..self }
     }
 
-    /// Omits a last batch with fewer rows than the others.
+    /// Omits the last batch if it has fewer rows than the others.
     pub fn drop_last(self) -> Self {
         Self { drop_last: true, ..self }
     }
 
-    /// Sets the maximum number of batches that are on the device or on their way, beside the one that the consumer has; see
+    /// Sets the maximum number of batches that are on the device or on their way, in addition to the consumer's current batch; see
     /// [`Feeder::prefetch`].
     pub fn prefetch(self, count: usize) -> Self {
         Self { prefetch: count, ..self }
@@ -213,7 +213,7 @@ where
     type Batch = CowArray<'a, T, D>;
 
     fn row_count(&self) -> usize {
-        // An array of dynamic dimension can have no axis.
+        // An array of dynamic dimension may have no axis.
         self.shape().first().copied().unwrap_or(0)
     }
 

@@ -1,4 +1,4 @@
-//! Batch sizes that fit into memory: [`fit_batch_size`] finds the largest, [`halve_on_out_of_memory`] goes on with a smaller one.
+//! Batch sizes that fit into memory: [`fit_batch_size`] finds the largest, [`halve_on_out_of_memory`] continues with a smaller one.
 
 use crate::error::ran_out_of_memory;
 use core::error::Error;
@@ -20,16 +20,17 @@ pub struct Fit {
 pub struct Attempt {
     /// The batch size.
     pub batch_size: usize,
-    /// True if it fitted.
+    /// True if the batch fitted.
     pub fits: bool,
-    /// The maximum that the pool had in use during the attempt, in bytes.
+    /// The peak of the pool's memory in use during the attempt, in bytes.
     pub peak_bytes: u64,
 }
 
 /// Finds the largest batch size in a range with which `step` succeeds: doubles the size until memory runs out, then bisects.
 ///
-/// Before each attempt, the device is waited for and memory that nothing holds is released, so that an attempt finds what the program's
-/// own values leave; the peaks of the status of the pool are reset. Run the whole step, backward pass and update included, because it decides how much memory is needed.
+/// Each attempt first waits for the device, releases unused memory, so that everything except the program's own values is free, and resets
+/// the peaks in the pool's status. Let `step` run everything, including the backward pass and the update, because that decides how much
+/// memory is needed.
 ///
 /// ```
 /// use gpumem_adapt::array::pool::{Device, Limit, Pool};
@@ -46,8 +47,8 @@ pub struct Attempt {
 ///
 /// # Errors
 ///
-/// The first error of `step` that does not report that memory or a limit ran out. The report is found if the error is one of
-/// gpumem, or if a gpumem error is among its [sources](Error::source). With `thiserror`, wrap it with `#[from]`; `#[error(transparent)]` hides it.
+/// The first error of `step` that does not report that memory or a limit ran out. The report is found if the error is a gpumem error or has
+/// one among its [sources](Error::source). With `thiserror`, wrap it with `#[from]`; `#[error(transparent)]` hides it.
 pub fn fit_batch_size<E: Error + 'static>(
     gpu: &Gpu,
     range: RangeInclusive<usize>,
@@ -67,9 +68,10 @@ pub fn fit_batch_size<E: Error + 'static>(
         };
         let peak_bytes = gpu.pool().status().map_or(0, |status| status.in_use_peak_bytes);
         fit.attempts.push(Attempt { batch_size: size, fits, peak_bytes });
-        match fits {
-            true => fit.batch_size = Some(size),
-            false => too_large = Some(size),
+        if fits {
+            fit.batch_size = Some(size)
+        } else {
+            too_large = Some(size)
         }
         size = match (fit.batch_size, too_large) {
             (Some(largest), None) if largest < last => largest.saturating_mul(2).clamp(largest + 1, last),
@@ -83,17 +85,17 @@ pub fn fit_batch_size<E: Error + 'static>(
     Ok(fit)
 }
 
-/// Releases what the last attempt left. A failure is reported by the next attempt.
+/// Releases the memory of the last attempt. The next attempt reports a failure.
 fn release(gpu: &Gpu) {
     let _ = gpu.device().synchronize();
     let _ = gpu.pool().trim_to(0);
     let _ = gpu.pool().reset_peaks();
 }
 
-/// Calls `step` with the items `0..item_count` in batches. When memory or a limit runs out, memory that nothing holds is released, and the
-/// batch is repeated in halves; the batches behind it stay as small. Returns the results, with the items of each.
+/// Calls `step` with the items `0..item_count` in batches. When memory or a limit runs out, unused memory is released and the batch is
+/// repeated in halves; later batches stay that small. Returns the results, with the items of each.
 ///
-/// A server goes on in this way where a batch is too large at the moment.
+/// A server can use this to keep running when a batch is too large at the moment.
 ///
 /// ```
 /// use gpumem_adapt::array::pool::{Device, Limit, Pool};
@@ -113,7 +115,8 @@ fn release(gpu: &Gpu) {
 ///
 /// # Errors
 ///
-/// The error of `step` if a batch of one item does not fit, or if it is another error; see [`fit_batch_size`]. The results so far are dropped.
+/// The error of `step` if a batch of one item does not fit, or if the cause is not memory; see [`fit_batch_size`]. The results so far are
+/// dropped.
 pub fn halve_on_out_of_memory<R, E: Error + 'static>(
     gpu: &Gpu,
     item_count: usize,

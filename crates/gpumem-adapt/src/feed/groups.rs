@@ -8,13 +8,13 @@ pub struct Groups<I, E> {
     items: I,
     group_size: usize,
     is_last_omitted: bool,
-    /// An error behind the items of the last group.
+    /// An error that comes after the items of the last group.
     error: Option<E>,
 }
 
 impl<I> Feeder<I> {
-    /// Collects items into a `Vec` of this length, which is uploaded as a whole: numbers become an array, other values a `Vec` of what
-    /// they become. The last `Vec` can be shorter, and so can one before an error of the source. 0 is an error of [`Feeder::on`].
+    /// Collects items into a `Vec` of this length, which is uploaded as a whole: numbers become an array, other values a `Vec` of adapted
+    /// values. The last `Vec` can be shorter, and so can one before an error of the source. 0 is an error of [`Feeder::on`].
     ///
     /// ```
     /// use gpumem_adapt::feed;
@@ -40,7 +40,7 @@ impl<I> Feeder<I> {
 }
 
 impl<I, E> Feeder<Groups<I, E>> {
-    /// Omits a last `Vec` with fewer items than the others.
+    /// Omits the last `Vec` if it has fewer items than the others.
     pub fn drop_last(self) -> Self {
         Self { items: Groups { is_last_omitted: true, ..self.items }, ..self }
     }
@@ -69,12 +69,13 @@ impl<V, E, I: Iterator<Item = Result<V, E>>> Iterator for Groups<I, E> {
         (!group.is_empty()).then_some(Ok(group))
     }
 
-    /// Errors make groups shorter, so there can be as many as items.
+    /// Errors make groups shorter, so there can be as many groups as items.
     fn size_hint(&self) -> (usize, Option<usize>) {
         let (least, most) = self.items.size_hint();
-        let least = match self.is_last_omitted {
-            true => least / self.group_size.max(1),
-            false => least.div_ceil(self.group_size.max(1)),
+        let least = if self.is_last_omitted {
+            least / self.group_size.max(1)
+        } else {
+            least.div_ceil(self.group_size.max(1))
         };
         let held = usize::from(self.error.is_some());
         (least.saturating_add(held), most.and_then(|most| most.checked_add(held)))

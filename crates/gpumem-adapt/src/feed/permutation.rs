@@ -1,6 +1,6 @@
 //! [`Permutation`]: a random order without a table.
 
-/// A permutation of `0..len` that depends on a seed. It needs no memory, however long it is.
+/// A permutation of `0..len` that depends on a seed. It needs no memory at any length.
 ///
 /// A Feistel network permutes the numbers of an even number of bits, which are at most four times as many as `len`. A result that is not
 /// below `len` is permuted again: the cycle that it lies on leads back below `len`, and to each number from one start only.

@@ -11,8 +11,8 @@ use core::task::{Context, Poll};
 use futures_core::Stream;
 use gpumem_array::Gpu;
 
-/// The iterator as a stream. Each poll returns an item, and copies into pinned memory. A poll that uploads an item which is larger than all
-/// pinned buffers together waits for copies of the device; see [`Gpu::set_staging`].
+/// The iterator as a stream. Each poll returns an item, and copies into pinned memory. A poll that uploads an item larger than all pinned
+/// buffers together waits for copies of the device; see [`Gpu::set_staging`].
 impl<I, V, To> Stream for Feed<I, V, To>
 where
     Self: Iterator + Unpin,
@@ -26,8 +26,8 @@ where
     }
 }
 
-/// Uploads the values of a stream ahead of their use, as [`feed`](super::feed) does with those of an iterator. `prefetch` is described at
-/// [`Feeder::prefetch`](super::Feeder::prefetch).
+/// Uploads the values of a stream ahead of their use, like [`feed`](super::feed) for an iterator. See
+/// [`Feeder::prefetch`](super::Feeder::prefetch) for `prefetch`.
 ///
 /// # Errors
 ///

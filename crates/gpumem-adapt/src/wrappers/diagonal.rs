@@ -11,7 +11,7 @@ use gpumem_array::kind::Kind;
 use gpumem_array::ndarray::{Axis, Ix1, Ix2};
 use gpumem_array::{ArrayError, AsView, GpuArray, Numeric};
 
-/// A square matrix of which only the diagonal is stored, as an array of any kind.
+/// A square matrix that stores only its diagonal, as an array of any kind.
 ///
 /// `Display` prints a matrix, and downloads the diagonal if it is on the device. Matrices of more than twelve rows are abridged,
 /// except with `{:#}`. `Debug` shows the storage and downloads nothing.
@@ -114,7 +114,7 @@ impl<T: Numeric, K: Kind> Diagonal<GpuArray<T, Ix1, K>> {
         diagonal.try_mul(&vector)
     }
 
-    /// Multiplies the matrix with another one: each row with an element of the diagonal. Two launches: the first repeats the diagonal in a
+    /// Multiplies the matrix with another one: each row by an element of the diagonal. Two launches: the first repeats the diagonal in a
     /// temporary array as large as `matrix`, because the second reads contiguous operands.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ where
                 let text = |i: usize, j: usize| texts.get(i).filter(|_| i == j).cloned();
                 write!(f, ":{}", print::matrix([rows, columns], text, f.alternate()))
             }
-            // Not returned as an error, which would make `to_string` panic.
+            // Not an error, which would make `to_string` panic.
             Err(error) => write!(f, ", not shown: {error}"),
         }
     }

@@ -13,9 +13,9 @@ use gpumem_array::{ArrayError, Element, GpuArray, Numeric, Triangle, Vector};
 
 /// An element of a matrix.
 enum Cell {
-    /// The array inside has it, at this row and column.
+    /// The array inside stores it, at this row and column.
     Stored(usize, usize),
-    /// The array inside has its conjugate there.
+    /// The array inside stores its conjugate there.
     Conjugated(usize, usize),
     One,
     Zero,
@@ -106,7 +106,7 @@ macro_rules! matrices {
                         let conjugate = |_element: &A::Elem| -> Option<A::Elem> { None $(.or_else(|| Some($bound::conjugate(_element))))? };
                         write_cells(f, shape, &array, |i, j| self.cell(i, j), conjugate)
                     }
-                    // Not returned as an error, which would make `to_string` panic.
+                    // Not an error, which would make `to_string` panic.
                     Err(error) => write!(f, ", not shown: {error}"),
                 }
             }
@@ -115,7 +115,7 @@ macro_rules! matrices {
 }
 
 matrices! {
-    /// A square matrix whose elements below the diagonal are zero. The array may have others there, which are not used.
+    /// A square matrix whose elements below the diagonal are zero. Elements of the array there are ignored.
     ///
     /// ```
     /// use gpumem_adapt::Upper;
@@ -137,7 +137,7 @@ matrices! {
         core::cmp::Ordering::Greater => Cell::Zero,
     };
 
-    /// A square matrix whose elements above the diagonal are zero. The array may have others there, which are not used.
+    /// A square matrix whose elements above the diagonal are zero. Elements of the array there are ignored.
     Lower {}
     shape |self, shape| shape;
     cell |self, i, j| if i >= j { Cell::Stored(i, j) } else { Cell::Zero };
@@ -156,13 +156,13 @@ matrices! {
     shape |self, shape| shape;
     cell |self, i, j| Cell::Stored(i.min(j), i.max(j));
 
-    /// A square matrix that equals its conjugate transpose. The elements on and above the diagonal are used. Of real numbers, it is a
-    /// [`Symmetric`] matrix.
+    /// A square matrix that equals its conjugate transpose. The elements on and above the diagonal are used. For real numbers, it equals
+    /// [`Symmetric`].
     Hermitian {} of Conjugate
     shape |self, shape| shape;
     cell |self, i, j| if i <= j { Cell::Stored(i, j) } else { Cell::Conjugated(j, i) };
 
-    /// The conjugate transpose of a matrix, without a copy. Of real numbers, it is the transpose.
+    /// The conjugate transpose of a matrix, without a copy. For real numbers, it is the transpose.
     Adjoint {} of Conjugate
     shape |self, shape| [shape[1], shape[0]];
     cell |self, i, j| Cell::Conjugated(j, i);
@@ -227,15 +227,16 @@ impl<A: Shaped> PermutedRows<A> {
     ///
     /// # Errors
     ///
-    /// [`AdaptError::Custom`] unless `order` has each row of the array once.
+    /// [`AdaptError::Custom`] unless `order` contains each row of the array once.
     pub fn new(array: A, order: impl Into<Box<[usize]>>) -> Result<Self, AdaptError> {
         let order = order.into();
         let mut sorted = order.clone();
         sorted.sort_unstable();
         let rows = array.lengths().first().copied().unwrap_or(0);
-        match sorted.iter().copied().eq(0..rows) {
-            true => Ok(Self { array, order }),
-            false => Err(AdaptError::custom(format!("invalid order of {rows} rows; name each row once"))),
+        if sorted.iter().copied().eq(0..rows) {
+            Ok(Self { array, order })
+        } else {
+            Err(AdaptError::custom(format!("invalid order of {rows} rows; name each row once")))
         }
     }
 
@@ -275,7 +276,7 @@ macro_rules! triangles {
         impl<T: Numeric, K: Kind> $name<GpuArray<T, Ix2, K>> {
             /// Multiplies the matrix with a vector.
             #[doc = $cost]
-            /// Elements that are not used are not read.
+            /// Unused elements are not read.
             ///
             /// # Errors
             ///
@@ -318,8 +319,7 @@ macro_rules! transposes {
 transposes!(Transposed Adjoint);
 
 impl<T: Numeric, K: Kind> PermutedRows<GpuArray<T, Ix2, K>> {
-    /// Multiplies the matrix with a vector. The product of the array is put in order, so no row is moved. Uploads the order, 8 bytes for each
-    /// row.
+    /// Multiplies the matrix with a vector. The product is permuted, so no row is moved. Uploads the order, 8 bytes for each row.
     ///
     /// # Errors
     ///
@@ -377,7 +377,7 @@ impl<T: Numeric, K: Kind> Banded<GpuArray<T, Ix2, K>> {
     }
 }
 
-/// Elements that have a complex conjugate. Real numbers are their own.
+/// Elements that have a complex conjugate. A real number is its own conjugate.
 pub trait Conjugate {
     /// The complex conjugate.
     #[must_use]
@@ -415,7 +415,7 @@ fn write_cells<T: fmt::Debug>(
     if shape.contains(&0) {
         return Ok(());
     }
-    // As other elements show the point, so does a one.
+    // A one shows the decimal point, as other elements do.
     let has_point = array.iter().next().is_some_and(|element| format!("{element:?}").contains('.'));
     let text = |i, j| match cell(i, j) {
         Cell::Stored(i, j) => array.get((i, j)).map(|element| format!("{element:?}")),

@@ -1,6 +1,6 @@
-//! Matrices that store fewer numbers than they have elements. Each wraps an array and keeps its type when the array is moved.
+//! Matrices that store fewer numbers than they have elements. Each wraps an array, and keeps its type when it is moved.
 //!
-//! Products with vectors read the stored elements in place. `gpumem-array` has no product of two matrices, and neither have these, except
+//! Products with vectors read the stored elements in place. Like `gpumem-array`, they have no product of two matrices, except
 //! [`Diagonal::dot_matrix`].
 
 mod diagonal;

@@ -34,7 +34,7 @@ pub(super) fn matrix(
 /// The rows or columns that are shown.
 struct Shown {
     indices: Vec<usize>,
-    /// The place of those that are left out.
+    /// The position of the omitted rows or columns.
     gap_at: Option<usize>,
 }
 

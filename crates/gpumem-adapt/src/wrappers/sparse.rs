@@ -211,7 +211,7 @@ mod conversions {
                 }
             }
 
-            /// Fails with [`AdaptError::Custom`] if the indices are not those of such a matrix.
+            /// Fails with [`AdaptError::Custom`] if the indices do not describe such a matrix.
             impl<T, I: SpIndex> TryFrom<$name<Vec<T>, Vec<I>>> for CsMatI<T, I> {
                 type Error = AdaptError;
 
@@ -240,7 +240,7 @@ mod conversions {
         }
     }
 
-    /// Fails with [`AdaptError::Custom`] if an index is outside of the shape.
+    /// Fails with [`AdaptError::Custom`] if an index is outside the shape.
     impl<T, I: SpIndex> TryFrom<Coo<Vec<T>, Vec<I>>> for TriMatI<T, I> {
         type Error = AdaptError;
 

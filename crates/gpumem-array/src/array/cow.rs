@@ -1,4 +1,4 @@
-//! [`GpuCow`]: elements of an array, or a copy of them.
+//! [`GpuCow`]: a view of elements, or a copy.
 
 use crate::array::view::{AsView, Vector, describe, kind_name};
 use crate::array::{GpuArray, GpuView};
@@ -8,7 +8,7 @@ use crate::layout::Layout;
 use core::fmt;
 use ndarray::{Dimension, Ix1};
 
-/// A view, or a copy where the view does not have the required order: the result of [`GpuView::as_standard_layout`], as
+/// A view, or a copy if the view does not have the required order: the result of [`GpuView::as_standard_layout`]. The counterpart of
 /// `ndarray`'s `CowArray`. It has the reading methods of views.
 #[allow(clippy::large_enum_variant, reason = "a box would cost an allocation for each copy")]
 pub enum GpuCow<'a, T, D> {
@@ -19,7 +19,7 @@ pub enum GpuCow<'a, T, D> {
 }
 
 impl<T: Element, D: Dimension> GpuCow<'_, T, D> {
-    /// Returns whether it is a view, not a copy.
+    /// True if it is a view, not a copy.
     #[must_use]
     pub fn is_view(&self) -> bool {
         matches!(self, Self::View(_))

@@ -1,7 +1,7 @@
-//! cudarc: its streams, slices and libraries together with arrays, without copies.
+//! Shares streams, slices and libraries with cudarc, without copies.
 //!
-//! Both retain the primary context of a device, so memory and streams are those of one driver. [`SharedStream`] wraps one of cudarc's streams
-//! in a [`Stream`] and keeps it alive. It makes arrays arguments of cudarc's safe API: [`SharedStream::read`] and
+//! cudarc and this crate both retain the primary context of a device, so they share memory and streams. [`SharedStream`] wraps one of
+//! cudarc's streams in a [`Stream`] and keeps it alive. cudarc's safe API then takes arrays as arguments: [`SharedStream::read`] and
 //! [`SharedStream::write`] return guards that implement [`DevicePtr`], [`DevicePtrMut`] and [`PushKernelArg`]. The stream waits, on the
 //! device, for the uses of the array so far, and later uses on other streams wait for what is queued until the guard is dropped.
 //!
@@ -30,15 +30,15 @@
 //!
 //! # Limits
 //!
-//! - cudarc records uses of its slices with events, unless [`CudaContext::disable_event_tracking`] turned them off. Then only work on the
-//!   slice's own stream is waited for, as in cudarc.
-//! - For all reads of a slice cudarc keeps one event, which is that of the last read. If several streams have read a slice, also a lent one,
-//!   wait for the others before it is written, dropped or given back.
-//! - A context in which no stream of [`CudaContext::new_stream`] is alive orders its slices with no stream of another `CudaContext`. Share one
-//!   context for each device, or wait between the two.
-//! - A copy between devices (`memcpy_dtod`) runs on the stream of its target. cudarc records no use of the source for it. Wait for that
-//!   stream before the source is changed or dropped, also if it is an array.
-//! - [`CudaContext::per_thread_stream`] cannot be shared: its handle means another stream on each thread.
+//! - cudarc records uses of its slices with events, unless [`CudaContext::disable_event_tracking`] turned them off. In that case only work
+//!   on the slice's own stream is waited for, as in cudarc.
+//! - cudarc keeps only one event for the reads of a slice, of the last read. If several streams have read a slice (or a lent array), wait
+//!   for the others before it is written, dropped or returned.
+//! - A `CudaContext` without a live stream of [`CudaContext::new_stream`] does not order its slices with streams of another `CudaContext`.
+//!   Share one context per device, or wait between the two.
+//! - A copy between devices (`memcpy_dtod`) runs on the stream of its target. cudarc does not record that use of the source. Wait for that
+//!   stream before the source is changed or dropped, even if the source is an array.
+//! - [`CudaContext::per_thread_stream`] cannot be shared: its handle means a different stream on each thread.
 
 use crate::array::foreign::{check_runs, lend_to, sealed};
 use crate::array::{AsView, AsViewMut, GpuArray, OnStream, ReadOn, WriteOn};
@@ -67,7 +67,7 @@ use gpumem_pool::{Device, MemoryKind, MemoryRange, PoolError, Stream};
 use ndarray::{Dimension, Ix1};
 use std::sync::Arc;
 
-/// Opens the device of a context of cudarc. `driver` is the one that cudarc has loaded: [`Driver::cuda`], or [`Driver::drop_in`] where
+/// Opens the device of a context of cudarc. `driver` is the driver that cudarc has loaded: [`Driver::cuda`], or [`Driver::drop_in`] where
 /// gpumem's simulator is installed under the driver's name.
 ///
 /// # Errors
@@ -85,7 +85,7 @@ pub fn device(driver: &Driver, context: &CudaContext) -> Result<Device, ArrayErr
 ///
 /// # Errors
 ///
-/// - [`ArrayError::Cudarc`] if cudarc finds no driver, or loads another one than that of `device`.
+/// - [`ArrayError::Cudarc`] if cudarc finds no driver, or loads a different one than `device` uses.
 /// - [`ArrayError::Pool`] if a driver call fails.
 pub fn context(device: &Device) -> Result<Arc<CudaContext>, ArrayError> {
     // SAFETY: loading runs the initialisers of the vendor's library, which have no conditions.
@@ -93,7 +93,7 @@ pub fn context(device: &Device) -> Result<Arc<CudaContext>, ArrayError> {
         return Err(unfit("driver", "no libcuda where cudarc looks for it; install NVIDIA's driver"));
     }
     result::init().map_err(failed("cuInit"))?;
-    // The constructor leaves its context current.
+    // cudarc's constructor leaves its context current.
     let _restored = TheirCurrent::save()?;
     let _bound = device.bind()?;
     let context = CudaContext::new(device.ordinal() as usize).map_err(failed("CudaContext::new"))?;
@@ -101,7 +101,7 @@ pub fn context(device: &Device) -> Result<Arc<CudaContext>, ArrayError> {
     Ok(context)
 }
 
-/// The context that was current for cudarc, which is current again after the drop.
+/// Restores, when dropped, the context that was current for cudarc.
 struct TheirCurrent(Option<::cudarc::driver::sys::CUcontext>);
 
 impl TheirCurrent {
@@ -136,8 +136,7 @@ fn check_context(device: &Device, context: &CudaContext) -> Result<(), ArrayErro
     Ok(())
 }
 
-/// Returns whether a change of the current context by cudarc is seen through the driver of the device. Contexts of two drivers may have equal
-/// addresses.
+/// True if the device's driver sees cudarc change the current context. Contexts of two drivers may have equal addresses.
 fn is_same_driver(device: &Device, context: &CudaContext) -> Result<bool, ArrayError> {
     let theirs = || ctx::get_current().map_err(failed("cuCtxGetCurrent"));
     let agrees = || -> Result<bool, ArrayError> {
@@ -164,7 +163,7 @@ fn is_same_driver(device: &Device, context: &CudaContext) -> Result<bool, ArrayE
         push()?
     }
     let changed = agrees();
-    // Back to what the stack of contexts was.
+    // Restores the stack of contexts.
     if is_current {
         push()?
     } else {
@@ -176,7 +175,7 @@ fn is_same_driver(device: &Device, context: &CudaContext) -> Result<bool, ArrayE
 /// A stream of cudarc, as a [`Stream`] of gpumem. Clones share it, and keep it alive with all clones of the `Stream`.
 ///
 /// It is a stream like any other: [`Gpu::with_stream`], allocations and waits take [`SharedStream::stream`], and
-/// [`GpuView::read_on`](crate::GpuView::read_on) takes it for libraries that cudarc has no safe functions for.
+/// [`GpuView::read_on`](crate::GpuView::read_on) takes it for libraries that cudarc does not wrap safely.
 #[derive(Clone, Debug)]
 pub struct SharedStream {
     ours: Stream,
@@ -185,7 +184,7 @@ pub struct SharedStream {
 
 impl Drop for SharedStream {
     fn drop(&mut self) {
-        // The end of cudarc's stream or context leaves that context current.
+        // Dropping cudarc's stream or context leaves that context current.
         let _bound = self.ours.device().bind();
         // SAFETY: it is not used after this.
         unsafe { ManuallyDrop::drop(&mut self.theirs) };
@@ -215,13 +214,13 @@ impl SharedStream {
         Ok(Self { ours, theirs: ManuallyDrop::new(stream.clone()) })
     }
 
-    /// The stream, as this crate and the pool take it.
+    /// The stream as a [`Stream`], for this crate and the pool.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.ours
     }
 
-    /// The stream, as cudarc takes it.
+    /// The stream as cudarc's type.
     #[must_use]
     pub fn cudarc(&self) -> &Arc<CudaStream> {
         &self.theirs
@@ -265,7 +264,7 @@ impl SharedStream {
         Ok(WriteSlice { place: Place::new(self, guard.address(), len), guard })
     }
 
-    /// Returns an error if the stream captures, also where cudarc has begun the capture. Checked before waits, which would break it.
+    /// Returns an error if the stream captures, even in a capture that cudarc began. Called before waits, which would break the capture.
     fn check_runs(&self) -> Result<(), ArrayError> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let _bound = self.ours.device().bind()?;
@@ -274,7 +273,7 @@ impl SharedStream {
             unsafe { self.ours.device().driver().cuStreamIsCapturing(raw, &mut status) }
         })?;
         match asked {
-            // The default stream captures nothing itself, while a stream that it waits for does.
+            // The default stream captures nothing, but a stream that it waits for may.
             Err(error) if error.code() == cudaError_enum::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(()),
             Err(DriverError::Missing { .. }) => Ok(()),
             Err(error) => Err(error.into()),
@@ -306,9 +305,9 @@ fn check_contiguous<D: Dimension>(layout: &Layout<D>, operation: &'static str) -
 
 /// Elements that cudarc's functions read on a stream; see [`SharedStream::read`].
 ///
-/// An argument of a launch ([`CudaStream::launch_builder`]) must be launched on the stream of the guard. The other functions may be
-/// called with another stream of the device: that stream waits for the guard's, and the host for the work. They fail if the guard's stream
-/// captures by then, or was retired.
+/// An argument of a launch ([`CudaStream::launch_builder`]) must be launched on the stream of the guard. Other functions may be called with
+/// another stream of the device: that stream waits for the guard's stream, and the host for the work. They fail if the guard's stream has
+/// begun to capture or was retired.
 #[must_use = "the use ends when the guard is dropped"]
 pub struct ReadSlice<'a, T, D> {
     // Dropped first: it may wait for the work.
@@ -344,14 +343,14 @@ impl<'a> Place<'a> {
     /// The address for work that is about to be queued on `stream`.
     fn lend<'b>(&'b self, stream: &'b CudaStream) -> (CUdeviceptr, SyncOnDrop<'b>) {
         let own = &self.stream.theirs;
-        // The function that asked cannot be told. With a null pointer its call fails.
+        // The error cannot be returned here. A null pointer makes the caller's call fail.
         let refused = || (0, SyncOnDrop::Record(None));
         if stream.context().cu_ctx() != own.context().cu_ctx() {
             stream.context().record_err(Err::<(), _>(TheirError(TheirResult::CUDA_ERROR_INVALID_CONTEXT)));
             return refused();
         }
-        // The stream may capture by now, and its graph would keep no memory. Or it was retired, and nothing waits for later work on it.
-        // No error is kept, because that would be the result of `CudaStream::end_capture`.
+        // The stream may have begun to capture, and its graph would keep no memory. Or it was retired, and nothing waits for later work on
+        // it. The error is not recorded, because `CudaStream::end_capture` would return it.
         if self.stream.check_runs().is_err() {
             return refused();
         }
@@ -372,7 +371,7 @@ impl<'a> Place<'a> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         if *self.is_used_elsewhere.get_mut() {
-            // cudarc has waited for the other stream, unless an error was pending in its context. A lost context has no work.
+            // cudarc has waited for the other stream, unless an error was pending in its context. A lost context runs no work.
             let _ = self.stream.ours.device().synchronize_for_drop();
         }
     }
@@ -443,11 +442,11 @@ unsafe impl<'a, 'b: 'a, T, D> PushKernelArg<&'b mut WriteSlice<'_, T, D>> for La
 }
 
 impl<T: Element> GpuArray<T, Ix1> {
-    /// Makes an array of a slice of cudarc, in place. The stream of `gpu` waits, on the device, for the uses of the slice that cudarc has
-    /// recorded, and for the work on its stream. When the array is dropped, the slice is dropped behind all its uses: cudarc frees the
+    /// Makes an array from a cudarc slice, in place. The stream of `gpu` waits, on the device, for the uses of the slice that cudarc has
+    /// recorded, and for the work on its stream. When the array is dropped, the slice is dropped after all its uses: cudarc frees the
     /// memory on the slice's stream.
     ///
-    /// The memory is not that of a pool: no limit and no figure contains it. [`GpuArray::into_cuda_slice`] returns the slice.
+    /// The memory does not belong to a pool: limits and statistics do not include it. [`GpuArray::into_cuda_slice`] returns the slice.
     ///
     /// ```no_run
     /// use gpumem_array::cudarc::{self, cudarc::driver::CudaContext};
@@ -492,7 +491,7 @@ fn take<T: Element>(gpu: &Gpu, slice: &mut CudaSlice<T>) -> Result<(SharedStream
     home.check_runs()?;
     let layout = Layout::dense(Ix1(slice.len()), Order::Row, size_of::<T>())?;
     wait_for_uses(&home, slice)?;
-    // All work on the stream: cudarc has queued it without a word here.
+    // All work on the stream: cudarc has queued it without recording it here.
     if !gpu.stream().wait_for_point_outside_captures(home.ours.latest_point())? {
         gpu.stream().wait_for(&home.ours)?;
     }
@@ -503,11 +502,11 @@ fn take<T: Element>(gpu: &Gpu, slice: &mut CudaSlice<T>) -> Result<(SharedStream
 fn wait_for_uses<T>(home: &SharedStream, slice: &mut CudaSlice<T>) -> Result<(), ArrayError> {
     let (device, context) = (home.ours.device(), home.theirs.context());
     let _bound = device.bind()?;
-    // Only the waits are wanted: no use follows that would be recorded.
+    // Only the waits matter: no use follows that would be recorded.
     let waits = without_pending(context, || core::mem::forget(slice.device_ptr_mut(&home.theirs).1));
-    // A context that has no streams of its own records nothing, also of uses on streams that it had, and of a thread's default stream.
+    // A context without streams records nothing, not even uses on streams that it had and on a thread's default stream.
     let is_unrecorded = context.is_event_tracking() && !context.is_in_multi_stream_mode();
-    // What cudarc has queued on a stream since it was retired is waited for by nothing else.
+    // Nothing else waits for work that cudarc has queued on a stream since it was retired.
     let is_retired = matches!(home.ours.is_capturing(), Err(PoolError::StreamRetired));
     if waits.is_err() || is_unrecorded || is_retired {
         device.synchronize_for_drop()?;
@@ -520,12 +519,12 @@ fn record_write<T>(home: &Arc<CudaStream>, slice: &mut CudaSlice<T>) -> Result<(
     without_pending(home.context(), || drop(slice.device_ptr_mut(home).1))
 }
 
-/// Calls cudarc, which keeps an error instead of returning it. While one is pending, its calls return that one and do nothing, so it is
-/// set aside meanwhile. All errors are pending afterwards.
+/// Calls cudarc, which records errors instead of returning them. While an error is pending, its calls return that error and do nothing, so
+/// it is set aside during the call. All errors are pending afterwards.
 ///
 /// # Errors
 ///
-/// The error of the call, or the one that was pending: a use before may not have been recorded.
+/// The error of the call, or the pending one: an earlier use may not have been recorded.
 fn without_pending(context: &CudaContext, call: impl FnOnce()) -> Result<(), TheirError> {
     let earlier = context.check_err();
     call();
@@ -543,10 +542,10 @@ fn address_of<T>(slice: &CudaSlice<T>) -> u64 {
 }
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Returns the slice of cudarc that the array was made of, in place and with the length that it had. The stream of the slice waits, on
-    /// the device, for all uses of the array.
+    /// Returns the cudarc slice that the array was made from, in place and with its original length. The stream of the slice waits, on the
+    /// device, for all uses of the array.
     ///
-    /// cudarc frees a slice with the driver's call, so the memory of a pool cannot be one: [`GpuArray::lend_to_cudarc`] lends it.
+    /// cudarc frees a slice with the driver's call, so pool memory cannot become a slice: [`GpuArray::lend_to_cudarc`] lends it.
     ///
     /// # Errors
     ///
@@ -575,11 +574,10 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         }
     }
 
-    /// Gives the array to cudarc as a slice, in place: memory of a pool, too. cudarc uses the slice on any stream, and records its uses.
-    /// The shared stream first waits, on the device, for all uses of the array so far.
+    /// Lends the array to cudarc as a slice, in place, even if it is pool memory. cudarc may use the slice on any stream, and records its
+    /// uses. The shared stream first waits, on the device, for all uses of the array so far.
     ///
-    /// [`LentSlice::into_array`] returns the array. If the lent slice is dropped instead, the memory is freed behind cudarc's uses, to where
-    /// it came from.
+    /// [`LentSlice::into_array`] returns the array. If the lent slice is dropped instead, the memory is freed after cudarc's uses.
     ///
     /// ```no_run
     /// use gpumem_array::cudarc::{self, SharedStream, cudarc::driver::CudaContext};
@@ -624,7 +622,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 }
 
-/// A slice of cudarc over memory that it does not own. Other streams of cudarc wait for the work that is on its stream now.
+/// A slice of cudarc over memory that it does not own. Other cudarc streams wait for the work that is on its stream now.
 fn upgrade<T>(stream: &SharedStream, address: u64, len: usize) -> Result<CudaSlice<T>, ArrayError> {
     let _bound = stream.ours.device().bind()?;
     let (home, mut made) = (&stream.theirs, None);
@@ -648,14 +646,14 @@ fn upgrade<T>(stream: &SharedStream, address: u64, len: usize) -> Result<CudaSli
 /// An array that cudarc uses as a slice; see [`GpuArray::lend_to_cudarc`].
 ///
 /// It implements [`DevicePtr`], [`DevicePtrMut`] and [`PushKernelArg`], as a slice does. Functions that take `&CudaSlice<T>` get
-/// [`LentSlice::as_slice`], those that take `&mut CudaViewMut<T>` get [`LentSlice::as_view_mut`]. There is no `&mut CudaSlice<T>`: it could
-/// be exchanged for a slice of cudarc's own memory, and freed there.
+/// [`LentSlice::as_slice`], those that take `&mut CudaViewMut<T>` get [`LentSlice::as_view_mut`]. There is no `&mut CudaSlice<T>`: the
+/// program could swap it for a slice that cudarc owns, and cudarc would free it.
 ///
-/// If cudarc tracks events and no stream of [`CudaContext::new_stream`] is alive in its context, cudarc records no uses. Then the end of
-/// the loan waits on the host.
+/// If cudarc tracks events and no stream of [`CudaContext::new_stream`] is alive in its context, cudarc records no uses, and the end of the
+/// loan waits on the host.
 #[must_use = "the loan ends when it is dropped, and the array with it"]
 pub struct LentSlice<T: Element, D: Dimension, K: Kind = kind::Device> {
-    /// Leaked at the end, which drops its events.
+    /// Leaked at the end of the loan; only its events are dropped.
     slice: ManuallyDrop<CudaSlice<T>>,
     stream: SharedStream,
     /// `None` after the end.
@@ -701,7 +699,7 @@ impl<T: Element, D: Dimension, K: Kind> LentSlice<T, D, K> {
                 self.end(&array);
                 Ok(array)
             }
-            // Only the drop, and this method, which takes the value, leave none.
+            // Only the drop and this method, which takes the value, remove it.
             None => Err(Rejected::new(ArrayError::NoCudaSlice { memory: "none" }, self)),
         }
     }
@@ -724,7 +722,7 @@ impl<T: Element, D: Dimension, K: Kind> Drop for LentSlice<T, D, K> {
         let waits = wait_for_uses(&self.stream, &mut self.slice);
         self.end(&array);
         if waits.is_err() {
-            // The memory may be in use for an unknown time, so it is never reused.
+            // The memory may be in use indefinitely, so it is never reused.
             core::mem::forget(array);
         }
     }

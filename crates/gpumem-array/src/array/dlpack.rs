@@ -1,13 +1,13 @@
-//! DLPack 1.x: arrays that are exchanged with other libraries in the same process, without a copy.
+//! DLPack 1.x: exchanges arrays with other libraries in the same process, without a copy.
 //!
-//! The tensors are those of the crate [`dlpark`]: [`dlpark::versioned::Dlpack`], and [`dlpark::legacy::Dlpack`] for libraries from before DLPack
-//! 1.0. Dropping one calls the deleter of its producer. [`GpuArray::into_dlpack`] makes one of an array: the memory is freed behind the
-//! stream that the other library works on, when that library calls the deleter. [`DlpackArray::from_dlpack`] takes one from another library:
-//! its deleter is called behind all uses of the array, in the order of the stream of its `Gpu`.
+//! The tensors have the types of the crate [`dlpark`]: [`dlpark::versioned::Dlpack`], and [`dlpark::legacy::Dlpack`] for libraries from
+//! before DLPack 1.0. Dropping one calls the deleter of its producer. [`GpuArray::into_dlpack`] exports an array: when the other library
+//! calls the deleter, the memory is freed in the order of that library's stream. [`DlpackArray::from_dlpack`] imports a tensor from another
+//! library: its deleter is called after all uses of the array, in the order of the stream of its `Gpu`.
 //!
 //! DLPack leaves the order of work to both sides. The consumer names a stream, and the producer makes that stream wait for the elements.
-//! Here the stream is an argument: of `into_dlpack`, the one that the other library reads and writes on; of `from_dlpack`, a `Gpu` whose
-//! stream the other library has ordered. Python names streams by numbers, which [`Gpu::dlpack_stream`] resolves.
+//! Here the stream is an argument: for `into_dlpack`, the stream that the other library reads and writes on; for `from_dlpack`, a `Gpu`
+//! whose stream the other library has ordered. Python names streams by numbers, which [`Gpu::dlpack_stream`] resolves.
 //!
 //! An extension module of Python passes tensors as capsules named `dltensor_versioned` and `dltensor`; the feature `pyo3` of dlpark has them.
 
@@ -32,7 +32,7 @@ use ndarray::{Dimension, Ix1};
 /// An element type that DLPack describes: `f32`, `f64`, integers of 8 to 64 bits, `bool`; with the features `half` and `complex` also
 /// `f16`, `bf16`, `Complex<f32>` and `Complex<f64>`. Implement it for types of your own.
 ///
-/// The described type must be as large as the element, because the other library finds the elements by it:
+/// The described type must be as large as the element, because the other library locates elements by it:
 ///
 /// ```compile_fail,E0080
 /// use gpumem_array::dlpack::dlpark::ffi::{DLDataType, DLDataTypeCode};
@@ -52,7 +52,7 @@ use ndarray::{Dimension, Ix1};
 /// # }
 /// ```
 pub trait DlpackElement: Element {
-    /// The type as DLPack describes it: `bits` times `lanes` are the bits of this type.
+    /// The type as DLPack describes it: `bits` times `lanes` is the size of this type in bits.
     const DATA_TYPE: DLDataType;
 }
 
@@ -91,8 +91,8 @@ elements! { num_complex::Complex<f32>: COMPLEX; num_complex::Complex<f64>: COMPL
 
 /// An array of another library. Like a [`GpuArray`], it is used through views, on any stream. Its elements may have any strides.
 ///
-/// When it is dropped, the stream of its `Gpu` waits, on the device, for the uses on other streams, and the deleter of the producer is
-/// called. If a wait fails, for example because the context is lost, the memory is not returned.
+/// When it is dropped, the stream of its `Gpu` waits, on the device, for the uses on other streams, and the producer's deleter is called.
+/// If a wait fails, for example because the context is lost, the memory is not returned.
 pub struct DlpackArray<T, D> {
     gpu: Gpu,
     storage: Storage,
@@ -108,7 +108,7 @@ impl Gpu {
     /// | --- | --- |
     /// | `None`, 1 | the default stream, [`Stream::legacy`] |
     /// | 2 | the thread's default stream, [`Stream::per_thread`] |
-    /// | -1 | that of this `Gpu`: the consumer orders its work itself, behind this stream |
+    /// | -1 | the stream of this `Gpu`: the consumer orders its own work behind it |
     /// | any other but 0 | the stream with this handle |
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Gpu {
     ///
     /// # Safety
     ///
-    /// A handle is that of a live stream, and stays so until all clones of the result are dropped or [retired](Stream::retire).
+    /// A handle must belong to a stream that lives until all clones of the result are dropped or [retired](Stream::retire).
     pub unsafe fn dlpack_stream(&self, number: Option<i64>) -> Result<Stream, ArrayError> {
         match number {
             Some(-1) => Ok(self.stream().clone()),
@@ -135,10 +135,10 @@ impl Gpu {
 }
 
 impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Gives the array to another library, which reads and writes it on `stream` until it calls the deleter. The stream first waits, on
-    /// the device, for all uses so far. The memory is freed behind the work that is on the stream when the deleter is called.
+    /// Gives the array to another library, which reads and writes it on `stream` until it calls the deleter. The stream first waits, on the
+    /// device, for all uses so far. The memory is freed after the work that is on the stream when the deleter is called.
     ///
-    /// The result is a tensor of DLPack 1.x or a legacy one, as its type says.
+    /// The result's type decides between a DLPack 1.x tensor and a legacy one.
     ///
     /// ```
     /// use gpumem_array::dlpack::{DlpackArray, dlpark::versioned};
@@ -182,7 +182,7 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
         let (storage, layout) = self.into_parts();
         let data = if layout.len() == 0 { 0 } else { storage.address() };
         let device = device_of(storage.kind(), storage.device());
-        // The deleter drops the memory, which is freed behind the stream of the consumer.
+        // The deleter drops the memory, which is freed in the order of the consumer's stream.
         let mut tensor = prepared.initialize(Box::new(storage));
         tensor
             .set_data(core::ptr::with_exposed_provenance_mut(data as usize))
@@ -195,10 +195,9 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
 }
 
 impl<T: DlpackElement, D: Dimension> DlpackArray<T, D> {
-    /// Makes an array of a tensor, in place.
+    /// Makes an array from a tensor, in place.
     ///
-    /// Checked are the device, the element type, the number of axes, lengths, strides, pointers and alignment; dlpark has checked the
-    /// version.
+    /// Checks the device, the element type, the number of axes, lengths, strides, pointers and alignment; dlpark has checked the version.
     ///
     /// # Errors
     ///
@@ -208,8 +207,8 @@ impl<T: DlpackElement, D: Dimension> DlpackArray<T, D> {
     /// # Safety
     ///
     /// - The memory from the first to the last element is alive until the deleter is called, and device memory of the named device.
-    /// - The other library has ordered the stream of `gpu` behind its own work, uses the memory in no conflicting way until it has been
-    ///   deleted, and then only behind the work on the stream of `gpu`.
+    /// - The other library has ordered the stream of `gpu` behind its own work. It does not use the memory in a conflicting way until the
+    ///   deleter is called, and afterwards only behind the work on the stream of `gpu`.
     /// - The elements are valid values of `T`.
     pub unsafe fn from_dlpack<M: ManagedTensorBase + 'static>(
         gpu: &Gpu,
@@ -305,7 +304,7 @@ fn reach(shape: &[usize], strides: &[isize]) -> Option<Reach> {
     Some(reach)
 }
 
-/// The kind of a tensor's memory, unless that is of another device.
+/// The kind of a tensor's memory; an error if it is on another device.
 fn kind_of(found: DLDevice, device: &Device) -> Result<MemoryKind, ArrayError> {
     let is_here = i64::from(found.device_id) == i64::from(device.ordinal());
     match found.device_type {
@@ -360,7 +359,7 @@ impl<T: Element, D: Dimension> DlpackArray<T, D> {
     }
 }
 
-/// Returns whether no element is at two indices: each stride leads beyond the elements of the smaller ones.
+/// True if no element has two indices: each stride leads beyond the elements of the smaller strides.
 fn is_distinct<D: Dimension>(layout: &Layout<D>) -> bool {
     let axes = layout.strides().zip(layout.shape());
     let mut axes: Vec<_> =

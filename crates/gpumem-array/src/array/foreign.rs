@@ -1,9 +1,9 @@
 //! Uses of arrays by other libraries: guards with an address and a stream, and arrays over blocks of a pool.
 //!
 //! A guard orders its stream when it is created and records the use when it is dropped. It borrows the array, so nothing else uses the
-//! elements in a conflicting way in between. A program may leak it ([`core::mem::forget`]), and the drop never comes: therefore the use
-//! is recorded from the creation on, as everything that will be on the stream when somebody waits. The drop only makes that exact. The
-//! memory itself waits for the stream in any case.
+//! elements in a conflicting way in between. A program may leak it ([`core::mem::forget`]). So the use is recorded at creation, as all work
+//! that is on the stream whenever another stream waits. The drop narrows that to the work so far. Freeing the memory waits for the stream
+//! in any case.
 
 use crate::array::{GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::Element;
@@ -19,7 +19,7 @@ use core::fmt;
 use gpumem_pool::{Block, MemoryKind, PoolError, Stream};
 use ndarray::{Dimension, IntoDimension};
 
-/// A stream on which another library uses arrays: a [`Stream`], or the one of a [`Gpu`] or of a capture.
+/// A stream on which another library uses arrays: a [`Stream`], or the stream of a [`Gpu`] or a capture.
 pub trait OnStream: sealed::Sealed {
     /// The stream.
     fn stream(&self) -> &Stream;
@@ -72,7 +72,7 @@ pub struct WriteOn<'a, T, D> {
 struct Open<'a> {
     array: Use<'a>,
     stream: &'a Stream,
-    /// False in a capture, whose launches record the use.
+    /// False in a capture: its launches record the use.
     is_recorded: bool,
 }
 
@@ -99,10 +99,10 @@ impl Drop for Open<'_> {
 }
 
 impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
-    /// Lends the elements to another library, such as cuBLAS or code in C, which reads them on a stream: the stream waits, on the
-    /// device, for the writes so far, and later writes on other streams wait for what is queued on it until the guard is dropped.
+    /// Lends the elements to another library, such as cuBLAS or C code, which reads them on a stream. The stream waits, on the device, for
+    /// the writes so far. Later writes on other streams wait for everything that is queued on it until the guard is dropped.
     ///
-    /// With the `Gpu` of a capture, the use becomes part of the graph, and each launch takes the array.
+    /// With the `Gpu` of a capture, the use becomes part of the graph, and each launch takes the array as an argument.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool, Stream}};
@@ -141,8 +141,8 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 }
 
 impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
-    /// Lends the elements to another library, which writes them on a stream, and may read them: the stream waits, on the device, for
-    /// all uses so far, and later uses on other streams wait for what is queued on it until the guard is dropped.
+    /// Lends the elements to another library, which writes them on a stream and may read them. The stream waits, on the device, for all
+    /// uses so far. Later uses on other streams wait for everything that is queued on it until the guard is dropped.
     ///
     /// The library must write valid values of `T`; downloads check them.
     ///
@@ -239,15 +239,13 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.view_mut().write_on(stream)
     }
 
-    /// An array over a block of a pool, which another part of the program has allocated. Its bytes count as uninitialised; an array
-    /// that another library has filled is [`UninitArray::assume_init`]. The stream of `gpu` first waits, on the device, for what is queued on
-    /// the block's owner stream and on the streams that are recorded as its users ([`Block::record_use`]).
+    /// An array over a pool block that another part of the program has allocated. Its bytes count as uninitialised; if another library has
+    /// filled them, call [`UninitArray::assume_init`]. The stream of `gpu` first waits, on the device, for work on the block's owner stream
+    /// and on the streams recorded as its users ([`Block::record_use`]).
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let block = gpu.pool().alloc(12, gpu.stream())?;
     /// let array: GpuArray<f32, _> = GpuArray::from_block(&gpu, block, 3)?.fill(1.5)?;
     /// assert_eq!(array.sum()?.into_scalar()?, 4.5);
@@ -276,7 +274,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         }
     }
 
-    /// The layout of an array over a block, whose uses so far the stream of `gpu` then waits for.
+    /// The layout of an array over a block. Makes the stream of `gpu` wait for the block's uses so far.
     fn fit_block(gpu: &Gpu, block: &Block, dim: D) -> Result<Layout<D>, ArrayError> {
         check_runs(gpu, "an array over a block")?;
         check_device(gpu.device(), block.device())?;
@@ -293,8 +291,18 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         Ok(layout)
     }
 
-    /// The memory of the array, for other parts of the program. The stream of the array's `Gpu` first waits, on the device, for all
-    /// uses of the array, so work that is queued there may use the block. The elements are contiguous from the start of the block.
+    /// Returns the memory of the array, for other parts of the program. The stream of the array's `Gpu` first waits, on the device, for all
+    /// uses of the array, so work queued there may use the block. The elements are contiguous from the start of the block.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1_u32, 2, 3])?;
+    /// let address = x.address();
+    /// let block = x.into_block()?;
+    /// assert_eq!(block.address(), address); // the same memory
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -320,10 +328,10 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 }
 
-/// The operation, as errors name it.
+/// The name of the operation in errors.
 const TAKE_BLOCK: &str = "taking the block of an array";
 
-/// Returns an error for the `Gpu` of a capture, also after its end: nothing that is queued there would run.
+/// Returns an error for the `Gpu` of a capture, even after it has ended: work queued there would not run.
 pub(crate) fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
     match gpu.recording() {
         Some(recording) => {

@@ -1,8 +1,8 @@
 //! Host access to arrays in unified and pinned memory: slices, `ndarray` views and indices.
 //!
-//! Each access first waits on the host for the uses that it conflicts with: a read for writes, a write for all uses. While a slice
-//! lives, the array is borrowed, shared for a read and exclusively for a write, so no conflicting work can be queued. The storage
-//! remembers that the host has waited, so that later accesses are as fast as those of a slice.
+//! Each access first waits on the host for the uses that it conflicts with: a read for writes, a write for all uses. While a slice lives,
+//! the array is borrowed, shared for a read and exclusively for a write, so no conflicting work can be queued. The storage remembers that
+//! the host has waited, so that later accesses are as fast as those of an ordinary slice.
 
 use crate::array::GpuArray;
 use crate::element::{Element, first_invalid};
@@ -15,14 +15,12 @@ use core::ptr::NonNull;
 use ndarray::{ArrayView, ArrayViewMut, Dimension, NdIndex, ShapeBuilder};
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// The elements as a slice, in the order of memory: row-major, unless the array came from a column-major host array. Waits for the
-    /// writes on the device that are queued so far, once.
+    /// The elements as a slice, in the order of memory: row-major, unless the array came from a column-major host array. Waits once for the
+    /// writes that are queued so far on the device.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let x = GpuArray::from_elem(&gpu.pinned(), 1000, 2_i64)?;
     /// assert_eq!(x.as_slice()?.iter().sum::<i64>(), 2000);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -43,7 +41,18 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         Ok(unsafe { core::slice::from_raw_parts(first.as_ptr(), self.len()) })
     }
 
-    /// The elements as a mutable slice, in the order of memory. Waits for all uses on the device that are queued so far, once.
+    /// The elements as a mutable slice, in the order of memory. Waits once for all uses that are queued so far on the device.
+    ///
+    /// ```
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::PinnedArray;
+    ///
+    /// let mut x = PinnedArray::<i32, _>::zeros(&gpu.pinned(), 3)?;
+    /// x.as_mut_slice()?.copy_from_slice(&[3, 1, 2]);
+    /// x.as_mut_slice()?.sort_unstable();
+    /// assert_eq!(x.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -61,10 +70,9 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// The elements as an `ndarray` view, without a copy. Waits like [`GpuArray::as_slice`].
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::{Axis, array}, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::{Axis, array}};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let x = GpuArray::from_array(&gpu.unified(), &array![[1, 2], [3, 4]])?;
     /// assert_eq!(x.as_array()?.sum_axis(Axis(0)), array![4, 6]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -85,6 +93,16 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     /// The elements as a mutable `ndarray` view, without a copy. Waits like [`GpuArray::as_mut_slice`].
     ///
+    /// ```
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::UnifiedArray;
+    ///
+    /// let mut x = UnifiedArray::<i32, _>::zeros(&gpu.unified(), (2, 2))?;
+    /// x.as_array_mut()?.row_mut(1).fill(5);
+    /// assert_eq!(x.to_vec()?, [0, 0, 5, 5]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::NoHostAccess`], [`ArrayError::InvalidElement`] and [`ArrayError::Pool`], with the causes that
@@ -95,7 +113,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     {
         let first = self.ready(Access::Write)?;
         let shape = match self.is_empty() {
-            // The strides, which are zero, mean nothing to `ndarray`.
+            // The strides are zero, which `ndarray` does not accept.
             true => self.raw_dim().into(),
             false => shape(self.layout()),
         };
@@ -142,15 +160,15 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 #[inline]
 fn shape<D: Dimension>(layout: &Layout<D>) -> ndarray::StrideShape<D> {
     let mut strides = layout.raw_strides();
-    // The elements of an array are contiguous, so one axis has the step 1, or at most one element. The constant saves a product for
-    // each element that is read by index.
+    // The elements of an array are contiguous, so one axis has the step 1, or at most one element. The constant saves a multiplication for
+    // each indexed read.
     if D::NDIM == Some(1) {
         strides[0] = 1;
     }
     layout.dim.clone().strides(strides)
 }
 
-/// Indices of an array whose kind of memory the host can access: those of `ndarray`, such as `3` or `[1, 2]`.
+/// Indices of an array in host-accessible memory, as in `ndarray`: `3` or `[1, 2]`.
 pub trait HostIndex<D: Dimension, K: Kind>: sealed::Sealed<D> {
     #[doc(hidden)]
     fn element<T: Element>(self, array: &GpuArray<T, D, K>) -> &T;

@@ -13,7 +13,7 @@ use crate::storage::Storage;
 use gpumem_pool::{BorrowedHostMemory, PoolError};
 use ndarray::{Dim, Ix1};
 
-/// The name of a closure scope in errors. It is refused in a capture: the graph would use the memory at each launch, after the closure.
+/// The name of a closure scope in errors. Captures refuse it: the graph would use the memory at each launch, after the closure.
 const SCOPE: &str = "access to borrowed host memory";
 
 impl Gpu {
@@ -24,10 +24,8 @@ impl Gpu {
     /// [`Device::with_host_memory`](gpumem_pool::Device::with_host_memory) describes. Pinning takes 27 µs for each MiB.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let factor = GpuArray::from_slice(&gpu, &[10.0_f32, 100.0, 1000.0])?;
     /// let mut table = vec![1.0_f32, 2.0, 3.0];
     /// let sum = gpu.with_registered(&mut table, |mut x| {
@@ -66,7 +64,7 @@ impl Gpu {
     ) -> Result<R, ArrayError> {
         self.check_runs(SCOPE)?;
         let mended = Mended::new(elements);
-        // SAFETY: the slice is borrowed until this function returns, and `mended` does not use it meanwhile.
+        // SAFETY: the slice is borrowed until this function returns, and `mended` does not use it until then.
         let slice = unsafe { core::slice::from_raw_parts_mut(mended.start, mended.len) };
         let result = self.device().with_host_memory(slice, |memory| {
             // SAFETY: the memory is borrowed exclusively until the end of the closure, which waits for all streams.
@@ -76,7 +74,7 @@ impl Gpu {
         mended.finish(result)
     }
 
-    /// Like [`Gpu::with_registered`], for a slice that devices only read; the host may continue to read it.
+    /// Like [`Gpu::with_registered`], for a slice that devices only read; the host may keep reading it.
     ///
     /// # Errors
     ///
@@ -117,7 +115,7 @@ impl Gpu {
     ) -> Result<R, ArrayError> {
         self.check_runs(SCOPE)?;
         let mended = Mended::new(elements);
-        // SAFETY: the slice is borrowed until this function returns, and `mended` does not use it meanwhile.
+        // SAFETY: the slice is borrowed until this function returns, and `mended` does not use it until then.
         let slice = unsafe { core::slice::from_raw_parts_mut(mended.start, mended.len) };
         let result = self.device().with_host_memory_pageable(slice, |memory| {
             // SAFETY: the memory is borrowed exclusively until the end of the closure, which waits for all streams.
@@ -144,15 +142,15 @@ impl Gpu {
     }
 }
 
-/// Elements that a device may write. Its end, which follows the wait, replaces invalid ones by zeros, also after a panic: the slice is
-/// the program's again.
+/// Elements that a device may write. When dropped, after the wait and even after a panic, it replaces invalid elements by zeros before the
+/// program gets the slice back.
 struct Mended<T: Element> {
     start: *mut T,
     len: usize,
 }
 
 impl<T: Element> Mended<T> {
-    /// The caller uses the elements only through this value until it has dropped it.
+    /// The caller uses the elements only through this value until it is dropped.
     fn new(elements: &mut [T]) -> Self {
         Self { start: elements.as_mut_ptr(), len: elements.len() }
     }

@@ -1,6 +1,6 @@
 //! Disjoint parts of an array as separate views: `split_at` and `multi_slice_mut`.
 //!
-//! Mutable parts are tracked apart from the first use on: work on the parts overlaps, on any streams and threads.
+//! Mutable parts are tracked separately, so work on them overlaps on any streams and threads.
 
 use crate::array::{GpuArray, GpuView, GpuViewMut};
 use crate::element::Element;
@@ -9,7 +9,7 @@ use crate::kind::Kind;
 use ndarray::{Axis, Dimension, SliceArg};
 
 impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
-    /// The elements before `index` of an axis, and the others.
+    /// The elements before `index` of an axis, and the rest.
     ///
     /// # Errors
     ///
@@ -21,16 +21,15 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 }
 
 impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
-    /// The elements before `index` of an axis, and the others, as mutable views that can be used at the same time.
+    /// The elements before `index` of an axis, and the rest, as mutable views that can be used at the same time.
     ///
-    /// Work on the two views overlaps, along any axis. Only views with gaps at three or more distances may wait for each other, such as
+    /// Work on the two views overlaps, along any axis. Only views with gaps at three or more distances may wait for each other, for example
     /// every second element along each of three axes.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::Axis, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::Axis};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let other = gpu.fork()?;
     /// let mut x = GpuArray::<i32, _>::zeros(&gpu, 4)?;
     /// let (mut left, right) = x.split_at_mut(Axis(0), 2)?;
@@ -49,14 +48,13 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         Ok((self.part(left), self.part(right)))
     }
 
-    /// Mutable views of several parts without common elements, which can be used at the same time. Work on them overlaps, as with
+    /// Mutable views of several disjoint parts, which can be used at the same time. Work on them overlaps, as with
     /// [`GpuViewMut::split_at_mut`].
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::s, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::s};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let mut x = GpuArray::<i32, _>::zeros(&gpu, 6)?;
     /// let [mut first, mut last] = x.multi_slice_mut([s![..2], s![4..]])?;
     /// first.fill(1)?;
@@ -90,7 +88,18 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
 }
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// The elements before `index` of an axis, and the others.
+    /// The elements before `index` of an axis, and the rest.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::Axis;
+    ///
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3, 4])?;
+    /// let (left, right) = x.split_at(Axis(0), 1)?;
+    /// assert_eq!((left.to_vec()?, right.to_vec()?), (vec![1], vec![2, 3, 4]));
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -104,7 +113,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.view().split_at(axis, index)
     }
 
-    /// The elements before `index` of an axis, and the others, as mutable views that can be used at the same time; see
+    /// The elements before `index` of an axis, and the rest, as mutable views that can be used at the same time; see
     /// [`GpuViewMut::split_at_mut`].
     ///
     /// # Errors
@@ -119,7 +128,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.view_mut().split_at_mut(axis, index)
     }
 
-    /// Mutable views of several parts without common elements; see [`GpuViewMut::multi_slice_mut`].
+    /// Mutable views of several disjoint parts; see [`GpuViewMut::multi_slice_mut`].
     ///
     /// # Errors
     ///

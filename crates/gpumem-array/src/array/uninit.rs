@@ -11,7 +11,7 @@ use crate::storage::{Storage, Use};
 use core::fmt;
 use ndarray::{Dimension, IntoDimension};
 
-/// An uninitialised array. Methods that write all of it return a [`GpuArray`].
+/// An uninitialised array. Methods that write all elements return a [`GpuArray`].
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
@@ -36,6 +36,15 @@ pub struct UninitArray<T, D, K = Device>(GpuArray<T, D, K>);
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Allocates uninitialised memory, which must be written before it becomes an array.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let memory = GpuArray::<i32, _>::uninit(&gpu, 3)?;
+    /// let x = memory.copy_from_slice(&[1, 2, 3])?; // an array from here on
+    /// assert_eq!(x.sum()?.into_scalar()?, 6);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -82,7 +91,7 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
         self.0.len()
     }
 
-    /// Returns whether the array has no elements.
+    /// True if the array has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

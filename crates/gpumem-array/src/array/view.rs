@@ -55,7 +55,7 @@ pub struct GpuViewMut<'a, T, D> {
     unique: PhantomData<&'a mut T>,
 }
 
-/// Types that can be borrowed as a [`GpuView`]: arrays and views, and references, `Box`, `Rc` and `Arc` of them.
+/// Types that can be borrowed as a [`GpuView`]: arrays, views, and references, `Box`, `Rc` and `Arc` of these.
 pub trait AsView {
     /// The element type.
     type Elem: Element;
@@ -65,7 +65,7 @@ pub trait AsView {
     fn as_view(&self) -> GpuView<'_, Self::Elem, Self::Dim>;
 }
 
-/// A vector: an array or view of one axis, as products take it. Implement it for types of your own that implement [`AsView`].
+/// A vector, as an operand of products: an array or view with one axis. Implement it for your own types that implement [`AsView`].
 #[diagnostic::on_unimplemented(
     message = "`dot` takes a vector, and `{Self}` is not one",
     label = "not an array or view of one axis",
@@ -109,13 +109,13 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         self.shape().len()
     }
 
-    /// The distances of neighbours along each axis, in elements.
+    /// The distance between neighbours along each axis, in elements.
     #[must_use]
     pub fn strides(&self) -> Vec<isize> {
         self.layout.strides().collect()
     }
 
-    /// Returns whether the elements are contiguous in row-major order.
+    /// True if the elements are contiguous in row-major order.
     #[must_use]
     pub fn is_standard_layout(&self) -> bool {
         self.layout.is_dense(Order::Row)
@@ -127,7 +127,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         self.layout.len()
     }
 
-    /// Returns whether the view has no elements.
+    /// True if the view has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -142,8 +142,19 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// A view of these elements, used through the stream of another `Gpu`. That stream waits, on the device, for conflicting uses
     /// on other streams.
     ///
-    /// A `Gpu` on another device gets access to the memory of the array when it is first used. Where no link connects the devices,
-    /// copies go through the host, and other operations return [`ArrayError::NoPeerAccess`].
+    /// A `Gpu` on another device gets access to the array's memory at the first use. If no link connects the devices, copies go through the
+    /// host, and other operations return [`ArrayError::NoPeerAccess`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let other = gpu.fork()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let doubled = x.view().on(&other).try_mul(2)?;
+    /// assert_eq!(doubled.gpu(), &other); // and so do its results
+    /// assert_eq!(doubled.to_vec()?, [2, 4, 6]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn on<'b>(&self, gpu: &'b Gpu) -> GpuView<'b, T, D>
     where
@@ -172,10 +183,9 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// axes.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::{array, s}, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::{array, s}};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
     /// assert_eq!(x.slice(s![.., -1])?.to_array()?, array![3, 6]);
     /// assert_eq!(x.slice(s![..;-1, ..2])?.to_array()?, array![[4, 5], [1, 2]]);
@@ -191,6 +201,17 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     }
 
     /// A view of the elements at `index` of an axis, without that axis.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::{Axis, array};
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// let column = x.view().index_axis(Axis(1), 2)?;
+    /// assert_eq!(column.to_vec()?, [3, 6]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -212,6 +233,16 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     }
 
     /// A view with the axes in reverse order; for a matrix, the transpose.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.view().t().to_vec()?, [1, 4, 2, 5, 3, 6]); // row by row of the transpose
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn t(&self) -> Self {
         self.with_layout(self.layout.clone().transposed())
@@ -220,10 +251,8 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// A view with the axes in another order: axis `axes[i]` becomes axis `i`.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3, 4))?;
     /// assert_eq!(x.permuted_axes([2, 0, 1])?.shape(), [4, 2, 3]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -239,10 +268,9 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// A view in a larger shape, without a copy: missing axes are added at the front, and axes of length 1 are repeated.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::array};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let row = GpuArray::from_slice(&gpu, &[1, 2])?;
     /// assert_eq!(row.broadcast((3, 2))?.to_array()?, array![[1, 2], [1, 2], [1, 2]]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -261,10 +289,9 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// A download refuses bytes that are not a valid `U`.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::array};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let x = GpuArray::from_slice(&gpu, &[1.0_f32, -2.0])?;
     /// assert_eq!(x.reinterpret::<u32>()?.to_vec()?, [0x3f80_0000, 0xc000_0000]);
     /// let points = GpuArray::from_slice(&gpu, &[[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]])?;
@@ -280,7 +307,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     pub fn reinterpret<U: Element>(&self) -> Result<GpuView<'a, U, D>, ArrayError> {
         const { check_layout::<U>() };
         let (from, to) = (size_of::<T>(), size_of::<U>());
-        // Memory of the host may have any address that its own elements may have.
+        // Host memory may have any address that its original element type allows.
         let base = self.storage.address();
         let is_aligned = |layout: &Layout<D>| {
             base.wrapping_add((layout.offset * to) as u64).is_multiple_of(align_of::<U>() as u64)
@@ -307,6 +334,14 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     }
 
     /// A view of the elements with another shape, in row-major order.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3, 4])?;
+    /// assert_eq!(x.view().reshape((2, 2))?.t().to_vec()?, [1, 3, 2, 4]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -349,7 +384,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         Use::new(self.storage, Access::Read, self.bytes())
     }
 
-    /// The bytes of the elements, as a use of the storage names them.
+    /// The bytes of the elements within the storage.
     #[inline]
     pub(crate) fn bytes(&self) -> Bytes {
         self.layout.bytes(size_of::<T>(), self.storage.size_bytes())
@@ -379,7 +414,7 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
 
     // Not `Deref`, because a view that outlives this borrow would alias it.
 
-    /// A view of these elements, for as long as this one is borrowed.
+    /// A view of these elements, while this view is borrowed.
     #[must_use]
     pub fn view(&self) -> GpuView<'_, T, D> {
         self.view.clone()
@@ -403,10 +438,9 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
     /// A mutable view of the elements that `s![…]` selects; see [`GpuView::slice`].
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::{array, s}, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::{array, s}};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 4))?;
     /// x.slice_mut(s![.., ..;2])?.fill(7)?;
     /// assert_eq!(x.to_array()?, array![[7, 0, 7, 0], [7, 0, 7, 0]]);
@@ -576,7 +610,7 @@ pub(crate) fn kind_name(memory: MemoryKind) -> &'static str {
     }
 }
 
-/// Prints the shape, the kind and the place of a view, without a call of the driver.
+/// Prints the shape, kind and place of a view, without a driver call.
 pub(crate) fn describe<T: Element, D: Dimension>(
     f: &mut fmt::Formatter<'_>,
     name: &str,

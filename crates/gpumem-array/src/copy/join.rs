@@ -6,7 +6,7 @@ use crate::error::ArrayError;
 use crate::layout::Order;
 use ndarray::{Axis, Dimension, RemoveAxis, Slice};
 
-/// Joins views along an existing axis, on the device: one copy for each view. The result belongs to the `Gpu` of the first.
+/// Joins views along an existing axis, on the device: one copy per view. The result belongs to the `Gpu` of the first view.
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, concatenate, ndarray::{Axis, array}, pool::{Device, Pool}};
@@ -64,7 +64,7 @@ pub fn concatenate<T: Element, D: RemoveAxis>(
     Ok(joined)
 }
 
-/// Joins views of one shape along a new axis, on the device: one copy for each view. The result belongs to the `Gpu` of the first.
+/// Joins views of one shape along a new axis, on the device: one copy per view. The result belongs to the `Gpu` of the first view.
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, ndarray::{Axis, array}, pool::{Device, Pool}, stack};

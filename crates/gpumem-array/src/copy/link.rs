@@ -8,14 +8,12 @@ use gpumem_pool::{Event, Stream};
 use ndarray::Ix1;
 
 impl Gpu {
-    /// Measures the rate of the link with copies of up to 64 MiB from and to pinned memory, on an idle stream. [`Gpu::transfers`] then has the
-    /// result. Waits for the copies; other work on the link at that time makes the result smaller. The memory is freed to the pools.
+    /// Measures the rate of the link with copies of up to 64 MiB from and to pinned memory, on an idle stream. [`Gpu::transfers`] then has
+    /// the result. Waits for the copies; other work on the link at that time lowers the result. The memory is freed to the pools.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let link = gpu.measure_link()?;
     /// assert!(link.up_bytes_per_second > 0);
     /// let x = GpuArray::from_slice(&gpu, &vec![1.0_f32; 1 << 20])?;
@@ -65,7 +63,7 @@ fn rate(
         end.synchronize()?;
         best_ms = best_ms.min(f64::from(end.elapsed_ms_since(&begin)?));
     }
-    // At least one nanosecond, the resolution of no device.
+    // At least one nanosecond, finer than the clock of any device.
     Ok((size_bytes as f64 / best_ms.max(1e-6) * 1e3) as u64)
 }
 

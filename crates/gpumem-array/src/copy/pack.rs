@@ -1,8 +1,8 @@
 //! [`Pack`]: uploads of many arrays that travel together.
 //!
-//! A copy of a few KiB costs the same call of the driver as one of a few MiB. So small arrays share a buffer of the staging ring: threads
-//! gather them in it behind a table, and one kernel reads the buffer over the link and writes all arrays of the table. Large arrays take
-//! the usual way.
+//! A copy of a few KiB costs the same driver call as a copy of a few MiB. So small arrays share a buffer of the staging ring: threads
+//! gather them in it after a table, and one kernel reads the buffer over the link and writes all arrays of the table. Large arrays are
+//! uploaded separately.
 
 use super::pageable;
 use crate::array::GpuArray;
@@ -35,7 +35,7 @@ pub struct Pack<'a> {
     uploaded: Arc<Mutex<Uploaded>>,
 }
 
-/// An array of a [`Pack`], once that is uploaded.
+/// An array of a [`Pack`], available once the pack is uploaded.
 #[must_use = "the array is freed if this is dropped"]
 pub struct PackedArray<T, D, K = Device> {
     gpu: Gpu,
@@ -44,7 +44,7 @@ pub struct PackedArray<T, D, K = Device> {
     element: PhantomData<(T, K)>,
 }
 
-/// The arrays of a pack, once they are uploaded. Until then the pack has them.
+/// The arrays of a pack after the upload. Until then the pack has them.
 #[derive(Default)]
 struct Uploaded {
     /// Behind the uploads.
@@ -110,7 +110,7 @@ impl PartMemory {
 /// Blocks for arrays of sizes that a pack has seen before, allocated several at a time.
 #[derive(Default)]
 struct Stock {
-    /// The latest size, and its blocks. Most arrays have the size of the one before.
+    /// The latest size, and its blocks. Most arrays have the same size as the previous one.
     latest: (u64, Shelf),
     /// Those of the other sizes.
     others: HashMap<u64, Shelf>,
@@ -146,14 +146,13 @@ impl Stock {
 }
 
 impl Gpu {
-    /// Begins uploads of many arrays. Nothing is queued before [`Pack::upload`]. Small arrays then share a few large transfers, instead
-    /// of one transfer each.
+    /// Starts uploads of many arrays. Nothing is queued before [`Pack::upload`]. Small arrays then share a few large transfers, instead of
+    /// one transfer each.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, ndarray::array, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let (weights, bias) = (array![[1.0_f32, 2.0], [3.0, 4.0]], array![0.5_f32, 0.25]);
     /// let mut pack = gpu.pack();
     /// let (w, b) = (pack.add(&gpu, &weights)?, pack.add(&gpu, &bias)?);
@@ -169,10 +168,7 @@ impl Gpu {
     /// Uploads slices as an array each, in a few large transfers. Returns when the elements have been read.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let arrays = gpu.upload_all(&[[1, 2].as_slice(), &[3], &[]])?;
     /// assert_eq!(arrays[0].to_vec()?, [1, 2]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -238,7 +234,7 @@ impl<'a> Pack<'a> {
             return self
                 .add_part(place, dim, Order::Column, || Ok(Cow::Borrowed(bytemuck::cast_slice(elements))));
         }
-        // The device's memory first: a broadcast view can be larger than any memory.
+        // Device memory is allocated first: a broadcast view can be larger than any memory.
         self.add_part(place, dim, Order::Row, || owned_bytes(&array))
     }
 
@@ -300,7 +296,7 @@ impl<'a> Pack<'a> {
         let slot = Slot { uploaded: Arc::clone(&self.uploaded), index: self.parts.len(), is_taken: false };
         let part = Part { address, memory: Some(memory), bytes: bytes()? };
         if self.parts.len() == self.parts.capacity() {
-            // Pages that are not written cost nothing, and those of a list that has moved cost as much again.
+            // Unwritten pages are free, but moving a list costs all its pages again.
             self.parts.reserve(7 * self.parts.len());
         }
         self.parts.push(part);
@@ -319,8 +315,8 @@ impl<'a> Pack<'a> {
         self.parts.is_empty()
     }
 
-    /// Queues all uploads on the stream of the pack's `Gpu`. Returns when the elements have been read. [`PackedArray::into_array`] then
-    /// returns the arrays.
+    /// Queues all uploads on the stream of the pack's `Gpu`. Returns when the elements have been read. Afterwards
+    /// [`PackedArray::into_array`] returns the arrays.
     ///
     /// # Errors
     ///
@@ -331,7 +327,7 @@ impl<'a> Pack<'a> {
         self.queue()?;
         let stream = self.gpu.stream();
         if stream.has_waiters() {
-            // As for any write of the stream. A failure is reported by the next call.
+            // As for any write of the stream. The next call reports a failure.
             let _ = stream.mark();
         }
         let memory = self.parts.into_iter().map(|part| part.memory).collect();
@@ -359,7 +355,7 @@ impl<'a> Pack<'a> {
     }
 }
 
-/// The elements in row-major order. A view can have more of them than memory: it can repeat them.
+/// The elements in row-major order. A view that repeats elements can have more of them than fit in memory.
 fn owned_bytes<'a, T: Element, D: Dimension>(
     array: &ArrayView<'_, T, D>,
 ) -> Result<Cow<'a, [u8]>, ArrayError> {
@@ -370,7 +366,7 @@ fn owned_bytes<'a, T: Element, D: Dimension>(
     Ok(Cow::Owned(bytes))
 }
 
-/// Uploads parts of which a buffer takes several.
+/// Uploads parts so small that a buffer takes several.
 fn upload_small(
     gpu: &Gpu,
     staging: &Staging,
@@ -379,7 +375,7 @@ fn upload_small(
     parts: &mut [&mut Part<'_>],
 ) -> Result<(), ArrayError> {
     let begin = Instant::now();
-    // The time of arrays that are uploaded by themselves, and counted there.
+    // The time of arrays that are uploaded separately, which is counted there.
     let mut others = Duration::ZERO;
     let _burst = pageable::burst(staging, parts.iter().map(|part| part.bytes.len()).sum());
     let mut batches = Batches { parts, buffer_bytes }.peekable();
@@ -498,7 +494,7 @@ impl Part<'_> {
         self.bytes.len().next_multiple_of(ALIGNMENT) + ENTRY_BYTES.next_multiple_of(ALIGNMENT)
     }
 
-    /// Uploads the array by itself.
+    /// Uploads the array separately.
     fn upload(&mut self, gpu: &Gpu) -> Result<(), ArrayError> {
         if let Some(PartMemory::Block(block)) = self.memory.take_if(|memory| memory.is_block()) {
             self.memory = Some(PartMemory::Other(Box::new(Storage::new(block, gpu)?)));
@@ -537,13 +533,13 @@ impl<T, D: Dimension, K> fmt::Debug for PackedArray<T, D, K> {
     }
 }
 
-/// The operation, as errors name it.
+/// The name of the operation in errors.
 const PACK: &str = "an upload of packed arrays";
 /// A part has an address, a start and a size in the table.
 const ENTRY_BYTES: usize = 24;
 /// In the buffer, for wide loads.
 const ALIGNMENT: usize = 16;
-/// Larger arrays than this share of a buffer are uploaded by themselves.
+/// Arrays larger than this fraction of a buffer are uploaded separately.
 const PARTS_MIN: usize = 8;
 const BLOCKS_MAX: usize = 4096;
 const THREADS: u32 = 256;

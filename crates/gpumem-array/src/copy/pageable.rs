@@ -4,8 +4,8 @@
 //! elements have been read, and the copy is in stream order. A download queues copies into all buffers that it can get, and drains
 //! each as soon as its copy is done.
 //!
-//! The device accesses buffers only, never the memory of the caller. The threads do, and every copy of theirs is waited for before
-//! this returns, unwinding included.
+//! The device accesses only buffers, never the caller's memory. The threads access it, and every copy of theirs is waited for before this
+//! returns, even while unwinding.
 
 use crate::element::{Cast, Element};
 use crate::error::ArrayError;
@@ -51,12 +51,12 @@ fn upload_large(gpu: &Gpu, target: Use<'_>, to: u64, source: Source<'_>) -> Resu
     let begin = Instant::now();
     let queued = upload_staged(gpu, &gpu.staging(), target, to, source);
     gpu.transfer_counters().add_time(begin.elapsed());
-    // Another stream that uses the elements does not wait for the uploads behind them.
+    // Another stream that uses the elements does not wait for later uploads.
     mark(gpu.stream());
     queued.map_err(|error| gpu.with_kernel_name(error))
 }
 
-/// Elements on the host, and the conversion that makes those of the device.
+/// Elements on the host, and their conversion to the device's type.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     bytes: &'a [u8],
@@ -76,7 +76,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The size of whole elements that are not larger, except for a single one.
+    /// The largest whole number of elements that fits, in bytes; at least one element.
     fn whole(self, size_bytes: usize) -> usize {
         self.conversion.map_or(size_bytes, |conversion| conversion.whole(size_bytes))
     }
@@ -92,7 +92,7 @@ impl<'a> Source<'a> {
     /// Lets the driver copy; see [`upload_directly`].
     fn upload_directly(self, gpu: &Gpu, target: Use<'_>, to: u64) -> Result<(), ArrayError> {
         let Some(conversion) = self.conversion else { return upload_directly(gpu, target, to, self.bytes) };
-        // Without buffers, and for the host no memory for all elements is needed.
+        // Without buffers. The host needs no memory for all elements.
         for (start, part) in self.chunks(PIECE_BYTES) {
             // Aligned to every element.
             let mut converted = vec![0_u128; part.size_bytes().div_ceil(size_of::<u128>())];
@@ -183,13 +183,13 @@ fn upload_small(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(),
         }
         None => upload_directly(gpu, target, to, bytes),
     };
-    // While the thread ends, it has no place for the buffer.
+    // A thread that is ending has no storage for the buffer.
     let _ = SMALL.try_with(|small| small.set(Some(buffer)));
     queued
 }
 
-/// The part of a buffer that shares no page with other memory. The program can pin any memory of its own with
-/// [`Gpu::with_registered`], and pinning a part of a page pins the whole page.
+/// The part of a buffer that shares no page with other memory. The program can pin any of its memory with [`Gpu::with_registered`], and
+/// pinning part of a page pins the whole page.
 fn whole_pages(buffer: &mut [u8]) -> Option<&mut [u8]> {
     let start = buffer.as_ptr().align_offset(PAGE_BYTES_MAX);
     buffer.get_mut(start..)?.get_mut(..SMALL_BYTES_MAX)
@@ -223,9 +223,10 @@ pub(super) unsafe fn download(
     let begin = Instant::now();
     // SAFETY: the caller's promise.
     let copied = unsafe {
-        match is_staged {
-            true => download_staged(gpu, &gpu.staging(), source, (to, from), size_bytes),
-            false => download_directly(gpu, source, (to, from), size_bytes),
+        if is_staged {
+            download_staged(gpu, &gpu.staging(), source, (to, from), size_bytes)
+        } else {
+            download_directly(gpu, source, (to, from), size_bytes)
         }
     };
     if is_staged {
@@ -351,7 +352,7 @@ pub(super) fn burst(staging: &Staging, size_bytes: usize) -> Option<Burst<'_>> {
     (size_bytes >= SHARED_BYTES_MIN).then(|| staging.workers().burst())
 }
 
-/// The size of the chunks of a copy, in bytes. Small copies have several too, so that threads and link work at the same time.
+/// The size of the chunks of a copy, in bytes. Even small copies have several chunks, so that threads and link work at the same time.
 fn chunk_bytes(size_bytes: usize, buffer_bytes: usize) -> usize {
     size_bytes.div_ceil(CHUNK_COUNT_MIN).next_multiple_of(PIECE_BYTES).min(buffer_bytes)
 }
@@ -391,13 +392,13 @@ unsafe fn download_directly(
 
 /// The size of the widest element that is converted.
 const WIDEST_BYTES: usize = 16;
-/// The driver is faster for smaller downloads.
+/// The driver is faster below this size.
 const STAGED_DOWNLOAD_BYTES_MIN: usize = 512 << 10;
-/// Destinations of this size are written past the caches, which are about as large: on a server of 16 cores that is twice as fast.
+/// Destinations from this size on bypass the caches, which are about as large: that is twice as fast on a server with 16 cores.
 const PAST_CACHE_BYTES_MIN: usize = 32 << 20;
-/// The driver copies smaller uploads at once.
+/// The driver copies smaller uploads directly.
 const SMALL_BYTES_MAX: usize = 64 << 10;
-/// The largest size of a page of the supported systems. Others have pages of 4 KiB or 16 KiB.
+/// The largest page size of the supported systems. Some have pages of 4 KiB or 16 KiB.
 const PAGE_BYTES_MAX: usize = 64 << 10;
 const _: () = assert!(SMALL_BYTES_MAX.is_multiple_of(PAGE_BYTES_MAX));
 const CHUNK_COUNT_MIN: usize = 4;

@@ -17,7 +17,7 @@ pub(crate) enum Side {
 impl Side {
     fn kind(self) -> CUmemorytype {
         match self {
-            // The driver finds out what kind of memory it is.
+            // The driver detects the kind of memory.
             Self::Pool(_) => CUmemorytype::CU_MEMORYTYPE_UNIFIED,
             Self::Host(_) => CUmemorytype::CU_MEMORYTYPE_HOST,
         }

@@ -14,25 +14,25 @@ use core::fmt::{self, Display, Write};
 use core::iter::repeat_n;
 use ndarray::{ArrayD, ArrayViewD, Axis, Dimension, IxDyn, Slice, aview0};
 
-/// Prints the elements like an `ndarray` array, and then what the array is:
-/// `[1, 2], type=i32, shape=[2], strides=[1], kind=device, device=0`.
+/// Prints the elements like an `ndarray` array, followed by a description of the array: `[1, 2], type=i32, shape=[2], strides=[1],
+/// kind=device, device=0`.
 ///
-/// Downloads the elements that are printed: all of fewer than 500, otherwise the edges, unless the format is `{:#}`. If the download
-/// fails, the error is printed in their place.
+/// Downloads the elements that are printed: all of fewer than 500, otherwise the edges, unless the format is `{:#}`. If the download fails,
+/// the error is printed instead.
 impl<T: Element + Display, D: Dimension> Display for GpuView<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         print(self, kind_name(self.storage().kind()), f)
     }
 }
 
-/// Prints the elements and what the view is; see [`GpuView`].
+/// Prints the elements and a description of the view; see [`GpuView`].
 impl<T: Element + Display, D: Dimension> Display for GpuViewMut<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.view().fmt(f)
     }
 }
 
-/// Prints the elements like an `ndarray` array, and then what the array is; downloads the elements that are printed.
+/// Prints the elements like an `ndarray` array, followed by a description; downloads the printed elements.
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
@@ -89,7 +89,7 @@ fn print_elements<T: Element + Display>(
 /// Downloads the elements that `ndarray` prints.
 fn printed_elements<T: Element>(view: &GpuView<'_, T, IxDyn>) -> Result<ArrayD<T>, ArrayError> {
     let lens = printed_lens(view.shape());
-    // Neighbours in memory last, so that they are copied together. Axes that repeat their elements are not copied as one.
+    // Neighbours in memory come last, so that they are copied together. Axes that repeat elements are copied separately.
     let mut axes: Vec<usize> = (0..view.ndim()).collect();
     let strides = view.strides();
     axes.sort_by_key(|axis| match strides[*axis] {
@@ -147,7 +147,7 @@ fn printed_lens(shape: &[usize]) -> Vec<usize> {
     axes.map(|(len, inner)| count(*len, inner) / count(1, inner)).collect()
 }
 
-/// The number of elements that `ndarray` prints of an array of this shape: it prints one to nowhere.
+/// The number of elements that `ndarray` prints for this shape, found by printing such an array without output.
 fn printed_count(shape: &[usize]) -> usize {
     let mut count = 0;
     let mut next = |_: &mut fmt::Formatter<'_>| {
@@ -191,5 +191,5 @@ impl Write for Nowhere {
     }
 }
 
-/// An array of this many elements is abridged, and so is an axis of this length.
+/// Arrays with this many elements are abridged, and so are axes of this length.
 const MANY: usize = 1000;

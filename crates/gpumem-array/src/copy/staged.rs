@@ -1,7 +1,7 @@
 //! Copies between devices that cannot access each other's memory: through pinned memory, in chunks.
 //!
-//! One stream on each device copies: from the source into a slot, and from the slot into the target. Each waits on the device for the
-//! other, so one chunk arrives in a slot while the chunk before leaves another slot. The host only queues.
+//! One stream per device copies: from the source into a slot, and from the slot into the target. They wait for each other on the device, so
+//! one chunk enters a slot while the previous chunk leaves another slot. The host only queues.
 
 use crate::array::{GpuView, GpuViewMut};
 use crate::copy::COPY;
@@ -34,7 +34,7 @@ pub(super) fn copy<T: Element, D: Dimension, E: Dimension>(
             ends.copy_through(&mut slots[slot], &chunk)
         });
         if receiver.stream().is_foreign() {
-            // Its points can be waited for only while it can be named.
+            // Other streams can wait for its points only while it can be named.
             stream.wait_for(receiver.stream())?;
             slots.iter_mut().for_each(|slot| slot.read = StreamPoint::COMPLETE);
         }
@@ -80,10 +80,10 @@ impl Ends<'_> {
                 // Every device can access the slot, which the stream waits for.
                 unsafe { driver.cuMemcpyAsync(to, middle, size_bytes, stream) }
             });
-        // Also after an error: the copy may have been queued.
+        // Even after an error: the copy may have been queued.
         slot.read = receiver.stream().point();
         if !is_marked {
-            // The next chunk in this slot waits for this one alone. A failure is reported by the next call.
+            // The next chunk in this slot waits only for this one. The next call reports a failure.
             let _ = receiver.stream().mark();
         }
         queued

@@ -37,7 +37,7 @@ impl<'a> RowsLaunch<'a> {
 
     /// # Safety
     ///
-    /// - The context of the stream is current, and is that of the device.
+    /// - The context of the stream is current, and belongs to the device.
     /// - From the addresses on, both sides have the elements that the plan describes, in live memory of the device, which the stream
     ///   has been ordered to write and to read.
     pub(crate) unsafe fn queue_copy(
@@ -102,7 +102,7 @@ impl<'a> RowsLaunch<'a> {
         self.strided.outer.iter().map(|axis| axis.len).product()
     }
 
-    /// `short_rows` is the number of short rows that fall to a thread at a time.
+    /// `short_rows` is the number of short rows that a thread moves at a time.
     fn shape(&self, short_rows: usize) -> Shape {
         let (rows, row) = (self.rows(), self.strided.row.len);
         match self.strided.column {
@@ -113,7 +113,7 @@ impl<'a> RowsLaunch<'a> {
     }
 }
 
-/// Returns whether rows are without gaps, in units so small that a thread had better move several at a time.
+/// True if rows have no gaps and units so small that a thread should move several at a time.
 fn is_dense(strided: &Strided) -> bool {
     let (row, unit) = (strided.row, strided.unit);
     let step = unit as isize;
@@ -131,8 +131,8 @@ fn in_bytes(strided: Strided) -> Strided {
 
 type Shape = ([u32; 3], [u32; 3], u32);
 
-/// Threads of a block lie along a row as far as it is long. Of a long row, four units fall to each. Of short rows, which have at most one
-/// unit for each thread, one unit of each of `short_rows` rows falls to it.
+/// The threads of a block are laid out along a row, up to its length. In a long row, each thread moves four units. In short rows, with at
+/// most one unit per thread, each thread moves one unit in each of `short_rows` rows.
 fn shape(len: usize, rows: usize, short_rows: usize) -> Shape {
     let warp = len.next_power_of_two().min(WARP);
     let x = len.div_ceil(IN_FLIGHT).next_power_of_two().clamp(warp, THREADS);
@@ -180,9 +180,9 @@ fn packed(outer: &[Step]) -> Axes {
 const IN_FLIGHT: usize = 4;
 /// The bytes that a thread of the kernel `dense` stores at a time.
 const DENSE_BYTES: usize = 16;
-/// Wider units are as fast by themselves.
+/// Wider units are already fast.
 const DENSE_UNIT_MAX: usize = 2;
-/// In units. At the ends of a row a thread moves single bytes, and in shorter rows the ends are too large a part.
+/// In units. Threads move single bytes at the ends of a row, which dominate in shorter rows.
 const DENSE_LEN_MIN: usize = 448;
 const THREADS: usize = 256;
 const WARP: usize = 32;
@@ -193,7 +193,7 @@ const GRID_Y_MAX: usize = 65_535;
 mod tests {
     use super::*;
 
-    /// The units that the kernel `copy` or `fill` moves in a grid of this shape, by row, as the loops of `strided.cu` visit them.
+    /// The units that the kernel `copy` or `fill` moves in a grid of this shape, by row, in the order of the loops in `strided.cu`.
     fn visits(
         ([grid_x, grid_y, _], [x, y, _], _): Shape,
         len: usize,

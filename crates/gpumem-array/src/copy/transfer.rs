@@ -1,13 +1,13 @@
 //! [`Upload`] and [`Download`]: asynchronous copies that own their host memory.
 //!
-//! The device never accesses the program's own pageable memory here. A copy goes through a block of the `Gpu`'s pinned pool, as large
-//! as the copy. An upload fills the block and then queues the copy. A download queues the copy, and the poll or the wait that returns
-//! the elements takes them from the block. So nothing that a transfer owns has to outlive it. Dropping or forgetting one at any time is
-//! sound: arrays and blocks are freed in stream order, behind the copy, and the pool reuses pinned memory only when all uses are
-//! complete. A pinned array is copied from and to in place, and is such a block itself.
+//! The device never accesses the program's pageable memory here. A copy goes through a block of the `Gpu`'s pinned pool, as large as the
+//! copy. An upload fills the block and then queues the copy. A download queues the copy, and the poll or wait that returns the elements
+//! takes them from the block. So nothing that a transfer owns has to outlive it. Dropping or forgetting a transfer at any time is sound:
+//! arrays and blocks are freed in stream order, after the copy, and the pool reuses pinned memory only when all uses are complete. A pinned
+//! array needs no such block: it is copied in place.
 //!
-//! The whole copy is queued at once, so it is ordered like any operation: a download has the values of the moment, whatever is queued
-//! later. A pipeline of small pinned blocks could not have that order without holding back the stream until the host has emptied them.
+//! The whole copy is queued at once, so it is ordered like any operation: a download returns the values at the time of the call, regardless
+//! of later work. A pipeline of small pinned blocks could keep that order only by stalling the stream until the host has emptied them.
 
 use crate::array::{GpuArray, GpuView, PinnedArray, UninitArray};
 use crate::element::Element;
@@ -23,10 +23,9 @@ use gpumem_pool::{Completion, PoolError};
 use ndarray::{Array, Dimension, Ix1, ShapeBuilder};
 use std::sync::Arc;
 
-/// An upload in progress; see [`GpuArray::upload`]. A future, which resolves with the array and the host memory.
+/// An upload in progress; see [`GpuArray::upload`]. A future that resolves with the array and the host memory.
 ///
-/// Dropping it waits for nothing, and drops both. If it is polled or waited for after it has resolved, the result is
-/// [`ArrayError::TransferOver`].
+/// Dropping it does not wait, and drops both. Polling it or waiting for it again returns [`ArrayError::TransferOver`].
 #[must_use = "the array exists once the upload is awaited, or waited for"]
 pub struct Upload<S: UploadSource, K: Kind = Device> {
     parts: Option<(Started<S, K>, S)>,
@@ -34,11 +33,10 @@ pub struct Upload<S: UploadSource, K: Kind = Device> {
     done: Option<Completion>,
 }
 
-/// A download in progress; see [`GpuView::download`]. A future, which resolves with the host memory, or with an error: that of a
+/// A download in progress; see [`GpuView::download`]. A future that resolves with the host memory or an error. The error of
 /// [`GpuView::download_into`] contains its target.
 ///
-/// Dropping it waits for nothing, and drops the host memory. If it is polled or waited for after it has resolved, the result is
-/// [`ArrayError::TransferOver`].
+/// Dropping it does not wait, and drops the host memory. Polling it or waiting for it again returns [`ArrayError::TransferOver`].
 #[must_use = "the elements are there once the download is awaited, or waited for"]
 pub struct Download<B, E = ArrayError> {
     finish: Option<Finish<B, E>>,
@@ -54,7 +52,7 @@ type Finish<B, E> = Box<dyn FnOnce(Result<(), PoolError>) -> Result<B, E> + Send
 /// The array of an upload.
 type ArrayOf<S, K> = GpuArray<<S as UploadSource>::Elem, <S as UploadSource>::Dim, K>;
 
-/// The array that is being written, or why the copy was not queued.
+/// The array that is being written, or the error if the copy was not queued.
 type Started<S, K> = Result<ArrayOf<S, K>, ArrayError>;
 
 /// The array of an upload, and the host memory.
@@ -98,17 +96,16 @@ mod sealed {
 use sealed::Staged;
 
 impl<T: Element, D: Dimension + 'static, K: Kind> GpuArray<T, D, K> {
-    /// Begins to upload host memory, which the upload owns until it is complete. The copy is queued on the stream of `place`; no thread
-    /// waits for it. The host memory is copied to pinned memory in this call, unless it is pinned already: a [`PinnedArray`] has
-    /// the fastest upload.
+    /// Starts to upload host memory, which the upload owns until it is complete. The copy is queued on the stream of `place`; no thread
+    /// waits for it. This call copies the host memory to pinned memory, unless it is pinned already: a [`PinnedArray`] has the fastest
+    /// upload.
     ///
-    /// An error of the start is returned by the upload, with the host memory.
+    /// If the upload cannot start, awaiting it returns the error and your buffer.
     ///
     /// ```
-    /// use gpumem_array::{ArrayError, Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{ArrayError, GpuArray};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let steps = async {
     ///     let (x, host) = GpuArray::upload(&gpu, vec![1.0_f32, 2.0, 3.0]).await?;
     ///     let doubled = x.try_mul(2.0)?;
@@ -137,33 +134,59 @@ impl<T: Element, D: Dimension + 'static, K: Kind> GpuArray<T, D, K> {
         Upload { parts: Some((started, source)), done }
     }
 
-    /// Begins to download the elements in row-major order; see [`GpuView::download`].
+    /// Starts to download the elements in row-major order; see [`GpuView::download`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let download = x.download(); // queued; the host continues
+    /// assert_eq!(download.wait()?, [1, 2, 3]); // or `.await`
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     pub fn download(&self) -> Download<Vec<T>> {
         self.view().download()
     }
 
-    /// Begins to download the elements in their shape; see [`GpuView::download_array`].
+    /// Starts to download the elements in their shape; see [`GpuView::download_array`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.download_array().wait()?, array![[1, 2, 3], [4, 5, 6]]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     pub fn download_array(&self) -> Download<Array<T, D>> {
         self.view().download_array()
     }
 
-    /// Begins to download the elements into `target`; see [`GpuView::download_into`].
+    /// Starts to download the elements into `target`; see [`GpuView::download_into`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let host = x.download_into(Vec::with_capacity(3)).wait()?; // no allocation of host memory
+    /// assert_eq!(host, [1, 2, 3]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B, Rejected<Option<B>>> {
         self.view().download_into(target)
     }
 }
 
 impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
-    /// Begins to download the elements in row-major order. The copy is queued on the stream of the view; no thread waits for it. The
-    /// elements are those of this moment: work that is queued later does not change them, and the array may be dropped.
+    /// Starts to download the elements in row-major order. The copy is queued on the stream of the view; no thread waits for it. The result
+    /// has the elements at the time of this call: work that is queued later does not change them, and the array may be dropped.
     ///
-    /// An error of the start is returned by the download.
+    /// If the download cannot start, awaiting it returns the error.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let mut x = GpuArray::from_elem(&gpu, 3, 1.0_f32)?;
     /// let before = x.download();
     /// x.fill(2.0)?;
@@ -195,7 +218,7 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
         })
     }
 
-    /// Begins to download the elements in their shape; see [`GpuView::download`].
+    /// Starts to download the elements in their shape; see [`GpuView::download`].
     ///
     /// # Errors
     ///
@@ -217,15 +240,14 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
         })
     }
 
-    /// Begins to download the elements into `target`, which the download owns until it is complete: a `Vec`, whose elements are replaced
-    /// and whose capacity is reused, or a pinned or unified array of the same shape. A pinned array is written in place, which is the
-    /// fastest download.
+    /// Starts to download the elements into `target`, which the download owns until it is complete: a `Vec`, which is overwritten and whose
+    /// capacity is reused, or a pinned or unified array of the same shape. A pinned array is written in place, which is the fastest
+    /// download.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, PinnedArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, PinnedArray};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let x = GpuArray::from_elem(&gpu, (2, 2), 7_i32)?;
     /// let host = x.download_into(PinnedArray::zeros(&gpu.pinned(), (2, 2))?).wait()?;
     /// assert_eq!(host[[1, 1]], 7);
@@ -236,7 +258,7 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     ///
     /// The download resolves with [`ArrayError::Shape`] if the shapes differ, and with the errors of [`GpuView::download`]:
     /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`], [`ArrayError::Graph`]. The error contains `target`,
-    /// of which some or all elements may be overwritten.
+    /// whose elements may be partly overwritten.
     pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B, Rejected<Option<B>>> {
         let over = || Rejected::new(ArrayError::TransferOver, None);
         match self.gpu().check_runs(DOWNLOAD) {
@@ -260,7 +282,7 @@ where
         Staged::InPlace(view) => view.on(gpu),
     };
     let order = source.layout().order().unwrap_or(Order::Row);
-    // The pinned copy is dropped here, behind the copy to the device.
+    // The pinned copy is dropped here; it is freed after the copy to the device.
     UninitArray::with_order(place, source.raw_dim(), order)?.assign(&source)
 }
 
@@ -304,7 +326,7 @@ fn check(gpu: &Gpu, outcome: Result<(), PoolError>) -> Result<(), ArrayError> {
     outcome.map_err(|error| gpu.with_kernel_name(error.into()))
 }
 
-/// The target of a download, in the error if there is one.
+/// The target of a download, as a result or inside the error.
 fn returned<B>(outcome: Result<(), ArrayError>, target: B) -> Result<B, Rejected<Option<B>>> {
     match outcome {
         Ok(()) => Ok(target),
@@ -315,6 +337,14 @@ fn returned<B>(outcome: Result<(), ArrayError>, target: B) -> Result<B, Rejected
 impl<S: UploadSource, K: Kind> Upload<S, K> {
     /// Waits on the host until the upload is complete: blocks this thread.
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let (x, host) = GpuArray::upload(&gpu, vec![1, 2, 3]).wait()?;
+    /// assert_eq!(x.to_vec()?, host);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`], [`ArrayError::Pool`] or [`ArrayError::Graph`]; see [`GpuArray::upload`]. The error contains the
@@ -324,7 +354,7 @@ impl<S: UploadSource, K: Kind> Upload<S, K> {
         self.end(outcome)
     }
 
-    /// Returns whether it is complete or has failed, so that [`Upload::wait`] would not block. Does not wait.
+    /// True if the upload is complete or has failed, so that [`Upload::wait`] would not block. Does not wait.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         is_complete(&self.done)
@@ -379,7 +409,7 @@ impl<B, E> Download<B, E> {
         self.end(outcome)
     }
 
-    /// Returns whether it is complete or has failed, so that [`Download::wait`] would not block. Does not wait.
+    /// True if the download is complete or has failed, so that [`Download::wait`] would not block. Does not wait.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         is_complete(&self.done)
@@ -509,7 +539,7 @@ impl<T: Element, D: Dimension + 'static, K: HostAccess> sealed::Target<T, D> for
         let gpu = source.gpu().clone();
         let queued = same_shape("download", self.layout(), source.layout())
             .and_then(|()| self.on_mut(&gpu).assign(source))
-            // Between devices without a link, the stream of the target's own `Gpu` copies: the download resolves behind it.
+            // Between devices without a link, the stream of the target's own `Gpu` copies: the download resolves after it.
             .and_then(|()| self.view().reads().order(&gpu, DOWNLOAD));
         match queued {
             Ok(()) => Ok(Box::new(move |outcome| {
@@ -534,6 +564,6 @@ impl<B, E> fmt::Debug for Download<B, E> {
     }
 }
 
-/// The copies, as errors name them.
+/// The names of the copies in errors.
 const UPLOAD: &str = "an asynchronous upload";
 const DOWNLOAD: &str = "an asynchronous download";

@@ -7,13 +7,13 @@ use gpumem_pool::sys::text::debug_is_display;
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GraphError {
-    /// An array that was made in a capture was used through a `Gpu` outside of it.
+    /// An array that was made in a capture was used through a `Gpu` outside it.
     #[error(
         "the array was made in a capture and has no values outside of it; return it from the closure of \
          Gpu::capture, and read it after a launch"
     )]
     ArrayOfCapture,
-    /// An array that was made outside of a capture was returned as its result.
+    /// An array that was made outside a capture was returned as its result.
     #[error(
         "an array that was made outside of the capture cannot be its result; pass it to each launch, or return a \
          copy that the capture makes"
@@ -57,7 +57,7 @@ pub enum GraphError {
         /// The method that adds the array: `write(&mut array)` or `read(&array)`.
         method: &'static str,
     },
-    /// A launch has an array that the graph writes, passed for reading.
+    /// A launch passes an array for reading that the graph writes.
     #[error(
         "argument {index} of the launch is passed for reading, but the graph writes it; use .write(&mut array)"
     )]
@@ -65,7 +65,7 @@ pub enum GraphError {
         /// The position of the argument, from 0.
         index: usize,
     },
-    /// A launch has a view that does not contain all bytes that the graph uses of its array.
+    /// A launch has a view that lacks bytes of its array that the graph uses.
     #[error(
         "argument {index} of the launch contains bytes {found:?} of its allocation, but the graph uses bytes \
          {expected:?}; pass the view that was captured, or the whole array"

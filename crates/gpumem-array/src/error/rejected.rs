@@ -32,7 +32,7 @@ impl<V> Rejected<V> {
         &self.0.0
     }
 
-    /// Returns whether memory ran out; see [`ArrayError::is_out_of_memory`].
+    /// True if memory ran out; see [`ArrayError::is_out_of_memory`].
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.error().is_out_of_memory()
@@ -45,6 +45,17 @@ impl<V> Rejected<V> {
     }
 
     /// The error and the value.
+    ///
+    /// ```
+    /// # use gpumem_array::{ArrayError, GpuArray};
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let Err(rejected) = x.into_shape((2, 2)) else { panic!("three elements are not four") };
+    /// let (error, x) = rejected.into_parts();
+    /// assert!(matches!(error, ArrayError::Shape { .. }));
+    /// assert_eq!(x.len(), 3);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn into_parts(self) -> (ArrayError, V) {
         *self.0
@@ -59,7 +70,7 @@ impl<V> From<Rejected<V>> for ArrayError {
 
 impl<V> Error for Rejected<V> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        // Not the source of the error: callers look for the error itself along the chain.
+        // Returns the error itself instead of its source: callers look for it along the chain.
         Some(self.error())
     }
 }

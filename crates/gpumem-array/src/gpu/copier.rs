@@ -1,6 +1,6 @@
 //! [`Copier`]: a stream for one copy that must not wait behind the other work of a `Gpu`.
 //!
-//! The host waits for the copy, so a stream is idle when it is put back, and the next copy waits for no other.
+//! The host waits for the copy, so a stream is idle when it is returned, and the next copy waits for no other work.
 
 use super::Gpu;
 use crate::error::ArrayError;
@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(super) struct Copiers(Mutex<Vec<Stream>>);
 
-/// A `Gpu` with a stream of its own for one copy, which the host waits for.
+/// A `Gpu` with a separate stream for one copy, which the host waits for.
 pub(crate) struct Copier<'a> {
     gpu: Gpu,
     copiers: &'a Copiers,

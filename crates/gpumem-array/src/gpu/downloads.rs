@@ -3,8 +3,8 @@
 use super::Gpu;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The sizes whose writes are worth a marker. Bit n stands for sizes of 2ⁿ to 2ⁿ⁺¹ − 1 bytes: those of numbers, and those of arrays whose
-/// downloads found later work on the stream.
+/// The sizes whose writes are worth a marker: the sizes of single numbers, and of arrays whose downloads found later work on the stream.
+/// Bit n represents sizes of 2ⁿ to 2ⁿ⁺¹ − 1 bytes.
 #[derive(Debug)]
 pub(super) struct Downloads(AtomicU64);
 
@@ -20,8 +20,7 @@ impl Gpu {
         self.0.history.downloads.0.fetch_or(size_bit(size_bytes), Ordering::Relaxed);
     }
 
-    /// Returns whether memory of this size is likely to be downloaded while later work is queued, so that its write is worth a
-    /// marker.
+    /// True if memory of this size is likely to be downloaded while later work is queued, so that its write is worth a marker.
     #[inline]
     pub(crate) fn downloads_late(&self, size_bytes: u64) -> bool {
         self.0.history.downloads.0.load(Ordering::Relaxed) & size_bit(size_bytes) != 0

@@ -1,10 +1,10 @@
 //! [`Recording`]: the arrays and kernels from outside that a capture uses.
 //!
-//! A capture runs nothing, so it changes nothing in the order of uses of other arrays. Their uses are recorded here instead, and
-//! each launch of the graph repeats them.
+//! A capture runs nothing, so it does not affect the order of uses of other arrays. Their uses are recorded here instead, and each launch
+//! of the graph repeats them.
 //!
-//! A thread has at most one capture at a time. During it, the thread may use only the capture's `Gpu`: an operation on another one
-//! would run at once, which a closure that describes a graph does not mean.
+//! A thread has at most one capture at a time. During it, the thread may use only the capture's `Gpu`: an operation on another `Gpu` would
+//! run immediately, which a closure that describes a graph does not intend.
 
 use crate::error::GraphError;
 use crate::kernel::Function;
@@ -36,7 +36,7 @@ struct State {
     functions: Vec<Function>,
 }
 
-/// A use of memory that was allocated outside of the capture.
+/// A use of memory that was allocated outside the capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecordedUse {
     /// The serial number of the storage. A later allocation may reuse the address, but never the serial number.
@@ -51,7 +51,7 @@ pub(crate) struct RecordedUse {
     pub(crate) view: ViewName,
 }
 
-/// A view, as errors name it.
+/// A view, described for errors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ViewName {
     /// The type of the elements.
@@ -119,7 +119,7 @@ impl Recording {
         self.open().map(drop)
     }
 
-    /// Closes the recording, before the driver's capture ends: a stream that runs work again finds it closed.
+    /// Closes the recording. Called before the driver's capture ends, so that a stream that runs work again finds it closed.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
     }
@@ -155,7 +155,7 @@ impl Drop for OnThread {
     }
 }
 
-/// Returns whether any thread captures. The answer always includes the calling thread's own capture.
+/// True if any thread captures. The answer always includes the calling thread's own capture.
 #[inline]
 pub(crate) fn is_any_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0

@@ -1,6 +1,6 @@
 //! [`Stage`]: a stream and pinned memory for copies between devices without a link.
 //!
-//! A stage is put back with its work, which the next copy through it waits for on the device.
+//! A stage is returned with its work, which the next copy through it waits for on the device.
 
 use super::Gpu;
 use crate::error::ArrayError;
@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(super) struct Stages(Mutex<Vec<Stage>>);
 
-/// A stream, and pinned memory in slots. A copy between devices goes through the slots in turn.
+/// A stream, and pinned memory in slots. A copy between devices uses the slots one after another.
 pub(crate) struct Stage {
     pub(crate) stream: Stream,
     pub(crate) slots: [Slot; SLOT_COUNT],
@@ -32,7 +32,7 @@ impl Slot {
 }
 
 impl Gpu {
-    /// Calls `copy` with a stage, which it may leave with work, and a `Gpu` on the stream of that stage.
+    /// Calls `copy` with a stage and a `Gpu` on its stream. The stage may be returned with work.
     pub(crate) fn with_stage<R>(
         &self,
         copy: impl FnOnce(&Self, &mut Stage) -> Result<R, ArrayError>,
@@ -49,7 +49,7 @@ impl Gpu {
         copied
     }
 
-    /// With slots as large as the pinned memory allows.
+    /// Creates a stage with slots as large as the pinned memory allows.
     fn new_stage(&self) -> Result<Stage, ArrayError> {
         let (pool, stream) = (self.pool_of(MemoryKind::Host)?, Stream::new(self.device())?);
         let slot = |size_bytes: u64| -> Result<_, PoolError> {
@@ -78,9 +78,9 @@ impl Stages {
     }
 }
 
-/// Long enough that the calls of a chunk take much less time than its two copies.
+/// Large enough that the calls for a chunk take much less time than its two copies.
 const SLOT_BYTES: u64 = 2 << 20;
 /// The size of chunks when pinned memory is short. Copies of smaller chunks take less time than their calls.
 const SLOT_BYTES_MIN: u64 = 64 << 10;
-/// Two chunks are copied at any time, one into its slot and one out of it. The others absorb delays of either.
+/// Two chunks are copied at any time, one into its slot and one out of it. The other slots absorb delays.
 const SLOT_COUNT: usize = 4;

@@ -1,12 +1,12 @@
 //! [`Staging`]: pinned buffers and threads for copies from and to pageable memory.
 //!
-//! The driver copies pageable memory with one thread, through a buffer of its own. Here several threads fill or drain pinned buffers
-//! while the link moves others. The buffers form a ring of bounded size in the pinned pool of the `Gpu`. They are allocated when a
-//! copy needs them, and freed when pinned memory is short or when no copy has used them for a while. A thread that is there as long as
-//! the buffers watches for that.
+//! The driver copies pageable memory with one thread, through an internal buffer. Here several threads fill or drain pinned buffers while
+//! the link transfers others. The buffers form a ring of bounded size in the pinned pool of the `Gpu`. They are allocated when a copy needs
+//! them, and freed when pinned memory is short or when no copy has used them for a while. A thread that lives as long as the buffers checks
+//! this.
 //!
-//! A copy waits for a buffer without a bound only behind its own stream, whose work it waits for anyway. The work of another stream
-//! may depend on this thread, so a copy that finds all buffers there goes on without a buffer.
+//! A copy waits for a buffer without a time limit only if its own stream uses it, whose work it waits for anyway. The work of another
+//! stream may depend on this thread, so a copy continues without a buffer if other streams use all of them.
 
 #[allow(unsafe_code)] // writes memory with streaming stores
 mod copy;
@@ -52,8 +52,8 @@ pub struct StagingOptions {
 }
 
 impl StagingOptions {
-    /// The defaults: 16 buffers of 4 MiB, and a thread for each processor except one, at most 11. With them the link of an H200 machine is
-    /// the limit, as `benches/feeding --sweep` showed.
+    /// The defaults: 16 buffers of 4 MiB, and a thread for each processor except one, at most 11. With these defaults the link is the
+    /// bottleneck on an H200 machine (`benches/feeding --sweep`).
     #[must_use]
     pub fn new() -> Self {
         let processor_count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -99,19 +99,19 @@ impl StagingOptions {
         })
     }
 
-    /// The size of a buffer, in bytes: at least 64 KiB.
+    /// Sets the size of a buffer, in bytes: at least 64 KiB.
     #[must_use]
     pub fn buffer_bytes(self, buffer_bytes: usize) -> Self {
         Self { buffer_bytes: buffer_bytes.max(BUFFER_BYTES_MIN), ..self }
     }
 
-    /// The number of buffers. The pinned memory of staging never exceeds this number of buffers. With 0, the driver copies.
+    /// Sets the number of buffers, which bounds the pinned memory of staging. With 0, the driver copies.
     #[must_use]
     pub fn buffers(self, buffer_count: usize) -> Self {
         Self { buffer_count, ..self }
     }
 
-    /// The number of threads that copy beside the calling thread: at most 256, and a larger number is taken as 256. They start with the
+    /// Sets the number of threads that copy in addition to the calling thread. Larger numbers than 256 count as 256. They start with the
     /// first copy that needs them.
     #[must_use]
     pub fn threads(self, thread_count: usize) -> Self {
@@ -119,7 +119,7 @@ impl StagingOptions {
     }
 }
 
-/// The variables that [`Gpu::open`] reads, beside those of the pool.
+/// The variables that [`Gpu::open`] reads, in addition to those of the pool.
 pub const VARIABLES: &[Variable] = &[Variable {
     name: "GPUMEM_STAGING",
     meaning: "`key:value,…`: the pinned buffers of large copies from and to pageable memory. `buffers` is their number (default 16; with 0 the \
@@ -143,7 +143,7 @@ pub(crate) struct Staging {
 /// The buffers.
 struct Ring {
     state: Mutex<State>,
-    /// Notified when a buffer is given back.
+    /// Notified when a buffer is returned.
     returned: Condvar,
     /// Notified when the [`Staging`] ends.
     ended: Condvar,
@@ -158,11 +158,11 @@ struct State {
     count: usize,
     /// The number of buffers that the pool did not refuse.
     count_max: Option<usize>,
-    /// Copies that go on without a buffer, after a refusal, before the pool is asked again.
+    /// The number of copies that continue without a buffer before the pool is asked again after a refusal.
     skip_count: usize,
-    /// How often a buffer has been given back.
+    /// How often a buffer has been returned.
     return_count: u64,
-    /// How often a buffer of the present ring has been given back.
+    /// How often a buffer of the current ring has been returned.
     use_count: usize,
     /// How often the idle buffers have been freed.
     release_count: u64,
@@ -181,7 +181,7 @@ struct Buffer {
     stream: StreamId,
 }
 
-/// A buffer that a copy has. If it is dropped instead of given back, its memory is freed in stream order.
+/// A buffer that a copy has. If it is dropped instead of returned, its memory is freed in stream order.
 pub(crate) struct Lent<'a> {
     buffer: Buffer,
     place: RingPlace<'a>,
@@ -195,7 +195,7 @@ pub(crate) enum Answer<'a> {
     Buffer(Lent<'a>),
     /// All buffers are in use. The copy has some of them.
     Later,
-    /// The copy goes on without a buffer: the pinned pool has no memory, or other streams keep all buffers.
+    /// The copy continues without a buffer: the pinned pool has no memory, or other streams use all buffers.
     Direct,
 }
 
@@ -219,8 +219,8 @@ impl Staging {
         &self.workers
     }
 
-    /// Returns a buffer that no device uses. With `may_wait`, the copy has no buffer yet: the call waits for one, or answers that the
-    /// copy goes on without.
+    /// Returns a buffer that no device uses. With `may_wait`, the copy has no buffer yet: the call waits for one, or answers that the copy
+    /// continues without a buffer.
     pub(crate) fn buffer(&self, gpu: &Gpu, may_wait: bool) -> Result<Answer<'_>, ArrayError> {
         not_forked()?;
         let mut deadline = None;
@@ -236,7 +236,7 @@ impl Staging {
                 gpu.transfer_counters().add_device_wait(begin.elapsed());
                 match waited {
                     Ok(()) => return Ok(Answer::Buffer(lent)),
-                    // The pool frees its memory when that is possible.
+                    // The pool frees the buffer's memory when possible.
                     Err(PoolError::NotInCapture { .. }) => continue,
                     Err(error) => return Err(error.into()),
                 }
@@ -253,14 +253,14 @@ impl Staging {
     /// Does not wait.
     fn try_take(&self, gpu: &Gpu, may_wait: bool) -> Answer<'_> {
         let ring = &*self.ring;
-        // The driver is called without the lock.
+        // The driver is called outside the lock.
         let (mut idle, release_count) = {
             let mut state = ring.lock();
             (core::mem::take(&mut state.idle), state.release_count)
         };
         let (mut ready, mut lost) = (None, Vec::new());
         let mut index = 0;
-        // Copies on one stream complete in order, and asking for one that is pending takes about a microsecond.
+        // Copies on one stream complete in order, and querying a pending one takes about a microsecond.
         let mut pending: Option<StreamId> = None;
         while index < idle.len() && ready.is_none() {
             if pending == Some(idle[index].stream) {
@@ -279,7 +279,7 @@ impl Staging {
         }
         let mut state = ring.lock();
         if state.release_count != release_count {
-            // The pool has asked for the idle buffers in the meantime.
+            // The pool has asked for the idle buffers since.
             lost.append(&mut idle);
         }
         idle.append(&mut state.idle);
@@ -292,7 +292,7 @@ impl Staging {
         if state.count > 0 && state.count >= count_max {
             return Answer::Later;
         }
-        // Pinning a buffer takes longer than many copies through the others. So the ring grows while it is used.
+        // Pinning a buffer takes longer than many copies through existing buffers, so the ring grows only while it is used.
         let is_used = state.use_count >= state.count * USES_BEFORE_GROWTH;
         let has_own = || state.idle.iter().any(|buffer| buffer.stream == gpu.stream().id());
         if state.count > 0 && !is_used && (!may_wait || has_own()) {
@@ -324,7 +324,7 @@ impl Staging {
                 state.skip_count = SKIPPED_REQUESTS;
                 Answer::Direct
             }
-            // The copy goes on with the buffers that there are.
+            // The copy continues with the existing buffers.
             count => {
                 state.count_max = Some(count);
                 Answer::Later
@@ -338,7 +338,7 @@ impl Ring {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The buffer that a stream has used the longest time ago.
+    /// The least recently used buffer of a stream.
     fn take_used_on(&self, stream: &Stream) -> Option<Lent<'_>> {
         let mut state = self.lock();
         let index = state.idle.iter().position(|buffer| buffer.stream == stream.id())?;
@@ -365,7 +365,7 @@ impl Ring {
         state.is_watched = watcher.is_some();
         let ended = core::mem::replace(&mut state.watcher, watcher);
         drop(state);
-        // It has freed its buffers, and waits for nothing.
+        // It has freed its buffers, so joining it does not wait.
         let _ = ended.map(JoinHandle::join);
     }
 
@@ -397,7 +397,7 @@ impl Ring {
 }
 
 impl State {
-    /// The buffers that no copy has, for the drop without the lock.
+    /// Takes the buffers that no copy has, so that they can be dropped outside the lock.
     fn take_idle(&mut self) -> Vec<Buffer> {
         let idle = core::mem::take(&mut self.idle);
         self.count -= idle.len();
@@ -419,11 +419,10 @@ impl Drop for Staging {
             state.watcher.take()
         };
         self.ring.ended.notify_all();
-        // The thread may be freeing buffers, whose pool must not outlive this. It frees them in stream order: it waits for nothing and
-        // does not panic.
+        // The thread may be freeing buffers, whose pool must not outlive this. It frees them in stream order, without waiting or panicking.
         let is_other = |watcher: &JoinHandle<()>| watcher.thread().id() != std::thread::current().id();
         let _ = watcher.filter(is_other).map(JoinHandle::join);
-        // A thread that is short of memory may still have the ring.
+        // A thread that is reclaiming memory may still have the ring.
         self.ring.release_idle();
     }
 }
@@ -445,7 +444,7 @@ impl Reclaimable for Ring {
 
 impl Buffer {
     fn new(gpu: &Gpu, size_bytes: usize) -> Result<Self, ArrayError> {
-        // An adaptor of the pool may queue work that fills the block: here it waits for no other work.
+        // An adaptor of the pool may queue work that fills the block; it waits for no other work here.
         let gpu = gpu.copier()?;
         let (pool, stream) = (gpu.pool_of(MemoryKind::Host)?, gpu.stream());
         let (block, used) = (pool.alloc(size_bytes as u64, stream)?, Event::new(gpu.device())?);
@@ -497,7 +496,7 @@ impl Lent<'_> {
         self.buffer.used.record(stream)
     }
 
-    /// Returns whether the work on the buffer is done. Does not wait.
+    /// True if the work on the buffer is done. Does not wait.
     pub(crate) fn is_complete(&self) -> Result<bool, PoolError> {
         self.buffer.used.is_complete()
     }
@@ -507,7 +506,7 @@ impl Lent<'_> {
         self.buffer.used.synchronize()
     }
 
-    /// Gives the buffer back, whose work may still run.
+    /// Returns the buffer, whose work may still run.
     pub(crate) fn give_back(self) {
         let Self { buffer, place } = self;
         let mut state = place.0.lock();
@@ -537,15 +536,15 @@ const BUFFER_BYTES_MIN: usize = 64 << 10;
 /// More threads than this do not copy faster.
 const THREADS_DEFAULT_MAX: usize = 11;
 const THREADS_MAX: usize = 256;
-/// How often each buffer is used before another is pinned. That takes about as long as the driver's own copy of eight buffers takes
-/// longer than a staged one, so a program with few copies loses nothing.
+/// How often each buffer is used before another is pinned. Pinning costs about what staging saves on eight buffers, so a program with few
+/// copies loses nothing.
 const USES_BEFORE_GROWTH: usize = 8;
 /// After the pool has refused a buffer, this many requests are refused without asking it again.
 const SKIPPED_REQUESTS: usize = 16;
-/// How long a copy waits for buffers that work of other streams uses: many times as long as the link needs for the whole ring.
+/// How long a copy waits for buffers that other streams use: many times the link's time for the whole ring.
 const OTHERS_END_WITHIN: Duration = Duration::from_millis(2);
 const PAUSE: Duration = Duration::from_micros(50);
-/// Buffers are freed when there has been no copy for this long.
+/// Buffers are freed after this time without a copy.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! [`Transfers`]: the bytes and the time of copies from and to pageable memory. [`GpuStatus`]: these beside the status of the pools.
+//! [`Transfers`]: the bytes and the time of copies from and to pageable memory. [`GpuStatus`]: these and the status of the pools.
 
 use super::Gpu;
 use crate::error::ArrayError;
@@ -13,19 +13,19 @@ use gpumem_pool::{MemoryKind, Status};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Transfers {
-    /// Bytes that went to the device through pinned buffers, those of packed arrays included.
+    /// Bytes that went to the device through pinned buffers, including packed arrays.
     pub uploaded_bytes: u64,
     /// Bytes that came from the device through pinned buffers.
     pub downloaded_bytes: u64,
-    /// Bytes that the driver copied: uploads of up to 64 KiB, small downloads, copies of pinned and unified arrays, and copies for which no buffer was free or
-    /// the pinned pool had no memory.
+    /// Bytes that the driver copied: uploads of up to 64 KiB, small downloads, copies of pinned and unified arrays, and copies that found
+    /// no free buffer or pinned memory.
     pub direct_bytes: u64,
     /// The time of the staged copies, on the calling threads.
     pub time: Duration,
-    /// The part of [`Transfers::time`] that the calling threads waited for the device: the link was slower than the host.
+    /// The part of [`Transfers::time`] in which the calling threads waited for the device: the link was slower than the host.
     pub device_wait: Duration,
-    /// The part of [`Transfers::time`] that the calling threads copied between pageable and pinned memory, or waited for other threads to do
-    /// so: the host was slower than the link.
+    /// The part of [`Transfers::time`] in which the calling threads copied between pageable and pinned memory, or waited for other threads
+    /// to do so: the host was slower than the link.
     pub host_wait: Duration,
     /// The rate of the link; `None` before [`Gpu::measure_link`].
     pub link: Option<LinkRate>,
@@ -42,15 +42,15 @@ pub struct LinkRate {
 }
 
 impl Transfers {
-    /// The bytes of the staged copies by their time, in GB/s; `None` before the first. Uploads return before their last copies
-    /// have run, so a single one can exceed the rate of the link.
+    /// The bytes of the staged copies divided by their time, in GB/s; `None` before the first. Uploads return before their last copies have
+    /// run, so the figure of a single upload can exceed the rate of the link.
     #[must_use]
     pub fn gigabytes_per_second(&self) -> Option<f64> {
         let rate = (self.uploaded_bytes + self.downloaded_bytes) as f64 / self.time.as_secs_f64() / 1e9;
         Some(rate).filter(|rate| rate.is_finite())
     }
 
-    /// The time that the link needs for the bytes of the staged copies, by [`Transfers::time`]. 1 is the rate of the link. `None` before
+    /// The link's time for the bytes of the staged copies, divided by [`Transfers::time`]: 1 is the full rate of the link. `None` before
     /// the first copy, and before [`Gpu::measure_link`].
     #[must_use]
     pub fn link_share(&self) -> Option<f64> {
@@ -126,10 +126,8 @@ impl Gpu {
     /// Returns the status of the pools, and the figures of copies from and to pageable memory.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let x = GpuArray::from_slice(&gpu, &vec![1.0_f32; 1 << 20])?;
     /// let status = gpu.status()?;
     /// assert_eq!((status.pool.in_use_bytes, status.transfers.uploaded_bytes), (4 << 20, 4 << 20));

@@ -30,7 +30,7 @@ struct Value {
     bytes: Vec<u8>,
 }
 
-/// A launch that was queued. It borrows the graph, because the next launch overwrites the results.
+/// A queued launch. It borrows the graph, because the next launch overwrites the results.
 ///
 /// ```compile_fail,E0499
 /// # use gpumem_array::{ArrayError, Gpu, GpuGraph, Out, ndarray::Ix1};
@@ -46,7 +46,7 @@ pub struct Launched<'g> {
     gpu: &'g Gpu,
 }
 
-/// The operation, as errors name it.
+/// The name of the operation in errors.
 const LAUNCH: &str = "launching a graph";
 
 /// An array that is passed to a launch.
@@ -65,10 +65,10 @@ impl GpuGraph {
 }
 
 impl<'g, 'a> GraphLaunch<'g, 'a> {
-    /// Adds an array that the graph reads: the array of the capture, or a view with at least the bytes that the
-    /// capture used. A strided view lacks the bytes between its elements, so it is passed only for the same view of the capture.
-    /// The graph uses the elements of the capture, also of an array that has grown in place since. Another array of the same shape is
-    /// refused; [`GpuGraph::update`] swaps arrays.
+    /// Adds an array that the graph reads: the array of the capture, or a view with at least the bytes that the capture used. A strided
+    /// view lacks the bytes between its elements, so it is accepted only if the capture used the same view. The graph uses the elements of
+    /// the capture, even if the array has grown in place since. Another array of the same shape is refused; [`GpuGraph::update`] swaps
+    /// arrays.
     pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
         self.arguments.push(Argument::of(array.as_view().reads()));
         self
@@ -87,8 +87,8 @@ impl<'g, 'a> GraphLaunch<'g, 'a> {
         self
     }
 
-    /// Queues the graph on the stream and returns at once. The stream first waits, on the device, for conflicting uses of the arguments,
-    /// and for readers of the last launch's results, on other streams.
+    /// Queues the graph on the stream and returns immediately. The stream first waits, on the device, for conflicting uses of the
+    /// arguments, and for readers of the last launch's results, on other streams.
     ///
     /// # Errors
     ///
@@ -137,13 +137,13 @@ impl<'a> Argument<'a> {
     /// The use of the array that the graph repeats.
     fn serves(&self, recorded: &RecordedUse) -> Use<'a> {
         let Range { start, end } = recorded.range;
-        // A write of the whole array is one only if the array is borrowed as a whole.
+        // A write counts for the whole array only if the whole array is borrowed.
         let is_whole = self.array.bytes() == Bytes::ALL && recorded.range == self.range;
         let bytes = if is_whole { Bytes::ALL } else { Bytes { start, end, gaps: recorded.gaps } };
         Use::new(self.array.storage(), recorded.access, bytes)
     }
 
-    /// Returns whether the argument and the recorded use belong to the same array.
+    /// True if the argument and the recorded use belong to the same array.
     fn is_of(&self, recorded: &RecordedUse) -> bool {
         self.array.storage().serial() == recorded.serial
     }
@@ -152,14 +152,14 @@ impl<'a> Argument<'a> {
         self.is_of(recorded) && self.range.start < recorded.range.end && recorded.range.start < self.range.end
     }
 
-    /// Returns whether the bytes lie between the first and the last of the argument.
+    /// True if the bytes lie between the argument's first and last byte.
     fn encloses(&self, recorded: &RecordedUse) -> bool {
         self.is_of(recorded)
             && self.range.start <= recorded.range.start
             && recorded.range.end <= self.range.end
     }
 
-    /// Returns whether the argument owns the bytes. Those in its gaps may be borrowed by another view.
+    /// True if the argument owns the bytes. Another view may borrow the bytes in its gaps.
     fn contains(&self, recorded: &RecordedUse) -> bool {
         let gaps = self.array.bytes().gaps;
         let is_equal = gaps.are_regular() && self.range == recorded.range && gaps == recorded.gaps;
@@ -167,7 +167,7 @@ impl<'a> Argument<'a> {
     }
 }
 
-/// The use of an argument for each recorded use. An argument may serve several, but each must serve one.
+/// The argument for each recorded use. An argument may serve several uses, and must serve at least one.
 fn matched<'a>(uses: &[RecordedUse], arguments: &[Argument<'a>]) -> Result<Vec<Use<'a>>, ArrayError> {
     // Uses of no bytes are not recorded.
     let mut is_used: Vec<_> = arguments.iter().map(|argument| argument.range.is_empty()).collect();
@@ -186,7 +186,7 @@ fn matched<'a>(uses: &[RecordedUse], arguments: &[Argument<'a>]) -> Result<Vec<U
     }
 }
 
-/// Why no argument serves a recorded use.
+/// The reason why no argument fits a recorded use.
 fn misfit(recorded: &RecordedUse, arguments: &[Argument<'_>]) -> GraphError {
     if let Some(index) = arguments.iter().position(|argument| argument.contains(recorded)) {
         return GraphError::ReadOnlyArgument { index };

@@ -1,4 +1,4 @@
-//! [`Outputs`]: the arrays that a capture returns; [`Out`]: the tokens that stand for them.
+//! [`Outputs`]: the arrays that a capture returns; [`Out`]: their tokens.
 
 use crate::array::GpuArray;
 use crate::element::Element;

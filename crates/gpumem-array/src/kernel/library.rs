@@ -1,6 +1,6 @@
 //! [`Library`]: the kernels of this crate on one device, loaded at their first use.
 //!
-//! Each family and element type is a module of its own, because a driver compiles a whole module at once.
+//! Each family and element type is a separate module, because the driver compiles whole modules.
 
 use crate::element::{Float, Kind};
 use crate::error::ArrayError;
@@ -296,7 +296,7 @@ pub(crate) fn parameter<T>(value: &T) -> *mut c_void {
     core::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Queues a kernel on a stream, inside of [`queue`](crate::storage::queue).
+/// Queues a kernel on a stream, inside [`queue`](crate::storage::queue).
 ///
 /// # Safety
 ///

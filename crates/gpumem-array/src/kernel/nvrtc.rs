@@ -18,7 +18,7 @@ pub(crate) struct Program {
     pub(crate) machine_code: Option<Vec<u8>>,
 }
 
-/// Compiles for a compute capability, unless that has been done before.
+/// Compiles for a compute capability, or returns an earlier result.
 pub(crate) fn compile(source: &KernelSource<'_>, capability: (u32, u32)) -> Result<Arc<Program>, ArrayError> {
     if !is_installed() {
         return Err(ArrayError::NoCompiler { reason: NOT_INSTALLED });
@@ -27,7 +27,7 @@ pub(crate) fn compile(source: &KernelSource<'_>, capability: (u32, u32)) -> Resu
     if let Some(program) = programs().get(&key) {
         return Ok(program.clone());
     }
-    // Without the lock: other texts compile at the same time. If another thread compiles the same text, one result is used.
+    // Outside the lock, so that other texts compile at the same time. If another thread compiles the same text, one result is used.
     let program = Arc::new(build(source, capability)?);
     let mut programs = programs();
     if programs.len() >= PROGRAMS_MAX {
@@ -55,10 +55,10 @@ fn programs() -> MutexGuard<'static, HashMap<Key, Arc<Program>>> {
     PROGRAMS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A program that generates texts without end does not keep all of them.
+/// Limits the memory of a program that keeps generating texts.
 const PROGRAMS_MAX: usize = 1000;
 
-/// Returns whether the library can be loaded. `cudarc` panics in every function if it cannot.
+/// True if the library can be loaded. `cudarc` panics in every function if it cannot.
 fn is_installed() -> bool {
     static IS_INSTALLED: OnceLock<bool> = OnceLock::new();
     // SAFETY: loading runs the initialisers of the vendor's library, which have no conditions.
@@ -109,7 +109,7 @@ impl Target {
         match supported.iter().filter(|supported| **supported <= wanted).max() {
             Some(supported) if *supported == wanted => Self::Exact(wanted),
             Some(supported) => Self::Below(*supported),
-            // The compiler is newer than the device, or too old to list architectures; its log has the reason if it refuses.
+            // The compiler is newer than the device, or too old to list architectures; if it refuses, its log has the reason.
             None => Self::Below(wanted),
         }
     }

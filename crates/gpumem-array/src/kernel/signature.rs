@@ -1,7 +1,7 @@
 //! [`Signatures`]: the parameters of each kernel of a PTX text, so that a launch can compare its arguments with them.
 //!
-//! Only what a launch needs is parsed: names, sizes and alignments of `.entry` parameters. A text that uses unknown syntax there has
-//! no signature for that kernel, and its launches are not checked: the driver compiles the text and reports real errors.
+//! Only the parts that a launch needs are parsed: names, sizes and alignments of `.entry` parameters. A kernel with unknown syntax there
+//! has no signature, and its launches are not checked: the driver compiles the text and reports real errors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Signatures {
                 if tokens.next_if_eq(&"(").is_some() {
                     list.extend(tokens.by_ref().take_while(|token| *token != ")"));
                 }
-                // Between the parameters and the body there are directives such as `.maxntid`, and `.pragma "text";`.
+                // Directives such as `.maxntid` and `.pragma "text";` come between the parameters and the body.
                 while let Some(token) = tokens.next_if(|token| !matches!(*token, "{" | ";" | ".entry")) {
                     if token == ".pragma" {
                         tokens.by_ref().take_while(|token| *token != ";").for_each(drop);
@@ -58,17 +58,17 @@ impl Signatures {
         Self(found)
     }
 
-    /// Returns whether the text has a kernel of this name.
+    /// True if the text has a kernel with this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    /// Returns whether the text has instructions for a kernel of this name.
+    /// True if the text has instructions for a kernel with this name.
     pub(crate) fn has_code(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|entry| entry.has_code)
     }
 
-    /// Returns whether the text has a kernel of this name that has parameters, and whose body begins with its end.
+    /// True if the text has a kernel with this name that has parameters and an empty body.
     pub(crate) fn is_empty_kernel(&self, name: &str) -> bool {
         let has_parameters = |entry: &Entry| entry.signature.as_ref().is_none_or(|list| !list.is_empty());
         self.0.get(name).is_some_and(|entry| !entry.has_code && has_parameters(entry))
@@ -102,7 +102,7 @@ fn parameter(tokens: &[&str]) -> Option<Parameter> {
         return None;
     }
     let (mut alignment, mut element_bytes, mut is_pointer, mut name) = (None, None, false, None);
-    // Attributes come before and after the type; the alignment behind `.ptr` is that of the memory pointed to.
+    // Attributes come before and after the type; the alignment after `.ptr` applies to the memory pointed to.
     while let Some(token) = tokens.next() {
         match token {
             ".align" => {
@@ -142,7 +142,7 @@ fn size_bytes(kind: &str) -> Option<usize> {
     }
 }
 
-/// Returns whether the body of a kernel, after its brace, has an instruction before its end. Directives and labels are not instructions.
+/// True if the body of a kernel, after its brace, has an instruction. Directives and labels are not instructions.
 fn has_code<'a>(tokens: impl Iterator<Item = &'a str>) -> bool {
     let mut tokens = tokens.peekable();
     while let Some(token) = tokens.next() {

@@ -1,7 +1,7 @@
 //! [`KernelSource`]: the text of kernels and their Rust twins, declared together.
 //!
-//! The declaration is what a GPU and the simulator have in common. It lists the kernels and the types of their parameters, so that a
-//! text and twins that differ are refused when they are loaded, on both.
+//! GPU and simulator share the declaration. It lists the kernels and the types of their parameters, so both refuse a text and twins that
+//! differ when they are loaded.
 
 use crate::error::ArrayError;
 use crate::kernel::signature::{Parameter, Signatures};
@@ -12,7 +12,7 @@ use gpumem_pool::sys::text::Shown;
 /// Kernels as text, CUDA C++ or PTX, with the Rust functions that replace them on the simulator. Declare one with
 /// [`kernels!`](crate::kernels), and load it with [`Gpu::compile`](crate::Gpu::compile).
 ///
-/// A text that is created at run time has no twins:
+/// A text created at run time has no twins:
 ///
 /// ```
 /// use gpumem_array::KernelSource;
@@ -69,8 +69,8 @@ impl<'a> KernelSource<'a> {
         }
     }
 
-    /// Options of the CUDA compiler, such as `--include-path=…`, `--define-macro=N=4`, `--std=c++17`. The architecture is that of the
-    /// device. PTX ignores them.
+    /// Options of the CUDA compiler, such as `--include-path=…`, `--define-macro=N=4`, `--std=c++17`. The architecture is the device's. PTX
+    /// ignores them.
     #[must_use]
     pub const fn options(mut self, options: &'a [&'a str]) -> Self {
         self.options = options;
@@ -120,7 +120,7 @@ impl<'a> KernelSource<'a> {
         self.twins
     }
 
-    /// Gives parameters their declared names: the compiler has numbered them.
+    /// Restores the declared names of parameters, which the compiler has numbered.
     pub(crate) fn rename(&self, found: &mut Signatures) {
         for kernel in self.declared {
             found.rename(kernel.name, kernel.parameters.iter().map(|parameter| parameter.name));
@@ -187,7 +187,7 @@ const MISSING: &str =
     "the text has no kernel of this name; declare it `extern \"C\" __global__`, with the name of its twin";
 const EMPTY: &str = "the text has its signature, but no instructions, so that it would do nothing on a GPU; add the compiled kernel";
 
-/// Returns whether the text has the name as a word.
+/// True if the text has the name as a word.
 pub(crate) fn has_word(text: &str, name: &str) -> bool {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).any(|word| word == name)
 }
@@ -295,16 +295,16 @@ impl fmt::Debug for KernelSource<'_> {
 /// The text is `cuda` or `ptx`, and any constant expression, such as `include_str!("scale.ptx")`. Options of the CUDA compiler follow
 /// it: `static SCALE = cuda TEXT, options ["--std=c++17"];`.
 ///
-/// A twin has the name of its kernel, and its parameters in order, addresses as `u64`. It runs once for a whole launch. `launch` is
-/// any name for the `gpumem_sim::Launch`, from which the twin requests the ranges of memory that it uses; `?` ends it with a fault.
-/// Without the feature `sim` the bodies of twins are not compiled.
+/// A twin has the name of its kernel, and its parameters in order, addresses as `u64`. It runs once for a whole launch. `launch` is any
+/// name for the `gpumem_sim::Launch`, from which the twin requests its memory ranges; `?` ends the twin with a fault. Without the feature
+/// `sim` the bodies of twins are not compiled.
 ///
 /// # Checks
 ///
 /// Names, numbers of parameters and their sizes are compared with the text when it is loaded
-/// ([`ArrayError::KernelMismatch`](crate::ArrayError::KernelMismatch)), on GPUs and on the simulator. PTX that has only the signature of
-/// a declared kernel is refused as well: it would do nothing on a GPU. On the simulator, CUDA text is compiled for this comparison if
-/// the feature `nvrtc` is on and the library is installed; otherwise only the names are compared.
+/// ([`ArrayError::KernelMismatch`](crate::ArrayError::KernelMismatch)), on GPUs and on the simulator. PTX with only the signature of a
+/// declared kernel is refused too: it would do nothing on a GPU. On the simulator, CUDA text is compiled for this comparison if the feature
+/// `nvrtc` is on and the library is installed; otherwise only the names are compared.
 #[macro_export]
 macro_rules! kernels {
     (

@@ -1,8 +1,7 @@
-//! The kernels of this crate once more, in Rust, for the simulator: same names, parameters and results.
+//! The kernels of this crate in Rust, for the simulator, with the same names, parameters and results.
 //!
-//! Sums may be taken in another order than on a GPU, so floats agree within rounding; everything else agrees exactly.
-//! Elements come as cells because operands may be the same memory, and loops run over fixed numbers of lanes so that
-//! the compiler can make vector instructions of them.
+//! Sums may be taken in another order than on a GPU, so floats agree within rounding; everything else agrees exactly. Elements are cells
+//! because operands may be the same memory, and loops run over fixed numbers of lanes so that the compiler can vectorise them.
 
 mod cast;
 mod elementwise;
@@ -20,7 +19,7 @@ use crate::kernel::twins::matvec::{columns, columns_sum, rows, rows_in_parts, ro
 use crate::kernel::twins::reduce::{dot, sum};
 use gpumem_sim::{Kernel, KernelFault, Launch, Sim};
 
-/// Makes the twins known to a simulator.
+/// Registers the twins with a simulator.
 pub(crate) fn register(sim: &Sim) {
     sim.register(F32);
     sim.register(F64);

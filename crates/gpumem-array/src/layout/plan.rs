@@ -205,7 +205,7 @@ fn form(addresses: [u64; 2], mut axes: Vec<Step>, size: usize) -> Form {
     }
 }
 
-/// The axis that is the fastest in the source, if the row is not. Tiles need a minimum length along both axes.
+/// The fastest axis of the source, if it differs from the row. Tiles need a minimum length along both axes.
 fn column(row: Step, outer: &[Step]) -> Option<usize> {
     let steps = outer.iter().enumerate().filter(|(_, step)| step.from != 0);
     let (index, fastest) = steps.min_by_key(|(_, step)| step.from.unsigned_abs())?;
@@ -247,10 +247,10 @@ fn unit(run: usize, [to, from]: [u64; 2], axes: &[Step]) -> usize {
 const UNIT_MAX: usize = 16;
 /// The largest pitch of a driver's copy.
 const PITCH_MAX: usize = i32::MAX as usize;
-/// The driver copies narrower rows slowly.
+/// The driver is slow for narrower rows.
 const WIDTH_MIN: usize = 64;
 
-/// For shorter axes, a kernel without tiles uses most of each line of the cache.
+/// For shorter axes, a kernel without tiles still uses most of each cache line.
 const TILE_MIN: usize = 8;
 
 #[cfg(test)]
@@ -292,7 +292,7 @@ mod tests {
         let Form::Pitched(pitched) = copy(&dense(&[4, 3, 30]), &part).form else { panic!() };
         assert_eq!((pitched.width, pitched.height, pitched.depth), (120, 3, 4));
         assert_eq!((pitched.to_height, pitched.from_height), (3, 8));
-        // Backwards, and one row again and again, which no pitch describes.
+        // Reversed rows and repeated rows, which no pitch describes.
         let back = dense(&[8, 100]).slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
         assert!(matches!(copy(&dense(&[8, 100]), &back).form, Form::Strided(_)));
         let again = dense(&[100]).broadcast(IxDyn(&[8, 100])).unwrap();

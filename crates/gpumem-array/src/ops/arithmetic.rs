@@ -1,7 +1,7 @@
 //! Element-wise `+ - * /` of two arrays, and of an array and a number.
 //!
-//! Results belong to the `Gpu` of the left operand. Operands are broadcast; one with a single element without a copy, so a sum, which
-//! stays on the device, is used without a download.
+//! Results belong to the `Gpu` of the left operand. Operands are broadcast. An operand with a single element is not copied, so a sum can be
+//! used without a download.
 
 use crate::array::{GpuArray, GpuCow, GpuView, GpuViewMut};
 use crate::copy::copy;
@@ -52,12 +52,12 @@ pub(crate) const DIV: Operation = Operation {
 };
 
 macro_rules! methods {
-    ($($operation:ident $symbol:literal: $try:ident $assign:ident;)*) => {
+    ($($operation:ident $symbol:literal: $try:ident $assign:ident, $result:literal;)*) => {
         impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
             $(
                 #[doc = concat!("`self ", $symbol, " other`, element by element. Either operand is broadcast: missing axes")]
                 /// are added at the front of `other`, axes of length 1 are repeated, and one element is repeated for any shape. Operands
-                /// that are not contiguous in the order of the result are first gathered.
+                /// that are not contiguous in the order of the result are copied first.
                 ///
                 /// # Errors
                 ///
@@ -85,7 +85,7 @@ macro_rules! methods {
                 }
 
                 #[doc = concat!("`self ", $symbol, "= other`, element by element. `other` is broadcast to the shape of `self`.")]
-                /// Operands that are not contiguous in the same order are first gathered.
+                /// Operands that are not contiguous in the same order are copied first.
                 ///
                 /// # Errors
                 ///
@@ -104,6 +104,15 @@ macro_rules! methods {
             $(
                 #[doc = concat!("`self ", $symbol, " other`; see [`GpuView::", stringify!($try), "`]. The result is in device memory.")]
                 ///
+                /// ```
+                /// # use gpumem_array::GpuArray;
+                /// # let gpu = gpumem_array::example_gpu()?;
+                /// let x = GpuArray::from_slice(&gpu, &[6, 8])?;
+                /// let y = GpuArray::from_slice(&gpu, &[3, 2])?;
+                #[doc = concat!("assert_eq!(x.", stringify!($try), "(&y)?.to_vec()?, ", $result, ");")]
+                /// # Ok::<(), gpumem_array::ArrayError>(())
+                /// ```
+                ///
                 /// # Errors
                 ///
                 /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
@@ -113,6 +122,16 @@ macro_rules! methods {
                 }
 
                 #[doc = concat!("`self ", $symbol, "= other`; see [`GpuViewMut::", stringify!($assign), "`].")]
+                ///
+                /// ```
+                /// # use gpumem_array::GpuArray;
+                /// # let gpu = gpumem_array::example_gpu()?;
+                /// let mut x = GpuArray::from_slice(&gpu, &[6, 8])?;
+                /// let y = GpuArray::from_slice(&gpu, &[3, 2])?;
+                #[doc = concat!("x.", stringify!($assign), "(&y)?;")]
+                #[doc = concat!("assert_eq!(x.to_vec()?, ", $result, ");")]
+                /// # Ok::<(), gpumem_array::ArrayError>(())
+                /// ```
                 ///
                 /// # Errors
                 ///
@@ -127,14 +146,14 @@ macro_rules! methods {
 }
 
 methods! {
-    ADD "+": try_add try_add_assign;
-    SUB "-": try_sub try_sub_assign;
-    MUL "*": try_mul try_mul_assign;
-    DIV "/": try_div try_div_assign;
+    ADD "+": try_add try_add_assign, "[9, 10]";
+    SUB "-": try_sub try_sub_assign, "[3, 6]";
+    MUL "*": try_mul try_mul_assign, "[18, 16]";
+    DIV "/": try_div try_div_assign, "[2, 4]";
 }
 
 macro_rules! reversed {
-    ($($operation:ident $symbol:literal: $try:ident;)*) => {
+    ($($operation:ident $symbol:literal: $try:ident, $result:literal;)*) => {
         impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
             $(
                 #[doc = concat!("`value ", $symbol, " self`, element by element: the operation with the number on the left.")]
@@ -155,6 +174,14 @@ macro_rules! reversed {
             $(
                 #[doc = concat!("`value ", $symbol, " self`; see [`GpuView::", stringify!($try), "`].")]
                 ///
+                /// ```
+                /// # use gpumem_array::GpuArray;
+                /// # let gpu = gpumem_array::example_gpu()?;
+                /// let x = GpuArray::from_slice(&gpu, &[3, 2])?;
+                #[doc = concat!("assert_eq!(x.", stringify!($try), "(6)?.to_vec()?, ", $result, ");")]
+                /// # Ok::<(), gpumem_array::ArrayError>(())
+                /// ```
+                ///
                 /// # Errors
                 ///
                 /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
@@ -168,8 +195,8 @@ macro_rules! reversed {
 }
 
 reversed! {
-    SUB "-": try_rsub;
-    DIV "/": try_rdiv;
+    SUB "-": try_rsub, "[3, 4]";
+    DIV "/": try_rdiv, "[2, 3]";
 }
 
 /// The side of an operation that the scalar is on.
@@ -179,7 +206,7 @@ pub(crate) enum Side {
     Right,
 }
 
-/// A new array: `left` with the operand.
+/// Applies the operation to `left` and the operand, as a new array.
 pub(crate) fn apply<T: Numeric, D: Dimension, B: Operand<T>>(
     operation: Operation,
     left: &GpuView<'_, T, D>,
@@ -191,7 +218,7 @@ pub(crate) fn apply<T: Numeric, D: Dimension, B: Operand<T>>(
     }
 }
 
-/// `target` with the operand, in place.
+/// Applies the operation to `target` and the operand, in place.
 pub(crate) fn apply_in_place<T: Numeric, D: Dimension, B: Operand<T>>(
     operation: Operation,
     target: &mut GpuViewMut<'_, T, D>,
@@ -203,7 +230,8 @@ pub(crate) fn apply_in_place<T: Numeric, D: Dimension, B: Operand<T>>(
     }
 }
 
-/// An owned array with the operand: in place, or in a new array if the operand is larger or the array is not in device memory.
+/// Applies the operation to an owned array and the operand: in place, or in a new array if the operand is larger or the array is not in
+/// device memory.
 pub(crate) fn apply_owned<T: Numeric, D: Dimension, K: Kind, B: Operand<T>>(
     operation: Operation,
     left: GpuArray<T, D, K>,
@@ -223,7 +251,7 @@ pub(crate) fn apply_owned<T: Numeric, D: Dimension, K: Kind, B: Operand<T>>(
     Ok(left)
 }
 
-/// A number with an owned array.
+/// Applies the operation to a number and an owned array.
 pub(crate) fn scalar_owned<T: Numeric, D: Dimension, K: Kind>(
     operation: Operation,
     value: T,
@@ -360,7 +388,7 @@ fn scalar_in_place<T: Numeric, D: Dimension>(
     unsafe { launch_scalar(gpu, uses, (operation, side), [address, address], value, target.len()) }
 }
 
-/// The shape of the result, and its order: one that saves a copy of an operand, if there is one.
+/// The shape and the order of the result. The order saves a copy of an operand if possible.
 fn fit<D: Dimension, E: Dimension>(
     operation: Operation,
     left: &Layout<D>,

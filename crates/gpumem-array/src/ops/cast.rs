@@ -1,5 +1,5 @@
-//! Elements as another floating-point type, converted where that takes the least time: on the device, which reads and writes its memory
-//! faster than any link, except that fewer bytes should cross a link.
+//! Conversion to another floating-point type, where it takes the least time: on the device, whose memory is faster than any link, unless a
+//! conversion on the host saves bytes on the link.
 
 use crate::array::{GpuArray, GpuView, GpuViewMut, UninitArray, readers};
 use crate::copy::{converted, upload_cast};
@@ -19,10 +19,8 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     /// contiguous, otherwise in row-major order.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let double = GpuArray::from_slice(&gpu, &[0.1_f64, 1e300])?;
     /// assert_eq!(double.cast::<f32>()?.to_vec()?, [0.1, f32::INFINITY]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -45,6 +43,15 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     /// Like [`GpuView::cast`], with the result at another place: in memory of another kind, or on another device. Between devices, the
     /// elements cross the link in the smaller of both types.
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[0.5_f64, 1.5])?;
+    /// let host = x.view().cast_to::<f32, _>(&gpu.pinned())?; // half of the bytes cross the bus
+    /// assert_eq!(host[1], 1.5_f32);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
@@ -58,9 +65,10 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     {
         let gpu = place.gpu();
         if self.storage().device() != gpu.device() {
-            return match size_of::<T>() > size_of::<U>() {
-                true => self.on(self.home()).cast()?.copy_to(place),
-                false => self.copy_to(gpu)?.view().cast_to(place),
+            return if size_of::<T>() > size_of::<U>() {
+                self.on(self.home()).cast()?.copy_to(place)
+            } else {
+                self.copy_to(gpu)?.view().cast_to(place)
             };
         }
         let Some(order) = self.layout().order() else {
@@ -89,6 +97,16 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
 
     /// Downloads the elements as another floating-point type. They cross the link in the smaller of both types.
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_slice(&gpu, &[0.5_f32, 1.5])?;
+    /// assert_eq!(x.view().to_array_cast::<f64>()?, array![0.5_f64, 1.5]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
@@ -97,9 +115,10 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     where
         T: Cast<U>,
     {
-        match size_of::<T>() > size_of::<U>() {
-            true => self.on(self.home()).cast()?.to_array(),
-            false => converted(&self.to_array()?, T::cast),
+        if size_of::<T>() > size_of::<U>() {
+            self.on(self.home()).cast()?.to_array()
+        } else {
+            converted(&self.to_array()?, T::cast)
         }
     }
 }
@@ -108,6 +127,14 @@ readers! {
     Element;
 
     /// Converts the elements to another floating-point type, on the device; see [`GpuView::cast`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[0.5_f64, 1.5])?;
+    /// assert_eq!(x.cast::<f32>()?.to_vec()?, [0.5_f32, 1.5]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -122,18 +149,17 @@ readers! {
 }
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Uploads an `ndarray` array or view as another floating-point type. Returns when the elements have been read; the order is that of
-    /// [`GpuArray::from_array`].
+    /// Uploads an `ndarray` array or view as another floating-point type. Returns when the elements have been read. The order is chosen as
+    /// in [`GpuArray::from_array`].
     ///
     /// The elements cross the link in the smaller of both types. Those that become smaller are converted on the host, by the threads that copy
     /// them to pinned memory ([`Gpu::set_staging`](crate::Gpu::set_staging)). Those that become larger are uploaded to more device memory,
     /// and converted there; if there is no room for both, they are converted on the host.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::{Ix1, array}, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::{Ix1, array}};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let single: GpuArray<f32, Ix1> = GpuArray::from_array_cast(&gpu, &array![0.5_f64, 1.5])?;
     /// assert_eq!(single.to_vec()?, [0.5_f32, 1.5]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -174,7 +200,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 }
 
-/// Row-major or column-major. Others, such as a view with its rows reversed, can be contiguous in memory too.
+/// True for row-major or column-major order. Other views, such as one with reversed rows, can be contiguous in memory too.
 fn is_contiguous<S: Data, D: Dimension>(array: &ArrayBase<S, D>) -> bool {
     array.is_standard_layout() || array.t().is_standard_layout()
 }

@@ -1,4 +1,4 @@
-//! Constructors of regular arrays: ones, numbers at equal distances, the identity, and elements that a function computes.
+//! Constructors: ones, evenly spaced numbers, the identity, and elements computed by a function.
 
 use crate::array::{GpuArray, UninitArray};
 use crate::element::{Element, Numeric};
@@ -9,13 +9,12 @@ use crate::layout::Order;
 use ndarray::{Array, Array1, Dimension, IntoDimension, Ix1, Ix2, NdFloat, s};
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Creates an array whose elements a function computes from their indices, on the host. The elements are then uploaded.
+    /// Creates an array from a function of the indices. The elements are computed on the host and uploaded.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::array};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let x = GpuArray::from_fn(&gpu, (2, 3), |(row, column)| 10 * row as i32 + column as i32)?;
     /// assert_eq!(x.to_array()?, array![[0, 1, 2], [10, 11, 12]]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -32,7 +31,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         F: FnMut(D::Pattern) -> T,
     {
         let dim = shape.into_dimension();
-        // The pool's memory first: it refuses a size for which an allocation on the host would abort the program.
+        // The pool's memory is allocated first: it refuses sizes whose allocation on the host would abort the program.
         let target = UninitArray::with_order(place, dim.clone(), Order::Row)?;
         target.copy_from_slice(&Array::from_shape_fn(dim, element).into_raw_vec_and_offset().0)
     }
@@ -42,10 +41,8 @@ impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Creates an array with every element set to one.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// assert_eq!(GpuArray::<f64, _>::ones(&gpu, (2, 5))?.sum()?.into_scalar()?, 10.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -63,14 +60,12 @@ impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
 }
 
 impl<T: Numeric, K: Kind> GpuArray<T, Ix1, K> {
-    /// Creates the numbers from `start` on, `step` apart, up to `end`, which is not included. They are computed on the host and
-    /// uploaded. If `end` is not in the direction of `step`, or `step` is zero or not a number, the array is empty.
+    /// Evenly spaced values in `[start, end)`, `step` apart, computed on the host and uploaded. The array is empty if `end` is not in the
+    /// direction of `step`, or if `step` is zero or NaN.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// assert_eq!(GpuArray::arange(&gpu, 0.0_f32, 1.0, 0.25)?.to_vec()?, [0.0, 0.25, 0.5, 0.75]);
     /// assert_eq!(GpuArray::arange(&gpu, 5, -1, -2)?.to_vec()?, [5, 3, 1]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -90,13 +85,11 @@ impl<T: Numeric, K: Kind> GpuArray<T, Ix1, K> {
         Self::from_fn(place, len, |index| T::nth(start, step, index))
     }
 
-    /// Creates `len` numbers at equal distances from `start` to `end`, which is included. They are computed on the host and uploaded.
+    /// `len` evenly spaced values in `[start, end]`, computed on the host and uploaded.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// assert_eq!(GpuArray::linspace(&gpu, 0.0_f32, 1.0, 5)?.to_vec()?, [0.0, 0.25, 0.5, 0.75, 1.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -123,10 +116,9 @@ impl<T: Numeric, K: Kind> GpuArray<T, Ix2, K> {
     /// Creates the identity matrix, on the device.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::array};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// assert_eq!(GpuArray::<i32, _>::eye(&gpu, 2)?.to_array()?, array![[1, 0], [0, 1]]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

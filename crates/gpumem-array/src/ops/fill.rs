@@ -1,6 +1,6 @@
 //! Sets every element to one value.
 //!
-//! The driver's own memset takes values of 1, 2 and 4 bytes, contiguous or in rows at a pitch. Kernels take all others.
+//! The driver's memset handles values of 1, 2 and 4 bytes, contiguous or in rows at a pitch. Kernels handle the rest.
 
 use crate::array::{GpuArray, GpuViewMut, UninitArray};
 use crate::copy;
@@ -19,6 +19,14 @@ use ndarray::{Dimension, IntoDimension, Ix0};
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Creates an array with all bytes zero: the number zero, or `false`.
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
+    /// assert_eq!(x.to_vec()?, [0.0; 6]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`] if the shape exceeds the address space, [`ArrayError::Pool`] if the allocation or a driver
@@ -35,6 +43,14 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     /// Creates an array with every element set to `value`.
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_elem(&gpu, (2, 3), 1.5_f32)?;
+    /// assert_eq!(x.to_vec()?, [1.5; 6]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver
@@ -49,6 +65,15 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     /// Sets every element to `value`; see [`GpuViewMut::fill`].
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let mut x = GpuArray::<f32, _>::zeros(&gpu, 3)?;
+    /// x.fill(1.5)?;
+    /// assert_eq!(x.to_vec()?, [1.5; 3]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the
@@ -60,6 +85,14 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
 impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     /// Sets every element to `value`.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::<f32, _>::uninit(&gpu, 3)?.fill(1.5)?;
+    /// assert_eq!(x.to_vec()?, [1.5; 3]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -75,7 +108,18 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
 impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Sets every element to `value`.
     ///
-    /// Elements of up to 1024 bytes are set on the device; of larger ones, one is uploaded and copied on the device.
+    /// Elements of up to 1024 bytes are set on the device. A larger element is uploaded once and copied on the device.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::s;
+    ///
+    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, 4)?;
+    /// x.slice_mut(s![..;2])?.fill(7)?;
+    /// assert_eq!(x.to_vec()?, [7, 0, 7, 0]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -85,7 +129,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, for elements of 8 bytes and more, and for
     ///   elements that are neither contiguous nor rows of at least 64 bytes at one pitch.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
-        // An element of the program's host memory may have any address that its type allows.
+        // An element in the program's host memory may have any address that its type allows.
         let is_aligned = |pattern: &Pattern| self.storage().address().is_multiple_of(pattern.width as u64);
         match Pattern::of(&value).filter(is_aligned) {
             Some(pattern) => self.set(pattern),
@@ -93,7 +137,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         }
     }
 
-    /// Sets all elements to a value of another size than a store has.
+    /// Sets all elements to a value whose size differs from that of a store.
     fn repeat(&mut self, value: T) -> Result<(), ArrayError> {
         let gpu = self.gpu();
         self.storage().share(gpu, "fill")?;

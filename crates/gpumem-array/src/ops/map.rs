@@ -1,4 +1,4 @@
-//! Functions of each element: closures on the host, where it has access.
+//! Functions of each element: closures on the host, for host-accessible memory.
 
 use crate::array::{GpuArray, UninitArray};
 use crate::element::Element;
@@ -9,15 +9,13 @@ use ndarray::Dimension;
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Calls a function on each element, on the host, and returns the results in memory of the same kind. Waits like
-    /// [`GpuArray::as_slice`]. The order of the calls is that of memory.
+    /// [`GpuArray::as_slice`]. The calls are in memory order.
     ///
-    /// Device memory has no host access; [`GpuArray::map_kernel`] calls a kernel of your own there.
+    /// For device memory, [`GpuArray::map_kernel`] calls your own kernel.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let mut x = GpuArray::from_slice(&gpu.unified(), &[1.5_f32, -2.5])?;
     /// assert_eq!(x.mapv(|x| x > 0.0)?.to_vec()?, [true, false]);
     /// x.mapv_inplace(f32::abs)?;
@@ -39,6 +37,15 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 
     /// Replaces each element by the result of a function, on the host. Waits like [`GpuArray::as_mut_slice`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let mut x = GpuArray::from_slice(&gpu.unified(), &[1.0_f32, 4.0])?;
+    /// x.mapv_inplace(f32::sqrt)?;
+    /// assert_eq!(x.to_vec()?, [1.0, 2.0]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///

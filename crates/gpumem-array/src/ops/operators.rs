@@ -1,7 +1,7 @@
 //! `+ - * /` and their assigning forms. They panic where the `try_…` methods of the arrays return an error.
 //!
-//! The left operand is an array by reference or a view, and the result a new array; or an array by value, which is overwritten if it
-//! is in device memory and the result has its shape. The right operand is any [`Operand`]. A number can also be the left operand.
+//! The left operand is an array by reference or a view, and the result is a new array. A left operand by value is overwritten if it is in
+//! device memory and has the shape of the result. The right operand is any [`Operand`]. A number can also be the left operand.
 
 use crate::array::{GpuArray, GpuView, GpuViewMut};
 use crate::element::Numeric;

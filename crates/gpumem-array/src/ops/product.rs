@@ -17,10 +17,10 @@ use core::ffi::c_void;
 use ndarray::{Dimension, Ix1, Ix2};
 
 impl<T: Numeric> GpuView<'_, T, Ix2> {
-    /// Multiplies the matrix by a vector. Both `x.dot(&w)` and `x.t().dot(&r)` read the matrix in place, without a copy. A matrix
-    /// of which neither rows nor columns are contiguous, and a vector with gaps, are first gathered.
+    /// Multiplies the matrix by a vector. Both `x.dot(&w)` and `x.t().dot(&r)` read the matrix in place, without a copy. Non-contiguous
+    /// operands are copied first.
     ///
-    /// Floats are summed in an order that depends on the shape alone; integers wrap.
+    /// Floats are summed in an order that depends only on the shape; integers wrap.
     ///
     /// # Errors
     ///
@@ -73,6 +73,18 @@ readers! {
     Numeric, Ix2;
 
     /// Multiplies the matrix by a vector; see [`GpuView::dot`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let a = GpuArray::from_array(&gpu, &array![[1, 2], [3, 4]])?;
+    /// let x = GpuArray::from_slice(&gpu, &[10, 1])?;
+    /// assert_eq!(a.dot(&x)?.to_vec()?, [12, 34]);
+    /// assert_eq!(a.t().dot(&x)?.to_vec()?, [13, 24]); // no copy of the matrix
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -159,7 +171,7 @@ unsafe fn along_long_rows<T: Numeric>(
     [row_count, column_count]: [usize; 2],
 ) -> Result<GpuArray<T, Ix1>, ArrayError> {
     let parts = BLOCKS_WANTED.div_ceil(row_count).min(column_count.div_ceil(COLUMNS_A_PART_MIN));
-    // A multiple of every pack, so that parts begin as aligned as rows do.
+    // A multiple of every pack, so that parts are aligned like rows.
     let columns_a_part = column_count.div_ceil(parts).next_multiple_of(16);
     let parts = column_count.div_ceil(columns_a_part);
     let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(row_count, parts))?)?;
@@ -248,11 +260,11 @@ fn warp_a_row(row_count: usize) -> ([u32; 3], [u32; 3], u32) {
     ([blocks(row_count, ROW_LANES as usize), 1, 1], [32, ROW_LANES, 1], 0)
 }
 
-/// Rows a block of `rows_warp` works on, and row lanes of `columns`: the kernels are compiled for it.
+/// The rows of a block of `rows_warp`, and the row lanes of `columns`. The kernels are compiled for this number.
 const ROW_LANES: u32 = 8;
 /// Threads on one row in `rows_block`.
 const WIDE: u32 = 256;
-/// Longer rows are summed by a whole block each.
+/// A whole block sums each longer row.
 const LONG_ROW: usize = 4096;
 /// With fewer rows, one warp for each leaves the device idle, unless the rows are short.
 const FEW_ROWS: usize = 1024;

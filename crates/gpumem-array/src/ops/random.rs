@@ -11,11 +11,11 @@ use crate::ops::blocks;
 use crate::storage::queue;
 use ndarray::{Dimension, IntoDimension};
 
-/// A counter-based generator of random numbers: Philox4x32-10. Each number depends on the seed, the stream and its position alone, so
-/// equal generators give equal numbers, on every GPU and on the simulator.
+/// A counter-based generator of random numbers: Philox4x32-10. Each number depends only on the seed, the stream and its position, so equal
+/// generators give equal numbers, on every GPU and on the simulator.
 ///
-/// Each array that is drawn advances the generator. There is no global generator: keep one, or one for each thread with a stream of its
-/// own ([`Rng::with_stream`]). A graph repeats the numbers of its capture at each launch.
+/// Each draw advances the generator. There is no global generator: keep one, or one per thread with its own stream ([`Rng::with_stream`]).
+/// A graph repeats the numbers of its capture at each launch.
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, Rng, pool::{Device, Pool}};
@@ -47,21 +47,31 @@ impl Rng {
     }
 
     /// A generator at the beginning of a stream. The numbers of different streams are independent.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::Rng;
+    ///
+    /// let [a, b] = [0, 1].map(|thread| GpuArray::<u64, _>::random(&gpu, 4, &mut Rng::with_stream(7, thread)));
+    /// assert_ne!(a?.to_vec()?, b?.to_vec()?);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub const fn with_stream(seed: u64, stream: u64) -> Self {
         Self { seed, stream, next: 0 }
     }
 
-    /// Skips `blocks` blocks of 128 bits. An array uses one block for each 16 bytes that it has, or part of them.
+    /// Skips `blocks` blocks of 128 bits. An array uses one block for each 16 bytes or part thereof.
     pub const fn advance(&mut self, blocks: u64) {
         self.next = self.next.wrapping_add(blocks);
     }
 }
 
-/// A type that [`GpuArray::random`] draws: `f32`, `f64`, `i32`, `i64`, `u32`, `u64`.
+/// The element types of [`GpuArray::random`]: `f32`, `f64`, `i32`, `i64`, `u32`, `u64`.
 pub trait Random: Element + sealed::Sealed {}
 
-/// A type that [`GpuArray::random_normal`] draws: `f32`, `f64`.
+/// The element types of [`GpuArray::random_normal`]: `f32`, `f64`.
 pub trait RandomNormal: Random + sealed::Normal {}
 
 mod sealed {
@@ -102,7 +112,17 @@ drawn! {
 }
 
 impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Creates an array of random numbers: floats evenly from 0 to 1, without 1; integers evenly from all their values.
+    /// Creates an array of uniform random numbers: floats in `[0, 1)`, integers over all values.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::Rng;
+    ///
+    /// let x = GpuArray::<f32, _>::random(&gpu, 100, &mut Rng::new(7))?;
+    /// assert!(x.to_vec()?.iter().all(|x| (0.0..1.0).contains(x)));
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -119,6 +139,19 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 
     /// Overwrites the array with random numbers; see [`GpuArray::random`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::Rng;
+    ///
+    /// let mut rng = Rng::new(7);
+    /// let mut x = GpuArray::<u32, _>::random(&gpu, 4, &mut rng)?;
+    /// let first = x.to_vec()?;
+    /// x.fill_random(&mut rng)?; // the next numbers of the generator
+    /// assert_ne!(x.to_vec()?, first);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -152,8 +185,19 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
 impl<T: RandomNormal, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Creates an array of normally distributed numbers, with mean 0 and standard deviation 1. All of them are finite.
     ///
-    /// They are made from uniform numbers by Box and Muller, with arithmetic that is exactly rounded: like uniform numbers, they
-    /// are equal to the last bit on every GPU and on the simulator.
+    /// They are made from uniform numbers by the Box–Muller transform, with exactly rounded arithmetic: like uniform numbers, they are
+    /// equal to the last bit on every GPU and on the simulator.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::Rng;
+    ///
+    /// let x = GpuArray::<f64, _>::random_normal(&gpu, 1000, &mut Rng::new(7))?;
+    /// let mean = x.sum()?.into_scalar()? / 1000.0;
+    /// assert!(mean.abs() < 0.1);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///

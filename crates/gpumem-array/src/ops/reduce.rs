@@ -1,4 +1,4 @@
-//! Sums of one array and dot products of two. The order of the additions depends on the length alone.
+//! Sums of one array and dot products of two. The order of the additions depends only on the length.
 //!
 //! The result stays on the device, as an array without axes.
 
@@ -16,8 +16,17 @@ use gpumem_pool::sys::types::CUstream;
 use ndarray::{Dimension, Ix0, Ix1};
 
 impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
-    /// Sums all elements, on the device. The sum of no elements is zero; integers wrap. Elements that are not contiguous are first
-    /// gathered.
+    /// Sums all elements, on the device. An empty sum is zero; integers wrap. Non-contiguous elements are copied first.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::{array, s};
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.slice(s![.., 1..])?.sum()?.into_scalar()?, 16);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -44,6 +53,15 @@ readers! {
     Numeric;
 
     /// Sums all elements, on the device; see [`GpuView::sum`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0, 3.0])?;
+    /// let mean = x.sum()? / 3.0; // stays on the device
+    /// assert_eq!(mean.into_scalar()?, 2.0);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -88,6 +106,15 @@ readers! {
 
     /// Computes the dot product of two vectors, on the device; see [`GpuView::dot`].
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let y = GpuArray::from_slice(&gpu, &[4, 5, 6])?;
+    /// assert_eq!(x.dot(&y)?.into_scalar()?, 32);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
@@ -103,7 +130,7 @@ pub(crate) enum Terms {
     Products(u64, u64),
 }
 
-/// One launch if one block is fast enough; otherwise a launch that computes a sum for each block, and another that adds those.
+/// Uses one launch if one block is fast enough; otherwise one launch that computes a sum per block, and another that adds the sums.
 ///
 /// # Safety
 ///
@@ -171,7 +198,7 @@ unsafe fn reduce_once(
 
 /// The block size that the kernels are compiled for.
 const THREADS: u32 = 256;
-/// Up to here a second launch costs more than it saves.
+/// Up to this length a second launch costs more than it saves.
 const ONE_BLOCK_MAX: usize = 32 << 10;
 const ELEMENTS_A_BLOCK: usize = 8 << 10;
 /// Enough to keep every memory channel of a large GPU busy; their sums still take one block to add.

@@ -1,6 +1,6 @@
-//! Vectors that grow and shrink: `resize`, `append`, `extend_from_slice`, with room ahead as in `Vec`.
+//! Vectors that grow and shrink: `resize`, `append`, `extend_from_slice`, with spare capacity as in `Vec`.
 //!
-//! The growth is that of CUDA.jl: twice the room up to 100 MiB, 32 MiB more beyond, and memory is given back below a quarter. An array of
+//! The capacity grows as in CUDA.jl: it doubles up to 100 MiB, then grows by 32 MiB, and memory is returned below a quarter. An array of
 //! [`GpuArray::growable`] has a [`GrowableBlock`](gpumem_pool::GrowableBlock) instead: it changes in place, without copies.
 
 use crate::array::foreign::check_runs;
@@ -15,12 +15,12 @@ use ndarray::{Ix1, s};
 
 impl<T: Element> GpuArray<T, Ix1> {
     /// Creates an empty vector whose memory grows in place, up to `max_len` elements: [`GpuArray::resize`], [`GpuArray::append`] and
-    /// [`GpuArray::extend_from_slice`] copy nothing and keep [`GpuArray::address`]. A graph that was captured with the array goes on with
-    /// the elements of the capture, and refuses the array while it has fewer. Only addresses are reserved here. Memory is added as the array grows, in units of 2 MiB, and given back when less than a
-    /// quarter is used.
+    /// [`GpuArray::extend_from_slice`] copy nothing and keep [`GpuArray::address`]. A graph that was captured with the array keeps using
+    /// the elements of the capture, and refuses the array while it has fewer. This call reserves only addresses. Memory is added in units
+    /// of 2 MiB as the array grows, and returned when less than a quarter is used.
     ///
-    /// The memory belongs to one device: operations of another one return [`ArrayError::NoPeerAccess`], and copies to it go through
-    /// the host.
+    /// The memory belongs to one device: operations of another device return [`ArrayError::NoPeerAccess`], and copies to it go through the
+    /// host.
     ///
     /// ```
     /// use gpumem_array::{Gpu, GpuArray, pool::{BackendKind, Device, Pool}};
@@ -54,23 +54,30 @@ impl<T: Element> GpuArray<T, Ix1> {
 }
 
 impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
-    /// The number of elements that the memory has room for. That of [`GpuArray::growable`] grows and shrinks.
+    /// The number of elements that the memory has room for. For [`GpuArray::growable`] it grows and shrinks.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let mut x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// x.resize(4, 0)?;
+    /// assert_eq!((x.len(), x.capacity()), (4, 6)); // spare room for two more
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     #[must_use]
     pub fn capacity(&self) -> usize {
         usize::try_from(self.storage().size_bytes()).unwrap_or(0) / size_of::<T>()
     }
 
-    /// Changes the number of elements. New ones are set to `value`.
+    /// Changes the number of elements. New elements are set to `value`.
     ///
     /// Within the capacity the elements stay where they are. Beyond it, they are copied on the device to a larger allocation with spare
     /// capacity. Below a quarter of it, they are copied to an allocation of their size. A copy changes [`GpuArray::address`], and a graph
     /// that was captured with the array refuses it afterwards. An array of [`GpuArray::growable`] is never copied.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let mut x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
     /// x.resize(5, 9)?;
     /// x.extend_from_slice(&[7])?;
@@ -93,6 +100,16 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
 
     /// Appends elements of another array or view, on the device.
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let mut x = GpuArray::from_slice(&gpu, &[1, 2])?;
+    /// let y = GpuArray::from_slice(&gpu, &[3, 4])?;
+    /// x.append(&y)?;
+    /// assert_eq!(x.to_vec()?, [1, 2, 3, 4]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`], [`ArrayError::Pool`] and [`ArrayError::NoSuchKernel`]; see [`GpuArray::resize`].
@@ -105,6 +122,15 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
     }
 
     /// Appends a slice. Returns when the elements have been read.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let mut x = GpuArray::from_slice(&gpu, &[1, 2])?;
+    /// x.extend_from_slice(&[3, 4])?;
+    /// assert_eq!(x.to_vec()?, [1, 2, 3, 4]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -124,7 +150,7 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
     ) -> Result<(), ArrayError> {
         let (old, capacity) = (self.len(), self.capacity());
         let layout = dense::<T>(len)?;
-        // A graph would write the new elements, at each launch, but the array has them from now on.
+        // A graph would write the new elements only at each launch, but the array has them from now on.
         if self.storage().capture_id() == 0 {
             check_runs(self.gpu(), "changing the length of an array")?;
         }
@@ -134,7 +160,7 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
                 self.storage_mut().resize_in_place((len * size_of::<T>()) as u64)?;
             }
         } else if len > capacity {
-            // Room ahead is a convenience: without memory for it, the elements alone may fit.
+            // Spare capacity is optional: without memory for it, the elements alone may fit.
             let moved = self.moved(grown::<T>(capacity).max(len), old).or_else(|_| self.moved(len, old))?;
             *self = moved;
         } else if len < capacity / 4 {

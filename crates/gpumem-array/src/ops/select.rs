@@ -15,10 +15,9 @@ impl<T: Element, D: Dimension + RemoveAxis> GpuView<'_, T, D> {
     /// row-major order. Uploads the indices: 8 bytes each.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, ndarray::{Axis, array}, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::{Axis, array}};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let rows = GpuArray::from_array(&gpu, &array![[1, 2], [3, 4], [5, 6]])?;
     /// assert_eq!(rows.select(Axis(0), &[2, 0])?.to_array()?, array![[5, 6], [1, 2]]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -26,7 +25,7 @@ impl<T: Element, D: Dimension + RemoveAxis> GpuView<'_, T, D> {
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::Slice`] if the axis does not exist, or an index is outside of it.
+    /// - [`ArrayError::Slice`] if the axis does not exist, or an index is outside it.
     /// - [`ArrayError::TooManyElements`] if the result exceeds the address space.
     /// - [`ArrayError::NoPeerAccess`] if the view is used through a device that has no link to its memory.
     /// - [`ArrayError::WrongDevice`] if it is used through another driver.
@@ -84,6 +83,16 @@ readers! {
     Element;
 
     /// Copies the elements at these indices of an axis, in their order, on the device; see [`GpuView::select`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::Axis;
+    ///
+    /// let x = GpuArray::from_slice(&gpu, &[10, 20, 30])?;
+    /// assert_eq!(x.select(Axis(0), &[2, 0, 2])?.to_vec()?, [30, 10, 30]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///

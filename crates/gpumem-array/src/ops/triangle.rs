@@ -22,22 +22,21 @@ pub enum Triangle {
     Lower,
     /// The elements below the diagonal, which consists of ones. The others are zero.
     UnitLower,
-    /// The elements on and above the diagonal. Those below are the same, mirrored.
+    /// The elements on and above the diagonal, mirrored below it.
     Symmetric,
 }
 
 impl<T: Numeric> GpuView<'_, T, Ix2> {
     /// Multiplies a triangle of the matrix by a vector. Other elements are not read, and can have any value.
     ///
-    /// A triangle reads about half as many bytes as [`GpuView::dot`], and so does [`Triangle::Symmetric`] in each of its two launches.
-    /// A view that is not contiguous is first gathered. Floats are summed in an order that depends on the shape and the order of the
-    /// matrix alone; integers wrap.
+    /// A triangle reads about half as many bytes as [`GpuView::dot`], and so does [`Triangle::Symmetric`] in each of its two launches. A
+    /// non-contiguous view is copied first. Floats are summed in an order that depends only on the shape and the order of the matrix;
+    /// integers wrap.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, Triangle, ndarray::array, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, Triangle, ndarray::array};
     ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
     /// let a = GpuArray::from_array(&gpu, &array![[1, 2], [100, 3]])?;
     /// let x = GpuArray::from_slice(&gpu, &[1, 10])?;
     /// assert_eq!(a.view().triangle_dot(Triangle::Upper, &x)?.to_vec()?, [21, 30]);
@@ -119,6 +118,18 @@ readers! {
     Numeric, Ix2;
 
     /// Multiplies a triangle of the matrix by a vector; see [`GpuView::triangle_dot`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::Triangle;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let a = GpuArray::from_array(&gpu, &array![[1, 100], [2, 3]])?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 10])?;
+    /// assert_eq!(a.triangle_dot(Triangle::Lower, &x)?.to_vec()?, [1, 32]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -44,9 +44,12 @@ impl ForeignMemory {
     /// Makes the other library's stream wait for all uses.
     fn order_home(&mut self) -> Result<(), PoolError> {
         let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
-        users.iter().try_for_each(|user| match self.home.wait_for_point_outside_captures(user.point())? {
-            true => Ok(()),
-            false => self.home.wait_for(user),
+        users.iter().try_for_each(|user| {
+            if self.home.wait_for_point_outside_captures(user.point())? {
+                Ok(())
+            } else {
+                self.home.wait_for(user)
+            }
         })
     }
 
@@ -62,7 +65,7 @@ impl ForeignMemory {
         }
         match self.owner.take().map(|owner| owner.downcast::<O>()) {
             Some(Ok(owner)) => Ok(*owner),
-            // It is of the type, as checked above.
+            // It has the type, as checked above.
             Some(Err(owner)) => {
                 self.owner = Some(owner);
                 Err((no_slice, self))
@@ -81,7 +84,7 @@ impl Drop for ForeignMemory {
             // The other library would reuse the memory too early, so it never gets it back.
             core::mem::forget(self.owner.take());
         }
-        // Some libraries free in the context that is current, and leave another one current.
+        // Some libraries free in the current context, and leave another one current.
         let _bound = self.device.bind();
         drop(self.owner.take());
     }

@@ -5,7 +5,7 @@ use super::foreign_memory::ForeignMemory;
 use core::ptr::NonNull;
 use gpumem_pool::{Block, Device, GrowableBlock, MemoryKind, Stream};
 
-/// The memory of a storage. What few arrays have is boxed: every array is as large as the largest variant.
+/// The memory of a storage. Rare variants are boxed: every array is as large as the largest variant.
 pub(super) enum Memory {
     Block(Block),
     /// Device memory that grows and shrinks at its end, at the same address.
@@ -70,7 +70,7 @@ impl Memory {
         }
     }
 
-    /// The memory, as errors name it.
+    /// The name of the memory in errors.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Block(_) => "a block",

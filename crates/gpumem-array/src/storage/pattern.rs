@@ -1,11 +1,11 @@
 //! [`Pattern`]: bytes at regular distances, such as those of some columns of a matrix.
 //!
-//! Two columns of a matrix have no byte in common, although each has bytes between the first and the last byte of the other.
+//! Two columns of a matrix are disjoint, although each has bytes between the first and the last byte of the other.
 
 use crate::layout::Bytes;
 use core::ops::Range;
 
-/// Groups of runs of bytes. It has no first and no last byte: the uses of a range have those.
+/// Groups of runs of bytes, without a first and a last byte: the uses of a range have those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pattern {
     groups: Runs,
@@ -38,13 +38,13 @@ impl Pattern {
         }
     }
 
-    /// Returns whether both may have a byte in common. False if they have none.
+    /// True if both may have a byte in common. False if they are disjoint.
     pub(super) fn meets(self, other: Self) -> bool {
         [self.groups, self.runs()].into_iter().all(|one| one.meets(other.groups) && one.meets(other.runs()))
             && (self.groups.distance != other.groups.distance || self.meets_in_groups(other))
     }
 
-    /// The groups have one distance. Each overlaps at most one that begins with it or behind it, and one that begins before it.
+    /// The groups have one distance. Each overlaps at most one group that begins at or after it, and one that begins before it.
     fn meets_in_groups(self, other: Self) -> bool {
         let meets_behind = |one: Self, other: Self| {
             let steps = ahead(one.groups.first, other.groups.first, one.groups.distance);
@@ -56,7 +56,7 @@ impl Pattern {
         meets_behind(self, other) || meets_behind(other, self)
     }
 
-    /// Returns whether all bytes of `other` are known to be bytes of this pattern.
+    /// True if all bytes of `other` are known to be bytes of this pattern.
     pub(super) fn contains(self, other: Self) -> bool {
         let has = |one: Runs| one.contains(other.groups) || one.contains(other.runs());
         // Without runs at one distance, the groups have other bytes between those of the pattern.
@@ -64,12 +64,12 @@ impl Pattern {
         self == other || has(self.groups) && has_runs
     }
 
-    /// Returns whether the range may have bytes of the pattern. False if it has none.
+    /// True if the range may have bytes of the pattern. False if it has none.
     pub(super) fn is_in(self, bytes: &Range<u64>) -> bool {
         self.groups.is_in(bytes) && self.runs().is_in(bytes)
     }
 
-    /// The runs of all groups, if they are at one distance; else all bytes.
+    /// The runs of all groups, if they are at one distance; otherwise all bytes.
     fn runs(self) -> Runs {
         let is_regular = self.groups.distance.is_multiple_of(self.distance);
         if is_regular { Runs::new(self.distance, self.groups.first, self.len) } else { Runs::ALL }
@@ -84,7 +84,7 @@ impl Runs {
         Self { distance, first: start % distance, len: (len_bytes - 1) % distance + 1 }
     }
 
-    /// Two runs meet at some multiple of both distances if they do at one of the greatest common divisor.
+    /// Two runs meet at some multiple of both distances if they meet at a multiple of the greatest common divisor.
     fn meets(self, other: Self) -> bool {
         let distance = greatest_common_divisor(self.distance, other.distance);
         let ahead = |from: Self, to: Self| ahead(from.first % distance, to.first % distance, distance);

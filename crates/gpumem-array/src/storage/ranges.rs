@@ -1,12 +1,12 @@
-//! [`Ranges`]: the uses of a storage whose parts are used apart.
+//! [`Ranges`]: the uses of a storage whose parts are used separately.
 //!
-//! The parts lie side by side and cover all bytes. Each has the points of the writes and reads that a later use may have to wait for.
-//! A use cuts the parts at its ends, so that its points count for its own bytes alone. A use of bytes at regular distances, such as
-//! those of a column, counts for its [`Pattern`] in each part.
+//! The parts lie side by side and cover all bytes. Each has the points of the writes and reads that a later use may have to wait for. A use
+//! cuts the parts at its ends, so that its points count only for its own bytes. A use of bytes at regular distances, such as those of a
+//! column, counts for its [`Pattern`] in each part.
 //!
-//! A list has at most [`PARTS_MAX`] parts. Neighbours with equal uses become one; if there are still too many, the two smallest
-//! neighbours do, and later uses of either wait for the uses of both. A part has at most one write and one read for each stream and
-//! pattern. Beyond [`PATTERNS_MAX`], the latest use of the stream counts for all bytes of the part.
+//! A list has at most [`PARTS_MAX`] parts. Neighbours with equal uses are merged. If there are still too many, the two smallest neighbours
+//! are merged, and later uses of either wait for the uses of both. A part has at most one write and one read for each stream and pattern.
+//! Beyond [`PATTERNS_MAX`], the latest use of the stream counts for all bytes of the part.
 
 use super::pattern::Pattern;
 use crate::gpu::recording::Access;
@@ -28,7 +28,7 @@ pub(super) struct Region {
 struct Part {
     /// It begins at the end of the part before it.
     end: u64,
-    /// Writes that nothing after them is ordered behind, and reads since.
+    /// Writes that no later use is ordered behind, and reads since.
     writes: Vec<PartUse>,
     reads: Vec<PartUse>,
 }
@@ -72,8 +72,8 @@ impl Ranges {
         points
     }
 
-    /// Replaces the uses that a write is ordered behind by `ordered`, the work on the stream of the write so far. Returns whether
-    /// another stream had used the bytes.
+    /// Replaces the uses that a write is ordered behind by `ordered`, the work on the stream of the write so far. Returns true if another
+    /// stream had used the bytes.
     pub(super) fn begin_write(
         &mut self,
         region: &Region,
@@ -164,7 +164,7 @@ impl Ranges {
         })
     }
 
-    /// The index of the part that begins at this byte, cut there if none does.
+    /// The index of the part that begins at this byte; cuts a part if necessary.
     fn cut_at(&mut self, at: u64) -> usize {
         let index = self.first(at);
         let start = if index == 0 { 0 } else { self.0[index - 1].end };
@@ -327,7 +327,7 @@ mod tests {
             }
         }
 
-        /// Without the limits, a use waits for nothing but what used its own bytes.
+        /// Without the limits, a use waits only for uses of its own bytes.
         #[test]
         fn uses_of_other_bytes_are_not_waited_for(uses in uses(quarters())) {
             let mut ranges = Ranges::new(StreamPoint::COMPLETE, []);
@@ -344,7 +344,7 @@ mod tests {
         }
     }
 
-    /// Columns of a matrix that are written in turn, each on a stream of its own.
+    /// Columns of a matrix that are written one after another, each on its own stream.
     #[test]
     fn columns_wait_for_themselves_alone() {
         let mut ranges = Ranges::new(StreamPoint::COMPLETE, []);

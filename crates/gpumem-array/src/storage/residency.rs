@@ -1,8 +1,8 @@
 //! [`Residency`]: the parts of an array in unified memory that were moved to its device.
 //!
-//! Kernels that access pages elsewhere run at the speed of page faults, so the pages are moved before. A move of pages that are there
-//! already costs a driver call for nothing, so the moved parts are remembered until the host accesses the array. The host's accesses
-//! after the first one are plain reads and writes, which nothing counts: from the first one on, all pages count as away.
+//! Kernels that access pages elsewhere run at the speed of page faults, so the pages are moved first. Moving pages that are already there
+//! wastes a driver call, so the moved parts are remembered until the host accesses the array. After its first access the host uses plain
+//! reads and writes, which cannot be tracked: from then on, all pages count as moved away.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,14 +17,15 @@ pub(super) struct Residency {
 }
 
 impl Residency {
-    /// Adds bytes that a kernel is about to use. Returns those that were not there, with the bytes between them.
+    /// Adds bytes that a kernel is about to use. Returns the range of those that were not there.
     #[inline]
     pub(super) fn add(&self, bytes: Range<u64>) -> Option<Range<u64>> {
         let pages = bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES);
         let last = self.last.load(Ordering::Relaxed);
-        match last & u64::from(u32::MAX) <= pages.start && pages.end <= last >> 32 {
-            true => None,
-            false => self.add_slow(&pages, bytes.end),
+        if last & u64::from(u32::MAX) <= pages.start && pages.end <= last >> 32 {
+            None
+        } else {
+            self.add_slow(&pages, bytes.end)
         }
     }
 

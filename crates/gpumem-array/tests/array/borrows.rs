@@ -74,7 +74,7 @@ fn driver() -> Driver {
 fn on_legacy(body: impl Fn(&Gpu)) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let device = Device::new(&driver(), 0).unwrap();
-    let pool = Pool::new(&device).unwrap();
+    let pool = Pool::from_env(&device).unwrap();
     body(&Gpu::with_stream(&pool, &Stream::legacy(&device).unwrap()).unwrap());
 }
 
@@ -158,7 +158,7 @@ fn the_source_of_an_upload_changes_right_after_it() {
 #[test]
 fn a_capture_begins_during_an_upload() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let gpu = Gpu::new(&Pool::new(&Device::new(&driver(), 0).unwrap()).unwrap()).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver(), 0).unwrap()).unwrap()).unwrap();
     let begin = || gpu.stream().begin_capture(CaptureMode::Relaxed).map(drop);
 
     let mut array = GpuArray::<u8, _>::zeros(&gpu, 64).unwrap();
@@ -222,7 +222,7 @@ fn a_capture_begins_while_a_module_is_unloaded() {
         })
     };
     let device = Device::new(&driver, 0).unwrap();
-    let pool = Pool::new(&device).unwrap();
+    let pool = Pool::from_env(&device).unwrap();
     let gpu = Gpu::with_stream(&pool, &Stream::legacy(&device).unwrap()).unwrap();
     let captured = Stream::new(&device).unwrap();
     let work = GpuArray::<f32, _>::from_elem(&gpu, 64, 1.0).unwrap();

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 fn gpu() -> Gpu {
     let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
-    Gpu::new(&Pool::new(&device).unwrap()).unwrap()
+    Gpu::new(&Pool::from_env(&device).unwrap()).unwrap()
 }
 
 /// Every number that is special, and many others.
@@ -113,7 +113,7 @@ fn shapes_and_orders_are_kept() {
 #[test]
 fn elements_cross_a_link_in_the_smaller_type() {
     let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
-    let gpu = |ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
+    let gpu = |ordinal| Gpu::new(&Pool::from_env(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
     let (first, second) = (gpu(0), gpu(1));
     let values: Vec<f64> = (0..1000).map(f64::from).collect();
     let up = GpuArray::from_slice(&first, &values).unwrap();

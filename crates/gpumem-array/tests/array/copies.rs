@@ -195,7 +195,7 @@ fn borrowed_memory_is_released_even_if_the_copy_fails() {
             })
         };
         let device = Device::new(&driver, 0).unwrap();
-        let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
+        let gpu = Gpu::new(&Pool::from_env(&device).unwrap()).unwrap();
         copy(&gpu, &gpu, seed);
         copy(&gpu, &gpu.unified(), seed);
     }
@@ -204,7 +204,7 @@ fn borrowed_memory_is_released_even_if_the_copy_fails() {
 #[test]
 fn debug_needs_no_device() {
     let driver = gpumem_sim::driver(SimConfig::h200()).unwrap();
-    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let array = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0]).unwrap();
     // Each call takes time by the simulator's clock.
     let host_time = || Sim::of(&driver).unwrap().host_time();

@@ -330,8 +330,8 @@ fn what_cannot_be_written_has_no_mutable_view() {
 #[test]
 fn arrays_of_captures_and_of_other_devices_are_not_exported() {
     let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
-    let [first, second] =
-        [0, 1].map(|ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap());
+    let [first, second] = [0, 1]
+        .map(|ordinal| Gpu::new(&Pool::from_env(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap());
     let x = GpuArray::from_elem(&first, 3, 1.0_f32).unwrap();
     let Err(rejected) = x.into_dlpack::<DLManagedTensor>(second.stream()) else { panic!("another device") };
     assert!(matches!(rejected.error(), ArrayError::WrongDevice { .. }), "{rejected}");

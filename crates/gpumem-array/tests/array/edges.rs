@@ -13,7 +13,7 @@ use gpumem_sim::{Finding, Sim, SimConfig};
 fn watched() -> (Gpu, Sim) {
     let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     let sim = Sim::of(&driver).unwrap().clone();
-    (Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap(), sim)
+    (Gpu::new(&Pool::from_env(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap(), sim)
 }
 
 /// No race and no access outside. What is alive is no leak.
@@ -293,7 +293,8 @@ fn slices_outside_are_errors() {
 fn memory_of_a_dropped_device_outlives_the_work_of_others() {
     for seed in 0..100 {
         let driver = gpumem_sim::driver(SimConfig::new().devices(2).seed(seed)).unwrap();
-        let gpu = |ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
+        let gpu =
+            |ordinal| Gpu::new(&Pool::from_env(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
         let (first, second) = (gpu(0), gpu(1));
         let mut target = GpuArray::<i32, _>::zeros(&second, 1000).unwrap();
         let source = GpuArray::from_elem(&first, 1000, 7).unwrap();

@@ -80,7 +80,7 @@ fn counted() -> Driver {
 
 #[test]
 fn a_thousand_downloads_block_no_thread() {
-    let gpu = Gpu::new(&Pool::new(&Device::new(&counted(), 0).unwrap()).unwrap()).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&Device::new(&counted(), 0).unwrap()).unwrap()).unwrap();
     let streams: Vec<_> = (0..8).map(|_| gpu.fork().unwrap()).collect();
     let mut x = GpuArray::<u32, _>::zeros(&gpu, 1000).unwrap();
     gpu.synchronize().unwrap();
@@ -362,7 +362,7 @@ fn a_transfer_that_has_resolved_is_an_error_from_then_on() {
 fn a_download_between_devices_resolves_behind_its_copy() {
     for seed in 0..60 {
         let driver = gpumem_sim::driver(SimConfig::new().devices(2).without_link(0, 1).seed(seed)).unwrap();
-        let gpu = |index| Gpu::new(&Pool::new(&Device::new(&driver, index).unwrap()).unwrap()).unwrap();
+        let gpu = |index| Gpu::new(&Pool::from_env(&Device::new(&driver, index).unwrap()).unwrap()).unwrap();
         let (home, other) = (gpu(0), gpu(1));
         let x = GpuArray::from_elem(&home, 1000, 7).unwrap();
         let target = PinnedArray::<i32, _>::zeros(&home.pinned(), 1000).unwrap();

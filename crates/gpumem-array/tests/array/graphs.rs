@@ -550,7 +550,7 @@ fn each_call_fails_once_and_nothing_is_lost() {
         graph.launch(&other).read(x).write(w).run()?.get(&y)?.sum()?.into_scalar()
     };
     let program = |driver: &Driver| -> Result<(), ArrayError> {
-        let gpu = Gpu::new(&Pool::new(&Device::new(driver, 0)?)?)?;
+        let gpu = Gpu::new(&Pool::from_env(&Device::new(driver, 0)?)?)?;
         gpu.preload::<f32>()?;
         let (x, mut w) = (Vector::from_slice(&gpu, &[1.0; 1000])?, Vector::from_elem(&gpu, 1000, 10.0)?);
         if attempt(&gpu, &x, &mut w).is_err() {

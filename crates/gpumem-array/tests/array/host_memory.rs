@@ -33,7 +33,7 @@ fn counted() -> Gpu {
     REAL.set(driver.table().cuMemPrefetchAsync);
     // SAFETY: the function calls the one that it replaces, or fails without doing anything.
     let driver = unsafe { driver.with_table(|table| table.cuMemPrefetchAsync = Some(prefetch)) };
-    Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap()
+    Gpu::new(&Pool::from_env(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap()
 }
 
 /// The ranges that were prefetched since the last call, from the start of `x`.

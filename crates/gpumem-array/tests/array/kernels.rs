@@ -259,7 +259,7 @@ fn a_lost_context_names_the_kernel_everywhere() {
 #[test]
 fn devices_without_a_link_do_not_mix() {
     let driver = gpumem_sim::driver(SimConfig::new().devices(2).without_link(0, 1)).unwrap();
-    let gpu = |ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
+    let gpu = |ordinal| Gpu::new(&Pool::from_env(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
     let (first, second) = (gpu(0), gpu(1));
     let (mut a, b) =
         (GpuArray::from_elem(&first, 3, 1.0_f32).unwrap(), GpuArray::from_elem(&second, 3, 1.0_f32).unwrap());

@@ -240,7 +240,7 @@ struct Gpus([Gpu; 2]);
 impl Gpus {
     fn new(config: SimConfig) -> Self {
         let driver = gpumem_sim::driver(config.devices(2)).unwrap();
-        let gpu = |index| Gpu::new(&Pool::new(&Device::new(&driver, index).unwrap()).unwrap()).unwrap();
+        let gpu = |index| Gpu::new(&Pool::from_env(&Device::new(&driver, index).unwrap()).unwrap()).unwrap();
         Self([gpu(0), gpu(1)])
     }
 

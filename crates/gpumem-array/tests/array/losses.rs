@@ -48,7 +48,7 @@ impl Pair {
 }
 
 fn gpu(driver: &Driver, ordinal: u32) -> Gpu {
-    Gpu::new(&Pool::new(&Device::new(driver, ordinal).unwrap()).unwrap()).unwrap()
+    Gpu::new(&Pool::from_env(&Device::new(driver, ordinal).unwrap()).unwrap()).unwrap()
 }
 
 /// Two pieces of a copy without a link.
@@ -252,7 +252,7 @@ fn a_device_that_is_opened_again_works() {
         drop(y);
         let Pair { first, second, driver } = pair;
         drop((first, second));
-        let pool = Pool::new(&Device::new(&driver, 1).unwrap()).unwrap();
+        let pool = Pool::from_env(&Device::new(&driver, 1).unwrap()).unwrap();
         let own = Vector::ones(&Gpu::new(&pool).unwrap(), LEN).unwrap();
         assert_eq!(own.to_vec().unwrap(), [1.0; LEN]);
     }

@@ -42,7 +42,7 @@ fn arrays_print_like_those_of_ndarray() {
 #[test]
 fn other_devices_are_named() {
     let driver = gpumem_sim::driver(SimConfig::new().devices(2).without_link(0, 1)).unwrap();
-    let gpu = |ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
+    let gpu = |ordinal| Gpu::new(&Pool::from_env(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
     let (first, second) = (gpu(0), gpu(1));
     let x = GpuArray::from_elem(&second, 1000, 3_i64).unwrap();
     let expected =

@@ -361,7 +361,7 @@ fn a_failed_call_is_an_error_and_nothing_is_lost() {
 fn two_devices_without_a_link_upload_through_the_owner() {
     let driver = gpumem_sim::driver(SimConfig::new().devices(2).without_link(0, 1)).unwrap();
     let gpu = |ordinal| {
-        let gpu = Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
+        let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
         gpu.set_staging(small_ring());
         gpu
     };

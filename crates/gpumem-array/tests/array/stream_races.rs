@@ -165,7 +165,7 @@ const LEN: usize = 64 << 10;
 #[test]
 fn a_capture_that_begins_during_an_operation_begins_after_it() {
     let (_turn, driver) = machine();
-    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     gpu.preload::<f32>().unwrap();
     let ones = Array::from_elem(&gpu, LEN, 1.0).unwrap();
     let matrix = GpuArray::<f32, _>::from_elem(&gpu, (4, 8192), 1.0).unwrap();
@@ -216,7 +216,7 @@ fn a_capture_that_begins_before_the_work_spreads_to_no_reader() {
     for (name, operation) in operations {
         for is_of_other in [false, true] {
             let (_turn, driver) = machine();
-            let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+            let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
             gpu.preload::<f32>().unwrap();
             let (other, reader) = (gpu.fork().unwrap(), gpu.fork().unwrap());
             let mut array = Array::zeros(&gpu, LEN).unwrap();
@@ -255,7 +255,7 @@ fn a_capture_that_begins_before_the_work_spreads_to_no_reader() {
 #[test]
 fn a_stream_that_joins_a_capture_during_an_operation_joins_after_it() {
     let (_turn, driver) = machine();
-    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let captures = Stream::new(gpu.device()).unwrap();
     drop(Array::from_elem(&gpu, LEN, 42.0).unwrap());
     let zeros = while_queueing(
@@ -277,7 +277,7 @@ fn a_stream_that_joins_a_capture_during_an_operation_joins_after_it() {
 #[test]
 fn a_capture_that_ends_during_an_operation_ends_after_it() {
     let (_turn, driver) = machine();
-    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let other = gpu.fork().unwrap();
     let target = Array::zeros(&gpu, LEN).unwrap();
     let source = Array::from_elem(&other, LEN, 5.0).unwrap();
@@ -374,7 +374,7 @@ fn memory_goes_on_behind_the_last_operation_of_a_retired_stream() {
     for (name, operation) in operations {
         let (_turn, driver) = machine();
         let device = Device::new(&driver, 0).unwrap();
-        let pool = Pool::new(&device).unwrap();
+        let pool = Pool::from_env(&device).unwrap();
         let legacy = Stream::legacy(&device).unwrap();
         let (gpu, other) = (Gpu::with_stream(&pool, &legacy).unwrap(), Gpu::new(&pool).unwrap());
         let source = Array::zeros(&gpu, 1 << 20).unwrap();

@@ -180,7 +180,7 @@ fn a_program_with_one_stream_records_events_for_numbers_alone() {
     *REAL.lock().unwrap() = Some(*driver.table());
     // SAFETY: the wrapper calls the function that it replaces.
     let driver = unsafe { driver.with_table(|table| table.cuEventRecord = Some(record)) };
-    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let mut a = GpuArray::from_elem(&gpu, 100, 1.0_f32).unwrap();
     let b = GpuArray::from_elem(&gpu, 100, 2.0_f32).unwrap();
     for _ in 0..10 {
@@ -230,7 +230,7 @@ fn a_download_waits_for_its_own_copy_alone() {
     *REAL.lock().unwrap() = Some(*driver.table());
     // SAFETY: the wrapper calls the function that it replaces.
     let driver = unsafe { driver.with_table(|table| table.cuEventRecord = Some(record)) };
-    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let large = GpuArray::<u8, _>::zeros(&gpu, 64 << 20).unwrap();
     let small = GpuArray::from_elem(&gpu, (), 5_i32).unwrap();
     gpu.synchronize().unwrap();

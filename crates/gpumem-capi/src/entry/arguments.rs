@@ -1,4 +1,4 @@
-//! Reads and writes what the pointers of a call point to.
+//! Reads arguments and writes results through the pointers of a call.
 
 use crate::error::{Failure, Outcome};
 use core::ffi::{CStr, c_char};
@@ -14,7 +14,7 @@ pub(super) unsafe trait Versioned: Sized {
     const SIZES: &'static [usize];
 }
 
-/// Fails to compile for a list that a version did not continue.
+/// Fails to compile if a version did not extend the list.
 const fn check_sizes<T: Versioned>() {
     let (mut index, mut before) = (0, size_of::<usize>());
     while index < T::SIZES.len() {
@@ -28,7 +28,7 @@ const fn check_sizes<T: Versioned>() {
     assert!(before == size_of::<T>(), "the last size is that of the structure");
 }
 
-/// The size that a structure states, if a released version has it. It is at most that of `T`.
+/// The size that a structure states, if a released version has it. It is at most the size of `T`.
 ///
 /// # Safety
 ///
@@ -56,7 +56,7 @@ pub(super) unsafe fn read<T: Versioned>(from: *const T, name: &str) -> Outcome<T
     Ok(unsafe { value.assume_init() })
 }
 
-/// Writes as much of a structure as the caller's version has. The size stays as the caller stated it.
+/// Writes the part of a structure that the caller's version has. The size field does not change.
 ///
 /// # Safety
 ///
@@ -94,7 +94,7 @@ pub(super) unsafe fn text<'a>(text: *const c_char, name: &str) -> Outcome<Option
         .map_err(|_| Failure::argument(format!("{name} is not UTF-8; pass a text in that encoding")))
 }
 
-/// A text of the caller that must be there.
+/// A text of the caller that must not be null.
 ///
 /// # Safety
 ///
@@ -147,7 +147,7 @@ pub(super) unsafe fn put<T>(to: *mut T, value: T, name: &str) -> Outcome {
     Ok(())
 }
 
-/// Like [`put`], for a result that the caller may not want.
+/// Like [`put`], for an optional result.
 ///
 /// # Safety
 ///

@@ -36,8 +36,8 @@ pub unsafe extern "C" fn gpumem_captures_expect(
     })
 }
 
-/// Announces further captures, after `gpumem_captures_end`. They share memory with the earlier ones: what a capture has freed serves the
-/// later ones. Their graphs must run one after another, in the order of their captures. Before `gpumem_captures_end` it changes nothing.
+/// Announces further captures, after `gpumem_captures_end`. They share memory with the earlier ones: later captures reuse what earlier ones
+/// have freed. Their graphs must run one after another, in the order of their captures. Before `gpumem_captures_end` it has no effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_captures_expect_more(captures: *mut gpumem_captures) -> gpumem_result {
     guarded(|| {
@@ -48,7 +48,7 @@ pub extern "C" fn gpumem_captures_expect_more(captures: *mut gpumem_captures) ->
     })
 }
 
-/// Adds the capture that a stream is part of, if it is. Call it before each allocation on a stream that may capture: memory that is
+/// Adds the capture that a stream is part of, if any. Call it before each allocation on a stream that may capture: memory that is
 /// allocated, freed or used in the capture from now on is kept until `gpumem_captures_destroy`.
 ///
 /// Errors: `STATE` if the stream's capture is broken.
@@ -69,8 +69,8 @@ pub extern "C" fn gpumem_captures_add(
 
 /// Declares that the captures have ended (`cuStreamEndCapture`). Waits until their graphs may be launched on any stream.
 ///
-/// A capture that is still active goes on and keeps its memory, and the call succeeds: the next call ends it, or another set that has
-/// added it. No further capture is added after the call, until `gpumem_captures_expect_more`.
+/// A capture that is still active continues and keeps its memory, and the call succeeds: the next call ends it, or another set that has
+/// added it. After the call no capture is added, until `gpumem_captures_expect_more`.
 ///
 /// Errors: `STATE` if another capture prevents the wait; the next call waits again.
 #[unsafe(no_mangle)]
@@ -78,7 +78,7 @@ pub extern "C" fn gpumem_captures_end(captures: *mut gpumem_captures) -> gpumem_
     guarded(|| CAPTURES.with(captures.addr() as u64, |captures| Ok(captures.end()?)))
 }
 
-/// Declares that the graphs of the captures will not be launched any more. Waits for the device, and releases their memory.
+/// Declares that the graphs of the captures will not be launched again. Waits for the device, and releases their memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_captures_destroy(captures: *mut gpumem_captures) -> gpumem_result {
     ending(|| CAPTURES.remove(captures.addr() as u64))

@@ -8,8 +8,8 @@ use crate::error::{Failure, Outcome, caught, ending, gpumem_result, guarded};
 use ::gpumem_pool::{MemoryRange, Stream};
 use core::ffi::c_void;
 
-/// Allocates memory for work that is queued on `stream` from now on. `address` becomes a device address (`CUdeviceptr`), or a pointer of
-/// the host as well, for pools of host or unified memory; null for 0 bytes, which need no free.
+/// Allocates memory for work that is queued on `stream` from now on. `address` becomes a device address (`CUdeviceptr`), which is also a
+/// host pointer for pools of host or unified memory. For 0 bytes it becomes null, which need not be freed.
 ///
 /// Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream of another device or one that was retired.
 ///
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn gpumem_alloc(
         check(address, "address")?;
         let allocated = pools::with(pool, |pool_entry| {
             streams::with(stream, |stream_entry| {
-                // Kept at once: a block that is passed on through memory costs more than its allocation.
+                // Stored immediately: passing a block on through memory costs more than its allocation.
                 Ok(blocks::keep(pool_entry.pool.alloc(size_bytes, stream_entry.stream())?))
             })
         })?;
@@ -37,10 +37,10 @@ pub unsafe extern "C" fn gpumem_alloc(
 }
 
 /// Like `gpumem_alloc`, on a stream (`CUstream`, `cudaStream_t`) that another library created and may destroy after the call. Null is the
-/// default stream. It is for allocators that learn the stream anew in each request; `gpumem_alloc` with a handle is faster.
+/// default stream. It is for allocators that receive the stream with each request; `gpumem_alloc` with a handle is faster.
 ///
 /// Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream of another context, and for one that is part of a capture, unless
-/// captures were announced (`gpumem_captures_expect`). The capture goes on.
+/// captures were announced (`gpumem_captures_expect`). The capture continues.
 ///
 /// # Safety
 ///
@@ -64,10 +64,10 @@ pub unsafe extern "C" fn gpumem_alloc_borrowed(
     })
 }
 
-/// Frees memory of any pool by its address. It is reused once the work that is queued so far, on its stream and on the streams of
-/// `gpumem_record_use`, is complete; nothing waits. Null is ignored. In a forked child the memory stays the parent's.
+/// Frees memory of any pool by its address. It is reused once the work queued so far on its stream, and on the streams of
+/// `gpumem_record_use`, is complete; the call does not wait. Null is ignored. In a forked child the memory stays the parent's.
 ///
-/// Errors: `UNKNOWN_ADDRESS` for an address that was freed, lies inside of a block, or came from another allocator.
+/// Errors: `UNKNOWN_ADDRESS` for an address that was freed, lies inside a block, or came from another allocator.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_free(address: *mut c_void) -> gpumem_result {
     caught(|| {
@@ -81,8 +81,7 @@ pub extern "C" fn gpumem_free(address: *mut c_void) -> gpumem_result {
 /// Like `gpumem_free`, in a call that names the stream that used the memory last. For borrowed streams this lets other streams reuse the
 /// memory earlier.
 ///
-/// Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream, such as one that was retired. The memory is not freed
-/// then.
+/// Errors: those of `gpumem_free`; `INVALID_HANDLE` or `STATE` for a wrong stream, such as a retired one. The memory is then not freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_free_on(address: *mut c_void, stream: *mut gpumem_stream) -> gpumem_result {
     ending(|| streams::with(stream, |entry| free_on(address, entry.stream())))
@@ -92,7 +91,7 @@ pub extern "C" fn gpumem_free_on(address: *mut c_void, stream: *mut gpumem_strea
 /// default stream.
 ///
 /// Errors: those of `gpumem_free`; `STATE` for a stream of another context, and for one that is part of a capture, unless captures were
-/// announced. The memory is not freed then.
+/// announced. The memory is then not freed.
 ///
 /// # Safety
 ///
@@ -114,7 +113,7 @@ fn free_on(address: *mut c_void, stream: &Stream) -> Outcome {
         return Ok(stream.check_usable()?);
     }
     let address = address.addr() as u64;
-    // Recorded in a call that a retirement waits for. The free itself may come after it: the use counts by then.
+    // Recorded in a call that a retirement waits for. The free itself may come after the retirement: the use already counts.
     stream.queue_work(MemoryRange::NONE, |_| {
         blocks::with(address, |block| {
             check_device(block, stream)?;
@@ -125,11 +124,11 @@ fn free_on(address: *mut c_void, stream: &Stream) -> Outcome {
     blocks::end(address, |block| block.free_on(stream))
 }
 
-/// Records that work on another stream uses the memory: the free waits, on the device, for all work that is queued on that stream until
-/// the free. The stream itself must wait for the memory's own stream before its first use (`gpumem_stream_wait_for`).
+/// Records that work on another stream uses the memory: the free waits, on the device, for all work queued on that stream before the free.
+/// Make that stream wait for the memory's own stream before its first use (`gpumem_stream_wait_for`).
 ///
 /// Errors: `UNKNOWN_ADDRESS` for an address without a live block; `STATE` for a stream that was retired, or another thread's default
-/// stream. Nothing is recorded then.
+/// stream. Nothing is then recorded.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_record_use(address: *mut c_void, stream: *mut gpumem_stream) -> gpumem_result {
     guarded(|| {
@@ -159,9 +158,10 @@ pub extern "C" fn gpumem_record_use(address: *mut c_void, stream: *mut gpumem_st
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_size(address: *mut c_void, size_bytes: *mut u64) -> gpumem_result {
     guarded(|| {
-        let size = match address.is_null() {
-            true => 0,
-            false => blocks::with(address.addr() as u64, |block| Ok(block.size_bytes()))?,
+        let size = if address.is_null() {
+            0
+        } else {
+            blocks::with(address.addr() as u64, |block| Ok(block.size_bytes()))?
         };
         // SAFETY: the caller promises a place.
         unsafe { put(size_bytes, size, "size_bytes") }

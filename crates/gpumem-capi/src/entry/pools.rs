@@ -1,4 +1,4 @@
-//! Pools: created, configured, limited, and asked for memory back.
+//! Pools: create, configure, limit, trim.
 
 #![allow(non_camel_case_types)]
 
@@ -25,8 +25,8 @@ pub struct gpumem_pool {
 /// Receives the report of each request that is refused for lack of memory, before the request returns.
 ///
 /// It runs on the requesting thread, without a lock, and may call any function of this library, for example to free memory or to destroy
-/// the pool. Requests inside of it are not reported. The text is valid during the call. It must return: no exception or `longjmp` may
-/// leave it.
+/// the pool. Requests inside it are not reported. The text is valid during the call. It must return: no exception or `longjmp` may leave
+/// it.
 pub type gpumem_out_of_memory_fn =
     Option<unsafe extern "C" fn(report: *const c_char, user_data: *mut c_void)>;
 
@@ -50,19 +50,20 @@ pub struct gpumem_pool_options {
     pub trace_path: *const c_char,
     /// Receives the reports of refused requests; null for none.
     pub on_out_of_memory: gpumem_out_of_memory_fn,
-    /// Passed to `on_out_of_memory`. It must be valid as long as the pool or a block of it.
+    /// Passed to `on_out_of_memory`. It must stay valid while the pool or one of its blocks exists.
     pub user_data: *mut c_void,
-    /// The hard limit as a text, in place of `hard_limit_bytes`: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of what is free
-    /// there. Null for none.
+    /// The hard limit as a text, instead of `hard_limit_bytes`: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of its free
+    /// memory. Null for none.
     pub hard_limit: *const c_char,
-    /// The soft limit as a text, in place of `soft_limit_bytes`. Null for none.
+    /// The soft limit as a text, instead of `soft_limit_bytes`. Null for none.
     pub soft_limit: *const c_char,
-    /// Whose functions and options reports name: `GPUMEM_INTERFACE_C`, or that of a program that wraps this interface.
+    /// The interface whose functions and options reports name: `GPUMEM_INTERFACE_C`, or the one of a program that wraps this interface.
     pub interface: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// The other devices that may use the memory: `"all"` that have a link, an ordinal (`"1"`), or a list of them (`"[0,1]"`), which must
-    /// have one. Null for none. Default pools without it (`"none"` is a value) are open to those of devices with a link.
+    /// The other devices that may use the memory: `"all"` with a link, an ordinal (`"1"`), or a list of ordinals (`"[0,1]"`), which must
+    /// have a link. Null for none. Default pools without this option (`"none"` is a value) are open to the default pools of devices with a
+    /// link.
     pub peers: *const c_char,
 }
 
@@ -71,7 +72,7 @@ unsafe impl Versioned for gpumem_pool_options {
     const SIZES: &[usize] = &[size_of::<Self>()];
 }
 
-/// Flag: `GPUMEM_CONF`, `GPUMEM_HARD_LIMIT` and the other variables of gpumem configure what the options leave open.
+/// Flag: `GPUMEM_CONF`, `GPUMEM_HARD_LIMIT` and the other variables of gpumem set options that the structure leaves unset.
 pub const GPUMEM_FROM_ENVIRONMENT: u32 = 1;
 
 /// A pool behind a handle. Its fields end in this order.
@@ -105,8 +106,8 @@ fn add(pool: Pool, traces: Vec<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
 ///
 /// # Safety
 ///
-/// `options` is null, or points to a `struct_size` and to as many bytes as that states, with texts that end with a zero byte; `pool` is null or
-/// points to a place. `on_out_of_memory` may be called with `user_data` on any thread as long as the pool or a block of it lives.
+/// `options` is null, or points to a `struct_size` and to as many bytes as that states, with texts that end with a zero byte; `pool` is
+/// null or points to a place. `on_out_of_memory` may be called with `user_data` on any thread while the pool or one of its blocks exists.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_pool_create(
     options: *const gpumem_pool_options,
@@ -184,7 +185,7 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
     Ok((builder.build()?, traces))
 }
 
-/// Whose names the pool's reports use.
+/// The interface whose names the pool's reports use.
 fn interface(options: &gpumem_pool_options) -> Outcome<Interface> {
     if options.reserved != 0 {
         let text = format!("reserved is {}; set all bytes of the options to 0 first", options.reserved);
@@ -195,7 +196,7 @@ fn interface(options: &gpumem_pool_options) -> Outcome<Interface> {
     })
 }
 
-/// A limit that is given as a number of bytes, or as a text.
+/// A limit, as a number of bytes or as a text.
 ///
 /// # Safety
 ///
@@ -243,7 +244,7 @@ pub unsafe extern "C" fn gpumem_pool_for_device(ordinal: u32, pool: *mut *mut gp
         let mut known = defaults();
         let known = known.entry(ordinal).or_insert_with(|| DefaultPool {
             handle: 0,
-            // It was made from the environment, and a trace of the environment is one for the process.
+            // The pool was made from the environment, whose trace serves the whole process.
             traces: PoolBuilder::from_env(default.device())
                 .map_or_else(|_| Vec::new(), |builder| builder.trace().cloned().into_iter().collect()),
         });
@@ -273,7 +274,7 @@ fn defaults() -> MutexGuard<'static, BTreeMap<u32, DefaultPool>> {
 
 /// Returns the part of a pool with a name, as a handle of its own. The first call with a name creates the part: a pool with the same
 /// options and with memory of its own, so `gpumem_pool_sleep` lets it sleep while the rest works. Its memory counts against the pool's hard
-/// limit, if there is one. It lives as long as the pool or a block of the pool.
+/// limit, if there is one. It lives as long as the pool or one of its blocks.
 ///
 /// Errors: `INVALID_ARGUMENT` for a null pointer or a name that is not UTF-8.
 ///
@@ -298,7 +299,7 @@ pub unsafe extern "C" fn gpumem_pool_part(
 
 /// Makes a pool the device's default pool, which `gpumem_pool_for_device` returns and which lives until the process ends.
 ///
-/// Errors: `STATE` if the device has a default pool already.
+/// Errors: `STATE` if the device already has a default pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pool_set_default(pool: *mut gpumem_pool) -> gpumem_result {
     guarded(|| {
@@ -317,7 +318,7 @@ pub extern "C" fn gpumem_pool_set_default(pool: *mut gpumem_pool) -> gpumem_resu
 /// Makes a pool of the backend `native` the device's current pool, from which every `cuMemAllocAsync` of the process allocates.
 /// `gpumem_pool_end_current` or `gpumem_pool_destroy` ends it; calls nest.
 ///
-/// Errors: `UNSUPPORTED` for another backend or kind of memory, or for a limit that an old driver cannot keep.
+/// Errors: `UNSUPPORTED` for another backend or kind of memory, or for a limit that an old driver cannot enforce.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pool_make_current(pool: *mut gpumem_pool) -> gpumem_result {
     guarded(|| {
@@ -360,9 +361,9 @@ pub extern "C" fn gpumem_pool_set_soft_limit(pool: *mut gpumem_pool, limit_bytes
     guarded(|| with(pool, |entry| Ok(entry.pool.set_soft_limit(limit_bytes)?)))
 }
 
-/// Like `gpumem_pool_set_hard_limit`, with a text: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of what is free there now.
+/// Like `gpumem_pool_set_hard_limit`, with a text: `"2GiB"`, `"50%"` of the device's memory, or `"80%free"` of its free memory.
 ///
-/// Errors: `INVALID_ARGUMENT` for a text that is no limit, or a limit below 2 MiB.
+/// Errors: `INVALID_ARGUMENT` for a text that is not a limit, or a limit below 2 MiB.
 ///
 /// # Safety
 ///
@@ -379,9 +380,9 @@ pub unsafe extern "C" fn gpumem_pool_set_hard_limit_text(
     })
 }
 
-/// Like `gpumem_pool_set_soft_limit`, with a text as `gpumem_pool_set_hard_limit_text` takes it.
+/// Like `gpumem_pool_set_soft_limit`, with a text like the one of `gpumem_pool_set_hard_limit_text`.
 ///
-/// Errors: `INVALID_ARGUMENT` for a text that is no limit.
+/// Errors: `INVALID_ARGUMENT` for a text that is not a limit.
 ///
 /// # Safety
 ///
@@ -448,15 +449,15 @@ pub const GPUMEM_KEEP_ON_HOST: u32 = 0;
 /// The contents are lost: the memory is zero after `gpumem_pool_wake`.
 pub const GPUMEM_KEEP_NOTHING: u32 = 1;
 
-/// Releases the physical memory of the pool to the device, after a wait for the device. Blocks keep their addresses, so captured graphs,
-/// and all that knows an address, are valid again after `gpumem_pool_wake`. A server that trains and infers in turns lets the memory of
+/// Releases the physical memory of the pool to the device, after a wait for the device. Blocks keep their addresses, so captured graphs and
+/// stored addresses are valid again after `gpumem_pool_wake`. A server that alternates between training and inference lets the memory of
 /// one phase sleep during the other. `keep` is `GPUMEM_KEEP_ON_HOST` or `GPUMEM_KEEP_NOTHING`.
 ///
-/// While the pool sleeps, blocks may be freed, and allocations are errors (`STATE`). The program queues no work that uses the memory.
+/// While the pool sleeps, blocks may be freed, and allocations are errors (`STATE`). The program must queue no work that uses the memory.
 ///
 /// Errors: `UNSUPPORTED` unless the backend is `caching` over virtual memory of the device; `STATE` if the pool sleeps already, during a
-/// capture, or for a pool whose memory other processes use; `DRIVER` if a call fails, for example because the host has too
-/// little memory. The pool is awake then, or `gpumem_pool_wake` wakes it.
+/// capture, or for a pool whose memory other processes use; `DRIVER` if a call fails, for example because the host has too little memory.
+/// The pool is then awake, or `gpumem_pool_wake` wakes it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pool_sleep(pool: *mut gpumem_pool, keep: u32) -> gpumem_result {
     guarded(|| {
@@ -472,16 +473,16 @@ pub extern "C" fn gpumem_pool_sleep(pool: *mut gpumem_pool, keep: u32) -> gpumem
     })
 }
 
-/// Creates the memory of a pool that sleeps again, at the addresses of before. Does nothing for a pool that is awake.
+/// Creates the memory of a sleeping pool again, at the same addresses. Does nothing if the pool is awake.
 ///
 /// Errors: `OUT_OF_MEMORY`, with the report as text, if the device or a limit refuses; `STATE` if another thread is putting the pool to
-/// sleep or waking it; `DRIVER` if a call fails. The pool still sleeps then: call it again, for example after memory was freed.
+/// sleep or waking it; `DRIVER` if a call fails. The pool then still sleeps: call it again, for example after memory was freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pool_wake(pool: *mut gpumem_pool) -> gpumem_result {
     guarded(|| with(pool, |entry| Ok(entry.pool.wake().map(drop)?)))
 }
 
-/// Waits until everything that the pool has recorded is in its trace file, that of `trace_path` or of `GPUMEM_TRACE`.
+/// Waits until everything that the pool has recorded is in its trace file (`trace_path` or `GPUMEM_TRACE`).
 ///
 /// Errors: `STATE` for a pool without a trace, after the timeout, or if the file cannot be written.
 #[unsafe(no_mangle)]

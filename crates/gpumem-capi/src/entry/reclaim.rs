@@ -16,16 +16,16 @@ pub struct gpumem_holder {
     _private: [u8; 0],
 }
 
-/// Frees memory of the program (`gpumem_free`, `cudaFree`). With `is_last_resort` 0, memory that is cheap to make again; with 1, all that
-/// the program can do without. Returns 0, or another number if it failed, which the report names.
+/// Frees memory of the program (`gpumem_free`, `cudaFree`). With `is_last_resort` 0, frees memory that is cheap to recreate; with 1,
+/// everything that the program can do without. Returns 0 on success, or another number, which the report names.
 ///
 /// It runs on a thread that allocates, without a lock of this library, and may call any function of it; an allocation that is refused
-/// inside of it calls no further holders. Several threads may call it at once. It must return: no exception or `longjmp` may leave it.
+/// inside it calls no further holders. Several threads may call it at once. It must return: no exception or `longjmp` may leave it.
 pub type gpumem_reclaim_fn = Option<unsafe extern "C" fn(is_last_resort: u32, user_data: *mut c_void) -> i32>;
 
 struct Holder {
     name: String,
-    /// The kind of memory that the pool has.
+    /// The pool's kind of memory.
     kind: MemoryKind,
     reclaim: unsafe extern "C" fn(u32, *mut c_void) -> i32,
     user_data: UserData,
@@ -67,16 +67,15 @@ struct Registered {
 
 static HOLDERS: Table<Registered> = Table::new(4, "holder");
 
-/// Registers a function that frees memory when a request of any pool of the pool's device would otherwise be refused, and in
-/// `gpumem_pool_reclaim`. It is called for requests of the pool's kind of memory: host memory, or memory of the device. `name` is for
-/// reports.
+/// Registers a function that frees memory when a request of any pool on the same device would otherwise be refused, and in
+/// `gpumem_pool_reclaim`. It is called for requests of the pool's kind of memory: host memory, or device memory. `name` is for reports.
 ///
 /// Errors: `INVALID_ARGUMENT` for a null pointer or a name that is not UTF-8.
 ///
 /// # Safety
 ///
 /// `name` is null or a text that ends with a zero byte; `holder` is null or points to a place. `reclaim` may be called with `user_data` on
-/// any thread until `gpumem_holder_unregister` has returned and the calls that began before have.
+/// any thread until `gpumem_holder_unregister` and all calls that began before it have returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_holder_register(
     pool: *mut gpumem_pool,

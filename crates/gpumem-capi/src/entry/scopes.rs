@@ -23,7 +23,7 @@ pub struct gpumem_scope_usage {
     pub freed_bytes: u64,
     /// The number of freed blocks.
     pub free_count: u64,
-    /// The highest rise of the bytes in use above their level at the beginning of the scope.
+    /// The maximum increase of the bytes in use since the beginning of the scope.
     pub peak_bytes: u64,
 }
 
@@ -45,7 +45,7 @@ thread_local! {
 
 /// Opens a scope on the calling thread: until `gpumem_scope_end`, the thread's allocations from the pool count for the tag, in the text of
 /// the status and in reports. In nested scopes the innermost counts. Scopes of one name share their tag, on all threads. `scope` becomes a
-/// number that this thread alone may end; the end of the thread ends its scopes.
+/// number that only this thread may end; the thread's scopes end with it.
 ///
 /// Errors: `INVALID_ARGUMENT` for a null pointer or a tag that is not UTF-8; `STATE` on a thread that is ending.
 ///

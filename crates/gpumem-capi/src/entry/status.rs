@@ -31,7 +31,7 @@ pub struct gpumem_status {
     pub hard_limit_bytes: u64,
     /// The soft limit; `UINT64_MAX` if there is none.
     pub soft_limit_bytes: u64,
-    /// In use on the whole device, over all processes.
+    /// In use on the whole device, by all processes.
     pub device_used_bytes: u64,
     /// The total memory of the device.
     pub device_total_bytes: u64,
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn gpumem_pool_status(
 }
 
 /// Writes a pool's counters as text that ends with a zero byte, cut to `capacity_bytes`. `length_bytes`, which may be null, becomes the
-/// length of the whole text without the zero byte; `text` may be null to learn it.
+/// length of the whole text without the zero byte; pass a null `text` to get only the length.
 ///
 /// # Safety
 ///

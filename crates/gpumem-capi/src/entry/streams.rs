@@ -74,12 +74,12 @@ pub unsafe extern "C" fn gpumem_stream_create(
 /// Wraps a stream (`CUstream`, `cudaStream_t`) that another library created and will destroy. Null is the default stream.
 ///
 /// Errors: `STATE` for a stream of another context, and for one that is part of a capture, unless captures were announced
-/// (`gpumem_captures_expect`). The capture goes on.
+/// (`gpumem_captures_expect`). The capture continues.
 ///
 /// # Safety
 ///
-/// - `raw` is null or a stream of the device's primary context, alive in every call that names the result.
-/// - Before it is destroyed, call `gpumem_stream_retire`, or name the result in no later call.
+/// - `raw` is null or a stream of the device's primary context, alive in every call that uses the result.
+/// - Before it is destroyed, call `gpumem_stream_retire`, or do not use the result in later calls.
 /// - `stream` is null or points to a place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_stream_borrow(
@@ -100,8 +100,8 @@ pub unsafe extern "C" fn gpumem_stream_borrow(
 
 /// Wraps a stream of another library that lives as long as the process uses the device, such as PyTorch's. Every call with one stream
 /// returns the same handle until it is retired or destroyed, so a program that has only the `CUstream` may call this for each request.
-/// `CU_STREAM_PER_THREAD` (2) is the calling thread's default stream: each thread has a handle of its own, which is destroyed when the
-/// thread ends.
+/// `CU_STREAM_PER_THREAD` (2) is the calling thread's default stream: each thread has its own handle, which is destroyed when the thread
+/// ends.
 ///
 /// Errors: `STATE` for a stream of another context, and, in the first call with a stream, for one that is part of a capture
 /// (`gpumem_captures_expect`).
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn gpumem_stream_long_lived(
             }
             let wrapped = wrap()?;
             let mut known = long_lived();
-            // Another thread may have added it meanwhile.
+            // Another thread may have added it since.
             if let Some(handle) = known.get(&key).copied().and_then(usable) {
                 return Ok(handle);
             }
@@ -160,7 +160,7 @@ fn own_default_stream(context: usize, wrap: impl FnOnce() -> Outcome<Stream>) ->
         return Ok(handle);
     }
     let handle = add(wrap()?, None)?;
-    // A thread that is ending keeps no handle: it destroys the handle itself, if it does.
+    // A thread that is ending keeps no handle: the program must destroy it.
     let _ = OWN.try_with(|own| {
         let mut own = own.0.borrow_mut();
         own.retain(|known| known.0 != context);
@@ -173,7 +173,7 @@ fn own_default_stream(context: usize, wrap: impl FnOnce() -> Outcome<Stream>) ->
 struct OwnStreams(RefCell<Vec<Key>>);
 
 impl Drop for OwnStreams {
-    /// Runs as the thread ends, where a panic would abort the process.
+    /// Runs while the thread ends, where a panic would abort the process.
     fn drop(&mut self) {
         let _ = ending(|| {
             for (_, handle) in self.0.take() {
@@ -192,8 +192,8 @@ thread_local! {
 /// `CU_STREAM_PER_THREAD`
 const PER_THREAD: usize = 2;
 
-/// Declares that the owner of a borrowed or long-lived stream is about to destroy it. Only the work queued so far counts, and later calls
-/// that name the stream are errors.
+/// Declares that the owner of a borrowed or long-lived stream is about to destroy it. Only work queued so far counts, and later calls that
+/// name the stream are errors.
 ///
 /// Errors: `STATE` if it was retired before.
 #[unsafe(no_mangle)]
@@ -206,7 +206,7 @@ pub extern "C" fn gpumem_stream_retire(stream: *mut gpumem_stream) -> gpumem_res
     })
 }
 
-/// Ends the use of a handle. A stream of `gpumem_stream_create` is destroyed; one of another library is not.
+/// Ends the use of a handle. A stream of `gpumem_stream_create` is destroyed; a stream of another library is not.
 ///
 /// Errors: `INVALID_HANDLE` for a null pointer or a stream that was destroyed.
 #[unsafe(no_mangle)]

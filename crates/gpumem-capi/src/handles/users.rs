@@ -1,7 +1,7 @@
 //! The handles that calls use at this moment, noted by each thread in a record of its own (hazard pointers: Michael, 2004).
 //!
-//! A call notes its handle, makes a fence, and reads the table. The end of an object changes the table, makes a fence, and reads the
-//! notes. So the call finds the object gone, or the end finds the note. The fences are asymmetric: the call's costs next to nothing.
+//! A call notes its handle, makes a fence, and reads the table. The end of an object changes the table, makes a fence, and reads the notes.
+//! So the call finds the object gone, or the end finds the note. The fences are asymmetric: the call's fence is almost free.
 
 use core::cell::Cell;
 use core::ptr::null_mut;
@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 pub(super) struct Note(&'static Place);
 
 impl Note {
-    /// Notes that the calling thread uses a handle. A read of the table that follows finds the object, or that it is gone.
+    /// Notes that the calling thread uses a handle. A following read of the table finds the object, or finds that it is gone.
     #[inline(always)]
     pub(super) fn new(handle: u64) -> Self {
         let place = OWN.get().and_then(Record::free_place).unwrap_or_else(outside);
@@ -22,7 +22,7 @@ impl Note {
         Self(place)
     }
 
-    /// Erases the note. A read that follows sees what the end of an object wrote before it read the note.
+    /// Erases the note. A following read sees what the end of an object wrote before it read the note.
     #[inline(always)]
     pub(super) fn erase(&mut self) {
         // Release: the end of the object comes after everything that this call did with it.
@@ -38,7 +38,7 @@ impl Note {
 #[cold]
 #[inline(never)]
 fn outside() -> &'static Place {
-    // A thread that is ending has given its record back, and gets no other.
+    // A thread that is ending has returned its record, and gets no other.
     if OWN.get().is_none() && OWNER.try_with(|owner| OWN.set(Some(owner.0))).is_ok() {
         return OWN.get().and_then(Record::free_place).unwrap_or_else(outside);
     }
@@ -73,7 +73,7 @@ fn owner_fence() {
     if is_light() { asymmetric_fence_light() } else { fence() }
 }
 
-/// The notes of one thread. Records are never freed; those of ended threads are taken again.
+/// The notes of one thread. Records are never freed; those of ended threads are reused.
 #[repr(align(128))]
 struct Record {
     places: [Place; NOTES_MAX],
@@ -85,11 +85,11 @@ struct Record {
 struct Place {
     /// 0 if there is none.
     handle: AtomicU64,
-    /// The record was taken for this note alone.
+    /// The record was taken for this note only.
     is_outside: AtomicBool,
 }
 
-/// A call uses up to two handles, and a callback inside of it as many again.
+/// A call uses up to two handles, and a callback inside it up to two more.
 const NOTES_MAX: usize = 8;
 
 impl Place {
@@ -150,13 +150,13 @@ thread_local! {
     static OWNER: Owner = Owner(Record::take());
 }
 
-/// Gives the thread's record back when the thread ends.
+/// Returns the thread's record when the thread ends.
 struct Owner(&'static Record);
 
 impl Drop for Owner {
     fn drop(&mut self) {
         OWN.set(None);
-        // A call that is still using a handle (a thread-local value of the program frees memory inside of a callback) keeps it.
+        // A call that is still using a handle (a thread-local value of the program frees memory inside a callback) keeps it.
         if self.0.places.iter().all(Place::is_free) {
             self.0.is_taken.store(false, Ordering::Release);
         }

@@ -1,9 +1,9 @@
 //! [`Budget`]: limits the combined size of a pool's magazines and depot.
 //!
-//! Each thread cache and each batch has an *allowance* in bytes. The budget grants it before blocks are put in, and revokes it
-//! after they have left; blocks that move between a magazine and the depot take their allowance along. So the bytes held never
-//! exceed the sum of the allowances, which never exceeds the cap, however many threads there are. A lower cap drains nothing: no
-//! more is granted until enough has been returned.
+//! Each thread cache and each batch has an *allowance* in bytes. The budget grants it before blocks are put in, and revokes it after they
+//! have left; blocks that move between a magazine and the depot take their allowance along. The bytes held never exceed the sum of the
+//! allowances, which never exceeds the cap, for any number of threads. A lower cap drains nothing: no allowance is granted until enough has
+//! been returned.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -30,7 +30,7 @@ impl Budget {
         self.granted_bytes.load(Ordering::Relaxed)
     }
 
-    /// Grants `wanted_bytes`, or the remaining bytes if they are at least `needed_bytes`; else 0.
+    /// Grants `wanted_bytes`, or the remaining bytes if they are at least `needed_bytes`, or 0.
     pub(super) fn grant(&self, needed_bytes: u64, wanted_bytes: u64) -> u64 {
         let cap_bytes = self.cap_bytes();
         let mut granted_bytes = self.granted_bytes();
@@ -40,7 +40,7 @@ impl Budget {
                 return 0;
             }
             let grant_bytes = wanted_bytes.clamp(needed_bytes, left_bytes);
-            // Relaxed: the number alone counts. The blocks that it stands for are passed on under locks.
+            // Relaxed: only the number matters. The blocks that it stands for are passed on under locks.
             match self.granted_bytes.compare_exchange_weak(
                 granted_bytes,
                 granted_bytes + grant_bytes,

@@ -1,12 +1,11 @@
 //! [`Depot`]: batches of freed blocks that any thread may take, one shelf for each size class.
 //!
-//! Blocks that one thread frees and another allocates move through the depot, many blocks for one lock. A batch carries one stamp;
-//! the caller decides whether it may go to a stream. Its allowance moves with it, so blocks in the depot count against the budget
-//! like blocks in a magazine. Magazines and depot follow Bonwick and Adams, "Magazines and Vmem" (USENIX 2001).
+//! Blocks that one thread frees and another allocates move through the depot, many blocks per lock. A batch carries one stamp; the caller
+//! decides whether it may go to a stream. Its allowance moves with it, so blocks in the depot count against the budget like blocks in a
+//! magazine. Magazines and depot follow Bonwick and Adams, "Magazines and Vmem" (USENIX 2001).
 //!
-//! A cache line that two threads write costs as much as a dozen blocks that do not move. So a visit touches few: a shelf has cache
-//! lines of its own, and the lists that carry blocks move back and forth with them, empty one way, instead of being allocated and
-//! freed.
+//! A cache line that two threads write costs as much as a dozen local hits, so a visit touches few: a shelf has its own cache lines, and
+//! the lists that carry blocks are reused in both directions instead of being allocated and freed.
 
 use crate::block::HeapBlock;
 use crate::size_class::SizeClass;
@@ -27,7 +26,7 @@ pub(super) struct Depot<S> {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shelf<S> {
-    /// The number of batches, so that a look at an empty shelf takes no lock. Written under the lock.
+    /// The number of batches, so that checking an empty shelf takes no lock. Written under the lock.
     count: AtomicU32,
     pile: Mutex<Pile<S>>,
 }
@@ -130,7 +129,7 @@ impl<S> Depot<S> {
 
 impl<S> Shelf<S> {
     fn lock(&self) -> MutexGuard<'_, Pile<S>> {
-        // A poisoned lock is used on: no code under it panics half way through a change.
+        // A poisoned lock stays usable: no code under it panics in the middle of a change.
         self.pile.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -139,7 +138,7 @@ impl<S> Shelf<S> {
     }
 }
 
-/// Batches per shelf. Old batches are out of the processor's caches, and a search looks at each.
+/// Batches per shelf. Old batches have left the processor's caches, and a search looks at each one.
 pub(super) const SHELF_COUNT_MAX: usize = 64;
 
 /// Empty lists per shelf: two threads that hand blocks over need few.

@@ -1,16 +1,16 @@
 //! [`LargeCache`]: the last large blocks that were freed to a thread cache, each with its size and stamp.
 //!
-//! A program that frees the block that it allocated last, and allocates the same size again, gets that block back without the heap
-//! and its lock. All others go to the heap, a few at a time, because only the heap can place them well.
+//! A program that frees the block that it allocated last, and allocates the same size again, gets that block back without taking the heap's
+//! lock. Other blocks go to the heap, a few at a time, because only the heap can place them well.
 //!
-//! While the heap allows a cache to *retain* blocks ([`Retention`]), it hands out any of them, best fit first: up to a quarter
-//! larger than the request, so that threads whose sizes vary seldom meet at the heap. Without growth slack it is a sixteenth,
-//! because a quarter of every block would not fit into the memory that was reserved ahead. The heap derives the amount from memory
-//! that was reserved ahead and never needed. Retained blocks are not lost to others: a large request that misses its cache goes to
-//! the heap, and if that finds too little, this thread's caches are emptied first, and then all caches.
+//! While the heap allows a cache to *retain* blocks ([`Retention`]), it hands out any of them, best fit first: up to a quarter larger than
+//! the request, so that threads with varying sizes seldom contend for the heap. Without growth slack it is a sixteenth, because a quarter
+//! of every block would not fit into the memory that was reserved ahead. The heap derives the amount from memory that was reserved ahead
+//! and never needed. Other threads can still get retained blocks: a large request that misses its cache goes to the heap, and if the heap
+//! finds too little, this thread's caches are emptied first, and then all caches.
 //!
-//! Unlike small blocks each large block keeps the stamp of its own free. Other streams may have been ordered behind that free
-//! since; a later stamp would hide the block from them.
+//! Each large block keeps the stamp of its own free, unlike small blocks. Other streams may have been ordered behind that free since; a
+//! later stamp would hide the block from them.
 
 use crate::block::HeapBlock;
 
@@ -88,7 +88,7 @@ pub(super) struct LargeCache {
     steps: [SizeStep; COUNT_MAX],
     /// The sum of the sizes.
     held_bytes: u64,
-    /// The part of that sum which the heap counts as kept.
+    /// The part of `size_bytes` that the heap counts as kept.
     published_bytes: u64,
     retention: Retention,
     /// The record of the block that was handed out last.
@@ -107,8 +107,8 @@ impl LargeCache {
         }
     }
 
-    /// While blocks are retained, the best fit. Else only the block that was handed out last, if it was also freed last and has
-    /// this size.
+    /// While blocks are retained, the best fit. Otherwise only the block that was handed out last, if it was also freed last and has this
+    /// size.
     #[inline]
     pub(super) fn take(&mut self, size_bytes: u64) -> Option<LargeBlock> {
         let last = self.list.last()?;
@@ -195,7 +195,7 @@ impl LargeCache {
         core::mem::take(&mut self.published_bytes)
     }
 
-    /// Removes some of the oldest blocks. Few at a time, because other threads wait for the heap meanwhile.
+    /// Removes some of the oldest blocks, few at a time, because other threads wait for the heap.
     pub(super) fn make_way(&mut self, leaves: impl FnMut(LargeBlock)) {
         let count = self.list.len();
         self.leave(if count <= COUNT_FREE { count } else { count.div_ceil(4).min(LEAVING_MAX) }, leaves);
@@ -213,10 +213,10 @@ impl LargeCache {
     }
 }
 
-/// Blocks that a cache holds without retention.
+/// The number of blocks that a cache holds without retention.
 const COUNT_FREE: usize = 4;
 
-/// Blocks that a cache retains at most: a search reads four cache lines.
+/// The maximum number of blocks that a cache retains: a search reads four cache lines.
 const COUNT_MAX: usize = 1 << PLACE_BITS;
 const PLACE_BITS: u32 = 7;
 

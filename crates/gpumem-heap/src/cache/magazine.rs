@@ -22,7 +22,7 @@ pub(super) struct Magazines {
 #[derive(Debug)]
 struct Stack {
     blocks: Vec<HeapBlock>,
-    /// The size of the class, beside the stack because it is needed whenever the stack is.
+    /// The size of the class. It is next to the stack because both are needed together.
     size_bytes: u64,
 }
 

@@ -1,9 +1,8 @@
-//! [`ThreadCache`]: freed blocks of one stream that one thread keeps. Its [`Magazines`] lie behind a lock that costs the owner
-//! nothing.
+//! [`ThreadCache`]: freed blocks of one stream that one thread keeps. Its [`Magazines`] are behind a lock that is free for the owner.
 //!
-//! Every block in a cache was freed on the cache's stream, or was ready for all streams, so an allocation on that stream may take
-//! any of them without a check. The owning thread uses the cache through an [`OwnerGuard`]. Other threads revoke it for a moment,
-//! to drain it or to reduce its allowance. Any thread reads its counters and its allowance without the lock.
+//! Every block in a cache was freed on the cache's stream, or was ready for all streams, so an allocation on that stream may take any of
+//! them without a check. The owning thread uses the cache through an [`OwnerGuard`]. Other threads revoke it briefly, to drain it or to
+//! reduce its allowance. Any thread may read its counters and its allowance without the lock.
 
 use super::large_cache::{LargeBlock, Retention};
 use super::magazine::Magazines;
@@ -120,7 +119,7 @@ impl ThreadCache {
     }
 }
 
-/// Revokes all caches that are not closed, with one barrier, and visits them in turn. One caller at a time.
+/// Revokes all caches that are not closed, with one barrier, and visits them one after another. One caller at a time.
 pub(super) fn visit_all<'a, K>(
     caches: impl IntoIterator<Item = (&'a ThreadCache, K)>,
     mut visit: impl FnMut(&'a ThreadCache, K, &mut Magazines),
@@ -194,7 +193,7 @@ impl OwnerGuard<'_> {
         put == Some(true)
     }
 
-    /// Like [`OwnerGuard::take`], after another thread has revoked the cache, too. If the cache retains large blocks loosely
+    /// Like [`OwnerGuard::take`], but also works after another thread has revoked the cache. If the cache retains large blocks loosely
     /// ([`Retention`]), the block may be of a slightly larger class.
     pub fn take_slow(self, class: SizeClass, size_bytes: u64) -> Option<(SizeClass, HeapBlock)> {
         self.with(|magazines| {
@@ -243,7 +242,7 @@ impl OwnerGuard<'_> {
         self.with(|_| self.counters.count_in(size_bytes)).is_some()
     }
 
-    /// Runs `work` on the magazines, after a wait for other threads; `None` if the cache is closed.
+    /// Waits for other threads and runs `work` on the magazines; `None` if the cache is closed.
     pub(super) fn with<R>(self, work: impl FnOnce(&mut Magazines) -> R) -> Option<R> {
         // SAFETY: the caller of `ThreadCache::own` upholds the same contract.
         unsafe { self.magazines.own(|magazines| self.noting(magazines, work)) }

@@ -1,4 +1,4 @@
-//! [`ThreadCaches`]: all thread caches of one pool, and the depot between them. Small allocations and frees that hit touch nothing
+//! [`ThreadCaches`]: all thread caches of one pool, and the depot between them. Small allocations and frees that hit a cache touch nothing
 //! else.
 //!
 //! ```text
@@ -11,11 +11,11 @@
 //! Blocks that leave for the heap are collected in a [`Spill`], each with its stamp. `S` is the type of the stamp. The caches read
 //! a stamp, through a function of the caller, when blocks leave a cache.
 //!
-//! *Order.* A block in a cache was freed behind work that was queued before. Its stamp is read after it has left the cache: the
-//! event that closes the stamp's epoch is recorded later still, and so behind that work.
+//! *Order.* A block in a cache was freed after work that was queued before. Its stamp is read after it has left the cache. The event that
+//! closes the stamp's epoch is recorded even later, so it comes after that work.
 //!
-//! *The last access.* A pool may be torn down as soon as its last block has been counted as freed. So a free does everything else
-//! first, and counts last, in a cache that its thread keeps alive.
+//! *The last access.* A pool may be torn down as soon as its last block has been counted as freed. So a free counts as its last step, in a
+//! cache that its thread keeps alive.
 
 use super::budget::Budget;
 use super::depot::{Batch, Depot};
@@ -33,15 +33,15 @@ pub struct ThreadCaches<S> {
     budget: Budget,
     depot: Depot<S>,
     registry: Mutex<Registry>,
-    /// Counters by stream, for frees and allocations without a thread cache: on a thread that has destroyed its caches, or of a
-    /// destroyed stream. `None` once closed.
+    /// Counters by stream, for frees and allocations without a thread cache: on a thread that has destroyed its caches, or for a destroyed
+    /// stream. `None` once closed.
     common: Mutex<Option<BTreeMap<u64, Counters>>>,
     refusal_count: AtomicU32,
     /// The number of caches. Written under the registry's lock.
     cache_count: AtomicU32,
 }
 
-/// All caches: those with an owner, and those whose thread has ended.
+/// All caches, including those of threads that have ended.
 #[derive(Debug)]
 struct Registry {
     caches: Vec<Arc<ThreadCache>>,
@@ -173,7 +173,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         stamped(&cache, blocks, stamp, spill);
     }
 
-    /// Removes all blocks of all caches and of the depot, whatever their threads are doing.
+    /// Removes all blocks of all caches and of the depot, even while their threads are running.
     pub fn drain(&self, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
         let registry = self.lock();
         self.shrink(registry.caches.iter().map(|cache| (&**cache, 0)), stamp, spill);
@@ -217,7 +217,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         kept_bytes
     }
 
-    /// Drains and closes all caches, and returns the sum of all counters. Later operations are not counted here.
+    /// Drains and closes all caches, and returns the sum of all counters. Later operations are not included.
     pub fn close(&self, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) -> Counters {
         let mut registry = self.lock();
         registry.is_closed = true;
@@ -297,10 +297,10 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         granted_bytes > 0
     }
 
-    /// Reclaims allowance: all of it from caches that were not used since the previous rebalance, and from the others the part
-    /// beyond an equal share. The depot loses the oldest batch of each shelf.
+    /// Reclaims allowance: all of it from caches that were not used since the previous rebalance, and the part beyond an equal share from
+    /// the others. The depot loses the oldest batch of each shelf.
     fn rebalance(&self, asking: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
-        // The holder of the lock rebalances too, or changes the list of caches.
+        // The holder of the lock is rebalancing too, or is changing the list of caches.
         let Ok(registry) = self.registry.try_lock() else { return };
         let others = registry.caches.iter().filter(|cache| !core::ptr::eq(&***cache, &*asking));
         let others: Vec<_> = others.map(|cache| (&**cache, cache.was_used())).collect();
@@ -320,7 +320,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         stamp: impl Fn(u64) -> S,
         spill: &mut Spill<S>,
     ) {
-        // A cache whose allowance grows at this moment is left alone, as if it grew a moment later.
+        // A cache whose allowance is growing now is left alone, as if it grew a moment later.
         let above = caches.filter(|(cache, keep_bytes)| {
             cache.allowance_bytes() > *keep_bytes || (*keep_bytes == 0 && cache.has_large())
         });
@@ -382,7 +382,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Registry> {
-        // A poisoned lock is used on: no code under it panics half way through a change.
+        // A poisoned lock stays usable: no code under it panics in the middle of a change.
         self.registry.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

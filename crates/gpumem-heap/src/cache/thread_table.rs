@@ -1,4 +1,4 @@
-//! The calling thread's cache of a pool and a stream: one look into a small table of the thread, which needs no destructor.
+//! The calling thread's cache for a pool and a stream: one lookup in a small thread-local table, which needs no destructor.
 //!
 //! The table is direct-mapped and holds bare pointers. A map behind it keeps all caches that the thread owns. When the thread ends,
 //! the map's destructor clears the table and hands the caches over; the pool lists them too, so no block is lost with the thread.
@@ -16,8 +16,8 @@ pub fn with_cache<R>(pool: u64, stream: u64, work: impl FnOnce(OwnerGuard<'_>) -
     find_cache(pool, stream).map(|found| work(unsafe { found.own() }))
 }
 
-/// A cache of the thread that [`find_cache`] found, for use in a later call. A function with this argument needs no look-up of its
-/// own, for which it would have to save registers.
+/// A cache of the thread that [`find_cache`] found, for use in a later call. A function with this argument needs no lookup, for which it
+/// would have to save registers.
 #[derive(Clone, Copy, Debug)]
 pub struct FoundCache(*const ThreadCache);
 
@@ -33,8 +33,8 @@ impl FoundCache {
     ///
     /// # Safety
     ///
-    /// From [`find_cache`] to the last use of the guard, the thread does not call [`with_cache_or_adopt`], and its destructors do not
-    /// begin. A closure that runs inside one of the guard's functions does not use the cache.
+    /// Between [`find_cache`] and the last use of the guard, the thread does not call [`with_cache_or_adopt`] and does not start its
+    /// destructors. A closure that runs inside one of the guard's functions does not use the cache.
     #[inline]
     pub unsafe fn own<'a>(self) -> OwnerGuard<'a> {
         // SAFETY: a pointer is in the table only while this thread's map holds the cache (`OwnCaches::keep` and `drop`), and the map
@@ -92,7 +92,7 @@ struct Entry {
     cache: *const ThreadCache,
 }
 
-/// The number of pools' streams that a thread can use in turn without a search outside the table.
+/// The number of streams, over all pools, that a thread can alternate between without a search outside the table.
 const ENTRY_COUNT: usize = 16;
 
 /// The difference between the keys of two pools, so that their caches of the same streams have different places in the table.
@@ -130,8 +130,8 @@ impl Drop for OwnCaches {
     }
 }
 
-/// Makes the calling thread find none of its caches. A handler for processes that are forked: other threads may have revoked a cache
-/// at the fork, and no operation of the child may hit. The thread's map keeps the caches.
+/// Makes the calling thread find none of its caches. A fork handler: other threads may have revoked a cache at the fork, so no operation of
+/// the child may hit one. The thread's map keeps the caches.
 pub extern "C" fn forget_found() {
     clear_table();
 }

@@ -9,8 +9,8 @@ use crate::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeMap;
 
 impl Heap {
-    /// A small set of stamps whose completion lets the request be met from free memory: the earliest suitable free of one stream if
-    /// one stream suffices. Empty if a wait for all stamps that `can_wait` accepts would not suffice.
+    /// A small set of stamps: once they are complete, free memory suffices for the request. If one stream suffices, this is its earliest
+    /// suitable free. Empty if waiting for all stamps that `can_wait` accepts would not suffice.
     pub fn blockers(
         &self,
         request: &Request,
@@ -41,7 +41,7 @@ impl Heap {
         if !fits(&waits) {
             return Vec::new();
         }
-        // Each stream in turn waits less, or not at all, as far as the others allow.
+        // Shortens or drops the wait for each stream if the waits for the others suffice.
         for (stream, epochs) in &epochs {
             let others: Vec<Stamp> =
                 waits.iter().copied().filter(|stamp| stamp.stream_index().0 != *stream).collect();
@@ -91,7 +91,7 @@ impl Heap {
         epochs
     }
 
-    /// True if free memory would suffice, perhaps under new addresses.
+    /// True if free memory would suffice, perhaps at new addresses.
     fn would_fit(&self, request: &Request, order: &impl Order) -> bool {
         let Some(size_bytes) = rounded(request.size_bytes) else { return false };
         let view = View { records: &self.records, stream: request.stream, order, with_ready: true };

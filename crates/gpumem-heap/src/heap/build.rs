@@ -1,8 +1,8 @@
 //! [`make`]: makes a row of mappings, or leaves everything as it was.
 //!
-//! The memory is called first, and the heap's records change only once all calls have succeeded. If one fails, the calls before it
-//! are undone. If even that fails, the remaining mappings and handles count as reserved and go to [`Lost`](super::lost::Lost):
-//! their addresses are not reused before they are unmapped.
+//! The memory is called first, and the heap's records change only once all calls have succeeded. If one fails, the calls before it are
+//! undone. If undoing fails too, the remaining mappings and handles count as reserved and go to [`Lost`](super::lost::Lost): their
+//! addresses are not reused before they are unmapped.
 
 use super::extension::Extension;
 use super::mappings::HANDLES_MAX;
@@ -61,7 +61,7 @@ impl MappingPlan {
 }
 
 impl Heap {
-    /// Makes a row of mappings, as an extension or on its own, and takes a block there.
+    /// Makes a row of mappings, as an extension or separately, and takes a block there.
     pub(super) fn build<M: PhysicalMemory>(
         &mut self,
         index: usize,
@@ -91,9 +91,9 @@ impl Heap {
         Ok(Some(self.claimed(index, start, request.size_bytes, request.stream)))
     }
 
-    /// The place of a row that extends nothing: a range where much was unmapped, else the end of the space. It stands behind a gap,
-    /// so that the row before it can be extended later, unless all its handles are new: those are better side by side. When
-    /// addresses are short, gaps are used up.
+    /// The place of a row that extends nothing: a range where much was unmapped, otherwise the end of the space. A gap before it lets the
+    /// preceding row be extended later. A row of new handles only has no gap, because adjacent new handles are more useful. When addresses
+    /// run short, gaps are used up.
     fn own_place(&self, index: usize, row: &MappingPlan) -> u64 {
         let (space, row_bytes) = (&self.spaces[index], row.size_bytes(&self.pages));
         let free_range = |size_bytes: u64| self.pages.free_va_ranges(index).find(size_bytes >> PAGE_SHIFT);
@@ -200,7 +200,7 @@ fn ask<M: PhysicalMemory>(
     Ok(backing.set_access(base, address - base)?)
 }
 
-/// Undoes the calls, and returns the remaining mappings. If there are any, the new handles stay too.
+/// Undoes the calls, and returns the mappings that could not be undone. If there are any, the new handles stay too.
 fn undo(heap: &mut Heap, done: &Done, backing: &mut impl PhysicalMemory) -> Vec<(u64, u64)> {
     let mut mapped = done.mapped.clone();
     mapped.retain(|(address, size_bytes)| backing.unmap(*address, *size_bytes).is_err());

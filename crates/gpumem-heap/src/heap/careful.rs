@@ -1,21 +1,21 @@
 //! [`TuningByLimit`]: the heap's tuning, which changes with the distance from the limit.
 //!
-//! Live blocks keep their addresses, and so the handles under them: the free rest of a large handle is of no use to a larger
-//! request. Nothing that happens at the limit brings it back, so a heap with a limit prepares for it:
+//! Live blocks keep their addresses, and therefore the handles under them: the free rest of a large handle cannot serve a larger request.
+//! Nothing can recover it at the limit, so a heap with a limit prepares early:
 //!
 //! - below any limit handles are so small that many of them make up the limit, and thread caches hold little;
-//! - once blocks have needed a thirty-second of the limit, the heap is *exact*: it keeps no slack, so that streams share no page under
-//!   blocks that may live long;
+//! - once blocks have needed a thirty-second of the limit, the heap is *exact*: it keeps no slack, so streams share no page under blocks
+//!   that may live long;
 //! - once blocks have needed half of the limit, the heap is *careful*: its tuning is [`Tuning::careful`], close to
 //!   [`Tuning::TIGHT`].
 //!
-//! The bytes that blocks have needed are a peak of use. It decays with each allocation that misses the thread caches, so a pool
-//! relaxes some thousand misses after its blocks were freed.
+//! The bytes that blocks have needed are a peak of use. It decays with each allocation that misses the thread caches, so a pool relaxes a
+//! few thousand misses after its blocks were freed.
 //!
-//! Both parts are measured (`cargo xtask replay --random`), at 1.02 times the peak of random programs: of 764 that fit under
-//! `tight`, 1.6 % do not fit under `fast` if slack ends at a quarter of the limit, 0.9 % if it ends at a sixteenth, and 0.5 % with
-//! these values. Being careful from a sixteenth on costs eleven times the driver time while the limit is far (`gpt2_train_varlen`
-//! at four times its peak: 257 ms instead of 23).
+//! Both fractions were measured (`cargo xtask replay --random`), at 1.02 times the peak of random programs: of 764 that fit under `tight`,
+//! 1.6 % do not fit under `fast` if slack ends at a quarter of the limit, 0.9 % if it ends at a sixteenth, and 0.5 % with these values.
+//! Being careful from a sixteenth on costs eleven times the driver time while the limit is far (`gpt2_train_varlen` at four times its peak:
+//! 257 ms instead of 23).
 
 use super::Heap;
 use super::space::PAGE_SHIFT;
@@ -98,8 +98,7 @@ impl Heap {
         self.tuning.at(self.needed_bytes())
     }
 
-    /// The decaying peak of use, but no more than is reserved. Memory that was reserved ahead and never used does not count: it
-    /// brings the heap no nearer to its limit.
+    /// The decaying peak of use, but no more than is reserved. Memory that was reserved ahead and never used does not count.
     fn needed_bytes(&self) -> u64 {
         self.reserved_bytes().min(self.fading_peak_bytes.saturating_add(self.outside_bytes))
     }
@@ -121,15 +120,15 @@ impl Heap {
 }
 
 const NO_LIMIT: u64 = u64::MAX;
-/// The part of the limit from which on there is no slack.
+/// The fraction of the limit above which there is no slack.
 const EXACT_DIVISOR: u64 = 32;
-/// The part of the limit from which on the heap is careful.
+/// The fraction of the limit above which the heap is careful.
 const CAREFUL_DIVISOR: u64 = 2;
-/// The part of itself that a peak loses with each miss.
+/// The fraction that a peak loses with each miss.
 const FADE_DIVISOR: u64 = 2048;
 /// The least number of handles that make up a limit. Below 4 GiB each is 2 MiB.
 const HANDLES_MIN: u64 = 2048;
-/// The largest part of the limit that thread caches hold of small blocks, while the share of the reserved memory is less.
+/// The maximum fraction of the limit that thread caches hold in small blocks, while it exceeds their share of the reserved memory.
 const MAGAZINE_DIVISOR: u64 = 512;
 
 #[cfg(test)]
@@ -171,7 +170,7 @@ mod tests {
         assert_eq!((limited.handle_max_pages, limited.magazine_bytes_min), (1, 2 << 20));
     }
 
-    /// Near its limit every profile has the same tuning.
+    /// Near the limit every profile has the same tuning.
     #[test]
     fn profiles_differ_near_a_limit_in_what_does_not_decide_what_fits() {
         let of = |profile: Tuning| Tuning { mapping_allowance_per_mille: 0, ..profile.careful() };

@@ -10,7 +10,7 @@ use super::stamps::{FreeState, Pending};
 use std::collections::BTreeMap;
 
 impl Heap {
-    /// Checks all invariants, and returns the number of blocks outside of the heap.
+    /// Checks all invariants, and returns the number of blocks outside the heap.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ fn check_tiling(index: usize, space: &Space, records: &Records) -> Result<Vec<u3
     Ok(ids)
 }
 
-/// Checks that each free record is in the list of its state and size, and nothing else is in any list.
+/// Checks that each free record is in the list of its state and size, and that the lists contain nothing else.
 fn check_lists(index: usize, space: &Space, records: &Records, ids: &[u32]) -> Result<(), String> {
     let free = ids.iter().filter(|id| records[**id].kind == Kind::Free).count();
     let mut listed = 0;

@@ -1,7 +1,7 @@
 //! [`Extension`]: a free address range that is too short for a block, with room for new mappings behind it.
 //!
-//! Rows of mappings that extend nothing are made with a gap before them. A request that is a little too large for a row adds
-//! mappings behind it: the number of driver calls is that of the new mappings, not that of all mappings of the block.
+//! Rows of mappings that extend nothing are made with a gap before them. A request that is a little too large for a row adds mappings
+//! behind it: only the new mappings cost driver calls, not all mappings of the block.
 
 use super::idle_scan::{Idle, IdleScan, View};
 use super::mappings::MappingId;
@@ -42,9 +42,10 @@ impl Heap {
         view: &View<impl Order>,
     ) -> Vec<Extension> {
         let space = &self.spaces[index];
-        let idle = match self.pages.pins_any() {
-            true => IdleScan::collect(&self.pages, &self.spaces, view).by_handle(&self.pages),
-            false => scan.by_handle(&self.pages),
+        let idle = if self.pages.pins_any() {
+            IdleScan::collect(&self.pages, &self.spaces, view).by_handle(&self.pages)
+        } else {
+            scan.by_handle(&self.pages)
         };
         let stretch = Stretch { pages: &self.pages, index, idle };
         let end = (space.end() >> PAGE_SHIFT, space.room_bytes() >> PAGE_SHIFT);
@@ -76,7 +77,7 @@ struct Stretch<'a> {
 }
 
 impl Stretch<'_> {
-    /// The range before a free range of addresses, as far as the block needs it.
+    /// The range before a free range of addresses: only the part that the block needs.
     fn extension(
         &self,
         space: &Space,
@@ -119,7 +120,7 @@ impl Stretch<'_> {
             let (handle, last) = (entry.handle(), entry.page());
             let mapping = MappingId::new(self.index, slot as u32 - 1 - last);
             let mut idle = self.idle[handle as usize];
-            // Pinned memory may be used in its place.
+            // Pinned memory may be used where it is.
             if self.pages.is_pinned(handle) {
                 idle &= self.pages.resident(mapping);
             }

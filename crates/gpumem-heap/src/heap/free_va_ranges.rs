@@ -20,7 +20,7 @@ impl FreeVaRanges {
         self.list.iter().map(|(slot, count)| (*slot, *count))
     }
 
-    /// Adds a range, and merges it with its neighbours.
+    /// Adds a range and merges it with its neighbours.
     pub fn add(&mut self, mut slot: u64, mut count: u64) {
         if let Some(behind) = self.list.remove(&(slot + count)) {
             count += behind;

@@ -36,8 +36,7 @@ impl Heap {
         self.grow(request, order, backing, (reserved_max_bytes, false))
     }
 
-    /// Takes a block that starts and ends in pages which other blocks use in part, with new handles between them. For a request
-    /// that no other function can meet.
+    /// Takes a block that starts and ends in pages that other blocks use in part, with new handles between them. The last resort.
     ///
     /// # Errors
     ///
@@ -203,10 +202,10 @@ impl Heap {
         self.keepable_bytes > self.needed_peak_bytes / 4
     }
 
-    /// The amount by which the heap may grow for a request before more expensive steps than a new handle are worthwhile, in bytes.
+    /// The growth, in bytes, up to which a new handle is preferred to more expensive steps.
     pub fn growth_target_bytes(&self, request: &Request) -> u64 {
         let used = self.growth_need_bytes(request);
-        // Without mappings there has to be room for what is left over of a segment.
+        // Without mappings there must be room for the rest of a segment.
         let segment_pages =
             self.segments.as_ref().map_or(0, |_| self.segment_pages(space_of(request), request.size_bytes));
         let Tuning { growth_slack_per_mille: usual, growth_slack_max_per_mille: most, .. } = *self.tuning();
@@ -217,11 +216,11 @@ impl Heap {
         if self.mapping_credit >= 1000 || most <= usual {
             return beyond(used, usual);
         }
-        // The sum of each stream's peak is what streams need if none is ever ordered after another.
+        // Streams need the sum of their peaks if none is ever ordered after another.
         beyond(used.max(self.shares.peak_bytes()), most)
     }
 
-    /// The bytes that blocks need with a request, or have needed.
+    /// The bytes that blocks need including a request, or have needed.
     pub(super) fn growth_need_bytes(&self, request: &Request) -> u64 {
         self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes)
     }

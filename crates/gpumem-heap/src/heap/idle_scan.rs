@@ -1,8 +1,8 @@
 //! [`IdleScan`]: the pages that are idle from one stream's point of view.
 //!
-//! Made when a request found nothing else: it walks the free records, not the whole heap. It gives the two ways to reuse memory
-//! under other addresses: address ranges whose memory can move back ([`super::remap`]), and parts of handles that a new mapping can
-//! be made of ([`super::plan`]).
+//! It is made when a request found nothing else. It walks the free records, not the whole heap. It finds the two ways to reuse memory at
+//! other addresses: address ranges whose memory can move back ([`super::remap`]), and parts of handles that a new mapping can be made of
+//! ([`super::plan`]).
 
 use super::pages::{Pages, ones};
 use super::partial_page::PartialPage;
@@ -148,7 +148,7 @@ pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>)
     seeds.sort_unstable();
     let mut found: Vec<(u64, u64)> = Vec::new();
     for (start, id) in seeds {
-        // A range is walked once, however many of its records are seeds.
+        // A range is walked once even if several of its records are seeds.
         if found.last().is_none_or(|(_, end)| *end <= start) {
             found.push(space.run_around(id, view));
         }
@@ -162,7 +162,7 @@ pub(super) fn longest_stretch(
     view: &View<impl Order>,
     may_be_had: impl Fn(&(u64, u64)) -> bool,
 ) -> u64 {
-    // Of merged ranges, those from a size on are few and are found without the others.
+    // Merged ranges above a size are few and are found without the others.
     let mut least_bytes = if is_merged(space) { LONGEST_BYTES_MAX } else { 0 };
     loop {
         let found = stretches(space, least_bytes, view).into_iter().filter(&may_be_had);
@@ -174,8 +174,7 @@ pub(super) fn longest_stretch(
     }
 }
 
-/// Returns whether no two free records are neighbours. Neighbours of one state with the same set of stamps are merged when they become
-/// free.
+/// True if no two free records are neighbours. Neighbours of one state with the same set of stamps are merged when they become free.
 fn is_merged(space: &Space) -> bool {
     let mut lists = space.fits_by_state().filter(|(_, fit)| !fit.is_empty());
     lists.next().is_none_or(|(state, _)| state != FreeState::MultiStream.index()) && lists.next().is_none()
@@ -185,5 +184,5 @@ fn is_merged(space: &Space) -> bool {
 const LONGEST_BYTES_MAX: u64 = 1 << 48;
 const LONGEST_BYTES_MIN: u64 = 1 << 10;
 
-/// The smallest part of a range's size that a record may have to be examined, where neighbours may be in different states.
+/// Where neighbours may be in different states, a record is examined only if it has at least this fraction of a range's size.
 const SEEDS: u64 = 8;

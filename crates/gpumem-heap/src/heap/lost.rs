@@ -1,5 +1,4 @@
-//! [`Lost`]: memory that could not be released when the heap tried. It counts as reserved, and its release is retried whenever
-//! memory is released.
+//! [`Lost`]: memory that could not be released when the heap tried. It counts as reserved. Each release of memory tries again.
 
 use super::Heap;
 use super::space::PAGE_SHIFT;
@@ -32,7 +31,7 @@ impl Lost {
         self.bytes
     }
 
-    /// True if there is none.
+    /// True if nothing is lost.
     pub fn is_empty(&self) -> bool {
         self.handles.is_empty() && self.rows.is_empty()
     }

@@ -1,8 +1,7 @@
 //! [`Mappings`]: the mappings of one space. One word for each page of addresses, and another that links a handle's mappings.
 //!
-//! Mappings that their memory has left are kept by the thousand, and while the device is far behind none of them may be unmapped.
-//! So mappings have no records of their own: all data of a mapping is in the table of its page addresses. Such a page-sized place
-//! in the address range is a *slot*.
+//! Thousands of mappings whose memory has moved away are kept, and while the device is far behind none of them may be unmapped. So mappings
+//! have no records: all data of a mapping is in the table of its page addresses. Such a page-sized place in the address range is a *slot*.
 
 use super::record::NONE;
 
@@ -24,7 +23,7 @@ impl MappingId {
     }
 }
 
-/// The content of a slot: a handle's number, one of its pages, and whether that page is resident here, as a whole or in part.
+/// The content of a slot: a handle's number, one of its pages, and whether all or part of that page is resident here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry(u32);
 
@@ -139,7 +138,7 @@ impl Mappings {
     }
 }
 
-/// Extends a table by little more than it needs, because tables are most of the heap's host memory.
+/// Extends a table by little more than needed, because tables are most of the heap's host memory.
 pub(super) fn extend<T: Copy>(table: &mut Vec<T>, length: usize, value: T) {
     if table.capacity() < length {
         table.reserve_exact(length + length / 16 - table.len());

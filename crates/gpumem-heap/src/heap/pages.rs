@@ -1,11 +1,10 @@
 //! [`Pages`]: physical memory, and the addresses where it is mapped.
 //!
 //! A *handle* is 1 to 64 pages of 2 MiB, always mapped as a whole. A handle may have many *mappings* ([`Mappings`]). Each page is
-//! *resident* in one of its handle's mappings: only there do records stand for its bytes, so no byte can be in two blocks. (A page
-//! that blocks of one stream share may be resident in several mappings in part, each byte in one:
-//! [`partial_page`](super::partial_page).) A free page can move to another mapping of its handle. The mapping that it left stays
-//! mapped, so moving back costs no driver call. A handle keeps the last uses of its pages at places that they have left, because
-//! those mappings may be unmapped only when these uses are complete.
+//! *resident* in one of its handle's mappings: only there do records stand for its bytes, so no byte can be in two blocks. (A page that
+//! blocks of one stream share may be resident in several mappings in part, each byte in one: [`partial_page`](super::partial_page).) A free
+//! page can move to another mapping of its handle. Its former mapping stays mapped, so moving back needs no driver call. A handle keeps the
+//! last uses of its pages at their former places, because those mappings may be unmapped only when these uses are complete.
 
 use super::free_va_ranges::FreeVaRanges;
 use super::mappings::{Entry, MappingId, Mappings};
@@ -34,7 +33,7 @@ pub(super) struct Pages {
     unused_handles: Vec<u32>,
     /// The mappings of each space.
     mappings: [Mappings; 2],
-    /// For each space, the slots where a mapping was unmapped.
+    /// For each space, the slots whose mapping was unmapped.
     free_va_ranges: [FreeVaRanges; 2],
     mapping_count: usize,
     empty_count: usize,
@@ -228,7 +227,7 @@ impl Pages {
         self.shared.insert((handle, page));
     }
 
-    /// Forgets the pages of a handle that are resident in several mappings, before all of its memory is removed.
+    /// Forgets the pages of a handle that are resident in several mappings. Call it before all of the handle's memory is removed.
     pub(super) fn forget_shared(&mut self, handle: u32) {
         self.shared.retain(|(of, _)| *of != handle);
     }

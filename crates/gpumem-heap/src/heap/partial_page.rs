@@ -1,9 +1,9 @@
 //! [`PartialPage`]: lets a block start with the free end of a page that an earlier block of its stream left over.
 //!
-//! A block of 90.5 pages takes 91, and half a page is left behind it. If several streams share a heap without slack, such ends add
-//! up, because a page that one stream uses serves the large blocks of no other. There a block may start with the free end of its
-//! own stream's page, in a new mapping of that handle, and go on with whole pages. The bytes of that page are then resident in two
-//! mappings, each byte in one of them, until all of them are free; then they come together in the mapping that the page moves to.
+//! A block of 90.5 pages takes 91, and half a page is left behind it. If several streams share a heap without slack, these ends add up,
+//! because the large blocks of one stream cannot use the page of another. So a block may start with the free end of its own stream's page,
+//! in a new mapping of that handle, and continue with whole pages. The bytes of that page are then resident in two mappings, each byte in
+//! one of them, until all of them are free; then the whole page moves to one mapping.
 //!
 //! At a limit, where a request would be refused otherwise, a block may also end with the free start of a page, and either end may
 //! belong to any stream that is ordered before the request ([`Heap::glued`]).
@@ -67,9 +67,8 @@ impl Heap {
         ids.filter_map(|id| self.free_side(id, Side::End, scan)).collect()
     }
 
-    /// A row for a block that starts in the free end of one page and ends in the free start of another, with the fewest new pages
-    /// between them. Each such block costs up to two mappings of memory that it has little of, so only the last steps near a limit
-    /// use it.
+    /// A row for a block that starts in the free end of one page and ends in the free start of another, with the fewest new pages between
+    /// them. Each such block costs up to two mappings that give it little memory, so only the last steps near a limit use it.
     pub(super) fn glued(
         &self,
         (size_bytes, alignment): (u64, u64),

@@ -1,8 +1,8 @@
 //! [`plan`]: selects the handles, and the parts of them, for a row of mappings.
 //!
-//! A handle is mapped as a whole, so adjacent memory in a row of mappings is the end of one handle, whole handles, and the start of
-//! another. Each part costs one mapping, whatever its size. The plan with the fewest parts wins, and among those the one that
-//! leaves the largest ranges alone.
+//! A handle is mapped as a whole, so adjacent memory in a row of mappings consists of the end of one handle, whole handles, and the start
+//! of another. Each part costs one mapping of any size. The plan with the fewest parts wins, and among those the one that leaves the
+//! largest ranges alone.
 
 use super::idle_scan::Idle;
 use super::pages::runs;
@@ -31,8 +31,8 @@ impl HandleRange {
     }
 }
 
-/// The fewest parts with `page_count` adjacent pages, if there are enough. `from_start`: the row extends something, so its first
-/// part starts at its handle's first page.
+/// The fewest parts with `page_count` adjacent pages, if enough pages are idle. `from_start`: the row extends something, so its first part
+/// starts at its handle's first page.
 pub(super) fn plan(
     idle: &[Idle],
     sizes: impl Fn(u32) -> u32 + Copy,
@@ -64,7 +64,7 @@ pub(super) fn reach(
     (row, ranges.best_prefix.map(|range| range.start_part(range.prefix)))
 }
 
-/// The smallest run of one handle's idle pages that suffices.
+/// The smallest sufficient run of one handle's idle pages.
 fn single(idle: &[Idle], sizes: impl Fn(u32) -> u32, page_count: u32) -> Option<Part> {
     let stretches = idle.iter().flat_map(|idle| {
         let size = sizes(idle.handle);

@@ -48,8 +48,7 @@ impl Heap {
         }
     }
 
-    /// True if memory is dealt to streams by the page: there is no slack, and other streams could not use the rest of this
-    /// stream's page.
+    /// True if streams receive memory in whole pages: there is no slack, and other streams could not use the rest of this stream's page.
     pub(super) fn keeps_pages(&self, stream: StreamIndex) -> bool {
         self.tuning().growth_slack_per_mille == 0 && self.segments.is_none() && self.shares.has_others(stream)
     }
@@ -61,7 +60,7 @@ impl Heap {
             && self.keeps_pages(request.stream)
     }
 
-    /// Takes a small block of memory that is free among the large blocks. For a request that no other step meets.
+    /// Takes a small block from free memory among the large blocks. The last resort.
     pub fn take_leftover(&mut self, request: &Request, order: &impl Order) -> Option<HeapBlock> {
         self.take_free(LARGE_SPACE, request, order, true)
     }
@@ -78,7 +77,7 @@ impl Heap {
             )
     }
 
-    /// True if more memory is ready than was ever in use at once, so that streams need not economise.
+    /// True if more memory is ready than was ever in use at once, so streams need not economise.
     pub fn has_plenty(&self) -> bool {
         let ready = self.spaces[LARGE_SPACE].fit(FreeState::Ready);
         self.keepable_bytes > 0 || ready.is_some_and(|fit| fit.size_bytes > self.used_peak_bytes)
@@ -96,9 +95,10 @@ impl Heap {
         let Request { alignment, .. } = *request;
         let find = |state| {
             let found = space.fit(state)?.find(&self.records, size_bytes, space.base, alignment)?;
-            let id = match self.allows(index, self.records[found].start, size_bytes) {
-                true => found,
-                false => self.find_allowed(index, state, size_bytes, alignment)?,
+            let id = if self.allows(index, self.records[found].start, size_bytes) {
+                found
+            } else {
+                self.find_allowed(index, state, size_bytes, alignment)?
             };
             Some((self.records[id].size_bytes, id))
         };

@@ -1,9 +1,8 @@
 //! [`Records`]: the host's description of each address range.
 //!
-//! Records tile each space without a break. A record is live (a block), free (with memory resident there), or a gap (without).
-//! Records know their neighbours by address (boundary tags: Knuth, "The Art of Computer Programming", vol. 1, 2.5), so that a free
-//! needs no search, and a free record is in the list of its size. A record takes 48 bytes, and its index stays the same for as long
-//! as its block lives.
+//! Records tile each space without a break. A record is live (a block), free (with memory resident there), or a gap (without). Records know
+//! their neighbours by address (boundary tags: Knuth, "The Art of Computer Programming", vol. 1, 2.5), so that a free needs no search, and
+//! a free record is in the list of its size. A record takes 48 bytes, and keeps its index while its block lives.
 
 use super::stamps::{FreeState, Pending, StampSets};
 use crate::order::Stamp;

@@ -1,4 +1,4 @@
-//! Memory that is idle under other addresses: it moves back to an earlier mapping, or is mapped again.
+//! Memory that is idle at other addresses: it moves back to an earlier mapping, or is mapped again.
 
 use super::build::MappingPlan;
 use super::extension::Extension;
@@ -27,7 +27,7 @@ struct Look {
 }
 
 impl Heap {
-    /// Takes a block of memory that is free under other addresses. The memory moves back to an earlier mapping, or is mapped again.
+    /// Takes a block of memory that is free at other addresses. The memory moves back to an earlier mapping, or is mapped again.
     ///
     /// # Errors
     ///
@@ -130,7 +130,8 @@ impl Heap {
         })
     }
 
-    /// The bytes that small blocks take over at a time while there is slack or plenty, so that the next requests find free memory.
+    /// The bytes that small blocks take over at a time while there is slack or plenty of memory, so that the next requests find free
+    /// memory.
     fn ahead_bytes(&self, index: usize) -> u64 {
         if index == LARGE_SPACE {
             return 0;
@@ -142,7 +143,7 @@ impl Heap {
         slack_bytes.max(plenty_bytes).max(spare_bytes) / PAGE_BYTES * PAGE_BYTES
     }
 
-    /// Takes all idle memory that the stream owns, and of the memory that is ready for all streams only the rest.
+    /// Takes all idle memory that the stream owns, and only the rest from memory that is ready for all streams.
     fn take_own_first<M: PhysicalMemory>(
         &mut self,
         request: &Request,
@@ -175,7 +176,7 @@ impl Heap {
         self.build(space_of(request), &Request { size_bytes, ..*request }, None, &row, backing)
     }
 
-    /// The plan with the fewest mappings: an extension, or a row on its own.
+    /// The plan with the fewest mappings: an extension, or a separate row.
     pub(super) fn plan(
         &self,
         index: usize,
@@ -221,10 +222,10 @@ impl Heap {
     }
 }
 
-/// The part of their own space that small blocks take over at a time, while more memory is ready than was ever in use.
+/// The fraction of their own space that small blocks take over at a time, while more memory is ready than was ever in use.
 const PLENTY_PER_MILLE: u32 = 100;
 
-/// The part of the retainable memory that small blocks take over at a time.
+/// The fraction of the retainable memory that small blocks take over at a time.
 const SPARE_DIVISOR: u64 = 64;
 
 /// The most that small blocks take over at a time: the heap's lock is held while it is mapped.

@@ -1,7 +1,7 @@
-//! [`remap`]: a place whose memory is idle under other addresses of the same handles.
+//! [`remap`]: a place whose memory is idle at other addresses of the same handles.
 //!
-//! Mappings stay when their pages move away, so pages can come back without a driver call. A program that repeats itself finds the
-//! mappings of the previous round.
+//! Mappings stay when their pages move away, so pages can return without a driver call. A program that repeats itself finds the mappings of
+//! the previous round.
 
 use super::idle_scan::{IdleScan, View};
 use super::mappings::{Entry, MappingId};
@@ -49,7 +49,7 @@ pub(super) fn remap(
     best.map(|(_, remap)| remap)
 }
 
-/// Adjacent slots whose memory is idle, each page of memory once.
+/// Adjacent slots whose memory is idle. No page of memory occurs twice.
 struct Run {
     first_slot: u32,
     /// For each slot, its mapping and its page of the handle.

@@ -1,12 +1,12 @@
 //! [`Segments`]: memory that cannot be mapped elsewhere, for devices without virtual memory.
 //!
-//! The heap's spaces are offsets then, backed by segments that have an address each. Between two segments lies a page that is
-//! always a gap, so no free range and no block crosses the border. There are no mappings, so nothing is recycled: free memory is
-//! used in its place, and a segment that is free as a whole is released.
+//! The heap's spaces are then offsets, backed by segments that have an address each. A page between two segments is always a gap, so no
+//! free range and no block crosses the border. There are no mappings, so nothing is recycled: free memory is used where it is, and a
+//! segment that is free as a whole is released.
 //!
-//! A segment that was split is whole again only when all of its blocks are freed. So that small blocks do not keep a large segment
-//! from that, segments above a size can be reserved for blocks that need nearly all of them (`split_bytes_max`). The remainder of
-//! such a segment is unused until the block is freed.
+//! A segment that was split is whole again only when all of its blocks are freed. To keep small blocks from preventing that, segments above
+//! a size can be reserved for blocks that need nearly all of them (`split_bytes_max`). The remainder of such a segment is unused until the
+//! block is freed.
 
 use super::idle_scan::View;
 use super::record::Records;
@@ -87,7 +87,7 @@ impl Heap {
         if needed > room {
             return Ok(None);
         }
-        // Large while the limit has room; at the limit, what is left over of a segment is lost for other requests.
+        // Large while the limit has room; at the limit, the rest of a segment would be lost to other requests.
         let wanted = Some(self.new_segment_pages(request)).filter(|wanted| *wanted <= room);
         let wanted = wanted.unwrap_or(needed);
         let start = match self.add_segment(index, wanted, backing) {
@@ -107,9 +107,10 @@ impl Heap {
         let segment = self.segments.as_ref().and_then(|segments| segments.at(index, start >> PAGE_SHIFT));
         let Some((_, segment)) = segment else { return true };
         let segment_bytes = segment.page_count << PAGE_SHIFT;
-        match size_bytes > most_bytes {
-            true => segment_bytes <= size_bytes.saturating_add(most_bytes.min(SPLIT_BYTES_MAX_MIN)),
-            false => segment_bytes <= most_bytes,
+        if size_bytes > most_bytes {
+            segment_bytes <= size_bytes.saturating_add(most_bytes.min(SPLIT_BYTES_MAX_MIN))
+        } else {
+            segment_bytes <= most_bytes
         }
     }
 
@@ -161,11 +162,11 @@ impl Heap {
         Ok(true)
     }
 
-    /// True if a new segment for a request would take the heap far beyond what blocks have needed, and if smaller segments are free as
-    /// a whole, whatever their last uses: [`Heap::release_outgrown`] then makes room for it.
+    /// True if a new segment for a request would take the heap far beyond what blocks have needed, and if smaller segments are free as a
+    /// whole, with any last uses: [`Heap::release_outgrown`] then makes room for it.
     ///
-    /// The heap may exceed its target by half of that need, so that a program whose sizes grow pays for a release now and then, and
-    /// not with each request. A tuning without slack leaves no such margin.
+    /// The heap may exceed its target by half of that need, so that a program with growing sizes pays for an occasional release instead of
+    /// one per request. A tuning without slack leaves no such margin.
     pub fn has_outgrown(&self, request: &Request) -> bool {
         let need_bytes = self.growth_need_bytes(request);
         let margin_bytes = if self.tuning().has_slack() { need_bytes / 2 } else { 0 };
@@ -178,8 +179,8 @@ impl Heap {
     /// Releases segments whose work is complete, for a new segment that is larger than each of them, until the heap is back at its
     /// target with the new one.
     ///
-    /// Only smaller segments go, so each exchange leaves the heap with a larger segment in their place, and a program that repeats
-    /// its requests comes to an end of them: no two requests can take turns at releasing each other's segments.
+    /// Only smaller segments are released, so each exchange leaves the heap with a larger segment, and a program that repeats its requests
+    /// stops exchanging: two requests cannot keep releasing each other's segments.
     ///
     /// # Errors
     ///
@@ -215,7 +216,7 @@ impl Heap {
         idle.sort_unstable_by_key(|(_, _, segment)| segment.page_count);
         while !idle.is_empty() && self.reserved_bytes() > keep_bytes {
             let excess = (self.reserved_bytes() - keep_bytes).div_ceil(PAGE_BYTES);
-            // The smallest that suffices, else the largest.
+            // The smallest that suffices, otherwise the largest.
             let enough = idle.partition_point(|(_, _, segment)| segment.page_count < excess);
             let (space, slot, segment) = idle.remove(enough.min(idle.len() - 1));
             self.release_segment(space, slot, segment, backing)?;
@@ -264,9 +265,8 @@ impl Heap {
         u64::from(pages_in(size_bytes)).max(self.segment_pages(space_of(request), size_bytes))
     }
 
-    /// The least size of a new segment, in pages: as much as is reserved already, up to the largest handle, rounded up to a power of
-    /// two, because the rests of segments do not join. Segments for small blocks are smaller, so that one small block keeps less
-    /// memory.
+    /// The least size of a new segment, in pages: as much as is reserved already, up to the largest handle, rounded up to a power of two,
+    /// because the rests of segments cannot be joined. Segments for small blocks are smaller, so that one small block keeps less memory.
     pub(super) fn segment_pages(&self, space: usize, size_bytes: u64) -> u64 {
         match space {
             // The segment of a block that may not be split has the size of the block.

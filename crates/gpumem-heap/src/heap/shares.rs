@@ -1,9 +1,8 @@
 //! [`Shares`]: the memory that each stream uses, and whether it may take more of the memory that is ready for all streams.
 //!
-//! Ready memory becomes a stream's own once the stream has used and freed it; other streams can reuse it only after a marker of
-//! that stream is complete. If markers are rare, a stream that takes ready memory whenever its own free blocks have the wrong size
-//! ends up with far more than it ever uses. So a stream that has as much as its peak of use, and the slack, first uses up its own
-//! free memory.
+//! Ready memory becomes a stream's own once the stream has used and freed it; other streams can reuse it only after a marker of that stream
+//! is complete. If markers are rare, a stream that takes ready memory whenever its own free blocks have the wrong size ends up with far
+//! more than it ever uses. So a stream that already has its peak of use plus the slack uses up its own free memory first.
 
 use super::fit::Fit;
 use super::space::Space;
@@ -61,7 +60,7 @@ impl Shares {
         used_bytes.saturating_add(pending_bytes) <= allowed_bytes || !self.has_others(stream)
     }
 
-    /// The sum of each stream's peak: what they need if none ever reuses another's memory.
+    /// The sum of each stream's peak: the memory that streams need if none ever reuses another's.
     pub(super) fn peak_bytes(&self) -> u64 {
         self.list.iter().map(|share| share.used_peak_bytes).sum()
     }

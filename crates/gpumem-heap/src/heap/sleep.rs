@@ -5,8 +5,8 @@
 //! 3. [`Heap::wake`] creates the handles again and maps each at the addresses where it was.
 //! 4. [`Heap::end_sleep`] lets pages move again, after the caller has restored the blocks.
 //!
-//! Records do not change meanwhile: a block that is freed becomes a free record as usual. The caller takes no block between the
-//! first step and the last. Each step that fails can be repeated, and step 3 undoes step 2, wherever it stopped.
+//! Records are not affected: a block that is freed becomes a free record as usual. The caller takes no block between the first step and the
+//! last. Each step that fails can be repeated, and step 3 undoes step 2, wherever it stopped.
 
 use super::Heap;
 use super::mappings::MappingId;
@@ -23,17 +23,17 @@ pub(super) struct Sleeper {
     is_released: bool,
     /// The mappings that are not mapped.
     unmapped: Vec<MappingId>,
-    /// The mappings that are mapped and not accessible: a call failed, and so did the call that was to undo it.
+    /// The mappings that are mapped but not accessible: a call failed, and undoing it failed too.
     closed: Vec<MappingId>,
 }
 
 impl Heap {
-    /// Returns whether any handle is pinned. A heap with pinned handles must not sleep.
+    /// True if any handle is pinned. A heap with pinned handles must not sleep.
     pub fn pins_any(&self) -> bool {
         self.pages.pins_any()
     }
 
-    /// Returns whether handles sleep, or are about to.
+    /// True if handles sleep, or are about to.
     pub fn is_sleeping(&self) -> bool {
         !self.sleepers.is_empty()
     }
@@ -81,7 +81,7 @@ impl Heap {
         released
     }
 
-    /// Creates the handles that were released and maps them where they were. Handles whose blocks were all freed meanwhile are
+    /// Creates the handles that were released and maps them where they were. Handles whose blocks were all freed during the sleep are
     /// forgotten. Returns the bytes created.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Heap {
         }
     }
 
-    /// Returns whether an address that belonged to a block has a mapping: it has none once its handle was forgotten.
+    /// True if an address that belonged to a block has a mapping: it has none once its handle was forgotten.
     pub fn has_mapping(&self, address: u64) -> bool {
         self.spaces.iter().enumerate().any(|(index, space)| {
             let slot = address.checked_sub(space.base).map(|offset| offset >> PAGE_SHIFT);
@@ -127,7 +127,7 @@ impl Heap {
                 continue;
             }
             self.pages.unpin(sleeper.handle);
-            // A step had failed: some mappings are there.
+            // A step had failed: some mappings exist.
             let all = ones(0, self.pages.handle(sleeper.handle).page_count);
             let mapped = self.pages.mappings_of(sleeper.handle).find(|id| !sleeper.unmapped.contains(id));
             if let Some(mapped) = mapped {
@@ -143,12 +143,12 @@ impl Heap {
         }
     }
 
-    /// Returns whether a mapping is unmapped while its handle sleeps.
+    /// True if a mapping is unmapped while its handle sleeps.
     pub(super) fn is_unmapped(&self, mapping: MappingId) -> bool {
         self.sleepers.iter().any(|sleeper| sleeper.unmapped.contains(&mapping))
     }
 
-    /// Returns whether a handle sleeps, or is about to.
+    /// True if a handle sleeps, or is about to.
     pub(super) fn is_sleeper(&self, handle: u32) -> bool {
         self.sleepers.iter().any(|sleeper| sleeper.handle == handle)
     }
@@ -243,7 +243,7 @@ impl Heap {
         Ok(created_bytes)
     }
 
-    /// Forgets a handle that was released and has no block. Returns whether it did.
+    /// Forgets a handle that was released and has no block. Returns true if it did.
     fn forgets(&mut self, sleeper: &Sleeper) -> bool {
         if !sleeper.is_released {
             return false;

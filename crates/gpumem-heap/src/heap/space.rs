@@ -1,8 +1,8 @@
 //! [`Space`]: one reserved address range, tiled by records.
 //!
-//! Every free record has resident memory under its own addresses, so a request that finds one needs nothing else. Free neighbours
-//! in one state are merged at once; neighbours that wait for different streams stay apart. [`super::pages`] keeps what is mapped
-//! where; this file only keeps which slots have memory.
+//! Every free record has resident memory at its own addresses, so a request that finds one needs nothing else. Free neighbours in one state
+//! are merged at once; neighbours that wait for different streams stay apart. [`super::pages`] tracks what is mapped where; this file only
+//! tracks which slots have memory.
 
 use super::fit::Fit;
 use super::idle_scan::View;
@@ -62,13 +62,13 @@ impl Space {
         self.fits.iter().enumerate().filter_map(|(state, fit)| Some((state, &**fit.as_ref()?)))
     }
 
-    /// True if free records wait for a stream other than that of the state.
+    /// True if free records wait for a stream other than the state's.
     pub(super) fn has_pending_of_others(&self, state: FreeState) -> bool {
         let others = self.fits.iter().enumerate().skip(1).filter(|(index, _)| *index != state.index());
         others.flat_map(|(_, fit)| fit).any(|fit| !fit.is_empty())
     }
 
-    /// Takes a place in a free record; what lies before and behind it stays free.
+    /// Takes a place in a free record; the rest on both sides stays free.
     pub(super) fn take(&mut self, records: &mut Records, id: u32, start: u64, size_bytes: u64) -> u32 {
         self.unlink(records, id);
         let id = self.isolate(records, id, start, start + size_bytes);
@@ -255,7 +255,7 @@ impl Space {
         (records[id].state, records[id].stamp) = (FreeState::Ready, Stamp::COMPLETE);
     }
 
-    /// Cuts a record that is in no list down to a range; what is cut off a free record is free.
+    /// Cuts a record that is in no list down to a range; parts cut off a free record are free.
     fn isolate(&mut self, records: &mut Records, id: u32, start: u64, end: u64) -> u32 {
         let is_free = records[id].kind == Kind::Free;
         if records[id].end() > end {
@@ -274,7 +274,7 @@ impl Space {
         inner
     }
 
-    /// Splits a record that is in no list in two, and returns the second.
+    /// Splits a record that is in no list into two, and returns the second.
     pub(super) fn split(&mut self, records: &mut Records, id: u32, place: u64) -> u32 {
         let record = records[id];
         records.stamp_sets.share(record.pending());

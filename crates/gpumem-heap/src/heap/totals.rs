@@ -10,8 +10,7 @@ use super::{Heap, LARGE_SPACE, SMALL_MAX_BYTES};
 use crate::order::{Order, StreamIndex};
 
 impl Heap {
-    /// Free memory for work on a stream, minus reserved memory. A change of this number means that memory was freed to the heap, or
-    /// released.
+    /// Free memory for work on a stream, minus reserved memory. If this number changes, memory was freed to the heap, or released.
     pub fn free_bytes(&self, stream: StreamIndex) -> i64 {
         let states = [FreeState::Ready, FreeState::OneStream(stream)];
         let free = states.iter().flat_map(|state| self.spaces.iter().filter_map(|space| space.fit(*state)));

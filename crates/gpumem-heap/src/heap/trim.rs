@@ -36,7 +36,7 @@ impl Heap {
         while !handles.is_empty() && self.reserved_bytes() > keep_bytes {
             let excess_bytes = self.reserved_bytes() - keep_bytes;
             let size_bytes = |handle: &u32| u64::from(self.pages.handle(*handle).page_count) << PAGE_SHIFT;
-            // The smallest that suffices, else the largest.
+            // The smallest that suffices, otherwise the largest.
             let index =
                 handles.partition_point(|handle| size_bytes(handle) < excess_bytes).min(handles.len() - 1);
             self.release(handles.remove(index), backing)?;
@@ -68,7 +68,7 @@ impl Heap {
         unmapped.map(|()| old.len())
     }
 
-    /// The number of empty mappings that are worth their records: some for each page of memory, as far as the tuning allows.
+    /// The number of empty mappings that are worth their records: several for each page of memory, within the tuning's maximum.
     pub fn kept_mappings(&self) -> usize {
         let page_count = (self.reserved_bytes() >> PAGE_SHIFT) as usize;
         (self.tuning().empty_mappings_max as usize).min((MAPPINGS_A_PAGE * page_count).max(MAPPINGS_MIN))
@@ -95,7 +95,7 @@ impl Heap {
         streams.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Makes free memory ready for all streams if all its uses are complete. Useful after the clocks have advanced.
+    /// Makes free memory ready for all streams if all its uses are complete. Call it after the clocks have advanced.
     pub fn settle(&mut self, order: &impl Order) {
         for space in &mut self.spaces {
             let pending = space.fits_by_state().filter(|(state, _)| *state != FreeState::Ready.index());
@@ -136,7 +136,7 @@ impl Heap {
         may_unmap_early() || self.pages.are_departed(handle, |stamp| order.is_complete(stamp))
     }
 
-    /// Releases a handle. Its pages first come together in one mapping, so that a failure leaves a consistent heap.
+    /// Releases a handle. Its pages first move to one mapping, so that a failure leaves a consistent heap.
     fn release<M: PhysicalMemory>(&mut self, handle: u32, backing: &mut M) -> Result<(), M::Error> {
         let resident_count = |id: &MappingId| self.pages.resident(*id).count_ones();
         let Some(last) = self.pages.mappings_of(handle).max_by_key(resident_count) else {
@@ -178,7 +178,7 @@ impl Heap {
     }
 }
 
-/// An order in which only complete work comes before anything.
+/// An order in which only complete work is ordered before other work.
 pub(super) struct Complete<'a, O>(pub(super) &'a O);
 
 impl<O: Order> Order for Complete<'_, O> {

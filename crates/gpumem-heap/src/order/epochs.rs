@@ -2,15 +2,15 @@
 //! epoch up to which it is complete. These are vector clocks (Mattern, "Virtual time and global states of distributed systems",
 //! 1989) whose components grow only when a marker is made.
 //!
-//! A stream's *epoch* counts the markers made in it. A stamp is the stream's index and its epoch at one moment: it stands for
-//! everything queued on the stream by then. To *close* an epoch is to raise the count first and then to make the marker (an event,
-//! or a wait of the host). The driver serialises the calls on one stream, so a thread that queued work behind the marker also reads
-//! the raised count; a thread that read the old count queued its work before the marker, which covers it. In the other order, work
-//! queued behind the marker could still get a stamp with the old count.
+//! A stream's *epoch* counts the markers made in it. A stamp is the stream's index and its epoch at one moment: it stands for everything
+//! queued on the stream by then. Closing an epoch means raising the count first and then making the marker (an event, or a wait of the
+//! host). The driver serialises the calls on one stream, so a thread that queued work behind the marker also reads the raised count; a
+//! thread that read the old count queued its work before the marker, which covers it. In the other order, work queued behind the marker
+//! could still get a stamp with the old count.
 //!
-//! `order[t][s] >= e`: everything stamped up to `e` on `s` is ordered before the next operation on `t`. `complete[s] >= e`:
-//! everything stamped up to `e` on `s` is complete. Neither ever decreases, and an index that passes to another stream keeps its
-//! epochs, so what was known of the former stream stays true.
+//! `order[t][s] >= e`: everything stamped up to `e` on `s` is ordered before the next operation on `t`. `complete[s] >= e`: everything
+//! stamped up to `e` on `s` is complete. Neither ever decreases, and an index that passes to another stream keeps its epochs, so facts
+//! about the former stream stay true.
 
 use super::{Order, Stamp, StreamId, StreamIndex};
 use crate::sync::{LoomAtomicU64, Ordering};
@@ -28,7 +28,7 @@ impl Default for Epochs {
     }
 }
 
-/// The clocks of one stream. On cache lines of its own: a free reads `epoch` while other streams' rows are written.
+/// The clocks of one stream, on separate cache lines: a free reads `epoch` while other streams' rows are written.
 #[repr(align(64))]
 struct Row {
     epoch: LoomAtomicU64,
@@ -53,7 +53,7 @@ impl Epochs {
     /// The stamp of everything queued on the stream by now.
     #[inline]
     pub fn stamp(&self, index: StreamIndex) -> Stamp {
-        // Acquire: a thread that reads the new count also sees what made it safe to raise it.
+        // Acquire: a thread that reads the new count also sees the changes that made it safe to raise it.
         Stamp::new(index, self.row(index).epoch.load(Ordering::Acquire))
     }
 
@@ -86,7 +86,7 @@ impl Epochs {
     /// before the stream's next operation. `None` once the count is exhausted, after years.
     pub fn close(&self, index: StreamIndex) -> Option<Box<[Stamp]>> {
         let epoch = &self.row(index).epoch;
-        // The margin is for threads that pass the check together.
+        // The margin covers threads that pass the check at the same time.
         if epoch.load(Ordering::Relaxed) >= Stamp::EPOCH_MAX - u64::from(u16::MAX) {
             return None;
         }

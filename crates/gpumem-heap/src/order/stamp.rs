@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-/// The index of a stream: small and dense, so that clocks are arrays. It is reused for another stream only after all work of the
-/// former stream is complete.
+/// The index of a stream: small and dense, so clocks can be arrays. It is reused for another stream only after all work of the former
+/// stream is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamIndex(pub u16);
 
@@ -11,7 +11,7 @@ impl StreamIndex {
     /// The number of streams of a machine that may be alive, or have unfinished work, at once.
     pub const COUNT_MAX: usize = 4096;
 
-    /// The host, which waits for no stream by itself: only complete work is ordered before it.
+    /// The host. It waits for no stream implicitly: only complete work is ordered before it.
     pub const HOST: Self = Self(u16::MAX);
 }
 
@@ -50,7 +50,7 @@ impl StreamId {
 pub struct Stamp(u64);
 
 impl Stamp {
-    /// Stands for no work: always complete.
+    /// Represents no work: always complete.
     pub const COMPLETE: Self = Self(0);
 
     /// The largest epoch that a stamp can hold.
@@ -90,8 +90,8 @@ impl From<u64> for Stamp {
     }
 }
 
-/// Determines which work is ordered and which is complete. A trait, so that the heap can be tested without streams. Called only
-/// after a request has missed the thread caches.
+/// Determines which work is ordered and which is complete. It is a trait so that the heap can be tested without streams. Called only after
+/// a request has missed the thread caches.
 pub trait Order {
     /// True if everything that the stamp stands for is ordered before the next operation on `before`, so that `before` may use the
     /// memory.

@@ -5,8 +5,8 @@ use super::{Order, Stamp, StreamId, StreamIndex};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// The steps of a program, by stream. A stream queues an operation of its own before each stamp and each marker, so that the two
-/// differ: in between the numbers are coarser than the sets, on the safe side.
+/// The steps of a program, by stream. A stream queues an operation before each stamp and each marker, so that the two differ: in between,
+/// the numbers are coarser than the sets, on the safe side.
 #[derive(Clone, Debug)]
 enum Step {
     /// A block is freed on the stream.

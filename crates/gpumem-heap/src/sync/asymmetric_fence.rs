@@ -1,15 +1,15 @@
-//! Two fences of unequal cost: the light one costs next to nothing, and the heavy one pays for both.
+//! Two fences of unequal cost: the light one is almost free, and the heavy one pays for both.
 //!
-//! Two threads each write a word of their own and then read the other's. At least one of them must see what the other wrote, so
-//! each needs a fence between its write and its read. An owner that does this millions of times a second makes the light fence, and
-//! other threads, which do it rarely, the heavy one. The Linux kernel and Folly (`asymmetricThreadFenceLight`) use the same scheme.
+//! Two threads each write a word of their own and then read the other's. At least one of them must see what the other wrote, so each needs
+//! a fence between its write and its read. An owner that does this millions of times a second makes the light fence. Other threads, which
+//! do it rarely, make the heavy one. The Linux kernel and Folly (`asymmetricThreadFenceLight`) use the same scheme.
 //!
 //! - The *light* fence only keeps the compiler from moving the read before the write. The processor may still read first, while the
 //!   write waits in its store buffer.
-//! - The *heavy* fence asks the system (`membarrier`) to have every processor that runs a thread of this process make a full fence
-//!   before it returns; a thread that does not run made one when it was taken off its processor. There are two places where this
-//!   can fall into the owner's steps. After the owner's write: then a read behind the heavy fence sees the write. Before the
-//!   owner's write: then the owner's read comes later still, and sees everything written before the heavy fence.
+//! - The *heavy* fence asks the system (`membarrier`) to have every processor that runs a thread of this process make a full fence before
+//!   it returns; a thread that does not run made one when it was taken off its processor. If that fence comes after the owner's write, a
+//!   read behind the heavy fence sees the write. If it comes before the owner's write, the owner's read comes later still and sees
+//!   everything written before the heavy fence.
 //!
 //! Without `membarrier` both make full fences, and the language guarantees the same. [`is_light`] determines which of the two an
 //! owner uses from now on. If the system refuses `membarrier` later, [`asymmetric_fence_heavy`] still works with owners that use
@@ -49,8 +49,8 @@ pub fn asymmetric_fence_heavy(are_light: bool) {
     }
 }
 
-/// Handles a system that refuses `membarrier` after it agreed to it, as in a sandbox that was set up later. Owners make full fences
-/// from now on. The wait covers owners that have not noticed: no processor keeps a write to itself for as long.
+/// Handles a system that refuses `membarrier` after accepting it, as in a sandbox that was set up later. Owners make full fences from now
+/// on. The wait covers owners that have not noticed: no processor delays a write for that long.
 fn give_up() {
     IS_LIGHT.store(false, Ordering::Relaxed);
     std::thread::sleep(core::time::Duration::from_millis(10));

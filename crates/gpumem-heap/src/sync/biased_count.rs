@@ -1,10 +1,10 @@
 //! [`BiasedCount`]: a count of running calls, which one thread raises and lowers without atomic exchanges.
 //!
-//! Two atomic additions for each call cost more than the rest of a call that queues work. Most objects are used by one thread. The
-//! first thread that counts becomes the *owner*, for good: it alone writes a word of its own, and makes a light fence behind each
-//! write. All other threads share a second word, which they change by atomic exchanges. A thread that reads the count makes a heavy
-//! fence first ([`BiasedCount::fence_all`]), so it pays for both. See `asymmetric_fence.rs` for the fences. Without asymmetric fences
-//! no thread becomes the owner. If the system refuses them later, each heavy fence waits 10 ms.
+//! Two atomic additions per call cost more than the rest of a call that queues work. Most objects are used by one thread. The first thread
+//! that counts becomes the permanent *owner*: only it writes its word, with a light fence after each write. All other threads share a
+//! second word, which they change by atomic exchanges. A thread that reads the count makes a heavy fence first
+//! ([`BiasedCount::fence_all`]), so it pays for both. `asymmetric_fence.rs` describes the fences. Without asymmetric fences no thread
+//! becomes the owner. If the system refuses them later, each heavy fence waits 10 ms.
 
 use super::{asymmetric_fence_heavy, asymmetric_fence_light, fence, is_light};
 use core::cell::Cell;
@@ -37,8 +37,8 @@ impl Default for BiasedCount {
 }
 
 impl BiasedCount {
-    /// Counts a call of this thread. Of a flag that the caller reads next (`SeqCst`), and a count that another thread reads behind
-    /// [`BiasedCount::fence_all`] after it has set the flag, at least one shows what the other thread wrote.
+    /// Counts a call of this thread. The caller then reads a flag (`SeqCst`). Another thread sets the flag, calls
+    /// [`BiasedCount::fence_all`], and reads the count. At least one of them sees what the other wrote.
     #[inline(always)]
     pub fn enter(&self) -> Side {
         if self.owner.load(Ordering::Relaxed) == NUMBER.get() {
@@ -83,7 +83,7 @@ impl BiasedCount {
     }
 
     /// Makes later results of [`BiasedCount::total`] contain each call whose thread does not see what this thread wrote before. Takes
-    /// microseconds, however many counts there are.
+    /// microseconds for any number of counts.
     pub fn fence_all<'a>(counts: impl IntoIterator<Item = &'a Self>) {
         fence();
         // Behind the fence: either this thread sees the owner, or the owner's calls see what this thread wrote before.

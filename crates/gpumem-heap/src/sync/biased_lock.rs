@@ -1,22 +1,22 @@
-//! [`BiasedLock`]: a lock whose owner needs only plain reads and writes, because other threads pay for both (biased locking:
-//! Kawachiya, Koseki and Onodera, "Lock reservation", OOPSLA 2002).
+//! [`BiasedLock`]: a lock whose owner needs only plain reads and writes, because other threads pay the cost (biased locking: Kawachiya,
+//! Koseki and Onodera, "Lock reservation", OOPSLA 2002).
 //!
-//! There are two words. `held` belongs to the owner: it writes that it holds the value, checks whether another thread has revoked
-//! it, and goes on if not. `revoke` is for all other threads: a thread that has set it waits until the owner does not hold the
-//! value. Between the write and the check each side makes a fence, so that one of them sees the other. The owner's fence costs
-//! nothing and the others' all the more, so a thread that needs several values revokes all of them with one fence ([`revoke_all`]).
-//! Without asymmetric fences an unrevoked value is marked [`FENCED`], and its owner checks again behind a full fence.
+//! There are two words. `held` belongs to the owner: it writes that it holds the value, checks whether another thread has revoked it, and
+//! continues if not. All other threads use `revoke`: a thread that has set it waits until the owner does not hold the value. Between the
+//! write and the check each side makes a fence, so that one of them sees the other. The owner's fence is free and the others' is expensive,
+//! so a thread that needs several values revokes all of them with one fence ([`revoke_all`]). Without asymmetric fences an unrevoked value
+//! is marked [`FENCED`], and its owner checks again behind a full fence.
 //!
-//! A holder does a few loads and stores and waits for nothing, so waiting for it is short. A closed value stays closed.
+//! A holder does a few loads and stores and never waits, so waiting for it is short. A closed value stays closed.
 
 use super::{
     AtomicU32, Ordering, UnsafeCell, asymmetric_fence_heavy, asymmetric_fence_light, fence, is_light, pause,
 };
 
-/// A value that one thread owns, and that other threads may revoke for a moment.
+/// A value that one thread owns, and that other threads may revoke briefly.
 #[derive(Debug)]
 pub struct BiasedLock<T> {
-    /// Written by the owner alone.
+    /// Written only by the owner.
     held: AtomicU32,
     revoke: AtomicU32,
     value: UnsafeCell<T>,
@@ -68,7 +68,7 @@ impl<T> BiasedLock<T> {
         Some(self.value.with_mut(|value| work(unsafe { &mut *value })))
     }
 
-    /// Inlined: a call would make the caller save its registers.
+    /// Inlined so that the caller need not save its registers.
     #[inline(always)]
     fn is_unclaimed_behind_a_fence(&self) -> bool {
         let is_fenced = || self.revoke.load(Ordering::Acquire) == FENCED;
@@ -182,7 +182,7 @@ impl<T> Drop for Revoked<'_, T> {
 // SAFETY: one thread at a time reaches the value, which amounts to moving it between threads.
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
-/// Resets a word when dropped, also by a panic.
+/// Resets a word when dropped, even by a panic.
 struct Word<'a> {
     word: &'a AtomicU32,
     after: u32,

@@ -1,11 +1,11 @@
-//! [`Lifetime`]: detects when a pool's state has no handle and no block left.
+//! [`Lifetime`]: detects when the last handle and the last block of a pool are gone.
 //!
-//! Handles are counted one by one. Blocks are counted by the backend, thread by thread, so that threads share nothing for a block
-//! while the pool has a handle. When the last handle is dropped, the backend closes its counters and reports how many of its blocks
-//! are alive. From then on each free is counted here, and the last one ends the state.
+//! Handles are counted one by one. Blocks are counted by the backend, per thread, so that threads share no counter while the pool has a
+//! handle. When the last handle is dropped, the backend closes its counters and reports how many of its blocks are alive. From then on each
+//! free is counted here, and the last one ends the state.
 //!
-//! `remaining` starts far above any number of blocks, so that frees counted here before the backend closes cannot bring it to zero.
-//! Closing adds the number of live blocks and takes that offset away.
+//! `remaining` starts far above any number of blocks, so that frees counted here before the backend closes cannot bring it to zero. Closing
+//! adds the number of live blocks and subtracts that offset.
 
 use super::{LoomAtomicU64, Ordering};
 

@@ -1,8 +1,8 @@
 //! [`SpinMutex`]: a mutex for critical sections of about a hundred nanoseconds that many threads enter.
 //!
-//! A plain mutex parks a thread that does not get it at once, and then each handover costs a wake-up, some fifty times as long as
-//! the work. Here a thread first polls for a while, at growing intervals so that it leaves the cache line to the holder. It parks
-//! only when that has taken so long that the holder must be calling the driver, or not running.
+//! A plain mutex parks a thread that does not get it immediately, and each handover then costs a wake-up, about fifty times as long as the
+//! work. Here a thread first polls, at growing intervals that leave the cache line to the holder. It parks only when the holder must be
+//! calling the driver, or is not running.
 
 use super::{AtomicBool, Mutex, MutexGuard, Ordering};
 use core::ops::{Deref, DerefMut};
@@ -11,12 +11,12 @@ use std::sync::{PoisonError, TryLockError};
 /// A mutex whose waiters spin for a while before they park.
 #[derive(Debug)]
 pub struct SpinMutex<T> {
-    /// A hint, polled in place of the mutex: reading it does not take the cache line from the holder.
+    /// A hint, polled instead of the mutex: reading it does not take the cache line from the holder.
     is_taken: Apart<AtomicBool>,
     value: Mutex<Apart<T>>,
 }
 
-/// A value on cache lines of its own, so that waiting threads do not disturb the holder.
+/// A value on separate cache lines, so that waiting threads do not disturb the holder.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Apart<T>(T);
@@ -46,7 +46,7 @@ impl<T> SpinMutex<T> {
         SpinMutexGuard { _hint: Hint(&self.is_taken.0), value }
     }
 
-    /// Access without a lock, because the caller has exclusive access.
+    /// Accesses the value without locking: the caller has exclusive access.
     pub fn get_mut(&mut self) -> &mut T {
         &mut self.value.get_mut().unwrap_or_else(PoisonError::into_inner).0
     }
@@ -100,6 +100,6 @@ impl Drop for Hint<'_> {
     }
 }
 
-/// Some ten microseconds in all, at most half of one from one poll to the next.
+/// About ten microseconds in all, with at most half of one between polls.
 const LOOKS_MAX: u32 = 24;
 const PAUSES_SHIFT_MAX: u32 = 3;

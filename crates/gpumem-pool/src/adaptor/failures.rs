@@ -52,8 +52,7 @@ impl Failures {
         Self::new(Rule::Every(count))
     }
 
-    /// Fails this share of the allocations, from 0 to 1. The choice depends only on the seed and the number of the
-    /// allocation.
+    /// Fails this fraction of the allocations, from 0 to 1. The choice depends only on the seed and the number of the allocation.
     #[must_use]
     pub fn share(share: f64, seed: u64) -> Self {
         Self::new(Rule::Share { share, seed })
@@ -154,7 +153,7 @@ fn die(seed: u64, number: u64) -> f64 {
     (bits ^ bits >> 31) as f64 / u64::MAX as f64
 }
 
-/// The error of a pool that holds nothing on a full device.
+/// The error of an empty pool on a full device.
 fn device_full(requested_bytes: u64, device: &Device) -> PoolError {
     let device_total_bytes = device.total_bytes();
     PoolError::OutOfMemory(Box::new(OutOfMemory {

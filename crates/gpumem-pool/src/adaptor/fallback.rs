@@ -6,11 +6,11 @@ use crate::error::PoolError;
 use crate::pool::Pool;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Allocates from another pool if its own pool lacks memory: the device is full, or a limit or budget refuses. The
-/// other pool may be any pool of the device: one with another kind of memory, another backend or another quota.
+/// Allocates from another pool if its own pool lacks memory: the device is full, or a limit or budget refuses. The other pool may be any
+/// pool of the device, with a different kind of memory, backend or quota.
 ///
-/// The result is an ordinary block. It counts in the other pool's numbers, and is freed there, after its uses. If the
-/// other pool lacks memory too, the first pool's error is returned, and its report names the refusal of the other pool.
+/// The result is an ordinary block, which is counted and freed by the other pool. If the other pool lacks memory too, the first pool's
+/// error is returned, and its report names the other pool's refusal.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream, adaptor::Fallback};

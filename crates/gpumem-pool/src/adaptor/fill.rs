@@ -16,10 +16,9 @@ use gpumem_sys::{Driver, DriverError};
 /// | [`Fill::zero_on_free`] | freed memory to 0 | isolation among the pool's own tenants, with the cost at the free |
 /// | [`Fill::debug`] | allocated memory to 0xA5, freed memory to 0x5A | reads of uninitialised or freed memory |
 ///
-/// A free sets the bytes if work can be queued on its owner stream: it is owned by this crate, is alive, and may wait
-/// for the other users. After the first block for which this is impossible, the adaptor also sets all blocks at
-/// allocation, so that no block exposes the contents of another. Memory that is new from the driver keeps the driver's
-/// contents.
+/// A free sets the bytes if work can be queued on the block's owner stream: this crate owns it, it is alive, and it may wait for the other
+/// users. After the first block for which this is impossible, the adaptor also sets all blocks at allocation, so that no block exposes the
+/// contents of another. Memory that is new from the driver keeps the driver's contents.
 ///
 /// A graph's memory is set when it is allocated and when it is released with the graph. It is not set between launches,
 /// or between the parts that a capture makes of it. Growable blocks are refused ([`PoolError::Refused`]).
@@ -27,7 +26,7 @@ use gpumem_sys::{Driver, DriverError};
 pub struct Fill {
     on_alloc: Option<u8>,
     on_free: Option<u8>,
-    /// True if a freed block could not be set.
+    /// True if a freed block could not be filled.
     has_missed: AtomicBool,
 }
 
@@ -50,7 +49,7 @@ impl Fill {
         Self { on_alloc: Some(0xA5), on_free: Some(0x5A), ..Self::default() }
     }
 
-    /// Returns whether all blocks are set at allocation because one could not be set at free.
+    /// True if all blocks are set at allocation because one could not be set at free.
     #[must_use]
     pub fn has_missed(&self) -> bool {
         self.has_missed.load(Ordering::Relaxed)
@@ -75,7 +74,7 @@ impl Adaptor for Fill {
     }
 
     fn free(&self, release: &Release<'_>) {
-        // The fill at allocation may still be queued, even if the block's user knows that its own work is complete.
+        // The fill at allocation may still be queued, even if the user's own work is complete.
         release.set_used();
         let Some(value) = self.on_free else { return };
         let set = |driver: &Driver, owner_stream| {
@@ -108,8 +107,8 @@ pub(super) fn set_now(
     }
     let _bound = stream.device().enter()?;
     stream.queue_work([MemoryRange::new(address, size_bytes)], |raw| {
-        // Another thread may have begun a capture since the request was checked. The graph would then fill the memory at
-        // each launch, and not before.
+        // Another thread may have begun a capture since the request was checked. The graph would then fill the memory at each launch
+        // instead of now.
         if stream.clocks().captures().is_open() && stream.captures_for()?.is_some() {
             return Err(PoolError::NotInCapture {
                 operation: "filling memory that was requested before the capture",

@@ -4,9 +4,8 @@
 //! granted: [ front: 256, or the alignment ][ the block ][ to the next 256, and 256 more ]
 //! ```
 //!
-//! The drop of a block must not wait. It queues copies of the edges behind all uses, into pinned host memory, and
-//! releases the block behind the copies. The next allocation, or a call of [`Guard::settle`], checks the completed
-//! copies.
+//! Dropping a block must not wait. The drop queues copies of its edges into pinned host memory, behind all uses, and releases the block
+//! behind the copies. The next allocation, or a call of [`Guard::settle`], checks the completed copies.
 
 mod slots;
 
@@ -24,12 +23,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Detects writes past the ends of blocks, up to 256 bytes before and after, to the byte.
 ///
-/// Damage is reported to the observer ([`Guard::on_damage`]). Without one it is the error of the next allocation,
-/// [`PoolError::Damaged`], once for each block. It is detected once the device has completed the block's uses, so call
-/// [`Guard::settle`] after waiting for the device to get all reports.
+/// Damage is reported to the observer ([`Guard::on_damage`]). Without an observer, the next allocation returns [`PoolError::Damaged`], once
+/// for each block. Damage is detected once the device has completed the block's uses, so wait for the device and call [`Guard::settle`] to
+/// get all reports.
 ///
-/// Each block takes its alignment and 512 bytes more, which the pool counts as in use, four small driver calls and, at
-/// a free, a marker in the stream. A block is not checked in these cases ([`Guard::unchecked_count`]):
+/// Each block costs its alignment plus 512 bytes, which the pool counts as in use, four small driver calls, and a marker in the stream at
+/// the free. A block is not checked in these cases ([`Guard::unchecked_count`]):
 ///
 /// - at the free, its owner stream is gone, belongs to another library, is capturing, or cannot wait for the block's
 ///   other users;
@@ -167,8 +166,8 @@ impl Adaptor for Guard {
         let (address, size_bytes) = (release.address(), release.size_bytes());
         let (stream, pool) = (release.stream_id(), release.pool());
         let back_bytes = back_bytes(size_bytes);
-        // An outer adaptor may forward the free of a block whose allocation this guard did not see. Such a block has no
-        // guard bytes, and the memory around it belongs to other blocks.
+        // An outer adaptor may forward the free of a block whose allocation this guard did not see. That block has no guard bytes, and the
+        // memory around it belongs to other blocks.
         let whole = release.whole();
         let is_own = address.checked_sub(FRONT_BYTES).is_some_and(|start| whole.start <= start)
             && (address + size_bytes).checked_add(back_bytes).is_some_and(|end| end <= whole.end);

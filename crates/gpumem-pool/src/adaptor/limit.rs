@@ -1,4 +1,4 @@
-//! [`Budget`]: a bound on the bytes in use at a time, over everything that shares it.
+//! [`Budget`]: bounds the bytes in use at a time, over all pools that share it.
 
 use super::{Adaptor, Change, Grant, Next, Release, Request};
 use crate::config::ALIGNMENT_MIN;
@@ -10,10 +10,10 @@ use gpumem_sys::text::Shown;
 /// Refuses requests that would bring the bytes in use above a limit, with [`PoolError::OverBudget`]. It is exact for
 /// any number of threads: a block counts from before its allocation until it is dropped.
 ///
-/// [`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit) bounds the memory that one pool takes from the device. A
-/// budget instead counts the bytes of blocks, each size rounded up to 256, and may be shared by any number of pools,
-/// over devices and kinds of memory. It counts the requests that pass through it: bytes added by inner adaptors do not
-/// count, and memory from other pools that an inner adaptor returns does.
+/// [`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit) bounds the memory that one pool takes from the device. A budget instead
+/// counts the bytes of blocks, each size rounded up to 256, and may be shared by any number of pools, over devices and kinds of memory. It
+/// counts the requests that pass through it: bytes added by inner adaptors do not count, but memory that an inner adaptor takes from
+/// another pool does.
 #[derive(Default)]
 pub struct Budget {
     name: Option<String>,
@@ -60,7 +60,7 @@ impl Budget {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// The bytes that count against the limit now.
+    /// The bytes that currently count against the limit.
     #[must_use]
     pub fn in_use_bytes(&self) -> u64 {
         self.in_use_bytes.load(Ordering::Relaxed)

@@ -83,7 +83,7 @@ pub struct LiveBlock {
     pub pool: PoolId,
     /// The name of that pool ([`Pool::name`](crate::Pool::name)).
     pub pool_name: Arc<str>,
-    /// The name of the allocating thread, if it has one.
+    /// The name of the allocating thread, if any.
     pub thread: Option<Arc<str>>,
     /// The backtrace of the allocation, with [`Tracking::with_backtraces`].
     pub backtrace: Option<Arc<Backtrace>>,
@@ -104,8 +104,8 @@ impl Tracking {
         self
     }
 
-    /// Calls `callback` when the last handle of a pool is dropped, with the blocks of that pool that are still alive, if
-    /// there are any. They keep the pool's memory until they are dropped.
+    /// Calls `callback` when the last handle of a pool is dropped while some of its blocks are still alive, with those blocks. They keep
+    /// the pool's memory until they are dropped.
     #[must_use]
     pub fn on_end(mut self, callback: impl Fn(&LiveBlocks) + Send + Sync + 'static) -> Self {
         self.on_end = Some(Box::new(callback));

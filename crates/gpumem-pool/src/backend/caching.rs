@@ -1,12 +1,12 @@
 //! The backend `caching`: thread caches and a heap (`gpumem-heap`) over the driver's virtual memory, or over plain segments.
 //!
-//! A block of up to 1 MiB comes from the calling thread's magazine for the stream, and a freed one goes to the freeing thread's:
-//! plain reads and writes of memory that no other thread touches. Every other case takes the slow path through
-//! [`CachingPool`]: a magazine that is empty or full, larger blocks, and blocks that other streams have used.
+//! A block of up to 1 MiB comes from the calling thread's magazine for the stream, and a freed block goes to the freeing thread's magazine:
+//! plain reads and writes of memory that no other thread touches. Every other case takes the slow path through [`CachingPool`]: a magazine
+//! that is empty or full, larger blocks, and blocks that other streams have used.
 //!
 //! | module | content |
 //! | --- | --- |
-//! | `caching_pool` | the thread caches and the heap of one pool, with its limits and what it gives back |
+//! | `caching_pool` | the thread caches and the heap of one pool, with its limits and releases |
 //! | `rungs` | a block that found no free memory: the rungs of the ladder |
 //! | `extent` | blocks that grow in place; reserving memory ahead |
 //! | `vmm`, `access` | the driver's calls for physical memory; which devices may use it |
@@ -71,7 +71,7 @@ pub(crate) fn find_for_tagged(
 ///
 /// # Safety
 ///
-/// [`find_for_tagged`] has found the cache for the allocation, and the thread has used none since.
+/// [`find_for_tagged`] has found the cache for the allocation, and the thread has used no cache since.
 #[allow(unsafe_code)]
 #[inline(always)]
 pub(crate) unsafe fn put_back_found(cache: FoundCache, allocation: &Allocation, size_bytes: u64) -> bool {
@@ -96,7 +96,7 @@ pub(crate) unsafe fn stream_of_found(cache: FoundCache) -> StreamId {
 }
 
 impl FreeRequest {
-    /// Returns whether the free has to wait for the owner stream alone.
+    /// True if the free has to wait only for the owner stream.
     fn is_plain(&self) -> bool {
         self.uses == 0 && !self.is_complete
     }
@@ -116,7 +116,7 @@ fn of_heap(allocation: HeapBlock, step: SizeStep) -> Allocation {
     Allocation::new(allocation.address, allocation.record, LARGE_FIRST + step.number())
 }
 
-/// A lower bound of a large block's size, as far as its class encodes one.
+/// A lower bound of a large block's size, if its class encodes one.
 fn step_of(allocation: &Allocation) -> SizeStep {
     allocation.class().checked_sub(LARGE_FIRST).and_then(SizeStep::at).unwrap_or_default()
 }

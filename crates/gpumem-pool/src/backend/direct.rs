@@ -1,8 +1,8 @@
 //! [`DirectBackend`]: a backend that calls the driver for each block. `native` and `none` share its counters and its ladder.
 //!
-//! The hard limit bounds the memory of live blocks. Every request is admitted before the driver is called. A free is
-//! counted as soon as the block is dropped, so waiting for the free would not make room under the limit. Memory that the
-//! driver refuses to free is no longer in use, and stays reserved: it counts against the limit until the pool ends.
+//! The hard limit bounds the memory of live blocks. Every request is admitted before the driver is called. A free is counted as soon as the
+//! block is dropped, so waiting for the free would not make room under the limit. Memory that the driver refuses to free is no longer in
+//! use but stays reserved: it counts against the limit until the pool ends.
 //!
 //! When the device is full, the ladder waits for the last uses of freed memory, and then once for the device. It then
 //! releases the memory that the driver keeps for reuse, and the memory that ended pools have left ([`DirectSearch`]).
@@ -45,7 +45,7 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     /// error, nothing has been freed.
     fn release(&self, device: &Device, freed: &FreeRequest) -> Result<(), DriverError>;
 
-    /// Queues the frees that could not yet be placed in a stream's order. Returns whether any has been queued.
+    /// Queues the frees that could not yet be placed in a stream's order. Returns true if any was queued.
     fn sweep(&self) -> Result<bool, DriverError> {
         Ok(false)
     }
@@ -56,18 +56,23 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Returns whether any released memory still waits for work.
+    /// True if any released memory still waits for work.
     fn has_waiting(&self) -> bool {
         false
     }
 
-    /// Waits for the uses of one released memory after the other, until one is returned to the driver or the deadline has
-    /// passed. Returns whether one is. It waits for no other work.
+    /// True if released memory waits on the host for its uses, so that the ladder may wait for them.
+    fn frees_after_uses(&self) -> bool {
+        false
+    }
+
+    /// Waits for the uses of released memory, one after another, until one is returned to the driver or the deadline has passed. Returns
+    /// true if one was returned. Waits for no other work.
     fn wait_for_free(&self, _until: Instant) -> Result<bool, DriverError> {
         Ok(false)
     }
 
-    /// Waits for work of other devices that delays released memory, up to the deadline if there is one.
+    /// Waits for work of other devices that delays released memory, up to the deadline, if any.
     fn finish_others(&self, _until: Option<Instant>) -> Result<(), DriverError> {
         Ok(())
     }
@@ -78,7 +83,7 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
-    /// Returns whether never more than `bytes` are reserved, cached memory included. `bytes` is at least the hard limit.
+    /// True if reservations, including cached memory, never exceed `bytes`, which is at least the hard limit.
     fn is_bounded_by(&self, _bytes: u64) -> bool {
         true
     }
@@ -88,7 +93,7 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Resets the driver's own peak counter, if it has one.
+    /// Resets the driver's peak counter, if any.
     fn reset_peak(&self) -> Result<(), DriverError> {
         Ok(())
     }
@@ -102,14 +107,14 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         Err(no_device_pool(Self::KIND))
     }
 
-    /// Pins acquired memory under its addresses.
+    /// Pins acquired memory to its addresses.
     ///
     /// # Errors
     ///
     /// `PoolError::NotWithBackend` if the backend cannot pin memory.
     fn pin(&self) -> Result<(), PoolError>;
 
-    /// The bytes by which the driver rounds up live blocks, as far as they are known.
+    /// The bytes by which the driver rounds up live blocks, if known.
     fn rounding_bytes(&self) -> u64 {
         0
     }
@@ -137,8 +142,7 @@ pub(crate) struct DirectBackend<C> {
     is_registered_for_waits: Once,
     /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
     collect_above: Option<f64>,
-    /// Events that the driver has not yet been shown, each queued in its stream when the pool last held too much
-    /// memory; see `eager`.
+    /// Events that the host has not yet waited for, each queued in its stream when the pool last held too much memory; see `eager`.
     unseen: Mutex<Vec<(StreamIndex, MarkerEvent)>>,
     /// See [`wait_deadline_ms`](crate::conf).
     wait_deadline: Duration,
@@ -182,11 +186,10 @@ impl<C: DriverAllocator> DirectBackend<C> {
         }
     }
 
-    /// Allocates, and trims memory that is idle beyond the garbage collection threshold, if there is one.
+    /// Allocates, and trims memory that is idle beyond the garbage collection threshold, if any.
     ///
-    /// If the counters show that the driver must reserve more memory, the trim comes before the allocation. If the
-    /// driver reserves more although the counters show enough, no free range was large enough; the trim then follows
-    /// at once.
+    /// If the counters show that the driver must reserve more memory, the trim comes before the allocation. If the driver reserves more
+    /// although the counters show enough, no free range was large enough; the trim then follows immediately.
     fn acquire_sparingly(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
         let (Some(share), true) = (self.collect_above, C::KEEPS_MEMORY) else {
             return self.calls.acquire(size_bytes, stream);
@@ -198,7 +201,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             self.trim(keep_bytes.saturating_sub(size_bytes))?;
         }
         let address = self.calls.acquire(size_bytes, stream)?;
-        // The block is allocated, so a failed trim is left to the next call.
+        // The block is allocated, so the next call retries a failed trim.
         if let Ok(Some(after)) = self.calls.reserved(&self.device)
             && after.current_bytes > before_bytes.max(keep_bytes)
         {
@@ -207,15 +210,15 @@ impl<C: DriverAllocator> DirectBackend<C> {
         Ok(address)
     }
 
-    /// Waits for the device, up to the deadline if there is one. Then releases all free memory, including that of ended pools. Returns
-    /// whether dropped blocks could be freed: an error there concerns no other block.
+    /// Waits for the device, up to the deadline, if any. Then releases all free memory, including that of ended pools. The inner result is
+    /// the outcome of freeing dropped blocks, whose errors concern no other block.
     fn give_back(&self, until: Option<Instant>) -> Result<Result<bool, DriverError>, PoolError> {
         self.activity.host_wait(|| {
             self.device.finish_with_maintenance(until)?;
             self.calls.finish_others(until)
         })?;
         let swept = self.calls.sweep();
-        // The sweep, or the maintenance before it, may have queued frees on a stream of the pool's own.
+        // The sweep, or the maintenance before it, may have queued frees on the pool's own stream.
         match until {
             None => self.device.finish()?,
             Some(until) => drop(self.device.finish_until(until)?),
@@ -237,7 +240,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         trimmed
     }
 
-    /// Waits, within the deadline of a request, until the driver has one freed block back. False if none can be waited for.
+    /// Waits, within the deadline of a request, until one freed block is back at the driver. False if there is none to wait for.
     fn wait_for_free(&self) -> Result<bool, PoolError> {
         if !self.calls.has_waiting() {
             return Ok(false);
@@ -246,20 +249,20 @@ impl<C: DriverAllocator> DirectBackend<C> {
         Ok(self.activity.host_wait(|| self.calls.wait_for_free(until))?)
     }
 
-    /// Makes room for an allocation, within its deadline. Pinned memory is waited for only if some of it is pending.
+    /// Makes room for an allocation, within its deadline. For pinned memory, waits only if some of it is pending.
     fn make_room(&self) -> Result<(), PoolError> {
         let kind = self.admission.kind();
         let needs_wait = kind != MemoryKind::Host
             || self.calls.has_waiting()
             || self.device.maintenance().has_deferred_for(kind);
         match needs_wait {
-            // A free that failed is reported by the next trim.
+            // The next trim reports a failed free.
             true => self.give_back(Some(deadline::until(self.wait_deadline))).map(drop),
             false => Ok(self.trim(0)?),
         }
     }
 
-    /// The memory that no trim releases: that of live blocks, and that which the driver refused to free.
+    /// The memory that no trim releases: live blocks, and memory that the driver refused to free.
     fn bound_bytes(&self) -> u64 {
         self.counters.in_use_bytes().saturating_add(self.unfreed_bytes.load(Ordering::Relaxed))
     }
@@ -399,7 +402,7 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
 }
 
 impl<C> Drop for DirectBackend<C> {
-    /// `calls` frees the rest of the memory, or leaves it to the device.
+    /// `calls` frees the rest of the memory or leaves it to the device.
     fn drop(&mut self) {
         self.admission.give_back(*self.unfreed_bytes.get_mut());
     }
@@ -421,7 +424,7 @@ fn padded_bytes(size_bytes: u64, alignment_exponent: u32) -> u64 {
     size_bytes.saturating_add((1_u64 << alignment_exponent).saturating_sub(ALIGNMENT_MIN))
 }
 
-/// A block that is allocated by a call of the driver. Both rungs make room on the device, so a refusal by a limit has none.
+/// A block that is allocated by a driver call. All rungs make room on the device, so there is none for a refusal by a limit.
 struct DirectSearch<'a, C> {
     backend: &'a DirectBackend<C>,
     size_bytes: u64,
@@ -457,12 +460,20 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
         Ok(Some(Allocation::new(address + padding_bytes, padding_count, self.exponent as u16)))
     }
 
+    fn rungs(&self) -> &'static [&'static str] {
+        if self.backend.calls.frees_after_uses() {
+            &[WAIT_FOR_FREES, WAIT_AND_TRIM]
+        } else {
+            &[WAIT_AND_TRIM]
+        }
+    }
+
     /// Like [`DirectSearch::attempt`], without regard to the garbage collection threshold.
     fn attempt_plainly(&mut self) -> Result<Option<Allocation>, PoolError> {
         self.attempt(|backend, size_bytes, stream| backend.calls.acquire(size_bytes, stream))
     }
 
-    /// The limit of the driver's pool, if the device has room: then that limit refused. It bounds reserved memory.
+    /// The limit of the driver's pool, if the device has room, since then that limit refused. It bounds reserved memory.
     fn limit_of_driver_pool(&self) -> Option<LimitExceeded> {
         let backend = self.backend;
         let in_use_bytes = backend.counters.in_use_bytes();
@@ -479,7 +490,7 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
 
 impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
     fn rung(&self, rung: usize) -> Option<&'static str> {
-        let name = [WAIT_FOR_FREES, WAIT_AND_TRIM].get(rung)?;
+        let name = self.rungs().get(rung)?;
         matches!(self.refusal, Some(Refusal::Driver(_))).then_some(name)
     }
 
@@ -489,7 +500,7 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
     }
 
     fn climb(&mut self, rung: usize) -> Result<Step<Allocation>, PoolError> {
-        if rung > 0 {
+        if self.rungs().get(rung) == Some(&WAIT_AND_TRIM) {
             self.backend.make_room()?;
             return Ok(self.attempt_plainly()?.map_or(Step::Short, Step::Found));
         }
@@ -512,7 +523,7 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
         Ok(-reserved.map_or(0, |reserved| reserved.current_bytes.cast_signed()))
     }
 
-    /// The driver's pool does not move free memory together, so whether a request fits depends on which blocks live.
+    /// The driver's pool does not defragment, so the live blocks decide whether a request fits.
     fn may_repeat(&self) -> bool {
         let backend = self.backend;
         let most_bytes = backend.limits.hard_bytes().unwrap_or(backend.device.total_bytes());

@@ -1,16 +1,15 @@
 //! `native`: the driver's own stream-ordered pool, for the configured kind of memory.
 //!
-//! Each pool creates a driver pool of its own instead of using the device's default pool, so that limits and
-//! thresholds apply to it alone. Allocations and frees are queued like other work, and neither waits. The driver
-//! keeps freed memory reserved up to the release threshold, which is the pool's soft limit, and applies the threshold
-//! when the host synchronises.
+//! Each pool creates a driver pool of its own instead of using the device's default pool, so that limits and thresholds apply only to it.
+//! Allocations and frees are queued like other work, and neither waits. The driver keeps freed memory reserved up to the release threshold,
+//! which is the pool's soft limit, and applies the threshold when the host synchronises.
 //!
 //! A hard limit also bounds the memory that the driver may reserve for the pool. On an H200 with CUDA 13.0:
 //!
 //! - The driver rounds the bound up to 32 MiB.
 //! - The driver refuses a bound beyond the device's memory as out of memory.
-//! - Within the bound, the driver does not move free memory together: a request that finds only smaller free ranges
-//!   fails, although the pool's own counter has room for it.
+//! - Within the bound, the driver does not defragment: a request that finds only smaller free ranges fails, although the pool's own counter
+//!   has room for it.
 //! - The driver rounds each block to 512 bytes.
 //!
 //! The bound is one growth unit larger than the limit. That covers the rounding, but not the fragmentation. A driver
@@ -80,9 +79,10 @@ impl NativeAllocator {
             Verdict::Lack => unsupported(device, kind),
             _ => error.into(),
         })?;
-        let frees = match kind.is_host_accessible() {
-            true => Frees::Complete(Complete::new(device, kind, config.tuning.poll_budget, activity)?),
-            false => Frees::Ordered(Ordered::new(device, activity)),
+        let frees = if kind.is_host_accessible() {
+            Frees::Complete(Complete::new(device, kind, config.tuning.poll_budget, activity)?)
+        } else {
+            Frees::Ordered(Ordered::new(device, activity))
         };
         let limits = limits.clone();
         Ok(Self {
@@ -163,6 +163,10 @@ impl DriverAllocator for NativeAllocator {
         }
     }
 
+    fn frees_after_uses(&self) -> bool {
+        matches!(self.frees, Frees::Complete(_))
+    }
+
     fn wait_for_free(&self, until: Instant) -> Result<bool, DriverError> {
         match &self.frees {
             Frees::Ordered(_) => Ok(false),
@@ -178,7 +182,7 @@ impl DriverAllocator for NativeAllocator {
     }
 
     fn enable_peer_access(&self, device: &Device, peer: PeerDevice) -> Result<(), PoolError> {
-        // Every device can access the other kinds already.
+        // Every device can already access the other kinds.
         if self.kind != MemoryKind::Device {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! `none`: every block is an allocation of its own, and nothing is cached.
+//! `none`: every block is a separate allocation, and nothing is cached.
 //!
 //! This backend is for debugging tools that track allocations, for interfaces that reject stream-ordered memory, and
 //! for drivers without pools. A free waits for the devices whose streams used the block, because the plain free is
@@ -41,9 +41,10 @@ impl PlainAllocator {
 
     /// The bytes by which the driver rounds up a block of device memory.
     fn rounding_of(&self, size_bytes: u64) -> u64 {
-        match self.kind == MemoryKind::Device && size_bytes > SMALL_BYTES_MAX {
-            true => size_bytes.wrapping_neg() % PAGE_BYTES,
-            false => 0,
+        if self.kind == MemoryKind::Device && size_bytes > SMALL_BYTES_MAX {
+            size_bytes.wrapping_neg() % PAGE_BYTES
+        } else {
+            0
         }
     }
 
@@ -67,7 +68,7 @@ impl Drop for PlainAllocator {
     fn drop(&mut self) {
         let failed = self.failed.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Failed { device, frees }) = failed {
-            // A drop cannot report a failure. What still fails, in a host function for example, is left to the device.
+            // A drop cannot report a failure. Frees that still fail, for example in a host function, are left to the device.
             let left: Vec<_> = frees.into_iter().filter(|freed| self.free(&device, freed).is_err()).collect();
             leave_to(&device, self.kind, left);
         }
@@ -79,7 +80,7 @@ impl DriverAllocator for PlainAllocator {
     const KEEPS_MEMORY: bool = false;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
-        // A failure concerns other blocks: the next trim returns it.
+        // A failure concerns other blocks, so the next trim returns it.
         let _ = self.sweep();
         let device = stream.device();
         let _entered = device.enter_relaxed()?;
@@ -105,7 +106,7 @@ impl DriverAllocator for PlainAllocator {
         Err(error)
     }
 
-    /// Frees what the driver refused in a host function. What fails again is left to the next sweep.
+    /// Retries frees that the driver refused in a host function. Those that fail again are left to the next sweep.
     fn sweep(&self) -> Result<bool, DriverError> {
         if !self.has_refused.swap(false, Ordering::AcqRel) {
             return Ok(false);
@@ -167,5 +168,5 @@ fn leave_to(device: &Device, kind: MemoryKind, frees: Vec<FreeRequest>) {
 /// Blocks up to this size share pages with others.
 const SMALL_BYTES_MAX: u64 = 1 << 20;
 
-/// The driver gives larger blocks whole pages.
+/// The driver gives whole pages to larger blocks.
 const PAGE_BYTES: u64 = 2 << 20;

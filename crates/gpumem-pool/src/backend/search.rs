@@ -11,35 +11,35 @@ pub(crate) enum Answer<'a, T> {
 
 /// A request that the ladder repeats until one of its *rungs* makes enough room. A *pass* is one climb over all rungs.
 pub(crate) trait Search<T> {
-    /// The name of a rung in reports; `None` behind the last rung. The cheapest rung comes first.
+    /// The name of a rung in reports; `None` after the last rung. The cheapest rung comes first.
     fn rung(&self, _rung: usize) -> Option<&'static str> {
         None
     }
 
-    /// Begins a pass. Searches memory that is free now, unless the backend did so just before the first pass. An error means
-    /// that a call failed for another reason than a shortage of memory.
+    /// Begins a pass. Searches free memory, unless the backend did so just before the first pass. An error means that a call failed for a
+    /// reason other than a shortage of memory.
     fn begin(&mut self, is_first: bool) -> Result<Option<T>, PoolError>;
 
-    /// Makes room as the rung does, and searches again.
+    /// Makes room with this rung, and searches again.
     fn climb(&mut self, _rung: usize) -> Result<Step<T>, PoolError> {
         Ok(Step::Skipped)
     }
 
-    /// A measure of the free memory: a rung has gained its growth.
+    /// A measure of the free memory. Its growth is a rung's gain.
     fn free_bytes(&self) -> Result<i64, PoolError> {
         Ok(0)
     }
 
-    /// The size of the request; a step that serves it has gained that much.
+    /// The size of the request, which is the gain of a step that serves it.
     fn requested_bytes(&self) -> u64;
 
-    /// Returns whether another pass may succeed, because other threads have allocated or freed memory since this one began.
+    /// True if another pass may succeed, because other threads have allocated or freed memory since this one began.
     fn may_repeat(&self) -> bool {
         false
     }
 
-    /// Returns whether an adaptor's budget refuses the request. Only reclaim callbacks help then, and the request runs through the
-    /// adaptors again, in the program's own context.
+    /// True if an adaptor's budget refuses the request. Then only reclaim callbacks help, and the request runs through the adaptors again,
+    /// in the program's own context.
     fn is_over_budget(&self) -> bool {
         false
     }
@@ -61,9 +61,9 @@ pub(crate) enum Step<T> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
     pub(crate) requested_bytes: u64,
-    /// The requested alignment, if it exceeds that of every block; else 0.
+    /// The requested alignment if it exceeds the alignment of every block, otherwise 0.
     pub(crate) alignment: u64,
-    /// The bytes that the pool itself counts against its limits.
+    /// The bytes that the pool counts against its limits.
     pub(crate) admitted_bytes: u64,
     /// `None` if neither a limit nor the driver is known to have refused: the request was too large for the room below the
     /// limits, or for the device's free memory, and the driver was not called.

@@ -13,14 +13,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 static DEFAULTS: Mutex<BTreeMap<u32, Pool>> = Mutex::new(BTreeMap::new());
 
 impl Pool {
-    /// The default pool of the device with this ordinal: the one that [`Pool::set_default`] has set, or else a new pool on
+    /// The default pool of the device with this ordinal: the one that [`Pool::set_default`] has set, otherwise a new pool on
     /// [`Driver::from_env`] that the environment configures ([`Pool::from_env`]). It lives until the process ends.
     ///
-    /// Other libraries copy its memory between devices by the address alone. Without a link, the driver copies plain memory in this way and
-    /// refuses mapped memory. The new pool of a device that lacks a link to another visible device therefore has plain segments, unless
+    /// Other libraries copy its memory between devices by address only. Without a link, the driver copies plain memory this way but refuses
+    /// mapped memory. The new pool of a device that lacks a link to another visible device therefore has plain segments, unless
     /// `expandable_segments` is set.
     ///
-    /// For interfaces that pass only the number of a device. Threads that call it at the same time get the same pool.
+    /// It is for interfaces that pass only the number of a device. Threads that call it at the same time get the same pool.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool};
@@ -44,7 +44,7 @@ impl Pool {
         if let Some(pool) = Self::default_of(ordinal) {
             return Ok(pool);
         }
-        // Made without the lock, because it calls the driver. If two threads make one, the first to set it wins.
+        // Created outside the lock, because that calls the driver. If two threads create one, the first to set it wins.
         let driver = Driver::from_env()?;
         let made = PoolBuilder::from_env(&Device::new(&driver, ordinal)?)?.copied_by_address().build()?;
         match made.set_default() {
@@ -54,7 +54,7 @@ impl Pool {
         }
     }
 
-    /// The default pool of the device with this ordinal, if there is one. Creates none.
+    /// The default pool of the device with this ordinal, if any. Creates none.
     #[must_use]
     pub fn default_of(ordinal: u32) -> Option<Self> {
         if fork::is_child() {
@@ -67,9 +67,9 @@ impl Pool {
     /// process, and lives until the process ends. After a reset of the device (`cudaDeviceReset`) there is none, and another can be
     /// set.
     ///
-    /// The default pools of devices with a link are open to each other ([`Pool::enable_peer_access`]), from the moment at which both
-    /// exist: code that knows only numbers of devices copies between them. A process that uses one device has no cost from that. A pool
-    /// with the option `peers`, `none` included, is open to the devices that the option names, and to no other.
+    /// The default pools of devices with a link are open to each other ([`Pool::enable_peer_access`]) once both exist, because code that
+    /// knows only device numbers copies between them. This is free for a process that uses one device. A pool with the option `peers` (even
+    /// `none`) is open only to the devices that the option names.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -97,11 +97,11 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::DefaultAlreadySet`] if the ordinal has a default pool, set or created.
+    /// - [`PoolError::DefaultAlreadySet`] if the ordinal already has a default pool.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn set_default(&self) -> Result<(), PoolError> {
         not_forked()?;
-        // Held over the calls of the driver: of two pools that become default pools at once, the later one finds the other.
+        // Held during the driver calls: of two pools that become default pools at the same time, the later one finds the other.
         static CHANGE: Mutex<()> = Mutex::new(());
         let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
         let ordinal = self.device().ordinal();
@@ -114,13 +114,13 @@ impl Pool {
             open(self, other)?;
             open(other, self)?;
         }
-        // Dropped without the lock, because it takes others.
+        // Dropped outside the lock, because that takes other locks.
         let _former = defaults().insert(ordinal, self.clone());
         Ok(())
     }
 }
 
-/// Lets the device of `other` use the memory of a pool, where that is possible and the program has not chosen the devices.
+/// Lets the device of `other` use the memory of a pool, if that is possible and the program has not chosen the devices.
 fn open(pool: &Pool, other: &Pool) -> Result<(), PoolError> {
     if pool.0.config().given.peers.is_some() {
         return Ok(());

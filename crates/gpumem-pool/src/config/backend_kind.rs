@@ -2,7 +2,7 @@
 
 use crate::config::text::names;
 
-/// Uses of physical memory outside this process's own kernels.
+/// Uses of physical memory other than this process's kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HandleUse {
     pub(crate) exportable: bool,
@@ -11,7 +11,7 @@ pub(crate) struct HandleUse {
 
 #[cfg(feature = "backend-caching")]
 impl HandleUse {
-    /// A bit of its own for each use.
+    /// A separate bit for each use.
     pub(crate) fn bit(self) -> u8 {
         1 << (u8::from(self.exportable) | u8::from(self.rdma) << 1)
     }
@@ -22,8 +22,8 @@ impl HandleUse {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum BackendKind {
-    /// A heap over the driver's virtual memory, or over plain segments where that is missing, with a cache for each
-    /// thread. Feature `backend-caching`.
+    /// A heap over the driver's virtual memory, or over plain segments if that is missing, with a cache for each thread. Feature
+    /// `backend-caching`.
     Caching,
     /// The driver's stream-ordered pool. Feature `backend-native`.
     Native,

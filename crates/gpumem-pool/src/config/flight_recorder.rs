@@ -1,4 +1,4 @@
-//! [`FlightRecorder`]: selects whether a pool keeps its last events in memory, and the file that they go to.
+//! [`FlightRecorder`]: selects whether a pool keeps its last events in memory, and the file for them.
 
 use crate::config::ConfigError;
 use core::fmt;
@@ -9,9 +9,9 @@ use std::path::PathBuf;
 /// Selects whether the last events of a pool are kept in memory and written to a file when a request is refused.
 ///
 /// The report of the refusal names the file ([`OutOfMemory::flight_record`](crate::OutOfMemory::flight_record)), which
-/// [`trace::Recording`](crate::trace::Recording) and `cargo xtask replay` read. It has the last 4095 events of each thread,
-/// for up to 64 threads (further ones share the space of one), the settings of the pools, and the report. A later refusal
-/// replaces the file; a file of an earlier program is kept as `FILE.1`, up to `FILE.3`.
+/// [`trace::Recording`](crate::trace::Recording) and `cargo xtask replay` read. It has the last 4095 events of each thread, for up to 64
+/// threads (further threads share one space), the settings of the pools, and the report. A later refusal replaces the file; a file of an
+/// earlier program is kept as `FILE.1`, up to `FILE.3`.
 ///
 /// A recorder needs 160 KiB of host memory for each thread, and like an adaptor it makes each allocation and free take the
 /// slow path.
@@ -56,7 +56,7 @@ impl FromStr for FlightRecorder {
         Ok(match text.trim().to_lowercase().as_str() {
             "off" | "false" | "0" => Self::Off,
             "on" | "true" | "1" => Self::On,
-            // A word alone is a mistyped value rather than a file.
+            // A single word is a mistyped value, not a file.
             path if path.contains(['.', '/', '\\']) => Self::File(text.trim().into()),
             _ => return Err(ConfigError::bad_value("flight_recorder", text, String::new())),
         })

@@ -1,10 +1,10 @@
-//! [`IgnoredOption`]: options that were given and have no effect on a pool.
+//! [`IgnoredOption`]: given options that have no effect on a pool.
 
 use crate::config::options::KEYS;
 use crate::config::{BackendKind, Config};
 use core::fmt;
 
-/// An option that was given and has no effect.
+/// A given option that has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IgnoredOption {

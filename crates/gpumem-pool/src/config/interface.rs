@@ -1,5 +1,5 @@
-//! [`Interface`]: the languages and libraries through which programs reach a pool. Texts tell a program what to call or set; here are the
-//! names of that in each interface. Pure.
+//! [`Interface`]: the languages and libraries through which programs reach a pool. Texts tell a program which functions to call and which
+//! options to set; this file has their names in each interface. Pure.
 
 /// The interface through which a program has built a pool. The pool's reports name functions and options of that interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -10,7 +10,7 @@ pub enum Interface {
     Rust,
     /// `gpumem.h`, for C and C++.
     C,
-    /// The Python package, for programs that allocate themselves.
+    /// The Python package, for programs that allocate directly.
     Python,
     /// The Python package, as PyTorch's allocator.
     PyTorch,
@@ -21,7 +21,7 @@ pub enum Interface {
 }
 
 impl Interface {
-    /// True for other libraries that copy the pool's memory between devices by its address alone.
+    /// True for libraries that copy the pool's memory between devices by address only.
     pub(crate) fn copies_by_address(self) -> bool {
         matches!(self, Self::PyTorch | Self::CuPy | Self::Rmm)
     }
@@ -85,7 +85,7 @@ fn is_of_a_name(letter: char) -> bool {
 
 /// A function or an option, by interface.
 struct Names {
-    /// In the texts of this workspace.
+    /// The name in the texts of this workspace.
     rust: &'static str,
     c: &'static str,
     /// `{create}` is what creates the pool, and `{pool}` the pool.
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    /// Names of what only Rust has: budgets, guards, growable blocks, host memory, events. The last two are in no text of an error.
+    /// Names that exist only in Rust: budgets, guards, growable blocks, host memory, events. No error text contains the last two.
     const ONLY_IN_RUST: [&str; 10] = [
         "Budget::set_limit",
         "Block::from_raw",
@@ -172,7 +172,7 @@ mod tests {
         "OutOfMemory::serialize",
     ];
 
-    /// The literals of a source, outside of its tests, with their continuation lines joined.
+    /// The literals of a source, except its tests, with their continuation lines joined.
     fn literals(source: &str) -> Vec<String> {
         let code = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         let lines = code.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));

@@ -2,7 +2,7 @@
 
 use crate::config::text::names;
 
-/// The kind of memory that a pool allocates. Each pool has one kind, and its limits apply to that kind alone.
+/// The kind of memory that a pool allocates. Each pool has one kind, and its limits apply only to that kind.
 ///
 /// ```
 /// use gpumem_pool::{Device, MemoryKind, Pool, Stream};
@@ -31,22 +31,21 @@ pub enum MemoryKind {
     Unified,
     /// Pinned host memory: the fastest source and destination of copies. Devices can access it in place.
     ///
-    /// With the backend `native`, the driver's copy functions treat it as host memory only, although kernels can access
-    /// it: pass it as the host side of a copy, or use a copy that derives the direction from the addresses
-    /// (`cuMemcpyAsync`), as the array layer does.
+    /// With the backend `native`, the driver's copy functions treat it only as host memory, although kernels can access it: pass it as the
+    /// host side of a copy, or use a copy that derives the direction from the addresses (`cuMemcpyAsync`), like the array layer.
     Host,
 }
 
 impl MemoryKind {
-    /// Returns whether the host may dereference its addresses. Such memory is reused only when every earlier use is complete,
-    /// because the host's next access is not ordered by any stream.
+    /// True if the host may dereference its addresses. Such memory is reused only when every earlier use is complete, because no stream
+    /// orders the host's next access.
     #[must_use]
     pub fn is_host_accessible(self) -> bool {
         self != Self::Device
     }
 
-    /// Returns whether releasing memory of this kind makes room for the kind `short`. Unified memory counts as device memory,
-    /// because its pages may be on the device.
+    /// True if releasing memory of this kind makes room for the kind `short`. Unified memory counts as device memory, because its pages may
+    /// be on the device.
     pub(crate) fn helps(self, short: Self) -> bool {
         (self == Self::Host) == (short == Self::Host)
     }

@@ -5,7 +5,7 @@ use core::fmt;
 use core::str::FromStr;
 use gpumem_sys::env::{parse_number, parse_size};
 
-/// An amount of memory: a number of bytes, or a share of the device's memory or of what is free there.
+/// An amount of memory: a number of bytes, or a share of the device's total or free memory.
 ///
 /// ```
 /// use gpumem_pool::Limit;
@@ -23,8 +23,8 @@ pub enum Limit {
     Bytes(u64),
     /// A share of the device's memory, from 0 to 100.
     Percent(f64),
-    /// A share of the device's free memory, from 0 to 100, at the moment when the limit is set. Memory that the pool itself has
-    /// reserved counts as free.
+    /// A share of the device's free memory, from 0 to 100, at the time when the limit is set. Memory that the pool itself has reserved
+    /// counts as free.
     PercentFree(f64),
 }
 

@@ -4,10 +4,10 @@
 //! name: Type = parser("expected values") default "default" => place in `Config` on SCOPE: "description";
 //! ```
 //!
-//! and generates the field of [`Options`], the key of `GPUMEM_CONF`, the row of the documentation of [`conf`], and the
-//! value in [`Config`]. With `setter(Type), variable "GPUMEM_…"` it also generates a method of
-//! [`PoolBuilder`](crate::PoolBuilder) and an environment variable; with `only variable "GPUMEM_…"`, just the variable. A default of three values is that of the profiles
-//! `fast`, `balanced` and `tight`.
+//! and generates the field of [`Options`], the key of `GPUMEM_CONF`, the row of the documentation of [`conf`], and the value in [`Config`].
+//! With `setter(Type), variable "GPUMEM_…"` it also generates a method of [`PoolBuilder`](crate::PoolBuilder) and an environment variable;
+//! with `only variable "GPUMEM_…"`, just the variable. A default of three values has one for each of the profiles `fast`, `balanced` and
+//! `tight`.
 
 use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, PEAKS, SEGMENTS, VIRTUAL};
 use crate::config::parse::{
@@ -103,7 +103,7 @@ macro_rules! options {
                 $(self.$name = later.$name.or(self.$name.take());)+
             }
 
-            /// The options of `GPUMEM_CONF`, for errors and advice that name the place of an option.
+            /// The options of `GPUMEM_CONF`, for errors and advice that name where an option was set.
             pub(crate) fn of_variable(mut self) -> Self {
                 $(if let Some((_, given_as)) = &mut self.$name
                     && *given_as == stringify!($name)
@@ -147,7 +147,7 @@ macro_rules! options {
             },)?)+
             Variable {
                 name: "GPUMEM_CONF",
-                meaning: "`key:value,…`: any options of a pool by name, PyTorch's allocator options among them; the page \
+                meaning: "`key:value,…`: any options of a pool by name, including PyTorch's allocator options; the page \
                           `gpumem_pool::conf` lists them",
             },
             Variable {
@@ -159,7 +159,7 @@ macro_rules! options {
             Variable {
                 name: "GPUMEM_TRACE_LIMIT",
                 meaning: "bytes, with or without a unit (64MiB); default none, minimum 4MiB: the size limit of `GPUMEM_TRACE`, \
-                          earlier files included. The oldest events go",
+                          earlier files included. The oldest events are deleted",
             },
         ];
 
@@ -208,10 +208,10 @@ options! {
     /// The options of a pool by name: `key:value,…`, for [`PoolBuilder::conf`](crate::PoolBuilder::conf) and
     /// `GPUMEM_CONF`.
     ///
-    /// Keys and values are case-insensitive, and spaces around them are ignored. Of two calls on the builder, the later one
-    /// wins. In the environment, a variable for one option (`GPUMEM_POOL`) wins over `GPUMEM_CONF`. Options by name win
-    /// over the values of a profile, in any order. An option without effect on the pool's backend is accepted, and
-    /// [`Pool::ignored_options`](crate::Pool::ignored_options) lists it.
+    /// Keys and values are case-insensitive, and spaces around them are ignored. Later calls on the builder override earlier ones. In the
+    /// environment, a variable for one option (`GPUMEM_POOL`) overrides `GPUMEM_CONF`. Options by name override the values of a profile, in
+    /// any order. An option without effect on the pool's backend is accepted, and [`Pool::ignored_options`](crate::Pool::ignored_options)
+    /// lists it.
     table {
     kind: MemoryKind = named("`device`, `unified` or `host`") default "`device`"
         => kind on ALL, setter(MemoryKind), variable "GPUMEM_KIND":
@@ -225,11 +225,11 @@ options! {
     profile: Profile = named("`fast`, `balanced` or `tight`") default "`balanced`"
         => tuning on CACHING, setter(Profile), variable "GPUMEM_PROFILE":
         "a preset of the options that trade memory against driver calls and time";
-    hard_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of what is free there (50%free)")
+    hard_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of its free memory (50%free)")
         default "none" => hard_limit on ALL, setter(impl IntoLimit => into_limit), variable "GPUMEM_HARD_LIMIT":
         "the memory that the pool never exceeds: what `caching` reserves, and what is in use with the other backends. Each \
          pool has its own limit, for its kind of memory. A limit of host memory is given in bytes";
-    soft_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of what is free there (50%free)")
+    soft_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of its free memory (50%free)")
         default "none" => soft_limit on CACHES, setter(impl IntoLimit => into_limit), variable "GPUMEM_SOFT_LIMIT":
         "at synchronisation points, cached memory is released until at most this much is reserved";
 
@@ -252,7 +252,7 @@ options! {
     oversubscribe: bool = boolean("`true` or `false`") default "`false`" => oversubscribes on ALL:
         "whether the pool may exceed the margin of unified memory. Otherwise unified memory and all pools of a \
          [`Device`](crate::Device) together stay below 15/16 of its memory. Beyond the device's free memory, pages move back \
-         and forth, and a program that uses them all at once may come to a standstill. A block may be larger than the device";
+         and forth, and a program that uses them all at once may stall. A block may be larger than the device";
     peers: PeerOption = named("`none`, `all`, an ordinal (1), or a list of them (`[0,1]`)") default "`none`"
         => peers on ALL, only variable "GPUMEM_PEERS":
         "the other devices that may use the memory: `all` that have a link, or these, which must have one; see \
@@ -342,16 +342,16 @@ options! {
     ///
     /// # The deadline
     ///
-    /// With `wait_deadline_ms:0`, an allocation never waits. A request that reaches the deadline is refused, and its report
-    /// names the streams with unfinished work ([`OutOfMemory::unfinished`](crate::OutOfMemory::unfinished)). The deadline
-    /// bounds [`Pool::alloc`](crate::Pool::alloc) and its variants, [`Pool::reserve`](crate::Pool::reserve) and
-    /// [`GrowableBlock::grow_to`](crate::GrowableBlock::grow_to), including reclaim callbacks and other pools that they run.
-    /// It does not bound:
+    /// With `wait_deadline_ms:0`, an allocation never waits. A request that reaches the deadline is refused, and its report names the
+    /// streams with unfinished work ([`OutOfMemory::unfinished`](crate::OutOfMemory::unfinished)). The deadline bounds
+    /// [`Pool::alloc`](crate::Pool::alloc) and its variants, [`Pool::reserve`](crate::Pool::reserve) and
+    /// [`GrowableBlock::grow_to`](crate::GrowableBlock::grow_to), including reclaim callbacks and other pools that they use. It does not
+    /// bound:
     ///
     /// - waits that the caller requests (`synchronize`, [`Pool::reclaim`](crate::Pool::reclaim));
     /// - drops of [`HostMemory`](crate::HostMemory) and [`ImportedBlock`](crate::ImportedBlock), and frees of the backend
     ///   `none`;
-    /// - driver calls that wait by themselves (as `cuMemAlloc` may);
+    /// - driver calls that wait internally (as `cuMemAlloc` may);
     /// - waits of [`Fill`](crate::adaptor::Fill) and [`Guard`](crate::adaptor::Guard) for the uses of a growable block;
     /// - with drivers before CUDA 12.5, work on other libraries' streams.
     ///
@@ -375,23 +375,22 @@ options! {
     ///
     /// # Memory over plain segments
     ///
-    /// A free segment serves no block that is larger than it. Before the pool grows beyond half again as much as blocks have
-    /// needed, segments that are smaller than the new one and free as a whole go back to the driver, whose free waits for the
-    /// device. A pattern of sizes that repeats comes to an end of such exchanges. These options bound the rest:
+    /// A free segment cannot serve a larger block. Before the pool grows beyond 1.5 times the memory that blocks have needed, segments that
+    /// are smaller than the new one and free as a whole are returned to the driver, whose free waits for the device. With a repeating
+    /// pattern of sizes such exchanges stop. These options bound the remaining waste:
     ///
-    /// - `growth_slack:0`, or the profile `tight`: segments go back as soon as the pool would exceed its peak in use. Costs waits
+    /// - `growth_slack:0`, or the profile `tight`: segments are returned as soon as the pool would exceed its peak in use. This costs waits
     ///   for the device while sizes still grow.
-    /// - `max_split_size_mb`: small blocks do not hold large segments. Segments above that size do not serve smaller blocks, so
-    ///   where sizes vary, also set:
-    /// - `garbage_collection_threshold` or `hard_limit`: beyond that share, free segments of any size go back.
+    /// - `max_split_size_mb`: small blocks do not hold large segments. Segments above that size do not serve smaller blocks, so if sizes
+    ///   vary, also set:
+    /// - `garbage_collection_threshold` or `hard_limit`: beyond that share, free segments of any size are returned.
     ///
     /// # Small blocks in large segments
     ///
-    /// In PyTorch, `max_split_size_mb` prevents small blocks from splitting large ones, which would make the rest unusable as
-    /// a whole. Over virtual memory, `caching` remaps the idle memory around a small block to where it is needed, so the
-    /// option has no effect there; `profile` and `growth_slack` bound the memory that is reserved beyond the blocks. Plain
-    /// segments, which also hold the other kinds of memory, are split like PyTorch's, and there the option works as in
-    /// PyTorch.
+    /// In PyTorch, `max_split_size_mb` prevents small blocks from splitting large ones. Over virtual memory, `caching` remaps the idle
+    /// memory around a small block to where it is needed, so the option has no effect there; `profile` and `growth_slack` bound the memory
+    /// that is reserved beyond the blocks. Plain segments, which also hold the other kinds of memory, are split like PyTorch's, and there
+    /// the option works as in PyTorch.
     ///
     /// # Examples
     ///

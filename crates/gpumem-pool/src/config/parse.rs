@@ -21,7 +21,7 @@ pub enum ConfigError {
         /// The given text.
         value: String,
     },
-    /// A limit of host memory is given as a share.
+    /// A limit for host memory is given as a share.
     #[error(
         "invalid limit {limit}{} for host memory{}, because a share refers to device memory; expected bytes (10000), with or \
          without a unit (100M, 1.5GiB)",
@@ -30,9 +30,9 @@ pub enum ConfigError {
     ShareOfHost {
         /// The given limit.
         limit: Limit,
-        /// The option or variable of the limit; `None` for a limit that a call of [`Pool`](crate::Pool) sets.
+        /// The option or variable of the limit; `None` for a limit that a method of [`Pool`](crate::Pool) sets.
         limit_option: Option<&'static str>,
-        /// The option or variable of the kind of memory; `None` for a limit that a call of [`Pool`](crate::Pool) sets.
+        /// The option or variable of the kind of memory; `None` for a limit that a method of [`Pool`](crate::Pool) sets.
         kind_option: Option<&'static str>,
     },
     /// The option is unknown.
@@ -107,7 +107,7 @@ impl Key {
     }
 }
 
-/// Splits at the commas outside of lists.
+/// Splits at the commas outside lists.
 fn items(text: &str) -> impl Iterator<Item = &str> {
     let mut is_in_list = false;
     text.split(move |letter| {
@@ -157,9 +157,10 @@ fn after_comma(place: &str) -> String {
 }
 
 fn clash(key: &str, other: &str) -> String {
-    match key == other {
-        true => "is given twice; keep one of the values".into(),
-        false => format!("contradicts {other}; keep one of them"),
+    if key == other {
+        "is given twice; keep one of the values".into()
+    } else {
+        format!("contradicts {other}; keep one of them")
     }
 }
 
@@ -187,7 +188,7 @@ pub(super) fn boolean(text: &str) -> Parsed<bool> {
     }
 }
 
-/// The backend for PyTorch's way to turn caching off.
+/// The backend for PyTorch's setting that turns caching off.
 pub(super) fn no_caching(text: &str) -> Parsed<BackendKind> {
     boolean(text)?.then_some(BackendKind::None).ok_or_else(String::new)
 }

@@ -8,7 +8,7 @@ use core::str::FromStr;
 pub(crate) enum PeerOption {
     #[default]
     None,
-    /// Every device with a link to the pool's.
+    /// Every device with a link to the pool's device.
     All,
     /// These devices. Each has a link, or the pool cannot be built.
     Ordinals(Vec<u32>),

@@ -28,8 +28,8 @@ impl fmt::Display for PoolId {
     }
 }
 
-/// A pool's identity and its name: the given one, else the number of the identity. The name of a private pool begins with
-/// its parent's: `training/cache`.
+/// A pool's identity and its name: the given name, otherwise the number of the identity. The name of a private pool begins with its
+/// parent's: `training/cache`.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolName {
     id: PoolId,
@@ -59,7 +59,7 @@ impl PoolName {
         &self.name
     }
 
-    /// Returns whether the program named the pool, or its parent.
+    /// True if the program named the pool or its parent.
     pub(crate) fn is_given(&self) -> bool {
         self.is_given
     }

@@ -20,7 +20,7 @@ pub(crate) struct Captures {
     table: Mutex<BTreeMap<u64, Record>>,
 }
 
-/// A capture, and then its graph and executables.
+/// A capture, and later its graph and executables.
 #[derive(Default)]
 struct Record {
     handle_count: usize,
@@ -38,7 +38,7 @@ struct Record {
     streams: Vec<Stream>,
     /// Work that launches must follow, by stream. The streams themselves must follow it once they run work again.
     after: Vec<(StreamIndex, Stamp)>,
-    /// Uses, outside the graph, of parts of its memory that were released: launches must follow them too.
+    /// Uses, outside the graph, of released parts of its memory: launches must follow them too.
     after_parts: Vec<Stamp>,
     /// The streams that own memory of the capture.
     owner_streams: BTreeSet<StreamIndex>,
@@ -49,7 +49,7 @@ struct Record {
 }
 
 impl Captures {
-    /// Returns whether a capture that this crate began is active.
+    /// True if a capture that this crate began is active.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.slow_path.has_captures()
@@ -82,8 +82,8 @@ impl Captures {
         self.table().insert(graph, record);
     }
 
-    /// Adds the record of a capture that another library has begun, found on one of its streams; that library ends it. If it was
-    /// believed to have ended, the record has one more handle.
+    /// Adds the record of a capture that another library has begun, found on one of its streams; that library ends it. A capture that was
+    /// considered ended gets one more handle.
     pub(crate) fn adopt(&self, graph: u64, stream: &Stream) {
         let reopened = self.with(graph, |record| {
             (record.is_open, record.is_ending) = (true, false);
@@ -96,7 +96,7 @@ impl Captures {
         self.with(graph, |record| record.origin = None);
     }
 
-    /// Adds a handle to an active capture of another library. False if it is another one.
+    /// Adds a handle to an active capture of another library. False for other captures.
     pub(crate) fn share_adopted(&self, graph: u64) -> bool {
         let share = |record: &mut Record| {
             let is_adopted = record.is_open && record.origin.is_none();
@@ -183,12 +183,12 @@ impl Captures {
         self.with(graph, |record| record.handle_count += 1);
     }
 
-    /// Returns whether `graph` is an active capture that this crate began.
+    /// True if `graph` is an active capture that this crate began.
     pub(crate) fn knows(&self, graph: u64) -> bool {
         self.table().get(&graph).is_some_and(|record| record.is_open && !record.is_ending)
     }
 
-    /// Returns whether an active capture includes streams of this device.
+    /// True if an active capture includes streams of this device.
     pub(crate) fn captures_on(&self, device: &Device) -> bool {
         if !self.is_open() {
             return false;
@@ -217,8 +217,8 @@ impl Captures {
         self.with(graph, |record| record.after.extend(stamps.into_iter().map(|stamp| (index, stamp))));
     }
 
-    /// Records a launch that is about to be made. Returns the stamps that it must follow, and those that it must follow
-    /// only where a wait for them is possible: another library's stream cannot always be waited for.
+    /// Records a launch that is about to be made. Returns the stamps that it must follow, and those that it must follow only if a wait is
+    /// possible, which is not always so for another library's stream.
     pub(crate) fn launch(&self, graph: u64, on: StreamIndex, clocks: &Clocks) -> (Vec<Stamp>, Vec<Stamp>) {
         let noted = self.with(graph, |record| {
             record.launched = uses::with(record.launched, on);
@@ -264,7 +264,7 @@ impl Captures {
         });
     }
 
-    /// Uses, outside of captures, of parts of a graph's memory that were released.
+    /// Uses, outside captures, of parts of a graph's memory that were released.
     pub(crate) fn after_parts(&self, graph: u64) -> Vec<Stamp> {
         self.with(graph, |record| record.after_parts.clone()).unwrap_or_default()
     }
@@ -281,7 +281,7 @@ impl Captures {
         let record = table.remove(&graph)?;
         drop(table);
         if record.is_open {
-            // Another library's capture, which may be active, and which no value knows any more.
+            // Another library's capture, which may be active, but is no longer tracked by any value.
             self.withdraw();
         }
         Some((record.launched, record.source))

@@ -7,12 +7,12 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult};
 
 impl Stream {
-    /// Returns whether work queued on the stream now runs or is captured. The call must name the stream.
+    /// True if work queued on the stream now runs, and false if it is captured. The call must name the stream.
     pub(crate) fn part(&self) -> Result<Part, PoolError> {
         Ok(self.clocks().part(self.stream_index())?)
     }
 
-    /// Returns whether a wait could make the stream join a capture: one is active, and the stream is in none.
+    /// True if a wait could make the stream join a capture: one is active, and the stream is in none.
     pub(crate) fn may_join(&self) -> Result<bool, PoolError> {
         Ok(self.clocks().captures().is_open() && self.part()? == Part::Runs)
     }
@@ -29,7 +29,7 @@ impl Stream {
         }
     }
 
-    /// Returns whether a wait for another stream was deferred to the launches.
+    /// True if a wait for another stream was deferred to the launches.
     pub(crate) fn defers_wait_for(&self, other: &Stream) -> Result<bool, PoolError> {
         if !self.clocks().captures().is_open() || self == other {
             return Ok(false);
@@ -59,7 +59,7 @@ impl Stream {
         }
     }
 
-    /// Returns whether a wait for an event was deferred to the launches.
+    /// True if a wait for an event was deferred to the launches.
     pub(crate) fn defers_wait(&self, event: &Event) -> Result<bool, PoolError> {
         let captures = self.clocks().captures();
         let captured_in = event.captured_in();
@@ -81,8 +81,7 @@ impl Stream {
             (Part::In(graph), Some(mark)) if captures.knows(graph) => {
                 let waited_for = match self.clocks().can_be_ordered(mark) {
                     true => mark,
-                    // Another library's stream may not be marked later. The capture's own stream waits now, and stands
-                    // for the event.
+                    // Another library's stream may not be marked later, so the capture's own stream waits now and represents the event.
                     false => {
                         let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
                         let source = self.source_of(graph)?;
@@ -101,15 +100,16 @@ impl Stream {
 impl Device {
     /// Refuses an operation that would make the driver break captures of this device.
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
-        match self.clocks().captures().captures_on(self) {
-            true => Err(PoolError::NotInCapture { operation }),
-            false => Ok(()),
+        if self.clocks().captures().captures_on(self) {
+            Err(PoolError::NotInCapture { operation })
+        } else {
+            Ok(())
         }
     }
 }
 
 impl Stream {
-    /// A stream of the capture's own, which never captures.
+    /// A stream that belongs to the capture and never captures.
     pub(crate) fn source_of(&self, graph: u64) -> Result<Self, PoolError> {
         let (device, captures) = (self.device(), self.clocks().captures());
         match captures.source(graph) {
@@ -126,7 +126,7 @@ impl Stream {
         if let Some(marked) = self.clocks().marked(self.stream_index())? {
             return Ok(marked);
         }
-        // Another thread has retired it, the driver does not say whether it captures, or it captures by now.
+        // Another thread has retired it, the driver does not report whether it captures, or it has begun to capture.
         self.check_usable()?;
         self.part()?;
         Err(PoolError::NotInCapture { operation: "waiting for a stream that captures" })
@@ -161,8 +161,7 @@ pub(crate) fn cut_short(device: &Device, graph: u64, origin: StreamIndex) {
     }
 }
 
-/// Ends a capture that was begun on `origin`. If the driver refuses, as it does once the device is lost, the streams
-/// capture for the rest of their lives.
+/// Ends a capture that was begun on `origin`. If the driver refuses, as it does once the device is lost, the streams keep capturing.
 pub(crate) fn end_of(
     members: &[Stream],
     device: &Device,
@@ -186,9 +185,12 @@ pub(crate) fn run_again(device: &Device, graph: u64, origin: StreamIndex) -> Res
     let mut refused = Ok(());
     // Every wait is tried, even after one was refused.
     for (index, stamp) in ours {
-        let ordered = clocks.order_launch(stamp, index).and_then(|is_ordered| match is_ordered {
-            true => Ok(()),
-            false => DriverError::check("cuEventRecord", CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        let ordered = clocks.order_launch(stamp, index).and_then(|is_ordered| {
+            if is_ordered {
+                Ok(())
+            } else {
+                DriverError::check("cuEventRecord", CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+            }
         });
         refused = ordered.and(refused);
     }

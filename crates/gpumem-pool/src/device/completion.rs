@@ -1,14 +1,13 @@
 //! [`Completion`]: a future that resolves when work of a stream is complete.
 //!
-//! A completion has a marker behind the work that it waits for. When it is polled and the marker is not complete, it is
-//! listed with the [`notifier`], one thread for the process, and a host function behind the marker tells that thread to
-//! query the marker. The host function itself queries and wakes nothing, because it must not call the driver, and a
-//! waker may. The thread also queries without a report, at growing intervals: a lost context runs no host function, and
-//! some drivers have none.
+//! A completion has a marker behind the work that it waits for. When it is polled before the marker is complete, it is listed with the
+//! [`notifier`], one thread for the process, and a host function behind the marker tells that thread to query the marker. The host function
+//! neither queries nor wakes anything, because it must not call the driver, which a waker may do. The thread also queries without being
+//! told, at growing intervals: a lost context runs no host function, and some drivers have none.
 //!
-//! Three parts keep a pending completion sound without a wait in its drop. The host function gets a number, not an
-//! address. The list holds the marker, and with it the device, until the completion is dropped or resolved. The driver
-//! keeps what a queued wait needs of a destroyed event.
+//! Three parts keep a pending completion sound without a wait in its drop. The host function gets a number, not an address. The list holds
+//! the marker, and with it the device, until the completion is dropped or resolved. The driver keeps the part of a destroyed event that a
+//! queued wait needs.
 
 pub(super) mod lanes;
 pub(super) mod notifier;
@@ -27,8 +26,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// executor can poll it, on any thread. No thread is blocked: a thread of this crate, which starts at the first use, calls
 /// the waker.
 ///
-/// The future resolves with an error if the context is lost. After it has resolved, it returns the result again.
-/// Dropping a pending future waits for nothing.
+/// The future resolves with an error if the context is lost. After it has resolved, it returns the result again. Dropping a pending future
+/// does not wait.
 ///
 /// ```
 /// use gpumem_pool::{Device, Event, Stream};
@@ -77,8 +76,7 @@ struct Progress {
 }
 
 impl Stream {
-    /// A future for everything queued on this stream so far. Later work is not waited for. The future keeps the device
-    /// alive, and not the stream.
+    /// A future for everything queued on this stream so far, without later work. The future keeps the device alive, but not the stream.
     ///
     /// It resolves with the errors of [`Stream::synchronize`]: [`PoolError::NotInCapture`] or
     /// [`PoolError::CaptureBroken`] if the stream captures now, [`PoolError::StreamRetired`] if it was retired,
@@ -124,7 +122,7 @@ impl Event {
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(device.driver())?;
         let marker = MarkerEvent::create(device)?;
-        // A record by another thread meanwhile counts: the stamps and the wait are of one record.
+        // A concurrent record by another thread counts: stamps and wait belong to the same record.
         self.with_record(|covered| {
             let covered = covered.ok_or(PoolError::NotInCapture { operation: AWAITING })?;
             let source = covered.first().map_or(StreamIndex::HOST, |stamp| stamp.stream_index());
@@ -143,7 +141,7 @@ impl Completion {
         })
     }
 
-    /// Returns whether the work is complete. Queries the driver once, and does not wait.
+    /// True if the work is complete. Queries the driver once, and does not wait.
     ///
     /// # Errors
     ///
@@ -236,7 +234,7 @@ impl Pending {
         if let Err(forked) = not_forked() {
             return Poll::Ready(Err(forked));
         }
-        // Cloned and dropped without the lock: both are code of the executor.
+        // Cloned and dropped outside the lock: both run code of the executor.
         let waker = waker.clone();
         let (previous, is_first) = {
             let mut progress = self.progress();
@@ -258,7 +256,7 @@ impl Pending {
             // Without a host function, the notifier queries.
             let _ = self.queue_notification();
         } else {
-            // There is no thread, and none can be started: the executor polls until the work is complete.
+            // No thread runs, and none can be started: the executor polls until the work is complete.
             let mut progress = self.progress();
             progress.is_listed = false;
             let waker = progress.waker.take();

@@ -1,8 +1,8 @@
 //! Guards that make a device's context current on the calling thread, or relax its capture mode.
 //!
-//! The driver keeps a stack of contexts for each thread. [`ContextGuard`] pushes the device's context unless it is on
-//! top already, and pops it when dropped, which restores the previous state, including an empty stack. Pushing rather
-//! than replacing means that the previous context is never named again, so its owner may destroy it meanwhile.
+//! The driver keeps a stack of contexts for each thread. [`ContextGuard`] pushes the device's context unless it is on top already, and pops
+//! it when dropped, which restores the previous state, including an empty stack. Because it pushes instead of replacing, the previous
+//! context is never named again, and its owner may destroy it in the meantime.
 
 use core::marker::PhantomData;
 use gpumem_sys::types::{CUcontext, CUstreamCaptureMode};
@@ -43,7 +43,7 @@ impl Drop for ContextGuard<'_> {
             let mut popped = core::ptr::null_mut();
             // SAFETY: `popped` outlives the call.
             let mut pop = || unsafe { self.driver.cuCtxPopCurrent_v2(&mut popped) };
-            // The stack of a driver that shuts down is gone. Another failure may be a single one, and would leave another device current.
+            // The stack of a driver that shuts down is gone. Any other failure may be a one-off, and would leave another device current.
             let _ = pop().or_else(|_| pop());
         }
     }

@@ -1,4 +1,4 @@
-//! The deadline of a request: one bound for all waits for running work, over all rungs, retries and pools.
+//! The deadline of a request: one bound on all waits for running work, over all rungs, retries and pools.
 //!
 //! It begins at the first wait of the request, so that a request without waits does not read the clock.
 
@@ -60,7 +60,7 @@ pub(crate) fn until(patience: Duration) -> Instant {
     }
 }
 
-/// Returns whether this thread's request has reached its deadline.
+/// True if this thread's request has reached its deadline.
 pub(crate) fn has_passed() -> bool {
     matches!(DEADLINE.get(), Deadline::At(deadline) if Instant::now() >= deadline)
 }

@@ -23,7 +23,7 @@ pub struct Event {
     covered: Mutex<Option<Arc<[Stamp]>>>,
     /// True if it was last recorded in a capture. Querying it would make the driver break that capture.
     is_captured: AtomicBool,
-    /// The capture, begun by this crate, in which it was last recorded; else 0.
+    /// The capture, begun by this crate, in which it was last recorded, or 0.
     captured_in: AtomicU64,
     /// True if a record was ever attempted.
     is_recorded: AtomicBool,
@@ -82,7 +82,7 @@ impl Event {
         Ok(())
     }
 
-    /// Returns whether the last recorded work is complete; true for an event that was never recorded.
+    /// True if the last recorded work is complete, or if the event was never recorded.
     ///
     /// Never waits, but once a millisecond it may take up to the pools' [`release_budget_us`](crate::conf) to release
     /// memory above a soft limit.
@@ -91,7 +91,7 @@ impl Event {
     ///
     /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the query or earlier work failed.
-    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost for which another one has waited.
+    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost that another device has waited for.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         self.device.check_open()?;
         self.check_runs("querying an event")?;
@@ -120,7 +120,7 @@ impl Event {
     ///
     /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the wait or earlier work failed.
-    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost for which another one has waited.
+    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost that another device has waited for.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.device.check_open()?;
         self.check_runs("waiting for an event on the host")?;
@@ -130,7 +130,7 @@ impl Event {
         let before = self.covered().clone();
         // SAFETY: the event is alive.
         self.device.noting(unsafe { self.device.driver().cuEventSynchronize(self.raw.0) })?;
-        // If another thread recorded it meanwhile, the wait may have been for another record than the stored one.
+        // If another thread has recorded it since, the wait may have been for a different record than the stored one.
         let after = self.covered();
         if let (Some(before), Some(after)) = (before, after.as_ref())
             && Arc::ptr_eq(&before, after)
@@ -204,7 +204,7 @@ impl Event {
         Ok(())
     }
 
-    /// Calls `with` with the stamps of the last record, which is not replaced meanwhile; `None` after a record in a capture.
+    /// Calls `with` with the stamps of the last record, which is not replaced during the call; `None` after a record in a capture.
     pub(crate) fn with_record<R>(&self, with: impl FnOnce(Option<&[Stamp]>) -> R) -> R {
         with(self.covered().as_deref())
     }
@@ -215,9 +215,10 @@ impl Event {
     }
 
     fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
-        match self.is_captured.load(Ordering::Acquire) && self.clocks().captures().is_open() {
-            true => Err(PoolError::NotInCapture { operation }),
-            false => Ok(()),
+        if self.is_captured.load(Ordering::Acquire) && self.clocks().captures().is_open() {
+            Err(PoolError::NotInCapture { operation })
+        } else {
+            Ok(())
         }
     }
 
@@ -231,7 +232,7 @@ impl Event {
         Some(self.captured_in.load(Ordering::Acquire)).filter(|graph| *graph != 0)
     }
 
-    /// Returns whether it was never recorded; a wait for such an event is a no-op.
+    /// True if it was never recorded; a wait for such an event is a no-op.
     pub(crate) fn is_blank(&self) -> bool {
         !self.is_recorded.load(Ordering::Acquire)
     }

@@ -1,12 +1,12 @@
-//! The memory of the host: for integrated devices, whose memory it is, and for reports about pinned memory.
+//! Host memory: for integrated devices, which use it, and for reports about pinned memory.
 
 use gpumem_sys::Driver;
 
-/// The memory that the system can still give to an integrated device. `None` where it is not known: then the driver's figure has to
-/// do, which leaves out what the system can take back.
+/// The memory that the system can still give to an integrated device. `None` if unknown: the driver's figure is then used, which omits
+/// memory that the system can reclaim.
 ///
-/// A driver with an extension answers for the system. Otherwise, Linux states the figure; elsewhere, reading it would need a
-/// library of the system. The limit of a container is not applied, because the driver's own figure does not know it either.
+/// A driver with an extension answers for the system. Otherwise, Linux reports the figure; elsewhere, a system library would be needed. The
+/// limit of a container is not applied, because the driver's figure ignores it too.
 pub(crate) fn available_to(driver: &Driver, ordinal: u32) -> Option<u64> {
     match driver.extension() {
         Some(extension) => extension.available_bytes(ordinal),
@@ -14,7 +14,7 @@ pub(crate) fn available_to(driver: &Driver, ordinal: u32) -> Option<u64> {
     }
 }
 
-/// Free memory of the host, or of the container if that has less. `None` where the system does not report it.
+/// Free memory of the host, or of the container if that has less. `None` if the system does not report it.
 pub(crate) fn free_bytes() -> Option<u64> {
     let host_bytes = system_bytes()?;
     let bytes_of = |path| read(path)?.trim().parse::<u64>().ok();
@@ -23,7 +23,7 @@ pub(crate) fn free_bytes() -> Option<u64> {
     Some(container_bytes.map_or(host_bytes, |container_bytes| container_bytes.min(host_bytes)))
 }
 
-/// The memory that the system can give to programs without swapping: what is free, and what it can take back.
+/// The memory that the system can give to programs without swapping: free and reclaimable memory.
 fn system_bytes() -> Option<u64> {
     available_bytes(&read("/proc/meminfo")?)
 }

@@ -1,9 +1,9 @@
 //! [`HostMemory`] and [`BorrowedHostMemory`]: the program's own memory, which devices access in place.
 //!
-//! Memory that a device may still write must not return to the program. A guard over a borrow cannot ensure that,
-//! because a guard can be forgotten. A borrow therefore ends with a closure ([`Device::with_host_memory`]), and a
-//! buffer that outlives the call is owned ([`HostMemory`]). Both wait for the device at their end. If the wait fails,
-//! the owner keeps the buffer. The closure's caller gets the slice back in any case, so that wait has no bound.
+//! Memory that a device may still write must not return to the program. A guard over a borrow cannot ensure that, because a guard can be
+//! forgotten. A borrow therefore ends with a closure ([`Device::with_host_memory`]), and a buffer that outlives the call is owned
+//! ([`HostMemory`]). Both wait for the device at their end. If the wait fails, the owner keeps the buffer. The closure's caller always gets
+//! the slice back, so that wait has no time limit.
 
 use crate::device::{Device, Handle, KeptMemory, Patience, WeakDevice};
 use crate::error::{PoolError, not_forked};
@@ -24,14 +24,13 @@ mod buffer;
 /// A buffer of the program (`Vec<T>`, `Box<[T]>`, `&'static mut [T]`; for memory that devices only read, also
 /// `Arc<[T]>` and `&'static [T]`) with an address for devices. This value owns it until [`HostMemory::into_inner`].
 ///
-/// The drop waits until the streams of all open devices have done their work, even during a capture, and then frees the
-/// buffer. These are the streams that a [`Stream`](crate::Stream) represents or represented. For owned, long-lived,
-/// retired and blocking streams the drop waits for markers, which break no capture of any thread or library. Only a
-/// non-blocking stream of [`Stream::from_raw`](crate::Stream::from_raw) that is not retired requires a wait for its
-/// whole context:
+/// The drop waits until the streams of all open devices have done their work, even during a capture, and then frees the buffer. It waits
+/// for the streams that a [`Stream`](crate::Stream) represents or represented. For owned, long-lived, retired and blocking streams the drop
+/// waits for markers, which break no capture of any thread or library. Only a non-blocking stream of
+/// [`Stream::from_raw`](crate::Stream::from_raw) that is not retired requires a wait for its whole context:
 ///
-/// - A capture that this thread has begun through this crate is ended for this wait ([`PoolError::CaptureBroken`] at its
-///   end). Any other known capture (through this crate, or on a long-lived stream) is waited for.
+/// - A capture that this thread has begun through this crate is ended for this wait ([`PoolError::CaptureBroken`] at its end). The drop
+///   waits for any other known capture (through this crate, or on a long-lived stream).
 /// - A capture that another library has begun on another stream is not visible. The driver refuses the wait and breaks
 ///   the capture (`CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` at its end), and the drop waits for that end. If such a
 ///   capture must stay intact, retire such streams first, or wrap them by
@@ -82,10 +81,10 @@ struct Registration {
     size_bytes: u64,
     /// False if devices only read the memory: then no failure of their work changes it.
     is_written: bool,
-    /// The other devices that were lost before, and those whose loss has been returned.
+    /// The other devices that were lost before, or whose loss has been returned.
     known_lost: Vec<WeakDevice>,
     is_registered: bool,
-    /// True if the registration has ended, so that no work uses the memory.
+    /// True if the registration has ended, so no work uses the memory.
     is_over: bool,
 }
 
@@ -98,8 +97,8 @@ enum Access {
 }
 
 impl<B: HostBufferMut> HostMemory<B> {
-    /// Pins a buffer with the driver, for all devices. This takes time: 27 µs per MiB on an H200's host, once the
-    /// memory has been touched. An empty buffer has no address, and costs nothing.
+    /// Pins a buffer with the driver, for all devices. This takes time: 27 µs per MiB on an H200's host, once the memory has been touched.
+    /// An empty buffer has no address, and is free.
     ///
     /// # Errors
     ///
@@ -118,7 +117,7 @@ impl<B: HostBufferMut> HostMemory<B> {
     ///
     /// The error contains the buffer.
     ///
-    /// - [`PoolError::NoHostAccess`] if the device does not support this; many devices that are connected by PCIe do not.
+    /// - [`PoolError::NoHostAccess`] if the device does not support this; many PCIe devices do not.
     /// - [`PoolError::Kept`] for an earlier drop.
     pub fn pageable(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
         Self::new(device, buffer, Access::Pageable)
@@ -126,7 +125,7 @@ impl<B: HostBufferMut> HostMemory<B> {
 }
 
 impl<B: HostBuffer> HostMemory<B> {
-    /// Like [`HostMemory::register`], for memory that devices only read; the host may continue to read it.
+    /// Like [`HostMemory::register`], for memory that devices only read; the host may keep reading it.
     ///
     /// # Errors
     ///
@@ -156,9 +155,8 @@ impl<B: HostBuffer> HostMemory<B> {
     ///
     /// - [`PoolError::Driver`] if the wait fails, because another thread captures or because the driver refuses; a retry
     ///   may succeed.
-    /// - [`PoolError::DeviceLost`] if the context of a device was lost since the registration, unless devices only read
-    ///   the buffer: work that writes it may not have run. No device uses the buffer any more. The next call returns it,
-    ///   with whatever its elements are.
+    /// - [`PoolError::DeviceLost`] if the context of a device was lost since the registration, unless devices only read the buffer: work
+    ///   that writes it may not have run. No device uses the buffer any more. The next call returns it, with unspecified elements.
     pub fn into_inner(mut self) -> Result<B, HostMemoryError<Self>> {
         if let Err(forked) = not_forked() {
             return Err(HostMemoryError::new(forked, self));
@@ -210,7 +208,7 @@ impl<B: HostBuffer> Drop for HostMemory<B> {
             Err(cause) => {
                 let Registration { device, host, size_bytes, .. } = &self.registration;
                 let (what, address) = ("host memory", host.addr() as u64);
-                // In a host function nothing is wrong with the memory: the next wait of another thread releases it.
+                // In a host function this is not an error: the next wait of another thread releases the memory.
                 if !(self.keep() && cause.is_not_permitted()) {
                     device.report_kept(PoolError::Kept { what, address, size_bytes: *size_bytes, cause });
                 }
@@ -220,7 +218,7 @@ impl<B: HostBuffer> Drop for HostMemory<B> {
 }
 
 impl<B: HostBuffer> HostMemory<B> {
-    /// Leaves the buffer to a later wait, unless its elements need a drop, which may be bound to this thread. Returns whether it does.
+    /// Leaves the buffer to a later wait, unless its elements need a drop, which may be bound to this thread. Returns true if it does.
     fn keep(&self) -> bool {
         if core::mem::needs_drop::<B::Element>() {
             return false;
@@ -260,9 +258,8 @@ impl Device {
     /// Before this returns or unwinds, it waits for the streams that the drop of [`HostMemory`] waits for, with the
     /// rules for captures described there.
     ///
-    /// The wait has no bound. A capture of another thread that prevents it is waited for. A capture that was begun
-    /// without this crate on a long-lived stream is ended after half a minute, if the driver lets this thread do so,
-    /// because this thread may have begun it.
+    /// The wait has no time limit, and includes captures of other threads that prevent it. A capture that was begun without this crate on a
+    /// long-lived stream is ended after half a minute, if the driver lets this thread do so, because this thread may have begun it.
     ///
     /// ```
     /// use gpumem_pool::{Device, Stream};
@@ -305,8 +302,8 @@ impl Device {
     /// - [`PoolError::DeviceLost`] if the context is lost.
     /// - [`PoolError::Kept`] for an earlier drop.
     ///
-    /// After `body` has run, [`PoolError::DeviceLost`] if the context is lost, or that of another device has been lost
-    /// meanwhile: the work may not have run.
+    /// After `body` has run, [`PoolError::DeviceLost`] if this context is lost, or another device's context was lost during the call: the
+    /// work may not have run.
     ///
     /// # Aborts
     ///
@@ -322,7 +319,7 @@ impl Device {
         unsafe { self.with_memory(slice.as_mut_ptr(), size_bytes, Access::ReadWrite, body) }
     }
 
-    /// Like [`Device::with_host_memory`], for memory that devices only read; the host may continue to read it.
+    /// Like [`Device::with_host_memory`], for memory that devices only read; the host may keep reading it.
     ///
     /// # Errors
     ///
@@ -346,7 +343,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NoHostAccess`] if the device does not support this; many devices that are connected by PCIe do not.
+    /// - [`PoolError::NoHostAccess`] if the device does not support this; many PCIe devices do not.
     /// - [`PoolError::Kept`] for an earlier drop.
     ///
     /// # Aborts
@@ -377,7 +374,7 @@ impl Device {
         let mut memory = BorrowedHostMemory { registration, slice: PhantomData };
         let result = body(&memory);
         memory.end();
-        // A lost context has ended the wait, and the work may not have run.
+        // A lost context ended the wait, so the work may not have run.
         match memory.registration.new_loss() {
             Some(error) => Err(error.into()),
             None => self.check_awaited().map(|()| result),
@@ -491,7 +488,7 @@ impl Registration {
         core::iter::once(self.device.clone()).chain(self.device.clocks().devices_with_reset())
     }
 
-    /// The error of a device that was lost since the registration, or since this was asked: its work may not have run. Asked after the
+    /// The error of a device that was lost since the registration, or since the last query: its work may not have run. Called after the
     /// wait.
     fn new_loss(&mut self) -> Option<DriverError> {
         if self.size_bytes == 0 || fork::is_child() {
@@ -510,7 +507,7 @@ impl Registration {
     ///
     /// # Errors
     ///
-    /// Those of the wait. [`PoolError::DeviceLost`] if work that writes the memory may not have run.
+    /// The errors of the wait. [`PoolError::DeviceLost`] if work that writes the memory may not have run.
     fn settle_whole(&mut self) -> Result<(), PoolError> {
         if self.size_bytes > 0 && self.is_written {
             self.device.settle_machine(Patience::Owned)?;
@@ -588,7 +585,7 @@ impl<V> HostMemoryError<V> {
         &self.0.0
     }
 
-    /// Returns whether memory ran out; see [`PoolError::is_out_of_memory`].
+    /// True if memory ran out; see [`PoolError::is_out_of_memory`].
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.error().is_out_of_memory()
@@ -609,7 +606,7 @@ impl<V> From<HostMemoryError<V>> for PoolError {
 
 impl<V> Error for HostMemoryError<V> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        // Not the source of the error: callers look for the error itself along the chain.
+        // Returns the error itself instead of its source: callers look for it along the chain.
         Some(self.error())
     }
 }

@@ -7,8 +7,8 @@
 //! | after a host wait | everything that is due | released |
 //! | after a query, and after an allocation on the slow path | once a millisecond, for `release_budget` | released only while the device is idle |
 //!
-//! Dropping a pool does not wait. Memory that queued work may still use stays with the device until that work is done.
-//! Dropping the device, which has no pools then, waits for the rest.
+//! Dropping a pool does not wait. Memory that queued work may still use stays with the device until that work is done. Dropping the device,
+//! when it has no pools left, waits for the rest.
 
 use super::objects::{Owned, Refused};
 use crate::config::MemoryKind;
@@ -52,8 +52,8 @@ pub(crate) trait PoolMaintenance: Send + Sync {
     /// Called after the host has waited for a stream or the device. The device's context is current.
     fn after_wait(&self);
 
-    /// Called after any pool of the device allocated on the slow path, or after the host queried completion. Both
-    /// callers must return soon, and a query must not wait.
+    /// Called after any pool of the device allocated on the slow path, or after the host queried completion. Both must return soon, and a
+    /// query must not wait.
     fn serve(&self);
 }
 
@@ -107,7 +107,7 @@ impl Maintenance {
         work.trimmables.push(member);
     }
 
-    /// From here on, host waits also show the driver's memory pools which work is done.
+    /// From here on, host waits also let the driver's memory pools notice completed work.
     pub(crate) fn add_driver_pool(&self) {
         self.has_driver_pools.store(true, Ordering::Relaxed);
     }
@@ -200,7 +200,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Returns whether maintenance is due, so that callers spend only a part of their time on it.
+    /// True if maintenance is due, so that callers spend only a fraction of their time on it.
     fn is_due(&self) -> bool {
         // If another thread holds the lock, that thread does the maintenance.
         let Ok(mut served_at) = self.served_at.try_lock() else { return false };
@@ -225,11 +225,11 @@ impl Maintenance {
         work.pools.retain(|pool| pool.strong_count() > 0);
         let is_idle = work.pools.is_empty() && work.deferred.is_empty() && !self.refused.has_any();
         self.is_needed.store(!is_idle, Ordering::SeqCst);
-        // Another thread may have added one without the lock: at least one of the two threads sees the other's store.
+        // Another thread may have added one outside the lock: at least one of the two threads sees the other's store.
         if self.refused.has_any() {
             self.is_needed.store(true, Ordering::SeqCst);
         }
-        // Unlocked first: if a pool's last handle was dropped meanwhile, the pool is dropped here and takes the lock.
+        // Unlocked first: if a pool's last handle was dropped in the meantime, the pool is dropped here and takes the lock.
         drop(work);
         pools.iter().for_each(|pool| pool.after_wait());
     }
@@ -244,12 +244,12 @@ impl Maintenance {
         }
     }
 
-    /// Returns whether a dropped pool left memory behind.
+    /// True if a dropped pool left memory behind.
     pub(crate) fn has_deferred(&self) -> bool {
         !self.work().deferred.is_empty()
     }
 
-    /// Returns whether a dropped pool left memory behind whose release helps this kind.
+    /// True if a dropped pool left memory behind whose release helps this kind.
     pub(crate) fn has_deferred_for(&self, kind: MemoryKind) -> bool {
         self.work().deferred.iter().any(|memory| memory.kind.helps(kind))
     }
@@ -264,9 +264,9 @@ impl Maintenance {
         drop(deferred);
     }
 
-    /// The end of the device, before that of its context: nothing is kept any longer.
+    /// The end of the device, before its context: nothing is kept any longer.
     pub(crate) fn end(&self, driver: &Driver) {
-        // Dropped without the lock, and may keep objects.
+        // Dropped outside the lock; the drop may keep objects.
         let deferred = core::mem::take(&mut self.work().deferred);
         drop(deferred);
         self.refused.destroy_at_end(driver);
@@ -289,12 +289,12 @@ impl Idle {
         Self { after, seen: Mutex::new((0, Instant::now())) }
     }
 
-    /// Returns whether an idle time is configured.
+    /// True if an idle time is configured.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.after.is_some()
     }
 
-    /// Returns whether the idle time has passed since the last allocation or [`Idle::begin_again`].
+    /// True if the idle time has passed since the last allocation or [`Idle::begin_again`].
     pub(crate) fn is_over(&self, allocation_count: impl FnOnce() -> u64) -> bool {
         let Some(after) = self.after else { return false };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -305,7 +305,7 @@ impl Idle {
         seen.1.elapsed() >= after
     }
 
-    /// Restarts the idle time, after the cached memory was released as far as possible.
+    /// Restarts the idle time, after cached memory was released where possible.
     pub(crate) fn begin_again(&self) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).1 = Instant::now();
     }

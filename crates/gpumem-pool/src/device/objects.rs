@@ -1,6 +1,6 @@
-//! [`Object`]: a driver object whose owner is dropped, and [`Refused`]: those that the driver did not destroy then.
+//! [`Object`]: a driver object whose owner is dropped, and [`Refused`]: objects that the driver did not destroy then.
 //!
-//! A drop can return no error, and one refused call would leave the object for good. It is destroyed by the next drop of an object, by
+//! A drop cannot return an error, and one refused call would leak the object. So it is destroyed by the next drop of an object, by
 //! maintenance, or at the latest with its device.
 
 use super::context::ContextGuard;
@@ -11,7 +11,7 @@ use gpumem_sys::types::{CUcontext, CUevent, CUgraph, CUgraphExec, CUresult, CUst
 use gpumem_sys::{Driver, DriverError, fork};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// An object of the driver. Whoever makes one of these does not use the handle any more.
+/// A driver object. Code that creates one of these does not use the handle any more.
 #[derive(Clone, Copy)]
 pub(crate) enum Object {
     Stream(CUstream),
@@ -76,7 +76,7 @@ impl Owned {
         at_end(|| self.destroy(driver));
     }
 
-    /// A closure that calls this captures all of the value: its fields alone are not `Send`.
+    /// A closure that calls this captures the whole value: the fields are not `Send`.
     fn whole(self) -> Self {
         self
     }
@@ -97,7 +97,7 @@ impl Refused {
         if !self.has_any() || fork::is_child() {
             return;
         }
-        // No call of the driver is made under the lock.
+        // The driver is not called under the lock.
         while let Some(owned) = self.take_first() {
             match owned.destroy(driver) {
                 Err(error) if !(is_over(error.code()) || error.code() == GONE) => return self.add(owned),
@@ -106,7 +106,7 @@ impl Refused {
         }
     }
 
-    /// At the end of the device. What the driver still refuses goes with the context.
+    /// Called at the end of the device. Objects that the driver still refuses go with the context.
     pub(super) fn destroy_at_end(&self, driver: &Driver) {
         while let Some(owned) = self.take_first() {
             owned.destroy_at_end(driver);
@@ -131,7 +131,7 @@ impl Refused {
     }
 }
 
-/// Repeats a refused call a few times: nothing else will. The last error is ignored, because a drop cannot return it.
+/// Repeats a refused call a few times, because nothing else will. The last error is ignored, because a drop cannot return it.
 pub(crate) fn at_end<T>(mut call: impl FnMut() -> Result<T, DriverError>) -> Option<T> {
     (0..TRIES).find_map(|_| call().ok())
 }

@@ -5,9 +5,9 @@
 //! a request needs one, before a stream captures (a capturing stream takes none), and by every operation of this crate
 //! that orders or observes streams.
 //!
-//! One `Clocks` serves a machine: its devices and all threads share it, because streams of two devices may wait for
-//! each other. [`gpumem_heap::order`] has the numbers and their rules. `stream_state` is a stream's side, which calls
-//! the driver. `stream_table` assigns stream indices and takes them back.
+//! One `Clocks` serves a machine: its devices and all threads share it, because streams of two devices may wait for each other.
+//! [`gpumem_heap::order`] has the numbers and their rules. `stream_state` is a stream's side, which calls the driver. `stream_table`
+//! assigns and reclaims stream indices.
 //!
 //! *Steps, always in this order.* Recording a marker closes the epoch, stores what is ordered before the stream,
 //! records the event, and lists the marker if that succeeded. A stream's wait calls the driver, then raises the order.
@@ -55,13 +55,13 @@ pub(crate) struct Clocks {
     table: Mutex<StreamTable>,
     /// By the driver's unique stream id.
     names: Mutex<HashMap<u64, Name>>,
-    /// True if there was ever a stream that only calls naming it may mark.
+    /// True if there was ever a stream that may be marked only by calls that name it.
     had_named: AtomicBool,
     /// True if there were ever two devices, which can wait for each other.
     had_several_devices: AtomicBool,
     /// The waits of devices for each other's work.
     awaited: Mutex<Vec<Awaited>>,
-    /// True if there are any. Each wait of the host checks it.
+    /// True if there are any such waits. Each wait of the host checks it.
     has_awaited: AtomicBool,
     /// All stream indices ever used are below this.
     index_count: AtomicUsize,
@@ -87,7 +87,7 @@ impl Clocks {
         if !live.iter().any(|known| Arc::ptr_eq(known, &clocks)) {
             machines.push(Arc::downgrade(&clocks));
         }
-        // Unlocked first: another machine's clocks may be dropped here, and that must not find the list locked.
+        // Unlocked first: another machine's clocks may be dropped here, which takes the lock of the list.
         drop(machines);
         clocks
     }
@@ -131,7 +131,7 @@ impl Clocks {
     /// The uses of a block that are not known to be complete: the owner stream's, then those of the streams in the word
     /// `uses`.
     pub(crate) fn uses(&self, owner_stream: StreamId, uses: u64) -> impl Iterator<Item = Stamp> {
-        // An index that is being given to its first stream has no work yet.
+        // An index that is being assigned to its first stream has no work yet.
         let had_stream = |index: &StreamIndex| self.epochs.stream_in(*index) != StreamId::from_u64(0);
         let used = self.used(uses).filter(had_stream).map(|index| self.stamp(index));
         core::iter::once(self.stamp_of(owner_stream)).chain(used).filter(|stamp| !self.is_complete(*stamp))
@@ -164,7 +164,7 @@ impl Clocks {
         self.epochs.check(self.index_count.load(Ordering::Acquire), &mut seen)
     }
 
-    /// Returns whether there may be streams that only calls naming them may mark.
+    /// True if there may be streams that only calls naming them may mark.
     pub(crate) fn has_named_streams(&self) -> bool {
         self.had_named.load(Ordering::Relaxed)
     }

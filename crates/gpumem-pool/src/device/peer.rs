@@ -38,7 +38,7 @@ impl PeerDevice {
         self.raw
     }
 
-    /// Returns whether a link lets it use the memory of `device`, which is of the same driver.
+    /// True if a link lets it use the memory of `device`, which belongs to the same driver.
     pub(crate) fn reaches(self, device: &Device) -> Result<bool, DriverError> {
         let mut can: c_int = 0;
         // SAFETY: `can` outlives the call.
@@ -46,7 +46,7 @@ impl PeerDevice {
         Ok(can != 0)
     }
 
-    /// Returns a device that `device` has no link to, if there is one.
+    /// Returns a device that `device` has no link to, if any.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn without_link_to(device: &Device) -> Result<Option<Self>, PoolError> {
         let driver = device.driver();
@@ -59,7 +59,7 @@ impl PeerDevice {
         Ok(None)
     }
 
-    /// Opens the device if its primary context exists: otherwise it has no work.
+    /// Opens the device if its primary context exists; without one it has no work.
     pub(crate) fn open_if_active(self, driver: &Driver) -> Result<Option<Device>, PoolError> {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: locals outlive the call.

@@ -14,7 +14,7 @@ use std::time::Instant;
 pub(crate) enum Patience {
     /// The memory can be kept if the wait stays impossible.
     Owned,
-    /// The memory returns to its owner when the call returns, in any case.
+    /// The memory always returns to its owner when the call returns.
     Borrowed,
 }
 
@@ -29,19 +29,17 @@ pub(crate) struct KeptMemory {
 pub(crate) enum Work {
     /// Work of streams that a [`Stream`](crate::Stream) represents or represented.
     OfKnownStreams,
-    /// All work of the device, as long as no capture is known. For memory of other processes, which exists on Unix
-    /// only.
+    /// All work of the device, if no capture is known. For memory of other processes, which exists only on Unix.
     #[cfg(unix)]
     OfDevice,
 }
 
 impl Device {
-    /// Waits until all such work queued by now is done. A lost context runs nothing.
+    /// Waits until all such work queued so far is done. A lost context runs nothing.
     ///
-    /// Markers in the known streams are waited for: that breaks no capture. The context itself is waited for where no
-    /// marker can be recorded, and for the whole device, but only while no capture is known: otherwise the driver
-    /// refuses the wait and breaks the capture. Captures of this thread that prevent the wait are ended; captures of
-    /// other threads are waited for.
+    /// Waits for markers in the known streams, which breaks no capture. Waits for the context if no marker can be recorded, or for the
+    /// whole device, but only while no capture is known: otherwise the driver refuses the wait and breaks the capture. Ends captures of
+    /// this thread that prevent the wait, and waits for captures of other threads.
     pub(crate) fn settle(&self, work: Work, patience: Patience) -> Result<(), DriverError> {
         let (start, mut pause) = (Instant::now(), PAUSE_MIN);
         let is_over = |limit: Duration| start.elapsed() >= limit;
@@ -90,7 +88,7 @@ impl Device {
         Ok(())
     }
 
-    /// One attempt. False if work may still run that cannot be waited for now.
+    /// One attempt. False if work may still run for which a wait is impossible now.
     fn try_to_settle(&self, work: Work) -> Result<bool, DriverError> {
         let _entered = self.enter_relaxed()?;
         let is_captured = self.clocks().captures().captures_on(self) || self.clocks().has_capture(self);
@@ -104,7 +102,7 @@ impl Device {
         for _ in 0..TRIES {
             let observation = self.clocks().observe_device(self);
             let Some(_quiet) = self.quiet() else { break };
-            // Entered again: a guard of another device may have failed to restore this context, and the wait is for the current one.
+            // Entered again: a guard of another device may have failed to restore this context, and the wait is for the current context.
             let _bound = self.enter()?;
             // SAFETY: the context is current and alive.
             let waited = unsafe { self.driver().cuCtxSynchronize() };
@@ -125,8 +123,7 @@ impl Device {
         }
     }
 
-    /// Returns whether the context is lost, by a separate query: the error code of one call may describe a failure of that call
-    /// alone.
+    /// True if the context is lost. Uses a separate query, because the error code of a call may describe only that call.
     pub(crate) fn is_context_gone(&self) -> bool {
         self.loss().is_some()
     }
@@ -139,7 +136,7 @@ impl Device {
         let is_lost = |error: &DriverError| is_over(error.code());
         let _bound = match self.enter() {
             Ok(bound) => bound,
-            // Tried twice: one failure may concern this call alone.
+            // Tried twice: one failure may concern only this call.
             Err(error) => {
                 return Some(error)
                     .filter(|error| is_lost(error) && self.enter().is_err_and(|again| is_lost(&again)));
@@ -159,14 +156,14 @@ impl Device {
         !captures.is_empty()
     }
 
-    /// Ends captures on the device that were begun without this crate, where the driver lets this thread end them: its
-    /// own, and relaxed ones of any thread, which cannot be distinguished. False if there is none.
+    /// Ends captures on the device that were begun without this crate, if the driver lets this thread end them: its own, and relaxed ones
+    /// of any thread, which cannot be distinguished. False if there are none.
     fn end_others_captures(&self) -> bool {
         self.keep_captures_out().is_some_and(|_out| self.clocks().end_others_captures(self))
     }
 
-    /// Repeats a call that releases memory which needs no wait any more, until the driver accepts it. On a lost context
-    /// there is nothing to release. The context is current.
+    /// Repeats a call that releases memory, which needs no wait any more, until the driver accepts it. A lost context has nothing to
+    /// release. The context is current.
     pub(crate) fn give_back(
         &self,
         patience: Patience,
@@ -191,7 +188,7 @@ impl Device {
     }
 
     /// Calls `release` after a later wait of another thread, once all work of the device is done, and again until it returns true. For
-    /// drops of what the driver could not release in a host function.
+    /// drops in a host function, where the driver could not release the memory.
     #[doc(hidden)]
     pub fn release_later(&self, release: impl FnMut(&Self) -> bool + Send + 'static) {
         self.keep(KeptMemory { give_back: Box::new(release) });
@@ -231,8 +228,8 @@ impl Device {
 const TRIES: usize = 3;
 /// The time for which a drop repeats refused calls, and waits for another thread's capture, before the memory is kept.
 const KEPT_AFTER: Duration = Duration::from_secs(2);
-/// The time for which a live driver may refuse every way to wait or release before the end of a borrow gives up. Also the time for
-/// which captures of unknown origin are waited for before those that this thread may have begun are ended.
+/// The time for which a live driver may refuse every way to wait or release before the end of a borrow gives up. Also the time to wait for
+/// captures of unknown origin before ending those that this thread may have begun.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
 /// The time for which a refused wait is repeated before captures of this thread are ended to make it possible.
 const ENDS_CAPTURES_AFTER: Duration = Duration::from_secs(1);

@@ -1,11 +1,11 @@
-//! [`Sleepers`]: the address ranges that sleep, and the check of all memory that work uses before it is queued. All devices of a machine
+//! [`Sleepers`]: the sleeping address ranges, and the check of all memory that work uses before it is queued. All devices of a machine
 //! share one list: they have one address space, and a stream of each may use the memory of the others.
 //!
-//! Work is queued in a call on its stream that names the memory as [`MemoryRange`]s ([`Stream::queue_work`],
-//! [`Stream::run_borrowed`]), and the call refuses memory that sleeps. A pool that goes to sleep adds its ranges first, then lets all
-//! calls end that began before ([`Sleepers::let_calls_end`]), and then waits for the devices that have access: after that, no work that
-//! uses the ranges is queued, and none will be. Another library that has borrowed memory queues work without such a check, so a pool does
-//! not sleep while memory is lent ([`LentMemory`]).
+//! Work is queued in a call on its stream that names the memory as [`MemoryRange`]s ([`Stream::queue_work`], [`Stream::run_borrowed`]), and
+//! the call refuses memory that sleeps. A pool that goes to sleep first adds its ranges, then waits for all earlier calls to end
+//! ([`Sleepers::let_calls_end`]), and then waits for the devices that have access: after that, no work that uses the ranges is queued, and
+//! none will be. Another library that has borrowed memory queues work without such a check, so a pool does not sleep while memory is lent
+//! ([`LentMemory`]).
 
 use crate::config::PoolName;
 use crate::device::{Device, Stamp, Stream, StreamId, WeakStream};
@@ -16,7 +16,7 @@ use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{DriverError, fork};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory that work uses, named by whoever queues the work ([`Stream::run_borrowed`]). A [`Block`](crate::Block) converts into the
+/// Memory that work uses, named by the caller that queues the work ([`Stream::run_borrowed`]). A [`Block`](crate::Block) converts into the
 /// range of all its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRange {
@@ -28,7 +28,7 @@ impl MemoryRange {
     /// For work that uses no memory of a pool.
     pub const NONE: [Self; 0] = [];
 
-    /// `size_bytes` bytes from a device address on.
+    /// `size_bytes` bytes from a device address.
     #[must_use]
     pub const fn new(address: CUdeviceptr, size_bytes: u64) -> Self {
         Self { address, size_bytes }
@@ -38,8 +38,7 @@ impl MemoryRange {
 /// The sleeping memory of a machine's devices.
 #[derive(Default)]
 pub(crate) struct Sleepers {
-    /// The number of entries and of devices that were reset. Added to before calls are waited for: a call reads it after it has counted
-    /// itself.
+    /// The number of entries and of reset devices. It is raised before the wait for calls: a call reads it after it has counted itself.
     count: AtomicUsize,
     entries: Mutex<Vec<Entry>>,
     /// The addresses of all [`LentMemory`].
@@ -91,28 +90,25 @@ impl Sleepers {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Nothing uses a device any more that was reset.
+    /// A device that was reset is no longer used.
     pub(crate) fn remove_reset(&self) {
         self.count.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Waits until all calls on the devices' streams have ended that began before this one. Later calls find the entries.
+    /// Waits until all earlier calls on the devices' streams have ended. Later calls find the entries.
     pub(crate) fn let_calls_end(&self) {
-        // Upgraded under the lock and dropped outside of it: dropping the last clone of a stream takes locks.
+        // Upgraded under the lock and dropped outside it: dropping the last clone of a stream takes locks.
         let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
         Stream::let_calls_end(&streams);
     }
 
-    /// Refuses a thread that is inside of such a call: it would wait for itself.
+    /// Refuses a thread that is inside such a call: it would wait for itself.
     pub(crate) fn check_not_in_call(&self) -> Result<(), PoolError> {
         let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
-        match streams.iter().any(Stream::is_borrowed_here) {
-            true => Err(PoolError::StreamBorrowed),
-            false => Ok(()),
-        }
+        if streams.iter().any(Stream::is_borrowed_here) { Err(PoolError::StreamBorrowed) } else { Ok(()) }
     }
 
-    /// Returns whether nothing sleeps.
+    /// True if nothing sleeps.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
@@ -133,7 +129,7 @@ impl Sleepers {
         }
     }
 
-    /// Returns whether another library has borrowed memory in one of the ranges.
+    /// True if another library has borrowed memory in one of the ranges.
     pub(crate) fn has_lent(&self, ranges: &[Range<u64>]) -> bool {
         let lent = self.lent();
         ranges.iter().any(|range| lent.iter().any(|lent| lent.start < range.end && range.start < lent.end))
@@ -174,8 +170,7 @@ impl Device {
     }
 
     /// Calls `call`, which queues work that uses `memory` on a stream, behind the work of `stamps`; see
-    /// [`Clocks::queue_behind`](crate::device::Clocks::queue_behind).
-    /// Returns false if the memory sleeps, or if that is impossible now.
+    /// [`Clocks::queue_behind`](crate::device::Clocks::queue_behind). Returns false if the memory sleeps or the wait is impossible now.
     pub(crate) fn queue_behind(
         &self,
         stamps: impl Iterator<Item = Stamp>,
@@ -192,8 +187,8 @@ impl Device {
         Ok(queued && is_awake)
     }
 
-    /// Keeps memory awake while another library may queue work that uses it. Call it inside of
-    /// [`Stream::queue_work`](crate::Stream::queue_work), which has been given the memory.
+    /// Keeps memory awake while another library may queue work that uses it. Call it inside
+    /// [`Stream::queue_work`](crate::Stream::queue_work) for the same memory.
     #[doc(hidden)]
     pub fn lend(&self, memory: MemoryRange) -> LentMemory {
         let range = memory.address..memory.address.saturating_add(memory.size_bytes);

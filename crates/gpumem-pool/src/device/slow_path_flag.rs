@@ -1,24 +1,23 @@
 //! [`SlowPathFlag`]: one word that sends every allocation and every free to the slow path.
 //!
-//! There is one for a machine, with its clocks. All threads read it constantly, and it is written only when a capture
-//! begins or ends and when a device is lost. It has a cache line of its own, which therefore stays shared in the caches
-//! of all readers.
+//! There is one for a machine, with its clocks. All threads read it constantly, and it is written only when a capture begins or ends and
+//! when a device is lost. It has a separate cache line, which stays shared in the caches of all readers.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of active captures, and [`LOST`] times that of lost devices.
+/// The number of active captures, plus [`LOST`] times the number of lost devices.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct SlowPathFlag(AtomicU64);
 
 impl SlowPathFlag {
-    /// Returns whether the fast path is allowed: no capture is active and no device is lost.
+    /// True if the fast path is allowed: no capture is active and no device is lost.
     #[inline]
     pub(crate) fn is_none(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
 
-    /// Returns whether a capture that this crate began is active.
+    /// True if a capture that this crate began is active.
     #[inline]
     pub(crate) fn has_captures(&self) -> bool {
         self.0.load(Ordering::Acquire) & (LOST - 1) != 0

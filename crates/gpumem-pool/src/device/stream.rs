@@ -55,12 +55,11 @@ struct Inner {
     captures_for_good: AtomicBool,
     /// Held while a thread retires the stream.
     retirement: Mutex<()>,
-    /// The id, while the fast path may compare it; else 0.
+    /// The id while the fast path may compare it, otherwise 0.
     fast_path_id: AtomicU64,
     /// Calls on other threads that [`Stream::retire`] waits for.
     borrows: Borrows,
-    /// The bytes that calls naming the stream allocated and freed since the last of them marked it, as far as they were
-    /// counted.
+    /// The counted bytes that calls naming the stream allocated and freed since one of them last marked it.
     unmarked_bytes: AtomicU64,
     /// The unmarked bytes at which the next marker is due, as of the last query of the pool.
     due_bytes: AtomicU64,
@@ -77,7 +76,7 @@ enum Kind {
     Owned,
     /// A stream of another library, or the context's legacy stream. The clocks store its lifetime.
     Foreign,
-    /// A thread's default stream: its handle means another stream on every other thread.
+    /// A thread's default stream: its handle means a different stream on every other thread.
     OfThread(ThreadId),
 }
 
@@ -86,7 +85,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams are alive or have unfinished work.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
         Self::builder(device).build()
@@ -125,7 +124,7 @@ impl Stream {
     /// - [`PoolError::WrongThread`] if it is another thread's default stream.
     /// - [`PoolError::NotInCapture`] or [`PoolError::CaptureBroken`] if the stream is capturing.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call or earlier work failed.
-    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost for which another one has waited.
+    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost that another device has waited for.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.device().check_open()?;
         self.check_usable()?;
@@ -138,7 +137,7 @@ impl Stream {
         self.device().check_awaited()
     }
 
-    /// Returns whether everything queued on this stream so far is done.
+    /// True if everything queued on this stream so far is done.
     ///
     /// Never waits, but once a millisecond it may take up to the pools' [`release_budget_us`](crate::conf) to release
     /// memory above a soft limit.
@@ -221,7 +220,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Like [`Stream::finish`], but without later work of other threads, where a marker can be waited for.
+    /// Like [`Stream::finish`], but without later work of other threads if a marker can be used.
     fn finish_so_far(&self) -> Result<(), DriverError> {
         let is_done = {
             let _entered = self.device().enter_relaxed()?;
@@ -259,19 +258,19 @@ impl Stream {
         }
     }
 
-    /// The stream captures and cannot be destroyed: its context takes it along.
+    /// The stream captures and cannot be destroyed: it goes with its context.
     pub(super) fn leave_to_context(&self) {
         self.0.captures_for_good.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether it was created here, so that any thread may use it as long as it exists.
+    /// True if this crate created it, so that any thread may use it while it exists.
     #[inline]
     pub(crate) fn is_owned(&self) -> bool {
         self.0.kind == Kind::Owned
     }
 
-    /// The number of its id while threads may use the fast path for it; else 0, which carries no information. For the default stream of a
-    /// thread, no other thread has a cache that the fast path could find.
+    /// The number of its id while threads may use the fast path for it, otherwise 0. For a thread's default stream, no other thread has a
+    /// cache that the fast path could find.
     #[inline]
     pub(crate) fn fast_path_id(&self) -> u64 {
         self.0.fast_path_id.load(Ordering::Relaxed)
@@ -295,7 +294,7 @@ impl Stream {
             return;
         }
         self.0.fast_path_id.store(self.id().as_u64(), Ordering::SeqCst);
-        // Another thread may have retired it meanwhile: at least one of the two threads sees the other's store.
+        // Another thread may have retired it since: at least one of the two threads sees the other's store.
         if self.0.is_retired.load(Ordering::SeqCst) {
             self.0.fast_path_id.store(0, Ordering::SeqCst);
         }
@@ -317,7 +316,7 @@ impl Stream {
     fn is_turnover_due(&self, size_bytes: u64, share_bytes: impl FnOnce() -> u64) -> bool {
         let unmarked_bytes = &self.0.unmarked_bytes;
         let sum_bytes = unmarked_bytes.fetch_add(size_bytes, Ordering::Relaxed).saturating_add(size_bytes);
-        // Also while it is the only stream: another stream may inherit its memory later.
+        // Even while it is the only stream: another stream may inherit its memory later.
         if sum_bytes < self.0.due_bytes.load(Ordering::Relaxed) {
             return false;
         }
@@ -331,7 +330,7 @@ impl Stream {
         self.clocks().is_named_only(self.stream_index())
     }
 
-    /// Records a marker in a call that names the stream. A failure is reported by the next driver call.
+    /// Records a marker in a call that names the stream. The next driver call reports a failure.
     #[cold]
     pub(crate) fn mark_named(&self) {
         if fork::is_child() {
@@ -390,8 +389,8 @@ impl Drop for Inner {
                 }
             }
             _ if *self.is_retired.get_mut() => {}
-            // Another library's stream must not be marked here: its queued work counts as done once the device has been
-            // waited for. A thread's default stream is alive as long as the thread.
+            // Another library's stream must not be marked here: its queued work counts as done once the device has been waited for. A
+            // thread's default stream lives as long as the thread.
             kind => {
                 let is_alive = kind == Kind::OfThread(std::thread::current().id());
                 self.device.clocks().abandon(self.id, self.driver_id, is_alive);

@@ -24,7 +24,7 @@ impl Device {
     /// - [`PoolError::NotInCapture`] while a capture is active on the device.
     /// - [`PoolError::Kept`] once for each registration or import that could not be released when it was dropped.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if the wait or earlier work failed.
-    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost for which another one has waited.
+    /// - [`PoolError::AwaitedDeviceLost`] if a device is lost that another device has waited for.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.check_open()?;
         self.take_kept()?;
@@ -46,7 +46,7 @@ impl Device {
         self.check_runs(operation)?;
         let _bound = self.enter()?;
         self.maintenance().before_wait();
-        // A capture may have begun meanwhile; then part of the work was not waited for.
+        // If a capture has begun since, the wait did not include all work.
         if !self.finish_whole()? {
             return Err(PoolError::NotInCapture { operation });
         }
@@ -68,13 +68,10 @@ impl Device {
         Ok(is_idle)
     }
 
-    /// Waits for the device. While a capture is active on it, only work behind markers can be waited for, which
-    /// excludes the work of another library's non-blocking stream.
+    /// Waits for the device. While a capture is active on it, the wait includes only work behind markers, which excludes the work of
+    /// another library's non-blocking stream.
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
-        match self.finish_whole()? {
-            true => Ok(()),
-            false => self.clocks().finish_everything(self).map(drop),
-        }
+        if self.finish_whole()? { Ok(()) } else { self.clocks().finish_everything(self).map(drop) }
     }
 
     /// Waits for all work of the device. False, without waiting, while a capture is active there.
@@ -95,9 +92,8 @@ impl Device {
     /// Like [`Device::finish`], until a deadline: false if some work was not done by then. In either case, work that
     /// owned and long-lived streams have done by then is known to be complete.
     ///
-    /// The driver's waits have no deadline, so an event behind all work of the context is queried at growing intervals.
-    /// Drivers before CUDA 12.5 have no such event: there only known streams are waited for until the deadline, and
-    /// work of other libraries' streams without one.
+    /// The driver's waits have no deadline, so an event behind all work of the context is queried at growing intervals. Drivers before CUDA
+    /// 12.5 have no such event: there, the wait for known streams has the deadline, and the wait for other libraries' streams has none.
     pub(crate) fn finish_until(&self, until: Instant) -> Result<bool, DriverError> {
         let _entered = self.enter_relaxed()?;
         let observation = self.clocks().observe_device(self);
@@ -106,9 +102,10 @@ impl Device {
         if self.maintenance().has_driver_pools() {
             self.clocks().mark_each(self, &mut each)?;
         }
-        let all = match self.clocks().captures().captures_on(self) {
-            true => ContextMarker::Capturing,
-            false => self.mark_all()?,
+        let all = if self.clocks().captures().captures_on(self) {
+            ContextMarker::Capturing
+        } else {
+            self.mark_all()?
         };
         if let ContextMarker::Event(event) = &all {
             let is_idle = self.finish_event_until(event, observation, until)?;
@@ -153,8 +150,7 @@ impl Device {
         }
     }
 
-    /// Returns whether the device is idle, as far as that can be queried without waiting for work; false if it cannot be
-    /// queried.
+    /// True if the device is known to be idle without waiting for work; false if it cannot be queried.
     pub(crate) fn is_idle(&self) -> Result<bool, DriverError> {
         let _entered = self.enter_relaxed()?;
         match self.mark_all()? {
@@ -205,7 +201,7 @@ impl Device {
         self.keep_captures_out().filter(|_| !self.clocks().captures().captures_on(self))
     }
 
-    /// Prevents captures from beginning on this device, whether others are active or not; `None` if one is beginning.
+    /// Prevents captures from beginning on this device, even if others are active; `None` if one is beginning.
     pub(crate) fn keep_captures_out(&self) -> Option<RwLockReadGuard<'_, ()>> {
         match self.0.common.quiet.try_read() {
             Ok(quiet) => Some(quiet),
@@ -236,9 +232,10 @@ impl Device {
 
     /// Like [`Device::after_wait`], after [`Device::finish_until`].
     pub(crate) fn after_wait_until(&self, is_idle: bool) {
-        match is_idle {
-            true => self.after_wait(),
-            false => self.maintenance().after_late_wait(self.driver(), self.clocks()),
+        if is_idle {
+            self.after_wait()
+        } else {
+            self.maintenance().after_late_wait(self.driver(), self.clocks())
         }
     }
 }
@@ -252,7 +249,7 @@ enum ContextMarker {
     Missing,
 }
 
-/// By then, the driver has begun the wait of a thread that was about to wait for the device.
+/// After this time, the driver has begun the wait of a thread that was about to wait for the device.
 const WAIT_BEGINS_WITHIN: Duration = Duration::from_millis(250);
 const PAUSE: Duration = Duration::from_micros(20);
 

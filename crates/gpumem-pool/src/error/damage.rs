@@ -7,7 +7,7 @@ use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
 
-/// A write passed an end of a block.
+/// A write beyond an end of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {
@@ -23,7 +23,7 @@ pub struct Damage {
     pub pool_name: Arc<str>,
     /// The tag of the block ([`Pool::scope`](crate::Pool::scope)).
     pub tag: Option<Arc<str>>,
-    /// The end that was passed.
+    /// The end that was exceeded.
     pub side: Side,
     /// The number of bytes between the block and the nearest overwritten byte.
     pub distance_bytes: u64,

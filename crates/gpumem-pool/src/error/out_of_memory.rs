@@ -23,11 +23,10 @@ use std::path::PathBuf;
 
 /// The state of the pool and the device when a request was refused, after all attempts to make room.
 ///
-/// `Display` prints what was refused, the advice ([`OutOfMemory::advice`]) and a table of who holds the memory. It lists the
-/// attempts that gained memory, failed or were slow; `{:#}` lists all.
+/// `Display` prints the refusal, the advice ([`OutOfMemory::advice`]) and a table of the holders of the memory. It lists the attempts that
+/// gained memory, failed or were slow; `{:#}` lists all.
 ///
-/// With the feature `serde`, the report can be serialised: its fields, and the texts `headline` and `advice_text` of `Display` with
-/// the `advice`.
+/// With the feature `serde`, the report can be serialised: its fields, `advice`, and the texts `headline` and `advice_text` of `Display`.
 ///
 /// ```
 /// use gpumem_pool::{Advice, Device, Pool, PoolError, Stream};
@@ -53,7 +52,7 @@ pub struct OutOfMemory {
     pub requested_bytes: u64,
     /// The bytes that adaptors added to the request, such as guard bytes.
     pub added_bytes: u64,
-    /// The requested alignment if it exceeds the alignment of every block, else 0.
+    /// The requested alignment if it exceeds the alignment of every block, otherwise 0.
     pub alignment: u64,
     /// The name of the pool that refused ([`Pool::name`](crate::Pool::name)).
     pub pool: String,
@@ -62,16 +61,16 @@ pub struct OutOfMemory {
     /// The stream of the request, or the owner stream of a growable block; `None` for a reservation and for
     /// [`Pool::wake`](crate::Pool::wake).
     pub stream: Option<StreamId>,
-    /// The tag of the request: the one given to [`Pool::alloc_tagged`](crate::Pool::alloc_tagged), that of the scope in which a growable
-    /// block was created, or else that of the thread's innermost scope ([`Pool::scope`](crate::Pool::scope)).
+    /// The tag of the request: the one given to [`Pool::alloc_tagged`](crate::Pool::alloc_tagged), the tag of the scope in which a growable
+    /// block was created, or otherwise the tag of the thread's innermost scope ([`Pool::scope`](crate::Pool::scope)).
     pub tag: Option<String>,
     /// The requested kind of memory.
     pub kind: MemoryKind,
     /// The limit, device or adaptor that refused.
     pub refused_by: RefusedBy,
-    /// The driver's error, if it is another than `CUDA_ERROR_OUT_OF_MEMORY`: some systems return others for a shortage.
+    /// The driver's error, unless it is `CUDA_ERROR_OUT_OF_MEMORY`: some systems return other codes for a shortage.
     pub driver_error: Option<String>,
-    /// The name of the budget that refused, if it has one.
+    /// The name of the budget that refused, if any.
     pub limit_name: Option<String>,
     /// The limit that refused; `None` if the device refused.
     pub limit_bytes: Option<u64>,
@@ -80,7 +79,7 @@ pub struct OutOfMemory {
     pub limit_pool: Option<String>,
     /// Bytes that other pools count against that limit.
     pub limit_others_bytes: u64,
-    /// The pools of those bytes, the largest first.
+    /// The pools that hold those bytes, the largest first.
     pub limit_sharers: Vec<PoolUsage>,
     /// Bytes in blocks of this pool, without [`OutOfMemory::asleep_bytes`].
     pub in_use_bytes: u64,
@@ -96,7 +95,7 @@ pub struct OutOfMemory {
     pub growable_bytes: u64,
     /// The part of [`OutOfMemory::in_use_bytes`] that the program has freed and that captures and graphs retain.
     pub graph_bytes: u64,
-    /// The part of [`OutOfMemory::graph_bytes`] that captures retain which have not ended.
+    /// The part of [`OutOfMemory::graph_bytes`] that open captures retain.
     pub capture_bytes: u64,
     /// The stream of such a capture.
     pub capture_stream: Option<StreamId>,
@@ -118,14 +117,14 @@ pub struct OutOfMemory {
     /// The other pools with memory of this device, the largest first. Memory of pinned pools is not part of
     /// [`OutOfMemory::other_pools_bytes`].
     pub other_pools: Vec<PoolUsage>,
-    /// The known other processes on the device, the largest first. They are queried only if memory outside of this
-    /// pool is the cause, and only with the feature `nvml` or on the simulator.
+    /// The known other processes on the device, the largest first. They are queried only if memory outside this pool is the cause, and only
+    /// with the feature `nvml` or on the simulator.
     #[cfg_attr(feature = "serde", serde(serialize_with = "json::processes"))]
     pub processes: Vec<ProcessUsage>,
-    /// The memory of this process on the device that belongs to no pool: its context, libraries, and its own `cuMemAlloc`.
-    /// `None` if it is not known; it is queried together with [`OutOfMemory::processes`].
+    /// The memory of this process on the device that belongs to no pool: its context, libraries, and its own `cuMemAlloc`. `None` if
+    /// unknown; queried together with [`OutOfMemory::processes`].
     pub own_outside_bytes: Option<u64>,
-    /// Free memory of the host, or of the container; for pinned memory, where the system reports it.
+    /// Free memory of the host, or of the container; for pinned memory, if the system reports it.
     pub host_free_bytes: Option<u64>,
     /// The refusals of other pools that adaptors turned to ([`Fallback`](crate::adaptor::Fallback)), in order.
     pub fallbacks: Vec<String>,
@@ -151,7 +150,7 @@ pub struct OutOfMemory {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RefusedBy {
-    /// The driver, which has no such memory left.
+    /// The driver, which has no memory of this kind left.
     #[default]
     Device,
     /// The hard limit of the pool or, for a private pool, of its parent.
@@ -177,7 +176,7 @@ pub(crate) struct LimitExceeded {
     pub(crate) held_bytes: u64,
 }
 
-/// The properties of the refusing pool that the advice depends on.
+/// The properties of the refusing pool that determine the advice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolFacts {
     /// The names that the advice uses.
@@ -193,12 +192,11 @@ pub(crate) struct PoolFacts {
     pub(crate) parent_limit_bytes: Option<u64>,
     /// The name under which the pool's hard limit was given: an option or a variable. `None` if it was set later.
     pub(crate) limit_given_as: Option<&'static str>,
-    /// True if the device's memory is the host's.
+    /// True if the device uses the host's memory.
     pub(crate) is_integrated: bool,
     /// True if the tuning options are those of the profile `tight`.
     pub(crate) is_tight: bool,
-    /// Bytes cached by other pools of the device, if the request did not try to release them: they are not released while one of
-    /// this pool's limits refuses.
+    /// Bytes cached by other pools of the device that the request did not try to release, because one of this pool's limits refused.
     pub(crate) others_cached_bytes: u64,
 }
 
@@ -265,9 +263,8 @@ impl OutOfMemory {
         self.reserved_bytes.saturating_sub(self.in_use_bytes)
     }
 
-    /// Bytes in use on the device outside this pool: other processes, other pools and libraries of this process, and
-    /// the driver. The driver reports only the sum. All unified memory counts as if it were on the device, because the
-    /// driver does not report where its pages are.
+    /// Bytes in use on the device outside this pool: other processes, other pools and libraries of this process, and the driver. The driver
+    /// reports only the sum. All unified memory counts as resident on the device, because the driver does not report where its pages are.
     #[must_use]
     pub fn others_bytes(&self) -> u64 {
         let own_bytes = if self.kind == MemoryKind::Host { 0 } else { self.reserved_bytes };
@@ -320,7 +317,7 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// A line for each refusal by a pool that an adaptor turned to, each after a line break.
+/// One line, after a line break, for each refusal by a pool that an adaptor turned to.
 pub(super) fn list_fallbacks(refusals: &[String], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     refusals
         .iter()

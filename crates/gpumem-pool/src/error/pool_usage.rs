@@ -21,7 +21,7 @@ pub struct PoolUsage {
     pub in_use_bytes: u64,
     /// Bytes held from the device: blocks and cached memory.
     pub reserved_bytes: u64,
-    /// The memory that sleeps ([`Pool::sleep`](crate::Pool::sleep)). It is not on the device, and not part of
+    /// Sleeping memory ([`Pool::sleep`](crate::Pool::sleep)). It is not on the device, and not part of
     /// [`reserved_bytes`](Self::reserved_bytes).
     pub asleep_bytes: u64,
     /// The bytes that count against hard limits.
@@ -29,6 +29,6 @@ pub struct PoolUsage {
     pub(crate) counted_bytes: u64,
     /// The number of live blocks, empty ones excluded.
     pub block_count: u64,
-    /// The hard limit or quota, if there is one.
+    /// The hard limit or quota, if any.
     pub hard_limit_bytes: Option<u64>,
 }

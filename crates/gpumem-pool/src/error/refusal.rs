@@ -3,7 +3,7 @@
 use super::{LimitExceeded, PoolError, Verdict};
 use gpumem_sys::DriverError;
 
-/// Why memory could not be reserved.
+/// The reason why memory could not be reserved.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Refusal {
     /// A limit refused it, and the driver was not called.
@@ -13,7 +13,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the refusal if memory is short, which the ladder can change.
+    /// Returns the refusal if memory is short, which the ladder may change.
     ///
     /// # Errors
     ///

@@ -14,8 +14,8 @@ pub struct RequestOrigin {
     pub pool: String,
     /// The stream of the request, or the owner stream of a growable block; `None` for a reservation.
     pub stream: Option<StreamId>,
-    /// The tag of the request: the one given to [`Pool::alloc_tagged`](crate::Pool::alloc_tagged), that of the scope in which a growable
-    /// block was created, or else that of the thread's innermost scope ([`Pool::scope`](crate::Pool::scope)).
+    /// The tag of the request: the one given to [`Pool::alloc_tagged`](crate::Pool::alloc_tagged), the tag of the scope in which a growable
+    /// block was created, or otherwise the tag of the thread's innermost scope ([`Pool::scope`](crate::Pool::scope)).
     pub tag: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! [`Requested`]: a requested size in messages, exact if it is the result of an error of arithmetic.
+//! [`Requested`]: a requested size in messages, exact if only an arithmetic bug can produce it.
 
 use crate::config::Bytes;
 use core::fmt;
@@ -7,7 +7,7 @@ use core::fmt;
 pub(crate) struct Requested(pub(crate) u64);
 
 impl Requested {
-    /// Returns whether the size exceeds the address space of any device: the program computed it wrongly.
+    /// True if the size exceeds the address space of any device: the program computed it wrongly.
     pub(crate) fn is_miscomputed(&self) -> bool {
         self.0 >= 1 << 49
     }
@@ -19,7 +19,7 @@ impl Requested {
             _ => String::new(),
         };
         format!(
-            "no program needs that many bytes{signed}; check the computation of the size for a difference below zero or an overflow"
+            "no program needs that many bytes{signed}; check the computation of the size for underflow or overflow"
         )
     }
 }

@@ -1,7 +1,7 @@
-//! [`Verdict`]: what a failed driver call means for the request that made it.
+//! [`Verdict`]: the meaning of a failed driver call for its request.
 //!
-//! This table is the only place that tells a shortage of memory from other failures. Codes that no row names are a failure, or mean
-//! that the device is lost ([`is_over`]).
+//! Only this table distinguishes a shortage of memory from other failures. Codes without a row are failures, or mean that the device is
+//! lost ([`is_over`]).
 //!
 //! | calls | shortage | lack |
 //! | --- | --- | --- |
@@ -21,7 +21,7 @@ use gpumem_sys::types::CUresult;
 pub(crate) enum Verdict {
     /// Memory is short now. Releasing some may help.
     Shortage,
-    /// The device or its driver lacks this way to get memory. Another way may work.
+    /// The device or its driver does not support this way of getting memory. Another way may work.
     Lack,
     /// The context is lost or destroyed, or the driver is shutting down.
     Lost,
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(Verdict::of(&DriverError::Missing { call: "cuMemCreate", since }), Verdict::Lack);
     }
 
-    /// Functions for memory that this crate calls and that get none.
+    /// Memory functions that this crate calls and that allocate nothing.
     const GET_NONE: &[(&str, &[&str])] = &[
         (
             "frees",
@@ -170,7 +170,7 @@ mod tests {
         found
     }
 
-    /// A name that the driver does not have would never apply.
+    /// A name that the driver lacks would never apply.
     #[test]
     fn the_rows_name_functions_of_the_driver() {
         for call in ROWS.iter().flat_map(|row| row.calls) {

@@ -16,9 +16,9 @@ use std::time::Instant;
 /// addresses stay valid, and their memory is not reused elsewhere, until this value is dropped. Blocks that are used or dropped in the
 /// capture are retained as long, as in [`Capture`](super::Capture).
 ///
-/// Captures of one value share memory: what a capture has dropped serves the later ones ([`ForeignCaptures::expect_more`]). Their graphs
-/// must run one after another, in the order of their captures, as graphs of one pool do in PyTorch. For graphs that run at the same time,
-/// or in another order, create a value for each.
+/// Captures of one value share memory: later captures reuse memory that earlier ones have dropped ([`ForeignCaptures::expect_more`]). Their
+/// graphs must run one after another, in the order of their captures, as graphs of one pool do in PyTorch. For graphs that run at the same
+/// time or in another order, create one value each.
 ///
 /// ```
 /// use gpumem_pool::{Device, ForeignCaptures, Pool, Stream};
@@ -68,7 +68,7 @@ impl ForeignCaptures {
         Self { device: device.clone(), memory, state: Mutex::default() }
     }
 
-    /// Announces further captures, after [`ForeignCaptures::end`]. Before the end it changes nothing.
+    /// Announces further captures, after [`ForeignCaptures::end`]. Before the end it has no effect.
     pub fn expect_more(&self) {
         if fork::is_child() {
             return;
@@ -79,8 +79,8 @@ impl ForeignCaptures {
         }
     }
 
-    /// Adds the capture that a stream is part of. False, and no change, if the stream does not capture, or after the end. Call it on
-    /// each stream before an allocation; a capture that was added before is not added again.
+    /// Adds the capture that a stream is part of. False, without a change, if the stream does not capture, or after the end. Call it on
+    /// each stream before an allocation; repeated captures are not added again.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl ForeignCaptures {
             return Ok(true);
         }
         captures.announce();
-        // First the memory: from the moment that the capture is known, dropped blocks of its streams are kept for it.
+        // The memory comes first: once the capture is known, dropped blocks of its streams are kept for it.
         self.memory.begin(graph, *state.group.get_or_insert(graph));
         captures.adopt(graph, stream);
         state.found.push((self.hold(graph), stream.stream_index()));
@@ -122,7 +122,8 @@ impl ForeignCaptures {
     }
 
     /// Declares that the captures have ended. Waits, on the host, until their memory may be used by launches on any stream. The call names
-    /// the streams that were added. A capture that is still active goes on: another value that has added it ends it, or the next call.
+    /// the streams that were added. A capture that is still active continues: another value that has added it ends it, or the next call
+    /// does.
     ///
     /// # Errors
     ///
@@ -159,7 +160,7 @@ impl ForeignCaptures {
         Ok(())
     }
 
-    /// Waits until launches on any stream may use the memory: launches follow no stream that is known here.
+    /// Waits until launches on any stream may use the memory: the streams of launches are not known here.
     fn let_memory_be_ready(&self, state: &State) -> Result<(), PoolError> {
         let (clocks, captures) = (self.device.clocks(), self.device.clocks().captures());
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
@@ -171,7 +172,7 @@ impl ForeignCaptures {
             }
             former_uses.extend(captures.after_parts(hold.graph));
         }
-        // A later capture has the parts that an earlier one has returned, behind their uses in the program.
+        // A later capture gets the parts that an earlier one has returned, ordered after their uses in the program.
         if !clocks.wait_on_host(&former_uses, Instant::now() + USES_END_WITHIN)? {
             self.device.synchronize_for_drop()?;
         }
@@ -195,7 +196,7 @@ impl Drop for ForeignCaptures {
         }
         // A drop cannot report an error; nothing runs any more on a device that is lost.
         let _ = self.end();
-        // While another capture is active, the driver refuses a wait for the device: then for every stream that is known here.
+        // While another capture is active, the driver refuses a wait for the device, so every known stream is waited for instead.
         if !self.lock().found.is_empty() && self.device.synchronize().is_err() {
             let _ = self.device.clocks().finish_everything(&self.device);
         }
@@ -213,5 +214,5 @@ impl fmt::Debug for ForeignCaptures {
     }
 }
 
-/// The time for which markers of streams are waited for, before the host waits for the device.
+/// The time to wait for stream markers before the host waits for the device.
 const USES_END_WITHIN: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! [`Admission`]: the limits that a pool's memory counts against: its own, its parents', and the device's budget.
+//! [`Admission`]: the limits that a pool's memory counts against (its own, its parents', and the device's budget).
 
 use crate::config::{Config, MemoryKind};
 use crate::error::LimitExceeded;
@@ -44,9 +44,10 @@ impl Admission {
     #[cfg(feature = "backend-caching")]
     pub(crate) fn room_bytes(&self) -> u64 {
         let family_bytes = self.node.room_bytes();
-        match self.oversubscribes {
-            true => family_bytes,
-            false => family_bytes.min(self.budget.room_bytes(self.kind).unwrap_or(0)),
+        if self.oversubscribes {
+            family_bytes
+        } else {
+            family_bytes.min(self.budget.room_bytes(self.kind).unwrap_or(0))
         }
     }
 

@@ -1,13 +1,12 @@
 //! [`DeviceBudget`]: the bytes that all pools of a device hold, and the margin of free memory that unified memory
 //! needs. Pure.
 //!
-//! Unified memory may exceed the device: the excess moves away and back, and a program that uses all of it at once
-//! comes to a standstill. It is therefore admitted only while the sum of unified memory and all device memory of pools
-//! stays a margin below the device's memory. Device memory is admitted against this sum as long as there is unified
-//! memory; otherwise only the driver decides.
+//! Unified memory may exceed the device: the excess moves back and forth, and a program that uses all of it at once stalls. It is therefore
+//! admitted only while the sum of unified memory and all device memory of pools stays a margin below the device's memory. Device memory is
+//! admitted against this sum while there is unified memory; otherwise only the driver decides.
 //!
-//! The memory of an integrated device is the host's, where the excess has no place to move to, and other programs take their part.
-//! There, unified memory also leaves the margin in what the system says is available.
+//! An integrated device uses the host's memory, where the excess has nowhere to move, and other programs take their part. There, unified
+//! memory must also leave the margin within the system's available memory.
 
 use crate::config::MemoryKind;
 use crate::error::{LimitExceeded, RefusedBy};
@@ -22,7 +21,7 @@ pub(crate) struct DeviceBudget {
     available_bytes: Option<Available>,
 }
 
-/// The memory that the system can still give to an integrated device; `None` if it does not say.
+/// The memory that the system can still give to an integrated device; `None` if the system does not report it.
 pub(crate) type Available = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
 impl fmt::Debug for DeviceBudget {
@@ -77,7 +76,7 @@ impl DeviceBudget {
         }
     }
 
-    /// The bytes of a kind that may still be admitted; `None` if the sum is exceeded already.
+    /// The bytes of a kind that may still be admitted; `None` if the sum is already exceeded.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn room_bytes(&self, kind: MemoryKind) -> Option<u64> {
         let room_bytes = self.below_total_bytes(kind)?;
@@ -133,7 +132,7 @@ impl DeviceBudget {
     }
 }
 
-/// The margin is this part of the device (1/16): it holds what the driver, kernels and the display take.
+/// The margin is this fraction of the device (1/16), for the driver, kernels and the display.
 const MARGIN_SHARE: u64 = 16;
 
 #[cfg(test)]

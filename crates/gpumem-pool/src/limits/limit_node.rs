@@ -26,9 +26,9 @@ pub(crate) struct LimitNode {
     trimmables: Mutex<Vec<Weak<dyn Trimmable>>>,
 }
 
-/// A pool that caches memory beside its blocks.
+/// A pool that caches memory in addition to its blocks.
 pub(crate) trait Trimmable: Send + Sync {
-    /// Called before a wait for the device: moves the thread caches' memory to where the wait makes it releasable.
+    /// Called before a wait for the device: moves the thread caches' memory to a place where the wait makes it releasable.
     fn before_giving(&self) {}
 
     /// The kind of the cached memory.
@@ -41,7 +41,7 @@ pub(crate) trait Trimmable: Send + Sync {
     /// The cached device memory. The device's context is current.
     fn cached_bytes(&self) -> u64;
 
-    /// The part of it that is missing in the device's budget, which counts only admitted bytes.
+    /// The part of the cached memory that is missing in the device's budget, which counts only admitted bytes.
     fn uncounted_bytes(&self) -> u64 {
         0
     }
@@ -108,7 +108,7 @@ impl LimitNode {
         self.limit_bytes()
     }
 
-    /// Sets the limit for later admissions. Returns how many held bytes exceed it.
+    /// Sets the limit for later admissions. Returns the number of held bytes that exceed it.
     pub(crate) fn set_limit_bytes(&self, limit_bytes: u64) -> u64 {
         self.limit_bytes.store(limit_bytes, Ordering::SeqCst);
         let excess_bytes = self.held_bytes.load(Ordering::SeqCst).saturating_sub(limit_bytes);
@@ -118,7 +118,7 @@ impl LimitNode {
         excess_bytes
     }
 
-    /// Returns whether this node may hold so many bytes: within the limit, or admitted before the limit was lowered.
+    /// True if this node may hold this many bytes: within the limit, or admitted before the limit was lowered.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn allows(&self, held_bytes: u64) -> bool {
         held_bytes <= self.limit_bytes() || self.was_lowered.load(Ordering::Relaxed)
@@ -139,7 +139,7 @@ impl LimitNode {
         self.parent.as_ref().map_or(own_bytes, |parent| own_bytes.min(parent.room_bytes()))
     }
 
-    /// Returns whether other pools under a shared limit would have to release memory for this pool to hold more.
+    /// True if other pools under a shared limit would have to release memory for this pool to hold more.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn is_short_of_others(&self) -> bool {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
@@ -148,9 +148,10 @@ impl LimitNode {
 
     /// The limit that this many further bytes would exceed, if any.
     pub(crate) fn limit_exceeded_by(&self, size_bytes: u64) -> Option<LimitExceeded> {
-        match self.is_exceeded_by(size_bytes) {
-            true => Some(self.exceeded_at(self.held_bytes.load(Ordering::Relaxed))),
-            false => self.parent.as_ref()?.limit_exceeded_by(size_bytes),
+        if self.is_exceeded_by(size_bytes) {
+            Some(self.exceeded_at(self.held_bytes.load(Ordering::Relaxed)))
+        } else {
+            self.parent.as_ref()?.limit_exceeded_by(size_bytes)
         }
     }
 
@@ -167,17 +168,14 @@ impl LimitNode {
 
     /// This node, or the node above it, whose limit belongs to the pool `owner`.
     pub(crate) fn of(&self, owner: PoolId) -> Option<&Self> {
-        match self.name.id() == owner {
-            true => Some(self),
-            false => self.parent.as_ref()?.of(owner),
-        }
+        if self.name.id() == owner { Some(self) } else { self.parent.as_ref()?.of(owner) }
     }
 
     pub(crate) fn parent(&self) -> Option<&Arc<Self>> {
         self.parent.as_ref()
     }
 
-    /// Returns whether this node's own limit refuses this many further bytes.
+    /// True if this node's own limit refuses this many further bytes.
     pub(crate) fn is_exceeded_by(&self, size_bytes: u64) -> bool {
         self.held_bytes.load(Ordering::Relaxed).saturating_add(size_bytes) > self.limit_bytes()
     }
@@ -250,7 +248,7 @@ mod tests {
         assert_eq!(node.admit(10), Ok(()));
     }
 
-    /// Threads admit and release while the limit goes down and up. While it is down, no admission above it succeeds.
+    /// Threads admit and release while the limit is lowered and raised. While it is low, no admission above it succeeds.
     #[test]
     fn a_limit_that_changes_is_exact() {
         let node = limited(16, None);

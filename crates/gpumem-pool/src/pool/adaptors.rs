@@ -31,13 +31,13 @@ use gpumem_sys::fork;
 use gpumem_sys::text::Shown;
 use std::sync::Arc;
 
-/// A behaviour around a pool's allocations and frees; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor).
-/// The crate provides [`Budget`](crate::adaptor::Budget), [`Failures`](crate::adaptor::Failures),
-/// [`Guard`](crate::adaptor::Guard), [`Fill`](crate::adaptor::Fill), [`Tracking`](crate::adaptor::Tracking),
-/// [`Fallback`](crate::adaptor::Fallback) and [`Trace`](crate::adaptor::Trace).
+/// Behaviour around a pool's allocations and frees; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor). The crate provides
+/// [`Budget`](crate::adaptor::Budget), [`Failures`](crate::adaptor::Failures), [`Guard`](crate::adaptor::Guard),
+/// [`Fill`](crate::adaptor::Fill), [`Tracking`](crate::adaptor::Tracking), [`Fallback`](crate::adaptor::Fallback) and
+/// [`Trace`](crate::adaptor::Trace).
 ///
-/// Any threads may call the hooks concurrently, and `free` runs inside drops. Hooks may use this crate in any way,
-/// including other pools. A hook that uses its own pool is called again for that use.
+/// Threads may call the hooks concurrently, and `free` runs inside drops. Hooks may use this crate in any way, including other pools. A
+/// hook that uses its own pool is called recursively.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, PoolError, Stream};
@@ -118,8 +118,8 @@ pub trait Adaptor: Send + Sync {
         Ok(())
     }
 
-    /// Called before a growable block loses memory, also when it is dropped. Also called when a growth fails
-    /// ([`Change::is_undone`]). Must not wait.
+    /// Called before a growable block loses memory, including when it is dropped or when a growth fails ([`Change::is_undone`]). Must not
+    /// wait.
     fn shrink(&self, change: &Change<'_>) {}
 
     /// Lets another device use the memory of other pools that the adaptor's grants come from.
@@ -164,7 +164,7 @@ impl<'a> Opening<'a> {
         self.device
     }
 
-    /// Returns how the pool was set up.
+    /// Returns the settings of the pool.
     pub(crate) fn settings(&self) -> &'a PoolSettings {
         self.settings
     }
@@ -174,7 +174,7 @@ impl<'a> Opening<'a> {
         self.gauge
     }
 
-    /// Has `witness` see the refusals that end a request of this pool.
+    /// Passes the refusals that end a request of this pool to `witness`.
     pub(crate) fn add_witness(&self, witness: Arc<dyn Witness>) {
         self.stack.add_witness(witness);
     }
@@ -192,8 +192,8 @@ impl fmt::Debug for Opening<'_> {
 }
 
 impl StateRef {
-    /// Allocates through all adaptors, for a request that has been checked. Returns the allocation and its initial uses:
-    /// none. Inlined, so that the allocation's fields go straight from the answer to where the caller needs them.
+    /// Allocates through all adaptors, for a request that has been checked. Returns the allocation and its initial uses: none. Inlined, so
+    /// that the allocation's fields move directly to where the caller needs them.
     #[inline(always)]
     pub(crate) fn alloc_adapted(
         self,

@@ -9,9 +9,8 @@ impl Pool {
     /// Like [`Pool::alloc`], with a start address that is a multiple of `alignment`, a power of two up to 1 GiB.
     /// Every block is aligned to 256 bytes; a smaller alignment has no effect.
     ///
-    /// `caching` looks for a matching address. For alignments beyond 2 MiB it may reserve memory in front of the
-    /// block, which other blocks then use. `native` and `none` request up to `alignment` more bytes from the
-    /// driver, which count as in use.
+    /// `caching` searches for a matching address. For alignments beyond 2 MiB it may reserve memory in front of the block, which other
+    /// blocks may use. `native` and `none` request up to `alignment` more bytes from the driver, which count as in use.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, PoolError, Stream};
@@ -28,8 +27,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::BadAlignment`] if `alignment` is not a power of two or exceeds 1 GiB; else the errors of
-    /// [`Pool::alloc`].
+    /// [`PoolError::BadAlignment`] if `alignment` is not a power of two or exceeds 1 GiB; otherwise the errors of [`Pool::alloc`].
     pub fn alloc_aligned(
         &self,
         size_bytes: u64,
@@ -42,9 +40,10 @@ impl Pool {
 }
 
 pub(crate) fn check_alignment(alignment: u64) -> Result<(), PoolError> {
-    match alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX {
-        true => Ok(()),
-        false => Err(PoolError::BadAlignment { alignment, largest: ALIGNMENT_MAX }),
+    if alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX {
+        Ok(())
+    } else {
+        Err(PoolError::BadAlignment { alignment, largest: ALIGNMENT_MAX })
     }
 }
 

@@ -98,7 +98,7 @@ impl Block {
     }
 
     /// Everything queued so far on the owner stream, which includes the allocation, and on each stream of [`Block::record_use`].
-    /// Work that is known to be complete is left out.
+    /// Known-complete work is omitted.
     pub fn use_points(&self) -> impl Iterator<Item = StreamPoint> {
         let uses = self.uses.load(Ordering::Acquire);
         self.device().clocks().uses(self.owner_stream, uses).map(StreamPoint::of_stamp)
@@ -154,7 +154,7 @@ impl Block {
         }
         self.record_use(stream);
         let is_due = self.pool.is_mark_due(self.size_bytes, stream);
-        // The marker covers the free only if it is recorded after it. The drop may end the pool.
+        // A marker covers the free only if it is recorded after the free. The drop may end the pool.
         drop(self);
         if is_due { stream.mark_named() } else { stream.note_named() }
     }
@@ -176,7 +176,7 @@ impl Block {
         pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: true });
     }
 
-    /// Returns whether the block was used on another stream, or in a capture.
+    /// True if the block was used on another stream or in a capture.
     pub(crate) fn is_recorded(&self) -> bool {
         self.uses.load(Ordering::Relaxed) != 0
     }
@@ -192,14 +192,15 @@ impl Block {
 
     /// Refuses a device of another driver.
     pub(crate) fn check_machine(&self, device: &Device) -> Result<(), PoolError> {
-        match device.driver().is_same_machine(self.device().driver()) {
-            true => Ok(()),
-            false => Err(self.device().mismatch(device)),
+        if device.driver().is_same_machine(self.device().driver()) {
+            Ok(())
+        } else {
+            Err(self.device().mismatch(device))
         }
     }
 
-    /// Makes `stream` wait, on the device, for all uses of the block so far, the allocation included. Does not make it
-    /// join a capture. Memory of a graph is there for its owner stream, which has waited for it when its capture ended.
+    /// Makes `stream` wait, on the device, for all uses of the block so far, including the allocation. Does not make it join a capture. A
+    /// graph's memory is available to its owner stream, which waited for it when its capture ended.
     pub(crate) fn order(&self, stream: &Stream) -> Result<(), PoolError> {
         for point in self.use_points() {
             if !stream.wait_for_point_outside_captures(point)? {
@@ -208,7 +209,7 @@ impl Block {
                 });
             }
         }
-        // What follows is work of the pool.
+        // The following is the pool's own work.
         stream.note_write(0);
         Ok(())
     }
@@ -217,7 +218,7 @@ impl Block {
         self.allocation.without_tag()
     }
 
-    /// Returns how deeply blocks of other pools are nested in this block.
+    /// Returns the nesting depth of other pools' blocks in this block.
     pub(crate) fn nesting(&self) -> usize {
         self.pool.nesting(self.allocation())
     }
@@ -226,11 +227,11 @@ impl Block {
         self.pool
     }
 
-    /// The slow path of a drop: the thread's cache cannot take the block, or the block carries more than a size and
-    /// an address. Takes the fields by value, so that on the fast path the block stays in registers.
+    /// The slow path of a drop: the thread's cache cannot take the block, or the block has more than a size and an address. Takes the
+    /// fields by value, so that on the fast path the block stays in registers.
     ///
-    /// Inline, so that it is compiled with the program, where a look-up of thread-local storage is no call; cold, so that it
-    /// is a function there. All calls are tail calls, so it saves no registers.
+    /// Inline, so that it is compiled with the program, where a thread-local lookup needs no call; cold, so that it becomes a function
+    /// there. All calls are tail calls, so it saves no registers.
     #[inline]
     #[cold]
     fn drop_slow(pool: StateRef, allocation: Allocation, size_bytes: u64, owner_stream: StreamId, uses: u64) {
@@ -248,10 +249,10 @@ impl Block {
         Self::drop_tagged(pool, allocation, size_bytes, owner_stream, uses);
     }
 
-    /// The free of a small tagged block. If its tag is that of the innermost scope, it goes into the thread's cache here, else by
+    /// The free of a small tagged block. If its tag belongs to the innermost scope, it goes into the thread's cache here, otherwise through
     /// [`drop_tagged`](Self::drop_tagged).
     ///
-    /// The caller has looked up both, and all calls are tail calls, so that the fast path saves no registers.
+    /// The caller has looked up both, and all calls are tail calls, so the fast path saves no registers.
     ///
     /// # Safety
     ///

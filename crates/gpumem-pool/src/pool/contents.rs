@@ -4,11 +4,11 @@
 //!
 //! 1. Checks: the range, the driver, the stream, and that the stream does not capture.
 //! 2. The stream's device gets access to the memory ([`Block::enable_peer_access`]).
-//! 3. The stream waits, on the device, for the uses of the block so far ([`Block::order`]). So safe code has no race: a
-//!    block is borrowed exclusively where it is written. And no work reaches memory that an earlier block still uses,
-//!    because the allocation on the owner stream counts as a use.
-//! 4. The use is recorded, and the work is queued, in a call during which no capture of the stream begins. Memory that sleeps is
-//!    refused in that call, for which a pool that goes to sleep waits.
+//! 3. The stream waits, on the device, for the uses of the block so far ([`Block::order`]). So safe code has no race: writing borrows the
+//!    block exclusively. And no work reaches memory that an earlier block still uses, because the allocation on the owner stream counts as
+//!    a use.
+//! 4. The use is recorded, and the work is queued, in a call during which no capture of the stream begins. That call refuses sleeping
+//!    memory, and a pool that goes to sleep waits for the call.
 //!
 //! Host memory is borrowed, so copies from and to it are complete when they return ([`Stream::run_borrowed`]).
 
@@ -52,18 +52,18 @@ impl Pool {
     }
 }
 
-/// Copies and fills. Each is work on the given stream, of any device that can access the block
-/// ([`Block::enable_peer_access`] is called for it). The stream waits, on the device, for the uses of the block so far: all
-/// work queued on its owner stream and on every recorded stream. Other streams are not waited for. With one stream there
-/// are no waits. Work that is queued is recorded as a use ([`Block::record_use`]), so that the free waits for it.
+/// Copies and fills. Each is work on the given stream, of any device that can access the block ([`Block::enable_peer_access`] is called for
+/// it). The stream waits, on the device, for the uses of the block so far: all work queued on its owner stream and on every recorded
+/// stream. It does not wait for other streams. With one stream there are no waits. Work that is queued is recorded as a use
+/// ([`Block::record_use`]), so that the free waits for it.
 ///
 /// Host memory is borrowed, so a copy from or to it is complete when the call returns. To queue such a copy without
 /// waiting, go through a block of pinned memory ([`MemoryKind::Host`](crate::MemoryKind::Host)), or use the arrays of
 /// `gpumem-array`, whose transfers own their host memory.
 impl Block {
-    /// Copies a slice into the block, from byte `offset_bytes` on. Returns when the copy is complete.
+    /// Copies a slice into the block, starting at byte `offset_bytes`. Returns when the copy is complete.
     ///
-    /// The driver copies pageable memory with one thread. Slices of pinned memory take a fifth of the time.
+    /// The driver copies pageable memory with one thread. Copies of pinned slices take a fifth of the time.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, PoolError, Stream};
@@ -90,8 +90,7 @@ impl Block {
     /// - [`PoolError::NotOrdered`] if a stream of [`Stream::from_raw`] other than `stream` uses the block.
     /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
     /// - [`PoolError::Asleep`] if the memory sleeps ([`Pool::sleep`]).
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call or earlier work failed. The block may have some of the
-    ///   bytes then.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call or earlier work failed. The block may then be partly written.
     ///
     /// # Aborts
     ///
@@ -112,9 +111,9 @@ impl Block {
         })
     }
 
-    /// Copies bytes of the block, from byte `offset_bytes` on, into a slice. Returns when the copy is complete.
+    /// Copies bytes of the block, starting at byte `offset_bytes`, into a slice. Returns when the copy is complete.
     ///
-    /// Every bit pattern is a value of the elements. If the block has not been written, the values are unspecified.
+    /// Every bit pattern is a valid element. If the block has not been written, the values are unspecified.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -133,7 +132,7 @@ impl Block {
     /// # Errors
     ///
     /// The errors of [`Block::copy_from_host`], such as [`PoolError::OutOfBounds`] and [`PoolError::NotInCapture`]. After
-    /// [`PoolError::DeviceLost`] and [`PoolError::Driver`] the slice may have some of the bytes.
+    /// [`PoolError::DeviceLost`] and [`PoolError::Driver`] the slice may be partly written.
     ///
     /// # Aborts
     ///
@@ -154,8 +153,8 @@ impl Block {
         })
     }
 
-    /// Copies the bytes `part` of another block to this one, from byte `offset_bytes` on. The copy is work on `stream`, and
-    /// this call does not wait for it.
+    /// Copies the bytes `part` of another block to this one, starting at byte `offset_bytes`. The copy is work on `stream`, and this call
+    /// does not wait for it.
     ///
     /// The blocks may be of different pools and kinds of memory, and on different devices if a link connects them.
     ///
@@ -197,8 +196,8 @@ impl Block {
         })
     }
 
-    /// Copies the bytes `part` of the block to another place in it, from byte `offset_bytes` on. The copy is work on
-    /// `stream`, and this call does not wait for it.
+    /// Copies the bytes `part` of the block to another place in it, starting at byte `offset_bytes`. The copy is work on `stream`, and this
+    /// call does not wait for it.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, PoolError, Stream};
@@ -329,9 +328,9 @@ impl Block {
         stream.check_usable()
     }
 
-    /// Prepares work on the block that `stream` is about to get.
+    /// Prepares `stream` for work on the block.
     fn begin_use(&self, stream: &Stream, operation: &'static str) -> Result<(), PoolError> {
-        // Checked again when the work is queued. Here, before the waits, which would become part of the capture.
+        // Queuing the work checks this again. The check here comes before the waits, which would become part of the capture.
         stream.check_runs(operation)?;
         if self.origin().device() != stream.device() {
             self.enable_peer_access(stream.device())?;
@@ -361,7 +360,7 @@ fn queue<P>(
     })?
 }
 
-/// The bytes of a slice behind an offset. An offset near the end of all numbers gives a range that no block has.
+/// The bytes of a slice at an offset. A huge offset gives a range that no block has.
 fn span(offset_bytes: u64, size_bytes: usize) -> Range<u64> {
     offset_bytes..offset_bytes.saturating_add(size_bytes as u64)
 }

@@ -1,8 +1,8 @@
 //! [`Pool::make_current`]: other libraries allocate from a pool of this crate.
 //!
-//! A device has one current pool of the driver, from which `cuMemAllocAsync` allocates. The guards of a process form a
-//! stack for each device: the last one that is left determines the current pool. An entry keeps its pool alive, also
-//! when the guard was forgotten, because the driver may allocate from it at any time.
+//! A device has one current pool of the driver, from which `cuMemAllocAsync` allocates. The guards of a process form a stack for each
+//! device: the latest remaining guard determines the current pool. An entry keeps its pool alive, even if the guard was forgotten, because
+//! the driver may allocate from it at any time.
 
 use crate::backend::{DevicePool, DriverPoolUsage};
 use crate::error::{OutOfMemory, PoolError, not_forked};
@@ -26,10 +26,9 @@ struct Entry {
 
 /// Keeps a pool the current pool of its device; see [`Pool::make_current`].
 ///
-/// The drop makes the pool of the guard before current again, or the device's default pool if there is none. Guards may
-/// be dropped in any order and on any thread: the latest guard of a device that is left determines its pool. If another
-/// library has made a pool of its own current meanwhile, that pool stays current. A forgotten guard leaves its pool
-/// current, and alive, until the process ends.
+/// Dropping the guard makes the previous guard's pool current again, or the device's default pool. Guards may be dropped in any order and
+/// on any thread: the latest remaining guard of a device determines its pool. If another library has made its own pool current since, that
+/// pool stays current. A forgotten guard leaves its pool current, and alive, until the process ends.
 #[derive(Debug)]
 #[must_use = "the pool is current only while this lives"]
 pub struct CurrentPool {
@@ -49,8 +48,8 @@ impl Pool {
     /// | counters | [`CurrentPool::usage`] includes them, and so does [`Status::reserved_bytes`](crate::Status::reserved_bytes); [`Status::in_use_bytes`](crate::Status::in_use_bytes), tags, adaptors and traces do not; [`Status::other_libraries_bytes`](crate::Status::other_libraries_bytes) has the difference |
     /// | shortage | a request of this crate trims the pool; a request of another library that the driver refuses runs no reclaim callback and trims nothing, because this crate is not called; [`Pool::explain_refusal`] reports what holds the memory |
     ///
-    /// A pool that another library had made current before is not restored, because its owner may have destroyed it: the
-    /// device's default pool takes its place.
+    /// A pool that another library had made current before is not restored, because its owner may have destroyed it; the device's default
+    /// pool becomes current instead.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
@@ -75,8 +74,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotWithBackend`] for another backend than `native`, [`PoolError::NotWithKind`] for another kind than
-    ///   `device`.
+    /// - [`PoolError::NotWithBackend`] unless the backend is `native`, [`PoolError::NotWithKind`] unless the kind is `device`.
     /// - [`PoolError::BackendUnsupported`] for a pool with a hard limit if the driver is older than CUDA 12.2.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if the call fails.
@@ -92,8 +90,8 @@ impl Pool {
     }
 
     /// The report of a request of `size_bytes` that the driver has refused to another library, which allocates from this pool
-    /// ([`Pool::make_current`]): what is in use and by whom, the limits, and advice. Call it when that library returns its
-    /// `DriverError`. The report describes the moment of the call, and no request is made.
+    /// ([`Pool::make_current`]): the memory in use and its holders, the limits, and advice. Call it when that library returns its
+    /// `DriverError`. The report describes the state at the call; no request is made.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
@@ -157,7 +155,7 @@ impl Drop for CurrentPool {
 }
 
 impl Stack {
-    /// Removes an entry. If its pool was current, makes that of the entry before it current.
+    /// Removes an entry. If its pool was current, makes the previous entry's pool current.
     fn remove(&mut self, number: u64) -> Option<Entry> {
         let index = self.entries.iter().position(|entry| entry.number == number)?;
         let removed = self.entries.remove(index);
@@ -177,7 +175,7 @@ impl Stack {
     }
 }
 
-/// Makes `before` current, or else the default pool, unless a pool of another library is current.
+/// Makes `before` current, or the default pool, unless a pool of another library is current.
 fn change(ended: &dyn DevicePool, before: Option<&dyn DevicePool>) -> Result<(), gpumem_sys::DriverError> {
     match before {
         None => ended.end_current(),

@@ -1,4 +1,4 @@
-//! Events for the crate `tracing`, with the feature of that name; without it, each function is empty.
+//! Events for the crate `tracing`, with the feature `tracing`; without it, each function is empty.
 //!
 //! | level | event |
 //! | --- | --- |
@@ -8,8 +8,8 @@
 //! | debug | a step to make room for a request has gained memory or served it |
 //! | trace | an allocation that no thread cache served |
 //!
-//! All of them have the target `gpumem_pool` and the field `pool`. No lock is held during an event, so a subscriber may use
-//! the pool. An allocation from a thread cache, and a free to one, pass no event.
+//! All events have the target `gpumem_pool` and the field `pool`. No lock is held during an event, so a subscriber may use the pool. An
+//! allocation from a thread cache, or a free to one, produces no event.
 
 use crate::device::Stream;
 use crate::error::{Attempt, PoolError};
@@ -64,7 +64,7 @@ impl State {
         event!(info, self, released_bytes, "memory returned to the driver");
     }
 
-    /// Called in a drop, and a subscriber may panic.
+    /// This runs in a drop, and a subscriber may panic.
     pub(super) fn event_poisoned(&self, error: &PoolError) {
         let event = || event!(error, self, device = self.device().ordinal(), %error, "pool unusable");
         let _ = catch_panic(event);

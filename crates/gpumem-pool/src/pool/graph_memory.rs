@@ -3,15 +3,15 @@
 //! Memory is kept under a graph's number until the graph's last handle is dropped
 //! ([`Captures`](crate::device::captures::Captures)):
 //!
-//! - *Chunks*: memory that was allocated while the stream captured. Each chunk is an ordinary block of its pool,
-//!   allocated on a stream that never captures. The program holds parts of it, which are marked with [`GRAPH_BIT`].
-//!   Parts dropped during the capture serve later allocations of that stream in that capture, and in later captures of
-//!   its group, whose graphs run one after another. A part may outlive the graph; the chunk is then freed with its last part. Launches write to the place of a dropped part, and are
-//!   therefore ordered after it.
+//! - *Chunks*: memory that was allocated while the stream captured. Each chunk is an ordinary block of its pool, allocated on a stream that
+//!   never captures. The program holds parts of it, which are marked with [`GRAPH_BIT`]. Parts dropped during the capture are reused for
+//!   later allocations of that stream in that capture, and in later captures of its group, whose graphs run one after another. A part may
+//!   outlive the graph; the chunk is then freed with its last part. Launches write to the place of a dropped part, so they are ordered
+//!   after its uses.
 //! - *Outside* blocks, which were used in the capture, or dropped while one of their streams was part of it. While
 //!   the program holds such a block, only its address is recorded here. After the drop, the block itself is kept.
 //!
-//! The free of kept memory waits for all streams that the graph was launched on. They are bits, as in a block.
+//! The free of kept memory waits for all streams that the graph was launched on, stored as bits like in a block.
 //!
 //! One lock protects the tables. Neither the driver nor a pool is called under it: memory to be freed is moved out
 //! first.
@@ -72,7 +72,7 @@ struct Outside {
     uses: u64,
 }
 
-/// Memory that no graph keeps any more. A drop frees it, and must run with no lock held.
+/// Memory that no graph keeps any more. Dropping it frees the memory, and must happen without locks.
 #[derive(Default)]
 #[must_use = "to be dropped when the lock is free"]
 struct Released {
@@ -94,7 +94,7 @@ impl GraphMemory {
             machines.push(Arc::downgrade(&memory));
             memory
         });
-        // Dropping another machine's graph memory must not find the list locked.
+        // The list must be unlocked when another machine's graph memory is dropped.
         drop(machines);
         memory
     }
@@ -104,7 +104,7 @@ impl GraphMemory {
         &self.clocks
     }
 
-    /// Records the begin of a capture, in the group that begins with the graph `group`. A capture that is known stays as it is.
+    /// Records the beginning of a capture, in the group that begins with the graph `group`. A known capture is unchanged.
     pub(crate) fn begin(&self, graph: u64, group: u64) {
         self.table().graphs.entry(graph).or_insert_with(|| GraphEntry { group, retained: Vec::new() });
     }
@@ -198,8 +198,8 @@ impl GraphMemory {
         table.drop_outside(pool, freed)
     }
 
-    /// Orders launches after the uses of a dropped part outside of captures. Launches write to the part's place again,
-    /// and nothing else orders them after those uses, because the part's user had only its address.
+    /// Orders launches after the uses of a dropped part outside captures. Launches write to the part's place again, and nothing else orders
+    /// them after those uses, because the part's user had only an address.
     fn launch_after(&self, graphs: &[u64], freed: &FreeRequest) {
         let freed = FreeRequest { uses: freed.uses & !GRAPH_BIT, ..*freed };
         for graph in graphs {
@@ -207,7 +207,7 @@ impl GraphMemory {
         }
     }
 
-    /// The memory that a launch of a graph uses: a byte of each block, since a pool that sleeps has added all its addresses.
+    /// The memory that a launch of a graph uses: one byte of each block suffices, since a sleeping pool has added all its addresses.
     pub(crate) fn of_graph(&self, graph: u64) -> Vec<MemoryRange> {
         let table = self.table();
         let chunks = table.chunks.values().filter(|chunk| chunk.graphs().contains(&graph));
@@ -225,8 +225,7 @@ impl GraphMemory {
         self.table().chunk_at(address).map(|chunk| chunk.whole())
     }
 
-    /// Returns the memory of a pool that graphs keep and the program has dropped. All of it becomes available when
-    /// no graph is left.
+    /// Returns the memory of a pool that graphs keep and the program has dropped. All of it becomes available once no graph is left.
     pub(crate) fn kept(&self, pool: &State) -> Kept {
         let is_of = |other: &StateRef| core::ptr::eq(&raw const **other, pool);
         let table = self.table();
@@ -264,7 +263,7 @@ impl Table {
         let outside = self.outside.get(&freed.allocation.address);
         let holder = outside.and_then(|outside| outside.graphs.first());
         if let Some(entry) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
-            // A caller that guarantees completion covers past work, not future launches.
+            // A caller's guarantee of completion covers past work, not future launches.
             entry.retained.push(RetainedBlock { pool, freed: FreeRequest { is_complete: false, ..freed } });
             return None;
         }

@@ -15,11 +15,10 @@ use std::sync::Arc;
 /// A range of device memory that can grow in place, up to a maximum size given at creation. Its contents stay where
 /// they are, and pointers to them stay valid.
 ///
-/// At creation only addresses are reserved. Its memory counts as reserved by the pool and against its limits, in
-/// units of 2 MiB. Memory that a shrink removes is released to the driver, and does not serve other blocks. Like a
-/// [`Block`](crate::Block), a growable block has an owner stream, in whose order it is freed when dropped. Uses on
-/// other streams are recorded, and its bytes count for the tag of the scope that it was created in. It is not counted
-/// as a block. A graph does not keep it: it must live as long as graphs that use it are launched.
+/// At creation only addresses are reserved. Its memory counts as reserved by the pool and against its limits, in units of 2 MiB. Memory
+/// that a shrink removes is released to the driver, not reused for other blocks. Like a [`Block`](crate::Block), a growable block has an
+/// owner stream, in whose order it is freed when dropped. Uses on other streams are recorded, and its bytes count for the tag of the scope
+/// that it was created in. It is not counted as a block. A graph does not keep it: it must live while graphs that use it are launched.
 ///
 /// ```
 /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
@@ -133,8 +132,8 @@ impl GrowableBlock {
     /// are unspecified. A block that is already large enough stays unchanged. When the limit or the device is full,
     /// the pool waits for the device and releases its cached memory first.
     ///
-    /// Memory that an earlier shrink removed may be added again immediately. The earlier work on that memory
-    /// belongs to this block, so new work comes after it only if their streams are ordered.
+    /// Memory that an earlier shrink removed may be added again immediately. Earlier work on that memory belongs to this block, so order
+    /// new work on other streams after it.
     ///
     /// # Errors
     ///
@@ -173,15 +172,14 @@ impl GrowableBlock {
         let growing = self.pool.growing()?;
         let grow = || self.pool.0.climb(&mut *growing.grow_to(self.id, size_bytes));
         let Some(stack) = self.pool.0.stack() else { return grow() };
-        // Memory that cannot be given back now is given back at the next opportunity.
+        // Memory that cannot be returned now is returned at the next opportunity.
         let shrink = || drop(growing.shrink_to(self.id, self.size_bytes, &self.stamps()));
         stack.grow(&self.subject(), (self.size_bytes, size_bytes), grow, shrink)
     }
 
-    /// Shrinks the block to at most `size_bytes`: work queued after this call must not use the bytes behind the new
-    /// size. Memory that queued work may still use stays until that work is complete. Unused memory is released right
-    /// away, the rest at the next change of the block or when the pool releases memory. Handles are released as a
-    /// whole, so up to a sixteenth of the block may stay.
+    /// Shrinks the block to at most `size_bytes`: work queued after this call must not use the bytes beyond the new size. Memory that
+    /// queued work may still use stays until that work is complete. Unused memory is released immediately, the rest at the next change of
+    /// the block or when the pool releases memory. Handles are released as a whole, so up to a sixteenth of the block may stay.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! [`Pool::alloc_up_to`]: the largest block of a range of sizes that the pool can provide.
 //!
-//! The search begins at the end of the range. A refusal has figures, which bound the next size: what a limit leaves, or what is free.
-//! If memory is fragmented, that size is refused too. Then the search halves the range between the smallest size and the smallest refused
+//! The search begins at the end of the range. A refusal has figures, which bound the next size: the room below a limit, or the free memory.
+//! If memory is fragmented, that size is refused too, and the search halves the range between the smallest size and the smallest refused
 //! one. A block that is found on the way is dropped before a larger one is tried, because it is part of the memory.
 
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
@@ -14,11 +14,11 @@ impl Pool {
     /// Allocates the largest block of a range of sizes that the pool can provide; [`Block::size_bytes`] is the size. For
     /// work that can be split to fit into memory, such as a batch or a workspace.
     ///
-    /// The whole of the range is tried first, with everything that [`Pool::alloc`] does to make room. If it is refused,
-    /// the figures of the refusal give the next size: a limit or the free memory is used up to the last 256 bytes. If free
-    /// memory is fragmented, the size is within a 64th of the range of the largest that fits. That takes at most a dozen
-    /// requests, whose refusals count as one: it is counted, observed ([`PoolBuilder::on_out_of_memory`](crate::PoolBuilder::on_out_of_memory)),
-    /// recorded in traces, and an event of `tracing` only if no size of the range can be had.
+    /// The end of the range is tried first, with everything that [`Pool::alloc`] does to make room. If it is refused, the figures of the
+    /// refusal give the next size, which uses a limit or the free memory up to the last 256 bytes. If free memory is fragmented, the result
+    /// is within a 64th of the range of the largest size that fits. That takes at most a dozen requests. Their refusals count as one, and
+    /// only if no size of the range is available: then it is counted, observed
+    /// ([`PoolBuilder::on_out_of_memory`](crate::PoolBuilder::on_out_of_memory)), recorded in traces, and an event of `tracing`.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -110,7 +110,7 @@ impl Search<'_> {
     }
 }
 
-/// No larger block can be had than this, as far as the refusal has figures.
+/// An upper bound of the available size, if the refusal has figures.
 fn bound_bytes(error: &PoolError) -> Option<u64> {
     match error {
         PoolError::TooLarge { device_bytes, .. } => Some(*device_bytes),
@@ -120,12 +120,12 @@ fn bound_bytes(error: &PoolError) -> Option<u64> {
 
 fn bound_of_report(report: &OutOfMemory) -> Option<u64> {
     let room_bytes = match (report.limit_bytes, report.refused_by) {
-        // Bytes of adaptors between the budget and the pool count against the budget alone.
+        // Bytes of adaptors between the budget and the pool count only against the budget.
         (Some(limit_bytes), RefusedBy::Budget) => limit_bytes.saturating_sub(report.limit_others_bytes),
         (Some(limit_bytes), _) => {
             limit_bytes.saturating_sub(report.limit_others_bytes).saturating_sub(report.in_use_bytes)
         }
-        // An injected failure has no figures, and the driver has none of the host's memory.
+        // An injected failure has no figures, and the driver has none for host memory.
         (_, RefusedBy::OnPurpose) => return None,
         (None, _) if report.kind == MemoryKind::Host => return None,
         (None, _) => report.device_free_bytes.saturating_add(report.cached_bytes()),
@@ -133,8 +133,8 @@ fn bound_of_report(report: &OutOfMemory) -> Option<u64> {
     Some(room_bytes.saturating_sub(report.added_bytes))
 }
 
-/// The number of requests before the range is halved. Their figures are those of the device, its margin, the pool's limit and that of
-/// its parent.
+/// The number of requests before the range is halved. Their figures come from the device, its margin, the pool's limit and its parent's
+/// limit.
 const FIGURES_MAX: usize = 5;
-/// The range is halved down to this part of it.
+/// The range is halved down to this fraction.
 const STEP_COUNT: u64 = 64;

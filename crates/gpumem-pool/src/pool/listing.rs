@@ -49,7 +49,7 @@ impl Listed for Listing {
 
     fn usage(&self) -> PoolUsage {
         let counts = self.backend.counts();
-        // If the driver's query fails, as on a lost device, the memory of live blocks is known nevertheless.
+        // If the driver's query fails, as on a lost device, the memory of live blocks is still known.
         let reserved = self.backend.reserved().ok().flatten();
         let asleep_bytes = reserved.map_or(0, |reserved| reserved.asleep_bytes);
         let unfreed_bytes = reserved.map_or(0, |reserved| reserved.unfreed_bytes);
@@ -67,7 +67,7 @@ impl Listed for Listing {
             reserved_bytes,
             asleep_bytes,
             counted_bytes: match backend {
-                // What the driver's pool caches counts against no limit.
+                // Memory cached by the driver's pool counts against no limit.
                 BackendKind::Native => counts.in_use_bytes.saturating_add(unfreed_bytes),
                 _ => reserved_bytes,
             },
@@ -104,12 +104,12 @@ impl Device {
 }
 
 impl State {
-    /// The private pools of the pool `id`, and theirs in turn.
+    /// The private pools of the pool `id`, recursively.
     pub(crate) fn private_pools_of(&self, id: PoolId) -> Vec<PoolUsage> {
         self.descendants_of(id).iter().map(|pool| pool.usage()).collect()
     }
 
-    /// The parts and private pools of this pool, and theirs in turn.
+    /// The parts and private pools of this pool, recursively.
     pub(super) fn family(&self) -> Vec<Arc<dyn Listed>> {
         self.descendants_of(self.setup().name.id())
     }

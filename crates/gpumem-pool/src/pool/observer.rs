@@ -1,4 +1,4 @@
-//! [`Observer`]: a function of the program that is called with refusals. [`Witness`]: records them, or writes a file about them.
+//! [`Observer`]: the program's callback for refusals. [`Witness`]: records refusals, or writes a file about them.
 
 use crate::error::PoolError;
 use crate::pool::PoolId;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&PoolError) + Send + Sync>);
 
-/// Records refusals, or writes what preceded them to a file.
+/// Records refusals, or writes the preceding events to a file.
 pub(crate) trait Witness: Send + Sync {
     /// Called with each refusal that ends a request. Returns the path of the file that it has written, or the problem; `None` if
     /// it writes no file. No lock is held.

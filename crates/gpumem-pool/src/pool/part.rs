@@ -1,4 +1,4 @@
-//! [`Pool::part`]: a part of a pool that sleeps and wakes apart from the rest.
+//! [`Pool::part`]: a part of a pool that sleeps and wakes separately.
 
 use crate::backend::{Keep, Slept, Woken};
 use crate::error::{PoolError, not_forked};
@@ -13,11 +13,11 @@ pub(crate) struct Parts(Mutex<BTreeMap<String, Pool>>);
 impl Pool {
     /// Returns the part of this pool with a name. The first call creates it.
     ///
-    /// A part is a pool with this pool's configuration and with memory of its own, so it can sleep while the rest works
-    /// ([`Pool::sleep_parts`]): the weights of a model in one part, its cache in another. Its memory counts against this pool's hard
-    /// limit, if there is one. It has no quota of its own; a [private pool](Pool::private_named) does.
+    /// A part is a pool with this pool's configuration and separate memory, so it can sleep while the rest works ([`Pool::sleep_parts`]):
+    /// the weights of a model in one part, its cache in another. Its memory counts against this pool's hard limit, if any. It has no quota,
+    /// unlike a [private pool](Pool::private_named).
     ///
-    /// Parts live as long as this pool or a block of it. Their names follow this pool's name: `server/weights`.
+    /// Parts live as long as this pool or one of its blocks. Their names follow this pool's name: `server/weights`.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, Keep, Pool, PoolError, Stream};
@@ -61,15 +61,14 @@ impl Pool {
         Ok(part)
     }
 
-    /// Puts the parts of this pool with these names to sleep, one after the other ([`Pool::sleep`]), and returns the sum of their
-    /// bytes. A name that occurs twice counts once.
+    /// Puts the parts of this pool with these names to sleep, one after another ([`Pool::sleep`]), and returns the sum of their bytes.
+    /// Duplicate names count once.
     ///
     /// # Errors
     ///
-    /// After an error the parts of this call are awake, as far as [`Pool::wake`] succeeds. [`Keep::Nothing`] may have zeroed their
-    /// contents.
+    /// After an error the parts of this call are awake, if [`Pool::wake`] succeeds. [`Keep::Nothing`] may have zeroed their contents.
     ///
-    /// - [`PoolError::NoSuchPart`] for a name that [`Pool::part`] was not called with. Nothing has changed then.
+    /// - [`PoolError::NoSuchPart`] for a name that [`Pool::part`] was not called with. Nothing has then changed.
     /// - All errors of [`Pool::sleep`].
     pub fn sleep_parts<'a>(
         &self,
@@ -86,7 +85,7 @@ impl Pool {
                     sum.copied_bytes += slept.copied_bytes;
                 }
                 Err(error) => {
-                    // A part that cannot wake either stays asleep, as `is_asleep` reports; the first error names the cause.
+                    // A part that cannot wake stays asleep, as `is_asleep` reports; the first error names the cause.
                     parts[..index].iter().for_each(|part| drop(part.wake()));
                     return Err(error);
                 }
@@ -95,14 +94,14 @@ impl Pool {
         Ok(sum)
     }
 
-    /// Wakes the parts of this pool with these names ([`Pool::wake`]), and returns the sum of their bytes. Parts that are awake stay
-    /// so.
+    /// Wakes the parts of this pool with these names ([`Pool::wake`]), and returns the sum of their bytes. Parts that are awake are
+    /// unchanged.
     ///
     /// # Errors
     ///
     /// After an error the parts before the one that failed are awake. Call it again, for example after memory was freed.
     ///
-    /// - [`PoolError::NoSuchPart`] for a name that [`Pool::part`] was not called with. Nothing has changed then.
+    /// - [`PoolError::NoSuchPart`] for a name that [`Pool::part`] was not called with. Nothing has then changed.
     /// - All errors of [`Pool::wake`].
     pub fn wake_parts<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Woken, PoolError> {
         let mut sum = Woken::default();

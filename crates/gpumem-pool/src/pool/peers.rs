@@ -10,13 +10,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 impl Pool {
-    /// Lets the streams of another device use this pool's blocks, existing and future ones, and those of its parts, its private pools
-    /// and the pools behind its adaptors. Access cannot be revoked. Each growth of the pool then costs the access call for one more
-    /// device. The option `peers` of [`conf`](crate::conf) gives access from the start.
+    /// Lets the streams of another device use this pool's blocks, existing and future ones, and those of its parts, its private pools and
+    /// the pools behind its adaptors. Access cannot be revoked. Each growth of the pool then needs one more driver call per device. The
+    /// option `peers` of [`conf`](crate::conf) gives access from the start.
     ///
-    /// Use a block on such a stream as on any other stream: make it wait for the block's owner stream first, and
-    /// record the use. With the backend `none` and over plain segments, the pool keeps the other device's context, and that device may from then on use all plain memory of this
-    /// device, whichever pool or library allocates it, because the driver has no narrower setting.
+    /// Use a block on such a stream as on any other stream: make it wait for the block's owner stream first, and record the use. With the
+    /// backend `none` and over plain segments, the pool keeps the other device's context, and that device may from then on use all plain
+    /// memory of this device, allocated by any pool or library, because the driver has no narrower setting.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, PoolError, Stream};
@@ -41,7 +41,7 @@ impl Pool {
     ///
     /// After an error, the other device has only the access to this pool that it had before.
     ///
-    /// - [`PoolError::NoPeerAccess`] for a device without a link to this one, or of another driver.
+    /// - [`PoolError::NoPeerAccess`] for a device that has no link to this one or belongs to another driver.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
@@ -63,9 +63,10 @@ impl Block {
         not_forked()?;
         let origin = self.origin();
         let is_accessible = origin.config().kind != MemoryKind::Device;
-        match is_accessible && self.device().driver().is_same_machine(peer.driver()) {
-            true => Ok(()),
-            false => origin.enable_peer_access(peer),
+        if is_accessible && self.device().driver().is_same_machine(peer.driver()) {
+            Ok(())
+        } else {
+            origin.enable_peer_access(peer)
         }
     }
 }
@@ -161,13 +162,13 @@ impl State {
         Ok(())
     }
 
-    /// Gives access to the devices that have access to the memory of `parent`. Called once this pool is listed: `parent` opens the
-    /// pools in the list to later devices.
+    /// Gives access to the devices that have access to the memory of `parent`. Called once this pool is listed, because `parent` opens
+    /// listed pools to later devices.
     pub(super) fn open_like(&self, parent: &Self) -> Result<(), PoolError> {
         parent.listing().peers().list().into_iter().try_for_each(|peer| self.open_to(peer))
     }
 
-    /// Gives a device with a link access to this pool's memory and to that of its adaptors, its parts and its private pools.
+    /// Gives a device with a link access to the memory of this pool, its adaptors, its parts and its private pools.
     pub(crate) fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError> {
         self.listing().open_to(peer)?;
         self.setup().adaptors.iter().try_for_each(|adaptor| adaptor.open_to(peer))?;

@@ -1,7 +1,7 @@
 //! [`PinnedAllocator`]: vectors in pinned host memory, with the traits of the crate `allocator-api2`.
 //!
-//! The allocator keeps the [`Block`] of each allocation by its address, and a block keeps its pool and device. So the
-//! memory is valid as long as the vector, whichever of vector, pool and stream the program drops first.
+//! The allocator keeps the [`Block`] of each allocation by its address, and a block keeps its pool and device. So the memory is valid as
+//! long as the vector, even if pool or stream are dropped first.
 
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::Stream;
@@ -22,10 +22,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub type PinnedVec<T> = Vec<T, PinnedAllocator>;
 
 /// Allocates from a pool of pinned host memory, for `Vec`, `Box` and every other collection that takes an
-/// `allocator_api2::alloc::Allocator`. Clones allocate from one pool, and each may free what another has allocated.
+/// `allocator_api2::alloc::Allocator`. Clones allocate from one pool, and each may free memory of another.
 ///
-/// Copies between pinned memory and a device are several times as fast as those of pageable memory, and the device can
-/// access pinned memory in place, at the address that the host uses.
+/// Copies between pinned memory and a device are several times as fast as with pageable memory, and the device can access pinned memory in
+/// place, at the host's address.
 ///
 /// Memory is freed in the order of the allocator's stream: a vector may be dropped while work that was queued on that
 /// stream uses it. For work on other streams, wait before the drop. An allocation does not wait for the stream, and is
@@ -64,7 +64,7 @@ impl PinnedAllocator {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotWithKind`] unless the pool is one of pinned memory ([`MemoryKind::Host`]).
+    /// - [`PoolError::NotWithKind`] unless the pool has pinned memory ([`MemoryKind::Host`]).
     /// - [`PoolError::WrongDevice`] for another device's stream.
     pub fn new(pool: &Pool, stream: &Stream) -> Result<Self, PoolError> {
         if pool.kind() != MemoryKind::Host {
@@ -138,7 +138,7 @@ impl Inner {
             return;
         }
         let block = self.blocks.lock().unwrap_or_else(PoisonError::into_inner).remove(&start.as_ptr().addr());
-        // Without the lock: a drop may run code of adaptors.
+        // Outside the lock: a drop may run code of adaptors.
         drop(block);
     }
 }
@@ -148,7 +148,7 @@ impl Inner {
 unsafe impl Allocator for PinnedAllocator {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let start = match layout.size() {
-            // Not null, because an alignment is not zero.
+            // Not null, because alignments are not zero.
             0 => NonNull::new(ptr::without_provenance_mut(layout.align())).ok_or(AllocError)?,
             _ => self.0.alloc(layout).map_err(|_| AllocError)?,
         };

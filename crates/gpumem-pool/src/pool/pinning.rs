@@ -4,9 +4,9 @@ use crate::error::{PoolError, not_forked};
 use crate::pool::Block;
 
 impl Block {
-    /// Pins the physical memory under the block. While the block lives, the memory is not mapped elsewhere, moved or
-    /// released. After that, for as long as the pool keeps the memory, it stays at these addresses. Use this before
-    /// registering the address with a network card, or before another process maps the memory.
+    /// Pins the physical memory under the block. While the block lives, the memory is not mapped elsewhere, moved or released. Afterwards
+    /// it stays at these addresses while the pool keeps it. Use this before registering the address with a network card, or before another
+    /// process maps the memory.
     ///
     /// The pool's options `rdma` and `exportable` ([`conf`](crate::conf)) determine the access of other devices and
     /// processes. Pinned memory is harder to reuse for blocks of other sizes, so pin only blocks that need it.

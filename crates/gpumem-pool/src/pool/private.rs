@@ -7,11 +7,10 @@ use crate::pool::Pool;
 use std::sync::Arc;
 
 impl Pool {
-    /// Builds a separate pool for one part of a program. The new pool has this pool's configuration, separate memory,
-    /// separate counters and a hard limit of its own, the quota. Its memory also counts against this pool's hard
-    /// limit, if there is one, so either pool may be refused because of the other. When that limit is reached, cached
-    /// memory of any of the pools is released first (`caching`). A quota is therefore an upper bound, not a
-    /// reservation.
+    /// Builds a separate pool for one part of a program. The new pool has this pool's configuration, separate memory, separate counters and
+    /// its own hard limit, the quota. Its memory also counts against this pool's hard limit, if any, so either pool may be refused because
+    /// of the other. When that limit is reached, cached memory of any of the pools is released first (`caching`). A quota is therefore an
+    /// upper bound, not a reservation.
     ///
     /// A quota above this pool's limit is reduced to that limit. The pools may be dropped in either order.
     ///
@@ -52,7 +51,7 @@ impl Pool {
         self.build_beneath(Some(name), Some(quota.into_limit()?))
     }
 
-    /// Builds a pool with this one's configuration whose memory also counts against this one's limits.
+    /// Builds a pool with this pool's configuration whose memory also counts against this pool's limits.
     pub(super) fn build_beneath(&self, name: Option<&str>, quota: Option<Limit>) -> Result<Self, PoolError> {
         not_forked()?;
         let device = self.device();

@@ -37,8 +37,7 @@ impl Pool {
     /// device, then releases all memory that no block holds, and the host memory that [`Pool::sleep`] keeps. Returns the number of
     /// bytes released from the device.
     ///
-    /// An allocation does this by itself when the device is full. Call it to leave room for other users of the
-    /// device.
+    /// An allocation does this automatically when the device is full. Call it to leave room for other users of the device.
     ///
     /// # Errors
     ///
@@ -55,8 +54,8 @@ impl Pool {
     /// threads. After this call returns, the pool does not grow beyond the limit. `Limit::Bytes(u64::MAX)` removes
     /// the limit. A share of the device corresponds to PyTorch's per-process memory fraction.
     ///
-    /// When the pool already holds more, memory that no block holds is released: memory that needs no wait right away,
-    /// the rest as blocks are freed, whenever the host waits. Until then the pool does not grow.
+    /// When the pool already holds more, memory that no block holds is released: memory that needs no wait immediately, the rest as blocks
+    /// are freed, whenever the host waits. Until then the pool does not grow.
     ///
     /// ```
     /// use gpumem_pool::{Device, Limit, Pool, PoolError, Stream};
@@ -80,8 +79,7 @@ impl Pool {
     /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid text or share.
     /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails. The limit is in force then, but memory that could be released may
-    ///   remain.
+    /// - [`PoolError::Driver`] if a call fails. The limit is then in force, but releasable memory may remain.
     pub fn set_hard_limit(&self, limit: impl IntoLimit) -> Result<(), PoolError> {
         self.0.check_usable()?;
         let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
@@ -97,9 +95,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Changes the soft limit ([`PoolBuilder::soft_limit`](crate::PoolBuilder::soft_limit)). Cached memory beyond it is
-    /// released: memory that needs no wait right away, the rest whenever the host waits. `Limit::Bytes(u64::MAX)`
-    /// removes the limit.
+    /// Changes the soft limit ([`PoolBuilder::soft_limit`](crate::PoolBuilder::soft_limit)). Cached memory beyond it is released: memory
+    /// that needs no wait immediately, the rest whenever the host waits. `Limit::Bytes(u64::MAX)` removes the limit.
     ///
     /// # Errors
     ///
@@ -113,10 +110,7 @@ impl Pool {
         let limit_bytes = Limits::resolve(Some(limit), kind, total_bytes, || self.own_and_free_bytes())?;
         self.0.limits().set_soft_bytes(limit_bytes);
         self.0.backend().limits_changed()?;
-        match self.0.reserved_bytes()? > limit_bytes {
-            true => self.0.backend().trim_to(limit_bytes),
-            false => Ok(()),
-        }
+        if self.0.reserved_bytes()? > limit_bytes { self.0.backend().trim_to(limit_bytes) } else { Ok(()) }
     }
 
     /// Releases memory that no block holds, until `keep_bytes` are reserved. Live blocks, and frees that the device has
@@ -130,7 +124,7 @@ impl Pool {
         self.giving_back(|state| state.backend().trim_to(keep_bytes))
     }
 
-    /// The memory that a share of free memory refers to: what the device has free, and what this pool has reserved.
+    /// The memory that a share of free memory refers to: the device's free memory plus this pool's reserved memory.
     fn own_and_free_bytes(&self) -> Result<u64, PoolError> {
         Ok(self.device().memory_info()?.free_bytes.saturating_add(self.0.reserved_bytes()?))
     }

@@ -41,7 +41,7 @@ pub struct ScopeUsage {
     pub freed_bytes: u64,
     /// The number of freed blocks, without growable blocks.
     pub free_count: u64,
-    /// The highest rise of the bytes in use above their level at the beginning of the scope.
+    /// The maximum increase of the bytes in use since the beginning of the scope.
     pub peak_bytes: u64,
 }
 
@@ -50,11 +50,11 @@ impl Pool {
     /// tag, in [`Status::tags`](crate::Status::tags) and among the holders in an out-of-memory report. In nested
     /// scopes, the innermost tag counts. Scopes of one name share their tag, on all threads.
     ///
-    /// Once no scope, [`Tag`] or block has a name, it may be forgotten with its counters: the last 256 such names stay. So a name for
-    /// each request is fine. A pool with a trace or a flight recorder tells at most 65,534 names apart; further ones count for `(others)`.
+    /// A name that no scope, [`Tag`] or block has may be forgotten with its counters; the last 256 such names stay. So one name per request
+    /// is fine. A pool with a trace or a flight recorder distinguishes at most 65,534 names; further ones count for `(others)`.
     ///
-    /// A block keeps its tag, whichever thread frees it. Allocations outside of scopes have no tag, and scopes add
-    /// no cost to them. Tasks that change threads use [`Pool::alloc_tagged`].
+    /// A block keeps its tag on any thread that frees it. Allocations outside scopes have no tag, and scopes add no cost to them. Tasks
+    /// that change threads use [`Pool::alloc_tagged`].
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -88,8 +88,8 @@ impl Pool {
         Tag { name: name.into(), serial: tags.serial(), number: held.number, _held: held }
     }
 
-    /// Like [`Pool::alloc`], for a tag instead of the thread's innermost scope. The block counts for the tag on whichever thread
-    /// it is allocated and freed, and counts in the usage of this thread's open scopes too.
+    /// Like [`Pool::alloc`], for a tag instead of the thread's innermost scope. The block counts for the tag on any allocating and freeing
+    /// thread, and also in the usage of this thread's open scopes.
     ///
     /// # Errors
     ///
@@ -106,9 +106,8 @@ impl Pool {
 
 /// A tag as a value: blocks that [`Pool::alloc_tagged`] allocates count for it, as those of a [`Scope`] do.
 ///
-/// A scope is bound to its thread, while a task of an asynchronous program may go on elsewhere after each `.await`. A tag goes
-/// with the task. Tags of one name are one tag, and count together with the scopes of that name. With another pool, a tag
-/// counts for the name there.
+/// A scope is bound to its thread, but an asynchronous task may continue on another thread after each `.await`. A tag moves with the task.
+/// Tags with one name are one tag, and count together with the scopes of that name. In another pool, a tag counts for its name there.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream};
@@ -183,7 +182,7 @@ impl fmt::Debug for Scope {
     }
 }
 
-/// An open scope. Its thread alone uses it.
+/// An open scope, used only by its thread.
 struct Frame {
     number: u64,
     /// The serial number of the pool's tags.
@@ -206,7 +205,7 @@ struct FrameUsage {
     allocated_bytes: Cell<u64>,
     allocation_count: Cell<u64>,
     free_count: Cell<u64>,
-    /// The highest rise, at least 0.
+    /// The maximum increase, at least 0.
     peak_bytes: Cell<i64>,
 }
 
@@ -289,7 +288,7 @@ impl FrameUsage {
     }
 }
 
-/// Adds, and stays at the largest number.
+/// Adds, saturating at the largest number.
 #[inline]
 fn add(sum: &Cell<u64>, more: u64) {
     match sum.get().checked_add(more) {
@@ -313,7 +312,7 @@ impl Drop for Frames {
     }
 }
 
-/// The part of a thread's scopes that it finds without a search: how many are open, and the innermost frame of one pool.
+/// The part of a thread's scopes that it finds without a search: the number of open scopes, and the innermost frame of one pool.
 pub(crate) struct Here {
     /// The number of open scopes, of all pools.
     open_count: Cell<u32>,
@@ -386,7 +385,7 @@ impl Drop for Open {
     }
 }
 
-/// Returns whether this thread has an open scope, of any pool.
+/// True if this thread has an open scope, of any pool.
 #[inline]
 pub(crate) fn is_any_open() -> bool {
     HERE.with(|here| here.open_count.get() > 0)
@@ -398,8 +397,8 @@ pub(crate) fn if_any_open<R>(work: impl FnOnce(&Here) -> R) -> Option<R> {
     HERE.with(|here| (here.open_count.get() > 0).then(|| work(here)))
 }
 
-/// Calls `work` with this thread's scopes, as a part of its caller: the compiler does not inline [`LocalKey::with`](std::thread::LocalKey::with)
-/// with a large closure, and passes what the closure captures through memory.
+/// Calls `work` with this thread's scopes, inlined into its caller: the compiler does not inline
+/// [`LocalKey::with`](std::thread::LocalKey::with) with a large closure, and passes what the closure captures through memory.
 #[inline(always)]
 #[allow(unsafe_code)]
 pub(crate) fn with_here<R>(work: impl FnOnce(&Here) -> R) -> R {
@@ -410,10 +409,7 @@ pub(crate) fn with_here<R>(work: impl FnOnce(&Here) -> R) -> R {
 
 /// Returns the tag of the pool's innermost scope, or 0 without one.
 pub(crate) fn innermost(tags: &Tags) -> u16 {
-    match is_any_open() {
-        true => with_innermost(tags, |frame| frame.tag).unwrap_or(0),
-        false => 0,
-    }
+    if is_any_open() { with_innermost(tags, |frame| frame.tag).unwrap_or(0) } else { 0 }
 }
 
 /// Counts an allocation for the pool's innermost scope, if it is found without a search. Calls `end` with the scope's tag. If the tag
@@ -446,9 +442,9 @@ pub(crate) fn count_out_as(tags: &Tags, tag: u16, size_bytes: u64) {
     }
 }
 
-/// Counts the free of a block if its tag is that of the innermost scope of the pool whose tags have this serial number, and if
-/// `put_back` returns true: the pool may be gone then. Else it counts nothing and returns false, which may also mean that the scope
-/// must be searched for.
+/// Counts the free of a block if its tag belongs to the innermost scope of the pool whose tags have this serial number, and if `put_back`
+/// returns true: the pool may be gone then. Otherwise it counts nothing and returns false, which may also mean that the scope requires a
+/// search.
 #[inline(always)]
 pub(crate) fn count_in_here(
     here: &Here,
@@ -500,8 +496,8 @@ fn with_innermost<R>(tags: &Tags, work: impl Fn(&Frame) -> R) -> Option<R> {
     FRAMES.try_with(find).ok().flatten()
 }
 
-/// Like [`with_innermost`], if the frame that was used last is the innermost one of the pool whose tags have this serial number;
-/// `None` may also mean that it must be searched for.
+/// Like [`with_innermost`], if the frame that was used last is the innermost one of the pool whose tags have this serial number; `None` may
+/// also mean that it requires a search.
 #[inline(always)]
 fn with_found<R>(here: &Here, serial: u64, work: impl FnOnce(&Frame) -> R) -> Option<R> {
     let is_found = here.serial.get() == serial;

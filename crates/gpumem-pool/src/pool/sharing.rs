@@ -118,17 +118,15 @@ impl Block {
     }
 }
 
-/// A block of another process (or of this one), mapped for a device of this process as long as this value lives.
+/// A block of another process (or of this one), mapped for a device of this process while this value lives.
 ///
-/// Its drop waits for the device, also during a capture, and then unmaps the memory. If only ending this thread's
-/// capture lets the wait succeed, the drop ends it, and the end of the capture returns
-/// [`PoolError::CaptureBroken`]. If the wait stays impossible for two seconds, because another thread captures or
-/// because the driver refuses, the memory stays mapped, and the next [`Device::synchronize`], registration or
-/// import reports [`PoolError::Kept`].
+/// Its drop waits for the device, even during a capture, and then unmaps the memory. If only ending this thread's capture lets the wait
+/// succeed, the drop ends it, and the end of the capture returns [`PoolError::CaptureBroken`]. If the wait stays impossible for two
+/// seconds, because another thread captures or because the driver refuses, the memory stays mapped, and the next [`Device::synchronize`],
+/// registration or import reports [`PoolError::Kept`].
 ///
-/// The memory exists as long as any process has it mapped or has its descriptor open. The end of one process, even
-/// by a signal, does not take the memory from the others. The others get no notification: work that the process had
-/// queued may or may not be complete.
+/// The memory exists as long as any process has it mapped or has its descriptor open. If one process ends, even by a signal, the others
+/// keep the memory. They get no notification: work that the process had queued may or may not be complete.
 #[must_use = "dropping it takes the memory away"]
 pub struct ImportedBlock {
     device: Device,
@@ -301,7 +299,7 @@ impl Drop for ImportedBlock {
             return;
         }
         let Err(cause) = self.unmap() else { return };
-        // The next wait of the host releases it, or the one after that.
+        // The next wait of the host releases it, or a later one.
         let (base, mut addresses_bytes) = (self.base, self.addresses_bytes);
         let size_bytes = addresses_bytes;
         let mut mapped = core::mem::take(&mut self.mapped);
@@ -309,7 +307,7 @@ impl Drop for ImportedBlock {
             unmap(device, base, &mut addresses_bytes, &mut mapped, |call| call()).is_ok()
         };
         self.device.keep(KeptMemory { give_back: Box::new(give_back) });
-        // In a host function nothing is wrong with the memory.
+        // In a host function this is not an error.
         if !cause.is_not_permitted() {
             let what = "an imported block";
             self.device.report_kept(PoolError::Kept { what, address: base, size_bytes, cause });

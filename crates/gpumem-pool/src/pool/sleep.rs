@@ -1,12 +1,12 @@
-//! [`Pool::sleep`] and [`Pool::wake`]: memory that leaves the device for a time and keeps its addresses.
+//! [`Pool::sleep`] and [`Pool::wake`]: memory that temporarily leaves the device and keeps its addresses.
 //!
 //! A pool goes to sleep in this order:
 //!
-//! 1. Its state changes, so that requests fail on the slow path, and the key of the thread caches is taken away, so that every request
-//!    and every free takes that path. The fast path has no check of its own.
+//! 1. Its state changes, so that requests fail on the slow path, and the key of the thread caches is removed, so that every request and
+//!    every free takes that path. The fast path needs no extra check.
 //! 2. Its addresses are added to the sleeping memory of the device, which every safe operation checks before it queues work
-//!    ([`Sleepers`](crate::device::sleepers::Sleepers)), and calls that have checked it before end.
-//! 3. The host waits for the device, and for the others that have access to the memory.
+//!    ([`Sleepers`](crate::device::sleepers::Sleepers)), and calls that checked it earlier end.
+//! 3. The host waits for the device, and for other devices with access to the memory.
 //! 4. The backend saves the contents and releases the memory ([`Sleeping`](crate::backend::Sleeping)).
 //!
 //! It wakes in the opposite order. If a step fails, the steps before it are undone.
@@ -17,13 +17,13 @@ use crate::pool::{Origin, Pool, State};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 impl Pool {
-    /// Releases the physical memory of the pool to the device. Blocks keep their addresses, so captured graphs, and all that knows an
-    /// address, are valid again after [`Pool::wake`]. A server that trains and infers in turns lets the memory of one phase sleep
-    /// during the other.
+    /// Releases the physical memory of the pool to the device. Blocks keep their addresses, so captured graphs and stored addresses are
+    /// valid again after [`Pool::wake`]. A server that alternates between training and inference lets the memory of one phase sleep during
+    /// the other.
     ///
-    /// Waits first for the device, and for the other devices that have access to the memory. With [`Keep::OnHost`] the contents of all blocks are copied to pinned host memory. The pool keeps
-    /// that memory for its next sleep, because pinning takes longer than the copies; [`Pool::reclaim`] releases it while the pool is
-    /// awake. Cached memory is released, too.
+    /// Waits first for the device, and for the other devices that have access to the memory. With [`Keep::OnHost`] the contents of all
+    /// blocks are copied to pinned host memory. The pool keeps that memory for its next sleep, because pinning takes longer than the
+    /// copies; [`Pool::reclaim`] releases it while the pool is awake. Cached memory is released too.
     ///
     /// While the pool sleeps,
     ///
@@ -32,13 +32,13 @@ impl Pool {
     /// - blocks may be dropped on any thread. Memory without blocks is not created again by [`Pool::wake`];
     /// - the pool may be dropped: that never waits.
     ///
-    /// All memory of a pool sleeps together. What sleeps apart, such as weights and caches, belongs in parts of the pool
+    /// All memory of a pool sleeps together. Put memory that sleeps separately, such as weights and caches, into parts of the pool
     /// ([`Pool::part`]). Parts and private pools ([`Pool::private`]) do not sleep with their parent.
     ///
     /// While an array of `gpumem-array` is lent to another library, until its guard is dropped (`read_on`, `write_on`, the slices for
     /// cudarc), its pool does not sleep. A guard that was leaked counts until the array is dropped. All other work that uses an address
-    /// without this crate's functions is the caller's responsibility: it is queued before this call, or after [`Pool::wake`]. This
-    /// concerns [`Block::address`](crate::Block::address) and tensors exported by DLPack.
+    /// without this crate's functions is the caller's responsibility: queue it before this call or after [`Pool::wake`]. This concerns
+    /// [`Block::address`](crate::Block::address) and tensors exported by DLPack.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, Keep, Pool, PoolError, Stream};
@@ -72,8 +72,8 @@ impl Pool {
     /// - [`PoolError::NotWithBackend`] unless the backend is `caching`.
     /// - [`PoolError::NeedsVirtualMemory`] if `caching` uses plain segments.
     /// - [`PoolError::NotWithKind`] for unified and host memory.
-    /// - [`PoolError::CannotSleep`] if the pool sleeps already or has blocks that are exported or pinned, if an array in it is lent to another library, or with [`Keep::Nothing`] if an
-    ///   adaptor, such as [`Guard`](crate::adaptor::Guard), hides bytes beside blocks.
+    /// - [`PoolError::CannotSleep`] if the pool already sleeps or has exported or pinned blocks, if an array in it is lent to another
+    ///   library, or with [`Keep::Nothing`] if an adaptor, such as [`Guard`](crate::adaptor::Guard), hides bytes beside blocks.
     /// - [`PoolError::StreamBorrowed`] in the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed).
     /// - [`PoolError::NotInCapture`] while a capture is active on one of these devices.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
@@ -85,7 +85,7 @@ impl Pool {
         device.check_runs(operation)?;
         device.sleepers().check_not_in_call()?;
         let mut change = state.sleep_state().begin(AWAKE).map_err(|obstacle| state.cannot_sleep(obstacle))?;
-        // Here a refusal makes no other thread's operation fail. Checked again below, for a loan that begins meanwhile.
+        // A refusal here does not affect other threads. Checked again below, for a loan that begins in between.
         state.check_not_lent(sleeping)?;
         state.take_cache_key();
         device.sleepers().add(&state.setup().name, sleeping.addresses());
@@ -109,14 +109,13 @@ impl Pool {
         slept
     }
 
-    /// Creates the physical memory of a pool that sleeps again, at the same addresses, and restores the contents of its blocks
-    /// ([`Keep`]). Does nothing if the pool is awake. When the device or a limit is full, the pool makes room like
-    /// [`Pool::alloc`].
+    /// Creates the physical memory of a sleeping pool again, at the same addresses, and restores the contents of its blocks ([`Keep`]).
+    /// Does nothing if the pool is awake. When the device or a limit is full, the pool makes room like [`Pool::alloc`].
     ///
     /// # Errors
     ///
-    /// After an error the pool still sleeps and has no memory on the device, as far as the driver allows. Call it again, for example
-    /// after memory was freed.
+    /// After an error the pool still sleeps, without memory on the device if the driver allows. Call it again, for example after memory was
+    /// freed.
     ///
     /// - [`PoolError::OutOfMemory`] if the device has too little free memory.
     /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
@@ -141,7 +140,7 @@ impl Pool {
         state.with_report(woken, &Origin { size_bytes: None, stream: None, tag: 0 })
     }
 
-    /// Returns whether the pool sleeps ([`Pool::sleep`]), or is going to sleep or waking at this moment.
+    /// True if the pool sleeps ([`Pool::sleep`]), or is currently going to sleep or waking.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
         !self.0.sleep_state().is_awake()
@@ -153,7 +152,7 @@ impl Pool {
 pub(crate) struct SleepState {
     /// [`AWAKE`], [`ASLEEP`] or [`CHANGING`].
     now: AtomicU8,
-    /// True once an adaptor has hidden bytes of a block, which then must be kept.
+    /// True once an adaptor has hidden bytes of a block, which must be kept.
     has_hidden_bytes: AtomicBool,
 }
 
@@ -163,7 +162,7 @@ struct Obstacle {
     remedy: &'static str,
 }
 
-/// A change of the state. No other thread changes it until this is dropped.
+/// A change of the state. Other threads cannot change it until this is dropped.
 struct Change<'a> {
     state: &'a SleepState,
     /// The state afterwards.
@@ -176,12 +175,12 @@ impl SleepState {
         self.now.load(Ordering::Relaxed) == AWAKE
     }
 
-    /// Notes that an adaptor has bytes of its own in the memory.
+    /// Records that an adaptor has its own bytes in the memory.
     pub(crate) fn note_hidden_bytes(&self) {
         self.has_hidden_bytes.store(true, Ordering::SeqCst);
     }
 
-    /// Refuses to lose contents that adaptors need. Calls on streams that began before have ended.
+    /// Refuses to lose contents that adaptors need. Earlier calls on streams have ended.
     fn check_keep(&self, keep: Keep) -> Result<(), Obstacle> {
         match keep == Keep::Nothing && self.has_hidden_bytes.load(Ordering::SeqCst) {
             true => Err(Obstacle {
@@ -218,9 +217,10 @@ impl State {
     /// Refuses requests while the pool sleeps.
     #[inline]
     pub(crate) fn check_awake(&self) -> Result<(), PoolError> {
-        match self.sleep_state().is_awake() {
-            true => Ok(()),
-            false => Err(PoolError::Asleep { pool: self.setup().name.as_str().into() }),
+        if self.sleep_state().is_awake() {
+            Ok(())
+        } else {
+            Err(PoolError::Asleep { pool: self.setup().name.as_str().into() })
         }
     }
 
@@ -228,8 +228,8 @@ impl State {
         PoolError::CannotSleep { pool: self.setup().name.as_str().into(), reason, remedy }
     }
 
-    /// Refuses to let memory sleep that another library has borrowed. Exact once the addresses are among the sleeping memory of the
-    /// device and calls on streams have ended that began before.
+    /// Refuses to put memory to sleep that another library has borrowed. Exact once the addresses are among the sleeping memory of the
+    /// device and earlier calls on streams have ended.
     fn check_not_lent(&self, sleeping: &dyn Sleeping) -> Result<(), PoolError> {
         match self.device().sleepers().has_lent(&sleeping.addresses()) {
             true => Err(self.cannot_sleep(Obstacle {

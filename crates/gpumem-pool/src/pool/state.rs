@@ -153,9 +153,9 @@ impl StateRef {
         // SAFETY: the pointer came from a box in `new`. No handle is left and every block has been counted off, so
         // this is the only pointer still in use. The lifetime returns true only once.
         let mut state = unsafe { Box::from_raw(self.0.as_ptr()) };
-        // Before the backend goes: others may get its addresses then.
+        // Before the backend is dropped, after which others may get its addresses.
         state.end_sleep();
-        // This runs in a drop. The drop of an adaptor may panic, and each adaptor must be dropped nevertheless.
+        // This runs in a drop. An adaptor's drop may panic; all of them must still be dropped.
         let adaptors = core::mem::take(&mut state.setup.adaptors);
         drop(state.stack.take());
         adaptors.into_iter().for_each(|adaptor| drop(catch_panic(|| drop(adaptor))));
@@ -195,7 +195,7 @@ impl State {
         &self.setup.config
     }
 
-    /// Returns whether the host may use the memory.
+    /// True if the host may use the memory.
     pub(crate) fn is_for_host(&self) -> bool {
         self.is_for_host
     }
@@ -208,7 +208,7 @@ impl State {
         &self.tags
     }
 
-    /// The counters of what the pool has done since it was built.
+    /// The counters of the pool's activity since it was built.
     pub(crate) fn activity(&self) -> &ActivityCounters {
         &self.activity
     }
@@ -217,7 +217,7 @@ impl State {
         &self.limits
     }
 
-    /// Returns whether the soft limit is above the hard limit, which also bounds the cached memory below the soft limit.
+    /// True if the soft limit is above the hard limit, which then also bounds the cached memory.
     pub(crate) fn is_soft_limit_idle(&self) -> bool {
         match (self.limits.hard_bytes(), self.limits.soft_bytes()) {
             (Some(hard), Some(soft)) => soft > hard && self.backend.is_bounded_by(soft),
@@ -283,13 +283,13 @@ impl State {
         }
     }
 
-    /// Returns whether a capture may be active, so that each stream's capture state must be queried first.
+    /// True if a capture may be active, so that each stream's capture state must be queried first.
     #[inline]
     pub(crate) fn has_captures(&self) -> bool {
         self.clocks.captures().is_open()
     }
 
-    /// Returns whether a request needs no checks besides the adaptors.
+    /// True if a request needs no checks besides the adaptors.
     #[inline]
     fn has_only_adaptors_to_ask(&self, stream: &Stream) -> bool {
         // A lost device sets the slow-path flag.
@@ -332,7 +332,7 @@ impl State {
         }
     }
 
-    /// Refuses a size that is the result of an error of arithmetic: the ladder would release all cached memory for it in vain.
+    /// Refuses a size that only an arithmetic bug can produce: the ladder would uselessly release all cached memory for it.
     #[cold]
     fn check_computation(&self, size_bytes: u64) -> Result<(), PoolError> {
         if !Requested(size_bytes).is_miscomputed() {

@@ -21,12 +21,12 @@ pub enum Location<'a> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum MemoryAdvice<'a> {
-    /// With true, the range is mostly read, so each reader may have its own copy. False removes the advice.
+    /// True: the range is mostly read, so each reader may have a copy. False removes the advice.
     ReadMostly(bool),
     /// The preferred location of the range, for every user. `None` removes the advice.
     PreferredLocation(Option<Location<'a>>),
-    /// With true, the range is accessed from this location, so a mapping is kept there wherever the pages are.
-    /// False removes the advice.
+    /// True: the range is accessed from this location, so a mapping is kept there, regardless of where the pages are. False removes the
+    /// advice.
     AccessedBy(Location<'a>, bool),
 }
 
@@ -99,10 +99,9 @@ impl Block {
     /// - [`PoolError::NotWithKind`] unless the block is unified memory.
     /// - [`PoolError::OutOfBounds`] if the range is not within the block.
     /// - [`PoolError::WrongDevice`] for a location on a device of another driver.
-    /// - [`PoolError::NotWithBackend`] with `native`, if the driver accepts no advice for memory of its own pools. The
-    ///   driver of CUDA 13.0 accepts none: its
-    ///   [documentation](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html) allows advice only
-    ///   for memory of `cuMemAllocManaged`, which `caching` and `none` use.
+    /// - [`PoolError::NotWithBackend`] with `native`, if the driver accepts no advice for memory of its own pools, as in CUDA 13.0: its
+    ///   [documentation](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html) allows advice only for memory of
+    ///   `cuMemAllocManaged`, which `caching` and `none` use.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn advise(&self, part: Range<u64>, expectation: MemoryAdvice<'_>) -> Result<(), PoolError> {
         not_forked()?;

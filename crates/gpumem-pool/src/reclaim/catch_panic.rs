@@ -6,7 +6,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::LocalKey;
 
-/// Runs `work`. If it panics, returns the panic's message; the panic hook has already reported the place.
+/// Runs `work`. If it panics, returns the panic's message; the panic hook has already reported the location.
 pub(crate) fn catch_panic<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
         let text = message(&*payload).to_owned();

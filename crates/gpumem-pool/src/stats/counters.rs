@@ -1,4 +1,4 @@
-//! [`PoolCounters`]: what a pool has done since it was built. [`ActivityCounters`] counts it, on slow paths only.
+//! [`PoolCounters`]: a pool's activity since it was built. [`ActivityCounters`] counts it, only on slow paths.
 
 use crate::config::Bytes;
 #[cfg(feature = "serde")]
@@ -10,9 +10,9 @@ use core::time::Duration;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// The counters of what a pool has done since it was built. They only rise, and no call resets them.
+/// Counters of a pool's activity since it was built. They only rise, and no call resets them.
 ///
-/// They are counted on slow paths: an allocation that the thread's cache serves and a free that it takes count nothing here.
+/// They count only slow paths, not allocations and frees that the thread's cache handles.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream};
@@ -38,14 +38,14 @@ pub struct PoolCounters {
     /// Requests that were refused because memory, a limit, a quota or a budget ran out, or because they were larger than the
     /// device.
     pub refusal_count: u64,
-    /// Allocations that no cache of the calling thread served, those included that the backend refused: with `native` and `none`, all of
-    /// them. Each size that [`Pool::alloc_up_to`](crate::Pool::alloc_up_to) tries counts, and each repetition after the refusal of a
-    /// budget that reaches the backend. Requests that an adaptor refuses before, and parts of a graph's memory, do not count.
+    /// Allocations that no cache of the calling thread served, including those that the backend refused: with `native` and `none`, all of
+    /// them. Each size that [`Pool::alloc_up_to`](crate::Pool::alloc_up_to) tries counts, and each repetition after the refusal of a budget
+    /// that reaches the backend. Requests that an adaptor refuses earlier, and parts of a graph's memory, do not count.
     pub slow_allocation_count: u64,
-    /// Bytes that the pool has returned to the driver. With `native`, without those that the driver releases on its own when
-    /// the host waits; with `none` 0, because it keeps no memory.
+    /// Bytes that the pool has returned to the driver. With `native`, without those that the driver releases on its own when the host
+    /// waits; with `none`, 0, because it keeps no memory.
     pub trimmed_bytes: u64,
-    /// Calls of the driver that obtain, map, trim or release memory of the pool.
+    /// Driver calls that obtain, map, trim or release memory of the pool.
     pub driver_call_count: u64,
     /// The time in those calls, over all threads. With `none`, a call that frees memory waits for the device.
     #[cfg_attr(feature = "serde", serde(rename = "driver_call_seconds", serialize_with = "seconds"))]
@@ -53,8 +53,8 @@ pub struct PoolCounters {
     /// Waits that the pool has inserted into streams, on the device: a stream whose request got memory that another stream
     /// freed, and with `native` a free behind work of other streams.
     pub inserted_wait_count: u64,
-    /// Waits of the host for the device: of requests that found no free memory, of [`Pool::reclaim`](crate::Pool::reclaim),
-    /// and with `none` of frees.
+    /// Waits of the host for the device: by requests that found no free memory, by [`Pool::reclaim`](crate::Pool::reclaim), and with `none`
+    /// by frees.
     pub host_wait_count: u64,
     /// The time in those waits, over all threads.
     #[cfg_attr(feature = "serde", serde(rename = "host_wait_seconds", serialize_with = "seconds"))]
@@ -70,8 +70,7 @@ pub struct PoolCounters {
 pub struct StepCounters {
     /// The name of the step.
     pub name: &'static str,
-    /// Bytes that became free: the size of each request that the step served, and the growth of free memory where it was not
-    /// enough.
+    /// Bytes that became free: the size of each request that the step served, and the growth of free memory if it did not suffice.
     pub gained_bytes: u64,
     /// The requests that the step served.
     pub served_count: u64,
@@ -115,11 +114,11 @@ pub(crate) struct ActivityCounters {
     steps: Mutex<Vec<StepCounters>>,
 }
 
-/// A number of events, and the time that they took.
+/// A number of events, and their total time.
 #[derive(Debug, Default)]
 struct Timed {
     count: AtomicU64,
-    /// 584 years fit.
+    /// It overflows after 584 years.
     nanoseconds: AtomicU64,
 }
 

@@ -37,7 +37,7 @@ pub struct Status {
     /// True if the backend `caching` uses plain segments: virtual memory is unavailable, or
     /// the option `expandable_segments:false` is set.
     pub plain_segments: bool,
-    /// Why it uses them, unless they were asked for: what the driver or the device lacks or refuses.
+    /// The reason for plain segments, unless they were requested: what the driver or the device lacks or refuses.
     pub plain_segments_reason: Option<String>,
     /// The vendor's name for the device.
     pub device_name: String,
@@ -45,27 +45,26 @@ pub struct Status {
     pub device_ordinal: u32,
     /// Bytes in live blocks.
     pub in_use_bytes: u64,
-    /// Bytes that other libraries hold in this pool ([`Pool::make_current`](crate::Pool::make_current)): what the driver counts beside
-    /// the live blocks. Freed blocks that wait for work on the device count until then, and up to 512 bytes for each live block.
+    /// Bytes that other libraries hold in this pool ([`Pool::make_current`](crate::Pool::make_current)): the driver's count minus the live
+    /// blocks. It includes freed blocks that wait for work on the device, and up to 512 bytes for each live block.
     pub other_libraries_bytes: u64,
     /// Bytes held from the device: blocks, cached memory, and memory that the driver refused to free.
     pub reserved_bytes: u64,
     /// Bytes cached for reuse, including freed memory that waits for work on the device.
     pub cached_bytes: u64,
-    /// The memory that sleeps ([`Pool::sleep`](crate::Pool::sleep)): it is not on the device, and not part of
+    /// Sleeping memory ([`Pool::sleep`](crate::Pool::sleep)): it is not on the device, and not part of
     /// [`reserved_bytes`](Self::reserved_bytes). The blocks in it count as in use.
     pub asleep_bytes: u64,
-    /// The pinned host memory for the contents of memory that sleeps. It stays for the next sleep, until
+    /// The pinned host memory for the contents of sleeping memory. It stays for the next sleep, until
     /// [`Pool::reclaim`](crate::Pool::reclaim).
     pub asleep_host_bytes: u64,
     /// The peak of memory in use, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
     ///
-    /// It is exact with the option `exact_peaks:true` ([`conf`](crate::conf)), and on `native` and `none`. Otherwise
-    /// it is an upper bound: `caching` counts all memory that its heap has allocated, which is never more than
-    /// [`reserved_peak_bytes`](Self::reserved_peak_bytes). That includes rounding, and the freed blocks in thread
-    /// caches. Blocks up to 1 MiB are bounded in total by [`magazine_share`](crate::conf) and
-    /// [`magazine_bytes_min`](crate::conf). Of larger blocks, each thread retains the last four of each stream, and
-    /// further ones within memory that was reserved ahead and never needed.
+    /// It is exact with the option `exact_peaks:true` ([`conf`](crate::conf)), and on `native` and `none`. Otherwise it is an upper bound:
+    /// `caching` counts all memory that its heap has allocated, which never exceeds [`reserved_peak_bytes`](Self::reserved_peak_bytes).
+    /// That includes rounding, and the freed blocks in thread caches. For blocks up to 1 MiB these are bounded in total by
+    /// [`magazine_share`](crate::conf) and [`magazine_bytes_min`](crate::conf). Each thread retains the last four larger blocks of each
+    /// stream, and further ones within memory that was reserved ahead and never needed.
     pub in_use_peak_bytes: u64,
     /// The peak of reserved memory.
     pub reserved_peak_bytes: u64,
@@ -78,20 +77,20 @@ pub struct Status {
     pub block_count: u64,
     /// The number of allocations ever made, empty ones excluded.
     pub allocation_count: u64,
-    /// The counters of what the pool has done since it was built.
+    /// The counters of the pool's activity since it was built.
     pub counters: PoolCounters,
-    /// The hard limit, if there is one.
+    /// The hard limit, if any.
     pub hard_limit_bytes: Option<u64>,
-    /// The soft limit, if there is one: cached memory above it is released.
+    /// The soft limit, if any: cached memory above it is released.
     pub soft_limit_bytes: Option<u64>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) is_soft_limit_idle: bool,
-    /// Memory in use on the whole device, over all processes.
+    /// Memory in use on the whole device, by all processes.
     pub device_used_bytes: u64,
     /// The total memory of the device.
     pub device_total_bytes: u64,
-    /// The private pools of this pool ([`Pool::private`](crate::Pool::private)), and theirs in turn, in the order of their
-    /// creation. Their memory is not part of this pool's figures, and counts against its hard limit.
+    /// The private pools of this pool ([`Pool::private`](crate::Pool::private)), recursively, in the order of their creation. Their memory
+    /// is not part of this pool's figures, but counts against its hard limit.
     pub private_pools: Vec<PoolUsage>,
     /// The usage by tag ([`Pool::scope`](crate::Pool::scope)), in the order of each tag's first scope.
     pub tags: Vec<TagUsage>,
@@ -108,8 +107,8 @@ pub struct TagUsage {
     pub tag: String,
     /// Bytes in live blocks.
     pub in_use_bytes: u64,
-    /// The peak of memory in use, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks). It is exact if one
-    /// thread allocates for the tag and frees its blocks, otherwise off by up to 1 MiB for each thread.
+    /// The peak of memory in use, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks). It is exact if one thread allocates for
+    /// the tag and frees its blocks, and otherwise off by up to 1 MiB for each thread.
     pub peak_bytes: u64,
     /// The number of live blocks.
     pub block_count: u64,

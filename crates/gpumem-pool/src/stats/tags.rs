@@ -1,9 +1,9 @@
 //! [`Tags`]: the memory of each tag, as named by the scopes in which blocks are allocated.
 //!
-//! A pool numbers its tags from 1. Blocks outside scopes have tag 0 and cost only the check for it. Every thread has
-//! its own counters, a share for each pool and tag, which it finds in a small table. The pool lists all shares. When a
-//! thread ends, its shares go to the next thread that counts for the tag. When a name is forgotten, its number and its shares go to
-//! another name: counters go on from where they were, and what they were is subtracted.
+//! A pool numbers its tags from 1. Blocks outside scopes have tag 0 and cost only the check for it. Every thread has its own counters, one
+//! share per pool and tag, which it finds in a small table. The pool lists all shares. When a thread ends, its shares go to the next thread
+//! that counts for the tag. When a name is forgotten, its number and its shares go to another name: counters continue from their old
+//! values, which are subtracted.
 
 mod names;
 mod share;
@@ -54,7 +54,7 @@ pub(crate) struct TagSum {
 }
 
 impl TagSum {
-    /// Returns whether memory has counted for the tag: a scope may end without an allocation.
+    /// True if memory has counted for the tag: a scope may end without an allocation.
     fn is_used(&self) -> bool {
         self.counters != Counters::default() || self.peak_bytes > 0
     }
@@ -78,7 +78,7 @@ impl Tags {
         &self.counters
     }
 
-    /// The tag of a name. Its number belongs to the name as long as the result, or a block that counts for it, lives.
+    /// The tag of a name. The number belongs to the name while the result, or a block that counts for it, lives.
     pub(crate) fn hold(&self, name: &str) -> HeldName {
         if fork::is_child() {
             return HeldName::new(Name { text: name.into(), number: 0 });
@@ -220,14 +220,14 @@ impl TagShares {
         Some(self.peaks.get(&tag)?.bytes(unpublished.fold(0, u64::wrapping_add)))
     }
 
-    /// Returns whether no block counts for a tag that nothing can allocate for. Frees may run: each subtracts its bytes last, so a sum
-    /// of zero is final.
+    /// True if no block counts for a tag that nothing can allocate for. Frees may be running: each subtracts its bytes last, so a sum of
+    /// zero is final.
     fn is_unused(&self, tag: u16) -> bool {
         let sum = self.sum(tag);
         sum.in_use_bytes() == 0 && sum.block_count() == 0
     }
 
-    /// Lets a tag that is unused begin anew.
+    /// Resets an unused tag.
     fn clear(&mut self, tag: u16) {
         let sum = self.sum(tag);
         if sum != Counters::default() {
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(sums(&tags), [("a".into(), 14, 2)]);
     }
 
-    /// A name that went away leaves nothing to the name that gets its number, and no counter of a live block is lost.
+    /// A forgotten name leaves nothing to the name that gets its number, and no counter of a live block is lost.
     #[test]
     fn names_that_come_and_go_are_forgotten() {
         let tags = Tags::new();
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(tags.sums().iter().map(|sum| sum.counters.in_use_bytes()).sum::<u64>(), 1);
     }
 
-    /// Threads allocate under names of their own, pass blocks on, and free blocks of others.
+    /// Threads allocate under their own names, pass blocks on, and free blocks of others.
     #[test]
     fn names_are_forgotten_while_threads_count() {
         let tags = Tags::new();

@@ -1,5 +1,5 @@
-//! [`UsageCounters`]: the live blocks of a pool, in sum and by stream. Pure: they make no driver call and enforce no limit, which
-//! [`LimitNode`](crate::limits::LimitNode) does.
+//! [`UsageCounters`]: the live blocks of a pool, in total and by stream. Pure: they make no driver call, and leave limits to
+//! [`LimitNode`](crate::limits::LimitNode).
 
 use gpumem_heap::counters::Counters;
 use gpumem_heap::order::StreamId;

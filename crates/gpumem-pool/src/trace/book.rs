@@ -22,7 +22,7 @@ impl Entry {
         Self { settings: opening.settings().clone(), names, gauge }
     }
 
-    /// Returns whether the pool has been dropped: it held the only other reference to its names.
+    /// True if the pool has been dropped: it held the only other reference to its names.
     fn is_gone(&self) -> bool {
         Arc::strong_count(&self.names) == 1
     }

@@ -32,7 +32,7 @@ pub enum What {
         /// The number of the tag, which [`Recording::tag`](super::Recording::tag) maps to the name; 0 for none.
         tag: u32,
     },
-    /// A block that is about to be freed, or to shrink, has been used on a stream other than its owner stream.
+    /// A block that is about to be freed or to shrink has been used on a stream other than its owner stream.
     Use {
         /// The pool.
         pool: u32,
@@ -58,7 +58,7 @@ pub enum What {
     Refused {
         /// The pool.
         pool: u32,
-        /// The requested size; for a growable block, the bytes that it was to gain.
+        /// The requested size; for a growable block, the bytes of the growth.
         size_bytes: u64,
         /// The stream of the request; `None` for a reservation.
         stream: Option<u64>,
@@ -188,7 +188,7 @@ impl Raw {
         Self { kind: Kind::Free, words: [address, value, stream, u64::from(pool)] }
     }
 
-    /// `whose` has the pool and the tag of the request.
+    /// `whose` contains the pool and the tag of the request.
     pub(super) fn refused(whose: u64, size_bytes: u64, stream: Option<u64>, by: Option<RefusedBy>) -> Self {
         let by = REFUSED_BY.iter().position(|known| Some(*known) == by).unwrap_or(REFUSED_BY.len()) as u64;
         let stream = stream.map_or(0, |stream| stream.wrapping_add(1));

@@ -6,7 +6,7 @@
 //! | `FILE` | the newest part of the newest trace |
 //! | `FILE.1`, `FILE.2`, `FILE.3` | the part before it, or the last part of an earlier trace, and so on |
 //!
-//! A new file moves the earlier ones on by one number, and removes the last. Each part can be read alone.
+//! A new file renumbers the earlier ones by one and removes the last. Each part can be read alone.
 
 use super::format;
 use gpumem_sys::text::Shown;
@@ -39,12 +39,13 @@ impl Output {
         }
         for _ in 0..OPEN_COUNT_MAX {
             let mut file = options.open(path)?;
-            // The opened file is checked, not the path, which may name another file by now.
+            // The opened file is checked, not the path, which may now name another file.
             let found = file.metadata()?;
             if !found.is_file() {
-                return match is_stream(found.file_type()) && !is_readable {
-                    true => Ok(Self { file, path: None }),
-                    false => Err(not_a_trace(path)),
+                return if is_stream(found.file_type()) && !is_readable {
+                    Ok(Self { file, path: None })
+                } else {
+                    Err(not_a_trace(path))
                 };
             }
             if is_own {
@@ -83,10 +84,7 @@ impl Output {
         let mut options = File::options();
         options.read(true).write(true).create_new(true);
         let file = options.open(&path)?;
-        match is_locked(&file) {
-            true => Err(is_recording()),
-            false => Ok(Self { file, path: Some(path) }),
-        }
+        if is_locked(&file) { Err(is_recording()) } else { Ok(Self { file, path: Some(path) }) }
     }
 
     /// Continues in a new file, which begins with these bytes. On failure this file is continued.
@@ -98,7 +96,7 @@ impl Output {
         Ok(())
     }
 
-    /// Returns whether the trace can be continued in another file.
+    /// True if the trace can be continued in another file.
     pub(super) fn has_parts(&self) -> bool {
         self.path.is_some()
     }
@@ -130,7 +128,7 @@ pub(super) fn numbered(path: &Path, number: usize) -> PathBuf {
     name.into()
 }
 
-/// Moves the file and the earlier ones on by one number. The last one goes. If one of them is not a trace, nothing is moved.
+/// Renumbers the file and the earlier ones by one, and deletes the last. If one of them is not a trace, nothing is moved.
 pub(super) fn keep(path: &Path) -> io::Result<()> {
     (0..=EARLIER_COUNT).try_for_each(|number| check_trace(&numbered(path, number)))?;
     for number in (0..EARLIER_COUNT).rev() {
@@ -197,7 +195,7 @@ fn not_a_trace(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::AlreadyExists, said)
 }
 
-/// Returns whether the path names a descriptor of this process: a link, but one that no other process could have created.
+/// True if the path names a descriptor of this process: a link that no other process could have created.
 fn is_own_descriptor(path: &Path) -> bool {
     let is_number = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.parse::<u32>().is_ok());
     let parent = path.parent();
@@ -206,7 +204,7 @@ fn is_own_descriptor(path: &Path) -> bool {
         && [Some(Path::new("/proc/self/fd")), Some(Path::new("/dev/fd"))].contains(&parent)
 }
 
-/// Returns whether the path still names the opened file.
+/// True if the path still names the opened file.
 #[cfg(unix)]
 fn is_named(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -220,8 +218,7 @@ fn is_named(_: &File, _: &Path) -> bool {
     true
 }
 
-/// Returns whether the file is a pipe or a terminal, `/dev/null` included: it is written sequentially and holds no data to
-/// overwrite.
+/// True if the file is a pipe or a terminal, or `/dev/null`: it is written sequentially and holds no data to overwrite.
 #[cfg(unix)]
 fn is_stream(kind: std::fs::FileType) -> bool {
     use std::os::unix::fs::FileTypeExt;
@@ -241,7 +238,7 @@ fn no_links(options: &mut OpenOptions, path: &Path) -> io::Result<()> {
         let said = format!("{path} is a symbolic link, which a trace does not follow: name the target file");
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, said));
     }
-    // A link created from here on is not followed either, where the system supports that.
+    // A link created from here on is not followed either, if the system supports that.
     #[cfg(target_os = "linux")]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, rustix::fs::OFlags::NOFOLLOW.bits() as i32);
     #[cfg(windows)]
@@ -254,7 +251,7 @@ fn no_links(options: &mut OpenOptions, path: &Path) -> io::Result<()> {
 #[cfg(windows)]
 const FILE_FLAG_OPEN_REPARSE_POINT: u32 = 0x0020_0000;
 
-/// Returns whether another process holds the lock. If not, takes it, where the system supports locks.
+/// True if another process holds the lock. Otherwise takes it, if the system supports locks.
 #[cfg(target_os = "linux")]
 fn is_locked(file: &File) -> bool {
     flock(file, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)
@@ -280,5 +277,5 @@ const START_BYTES: usize = format::HEADER_BYTES + format::CHUNK_HEADER_BYTES;
 /// The number of earlier files that are kept.
 pub(super) const EARLIER_COUNT: usize = 3;
 
-/// How often a file that other processes move is opened again.
+/// The number of times that a file which other processes move is opened again.
 const OPEN_COUNT_MAX: usize = 8;

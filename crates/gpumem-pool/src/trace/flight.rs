@@ -1,8 +1,7 @@
 //! [`Flight`]: keeps the last events of its pools in memory, and writes them to a file when a request is refused.
 //!
-//! Each thread has a ring, in which new events overwrite the oldest: recording takes no lock and makes no system call but a
-//! clock reading. The refused thread copies the rings of all threads, which go on meanwhile, into a file in the format of a
-//! trace.
+//! Each thread has a ring, in which new events overwrite the oldest: recording takes no lock and makes no system call but a clock reading.
+//! The refused thread copies the rings of all threads, which continue to record, into a file in the format of a trace.
 
 use super::book::Book;
 use super::event::Raw;
@@ -41,7 +40,7 @@ impl OrderObserver for Log {
 }
 
 impl Flight {
-    /// The recorder of all pools of the process with this file, as long as one of them exists. `None` for no recorder.
+    /// The recorder of all pools of the process with this file, while one of them exists. `None` without a recorder.
     pub(crate) fn of(option: &FlightRecorder) -> Option<Arc<Self>> {
         static SHARED: Mutex<BTreeMap<PathBuf, Weak<Flight>>> = Mutex::new(BTreeMap::new());
         let path = match option {

@@ -28,7 +28,7 @@ use crate::pool::PoolSettings;
 use core::fmt::Write;
 use gpumem_sys::text::Shown;
 
-/// Returns whether a file that begins with these bytes is a trace, of any version.
+/// True if a file that begins with these bytes is a trace, of any version.
 #[must_use]
 pub fn is_trace(start: &[u8]) -> bool {
     start.starts_with(MAGIC)

@@ -104,8 +104,8 @@ pub enum ReadError {
 debug_is_display!(ReadError);
 
 impl Recording {
-    /// Reads a file, with the earlier parts of the same trace that lie beside it (`FILE.1`, `FILE.2`, …). A file that is truncated
-    /// or damaged is read up to the damage; see [`Recording::tail`].
+    /// Reads a file and the earlier parts of the same trace in its folder (`FILE.1`, `FILE.2`, …). A file that is truncated or damaged is
+    /// read up to the damage; see [`Recording::tail`].
     ///
     /// # Errors
     ///

@@ -137,7 +137,7 @@ impl Recorder {
     }
 }
 
-/// The writer: it alone takes events out of the rings and accesses the file.
+/// The writer: only it takes events out of the rings and accesses the file.
 struct Writer {
     recorder: Arc<Recorder>,
     output: Output,
@@ -145,7 +145,7 @@ struct Writer {
     trace: u64,
     events: Vec<Timed>,
     bytes: Vec<u8>,
-    /// The settings, as tag 0, and names of tags that the file has, of the pools that exist.
+    /// The settings (as tag 0) and names of tags in the file, for existing pools.
     named: BTreeSet<(u32, u32)>,
     /// For a trace with a size limit.
     parts: Option<Parts>,
@@ -161,8 +161,8 @@ struct Parts {
     /// The blocks that are live, by pool and address, each with the event that allocated it; for growable blocks the last
     /// change.
     live: HashMap<(u32, u64), Timed>,
-    /// The times of the last frees, by pool and address, in this pass over the rings and in the one before: a block's allocation
-    /// may be read after its free, if another thread freed it.
+    /// The times of the last frees, by pool and address, in this pass over the rings and the previous one: a block's allocation may be read
+    /// after its free if another thread freed it.
     freed: [HashMap<(u32, u64), u64>; 2],
 }
 
@@ -211,7 +211,7 @@ impl Writer {
 
     fn write_rings(&mut self) -> bool {
         let rings = self.recorder.rings.all();
-        // All rings, even after one has failed.
+        // Tries all rings, even after one has failed.
         let written = rings.iter().map(|ring| self.write(ring)).filter(|is_written| !is_written).count() == 0;
         drop(rings);
         self.recorder.rings.remove_left();
@@ -233,9 +233,10 @@ impl Writer {
             parts.written_bytes += self.bytes.len() as u64;
             self.events.iter().for_each(|event| parts.note(event));
         }
-        match is_written {
-            true => self.named.extend(new),
-            false => ring.drop_more(self.events.len() as u64),
+        if is_written {
+            self.named.extend(new)
+        } else {
+            ring.drop_more(self.events.len() as u64)
         }
         is_written
     }
@@ -289,7 +290,7 @@ pub(super) fn first_bytes(trace: u64, part: u32, overwritten_count: u64) -> Vec<
     bytes
 }
 
-/// A number that no other trace has, by the time and the process.
+/// A unique number of the trace, from the time and the process.
 pub(super) fn trace_number() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (now.as_nanos() as u64) ^ u64::from(std::process::id()) << 32

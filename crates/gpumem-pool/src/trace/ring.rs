@@ -4,12 +4,12 @@
 use super::event::{Kind, Raw};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// The events that a full ring loses.
+/// The events that a full ring discards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overflow {
-    /// New ones: a writer empties the ring.
+    /// New events: a writer empties the ring.
     Newest,
-    /// The oldest: nothing empties the ring.
+    /// The oldest events: nothing empties the ring.
     Oldest,
 }
 
@@ -25,9 +25,9 @@ impl Overflow {
 
 pub(super) struct Ring {
     places: Box<[[AtomicU64; WORD_COUNT]]>,
-    /// The number of events put in; written by the ring's thread alone.
+    /// The number of events put in; written only by the ring's thread.
     put_count: Line<AtomicU64>,
-    /// The number of events taken out; written by the writer alone.
+    /// The number of events taken out; written only by the writer.
     taken_count: Line<AtomicU64>,
     /// The time of the last event. The next one is later.
     last_ns: AtomicU64,
@@ -38,7 +38,7 @@ pub(super) struct Ring {
     overflow: Overflow,
 }
 
-/// Puts a value on a cache line of its own.
+/// Puts a value on a separate cache line.
 #[repr(align(128))]
 struct Line<T>(T);
 
@@ -87,7 +87,7 @@ impl Ring {
             self.dropped_count.fetch_add(1, Ordering::Relaxed);
             return Level::Full;
         }
-        // A thread's events have increasing times, whatever the resolution of the clock.
+        // A thread's events have increasing times at any clock resolution.
         let time_ns = now_ns.max(self.last_ns.load(Ordering::Relaxed) + 1);
         self.last_ns.store(time_ns, Ordering::Relaxed);
         let place = &self.places[(count % EVENT_COUNT) as usize];
@@ -108,12 +108,12 @@ impl Ring {
         self.taken_count.0.store(put, Ordering::Release);
     }
 
-    /// Copies the last events of a ring that overwrites the oldest. The ring's thread may put more events in meanwhile.
+    /// Copies the last events of a ring that overwrites the oldest. The ring's thread may put in more events during the copy.
     pub(super) fn last(&self) -> Vec<Timed> {
         let end = self.put_count.0.load(Ordering::Acquire);
         let begin = end.saturating_sub(EVENT_COUNT);
         let events: Vec<_> = (begin..end).map(|count| self.event(count)).collect();
-        // Acquire: if a word above came from a newer event, this sees the count before that event at least.
+        // Acquire: if a word above came from a newer event, this sees at least the count before that event.
         fence(Ordering::Acquire);
         let now = self.put_count.0.load(Ordering::Relaxed);
         // The event `now` may be half written, over the event one round before.

@@ -22,7 +22,7 @@ pub(super) struct Rings {
 struct List {
     all: Vec<Arc<Ring>>,
     thread_count: u32,
-    /// For threads that cannot have a ring of their own. Used under the lock.
+    /// For threads that cannot have their own ring. Used under the lock.
     common: Arc<Ring>,
 }
 
@@ -74,8 +74,8 @@ impl Rings {
                 list.all.push(Arc::clone(&ring));
                 ring
             }
-            // A ring that overwrites outlives its thread, and goes to the next one. Without holders besides the list, no
-            // thread puts events into it; holders are added under the lock only.
+            // A ring that overwrites outlives its thread, and the next thread reuses it. Without holders besides the list, no thread puts
+            // events into it; holders are added only under the lock.
             true => match list.all.iter().skip(1).find(|ring| Arc::strong_count(ring) == 1) {
                 Some(ring) if self.overflow == Overflow::Oldest => Arc::clone(ring),
                 _ => return list.common.put(now_ns, raw),
@@ -92,7 +92,7 @@ impl Rings {
         level
     }
 
-    /// Returns whether the held bytes of a pool differ from those at its last event, and stores them.
+    /// Returns true if the held bytes of a pool differ from those at its last event, and stores them.
     #[inline]
     pub(super) fn note_held(&self, pool: u32, held_bytes: u64) -> bool {
         let place = &self.held_bytes[pool as usize % HELD_COUNT];
@@ -125,7 +125,7 @@ impl Rings {
         (last, put_count.saturating_sub(kept_count))
     }
 
-    /// The time of an event that is recorded now.
+    /// The time for an event that is recorded now.
     pub(super) fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
@@ -135,7 +135,7 @@ impl Rings {
         of_rings + self.dropped_count.load(Ordering::Relaxed)
     }
 
-    /// Marks the rings, so that their threads give them up.
+    /// Marks the rings, so that their threads release them.
     pub(super) fn close(&self) {
         self.list().all.iter().for_each(|ring| ring.close());
     }

@@ -1,4 +1,4 @@
-//! [`Sink`]: an adaptor that records. The events that it records of each call are determined here, for all sinks.
+//! [`Sink`]: an adaptor that records. It determines the recorded events of each call, for all sinks.
 
 use super::book::{Book, Entry};
 use super::event::{Kind, Raw};
@@ -75,7 +75,7 @@ impl<S: Sink> Adaptor for S {
     }
 }
 
-/// The event of a refusal that ends a request. `None` for memory that does not wake: its blocks are live in the record already.
+/// The event of a refusal that ends a request. `None` for memory that does not wake: its blocks are already live in the record.
 pub(super) fn refusal(book: &Book, pool: PoolId, refusal: &PoolError) -> Option<Raw> {
     let (requested_bytes, stream, tag, by) = match refusal {
         PoolError::TooLarge { requested_bytes, origin, .. } => {

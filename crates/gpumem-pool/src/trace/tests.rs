@@ -331,7 +331,7 @@ fn a_ring_keeps_the_last_events() {
     assert_eq!(ring.dropped_count(), 0);
 }
 
-/// A copy made while the ring's thread goes on has whole events, in order and without a gap.
+/// A copy made while the ring's thread continues has whole events, in order and without gaps.
 #[test]
 fn a_ring_is_copied_while_it_is_written() {
     let (ring, end) = (Ring::new(0, Overflow::Oldest), if cfg!(miri) { 10_000 } else { 2_000_000 });

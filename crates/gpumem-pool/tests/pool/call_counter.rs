@@ -26,9 +26,14 @@ impl Calls {
     }
 }
 
-/// Returns the driver with all calls counted. The `nth` call from now on, counted from 1, returns the code and does nothing.
+/// Asked before each call that names a stream. It changes nothing, so it is neither counted nor failed with the others, which would
+/// double them; `failing_calls` fails it apart.
+const ASKED_OFTEN: &str = "cuCtxGetId";
+
+/// Returns the driver with all calls counted, but [`ASKED_OFTEN`]. The `nth` call from now on, counted from 1, returns the code and does nothing.
 pub(crate) fn count_calls(driver: &Driver, failure: Option<(u64, CUresult)>) -> Driver {
-    let counter = Counter { real: *driver.table(), calls: Calls::default(), failure };
+    let calls = Calls::default();
+    let counter = Counter { real: *driver.table(), calls, failure, asked_count: 0, failing_question: None };
     COUNTER.set(Some(Box::new(counter)));
     // SAFETY: each function calls the one that it replaces with the same arguments, or fails.
     unsafe { driver.with_table(wrap) }
@@ -48,15 +53,38 @@ pub(crate) fn fail_call(nth: u64, code: CUresult) {
     });
 }
 
+/// The `nth` call of [`ASKED_OFTEN`] since the driver was wrapped returns the code and does nothing.
+pub(crate) fn fail_question(nth: u64, code: CUresult) {
+    COUNTER.with_borrow_mut(|counter| {
+        if let Some(counter) = counter {
+            counter.failing_question = Some((nth, code));
+        }
+    });
+}
+
+/// The calls of [`ASKED_OFTEN`] so far.
+pub(crate) fn asked_count() -> u64 {
+    COUNTER.with_borrow(|counter| counter.as_ref().map_or(0, |counter| counter.asked_count))
+}
+
 struct Counter {
     real: Table,
     calls: Calls,
     failure: Option<(u64, CUresult)>,
+    /// The calls of [`ASKED_OFTEN`], and the one that fails.
+    asked_count: u64,
+    failing_question: Option<(u64, CUresult)>,
 }
 
 impl Counter {
     /// Counts a call. Returns its code if it is the one that fails.
     fn count(&mut self, function: &'static str) -> Option<CUresult> {
+        if function == ASKED_OFTEN {
+            self.asked_count += 1;
+            let (_, code) = self.failing_question.filter(|(nth, _)| *nth == self.asked_count)?;
+            self.calls.failed = Some(function);
+            return Some(code);
+        }
         *self.calls.counts.entry(function).or_default() += 1;
         let (_, code) = self.failure.filter(|(nth, _)| *nth == self.calls.total())?;
         self.calls.failed = Some(function);

@@ -29,7 +29,7 @@ fn a_device_has_one_default_pool() {
     assert_eq!(set.iter().filter(|result| result.is_ok()).count(), 1);
     let refused = Pool::new(&device).unwrap().set_default().unwrap_err();
     assert!(matches!(refused, PoolError::DefaultAlreadySet { ordinal: 3 }), "{refused:?}");
-    assert!(refused.to_string().contains("device 3 has a default pool already"), "{refused}");
+    assert!(refused.to_string().contains("device 3 already has a default pool"), "{refused}");
 
     let stream = Stream::new(&device).unwrap();
     let block = Pool::for_device(3).unwrap().alloc(1 << 20, &stream).unwrap();

@@ -1,8 +1,8 @@
 //! Each driver call fails once, in a program that uses every part of a pool: the pool undoes the operation, a second attempt
 //! succeeds, and no memory is lost. And when another process takes memory, the pool releases its own and retries.
 
-use crate::call_counter::{calls, count_calls};
-use crate::fixture::built_backends;
+use crate::call_counter::{asked_count, calls, count_calls, fail_question};
+use crate::fixture::{built_backends, stride};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
     BackendKind, Block, CaptureMode, Device, Event, Graph, GraphExec, GrowableBlock, MemoryKind, Pool,
@@ -345,9 +345,9 @@ fn each_call_fails_once_and_its_operation_is_undone() {
         let total = calls().total();
         drop(driver);
         let stride = match setting {
-            Setting { kind: MemoryKind::Device, profile: None | Some(Profile::Balanced), .. } => 1,
+            Setting { kind: MemoryKind::Device, profile: None | Some(Profile::Balanced), .. } => stride(4),
             // Profiles and kinds of memory make mostly the same calls.
-            _ => 5,
+            _ => 5 * stride(4),
         };
         // Each run sleeps most of the time. The counts belong to a thread.
         let next = AtomicU64::new(1);
@@ -368,10 +368,34 @@ const THREAD_COUNT: usize = 6;
 
 const CODES: [CUresult; 2] = [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_OPERATING_SYSTEM];
 
+/// The question whether a device was reset comes before most calls: one in ten fails.
+#[test]
+fn questions_for_a_reset_may_fail() {
+    for setting in settings().into_iter().filter(|setting| setting.kind == MemoryKind::Device) {
+        let plain = new_driver();
+        let driver = count_calls(&plain, None);
+        assert!(run(&mut State::new(setting, &driver).unwrap()) == End::Whole);
+        let total = asked_count();
+        assert!(total > 20, "{setting}: {total}");
+        for nth in (1..=total).step_by(10) {
+            let code = CODES[(nth as usize / 10) % 2];
+            fail_one(setting, (nth, code), |plain| {
+                let driver = count_calls(plain, None);
+                fail_question(nth, code);
+                driver
+            });
+        }
+    }
+}
+
 fn fail_once(setting: Setting, nth: u64, code: CUresult) {
+    fail_one(setting, (nth, code), |plain| count_calls(plain, Some((nth, code))));
+}
+
+fn fail_one(setting: Setting, (nth, code): (u64, CUresult), counted: impl FnOnce(&Driver) -> Driver) {
     let printed = PrintOnPanic(setting, nth, code);
     let plain = new_driver();
-    let driver = count_calls(&plain, Some((nth, code)));
+    let driver = counted(&plain);
     let Ok(mut state) = State::new(setting, &driver) else { return };
     let end = run(&mut state);
     let device = state.device.clone();

@@ -68,6 +68,11 @@ pub(crate) fn built_backends() -> Vec<BackendKind> {
     [Some(BackendKind::None), native, caching].into_iter().flatten().collect()
 }
 
+/// The step of a long series of cases: 1 if `THOROUGH` is set, as in `.ci/run --full`.
+pub(crate) fn stride(step: u64) -> u64 {
+    if std::env::var_os("THOROUGH").is_some() { 1 } else { step }
+}
+
 /// One device of 1 GiB.
 pub(crate) fn small() -> SimConfig {
     SimConfig::new().memory_bytes(1 << 30)

@@ -51,6 +51,7 @@ const CALLS: &[(&str, [u64; 3])] = &[
     ("cuInit", [208_000_000, 0, 0]),
     ("cuDevicePrimaryCtxRetain", [109_000_000, 0, 0]),
     ("cuCtxGetCurrent", [7, 0, 0]),
+    ("cuCtxGetId", [10, 0, 0]),
     ("cuCtxSetCurrent", [13, 0, 0]),
     ("cuCtxSynchronize", [212, 0, 250]),
     ("cuStreamIsCapturing", [13, 0, 0]),

@@ -1,7 +1,7 @@
-//! Copies of host memory, through the processor's caches or past them.
+//! Copies of host memory, through the processor's caches or bypassing them.
 
 /// Copies memory like [`core::ptr::copy_nonoverlapping`]. On x86-64, the stores bypass the caches: the processor does not read the
-/// destination before it writes it, and keeps the data of other work. For destinations that are larger than the cache.
+/// destination before writing it, and keeps other data in its caches. For destinations larger than the cache.
 ///
 /// # Safety
 ///

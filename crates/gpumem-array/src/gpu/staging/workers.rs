@@ -1,7 +1,7 @@
 //! [`Workers`]: threads that copy host memory.
 //!
 //! A copy is divided into pieces, which the threads and the waiting caller take from one queue. A thread copies bytes, or converts numbers
-//! while it copies them, and does nothing else: it cannot fail, block or panic, and needs no context of a driver.
+//! while it copies them, and nothing else: it cannot fail, block or panic, and needs no driver context.
 
 use super::copy::{copy_past_cache, copy_through_cache};
 use crate::element::{Cast, Element};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Threads that start with the first copy that needs them, sleep when there is none, and end with this value.
+/// Threads that start with the first copy that needs them, sleep without work, and end with this value.
 pub(crate) struct Workers {
     queue: Arc<Queue>,
     started: Once,
@@ -24,7 +24,7 @@ struct Queue {
     state: Mutex<State>,
     /// The number of pieces in the queue: threads look for new pieces without the lock before they sleep.
     piece_count: AtomicUsize,
-    /// The number of [`Burst`]s: while there is one, threads wait longer for pieces before they sleep.
+    /// The number of [`Burst`]s. During a burst, threads wait longer for pieces before they sleep.
     burst_count: AtomicUsize,
     /// Notified when there are pieces, and at the end.
     added: Condvar,
@@ -42,10 +42,10 @@ struct State {
     is_ending: bool,
 }
 
-/// Each thread starts the next one, so that a caller waits for the start of one thread only.
+/// Each thread starts the next one, so that a caller waits only for one thread to start.
 struct Threads {
     started: Vec<JoinHandle<()>>,
-    /// How many more to start.
+    /// The number of threads still to start.
     left: usize,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct HostCopy {
     pub(crate) from: *const u8,
     pub(crate) size_bytes: usize,
     pub(crate) stores: Stores,
-    /// Changes the type of the elements. `size_bytes` is then that of the destination.
+    /// Changes the type of the elements. `size_bytes` is then the size of the destination.
     pub(crate) conversion: Option<Conversion>,
 }
 
@@ -80,7 +80,7 @@ impl Conversion {
         source_bytes / self.from_bytes * self.to_bytes
     }
 
-    /// The size of whole elements after the conversion that are not larger, except for a single one.
+    /// The largest whole number of converted elements that fits, in bytes; at least one element.
     pub(crate) fn whole(self, size_bytes: usize) -> usize {
         (size_bytes / self.to_bytes).max(1) * self.to_bytes
     }
@@ -114,7 +114,7 @@ unsafe fn convert<T: Cast<U>, U: Element>(to: *mut u8, from: *const u8, len: usi
 pub(crate) enum Stores {
     /// Through the caches: the fastest way to buffers that the link reads soon.
     ThroughCache,
-    /// Past the caches, for destinations that are larger.
+    /// Bypassing the caches, for larger destinations.
     PastCache,
 }
 
@@ -154,7 +154,7 @@ impl Workers {
         Self { queue: Arc::new(queue), started: Once::new() }
     }
 
-    /// Begins a copy of several buffers. Starts the threads, unless they run: if the system refuses one, the others and the callers copy.
+    /// Begins a copy of several buffers. Starts the threads unless they run; if the system refuses one, the others and the callers copy.
     pub(crate) fn burst(&self) -> Burst<'_> {
         self.started.call_once(|| self.queue.start_thread());
         self.queue.burst_count.fetch_add(1, Ordering::Relaxed);
@@ -165,8 +165,8 @@ impl Workers {
     ///
     /// # Safety
     ///
-    /// - Until the result is dropped, both sides of each copy have `size_bytes` bytes that any thread may access, do not overlap, and no
-    ///   one else writes them or reads the target. The result is not forgotten.
+    /// - Until the result is dropped, both sides of each copy have `size_bytes` bytes that any thread may access, and do not overlap.
+    ///   Nothing else writes them or reads the target. The result is not forgotten.
     /// - With a conversion, the source has as many elements, and both sides are aligned to theirs. A conversion is not started together
     ///   with other copies.
     pub(crate) unsafe fn start(&self, copies: impl IntoIterator<Item = HostCopy>) -> Copying<'_> {
@@ -193,7 +193,7 @@ impl Drop for Burst<'_> {
 }
 
 impl Copying<'_> {
-    /// Returns whether the copy is done. Does not wait.
+    /// True if the copy is done. Does not wait.
     pub(crate) fn is_done(&self) -> bool {
         self.left.load(Ordering::Acquire) == 0
     }
@@ -234,7 +234,7 @@ impl Queue {
         self.wake(state);
     }
 
-    /// Wakes a few threads, if there are pieces. They wake others: each call of the system takes longer than the copy of a small piece.
+    /// Wakes a few threads, if there are pieces. They wake others, because a system call takes longer than copying a small piece.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         let woken = state.sleeping.min(state.pieces.len()).min(WOKEN_MAX);
         state.sleeping -= woken;
@@ -268,7 +268,7 @@ impl Queue {
             unsafe { copy(to, from, size_bytes) };
         }
         if piece.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // Under the lock: between the waiter's look at the count and its sleep, the notification would be missed.
+            // Under the lock: otherwise the notification could be missed between the waiter's check of the count and its sleep.
             drop(self.lock());
             self.done.notify_all();
         }
@@ -355,7 +355,7 @@ fn pieces(copies: impl IntoIterator<Item = HostCopy>, piece_bytes: usize) -> Vec
     pieces
 }
 
-/// Waits for a moment, which is shorter than it takes to sleep and to be woken.
+/// Waits briefly, for less time than it takes to sleep and to be woken.
 fn spin_until(is_over: impl Fn() -> bool, spin_max: impl Fn() -> Duration) -> bool {
     let start = Instant::now();
     loop {
@@ -371,12 +371,12 @@ fn spin_until(is_over: impl Fn() -> bool, spin_max: impl Fn() -> Duration) -> bo
     }
 }
 
-/// Long enough that taking a piece costs little, and short enough that the copies of one buffer end together.
+/// Large enough that taking a piece is cheap, and small enough that the copies of one buffer end together.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
 const SPIN_MAX: Duration = Duration::from_micros(20);
-/// While a large copy goes on, its next piece is soon there.
+/// During a large copy, its next piece comes soon.
 const BURST_SPIN_MAX: Duration = Duration::from_micros(200);
-/// Threads that a caller or a thread wakes at a time.
+/// The number of threads that a caller or a thread wakes at a time.
 const WOKEN_MAX: usize = 2;
 
 #[cfg(test)]

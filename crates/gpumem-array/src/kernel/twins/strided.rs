@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
 
-/// The innermost axis, by itself, then the outer axes from the fastest to the slowest. Steps are in bytes.
+/// The innermost axis, then the outer axes from the fastest to the slowest. Steps are in bytes.
 struct Axes {
     row: Axis,
     row_count: usize,
@@ -105,7 +105,7 @@ fn by_step(row: Axis, along: Axis, side: usize) -> [Axis; 2] {
     }
 }
 
-/// Returns whether the places on the axis with smaller steps end before the next place on the other axis.
+/// True if the places on the axis with smaller steps end before the next place on the other axis.
 fn are_rows_apart(row: Axis, along: Axis, side: usize, unit: i64) -> bool {
     let [inner, outer] = by_step(row, along, side);
     inner.steps[side] == 0 || inner.reach(side).abs() + unit <= outer.steps[side].abs()
@@ -152,5 +152,5 @@ pub(super) fn fill<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     })
 }
 
-/// More rows are requested many at a time. The history of fewer is kept apart, however long they are.
+/// Above this number, many rows are requested at a time. Below it, each row has its own history, at any length.
 const ROWS_MAX: usize = 1024;

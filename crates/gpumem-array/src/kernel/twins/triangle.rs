@@ -1,4 +1,4 @@
-//! `triangle.cu`. Both kernels differ in the order of their loads alone.
+//! `triangle.cu`. The two kernels differ only in the order of their loads.
 
 use super::{Number, count};
 use gpumem_sim::{KernelFault, Launch};
@@ -15,9 +15,10 @@ pub(super) fn triangle<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelF
     let n = count(launch)?;
     let form: u64 = launch.arg()?;
     let (inner, outer) = (row_step.min(column_step), row_step.max(column_step));
-    let x = match outer > (n - 1) * inner {
-        true => launch.read_rows::<T>(x, [n, outer], [n, inner])?,
-        false => launch.read::<T>(x, (n - 1) * (row_step + column_step) + 1)?,
+    let x = if outer > (n - 1) * inner {
+        launch.read_rows::<T>(x, [n, outer], [n, inner])?
+    } else {
+        launch.read::<T>(x, (n - 1) * (row_step + column_step) + 1)?
     };
     let (out, v) = (launch.write::<T>(out, n)?, launch.read::<T>(v, n)?);
     let strict = usize::from(form & (STRICT | UNIT) != 0);

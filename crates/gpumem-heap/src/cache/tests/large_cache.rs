@@ -1,4 +1,4 @@
-//! [`LargeCache`]: the blocks that are handed out again, and those that go to the heap.
+//! [`LargeCache`]: the blocks that are handed out again, and the blocks that go to the heap.
 
 use crate::block::HeapBlock;
 use crate::cache::large_cache::{CLOSE_STEPS, LOOSE_STEPS, LargeBlock, LargeCache, Retention, SizeStep};

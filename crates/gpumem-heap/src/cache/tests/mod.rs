@@ -1,5 +1,5 @@
-//! Tests of the thread caches' parts. They lie here because the models in `tests/loom` and `tests/shuttle` compile the parts over
-//! other threads, which these tests cannot use.
+//! Tests of the thread caches' parts. They are here because the models in `tests/loom` and `tests/shuttle` compile the parts over other
+//! threads, which these tests cannot use.
 
 mod budget;
 mod counters;

@@ -147,7 +147,7 @@ impl Pair {
     }
 
     fn take(&mut self, size_bytes: u64, alignment: u64, stream: usize) {
-        // Other alignments than that of a segment are the caller's business.
+        // Only the alignment of a segment is tested; others are the caller's responsibility.
         let alignment = if self.driver.next_segment.is_some() { UNIT_BYTES } else { alignment };
         let index = if self.is_for_host { StreamIndex::HOST } else { StreamIndex(stream as u16) };
         let request = Request { size_bytes, alignment, stream: index };
@@ -250,7 +250,7 @@ impl Pair {
             let all = stretches(space, 0, &view).into_iter().map(|(start, end)| end - start);
             assert_eq!(longest_stretch(space, &view, |_| true), all.max().unwrap_or(0));
         }
-        // Smaller blocks have another space.
+        // Smaller blocks have a different space.
         if size_bytes <= PAGE_BYTES {
             return;
         }

@@ -1,4 +1,4 @@
-//! In any order of operations, no memory is handed out twice, too early, or unmapped while it may be in use.
+//! In any order of operations, no memory is handed out twice or too early, or unmapped while it may be in use.
 
 use super::super::space::PAGE_BYTES;
 use super::known::STREAMS;
@@ -42,7 +42,7 @@ proptest! {
         }
         (0..STREAMS).for_each(|stream| pair.known.observe(stream));
         pair.driver.fails_in = None;
-        // What is complete on all streams can be released as a whole, shared pages included.
+        // Once all streams are complete, everything can be released, shared pages included.
         pair.live.drain(..).for_each(|(block, ..)| pair.heap.give(block.record, &[]));
         pair.run(&Step::Trim { keep_bytes: 0 });
         assert_eq!(pair.heap.reserved_bytes(), 0);
@@ -57,7 +57,7 @@ proptest! {
         (0..STREAMS).for_each(|stream| pair.known.observe(stream));
         pair.driver.fails_in = None;
         pair.has_what_it_says_is_free();
-        // What is complete on all streams can be released as a whole.
+        // Once all streams are complete, everything can be released.
         pair.live.drain(..).for_each(|(block, ..)| pair.heap.give(block.record, &[]));
         pair.run(&Step::Trim { keep_bytes: 0 });
         assert_eq!(pair.heap.reserved_bytes(), 0);

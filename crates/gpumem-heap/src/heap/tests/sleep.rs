@@ -1,4 +1,4 @@
-//! Handles that sleep: in the middle of any program, with a call that fails anywhere, and with blocks that are freed meanwhile.
+//! Handles that sleep: in the middle of any program, with a call that fails anywhere, and with blocks that are freed during the sleep.
 
 use super::known::STREAMS;
 use super::pair::{Pair, Step, overlaps, step};

@@ -1,4 +1,4 @@
-//! A naive driver: created, mapped and accessible memory in sorted maps. It tells where physical bytes are.
+//! A naive driver: created, mapped and accessible memory in sorted maps. It knows where physical bytes are.
 
 use super::super::space::PAGE_BYTES;
 use crate::memory::{PhysicalMemory, RawHandle};

@@ -1,7 +1,7 @@
 //! [`Slots`]: pinned host memory into which the edges of dropped blocks are copied.
 //!
-//! Each device has a slab. A drop takes a slot of it, the device fills it, and after the check it is free again. When a
-//! guard is dropped, its slabs go to their devices, which free them once all copies are complete.
+//! Each device has a slab. A drop takes a slot, the device fills it, and the check frees it. When a guard is dropped, its devices take the
+//! slabs and free them once all copies are complete.
 
 use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId, Release};
 use crate::config::MemoryKind;
@@ -173,6 +173,5 @@ fn place(host: *mut c_void) -> CUdeviceptr {
 const SLOT_BYTES: usize = (FRONT_BYTES + BACK_BYTES_MAX) as usize;
 const SLOT_COUNT: usize = 1024;
 
-/// The number of streams queried at an allocation. A number rather than a time, so that a program under investigation
-/// behaves reproducibly.
+/// The number of streams queried at an allocation. A number instead of a time, so that a program under investigation behaves reproducibly.
 const POLLED_AT_ONCE: usize = 16;

@@ -1,5 +1,4 @@
-//! [`Access`]: the type and purpose of a pool's memory, the devices with access to it, and what counts it:
-//! limits, and the counters of driver calls.
+//! [`Access`]: the type and purpose of a pool's memory, the devices with access to it, its limits, and the counters of driver calls.
 
 use crate::backend::BackendSetup;
 use crate::config::{HandleUse, MemoryKind};
@@ -96,9 +95,10 @@ impl Access {
 
     /// The properties for creating a handle.
     pub(super) fn props(&self) -> CUmemAllocationProp {
-        let requested = match self.handle_use.exportable {
-            true => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-            false => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        let requested = if self.handle_use.exportable {
+            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        } else {
+            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
         };
         CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `source` | the methods that the pool above calls: counters, checks, reports, peers, trims |
 //! | `block_search` | a requested block, and the search of ready memory for it |
-//! | `frees` | frees that the thread caches have no room for |
+//! | `frees` | frees that do not fit into the thread caches |
 //! | `drains` | draining the thread caches into the heap |
 //! | `guarded` | the state under the heap's lock |
 //! | `relief` | how much the limits let the heap reserve, and which limit refused; releasing memory |
@@ -12,13 +12,12 @@
 //! | `addresses` | reserving the heap's addresses, or the choice of plain segments |
 //! | `probe` | a trial of virtual memory on a device |
 //! | `orphaned_heap` | the heap of a pool that is gone |
-//! | `sleep` | memory that goes back to the device and keeps its addresses |
+//! | `sleep` | memory that returns to the device and keeps its addresses |
 //!
-//! *Locks.* `core` is the heap's lock. Its holder makes no driver calls except those for physical memory. The locks
-//! of [`ThreadCaches`] are never taken while `core` is held. A thread that drains caches holds `draining` from the
-//! first removed block until the blocks are in the heap, and takes `core` within that time. So every search finds all
-//! free memory in the thread caches or in the heap, except what other threads allocate and free meanwhile. After a
-//! pass that found nothing, the ladder checks whether they did.
+//! *Locks.* `core` is the heap's lock. Its holder makes no driver calls except those for physical memory. The locks of [`ThreadCaches`] are
+//! never taken while `core` is held. A thread that drains caches holds `draining` from the first removed block until the blocks are in the
+//! heap, and takes `core` within that time. So every search finds all free memory in the thread caches or in the heap, except memory that
+//! other threads allocate and free during the search. After a pass that found nothing, the ladder checks for that.
 
 mod addresses;
 mod block_search;
@@ -92,7 +91,7 @@ impl CachingPool {
         static NEXT_KEY: AtomicU64 = AtomicU64::new(cache::KEY_STEP);
         let BackendSetup { device, config, limits, tags, .. } = setup;
         let mut tuning = config.tuning.clone();
-        // A wait that is inserted in a stream does not make the host wait.
+        // A wait inserted into a stream does not make the host wait.
         tuning.inserted_waits &= !config.kind.is_host_accessible();
         let _bound = device.enter()?;
         let Chosen { memory, ranges, lack } = addresses::choose(setup)?;
@@ -187,7 +186,7 @@ impl CachingPool {
         }
     }
 
-    /// Returns whether the memory is host-accessible. If so, only complete memory is free.
+    /// True if the memory is host-accessible. If so, only complete memory is free.
     fn is_for_host(&self) -> bool {
         self.access.memory().kind().is_host_accessible()
     }

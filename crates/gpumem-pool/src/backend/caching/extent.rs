@@ -23,8 +23,8 @@ pub(super) struct Extents {
     lost: Lost,
     /// Address ranges that the driver failed to free, as address and size. Nothing is mapped there.
     lost_addresses: Vec<(u64, u64)>,
-    /// True while the pool sleeps. Extents keep their addresses meanwhile, because operations on them are refused, and the memory of
-    /// extents that sleep may be in use by copies.
+    /// True while the pool sleeps. Extents keep their addresses, because operations on them are refused and copies may be using the memory
+    /// of sleeping extents.
     is_sleeping: bool,
 }
 
@@ -48,7 +48,7 @@ struct Extent {
 struct Sleep {
     /// The first handles are not mapped.
     unmapped_count: usize,
-    /// The first of those have no physical memory.
+    /// The first of these have no physical memory.
     released_count: usize,
     /// True if handles are mapped and not accessible.
     is_closed: bool,
@@ -81,7 +81,7 @@ impl Extents {
         self.by_id.values().map(|extent| extent.size_bytes).sum()
     }
 
-    /// The mapped ranges, as address and size. What sleeps is not mapped.
+    /// The mapped ranges, as address and size. Sleeping extents are not mapped.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (u64, u64)> {
         let mapped = self.by_id.values().map(|extent| {
             let start = extent.place_of(extent.sleep.map_or(0, |sleep| sleep.unmapped_count));
@@ -150,7 +150,7 @@ impl Extents {
         sleepers.try_fold(0, |sum, extent| Ok(sum + extent.wake(vmm)?))
     }
 
-    /// Ends the sleep of extents that are mapped again. Those that were dropped meanwhile are released by [`Extents::settle`].
+    /// Ends the sleep of extents that are mapped again. [`Extents::settle`] releases those that were dropped during the sleep.
     pub(super) fn end_sleep(&mut self) {
         self.is_sleeping = false;
         self.by_id.values_mut().filter(|extent| !extent.is_gone).for_each(|extent| extent.sleep = None);
@@ -170,7 +170,7 @@ impl Extents {
         self.by_id.values().map(|extent| extent.mapped_bytes - extent.reserved_bytes()).sum()
     }
 
-    /// Returns whether an address belongs to a live extent that is mapped as a whole.
+    /// True if an address belongs to a live extent that is mapped as a whole.
     pub(super) fn has_mapping(&self, address: u64) -> bool {
         let mapped =
             |extent: &Extent| !extent.is_gone && extent.sleep.is_none_or(|sleep| sleep.unmapped_count == 0);
@@ -216,7 +216,7 @@ impl Extent {
         self.pending_shrink.iter().all(|stamp| order.is_complete(*stamp))
     }
 
-    /// The memory that the driver has created for it.
+    /// The memory that the driver has created for the extent.
     fn reserved_bytes(&self) -> u64 {
         let released_count = self.sleep.map_or(0, |sleep| sleep.released_count);
         self.handles[released_count..].iter().map(|(_, size_bytes)| size_bytes).sum()
@@ -361,12 +361,12 @@ impl Growing for CachingPool {
     }
 
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {
-        // This comes first: the block is smaller from here on, even if a later step fails.
+        // This comes first, so that the block is smaller even if a later step fails.
         if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
             extent.shrink_to(size_bytes, uses);
         }
         let _entered = self.device.enter_relaxed()?;
-        // Memory whose uses are complete is released at once.
+        // Memory whose uses are complete is released immediately.
         self.poll_with_markers(uses.iter().map(|stamp| stamp.stream_index()).collect())?;
         Ok(self.settle_extents()?)
     }
@@ -376,7 +376,7 @@ impl Growing for CachingPool {
             extent.shrink_to(0, uses);
             extent.is_gone = true;
         }
-        // The next change of an extent retries what fails now.
+        // The next change of an extent retries failed releases.
         let Ok(_entered) = self.device.enter_relaxed() else { return };
         let _ = self.poll_with_markers(uses.iter().map(|stamp| stamp.stream_index()).collect());
         let _ = self.settle_extents();
@@ -403,7 +403,7 @@ enum Goal {
 }
 
 impl GrowSearch<'_> {
-    /// The bytes to add. The memory that is there is already counted.
+    /// The bytes to add. Existing memory is already counted.
     fn missing_bytes(&self) -> u64 {
         let core = self.pool.core();
         let bytes = match self.goal {
@@ -482,7 +482,7 @@ impl Search<()> for GrowSearch<'_> {
     fn climb(&mut self, _rung: usize) -> Result<Step<()>, PoolError> {
         let is_extent = matches!(self.goal, Goal::Extent(_));
         if is_extent {
-            // This comes before the wait: memory that enters the heap after the wait is not covered by it.
+            // This comes before the wait, which does not cover memory that enters the heap later.
             self.pool.drain_all();
         }
         self.pool.wait_for_room()?;

@@ -21,15 +21,14 @@
 //! | `synchronised` | all memory that is free once the device is idle, or at the deadline; released and reallocated; near a limit,
 //! also the free ends of pages that other blocks hold | everybody's time |
 //!
-//! Over segments no memory can be moved or mapped elsewhere, so `recycled` finds only what was free before. Of memory that the
-//! host may use, only blocks whose work is complete are free: `completed` records the markers that it then queries,
-//! `device_waits` does nothing, and `outgrown` does not wait. Over virtual memory, `outgrown` does nothing.
+//! Memory over segments cannot be moved or mapped elsewhere, so `recycled` finds only memory that was free before. Host-accessible blocks
+//! are free only when their work is complete: `completed` records the markers that it then queries, `device_waits` does nothing, and
+//! `outgrown` does not wait. Over virtual memory, `outgrown` does nothing.
 //!
-//! Behind the last rung, the ladder (`pool/state/ladder`) makes room outside of the pool, and begins again here.
+//! After the last rung, the ladder (`pool/state/ladder`) makes room outside the pool and starts again here.
 //!
-//! No rung splits a handle: an idle handle can be mapped as it is, beside parts of others, and the driver releases no part
-//! of a handle. When the driver has less memory left than the pool's limit allows, growth stops where the driver does, and
-//! the rungs below it search what the pool has.
+//! No rung splits a handle: an idle handle can be mapped as it is, next to parts of others, and the driver cannot release part of a handle.
+//! When the driver has less memory left than the pool's limit allows, growth stops there, and the rungs below it search the pool's memory.
 
 use super::caching_pool::{BlockSearch, CachingPool};
 use crate::backend::{Allocation, Search, Shortage, Source, Step, WAIT_AND_TRIM, WAIT_FOR_FREES};
@@ -45,7 +44,7 @@ type Made = Result<Step<HeapBlock>, PoolError>;
 
 type Rung = fn(&mut BlockSearch<'_>, &Request) -> Made;
 
-/// The next rung after one that has made room, if no ready memory suffices.
+/// The rung that follows one that has made room, if ready memory does not suffice.
 type Further = &'static [Rung];
 
 const RUNGS: [(&str, Rung, Further); 13] = [
@@ -64,11 +63,11 @@ const RUNGS: [(&str, Rung, Further); 13] = [
     (WAIT_AND_TRIM, synchronised, &[recycled, growth_to_limit, leftover, glued]),
 ];
 
-/// From this rung on memory is short, and the size is not rounded up.
+/// From this rung on, memory is short and the size is not rounded up.
 const FIRST_EXACT: usize = 9;
 
 impl BlockSearch<'_> {
-    /// Searches ready memory after a rung has made room, and then further.
+    /// Searches ready memory after a rung has made room, then continues with the next rung.
     fn search(&mut self, request: &Request, further: Further) -> Result<Option<HeapBlock>, PoolError> {
         let ready = {
             let heap = &mut self.pool.core().heap;
@@ -138,14 +137,15 @@ impl Search<Allocation> for BlockSearch<'_> {
 
 /// Small blocks cannot form a large block, so a large request drains large blocks only.
 fn own_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Made {
-    Ok(ready_if(match is_small(request) {
-        true => !search.spares_magazines && search.pool.drain_own(),
-        false => search.pool.drain_own_large(),
+    Ok(ready_if(if is_small(request) {
+        !search.spares_magazines && search.pool.drain_own()
+    } else {
+        search.pool.drain_own_large()
     }))
 }
 
-/// Threads that free blocks of other threads always cache a few. While they cache less than one handle, draining them
-/// would recur every few allocations, so the heap grows by one handle instead.
+/// Threads that free blocks of other threads always cache a few. While they cache less than one handle, they would be drained every few
+/// allocations, so the heap grows by one handle instead.
 fn one_handle(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     let pool = search.pool;
     let is_taken_first = is_small(request) && !search.spares_magazines;
@@ -163,9 +163,10 @@ fn one_handle(search: &mut BlockSearch<'_>, request: &Request) -> Made {
 }
 
 fn all_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Made {
-    Ok(ready_if(match is_small(request) {
-        true => !search.spares_magazines && search.pool.drain_all(),
-        false => search.pool.drain_all_large(),
+    Ok(ready_if(if is_small(request) {
+        !search.spares_magazines && search.pool.drain_all()
+    } else {
+        search.pool.drain_all_large()
     }))
 }
 
@@ -185,8 +186,8 @@ fn completed(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     if budget.is_zero() || !pool.core().heap.has_pending_of_others(request) {
         return Ok(Step::Skipped);
     }
-    // A host request has no stream whose own memory it could use, and other driver memory is expensive. Markers
-    // before the poll detect idle memory at once.
+    // A host request has no stream whose memory it could use, and new driver memory is expensive. Markers recorded before the poll detect
+    // idle memory immediately.
     if request.stream == StreamIndex::HOST {
         mark_pending(pool, request)?;
     }
@@ -251,7 +252,7 @@ fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     Ok(if waits.is_empty() { Step::Skipped } else { Step::Short })
 }
 
-/// The driver's plain free waits for the device by itself and without a deadline, so nothing is released while it is busy.
+/// The driver's plain free waits for the device without a deadline, so nothing is released while it is busy.
 fn outgrown(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     let pool = search.pool;
     if !pool.core().heap.has_outgrown(request) || !pool.finish_for_exchange()? {
@@ -299,7 +300,7 @@ fn grow(search: &mut BlockSearch<'_>, request: &Request, reserved_max_bytes: u64
     Ok(made(grown.ok().flatten()))
 }
 
-/// Skips a rung that does not grow the heap and is out of memory: the request fails for another reason.
+/// Skips a rung that runs out of memory without growing the heap: the request fails for another reason.
 fn unless_short(taken: Result<Option<HeapBlock>, Refusal>) -> Made {
     match taken {
         Ok(block) => Ok(made(block)),
@@ -358,6 +359,5 @@ fn is_small(request: &Request) -> bool {
 /// The smallest handle.
 const HANDLE_BYTES: u64 = 2 << 20;
 
-/// The number of mappings below the kept count that are unmapped at once: few, so that no allocation pays for many
-/// others.
+/// The number of mappings below the kept count that are unmapped at a time: few, so that no allocation pays for many others.
 const UNMAPPED_AT_ONCE: usize = 16;

@@ -59,7 +59,7 @@ impl<'a> Vmm<'a> {
         self.count(|| unsafe { self.driver.cuMemAddressFree(address, size_bytes as usize) })
     }
 
-    /// Creates a stream that waits for no other one.
+    /// Creates a stream that waits for no other stream.
     pub(super) fn create_stream(&self) -> Result<Handle<CUstream_st>, DriverError> {
         let mut stream = core::ptr::null_mut();
         // SAFETY: `stream` outlives the call.
@@ -78,7 +78,7 @@ impl<'a> Vmm<'a> {
         unsafe { self.driver.cuMemsetD8Async(address, 0, size_bytes as usize, stream.0) }
     }
 
-    /// Returns whether all work of the stream is complete.
+    /// True if all work of the stream is complete.
     pub(super) fn is_idle(&self, stream: &Handle<CUstream_st>) -> Result<bool, DriverError> {
         // SAFETY: the stream is alive.
         match unsafe { self.driver.cuStreamQuery(stream.0) } {
@@ -101,8 +101,7 @@ impl PhysicalMemory for Vmm<'_> {
     type Error = DriverError;
     type Refusal = Refusal;
 
-    /// A limit can refuse memory that it allowed a moment ago, because other pools have used it up or because the limit was
-    /// lowered.
+    /// A limit can refuse memory that it has just allowed, because other pools have used it up or the limit was lowered.
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, Refusal> {
         self.access.admission().admit(size_bytes).map_err(Refusal::Limit)?;
         let created = self.count(|| match self.access.memory() {

@@ -48,8 +48,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         Ok(())
     }
 
-    /// Shows the driver the work that streams have completed since the last call, without a wait. Returns whether
-    /// there is any.
+    /// Makes the driver notice the work that streams have completed since the last call, without a wait. Returns true if there is any.
     fn show_completed(&self) -> Result<bool, DriverError> {
         let _entered = self.device.enter_relaxed()?;
         let mut unseen = self.unseen();
@@ -98,14 +97,14 @@ impl<C: DriverAllocator> Trimmable for DirectBackend<C> {
         held_bytes.saturating_sub(self.bound_bytes())
     }
 
-    /// Live blocks, and memory that the driver refused to free, have been admitted. The memory that the driver keeps beside them has not.
+    /// Live blocks, and memory that the driver refused to free, have been admitted. The memory that the driver keeps in addition has not.
     fn uncounted_bytes(&self) -> u64 {
         self.cached_bytes()
     }
 }
 
 impl<C: DriverAllocator> PoolMaintenance for DirectBackend<C> {
-    /// The host may have waited for another stream than the one that the driver checks.
+    /// The host may have waited for a different stream than the driver checks.
     fn after_wait(&self) {
         if self.is_over_soft_limit() {
             self.release_free(self.limits.soft_bytes().unwrap_or(u64::MAX));
@@ -117,7 +116,7 @@ impl<C: DriverAllocator> PoolMaintenance for DirectBackend<C> {
     }
 
     fn serve(&self) {
-        // A later call retries what fails now.
+        // A later call retries failed releases.
         let _ = self.release_excess();
     }
 }

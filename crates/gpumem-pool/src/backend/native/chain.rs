@@ -1,17 +1,16 @@
-//! [`Chain`]: the driver pools behind one pool. One of them allocates while the earlier ones empty.
+//! [`Chain`]: the driver pools behind one pool. One of them allocates while the earlier ones drain.
 //!
-//! The bound of a driver pool is fixed when the pool is created. So a raised hard limit needs a second driver pool
-//! once the first refuses a request. The first one keeps its blocks, and releases free memory as whole growth units.
-//! The two share one bound until the first is empty and destroyed. The bound holds whatever any thread does: the
-//! memory reserved by earlier pools, which only falls, plus the new pool's own bound never exceed it.
+//! The bound of a driver pool is fixed when the pool is created. So a raised hard limit needs a second driver pool once the first refuses a
+//! request. The first one keeps its blocks, and releases free memory as whole growth units. The two share one bound until the first is
+//! empty and destroyed. The bound holds under any concurrency: the memory reserved by earlier pools, which only falls, plus the new pool's
+//! own bound never exceeds it.
 //!
 //! | step, for a request that the current pool refuses | allowed if |
 //! | --- | --- |
 //! | free memory of an earlier pool | that pool's whole bound fits into the shared bound too |
 //! | a new pool that replaces the current one | the current pool's bound is exhausted, and the shared bound leaves room for the request |
 //!
-//! While there is one driver pool, and the limit has not been raised, neither step happens: an allocation reads an
-//! uncontended lock.
+//! With one driver pool and no raised limit, neither step happens: an allocation only takes an uncontended read lock.
 
 use super::driver_pool::{DriverPool, UNBOUNDED};
 use crate::backend::DriverPoolUsage;
@@ -86,7 +85,7 @@ impl Chain {
             }
         };
         let mut pools = self.write();
-        // Another thread may have replaced the pool meanwhile.
+        // Another thread may have replaced the pool since.
         if let Some(found) = granted(pools.current.acquire(size_bytes, stream))? {
             return Ok(found);
         }
@@ -132,7 +131,7 @@ impl Chain {
 
     /// Makes the allocating pool the device's current one. A pool that replaces it later takes over.
     pub(super) fn make_current(&self) -> Result<(), DriverError> {
-        // The lock keeps another thread from replacing the pool meanwhile.
+        // The lock keeps other threads from replacing the pool during the call.
         self.read().current.make_current()
     }
 
@@ -140,13 +139,10 @@ impl Chain {
         self.read().current.is_current()
     }
 
-    /// Makes the device's default pool current, if one of this chain is.
+    /// Makes the device's default pool current, if a pool of this chain is.
     pub(super) fn end_current(&self) -> Result<(), DriverError> {
         let pools = self.read();
-        match pools.current.is_current()? {
-            true => pools.current.make_default_current(),
-            false => Ok(()),
-        }
+        if pools.current.is_current()? { pools.current.make_default_current() } else { Ok(()) }
     }
 
     /// The driver's counters. The peaks are as accurate as [`Chain::reserved_peak_bytes`].
@@ -175,7 +171,7 @@ impl Chain {
 }
 
 impl Pools {
-    /// Returns whether an earlier pool or a new one may meet a request that the current pool refuses.
+    /// True if an earlier pool or a new one may serve a request that the current pool refuses.
     fn may_be_others(&self, bound_bytes: u64) -> bool {
         !self.earlier.is_empty() || self.current.max_bytes() < bound_bytes
     }
@@ -194,13 +190,14 @@ impl Pools {
                 return Ok(Some(found));
             }
         }
-        match self.replace_current(size_bytes, bound_bytes)? {
-            true => granted(self.current.acquire(size_bytes, stream)),
-            false => Ok(None),
+        if self.replace_current(size_bytes, bound_bytes)? {
+            granted(self.current.acquire(size_bytes, stream))
+        } else {
+            Ok(None)
         }
     }
 
-    /// Returns whether the shared bound holds even if an earlier pool grows to its own bound.
+    /// True if the shared bound holds even if an earlier pool grows to its own bound.
     fn leaves_room_for(&self, pool: &DriverPool, bound_bytes: u64) -> Result<bool, DriverError> {
         let others_bytes = self.earlier_bytes()?.saturating_sub(pool.reserved_bytes()?);
         let most_bytes =
@@ -298,9 +295,9 @@ impl Pools {
     }
 }
 
-/// The bound for a driver pool that hands out `limit_bytes`. The driver reserves whole growth units, and the pool's
-/// own counter has already admitted each request, so the bound is rounded up and has one unit to spare. A bound of
-/// the device's size or more is left out, since the device enforces it.
+/// The bound for a driver pool that hands out `limit_bytes`. The driver reserves whole growth units, and the pool's counter has already
+/// admitted each request, so the bound is rounded up plus one unit. A bound of the device's size or more is omitted, because the device
+/// enforces it.
 pub(super) fn bound_bytes(limit_bytes: u64, device_bytes: u64) -> u64 {
     let bound_bytes =
         limit_bytes.checked_next_multiple_of(PIECE_BYTES).and_then(|bound| bound.checked_add(PIECE_BYTES));

@@ -1,11 +1,11 @@
 //! [`Complete`]: allocations and frees of host-accessible memory.
 //!
-//! The driver's pool reuses a freed block at once in the order of the stream that it was freed on, while the device
-//! may still use it. The host's accesses are in no stream's order, so stream-ordered reuse is not safe for them.
+//! The driver's pool reuses a freed block immediately in the order of its stream, while the device may still be using it. Host accesses
+//! follow no stream order, so stream-ordered reuse is not safe for them.
 //!
-//! Blocks are therefore allocated and freed on a stream of the pool's own, the quiet stream, where no other work is
-//! queued. A block is freed there once all its uses are complete; until then it waits here. An allocation is ready
-//! when the quiet stream is idle, and every stream and the host may then use it.
+//! Blocks are therefore allocated and freed on a separate stream of the pool, the quiet stream, where no other work is queued. A block is
+//! freed there once all its uses are complete; until then it waits here. An allocation is ready when the quiet stream is idle, and every
+//! stream and the host may then use it.
 
 use super::chain::Chain;
 use super::pending_frees::{PendingFree, PendingFrees};
@@ -31,10 +31,10 @@ pub(super) struct Complete {
     poll_budget: Duration,
 }
 
-/// A stream on which no work is queued, so that its allocations and frees are complete almost at once.
+/// A stream on which no work is queued, so that its allocations and frees complete almost immediately.
 struct Quiet {
     driver: Driver,
-    /// Weak, because the device keeps the frees that a dropped pool leaves, and they keep this.
+    /// Weak, because the device keeps the frees of a dropped pool, and they keep this.
     device: WeakDevice,
     context: Handle<CUctx_st>,
     raw: Handle<CUstream_st>,
@@ -67,13 +67,11 @@ impl Complete {
         size_bytes: u64,
         most_bytes: u64,
     ) -> Result<CUdeviceptr, DriverError> {
-        // A failure concerns other blocks: the next trim returns it.
+        // A failure concerns other blocks, so the next trim returns it.
         let _ = self.poll_and_sweep();
         let held_bytes = self.held_bytes.fetch_add(size_bytes, Ordering::AcqRel).saturating_add(size_bytes);
-        let acquired = match held_bytes <= most_bytes {
-            true => chain.acquire(size_bytes, self.quiet.raw.0),
-            false => Err(full()),
-        };
+        let acquired =
+            if held_bytes <= most_bytes { chain.acquire(size_bytes, self.quiet.raw.0) } else { Err(full()) };
         let address = acquired.inspect_err(|_| {
             self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
         })?;
@@ -85,7 +83,8 @@ impl Complete {
         Ok(address)
     }
 
-    /// After a failure the memory stays reserved, and the free is retried when the pool ends; in a host function, by the next call.
+    /// After a failure the memory stays reserved, and the free is retried when the pool ends; after one in a host function, by the next
+    /// call.
     pub(super) fn release(&self, freed: &FreeRequest) -> Result<(), DriverError> {
         let free = PendingFree::new(freed, self.device.clocks());
         if !free.stamps.is_empty() {
@@ -95,7 +94,7 @@ impl Complete {
         self.free_now(&free).or_else(|error| self.pending.add_refused(free, error))
     }
 
-    /// Frees the waiting blocks whose uses are complete. Returns whether there were any.
+    /// Frees the waiting blocks whose uses are complete. Returns true if there were any.
     pub(super) fn sweep(&self) -> Result<bool, DriverError> {
         if !self.pending.has_waiting() {
             return Ok(false);
@@ -120,13 +119,13 @@ impl Complete {
         Ok(false)
     }
 
-    /// Waits for the devices whose work uses waiting blocks, up to the deadline if there is one.
+    /// Waits for the devices whose work uses waiting blocks, up to the deadline, if any.
     pub(super) fn finish(&self, until: Option<Instant>) -> Result<(), DriverError> {
         self.device.clocks().finish_stamps(&self.pending.uses().concat(), until)
     }
 
-    /// Polls for completed work and frees the blocks it used. Records markers in streams with pending uses, so that a
-    /// later poll can detect their completion.
+    /// Polls for completed work and frees the blocks that it used. Records markers in streams with pending uses, so that a later poll can
+    /// detect their completion.
     pub(super) fn poll_and_sweep(&self) -> Result<(), DriverError> {
         if !self.pending.has_waiting() {
             return Ok(());
@@ -182,7 +181,7 @@ impl Quiet {
         })
     }
 
-    /// Ensures that all work queued on the stream is complete. The stream has nothing to wait for, so that is soon.
+    /// Ensures that all work queued on the stream is complete. The stream waits for nothing, so that is soon.
     fn settle(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
         match unsafe { self.driver.cuStreamQuery(self.raw.0) } {
@@ -207,7 +206,7 @@ impl Drop for Quiet {
         let object = Object::Stream(self.raw.0);
         match self.device.upgrade() {
             Some(device) => device.destroy(object),
-            // It is being dropped.
+            // This value is being dropped.
             None => Owned { object, context: self.context.0 }.destroy_at_end(&self.driver),
         }
     }

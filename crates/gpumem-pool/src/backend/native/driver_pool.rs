@@ -23,7 +23,7 @@ pub(super) struct DriverPool {
     max_bytes: u64,
 }
 
-/// The value that stands for no bound.
+/// The value that means no bound.
 pub(super) const UNBOUNDED: u64 = u64::MAX;
 
 impl DriverPool {
@@ -56,7 +56,7 @@ impl DriverPool {
         let mut pool: CUmemoryPool = core::ptr::null_mut();
         // SAFETY: `pool` and `props` outlive the call.
         unsafe { device.driver().cuMemPoolCreate(&mut pool, &props)? };
-        // From here on `Drop` destroys the pool, whatever fails.
+        // From here on `Drop` destroys the pool, even if a later call fails.
         let activity = Arc::clone(activity);
         let pool = Self { device: device.clone(), kind, activity, handle: Handle(pool), max_bytes };
         for reuse in [
@@ -171,7 +171,7 @@ impl DriverPool {
         unsafe { driver.cuDeviceSetMemPool(device, default) }
     }
 
-    /// `T` is the type that the driver documents for the attribute: `u64` for bytes, `c_int` for switches.
+    /// `T` is the driver's documented type of the attribute: `u64` for bytes, `c_int` for switches.
     fn set<T>(&self, attribute: CUmemPool_attribute, mut value: T) -> Result<(), DriverError> {
         let value: *mut c_void = (&raw mut value).cast();
         // SAFETY: the pool is alive, and `value` points to the type that the attribute has.

@@ -29,15 +29,15 @@ impl Ordered {
     pub(super) fn before_acquire(&self, stream: &Stream) -> Result<(), DriverError> {
         if self.pending.has_waiting() {
             stream.clocks().record_marker_by_user(stream.stream_index())?;
-            // A failure concerns other blocks: the next trim returns it.
+            // A failure concerns other blocks, so the next trim returns it.
             let _ = self.sweep();
         }
         Ok(())
     }
 
-    /// Frees a block in the order of its owner stream. Where that is impossible, because the stream is gone, belongs to
-    /// another library, captures, or may not wait for the other uses, in the order of the pool's own stream. After a
-    /// failure the memory stays reserved.
+    /// Frees a block in the order of its owner stream. If that is impossible, because the stream is gone, belongs to another library,
+    /// captures, or may not wait for the other uses, frees it in the order of the pool's own stream. After a failure the memory stays
+    /// reserved.
     pub(super) fn release(&self, freed: &FreeRequest) -> Result<(), DriverError> {
         let clocks = self.device.clocks();
         let freed_in_order = self.free(freed.allocation.address, freed.stamps(clocks), freed.owner_stream);
@@ -55,7 +55,7 @@ impl Ordered {
         }
     }
 
-    /// Queues the waiting frees whose streams the pool may now wait for. Returns whether any has been queued.
+    /// Queues the waiting frees whose streams the pool may now wait for. Returns true if any was queued.
     pub(super) fn sweep(&self) -> Result<bool, DriverError> {
         self.pending.sweep(|pending| self.free_apart(pending))
     }
@@ -82,7 +82,7 @@ impl Ordered {
         let counted = uses.inspect(|stamp| {
             wait_count += u64::from(!clocks.is_ordered(*stamp, stream.stream_index()));
         });
-        // Memory of this backend does not sleep.
+        // This backend's memory does not sleep.
         let is_queued = self.device.queue_behind(counted, stream, MemoryRange::NONE, free)?;
         if is_queued {
             self.activity.count_inserted_waits(wait_count);

@@ -1,4 +1,4 @@
-//! [`PendingFrees`]: memory of dropped blocks that the driver does not have back yet.
+//! [`PendingFrees`]: memory of dropped blocks that is not yet back at the driver.
 
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
@@ -62,8 +62,8 @@ impl PendingFrees {
         self.lock().iter().map(|free| free.stamps.clone()).collect()
     }
 
-    /// Removes each waiting free for which `free` returns true. Returns whether any was removed. A free that fails stays, and the others
-    /// are tried.
+    /// Removes each waiting free for which `free` returns true. Returns true if any was removed. A failed free stays, and the others are
+    /// tried.
     ///
     /// # Errors
     ///

@@ -42,7 +42,7 @@ fn backends_go_by_both_projects_names() {
     }
 }
 
-/// One of the examples is valid for each option; an invalid word is refused with the valid forms.
+/// Each option accepts one of the examples; an invalid word is refused with the valid forms.
 #[test]
 fn every_option_takes_its_forms_and_says_them() {
     for key in KEYS {
@@ -124,7 +124,7 @@ fn the_table_of_tuning_options_has_them_all_with_what_profiles_set_them_to() {
     }
 }
 
-/// A default that is a value is the default.
+/// A documented default value is the real default.
 #[test]
 fn options_have_the_defaults_that_the_table_lists() {
     let shown = |mut config: Config| {

@@ -1,9 +1,9 @@
 //! [`Lanes`]: streams of a device on which host functions run behind markers of other streams.
 //!
-//! A host function in the program's own stream would delay the work behind it until the host has run the function. So a
-//! lane waits for the marker, and the host function is queued on the lane. Work of one stream is complete in order, so all
-//! of its markers use one lane. A lane is not given to another stream before it is idle, unless all lanes are in use: then
-//! a notification may be late, but the notifier's own queries are not.
+//! A host function in the program's stream would delay later work until the host has run the function. So a lane waits for the marker, and
+//! the host function is queued on the lane. Work of one stream completes in order, so all of its markers use one lane. A lane serves
+//! another stream only once it is idle, unless all lanes are in use: then a notification may be late, but the notifier's own queries are
+//! not.
 
 use super::notifier;
 use crate::device::{Device, Handle, Object, Owned, StreamIndex};
@@ -51,7 +51,7 @@ impl Lanes {
     }
 }
 
-/// A lane for a stream that has none: an idle one, a new one, or one in use.
+/// A lane for a stream that has none: idle, new, or in use.
 fn choose(lanes: &mut Vec<Lane>, device: &Device, source: StreamIndex) -> Result<usize, DriverError> {
     let driver = device.driver();
     // SAFETY: the lanes are alive, and their context is current.

@@ -1,8 +1,7 @@
 //! The notifier: the thread that queries pending completions and wakes their tasks.
 //!
-//! It starts with the first pending completion, and sleeps while there is none. It is never joined, so the process ends
-//! without it. Host functions take its lock, and must not wait for the driver: no driver call and no waker runs under the
-//! lock.
+//! It starts with the first pending completion, and sleeps without one. It is never joined, so the process does not wait for it. Host
+//! functions take its lock, and must not wait for the driver: no driver call and no waker runs under the lock.
 
 use super::Pending;
 use crate::reclaim::catch_panic::catch_panic;
@@ -26,7 +25,7 @@ struct List {
     pending: BTreeMap<u64, Arc<Pending>>,
     /// The numbers that host functions have reported.
     reported: Vec<u64>,
-    /// True if everything is to be queried at once.
+    /// True if everything must be queried immediately.
     checks_all: bool,
     has_thread: bool,
     /// True if the thread sleeps longer than a new entry should wait.
@@ -35,7 +34,7 @@ struct List {
     changed_at: Option<Instant>,
 }
 
-/// Adds a completion that was not complete. False if there is no thread, and none can be started.
+/// Adds an incomplete completion. False if no thread runs and none can be started.
 pub(super) fn add(pending: &Arc<Pending>) -> bool {
     let mut list = lock();
     if !list.has_thread {
@@ -56,7 +55,7 @@ pub(super) fn add(pending: &Arc<Pending>) -> bool {
 /// Removes a completion, which may have been resolved already.
 pub(super) fn remove(id: u64) {
     let removed = lock().pending.remove(&id);
-    // Dropped without the lock: it may be the last user of its device.
+    // Dropped outside the lock: it may be the last user of its device.
     drop(removed);
 }
 
@@ -131,9 +130,9 @@ fn next_due(checked_at: Instant, cost: Duration) -> (Vec<u64>, bool) {
     }
 }
 
-/// Queries without a report take at most one part in this of the thread's time, and notice a completion late by at most
-/// one part in this of the time waited so far.
+/// Queries without a report take at most this fraction (1/n) of the thread's time, and detect a completion late by at most this fraction of
+/// the time waited so far.
 const QUERY_SHARE: u32 = 8;
 const PAUSE_MIN: Duration = Duration::from_micros(500);
-/// The longest pause while queries are cheap: a lost context that no other call has reported is noticed this late.
+/// The longest pause while queries are cheap, and thus the delay until a lost context is detected that no other call has reported.
 const PAUSE_MAX: Duration = Duration::from_millis(10);

@@ -1,11 +1,11 @@
-//! The buffers that [`HostMemory`](super::HostMemory) can own: moving the buffer does not move its memory.
+//! The buffers that [`HostMemory`](super::HostMemory) can own: their memory does not move with the buffer.
 
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
 use std::sync::Arc;
 
-/// A buffer that [`HostMemory`](super::HostMemory) can own. Implemented here only, for `Vec<T>`, `Box<[T]>`, `Arc<[T]>`,
-/// `&'static mut [T]` and `&'static [T]`.
+/// A buffer that [`HostMemory`](super::HostMemory) can own. Implemented only here, for `Vec<T>`, `Box<[T]>`, `Arc<[T]>`, `&'static mut [T]`
+/// and `&'static [T]`.
 pub trait HostBuffer: Buffer {}
 
 /// A buffer with exclusive access to its memory, so that devices may write it.
@@ -70,7 +70,7 @@ pub(super) mod sealed {
 
         /// # Safety
         ///
-        /// The parts came from [`Buffer::into_parts`] of this type, and from there only once.
+        /// The parts came from [`Buffer::into_parts`] of this type, and are passed only once.
         unsafe fn from_parts(parts: Parts<Self::Element>) -> Self;
     }
 }

@@ -1,9 +1,9 @@
 //! Devices that wait for the work of others.
 //!
 //! If a device is lost, the waits of other devices' streams for it end as if its work had run, and no call on those devices fails. So the
-//! waits between devices are listed, until the work is known to be complete while its device is known to be alive. When the host has waited
-//! for a device, the program learns that a wait on the list was in vain ([`Device::check_awaited`]). Which contents come from the lost work
-//! is not tracked: until the device that has waited is closed, all waits of the host fail, whatever device they are for.
+//! waits between devices are listed until the work is known to be complete and its device known to be alive. When the host has waited for a
+//! device, the program learns that a listed wait failed ([`Device::check_awaited`]). Which contents come from the lost work is not tracked:
+//! until the waiting device is closed, all waits of the host fail, for any device.
 
 use super::{Clocks, Order, Stamp, StreamIndex};
 use crate::device::{Device, Handle};
@@ -60,14 +60,14 @@ impl Clocks {
         self.has_awaited.store(true, Ordering::Release);
     }
 
-    /// Returns an error if a device is lost for which another one has waited. Forgets the waits for work that has run.
+    /// Returns an error if a device is lost that another device has waited for. Forgets the waits for work that has run.
     #[cold]
     fn find_lost_source(&self) -> Result<(), PoolError> {
         let devices = self.devices_with_reset();
         let waits: Vec<_> =
             self.awaited().iter().map(|wait| (wait.source.0, wait.stamp, wait.lost, wait.ordinals)).collect();
         for (source, stamp, lost, [ordinal, awaited]) in waits {
-            // Queried before the device is: if that is alive afterwards, the work has run.
+            // Queried before the device: if the device is alive afterwards, the work has run.
             let is_complete = self.is_complete(stamp);
             let loss = || devices.iter().find(|device| device.context() == source)?.loss();
             if let Some(error) = lost.or_else(loss) {
@@ -80,7 +80,7 @@ impl Clocks {
         Ok(())
     }
 
-    /// The end of a context, whose handle another may get. `error` states that it was lost.
+    /// The end of a context, whose handle may be reused. `error` states that it was lost.
     pub(super) fn end_awaited(&self, context: CUcontext, error: impl FnOnce() -> Option<DriverError>) {
         if !self.has_awaited.load(Ordering::Acquire) {
             return;
@@ -115,16 +115,18 @@ pub(super) fn loss_of_current(driver: &Driver) -> Option<DriverError> {
 }
 
 impl Device {
-    /// Returns an error if a device is lost for which another one has waited. Asked after each wait of the host that the program requests.
+    /// Returns an error if a device is lost that another device has waited for. Called after each wait of the host that the program
+    /// requests.
     ///
     /// # Errors
     ///
     /// [`PoolError::AwaitedDeviceLost`].
     #[inline]
     pub(crate) fn check_awaited(&self) -> Result<(), PoolError> {
-        match self.clocks().has_awaited.load(Ordering::Acquire) {
-            true => self.clocks().find_lost_source(),
-            false => Ok(()),
+        if self.clocks().has_awaited.load(Ordering::Acquire) {
+            self.clocks().find_lost_source()
+        } else {
+            Ok(())
         }
     }
 }

@@ -13,7 +13,7 @@ pub(crate) enum Part {
     Runs,
     /// It becomes part of a capture with this number of the driver's.
     In(u64),
-    /// It is refused: the capture is broken and has not been ended yet.
+    /// It is refused: the capture is broken and has not ended yet.
     Broken,
 }
 
@@ -52,9 +52,10 @@ impl Clocks {
         state: &mut Locked<'_>,
         index: StreamIndex,
     ) -> Result<(), DriverError> {
-        match self.is_complete(self.stamp(index)) {
-            true => Ok(()),
-            false => state.record_marker(index, &self.epochs, Asker::User).map(drop),
+        if self.is_complete(self.stamp(index)) {
+            Ok(())
+        } else {
+            state.record_marker(index, &self.epochs, Asker::User).map(drop)
         }
     }
 
@@ -82,7 +83,7 @@ impl Clocks {
         Ok(ended?.unwrap_or(core::ptr::null_mut()))
     }
 
-    /// Returns whether any owned or long-lived stream of a device is capturing, in a capture of any thread or library.
+    /// True if any owned or long-lived stream of a device is capturing, in a capture of any thread or library.
     pub(crate) fn has_capture(&self, device: &Device) -> bool {
         let captures = |index: StreamIndex| {
             self.with_stream_state(index, |state| Ok(state.is_ours() && state.part()? != Part::Runs))
@@ -96,9 +97,9 @@ impl Clocks {
             .filter(|index| self.stream_states.lock(*index).is_some_and(|state| state.device == *device))
     }
 
-    /// Ends captures on a device's streams that were begun without this crate, where the driver lets this thread end
-    /// them (its own, and relaxed ones of any thread), and discards their graphs. False if there is none. The caller
-    /// prevents captures of this crate from beginning.
+    /// Ends captures on a device's streams that were begun without this crate, if the driver lets this thread end them (its own, and
+    /// relaxed ones of any thread), and discards their graphs. False if there are none. The caller prevents captures of this crate from
+    /// beginning.
     pub(crate) fn end_others_captures(&self, device: &Device) -> bool {
         let end = |index: &StreamIndex| {
             self.with_stream_state(*index, |state| {
@@ -136,7 +137,7 @@ impl Clocks {
             return Ok(true);
         }
         let Some((_device, mark)) = self.marker_for(stamp, |_| true)? else {
-            // The driver may have failed to say whether the stream captures: that is reported here.
+            // The driver may have failed to report whether the stream captures: that error is returned here.
             let says = |state: &mut Locked<'_>| if state.is_ours() { state.part().map(drop) } else { Ok(()) };
             self.with_stream_state(stamp.stream_index(), says)?;
             return Ok(false);
@@ -144,7 +145,7 @@ impl Clocks {
         self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered)).map(|_| true)
     }
 
-    /// Returns whether a stream can be made to wait for a stamp in a call that does not name the stamp's stream.
+    /// True if a stream can be made to wait for a stamp in a call that does not name the stamp's stream.
     pub(crate) fn can_be_ordered(&self, stamp: Stamp) -> bool {
         let state = self.stream_states.lock(stamp.stream_index());
         self.is_complete(stamp)
@@ -169,7 +170,7 @@ impl Locked<'_> {
         let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
         // SAFETY: both outlive the call; the stream is alive while the state is locked, or its user named it.
         match unsafe { self.device.driver().cuStreamGetCaptureInfo(raw, &mut status, &mut id) } {
-            // The null stream captures nothing itself, while a stream that it synchronizes with does.
+            // The null stream does not capture, but a stream that it synchronizes with may.
             Err(error) if error.code() == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(Part::Runs),
             answer => answer.map(|()| match status {
                 Status::CU_STREAM_CAPTURE_STATUS_NONE => Part::Runs,

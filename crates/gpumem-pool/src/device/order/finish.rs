@@ -11,7 +11,7 @@ use std::time::Instant;
 
 /// A way to wait for a stream's work.
 enum Cover {
-    /// It is known to be complete.
+    /// The work is known to be complete.
     Complete,
     /// By a marker in the stream.
     Marker(Arc<Marker>),
@@ -49,9 +49,8 @@ impl Clocks {
         Ok(is_covered)
     }
 
-    /// Like [`Clocks::finish_everything`], until a deadline, and without a marker in the legacy stream, which would
-    /// delay later work of other streams. Returns whether all marked work was done in time, and whether markers cover
-    /// everything.
+    /// Like [`Clocks::finish_everything`], until a deadline, and without a marker in the legacy stream, which would delay later work of
+    /// other streams. The first result is true if all marked work was done in time, the second if markers cover everything.
     pub(crate) fn finish_markers_until(
         &self,
         device: &Device,
@@ -70,7 +69,7 @@ impl Clocks {
         Ok((is_in_time, is_covered))
     }
 
-    /// Waits on the host for the devices that have the work of these stamps, until a deadline if there is one.
+    /// Waits on the host for the devices that have the work of these stamps, until a deadline, if any.
     pub(crate) fn finish_stamps(&self, stamps: &[Stamp], until: Option<Instant>) -> Result<(), DriverError> {
         for stamp in stamps {
             // One wait completes the stamps of all streams of a device.
@@ -124,7 +123,7 @@ impl Clocks {
     /// Records a marker in the legacy stream. `None` while a blocking stream captures, because the marker would break
     /// the capture.
     fn mark_legacy(&self, device: &Device) -> Result<Option<MarkerEvent>, DriverError> {
-        // The handle of the legacy stream means that of the current context.
+        // The handle of the legacy stream refers to the current context's stream.
         let _bound = device.enter()?;
         // No capture begins between the query and the marker.
         let Some(_still) = device.keep_captures_out() else { return Ok(None) };
@@ -137,7 +136,7 @@ impl Clocks {
     }
 }
 
-/// Waits for an event. Where the driver refuses the wait, the event is queried instead. The context is current.
+/// Waits for an event. If the driver refuses the wait, queries the event instead. The context is current.
 fn wait(device: &Device, event: &MarkerEvent) -> Result<(), DriverError> {
     let waited = event.synchronize(device);
     if waited.is_ok() || device.is_context_gone() {

@@ -31,7 +31,7 @@ impl Marker {
     }
 }
 
-/// An event of one device, recorded in any of its streams or in all.
+/// An event of one device, recorded in one or in all of its streams.
 pub(crate) struct MarkerEvent {
     /// Weak, because the device owns the clocks, and so this event.
     device: WeakDevice,
@@ -57,7 +57,7 @@ impl MarkerEvent {
         unsafe { device.driver().cuEventRecord(self.raw.0, stream) }
     }
 
-    /// Returns whether the legacy stream takes a marker: not while a blocking stream captures. The context is current.
+    /// True if the legacy stream takes a marker: not while a blocking stream captures. The context is current.
     pub(super) fn may_mark_legacy(device: &Device) -> bool {
         let driver = device.driver();
         if driver.table().cuStreamIsCapturing.is_none() {
@@ -81,7 +81,7 @@ impl MarkerEvent {
         unsafe { device.driver().cuCtxRecordEvent(device.context(), self.raw.0) }
     }
 
-    /// Returns whether the event is complete. The context is current.
+    /// True if the event is complete. The context is current.
     pub(crate) fn query(&self, device: &Device) -> Result<bool, DriverError> {
         // SAFETY: the event is alive as long as this value.
         match unsafe { device.driver().cuEventQuery(self.raw.0) } {
@@ -96,9 +96,8 @@ impl MarkerEvent {
         unsafe { device.driver().cuEventSynchronize(self.raw.0) }
     }
 
-    /// Waits for an event that is already complete, so that the driver's memory pools may release memory freed before
-    /// it. After queries alone they keep it, and also after waits for an event of [`MarkerEvent::record_all`] (seen on
-    /// an H200 with CUDA 13.0).
+    /// Waits for an event that is already complete, so that the driver's memory pools may release memory freed before it. They keep that
+    /// memory after mere queries, and after waits for an event of [`MarkerEvent::record_all`] (seen on an H200 with CUDA 13.0).
     pub(crate) fn show(&self, device: &Device) -> Result<(), DriverError> {
         self.synchronize(device)
     }

@@ -20,7 +20,7 @@ use std::time::Instant;
 pub(crate) struct StreamParts {
     pub(crate) raw: CUstream,
     pub(crate) life: Life,
-    /// The pool inserts no waits into it, and no waits for it.
+    /// The pool inserts no waits into it, and no waits for it into other streams.
     pub(crate) no_waits: bool,
     /// True if the legacy stream's work follows its work.
     pub(crate) is_blocking: bool,
@@ -28,7 +28,7 @@ pub(crate) struct StreamParts {
     pub(crate) thread: Option<ThreadId>,
 }
 
-/// When the driver may be called with a stream's handle.
+/// The time during which the driver may be called with a stream's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
     /// Until its last clone is dropped: this crate owns it.
@@ -55,9 +55,9 @@ pub(super) struct StreamState {
     /// `None` if no stream has the index, or its stream is gone.
     stream: Option<LiveStream>,
     device: WeakDevice,
-    /// True if the stream is blocking, or was before it was gone.
+    /// True if the stream is (or was, if it is gone) blocking.
     is_blocking: bool,
-    /// The last capture that the stream is known to have joined, and the first epoch whose work is part of it.
+    /// The last capture that the stream is known to have joined, and the first epoch whose work belongs to it.
     captured: Option<(u64, u64)>,
     /// Markers that are not known to be complete, oldest first.
     ring: VecDeque<Arc<Marker>>,
@@ -168,12 +168,12 @@ impl StreamState {
         self.device.is_same(device)
     }
 
-    /// Returns whether its stream lives on without a clone.
+    /// True if its stream lives on without a clone.
     pub(super) fn is_long_lived(&self) -> bool {
         self.stream.as_ref().is_some_and(|stream| stream.life == Life::Long)
     }
 
-    /// Returns whether it has an owned stream, or one that lives on without a clone: its handle is that of no other stream.
+    /// True if it has an owned stream, or one that lives on without a clone: no other stream has its handle.
     pub(super) fn has_own_handle(&self) -> bool {
         self.stream.as_ref().is_some_and(|stream| stream.life != Life::Named)
     }
@@ -215,22 +215,22 @@ impl StreamState {
 }
 
 impl Locked<'_> {
-    /// Returns whether a stream has the index.
+    /// True if a stream has the index.
     pub(super) fn is_live(&self) -> bool {
         self.state.stream.is_some()
     }
 
-    /// Returns whether the stream is owned or long-lived, so that any call may mark it.
+    /// True if the stream is owned or long-lived, so that any call may mark it.
     pub(super) fn is_ours(&self) -> bool {
         self.state.stream.as_ref().is_some_and(|stream| stream.life != Life::Named)
     }
 
-    /// Returns whether only calls that name the stream may touch it.
+    /// True if only calls that name the stream may touch it.
     pub(super) fn is_named_only(&self) -> bool {
         self.state.stream.as_ref().is_some_and(|stream| stream.life == Life::Named)
     }
 
-    /// Returns whether it is the default stream of another thread than this one.
+    /// True if it is the default stream of a thread other than this one.
     #[cfg(feature = "backend-caching")]
     pub(super) fn is_of_other_thread(&self) -> bool {
         let thread = self.state.stream.as_ref().and_then(|stream| stream.thread);
@@ -245,7 +245,7 @@ impl Locked<'_> {
         stream.stream.clone()
     }
 
-    /// Returns whether the next call that names the stream is to mark it.
+    /// True if the next call that names the stream must mark it.
     pub(super) fn is_wanted(&self) -> bool {
         self.state.stream.as_ref().is_some_and(|stream| stream.is_wanted)
     }
@@ -255,17 +255,17 @@ impl Locked<'_> {
         self.state.stream.as_ref().map(|stream| stream.raw.0)
     }
 
-    /// Returns whether there are markers to query.
+    /// True if there are markers to query.
     pub(super) fn has_marks(&self) -> bool {
         !self.state.ring.is_empty()
     }
 
-    /// Returns whether a marker in the legacy stream covers the stream's work.
+    /// True if a marker in the legacy stream covers the stream's work.
     pub(super) fn is_blocking(&self) -> bool {
         self.state.is_blocking
     }
 
-    /// The last capture that the stream is known to have joined, and the first epoch whose work is part of it.
+    /// The last capture that the stream is known to have joined, and the first epoch whose work belongs to it.
     pub(super) fn captured(&self) -> Option<(u64, u64)> {
         self.state.captured
     }
@@ -274,19 +274,19 @@ impl Locked<'_> {
         self.state.captured = Some((graph, epoch));
     }
 
-    /// Returns whether the pool may insert waits into the stream, and waits for it.
+    /// True if the pool may insert waits into the stream, and waits for it into others.
     pub(super) fn allows_waits(&self) -> bool {
         self.state.stream.as_ref().is_none_or(|stream| !stream.no_waits)
     }
 
-    /// Returns whether a marker may be recorded now for this origin.
+    /// True if a marker may be recorded now for this origin.
     pub(super) fn may_mark(&self, asker: Asker) -> bool {
         let stream = self.state.stream.as_ref();
         stream.is_some_and(|stream| stream.life != Life::Named || asker == Asker::User)
             && !self.is_capturing()
     }
 
-    /// Returns whether work queued now becomes part of a graph. The context is current.
+    /// True if work queued now becomes part of a graph. The context is current.
     pub(super) fn is_capturing(&self) -> bool {
         let Some(stream) = &self.state.stream else { return false };
         let driver = self.device.driver();
@@ -391,7 +391,7 @@ impl Locked<'_> {
         mark
     }
 
-    /// Removes every other marker: the next one covers its work, only later.
+    /// Removes every other marker: the following one covers its work, but later.
     fn thin_out(&mut self) {
         let marks = core::mem::take(&mut self.state.ring);
         for (index, mark) in marks.into_iter().enumerate() {
@@ -411,7 +411,7 @@ impl Locked<'_> {
         self.state.ring.iter().find(|mark| mark.closed().epoch() >= stamp.epoch()).cloned()
     }
 
-    /// When the oldest marker that is not known to be complete was recorded.
+    /// The time at which the oldest marker that is not known to be complete was recorded.
     pub(super) fn oldest_mark(&self) -> Option<Instant> {
         self.state.ring.front().map(|mark| mark.made_at)
     }

@@ -1,7 +1,7 @@
 //! The assignment of stream indices, over the lives of streams and devices.
 //!
-//! A stream that ends leaves a last marker behind. Its index goes to another stream once that marker is complete, so
-//! that no stamp of the former stream can be mistaken for queued work of the new one.
+//! A stream that ends leaves a last marker. Its index is reused once that marker is complete, so that no stamp of the former stream can be
+//! mistaken for queued work of the new one.
 //!
 //! No `Device` is dropped while a lock is held here: dropping the last clone takes these locks again.
 
@@ -84,8 +84,8 @@ impl Clocks {
         }
     }
 
-    /// The live stream with this driver id, else one that `make` creates from an index and identity. A stream that was
-    /// abandoned without a last marker gets its former index and identity if they are still free.
+    /// The live stream with this driver id, otherwise one that `make` creates from an index and identity. A stream that was abandoned
+    /// without a last marker gets its former index and identity if they are still free.
     pub(crate) fn find_or_open(
         &self,
         device: &Device,
@@ -127,7 +127,7 @@ impl Clocks {
         }
     }
 
-    /// Returns the driver id of the owned or long-lived stream that has this handle: no other stream has it as long as that one lives.
+    /// Returns the driver id of the owned or long-lived stream that has this handle, which no other stream has while that one lives.
     pub(crate) fn name_of_handle(&self, device: &Device, raw: CUstream) -> Option<u64> {
         let device = device.downgrade();
         let is_it = |name: &Name| {
@@ -151,7 +151,7 @@ impl Clocks {
         }
     }
 
-    /// Returns whether a stream lives on without a clone, and is not retired.
+    /// True if a stream lives on without a clone and is not retired.
     fn is_kept(&self, stream: StreamId, parts: &StreamParts) -> bool {
         let mut state = self.stream_states.guard(stream.stream_index());
         let is_kept = state.is_long_lived() && self.epochs.stream_in(stream.stream_index()) == stream;
@@ -161,14 +161,14 @@ impl Clocks {
         is_kept
     }
 
-    /// Reopens an abandoned stream, unless its index has gone to another.
+    /// Reopens an abandoned stream, unless its index was reused.
     fn adopt(&self, stream: StreamId, device: &Device, parts: &StreamParts) -> bool {
         let mut table = self.table();
         let at = table.retired.binary_search(&stream.stream_index());
         let Some(at) = at.ok().filter(|_| self.epochs.stream_in(stream.stream_index()) == stream) else {
             return false;
         };
-        // Work queued from now on is not covered by the host waits made meanwhile.
+        // Host waits in the meantime do not cover work queued from now on.
         if self.epochs.close(stream.stream_index()).is_none() {
             return false;
         }
@@ -194,8 +194,8 @@ impl Clocks {
         self.give_up(index);
     }
 
-    /// Like [`Clocks::retire`], for a stream without clones that lives on until its owner is dropped. If it has been
-    /// wrapped again meanwhile, returns that wrap instead, which has the same id.
+    /// Like [`Clocks::retire`], for a stream without clones that lives on until its owner is dropped. If it has been wrapped again since,
+    /// returns that wrap instead, which has the same id.
     pub(crate) fn retire_unless_wrapped(&self, stream: StreamId) -> Option<Stream> {
         let mut names = self.names();
         let mut own = names.values().filter(|name| name.id == stream);
@@ -272,14 +272,14 @@ impl Clocks {
         Ok(StreamIndex(next as u16))
     }
 
-    /// Records that all work of a device is done, which is being dropped.
+    /// Records that all work of a device that is being dropped is done.
     pub(crate) fn saw_end(&self, ending: &WeakDevice) {
         let own = self.each_of(ending, |_, index| self.stamp(index));
         self.epochs.raise_complete(&own);
     }
 
-    /// Calls `work` with the state of each stream of a device, those that are gone included, while it is locked: the index of a
-    /// stream that is gone may go to a stream of another device at any other time.
+    /// Calls `work` with the state of each stream of a device, including streams that are gone, while it is locked: at any other time, the
+    /// index of a stream that is gone may be reused by another device's stream.
     fn each_of<T>(&self, device: &WeakDevice, work: impl Fn(&mut StreamState, StreamIndex) -> T) -> Vec<T> {
         let called = |index| {
             let mut state = self.stream_states.guard(index);
@@ -288,9 +288,8 @@ impl Clocks {
         self.used_indices().filter_map(called).collect()
     }
 
-    /// Closes a device before its context is released. Pending work on its streams goes to another `Device` of the
-    /// context. If there is none but the machine has other devices, whose pools may ask for the work's completion, it
-    /// is waited for.
+    /// Closes a device before its context is released. Pending work on its streams goes to another `Device` of the context. If there is
+    /// none, waits for the work if the machine has other devices, whose pools may ask for its completion.
     pub(crate) fn close_device(&self, ending: &WeakDevice, context: CUcontext) {
         self.table().devices.retain(|device| !device.is_same(ending));
         let others = self.devices();
@@ -298,7 +297,7 @@ impl Clocks {
             self.each_of(ending, |state, _| state.move_to(heir));
             return;
         }
-        // In a host function the driver allows no calls: nothing can be waited for, and the events are destroyed later.
+        // A host function may not call the driver: waiting is impossible, and the events are destroyed later.
         let enter = || ContextGuard::enter(&self.driver, context);
         let bound = enter().or_else(|_| enter());
         if let Err(error) = &bound
@@ -329,7 +328,7 @@ impl Clocks {
         events.into_iter().flatten().collect()
     }
 
-    /// The end of a device that was reset: its work is over, and its objects are gone.
+    /// The end of a device that was reset: its work has ended, and its objects are gone.
     pub(crate) fn drop_device(&self, ending: &WeakDevice, context: CUcontext, error: DriverError) {
         self.end_awaited(context, || Some(error));
         self.table().devices.retain(|device| !device.is_same(ending));

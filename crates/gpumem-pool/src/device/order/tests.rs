@@ -163,7 +163,7 @@ fn a_tick_lets_a_poll_see() {
     assert!(!fixture.clocks().is_complete(late));
 }
 
-/// Repeated polls of a few streams each reach all streams in turn.
+/// Repeated polls of a few streams together reach all streams.
 #[test]
 fn polls_of_one_stream_reach_each() {
     let fixture = Bench::new();

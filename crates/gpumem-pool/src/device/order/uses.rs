@@ -1,8 +1,8 @@
 //! The set of streams that have used a block, in one word. Pure.
 //!
-//! While all indices are low, each is a bit. With a high index, up to five indices are listed. Beyond five, the set is
-//! *folded*: a bit stands for every index with one remainder, which causes waits for streams that have not used the
-//! block. Low indices are assigned first, so this takes a program with many streams and a block with many users.
+//! While all indices are low, each is a bit. With a high index, up to five indices are listed. Beyond five, the set is *folded*: a bit
+//! stands for every index with one remainder, which causes waits for streams that have not used the block. Low indices are assigned first,
+//! so this happens only with many streams and a block with many users.
 //!
 //! | bits 63, 62, 61 | the rest |
 //! | --- | --- |
@@ -10,7 +10,7 @@
 //! | any, 1, 0 | five numbers of 12 bits; a shorter list repeats its first |
 //! | any, 1, 1 | a bit for each remainder of 60 |
 //!
-//! Bit 63 belongs to no index: it marks a use by a graph; see [`GraphMemory`](crate::pool::GraphMemory).
+//! Bit 63 is not an index: it marks a use by a graph; see [`GraphMemory`](crate::pool::GraphMemory).
 
 use super::StreamIndex;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -128,7 +128,7 @@ mod tests {
         set
     }
 
-    /// Returns whether a word contains these indices, and others only where folding requires it.
+    /// True if a word contains these indices, and others only because of folding.
     fn agrees(uses: u64, twin: &BTreeSet<u16>) -> bool {
         let found = set(uses);
         match twin.len() <= LIST_LENGTH || twin.iter().all(|index| *index < BITS_END) {

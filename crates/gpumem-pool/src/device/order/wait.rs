@@ -39,19 +39,19 @@ impl Clocks {
         .map(Option::unwrap_or_default)
     }
 
-    /// Returns whether only calls that name the stream may mark it.
+    /// True if only calls that name the stream may mark it.
     pub(crate) fn is_named_only(&self, index: StreamIndex) -> bool {
         self.stream_states.lock(index).is_some_and(|state| state.is_named_only())
     }
 
-    /// Returns whether the stream is the default stream of another thread than this one.
+    /// True if the stream is the default stream of a thread other than this one.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn is_of_other_thread(&self, index: StreamIndex) -> bool {
         self.stream_states.lock(index).is_some_and(|state| state.is_of_other_thread())
     }
 
-    /// Requests markers from the next calls that name these streams, for memory that is pending there. For drops: never
-    /// blocks. A stream whose state another thread holds is skipped; a later request for its memory marks it.
+    /// Requests markers from the next calls that name these streams, for memory that is pending there. For drops, so it never blocks. A
+    /// stream whose state another thread holds is skipped; a later request for its memory marks it.
     pub(crate) fn want_marks(&self, indices: impl Iterator<Item = StreamIndex>) {
         if self.has_named_streams() {
             indices.for_each(|index| {
@@ -67,7 +67,7 @@ impl Clocks {
         // Locked again below: the context is entered only if a marker is recorded.
         match self.stream_states.lock(index).is_some_and(|state| state.is_wanted()) {
             false => true,
-            // A failure is reported by the next driver call.
+            // The next driver call reports a failure.
             true => self.record_marker_by_user(index).unwrap_or(false),
         }
     }
@@ -116,8 +116,8 @@ impl Clocks {
         self.wait_on_device(stamp, waiter, |_| true, |source| source.allows_waits())
     }
 
-    /// Like [`Clocks::insert_wait`], for work that the program has requested, and in a call that does not name the
-    /// waiter: the stamp's stream may forbid inserted waits, the waiter must be owned or long-lived.
+    /// Like [`Clocks::insert_wait`], for work that the program has requested, and in a call that does not name the waiter: the stamp's
+    /// stream may forbid inserted waits, and the waiter must be owned or long-lived.
     pub(super) fn order_request(&self, stamp: Stamp, waiter: StreamId) -> Result<bool, DriverError> {
         self.wait_on_device(stamp, waiter.stream_index(), |state| self.is_open(state, waiter), |_| true)
     }
@@ -139,7 +139,7 @@ impl Clocks {
             return Ok(false);
         }
         let Some((_device, mark)) = self.marker_for(stamp, may_be_marked)? else { return Ok(false) };
-        // Queried again: the lock was free meanwhile, and a capture may have begun.
+        // Queried again: the lock was released, and a capture may have begun.
         let waited = self.with_stream_state(waiter, |state| {
             let counts = allows(state) && state.queue_wait(mark.event.raw())?;
             if counts {
@@ -176,7 +176,7 @@ impl Clocks {
         Ok(queued?.flatten().is_some())
     }
 
-    /// Waits until each [`Clocks::queue_behind`] has queued its work that began before this call.
+    /// Waits until each [`Clocks::queue_behind`] that began before this call has queued its work.
     pub(crate) fn let_calls_end(&self) {
         self.used_indices().for_each(|index| drop(self.stream_states.guard(index)));
     }
@@ -306,7 +306,7 @@ impl Clocks {
         Ok(found)
     }
 
-    /// Returns whether a wait for the stamp can be queued in a call that does not name the stamp's stream.
+    /// True if a wait for the stamp can be queued in a call that does not name the stamp's stream.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn allows_wait_for(&self, stamp: Stamp) -> bool {
         let state = self.stream_states.lock(stamp.stream_index());
@@ -343,8 +343,7 @@ impl Clocks {
         Ok(counts)
     }
 
-    /// Makes a stream wait for everything queued so far on another stream that the call names. False if that was
-    /// retired.
+    /// Makes a stream wait for everything queued so far on another stream that the call names. False if the other stream was retired.
     pub(crate) fn queue_wait_for(
         &self,
         waiter: StreamIndex,
@@ -368,9 +367,9 @@ impl Clocks {
         Ok(true)
     }
 
-    /// Makes `waiter`, which this call names, wait on the device for a stamp: for the earliest marker that covers it, or
-    /// a new one. Streams that forbid inserted waits are waited for too. False if the stamp's stream is gone, or cannot
-    /// be marked in a call that does not name it.
+    /// Makes `waiter`, which this call names, wait on the device for a stamp: for the earliest marker that covers it, or a new one. This
+    /// includes streams that forbid inserted waits. False if the stamp's stream is gone, or cannot be marked in a call that does not name
+    /// it.
     pub(crate) fn wait_for_stamp(&self, stamp: Stamp, waiter: StreamIndex) -> Result<bool, DriverError> {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
@@ -425,7 +424,7 @@ impl Clocks {
         Ok(())
     }
 
-    /// Returns whether a marker is complete, without a wait.
+    /// True if a marker is complete. Does not wait.
     pub(crate) fn query_marker(&self, device: &Device, mark: &Marker) -> Result<bool, DriverError> {
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
@@ -436,20 +435,20 @@ impl Clocks {
         Ok(is_complete)
     }
 
-    /// Returns whether a stream can be waited for up to a stamp later on: there is a marker, which this call may record.
+    /// True if a stream can later be waited for up to a stamp: there is a marker, which this call may record.
     pub(crate) fn ensure_marker(&self, stamp: Stamp) -> Result<bool, DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         Ok(self.marker_for(stamp, |_| true)?.is_some())
     }
 
-    /// Returns whether other streams have waited for the stream lately, so that its next work is worth a marker of its own. A
-    /// marker costs about a microsecond, so each wait is followed by [`MARKERS_AHEAD`] of them at most.
+    /// True if other streams have recently waited for the stream, so that its next work is worth a marker. A marker costs about a
+    /// microsecond, so each wait is followed by at most [`MARKERS_AHEAD`] markers.
     #[inline]
     pub(crate) fn has_waiters(&self, index: StreamIndex) -> bool {
         self.stream_states.awaited_count(index).load(Ordering::Relaxed) > 0
     }
 
-    /// Ends the markers for waiters to come, until there is a waiter again.
+    /// Stops recording markers ahead, until another stream waits again.
     pub(crate) fn expect_no_waiters(&self, index: StreamIndex) {
         self.stream_states.awaited_count(index).store(0, Ordering::Relaxed);
     }
@@ -461,7 +460,7 @@ impl Clocks {
         let _news = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// Returns whether the work that a stamp stands for is part of a capture of this crate that is active.
+    /// True if the work that a stamp stands for is part of an active capture of this crate.
     pub(crate) fn is_captured(&self, stamp: Stamp) -> bool {
         let captured = self.stream_states.lock(stamp.stream_index()).and_then(|state| state.captured());
         captured.is_some_and(|(graph, epoch)| stamp.epoch() >= epoch && self.captures.knows(graph))
@@ -477,8 +476,8 @@ impl Clocks {
         self.with_stream_state(index, |state| state.record(index, &self.epochs, event)).map(Option::flatten)
     }
 
-    /// Prepares a query of a stream in a call that names it. If another thread has retired it meanwhile and its index
-    /// belongs to another stream, the observation is empty.
+    /// Prepares a query of a stream in a call that names it. If another thread has retired it since and its index belongs to another
+    /// stream, the observation is empty.
     pub(crate) fn observe(&self, stream: StreamId) -> Result<Observation, DriverError> {
         let index = stream.stream_index();
         let covered = self.with_stream_state(index, |state| {

@@ -37,8 +37,8 @@ pub(super) struct Borrows {
 
 #[derive(Default)]
 struct Counts {
-    /// The threads whose calls have queued work on their callers' memory, once for each call. Until they have waited for it, the
-    /// stream neither captures nor retires: otherwise the work would run after the wait, or could not be waited for.
+    /// The threads whose calls have queued work on their callers' memory, once per call. Until they have waited for it, the stream neither
+    /// captures nor retires: otherwise the work would run after the wait, or the wait would be impossible.
     borrowers: Vec<ThreadId>,
     /// The counted calls that wait to make the stream join a capture. None of them has checked the stream yet.
     joiners: usize,
@@ -49,7 +49,7 @@ struct Counts {
 pub(crate) struct Call<'a> {
     borrows: &'a Borrows,
     side: Side,
-    /// It ends on the thread on which it began.
+    /// A call ends on the thread on which it began.
     _thread: PhantomData<*const ()>,
 }
 
@@ -67,12 +67,12 @@ struct Borrow<'a> {
 }
 
 impl Stream {
-    /// Calls `queue`, which queues work on this stream that uses memory of the caller, and the device memory in `memory`: all that the
-    /// work reads or writes, or [`MemoryRange::NONE`]. Waits until that work is complete, even if `queue` panics, but not for work
-    /// that other threads queue later. During the call the stream stays alive and does not begin a capture, and the memory does not go
-    /// to sleep. In `queue`, [`Stream::begin_capture`] and [`Stream::retire`] of the stream are errors, whoever owns it, and so is
-    /// [`Pool::sleep`](crate::Pool::sleep); `queue` must not wait for another thread that retires it, or that puts a pool of the device
-    /// to sleep.
+    /// Calls `queue`, which queues work on this stream that uses memory of the caller, and the device memory in `memory`: all that the work
+    /// reads or writes, or [`MemoryRange::NONE`]. Waits until that work is complete, even if `queue` panics, but not for later work of
+    /// other threads. During the call the stream stays alive and does not begin a capture, and the memory does not go to sleep. In `queue`,
+    /// [`Stream::begin_capture`] and [`Stream::retire`] of the stream are errors for any owner, and so is
+    /// [`Pool::sleep`](crate::Pool::sleep); `queue` must not wait for another thread that retires it, or that puts a pool of the device to
+    /// sleep.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -158,7 +158,7 @@ impl Stream {
         Ok(queue(self.raw()))
     }
 
-    /// Notes that the latest work on the stream writes the memory at an address, or memory that is not known if it is 0.
+    /// Records that the latest work on the stream writes the memory at an address, or unknown memory if it is 0.
     #[doc(hidden)]
     #[inline]
     pub fn note_write(&self, address: u64) {
@@ -168,7 +168,7 @@ impl Stream {
         }
     }
 
-    /// Returns whether no work is known to be queued behind the write of the memory at an address.
+    /// True if no work is known to be queued after the write of the memory at an address.
     #[doc(hidden)]
     #[inline]
     pub fn wrote_last(&self, address: u64) -> bool {
@@ -190,19 +190,19 @@ impl Stream {
         self.0.borrows.begin_call()
     }
 
-    /// Returns whether this thread is inside of [`Stream::run_borrowed`] on this stream.
+    /// True if this thread is inside [`Stream::run_borrowed`] on this stream.
     pub(crate) fn is_borrowed_here(&self) -> bool {
         self.0.borrows.is_held_here()
     }
 
-    /// Waits until each call on the streams has ended that began before this one.
+    /// Waits until each earlier call on the streams has ended.
     pub(crate) fn let_calls_end(streams: &[Self]) {
         BiasedCount::fence_all(streams.iter().map(|stream| &stream.0.borrows.calls));
         streams.iter().for_each(|stream| stream.0.borrows.let_calls_end());
     }
 
-    /// Closes the stream for a capture that is about to begin. Waits for calls on other threads, but at most
-    /// [`CALLS_END_WITHIN`]: this thread may itself be inside of one.
+    /// Closes the stream for a capture that is about to begin. Waits for calls on other threads, but at most [`CALLS_END_WITHIN`]: this
+    /// thread may be inside one.
     pub(crate) fn close_for_capture(&self) -> Result<Closed<'_>, PoolError> {
         self.0.borrows.close(0)
     }
@@ -217,7 +217,7 @@ impl Stream {
     pub(crate) fn close_for_end(streams: &[Stream]) -> Vec<Closed<'_>> {
         let start = Instant::now();
         loop {
-            // All or none: a call on one stream may be about to begin another on the next.
+            // All or none: a call on one stream may be about to begin another call on the next.
             let closing: Vec<_> = streams
                 .iter()
                 .map(|stream| stream.0.borrows.begin_closing(stream.0.borrows.lock()))
@@ -300,15 +300,15 @@ impl Borrows {
         Closed { borrows: self, counts }
     }
 
-    /// Waits until each call has ended that began before the last fence.
+    /// Waits until each call that began before the last fence has ended.
     fn let_calls_end(&self) {
         while self.calls.total() > 0 && self.try_close(self.lock()).is_none() {
             std::thread::sleep(PAUSE);
         }
     }
 
-    /// Wakes the thread that waits for the end of all calls. Under the lock: between that thread's read of the count and its
-    /// sleep, the notification would be missed.
+    /// Wakes the thread that waits for the end of all calls. Under the lock: otherwise the notification could be missed between that
+    /// thread's read of the count and its sleep.
     #[cold]
     fn notify_end(&self) {
         if fork::is_child() {
@@ -318,7 +318,7 @@ impl Borrows {
         self.ended.notify_all();
     }
 
-    /// Returns whether this thread is inside of [`Stream::run_borrowed`].
+    /// True if this thread is inside [`Stream::run_borrowed`].
     pub(super) fn is_held_here(&self) -> bool {
         self.lock().borrowers.contains(&std::thread::current().id())
     }
@@ -348,7 +348,7 @@ impl Closed<'_> {
     /// Waits until no call is active. `None` if one takes long; the stream is open again.
     fn once_idle(self) -> Option<Self> {
         let start = Instant::now();
-        // New calls wait meanwhile: otherwise threads that queue work constantly would leave no gap.
+        // New calls wait: otherwise threads that queue work constantly would leave no gap.
         while self.borrows.calls.total() > self.counts.joiners {
             if start.elapsed() >= CLOSING_MAX {
                 return None;
@@ -435,8 +435,8 @@ fn give_up(stream: &Stream, cause: DriverError) -> ! {
 
 /// The number of times that a refused wait for the stream is repeated before a wait for the device.
 const TRIES: usize = 3;
-/// The maximum time that the beginning or the end of a capture waits for a call that queues work. The driver takes microseconds for
-/// one, and longer only if its queue is full.
+/// The maximum time that the beginning or the end of a capture waits for a call that queues work. Such a call takes microseconds, or longer
+/// if the driver's queue is full.
 const CALLS_END_WITHIN: Duration = Duration::from_millis(250);
 /// The time for which new calls are held back while active ones may end.
 const CLOSING_MAX: Duration = Duration::from_micros(50);

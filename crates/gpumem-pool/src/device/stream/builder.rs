@@ -37,9 +37,8 @@ impl StreamBuilder {
         self
     }
 
-    /// Prevents the pool from inserting waits into this stream, or waits for it into other streams. For streams that
-    /// run a kernel which waits for other work: an inserted wait could deadlock. The cost is less reuse when memory is
-    /// short.
+    /// Prevents the pool from inserting waits into this stream, or waits for it into other streams. Use it for streams that run a kernel
+    /// which waits for other work, where an inserted wait could deadlock. The cost is less reuse when memory is short.
     pub fn no_waits(mut self) -> Self {
         self.no_waits = true;
         self
@@ -49,7 +48,7 @@ impl StreamBuilder {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams are alive or have unfinished work.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn build(self) -> Result<Stream, PoolError> {
         let Self { device, priority, no_waits } = self;

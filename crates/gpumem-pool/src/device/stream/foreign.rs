@@ -1,14 +1,14 @@
 //! Streams that this crate does not own: another library's, the context's legacy stream, a thread's default stream.
 //!
-//! The owner of such a stream may destroy or capture it at any time. The driver is therefore called with its handle only in
-//! calls that name the stream, the last of them [`Stream::retire`]. These calls mark it if memory is pending there that
-//! another stream may want, and make it wait. If the owner guarantees a longer life ([`Stream::from_raw_long_lived`]), any
-//! call may mark the stream and wait for it, as for an owned stream, with or without a clone. That also applies if the
-//! stream holds its owner ([`Stream::from_raw_with_owner`]): the last clone retires the stream before it drops the owner.
-//! A thread's default stream is retired when the thread ends, because its handle ends with the thread.
+//! The owner of such a stream may destroy or capture it at any time. The driver is therefore called with its handle only in calls that name
+//! the stream, up to [`Stream::retire`]. These calls mark it if memory is pending there that another stream may want, and make it wait. If
+//! the owner guarantees a longer life ([`Stream::from_raw_long_lived`]), any call may mark the stream and wait for it, as for an owned
+//! stream, with or without a clone. That also applies if the stream holds its owner ([`Stream::from_raw_with_owner`]): the last clone
+//! retires the stream before it drops the owner. A thread's default stream is retired when the thread ends, because its handle ends with
+//! the thread.
 //!
-//! The driver may reuse a handle for another stream, but not an id: two wraps of one stream are clones, and a stream
-//! that was wrapped before is recognised.
+//! The driver may reuse a handle for another stream, but not an id: two wraps of one stream are clones, and a previously wrapped stream is
+//! recognised.
 
 use super::{Inner, Kind, Stream, StreamBuilder};
 use crate::device::{CaptureModeGuard, Device, Life, StreamId, StreamParts};
@@ -52,7 +52,7 @@ impl Stream {
     /// - [`PoolError::WrongDevice`] for a stream of another context.
     /// - [`PoolError::CaptureUnannounced`] for a stream that is part of a capture, unless captures were announced
     ///   ([`ForeignCaptures::expect`](crate::ForeignCaptures::expect)). The capture is unchanged.
-    /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams are alive or have unfinished work.
     /// - [`PoolError::Driver`] if a call fails.
     pub unsafe fn from_raw(device: &Device, raw: CUstream) -> Result<Self, PoolError> {
         // SAFETY: the caller upholds this function's contract.
@@ -160,20 +160,20 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams are alive or have unfinished work.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn legacy(device: &Device) -> Result<Self, PoolError> {
         Self::wrap(device, LEGACY as CUstream, Kind::Foreign, (Life::Named, false))
     }
 
-    /// The calling thread's default stream. Calls that name it on another thread return [`PoolError::WrongThread`],
-    /// because the driver's handle means another stream there. The end of the thread retires it ([`Stream::retire`]), whoever still has
-    /// a clone: later, no call could mark it any more, and memory freed there would wait for the whole device.
+    /// The calling thread's default stream. Calls that name it on another thread return [`PoolError::WrongThread`], because the driver's
+    /// handle means another stream there. The end of the thread retires it ([`Stream::retire`]), even if there are clones: no later call
+    /// could mark it, and memory freed there would wait for the whole device.
     ///
     /// # Errors
     ///
     /// - [`PoolError::CaptureUnannounced`] if the stream is part of a capture that was not announced.
-    /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams are alive or have unfinished work.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn per_thread(device: &Device) -> Result<Self, PoolError> {
         Self::wrap_per_thread(device, false)
@@ -211,7 +211,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns the known stream with this driver id, else a new one.
+    /// Returns the known stream with this driver id, otherwise a new one.
     fn wrap(
         device: &Device,
         raw: CUstream,
@@ -221,7 +221,7 @@ impl Stream {
         not_forked()?;
         let _bound = device.enter()?;
         let _relaxed = relaxed_in_captures(device)?;
-        // `cuStreamGetId` and `cuStreamGetFlags` break a capture of the stream that they are asked about. This call does not.
+        // `cuStreamGetId` and `cuStreamGetFlags` break a capture of their stream. This call does not.
         let is_capturing = is_capturing(device, raw)?;
         if is_capturing && !device.clocks().captures().is_open() {
             return Err(PoolError::CaptureUnannounced);
@@ -318,7 +318,7 @@ impl Drop for DefaultStreams {
 }
 
 impl Inner {
-    /// The end of a stream whose owner it has kept.
+    /// The end of a stream that keeps its owner alive.
     pub(super) fn end_owned_elsewhere(&mut self, owner: Owner) {
         let _bound = self.device.enter();
         // Dropped before the guard: the other library's calls may leave another context current.
@@ -391,14 +391,14 @@ impl WeakStream {
         self.0.upgrade().map(Stream)
     }
 
-    /// Returns whether a clone of the stream exists.
+    /// True if a clone of the stream exists.
     pub(crate) fn is_alive(&self) -> bool {
         self.0.strong_count() > 0
     }
 }
 
-/// The driver's unique id of a stream, if the driver states one: it refuses the question while the stream captures. The device's
-/// context is current.
+/// The driver's unique id of a stream, if available: the driver refuses the query while the stream captures. The device's context is
+/// current.
 pub(super) fn driver_id(device: &Device, raw: CUstream) -> Result<Option<u64>, PoolError> {
     let mut id = 0;
     // SAFETY: `id` outlives the call, and the caller has an alive stream or a special handle.
@@ -416,9 +416,9 @@ fn relaxed_in_captures(device: &Device) -> Result<Option<CaptureModeGuard<'_>>, 
     Ok(is_open.then(|| CaptureModeGuard::enter(device.driver())).transpose()?)
 }
 
-/// Returns whether the driver reports that the stream is part of a capture, which may be broken. The device's context is current.
+/// True if the driver reports that the stream is part of a capture, which may be broken. The device's context is current.
 fn is_capturing(device: &Device, raw: CUstream) -> Result<bool, PoolError> {
-    // The driver refuses the question about the legacy stream, which never captures, while a capture is active.
+    // The driver refuses this query for the legacy stream, which never captures, while a capture is active.
     if raw as usize == LEGACY {
         return Ok(false);
     }
@@ -432,7 +432,7 @@ fn is_capturing(device: &Device, raw: CUstream) -> Result<bool, PoolError> {
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// Returns whether the driver reports that the legacy stream waits for it. The device's context is current.
+/// True if the driver reports that the legacy stream waits for it. The device's context is current.
 fn is_blocking(device: &Device, raw: CUstream) -> bool {
     if matches!(raw as usize, LEGACY | PER_THREAD) {
         return true;

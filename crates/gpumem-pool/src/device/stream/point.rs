@@ -1,8 +1,7 @@
 //! [`StreamPoint`]: all work queued on a stream up to one moment, in one word.
 //!
-//! Taking a point makes no driver call. A wait for a point uses the earliest marker behind it, so what was queued later
-//! delays the waiter only if no marker lies between. A stream whose points other streams wait for is worth marking
-//! early: [`Stream::has_waiters`].
+//! Taking a point makes no driver call. A wait for a point uses the earliest marker behind it, so later work delays the waiter only if no
+//! marker lies between. A stream whose points other streams wait for should be marked early: [`Stream::has_waiters`].
 
 use super::Stream;
 use crate::device::{Device, OrderEvent, Part, Stamp, StreamIndex};
@@ -49,7 +48,7 @@ impl StreamPoint {
         Self(bits.into())
     }
 
-    /// Returns whether both are points of one stream, as long as neither stream is gone.
+    /// True if both are points of one stream, provided that neither stream is gone.
     #[inline]
     #[must_use]
     pub fn has_stream_of(self, other: Self) -> bool {
@@ -86,7 +85,7 @@ impl Stream {
         StreamPoint(Stamp::new(self.stream_index(), Stamp::EPOCH_MAX))
     }
 
-    /// Returns whether work queued on this stream from now on runs after the point, as far as is known without a driver call.
+    /// True if work queued on this stream from now on is known, without a driver call, to run after the point.
     #[inline]
     #[must_use]
     pub fn is_behind(&self, point: StreamPoint) -> bool {
@@ -94,24 +93,24 @@ impl Stream {
             || self.clocks().is_ordered(point.0, self.stream_index())
     }
 
-    /// Returns whether the stream belongs to another library, or is a default stream. Such a stream may have to be waited for by
-    /// name ([`Stream::wait_for`]); the points of others are always sufficient.
+    /// True if the stream belongs to another library or is a default stream. A wait for such a stream may need its name
+    /// ([`Stream::wait_for`]); for other streams, points always suffice.
     #[inline]
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         !self.is_owned()
     }
 
-    /// Returns whether other streams have waited for points of this stream recently. A caller that queues work for other streams
-    /// should then call [`Stream::mark`] after it.
+    /// True if other streams have recently waited for points of this stream. A caller that queues work for other streams should then call
+    /// [`Stream::mark`] after it.
     #[inline]
     #[must_use]
     pub fn has_waiters(&self) -> bool {
         self.clocks().has_waiters(self.stream_index())
     }
 
-    /// Returns whether a capture that this crate began is active on any stream of the machine. Without one, a stream that is behind a point
-    /// needs no check before work that depends on it.
+    /// True if a capture that this crate began is active on any stream of the machine. Without one, a stream that is behind a point needs
+    /// no check before work that depends on it.
     #[doc(hidden)]
     #[inline]
     #[must_use]
@@ -119,8 +118,7 @@ impl Stream {
         self.clocks().captures().is_open()
     }
 
-    /// Ends what [`Stream::has_waiters`] reports, until another stream waits for a point again: for a wait that does not announce
-    /// more of them.
+    /// Resets [`Stream::has_waiters`] until another stream waits for a point again. For a wait that will not be followed by more.
     #[doc(hidden)]
     #[inline]
     pub fn expect_no_waiters(&self) {
@@ -148,10 +146,10 @@ impl Stream {
     /// stream is behind the point already. If the point's stream has a marker behind the point, work queued after that
     /// marker is not waited for.
     ///
-    /// In a capture, the wait becomes part of the launches, like that of [`Stream::wait_for`].
+    /// In a capture, the wait becomes part of the launches, as with [`Stream::wait_for`].
     ///
-    /// Returns false without a wait if the point's stream belongs to another library and has no marker behind the point:
-    /// such a stream can only be waited for by name, with [`Stream::wait_for`].
+    /// Returns false without a wait if the point's stream belongs to another library and has no marker behind the point: use
+    /// [`Stream::wait_for`] for such a stream.
     ///
     /// # Errors
     ///
@@ -250,7 +248,7 @@ impl Device {
         Ok(is_complete)
     }
 
-    /// Returns whether the point is known to be complete, without a driver call.
+    /// True if the point is known to be complete, without a driver call.
     #[inline]
     #[must_use]
     pub fn is_point_complete(&self, point: StreamPoint) -> bool {

@@ -7,12 +7,12 @@ use crate::error::PoolError;
 use gpumem_sys::types::CUstream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Keeps the wraps of the streams that were named last. A call that has only the handle finds the stream here;
-/// [`Stream::from_raw`] would open it, and the drop of the wrap abandon it.
+/// Keeps the wraps of the most recently named streams. A call that has only the handle finds the stream here; [`Stream::from_raw`] would
+/// open it, and dropping the wrap would abandon it.
 ///
-/// The driver is called with a handle only in calls that name it, as for every stream of another library. A kept wrap is
-/// returned if the driver states that the handle still means its stream: the owner may have destroyed the stream, and the
-/// driver may have reused the handle.
+/// The driver is called with a handle only in calls that name it, as for every stream of another library. A kept wrap is returned only if
+/// the driver confirms that the handle still means its stream: the owner may have destroyed the stream, and the driver may have reused the
+/// handle.
 #[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct RecentStreams([Shelf; SHELF_COUNT]);
@@ -67,7 +67,7 @@ impl Shelf {
     }
 }
 
-/// Threads with streams of their own rarely meet at one lock.
+/// Threads with separate streams rarely contend for one lock.
 fn shelf_of(raw: CUstream) -> usize {
     (raw.addr().wrapping_mul(SPREAD) >> (usize::BITS - SHELF_BITS)) & (SHELF_COUNT - 1)
 }

@@ -3,7 +3,7 @@
 //!
 //! | situation | advice |
 //! | --- | --- |
-//! | the size is the result of an error of arithmetic | need less |
+//! | only an arithmetic bug can produce the size | need less |
 //! | graphs alone retain most of the memory in use, and releasing it would suffice | drop graphs |
 //! | use grows with every step, and an empty pool could serve the request | find the leak |
 //! | the free memory waits for work that the request could not wait for | wait for it |
@@ -25,8 +25,8 @@ use crate::error::Requested;
 pub enum Advice {
     /// The device has the memory; the pool's limit is lower.
     RaiseTheLimit,
-    /// Another process, another pool of this process, or this process outside of its pools (cuBLAS, its own `cuMemAlloc`) holds the
-    /// missing memory.
+    /// Another process, another pool of this process, or this process outside its pools (cuBLAS, its own `cuMemAlloc`) holds the missing
+    /// memory.
     FreeTheDevice,
     /// Enough memory is free, but it is fragmented.
     Defragment,
@@ -38,7 +38,7 @@ pub enum Advice {
     /// Captures and graphs retain most of the memory in use; the program has freed it. End the captures that are open, and drop
     /// graphs.
     DropGraphs,
-    /// The program needs more memory than is available, or an error of arithmetic produced the size.
+    /// The program needs more memory than is available, or an arithmetic error produced the size.
     NeedLess,
     /// The margin that unified memory leaves free refused the request.
     Oversubscribe,
@@ -80,7 +80,7 @@ impl OutOfMemory {
             }
         }
         match () {
-            // More than the host's memory has no place to move to.
+            // Memory beyond the host's has nowhere to move.
             () if self.refused_by == RefusedBy::Margin && self.facts.is_integrated => Advice::NeedLess,
             () if self.refused_by == RefusedBy::Margin => Advice::Oversubscribe,
             () if self.has_room_beyond_the_limit() => Advice::RaiseTheLimit,
@@ -97,7 +97,7 @@ impl OutOfMemory {
         let in_pieces_bytes = self.idle_bytes().saturating_sub(self.pending_bytes);
         let is_there = in_pieces_bytes.saturating_add(free_bytes) >= wanted_bytes;
         let room_bytes = self.reserved_bytes.saturating_add(free_bytes);
-        // A few percent are always idle somewhere, and do not explain a refusal.
+        // A few percent are always idle, and do not explain a refusal.
         let is_much_idle = in_pieces_bytes >= self.reserved_bytes / MUCH_IDLE;
         match () {
             () if self.would_graphs_do(room_bytes) => Advice::DropGraphs,
@@ -111,8 +111,8 @@ impl OutOfMemory {
         }
     }
 
-    /// The use that the request would lead to: of the limit that refused, or of this pool alone. Rounded up to the unit
-    /// that the backend takes from the driver, if that is known.
+    /// The use that the request would lead to, of the limit that refused or of this pool. Rounded up to the unit that the backend takes
+    /// from the driver, if that is known.
     pub(super) fn needed_bytes(&self) -> u64 {
         let own_bytes = self.held_bytes().saturating_add(self.wanted_bytes());
         let taken_bytes = match self.facts.backend {
@@ -124,7 +124,7 @@ impl OutOfMemory {
         taken_bytes.unwrap_or(own_bytes).saturating_add(self.limit_others_bytes)
     }
 
-    /// The limit that allows the request. If the free memory below the limit is in pieces, the request needs memory beside it.
+    /// The limit that would allow the request. If the free memory below the limit is fragmented, the request needs additional memory.
     pub(super) fn raised_limit_bytes(&self) -> u64 {
         match self.needed_bytes() {
             needed_bytes if Some(needed_bytes) <= self.limit_bytes => {
@@ -140,7 +140,7 @@ impl OutOfMemory {
         self.holders.first().filter(|holder| holder.in_use_bytes >= blocks_bytes.div_ceil(2))
     }
 
-    /// The bytes of blocks that count against limits, rounding by the pool included. All that counts against a budget is in
+    /// The bytes of blocks that count against limits, rounding by the pool included. Everything that counts against a budget is in
     /// [`OutOfMemory::limit_others_bytes`].
     fn held_bytes(&self) -> u64 {
         let rounding_bytes = match self.facts.backend {
@@ -166,13 +166,13 @@ impl OutOfMemory {
         self.requested_bytes.saturating_add(self.added_bytes).saturating_add(padding_bytes)
     }
 
-    /// Returns whether graphs retain most of the memory in use, and the request would fit without it.
+    /// True if graphs retain most of the memory in use, and the request would fit without it.
     fn would_graphs_do(&self, room_bytes: u64) -> bool {
         let others_bytes = self.held_bytes().saturating_sub(self.graph_bytes);
         self.graph_bytes > others_bytes && others_bytes.saturating_add(self.wanted_bytes()) <= room_bytes
     }
 
-    /// Returns whether use has grown like a leak that explains the refusal: with nothing in use the request would fit.
+    /// True if use has grown like a leak that explains the refusal: with nothing in use the request would fit.
     fn leaks_into(&self, room_bytes: u64) -> bool {
         self.growth.as_ref().is_some_and(|growth| growth.is_leak) && self.wanted_bytes() <= room_bytes
     }
@@ -181,7 +181,7 @@ impl OutOfMemory {
         self.pending_bytes > 0 && self.pending_bytes >= self.wanted_bytes()
     }
 
-    /// Returns whether the device's free memory is relevant for this kind.
+    /// True if the device's free memory is relevant for this kind.
     pub(super) fn is_on_device(&self) -> bool {
         self.kind == MemoryKind::Device
     }
@@ -201,8 +201,8 @@ impl OutOfMemory {
         self.device_free_bytes.saturating_add(self.facts.others_cached_bytes)
     }
 
-    /// Returns whether the memory of other users would suffice, or all of it if only fragmentation is in the way. The context
-    /// and libraries of this process do not count as other users; another pool of this program always does.
+    /// True if the memory of other users would suffice, or all of it if fragmentation is the only problem. The context and libraries of
+    /// this process do not count as other users; another pool of this program always does.
     fn are_others_in_the_way(&self) -> bool {
         let missing_bytes = match self.missing_bytes() {
             0 => self.wanted_bytes(),
@@ -214,7 +214,7 @@ impl OutOfMemory {
             && (would_do(others_bytes, self.context_bytes()) || would_do(self.other_pools_bytes, 1))
     }
 
-    /// The size of the request beyond the memory that is free or can be released; 0 if only fragmentation is in the way.
+    /// The size of the request beyond the memory that is free or can be released; 0 if fragmentation is the only problem.
     pub(super) fn missing_bytes(&self) -> u64 {
         let room_bytes = self.idle_bytes().saturating_add(self.obtainable_bytes());
         self.wanted_bytes().saturating_sub(room_bytes)

@@ -1,8 +1,7 @@
 //! [`GrowthLog`]: samples of the memory in use, and a heuristic for leaks. Pure.
 //!
-//! A sample is taken whenever use exceeds the previous sample by a fraction of itself. A leak is a program that works
-//! in steps and keeps more blocks after each. A program that builds up its working set also keeps blocks; the counts
-//! distinguish the two:
+//! A sample is taken whenever use exceeds the previous sample by a fraction of itself. A leaking program works in steps and keeps more
+//! blocks after each. A program that builds up its working set also keeps blocks; the counts distinguish the two:
 //!
 //! | kept of the blocks allocated between two samples | and | so it is |
 //! | --- | --- | --- |
@@ -10,8 +9,7 @@
 //! | more, or all | some at every sample, of one mean size | reported growth, but not a leak |
 //! | any other | | not reported |
 //!
-//! A model's layers are few and of many sizes. Their repetition does not make one mean size, because the fraction of use
-//! between samples varies.
+//! A model has few layers of many sizes. Repeated layers do not produce one mean size, because the fraction of use between samples varies.
 
 use crate::config::Bytes;
 use core::fmt;
@@ -35,7 +33,7 @@ pub struct Growth {
     pub kept_count: u64,
     /// The tag that most of the growth belongs to.
     pub tag: Option<String>,
-    /// True if the growth resembles a leak. If not, the program may be building up its working set.
+    /// True if the growth resembles a leak. Otherwise the program may be building up its working set.
     pub is_leak: bool,
 }
 
@@ -48,9 +46,10 @@ impl fmt::Display for Growth {
             Bytes(*from_bytes),
             Bytes(*to_bytes)
         )?;
-        match kept_count < allocation_count {
-            true => write!(f, "{kept_count} of the last {allocation_count} blocks are still in use")?,
-            false => write!(f, "all of the last {kept_count} blocks are still in use")?,
+        if kept_count < allocation_count {
+            write!(f, "{kept_count} of the last {allocation_count} blocks are still in use")?
+        } else {
+            write!(f, "all of the last {kept_count} blocks are still in use")?
         }
         if let Some(tag) = &self.tag {
             write!(f, ", most of that memory with the tag `{}`", Shown::name(tag))?;
@@ -85,7 +84,7 @@ struct Samples {
 }
 
 impl GrowthLog {
-    /// Returns whether this use makes a sample due.
+    /// True if this use makes a sample due.
     #[inline]
     pub(crate) fn is_due(&self, in_use_bytes: u64) -> bool {
         in_use_bytes >= self.due_bytes.load(Ordering::Relaxed).max(1)
@@ -164,7 +163,7 @@ impl Pair<'_> {
         self.kept_count() > 0 && self.allocated_count() >= STEP_COUNT.saturating_mul(self.kept_count())
     }
 
-    /// Returns whether enough blocks stay for a comparison, and their mean size equals that of all.
+    /// True if enough blocks stay for a comparison, and their mean size equals that of all blocks.
     fn is_like(&self, all: &Self) -> bool {
         let cross = |bytes: u64, count: u64| u128::from(bytes) * u128::from(count);
         let (own, other) =
@@ -179,8 +178,7 @@ const STEP_COUNT: u64 = 4;
 
 /// This many samples in a row are not a coincidence.
 const SAMPLE_COUNT: usize = 8;
-/// Use grows by one of these fractions between samples, in turn. No program has this rhythm, so steps and samples do
-/// not align.
+/// Between samples use grows by these fractions, alternately. No program has this rhythm, so steps and samples do not align.
 const SAMPLE_PARTS: [u64; 11] = [32, 24, 43, 28, 37, 25, 47, 30, 40, 27, 35];
 
 /// Fewer blocks give no meaningful mean size.
@@ -203,7 +201,7 @@ mod tests {
         log
     }
 
-    /// A program that keeps the first of `step_count` blocks at each step, with sizes in turn.
+    /// A program that keeps the first of `step_count` blocks at each step, cycling through sizes.
     fn loops(sizes: &[u64], step_count: u64) -> Option<Growth> {
         let (log, mut now) = (GrowthLog::default(), Sample::default());
         for (step, kept_bytes) in sizes.iter().cycle().take(600).enumerate() {
@@ -261,7 +259,7 @@ mod tests {
         assert_eq!(too_few.steady(u64::MAX), None);
     }
 
-    /// The tag of more than half of the growth, also if it had no memory before.
+    /// The tag of more than half of the growth, even if it had no memory before.
     #[test]
     fn a_new_tag_with_most_of_the_growth_is_named() {
         let tag = |tag_bytes| {

@@ -1,4 +1,4 @@
-//! The table of an [`OutOfMemory`]: who holds the memory.
+//! The table of an [`OutOfMemory`]: the holders of the memory.
 
 use super::words::blocks;
 use super::{OutOfMemory, RefusedBy};
@@ -6,20 +6,20 @@ use crate::config::{BackendKind, Bytes, MemoryKind};
 use crate::error::PoolUsage;
 use gpumem_sys::text::{Shown, columns};
 
-/// A line: what it is about, its bytes if they are known, and a remark.
+/// A line: its subject, its bytes if known, and a remark.
 struct Row {
     name: String,
     bytes: Option<u64>,
     remark: String,
 }
 
-/// A line of bytes that are known.
+/// A line of known bytes.
 fn row(name: impl Into<String>, bytes: u64, remark: impl Into<String>) -> Row {
     Row { name: name.into(), bytes: Some(bytes), remark: remark.into() }
 }
 
 impl OutOfMemory {
-    /// One line for each row, each with its end.
+    /// One line for each row, with its line break.
     pub(super) fn table(&self) -> String {
         let rows = self.rows();
         let widest = rows.iter().map(|row| columns(&row.name)).max();
@@ -143,7 +143,7 @@ impl OutOfMemory {
         }
     }
 
-    /// Returns whether the pool is listed below the limit already.
+    /// True if the pool is already listed below the limit.
     fn shares_the_limit(&self, pool: &PoolUsage) -> bool {
         self.limit_sharers.iter().any(|sharer| sharer.id == pool.id)
     }

@@ -46,7 +46,7 @@ impl OutOfMemory {
         };
         let added = match self.added_bytes {
             0 => String::new(),
-            // The sum of a size that was computed wrongly says nothing.
+            // The sum is meaningless if the size was computed wrongly.
             _ if Requested(self.requested_bytes).is_miscomputed() => String::new(),
             added_bytes => {
                 let sum_bytes = self.requested_bytes.saturating_add(added_bytes);
@@ -142,7 +142,7 @@ impl OutOfMemory {
         })
     }
 
-    /// A leak and a cache that is still filling look alike, so the advice has an action for both.
+    /// A leak and a filling cache look alike, so the advice has an action for both.
     fn find_the_leak(&self) -> String {
         let cause = match self.growth.as_ref().and_then(|growth| growth.tag.as_deref()) {
             Some(tag) => format!(
@@ -155,9 +155,10 @@ impl OutOfMemory {
         };
         match self.limit_bytes {
             Some(_) if self.refused_by != RefusedBy::Margin && self.has_room_beyond_the_limit() => {
-                let free = match self.is_on_device() {
-                    true => format!("; the device has {} free", Bytes(self.device_free_bytes)),
-                    false => String::new(),
+                let free = if self.is_on_device() {
+                    format!("; the device has {} free", Bytes(self.device_free_bytes))
+                } else {
+                    String::new()
                 };
                 format!(
                     "{cause}. If it is a cache that is still filling, {}{free}",
@@ -173,11 +174,11 @@ impl OutOfMemory {
         }
     }
 
-    /// The memory that the device and the limit have for all blocks of the pool; `None` if it is not known.
+    /// The memory that the device and the limit have for all blocks of the pool; `None` if unknown.
     fn room_in_all(&self) -> Option<u64> {
         let on_device = || self.device_total_bytes.saturating_sub(self.others_bytes());
         let below_limit = |limit_bytes: u64| limit_bytes.saturating_sub(self.limit_others_bytes);
-        // All that counts against a budget is in `limit_others_bytes`.
+        // Everything that counts against a budget is in `limit_others_bytes`.
         let below_limit = self.limit_bytes.filter(|_| self.refused_by != RefusedBy::Budget).map(below_limit);
         self.is_on_device().then(on_device).into_iter().chain(below_limit).min()
     }
@@ -242,9 +243,10 @@ impl OutOfMemory {
     fn all_there_is(&self) -> String {
         let own_bytes = self.device_total_bytes.saturating_sub(self.others_bytes());
         let needed_bytes = self.needed_bytes().saturating_sub(self.limit_others_bytes);
-        match self.kind == MemoryKind::Device && needed_bytes > own_bytes {
-            true => format!("the {} that this device has for this pool", Bytes(own_bytes)),
-            false => "is available".into(),
+        if self.kind == MemoryKind::Device && needed_bytes > own_bytes {
+            format!("the {} that this device has for this pool", Bytes(own_bytes))
+        } else {
+            "is available".into()
         }
     }
 
@@ -260,9 +262,9 @@ impl OutOfMemory {
                 "{} of the budget is in use: {raised}, or free blocks of the pools that share it{holder}",
                 Bytes(self.limit_others_bytes)
             ),
-            () if Some(self.needed_bytes()) <= self.limit_bytes => format!(
-                "what is free below {whose} {limit} is in pieces that are too small: {raised}, or free blocks{holder}"
-            ),
+            () if Some(self.needed_bytes()) <= self.limit_bytes => {
+                format!("free memory under {whose} {limit} is fragmented: {raised}, or free blocks{holder}")
+            }
             () if self.limit_others_bytes > self.in_use_bytes => format!(
                 "other pools hold {} of the limit{}: free memory there, or {raised}",
                 Bytes(self.limit_others_bytes),
@@ -334,7 +336,7 @@ impl OutOfMemory {
                 Bytes(own_bytes),
                 self.missing()
             ),
-            // Only if this process is known, each other one is known to be another.
+            // Other processes are known to be others only if this process is known.
             (false, Some(process)) if self.own_outside_bytes.is_some() => format!(
                 "other programs hold {} of this device, the largest is {process}: free {} there (end that program if it is \
                  yours to end), or use another device",
@@ -363,7 +365,7 @@ impl OutOfMemory {
         }
     }
 
-    /// A pool keeps the memory around its blocks, and the request has tried to release all that can be released.
+    /// A pool keeps the memory around its blocks, and the request has tried to release everything possible.
     fn free_other_pools(&self) -> String {
         let (held, largest) =
             (Bytes(self.other_pools_bytes), largest_pool(&self.other_pools, |pool| pool.reserved_bytes));
@@ -463,7 +465,7 @@ fn largest_pool(pools: &[PoolUsage], bytes: impl Fn(&PoolUsage) -> u64) -> Strin
     }
 }
 
-/// A line for each attempt, each after a line break: all of them, or those that gained memory, failed or were slow.
+/// One line, after a line break, for each attempt: all of them, or those that gained memory, failed or were slow.
 pub(super) fn attempts(attempts: &[Attempt], are_all_shown: bool) -> String {
     let mut text = String::new();
     for Attempt { name, gained_bytes, took, failures } in attempts {

@@ -47,7 +47,7 @@ impl<'a> Change<'a> {
         self.to_bytes
     }
 
-    /// Returns whether this change undoes a growth that failed. The new memory was never used.
+    /// True if this change undoes a failed growth. The new memory was never used.
     #[must_use]
     pub fn is_undone(&self) -> bool {
         self.is_undone

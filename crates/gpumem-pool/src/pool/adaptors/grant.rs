@@ -1,10 +1,9 @@
 //! [`Grant`]: memory that passes through the adaptors to the program. [`Release`]: memory on its way back.
 //!
-//! Both are views of a [`Holding`], which records the source of the memory and how each adaptor has narrowed it. A
-//! holding that is an unchanged backend allocation needs no record besides the block. Any other holding is an entry
-//! of the [`Stack`], and its block stores the entry's number in place of the backend's record. Each such block
-//! therefore has its own entry, even if other blocks start at the same address, and the holding ends with that
-//! block.
+//! Both are views of a [`Holding`], which records the source of the memory and how each adaptor has narrowed it. A holding that is an
+//! unchanged backend allocation needs no record besides the block. Any other holding is an entry of the [`Stack`], and its block stores the
+//! entry's number instead of the backend's record. Each such block therefore has its own entry, even if other blocks start at the same
+//! address, and the holding ends with that block.
 
 use super::stack::Call;
 use super::{PoolId, Request, Stack};
@@ -32,9 +31,8 @@ pub struct Grant {
     pool: Option<StateRef>,
 }
 
-/// The source of the memory, and the range that may be used. The fields of an allocation are deliberately not
-/// adjacent. The compiler would read adjacent fields in one wide load, and such a load stalls right after two
-/// narrower stores.
+/// The source of the memory, and the usable range. The fields of an allocation are deliberately not adjacent: the compiler would read
+/// adjacent fields in one wide load, which stalls right after two narrower stores.
 #[repr(C)]
 pub(super) struct Holding {
     pub(super) address: CUdeviceptr,
@@ -42,15 +40,14 @@ pub(super) struct Holding {
     pub(super) owner_stream: StreamId,
     /// The level of the last adaptor that the holding has left. The next one on the way out is at `level - 1`.
     level: usize,
-    /// The end of the levels, from `level`, whose adaptors the holding has passed on its way out. Those adaptors
-    /// are notified of its free.
+    /// The end of the range of levels, starting at `level`, whose adaptors the holding has passed on its way out. Those adaptors are
+    /// notified of its free.
     depth: usize,
     pub(super) memory: Memory,
 }
 
 pub(super) enum Memory {
-    /// An allocation of the pool's own backend, as large as the holding. The value holds the allocation's data
-    /// besides its address.
+    /// An allocation of the pool's own backend, as large as the holding. The value holds the allocation's data except its address.
     Whole(u64),
     /// Part of a backend allocation, or a block of another pool.
     Special(Box<Special>),
@@ -60,7 +57,7 @@ pub(super) enum Memory {
 
 pub(super) struct Special {
     pub(super) source: Source,
-    /// The outermost narrowing last.
+    /// The outermost narrowing comes last.
     narrowings: Vec<Narrowing>,
     /// The depth to which blocks of other pools are nested here.
     pub(super) nesting: usize,
@@ -90,8 +87,8 @@ impl Grant {
     /// Creates a grant from a block of another pool. The block must be on the request's device and stream, and must
     /// have no recorded uses on other streams.
     ///
-    /// Work queued on the block's stream may still use the block. If the host may use its memory too, the request
-    /// therefore waits for that stream; [`Grant::from_pool`] avoids the wait.
+    /// Work queued on the block's stream may still use the block. If the host may use its memory too, the request therefore waits for that
+    /// stream; [`Grant::from_pool`] avoids this wait.
     pub fn from_block(block: Block) -> Self {
         Self::lent(block, false)
     }
@@ -157,7 +154,7 @@ impl Grant {
         }
     }
 
-    /// Returns whether the host may use the memory immediately, because all earlier uses are complete.
+    /// True if the host may use the memory immediately, because all earlier uses are complete.
     pub(crate) fn is_for_host(&self) -> bool {
         self.origin().is_some_and(|pool| pool.is_for_host())
     }
@@ -210,8 +207,8 @@ impl Grant {
         }
     }
 
-    /// Returns why the grant is not a valid answer of the adaptor at `level` to a request of this pool, or `None`
-    /// if it is valid.
+    /// Returns the reason why the grant is not a valid answer of the adaptor at `level` to a request of this pool, or `None` if it is
+    /// valid.
     pub(super) fn mismatch(
         &self,
         request: &Request<'_>,
@@ -229,7 +226,7 @@ impl Grant {
             }
             (None, Some(block)) if block.is_recorded() => Some("returned a block that other streams use"),
             (None, _) if self.holding.nesting() > NESTING_MAX => {
-                Some("returned a block that is lent from pool to pool too often")
+                Some("returned a block that is nested more than 64 pools deep")
             }
             _ if pool.is_for_host() && !self.is_for_host() => {
                 Some("returned memory that the host cannot use")
@@ -241,7 +238,7 @@ impl Grant {
         }
     }
 
-    /// Returns whether queued work may still use the memory although the host may access it immediately.
+    /// True if queued work may still use the memory although the host may access it immediately.
     pub(super) fn is_pending_for_host(&self) -> bool {
         let is_fresh = match &self.holding.memory {
             Memory::Special(special) => special.is_fresh,
@@ -354,20 +351,20 @@ impl<'a> Release<'a> {
         self.device.clocks().users(self.uses)
     }
 
-    /// Returns whether all uses are complete, as the caller of the free has guaranteed.
+    /// True if the caller of the free has guaranteed that all uses are complete.
     pub(crate) fn is_complete(&self) -> bool {
         self.is_complete.get()
     }
 
-    /// Queues work on the owner stream behind all uses of the memory. The stream's context is current during the
-    /// call. Returns false if the memory sleeps, or if that would need a wait: the owner stream is gone, belongs to
-    /// another library or captures, or must not wait for one of the other streams.
+    /// Queues work on the owner stream behind all uses of the memory. The stream's context is current during the call. Returns false if the
+    /// memory sleeps, or if a wait would be needed: the owner stream is gone, belongs to another library or captures, or must not wait for
+    /// one of the other streams.
     pub(crate) fn queue(&self, work: impl FnOnce(&Driver, CUstream) -> Result<(), DriverError>) -> bool {
         let (device, whole) = (self.device, self.whole());
         let uses = (!self.is_complete.get()).then(|| device.clocks().uses(self.owner_stream, self.uses));
         let memory = [MemoryRange::new(whole.start, whole.end - whole.start)];
         let call = |owner_stream| work(device.driver(), owner_stream);
-        // A call that the driver refuses has queued nothing.
+        // A refused driver call has queued nothing.
         let queued =
             device.queue_behind(uses.into_iter().flatten(), self.owner_stream, memory, call).unwrap_or(false);
         if queued {
@@ -376,7 +373,7 @@ impl<'a> Release<'a> {
         queued
     }
 
-    /// Marks the memory as in use by the device, whatever the free guaranteed.
+    /// Marks the memory as in use by the device, regardless of the free's guarantee.
     pub(crate) fn set_used(&self) {
         self.is_complete.set(false);
     }
@@ -417,7 +414,7 @@ impl Holding {
         }
     }
 
-    /// Converts the memory to `Special`, before a narrowing. Returns `None` once the memory is gone.
+    /// Converts the memory to `Special`, before a narrowing. Returns `None` if the memory has been moved out.
     fn special(&mut self) -> Option<&mut Special> {
         if let Memory::Whole(mark) = self.memory {
             let allocation = Allocation::from_mark(self.address, mark);
@@ -444,8 +441,8 @@ impl Holding {
 }
 
 impl StateRef {
-    /// Frees a block that is a backend allocation: notifies all adaptors, outermost first, and gives the memory
-    /// back. The pool may be gone afterwards.
+    /// Frees a block that is a backend allocation: notifies all adaptors, outermost first, and returns the memory. The pool may be gone
+    /// afterwards.
     pub(super) fn release_plain(self, stack: &Stack, freed: &FreeRequest) {
         let FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete } = *freed;
         let is_complete = Cell::new(is_complete);
@@ -457,8 +454,7 @@ impl StateRef {
         self.free_own(allocation, size_bytes, owner_stream, uses, is_complete.get());
     }
 
-    /// Notifies the adaptors that the holding has passed, and gives the memory back. The pool may be gone
-    /// afterwards.
+    /// Notifies the adaptors that the holding has passed, and returns the memory. The pool may be gone afterwards.
     pub(super) fn release(self, mut holding: Holding, uses: u64, is_complete: bool) {
         let is_complete = Cell::new(is_complete);
         if let Some(stack) = self.stack() {
@@ -503,8 +499,7 @@ impl StateRef {
         Release { address, size_bytes, whole, owner_stream, uses, device, pool, is_complete }
     }
 
-    /// Frees a grant that an adaptor has dropped. While streams capture, the memory stays for a graph as a block's
-    /// memory does.
+    /// Frees a grant that an adaptor has dropped. While streams capture, the memory stays for a graph, like that of a block.
     fn drop_granted(self, holding: Holding) {
         if !self.has_captures() {
             return self.release(holding, 0, false);

@@ -63,8 +63,8 @@ impl<'a> Request<'a> {
         self.call.tag
     }
 
-    /// Returns the bytes that the pool, and its private pools, count against its limit, if that is the memory that it
-    /// has reserved: when they have not changed, the reserved memory has not.
+    /// Returns the bytes that the pool and its private pools count against its limit, if those are the reserved memory: if they have not
+    /// changed, neither has the reserved memory.
     #[inline]
     pub(crate) fn held_bytes(&self) -> Option<u64> {
         let pool = &self.call.pool;

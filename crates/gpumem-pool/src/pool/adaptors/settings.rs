@@ -1,4 +1,4 @@
-//! [`PoolSettings`]: how a pool was set up, and [`Gauge`]: what it holds now, both for its record in a trace.
+//! [`PoolSettings`]: the settings of a pool, and [`Gauge`]: its current memory, both for its record in a trace.
 
 use crate::backend::Source;
 use crate::config::{BackendKind, MemoryKind, Options};
@@ -6,11 +6,11 @@ use crate::limits::Limits;
 use crate::pool::Setup;
 use std::sync::{Arc, Weak};
 
-/// How a pool was set up.
+/// The settings of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolSettings {
-    /// The number of the pool, as events name it.
+    /// The number of the pool in events.
     pub pool: u32,
     /// The number of the pool that it is private to.
     pub parent: Option<u32>,
@@ -50,7 +50,7 @@ impl PoolSettings {
     }
 }
 
-/// The memory of a pool, as long as it exists.
+/// The memory of a pool, while it exists.
 #[derive(Clone, Default)]
 pub(crate) struct Gauge(Option<Weak<dyn Source>>);
 

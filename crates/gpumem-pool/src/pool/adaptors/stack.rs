@@ -25,8 +25,8 @@ pub(crate) struct Stack {
     entries: Mutex<Entries>,
 }
 
-/// Holdings by number. Each belongs to the one block whose record is its number. An address would not identify a
-/// holding: nested blocks may start at one address.
+/// Holdings by number. Each belongs to the block whose record is its number. An address would not identify a holding, because nested blocks
+/// may start at the same address.
 #[derive(Default)]
 struct Entries {
     all: Vec<Option<Holding>>,
@@ -65,7 +65,7 @@ impl Next<'_> {
     /// - The errors of [`Pool::alloc`](crate::Pool::alloc).
     /// - [`PoolError::BadAlignment`] for an invalid alignment.
     /// - [`PoolError::Refused`] if an adaptor returns memory that does not match the request.
-    /// - [`PoolError::NotInCapture`] if an adaptor lets the stream begin a capture.
+    /// - [`PoolError::NotInCapture`] if an adaptor has made the stream begin a capture.
     /// - Any other error of an adaptor.
     pub fn alloc(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
         let Self { call, level } = *self;
@@ -123,8 +123,8 @@ impl<'a> Call<'a> {
             if self.is_fast_path()
                 && let Some((allocation, size_bytes)) = grant.plain_answer(request, self, level)
             {
-                // Builds a new grant from known values instead of copying the answer. The copy would load the
-                // fields in another width than they were just stored in, which stalls the processor.
+                // Builds a new grant from known values instead of copying the answer. The copy would load the fields with a different width
+                // than their preceding stores, which stalls the processor.
                 core::mem::forget(answer);
                 return Ok(Grant::own(self, allocation, size_bytes, level));
             }
@@ -136,7 +136,7 @@ impl<'a> Call<'a> {
     #[cold]
     fn check_request(&self, alignment: u64) -> Result<(), PoolError> {
         check_alignment(alignment)?;
-        // The adaptor may call from another thread than the program, or may have retired the stream.
+        // The adaptor may call from a different thread than the program, or may have retired the stream.
         self.stream.check_usable()
     }
 
@@ -160,9 +160,10 @@ impl<'a> Call<'a> {
 
     /// Adaptors are never called for a capturing stream, but an adaptor can begin a capture.
     fn check_no_capture(&self) -> Result<(), PoolError> {
-        match self.pool.has_captures() && self.stream.captures_for()?.is_some() {
-            true => Err(PoolError::NotInCapture { operation: "allocating after an adaptor began it" }),
-            false => Ok(()),
+        if self.pool.has_captures() && self.stream.captures_for()?.is_some() {
+            Err(PoolError::NotInCapture { operation: "allocating after an adaptor began it" })
+        } else {
+            Ok(())
         }
     }
 
@@ -204,7 +205,7 @@ impl fmt::Debug for Next<'_> {
 }
 
 impl Entries {
-    /// Returns the number of the new entry, or the holding if no number is left.
+    /// Returns the number of the new entry, or the holding if numbers ran out.
     fn add(&mut self, holding: Holding) -> Result<u32, Holding> {
         let free = self.free.pop();
         let Some(number) = free.or_else(|| u32::try_from(self.all.len()).ok()) else { return Err(holding) };
@@ -311,7 +312,7 @@ impl Stack {
         })
     }
 
-    /// Returns how deeply blocks of other pools are nested in the block with this number.
+    /// Returns the nesting depth of other pools' blocks in the block with this number.
     pub(crate) fn nesting(&self, number: u32) -> usize {
         if fork::is_child() {
             return 0;

@@ -14,17 +14,16 @@ pub(super) struct Chunk {
     /// The group of the capture that the chunk was allocated for; `owner_stream` is the allocating stream there.
     group: u64,
     owner_stream: StreamId,
-    /// True if the host may use the memory. If so, what the host writes into a part must be there when the graph
-    /// runs.
+    /// True if the host may use the memory. Then data that the host writes into a part must stay until the graph runs.
     is_for_host: bool,
     /// The graphs that may still use the chunk.
     graphs: Vec<u64>,
-    /// True once a graph of another group has used the chunk: launches of the two have no order known here.
+    /// True once a graph of another group has used the chunk: the order of their launches is unknown here.
     is_shared: bool,
     /// The free ranges, in bytes.
     free: FreeVaRanges,
     part_count: usize,
-    /// The streams on which the chunk was used outside of captures, in the format of [`uses`].
+    /// The streams on which the chunk was used outside captures, in the format of [`uses`].
     uses: u64,
 }
 
@@ -59,7 +58,7 @@ impl Chunk {
         (self.block.state(), self.block.allocation())
     }
 
-    /// Returns whether no part is in use, and no graph may use the chunk.
+    /// True if no part is in use and no graph may use the chunk.
     pub(super) fn is_over(&self) -> bool {
         self.part_count == 0 && self.graphs.is_empty()
     }
@@ -74,7 +73,7 @@ impl Chunk {
         &self.graphs
     }
 
-    /// Adds a graph of a group that uses the chunk. False if it is known.
+    /// Adds a graph of a group that uses the chunk. False if already known.
     pub(super) fn add_graph(&mut self, graph: u64, group: u64) -> bool {
         self.is_shared |= group != self.group;
         let is_new = !self.graphs.contains(&graph);
@@ -84,7 +83,7 @@ impl Chunk {
         is_new
     }
 
-    /// Returns whether free ranges of the chunk may be allocated on this stream in a capture of this group.
+    /// True if free ranges of the chunk may be allocated on this stream in a capture of this group.
     pub(super) fn serves(&self, group: u64, pool: StateRef, owner_stream: StreamId) -> bool {
         self.group == group && self.pool == pool && self.owner_stream == owner_stream && !self.is_for_host
     }
@@ -131,6 +130,6 @@ impl Drop for Chunk {
 
 /// Returns the bytes that a part occupies in a chunk.
 pub(crate) fn rounded(size_bytes: u64) -> u64 {
-    // A size that overflows stays as it is, and is refused as too large.
+    // A size that overflows is unchanged, and refused as too large.
     size_bytes.checked_next_multiple_of(ALIGNMENT_MIN).unwrap_or(size_bytes)
 }

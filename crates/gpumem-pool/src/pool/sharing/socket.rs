@@ -1,11 +1,11 @@
 //! [`Block::send`] and [`ImportedBlock::receive`]: an exported block in one call over a Unix socket.
 //!
-//! A message is a header and a table. The header has a mark, the number of handles, and the position of the block in them; the table
-//! has the size of each handle. All numbers are of 8 bytes, little-endian. The descriptors travel beside the table, up to
-//! [`DESCRIPTORS_MAX`] with each part of it, because the system limits their number in a message. The receiver reads a part with exactly
-//! the bytes that belong to it, so the next message stays in the socket.
+//! A message is a header and a table. The header has a mark, the number of handles, and the position of the block in them; the table has
+//! the size of each handle. All numbers have 8 bytes, little-endian. The descriptors are sent with the table, up to [`DESCRIPTORS_MAX`]
+//! with each part of it, because the system limits their number per message. The receiver reads exactly the bytes of each part, so the next
+//! message stays in the socket.
 //!
-//! The receiver trusts no number of its peer: it allocates as descriptors arrive, and the sizes are checked by [`ImportedBlock::new`]
+//! The receiver does not trust its peer's numbers: it allocates as descriptors arrive, and the sizes are checked by [`ImportedBlock::new`]
 //! and by the driver.
 
 use super::{ExportedBlock, ExportedHandle, ImportedBlock};
@@ -42,7 +42,7 @@ pub enum SocketError {
         /// The size of the part.
         expected_bytes: usize,
     },
-    /// The bytes are not a block that `Block::send` of this version has sent.
+    /// The bytes are not a block sent by this version's `Block::send`.
     #[error(
         "the bytes {0:02x?} do not begin a block: another program or another version has sent them; use the socket for \
          blocks only, with one version of gpumem at both ends"
@@ -69,7 +69,7 @@ pub enum SocketError {
         /// The number of handles in the part.
         expected: usize,
     },
-    /// A call of the system failed, for example because the socket does not block or has a timeout.
+    /// A system call failed, for example because the socket does not block or has a timeout.
     #[error("the socket failed ({}); check that it blocks and has no timeout", Shown::sentence_of(.0))]
     Io(#[from] std::io::Error),
     /// The export or the import failed.
@@ -78,7 +78,7 @@ pub enum SocketError {
 }
 
 impl SocketError {
-    /// Returns whether memory ran out; see [`PoolError::is_out_of_memory`].
+    /// True if memory ran out; see [`PoolError::is_out_of_memory`].
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self {
@@ -122,7 +122,7 @@ impl Block {
     /// - [`SocketError::Pool`] with the errors of [`Block::export`], such as [`PoolError::NotExportable`].
     /// - [`SocketError::Closed`] if the other end was closed.
     /// - [`SocketError::TooManyHandles`] for a block of more than a million handles.
-    /// - [`SocketError::Io`] if a call of the system fails.
+    /// - [`SocketError::Io`] if a system call fails.
     #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
     pub fn send(&self, socket: &UnixStream) -> Result<(), SocketError> {
         self.export()?.send(socket)
@@ -133,17 +133,17 @@ impl ImportedBlock {
     /// Receives a block that another process sends with [`Block::send`], and maps it ([`ImportedBlock::new`]). Waits for the
     /// message. The socket must block.
     ///
-    /// The sender needs as much trust as any code that writes the block's memory, but its message does not: what is
-    /// wrong in it is an error.
+    /// The sender must be trusted like any code that writes the block's memory, but its message need not be: an invalid message is an
+    /// error.
     ///
     /// # Errors
     ///
     /// - [`SocketError::Closed`] if the other end was closed before a message, [`SocketError::Truncated`] if in the middle.
-    /// - [`SocketError::NotABlock`], [`SocketError::TooManyHandles`] or [`SocketError::Descriptors`] if the message is not that of
-    ///   a block, or if this process cannot have more open files.
+    /// - [`SocketError::NotABlock`], [`SocketError::TooManyHandles`] or [`SocketError::Descriptors`] if the message is not a block, or if
+    ///   this process cannot open more files.
     /// - [`SocketError::Pool`] with the errors of [`ImportedBlock::new`], such as [`PoolError::OutOfBounds`], and
     ///   [`PoolError::Driver`] if a descriptor is not memory of a device.
-    /// - [`SocketError::Io`] if a call of the system fails.
+    /// - [`SocketError::Io`] if a system call fails.
     #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
     pub fn receive(device: &Device, socket: &UnixStream) -> Result<Self, SocketError> {
         Ok(Self::new(device, ExportedBlock::receive(socket)?)?)
@@ -213,7 +213,7 @@ fn check_count(count: u64) -> Result<u64, SocketError> {
     }
 }
 
-/// Sends all bytes, with the descriptors beside the first of them.
+/// Sends all bytes, with the descriptors attached to the first.
 fn send_all(
     socket: &UnixStream,
     mut bytes: &[u8],
@@ -237,11 +237,11 @@ fn send_all(
     Ok(())
 }
 
-/// Receives all bytes, and this number of descriptors beside them.
+/// Receives all bytes, and this number of descriptors with them.
 fn receive_all(socket: &UnixStream, bytes: &mut [u8], expected: usize) -> Result<Vec<OwnedFd>, SocketError> {
     let (mut received_bytes, mut descriptors) = (0, Vec::new());
     while received_bytes < bytes.len() {
-        // The system closes what does not fit. One more than expected is an error as well as many more.
+        // The system closes descriptors that do not fit. One more than expected suffices to detect the error.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX + 1))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let message = retry_on_intr(|| {
@@ -268,7 +268,7 @@ fn receive_all(socket: &UnixStream, bytes: &mut [u8], expected: usize) -> Result
     if descriptors.len() != expected {
         return Err(SocketError::Descriptors { received: descriptors.len(), expected });
     }
-    // The driver takes the descriptor 0 for a null pointer.
+    // The driver mistakes the descriptor 0 for a null pointer.
     let nonzero = |descriptor: OwnedFd| match descriptor.as_raw_fd() {
         0 => descriptor.try_clone(),
         _ => Ok(descriptor),

@@ -58,7 +58,7 @@ impl StateRef {
         }
     }
 
-    /// Returns how deeply blocks of other pools are nested in a live block.
+    /// Returns the nesting depth of other pools' blocks in a live block.
     pub(crate) fn nesting(self, allocation: Allocation) -> usize {
         let stack = self.stack.as_ref().filter(|_| allocation.is_special());
         stack.map_or(0, |stack| stack.nesting(allocation.record()))

@@ -12,10 +12,9 @@ use core::sync::atomic::AtomicU64;
 use gpumem_sys::fork;
 
 impl StateRef {
-    /// Allocates a block at a multiple of `alignment`, which must be a power of two. A hit in the thread's cache reads
-    /// nothing that threads share. Always inlined, so that the block's fields stay in registers: a block returned
-    /// through memory is copied in wider pieces than it was written in, and that store-forwarding stall costs more
-    /// than the rest of the allocation.
+    /// Allocates a block at a multiple of `alignment`, which must be a power of two. A hit in the thread's cache reads nothing that threads
+    /// share. Always inlined, so that the block's fields stay in registers: a block returned through memory is copied in wider pieces than
+    /// it was written, and that store-forwarding stall costs more than the rest of the allocation.
     #[inline(always)]
     pub(crate) fn alloc(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Block, PoolError> {
         let cached = match self.fast_path_key() {
@@ -110,8 +109,8 @@ impl StateRef {
         }
     }
 
-    /// Allocates up to `count_max` blocks of one size from memory that is free. With adaptors or captures it allocates none: their
-    /// requests are seen one by one.
+    /// Allocates up to `count_max` blocks of one size from free memory. With adaptors or captures it allocates none, because they must see
+    /// each request.
     pub(crate) fn alloc_ready(
         self,
         size_bytes: u64,
@@ -154,7 +153,7 @@ impl StateRef {
         Ok(allocation)
     }
 
-    /// Like [`tagged`](Self::tagged), for a caller that has looked up the thread's scopes. A look-up here would make the function save its
+    /// Like [`tagged`](Self::tagged), for a caller that has looked up the thread's scopes. A lookup here would make the function save its
     /// registers.
     #[inline(never)]
     fn tagged_here(self, here: &Here, allocation: Allocation, size_bytes: u64) -> Allocation {
@@ -171,8 +170,8 @@ impl StateRef {
         allocation.with_tag(scope::count_out(&self.tags, size_bytes))
     }
 
-    /// Counts a block that is being dropped as freed for its tag if that is the tag of the innermost scope. Else it counts nothing
-    /// and returns false.
+    /// Counts a block that is being dropped as freed for its tag if that is the tag of the innermost scope. Otherwise it counts nothing and
+    /// returns false.
     #[inline(always)]
     pub(crate) fn untag_in_scope(self, allocation: &Allocation, size_bytes: u64) -> bool {
         let (serial, tag) = (self.tags.serial(), allocation.tag());
@@ -193,8 +192,7 @@ impl StateRef {
         if self.is_mark_due(size_bytes, stream) { stream.mark_named() } else { stream.note_named() }
     }
 
-    /// Returns whether a call that names `stream` must mark it, after `size_bytes` more: an eighth of the pool may be used
-    /// between two markers.
+    /// True if a call that names `stream` must mark it, after `size_bytes` more: an eighth of the pool may be used between two markers.
     pub(crate) fn is_mark_due(self, size_bytes: u64, stream: &Stream) -> bool {
         stream.is_mark_due(size_bytes, || self.reserved_bytes().unwrap_or(0) / 8)
     }
@@ -202,14 +200,15 @@ impl StateRef {
     /// Allocates from the thread's cache in a pool with adaptors. A pool without adaptors has already looked there.
     #[inline(always)]
     pub(crate) fn hit(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Allocation> {
-        match alignment <= ALIGNMENT_MIN && self.clocks.captures().slow_path().is_none() {
-            true => backend::hit(self.backend_cache_key, size_bytes, stream.fast_path_id()),
-            false => None,
+        if alignment <= ALIGNMENT_MIN && self.clocks.captures().slow_path().is_none() {
+            backend::hit(self.backend_cache_key, size_bytes, stream.fast_path_id())
+        } else {
+            None
         }
     }
 
-    /// Called by a block's drop, when the free is ordered on the owner stream alone. Returns false if the thread's
-    /// cache cannot take the block, as for every large block.
+    /// Called by a block's drop, when the free is ordered only on the owner stream. Returns false if the thread's cache cannot take the
+    /// block, as for every large block.
     #[inline(always)]
     pub(crate) fn put_back_small(
         self,
@@ -231,8 +230,8 @@ impl StateRef {
         }
     }
 
-    /// Called by a block's drop, which cannot return an error: a failure is kept for the next call. A graph may keep the
-    /// memory; else it goes through the adaptors to the backend.
+    /// Called by a block's drop, which cannot return an error: a failure is kept for the next call. A graph may keep the memory; otherwise
+    /// it goes through the adaptors to the backend.
     pub(crate) fn free(self, freed: &FreeRequest) {
         if fork::is_child() {
             return;
@@ -282,8 +281,8 @@ impl StateRef {
     }
 }
 
-/// The rest of [`StateRef::tagged_here`] if the memory of the tag is at its highest on this thread. All calls there are tail calls, so
-/// that it saves no registers.
+/// The rest of [`StateRef::tagged_here`] if the tag's memory is at its peak on this thread. All calls there are tail calls, so that it
+/// saves no registers.
 #[inline(never)]
 fn tagged_at_peak(share: &Share, allocation: Allocation) -> Allocation {
     share.note_rise();

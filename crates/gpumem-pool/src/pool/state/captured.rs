@@ -32,8 +32,8 @@ impl StateRef {
         Ok(Some(part(address)))
     }
 
-    /// Handles a free while streams capture, or of a block that a graph uses. Returns the request if the block is
-    /// still to be freed in the usual way. After `None` the pool may be gone.
+    /// Handles a free while streams capture, or of a block that a graph uses. Returns the request if the block must still be freed in the
+    /// usual way. After `None` the pool may be gone.
     pub(crate) fn free_captured(self, freed: FreeRequest) -> Option<FreeRequest> {
         // This call may end the pool, but the graph memory must outlive it.
         let memory = Arc::clone(self.graph_memory());
@@ -55,7 +55,7 @@ impl Block {
         if fork::is_child() {
             return;
         }
-        // The handle or the index of a stream that this thread cannot use may belong to another stream by now.
+        // The handle or the index of a stream that this thread cannot use may have been reused by another stream.
         if stream.check_usable().is_err() {
             return;
         }
@@ -67,7 +67,7 @@ impl Block {
         }
         let (graph, slot) = match stream.captures_for() {
             Ok(graph) => (graph, Some(stream.stream_index())),
-            // The query failed and the use may be part of a capture, so the block is kept for the open one.
+            // The query failed and the use may be part of a capture, so the block is kept for the open capture.
             Err(_) => (stream.clocks().captures().capture_of(stream.stream_index(), true), None),
         };
         if let Some(graph) = graph

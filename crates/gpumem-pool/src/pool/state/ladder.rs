@@ -1,8 +1,8 @@
 //! The ladder: makes room for a request that found no free memory, until it succeeds or nothing is left to try. This is the
 //! only loop that repeats a request.
 //!
-//! A pass climbs the rungs of the backend, the cheapest first; its search lists them (`backend/caching/rungs`,
-//! `backend/caching/extent`, `backend/direct`). Behind them come rungs outside of the pool, each followed by a new pass:
+//! A pass climbs the rungs of the backend, the cheapest first; its search lists them (`backend/caching/rungs`, `backend/caching/extent`,
+//! `backend/direct`). After them come rungs outside the pool, each followed by a new pass:
 //!
 //! | rung | when | cost |
 //! | --- | --- | --- |
@@ -19,7 +19,7 @@ use crate::error::{Attempt, PoolError, Refusal};
 use crate::reclaim::{Extent, OTHERS_TIME_MAX};
 use std::time::Instant;
 
-/// A rung outside of the pool.
+/// A rung outside the pool.
 #[derive(Clone, Copy)]
 enum Outside {
     Callbacks(Extent),
@@ -40,8 +40,8 @@ impl State {
     ///
     /// # Errors
     ///
-    /// `PoolError::LimitReached` or `PoolError::OutOfMemory` with a report if no rung helps, or the search's own error.
-    /// `PoolError::Driver` or `PoolError::DeviceLost` if a call fails for another reason than a shortage of memory.
+    /// `PoolError::LimitReached` or `PoolError::OutOfMemory` with a report if no rung helps, or the search's own error. `PoolError::Driver`
+    /// or `PoolError::DeviceLost` if a call fails for a reason other than a shortage of memory.
     #[cold]
     pub(crate) fn climb<T>(&self, search: &mut dyn Search<T>) -> Result<T, PoolError> {
         let _request = deadline::Request::begin();
@@ -114,7 +114,7 @@ impl State {
         Ok(None)
     }
 
-    /// Makes room outside of the pool. Returns whether the rung applies.
+    /// Makes room outside the pool. Returns true if the rung applies.
     fn climb_outside<T>(
         &self,
         search: &dyn Search<T>,
@@ -148,7 +148,7 @@ impl State {
         self.climb(&mut OverBudget { error, request })
     }
 
-    /// Runs all registered reclaim callbacks, whatever they release.
+    /// Runs all registered reclaim callbacks, regardless of what they release.
     pub(crate) fn run_all_callbacks(&self) {
         for extent in [Extent::Purge, Extent::Release] {
             // A callback that fails is treated like one that has nothing to release.
@@ -156,7 +156,7 @@ impl State {
         }
     }
 
-    /// Runs the callbacks of all holders that can help, and returns their failures. `None` if there are none.
+    /// Runs the callbacks of all holders that can help, and returns their failures. `None` if there are no such holders.
     fn run_callbacks(&self, extent: Extent, until: Instant) -> Option<Vec<String>> {
         self.device.maintenance().registry().ask(extent, self.setup.config.kind, until)
     }
@@ -169,7 +169,7 @@ impl State {
     /// Waits until the device is idle, then releases the cached memory of other pools, and the memory left by pools that ended.
     /// Returns the failures; `None` if there is no such memory, or if it cannot help.
     fn trim_others(&self, shortage: &Shortage) -> Option<Vec<String>> {
-        // The limit is also named where the driver refused without a code.
+        // The limit is also named if the driver refused without a code.
         let limit = shortage.refusal.and_then(Refusal::limit);
         let is_ours = limit.is_some_and(|limit| limit.owner == Some(self.setup.name.id()))
             && self.limits.node().is_exceeded_by(shortage.requested_bytes);
@@ -193,7 +193,7 @@ impl State {
         Some(trimmed.err().iter().map(ToString::to_string).collect())
     }
 
-    /// Returns the free bytes of the device and of this pool. A rung outside of the pool has gained their growth.
+    /// Returns the free bytes of the device and of this pool. Their growth is the gain of a rung outside the pool.
     fn room_bytes(&self) -> i64 {
         let free_bytes = self.device.memory_info().map_or(0, |info| info.free_bytes);
         let in_use_bytes = self.backend.counts().in_use_bytes;
@@ -217,7 +217,7 @@ impl Default for Course {
 }
 
 impl Course {
-    /// Adds an attempt that began at `start`, and returns its end. A rung that was climbed before adds to its earlier attempt.
+    /// Adds an attempt that began at `start`, and returns its end. A repeated rung adds to its earlier attempt.
     fn add(
         &mut self,
         name: &'static str,

@@ -1,5 +1,5 @@
-//! The report of a refused request: [`State::out_of_memory_error`] states the figures at the end of the ladder, and [`State::with_report`]
-//! adds who holds the memory, once the request leaves the pool, and counts the refusal.
+//! The report of a refused request: [`State::out_of_memory_error`] states the figures at the end of the ladder. [`State::with_report`] adds
+//! the holders of the memory once the request leaves the pool, and counts the refusal.
 
 use super::State;
 use super::ladder::OTHERS_TRIMMED;
@@ -34,11 +34,11 @@ pub(crate) struct Origin {
 }
 
 thread_local! {
-    /// The pool of which this thread tries several sizes.
+    /// The pool from which this thread tries several sizes.
     static TRYING: Cell<*const State> = const { Cell::new(core::ptr::null()) };
 }
 
-/// The value of [`TRYING`] from before, for the end of a call, by a panic of an adaptor too.
+/// The previous value of [`TRYING`], restored at the end of a call, even if an adaptor panics.
 struct Outer(*const State);
 
 impl Drop for Outer {
@@ -51,8 +51,8 @@ impl Drop for Outer {
 const DRIVER_UNIT_BYTES: u64 = 512;
 
 impl State {
-    /// Builds the error of a request that found no memory: `PoolError::LimitReached` if a limit refused it, else
-    /// `PoolError::OutOfMemory`. Without the figures of the device, the driver's own refusal.
+    /// Builds the error of a request that found no memory: `PoolError::LimitReached` if a limit refused it, otherwise
+    /// `PoolError::OutOfMemory`. If the device's figures are unavailable, returns the driver's refusal.
     pub(super) fn out_of_memory_error(&self, shortage: &Shortage, attempts: Vec<Attempt>) -> PoolError {
         let Shortage { requested_bytes, alignment, admitted_bytes, refusal } = *shortage;
         let mut report = OutOfMemory { requested_bytes, alignment, attempts, ..OutOfMemory::default() };
@@ -87,17 +87,17 @@ impl State {
         if !device_pool.has_been_current() {
             return Ok(0);
         }
-        // Read first: a block that is freed meanwhile then counts in neither.
+        // Read first: a block that is freed in between then counts in neither.
         let counts = self.backend.counts();
         let unfreed_bytes = self.backend.reserved()?.map_or(0, |reserved| reserved.unfreed_bytes);
         let used_bytes = device_pool.usage()?.used_bytes;
         let other_bytes = used_bytes.saturating_sub(counts.in_use_bytes.saturating_add(unfreed_bytes));
-        // The driver counts whole units, and does not say how many bytes were requested.
+        // The driver counts whole units, and does not report how many bytes were requested.
         let rounding_bytes = counts.block_count.saturating_mul(DRIVER_UNIT_BYTES - 1);
         Ok(if other_bytes > rounding_bytes { other_bytes } else { 0 })
     }
 
-    /// The report of a request that the driver has refused to another library, as that of a request of this pool.
+    /// The report of a request that the driver has refused to another library, like a report of this pool's own request.
     pub(crate) fn explain_refusal(&self, requested_bytes: u64) -> Result<OutOfMemory, PoolError> {
         let mut report = OutOfMemory { requested_bytes, ..OutOfMemory::default() };
         self.add_figures(&mut report)?;
@@ -109,9 +109,9 @@ impl State {
         Ok(report)
     }
 
-    /// Completes the report of a refused request with the facts that only the program needs, and passes each refusal for lack
-    /// of memory to the observer. Called once, when the request is outside of all adaptors: an adaptor that serves the request
-    /// from elsewhere spares the look-ups, and an adaptor's own report is completed too.
+    /// Completes the report of a refused request with the facts that only the program needs, and passes each refusal for lack of memory to
+    /// the observer. Called once, when the request has left all adaptors: no lookups are made if an adaptor serves the request from
+    /// elsewhere, and an adaptor's own report is completed too.
     pub(crate) fn with_report<T>(
         &self,
         result: Result<T, PoolError>,
@@ -126,7 +126,7 @@ impl State {
             if let PoolError::TooLarge { requested_bytes, .. } = &mut error
                 && let Some(size_bytes) = origin.size_bytes.filter(|bytes| Requested(*bytes).is_miscomputed())
             {
-                // Without the bytes of adaptors, the number leads to the mistake.
+                // Without the adaptors' bytes, the number reveals the mistake.
                 *requested_bytes = size_bytes;
             }
             if let PoolError::TooLarge { origin, .. } | PoolError::Refused { origin, .. } = &mut error {
@@ -145,8 +145,8 @@ impl State {
         })
     }
 
-    /// Counts an error that is a refusal, and passes it to traces, to the flight recorder, to `tracing` and to the observer. Inside of
-    /// [`State::alloc_one_of`] only the end counts.
+    /// Counts an error that is a refusal, and passes it to traces, to the flight recorder, to `tracing` and to the observer. Inside
+    /// [`State::alloc_one_of`] only the final refusal counts.
     fn announce(&self, error: &mut PoolError) {
         if error.is_want_of_memory() && !core::ptr::eq(TRYING.get(), self) {
             let pool = self.setup.name.id();
@@ -163,8 +163,8 @@ impl State {
         }
     }
 
-    /// Calls `try_sizes`, which requests memory of this pool until a size can be had: all of its requests are one, and so
-    /// is their refusal.
+    /// Calls `try_sizes`, which requests memory of this pool until a size is available. All of its requests count as one, and so do their
+    /// refusals.
     pub(crate) fn alloc_one_of<T>(
         &self,
         try_sizes: impl FnOnce() -> Result<T, PoolError>,
@@ -185,7 +185,7 @@ impl State {
         report.device_ordinal = self.device.ordinal();
         report.kind = kind;
         if report.refused_by == RefusedBy::Budget {
-            // The refusal of the budget is the error even if a query fails: the report then lacks figures.
+            // The budget's refusal is the error even if a query fails: the report then lacks figures.
             let _ = self.add_figures(report);
         }
         if kind == MemoryKind::Host {

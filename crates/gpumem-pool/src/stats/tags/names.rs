@@ -2,8 +2,8 @@
 //! outlive the pool.
 //!
 //! A name has a number while something holds it ([`HeldName`]), while blocks count for it, and while it is among the last names used
-//! without either. Then it is forgotten, and the number goes to another name. Recorders store numbers, so a pool that is recorded gives
-//! no number twice.
+//! without either. Then it is forgotten, and another name gets the number. Recorders store numbers, so a recorded pool never reuses a
+//! number.
 
 use gpumem_sys::fork;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(crate) struct Names(Mutex<Book>);
 
-/// A name and its number, which belong to each other as long as this value lives.
+/// A name and its number, which belong together while this value lives.
 pub(crate) type HeldName = Arc<Name>;
 
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl Names {
         self.book().in_use.get(name).map_or(0, |found| found.name.number)
     }
 
-    /// From now on, no number is given a second time: a recorder stores the numbers.
+    /// From now on numbers are not reused, because a recorder stores them.
     pub(crate) fn set_recorded(&self) {
         let mut book = self.book();
         book.is_recorded = true;
@@ -102,7 +102,7 @@ impl Book {
         Some(Arc::clone(&found.name))
     }
 
-    /// Returns whether unused names are to be forgotten before the next name is added.
+    /// True if unused names must be forgotten before the next name is added.
     pub(super) fn is_due(&self) -> bool {
         self.left_count == 0
     }
@@ -134,7 +134,7 @@ impl Book {
     /// Forgets names that nothing holds and that no block counts for, except those used last. Returns their numbers, which may go to
     /// other names from now on. `is_unused` returns true for a number that no block counts for.
     pub(super) fn forget_unused(&mut self, is_unused: impl Fn(u16) -> bool) -> Vec<u16> {
-        // Nothing else can take hold of a name: that takes the lock of the book.
+        // Nothing else can hold a name, because that takes the lock of the book.
         let last_use = |used: &mut NameUse| {
             let is_free = Arc::get_mut(&mut used.name).is_some() && is_unused(used.name.number);
             is_free.then_some(used.last_use)
@@ -156,7 +156,7 @@ impl Book {
             }
             self.free.extend(forgotten.iter().filter(|number| **number != OTHERS_NUMBER));
         }
-        // A pass costs as much as there are names, so it comes once for a fraction of them; earlier if the numbers run out.
+        // The cost of a pass is proportional to the number of names, so it runs once per fraction of them; earlier if the numbers run out.
         let number_count = self.free.len() + usize::from(OTHERS_NUMBER - 1).saturating_sub(self.given.len());
         self.left_count = (self.in_use.len() / 2).min(number_count).max(UNUSED_COUNT_MAX);
         forgotten
@@ -170,7 +170,7 @@ impl Book {
     }
 }
 
-/// The number of names that stay although no block counts for them and nothing holds them. They have peaks and counts of interest.
+/// The number of names that stay although no block counts for them and nothing holds them, because their peaks and counts are of interest.
 pub(super) const UNUSED_COUNT_MAX: usize = 256;
 
 /// The last number: a block stores its tag in 16 bits, and 0 means no tag.

@@ -1,10 +1,9 @@
 //! [`Share`]: one thread's counters for a tag. [`Peak`]: the peak over all threads.
 //!
-//! Only its thread writes a share, and it tracks its own peak exactly. It publishes its count when that has moved by
-//! [`STRIDE_BYTES`], so that short-lived blocks cost no access to a shared counter. A tag's peak is therefore exact if
-//! one thread counts for it. With several threads, the published and unpublished counts may stem from different
-//! moments, at most two strides apart for each thread. If the peak is reset while another thread counts,
-//! the new peak may include memory that this thread frees at that moment.
+//! Only its thread writes a share, which tracks its own peak exactly. It publishes its count when that has moved by [`STRIDE_BYTES`], so
+//! that short-lived blocks need no access to a shared counter. A tag's peak is therefore exact if one thread counts for it. With several
+//! threads, the published and unpublished counts may stem from different moments, at most two strides apart for each thread. If the peak is
+//! reset while another thread counts, the new peak may include memory that this thread frees at that moment.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_heap::counters::{Counters, LocalCounters};
@@ -50,7 +49,7 @@ impl Share {
         }
     }
 
-    /// Counts an allocation. Returns whether the caller must call [`note_rise`](Self::note_rise).
+    /// Counts an allocation. Returns true if the caller must call [`note_rise`](Self::note_rise).
     #[inline]
     pub(crate) fn count_out_only(&self, size_bytes: u64) -> bool {
         self.is_highest(self.counters.count_out(size_bytes))
@@ -62,7 +61,7 @@ impl Share {
         self.note_fall(self.counters.count_in(size_bytes));
     }
 
-    /// Counts a change in size that is not a block of its own.
+    /// Counts a change in size without counting a block.
     pub(crate) fn change(&self, from_bytes: u64, to_bytes: u64) {
         self.counters.change(from_bytes, to_bytes);
         if self.is_highest(self.counters.in_use_bytes()) {
@@ -80,7 +79,7 @@ impl Share {
         in_use_bytes.cast_signed() > self.high_bytes.load(Ordering::Relaxed).cast_signed()
     }
 
-    /// Notes a count that is the highest so far.
+    /// Records a new highest count.
     #[inline]
     pub(crate) fn note_rise(&self) {
         let in_use_bytes = self.counters.in_use_bytes();
@@ -120,7 +119,7 @@ impl Share {
         self.high_bytes.load(Ordering::Relaxed).wrapping_sub(self.published_bytes())
     }
 
-    /// Resets the peak to the current count. While the owner counts on another thread, that may be a count of shortly before: then rises
+    /// Resets the peak to the current count. While the owner counts on another thread, that count may be slightly outdated: then increases
     /// up to it are not published, and the peak may be too high, until the owner's next publication or a higher count.
     pub(super) fn reset_peak(&self) {
         self.high_bytes.store(self.counters.in_use_bytes(), Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Reserves the heap's addresses where the driver supports virtual memory. Plain segments bring their own addresses.
-//! They replace virtual memory where it is missing or refused, and they hold all host-accessible memory.
+//! Reserves the heap's addresses where the driver supports virtual memory. Plain segments bring their own addresses. They replace virtual
+//! memory where it is missing or refused, and hold all host-accessible memory.
 
 use super::orphaned_heap::leave;
 use super::probe;
@@ -13,7 +13,7 @@ use gpumem_sys::types::CUdevice_attribute;
 /// Two address ranges, each as address and size: one for small blocks and one for large blocks.
 type Ranges = [(u64, u64); 2];
 
-/// The memory that was chosen, and the addresses reserved for it.
+/// The chosen type of memory, and the addresses reserved for it.
 pub(super) struct Chosen {
     pub(super) memory: Memory,
     pub(super) ranges: Ranges,
@@ -87,7 +87,7 @@ fn virtual_memory(setup: BackendSetup<'_>) -> Result<Result<Ranges, String>, Poo
     })
 }
 
-/// A use of handles, the attribute that it needs, and the lack of it.
+/// A use of handles, the attribute that it needs, and the name of the missing capability.
 type Need = (fn(HandleUse) -> bool, CUdevice_attribute, &'static str);
 
 /// The attributes that virtual memory needs.
@@ -126,8 +126,7 @@ fn reserve_ranges(device: &Device, access: &Access, vmm: &Vmm<'_>) -> Result<Ran
     Ok([small, large])
 }
 
-/// Reserves `times` units of addresses, or fewer where other pools have used up the address space. Returns address
-/// and size.
+/// Reserves `times` units of addresses, or fewer if other pools have used up the address space. Returns address and size.
 fn reserve_range(vmm: &Vmm<'_>, unit_bytes: u64, times: u64) -> Result<(u64, u64), DriverError> {
     let size_bytes = unit_bytes * times;
     match vmm.reserve(size_bytes) {

@@ -21,7 +21,7 @@ pub(in super::super) struct BlockSearch<'a> {
     rounded_bytes: u64,
     /// The size of a block that is just large enough.
     least_bytes: u64,
-    /// The last refusal, if it was for a shortage of memory.
+    /// The last refusal, if memory was short.
     pub(in super::super) refusal: Option<Refusal>,
     /// The counters at the beginning of the pass.
     pub(in super::super) before: Counts,
@@ -36,7 +36,7 @@ pub(in super::super) struct BlockSearch<'a> {
 
 impl<'a> BlockSearch<'a> {
     pub(super) fn new(pool: &'a CachingPool, size_bytes: u64, alignment: u64, stream: &'a Stream) -> Self {
-        // Magazines and depot track the order of streams, and not completion on the host.
+        // Magazines and depot track stream order, not completion on the host.
         let class = SizeClass::of(size_bytes).filter(|_| alignment <= ALIGNMENT_MIN && !pool.is_for_host());
         // The driver chooses the address of a segment, so the size includes room for the alignment.
         let (padding_bytes, heap_alignment) = match pool.access.memory() {
@@ -102,7 +102,7 @@ impl<'a> BlockSearch<'a> {
         allocation
     }
 
-    /// Counts a block of the heap, and converts it to the allocation that was requested.
+    /// Counts a heap block, and converts it to the requested allocation.
     fn hand_out(&self, mut core: SpinMutexGuard<'_, Core>, block: HeapBlock) -> Allocation {
         let (pool, stream) = (self.pool, self.stream.id());
         core.note_peak();
@@ -123,8 +123,8 @@ impl<'a> BlockSearch<'a> {
     }
 }
 
-/// The stream in whose order the block is allocated. Host-accessible memory is allocated in the host's order, because
-/// the host may use it at once.
+/// The stream in whose order the block is allocated. Host-accessible memory is allocated in the host's order, because the host may use it
+/// immediately.
 fn order_of(pool: &CachingPool, stream: &Stream) -> StreamIndex {
     #[cfg(gpumem_planted_bugs)]
     if crate::injected_bugs::has(crate::injected_bugs::Bug::HostInStreamOrder) {

@@ -8,8 +8,8 @@ use gpumem_heap::sync::MutexGuard;
 use std::sync::PoisonError;
 
 impl CachingPool {
-    /// Drains this thread's caches. Returns whether there was anything. Drains run one after another, and each ends
-    /// with its blocks in the heap, where the next one finds them.
+    /// Drains this thread's caches. Returns true if anything was drained. Drains run one after another, and each ends with its blocks in
+    /// the heap, where the next one finds them.
     pub(in super::super) fn drain_own(&self) -> bool {
         let _turn = self.draining();
         let mut spill = Vec::new();

@@ -8,8 +8,8 @@ use core::time::Duration;
 use std::time::Instant;
 
 impl CachingPool {
-    /// Releases memory beyond `keep_bytes` within a time budget, in at least one step. Records markers for pending
-    /// memory, which a later call can then release. Returns whether no more can be released now.
+    /// Releases memory beyond `keep_bytes` within a time budget, in at least one step. Records markers for pending memory, which a later
+    /// call can then release. Returns true if no more can be released now.
     fn release_down_to(&self, keep_bytes: u64, budget: Duration) -> Result<bool, PoolError> {
         let start = Instant::now();
         let mut reserved_bytes = self.reserved_bytes();
@@ -43,7 +43,7 @@ impl CachingPool {
     }
 }
 
-// A later call retries what fails now. The user's next call reports a failure.
+// A later call retries failed releases. The user's next call reports a failure.
 impl PoolMaintenance for CachingPool {
     fn before_wait(&self) {
         // Drained blocks that are still pending are ready in the heap at the end of the wait.
@@ -58,7 +58,7 @@ impl PoolMaintenance for CachingPool {
             let _ = self.trim(self.soft_bytes());
         }
         if self.is_idle() {
-            // A later call retries what fails now.
+            // A later call retries failed releases.
             let _ = self.trim_to(0);
             self.idle.begin_again();
         }
@@ -66,7 +66,7 @@ impl PoolMaintenance for CachingPool {
 
     fn serve(&self) {
         let _ = self.release_down_to(self.soft_bytes(), self.tuning.release_budget);
-        // After a failure, too, the next try comes after the same time.
+        // The next try comes after the same time, even after a failure.
         if self.is_idle() && self.release_down_to(0, self.tuning.release_budget).unwrap_or(true) {
             self.idle.begin_again();
         }

@@ -41,8 +41,8 @@ impl CachingPool {
             == Some(true)
     }
 
-    /// The cache entry for a large block that only the owner stream has used. `None` if the block is not large, if
-    /// the owner stream is gone, or if the memory is host-accessible, because the host follows no stream's order.
+    /// The cache entry for a large block that only the owner stream has used. `None` if the block is not large, if the owner stream is
+    /// gone, or if the memory is host-accessible, because host accesses follow no stream order.
     #[inline(always)]
     pub(super) fn large(
         &self,

@@ -17,7 +17,7 @@ impl Core {
         self.heap.give(large.block.record, &[large.stamp.into()]);
     }
 
-    /// Returns whether memory sleeps, or is about to.
+    /// True if memory sleeps, or is about to.
     pub(in super::super) fn is_sleeping(&self) -> bool {
         self.heap.is_sleeping() || self.extents.is_sleeping()
     }

@@ -27,15 +27,15 @@ impl Drop for CachingPool {
         left.heap.set_outside_bytes(0);
         let (driver, clocks) = (self.device.driver(), self.clocks());
         if self.device.find_reset() {
-            // Plain segments and the host's copy went with the context. Mapped memory belongs to none. Once the device is in use again,
-            // others may have the addresses, and the memory is left.
+            // Plain segments and the host's copy went with the context. Mapped memory belongs to no context. Once the device is in use
+            // again, others may have the addresses, so the memory is leaked.
             if !left.waits() && self.device.is_unused() {
                 left.give_back(driver, clocks, HowFar::All);
             }
             return;
         }
-        // A drop cannot report a failure. Pending memory stays for the device's maintenance, and so does all memory
-        // if the context can't be entered now.
+        // A drop cannot report a failure. Pending memory stays for the device's maintenance, and so does all memory if the context cannot
+        // be entered now.
         let is_gone = self.device.enter_relaxed().is_ok_and(|_entered| {
             let _ = self.poll_with_markers(pending);
             // The calls that release segments wait for the device, and a drop must not wait. On a busy device the
@@ -95,7 +95,7 @@ impl OrphanedHeap {
     fn give_back_in(&mut self, driver: &Driver, order: &impl Order, how: HowFar) -> bool {
         let Self { access, heap, extents, ranges } = self;
         let mut vmm = Vmm::new(driver, access);
-        // One failure does not keep the rest from being released. The next call retries it.
+        // A failure does not stop the release of the rest. The next call retries it.
         let _ = extents.settle(order, &mut vmm);
         let _ = extents.release_lost(&mut vmm);
         let _ = heap.release_lost(&mut vmm);

@@ -1,7 +1,7 @@
-//! A trial of virtual memory, before the first pool of a device relies on it.
+//! A trial of virtual memory before the first pool of a device relies on it.
 //!
-//! A device may report that it supports virtual memory, or memory for network cards, and refuse one of the calls. So the smallest
-//! handle, of the very flavour that the pool needs, is created, mapped, opened and written. A success is remembered for the device.
+//! A device may report support for virtual memory, or for memory of network cards, and still refuse a call. So a smallest handle with
+//! exactly the properties that the pool needs is created, mapped, opened and written. A success is remembered for the device.
 
 use crate::backend::caching::access::Access;
 use crate::backend::caching::vmm::Vmm;
@@ -14,8 +14,8 @@ use gpumem_sys::types::{CUctx_st, CUresult, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
 use std::time::Instant;
 
-/// Returns the driver's error if the pool's memory cannot be virtual. A lack of memory is no such error, and every other code is one:
-/// `UNKNOWN`, too, which WSL returns for memory of network cards. The device's context must be current.
+/// Returns the driver's error if the pool's memory cannot be virtual. Every code except a lack of memory counts, even `UNKNOWN`, which WSL
+/// returns for memory of network cards. The device's context must be current.
 ///
 /// # Errors
 ///
@@ -33,7 +33,7 @@ pub(super) fn refusal(device: &Device, access: &Access) -> Result<Option<DriverE
         let retry = move |driver: &Driver, _: &_, _| trial.end(&mut Vmm::new(driver, &access)).is_ok();
         device.maintenance().defer_release(MemoryKind::Device, false, retry);
     }
-    // Other work may keep the device busy. Every call has succeeded, so the write will.
+    // Other work may keep the device busy. Every call has succeeded, so the write will succeed too.
     let tried = match written {
         Ok(true) => ended.map(|()| true).map_err(Refusal::from),
         other => other,
@@ -54,9 +54,9 @@ pub(super) fn refusal(device: &Device, access: &Access) -> Result<Option<DriverE
     }
 }
 
-/// Memory, addresses and a stream that have to be given back.
+/// Memory, addresses and a stream that must be released.
 struct Trial {
-    /// That of the stream.
+    /// The stream's context.
     context: Handle<CUctx_st>,
     address: Option<u64>,
     handle: Option<RawHandle>,
@@ -70,7 +70,7 @@ impl Trial {
         Self { context, address: None, handle: None, is_mapped: false, stream: None }
     }
 
-    /// Returns whether the write was complete in time.
+    /// True if the write was complete in time.
     fn run(&mut self, vmm: &mut Vmm<'_>) -> Result<bool, Refusal> {
         let address = vmm.reserve(SIZE_BYTES)?;
         self.address = Some(address);
@@ -91,7 +91,7 @@ impl Trial {
         Ok(true)
     }
 
-    /// Gives everything back. After an error, the rest stays for the next call. The device's context must be current.
+    /// Releases everything. After an error, the rest stays for the next call. The device's context must be current.
     fn end(&mut self, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
         if let Some(stream) = &self.stream {
             if !vmm.is_idle(stream)? {

@@ -15,9 +15,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl CachingPool {
-    /// Waits for the device, up to the deadline. Then releases the memory of ended pools and of shrunk blocks, and the unused
-    /// memory of other pools under a limit that keeps this one from growing. Returns whether all work is done. The device's
-    /// context must be current.
+    /// Waits for the device, up to the deadline. Then releases the memory of ended pools and of shrunk blocks, and the unused memory of
+    /// other pools under a limit that keeps this pool from growing. Returns true if all work is done. The device's context must be current.
     pub(in super::super) fn wait_for_room(&self) -> Result<bool, PoolError> {
         let others = self.short_family();
         let is_idle = self.finish_for(&others)?;
@@ -26,10 +25,10 @@ impl CachingPool {
         Ok(is_idle)
     }
 
-    /// Waits for the device, up to the deadline. Returns whether all work is done.
+    /// Waits for the device, up to the deadline. Returns true if all work is done.
     ///
-    /// Pinned memory is waited for only if some of it is pending, in this pool, in others under the same limit or in
-    /// ended pools: otherwise the completion of work cannot make room for it.
+    /// For pinned memory, waits only if some of it is pending, in this pool, in others under the same limit or in ended pools: otherwise
+    /// completed work cannot make room for it.
     fn finish_for(&self, others: &[Arc<dyn Trimmable>]) -> Result<bool, DriverError> {
         let kind = self.access.admission().kind();
         let needs_wait = kind != MemoryKind::Host
@@ -43,8 +42,8 @@ impl CachingPool {
         self.activity().host_wait(|| self.device.finish_with_maintenance(Some(deadline)))
     }
 
-    /// Waits a short time for the device, so that plain segments can be exchanged for a larger one. Memory that the host may use grows
-    /// instead of waiting. Returns whether all work is done.
+    /// Waits a short time for the device, so that plain segments can be exchanged for a larger one. Host-accessible memory grows instead of
+    /// waiting. Returns true if all work is done.
     pub(in super::super) fn finish_for_exchange(&self) -> Result<bool, DriverError> {
         if self.is_for_host() || self.releases_at_once() {
             return self.device.is_idle();
@@ -53,7 +52,7 @@ impl CachingPool {
         self.activity().host_wait(|| self.device.finish_with_maintenance(Some(deadline)))
     }
 
-    /// Returns whether the driver releases the memory without a wait for the device. Plain segments need that wait.
+    /// True if the driver releases the memory without a wait for the device, which plain segments need.
     pub(in super::super) fn releases_at_once(&self) -> bool {
         self.access.memory() == Memory::Virtual
     }
@@ -63,20 +62,20 @@ impl CachingPool {
         let Some(share) = self.collect_above else { return Ok(()) };
         let keep_bytes = self.limits.part_bytes(share, self.device.total_bytes());
         let wanted_bytes = self.core().heap.reserved_bytes().saturating_add(size_bytes);
-        match wanted_bytes > keep_bytes && self.may_release()? {
-            true => self.trim_to(keep_bytes.saturating_sub(size_bytes)),
-            false => Ok(()),
+        if wanted_bytes > keep_bytes && self.may_release()? {
+            self.trim_to(keep_bytes.saturating_sub(size_bytes))
+        } else {
+            Ok(())
         }
     }
 
-    /// Records a marker in each stream, and polls which markers have been passed.
+    /// Records a marker in each stream, and polls for completed markers.
     pub(in super::super) fn poll_with_markers(&self, streams: Vec<StreamIndex>) -> Result<(), DriverError> {
         streams.into_iter().try_for_each(|stream| self.clocks().record_marker(stream).map(drop))?;
         self.clocks().poll(Duration::MAX).map(drop)
     }
 
-    /// Returns whether memory can be released now without a wait for work. Plain segments can be released only while the
-    /// device is idle.
+    /// True if memory can be released now without a wait for work. Plain segments can be released only while the device is idle.
     pub(super) fn may_release(&self) -> Result<bool, DriverError> {
         Ok(self.releases_at_once() || self.device.is_idle()?)
     }
@@ -104,8 +103,8 @@ impl CachingPool {
         heap.reserved_bytes().saturating_add(self.access.admission().room_bytes())
     }
 
-    /// The shortage of a request that no rung could serve. Without a refusal of the driver or of the admission, the request was
-    /// larger than what the limits leave.
+    /// The shortage of a request that no rung could serve. If neither driver nor admission refused, the request was larger than the limits
+    /// allow.
     pub(in super::super) fn describe_shortage(
         &self,
         requested_bytes: u64,
@@ -130,14 +129,14 @@ impl CachingPool {
         }
     }
 
-    /// Locks the heap, and updates the heap's limit from the pool's hard limit and the limits above it, if there are
-    /// any.
+    /// Locks the heap, and updates its limit from the pool's hard limit and any limits above it.
     pub(in super::super) fn core_with_limit(&self) -> SpinMutexGuard<'_, Core> {
         let room_bytes = self.limits.node().room_bytes();
         let mut core = self.core();
-        let limit_bytes = match room_bytes > ROOM_MAX_BYTES {
-            true => u64::MAX,
-            false => core.heap.reserved_bytes().saturating_add(room_bytes),
+        let limit_bytes = if room_bytes > ROOM_MAX_BYTES {
+            u64::MAX
+        } else {
+            core.heap.reserved_bytes().saturating_add(room_bytes)
         };
         core.heap.set_limit_bytes(limit_bytes);
         core
@@ -194,9 +193,9 @@ impl Trimmable for CachingPool {
     }
 }
 
-/// The longest wait for an exchange of segments: the queue of a busy device is rarely longer, and one that never ends costs each
-/// growth this much.
+/// The longest wait for an exchange of segments: the queue of a busy device is rarely longer, and an endless one delays each growth by this
+/// much.
 const EXCHANGE_WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// More room than this is not a limit, because no device has as much memory.
+/// Room beyond this is no limit, because no device has as much memory.
 const ROOM_MAX_BYTES: u64 = 1 << 60;

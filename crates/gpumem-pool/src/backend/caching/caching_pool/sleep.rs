@@ -1,11 +1,10 @@
-//! Sleep: the heap's handles go back to the device, and the contents of blocks wait in pinned host memory.
+//! Sleep: the heap's handles return to the device, and the contents of blocks wait in pinned host memory.
 //!
-//! The pool above lets no operation use the memory meanwhile, and all work is complete. So the only races are with frees, which the
-//! heap records as usual, and with requests that had begun before. Such a request may get a block that sleeps; its contents are
-//! unspecified anyway.
+//! During sleep the pool above lets no operation use the memory, and all work is complete. So the only races are with frees, which the heap
+//! records as usual, and with requests that began before. Such a request may get a sleeping block, whose contents are unspecified anyway.
 //!
-//! Each step can fail, and the memory wakes then: what was unmapped is mapped again, and what was released is created again and gets
-//! its contents back. If that fails as well, the memory sleeps, and the program wakes it later.
+//! If a step fails, the memory wakes: unmapped memory is mapped again, and released memory is created again and gets its contents back. If
+//! that fails as well, the memory sleeps, and the program wakes it later.
 
 use super::{CachingPool, Core};
 use crate::backend::caching::access::Memory;
@@ -20,7 +19,7 @@ use gpumem_sys::types::CUstream;
 use gpumem_sys::{Driver, DriverError};
 use std::sync::PoisonError;
 
-/// The contents of memory that sleeps, and the host memory for them.
+/// The contents of sleeping memory, and the host memory for them.
 #[derive(Default)]
 pub(super) struct Contents {
     pieces: Vec<Piece>,
@@ -110,7 +109,7 @@ fn free_buffers(driver: &Driver, buffers: &mut Vec<(u64, u64)>) -> Result<(), Dr
     freed
 }
 
-/// Gives each range a place in the buffers, which are large enough together. A range that lies in two of them becomes two pieces.
+/// Gives each range a place in the buffers, which are large enough together. A range that spans two buffers becomes two pieces.
 fn place(ranges: &[(u64, u64)], buffers: &[(u64, u64)]) -> Vec<Piece> {
     let mut pieces = Vec::with_capacity(ranges.len() + buffers.len());
     let mut buffers = buffers.iter().copied();
@@ -130,7 +129,7 @@ fn place(ranges: &[(u64, u64)], buffers: &[(u64, u64)]) -> Vec<Piece> {
     pieces
 }
 
-/// Queues work for each piece on a stream of its own, and waits for it.
+/// Queues work for each piece on a new stream, and waits for it.
 fn queue(
     device: &Device,
     operation: &'static str,
@@ -141,7 +140,7 @@ fn queue(
         return Ok(());
     }
     let stream = Stream::new(device)?;
-    // These copies are what the sleeping memory is closed for: all other work that names it is refused.
+    // The sleeping memory is closed so that these copies can run: all other work that names it is refused.
     let queued = stream.run_borrowed(operation, MemoryRange::NONE, |raw| {
         pieces.iter().try_for_each(|piece| device.noting(work(device.driver(), piece, raw)))
     });
@@ -182,7 +181,7 @@ impl Sleeping for CachingPool {
             }
         };
         self.note_buffers(&contents);
-        // Growable blocks may have been dropped. The next change of one repeats what fails now.
+        // Growable blocks may have been dropped. The next change of one retries failed releases.
         let _ = self.settle_extents();
         let kept_bytes = self.reserved_bytes();
         Ok(Slept { released_bytes: before_bytes.saturating_sub(kept_bytes), kept_bytes, copied_bytes })
@@ -198,7 +197,7 @@ impl Sleeping for CachingPool {
     }
 }
 
-/// Why memory does not wake.
+/// The reason why memory does not wake.
 enum WakeFailure {
     /// Physical memory could not be created or mapped.
     Memory(Refusal),
@@ -217,7 +216,7 @@ impl CachingPool {
         }
     }
 
-    /// The error of an operation that needs memory which sleeps.
+    /// The error of an operation that needs sleeping memory.
     pub(in super::super) fn asleep(&self) -> PoolError {
         PoolError::Asleep { pool: self.limits.node().name().as_str().into() }
     }
@@ -232,7 +231,7 @@ impl CachingPool {
             return Ok(());
         }
         let mut contents = self.contents();
-        // Meanwhile the pool may have gone to sleep.
+        // The pool may have gone to sleep since.
         if !contents.pieces.is_empty() {
             return Ok(());
         }
@@ -241,7 +240,7 @@ impl CachingPool {
         freed
     }
 
-    /// Takes the host memory of a pool that ends. Returns what releases it, with the calls that wait for the device.
+    /// Takes the host memory of a pool that ends. Returns a closure that releases it, with calls that wait for the device.
     pub(super) fn take_host_copy(
         &mut self,
     ) -> Option<impl FnMut(&Driver, &Clocks, HowFar) -> bool + Send + 'static> {
@@ -275,7 +274,7 @@ impl CachingPool {
         slept
     }
 
-    /// Maps the memory again and restores its contents. After an error all of it sleeps again, as far as the driver allows.
+    /// Maps the memory again and restores its contents. After an error all of it sleeps again, if the driver allows.
     fn wake_up(&self, contents: &mut Contents) -> Result<Woken, WakeFailure> {
         // Blocks in thread caches would look as if they were in use.
         self.drain_all();
@@ -291,9 +290,10 @@ impl CachingPool {
                 let core = self.core();
                 core.heap.has_mapping(address) || core.extents.has_mapping(address)
             };
-            let copied_bytes = match contents.are_lost {
-                true => contents.restore(&self.device, is_mapped).map_err(WakeFailure::Contents)?,
-                false => 0,
+            let copied_bytes = if contents.are_lost {
+                contents.restore(&self.device, is_mapped).map_err(WakeFailure::Contents)?
+            } else {
+                0
             };
             Ok(Woken { created_bytes, copied_bytes })
         });
@@ -305,12 +305,12 @@ impl CachingPool {
                 self.set_cache_cap(&core);
                 contents.pieces.clear();
                 drop(core);
-                // Growable blocks may have been shrunk or dropped. A later change of one repeats what fails now.
+                // Growable blocks may have been shrunk or dropped. A later change of one retries failed releases.
                 let _ = self.settle_extents();
                 Ok(woken)
             }
             Err(failure) => {
-                // Memory that stays mapped is used by the next attempt.
+                // The next attempt uses memory that stays mapped.
                 let _ = self.put_to_sleep(contents);
                 Err(failure)
             }
@@ -331,7 +331,7 @@ impl CachingPool {
     }
 }
 
-/// Memory that wakes, as soon as the device and the limits have room for it.
+/// A request to wake memory, once the device and the limits have room for it.
 struct WakeSearch<'a> {
     pool: &'a CachingPool,
     size_bytes: u64,
@@ -362,7 +362,7 @@ impl Search<Woken> for WakeSearch<'_> {
     }
 
     fn climb(&mut self, _rung: usize) -> Result<Step<Woken>, PoolError> {
-        // Requests that had begun before may have allocated memory after it, and freed it.
+        // Requests that began earlier may have allocated and freed memory since.
         self.pool.drain_all();
         self.pool.wait_for_room()?;
         self.pool.trim(0)?;
@@ -378,7 +378,7 @@ impl Search<Woken> for WakeSearch<'_> {
     }
 
     fn shortage(&self) -> Result<Shortage, PoolError> {
-        // A limit refused while a part of the memory was awake, which has gone back to sleep: what the limit has now counts.
+        // A limit refused while part of the memory was awake. That part sleeps again, so the limit's present figures count.
         let refusal = self.refusal.filter(|refusal| refusal.limit().is_none());
         Ok(self.pool.describe_shortage(self.size_bytes, refusal))
     }

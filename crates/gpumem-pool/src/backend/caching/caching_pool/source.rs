@@ -1,4 +1,4 @@
-//! The [`Source`] methods of a [`CachingPool`]. Those for one block go on in `block_search` and `frees`.
+//! The [`Source`] methods of a [`CachingPool`]. The methods for one block continue in `block_search` and `frees`.
 
 use super::CachingPool;
 use super::block_search::BlockSearch;
@@ -75,7 +75,7 @@ impl Source for CachingPool {
         cache::with_cache(cache_key, owner_stream.as_u64(), |cache| cache.put_large(large)) == Some(true)
     }
 
-    /// Frees a block that the thread's magazine has no room for, or that magazines do not hold.
+    /// Frees a block that does not fit the thread's magazine, or that magazines do not hold.
     fn free(&self, freed: &FreeRequest) -> FreeOutcome {
         let counted = match SizeClass::at(usize::from(freed.allocation.class())) {
             _ if !freed.is_plain() => false,
@@ -169,7 +169,7 @@ impl Source for CachingPool {
     fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError> {
         let counts = self.counts();
         let (core, clocks) = (self.core(), self.clocks());
-        // Memory that sleeps consists of whole handles, and blocks are nearly all of it.
+        // Sleeping memory consists of whole handles, nearly all of which are blocks.
         let is_awake = |bytes: u64, asleep_bytes: u64| bytes.saturating_sub(asleep_bytes);
         let heap_asleep_bytes = core.heap.sleeping_bytes();
         let block_bytes = counts.in_use_bytes.saturating_sub(core.extents.size_bytes());
@@ -187,8 +187,8 @@ impl Source for CachingPool {
         Ok(())
     }
 
-    /// Trims without a wait for work: markers detect what is complete. Plain segments are the exception, because the
-    /// calls that release them wait for the device.
+    /// Trims without waiting for work: markers detect completed work. Plain segments are the exception, because the calls that release them
+    /// wait for the device.
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
         self.drain_all();
         let _entered = self.device.enter_relaxed()?;
@@ -198,7 +198,7 @@ impl Source for CachingPool {
     }
 
     fn reclaim(&self) -> Result<(), PoolError> {
-        // This comes before the wait: memory that enters the heap after the wait is not covered by it.
+        // This comes before the wait, which does not cover memory that enters the heap later.
         self.drain_all();
         self.activity().host_wait(|| self.device.finish_with_maintenance(None))?;
         let _entered = self.device.enter_relaxed()?;
@@ -221,7 +221,7 @@ impl Source for CachingPool {
         for (index, (address, size_bytes)) in mappings.iter().enumerate() {
             if let Err(error) = vmm.set_access_of(*address, *size_bytes, &all_of(peer.raw())) {
                 for (address, size_bytes) in &mappings[..index] {
-                    // If this fails too, the peer keeps an access that was not granted.
+                    // If this fails too, the peer keeps access that was not granted.
                     let _ = vmm.set_access_of(*address, *size_bytes, &none_of(peer.raw()));
                 }
                 return Err(error.into());
@@ -276,9 +276,10 @@ impl Source for CachingPool {
             ));
         }
         let (node, reserved_bytes) = (self.limits.node(), core.heap.reserved_bytes());
-        match node.allows(reserved_bytes) {
-            true => Ok(()),
-            false => Err(format!("{reserved_bytes} bytes reserved, {} allowed", node.limit_bytes())),
+        if node.allows(reserved_bytes) {
+            Ok(())
+        } else {
+            Err(format!("{reserved_bytes} bytes reserved, {} allowed", node.limit_bytes()))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reports of many programs, each with the only advice that is right for it.
+//! Reports of many programs, each with its only correct advice.
 
 mod bounds;
 mod cases;
@@ -12,12 +12,12 @@ use cases::cases;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// A `caching` pool alone on the device, beside a context of 600 MiB.
+/// A `caching` pool alone on a device, with a context of 600 MiB.
 fn alone(total_bytes: u64, in_use_bytes: u64, cached_bytes: u64, requested_bytes: u64) -> OutOfMemory {
     beside(600 * MIB, total_bytes, in_use_bytes, cached_bytes, requested_bytes)
 }
 
-/// A `caching` pool beside other users that hold `others_bytes`.
+/// A `caching` pool on a device whose other users hold `others_bytes`.
 fn beside(
     others_bytes: u64,
     total_bytes: u64,
@@ -176,7 +176,7 @@ fn sums_beyond_a_word_are_no_trouble() {
     }
 }
 
-/// The snapshot is read like prose: each report has one cause, one advice, and no line that its reader does not need.
+/// The snapshot reads like prose: each report has one cause, one advice, and no line that its reader does not need.
 #[test]
 fn the_whole_report_of_each_program() {
     let reports: Vec<_> =

@@ -27,7 +27,7 @@ fn pending_memory_of_exactly_the_requested_size_is_worth_waiting_for() {
     assert_ne!(advice(GIB - 1), WaitForWork);
 }
 
-/// The driver takes memory in units: with less than one beside the request, its refusal is no surprise.
+/// The driver takes memory in units: with less than one unit to spare, its refusal is expected.
 #[test]
 fn a_refusal_of_free_memory_is_one_of_the_driver_from_a_unit_on() {
     for (backend, unit_bytes) in [(BackendKind::Caching, 2 * MIB), (BackendKind::Native, 32 * MIB)] {
@@ -95,7 +95,7 @@ fn idle_memory_explains_a_refusal_from_an_eighth_on() {
     );
 }
 
-/// Pieces of the pool and of the device count together.
+/// Free pieces of the pool and of the device count together.
 #[test]
 fn pieces_that_suffice_together_are_fragmentation() {
     let advice = |requested_bytes| alone(10 * GIB, 6 * GIB, 2 * GIB, requested_bytes).advice();
@@ -161,7 +161,7 @@ fn contexts_and_libraries_take_a_part_of_each_device() {
     assert_eq!([2 * GIB, 16 * GIB, 80 * GIB].map(context_bytes), [GIB / 2, GIB, 4 * GIB]);
 }
 
-/// The smallest memory of another pool is in the way if exactly that is missing.
+/// Even the smallest memory of another pool is the cause if exactly that is missing.
 #[test]
 fn another_pool_is_in_the_way_however_small_it_is() {
     let advice = |other_pools_bytes| {
@@ -179,7 +179,7 @@ fn others_are_told_from_the_pools_of_the_program() {
     };
     let is_foreign = |text: String| text.contains("nvidia-smi");
     assert!(is_foreign(text(4 * GIB, 2 * GIB)) && !is_foreign(text(4 * GIB, 2 * GIB + 1)));
-    // As much as a context and libraries take.
+    // Exactly what a context and libraries take.
     assert!(is_foreign(text(GIB + GIB / 2, GIB / 2)) && !is_foreign(text(GIB + GIB / 2 - 1, GIB / 2)));
 }
 
@@ -251,7 +251,7 @@ fn the_largest_pools_are_listed_and_the_others_are_summed_up() {
     let text = table(&[], 0);
     assert!(has_line(&text, "pool number 0 ", " 8.000 GiB  1.000 GiB in use in 1 block"), "{text}");
     assert!(has_line(&text, "4 more ", " 10.000 GiB"), "{text}");
-    // What shares the limit is listed there, and not again.
+    // Pools that share the limit are listed there, and not again.
     let text = table(&pools[..1], 8 * GIB);
     assert_eq!(
         text.matches("pool number 0 ").count(),
@@ -261,7 +261,7 @@ fn the_largest_pools_are_listed_and_the_others_are_summed_up() {
     assert_eq!(text.matches("pool number 1 ").count(), 1, "{text}");
 }
 
-/// Every amount that is not zero has its line.
+/// Every amount that is not zero has a line.
 #[test]
 fn a_byte_has_its_line() {
     let report = OutOfMemory {
@@ -341,7 +341,7 @@ fn refusals_name_the_kind_of_limit_and_whose_it_is() {
         text.contains("would exceed the limit as well: raise pool service's limit to 7.000 GiB or more"),
         "{text}"
     );
-    // Others are in the way, too, so the limit is mentioned last.
+    // Others hold memory too, so the limit is mentioned last.
     let crowded = |refused_by| {
         let report = limited(4 * GIB, beside(18 * GIB, 24 * GIB, 4 * GIB, 0, 3 * GIB));
         OutOfMemory {
@@ -360,7 +360,10 @@ fn refusals_name_the_kind_of_limit_and_whose_it_is() {
         assert!(text.contains(&format!("would exceed {limit} as well: raise {limit} to")), "{text}");
     }
     let exactly = limited(16 * GIB, alone(24 * GIB, 15 * GIB, 64 * MIB, GIB));
-    assert!(exactly.advice_text().starts_with("what is free below the pool's limit"), "{exactly}");
+    assert!(
+        exactly.advice_text().starts_with("free memory under the pool's limit is fragmented"),
+        "{exactly}"
+    );
 }
 
 #[test]

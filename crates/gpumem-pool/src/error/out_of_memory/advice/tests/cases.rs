@@ -238,7 +238,7 @@ pub(super) fn cases() -> Vec<Case> {
             RaiseTheLimit,
             "raise it to 8.098 GiB or more (PoolBuilder::hard_limit, or Pool::set_hard_limit), or free blocks \
              (tag `activations` holds 7.812 GiB)",
-            "fragmented",
+            "allocate large blocks first",
         ),
         (
             "a device that one tag fills",

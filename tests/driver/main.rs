@@ -1,0 +1,19 @@
+//! The driver itself, by its own calls.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod alias;
+mod boxes;
+mod calls;
+mod capture;
+mod conformance;
+mod managed;
+mod peers;
+mod pool_kinds;
+mod reuse;
+mod settings;
+#[cfg(target_os = "linux")]
+mod sharing;
+mod stream_kinds;
+mod threads;
+mod vmm;

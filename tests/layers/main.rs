@@ -1,0 +1,18 @@
+//! Arrays and adapt, and several layers at once.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod adapt;
+mod array;
+mod arrays_graphs;
+mod copies;
+#[cfg(feature = "gpu")]
+mod cudarc;
+mod devices;
+mod held;
+mod kernels;
+mod launches;
+mod stream_entries;
+mod texts;
+mod transfers;
+mod variables;

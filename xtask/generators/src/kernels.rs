@@ -1,0 +1,241 @@
+//! `cargo xtask kernels`: compiles the CUDA sources (`*.cu`) to the checked-in PTX beside them.
+//!
+//! The compiler is NVRTC 11.8, a library that needs neither a GPU nor a toolkit. An old version is chosen, because every newer
+//! driver accepts its PTX. The target is `compute_70`, the oldest GPU with all features that the kernels use.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+
+const NVRTC: (&str, &str) = ("nvidia-cuda-nvrtc-cu11", "11.8.89");
+const NVRTC_FOLDER: &str = "nvidia/cuda_nvrtc/lib";
+/// The newest accepted PTX version: drivers refuse PTX newer than themselves. 8.0 is that of CUDA 12.0.
+const PTX_VERSION_MAX: (u32, u32) = (8, 0);
+/// The folders with kernels, searched recursively.
+const FOLDERS: [&str; 4] = [
+    "crates/gpumem-array/kernels",
+    "crates/gpumem-array/examples",
+    "crates/gpumem-adapt/examples",
+    "tests/kernels",
+];
+/// The numeric element types, as Rust and as CUDA name them.
+const ELEMENTS: [(&str, &str); 4] =
+    [("f32", "float"), ("f64", "double"), ("i32", "int"), ("i64", "long long")];
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Compare with the checked-in files and fail on any difference
+    #[arg(long)]
+    check: bool,
+    /// The NVRTC library to compile with [default: 11.8, fetched from the Python package index]
+    #[arg(long, value_name = "LIBRARY")]
+    nvrtc: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let library = match args.nvrtc {
+        Some(library) => library,
+        None => {
+            crate::workspace::wheel::unpacked(NVRTC.0, NVRTC.1)?.join(NVRTC_FOLDER).join("libnvrtc.so.11.2")
+        }
+    };
+    let compiler = Nvrtc::load(&library)?;
+    let mut stale = Vec::new();
+    for module in modules()? {
+        let ptx = compile(&compiler, &module)?;
+        let target = module.target();
+        if std::fs::read_to_string(&target).unwrap_or_default() == ptx {
+            continue;
+        }
+        if args.check {
+            stale.push(target.display().to_string());
+        } else {
+            std::fs::write(&target, ptx)?;
+            println!("wrote {}", target.display());
+        }
+    }
+    ensure!(stale.is_empty(), "out of date: {}; run `cargo xtask kernels`", stale.join(", "));
+    Ok(())
+}
+
+/// A PTX file to generate: a source, and the element type if the source has one as a parameter.
+struct Module {
+    source: PathBuf,
+    text: String,
+    element: Option<(&'static str, &'static str)>,
+}
+
+impl Module {
+    /// `fill.cu` → `fill.ptx`; `reduce.cu` for f32 → `reduce.f32.ptx`.
+    fn target(&self) -> PathBuf {
+        match self.element {
+            Some((suffix, _)) => self.source.with_extension(format!("{suffix}.ptx")),
+            None => self.source.with_extension("ptx"),
+        }
+    }
+}
+
+fn modules() -> Result<Vec<Module>> {
+    let mut modules = Vec::new();
+    for source in sources()? {
+        let text = std::fs::read_to_string(&source).with_context(|| source.display().to_string())?;
+        let elements: Vec<_> = match text.contains("ELEMENT_SUFFIX") {
+            true => ELEMENTS.iter().copied().map(Some).collect(),
+            false => vec![None],
+        };
+        let module = |element| Module { source: source.clone(), text: text.clone(), element };
+        modules.extend(elements.into_iter().map(module));
+    }
+    Ok(modules)
+}
+
+/// All CUDA sources of the repository, in a fixed order.
+fn sources() -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let folders = FOLDERS.iter().map(|folder| crate::workspace::root().join(folder));
+    let mut folders: Vec<PathBuf> = folders.filter(|folder| folder.exists()).collect();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "cu") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn compile(compiler: &Nvrtc, module: &Module) -> Result<String> {
+    let Module { source, text, element } = module;
+    let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let folder = source.parent().unwrap_or(source);
+    let mut options = vec![
+        "--gpu-architecture=compute_70".to_string(),
+        "--std=c++17".to_string(),
+        format!("--include-path={}", folder.display()),
+    ];
+    if let Some((suffix, kind)) = element {
+        options.push(format!("--define-macro=ELEMENT_SUFFIX={suffix}"));
+        options.push(format!("--define-macro=ELEMENT_TYPE={kind}"));
+    }
+    let ptx = compiler.ptx(&name, text, &options).with_context(|| source.display().to_string())?;
+    // The text before the first directive names the compiler's build.
+    let code = ptx.find(".version").context("NVRTC wrote no .version line")?;
+    let code = ptx[code..].trim_end();
+    check_version(code)?;
+    Ok(format!("// Made by `cargo xtask kernels` from {name}; do not edit.\n\n{code}\n"))
+}
+
+fn check_version(ptx: &str) -> Result<()> {
+    let version = ptx.split_whitespace().nth(1).and_then(|version| version.split_once('.'));
+    let (major, minor) = version.context("the .version line holds no version")?;
+    let version: (u32, u32) = (major.parse()?, minor.parse()?);
+    let (major, minor) = PTX_VERSION_MAX;
+    ensure!(
+        version <= PTX_VERSION_MAX,
+        "this NVRTC writes PTX {version:?}; {major}.{minor} at most, so take 11.8"
+    );
+    Ok(())
+}
+
+type Program = *mut c_void;
+type Create = unsafe extern "C" fn(
+    *mut Program,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
+
+/// The compiler's library, and its functions in use.
+struct Nvrtc {
+    create: Create,
+    compile: Compile,
+    log_size: Size,
+    log: Text,
+    ptx_size: Size,
+    ptx: Text,
+    destroy: Destroy,
+    // Loaded first and unloaded never while the functions above are callable.
+    _libraries: Vec<libloading::Library>,
+}
+
+impl Nvrtc {
+    fn load(library: &Path) -> Result<Self> {
+        let mut libraries = Vec::new();
+        // NVRTC opens its companion library by bare name; a library that is already loaded is found without a search path.
+        if let Some(companion) = builtins_beside(library) {
+            libraries.push(open(&companion)?);
+        }
+        let nvrtc = open(library)?;
+        // SAFETY: the types are those of nvrtc.h, unchanged since CUDA 7, and the library stays loaded as long as the functions.
+        let found = unsafe {
+            Self {
+                create: *nvrtc.get::<Create>(b"nvrtcCreateProgram")?,
+                compile: *nvrtc.get::<Compile>(b"nvrtcCompileProgram")?,
+                log_size: *nvrtc.get::<Size>(b"nvrtcGetProgramLogSize")?,
+                log: *nvrtc.get::<Text>(b"nvrtcGetProgramLog")?,
+                ptx_size: *nvrtc.get::<Size>(b"nvrtcGetPTXSize")?,
+                ptx: *nvrtc.get::<Text>(b"nvrtcGetPTX")?,
+                destroy: *nvrtc.get::<Destroy>(b"nvrtcDestroyProgram")?,
+                _libraries: libraries,
+            }
+        };
+        Ok(Self { _libraries: found._libraries.into_iter().chain([nvrtc]).collect(), ..found })
+    }
+
+    fn ptx(&self, name: &str, source: &str, options: &[String]) -> Result<String> {
+        let name = CString::new(name)?;
+        let source = CString::new(source)?;
+        let options: Vec<CString> =
+            options.iter().map(|option| CString::new(option.as_str())).collect::<Result<_, _>>()?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut program = std::ptr::null_mut();
+        let nothing = std::ptr::null();
+        // SAFETY: the strings are NUL-terminated and outlive the call; the list of headers is empty.
+        let code =
+            unsafe { (self.create)(&mut program, source.as_ptr(), name.as_ptr(), 0, nothing, nothing) };
+        ensure!(code == 0, "nvrtcCreateProgram returned {code}");
+        // SAFETY: `program` was created above and is alive; the options outlive the call.
+        let code = unsafe { (self.compile)(program, options.len() as c_int, options.as_ptr()) };
+        let result = match code {
+            0 => read(program, self.ptx_size, self.ptx),
+            _ => read(program, self.log_size, self.log).and_then(|log| bail!("NVRTC says:\n{log}")),
+        };
+        // SAFETY: `program` was created above, and is not used again.
+        unsafe { (self.destroy)(&mut program) };
+        result
+    }
+}
+
+/// Reads a text from the compiler: its size, then the bytes.
+fn read(program: Program, size: Size, text: Text) -> Result<String> {
+    let mut size_bytes = 0;
+    // SAFETY: callers pass a live program and two functions that match.
+    let code = unsafe { size(program, &mut size_bytes) };
+    ensure!(code == 0, "NVRTC returned {code} for the size of its text");
+    let mut bytes = vec![0u8; size_bytes.max(1)];
+    // SAFETY: the caller's program is live, `text` writes as many bytes as `size` returned, and the buffer has that size.
+    let code = unsafe { text(program, bytes.as_mut_ptr().cast()) };
+    ensure!(code == 0, "NVRTC returned {code} for its text");
+    Ok(CStr::from_bytes_until_nul(&bytes)?.to_str()?.to_string())
+}
+
+fn open(library: &Path) -> Result<libloading::Library> {
+    // SAFETY: loading runs the library's initialisers, and those of NVRTC have no requirements.
+    unsafe { libloading::Library::new(library) }.with_context(|| library.display().to_string())
+}
+
+fn builtins_beside(library: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(library.parent()?).ok()?;
+    let mut names = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    names.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains("nvrtc-builtins")))
+}
