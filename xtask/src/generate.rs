@@ -40,11 +40,12 @@ pub(crate) const PLOTS: Generator =
 pub(crate) const MODELS: Generator = Generator {
     name: "models",
     paths: &[
+        "Cargo.toml",
+        "Cargo.lock",
         "crates/gpumem-heap/",
-        "crates/gpumem-pool/src/device/order/",
-        "crates/gpumem-pool/src/backend/caching/",
-        "crates/gpumem-pool/src/pool/state/",
-        "crates/gpumem-pool/tests/climbs.rs",
+        "crates/gpumem-pool/",
+        "crates/gpumem-sim/",
+        "crates/gpumem-sys/",
     ],
 };
 pub(crate) const ALL: [Generator; 4] = [BINDGEN, KERNELS, HEADER, PLOTS];
