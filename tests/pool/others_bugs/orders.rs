@@ -159,7 +159,7 @@ cases! {
                         let stream = Stream::per_thread(&fixture.device).unwrap();
                         for round in 0..20 {
                             let key = thread << 32 | round;
-                            let block = fixture.filled(9 * MIB, key, &stream);
+                            let block = fixture.filled(9 * MIB + round * 256, key, &stream);
                             fixture.check(&block, key, &stream);
                         }
                         stream.synchronize().unwrap();

@@ -57,7 +57,7 @@ impl StreamBuilder {
         // SAFETY: `raw` outlives the call, and the context is current.
         unsafe { device.driver().cuStreamCreateWithPriority(&mut raw, flags, priority)? };
         let opened = foreign::driver_id(&device, raw).and_then(|driver_id| {
-            let parts = StreamParts { raw, life: Life::Owned, no_waits, is_blocking: false, thread: None };
+            let parts = StreamParts { raw, life: Life::Owned, no_waits, is_blocking: false };
             Ok((driver_id, device.clocks().open(&device, &parts)?))
         });
         let (driver_id, id) = opened.inspect_err(|_| device.destroy(Object::Stream(raw)))?;

@@ -228,8 +228,7 @@ impl Stream {
         }
         let driver_id = Self::name_of(device, raw, life, is_capturing)?;
         let is_blocking = !is_capturing && is_blocking(device, raw);
-        let thread = if let Kind::OfThread(thread) = kind { Some(thread) } else { None };
-        let parts = StreamParts { raw, life, no_waits, is_blocking, thread };
+        let parts = StreamParts { raw, life, no_waits, is_blocking };
         let make = |id: StreamId| {
             let stream = Self(Arc::new(Inner::new(device, raw, id, driver_id, kind)));
             device.sleepers().add_stream(&stream);
