@@ -328,7 +328,7 @@ impl Device {
     /// [`PoolError::Driver`] if the call fails.
     pub fn relax(&self) -> Result<CaptureModeGuard<'_>, PoolError> {
         not_forked()?;
-        Ok(CaptureModeGuard::enter(self.driver())?)
+        Ok(CaptureModeGuard::enter_for_user(self.driver())?)
     }
 
     /// Registers reclaim callbacks of `holder`, which run when memory of this device is short, until `holder` or the

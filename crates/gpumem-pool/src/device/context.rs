@@ -4,9 +4,10 @@
 //! it when dropped, which restores the previous state, including an empty stack. Because it pushes instead of replacing, the previous
 //! context is never named again, and its owner may destroy it in the meantime.
 
+use core::cell::Cell;
 use core::marker::PhantomData;
 use gpumem_sys::types::{CUcontext, CUstreamCaptureMode};
-use gpumem_sys::{Driver, DriverError};
+use gpumem_sys::{Driver, DriverError, Table};
 
 /// Keeps a device's context current on this thread; see [`Device::bind`](crate::Device::bind).
 ///
@@ -58,14 +59,33 @@ impl Drop for ContextGuard<'_> {
 #[must_use = "it holds only while this lives"]
 pub struct CaptureModeGuard<'a> {
     driver: &'a Driver,
-    /// The thread's previous mode; `None` for a driver older than captures.
+    /// The thread's previous mode; `None` for a driver older than captures, and within another guard.
     before: Option<CUstreamCaptureMode>,
+    /// The previous value of [`RELAXED`], to restore.
+    outer: Option<*const Table>,
     /// The mode belongs to the thread, so the guard must not be sent.
     _thread: PhantomData<*const ()>,
 }
 
+thread_local! {
+    /// The driver in whose relaxed mode this thread is because of a guard that a function of this crate holds, or null.
+    static RELAXED: Cell<*const Table> = const { Cell::new(core::ptr::null()) };
+}
+
 impl<'a> CaptureModeGuard<'a> {
+    /// For the length of one function, whose callees then enter without a driver call.
     pub(crate) fn enter(driver: &'a Driver) -> Result<Self, DriverError> {
+        let table = core::ptr::from_ref(driver.table());
+        if RELAXED.get() == table {
+            return Ok(Self { driver, before: None, outer: None, _thread: PhantomData });
+        }
+        let mut guard = Self::enter_for_user(driver)?;
+        guard.outer = Some(RELAXED.replace(table));
+        Ok(guard)
+    }
+
+    /// For a guard that the program gets. It may drop guards in another order, so nothing depends on this one.
+    pub(crate) fn enter_for_user(driver: &'a Driver) -> Result<Self, DriverError> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let before = match driver.table().cuThreadExchangeStreamCaptureMode {
             None => None,
@@ -75,12 +95,15 @@ impl<'a> CaptureModeGuard<'a> {
                 Some(mode)
             }
         };
-        Ok(Self { driver, before, _thread: PhantomData })
+        Ok(Self { driver, before, outer: None, _thread: PhantomData })
     }
 }
 
 impl Drop for CaptureModeGuard<'_> {
     fn drop(&mut self) {
+        if let Some(outer) = self.outer {
+            RELAXED.set(outer);
+        }
         if let Some(mut mode) = self.before {
             // SAFETY: `mode` outlives the call. It is the thread's previous mode, so the driver accepts it.
             let _ = unsafe { self.driver.cuThreadExchangeStreamCaptureMode(&mut mode) };

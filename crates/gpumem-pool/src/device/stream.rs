@@ -134,7 +134,7 @@ impl Stream {
         self.finish()?;
         self.device().after_wait();
         self.device().watch().note(OrderEvent::StreamDone(self.id()));
-        Ok(())
+        self.device().check_awaited()
     }
 
     /// True if everything queued on this stream so far is done.
@@ -159,6 +159,9 @@ impl Stream {
             self.device().watch().note(OrderEvent::StreamDone(self.id()));
         }
         self.device().serve();
+        if is_complete {
+            self.device().check_awaited()?;
+        }
         Ok(is_complete)
     }
 
