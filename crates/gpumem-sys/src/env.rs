@@ -179,7 +179,8 @@ fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
     nearest_of(name, known.iter().copied().filter(|known| !known.ends_with('_')))
 }
 
-/// Returns the known name with the fewest edits to `name`: at most three, or any number if the words of `name` are among its words.
+/// Returns the known name with the fewest edits to `name`: at most three, and for at most half of its letters; or any number if the words
+/// of `name` are among its words.
 #[must_use]
 pub fn nearest_of(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     // A name of any length may come from outside. Names whose lengths differ by more need more edits, and are not compared.
@@ -188,7 +189,7 @@ pub fn nearest_of(name: &str, known: impl Iterator<Item = &'static str>) -> Opti
     let near = known.filter(|known| is_similar(known) || is_shortened(name, known));
     let ranked = near.map(|known| (strsim::levenshtein(name, known), known));
     ranked
-        .filter(|(edits, known)| *edits <= EDITS_MAX || is_shortened(name, known))
+        .filter(|(edits, known)| *edits <= EDITS_MAX.min(letters / 2) || is_shortened(name, known))
         .min()
         .map(|(_, known)| known)
 }
@@ -196,7 +197,7 @@ pub fn nearest_of(name: &str, known: impl Iterator<Item = &'static str>) -> Opti
 /// The edits between a name and the one that was meant.
 const EDITS_MAX: usize = 3;
 
-/// Returns whether all words of `name` are words of `known`, in that order.
+/// True if all words of `name` are words of `known`, in that order.
 fn is_shortened(name: &str, known: &str) -> bool {
     let mut words = known.split('_');
     name.split('_').all(|word| words.any(|other| other == word))
@@ -219,6 +220,8 @@ mod tests {
         let nearest = |name| nearest(name, &known_names());
         assert_eq!(nearest("GPUMEM_LIMIT"), Some("GPUMEM_HARD_LIMIT"));
         assert_eq!((nearest("GPUMEM_"), nearest("")), (None, None));
+        let option = |name| nearest_of(name, ["rdma", "kind"].into_iter());
+        assert_eq!((option("name"), option("kin")), (None, Some("kind")));
         let far = check_names(["GPUMEM_COFFEE_MACHINE"].iter()).unwrap_err().to_string();
         assert!(!far.contains("did you mean") && far.contains("GPUMEM_POOL"), "{far}");
     }
