@@ -318,7 +318,7 @@ fn arrays_grow_between_launches(driver: &Driver) {
     assert_eq!(done.get(&sum).unwrap().into_scalar().unwrap(), expected * (unit - 1) as f32);
 }
 
-/// Returns whether the case is skipped: on the backend `none`, frees wait for the device.
+/// True if the case is skipped: on the backend `none`, frees wait for the device.
 fn frees_wait(gpu: &Gpu) -> bool {
     let waits = gpu.pool().backend() == BackendKind::None;
     if waits {

@@ -212,7 +212,7 @@ fn cast_of<T: Cast<U>, U: Element + Debug + PartialOrd>(gpu: &Gpu, elements: &[T
     }
 }
 
-/// Returns whether a product reads an element.
+/// True if a product reads an element.
 fn is_used(triangle: Triangle, i: usize, j: usize) -> bool {
     match triangle {
         Triangle::Upper | Triangle::Symmetric => i <= j,

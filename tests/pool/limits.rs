@@ -49,7 +49,7 @@ impl Subject {
         self.blocks.iter().map(Block::size_bytes).sum()
     }
 
-    /// Returns whether an allocation was refused.
+    /// True if an allocation was refused.
     fn take(&mut self, step: &Step) -> Result<bool, PoolError> {
         match *step {
             Step::Alloc(size_mib, stream) => match self.pool.alloc(size_mib * MIB, &self.streams[stream]) {

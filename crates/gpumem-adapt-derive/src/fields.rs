@@ -187,7 +187,7 @@ fn is_phantom(ty: &Type) -> bool {
     }
 }
 
-/// Returns whether the type is a reference to a value that changes.
+/// True if the type is a reference to a value that changes.
 fn is_borrowed(ty: &Type) -> bool {
     match ty {
         Type::Reference(reference) => {

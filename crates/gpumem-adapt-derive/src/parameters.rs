@@ -80,12 +80,12 @@ impl Parameters {
         self.roles.iter().filter(move |(_, found)| **found == role).map(|(ident, _)| ident)
     }
 
-    /// Returns whether the type is a parameter.
+    /// True if the type is a parameter.
     pub(crate) fn is_parameter(&self, ty: &Type) -> bool {
         self.role_of(ty).is_some()
     }
 
-    /// Returns whether the type is the parameter of elements.
+    /// True if the type is the parameter of elements.
     pub(crate) fn is_element(&self, ty: &Type) -> bool {
         self.role_of(ty) == Some(Role::Element)
     }
@@ -225,7 +225,7 @@ pub(crate) fn respanned(tokens: &TokenStream, span: Span) -> TokenStream {
     tokens.clone().into_iter().map(moved).collect()
 }
 
-/// Returns whether a type mentions an identifier.
+/// True if a type mentions an identifier.
 pub(crate) fn mentions(ty: &Type, ident: &Ident) -> bool {
     struct Search<'a> {
         ident: &'a Ident,
@@ -241,7 +241,7 @@ pub(crate) fn mentions(ty: &Type, ident: &Ident) -> bool {
     search.found
 }
 
-/// Returns whether it is `?Sized`, which is possible only where a parameter is declared.
+/// True if it is `?Sized`, which is possible only where a parameter is declared.
 fn is_relaxed(bound: &TypeParamBound) -> bool {
     matches!(bound, TypeParamBound::Trait(TraitBound { maybe: Some(_), .. }))
 }

@@ -11,7 +11,7 @@ use gpumem_array::{ArrayError, GpuArray, KernelSource, LaunchShape, kernels};
 use std::time::Instant;
 use support::gpu;
 
-/// Returns whether the library is installed.
+/// True if the library is installed.
 #[allow(unsafe_code)]
 fn is_installed() -> bool {
     // SAFETY: loading runs the initialisers of the vendor's library, which have no conditions.

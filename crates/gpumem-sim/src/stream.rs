@@ -91,17 +91,17 @@ impl Stream {
         self.clock.snapshot(self.done_count)
     }
 
-    /// Returns whether the legacy stream and this one wait for each other.
+    /// True if the legacy stream and this one wait for each other.
     pub(crate) fn is_blocking(&self) -> bool {
         self.flags & NON_BLOCKING == 0
     }
 
-    /// Returns whether the program created it and has not destroyed it.
+    /// True if the program created it and has not destroyed it.
     pub(crate) fn is_of_program(&self) -> bool {
         self.role == Role::Made && !self.is_closing
     }
 
-    /// Returns whether it is a thread's default stream, closed or not.
+    /// True if it is a thread's default stream, closed or not.
     pub(crate) fn is_of_thread(&self) -> bool {
         self.role == Role::OfThread
     }

@@ -151,7 +151,7 @@ fn start(library: &'static Library, kind: DriverKind) -> Result<Driver, LoadErro
     }
 }
 
-/// Returns whether the error means that there is no GPU. A toolkit installs a stub library on machines that only build.
+/// True if the error means that there is no GPU. A toolkit installs a stub library on machines that only build.
 fn is_without_gpu(error: &DriverError) -> bool {
     matches!(error.code(), CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_STUB_LIBRARY)
 }

@@ -131,7 +131,7 @@ impl Driver {
         Self(Arc::new(Inner { table, kind: *kind, extension, teardown }))
     }
 
-    /// Returns whether both drivers reach the same devices, through the vendor's driver or one simulator, even with different
+    /// True if both drivers reach the same devices, through the vendor's driver or one simulator, even with different
     /// tables.
     ///
     /// A handle is valid on its own machine only. The vendor's driver dereferences a foreign handle without a check.

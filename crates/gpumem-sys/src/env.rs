@@ -74,7 +74,7 @@ fn known_names() -> Vec<&'static str> {
     names
 }
 
-/// Returns whether `name` is the known name, or begins with the known prefix.
+/// True if `name` is the known name, or begins with the known prefix.
 fn is_of(name: &str, known: &str) -> bool {
     name == known || known.ends_with('_') && name.starts_with(known)
 }
@@ -145,7 +145,7 @@ pub fn read(variables: &'static [Variable], name: &'static str) -> Result<Option
     }
 }
 
-/// Returns whether the process has more rights than the caller that set its environment.
+/// True if the process has more rights than the caller that set its environment.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 fn is_secure() -> bool {

@@ -65,21 +65,21 @@ impl DriverError {
         }
     }
 
-    /// Returns whether the code is `CUDA_ERROR_OUT_OF_MEMORY`: memory of the device ran out, or of the host for memory that the driver
+    /// True if the code is `CUDA_ERROR_OUT_OF_MEMORY`: memory of the device ran out, or of the host for memory that the driver
     /// allocates there. `PoolError::is_out_of_memory` of `gpumem-pool` also knows the calls that return another code for it.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
     }
 
-    /// Returns whether the driver permits no calls here: the code in a host function (`cuLaunchHostFunc`), and for a few functions
+    /// True if the driver permits no calls here: the code in a host function (`cuLaunchHostFunc`), and for a few functions
     /// where the system forbids what they do.
     #[must_use]
     pub fn is_not_permitted(&self) -> bool {
         self.code() == CUresult::CUDA_ERROR_NOT_PERMITTED
     }
 
-    /// Returns whether the process or the driver is shutting down, which frees everything that could be freed.
+    /// True if the process or the driver is shutting down, which frees everything that could be freed.
     #[must_use]
     pub fn is_shutdown(&self) -> bool {
         self.code() == CUresult::CUDA_ERROR_DEINITIALIZED

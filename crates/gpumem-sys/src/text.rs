@@ -151,7 +151,7 @@ fn letter_columns(letter: char) -> usize {
     }
 }
 
-/// Returns whether the standard library's `Debug` of text shows the letter as it is, after another letter.
+/// True if the standard library's `Debug` of text shows the letter as it is, after another letter.
 fn is_printable(letter: char) -> bool {
     let mut pair = [b'a'; 5];
     let len = letter.encode_utf8(&mut pair[1..]).len();

@@ -466,7 +466,7 @@ impl Memory {
         }
     }
 
-    /// Returns whether all bytes have this value.
+    /// True if all bytes have this value.
     fn holds(&self, pair: &Pair, value: u8) -> bool {
         let mut bytes = vec![0_u8; BYTES];
         pair.enter(self.device as usize);

@@ -131,7 +131,7 @@ fn meet_a_failure(setting: Setting, rule: Rule) {
     assert!(findings.is_empty(), "{text}: {}", findings[0]);
 }
 
-/// Returns whether the failed call was a free: its block is leaked deliberately.
+/// True if the failed call was a free: its block is leaked deliberately.
 fn is_poisoned(pool: &Pool, stream: &Stream) -> bool {
     matches!(pool.alloc(0, stream), Err(PoolError::Poisoned { .. }))
 }

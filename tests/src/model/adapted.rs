@@ -55,7 +55,7 @@ impl World<'_> {
         if self.adapted.is_some() { alignment.max(256).saturating_add(unit + 256) } else { 0 }
     }
 
-    /// Returns whether an adaptor refused a request, and its budget or an injected failure justifies the error.
+    /// True if an adaptor refused a request, and its budget or an injected failure justifies the error.
     pub(super) fn is_adaptors_right(&mut self, error: &PoolError, more_bytes: u64) -> bool {
         let (_, held_bytes) = self.budgeted_bytes();
         let Some(adapted) = &mut self.adapted else { return false };

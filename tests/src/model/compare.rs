@@ -46,7 +46,7 @@ impl World<'_> {
         self.compare_family()
     }
 
-    /// Returns whether any block was allocated or dropped in a capture so far.
+    /// True if any block was allocated or dropped in a capture so far.
     fn has_captured(&self) -> bool {
         !self.kept.is_empty() || self.twin.pools.iter().any(|counters| counters.part_count > 0)
     }
@@ -165,7 +165,7 @@ fn is_known(usage: &TagUsage, known: &Tagged) -> bool {
         && peak_bytes.abs_diff(known.peak_bytes) <= 3 << 20
 }
 
-/// Returns whether adjacent allocations cover a whole block.
+/// True if adjacent allocations cover a whole block.
 fn is_covered((start, size_bytes): (u64, u64), sorted: &[(u64, u64)]) -> bool {
     let mut place = start;
     for (from, length) in sorted {

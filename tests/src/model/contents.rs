@@ -150,7 +150,7 @@ impl World<'_> {
         unsafe { self.driver.cuMemFreeHost(self.sink.cast()).map_err(text) }
     }
 
-    /// Returns whether a stream can use a block now. Memory allocated in a capture is usable outside of it after the capture has
+    /// True if a stream can use a block now. Memory allocated in a capture is usable outside of it after the capture has
     /// ended.
     pub(super) fn can_use(&self, index: usize, stream: &Stream) -> bool {
         let live = &self.blocks[index];

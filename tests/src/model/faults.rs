@@ -66,7 +66,7 @@ impl Seen {
         self.refused
     }
 
-    /// Returns whether no driver call was made.
+    /// True if no driver call was made.
     pub(super) fn is_empty(self) -> bool {
         self.calls == 0
     }

@@ -81,7 +81,7 @@ impl Streams {
         (!self.is_captured(self.live[index].id())).then(|| self.live.remove(index))
     }
 
-    /// Drops a stream that was removed from the list, and destroys it if another library owns it. Returns whether it was retired.
+    /// Drops a stream that was removed from the list, and destroys it if another library owns it. True if it was retired.
     pub(super) fn end(&mut self, stream: Stream, retires: bool) -> Result<bool, String> {
         let place = self.foreign.iter().position(|id| *id == stream.id());
         let is_default = self.is_default(stream.id());
@@ -110,17 +110,17 @@ impl Streams {
         Ok(retires)
     }
 
-    /// Returns whether a stream is a default stream.
+    /// True if a stream is a default stream.
     pub(super) fn is_default(&self, stream: StreamId) -> bool {
         self.defaults.contains(&stream)
     }
 
-    /// Returns whether the pool may record events on a stream at any time.
+    /// True if the pool may record events on a stream at any time.
     pub(super) fn is_ours(&self, stream: StreamId) -> bool {
         !self.is_default(stream) && !self.foreign.contains(&stream)
     }
 
-    /// Returns whether the stream's handle has been dropped.
+    /// True if the stream's handle has been dropped.
     pub(super) fn is_gone(&self, stream: StreamId) -> bool {
         self.find(stream).is_err()
     }
@@ -143,7 +143,7 @@ impl Streams {
         self.captured.contains(&stream)
     }
 
-    /// Returns whether any stream so far was a default stream or one that another library may destroy.
+    /// True if any stream so far was a default stream or one that another library may destroy.
     pub(super) fn had_foreign(&self) -> bool {
         self.had_foreign
     }
@@ -184,14 +184,14 @@ impl Streams {
         }
     }
 
-    /// Returns whether a stream can wait for all past uses without joining a capture.
+    /// True if a stream can wait for all past uses without joining a capture.
     pub(super) fn can_order(&self, uses: &Uses, stream: &Stream) -> bool {
         let is_captured =
             |user: &User| matches!(user, User::Stream(id) if self.is_captured(*id) && *id != stream.id());
         !uses.readers.iter().chain(&uses.writer).any(is_captured)
     }
 
-    /// Returns whether the host can wait for all past uses.
+    /// True if the host can wait for all past uses.
     pub(super) fn can_finish(&self, uses: &Uses) -> bool {
         let is_captured = |user: &User| matches!(user, User::Stream(id) if self.is_captured(*id));
         !uses.readers.iter().chain(&uses.writer).any(is_captured)

@@ -82,12 +82,12 @@ impl Subject {
         Ok(builder.conf(if self.plain_segments { "expandable_segments:false" } else { "" })?)
     }
 
-    /// Returns whether the backend is `caching`.
+    /// True if the backend is `caching`.
     pub(super) fn is_caching(self) -> bool {
         self.backend == BackendKind::Caching
     }
 
-    /// Returns whether the pool supports growable blocks.
+    /// True if the pool supports growable blocks.
     pub(super) fn grows(self) -> bool {
         self.is_caching() && !self.plain_segments && self.kind == MemoryKind::Device
     }

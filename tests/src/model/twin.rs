@@ -120,13 +120,13 @@ impl Twin {
         self.pools.len() - 1
     }
 
-    /// Returns whether the limits of a pool and its parents may have room, if chunks take no spare bytes.
+    /// True if the limits of a pool and its parents may have room, if chunks take no spare bytes.
     #[must_use]
     pub fn admits(&self, pool: usize, size_bytes: u64) -> bool {
         self.has_room(pool, size_bytes, |counters| counters.in_use_bytes)
     }
 
-    /// Returns whether the limits have room even if chunks take all their spare bytes.
+    /// True if the limits have room even if chunks take all their spare bytes.
     #[must_use]
     pub fn surely_admits(&self, pool: usize, size_bytes: u64) -> bool {
         self.has_room(pool, size_bytes, |counters| counters.in_use_bytes + counters.spare_bytes)
@@ -155,13 +155,13 @@ impl Twin {
         self.limits(pool).into_iter().min()
     }
 
-    /// Returns whether the program and the graphs have no blocks.
+    /// True if the program and the graphs have no blocks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.kept.is_empty() && self.parts.is_empty()
     }
 
-    /// Returns whether a pool is `root` or one of its private pools.
+    /// True if a pool is `root` or one of its private pools.
     #[must_use]
     pub fn is_under(&self, pool: usize, root: usize) -> bool {
         pool == root || self.pools[pool].above.is_some_and(|above| self.is_under(above, root))

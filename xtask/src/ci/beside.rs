@@ -42,7 +42,7 @@ impl Beside {
         Self { names, thread, state }
     }
 
-    /// Returns whether a step has failed so far.
+    /// True if a step has failed so far.
     pub(super) fn has_failed(&self) -> bool {
         self.state.has_failed.load(Ordering::Relaxed)
     }

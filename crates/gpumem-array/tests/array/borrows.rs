@@ -96,7 +96,7 @@ where
     })
 }
 
-/// Returns whether all work that the stream has queued is complete.
+/// True if all work that the stream has queued is complete.
 fn is_done(device: &Device) -> bool {
     Stream::legacy(device).unwrap().is_complete().unwrap()
 }

@@ -296,7 +296,7 @@ fn a_waker_of_another_thread_uses_arrays() {
     assert!((0..100).any(|_| is_woken_on_another_thread()));
 }
 
-/// Returns whether the second of two wakers was called.
+/// True if the second of two wakers was called.
 fn is_woken_on_another_thread() -> bool {
     let gpu = gpu_with(SimConfig::new().schedule(Schedule::Late));
     let x = GpuArray::<i32, _>::ones(&gpu, 1000).unwrap();

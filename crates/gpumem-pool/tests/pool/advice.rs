@@ -17,7 +17,7 @@ fn advise(block: &Block) -> Result<(), PoolError> {
     block.advise(0..block.size_bytes(), MemoryAdvice::ReadMostly(true))
 }
 
-/// Returns whether the error names the backends that support advice.
+/// True if the error names the backends that support advice.
 fn says_who(advised: Result<(), PoolError>) -> bool {
     let said = advised.as_ref().map_err(ToString::to_string).err().unwrap_or_default();
     matches!(advised, Err(PoolError::NotWithBackend { backend: BackendKind::Native, .. }))

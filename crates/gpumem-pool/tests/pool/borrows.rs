@@ -151,7 +151,7 @@ const EACH: [Whose; 10] = [
 ];
 
 impl Whose {
-    /// Returns whether only a wait for the whole device covers its work.
+    /// True if only a wait for the whole device covers its work.
     fn needs_device(self) -> bool {
         matches!(self, Self::Foreign | Self::ForeignDropped)
     }

@@ -54,7 +54,7 @@ fn a_device_has_one_default_pool() {
     }
 }
 
-/// Returns whether work on a stream of another device may write the memory of a pool.
+/// True if work on a stream of another device may write the memory of a pool.
 fn may_write(driver: &Driver, pool: &Pool, other: &Stream) -> bool {
     let home = Stream::new(pool.device()).unwrap();
     let block = pool.alloc(4096, &home).unwrap();

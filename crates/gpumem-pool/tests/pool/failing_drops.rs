@@ -128,7 +128,7 @@ fn left_behind(
     left
 }
 
-/// Returns whether the device has a context.
+/// True if the device has a context.
 fn is_active(driver: &Driver) -> bool {
     let (mut flags, mut is_active) = (0, 1);
     // SAFETY: both outlive the call.

@@ -60,7 +60,7 @@ fn free_fault(fixture: &Fixture) -> &'static AtomicU32 {
     }
 }
 
-/// Returns whether a free makes a driver call, which can fail. `caching` makes none.
+/// True if a free makes a driver call, which can fail. `caching` makes none.
 fn frees_by_call(fixture: &Fixture) -> bool {
     fixture.backend != BackendKind::Caching
 }

@@ -86,7 +86,7 @@ impl Fixture {
         if self.plain_segments { builder.conf("expandable_segments:false").unwrap() } else { builder }
     }
 
-    /// Returns whether pools use virtual memory.
+    /// True if pools use virtual memory.
     pub(crate) fn maps(&self) -> bool {
         self.backend == BackendKind::Caching && !self.plain_segments && self.kind == MemoryKind::Device
     }

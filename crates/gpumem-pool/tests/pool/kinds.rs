@@ -27,7 +27,7 @@ fn write(block: &Block, value: u8) {
     unsafe { block.host_ptr().unwrap().write_bytes(value, block.size_bytes() as usize) };
 }
 
-/// Returns whether the host reads this value in every byte.
+/// True if the host reads this value in every byte.
 fn holds(block: &Block, value: u8) -> bool {
     // SAFETY: the block owns these bytes, and all work on it is complete.
     let bytes = unsafe {

@@ -14,7 +14,7 @@ fn pair() -> SimConfig {
     small().devices(3).without_link(0, 2)
 }
 
-/// Returns whether another device may write the block.
+/// True if another device may write the block.
 fn may_write(fixture: &Fixture, block: &Block, home: &Stream, stream: &Stream) -> bool {
     stream.wait_for(home).unwrap();
     let _bound = stream.device().bind().unwrap();

@@ -11,7 +11,7 @@ fn device(rule: &str) -> Device {
     Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap()
 }
 
-/// Returns whether `work` ends within a few seconds.
+/// True if `work` ends within a few seconds.
 fn ends(work: impl FnOnce() + Send + 'static) -> bool {
     let (notify, notified) = channel();
     std::thread::spawn(move || {

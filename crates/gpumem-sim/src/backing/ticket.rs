@@ -66,18 +66,18 @@ impl Ticket {
         Self { kind, offset_bytes, size_bytes, ..*self }
     }
 
-    /// Returns whether a part lies in the file that this ticket labels.
+    /// True if a part lies in the file that this ticket labels.
     pub(crate) fn has_part(&self, part: &Self) -> bool {
         let end_bytes = part.offset_bytes.checked_add(part.size_bytes);
         self.is_about(part) && part.size_bytes > 0 && end_bytes.is_some_and(|end| end <= self.size_bytes)
     }
 
-    /// Returns whether this process wrote the ticket. A forked child is another process.
+    /// True if this process wrote the ticket. A forked child is another process.
     pub(crate) fn is_of(&self, instance: u64) -> bool {
         self.process == process() && self.pid == std::process::id() && self.instance == instance as u32
     }
 
-    /// Returns whether both tickets were written by one instance for one object.
+    /// True if both tickets were written by one instance for one object.
     pub(crate) fn is_about(&self, other: &Self) -> bool {
         (self.process, self.pid, self.id) == (other.process, other.pid, other.id)
     }

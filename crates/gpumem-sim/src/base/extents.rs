@@ -48,7 +48,7 @@ impl Extents {
         whole
     }
 
-    /// Returns whether exactly this range is free and not merged with another.
+    /// True if exactly this range is free and not merged with another.
     pub(crate) fn is_whole(&self, base: u64, size_bytes: u64) -> bool {
         self.by_base.get(&base) == Some(&size_bytes)
     }

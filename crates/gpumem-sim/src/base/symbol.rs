@@ -38,7 +38,7 @@ pub(crate) fn find(table: &Table, name: &CStr, version: c_int) -> Found {
     found
 }
 
-/// Returns whether a symbol is a function of this name or a revision of it.
+/// True if a symbol is a function of this name or a revision of it.
 pub(crate) fn is_revision(symbol: &str, name: &str) -> bool {
     symbol.strip_prefix(name).is_some_and(|rest| rest.is_empty() || is_suffix(rest))
 }

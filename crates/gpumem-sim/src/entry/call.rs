@@ -132,7 +132,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Returns whether a point is reached. If not, some work may run, so that repeated queries end.
+    /// True if a point is reached. If not, some work may run, so that repeated queries end.
     pub(crate) fn poll(&mut self, is_done: impl Fn(&Machine) -> bool) -> Answer<()> {
         if is_done(self) {
             return Ok(());

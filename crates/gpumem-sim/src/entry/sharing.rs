@@ -109,7 +109,7 @@ entries! {
     }
 }
 
-/// Returns whether this system lets processes share memory.
+/// True if this system lets processes share memory.
 fn check_processes() -> Answer<()> {
     if pages::IS_SUPPORTED { Ok(()) } else { Err(NOT_SUPPORTED) }
 }

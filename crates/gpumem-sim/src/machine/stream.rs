@@ -87,7 +87,7 @@ impl Machine {
         (!stream.is_idle()).then_some(Point { stream: handle, position: stream.queued_count })
     }
 
-    /// Returns whether all work up to a point has run. A destroyed stream has completed its work.
+    /// True if all work up to a point has run. A destroyed stream has completed its work.
     pub(crate) fn is_done(&self, point: Point) -> bool {
         self.streams.get(point.stream).is_none_or(|stream| stream.done_count >= point.position)
     }
@@ -111,12 +111,12 @@ impl Machine {
         self.streams.get(handle).is_none_or(Stream::is_idle)
     }
 
-    /// Returns whether no stream of a context has pending work.
+    /// True if no stream of a context has pending work.
     pub(crate) fn is_context_idle(&self, context: Handle) -> bool {
         !self.active.iter().any(|&stream| self.streams.get(stream).is_some_and(|s| s.context == context))
     }
 
-    /// Returns whether no stream of a device has pending work.
+    /// True if no stream of a device has pending work.
     pub(crate) fn is_device_idle(&self, device: usize) -> bool {
         !self.active.iter().any(|&stream| self.streams.get(stream).is_some_and(|s| s.device == device))
     }

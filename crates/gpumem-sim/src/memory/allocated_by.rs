@@ -49,7 +49,7 @@ impl AllocatedBy {
         matches!(self, Self::Host { .. } | Self::Registered { .. } | Self::PinnedPool(_))
     }
 
-    /// Returns whether devices may only read it.
+    /// True if devices may only read it.
     pub(crate) fn is_read_only(self) -> bool {
         matches!(self, Self::Registered { flags } if flags & REGISTERED_READ_ONLY != 0)
     }
@@ -58,7 +58,7 @@ impl AllocatedBy {
         matches!(self, Self::Managed | Self::ManagedPool(_))
     }
 
-    /// Returns whether it is mapped memory to which a device has access.
+    /// True if it is mapped memory to which a device has access.
     pub(crate) fn is_open_to(self, device: usize) -> bool {
         matches!(self, Self::Mapped { devices, .. } if devices >> device & 1 == 1)
     }

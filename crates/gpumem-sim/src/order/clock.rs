@@ -42,7 +42,7 @@ impl VectorClock {
         }
     }
 
-    /// Merges another clock into this one. Returns whether the part about streams advanced.
+    /// Merges another clock into this one. True if the part about streams advanced.
     pub(crate) fn merge(&mut self, other: &Self) -> bool {
         self.host = self.host.max(other.host);
         let is_known = |(stream_index, &time): (usize, &u64)| {
@@ -118,7 +118,7 @@ pub(crate) struct StreamClock {
 }
 
 impl StreamClock {
-    /// Returns whether an access is ordered before the stream's current operation.
+    /// True if an access is ordered before the stream's current operation.
     pub(crate) fn covers(&self, epoch: Epoch) -> bool {
         self.stream_index == Some(epoch.stream_index) || self.vector.covers(epoch)
     }

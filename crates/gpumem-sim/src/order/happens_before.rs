@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub(crate) struct HappensBefore(pub(crate) Arc<Vec<Point>>);
 
 impl HappensBefore {
-    /// Returns whether a point is one of those or before one of them.
+    /// True if a point is one of those or before one of them.
     pub(crate) fn covers(&self, point: Point) -> bool {
         self.known(point.stream) >= Some(point.position)
     }
@@ -47,7 +47,7 @@ impl HappensBefore {
         self.0.binary_search_by_key(&stream, |point| point.stream)
     }
 
-    /// Returns whether destroyed streams should be removed: at 64, 128, … streams.
+    /// True if destroyed streams should be removed: at 64, 128, … streams.
     pub(crate) fn is_crowded(&self) -> bool {
         self.0.len() >= CROWD && self.0.len().is_power_of_two()
     }

@@ -54,7 +54,7 @@ impl Findings {
     }
 }
 
-/// Returns whether two races are between the same operations: to a reader, a copy row by row is one access.
+/// True if two races are between the same operations: to a reader, a copy row by row is one access.
 fn is_same_pair(known: &Finding, finding: &Finding) -> bool {
     match (known, finding) {
         (

@@ -35,7 +35,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Returns whether this access and another one, of the same range, have bytes in common.
+    /// True if this access and another one, of the same range, have bytes in common.
     fn meets(&self, other: &Self, range: Range<u64>) -> bool {
         match (self.elements, other.elements) {
             (None, None) => true,

@@ -197,7 +197,7 @@ impl Finding {
         }
     }
 
-    /// Returns whether no return code reports it on a GPU. There such an error goes unnoticed or ends the process, so it should fail a
+    /// True if no return code reports it on a GPU. There such an error goes unnoticed or ends the process, so it should fail a
     /// test.
     #[must_use]
     pub fn is_silent(&self) -> bool {

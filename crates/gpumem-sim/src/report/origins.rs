@@ -108,7 +108,7 @@ fn frames(text: &str) -> Vec<Frame<'_>> {
     frames
 }
 
-/// Returns whether a source file is neither this crate's own nor the standard library's.
+/// True if a source file is neither this crate's own nor the standard library's.
 fn is_programs(file: &Path) -> bool {
     let file = file.strip_prefix(".").map_or_else(
         |_| file.to_path_buf(),

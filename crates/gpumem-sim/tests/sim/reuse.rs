@@ -48,7 +48,7 @@ impl Freed {
         Self { gpu, pool, a, block, on }
     }
 
-    /// Returns whether a stream's next allocation is the freed block, which the stream then uses. This must be free of findings.
+    /// True if a stream's next allocation is the freed block, which the stream then uses. This must be free of findings.
     fn is_reused_on(&self, stream: CUstream) -> bool {
         let address = self.gpu.try_alloc_from(self.pool, stream, SIZE_BYTES).unwrap();
         let reserved = self.gpu.attribute(self.pool, RESERVED);

@@ -12,9 +12,9 @@ pub(super) trait Value: Numeric + Random + DlpackElement + Operand<Self> + Parti
     /// A value whose bytes are all equal.
     fn of_byte(byte: u8) -> Self;
     fn calculate(operation: Arithmetic, left: Self, right: Self) -> Self;
-    /// Returns whether the values are equal to the last bit, or both are not a number.
+    /// True if the values are equal to the last bit, or both are not a number.
     fn is_same(self, other: Self) -> bool;
-    /// Returns whether `sum` is the sum of the terms in some order.
+    /// True if `sum` is the sum of the terms in some order.
     fn is_sum(sum: Self, terms: impl Iterator<Item = Self>) -> bool;
     /// The first numbers of the generator with this seed.
     fn random(seed: u64, count: usize) -> Vec<Self>;

@@ -94,7 +94,7 @@ impl<T: Value> Real<T> {
         with!(self, array => array.view_mut())
     }
 
-    /// Returns whether the elements are in row-major order in memory.
+    /// True if the elements are in row-major order in memory.
     pub(super) fn is_by_rows(&self) -> bool {
         let view = self.view();
         view.reshape(view.len()).is_ok()
@@ -767,7 +767,7 @@ impl<'a, T: Value> World<'a, T> {
     }
 }
 
-/// Returns whether the operation needs memory of another device that it cannot access. Nothing has changed then.
+/// True if the operation needs memory of another device that it cannot access. Nothing has changed then.
 pub(super) fn is_refusal(error: &ArrayError, has_link: bool) -> bool {
     match error {
         ArrayError::NoPeerAccess { reason, .. } => !has_link || reason.contains("grows in place"),

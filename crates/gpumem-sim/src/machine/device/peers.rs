@@ -13,7 +13,7 @@ use crate::machine::Machine;
 use gpumem_sys::types::CUdevice_P2PAttribute as Attribute;
 
 impl Machine {
-    /// Returns whether two devices can be given access to each other's memory. A device is not a peer of itself.
+    /// True if two devices can be given access to each other's memory. A device is not a peer of itself.
     pub(crate) fn is_linked(&self, device: usize, peer: usize) -> bool {
         let pair = (device.min(peer) as u32, device.max(peer) as u32);
         device != peer && !self.config.severed.contains(&pair)

@@ -49,7 +49,7 @@ pub(crate) fn with<T>(instance: u64, look: impl FnOnce(&Machine) -> T) -> Option
     Some(look(unsafe { &*running.machine }))
 }
 
-/// Refuses a call that changes the machine of this instance, if a kernel of it runs on this thread. Returns whether it was
+/// Refuses a call that changes the machine of this instance, if a kernel of it runs on this thread. True if it was
 /// refused; the kernel's launch then fails and names the call.
 pub(crate) fn refuse(instance: u64, call: &'static str) -> bool {
     let Some(running) = RUNNING.get().filter(|running| running.instance == instance) else { return false };

@@ -208,7 +208,7 @@ impl Machine {
         }
     }
 
-    /// Returns whether the program may free it: launched, not freed, and not freed by a node.
+    /// True if the program may free it: launched, not freed, and not freed by a node.
     pub(crate) fn graph_memory_is_live(&self, base: u64) -> bool {
         self.graphs.memory.get(&base).is_some_and(|memory| memory.is_live)
     }

@@ -85,12 +85,12 @@ impl Machine {
         }
     }
 
-    /// Returns whether an address is an import of memory of this instance, whose access history is kept at the original address.
+    /// True if an address is an import of memory of this instance, whose access history is kept at the original address.
     pub(crate) fn is_alias(&self, base: u64) -> bool {
         self.imports.get(&base).is_some_and(|import| matches!(import.source, Source::Own { .. }))
     }
 
-    /// Returns whether blocks of an imported pool are still allocated.
+    /// True if blocks of an imported pool are still allocated.
     pub(crate) fn has_imports(&self, pool: Handle) -> bool {
         self.imports.values().any(|import| import.pool == pool)
     }

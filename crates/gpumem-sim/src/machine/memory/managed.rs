@@ -51,7 +51,7 @@ impl Machine {
         }
     }
 
-    /// Returns whether the address is of a managed allocation that belongs to no pool.
+    /// True if the address is of a managed allocation that belongs to no pool.
     pub(crate) fn is_managed(&self, address: u64) -> bool {
         self.memory.known(address, 1).is_some_and(|found| found.allocated_by == AllocatedBy::Managed)
     }

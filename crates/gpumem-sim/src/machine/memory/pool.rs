@@ -190,7 +190,7 @@ impl Machine {
         })
     }
 
-    /// Returns whether an attribute has 32 bits.
+    /// True if an attribute has 32 bits.
     pub(crate) fn is_policy(attribute: Attribute) -> bool {
         Policies::default().switch(attribute).is_ok()
     }

@@ -136,7 +136,7 @@ impl Machine {
         self.linger(segment.backing);
     }
 
-    /// Returns whether a host-accessible address belongs to a pool.
+    /// True if a host-accessible address belongs to a pool.
     pub(crate) fn is_in_pool(&self, address: u64) -> bool {
         let holds = |pool: &Pool| pool.kind != PoolKind::Device && pool.bytes_at(address).is_some();
         self.pools.iter().any(|(_, pool)| holds(pool))

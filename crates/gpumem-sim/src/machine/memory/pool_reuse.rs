@@ -106,7 +106,7 @@ impl Machine {
         }
     }
 
-    /// Returns whether a pool keeps blocks whose free has run.
+    /// True if a pool keeps blocks whose free has run.
     fn has_hesitant_pools(&self) -> bool {
         let is_hesitant = |pool: &Pool| !pool.policies.is_opportunistic && !pool.pending.is_empty();
         self.pools.iter().any(|(_, pool)| is_hesitant(pool))

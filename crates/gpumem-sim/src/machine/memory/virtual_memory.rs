@@ -256,7 +256,7 @@ impl Machine {
     }
 }
 
-/// Returns whether a range of reserved addresses has no mapping.
+/// True if a range of reserved addresses has no mapping.
 fn is_vacant(memory: &Memory, base: u64, size_bytes: u64) -> bool {
     let last = base.saturating_add(size_bytes - 1);
     memory.at_call.range(..=last).next_back().is_none_or(|(_, found)| found.end() <= base)

@@ -15,7 +15,7 @@ use gpumem_sys::types::{CUstreamCaptureMode as Mode, CUstreamCaptureStatus as St
 use std::collections::BTreeSet;
 
 impl Machine {
-    /// Returns whether work queued on a stream becomes part of a graph.
+    /// True if work queued on a stream becomes part of a graph.
     pub(crate) fn is_capturing(&self, stream: Handle) -> bool {
         self.streams.get(stream).is_some_and(|stream| stream.capture.is_some())
     }

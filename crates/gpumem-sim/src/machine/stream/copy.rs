@@ -270,7 +270,7 @@ impl Machine {
         self.may_use(context, allocation).ok_or(INVALID_CONTEXT)
     }
 
-    /// Returns whether kernels of a context may access an allocation.
+    /// True if kernels of a context may access an allocation.
     pub(crate) fn may_use(&self, handle: Handle, allocation: &Allocation) -> Option<bool> {
         let context = self.contexts.get(handle)?;
         Some(match allocation.allocated_by {

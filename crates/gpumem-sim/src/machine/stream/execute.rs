@@ -174,7 +174,7 @@ impl Machine {
         Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation })
     }
 
-    /// Returns whether a copy may use mapped memory. The memory's own device copies it from or to the host.
+    /// True if a copy may use mapped memory. The memory's own device copies it from or to the host.
     fn may_copy(&self, context: Handle, found: &Allocation, route: Route) -> bool {
         match route {
             Route::Across { direct: false } => found.allocated_by.is_open_to(found.device),

@@ -21,7 +21,7 @@ impl Machine {
         }
     }
 
-    /// Returns whether a stream's queue is full.
+    /// True if a stream's queue is full.
     pub(crate) fn is_full(&self, stream: Handle) -> bool {
         self.staged_bytes > STAGED_BYTES_MAX
             || self.streams.get(stream).is_some_and(|stream| stream.queue.len() > QUEUE_MAX)

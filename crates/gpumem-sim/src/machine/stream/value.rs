@@ -32,7 +32,7 @@ impl Machine {
         self.check_access(stream, &found)
     }
 
-    /// Returns whether a wait is complete. A wait for invalid memory is complete too: it fails when it runs.
+    /// True if a wait is complete. A wait for invalid memory is complete too: it fails when it runs.
     pub(crate) fn value_is_met(&self, stream: Handle, wish: &Value, condition: Condition) -> bool {
         let context = self.streams.get(stream).and_then(|stream| self.contexts.get(stream.context));
         if context.is_none_or(|context| context.error.is_some()) {
