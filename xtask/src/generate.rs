@@ -29,13 +29,7 @@ pub(crate) const BINDGEN: Generator = Generator {
 };
 pub(crate) const KERNELS: Generator = Generator {
     name: "kernels",
-    paths: &[
-        "xtask/generators/src/kernels.rs",
-        "xtask/src/workspace/vendor.rs",
-        "*.cu",
-        "*.cuh",
-        "*.ptx",
-    ],
+    paths: &["xtask/generators/src/kernels.rs", "xtask/src/workspace/vendor.rs", "*.cu", "*.cuh", "*.ptx"],
 };
 pub(crate) const HEADER: Generator = Generator {
     name: "header",
@@ -48,12 +42,7 @@ pub(crate) const HEADER: Generator = Generator {
 };
 pub(crate) const PLOTS: Generator = Generator {
     name: "plots",
-    paths: &[
-        "xtask/generators/src/plots.rs",
-        "tests/examples/measure/runs.rs",
-        "docs/runs/",
-        "docs/plots/",
-    ],
+    paths: &["xtask/generators/src/plots.rs", "tests/examples/measure/runs.rs", "docs/runs/", "docs/plots/"],
 };
 /// The step `models` of CI.
 pub(crate) const MODELS: Generator = Generator {

@@ -55,10 +55,10 @@ impl Pool {
     }
 }
 
-/// Three threads have too many interleavings: only those with at most three preemptions are explored.
+/// Three threads have too many interleavings: only those with at most three preemptions are explored, or `LOOM_MAX_PREEMPTIONS`.
 fn model(body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound.get_or_insert(3);
     builder.check(body);
 }
 
