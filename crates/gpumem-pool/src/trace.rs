@@ -35,8 +35,8 @@ mod sink;
 pub use crate::pool::adaptors::PoolSettings;
 pub use event::{Event, What};
 pub(crate) use flight::Flight;
-pub use format::is_trace;
-pub use read::{Flaw, ReadError, Recording, Report, Tail};
+pub use format::{Flaw, is_trace};
+pub use read::{ReadError, Recording, Report, Tail};
 
 use crate::device::OrderObserver;
 use crate::pool::{Figures, PoolId, Witness};

@@ -22,7 +22,6 @@
 //! Version 1 had no names, and every tag was 0. Version 2 had events and names only, and no sizes of freed blocks.
 
 use super::event::{Kind, Raw};
-use super::read::Flaw;
 use super::ring::Timed;
 use crate::pool::PoolSettings;
 use core::fmt::Write;
@@ -60,6 +59,20 @@ pub(super) enum Content {
     Pool(PoolSettings),
     Name { pool: u32, tag: u32, name: String },
     Report { pool: u32, time_ns: u64, text: String },
+}
+
+/// The reason why the end of a trace is unreadable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Flaw {
+    /// The file ends within a chunk.
+    Cut,
+    /// The bytes are not a valid chunk.
+    Damaged,
+    /// The name of a tag is too long.
+    NameTooLong,
+    /// The name of a tag is not UTF-8.
+    NameNotText,
 }
 
 pub(super) fn add_chunk(bytes: &mut Vec<u8>, thread: u32, dropped_count: u64, events: &[Timed]) {

@@ -2,7 +2,7 @@
 
 use super::event::Event;
 use super::file::{EARLIER_COUNT, numbered};
-use super::format::{self, CHUNK_HEADER_BYTES, Content, HEADER_BYTES, NAME_BYTES_MAX};
+use super::format::{self, CHUNK_HEADER_BYTES, Content, Flaw, HEADER_BYTES, NAME_BYTES_MAX};
 use super::ring::Timed;
 use crate::pool::PoolSettings;
 use core::fmt;
@@ -63,20 +63,6 @@ pub struct Tail {
     pub read_count: u64,
     /// The reason.
     pub flaw: Flaw,
-}
-
-/// The reason why the end of a trace is unreadable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Flaw {
-    /// The file ends within a chunk.
-    Cut,
-    /// The bytes are not a valid chunk.
-    Damaged,
-    /// The name of a tag is too long.
-    NameTooLong,
-    /// The name of a tag is not UTF-8.
-    NameNotText,
 }
 
 /// The file cannot be read as a trace.
