@@ -6,13 +6,13 @@
 
 use gpumem_sim::SimConfig;
 use gpumem_tests::array::{Gpu, GpuArray};
-use gpumem_tests::driver::call_counter::{count_calls, reading};
 use gpumem_tests::pool::adaptor::{Adaptor, Release};
 use gpumem_tests::pool::{
     BackendKind, Block, CaptureMode, Device, Event, GrowableBlock, Location, MemoryKind, Pool, PoolError,
     Stream, StreamId,
 };
 use gpumem_tests::sys::Driver;
+use gpumem_trace::calls::{count_calls, reading};
 use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;

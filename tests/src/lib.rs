@@ -2,7 +2,11 @@
 
 /// Helpers for tests of the driver itself, and drivers that count, fail or wait.
 pub mod driver {
-    pub mod call_counter;
+    /// The time on the simulator's clock; `None` for a GPU. Replays measure the time of the driver by it.
+    pub fn virtual_time(driver: &crate::sys::Driver) -> Option<core::time::Duration> {
+        gpumem_sim::Sim::of(driver).map(gpumem_sim::Sim::host_time)
+    }
+
     pub mod memory_counter;
     pub mod raw;
     pub mod stream_gate;
@@ -35,10 +39,9 @@ pub mod harness {
 }
 
 pub mod model;
+pub mod profiles;
 mod random;
-pub mod replay;
 pub mod stress;
-pub mod trace;
 
 pub use gpumem_adapt as adapt;
 pub use gpumem_adapt::array;

@@ -1,13 +1,15 @@
 //! The first part of recorded traces, replayed through every backend on both drivers.
 
 use gpumem_sim::SimConfig;
+use gpumem_tests::driver::virtual_time;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::pool::trace::Trace as Recorder;
 use gpumem_tests::pool::{BackendKind, Device, Limit, Pool, PoolError, Profile, Stream};
-use gpumem_tests::replay::{Outcome, Setup, StreamKind, TraceLimit, Waits, replay};
-use gpumem_tests::replay::{fit, profiles};
+use gpumem_tests::profiles;
 use gpumem_tests::sys::Driver;
-use gpumem_tests::trace::{Event, Synthetic, Trace};
+use gpumem_trace::{
+    Event, Outcome, ReplayError, Setup, StreamKind, Synthetic, Trace, TraceLimit, Waits, fit, replay,
+};
 
 gpumem_tests::cases! {
     /// Three streams and deferred frees, some of them near the beginning.
@@ -24,8 +26,14 @@ gpumem_tests::cases! {
 }
 
 fn run(trace: &Trace, driver: &Driver, backend: BackendKind) -> Outcome {
-    let setup = Setup { backend: Some(backend), waits: Waits::Off, ..Setup::default() };
+    let setup =
+        Setup { backend: Some(backend), waits: Waits::Off, clock: Some(virtual_time), ..Setup::default() };
     replay(trace, driver, &setup, |_| ()).unwrap()
+}
+
+/// A new simulator.
+fn h200() -> Result<Driver, ReplayError> {
+    Ok(gpumem_sim::driver(SimConfig::h200().races(false)).unwrap())
 }
 
 /// Included in the program, so that it is available on a machine with nothing else.
@@ -50,9 +58,9 @@ fn a_recorded_program_may_bring_its_own_streams() {
         let has_several = trace.stream_count() > 1;
         for may_wait in [false, true].into_iter().filter(|may_wait| has_several || !may_wait) {
             let of = |streams| {
-                let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+                let driver = h200().unwrap();
                 let waits = if may_wait { Waits::On } else { Waits::Off };
-                let setup = Setup { waits, streams, ..Setup::default() };
+                let setup = Setup { waits, streams, clock: Some(virtual_time), ..Setup::default() };
                 replay(&trace, &driver, &setup, |_| ()).unwrap()
             };
             let [own, foreign, long_lived] =
@@ -94,7 +102,7 @@ fn the_events_of_every_trace_bear_its_header_out() {
 /// The second half of a periodic program needs no memory of the driver.
 #[test]
 fn a_program_that_repeats_itself_comes_to_rest() {
-    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+    let driver = h200().unwrap();
     for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
         let setup = Setup { tuning: format!("profile:{profile}"), ..Setup::default() };
         let outcome = replay(
@@ -112,7 +120,7 @@ fn a_program_that_repeats_itself_comes_to_rest() {
 
 #[test]
 fn a_refused_allocation_is_reported_with_its_line() {
-    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+    let driver = h200().unwrap();
     let setup = Setup {
         backend: Some(BackendKind::None),
         hard_limit: Some(Limit::Bytes(64 << 20)),
@@ -126,7 +134,7 @@ fn a_refused_allocation_is_reported_with_its_line() {
 #[test]
 fn a_limit_is_kept_by_waiting_for_the_device() {
     let trace = prefetch().prefix(6000);
-    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+    let driver = h200().unwrap();
     let free = run(&trace, &driver, BackendKind::Caching);
     let limit_bytes = trace.floor_bytes().next_multiple_of(2 << 20);
     assert!(free.device_wait_count() == 0 && free.peak_reserved_bytes > limit_bytes, "{free:?}");
@@ -141,8 +149,8 @@ fn every_recorded_trace_fits_at_its_limit_under_every_profile() {
     let traces = recorded();
     let tasks = traces.iter().flat_map(|trace| profiles::PROFILES.map(|profile| (trace, profile)));
     for (trace, profile) in tasks {
-        let fit = profiles::run(trace, 1.02, profile).unwrap();
-        assert!(fit.is_complete(), "{} under {profile}: {fit}", trace.name());
+        let attempt = profiles::run(trace, 1.02, profile, &h200().unwrap()).unwrap();
+        assert!(attempt.fit().is_some(), "{} under {profile}: {attempt}", trace.name());
     }
 }
 
@@ -151,7 +159,7 @@ fn every_recorded_trace_fits_at_its_limit_under_every_profile() {
 fn random_programs_that_fit_under_tight_fit_under_every_profile() {
     let mut counts = profiles::Counts::default();
     for (seed, factor) in (1..81).zip([1.02, 1.05, 1.1].into_iter().cycle()) {
-        counts.add(&profiles::compare(seed, factor).unwrap());
+        counts.add(&profiles::compare(seed, factor, h200).unwrap());
     }
     assert!(counts.completed[0] > 40, "{counts:?}");
     assert!(counts.share(1) >= 0.99 && counts.share(2) >= 0.99, "{counts:?}");
@@ -172,7 +180,7 @@ fn limits_of_traces_are_amounts_or_multiples_of_their_peaks() {
 
 #[test]
 fn options_by_name_reach_the_pool() {
-    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+    let driver = h200().unwrap();
     let setup = Setup { conf: "backend:none,max_split_size_mb:64".into(), ..Setup::default() };
     let outcome = replay(&Synthetic::Kv.trace(0, 2), &driver, &setup, |_| ()).unwrap();
     assert_eq!((outcome.backend, outcome.ignored_options.len()), (BackendKind::None, 1));
@@ -201,7 +209,7 @@ fn driver_time_is_the_virtual_clocks() {
 fn waits_are_those_of_the_profile() {
     let trace = prefetch().prefix(20_000);
     let with = |profile: Profile, waits| {
-        let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+        let driver = h200().unwrap();
         let setup = Setup { tuning: format!("profile:{profile}"), waits, ..Setup::default() };
         let outcome = replay(&trace, &driver, &setup, |_| ()).unwrap();
         (outcome.peak_reserved_bytes, outcome.calls.cuStreamWaitEvent)
@@ -220,18 +228,16 @@ fn waits_are_those_of_the_profile() {
 #[test]
 fn the_smallest_limit_of_each_profile_is_found() {
     let trace = prefetch().prefix(6000);
-    let driver =
-        || Ok::<_, gpumem_tests::replay::ReplayError>(gpumem_sim::driver(SimConfig::h200().races(false))?);
     let mut found_bytes = Vec::new();
     for candidate in fit::CANDIDATES {
         let mut tried = Vec::new();
-        let found = fit::find_limit(&trace, candidate, &Setup::default(), driver, |limit| tried.push(limit));
+        let found = fit::find_limit(&trace, candidate, &Setup::default(), h200, |limit| tried.push(limit));
         let found = found.unwrap().unwrap();
         assert_eq!(tried[0], None, "first without a limit");
         assert!(tried.len() >= 2 && tried.len() < 24, "{candidate}: {tried:?}");
         let attempt = |limit_bytes| {
             let setup = Setup { hard_limit: Some(Limit::Bytes(limit_bytes)), ..Setup::default() };
-            candidate.attempt(&trace, &driver().unwrap(), &setup).unwrap()
+            candidate.attempt(&trace, &h200().unwrap(), &setup).unwrap()
         };
         assert!(attempt(found.limit_bytes).fit().is_some(), "{candidate}: {found:?}");
         let below = attempt(found.limit_bytes - found.step_bytes);
@@ -263,8 +269,7 @@ fn a_program_that_searches_for_the_largest_block_fits() {
     drop((held, workspace, pool));
     let trace = Trace::read(&path).unwrap();
     assert_eq!(trace.refused_count(), 0);
-    let driver = || Ok::<_, gpumem_tests::replay::ReplayError>(gpumem_sim::driver(SimConfig::new())?);
-    let found = fit::find_limit(&trace, fit::CANDIDATES[1], &Setup::default(), driver, |_| ()).unwrap();
+    let found = fit::find_limit(&trace, fit::CANDIDATES[1], &Setup::default(), h200, |_| ()).unwrap();
     assert_eq!(found.map(|found| found.limit_bytes), Some(64 << 20));
     std::fs::remove_file(path).unwrap();
 }
@@ -291,9 +296,10 @@ fn a_device_that_is_too_small_for_a_request_does_not_end_the_comparison() {
 fn the_best_settings_fit_with_the_least_driver_time() {
     let trace = Synthetic::Varlen.trace(3, 8);
     let attempts = |limit: Option<TraceLimit>| {
-        let setup = Setup { hard_limit: limit.map(|limit| limit.of(&trace)), ..Setup::default() };
+        let hard_limit = limit.map(|limit| limit.of(&trace));
+        let setup = Setup { hard_limit, clock: Some(virtual_time), ..Setup::default() };
         let of = |candidate: fit::Candidate| {
-            let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+            let driver = h200().unwrap();
             (candidate, candidate.attempt(&trace, &driver, &setup).unwrap())
         };
         fit::CANDIDATES.map(of)
@@ -310,4 +316,34 @@ fn the_best_settings_fit_with_the_least_driver_time() {
     let none = attempts(Some(TraceLimit::TimesPeak(0.9)));
     assert!(none.iter().all(|(_, attempt)| matches!(attempt, fit::Attempt::Refused { .. })));
     assert_eq!(fit::best(&none), None);
+}
+
+/// The file was pickled by CPython, with shared frames, from the first events of a recorded program: tests/records/README.md.
+#[test]
+fn a_pickle_of_python_is_read() {
+    let path = gpumem_tests::folder().join("records/pytorch_snapshot.pickle");
+    let trace = Trace::read(&path).unwrap();
+    let original = Trace::read(gpumem_tests::folder().join("traces/prefetch_record_stream.csv.gz")).unwrap();
+    let sizes = |trace: &Trace| {
+        let allocated = trace.events().iter().filter_map(|event| match event {
+            Event::Alloc { size_bytes, stream, .. } => Some((*size_bytes, *stream)),
+            _ => None,
+        });
+        allocated.collect::<Vec<_>>()
+    };
+    let (found, expected) = (sizes(&trace), sizes(&original));
+    assert!(found.len() > 400 && expected.starts_with(&found), "{}", found.len());
+    assert!(trace.events().iter().any(|event| matches!(event, Event::Complete { .. })));
+}
+
+/// The peaks of a recorded program are those that PyTorch printed: tests/records/README.md.
+#[test]
+fn a_recorded_programs_peaks_are_pytorchs_own() {
+    const ALLOCATED_BYTES: u64 = 488_558_592;
+    let trace = Trace::read(gpumem_tests::folder().join("records/pytorch_recorded.pickle")).unwrap();
+    assert_eq!(trace.real_run().peak_reserved_bytes, Some(1_333_788_672));
+    assert_eq!(trace.disagreements(), [""; 0]);
+    let peak_bytes = trace.peaks().live_bytes;
+    assert!((ALLOCATED_BYTES * 99 / 100..=ALLOCATED_BYTES).contains(&peak_bytes), "{peak_bytes}");
+    assert_eq!(trace.operation_count(), 403 + 365);
 }

@@ -103,12 +103,13 @@ pub(super) fn named_tests(path: &str, text: &str, files: &Files) -> Vec<Finding>
 }
 
 /// The abbreviations of test folders in documents.
-const TEST_FOLDERS: [(&str, &str); 9] = [
+const TEST_FOLDERS: [(&str, &str); 10] = [
     ("c/", "crates/gpumem-capi/tests/c/"),
     ("python/", "python/tests/"),
     ("interop/", "interop/"),
     ("pool/", "crates/gpumem-pool/tests/pool/"),
     ("pool-src/", "crates/gpumem-pool/src/"),
+    ("trace-src/", "crates/gpumem-trace/src/"),
     ("sim/", "crates/gpumem-sim/tests/sim/"),
     ("array/", "crates/gpumem-array/tests/array/"),
     ("adapt/", "crates/gpumem-adapt/tests/"),

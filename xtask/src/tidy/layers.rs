@@ -21,7 +21,7 @@ const WITH_COMMAND_LINES: &str = "gpumem-adapt";
 
 /// All features, by package. The flag states whether a feature may be empty, which in a manifest looks like a mistake: these
 /// features select code of their own package and need no dependency.
-const FEATURES: [(&str, &[(&str, bool)]); 7] = [
+const FEATURES: [(&str, &[(&str, bool)]); 8] = [
     ("gpumem-heap", &[("serde", false)]),
     (
         "gpumem-pool",
@@ -35,6 +35,7 @@ const FEATURES: [(&str, &[(&str, bool)]); 7] = [
             ("nvml", false),
         ],
     ),
+    ("gpumem-trace", &[("backend-caching", false), ("backend-native", false)]),
     (
         "gpumem-array",
         &[

@@ -14,8 +14,8 @@ use crate::replay::{Machine, Recorded, report::driver_share, watched};
 use crate::row;
 use crate::runs::Figure;
 use anyhow::{Context, Result, bail, ensure};
-use gpumem_tests::replay::{Outcome, Setup, Waits};
-use gpumem_tests::trace::Trace;
+use gpumem_tests::driver::virtual_time;
+use gpumem_trace::{Outcome, Setup, Trace, Waits};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -132,7 +132,7 @@ fn replay(traces: &Recorded) -> Result<(Vec<Figure>, Vec<PeerFigure>)> {
     for trace in traces.read()? {
         eprintln!("{REPLAY} {} …", trace.name());
         // Without waits, like the peers and the recorded runs.
-        let setup = Setup { waits: Waits::Off, ..Setup::default() };
+        let setup = Setup { waits: Waits::Off, clock: Some(virtual_time), ..Setup::default() };
         let outcome = watched(&trace, &machine.driver()?, &setup)?;
         rows.extend(rows_of_replay(&trace, &outcome));
         let live_bytes = outcome.live.live_incl_deferred_bytes.max(1) as f64;

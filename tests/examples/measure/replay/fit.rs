@@ -4,11 +4,11 @@ use super::report::driver_share;
 use super::{Args, Machine};
 use crate::table;
 use anyhow::{Result, ensure};
+use gpumem_tests::driver::virtual_time;
 use gpumem_tests::pool::{BackendKind, Bytes, Limit};
-use gpumem_tests::replay::fit::{self, Attempt, CANDIDATES, Candidate, SmallestLimit};
-use gpumem_tests::replay::{Outcome, Setup};
 use gpumem_tests::sys::DriverKind;
-use gpumem_tests::trace::Trace;
+use gpumem_trace::fit::{self, Attempt, CANDIDATES, Candidate, SmallestLimit};
+use gpumem_trace::{Outcome, Setup, Trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::sync::Mutex;
@@ -140,8 +140,14 @@ pub(super) fn compare(args: &Args, machine: &Machine, traces: &[Trace]) -> Resul
 
 impl Args {
     /// The settings that all candidates have.
-    fn base(&self) -> Setup {
-        Setup { conf: self.conf.clone(), waits: self.waits, streams: self.streams, ..Setup::default() }
+    pub(super) fn base(&self) -> Setup {
+        Setup {
+            conf: self.conf.clone(),
+            waits: self.waits,
+            streams: self.streams,
+            clock: Some(virtual_time),
+            ..Setup::default()
+        }
     }
 
     fn limit(&self, trace: &Trace) -> Option<Limit> {

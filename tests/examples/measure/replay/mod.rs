@@ -1,6 +1,6 @@
 //! `cargo xtask replay`: replays recorded traces through a pool, and prints the results.
 //!
-//! `gpumem_tests::replay` does the replay; this is its command line, its progress bar and its output. `fit` has the questions
+//! `gpumem_trace` does the replay; this is its command line, its progress bar and its output. `fit` has the questions
 //! `--find-limit` and `--compare`. It runs on the driver that
 //! `GPUMEM_DRIVER` names, or on a GPU if there is one, or else on a simulator with the size and the prices of an H200. The
 //! simulator's race detection is off, because a replay accesses no memory.
@@ -15,9 +15,10 @@ use anyhow::{Context, Result, ensure};
 use gpumem_sim::{Costs, SimConfig};
 use gpumem_tests::pool::trace::Recording;
 use gpumem_tests::pool::{BackendKind, Profile};
-use gpumem_tests::replay::{Outcome, ReplayError, Setup, StreamKind, TraceLimit, Waits, replay};
 use gpumem_tests::sys::{Driver, DriverKind, env};
-use gpumem_tests::trace::{Synthetic, Trace, snapshot};
+use gpumem_trace::{
+    Outcome, ReplayError, Setup, StreamKind, Synthetic, Trace, TraceLimit, Waits, replay, snapshot,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -26,8 +27,8 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Recordings of GPUMEM_TRACE and of flight recorders, memory snapshots of PyTorch, logs of RMM, or traces in the format of
-    /// tests/traces/README.md [default: the recorded ones]
+    /// Recordings of GPUMEM_TRACE and of flight recorders, memory snapshots of PyTorch, logs of RMM, or traces in text, as in
+    /// tests/traces [default: the recorded ones]
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// A generated trace: periodic, varlen, kv, churn, dataframe or prefetch; may be repeated
@@ -186,7 +187,7 @@ impl Args {
             ..Setup::default()
         };
         let setup = recorded.unwrap_or(given);
-        Setup { conf: self.conf.clone(), waits: self.waits, streams: self.streams, ..setup }
+        Setup { tuning: setup.tuning, backend: setup.backend, hard_limit: setup.hard_limit, ..self.base() }
     }
 
     fn traces(&self) -> Result<Vec<Trace>> {

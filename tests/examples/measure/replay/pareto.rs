@@ -8,9 +8,9 @@
 use super::Machine;
 use crate::peers::{PeerFigure, stored};
 use anyhow::Result;
+use gpumem_tests::driver::virtual_time;
 use gpumem_tests::pool::{BackendKind, Profile};
-use gpumem_tests::replay::{Outcome, Setup, Waits, replay};
-use gpumem_tests::trace::Trace;
+use gpumem_trace::{Outcome, Peer, Setup, Trace, Waits, replay};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -58,7 +58,13 @@ impl Point {
         Self {
             label,
             is_tuning: false,
-            setup: Setup { backend: Some(backend), tuning, waits, ..Setup::default() },
+            setup: Setup {
+                backend: Some(backend),
+                tuning,
+                waits,
+                clock: Some(virtual_time),
+                ..Setup::default()
+            },
         }
     }
 }
@@ -147,7 +153,7 @@ struct PeerPoint {
 fn peers(trace: &Trace, stored: &[PeerFigure]) -> Vec<PeerPoint> {
     let live_bytes = trace.peaks().live_incl_deferred_bytes.max(1) as f64;
     let bench = format!("replay/{}/driver", trace.name());
-    let point = |peer: gpumem_tests::trace::Peer| PeerPoint {
+    let point = |peer: Peer| PeerPoint {
         ratio: peer.peak_reserved_bytes as f64 / live_bytes,
         driver_ms: stored
             .iter()

@@ -2,8 +2,10 @@
 
 use crate::table;
 use anyhow::{Result, ensure};
-use gpumem_tests::replay::TraceLimit;
-use gpumem_tests::replay::profiles::{self, Comparison, Counts, PROFILES};
+use gpumem_sim::SimConfig;
+use gpumem_tests::profiles::{self, Comparison, Counts, PROFILES};
+use gpumem_trace::TraceLimit;
+use gpumem_trace::fit::Attempt;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::Mutex;
 
@@ -15,7 +17,8 @@ pub(super) fn run(first: u64, count: u64, limits: &[TraceLimit]) -> Result<()> {
     let progress = ProgressBar::new(count * factors.len() as u64);
     progress.set_style(ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} {eta}")?);
     let all = Mutex::new(Vec::new());
-    profiles::compare_all(first..first + count, &factors, jobs, |comparison| {
+    let driver = || Ok::<_, anyhow::Error>(gpumem_sim::driver(SimConfig::h200().races(false))?);
+    profiles::compare_all(first..first + count, &factors, jobs, driver, |comparison| {
         progress.inc(1);
         all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(comparison);
     })?;
@@ -65,9 +68,11 @@ fn factors(limits: &[TraceLimit]) -> Result<Vec<f64>> {
 
 /// One line for each profile whose result differs from that of `tight`.
 fn differences(comparison: &Comparison) -> String {
-    let Comparison { seed, factor, fits } = comparison;
-    let differing = PROFILES.iter().zip(fits).filter(|(_, fit)| fit.is_complete() != fits[0].is_complete());
-    differing.map(|(profile, fit)| format!("seed {seed}, {factor}x, {profile}: {fit}\n")).collect()
+    let Comparison { seed, factor, attempts } = comparison;
+    let has_fit = |attempt: &Attempt| attempt.fit().is_some();
+    let all = PROFILES.iter().zip(attempts);
+    let differing = all.filter(|(_, attempt)| has_fit(attempt) != has_fit(&attempts[0]));
+    differing.map(|(profile, attempt)| format!("seed {seed}, {factor}x, {profile}: {attempt}\n")).collect()
 }
 
 /// The limits, as multiples of peak live bytes.

@@ -2,10 +2,10 @@
 
 use crate::table;
 use gpumem_tests::pool::Bytes;
-use gpumem_tests::replay::Outcome;
 use gpumem_tests::sys::DriverKind;
 use gpumem_tests::sys::text::Shown;
-use gpumem_tests::trace::{TagSum, Trace};
+use gpumem_trace::calls::Calls;
+use gpumem_trace::{Outcome, TagSum, Trace};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
@@ -185,7 +185,7 @@ pub(crate) fn driver_share(trace: &Trace, outcome: &Outcome) -> Option<f64> {
     trace.header().run_seconds.map(|seconds| outcome.driver_time.as_secs_f64() / seconds)
 }
 
-fn mapping_calls(calls: &gpumem_tests::driver::call_counter::Calls) -> u64 {
+fn mapping_calls(calls: &Calls) -> u64 {
     calls.cuMemCreate + calls.cuMemMap + calls.cuMemUnmap
 }
 
@@ -193,8 +193,7 @@ fn mapping_calls(calls: &gpumem_tests::driver::call_counter::Calls) -> u64 {
 mod tests {
     use super::*;
     use gpumem_sim::SimConfig;
-    use gpumem_tests::replay::{Setup, replay};
-    use gpumem_tests::trace::Synthetic;
+    use gpumem_trace::{Setup, Synthetic, replay};
 
     /// These keys are a format that other programs read.
     #[test]

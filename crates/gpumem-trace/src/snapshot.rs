@@ -4,13 +4,34 @@
 //! divide their memory, so a *segment* is a range of addresses that blocks have used, in whole pages of 2 MiB. Backends that map
 //! memory use more addresses than memory.
 
-use crate::pool::trace::{Recording, What};
+use gpumem_pool::trace::{Recording, What};
 use serde::Serialize;
 use serde_pickle::SerOptions;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
-/// Writes a snapshot of the recording.
+/// Writes a recording as a memory snapshot of PyTorch, which <https://pytorch.org/memory_viz> opens.
+///
+/// A block is an allocation with its tag as the only frame. A *segment* is a range of addresses that blocks have used: the recording does
+/// not state how a pool divides its memory.
+///
+/// ```
+/// use gpumem_trace::pool::trace::{Recording, Trace as Recorder};
+/// use gpumem_trace::pool::{Device, Pool, Stream};
+/// use gpumem_trace::{Trace, snapshot};
+///
+/// # let path = std::env::temp_dir().join(format!("gpumem-doc-snapshot-{}.trace", std::process::id()));
+/// let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+/// let pool = Pool::builder(&device).adaptor(Recorder::create(&path)?).build()?;
+/// drop(pool.alloc(4096, &Stream::new(&device)?)?);
+/// drop(pool);
+///
+/// let mut bytes = Vec::new();
+/// snapshot(&Recording::read(&path)?, &mut bytes)?;
+/// assert_eq!(Trace::read_from(&bytes[..], "run.pickle")?.events(), Trace::read(&path)?.events());
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 ///
@@ -240,7 +261,7 @@ impl Converter {
                 frames: live.frames.clone(),
             });
             next = address.saturating_add(live.size_bytes);
-            active_bytes += size;
+            active_bytes = size.saturating_add(active_bytes);
             stream = stream.or(Some(live.stream));
         }
         if next < end {
@@ -281,3 +302,60 @@ fn base(recording: &Recording) -> u64 {
 }
 
 const PAGE_BYTES: u64 = 2 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::snapshot;
+    use crate::trace::Trace;
+    use gpumem_pool::trace::{Recording, Trace as Recorder};
+    use gpumem_pool::{Device, Pool, Stream};
+    use gpumem_sim::SimConfig;
+    use serde_json::{Value, json};
+
+    /// A written snapshot is read as the program that was recorded.
+    #[test]
+    fn a_recording_becomes_a_snapshot() {
+        let path = std::env::temp_dir().join(format!("gpumem-{}-snapshot.trace", std::process::id()));
+        let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+        let builder = Pool::builder(&device).hard_limit(64 << 20);
+        let pool = builder.adaptor(Recorder::create(&path).unwrap()).build().unwrap();
+        let streams = [0, 1].map(|_| Stream::new(&device).unwrap());
+        let scope = pool.scope("weights");
+        let kept = pool.alloc(5_000_000, &streams[0]).unwrap();
+        drop(scope);
+        for step in 1..30_u64 {
+            drop(pool.alloc(step * 1000, &streams[step as usize % 2]).unwrap());
+        }
+        assert!(pool.alloc(64 << 20, &streams[1]).is_err());
+        drop(pool);
+        let recording = Recording::read(&path).unwrap();
+        let mut bytes = Vec::new();
+        snapshot(&recording, &mut bytes).unwrap();
+        let (written, recorded) =
+            (Trace::read_from(&bytes[..], "snapshot.pickle").unwrap(), Trace::read(&path).unwrap());
+        assert_eq!(written.events(), recorded.events());
+        assert_eq!(written.disagreements(), Vec::<String>::new());
+        let value: Value = serde_pickle::from_slice(&bytes, serde_pickle::DeOptions::new()).unwrap();
+        let segments = value["segments"].as_array().unwrap();
+        for segment in segments {
+            let blocks = segment["blocks"].as_array().unwrap();
+            let mut next = segment["address"].as_i64().unwrap();
+            for block in blocks {
+                assert_eq!(block["address"].as_i64(), Some(next), "no gap and no overlap");
+                next += block["size"].as_i64().unwrap();
+            }
+            assert_eq!(
+                Some(next),
+                Some(segment["address"].as_i64().unwrap() + segment["total_size"].as_i64().unwrap())
+            );
+        }
+        let live = segments.iter().flat_map(|segment| segment["blocks"].as_array().unwrap());
+        let live: Vec<_> = live.filter(|block| block["state"] == "active_allocated").collect();
+        assert_eq!((live.len(), &live[0]["frames"][0]["name"]), (1, &json!("weights")));
+        let addresses =
+            value["device_traces"][0].as_array().unwrap().iter().filter_map(|entry| entry["addr"].as_u64());
+        assert!(addresses.max().unwrap() < 1 << 53, "memory_viz calculates with floats");
+        drop(kept);
+        std::fs::remove_file(path).unwrap();
+    }
+}

@@ -2,11 +2,23 @@
 //!
 //! Sizes are computed like in such programs (tokens × width × bytes per element), so that they recur and vary like there.
 
-use super::{Builder, Header, Trace};
+use super::numbers::Random;
+use crate::error::UnknownName;
+use crate::trace::{Builder, Header, Trace};
 use core::fmt;
 use core::str::FromStr;
 
 /// The kinds of generated programs.
+///
+/// ```
+/// use gpumem_trace::Synthetic;
+///
+/// let kind: Synthetic = "varlen".parse()?;
+/// let trace = kind.trace(7, 3);
+/// assert_eq!(trace.events(), kind.trace(7, 3).events());
+/// assert!(trace.peaks().live_bytes > 256 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Synthetic {
@@ -50,7 +62,7 @@ impl Synthetic {
     /// give the same trace.
     #[must_use]
     pub fn trace(self, seed: u64, round_count: u32) -> Trace {
-        let mut program = Program { builder: Builder::default(), random: Random(seed), stream: 0 };
+        let mut program = Program { builder: Builder::default(), random: Random::new(seed), stream: 0 };
         match self {
             Self::Periodic => program.train(round_count, |_| 8192),
             Self::Varlen => program.train(round_count, |random| 64 * random.between(16, 192)),
@@ -65,17 +77,13 @@ impl Synthetic {
     }
 }
 
-/// A name that is not the name of a generated trace.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} names no made-up trace; use periodic, varlen, kv, churn, dataframe or prefetch")]
-pub struct UnknownSynthetic(String);
-
 impl FromStr for Synthetic {
-    type Err = UnknownSynthetic;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, UnknownSynthetic> {
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
         let known = Self::ALL.into_iter().find(|(known, ..)| *known == name);
-        known.map(|(_, kind, _)| kind).ok_or_else(|| UnknownSynthetic(name.into()))
+        let names = "periodic, varlen, kv, churn, dataframe or prefetch";
+        known.map(|(_, kind, _)| kind).ok_or_else(|| UnknownName::new(name, "generated trace", names))
     }
 }
 
@@ -276,37 +284,6 @@ struct Request {
     length: u64,
     left: u64,
     cache: Vec<u32>,
-}
-
-/// Splitmix64: integer arithmetic only, so the numbers are equal on every machine.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    /// A random number between two bounds, both included.
-    pub(super) fn between(&mut self, first: u64, last: u64) -> u64 {
-        first + self.below(last - first + 1)
-    }
-
-    /// A random number: uniform over the octaves between two powers of two, then uniform within the octave.
-    pub(super) fn log_uniform(&mut self, first: u64, end: u64) -> u64 {
-        let octave = self.between(u64::from(first.ilog2()), u64::from(end.ilog2()) - 1);
-        (1 << octave) + self.below(1 << octave)
-    }
 }
 
 const LAYER_COUNT: u64 = 16;

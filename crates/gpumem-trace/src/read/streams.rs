@@ -1,6 +1,6 @@
 //! [`Streams`]: the streams of a file, numbered in the order in which they appear.
 
-use super::error::Problem;
+use crate::error::Problem;
 use std::collections::HashMap;
 
 /// The streams of a file, by the numbers that the file gives them.

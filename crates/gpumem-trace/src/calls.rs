@@ -1,33 +1,38 @@
 //! Counts and times the calls of a driver: every function of its table is wrapped.
 //!
-//! C function pointers carry no state, and tests run in parallel, so the counts are thread-local: only the thread that wrapped a
-//! driver can use it.
+//! C function pointers carry no state, so the counts are thread-local: only the thread that wrapped a driver can use it.
 
-use crate::sys::types::*;
-use crate::sys::{CUresult, Driver, Table};
 use core::time::Duration;
+use gpumem_pool::sys::types::*;
+use gpumem_pool::sys::{CUresult, Driver, Table};
 use std::cell::{Cell, RefCell};
 use std::time::Instant;
 
 /// Returns the driver with all calls counted and timed. It replaces the counted driver that this thread had before.
 ///
 /// Calls from other threads return `CUDA_ERROR_NOT_INITIALIZED`.
+///
+/// ```
+/// use gpumem_trace::calls::{count_calls, reading};
+/// use gpumem_trace::pool::{Device, Stream};
+///
+/// let driver = count_calls(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?);
+/// let stream = Stream::new(&Device::new(&driver, 0)?)?;
+/// let before = reading();
+/// stream.synchronize()?;
+/// assert_eq!(reading().since(&before).calls.cuStreamSynchronize, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use]
 pub fn count_calls(driver: &Driver) -> Driver {
-    install(driver, false, None)
-}
-
-/// Like [`count_calls`]; the `nth` call from now on, counted from 1, returns `code` and does nothing.
-#[must_use]
-pub fn count_calls_failing(driver: &Driver, nth: u64, code: CUresult) -> Driver {
-    install(driver, false, Some((nth, code)))
+    install(driver, false)
 }
 
 /// Like [`count_calls`]; queries report that work is pending, as on a device that is always busy. A query of an event behind all
 /// work of a context waits instead, because pools wait for a device by such queries.
 #[must_use]
-pub fn count_calls_busy(driver: &Driver) -> Driver {
-    let busy = install(driver, true, None);
+pub(crate) fn count_calls_busy(driver: &Driver) -> Driver {
+    let busy = install(driver, true);
     let Table { cuCtxRecordEvent, cuEventQuery, cuEventSynchronize, cuEventDestroy_v2, .. } = *busy.table();
     let calls = BehindAll {
         record: cuCtxRecordEvent,
@@ -48,7 +53,7 @@ pub fn count_calls_busy(driver: &Driver) -> Driver {
 }
 
 /// Runs `work` on this thread's driver as on an idle device: its queries report what is complete.
-pub fn while_idle<R>(work: impl FnOnce() -> R) -> R {
+pub(crate) fn while_idle<R>(work: impl FnOnce() -> R) -> R {
     let set = |hides| {
         COUNTER.with_borrow_mut(|counter| {
             counter.as_mut().is_some_and(|counter| core::mem::replace(&mut counter.hides_completion, hides))
@@ -95,11 +100,10 @@ unsafe extern "C" fn destroy(event: CUevent) -> CUresult {
     calls.destroy.map_or(CUresult::CUDA_ERROR_NOT_INITIALIZED, |destroy| unsafe { destroy(event) })
 }
 
-fn install(driver: &Driver, hides_completion: bool, fault: Option<(u64, CUresult)>) -> Driver {
+fn install(driver: &Driver, hides_completion: bool) -> Driver {
     let (real, calls, took) = (*driver.table(), Calls::default(), Duration::ZERO);
-    let counter = Counter { real, calls, took, hides_completion, fault, refused: None };
-    COUNTER.set(Some(Box::new(counter)));
-    // SAFETY: each function calls the one that it replaces with the same arguments, fails, or reports work as pending.
+    COUNTER.set(Some(Box::new(Counter { real, calls, took, hides_completion })));
+    // SAFETY: each function calls the one that it replaces with the same arguments, or reports work as pending.
     unsafe { driver.with_table(wrap) }
 }
 
@@ -107,7 +111,7 @@ fn install(driver: &Driver, hides_completion: bool, fault: Option<(u64, CUresult
 #[must_use]
 pub fn reading() -> Reading {
     COUNTER.with_borrow(|counter| match counter {
-        Some(counter) => Reading { calls: counter.calls, took: counter.took, refused: counter.refused },
+        Some(counter) => Reading { calls: counter.calls, took: counter.took },
         None => Reading::default(),
     })
 }
@@ -119,16 +123,13 @@ pub struct Reading {
     pub calls: Calls,
     /// The time of the calls, by the host's clock.
     pub took: Duration,
-    /// The function whose call failed by injection.
-    pub refused: Option<&'static str>,
 }
 
 impl Reading {
     /// The difference to an earlier reading.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        let refused = self.refused.filter(|_| earlier.refused.is_none());
-        Self { calls: self.calls.since(&earlier.calls), took: self.took - earlier.took, refused }
+        Self { calls: self.calls.since(&earlier.calls), took: self.took.saturating_sub(earlier.took) }
     }
 }
 
@@ -137,23 +138,6 @@ struct Counter {
     calls: Calls,
     took: Duration,
     hides_completion: bool,
-    /// The number of calls up to the one that fails, and its code.
-    fault: Option<(u64, CUresult)>,
-    refused: Option<&'static str>,
-}
-
-impl Counter {
-    /// The error code of the call if it is selected to fail.
-    fn injected_failure(&mut self, call: &'static str) -> Option<CUresult> {
-        let (left, code) = self.fault.as_mut()?;
-        *left -= 1;
-        let (is_now, code) = (*left == 0, *code);
-        if is_now {
-            self.fault = None;
-            self.refused = Some(call);
-        }
-        is_now.then_some(code)
-    }
 }
 
 /// The functions that query whether work is complete.
@@ -185,7 +169,7 @@ macro_rules! wrap_functions {
             }
 
             fn since(&self, earlier: &Self) -> Self {
-                Self { $($name: self.$name - earlier.$name,)* }
+                Self { $($name: self.$name.saturating_sub(earlier.$name),)* }
             }
         }
 
@@ -193,19 +177,8 @@ macro_rules! wrap_functions {
             $(
                 #[allow(non_snake_case, clippy::too_many_arguments)]
                 unsafe extern "C" fn $name($($arg: $kind),*) -> CUresult {
-                    let real = COUNTER.try_with(|counter| {
-                        let mut counter = counter.borrow_mut();
-                        let counter = counter.as_mut()?;
-                        Some(match counter.injected_failure(stringify!($name)) {
-                            Some(code) => Err(code),
-                            None => Ok(counter.real.$name?),
-                        })
-                    });
-                    let real = match real {
-                        Ok(Some(Ok(real))) => real,
-                        Ok(Some(Err(code))) => return code,
-                        _ => return CUresult::CUDA_ERROR_NOT_INITIALIZED,
-                    };
+                    let real = COUNTER.try_with(|counter| counter.borrow().as_ref()?.real.$name);
+                    let Ok(Some(real)) = real else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
                     let start = Instant::now();
                     // SAFETY: the caller guarantees what the wrapped function requires.
                     let code = unsafe { real($($arg),*) };
@@ -224,12 +197,12 @@ macro_rules! wrap_functions {
     };
 }
 
-crate::sys::for_each_driver_fn!(wrap_functions!);
+gpumem_pool::sys::for_each_driver_fn!(wrap_functions!);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::{Device, Pool, Stream};
+    use gpumem_pool::{Device, Pool, Stream};
     use gpumem_sim::SimConfig;
 
     #[test]

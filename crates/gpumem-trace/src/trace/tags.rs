@@ -1,6 +1,6 @@
 //! [`TagSum`]: the memory that a recorded program allocated for each of its tags.
 
-use crate::pool::trace::Recording;
+use gpumem_pool::trace::Recording;
 use std::collections::{BTreeSet, HashMap};
 
 /// The allocations of a recorded program with one tag, which is the name of a scope, over all pools.
@@ -20,7 +20,7 @@ pub struct TagSum {
 
 /// The counters while a recording is read.
 #[derive(Default)]
-pub(super) struct TagSums {
+pub(crate) struct TagSums {
     sums: Vec<TagSum>,
     /// The index into `sums`, by name.
     by_name: HashMap<Option<String>, usize>,
@@ -31,7 +31,7 @@ pub(super) struct TagSums {
 
 impl TagSums {
     /// The index of a pool's tag.
-    pub(super) fn place(&mut self, recording: &Recording, pool: u32, tag: u32) -> usize {
+    pub(crate) fn place(&mut self, recording: &Recording, pool: u32, tag: u32) -> usize {
         if let Some(place) = self.by_number.get(&(pool, tag)) {
             return *place;
         }
@@ -52,7 +52,7 @@ impl TagSums {
     }
 
     /// Counts an allocation. The sums saturate, because a malicious file may exceed them.
-    pub(super) fn grow(&mut self, place: usize, size_bytes: u64, is_new: bool) {
+    pub(crate) fn grow(&mut self, place: usize, size_bytes: u64, is_new: bool) {
         let sum = &mut self.sums[place];
         sum.allocation_count += u64::from(is_new);
         sum.allocated_bytes = sum.allocated_bytes.saturating_add(size_bytes);
@@ -60,13 +60,13 @@ impl TagSums {
         sum.peak_bytes = sum.peak_bytes.max(sum.left_bytes);
     }
 
-    pub(super) fn free(&mut self, place: usize, size_bytes: u64) {
+    pub(crate) fn free(&mut self, place: usize, size_bytes: u64) {
         let sum = &mut self.sums[place];
         sum.left_bytes = sum.left_bytes.saturating_sub(size_bytes);
     }
 
     /// The sums, highest peak first, or an empty list if no tag was used; and a note on tags without a name.
-    pub(super) fn finish(mut self) -> (Vec<TagSum>, Option<String>) {
+    pub(crate) fn finish(mut self) -> (Vec<TagSum>, Option<String>) {
         if self.sums.iter().all(|sum| sum.tag.is_none()) {
             self.sums.clear();
         }

@@ -4,10 +4,19 @@
 //! them. Each kind leaves different holes: blocks of random lifetimes, stacks, caches that grow by copying, combs of long-lived
 //! blocks, batches of random size prepared on a side stream, tables.
 
-use super::synthetic::Random;
-use super::{Builder, Header, Trace};
+use super::numbers::Random;
+use crate::trace::{Builder, Header, Trace};
 
-/// The program of a seed. The same seed gives the same trace.
+/// A random program: a small trace that fragments a pool at a limit. The same seed gives the same trace.
+///
+/// A seed selects the kind of program, the sizes, the number of streams, and whether blocks are freed while another stream uses them.
+///
+/// ```
+/// use gpumem_trace::random_program;
+///
+/// assert_eq!(random_program(3).events(), random_program(3).events());
+/// assert_eq!(random_program(3).name(), "random-3");
+/// ```
 #[must_use]
 pub fn random_program(seed: u64) -> Trace {
     let mut random = Random::new(seed);

@@ -1,6 +1,8 @@
 //! Tests of valid and invalid files.
 
-use super::*;
+use crate::error::TraceError;
+use crate::generate::Synthetic;
+use crate::trace::{Event, Peaks, Trace};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use proptest::prelude::*;
@@ -99,6 +101,23 @@ fn every_error_names_its_line() {
     assert!(events(&format!("a,7,{long},0\n")).unwrap_err().to_string().contains("longer than 256"));
     let streams: String = (0..1025).map(|stream| format!("a,{stream},1,{stream}\n")).collect();
     assert!(events(&streams).unwrap_err().to_string().contains("more than 1024 streams"));
+}
+
+/// Text of a file or of a path cannot control a terminal, in `Debug` neither.
+#[test]
+fn text_from_outside_is_escaped() {
+    let hostile = "\u{1b}[31m\u{202e}";
+    let texts = [
+        format!("{HEADER}\n{hostile}\n"),
+        format!("{HEADER}\na,{hostile},1,0\n"),
+        format!("#{{\"format\":\"{hostile}\"}}\n"),
+        format!("Thread,Time,Action,Pointer,Size,Stream\n7,now,{hostile},0x1,64,0\n"),
+    ];
+    for text in texts {
+        let error = Trace::read_from(text.as_bytes(), hostile).unwrap_err();
+        let (shown, debug) = (error.to_string(), format!("{error:?}"));
+        assert!(!shown.contains(['\u{1b}', '\u{202e}']) && shown == debug, "{shown:?}");
+    }
 }
 
 #[test]

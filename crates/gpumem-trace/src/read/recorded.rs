@@ -8,12 +8,11 @@
 //! beginning; without its size (files before version 3) the free is skipped. A flight recorder also states how much memory was in
 //! use in the end: what its events do not account for becomes one block that is live from the beginning to the end.
 
-use super::error::Problem;
 use super::streams::Streams;
-use super::tags::TagSums;
-use super::{Builder, Header, RealRun, Trace};
-use crate::pool::Bytes;
-use crate::pool::trace::{Event, Recording, Tail, What};
+use crate::error::Problem;
+use crate::trace::{Builder, Header, RealRun, TagSums, Trace};
+use gpumem_pool::Bytes;
+use gpumem_pool::trace::{Event, Recording, Tail, What};
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
@@ -140,7 +139,7 @@ impl Converter {
         let known_bytes = known.chain(growing).fold(0, u64::saturating_add);
         let older_bytes = in_use_bytes.saturating_sub(known_bytes);
         if older_bytes > 0 {
-            self.builder.alloc_before(&[(older_bytes, 0)]);
+            self.builder.alloc_before(older_bytes, 0);
         }
         older_bytes
     }
@@ -295,15 +294,14 @@ fn join(into: &mut HashMap<u64, u64>, known: &HashMap<u64, u64>) {
 
 #[cfg(test)]
 mod tests {
-    use crate::pool::trace::Trace as Recorder;
-    use crate::pool::{BackendKind, Block, Device, FlightRecorder, Pool, Stream};
     use crate::replay::{Setup, replay};
-
     use crate::trace::{Event, TagSum, Trace};
+    use gpumem_pool::trace::Trace as Recorder;
+    use gpumem_pool::{BackendKind, Block, Device, FlightRecorder, Pool, Stream};
     use gpumem_sim::SimConfig;
 
     fn scratch(name: &str) -> std::path::PathBuf {
-        std::env::temp_dir().join(format!("gpumem-tests-{}-{name}.trace", std::process::id()))
+        std::env::temp_dir().join(format!("gpumem-{}-{name}.trace", std::process::id()))
     }
 
     /// A recorded program becomes a trace with its blocks, streams and deferred frees, and can be replayed.
@@ -338,7 +336,7 @@ mod tests {
         let complete = at(|event| matches!(event, Event::Complete { .. }));
         let last = at(|event| matches!(event, Event::Alloc { size_bytes: 0x30_0000, .. }));
         assert!(deferred < between && between < complete && complete < last, "at the wait, and not before");
-        assert!(trace.name().starts_with("gpumem-tests-") && trace.header().run_seconds.unwrap() > 0.0);
+        assert!(trace.name().starts_with("gpumem-") && trace.header().run_seconds.unwrap() > 0.0);
         let outcome = replay(&trace, &driver, &Setup::default(), |_| ()).unwrap();
         assert_eq!(outcome.live, trace.peaks());
         assert!(outcome.ratio() >= 1.0);

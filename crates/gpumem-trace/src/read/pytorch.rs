@@ -5,16 +5,16 @@
 //! those streams. Blocks whose allocations are older than the history, by their frees or by the final layout, are live from the
 //! beginning. An out-of-memory error becomes a refused request. The history of the device with the most events is read.
 
-use super::error::Problem;
-use super::read::EVENT_COUNT_MAX;
+use super::lines::EVENT_COUNT_MAX;
 use super::streams::Streams;
-use super::{Builder, Header, RealRun, Trace};
+use crate::error::Problem;
+use crate::trace::{Builder, Header, RealRun, Trace};
 use serde::Deserialize;
 use serde_pickle::DeOptions;
 use std::collections::HashMap;
 use std::io::BufRead;
 
-/// Returns whether a file that begins with these bytes is a pickle of a protocol with a header.
+/// True if a file that begins with these bytes is a pickle of a protocol with a header.
 pub(super) fn is_snapshot(start: &[u8]) -> bool {
     matches!(start, [0x80, 2..=5, ..])
 }
@@ -45,7 +45,7 @@ pub(super) fn read(source: impl BufRead, name: &str) -> Result<Trace, Problem> {
     let end_bytes = end_bytes.fold(0, |sum: u64, segment| sum.saturating_add(segment.total_size));
     let reserved_bytes = peak_reserved_bytes(entries, end_bytes);
     let times = || entries.iter().filter_map(|entry| entry.time_us);
-    let run_seconds = times().min().zip(times().max()).map(|(begin, end)| (end - begin) as f64 / 1e6);
+    let run_seconds = times().min().zip(times().max()).map(|(begin, end)| end.abs_diff(begin) as f64 / 1e6);
     let header = Header::of_program(
         name,
         "a memory snapshot of PyTorch".into(),
@@ -215,12 +215,10 @@ fn peak_reserved_bytes(entries: &[Entry], end_bytes: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Event, Trace, TraceError, snapshot};
-    use crate::pool::trace::{Recording, Trace as Recorder};
-    use crate::pool::{Device, Pool, Stream};
+    use crate::error::TraceError;
+    use crate::trace::{Event, Trace};
     use flate2::Compression;
     use flate2::write::GzEncoder;
-    use gpumem_sim::SimConfig;
     use proptest::prelude::*;
     use serde_json::{Value, json};
     use serde_pickle::SerOptions;
@@ -286,36 +284,6 @@ mod tests {
         assert_eq!(read(&encoder.finish().unwrap()).unwrap().events(), expected);
     }
 
-    /// The file was pickled by CPython, with shared frames, from the first events of a recorded program: tests/records/README.md.
-    #[test]
-    fn a_pickle_of_python_is_read() {
-        let path = crate::folder().join("records/pytorch_snapshot.pickle");
-        let trace = Trace::read(&path).unwrap();
-        let original = Trace::read(crate::folder().join("traces/prefetch_record_stream.csv.gz")).unwrap();
-        let sizes = |trace: &Trace| {
-            let allocated = trace.events().iter().filter_map(|event| match event {
-                Event::Alloc { size_bytes, stream, .. } => Some((*size_bytes, *stream)),
-                _ => None,
-            });
-            allocated.collect::<Vec<_>>()
-        };
-        let (found, expected) = (sizes(&trace), sizes(&original));
-        assert!(found.len() > 400 && expected.starts_with(&found), "{}", found.len());
-        assert!(trace.events().iter().any(|event| matches!(event, Event::Complete { .. })));
-    }
-
-    /// The peaks of a recorded program are those that PyTorch printed: tests/records/README.md.
-    #[test]
-    fn a_recorded_programs_peaks_are_pytorchs_own() {
-        const ALLOCATED_BYTES: u64 = 488_558_592;
-        let trace = Trace::read(crate::folder().join("records/pytorch_recorded.pickle")).unwrap();
-        assert_eq!(trace.real_run().peak_reserved_bytes, Some(1_333_788_672));
-        assert_eq!(trace.disagreements(), [""; 0]);
-        let peak_bytes = trace.peaks().live_bytes;
-        assert!((ALLOCATED_BYTES * 99 / 100..=ALLOCATED_BYTES).contains(&peak_bytes), "{peak_bytes}");
-        assert_eq!(trace.operation_count(), 403 + 365);
-    }
-
     #[test]
     fn other_pickles_are_refused_with_a_reason() {
         let said = |value: &Value| read(&pickled(value)).unwrap_err().to_string();
@@ -346,51 +314,5 @@ mod tests {
             bytes[at] = byte;
             let _ = read(&bytes);
         }
-    }
-
-    /// A written snapshot is read as the program that was recorded.
-    #[test]
-    fn a_recording_becomes_a_snapshot() {
-        let path = std::env::temp_dir().join(format!("gpumem-tests-{}-snapshot.trace", std::process::id()));
-        let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
-        let builder = Pool::builder(&device).hard_limit(64 << 20);
-        let pool = builder.adaptor(Recorder::create(&path).unwrap()).build().unwrap();
-        let streams = [0, 1].map(|_| Stream::new(&device).unwrap());
-        let scope = pool.scope("weights");
-        let kept = pool.alloc(5_000_000, &streams[0]).unwrap();
-        drop(scope);
-        for step in 1..30_u64 {
-            drop(pool.alloc(step * 1000, &streams[step as usize % 2]).unwrap());
-        }
-        assert!(pool.alloc(64 << 20, &streams[1]).is_err());
-        drop(pool);
-        let recording = Recording::read(&path).unwrap();
-        let mut bytes = Vec::new();
-        snapshot(&recording, &mut bytes).unwrap();
-        let (written, recorded) = (read(&bytes).unwrap(), Trace::read(&path).unwrap());
-        assert_eq!(written.events(), recorded.events());
-        assert_eq!(written.disagreements(), Vec::<String>::new());
-        let value: Value = serde_pickle::from_slice(&bytes, serde_pickle::DeOptions::new()).unwrap();
-        let segments = value["segments"].as_array().unwrap();
-        for segment in segments {
-            let blocks = segment["blocks"].as_array().unwrap();
-            let mut next = segment["address"].as_i64().unwrap();
-            for block in blocks {
-                assert_eq!(block["address"].as_i64(), Some(next), "no gap and no overlap");
-                next += block["size"].as_i64().unwrap();
-            }
-            assert_eq!(
-                Some(next),
-                Some(segment["address"].as_i64().unwrap() + segment["total_size"].as_i64().unwrap())
-            );
-        }
-        let live = segments.iter().flat_map(|segment| segment["blocks"].as_array().unwrap());
-        let live: Vec<_> = live.filter(|block| block["state"] == "active_allocated").collect();
-        assert_eq!((live.len(), &live[0]["frames"][0]["name"]), (1, &json!("weights")));
-        let addresses =
-            value["device_traces"][0].as_array().unwrap().iter().filter_map(|entry| entry["addr"].as_u64());
-        assert!(addresses.max().unwrap() < 1 << 53, "memory_viz calculates with floats");
-        drop(kept);
-        std::fs::remove_file(path).unwrap();
     }
 }

@@ -3,14 +3,14 @@
 //! An allocation that failed becomes a refused request. RMM names a stream for each free; a free on another stream than the
 //! allocation's is replayed on the allocation's, and counted in a note.
 
-use super::error::Problem;
-use super::read::{EVENT_COUNT_MAX, LINE_BYTES_MAX, Lines, shown};
+use super::lines::{EVENT_COUNT_MAX, LINE_BYTES_MAX, Lines, shown};
 use super::streams::Streams;
-use super::{Builder, Header, Trace};
+use crate::error::Problem;
+use crate::trace::{Builder, Header, Trace};
 use std::collections::HashMap;
 use std::io::BufRead;
 
-/// Returns whether a file that begins with these bytes is a log of RMM.
+/// True if a file that begins with these bytes is a log of RMM.
 pub(super) fn is_log(start: &[u8]) -> bool {
     start.starts_with(HEADINGS)
 }
@@ -27,7 +27,7 @@ pub(super) fn read(source: impl BufRead, name: &str, line_number: &mut u64) -> R
         if line.is_empty() {
             continue;
         }
-        if log.builder.events.len() == EVENT_COUNT_MAX {
+        if log.builder.event_count() == EVENT_COUNT_MAX {
             return Err(Problem::TooManyEvents(EVENT_COUNT_MAX));
         }
         log.line(line)?;
@@ -76,7 +76,7 @@ impl Log {
             "free" => match self.live.remove(&number(pointer)?) {
                 Some((block, own)) => {
                     self.moved_count += u64::from(own != stream);
-                    self.live_bytes -= self.builder.blocks[block as usize].size_bytes;
+                    self.live_bytes -= self.builder.size_bytes(block);
                     self.builder.free(block);
                 }
                 None => self.unknown_count += 1,
@@ -122,7 +122,7 @@ const HEADINGS: &[u8] = b"Thread,Time,Action,Pointer,Size,Stream";
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Event, Trace};
+    use crate::trace::{Event, Trace};
 
     fn read(lines: &str) -> Result<Trace, String> {
         let text = format!("Thread,Time,Action,Pointer,Size,Stream\n{lines}");

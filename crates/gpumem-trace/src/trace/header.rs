@@ -1,7 +1,7 @@
 //! The first line of a trace: a description of the program, and the memory that other allocators reserved for the same run.
 
-use super::Peaks;
-use super::error::Problem;
+use super::event::Peaks;
+use crate::error::Problem;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -34,18 +34,18 @@ pub struct Peer {
 
 impl Header {
     /// The header of a generated trace.
-    pub(super) fn made_up(name: &str, what: &str) -> Self {
+    pub(crate) fn made_up(name: &str, what: &str) -> Self {
         Self { name: name.into(), what: what.into(), ..Self::default() }
     }
 
     /// The header of a trace recorded with `GPUMEM_TRACE`.
-    pub(super) fn recorded(name: &str, run_seconds: f64, peak_reserved_bytes: Option<u64>) -> Self {
+    pub(crate) fn recorded(name: &str, run_seconds: f64, peak_reserved_bytes: Option<u64>) -> Self {
         let what = "recorded with GPUMEM_TRACE".into();
         Self::of_program(name, what, Some(run_seconds), peak_reserved_bytes.map(|bytes| ("recorded", bytes)))
     }
 
     /// The header of a trace of a program, and the memory that an allocator reserved for it.
-    pub(super) fn of_program(
+    pub(crate) fn of_program(
         name: &str,
         what: String,
         run_seconds: Option<f64>,
@@ -55,7 +55,7 @@ impl Header {
         Self { name: name.into(), what, run_seconds, peak_reserved_bytes, ..Self::default() }
     }
 
-    pub(super) fn parse(line: &[u8], file_name: &str) -> Result<Self, Problem> {
+    pub(crate) fn parse(line: &[u8], file_name: &str) -> Result<Self, Problem> {
         let json = line.strip_prefix(b"#").ok_or(Problem::NoHeader)?;
         // The version is parsed first: all other fields may differ in another version.
         let version: Version = serde_json::from_slice(json).map_err(Problem::Header)?;

@@ -1,9 +1,9 @@
 //! [`RealRun`]: what a recording states of the program itself, to hold a replay against.
 
-use crate::pool::trace::{PoolSettings, Recording, What};
+use gpumem_pool::trace::{PoolSettings, Recording, What};
 use std::collections::BTreeMap;
 
-/// The settings and the memory of a recorded program.
+/// The settings and the memory of a recorded program, as its record states them.
 #[derive(Clone, Debug, Default)]
 pub struct RealRun {
     /// The peak of the memory that its pools reserved together.
@@ -17,7 +17,7 @@ pub struct RealRun {
 }
 
 impl RealRun {
-    pub(super) fn of(recording: &Recording) -> Self {
+    pub(crate) fn of(recording: &Recording) -> Self {
         let mut allocated: BTreeMap<u32, u64> = BTreeMap::new();
         let mut reserved: BTreeMap<u32, u64> = BTreeMap::new();
         let (mut sum_peak_bytes, mut own_peak_bytes) = (0, 0);

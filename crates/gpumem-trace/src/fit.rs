@@ -2,12 +2,31 @@
 //! among the attempts, and [`find_limit`] finds the smallest limit of one candidate.
 //!
 //! A program *fits* if every request is served, those included that were refused when it was recorded.
+//!
+//! ```
+//! use gpumem_trace::fit::{CANDIDATES, best, find_limit};
+//! use gpumem_trace::{ReplayError, Setup, Synthetic};
+//!
+//! let trace = Synthetic::Kv.trace(1, 2);
+//! let driver = gpumem_sim::driver(gpumem_sim::SimConfig::h200().races(false))?;
+//! let setup = Setup { hard_limit: Some("8GiB".parse()?), ..Setup::default() };
+//! let mut attempts = Vec::new();
+//! for candidate in CANDIDATES {
+//!     attempts.push((candidate, candidate.attempt(&trace, &driver, &setup)?));
+//! }
+//! println!("{:?}", best(&attempts).map(|best| best.conf())); // for GPUMEM_CONF
+//!
+//! let new_driver = || Ok::<_, ReplayError>(driver.clone());
+//! let smallest = find_limit(&trace, CANDIDATES[2], &Setup::default(), new_driver, |_| ())?;
+//! assert!(smallest.is_some_and(|found| found.limit_bytes >= trace.peaks().live_bytes));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
-use crate::pool::{BackendKind, Limit, PoolError, Profile};
 use crate::replay::{Outcome, ReplayError, Setup, replay};
-use crate::sys::Driver;
 use crate::trace::Trace;
 use core::fmt;
+use gpumem_pool::sys::Driver;
+use gpumem_pool::{BackendKind, Bytes, Limit, PoolError, Profile};
 
 /// A backend, with a profile where it has profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +66,8 @@ impl Candidate {
         let setup = Setup { backend: Some(self.backend), tuning, ..setup.clone() };
         match replay(trace, driver, &setup, |_| ()) {
             Ok(outcome) => Ok(Attempt::Completed(Box::new(outcome))),
-            Err(ReplayError::Event { line, error, .. }) if error.is_out_of_memory() => {
-                Ok(Attempt::Refused { event: line - 2, refusal: Box::new(error) })
+            Err(ReplayError::Event { event, error, .. }) if error.is_out_of_memory() => {
+                Ok(Attempt::Refused { event, refusal: Box::new(error) })
             }
             Err(error) => Err(error),
         }
@@ -101,6 +120,26 @@ impl Attempt {
     }
 }
 
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Completed(outcome) => {
+                write!(f, "completed, {:.1} ms in the driver", outcome.driver_time.as_secs_f64() * 1e3)
+            }
+            Self::Refused { event, refusal } => match refusal.out_of_memory() {
+                Some(report) => write!(
+                    f,
+                    "event {event}: {} refused with {} in use and {} reserved",
+                    Bytes(report.requested_bytes),
+                    Bytes(report.in_use_bytes),
+                    Bytes(report.reserved_bytes)
+                ),
+                None => write!(f, "event {event}: {refusal}"),
+            },
+        }
+    }
+}
+
 /// The candidate that fits with the least driver time, and of those with the same time the one that reserves the least.
 #[must_use]
 pub fn best(attempts: &[(Candidate, Attempt)]) -> Option<Candidate> {
@@ -111,6 +150,7 @@ pub fn best(attempts: &[(Candidate, Attempt)]) -> Option<Candidate> {
 
 /// The smallest limit that a program fits into.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SmallestLimit {
     /// The limit; the next smaller one that was tried, [`SmallestLimit::step_bytes`] below, is too small.
     pub limit_bytes: u64,
