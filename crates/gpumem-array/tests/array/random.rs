@@ -42,7 +42,7 @@ fn numbers_stay_as_they_are() {
     assert_eq!(signed, [0, 1, 2, 3].map(|k| words[k].cast_signed()));
 }
 
-/// Whether an array is drawn at once or in parts at multiples of 16 bytes, and whatever its length, the numbers are equal.
+/// An array has the same numbers if it is drawn at once, or in parts at multiples of 16 bytes, of any length.
 fn parts_are_equal<T: Random + PartialEq + core::fmt::Debug>() {
     let gpu = gpu();
     let whole = GpuArray::<T, _>::random(&gpu, 1000, &mut Rng::with_stream(7, 3)).unwrap().to_vec().unwrap();
