@@ -8,8 +8,8 @@ use gpumem_sim::SimConfig;
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::pool::adaptor::{Adaptor, Release};
 use gpumem_tests::pool::{
-    BackendKind, Block, CaptureMode, Device, Event, GrowableBlock, Location, MemoryKind, Pool, PoolError,
-    Stream, StreamId,
+    BackendKind, Block, CaptureError, CaptureMode, Device, Event, GrowableBlock, Location, MemoryKind, Pool,
+    PoolError, Stream, StreamError, StreamId,
 };
 use gpumem_tests::sys::Driver;
 use gpumem_trace::calls::{count_calls, reading};
@@ -107,7 +107,7 @@ fn of_array(outcome: Outcome<()>) -> Result<(), PoolError> {
     outcome.map_err(|error| match error {
         ArrayError::Pool(error) => error,
         ArrayError::Graph(GraphError::StreamCaptures) => {
-            PoolError::NotInCapture { operation: "an operation" }
+            PoolError::Capture(CaptureError::NotCapturable { operation: "an operation" })
         }
         ArrayError::WrongDevice { expected, found } => PoolError::WrongDevice { expected, found },
         other => panic!("{other}"),
@@ -158,7 +158,10 @@ fn a_stream_that_has_been_retired() {
     for stream in [Stream::legacy(&stage.device).unwrap(), Stream::per_thread(&stage.device).unwrap()] {
         stream.retire().unwrap();
         let before = stream_calls();
-        assert_eq!(refused(&stage, &stream, |error| matches!(error, PoolError::StreamRetired)), [""; 0]);
+        assert_eq!(
+            refused(&stage, &stream, |error| matches!(error, PoolError::Stream(StreamError::Retired))),
+            [""; 0]
+        );
         assert_eq!(stream_calls(), before, "calls with its handle");
         // Another stream may have its index by now.
         record(&stage, &stream);
@@ -178,7 +181,10 @@ fn another_threads_own_stream() {
         let _ended = is_over.recv();
     });
     let theirs = streams.recv().unwrap();
-    assert_eq!(refused(&stage, &theirs, |error| matches!(error, PoolError::WrongThread)), [""; 0]);
+    assert_eq!(
+        refused(&stage, &theirs, |error| matches!(error, PoolError::Stream(StreamError::WrongThread))),
+        [""; 0]
+    );
     record(&stage, &theirs);
     drop(over);
     thread.join().unwrap();
@@ -232,7 +238,10 @@ fn a_stream_that_captures() {
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         let outcome = entry(&stage, &stream);
         match expected {
-            Refused => assert!(matches!(outcome, Err(PoolError::NotInCapture { .. })), "{name}: {outcome:?}"),
+            Refused => assert!(
+                matches!(outcome, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+                "{name}: {outcome:?}"
+            ),
             Fine => assert!(outcome.is_ok(), "{name}: {outcome:?}"),
         }
         // A stream that was waited for is part of the capture, and joins it again.

@@ -12,8 +12,8 @@ use gpumem_tests::pool::adaptor::{
 };
 use gpumem_tests::pool::trace::{ReadError, Recording};
 use gpumem_tests::pool::{
-    BackendKind, ConfigError, Device, FlightRecorder, HostMemoryError, Keep, Limit, MemoryKind, OutOfMemory,
-    PinnedAllocator, Pool, PoolError, SocketError, Stream,
+    BackendKind, BadArgument, ConfigError, Device, FlightRecorder, HostMemoryError, Keep, Limit, MemoryKind,
+    NotFound, OutOfMemory, PinnedAllocator, Pool, PoolError, SocketError, Stream, StreamError, Unsupported,
 };
 use gpumem_tests::sys::env::EnvError;
 use gpumem_tests::sys::types::CUresult;
@@ -388,15 +388,19 @@ fn of_errors(text: &str, texts: &mut Texts) {
         PoolError::TooLarge { requested_bytes: 9, device_bytes: 8, origin: None, fallbacks: vec![own(); 3] },
         PoolError::Refused { adaptor: own(), requested_bytes: 1, reason: own(), origin: None },
         PoolError::BeyondMaximum { pool: own(), requested_bytes: 2, maximum_bytes: 1 },
-        PoolError::KindUnsupported { kind, reason: own() },
-        PoolError::NoHostAccess { device: own(), what: "cannot", instead: "another" },
+        PoolError::Unsupported(Unsupported::Kind { kind, reason: own() }),
+        PoolError::Unsupported(Unsupported::HostAccess { device: own(), what: "cannot", instead: "another" }),
         PoolError::Asleep { pool: own() },
         PoolError::CannotSleep { pool: own(), reason: "it sleeps", remedy: "wait" },
-        PoolError::NoSuchPart { pool: own(), part: own(), parts: vec![own(); 100] },
-        PoolError::Overlap { from: u64::MAX, to: u64::MAX - 1, size_bytes: u64::MAX },
-        PoolError::NoPeerAccess { device: own(), peer: own() },
-        PoolError::LimitTooSmall { pool: own(), limit_bytes: 1, minimum_bytes: 2 },
-        PoolError::BackendUnsupported { backend: BackendKind::Native, reason: own() },
+        PoolError::NotFound(NotFound::Part { pool: own(), part: own(), parts: vec![own(); 100] }),
+        PoolError::BadArgument(BadArgument::Overlap {
+            from: u64::MAX,
+            to: u64::MAX - 1,
+            size_bytes: u64::MAX,
+        }),
+        PoolError::Unsupported(Unsupported::PeerAccess { device: own(), peer: own() }),
+        PoolError::BadArgument(BadArgument::LimitTooSmall { pool: own(), limit_bytes: 1, minimum_bytes: 2 }),
+        PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Native, reason: own() }),
         PoolError::WrongDevice { expected: own(), found: own() },
         PoolError::Poisoned { pool: own(), address: 1, size_bytes: 1, cause: driver },
     ] {
@@ -422,7 +426,7 @@ fn of_errors(text: &str, texts: &mut Texts) {
         },
         ArrayError::Dlpack { field: "shape", problem: own() },
         ArrayError::Cudarc { object: "stream", problem: own() },
-        ArrayError::LostAfterKernel { kernel: own(), error: PoolError::StreamRetired },
+        ArrayError::LostAfterKernel { kernel: own(), error: PoolError::Stream(StreamError::Retired) },
         ArrayError::NoHostAccess { device: own() },
         ArrayError::UnsuitableBlock { size_bytes: 1, needed_bytes: 2, kind: own(), expected: "device" },
         ArrayError::PoolInUse { kind: own() },

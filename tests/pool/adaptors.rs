@@ -8,7 +8,9 @@ use gpumem_tests::pool::adaptor::{
     Adaptor, Budget, Failures, Fallback, Fill, Grant, Guard, Next, Request, Side, Tracking,
 };
 use gpumem_tests::pool::trace::{Recording, Trace, What};
-use gpumem_tests::pool::{Block, Device, FlightRecorder, MemoryKind, Pool, PoolError, Stream};
+use gpumem_tests::pool::{
+    Block, Device, FlightRecorder, MemoryKind, Pool, PoolError, RefusedBy, Stream, Unsupported,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -119,7 +121,7 @@ cases! {
             let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
             let private = pool.private(64 * MIB).unwrap();
             let block = pool.alloc(30 * MIB, &home).unwrap();
-            assert!(matches!(private.alloc(20 * MIB, &home), Err(PoolError::OverBudget { .. })));
+            assert!(matches!(private.alloc(20 * MIB, &home), Err(PoolError::LimitReached(report)) if report.refused_by == RefusedBy::Budget));
             other.wait_for(&home).unwrap();
             write(block.address(), 1, block.size_bytes(), &other);
             block.record_use(&other);
@@ -277,7 +279,7 @@ cases! {
         let device = Device::new(driver, 0).unwrap();
         let spare = match Pool::builder(&device).conf("exportable:true").unwrap().adaptor(Arc::new(Guard::new())).build() {
             // The backend that supports exports is not built in.
-            Err(PoolError::NotWithBackend { .. }) => return,
+            Err(PoolError::Unsupported(Unsupported::OnBackend { .. })) => return,
             built => built.unwrap(),
         };
         let (budget, fallback) = (Arc::new(Budget::new(MIB)), Arc::new(Fallback::new(&spare)));

@@ -3,7 +3,10 @@
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::two_devices::{self, Link};
-use gpumem_tests::pool::{BackendKind, Block, CaptureMode, Device, MemoryKind, Pool, PoolError, Stream};
+use gpumem_tests::pool::{
+    BackendKind, BadArgument, Block, CaptureError, CaptureMode, Device, MemoryKind, Pool, PoolError, Stream,
+    StreamError, Unsupported,
+};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::{cases, for_each_seed};
 
@@ -15,7 +18,7 @@ fn pools(device: &Device) -> Vec<Pool> {
     let of = |backend| KINDS.map(|kind| Pool::builder(device).backend(backend).kind(kind).build());
     let built = backends(device).into_iter().flat_map(of);
     built
-        .filter(|built| !matches!(built, Err(PoolError::BackendUnsupported { .. })))
+        .filter(|built| !matches!(built, Err(PoolError::Unsupported(Unsupported::Backend { .. }))))
         .map(Result::unwrap)
         .collect()
 }
@@ -84,21 +87,21 @@ cases! {
             let max = u64::MAX;
             for start in [KIB - 7, KIB + 1, max - 7, max] {
                 let (to, from) = (block.copy_from_host(start, &[1_u64], &stream), block.copy_to_host(start, &mut [1_u64], &stream));
-                assert!(matches!((to, from), (Err(PoolError::OutOfBounds { .. }), Err(PoolError::OutOfBounds { .. }))));
-                assert!(matches!(block.copy_from(start, &other, 0..8, &stream), Err(PoolError::OutOfBounds { .. })));
-                assert!(matches!(block.copy_within(0..8, start, &stream), Err(PoolError::OutOfBounds { .. })));
+                assert!(matches!((to, from), (Err(PoolError::BadArgument(BadArgument::OutOfBounds { .. })), Err(PoolError::BadArgument(BadArgument::OutOfBounds { .. })))));
+                assert!(matches!(block.copy_from(start, &other, 0..8, &stream), Err(PoolError::BadArgument(BadArgument::OutOfBounds { .. }))));
+                assert!(matches!(block.copy_within(0..8, start, &stream), Err(PoolError::BadArgument(BadArgument::OutOfBounds { .. }))));
             }
             #[expect(clippy::reversed_empty_ranges, reason = "is refused")]
             for part in [9..8, 0..KIB + 1, max..max, max..0] {
-                assert!(matches!(block.fill(part.clone(), 1_u8, &stream), Err(PoolError::OutOfBounds { .. })));
-                assert!(matches!(block.copy_within(part.clone(), 0, &stream), Err(PoolError::OutOfBounds { .. })));
-                assert!(matches!(block.copy_from(0, &other, part, &stream), Err(PoolError::OutOfBounds { .. })));
+                assert!(matches!(block.fill(part.clone(), 1_u8, &stream), Err(PoolError::BadArgument(BadArgument::OutOfBounds { .. }))));
+                assert!(matches!(block.copy_within(part.clone(), 0, &stream), Err(PoolError::BadArgument(BadArgument::OutOfBounds { .. }))));
+                assert!(matches!(block.copy_from(0, &other, part, &stream), Err(PoolError::BadArgument(BadArgument::OutOfBounds { .. }))));
             }
             for to in [0, 1, 63, 65, 127] {
-                assert!(matches!(block.copy_within(64..128, to, &stream), Err(PoolError::Overlap { .. })) == (to > 0), "{to}");
+                assert!(matches!(block.copy_within(64..128, to, &stream), Err(PoolError::BadArgument(BadArgument::Overlap { .. }))) == (to > 0), "{to}");
             }
             for part in [1..8, 0..7] {
-                assert!(matches!(block.fill(part, 1_u32, &stream), Err(PoolError::PartialElements { .. })));
+                assert!(matches!(block.fill(part, 1_u32, &stream), Err(PoolError::BadArgument(BadArgument::PartialElements { .. }))));
             }
             assert_eq!(bytes_of(&block, &stream), [0; 1 << 10]);
         }
@@ -176,14 +179,14 @@ cases! {
                 block.fill(0..8, 1_u8, &stream),
             ];
             for result in refused {
-                assert!(matches!(result, Err(PoolError::NotInCapture { .. })), "{result:?}");
+                assert!(matches!(result, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))), "{result:?}");
             }
             // On another stream they run.
             block.copy_from_host(0, &[1_u8], &other).unwrap();
             assert_eq!(pool.status().unwrap().in_use_bytes, in_use);
             // Memory of the graph belongs to the capture until it has ended.
             let mut part = pool.alloc(KIB, &stream).unwrap();
-            assert!(matches!(part.fill(0..KIB, 1_u8, &other), Err(PoolError::NotInCapture { .. })));
+            assert!(matches!(part.fill(0..KIB, 1_u8, &other), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));
             capture.end().unwrap();
             part.fill(0..KIB, 9_u8, &stream).unwrap();
             assert_eq!(bytes_of(&part, &other), [9; 1 << 10]);
@@ -224,7 +227,7 @@ cases! {
         let mut block = pool.alloc(KIB, &other).unwrap();
         let gate = StreamGate::on(&other).unwrap();
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
-        assert!(matches!(block.fill(0..8, 1_u8, &stream), Err(PoolError::NotInCapture { .. })));
+        assert!(matches!(block.fill(0..8, 1_u8, &stream), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));
         let graph = capture.end().unwrap().instantiate().unwrap();
         // SAFETY: the graph has no work.
         unsafe { graph.launch(&stream).unwrap() };
@@ -247,7 +250,7 @@ cases! {
                     let mut target = far.alloc_zeroed(KIB, &streams[1]).unwrap();
                     let copied = target.copy_from(0, &source, 0..KIB, stream);
                     if link == Link::None && kind == MemoryKind::Device {
-                        assert!(matches!(copied, Err(PoolError::NoPeerAccess { .. })), "{copied:?}");
+                        assert!(matches!(copied, Err(PoolError::Unsupported(Unsupported::PeerAccess { .. }))), "{copied:?}");
                         continue;
                     }
                     copied.unwrap();
@@ -288,7 +291,7 @@ cases! {
             let mut block = pool.alloc(KIB, &legacy).unwrap();
             block.copy_from_host(0, &[4_u8; 1 << 10], &legacy).unwrap();
             let refused = block.fill(0..8, 1_u8, &stream);
-            assert!(matches!(refused, Err(PoolError::NotOrdered { stream }) if stream == legacy.id()), "{refused:?}");
+            assert!(matches!(refused, Err(PoolError::Stream(StreamError::NotOrdered { stream })) if stream == legacy.id()), "{refused:?}");
             assert_eq!(bytes_of(&block, &legacy), [4; 1 << 10]);
             // As the waiting stream it is named.
             let mut block = pool.alloc(KIB, &owner).unwrap();

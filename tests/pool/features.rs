@@ -4,7 +4,7 @@
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::two_devices::{self, Link};
-use gpumem_tests::pool::{Block, Device, Pool, PoolError, Stream};
+use gpumem_tests::pool::{Block, Device, Pool, PoolError, Stream, Unsupported};
 use gpumem_tests::sys::Driver;
 
 const MIB: u64 = 1 << 20;
@@ -77,7 +77,7 @@ cases! {
             let pool = Pool::builder(&device).backend(backend).build().unwrap();
             let stream = Stream::new(&device).unwrap();
             let mut block = match pool.growable(256 * MIB, &stream) {
-                Err(PoolError::NotWithBackend { .. }) => continue,
+                Err(PoolError::Unsupported(Unsupported::OnBackend { .. })) => continue,
                 made => made.unwrap(),
             };
             for (value, size_bytes) in [(1, 5 * MIB), (2, 200 * MIB), (3, 201 * MIB)] {
@@ -103,7 +103,7 @@ cases! {
             let stream = Stream::new(&device).unwrap();
             for builder in [Pool::builder(&device).conf("exportable:true").unwrap(), Pool::builder(&device).conf("rdma:true").unwrap()] {
                 let pool = match builder.backend(backend).build() {
-                    Err(PoolError::NotWithBackend { .. } | PoolError::BackendUnsupported { .. }) => continue,
+                    Err(PoolError::Unsupported(Unsupported::OnBackend { .. } | Unsupported::Backend { .. })) => continue,
                     built => built.unwrap(),
                 };
                 let block = pool.alloc(3 * MIB, &stream).unwrap();

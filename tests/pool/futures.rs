@@ -2,7 +2,7 @@
 
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
-use gpumem_tests::pool::{CaptureMode, Completion, Device, Event, Pool, PoolError, Stream};
+use gpumem_tests::pool::{CaptureError, CaptureMode, Completion, Device, Event, Pool, PoolError, Stream};
 use pollster::block_on;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -189,8 +189,8 @@ cases! {
         let before = other.completion();
         let capture = stream.begin_capture(CaptureMode::Global).unwrap();
         event.record(&stream).unwrap();
-        assert!(matches!(block_on(&stream), Err(PoolError::NotInCapture { .. })));
-        assert!(matches!(block_on(&event), Err(PoolError::NotInCapture { .. })));
+        assert!(matches!(block_on(&stream), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));
+        assert!(matches!(block_on(&event), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));
         // Others are awaited during a capture, and break none.
         assert!(gate.open());
         block_on(before).unwrap();

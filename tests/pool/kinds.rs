@@ -5,8 +5,8 @@ use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::pool::{
-    BackendKind, Block, BorrowedHostMemory, Device, HostMemory, Location, MemoryAdvice, MemoryKind, Pool,
-    PoolError, Stream,
+    BackendKind, BadArgument, Block, BorrowedHostMemory, Device, HostMemory, Location, MemoryAdvice,
+    MemoryKind, Pool, PoolError, Stream, Unsupported,
 };
 use gpumem_tests::sys::types::{CUdevice_attribute, CUmem_range_attribute};
 
@@ -130,7 +130,7 @@ cases! {
             host_write(&block, 5);
             if pool.kind() == MemoryKind::Host {
                 let refused = block.prefetch(0..MIB, Location::Host, &stream);
-                assert!(matches!(refused, Err(PoolError::NotWithKind { .. })), "{refused:?}");
+                assert!(matches!(refused, Err(PoolError::Unsupported(Unsupported::OnKind { .. }))), "{refused:?}");
                 assert!(block.advise(0..MIB, MemoryAdvice::ReadMostly(true)).is_err());
                 continue;
             }
@@ -157,7 +157,7 @@ cases! {
                 MemoryAdvice::AccessedBy(Location::Host, false),
             ] {
                 match block.advise(MIB..3 * MIB, expectation) {
-                    Err(error @ PoolError::NotWithBackend { .. }) => assert!(!takes_advice, "{error}"),
+                    Err(error @ PoolError::Unsupported(Unsupported::OnBackend { .. })) => assert!(!takes_advice, "{error}"),
                     advised => advised.unwrap(),
                 }
             }
@@ -166,7 +166,7 @@ cases! {
             assert!(host_sees(&block, 5));
             for part in [0..4 * MIB + 1, 4 * MIB + 1..4 * MIB + 1, 0..u64::MAX] {
                 let refused = block.prefetch(part.clone(), here, &stream);
-                assert!(matches!(refused, Err(PoolError::OutOfBounds { size_bytes, .. }) if size_bytes == 4 * MIB));
+                assert!(matches!(refused, Err(PoolError::BadArgument(BadArgument::OutOfBounds { size_bytes, .. })) if size_bytes == 4 * MIB));
                 assert!(block.advise(part, MemoryAdvice::ReadMostly(true)).is_err());
             }
             block.prefetch(4 * MIB..4 * MIB, here, &stream).unwrap();
@@ -212,7 +212,7 @@ cases! {
         assert_eq!(HostMemory::register(&device, Vec::<u8>::new()).unwrap().address(), 0);
         match device.with_host_memory_read_only(&table, |shared| (device_sees(shared.address() + 4, &stream), table[1])) {
             Ok(seen) => assert_eq!(seen, (3, 0x0303_0303)),
-            Err(error) => assert!(matches!(error, PoolError::NoHostAccess { .. }), "{error}"),
+            Err(error) => assert!(matches!(error, PoolError::Unsupported(Unsupported::HostAccess { .. })), "{error}"),
         }
     }
 
@@ -226,7 +226,7 @@ cases! {
         match device.with_host_memory_pageable(&mut table, used) {
             Ok(()) => assert!(can && table.iter().all(|value| *value == 3)),
             Err(error) => {
-                assert!(!can && matches!(error, PoolError::NoHostAccess { .. }), "{error}");
+                assert!(!can && matches!(error, PoolError::Unsupported(Unsupported::HostAccess { .. })), "{error}");
                 assert!(error.to_string().contains("HostMemory::register"), "{error}");
             }
         }

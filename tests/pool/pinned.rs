@@ -7,7 +7,8 @@ use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::pool::adaptor::Fallback;
 use gpumem_tests::pool::{
-    CaptureMode, Device, MemoryKind, PinnedAllocator, PinnedVec, Pool, PoolError, Stream,
+    CaptureError, CaptureMode, Device, MemoryKind, PinnedAllocator, PinnedVec, Pool, PoolError, Stream,
+    Unsupported,
 };
 use gpumem_tests::sys::Driver;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ fn allocators(driver: &Driver) -> Vec<PinnedAllocator> {
     let pools = backends(&device).into_iter().map(|backend| {
         Pool::builder(&device).backend(backend).kind(MemoryKind::Host).hard_limit(16 * MIB).build()
     });
-    let built = pools.filter(|built| !matches!(built, Err(PoolError::BackendUnsupported { .. })));
+    let built =
+        pools.filter(|built| !matches!(built, Err(PoolError::Unsupported(Unsupported::Backend { .. }))));
     built.map(|pool| PinnedAllocator::new(&pool.unwrap(), &stream).unwrap()).collect()
 }
 
@@ -127,12 +129,12 @@ cases! {
             drop(held);
             let capture = allocator.stream().begin_capture(CaptureMode::Relaxed).unwrap();
             let refused = allocator.vec_with_capacity::<u8>(100).map(drop);
-            assert!(matches!(refused, Err(PoolError::NotInCapture { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))), "{refused:?}");
             capture.end().unwrap();
             assert_eq!(in_use(&allocator), 0);
             let stream = allocator.stream();
             let refused = PinnedAllocator::new(&Pool::new(stream.device()).unwrap(), stream).map(drop);
-            assert!(matches!(refused, Err(PoolError::NotWithKind { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(PoolError::Unsupported(Unsupported::OnKind { .. }))), "{refused:?}");
             let elsewhere = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
             let refused = PinnedAllocator::new(allocator.pool(), &Stream::new(&elsewhere).unwrap()).map(drop);
             assert!(matches!(refused, Err(PoolError::WrongDevice { .. })), "{refused:?}");

@@ -8,7 +8,7 @@ use gpumem_tests::fixtures::backends::{Setting, each_setting};
 use gpumem_tests::pool::adaptor::{Budget, Fallback, Guard};
 use gpumem_tests::pool::{
     Advice, BackendKind, Block, Bytes, CaptureMode, Device, MemoryKind, Pool, PoolBuilder, PoolError,
-    Profile, Stream,
+    Profile, RefusedBy, Stream,
 };
 use gpumem_tests::sys::types::CUdeviceptr;
 use gpumem_tests::sys::{Driver, DriverKind};
@@ -340,7 +340,7 @@ cases! {
             let _scope = pool.scope("session");
             let _held = pool.alloc(4 << 10, &stream).unwrap();
             let error = pool.alloc(4 << 10, &stream).unwrap_err();
-            assert!(matches!(error, PoolError::OverBudget(_)), "{error}");
+            assert!(matches!(&error, PoolError::LimitReached(report) if report.refused_by == RefusedBy::Budget), "{error}");
             assert_eq!(subject.refused("budget", &error, Figures::OfTheLimit), Advice::RaiseTheLimit);
             let text = error.to_string();
             assert!(text.contains("the budget `requests` of 8.000 KiB refused 4.000 KiB"), "{text}");

@@ -8,7 +8,7 @@ use gpumem_adapt::array::pool::SocketError;
 use gpumem_adapt::array::pool::adaptor::{Budget, Failures};
 use gpumem_adapt::array::pool::sys::{CUresult, DriverError};
 use gpumem_adapt::array::pool::{
-    BackendKind, Device, HostMemory, HostMemoryError, Limit, Pool, PoolBuilder, PoolError,
+    BackendKind, Device, HostMemory, HostMemoryError, Limit, Pool, PoolBuilder, PoolError, RefusedBy,
 };
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, Rejected};
 use gpumem_adapt::{
@@ -61,7 +61,12 @@ fn refusals_of_memory_have_one_name() {
     let limited = |builder: PoolBuilder| builder.hard_limit(Limit::Bytes(16 << 20));
     refused(small(), 20 * MIB, limited, |error| matches!(error, PoolError::LimitReached(_)));
     let budget = |builder: PoolBuilder| builder.adaptor(Arc::new(Budget::new(MIB as u64)));
-    refused(small(), 2 * MIB, budget, |error| matches!(error, PoolError::OverBudget { .. }));
+    refused(
+        small(),
+        2 * MIB,
+        budget,
+        |error| matches!(error, PoolError::LimitReached(report) if report.refused_by == RefusedBy::Budget),
+    );
     let failing = |builder: PoolBuilder| builder.adaptor(Arc::new(Failures::above(0)));
     refused(small(), 2 * MIB, failing, |error| matches!(error, PoolError::OutOfMemory(_)));
     let full = |requested_bytes| {

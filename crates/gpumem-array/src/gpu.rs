@@ -24,7 +24,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use downloads::Downloads;
 use gpumem_pool::sys::fork;
 use gpumem_pool::sys::types::CUdevice_attribute;
-use gpumem_pool::{Device, MemoryKind, Pool, PoolError, Stream, not_forked};
+use gpumem_pool::{CaptureError, Device, MemoryKind, Pool, PoolError, Stream, not_forked};
 use recording::Recording;
 use stage::Stages;
 use staging::{Staging, StagingOptions};
@@ -581,7 +581,11 @@ impl Gpu {
     #[inline]
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), ArrayError> {
         self.check_thread(operation)?;
-        if self.stream().is_capturing()? { Err(PoolError::NotInCapture { operation }.into()) } else { Ok(()) }
+        if self.stream().is_capturing()? {
+            Err(PoolError::Capture(CaptureError::NotCapturable { operation }).into())
+        } else {
+            Ok(())
+        }
     }
 
     /// Notes that a kernel of the program is launched.

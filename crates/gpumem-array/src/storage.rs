@@ -45,7 +45,7 @@ use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::sys::{DriverError, fork};
 use gpumem_pool::{
     Block, Device, GrowableBlock, LentMemory, Location, MemoryKind, MemoryRange, PoolError, Stream,
-    StreamPoint, not_forked,
+    StreamPoint, Unsupported, not_forked,
 };
 use memory::Memory;
 use pattern::Pattern;
@@ -646,7 +646,7 @@ impl Storage {
         // An address of borrowed host memory is valid on one device.
         let Some(block) = self.memory.block() else { return gpu.check(self.device()) };
         block.enable_peer_access(device).map_err(|error| match error {
-            PoolError::NoPeerAccess { .. } => {
+            PoolError::Unsupported(Unsupported::PeerAccess { .. }) => {
                 no_peer_access(operation, gpu, self, "no link connects the two")
             }
             PoolError::Driver(error) => no_peer_access(operation, gpu, self, &error.to_string()),

@@ -3,7 +3,7 @@
 use core::ffi::{CStr, c_char};
 use gpumem_pool::sys::text::Shown;
 use gpumem_pool::sys::{LoadError, fork};
-use gpumem_pool::{Interface, PoolError, not_forked};
+use gpumem_pool::{Interface, NotFound, PoolError, not_forked};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -68,14 +68,7 @@ impl From<PoolError> for Failure {
 fn code_of(error: &PoolError) -> gpumem_result {
     match error {
         error if error.is_out_of_memory() => gpumem_result::GPUMEM_ERROR_OUT_OF_MEMORY,
-        PoolError::NotWithBackend { .. }
-        | PoolError::NotWithKind { .. }
-        | PoolError::KindUnsupported { .. }
-        | PoolError::BackendNotBuilt { .. }
-        | PoolError::BackendUnsupported { .. }
-        | PoolError::NeedsVirtualMemory { .. }
-        | PoolError::NoPeerAccess { .. }
-        | PoolError::NoHostAccess { .. } => gpumem_result::GPUMEM_ERROR_UNSUPPORTED,
+        PoolError::Unsupported(_) => gpumem_result::GPUMEM_ERROR_UNSUPPORTED,
         PoolError::Env(_)
         | PoolError::Load(
             LoadError::Env(_)
@@ -83,7 +76,9 @@ fn code_of(error: &PoolError) -> gpumem_result {
             | LoadError::SimulatorRequested
             | LoadError::StartDropIn(_),
         ) => gpumem_result::GPUMEM_ERROR_ENVIRONMENT,
-        PoolError::Load(_) | PoolError::NoSuchDevice { .. } => gpumem_result::GPUMEM_ERROR_NO_DEVICE,
+        PoolError::Load(_) | PoolError::NotFound(NotFound::Device { .. }) => {
+            gpumem_result::GPUMEM_ERROR_NO_DEVICE
+        }
         PoolError::Forked => gpumem_result::GPUMEM_ERROR_FORKED,
         PoolError::DeviceLost(_) | PoolError::AwaitedDeviceLost { .. } => {
             gpumem_result::GPUMEM_ERROR_DEVICE_LOST
@@ -92,10 +87,7 @@ fn code_of(error: &PoolError) -> gpumem_result {
         | PoolError::HostFunction(_)
         | PoolError::Poisoned { .. }
         | PoolError::Kept { .. } => gpumem_result::GPUMEM_ERROR_DRIVER,
-        PoolError::Config(_)
-        | PoolError::LimitTooSmall { .. }
-        | PoolError::SizeOverflow { .. }
-        | PoolError::BadAlignment { .. } => gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT,
+        PoolError::Config(_) | PoolError::BadArgument(_) => gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT,
         _ => gpumem_result::GPUMEM_ERROR_STATE,
     }
 }

@@ -20,7 +20,7 @@ mod sleeping;
 
 use crate::config::{BackendKind, Config, HandleUse};
 use crate::device::{Clocks, Device, PeerDevice, Stamp, Stream, StreamId};
-use crate::error::{OutOfMemory, PoolError};
+use crate::error::{OutOfMemory, PoolError, Unsupported};
 use crate::limits::Limits;
 use crate::stats::{ActivityCounters, TagCounters};
 #[cfg(feature = "backend-caching")]
@@ -98,7 +98,7 @@ pub(crate) trait Source: Send + Sync {
     ///
     /// # Errors
     ///
-    /// `PoolError::NotWithBackend`, `PoolError::NotWithKind` or `PoolError::BackendUnsupported` if there is none, or none that can enforce
+    /// `PoolError::Unsupported` if there is none, or none that can enforce
     /// the hard limit.
     fn device_pool(&self) -> Result<&dyn DevicePool, PoolError> {
         Err(no_device_pool(self.kind()))
@@ -113,9 +113,13 @@ pub(crate) trait Source: Send + Sync {
     ///
     /// # Errors
     ///
-    /// `PoolError::NotWithBackend`, `PoolError::NotWithKind` or `PoolError::NeedsVirtualMemory` if the memory cannot sleep.
+    /// `PoolError::Unsupported` if the memory cannot sleep.
     fn sleeping(&self) -> Result<&dyn Sleeping, PoolError> {
-        Err(PoolError::NotWithBackend { backend: self.kind(), what: "sleep", instead: "`caching`" })
+        Err(PoolError::Unsupported(Unsupported::OnBackend {
+            backend: self.kind(),
+            what: "sleep",
+            instead: "`caching`",
+        }))
     }
 
     /// Takes back a block that is being dropped. Never panics. Never waits, except in `none`.
@@ -220,11 +224,11 @@ pub struct DriverPoolUsage {
 
 /// The error of a backend without a pool of the driver.
 fn no_device_pool(backend: BackendKind) -> PoolError {
-    PoolError::NotWithBackend {
+    PoolError::Unsupported(Unsupported::OnBackend {
         backend,
         what: "be the device's current pool",
         instead: "`native` (option backend:native)",
-    }
+    })
 }
 
 /// Address ranges whose memory grows and shrinks at the end. Each range has an id.
@@ -484,9 +488,9 @@ fn instead(
     next: impl FnOnce() -> Result<Arc<dyn Source>, PoolError>,
 ) -> Result<Arc<dyn Source>, PoolError> {
     match error {
-        PoolError::BackendNotBuilt { .. }
-        | PoolError::BackendUnsupported { .. }
-        | PoolError::NotWithBackend { .. } => next(),
+        PoolError::Unsupported(
+            Unsupported::NotBuilt { .. } | Unsupported::Backend { .. } | Unsupported::OnBackend { .. },
+        ) => next(),
         other => Err(other),
     }
 }
@@ -498,7 +502,10 @@ fn caching(setup: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
 
 #[cfg(not(feature = "backend-caching"))]
 fn caching(_: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
-    Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
+    Err(PoolError::Unsupported(Unsupported::NotBuilt {
+        backend: BackendKind::Caching,
+        feature: "backend-caching",
+    }))
 }
 
 fn none(setup: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
@@ -508,11 +515,11 @@ fn none(setup: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
     match handle_use.exportable {
-        true => Err(PoolError::NotWithBackend {
+        true => Err(PoolError::Unsupported(Unsupported::OnBackend {
             backend,
             what: "export blocks (exportable:true)",
             instead: "`caching`",
-        }),
+        })),
         false => Ok(()),
     }
 }
@@ -521,16 +528,19 @@ fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(),
 fn native(setup: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
     check_not_exported(BackendKind::Native, setup.config.handle_use)?;
     if setup.config.handle_use.rdma {
-        return Err(PoolError::NotWithBackend {
+        return Err(PoolError::Unsupported(Unsupported::OnBackend {
             backend: BackendKind::Native,
             what: "pin memory for network cards (rdma:true)",
             instead: "`caching` or `none`",
-        });
+        }));
     }
     Ok(DirectBackend::new(setup, NativeAllocator::new(setup)?))
 }
 
 #[cfg(not(feature = "backend-native"))]
 fn native(_: BackendSetup<'_>) -> Result<Arc<dyn Source>, PoolError> {
-    Err(PoolError::BackendNotBuilt { backend: BackendKind::Native, feature: "backend-native" })
+    Err(PoolError::Unsupported(Unsupported::NotBuilt {
+        backend: BackendKind::Native,
+        feature: "backend-native",
+    }))
 }

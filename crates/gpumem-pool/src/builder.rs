@@ -220,7 +220,7 @@ impl PoolBuilder {
     }
 
     /// Calls `observer` with every error of this pool that reports a lack of memory: [`PoolError::OutOfMemory`],
-    /// [`PoolError::LimitReached`] and [`PoolError::OverBudget`], which have a report ([`PoolError::out_of_memory`]), and
+    /// [`PoolError::LimitReached`] and [`PoolError::LimitReached`], which have a report ([`PoolError::out_of_memory`]), and
     /// [`PoolError::TooLarge`]. A refusal of an adaptor that is not about memory ([`PoolError::Refused`]) is not passed to it.
     ///
     /// The call happens once, on the requesting thread, before the request returns. Refusals during a request that finally succeeds are not
@@ -262,7 +262,7 @@ impl PoolBuilder {
     /// let pool = Pool::builder(&device).adaptor(budget.clone()).build()?;
     /// let stream = Stream::new(&device)?;
     /// let block = pool.alloc(600 << 10, &stream)?;
-    /// assert!(matches!(pool.alloc(600 << 10, &stream), Err(PoolError::OverBudget { .. })));
+    /// assert!(matches!(pool.alloc(600 << 10, &stream), Err(PoolError::LimitReached(_))));
     /// assert_eq!(budget.in_use_bytes(), 600 << 10);
     /// # drop(block);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -283,14 +283,10 @@ impl PoolBuilder {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::BackendNotBuilt`], [`PoolError::BackendUnsupported`] or [`PoolError::KindUnsupported`] if the
-    ///   backend or the kind is unavailable.
-    /// - [`PoolError::NotWithBackend`] or [`PoolError::NotWithKind`] if the backend or the kind lacks a requested
-    ///   property.
-    /// - [`PoolError::LimitTooSmall`] for a hard limit below the minimum.
+    /// - [`PoolError::Unsupported`] if the backend or the kind is unavailable or lacks a requested property, or if a peer device has no link.
+    /// - [`PoolError::BadArgument`] for a hard limit below the minimum.
     /// - [`PoolError::Config`] with [`ConfigError::LimitSyntax`] for an invalid text or a share outside 0 to 100 %,
     ///   [`ConfigError::ShareOfHost`] for a share of host memory, or [`ConfigError::Twice`] for options that contradict each other.
-    /// - [`PoolError::NoPeerAccess`] if a peer device has no link.
     /// - [`PoolError::Driver`] if a driver call fails.
     pub fn build(mut self) -> Result<Pool, PoolError> {
         not_forked()?;

@@ -174,7 +174,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NoSuchDevice`] if the driver has no device with this ordinal.
+    /// - [`PoolError::NotFound`] if the driver has no device with this ordinal.
     /// - [`PoolError::Driver`] if a call fails, for example because the context cannot be created.
     pub fn new(driver: &Driver, ordinal: u32) -> Result<Self, PoolError> {
         let raw = PeerDevice::new(driver, ordinal)?.raw();

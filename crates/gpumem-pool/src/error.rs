@@ -1,13 +1,21 @@
 //! [`PoolError`]: the errors that a correct program can encounter, each with the action to take.
 
+mod bad_argument;
+mod capture_error;
 pub(crate) mod damage;
+mod not_found;
 pub(crate) mod out_of_memory;
 mod pool_usage;
 mod refusal;
 mod request_origin;
 mod requested;
+mod stream_error;
+mod unsupported;
 mod verdict;
 
+pub use bad_argument::BadArgument;
+pub use capture_error::CaptureError;
+pub use not_found::NotFound;
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
 };
@@ -16,15 +24,16 @@ pub use pool_usage::PoolUsage;
 pub(crate) use refusal::Refusal;
 pub use request_origin::RequestOrigin;
 pub(crate) use requested::Requested;
+pub use stream_error::StreamError;
+pub use unsupported::Unsupported;
 pub(crate) use verdict::Verdict;
 
-use crate::config::{BackendKind, Bytes, ConfigError, MemoryKind};
+use crate::config::{Bytes, ConfigError, MemoryKind};
 use core::fmt;
-use gpumem_heap::order::StreamId;
 use gpumem_sys::env::EnvError;
-use gpumem_sys::text::{self, Shown, debug_is_display};
+use gpumem_sys::text::{Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
-use gpumem_sys::{DriverError, DriverKind, LoadError, fork};
+use gpumem_sys::{DriverError, LoadError, fork};
 
 /// An operation of the pool layer failed. The text states the problem, the cause and the action, and `Debug` prints the same
 /// text.
@@ -49,19 +58,11 @@ pub enum PoolError {
         /// own error.
         fallbacks: Vec<String>,
     },
-    /// A hard limit, a quota or the margin of unified memory refused the request, even after the pool released and reclaimed everything it could.
-    /// Freeing memory or raising the limit helps.
+    /// A hard limit, a quota, the margin of unified memory or the budget of an adaptor refused the request
+    /// ([`OutOfMemory::refused_by`]), even after the pool released and reclaimed everything it could. Freeing memory or raising the limit
+    /// helps.
     #[error(fmt = fmt::Display::fmt)]
     LimitReached(Box<OutOfMemory>),
-    /// The budget of an adaptor refused the request ([`PoolError::over_budget`]). Freeing memory or raising the budget helps.
-    #[error(fmt = fmt::Display::fmt)]
-    OverBudget(Box<OutOfMemory>),
-    /// A block that has since been freed was overwritten beyond its ends. The current request is correct.
-    #[error(
-        "{0}; to find the kernel or copy that wrote there, drop the block after a part of the work, synchronize, and \
-         call `Guard::settle`, which returns the damage if that part did it; or use compute-sanitizer"
-    )]
-    Damaged(Box<damage::Damage>),
     /// An adaptor refused the request.
     #[error(
         "the adaptor `{}` refused {}{}: it {}",
@@ -80,14 +81,6 @@ pub enum PoolError {
         /// The device and pool of the request, added by the pool; `None` in an adaptor's own error.
         origin: Option<Box<RequestOrigin>>,
     },
-    /// The requested alignment is not a power of two, or is too large.
-    #[error("invalid alignment {alignment}; expected a power of two up to {largest}")]
-    BadAlignment {
-        /// The requested alignment.
-        alignment: u64,
-        /// The largest supported alignment.
-        largest: u64,
-    },
     /// The request exceeds the maximum that the growable block was created with.
     #[error(
         "{} requested of a growable block of the pool {} whose maximum is {}; {}",
@@ -101,54 +94,32 @@ pub enum PoolError {
         /// The maximum given to [`Pool::growable`](crate::Pool::growable).
         maximum_bytes: u64,
     },
-    /// The pool's backend does not support the operation; another backend does.
-    #[error("the backend `{backend}` cannot {what}; use the backend {instead}")]
-    NotWithBackend {
-        /// The pool's backend.
-        backend: BackendKind,
-        /// The operation, as an infinitive.
-        what: &'static str,
-        /// The backends that support the operation.
-        instead: &'static str,
-    },
-    /// The operation needs virtual memory management, and the pool uses plain segments: the driver lacks it, or the option
-    /// `expandable_segments:false` is set.
+    /// An argument is wrong: correct the call.
+    #[error(transparent)]
+    BadArgument(BadArgument),
+    /// Two objects that must belong to one device belong to different devices or contexts.
     #[error(
-        "a pool over plain segments cannot {what}, which needs virtual memory management; use a driver and a device that \
-         support it, without the option expandable_segments:false"
+        "expected {}, but this object belongs to {}; create both from one Device",
+        Shown::sentence(.expected), Shown::sentence(.found)
     )]
-    NeedsVirtualMemory {
-        /// The operation, as an infinitive.
-        what: &'static str,
+    WrongDevice {
+        /// The expected device.
+        expected: String,
+        /// The actual device or context.
+        found: String,
     },
-    /// Memory of the pool's kind does not support the operation.
-    #[error("memory of the kind `{kind}` cannot {what}; use a pool of the kind {instead}")]
-    NotWithKind {
-        /// The pool's kind.
-        kind: MemoryKind,
-        /// The operation, as an infinitive.
-        what: &'static str,
-        /// The kinds that support the operation.
-        instead: &'static str,
-    },
-    /// The device or its driver has no memory of this kind.
-    #[error("memory of the kind `{kind}` is unavailable here ({}); use `device` or `host`", Shown::sentence(.reason))]
-    KindUnsupported {
-        /// The requested kind.
-        kind: MemoryKind,
-        /// The missing capability.
-        reason: String,
-    },
-    /// The device does not support this use of the program's own host memory.
-    #[error("{} {what}; use {instead}, or copy", Shown::sentence(.device))]
-    NoHostAccess {
-        /// The device.
-        device: String,
-        /// The missing capability, which completes a sentence about the device.
-        what: &'static str,
-        /// The kind of host memory that may work.
-        instead: &'static str,
-    },
+    /// The call names a device or a part that does not exist. The text says which exist.
+    #[error(transparent)]
+    NotFound(NotFound),
+    /// A named option is invalid.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A `GPUMEM_…` environment variable is invalid.
+    #[error(transparent)]
+    Env(#[from] EnvError),
+    /// This pool, device, driver or build cannot do it. Use the alternative that the text names.
+    #[error(transparent)]
+    Unsupported(Unsupported),
     /// The memory sleeps ([`Pool::sleep`](crate::Pool::sleep)): its contents are not on the device.
     #[error("the memory of the pool {} sleeps; call Pool::wake before this call", Shown::name(.pool))]
     Asleep {
@@ -165,143 +136,6 @@ pub enum PoolError {
         /// The action that helps.
         remedy: &'static str,
     },
-    /// The pool has no part with this name.
-    #[error("the pool {} has no part {:?}; {}", Shown::name(.pool), Shown::name(.part), parts_there(.parts))]
-    NoSuchPart {
-        /// The name of the pool.
-        pool: String,
-        /// The name of the part.
-        part: String,
-        /// The names of its parts.
-        parts: Vec<String>,
-    },
-    /// The block's pool was built without the option `exportable:true`.
-    #[error(
-        "this block cannot be exported; build its pool with the option exportable:true and the backend `caching`"
-    )]
-    NotExportable,
-    /// A range is not within the block.
-    #[error(
-        "bytes {start} to {end} are outside the block, which has {size_bytes} bytes; use a range within the block"
-    )]
-    OutOfBounds {
-        /// The requested start.
-        start: u64,
-        /// The requested end.
-        end: u64,
-        /// The size of the block.
-        size_bytes: u64,
-    },
-    /// Sizes from outside add up to more than an address can be.
-    #[error("{what} add up to more than 2^64 bytes; check where they were computed or received")]
-    SizeOverflow {
-        /// The sizes.
-        what: &'static str,
-    },
-    /// A range of sizes ends below its start.
-    #[error(
-        "no size lies between {} and {}; give the smaller size first",
-        Bytes(*.min_bytes), Bytes(*.max_bytes)
-    )]
-    EmptyRange {
-        /// The start of the range.
-        min_bytes: u64,
-        /// The end of the range.
-        max_bytes: u64,
-    },
-    /// The source and the target of a copy within one block overlap.
-    #[error(
-        "bytes {from} to {} and {to} to {} of one block overlap, and a copy on the device has no order between its bytes; \
-         copy through another block",
-        .from.saturating_add(*.size_bytes), .to.saturating_add(*.size_bytes)
-    )]
-    Overlap {
-        /// The start of the source, in bytes from the start of the block.
-        from: u64,
-        /// The start of the target, in bytes from the start of the block.
-        to: u64,
-        /// The size of each.
-        size_bytes: u64,
-    },
-    /// A range is not made of whole elements of the type.
-    #[error(
-        "bytes {start} to {end} are not whole elements of {element_bytes} bytes; use multiples of the element's size for \
-         both ends"
-    )]
-    PartialElements {
-        /// The requested start.
-        start: u64,
-        /// The requested end.
-        end: u64,
-        /// The size of an element.
-        element_bytes: u64,
-    },
-    /// Another library's stream uses the block, and only calls that name that stream can wait for it.
-    #[error(
-        "{stream} of another library uses this block, and only calls that name it can wait for its work; use that stream \
-         for this operation, or wrap it with Stream::from_raw_long_lived"
-    )]
-    NotOrdered {
-        /// The stream that uses the block.
-        stream: StreamId,
-    },
-    /// No link connects the two devices, so neither can access the other's memory.
-    #[error(
-        "{} cannot access the memory of {}: no link connects them; copy through the host",
-        Shown::sentence(.peer), Shown::sentence(.device)
-    )]
-    NoPeerAccess {
-        /// The device that owns the memory.
-        device: String,
-        /// The device that requested access.
-        peer: String,
-    },
-    /// A hard limit or quota is below the smallest accepted value.
-    #[error(
-        "a hard limit or quota of {} for pool {} is too small: the minimum is {}; raise it where it was set \
-         (GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit)",
-        Bytes(*.limit_bytes), Shown::name(.pool), Bytes(*.minimum_bytes)
-    )]
-    LimitTooSmall {
-        /// The name of the pool.
-        pool: String,
-        /// The given limit, in bytes of this device.
-        limit_bytes: u64,
-        /// The smallest accepted limit.
-        minimum_bytes: u64,
-    },
-    /// This program was built without the backend's cargo feature.
-    #[error(
-        "this program was built without the backend `{backend}`; enable the cargo feature `{feature}`, or use the backend \
-         `none`"
-    )]
-    BackendNotBuilt {
-        /// The requested backend.
-        backend: BackendKind,
-        /// The cargo feature that builds it.
-        feature: &'static str,
-    },
-    /// The backend is built in, but this device or its driver does not support it.
-    #[error(
-        "the backend `{backend}` does not work here ({}); update the driver, or use the backend `none`",
-        Shown::sentence(.reason)
-    )]
-    BackendUnsupported {
-        /// The requested backend.
-        backend: BackendKind,
-        /// The missing capability.
-        reason: String,
-    },
-    /// The driver has no device with this ordinal.
-    #[error(fmt = no_such_device)]
-    NoSuchDevice {
-        /// The requested ordinal.
-        ordinal: u32,
-        /// The number of devices.
-        count: u32,
-        /// The kind of driver.
-        driver: DriverKind,
-    },
     /// The device already has a default pool, which can be set only once.
     #[error(
         "device {ordinal} already has a default pool; call Pool::set_default before anything calls Pool::for_device, or use \
@@ -311,17 +145,12 @@ pub enum PoolError {
         /// The ordinal of the device.
         ordinal: u32,
     },
-    /// Two objects that must belong to one device belong to different devices or contexts.
-    #[error(
-        "expected {}, but this object belongs to {}; create both from one Device",
-        Shown::sentence(.expected), Shown::sentence(.found)
-    )]
-    WrongDevice {
-        /// The expected device.
-        expected: String,
-        /// The actual device or context.
-        found: String,
-    },
+    /// The call cannot use this stream. Use another stream, another thread or another time, as the text says.
+    #[error(transparent)]
+    Stream(StreamError),
+    /// The call and a capture exclude each other. Call again outside the capture, or capture again.
+    #[error(transparent)]
+    Capture(CaptureError),
     /// The number of streams that are alive or have unfinished work reached the maximum that the pool layer can track.
     #[error(
         "too many streams: {limit} are alive or have unfinished work, which is the maximum; drop some, share them, or \
@@ -331,47 +160,6 @@ pub enum PoolError {
         /// The maximum number of streams.
         limit: usize,
     },
-    /// The stream was retired, because its owner is about to destroy it.
-    #[error("this stream was retired because its owner destroys it; wrap another stream")]
-    StreamRetired,
-    /// The call would wait for the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed) that contains it.
-    #[error(
-        "this call waits for the closure of a borrow of the stream that it is made in; make it after that closure returns"
-    )]
-    StreamBorrowed,
-    /// A thread named another thread's default stream.
-    #[error(
-        "this is the default stream of another thread; use it there, or create a stream with Stream::new"
-    )]
-    WrongThread,
-    /// The operation cannot be part of a graph, and a capture is active. The capture is unchanged.
-    #[error("{operation} cannot be part of a graph; do it before the capture begins or after it ends")]
-    NotInCapture {
-        /// The refused operation.
-        operation: &'static str,
-    },
-    /// A stream of another library is part of a capture that was not announced, so that its memory would be reused while the graph exists.
-    /// The capture is unchanged.
-    #[error(
-        "the stream is part of a capture that was not announced; call ForeignCaptures::expect before the capture begins, or name the \
-         stream after the capture ends"
-    )]
-    CaptureUnannounced,
-    /// A call that cannot be part of a graph was made during the capture and broke it.
-    #[error(
-        "this capture is broken: a call that cannot be part of a graph was made during it; end it, and capture again \
-         without that call"
-    )]
-    CaptureBroken,
-    /// A stream joined the capture, and the capturing stream did not wait for it before the end.
-    #[error(
-        "this capture produced no graph: a stream that joined it has work that the capturing stream does not wait for; \
-         make the capturing stream wait for that stream before the capture ends"
-    )]
-    CaptureUnjoined,
-    /// The elapsed time of an event that records no time was requested.
-    #[error("this event records no time; create it with Event::with_timing")]
-    NotTimed,
     /// The context is lost, because a kernel or the hardware failed, or because the program has reset the device. Nothing on it can be used
     /// or freed. After a reset, a new [`Device`](crate::Device) has a new context.
     #[error(fmt = device_lost)]
@@ -393,6 +181,12 @@ pub enum PoolError {
     /// The process was forked from one that had opened a driver, which does not work in the child. Drops in the child do nothing.
     #[error("{}", fork::REFUSED)]
     Forked,
+    /// A block that has since been freed was overwritten beyond its ends. The current request is correct.
+    #[error(
+        "{0}; to find the kernel or copy that wrote there, drop the block after a part of the work, synchronize, and \
+         call `Guard::settle`, which returns the damage if that part did it; or use compute-sanitizer"
+    )]
+    Damaged(Box<damage::Damage>),
     /// An earlier free failed, so the pool's bookkeeping and the driver's differ. The block was leaked rather than
     /// reused.
     #[error(
@@ -432,12 +226,6 @@ pub enum PoolError {
     /// No driver could be loaded.
     #[error(transparent)]
     Load(LoadError),
-    /// A named option is invalid.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A `GPUMEM_…` environment variable is invalid.
-    #[error(transparent)]
-    Env(#[from] EnvError),
     /// The driver permits no call here, as in a host function (`cuLaunchHostFunc`). Drops there are allowed: the memory is returned later.
     #[error(
         "{0}: called from a host function (cuLaunchHostFunc), where the driver allows no calls; let the host function wake another \
@@ -449,10 +237,13 @@ pub enum PoolError {
     Driver(DriverError),
 }
 
+// The results of hot calls carry it.
+const _: () = assert!(size_of::<PoolError>() <= 80);
+
 impl PoolError {
     /// The operation exists only for device memory.
     pub(crate) fn not_with_kind(kind: MemoryKind, what: &'static str) -> Self {
-        Self::NotWithKind { kind, what, instead: "`device`" }
+        Self::Unsupported(Unsupported::OnKind { kind, what, instead: "`device`" })
     }
 
     /// The request is larger than the device. The pool adds the origin.
@@ -484,14 +275,14 @@ impl PoolError {
             LimitExceeded { by: RefusedBy::Budget, owner: None, limit_bytes, held_bytes: in_use_bytes },
             0,
         );
-        Self::OverBudget(Box::new(report))
+        Self::LimitReached(Box::new(report))
     }
 
     /// The report of a request that was refused because memory, a limit or a budget ran out; `None` for other errors.
     #[must_use]
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
-            Self::OutOfMemory(report) | Self::LimitReached(report) | Self::OverBudget(report) => Some(report),
+            Self::OutOfMemory(report) | Self::LimitReached(report) => Some(report),
             _ => None,
         }
     }
@@ -545,33 +336,8 @@ impl PoolError {
 
     pub(crate) fn out_of_memory_mut(&mut self) -> Option<&mut OutOfMemory> {
         match self {
-            Self::OutOfMemory(report) | Self::LimitReached(report) | Self::OverBudget(report) => Some(report),
+            Self::OutOfMemory(report) | Self::LimitReached(report) => Some(report),
             _ => None,
-        }
-    }
-}
-
-/// The text of [`PoolError::NoSuchDevice`].
-fn no_such_device(
-    ordinal: &u32,
-    count: &u32,
-    driver: &DriverKind,
-    f: &mut fmt::Formatter<'_>,
-) -> fmt::Result {
-    let devices = match count {
-        0 => "no devices".into(),
-        1 => "one device, number 0".into(),
-        _ => format!("{count} devices, numbered from 0"),
-    };
-    match driver {
-        DriverKind::Sim => write!(
-            f,
-            "device {ordinal} does not exist: the simulator has {devices}; set GPUMEM_SIM_DEVICES, or the number of devices in \
-             its configuration, to {} or more",
-            ordinal.saturating_add(1)
-        ),
-        _ => {
-            write!(f, "device {ordinal} does not exist: the driver has {devices}; check CUDA_VISIBLE_DEVICES")
         }
     }
 }
@@ -616,14 +382,6 @@ fn too_large(
         false => f.write_str("; split the data into smaller blocks"),
     }?;
     out_of_memory::list_fallbacks(fallbacks, f)
-}
-
-/// The action for [`PoolError::NoSuchPart`].
-fn parts_there(parts: &[String]) -> String {
-    match parts {
-        [] => "it has none: call Pool::part first".into(),
-        _ => format!("its parts are {}", text::list(parts.iter().map(String::as_str))),
-    }
 }
 
 /// The action for [`PoolError::BeyondMaximum`].

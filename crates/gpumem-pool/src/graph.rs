@@ -22,7 +22,7 @@ pub use foreign::ForeignCaptures;
 
 use crate::device::capturing::{end_of, run_again};
 use crate::device::{Device, Handle, Object, Part, Stream};
-use crate::error::{PoolError, not_forked};
+use crate::error::{CaptureError, PoolError, not_forked};
 use crate::pool::GraphMemory;
 use core::fmt;
 use core::marker::PhantomData;
@@ -110,10 +110,10 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotInCapture`] if the stream is already capturing, during a copy to or from borrowed memory, or
-    ///   if another call does not finish queueing work on the stream within a quarter of a second.
-    /// - [`PoolError::CaptureBroken`] if the stream's capture is broken, or the driver does not report the new one.
-    /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    /// - [`PoolError::Capture`] if the stream is already capturing or its capture is broken, during a copy to or from borrowed memory, if
+    ///   another call does not finish queueing work on the stream within a quarter of a second, or if the driver does not report the new
+    ///   capture.
+    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture, PoolError> {
         self.device().check_open()?;
@@ -125,7 +125,7 @@ impl Stream {
         captures.announce();
         let begun = self.check_runs("beginning a capture").and_then(|()| {
             let begun = self.clocks().begin_capture(self.stream_index(), mode.raw())?;
-            begun.ok_or(PoolError::CaptureBroken)
+            begun.ok_or(PoolError::Capture(CaptureError::Broken))
         });
         let graph = begun.inspect_err(|_| captures.withdraw())?;
         // The memory comes first: once the capture is known, dropped blocks of its streams are kept for it.
@@ -141,7 +141,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`] as
+    /// [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`] as
     /// for [`Stream::synchronize`].
     #[inline]
     pub fn is_capturing(&self) -> Result<bool, PoolError> {
@@ -171,9 +171,7 @@ impl Capture {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::CaptureBroken`] if the capture is broken.
-    /// - [`PoolError::CaptureUnjoined`] if a stream that joined it has work that the capturing stream does not wait
-    ///   for.
+    /// - [`PoolError::Capture`] if the capture is broken, or if a stream that joined it has work that the capturing stream does not wait for.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a driver call fails.
     pub fn end(mut self) -> Result<Graph, PoolError> {
         self.finish()
@@ -194,20 +192,20 @@ impl Capture {
         let _alone = Stream::close_for_end(&members);
         if !clocks.captures().end_begins(self.hold.graph) {
             // The end of a borrow ended the capture early.
-            return Err(PoolError::CaptureBroken);
+            return Err(PoolError::Capture(CaptureError::Broken));
         }
         let ended = end_of(&members, &self.hold.device, self.stream.stream_index());
         let waited = run_again(&self.hold.device, self.hold.graph, self.stream.stream_index());
         match ended {
-            Ok(raw) if raw.is_null() => Err(PoolError::CaptureBroken),
+            Ok(raw) if raw.is_null() => Err(PoolError::Capture(CaptureError::Broken)),
             Ok(raw) => {
                 let graph = Graph { raw: Mutex::new(Handle(raw)), hold: self.hold.clone() };
                 waited?;
                 Ok(graph)
             }
             Err(error) => Err(match error.code() {
-                CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => PoolError::CaptureBroken,
-                CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => PoolError::CaptureUnjoined,
+                CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => PoolError::Capture(CaptureError::Broken),
+                CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => PoolError::Capture(CaptureError::Unjoined),
                 _ => error.into(),
             }),
         }
@@ -304,10 +302,9 @@ impl GraphExec {
     /// # Errors
     ///
     /// - [`PoolError::WrongDevice`] if the stream belongs to another device.
-    /// - [`PoolError::NotInCapture`] if the stream, or a stream that it must wait for, is capturing.
-    /// - [`PoolError::CaptureBroken`] if the stream's capture is broken.
+    /// - [`PoolError::Capture`] if the stream, or a stream that it must wait for, is capturing, or if its capture is broken.
     /// - [`PoolError::Asleep`] if memory that the graph keeps sleeps ([`Pool::sleep`](crate::Pool::sleep)).
-    /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     ///
     /// # Safety
@@ -333,7 +330,9 @@ impl GraphExec {
             let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
             for stamp in after.into_iter().chain(after_parts) {
                 if !clocks.order_launch(stamp, stream.stream_index())? {
-                    return Err(PoolError::NotInCapture { operation: "waiting for a stream that captures" });
+                    return Err(PoolError::Capture(CaptureError::NotCapturable {
+                        operation: "waiting for a stream that captures",
+                    }));
                 }
             }
             let _bound = device.enter()?;

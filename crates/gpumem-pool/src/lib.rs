@@ -108,8 +108,8 @@ pub use device::{LentMemory, PeerDevice, RecentStreams};
 #[doc(hidden)]
 pub use error::not_forked;
 pub use error::{
-    Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, PoolUsage, ProcessUsage, RefusedBy,
-    RequestOrigin, UnfinishedStream,
+    Advice, Attempt, BadArgument, CaptureError, Growth, Holder, NotFound, OutOfMemory, PoolError, PoolUsage,
+    ProcessUsage, RefusedBy, RequestOrigin, StreamError, UnfinishedStream, Unsupported,
 };
 #[cfg(gpumem_planted_bugs)]
 #[doc(hidden)]

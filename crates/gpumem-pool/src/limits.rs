@@ -9,7 +9,7 @@ pub(crate) use device_budget::DeviceBudget;
 pub(crate) use limit_node::{LimitNode, Trimmable};
 
 use crate::config::{Limit, MemoryKind, PoolName};
-use crate::error::{LimitExceeded, PoolError};
+use crate::error::{BadArgument, LimitExceeded, PoolError};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -49,7 +49,11 @@ impl Limits {
         match Self::resolve(limit, kind, device_bytes, free_bytes)? {
             limit_bytes if limit_bytes < HARD_LIMIT_MIN_BYTES => {
                 let pool = pool.as_str().into();
-                Err(PoolError::LimitTooSmall { pool, limit_bytes, minimum_bytes: HARD_LIMIT_MIN_BYTES })
+                Err(PoolError::BadArgument(BadArgument::LimitTooSmall {
+                    pool,
+                    limit_bytes,
+                    minimum_bytes: HARD_LIMIT_MIN_BYTES,
+                }))
             }
             limit_bytes => Ok(limit_bytes),
         }

@@ -51,7 +51,7 @@ pub use unified::{Location, MemoryAdvice};
 use crate::backend::{self, BackendSetup};
 use crate::config::{ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, MemoryKind, PoolName, ignored};
 use crate::device::{Device, Stream};
-use crate::error::{PoolError, not_forked};
+use crate::error::{PoolError, Unsupported, not_forked};
 use crate::limits::{LimitNode, Limits};
 use crate::stats::{ActivityCounters, Tags};
 use core::fmt;
@@ -134,10 +134,10 @@ impl Pool {
     /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
     /// - [`PoolError::TooLarge`] if the request exceeds the device's memory.
     /// - [`PoolError::WrongDevice`] for another device's stream.
-    /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
+    /// - [`PoolError::Stream`] if this thread cannot use the stream.
     /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Refused`], [`PoolError::OverBudget`] or another error of an adaptor.
+    /// - [`PoolError::Refused`] or another error of an adaptor.
     /// - [`PoolError::Driver`] if a call fails.
     #[inline]
     pub fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
@@ -165,7 +165,7 @@ impl Pool {
     /// # Errors
     ///
     /// - [`PoolError::WrongDevice`] for another device's stream.
-    /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
+    /// - [`PoolError::Stream`] if this thread cannot use the stream.
     /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     pub fn alloc_ready(
@@ -262,7 +262,7 @@ impl fmt::Debug for Pool {
 
 /// Checks that the device supports pools of this kind. Returns true if the host may use their memory while the device works.
 fn check_kind(kind: MemoryKind, device: &Device) -> Result<bool, PoolError> {
-    let unsupported = |reason: String| PoolError::KindUnsupported { kind, reason };
+    let unsupported = |reason: String| PoolError::Unsupported(Unsupported::Kind { kind, reason });
     match kind {
         MemoryKind::Device => Ok(false),
         MemoryKind::Host => Ok(true),

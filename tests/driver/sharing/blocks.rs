@@ -2,7 +2,9 @@
 
 use crate::sharing::child::{inherited, is_child, run_child};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{Device, ExportedBlock, ImportedBlock, Pool, PoolError, Profile, Stream};
+use gpumem_tests::pool::{
+    BadArgument, Device, ExportedBlock, ImportedBlock, Pool, PoolError, Profile, Stream, Unsupported,
+};
 use gpumem_tests::sys::Driver;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -19,7 +21,7 @@ cases! {
         let builder = Pool::builder(&device).conf("exportable:true").unwrap();
         let pool = match builder.build() {
             // The backend that supports exports is not built in.
-            Err(PoolError::NotWithBackend { .. }) => return,
+            Err(PoolError::Unsupported(Unsupported::OnBackend { .. })) => return,
             built => built.unwrap(),
         };
         let _in_front = pool.alloc(1000, &stream).unwrap();
@@ -35,7 +37,7 @@ cases! {
     fn our_block_imported_at_home(driver: &Driver) {
         let (device, stream) = device_and_stream(driver);
         let pool = match Pool::builder(&device).conf("exportable:true").unwrap().profile(Profile::Tight).build() {
-            Err(PoolError::NotWithBackend { .. }) => return,
+            Err(PoolError::Unsupported(Unsupported::OnBackend { .. })) => return,
             built => built.unwrap(),
         };
         let _in_front = pool.alloc(3 << 20, &stream).unwrap();
@@ -51,12 +53,12 @@ cases! {
         assert_eq!(bytes_of(block.address() + (3 << 20), &stream), [8; 4]);
         let exported = block.export().unwrap();
         let wrong = ExportedBlock::new(exported.handles, exported.offset_bytes, 1 << 40);
-        assert!(matches!(ImportedBlock::new(&device, wrong), Err(PoolError::OutOfBounds { .. })));
+        assert!(matches!(ImportedBlock::new(&device, wrong), Err(PoolError::BadArgument(BadArgument::OutOfBounds { .. }))));
         let nothing = pool.alloc(0, &stream).unwrap();
         let import = ImportedBlock::new(&device, nothing.export().unwrap()).unwrap();
         assert_eq!((import.address(), import.size_bytes()), (0, 0));
         let secret = Pool::new(&device).unwrap().alloc(100, &stream).unwrap();
-        assert!(matches!(secret.export(), Err(PoolError::NotExportable)));
+        assert!(matches!(secret.export(), Err(PoolError::Unsupported(Unsupported::Export))));
     }
 }
 

@@ -9,7 +9,7 @@ use crate::sharing::fixture::{PIECE, POSIX, Sharing};
 use crate::sharing::plain::LAZY_PEERS;
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::code;
-use gpumem_tests::pool::{Block, Device, ImportedBlock, Pool, PoolError, Stream};
+use gpumem_tests::pool::{Block, Device, ImportedBlock, Pool, PoolError, Stream, Unsupported};
 use gpumem_tests::sys::types::*;
 use gpumem_tests::sys::{CUresult, Driver, DriverError, DriverKind};
 use std::ffi::c_char;
@@ -254,7 +254,7 @@ fn dies_at_work(other: &mut Other) {
 /// Returns `None` if the backend that supports exports is not built in.
 fn exportable(device: &Device) -> Option<Pool> {
     match Pool::builder(device).conf("exportable:true").unwrap().build() {
-        Err(PoolError::NotWithBackend { .. }) => None,
+        Err(PoolError::Unsupported(Unsupported::OnBackend { .. })) => None,
         built => Some(built.unwrap()),
     }
 }

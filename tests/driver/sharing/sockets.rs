@@ -4,7 +4,8 @@ use crate::sharing::blocks::{bytes_of, device_and_stream, set};
 use crate::sharing::child::{inherited, is_child, run_child};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{
-    Device, ExportedBlock, ExportedHandle, ImportedBlock, Pool, PoolError, Profile, SocketError,
+    BadArgument, Device, ExportedBlock, ExportedHandle, ImportedBlock, Pool, PoolError, Profile, SocketError,
+    Unsupported,
 };
 use std::io::Write;
 use std::net::Shutdown;
@@ -15,7 +16,7 @@ use std::time::Duration;
 /// A pool whose blocks can be exported; `None` if the backend that supports exports is not built in.
 pub(crate) fn exportable(device: &Device) -> Option<Pool> {
     match Pool::builder(device).conf("exportable:true").unwrap().profile(Profile::Tight).build() {
-        Err(PoolError::NotWithBackend { .. }) => None,
+        Err(PoolError::Unsupported(Unsupported::OnBackend { .. })) => None,
         built => Some(built.unwrap()),
     }
 }
@@ -101,13 +102,13 @@ cases! {
             let refused = import(ExportedBlock::new(exported.handles, offset_bytes, size_bytes));
             let Err(SocketError::Pool(refused)) = refused else { panic!("{refused:?}") };
             match overflows {
-                true => assert!(matches!(refused, PoolError::SizeOverflow { .. }), "{refused:?}"),
-                false => assert!(matches!(refused, PoolError::OutOfBounds { .. }), "{refused:?}"),
+                true => assert!(matches!(refused, PoolError::BadArgument(BadArgument::SizeOverflow { .. })), "{refused:?}"),
+                false => assert!(matches!(refused, PoolError::BadArgument(BadArgument::OutOfBounds { .. })), "{refused:?}"),
             }
         }
         let secret = Pool::new(&device).unwrap().alloc(100, &stream).unwrap();
         let (here, _there) = UnixStream::pair().unwrap();
-        assert!(matches!(secret.send(&here), Err(SocketError::Pool(PoolError::NotExportable))));
+        assert!(matches!(secret.send(&here), Err(SocketError::Pool(PoolError::Unsupported(Unsupported::Export)))));
     }
 }
 

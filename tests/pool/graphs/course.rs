@@ -4,7 +4,7 @@ use crate::graphs::fixture::{MODES, SIZE_BYTES, each_fixture, each_fixture_with,
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;
-use gpumem_tests::pool::{CaptureMode, Device, Event, Pool, PoolError, Stream};
+use gpumem_tests::pool::{CaptureError, CaptureMode, Device, Event, Pool, PoolError, Stream};
 
 cases! {
     /// Captured work runs at each launch, in memory of the graph, in every mode.
@@ -185,10 +185,10 @@ cases! {
             unsafe { driver.cuStreamSynchronize(fixture.stream.raw()).unwrap_err() };
             drop(bound);
             let error = fixture.pool.alloc(SIZE_BYTES, &fixture.stream).unwrap_err();
-            assert!(matches!(error, PoolError::CaptureBroken), "{error}");
+            assert!(matches!(error, PoolError::Capture(CaptureError::Broken)), "{error}");
             drop((outside, inside));
             let error = capture.end().unwrap_err();
-            assert!(matches!(error, PoolError::CaptureBroken), "{error}");
+            assert!(matches!(error, PoolError::Capture(CaptureError::Broken)), "{error}");
             assert_eq!(fixture.in_use_bytes(), before);
             let block = fixture.alloc();
             fixture.fill(&block, 2, &fixture.stream);
@@ -206,7 +206,7 @@ cases! {
             fixture.other.wait_for(&fixture.stream).unwrap();
             fixture.fill(&block, 2, &fixture.other);
             let error = capture.end().unwrap_err();
-            assert!(matches!(error, PoolError::CaptureUnjoined), "{error}");
+            assert!(matches!(error, PoolError::Capture(CaptureError::Unjoined)), "{error}");
             fixture.fill(&block, 3, &fixture.stream);
             assert_eq!(fixture.read(&block, &fixture.stream), 3);
         });

@@ -2,7 +2,9 @@
 
 use gpumem_sim::Finding;
 use gpumem_tests::fixtures::backends::backends;
-use gpumem_tests::pool::{Block, Capture, CaptureMode, Device, GraphExec, Pool, PoolError, Stream};
+use gpumem_tests::pool::{
+    Block, Capture, CaptureError, CaptureMode, Device, GraphExec, Pool, PoolError, Stream,
+};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::sys::types::CUstream_flags;
 
@@ -43,7 +45,7 @@ pub(crate) fn each_fixture_with(driver: &Driver, refusal_count: usize, body: imp
 
 pub(crate) fn refused<T>(result: Result<T, PoolError>) {
     match result {
-        Err(PoolError::NotInCapture { .. }) => {}
+        Err(PoolError::Capture(CaptureError::NotCapturable { .. })) => {}
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("not refused"),
     }

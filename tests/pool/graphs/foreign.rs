@@ -2,7 +2,7 @@
 
 use crate::graphs::fixture::{Fixture, SIZE_BYTES, each_fixture};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{Block, CaptureMode, ForeignCaptures, PoolError, Stream};
+use gpumem_tests::pool::{Block, CaptureError, CaptureMode, ForeignCaptures, PoolError, Stream, StreamError};
 use gpumem_tests::sys::types::{CUevent_flags, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode};
 
 // The calls of the other library.
@@ -159,7 +159,7 @@ cases! {
             let gone = retired.clone();
             fixture.end_foreign(retired);
             let captures = ForeignCaptures::expect(&fixture.device);
-            assert!(matches!(captures.add(&gone), Err(PoolError::StreamRetired)));
+            assert!(matches!(captures.add(&gone), Err(PoolError::Stream(StreamError::Retired))));
         });
     }
 
@@ -456,12 +456,12 @@ cases! {
             };
             for refused in [borrowed, long_lived] {
                 let error = refused.unwrap_err();
-                assert!(matches!(error, PoolError::CaptureUnannounced), "{error}");
+                assert!(matches!(error, PoolError::Capture(CaptureError::Unannounced)), "{error}");
             }
             fixture.destroy_raw(fixture.end_raw(&known));
             fixture.begin_raw(&default);
             let refused = Stream::per_thread(&fixture.device);
-            assert!(matches!(refused, Err(PoolError::CaptureUnannounced)), "{refused:?}");
+            assert!(matches!(refused, Err(PoolError::Capture(CaptureError::Unannounced))), "{refused:?}");
             fixture.destroy_raw(fixture.end_raw(&default));
             // SAFETY: the stream is alive until `end_foreign`, and the wrap is dropped before.
             let wrapped = unsafe { Stream::from_raw(&fixture.device, raw).unwrap() };

@@ -9,7 +9,7 @@ use gpumem_tests::pool::adaptor::{Guard, Tracking};
 use gpumem_tests::pool::{
     BackendKind, Block, Capture, CaptureMode, Completion, Device, Event, ExportedBlock, ForeignCaptures,
     Graph, GraphExec, GrowableBlock, HostMemory, ImportedBlock, Keep, Limit, Location, MemoryAdvice,
-    MemoryKind, MemoryRange, PinnedAllocator, Pool, PoolError, SocketError, Stream, Tag,
+    MemoryKind, MemoryRange, PinnedAllocator, Pool, PoolError, SocketError, Stream, Tag, Unsupported,
 };
 use gpumem_tests::sys::types::CUdevice_attribute;
 use gpumem_tests::sys::{Driver, DriverKind};
@@ -714,7 +714,7 @@ fn is_refused(name: &str, outcome: Result<(), PoolError>) -> Result<(), String> 
 
 /// An error that is not the expected one.
 fn other() -> PoolError {
-    PoolError::NotTimed
+    PoolError::Unsupported(Unsupported::Timing)
 }
 
 /// A part of the error's text.

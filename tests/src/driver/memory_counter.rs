@@ -201,7 +201,7 @@ wrapped! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::{BackendKind, Device, Pool, PoolError, Stream};
+    use crate::pool::{BackendKind, Device, Pool, PoolError, Stream, Unsupported};
     use gpumem_sim::SimConfig;
 
     /// Every call that allocates memory is counted, including those that no pool makes today.
@@ -236,7 +236,7 @@ mod tests {
         for (backend, kind) in kinds.into_iter().flat_map(|kind| BACKENDS.map(|backend| (backend, kind))) {
             let before_bytes = counted.held_bytes(kind);
             let pool = match Pool::builder(&device).backend(backend).kind(kind).build() {
-                Err(PoolError::BackendNotBuilt { .. }) => continue,
+                Err(PoolError::Unsupported(Unsupported::NotBuilt { .. })) => continue,
                 pool => pool.unwrap(),
             };
             let blocks = [1000, 5000].map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap());

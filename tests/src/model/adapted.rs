@@ -5,8 +5,8 @@
 
 use super::operation::Case;
 use super::world::{Step, World};
-use crate::pool::PoolError;
 use crate::pool::adaptor::{Adaptor, Budget, Failures, Fill, Guard};
+use crate::pool::{PoolError, RefusedBy};
 use std::sync::Arc;
 
 /// The adaptors, and the number of injected failures that the program received.
@@ -64,10 +64,12 @@ impl World<'_> {
                 adapted.met_count += 1;
                 true
             }
-            PoolError::OverBudget(report) => report.limit_bytes.is_some_and(|limit_bytes| {
-                limit_bytes == adapted.budget.limit_bytes()
-                    && held_bytes.saturating_add(more_bytes).saturating_add(255) > limit_bytes
-            }),
+            PoolError::LimitReached(report) if report.refused_by == RefusedBy::Budget => {
+                report.limit_bytes.is_some_and(|limit_bytes| {
+                    limit_bytes == adapted.budget.limit_bytes()
+                        && held_bytes.saturating_add(more_bytes).saturating_add(255) > limit_bytes
+                })
+            }
             _ => false,
         }
     }

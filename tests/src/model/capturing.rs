@@ -10,7 +10,7 @@ use super::operation::{Pick, Wait};
 use super::streams::User;
 use super::twin::copyable_bytes;
 use super::world::{Step, World, text};
-use crate::pool::{Capture, CaptureMode, PoolError, Stream, StreamId};
+use crate::pool::{Capture, CaptureError, CaptureMode, PoolError, Stream, StreamId};
 use std::collections::BTreeMap;
 
 /// The open capture.
@@ -63,7 +63,7 @@ impl World<'_> {
                     Some(Capturing { name, capture, ops: Vec::new(), touched, awaited, unannounced });
                 Ok(())
             }
-            Err(PoolError::NotInCapture { .. }) if is_taken => Ok(()),
+            Err(PoolError::Capture(CaptureError::NotCapturable { .. })) if is_taken => Ok(()),
             Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
             Err(error) => Err(error.to_string()),
         }
@@ -229,7 +229,7 @@ impl World<'_> {
         self.twin.end_capture();
         let graph = match outcome {
             Ok(graph) => graph,
-            Err(PoolError::CaptureUnjoined) if !joins && !joined.is_empty() => None,
+            Err(PoolError::Capture(CaptureError::Unjoined)) if !joins && !joined.is_empty() => None,
             Err(error) => return Err(error.to_string()),
         };
         coverage.graphs += u64::from(graph.is_some());

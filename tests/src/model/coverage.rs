@@ -3,7 +3,7 @@
 use super::faults::{Call, Seen};
 use super::search;
 use super::subject::Subject;
-use crate::pool::{Block, PoolError};
+use crate::pool::{Block, PoolError, RefusedBy};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -72,7 +72,9 @@ impl Coverage {
         match outcome {
             Ok(_) => self.blocks += 1,
             Err(PoolError::OutOfMemory { .. }) => self.out_of_memory += 1,
-            Err(PoolError::LimitReached { .. }) => self.limit_reached += 1,
+            Err(PoolError::LimitReached(report)) if report.refused_by != RefusedBy::Budget => {
+                self.limit_reached += 1
+            }
             Err(PoolError::TooLarge { .. }) => self.too_large += 1,
             Err(_) => {}
         }

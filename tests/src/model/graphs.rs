@@ -10,7 +10,7 @@ use super::faults::{self, Fault};
 use super::operation::{Pick, Wait};
 use super::streams::Uses;
 use super::world::{Step, World};
-use crate::pool::{Graph, GraphExec, PoolError};
+use crate::pool::{CaptureError, Graph, GraphExec, PoolError};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -125,7 +125,11 @@ impl World<'_> {
                 });
                 Ok(())
             }
-            Err(PoolError::NotInCapture { .. }) if is_captured || self.capturing.is_some() => Ok(()),
+            Err(PoolError::Capture(CaptureError::NotCapturable { .. }))
+                if is_captured || self.capturing.is_some() =>
+            {
+                Ok(())
+            }
             Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
             Err(error) => Err(error.to_string()),
         }

@@ -5,7 +5,7 @@ use super::faults::{self, Fault};
 use super::operation::{Pick, Wait};
 use super::streams::Uses;
 use super::world::{Step, World, text};
-use crate::pool::{GrowableBlock, PoolError};
+use crate::pool::{GrowableBlock, PoolError, Unsupported};
 
 /// A growable block and its expected contents.
 pub(super) struct Growing {
@@ -50,11 +50,9 @@ impl World<'_> {
                 self.next_name += 1;
                 Ok(())
             }
-            Err(
-                PoolError::NotWithBackend { .. }
-                | PoolError::NeedsVirtualMemory { .. }
-                | PoolError::NotWithKind { .. },
-            ) if !self.subject.grows() => Ok(()),
+            Err(PoolError::Unsupported(
+                Unsupported::OnBackend { .. } | Unsupported::OnSegments { .. } | Unsupported::OnKind { .. },
+            )) if !self.subject.grows() => Ok(()),
             Err(PoolError::TooLarge { .. }) if max_bytes > self.case.memory_bytes => Ok(()),
             Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
             Err(error) => Err(error.to_string()),

@@ -8,7 +8,7 @@ use super::places::{self, Place};
 use super::streams::Uses;
 use super::twin::{Fate, NewBlock};
 use super::world::{Live, Step, World, text};
-use crate::pool::{Block, MemoryKind, PoolError, Scope, ScopeUsage, Stream};
+use crate::pool::{Block, MemoryKind, PoolError, Scope, ScopeUsage, Stream, StreamError};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -219,7 +219,9 @@ impl World<'_> {
                 wrong(self.twin.admits(place, counted_bytes))?;
                 self.refusal_is_true(request, seen)
             }
-            PoolError::WrongThread => wrong(request.is_elsewhere && self.streams.is_default(stream.id())),
+            PoolError::Stream(StreamError::WrongThread) => {
+                wrong(request.is_elsewhere && self.streams.is_default(stream.id()))
+            }
             PoolError::Driver(cause) => {
                 wrong(seen.refused().is_some_and(|call| cause.to_string().contains(call.name())))
             }

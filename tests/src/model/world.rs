@@ -17,7 +17,7 @@ use super::places::Other;
 use super::streams::{Streams, Uses};
 use super::subject::Subject;
 use super::twin::Twin;
-use crate::pool::{Block, Device, Event, Pool, PoolError, Stream, StreamId};
+use crate::pool::{Block, CaptureError, Device, Event, Pool, PoolError, Stream, StreamId};
 use crate::sys::{Driver, Table};
 use gpumem_sim::{Sim, SimConfig};
 
@@ -304,7 +304,7 @@ impl<'a> World<'a> {
     /// Accepts the refusal of a call that waits while a capture is open.
     pub(super) fn unless_captured(&self, outcome: Result<(), PoolError>) -> Step {
         match outcome {
-            Err(PoolError::NotInCapture { .. }) if self.capturing.is_some() => Ok(()),
+            Err(PoolError::Capture(CaptureError::NotCapturable { .. })) if self.capturing.is_some() => Ok(()),
             other => other.map_err(text),
         }
     }

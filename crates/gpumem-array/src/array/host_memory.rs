@@ -79,7 +79,7 @@ impl Gpu {
     /// # Errors
     ///
     /// - [`ArrayError::Pool`] and [`ArrayError::Graph`], with the causes that [`Gpu::with_registered`] lists.
-    /// - [`ArrayError::Pool`] with [`PoolError::NoHostAccess`] if the device does not support read-only registration.
+    /// - [`ArrayError::Pool`] with [`PoolError::Unsupported`] if the device does not support read-only registration.
     ///
     /// # Aborts
     ///
@@ -103,7 +103,7 @@ impl Gpu {
     ///
     /// - [`ArrayError::Pool`], [`ArrayError::Graph`] and [`ArrayError::InvalidElement`], with the causes that
     ///   [`Gpu::with_registered`] lists.
-    /// - [`ArrayError::Pool`] with [`PoolError::NoHostAccess`] if the device cannot access pageable host memory.
+    /// - [`ArrayError::Pool`] with [`PoolError::Unsupported`] if the device cannot access pageable host memory.
     ///
     /// # Aborts
     ///

@@ -23,7 +23,8 @@ use core::time::Duration;
 use gpumem_pool::sys::env::{self, EnvError, Variable};
 use gpumem_pool::sys::fork;
 use gpumem_pool::{
-    Block, Event, MemoryKind, MemoryRange, PoolError, Reclaimable, Registration, Stream, StreamId, not_forked,
+    Block, CaptureError, Event, MemoryKind, MemoryRange, PoolError, Reclaimable, Registration, Stream,
+    StreamId, not_forked,
 };
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -237,7 +238,7 @@ impl Staging {
                 match waited {
                     Ok(()) => return Ok(Answer::Buffer(lent)),
                     // The pool frees the buffer's memory when possible.
-                    Err(PoolError::NotInCapture { .. }) => continue,
+                    Err(PoolError::Capture(CaptureError::NotCapturable { .. })) => continue,
                     Err(error) => return Err(error.into()),
                 }
             }

@@ -3,7 +3,7 @@
 use crate::choices::Choices;
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Axis, Ix1};
-use gpumem_array::pool::{CaptureMode, MemoryKind, Pool, PoolError, Stream};
+use gpumem_array::pool::{CaptureError, CaptureMode, MemoryKind, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError, PinnedArray, ReadOn, WriteOn};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 
@@ -242,7 +242,10 @@ fn unsuitable_blocks_are_refused() {
     });
     drop(captured.unwrap());
     let refused = kept.unwrap().unwrap_err();
-    assert!(matches!(refused.error(), ArrayError::Pool(PoolError::NotInCapture { .. })), "{refused}");
+    assert!(
+        matches!(refused.error(), ArrayError::Pool(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+        "{refused}"
+    );
 }
 
 /// An array over a block is behind all uses of the block, also those on streams that did not allocate it.
@@ -289,7 +292,10 @@ fn blocks_and_arrays_do_not_change_into_each_other_in_a_capture() {
         [5; LEN]
     );
     for error in refused {
-        assert!(matches!(error, ArrayError::Pool(PoolError::NotInCapture { .. })), "{error}");
+        assert!(
+            matches!(error, ArrayError::Pool(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+            "{error}"
+        );
     }
     check_clean(&gpu, 0);
 }

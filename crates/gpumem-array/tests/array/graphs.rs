@@ -5,7 +5,7 @@ use crate::support::{gpu, gpu_with};
 use core::ops::Range;
 use gpumem_array::ndarray::{Axis, Ix1, Slice, s};
 use gpumem_array::pool::sys::Driver;
-use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError};
+use gpumem_array::pool::{CaptureError, CaptureMode, Device, Pool, PoolError};
 use gpumem_array::{
     ArrayError, Gpu, GpuArray, GpuGraph, GraphError, LaunchShape, Out, UnifiedArray, UninitArray,
 };
@@ -147,7 +147,10 @@ fn operations_that_need_the_host_are_refused_and_the_capture_goes_on() {
             let y = x.on(c).try_mul(2.0)?;
             let refused = |result: Result<(), ArrayError>| {
                 assert!(
-                    matches!(result, Err(ArrayError::Pool(PoolError::NotInCapture { .. }))),
+                    matches!(
+                        result,
+                        Err(ArrayError::Pool(PoolError::Capture(CaptureError::NotCapturable { .. })))
+                    ),
                     "{result:?}"
                 );
             };
@@ -390,7 +393,10 @@ fn an_array_from_outside_keeps_its_length_in_a_capture() {
         .capture(|c| {
             let refused = |result: Result<(), ArrayError>| {
                 assert!(
-                    matches!(result, Err(ArrayError::Pool(PoolError::NotInCapture { .. }))),
+                    matches!(
+                        result,
+                        Err(ArrayError::Pool(PoolError::Capture(CaptureError::NotCapturable { .. })))
+                    ),
                     "{result:?}"
                 );
             };

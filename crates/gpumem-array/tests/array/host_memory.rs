@@ -3,7 +3,7 @@
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Axis, Ix1, Slice};
 use gpumem_array::pool::sys::types::{CUdevice, CUdevice_attribute, CUdeviceptr, CUresult, CUstream};
-use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError};
+use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError, Unsupported};
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, PinnedArray, UnifiedArray};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 use std::cell::{Cell, RefCell};
@@ -162,7 +162,10 @@ fn pageable_memory_needs_a_device_that_reads_it() {
     match gpu.device().attribute(attribute).unwrap() {
         0 => {
             let refused = gpu.with_pageable(&mut table, |_| unreachable!("the device cannot access it"));
-            assert!(matches!(refused, Err(ArrayError::Pool(PoolError::NoHostAccess { .. }))));
+            assert!(matches!(
+                refused,
+                Err(ArrayError::Pool(PoolError::Unsupported(Unsupported::HostAccess { .. })))
+            ));
         }
         _ => {
             gpu.with_pageable(&mut table, |mut x| x.try_add_assign(1.0)).unwrap().unwrap();

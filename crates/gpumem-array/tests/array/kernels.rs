@@ -3,7 +3,7 @@
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::s;
 use gpumem_array::pool::sys::types::CUresult;
-use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError, Stream};
+use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError, Stream, StreamError};
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, UnifiedArray, kernels};
 use gpumem_sim::{Effect, Kernel, Rule, SimConfig};
 
@@ -299,7 +299,10 @@ fn a_launch_without_arrays_checks_its_stream() {
         std::thread::scope(|scope| scope.spawn(|| Stream::per_thread(device).unwrap()).join().unwrap());
     let retired = Stream::legacy(device).unwrap();
     retired.retire().unwrap();
-    let wrong = [(ended, PoolError::StreamRetired), (retired, PoolError::StreamRetired)];
+    let wrong = [
+        (ended, PoolError::Stream(StreamError::Retired)),
+        (retired, PoolError::Stream(StreamError::Retired)),
+    ];
     for ((stream, expected), threads) in wrong.iter().flat_map(|wrong| [(wrong, 1), (wrong, 0)]) {
         let elsewhere = Gpu::with_stream(pool, stream).unwrap();
         let launch = function.launch(LaunchShape::for_len(threads)).scalar(0_u64).scalar(0_u64);

@@ -9,7 +9,9 @@ use gpumem_array::pool::sys::types::{
     CUcontext, CUdevice, CUdeviceptr, CUfunction, CUgraph, CUresult, CUstream,
 };
 use gpumem_array::pool::sys::{Driver, Table};
-use gpumem_array::pool::{CaptureMode, Device, Location, MemoryKind, MemoryRange, Pool, PoolError, Stream};
+use gpumem_array::pool::{
+    CaptureError, CaptureMode, Device, Location, MemoryKind, MemoryRange, Pool, PoolError, Stream,
+};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError};
 use gpumem_sim::{Schedule, SimConfig};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -347,7 +349,7 @@ fn memory_is_filled_before_a_capture_that_begins_meanwhile() {
     // A capture that begins between the fill and the end of the request refuses it: the request is repeated.
     let block = loop {
         match captured(&stream, || pool.alloc(64, &stream)) {
-            Err(PoolError::NotInCapture { .. }) => {}
+            Err(PoolError::Capture(CaptureError::NotCapturable { .. })) => {}
             block => break block.unwrap(),
         }
     };
@@ -405,6 +407,6 @@ fn a_capture_within_a_call_of_the_same_thread_is_refused() {
     let begun = stream
         .queue_work(MemoryRange::NONE, |_| stream.begin_capture(CaptureMode::Relaxed).map(drop))
         .unwrap();
-    assert!(matches!(begun, Err(PoolError::NotInCapture { .. })), "{begun:?}");
+    assert!(matches!(begun, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))), "{begun:?}");
     stream.begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap();
 }

@@ -4,7 +4,7 @@
 
 use crate::support::gpu;
 use gpumem_array::pool::adaptor::{Adaptor, Budget, Change, Grant, Guard, Next, Release, Request};
-use gpumem_array::pool::{CaptureMode, Event, MemoryKind, Pool, PoolError, Stream};
+use gpumem_array::pool::{CaptureError, CaptureMode, Event, MemoryKind, Pool, PoolError, Stream};
 use std::sync::Arc;
 
 /// Forwards frees to the guard, but not allocations.
@@ -80,13 +80,22 @@ fn waits_for_marks_break_no_capture() {
         first.wait(&blank).unwrap();
         first.wait(&mark).unwrap();
         let refused = second.wait(&mark);
-        assert!(matches!(refused, Err(PoolError::NotInCapture { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+            "{refused:?}"
+        );
         captures.0.end().unwrap();
         let refused = second.wait(&mark);
-        assert!(matches!(refused, Err(PoolError::NotInCapture { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+            "{refused:?}"
+        );
         captures.1.end().unwrap();
         let refused = second.wait(&mark);
-        assert!(matches!(refused, Err(PoolError::NotInCapture { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+            "{refused:?}"
+        );
         mark.record(&first).unwrap();
         second.wait(&mark).unwrap();
         second.synchronize().unwrap();

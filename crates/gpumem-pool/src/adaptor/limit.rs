@@ -7,7 +7,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::text::Shown;
 
-/// Refuses requests that would bring the bytes in use above a limit, with [`PoolError::OverBudget`]. It is exact for
+/// Refuses requests that would bring the bytes in use above a limit, with [`PoolError::LimitReached`]. It is exact for
 /// any number of threads: a block counts from before its allocation until it is dropped.
 ///
 /// [`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit) bounds the memory that one pool takes from the device. A budget instead

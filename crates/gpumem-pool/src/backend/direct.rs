@@ -111,7 +111,7 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// `PoolError::NotWithBackend` if the backend cannot pin memory.
+    /// `PoolError::Unsupported` if the backend cannot pin memory.
     fn pin(&self) -> Result<(), PoolError>;
 
     /// The bytes by which the driver rounds up live blocks, if known.

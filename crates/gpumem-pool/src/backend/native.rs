@@ -32,7 +32,7 @@ use super::direct::DriverAllocator;
 use super::{BackendSetup, DevicePool, DriverPoolUsage, FreeRequest, Reserved};
 use crate::config::{BackendKind, MemoryKind};
 use crate::device::{Device, PeerDevice, Stream};
-use crate::error::{PoolError, Verdict};
+use crate::error::{PoolError, Unsupported, Verdict};
 use crate::limits::Limits;
 use chain::Chain;
 use complete::Complete;
@@ -217,10 +217,10 @@ impl DriverAllocator for NativeAllocator {
         if self.limits.hard_bytes().is_some() && driver_version(&self.device)? < MAX_SIZE_SINCE {
             let reason = "the driver is older than CUDA 12.2 and does not bound what others allocate from a pool; build the \
                           pool without a hard limit";
-            return Err(PoolError::BackendUnsupported {
+            return Err(PoolError::Unsupported(Unsupported::Backend {
                 backend: BackendKind::Native,
                 reason: reason.into(),
-            });
+            }));
         }
         Ok(self)
     }
@@ -276,11 +276,11 @@ impl DevicePool for NativeAllocator {
 
 /// The error for pinning: the handles of the driver's pool are private to it, and cannot be named.
 pub(super) fn cannot_pin() -> PoolError {
-    PoolError::NotWithBackend {
+    PoolError::Unsupported(Unsupported::OnBackend {
         backend: BackendKind::Native,
         what: "pin the memory under a block",
         instead: "`caching` or `none`",
-    }
+    })
 }
 
 fn check_supported(device: &Device, kind: MemoryKind) -> Result<(), PoolError> {
@@ -306,7 +306,7 @@ fn unsupported(device: &Device, kind: MemoryKind) -> PoolError {
     };
     let reason =
         format!("{device}, or its driver, has no pools of {kind} memory, which CUDA {since} introduced");
-    PoolError::BackendUnsupported { backend: BackendKind::Native, reason }
+    PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Native, reason })
 }
 
 /// The bound on the driver's reserved memory for a limit. Managed pools accept no bound.

@@ -2,7 +2,7 @@
 
 use crate::builder::PoolBuilder;
 use crate::device::Device;
-use crate::error::{PoolError, not_forked};
+use crate::error::{PoolError, Unsupported, not_forked};
 use crate::pool::Pool;
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{Driver, fork};
@@ -37,7 +37,7 @@ impl Pool {
     ///
     /// - [`PoolError::Load`] if there is no driver, or if `GPUMEM_DRIVER=sim` is set: a program with the simulator calls
     ///   [`Pool::set_default`] first.
-    /// - [`PoolError::NoSuchDevice`] if the driver has no device with this ordinal.
+    /// - [`PoolError::NotFound`] if the driver has no device with this ordinal.
     /// - All errors of [`Pool::from_env`], such as [`PoolError::Env`] for an invalid variable.
     pub fn for_device(ordinal: u32) -> Result<Self, PoolError> {
         not_forked()?;
@@ -127,9 +127,11 @@ fn open(pool: &Pool, other: &Pool) -> Result<(), PoolError> {
     }
     match pool.enable_peer_access(other.device()) {
         // A pool that is lost is of no use to the other device.
-        Err(PoolError::NoPeerAccess { .. } | PoolError::DeviceLost { .. } | PoolError::Poisoned { .. }) => {
-            Ok(())
-        }
+        Err(
+            PoolError::Unsupported(Unsupported::PeerAccess { .. })
+            | PoolError::DeviceLost { .. }
+            | PoolError::Poisoned { .. },
+        ) => Ok(()),
         // The context has its maximum number of peers. Copies between these devices go through the host.
         Err(PoolError::Driver(error)) if error.code() == CUresult::CUDA_ERROR_TOO_MANY_PEERS => Ok(()),
         opened => opened,

@@ -2,7 +2,7 @@
 //! deferred: each launch performs it instead, and so does the stream itself once the capture has ended.
 
 use crate::device::{CaptureModeGuard, Device, Event, Object, Part, Stamp, Stream, StreamIndex};
-use crate::error::PoolError;
+use crate::error::{CaptureError, PoolError};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult};
 
@@ -24,8 +24,8 @@ impl Stream {
         }
         match self.part()? {
             Part::Runs => Ok(()),
-            Part::In(_) => Err(PoolError::NotInCapture { operation }),
-            Part::Broken => Err(PoolError::CaptureBroken),
+            Part::In(_) => Err(PoolError::Capture(CaptureError::NotCapturable { operation })),
+            Part::Broken => Err(PoolError::Capture(CaptureError::Broken)),
         }
     }
 
@@ -36,14 +36,16 @@ impl Stream {
         }
         let captures = self.clocks().captures();
         match (self.part()?, other.part()?) {
-            (Part::Broken, _) | (_, Part::Broken) => Err(PoolError::CaptureBroken),
+            (Part::Broken, _) | (_, Part::Broken) => Err(PoolError::Capture(CaptureError::Broken)),
             (Part::In(graph), Part::Runs) if captures.knows(graph) => {
                 let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
                 captures.add_after(graph, self.stream_index(), [other.marked()?]);
                 Ok(true)
             }
             (Part::In(graph), Part::In(other)) if graph != other => {
-                Err(PoolError::NotInCapture { operation: "waiting for another capture" })
+                Err(PoolError::Capture(CaptureError::NotCapturable {
+                    operation: "waiting for another capture",
+                }))
             }
             _ => Ok(false),
         }
@@ -65,17 +67,19 @@ impl Stream {
         let captured_in = event.captured_in();
         // The driver would break the stream's capture: an event recorded in another capture is meaningless outside it.
         if captured_in.is_some_and(|graph| !captures.knows(graph)) {
-            return Err(PoolError::NotInCapture {
+            return Err(PoolError::Capture(CaptureError::NotCapturable {
                 operation: "waiting for an event of a capture that has ended",
-            });
+            }));
         }
         if !captures.is_open() {
             return Ok(false);
         }
         match (self.part()?, event.mark()) {
-            (Part::Broken, _) => Err(PoolError::CaptureBroken),
+            (Part::Broken, _) => Err(PoolError::Capture(CaptureError::Broken)),
             (Part::In(graph), _) if captured_in.is_some_and(|other| other != graph) => {
-                Err(PoolError::NotInCapture { operation: "waiting for another capture" })
+                Err(PoolError::Capture(CaptureError::NotCapturable {
+                    operation: "waiting for another capture",
+                }))
             }
             (Part::In(_), _) if event.is_blank() => Ok(true),
             (Part::In(graph), Some(mark)) if captures.knows(graph) => {
@@ -101,7 +105,7 @@ impl Device {
     /// Refuses an operation that would make the driver break captures of this device.
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
         if self.clocks().captures().captures_on(self) {
-            Err(PoolError::NotInCapture { operation })
+            Err(PoolError::Capture(CaptureError::NotCapturable { operation }))
         } else {
             Ok(())
         }
@@ -129,7 +133,9 @@ impl Stream {
         // Another thread has retired it, the driver does not report whether it captures, or it has begun to capture.
         self.check_usable()?;
         self.part()?;
-        Err(PoolError::NotInCapture { operation: "waiting for a stream that captures" })
+        Err(PoolError::Capture(CaptureError::NotCapturable {
+            operation: "waiting for a stream that captures",
+        }))
     }
 
     /// The capture that the stream is part of, if this crate began it.
@@ -138,7 +144,7 @@ impl Stream {
         match self.part()? {
             Part::In(graph) if captures.knows(graph) => Ok(Some(graph)),
             Part::Broken if captures.capture_of(self.stream_index(), true).is_some() => {
-                Err(PoolError::CaptureBroken)
+                Err(PoolError::Capture(CaptureError::Broken))
             }
             _ => Ok(None),
         }

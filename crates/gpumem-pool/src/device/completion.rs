@@ -13,7 +13,7 @@ pub(super) mod lanes;
 pub(super) mod notifier;
 
 use crate::device::{CaptureModeGuard, Device, Event, Marker, MarkerEvent, Stream, StreamIndex};
-use crate::error::{PoolError, not_forked};
+use crate::error::{CaptureError, PoolError, not_forked};
 use core::fmt;
 use core::future::{Future, IntoFuture};
 use core::pin::Pin;
@@ -78,10 +78,8 @@ struct Progress {
 impl Stream {
     /// A future for everything queued on this stream so far, without later work. The future keeps the device alive, but not the stream.
     ///
-    /// It resolves with the errors of [`Stream::synchronize`]: [`PoolError::NotInCapture`] or
-    /// [`PoolError::CaptureBroken`] if the stream captures now, [`PoolError::StreamRetired`] if it was retired,
-    /// [`PoolError::WrongThread`] if it is another thread's default stream, [`PoolError::Driver`] or
-    /// [`PoolError::DeviceLost`] if a call or the work failed.
+    /// It resolves with the errors of [`Stream::synchronize`]: [`PoolError::Capture`] if the stream captures now,
+    /// [`PoolError::Stream`] if it was retired or is another thread's default stream, [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call or the work failed.
     pub fn completion(&self) -> Completion {
         Completion::of(self.pending())
     }
@@ -97,7 +95,7 @@ impl Stream {
                 // Fails on a lost context.
                 self.device().memory_info()?;
                 // A capture that was begun without this crate.
-                Err(PoolError::NotInCapture { operation: AWAITING })
+                Err(PoolError::Capture(CaptureError::NotCapturable { operation: AWAITING }))
             }
         }
     }
@@ -107,7 +105,7 @@ impl Event {
     /// A future for the last record of this event; complete if it was never recorded. A later record does not change what
     /// the future waits for. The event may be dropped.
     ///
-    /// It resolves with the errors of [`Event::synchronize`]: [`PoolError::NotInCapture`] if the event was last recorded
+    /// It resolves with the errors of [`Event::synchronize`]: [`PoolError::Capture`] if the event was last recorded
     /// in a capture, [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call or the work failed.
     pub fn completion(&self) -> Completion {
         Completion::of(self.pending())
@@ -124,7 +122,8 @@ impl Event {
         let marker = MarkerEvent::create(device)?;
         // A concurrent record by another thread counts: stamps and wait belong to the same record.
         self.with_record(|covered| {
-            let covered = covered.ok_or(PoolError::NotInCapture { operation: AWAITING })?;
+            let covered =
+                covered.ok_or(PoolError::Capture(CaptureError::NotCapturable { operation: AWAITING }))?;
             let source = covered.first().map_or(StreamIndex::HOST, |stamp| stamp.stream_index());
             device.lanes().queue_behind(device, source, self.raw(), |lane| marker.record(device, lane))?;
             Ok(Some(Pending::new(device, source, Arc::new(Marker::new(marker, covered)))))

@@ -3,7 +3,7 @@
 use crate::device::{
     CaptureModeGuard, Clocks, Device, Handle, Object, OrderEvent, Stamp, Stream, stream::complete,
 };
-use crate::error::PoolError;
+use crate::error::{CaptureError, PoolError, Unsupported};
 use core::ffi::c_uint;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -89,7 +89,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
+    /// - [`PoolError::Capture`] if the event was last recorded in a capture and a capture is active.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the query or earlier work failed.
     /// - [`PoolError::AwaitedDeviceLost`] if a device is lost that another device has waited for.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
@@ -118,7 +118,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
+    /// - [`PoolError::Capture`] if the event was last recorded in a capture and a capture is active.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the wait or earlier work failed.
     /// - [`PoolError::AwaitedDeviceLost`] if a device is lost that another device has waited for.
     pub fn synchronize(&self) -> Result<(), PoolError> {
@@ -147,13 +147,13 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotTimed`] if an event was created by [`Event::new`].
+    /// - [`PoolError::Unsupported`] if an event was created by [`Event::new`].
     /// - [`PoolError::WrongDevice`] if the events belong to two devices.
     /// - [`PoolError::Driver`] if a call fails, with `CUDA_ERROR_NOT_READY` if an event is not complete.
     pub fn elapsed_ms_since(&self, start: &Event) -> Result<f32, PoolError> {
         self.device.check_open()?;
         if !(self.timed && start.timed) {
-            return Err(PoolError::NotTimed);
+            return Err(PoolError::Unsupported(Unsupported::Timing));
         }
         if start.device != self.device {
             return Err(self.device.mismatch(&start.device));
@@ -216,7 +216,7 @@ impl Event {
 
     fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
         if self.is_captured.load(Ordering::Acquire) && self.clocks().captures().is_open() {
-            Err(PoolError::NotInCapture { operation })
+            Err(PoolError::Capture(CaptureError::NotCapturable { operation }))
         } else {
             Ok(())
         }

@@ -6,7 +6,7 @@
 //! the slice back, so that wait has no time limit.
 
 use crate::device::{Device, Handle, KeptMemory, Patience, WeakDevice};
-use crate::error::{PoolError, not_forked};
+use crate::error::{PoolError, Unsupported, not_forked};
 use buffer::Parts;
 pub use buffer::{HostBuffer, HostBufferMut};
 use core::error::Error;
@@ -29,7 +29,7 @@ mod buffer;
 /// waits for markers, which break no capture of any thread or library. Only a non-blocking stream of
 /// [`Stream::from_raw`](crate::Stream::from_raw) that is not retired requires a wait for its whole context:
 ///
-/// - A capture that this thread has begun through this crate is ended for this wait ([`PoolError::CaptureBroken`] at its end). The drop
+/// - A capture that this thread has begun through this crate is ended for this wait ([`PoolError::Capture`] at its end). The drop
 ///   waits for any other known capture (through this crate, or on a long-lived stream).
 /// - A capture that another library has begun on another stream is not visible. The driver refuses the wait and breaks
 ///   the capture (`CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` at its end), and the drop waits for that end. If such a
@@ -117,7 +117,7 @@ impl<B: HostBufferMut> HostMemory<B> {
     ///
     /// The error contains the buffer.
     ///
-    /// - [`PoolError::NoHostAccess`] if the device does not support this; many PCIe devices do not.
+    /// - [`PoolError::Unsupported`] if the device does not support this; many PCIe devices do not.
     /// - [`PoolError::Kept`] for an earlier drop.
     pub fn pageable(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
         Self::new(device, buffer, Access::Pageable)
@@ -129,7 +129,7 @@ impl<B: HostBuffer> HostMemory<B> {
     ///
     /// # Errors
     ///
-    /// All errors of [`HostMemory::register`], and [`PoolError::NoHostAccess`] if the device does not support read-only
+    /// All errors of [`HostMemory::register`], and [`PoolError::Unsupported`] if the device does not support read-only
     /// registration.
     pub fn register_read_only(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
         Self::new(device, buffer, Access::ReadOnly)
@@ -323,7 +323,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// All errors of [`Device::with_host_memory`], and [`PoolError::NoHostAccess`] if the device does not support
+    /// All errors of [`Device::with_host_memory`], and [`PoolError::Unsupported`] if the device does not support
     /// read-only registration.
     ///
     /// # Aborts
@@ -343,7 +343,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NoHostAccess`] if the device does not support this; many PCIe devices do not.
+    /// - [`PoolError::Unsupported`] if the device does not support this; many PCIe devices do not.
     /// - [`PoolError::Kept`] for an earlier drop.
     ///
     /// # Aborts
@@ -558,7 +558,11 @@ impl Access {
         match device.attribute(attribute)? {
             0 => {
                 let instead = "HostMemory::register or Device::with_host_memory";
-                Err(PoolError::NoHostAccess { device: device.to_string(), what, instead })
+                Err(PoolError::Unsupported(Unsupported::HostAccess {
+                    device: device.to_string(),
+                    what,
+                    instead,
+                }))
             }
             _ => Ok(()),
         }

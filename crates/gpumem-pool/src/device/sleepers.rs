@@ -9,7 +9,7 @@
 
 use crate::config::PoolName;
 use crate::device::{Device, Stamp, Stream, StreamId, WeakStream};
-use crate::error::PoolError;
+use crate::error::{PoolError, StreamError};
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use gpumem_sys::types::{CUdeviceptr, CUstream};
@@ -105,7 +105,11 @@ impl Sleepers {
     /// Refuses a thread that is inside such a call: it would wait for itself.
     pub(crate) fn check_not_in_call(&self) -> Result<(), PoolError> {
         let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
-        if streams.iter().any(Stream::is_borrowed_here) { Err(PoolError::StreamBorrowed) } else { Ok(()) }
+        if streams.iter().any(Stream::is_borrowed_here) {
+            Err(PoolError::Stream(StreamError::Borrowed))
+        } else {
+            Ok(())
+        }
     }
 
     /// True if nothing sleeps.

@@ -17,7 +17,7 @@ pub use point::StreamPoint;
 pub use recent::RecentStreams;
 
 use crate::device::{Clocks, Device, Event, Handle, Object, OrderEvent, StreamId, StreamIndex};
-use crate::error::PoolError;
+use crate::error::{PoolError, StreamError};
 use borrow::Borrows;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -120,9 +120,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::StreamRetired`] if the stream was retired.
-    /// - [`PoolError::WrongThread`] if it is another thread's default stream.
-    /// - [`PoolError::NotInCapture`] or [`PoolError::CaptureBroken`] if the stream is capturing.
+    /// - [`PoolError::Stream`] if the stream was retired, or is another thread's default stream.
+    /// - [`PoolError::Capture`] if the stream is capturing.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call or earlier work failed.
     /// - [`PoolError::AwaitedDeviceLost`] if a device is lost that another device has waited for.
     pub fn synchronize(&self) -> Result<(), PoolError> {
@@ -172,9 +171,8 @@ impl Stream {
     /// # Errors
     ///
     /// - [`PoolError::WrongDevice`] if the event belongs to another driver.
-    /// - [`PoolError::NotInCapture`] if the wait would break a capture, and [`PoolError::CaptureBroken`] if the
-    ///   stream's capture is broken.
-    /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    /// - [`PoolError::Capture`] if the wait would break a capture, or if the stream's capture is broken.
+    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
         self.device().check_open()?;
@@ -195,7 +193,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// All errors of [`Stream::wait`] for either stream, such as [`PoolError::StreamRetired`].
+    /// All errors of [`Stream::wait`] for either stream, such as [`PoolError::Stream`].
     pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
         self.device().check_open()?;
         let _calls = (self.call()?, other.call()?);
@@ -233,7 +231,7 @@ impl Stream {
         let is_queued = self.id() == other.id()
             || self.clocks().queue_wait_for(self.stream_index(), other.stream_index())?;
         // Another thread may have retired the stream since the check.
-        if is_queued { Ok(()) } else { Err(PoolError::StreamRetired) }
+        if is_queued { Ok(()) } else { Err(PoolError::Stream(StreamError::Retired)) }
     }
 
     /// Checks that calls of this thread may name the stream. [`Block::record_use`](crate::Block::record_use) and
@@ -241,8 +239,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::StreamRetired`] if the stream was retired.
-    /// - [`PoolError::WrongThread`] if it is another thread's default stream.
+    /// - [`PoolError::Stream`] if the stream was retired, or is another thread's default stream.
     #[inline]
     pub fn check_usable(&self) -> Result<(), PoolError> {
         if self.0.kind == Kind::Owned { Ok(()) } else { self.check_usable_slow() }
@@ -252,8 +249,10 @@ impl Stream {
     fn check_usable_slow(&self) -> Result<(), PoolError> {
         match self.0.kind {
             Kind::Owned => Ok(()),
-            _ if self.0.is_retired.load(Ordering::SeqCst) => Err(PoolError::StreamRetired),
-            Kind::OfThread(thread) if thread != std::thread::current().id() => Err(PoolError::WrongThread),
+            _ if self.0.is_retired.load(Ordering::SeqCst) => Err(PoolError::Stream(StreamError::Retired)),
+            Kind::OfThread(thread) if thread != std::thread::current().id() => {
+                Err(PoolError::Stream(StreamError::WrongThread))
+            }
             _ => Ok(()),
         }
     }

@@ -8,7 +8,7 @@
 
 use super::Device;
 use crate::device::{MarkerEvent, Observation, OrderEvent};
-use crate::error::PoolError;
+use crate::error::{CaptureError, PoolError};
 use core::time::Duration;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
@@ -21,7 +21,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotInCapture`] while a capture is active on the device.
+    /// - [`PoolError::Capture`] while a capture is active on the device.
     /// - [`PoolError::Kept`] once for each registration or import that could not be released when it was dropped.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if the wait or earlier work failed.
     /// - [`PoolError::AwaitedDeviceLost`] if a device is lost that another device has waited for.
@@ -37,7 +37,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotInCapture`], [`PoolError::DeviceLost`] or [`PoolError::Driver`], under the conditions of
+    /// [`PoolError::Capture`], [`PoolError::DeviceLost`] or [`PoolError::Driver`], under the conditions of
     /// [`Device::synchronize`].
     #[doc(hidden)]
     pub fn synchronize_for_drop(&self) -> Result<(), PoolError> {
@@ -48,7 +48,7 @@ impl Device {
         self.maintenance().before_wait();
         // If a capture has begun since, the wait did not include all work.
         if !self.finish_whole()? {
-            return Err(PoolError::NotInCapture { operation });
+            return Err(PoolError::Capture(CaptureError::NotCapturable { operation }));
         }
         self.after_wait();
         self.watch().note(OrderEvent::DeviceDone);

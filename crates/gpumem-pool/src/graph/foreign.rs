@@ -2,7 +2,7 @@
 
 use super::Hold;
 use crate::device::{CaptureModeGuard, Device, Part, Stream, StreamIndex, capturing::run_again};
-use crate::error::{PoolError, not_forked};
+use crate::error::{CaptureError, PoolError, not_forked};
 use crate::pool::GraphMemory;
 use core::fmt;
 use core::time::Duration;
@@ -84,9 +84,9 @@ impl ForeignCaptures {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::CaptureBroken`] if the stream's capture is broken.
+    /// - [`PoolError::Capture`] if the stream's capture is broken.
     /// - [`PoolError::WrongDevice`] if the stream belongs to another device.
-    /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`] as for
+    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`] as for
     ///   [`Stream::synchronize`].
     pub fn add(&self, stream: &Stream) -> Result<bool, PoolError> {
         not_forked()?;
@@ -101,7 +101,7 @@ impl ForeignCaptures {
         let graph = match stream.part()? {
             Part::In(graph) => graph,
             Part::Runs => return Ok(false),
-            Part::Broken => return Err(PoolError::CaptureBroken),
+            Part::Broken => return Err(PoolError::Capture(CaptureError::Broken)),
         };
         let captures = self.device.clocks().captures();
         if captures.knows(graph) {
@@ -127,7 +127,7 @@ impl ForeignCaptures {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotInCapture`] if another capture prevents the wait.
+    /// - [`PoolError::Capture`] if another capture prevents the wait.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a driver call fails.
     pub fn end(&self) -> Result<(), PoolError> {
         not_forked()?;

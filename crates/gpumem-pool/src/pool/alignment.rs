@@ -2,7 +2,7 @@
 
 use crate::config::ALIGNMENT_MIN;
 use crate::device::Stream;
-use crate::error::PoolError;
+use crate::error::{BadArgument, PoolError};
 use crate::pool::{Block, Pool};
 
 impl Pool {
@@ -13,7 +13,7 @@ impl Pool {
     /// blocks may use. `native` and `none` request up to `alignment` more bytes from the driver, which count as in use.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, PoolError, Stream};
+    /// use gpumem_pool::{BadArgument, Device, Pool, PoolError, Stream};
     /// use gpumem_sim::SimConfig;
     ///
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
@@ -21,13 +21,13 @@ impl Pool {
     ///
     /// let table = pool.alloc_aligned(3000, 64 << 10, &stream)?;
     /// assert_eq!(table.address() % (64 << 10), 0);
-    /// assert!(matches!(pool.alloc_aligned(3000, 100, &stream), Err(PoolError::BadAlignment { .. })));
+    /// assert!(matches!(pool.alloc_aligned(3000, 100, &stream), Err(PoolError::BadArgument(BadArgument::Alignment { .. }))));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`PoolError::BadAlignment`] if `alignment` is not a power of two or exceeds 1 GiB; otherwise the errors of [`Pool::alloc`].
+    /// [`PoolError::BadArgument`] if `alignment` is not a power of two or exceeds 1 GiB; otherwise the errors of [`Pool::alloc`].
     pub fn alloc_aligned(
         &self,
         size_bytes: u64,
@@ -43,7 +43,7 @@ pub(crate) fn check_alignment(alignment: u64) -> Result<(), PoolError> {
     if alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX {
         Ok(())
     } else {
-        Err(PoolError::BadAlignment { alignment, largest: ALIGNMENT_MAX })
+        Err(PoolError::BadArgument(BadArgument::Alignment { alignment, largest: ALIGNMENT_MAX }))
     }
 }
 

@@ -8,7 +8,7 @@
 use crate::backend::{self, Allocation, FoundCache, FreeRequest};
 use crate::config::MemoryKind;
 use crate::device::{Device, MemoryRange, Stream, StreamId, StreamPoint, order::uses};
-use crate::error::PoolError;
+use crate::error::{BadArgument, PoolError, StreamError};
 use crate::pool::StateRef;
 use crate::pool::scope::{self, Here};
 use core::fmt;
@@ -185,7 +185,11 @@ impl Block {
     pub(crate) fn bytes(&self, part: Range<u64>) -> Result<Option<(CUdeviceptr, usize)>, PoolError> {
         let Range { start, end } = part;
         if start > end || end > self.size_bytes {
-            return Err(PoolError::OutOfBounds { start, end, size_bytes: self.size_bytes });
+            return Err(PoolError::BadArgument(BadArgument::OutOfBounds {
+                start,
+                end,
+                size_bytes: self.size_bytes,
+            }));
         }
         Ok((start < end).then(|| (self.address() + start, (end - start) as usize)))
     }
@@ -204,9 +208,9 @@ impl Block {
     pub(crate) fn order(&self, stream: &Stream) -> Result<(), PoolError> {
         for point in self.use_points() {
             if !stream.wait_for_point_outside_captures(point)? {
-                return Err(PoolError::NotOrdered {
+                return Err(PoolError::Stream(StreamError::NotOrdered {
                     stream: self.device().clocks().stream_in(point.stream_index()),
-                });
+                }));
             }
         }
         // The following is the pool's own work.

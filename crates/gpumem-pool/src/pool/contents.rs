@@ -13,7 +13,7 @@
 //! Host memory is borrowed, so copies from and to it are complete when they return ([`Stream::run_borrowed`]).
 
 use crate::device::Stream;
-use crate::error::{PoolError, not_forked};
+use crate::error::{BadArgument, PoolError, not_forked};
 use crate::pool::{Block, Pool};
 use bytemuck::{AnyBitPattern, NoUninit};
 use core::ops::Range;
@@ -39,7 +39,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotInCapture`] if the stream captures.
+    /// - [`PoolError::Capture`] if the stream captures.
     /// - All errors of [`Pool::alloc`], such as [`PoolError::OutOfMemory`] and [`PoolError::LimitReached`].
     pub fn alloc_zeroed(&self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
         not_forked()?;
@@ -66,7 +66,7 @@ impl Block {
     /// The driver copies pageable memory with one thread. Copies of pinned slices take a fifth of the time.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, PoolError, Stream};
+    /// use gpumem_pool::{BadArgument, Device, Pool, PoolError, Stream};
     /// use gpumem_sim::SimConfig;
     ///
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
@@ -76,19 +76,17 @@ impl Block {
     /// let mut last = [0.0_f32; 2];
     /// block.copy_to_host(8, &mut last, &stream)?;
     /// assert_eq!(last, [3.0, 4.0]);
-    /// assert!(matches!(block.copy_from_host(9, &[0_u64], &stream), Err(PoolError::OutOfBounds { .. })));
+    /// assert!(matches!(block.copy_from_host(9, &[0_u64], &stream), Err(PoolError::BadArgument(BadArgument::OutOfBounds { .. }))));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// - [`PoolError::OutOfBounds`] if the slice does not fit behind the offset.
+    /// - [`PoolError::BadArgument`] if the slice does not fit behind the offset.
     /// - [`PoolError::WrongDevice`] for a stream of another driver.
-    /// - [`PoolError::NoPeerAccess`] if the stream's device has no link to the block's.
-    /// - [`PoolError::NotInCapture`] if the stream, or a stream that uses the block, captures, and
-    ///   [`PoolError::CaptureBroken`] if its capture is broken.
-    /// - [`PoolError::NotOrdered`] if a stream of [`Stream::from_raw`] other than `stream` uses the block.
-    /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
+    /// - [`PoolError::Unsupported`] if the stream's device has no link to the block's.
+    /// - [`PoolError::Capture`] if the stream, or a stream that uses the block, captures, or if its capture is broken.
+    /// - [`PoolError::Stream`] if a stream of [`Stream::from_raw`] other than `stream` uses the block, or if this thread cannot use the stream.
     /// - [`PoolError::Asleep`] if the memory sleeps ([`Pool::sleep`]).
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call or earlier work failed. The block may then be partly written.
     ///
@@ -131,7 +129,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// The errors of [`Block::copy_from_host`], such as [`PoolError::OutOfBounds`] and [`PoolError::NotInCapture`]. After
+    /// The errors of [`Block::copy_from_host`], such as [`PoolError::BadArgument`] and [`PoolError::Capture`]. After
     /// [`PoolError::DeviceLost`] and [`PoolError::Driver`] the slice may be partly written.
     ///
     /// # Aborts
@@ -175,8 +173,8 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// The errors of [`Block::copy_from_host`], for both blocks, such as [`PoolError::OutOfBounds`],
-    /// [`PoolError::NoPeerAccess`] and [`PoolError::NotInCapture`].
+    /// The errors of [`Block::copy_from_host`], for both blocks, such as [`PoolError::BadArgument`],
+    /// [`PoolError::Unsupported`] and [`PoolError::Capture`].
     pub fn copy_from(
         &mut self,
         offset_bytes: u64,
@@ -200,21 +198,21 @@ impl Block {
     /// call does not wait for it.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, PoolError, Stream};
+    /// use gpumem_pool::{BadArgument, Device, Pool, PoolError, Stream};
     /// use gpumem_sim::SimConfig;
     ///
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
     /// let mut block = pool.alloc_zeroed(4096, &stream)?;
     /// block.copy_within(0..1024, 1024, &stream)?;
-    /// assert!(matches!(block.copy_within(0..1024, 512, &stream), Err(PoolError::Overlap { .. })));
+    /// assert!(matches!(block.copy_within(0..1024, 512, &stream), Err(PoolError::BadArgument(BadArgument::Overlap { .. }))));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// - [`PoolError::Overlap`] if the two places overlap.
-    /// - The errors of [`Block::copy_from_host`], such as [`PoolError::OutOfBounds`] and [`PoolError::NotInCapture`].
+    /// - [`PoolError::BadArgument`] if the two places overlap.
+    /// - The errors of [`Block::copy_from_host`], such as [`PoolError::BadArgument`] and [`PoolError::Capture`].
     pub fn copy_within(
         &mut self,
         part: Range<u64>,
@@ -226,7 +224,11 @@ impl Block {
         let from = self.bytes(part)?;
         let to = self.bytes(offset_bytes..offset_bytes.saturating_add(size_bytes))?;
         if start.abs_diff(offset_bytes) < size_bytes {
-            return Err(PoolError::Overlap { from: start, to: offset_bytes, size_bytes });
+            return Err(PoolError::BadArgument(BadArgument::Overlap {
+                from: start,
+                to: offset_bytes,
+                size_bytes,
+            }));
         }
         queue(
             &[self],
@@ -268,8 +270,8 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::PartialElements`] if an end of the range is not a multiple of the value's size.
-    /// - The errors of [`Block::copy_from_host`], such as [`PoolError::OutOfBounds`] and [`PoolError::NotInCapture`].
+    /// - [`PoolError::BadArgument`] if an end of the range is not a multiple of the value's size.
+    /// - The errors of [`Block::copy_from_host`], such as [`PoolError::BadArgument`] and [`PoolError::Capture`].
     pub fn fill<T: NoUninit>(
         &mut self,
         part: Range<u64>,
@@ -281,7 +283,7 @@ impl Block {
         let (Range { start, end }, element_bytes) = (part.clone(), size_of::<T>() as u64);
         let bytes = self.bytes(part)?;
         if start % element_bytes != 0 || end % element_bytes != 0 {
-            return Err(PoolError::PartialElements { start, end, element_bytes });
+            return Err(PoolError::BadArgument(BadArgument::PartialElements { start, end, element_bytes }));
         }
         let mut word = [0; 4];
         word[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));

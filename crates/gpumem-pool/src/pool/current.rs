@@ -74,8 +74,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotWithBackend`] unless the backend is `native`, [`PoolError::NotWithKind`] unless the kind is `device`.
-    /// - [`PoolError::BackendUnsupported`] for a pool with a hard limit if the driver is older than CUDA 12.2.
+    /// - [`PoolError::Unsupported`] unless the backend is `native` and the kind is `device`, or for a pool with a hard limit if the driver is older than CUDA 12.2.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if the call fails.
     pub fn make_current(&self) -> Result<CurrentPool, PoolError> {

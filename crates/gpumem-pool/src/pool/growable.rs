@@ -3,7 +3,7 @@
 use crate::backend::Growing;
 use crate::config::MemoryKind;
 use crate::device::{Device, Stamp, Stream, StreamId, order::uses};
-use crate::error::{PoolError, not_forked};
+use crate::error::{PoolError, Unsupported, not_forked};
 use crate::pool::{Origin, Pool, Subject, scope};
 use crate::stats::HeldName;
 use core::fmt;
@@ -59,13 +59,11 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotWithBackend`] unless the backend is `caching`.
-    /// - [`PoolError::NeedsVirtualMemory`] if `caching` uses plain segments.
-    /// - [`PoolError::NotWithKind`] for unified and host memory.
+    /// - [`PoolError::Unsupported`] unless the backend is `caching` and maps device memory: it does not for plain segments, unified and host memory.
     /// - [`PoolError::TooLarge`] if `max_bytes` exceeds the device's memory.
     /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::WrongDevice`] for another device's stream.
-    /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
+    /// - [`PoolError::Stream`] if this thread cannot use the stream.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn growable(&self, max_bytes: u64, stream: &Stream) -> Result<GrowableBlock, PoolError> {
@@ -87,10 +85,12 @@ impl Pool {
     fn growing(&self) -> Result<&dyn Growing, PoolError> {
         let what = "grow a block in place";
         self.0.backend().growing().ok_or_else(|| match (self.kind(), self.0.backend().has_plain_segments()) {
-            (MemoryKind::Device, false) => {
-                PoolError::NotWithBackend { backend: self.backend(), what, instead: "`caching`" }
-            }
-            (MemoryKind::Device, true) => PoolError::NeedsVirtualMemory { what },
+            (MemoryKind::Device, false) => PoolError::Unsupported(Unsupported::OnBackend {
+                backend: self.backend(),
+                what,
+                instead: "`caching`",
+            }),
+            (MemoryKind::Device, true) => PoolError::Unsupported(Unsupported::OnSegments { what }),
             (kind, _) => PoolError::not_with_kind(kind, what),
         })
     }
@@ -143,7 +143,7 @@ impl GrowableBlock {
     /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
     /// - [`PoolError::OutOfMemory`] if the device has no free memory.
     /// - [`PoolError::Refused`] in a pool with [`Fill`](crate::adaptor::Fill) or [`Guard`](crate::adaptor::Guard).
-    /// - [`PoolError::OverBudget`] or another error of an adaptor.
+    /// - [`PoolError::LimitReached`] or another error of an adaptor.
     /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.

@@ -6,7 +6,7 @@
 
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::Stream;
-use crate::error::{OutOfMemory, PoolError, RefusedBy, not_forked};
+use crate::error::{BadArgument, OutOfMemory, PoolError, RefusedBy, not_forked};
 use crate::pool::{Block, Pool};
 use core::ops::RangeInclusive;
 
@@ -35,15 +35,15 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::EmptyRange`] if the end of the range is below its start.
-    /// - [`PoolError::NotInCapture`] if the stream captures: a graph would keep the memory of each size that is tried.
+    /// - [`PoolError::BadArgument`] if the end of the range is below its start.
+    /// - [`PoolError::Capture`] if the stream captures: a graph would keep the memory of each size that is tried.
     /// - All errors of [`Pool::alloc`] for the smallest size, such as [`PoolError::OutOfMemory`] and
     ///   [`PoolError::LimitReached`].
     pub fn alloc_up_to(&self, sizes: RangeInclusive<u64>, stream: &Stream) -> Result<Block, PoolError> {
         not_forked()?;
         let (min_bytes, max_bytes) = (*sizes.start(), *sizes.end());
         if sizes.is_empty() {
-            return Err(PoolError::EmptyRange { min_bytes, max_bytes });
+            return Err(PoolError::BadArgument(BadArgument::EmptyRange { min_bytes, max_bytes }));
         }
         stream.check_usable()?;
         stream.check_runs("an allocation of the largest size")?;

@@ -1,7 +1,7 @@
 //! [`Pool::part`]: a part of a pool that sleeps and wakes separately.
 
 use crate::backend::{Keep, Slept, Woken};
-use crate::error::{PoolError, not_forked};
+use crate::error::{NotFound, PoolError, not_forked};
 use crate::pool::Pool;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -68,7 +68,7 @@ impl Pool {
     ///
     /// After an error the parts of this call are awake, if [`Pool::wake`] succeeds. [`Keep::Nothing`] may have zeroed their contents.
     ///
-    /// - [`PoolError::NoSuchPart`] for a name that [`Pool::part`] was not called with. Nothing has then changed.
+    /// - [`PoolError::NotFound`] for a name that [`Pool::part`] was not called with. Nothing has then changed.
     /// - All errors of [`Pool::sleep`].
     pub fn sleep_parts<'a>(
         &self,
@@ -101,7 +101,7 @@ impl Pool {
     ///
     /// After an error the parts before the one that failed are awake. Call it again, for example after memory was freed.
     ///
-    /// - [`PoolError::NoSuchPart`] for a name that [`Pool::part`] was not called with. Nothing has then changed.
+    /// - [`PoolError::NotFound`] for a name that [`Pool::part`] was not called with. Nothing has then changed.
     /// - All errors of [`Pool::wake`].
     pub fn wake_parts<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Woken, PoolError> {
         let mut sum = Woken::default();
@@ -119,10 +119,12 @@ impl Pool {
         let parts = self.0.parts().0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<Self> = Vec::new();
         for name in names {
-            let part = parts.get(name).ok_or_else(|| PoolError::NoSuchPart {
-                pool: self.name().into(),
-                part: name.into(),
-                parts: parts.keys().cloned().collect(),
+            let part = parts.get(name).ok_or_else(|| {
+                PoolError::NotFound(NotFound::Part {
+                    pool: self.name().into(),
+                    part: name.into(),
+                    parts: parts.keys().cloned().collect(),
+                })
             })?;
             if found.iter().all(|there| there.id() != part.id()) {
                 found.push(part.clone());

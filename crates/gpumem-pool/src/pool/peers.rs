@@ -3,7 +3,7 @@
 use crate::backend::Source;
 use crate::config::{BackendKind, MemoryKind, PeerOption};
 use crate::device::{Device, Listed, PeerDevice};
-use crate::error::{PoolError, not_forked};
+use crate::error::{PoolError, Unsupported, not_forked};
 use crate::pool::state::State;
 use crate::pool::{Block, Pool};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ impl Pool {
     /// memory of this device, allocated by any pool or library, because the driver has no narrower setting.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, PoolError, Stream};
+    /// use gpumem_pool::{Device, Pool, PoolError, Stream, Unsupported};
     /// use gpumem_sim::SimConfig;
     ///
     /// let driver = gpumem_sim::driver(SimConfig::new().devices(3).without_link(0, 2))?;
@@ -33,7 +33,7 @@ impl Pool {
     /// // … queue work that uses `block.address()` on `other` …
     /// block.record_use(&other);
     ///
-    /// assert!(matches!(pool.enable_peer_access(&far), Err(PoolError::NoPeerAccess { .. })));
+    /// assert!(matches!(pool.enable_peer_access(&far), Err(PoolError::Unsupported(Unsupported::PeerAccess { .. }))));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -41,7 +41,7 @@ impl Pool {
     ///
     /// After an error, the other device has only the access to this pool that it had before.
     ///
-    /// - [`PoolError::NoPeerAccess`] for a device that has no link to this one or belongs to another driver.
+    /// - [`PoolError::Unsupported`] for a device that has no link to this one or belongs to another driver.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
@@ -57,7 +57,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoPeerAccess`], [`PoolError::DeviceLost`], [`PoolError::Poisoned`] and [`PoolError::Driver`], with the causes that
+    /// [`PoolError::Unsupported`], [`PoolError::DeviceLost`], [`PoolError::Poisoned`] and [`PoolError::Driver`], with the causes that
     /// [`Pool::enable_peer_access`] lists.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         not_forked()?;
@@ -133,7 +133,7 @@ impl State {
         }
         if !is_of_driver || !named.reaches(device)? {
             let [device, peer] = device.names_apart(peer);
-            return Err(PoolError::NoPeerAccess { device, peer });
+            return Err(PoolError::Unsupported(Unsupported::PeerAccess { device, peer }));
         }
         self.open_to(named)
     }
@@ -151,10 +151,10 @@ impl State {
             match peer.reaches(device)? {
                 true => self.open_to(peer)?,
                 false if are_required => {
-                    return Err(PoolError::NoPeerAccess {
+                    return Err(PoolError::Unsupported(Unsupported::PeerAccess {
                         device: device.to_string(),
                         peer: peer.to_string(),
-                    });
+                    }));
                 }
                 false => {}
             }

@@ -5,7 +5,7 @@
 
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::Stream;
-use crate::error::{PoolError, not_forked};
+use crate::error::{PoolError, Unsupported, not_forked};
 use crate::pool::alignment::check_alignment;
 use crate::pool::{Block, Origin, Pool};
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
@@ -64,12 +64,16 @@ impl PinnedAllocator {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotWithKind`] unless the pool has pinned memory ([`MemoryKind::Host`]).
+    /// - [`PoolError::Unsupported`] unless the pool has pinned memory ([`MemoryKind::Host`]).
     /// - [`PoolError::WrongDevice`] for another device's stream.
     pub fn new(pool: &Pool, stream: &Stream) -> Result<Self, PoolError> {
         if pool.kind() != MemoryKind::Host {
             let what = "hold vectors of the host";
-            return Err(PoolError::NotWithKind { kind: pool.kind(), what, instead: "`host`" });
+            return Err(PoolError::Unsupported(Unsupported::OnKind {
+                kind: pool.kind(),
+                what,
+                instead: "`host`",
+            }));
         }
         if stream.device() != pool.device() {
             return Err(pool.device().mismatch(stream.device()));
@@ -83,7 +87,7 @@ impl PinnedAllocator {
     /// # Errors
     ///
     /// - [`PoolError::TooLarge`] if the elements exceed the address space.
-    /// - [`PoolError::NotInCapture`] if the stream captures.
+    /// - [`PoolError::Capture`] if the stream captures.
     /// - All errors of [`Pool::alloc_aligned`], such as [`PoolError::OutOfMemory`] and [`PoolError::LimitReached`].
     pub fn vec_with_capacity<T>(&self, capacity: usize) -> Result<PinnedVec<T>, PoolError> {
         let Ok(layout) = Layout::array::<T>(capacity) else {
@@ -127,7 +131,11 @@ impl Inner {
         let Some(start) = block.host_ptr() else {
             // A block that an adaptor has taken from another pool.
             let what = "hold vectors of the host";
-            return Err(PoolError::NotWithKind { kind: block.kind(), what, instead: "`host`" });
+            return Err(PoolError::Unsupported(Unsupported::OnKind {
+                kind: block.kind(),
+                what,
+                instead: "`host`",
+            }));
         };
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).insert(start.as_ptr().addr(), block);
         Ok(start)

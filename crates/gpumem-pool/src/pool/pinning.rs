@@ -27,7 +27,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotWithBackend`] if the driver's own pool decides the placement (`native`).
+    /// - [`PoolError::Unsupported`] if the driver's own pool decides the placement (`native`).
     /// - [`PoolError::Asleep`] if the pool sleeps.
     pub fn pin_backing(&self) -> Result<(), PoolError> {
         not_forked()?;

@@ -35,7 +35,7 @@ impl Pool {
     ///
     /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid text or share.
     /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
-    /// - The errors of [`PoolBuilder::build`](crate::PoolBuilder::build), such as [`PoolError::LimitTooSmall`] for
+    /// - The errors of [`PoolBuilder::build`](crate::PoolBuilder::build), such as [`PoolError::BadArgument`] for
     ///   a quota below the smallest accepted value.
     pub fn private(&self, quota: impl IntoLimit) -> Result<Self, PoolError> {
         self.build_beneath(None, Some(quota.into_limit()?))

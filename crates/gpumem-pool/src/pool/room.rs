@@ -75,7 +75,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::LimitTooSmall`] if the limit is below the smallest accepted value.
+    /// - [`PoolError::BadArgument`] if the limit is below the smallest accepted value.
     /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid text or share.
     /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.

@@ -11,7 +11,7 @@ pub use socket::SocketError;
 
 use crate::backend::Underlying;
 use crate::device::{Device, KeptMemory, Patience, Work};
-use crate::error::{PoolError, not_forked};
+use crate::error::{BadArgument, PoolError, Unsupported, not_forked};
 use crate::pool::Block;
 use core::ffi::c_void;
 use core::fmt;
@@ -89,7 +89,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotExportable`] unless the pool was built with the option `exportable:true`.
+    /// - [`PoolError::Unsupported`] unless the pool was built with the option `exportable:true`.
     /// - [`PoolError::Asleep`] if the pool sleeps.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn export(&self) -> Result<ExportedBlock, PoolError> {
@@ -99,7 +99,8 @@ impl Block {
         }
         let (pool, allocation) = self.state().backing_allocation(self.allocation());
         let backing = pool.backend().backing(allocation)?;
-        let Underlying { handles, offset_bytes } = backing.ok_or(PoolError::NotExportable)?;
+        let Underlying { handles, offset_bytes } =
+            backing.ok_or(PoolError::Unsupported(Unsupported::Export))?;
         let offset_bytes = offset_bytes + (self.address() - allocation.address);
         let driver = self.device().driver();
         let _bound = self.device().enter()?;
@@ -121,7 +122,7 @@ impl Block {
 /// A block of another process (or of this one), mapped for a device of this process while this value lives.
 ///
 /// Its drop waits for the device, even during a capture, and then unmaps the memory. If only ending this thread's capture lets the wait
-/// succeed, the drop ends it, and the end of the capture returns [`PoolError::CaptureBroken`]. If the wait stays impossible for two
+/// succeed, the drop ends it, and the end of the capture returns [`PoolError::Capture`]. If the wait stays impossible for two
 /// seconds, because another thread captures or because the driver refuses, the memory stays mapped, and the next [`Device::synchronize`],
 /// registration or import reports [`PoolError::Kept`].
 ///
@@ -147,23 +148,26 @@ impl ImportedBlock {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::OutOfBounds`] if the block does not fit into its handles.
-    /// - [`PoolError::SizeOverflow`] if the sizes of the handles, or the offset and the size of the block, add up to more than an address
-    ///   can be.
+    /// - [`PoolError::BadArgument`] if the block does not fit into its handles, or if the sizes of the handles, or the offset and the size of
+    ///   the block, add up to more than an address can be.
     /// - [`PoolError::Kept`] for an earlier drop.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn new(device: &Device, exported: ExportedBlock) -> Result<Self, PoolError> {
         not_forked()?;
         device.take_kept()?;
         let ExportedBlock { handles, offset_bytes, size_bytes } = exported;
-        let overflow = |what| PoolError::SizeOverflow { what };
+        let overflow = |what| PoolError::BadArgument(BadArgument::SizeOverflow { what });
         let sum = |sum: u64, handle: &ExportedHandle| sum.checked_add(handle.size_bytes);
         let all_bytes =
             handles.iter().try_fold(0, sum).ok_or(overflow("the sizes of the exported handles"))?;
         let end = offset_bytes.checked_add(size_bytes);
         let end = end.ok_or(overflow("the offset and the size of the exported block"))?;
         if end > all_bytes {
-            return Err(PoolError::OutOfBounds { start: offset_bytes, end, size_bytes: all_bytes });
+            return Err(PoolError::BadArgument(BadArgument::OutOfBounds {
+                start: offset_bytes,
+                end,
+                size_bytes: all_bytes,
+            }));
         }
         let mut imported = Self {
             device: device.clone(),

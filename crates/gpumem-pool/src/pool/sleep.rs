@@ -69,13 +69,11 @@ impl Pool {
     /// After an error the pool is awake, unless the driver also refuses to undo its earlier calls: then [`Pool::is_asleep`] is true, and
     /// [`Pool::wake`] tries again. [`Keep::OnHost`] loses no contents. [`Keep::Nothing`] may have zeroed them.
     ///
-    /// - [`PoolError::NotWithBackend`] unless the backend is `caching`.
-    /// - [`PoolError::NeedsVirtualMemory`] if `caching` uses plain segments.
-    /// - [`PoolError::NotWithKind`] for unified and host memory.
+    /// - [`PoolError::Unsupported`] unless the backend is `caching` and maps device memory: it does not for plain segments, unified and host memory.
     /// - [`PoolError::CannotSleep`] if the pool already sleeps or has exported or pinned blocks, if an array in it is lent to another
     ///   library, or with [`Keep::Nothing`] if an adaptor, such as [`Guard`](crate::adaptor::Guard), hides bytes beside blocks.
-    /// - [`PoolError::StreamBorrowed`] in the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed).
-    /// - [`PoolError::NotInCapture`] while a capture is active on one of these devices.
+    /// - [`PoolError::Stream`] in the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed).
+    /// - [`PoolError::Capture`] while a capture is active on one of these devices.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails, for example because the host has too little memory.
     pub fn sleep(&self, keep: Keep) -> Result<Slept, PoolError> {

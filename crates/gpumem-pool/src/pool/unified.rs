@@ -2,7 +2,7 @@
 
 use crate::config::{BackendKind, MemoryKind};
 use crate::device::{Device, Stream};
-use crate::error::{PoolError, not_forked};
+use crate::error::{PoolError, Unsupported, not_forked};
 use crate::pool::Block;
 use core::ops::Range;
 use gpumem_sys::types::{CUdevice, CUdeviceptr, CUmem_advise, CUresult};
@@ -51,11 +51,11 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotWithKind`] unless the block is unified memory.
-    /// - [`PoolError::OutOfBounds`] if the range is not within the block.
+    /// - [`PoolError::Unsupported`] unless the block is unified memory.
+    /// - [`PoolError::BadArgument`] if the range is not within the block.
     /// - [`PoolError::WrongDevice`] for a stream or a device of another driver.
-    /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
-    /// - [`PoolError::NotInCapture`] if the stream captures.
+    /// - [`PoolError::Stream`] if this thread cannot use the stream.
+    /// - [`PoolError::Capture`] if the stream captures.
     /// - [`PoolError::Driver`] if the driver cannot move pages, or if another call fails.
     pub fn prefetch(&self, part: Range<u64>, to: Location<'_>, stream: &Stream) -> Result<(), PoolError> {
         not_forked()?;
@@ -96,10 +96,10 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotWithKind`] unless the block is unified memory.
-    /// - [`PoolError::OutOfBounds`] if the range is not within the block.
+    /// - [`PoolError::Unsupported`] unless the block is unified memory.
+    /// - [`PoolError::BadArgument`] if the range is not within the block.
     /// - [`PoolError::WrongDevice`] for a location on a device of another driver.
-    /// - [`PoolError::NotWithBackend`] with `native`, if the driver accepts no advice for memory of its own pools, as in CUDA 13.0: its
+    /// - [`PoolError::Unsupported`] with `native`, if the driver accepts no advice for memory of its own pools, as in CUDA 13.0: its
     ///   [documentation](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html) allows advice only for memory of
     ///   `cuMemAllocManaged`, which `caching` and `none` use.
     /// - [`PoolError::Driver`] if a call fails.
@@ -126,7 +126,11 @@ impl Block {
         advised.map_err(|error| match self.state().backing_allocation(self.allocation()).0.backend().kind() {
             backend @ BackendKind::Native if NOT_ADVISED.contains(&error.code()) => {
                 let what = "take advice on unified memory";
-                PoolError::NotWithBackend { backend, what, instead: "`caching` or `none`" }
+                PoolError::Unsupported(Unsupported::OnBackend {
+                    backend,
+                    what,
+                    instead: "`caching` or `none`",
+                })
             }
             _ => error.into(),
         })
@@ -135,7 +139,11 @@ impl Block {
     /// Returns the address and size of a range; `None` if the range is empty.
     fn pages(&self, part: Range<u64>, what: &'static str) -> Result<Option<(CUdeviceptr, usize)>, PoolError> {
         if self.kind() != MemoryKind::Unified {
-            return Err(PoolError::NotWithKind { kind: self.kind(), what, instead: "`unified`" });
+            return Err(PoolError::Unsupported(Unsupported::OnKind {
+                kind: self.kind(),
+                what,
+                instead: "`unified`",
+            }));
         }
         self.bytes(part)
     }

@@ -4,7 +4,7 @@ use crate::fixture::{built_backends, small, stand_in};
 use gpumem_pool::adaptor::Fallback;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{
-    BackendKind, Block, Device, MemoryAdvice, MemoryKind, Pool, PoolBuilder, PoolError, Stream,
+    BackendKind, Block, Device, MemoryAdvice, MemoryKind, Pool, PoolBuilder, PoolError, Stream, Unsupported,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,10 +20,12 @@ fn advise(block: &Block) -> Result<(), PoolError> {
 /// True if the error names the backends that support advice.
 fn says_who(advised: Result<(), PoolError>) -> bool {
     let said = advised.as_ref().map_err(ToString::to_string).err().unwrap_or_default();
-    matches!(advised, Err(PoolError::NotWithBackend { backend: BackendKind::Native, .. }))
-        && said.contains(
-            "the backend `native` cannot take advice on unified memory; use the backend `caching` or `none`",
-        )
+    matches!(
+        advised,
+        Err(PoolError::Unsupported(Unsupported::OnBackend { backend: BackendKind::Native, .. }))
+    ) && said.contains(
+        "the backend `native` cannot take advice on unified memory; use the backend `caching` or `none`",
+    )
 }
 
 /// Memory of driver pools, from every source.

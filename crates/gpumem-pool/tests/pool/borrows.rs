@@ -8,7 +8,7 @@ use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMo
 use gpumem_pool::sys::{Driver, Table};
 #[cfg(feature = "backend-caching")]
 use gpumem_pool::{BackendKind, ExportedBlock, ImportedBlock, Pool};
-use gpumem_pool::{Capture, CaptureMode, Device, HostMemory, MemoryRange, PoolError, Stream};
+use gpumem_pool::{Capture, CaptureError, CaptureMode, Device, HostMemory, MemoryRange, PoolError, Stream};
 use gpumem_sim::{Effect, Finding, Rule, Schedule, SimConfig};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -227,7 +227,7 @@ fn the_end_waits_under_a_capture_of_this_thread() {
             match capture.unwrap().end() {
                 Ok(_graph) => assert!(!whose.needs_device(), "{context}"),
                 Err(error) => {
-                    assert!(matches!(error, PoolError::CaptureBroken), "{context}: {error}");
+                    assert!(matches!(error, PoolError::Capture(CaptureError::Broken)), "{context}: {error}");
                     assert!(whose.needs_device(), "{context}");
                 }
             }

@@ -4,7 +4,7 @@ use crate::call_counter::{calls, count_calls};
 use crate::fixture::{on_device_memory, on_each_backend_with, small};
 use core::ops::Range;
 use gpumem_pool::sys::{CUresult, Driver, Table};
-use gpumem_pool::{BackendKind, CaptureMode, Device, Event, Pool, PoolError, Stream};
+use gpumem_pool::{BackendKind, CaptureError, CaptureMode, Device, Event, Pool, PoolError, Stream};
 use gpumem_sim::{Effect, Rule, Sim, SimConfig};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -107,7 +107,10 @@ fn another_device_is_part_of_a_capture() {
             }
             let refused = pool.alloc(8 * MIB, &other);
             assert!(matches!(refused, Err(PoolError::LimitReached(_))), "{refused:?}");
-            assert!(matches!(there.synchronize(), Err(PoolError::NotInCapture { .. })));
+            assert!(matches!(
+                there.synchronize(),
+                Err(PoolError::Capture(CaptureError::NotCapturable { .. }))
+            ));
             here.wait_for(&joined).unwrap();
             capture.end().unwrap();
             there.synchronize().unwrap();

@@ -2,7 +2,7 @@
 
 use gpumem_pool::sys::types::{CUmemoryPool, CUresult};
 use gpumem_pool::sys::{Driver, DriverError};
-use gpumem_pool::{BackendKind, CurrentPool, Device, MemoryKind, Pool, PoolError, Stream};
+use gpumem_pool::{BackendKind, CurrentPool, Device, MemoryKind, Pool, PoolError, Stream, Unsupported};
 use gpumem_sim::SimConfig;
 use std::sync::Mutex;
 
@@ -126,7 +126,7 @@ fn the_limit_bounds_others_too() {
     let old = Machine::of(&old, 1);
     let limited = Pool::builder(&old.device).backend(BackendKind::Native).hard_limit(64 * MIB);
     let refused = limited.build().unwrap().make_current().unwrap_err();
-    assert!(matches!(refused, PoolError::BackendUnsupported { .. }), "{refused:?}");
+    assert!(matches!(refused, PoolError::Unsupported(Unsupported::Backend { .. })), "{refused:?}");
     assert!(refused.to_string().contains("CUDA 12.2"), "{refused}");
     drop(old.pool().make_current().unwrap());
 }
@@ -273,12 +273,15 @@ fn other_backends_and_kinds_are_refused() {
     let default = machine.current();
     let none = Pool::builder(&machine.device).backend(BackendKind::None).build().unwrap();
     let refused = none.make_current().unwrap_err();
-    assert!(matches!(refused, PoolError::NotWithBackend { backend: BackendKind::None, .. }), "{refused:?}");
+    assert!(
+        matches!(refused, PoolError::Unsupported(Unsupported::OnBackend { backend: BackendKind::None, .. })),
+        "{refused:?}"
+    );
     assert!(refused.to_string().contains("backend:native"), "{refused}");
     for kind in [MemoryKind::Host, MemoryKind::Unified] {
         let pool = Pool::builder(&machine.device).backend(BackendKind::Native).kind(kind).build().unwrap();
         let refused = pool.make_current().unwrap_err();
-        assert!(matches!(refused, PoolError::NotWithKind { .. }), "{refused:?}");
+        assert!(matches!(refused, PoolError::Unsupported(Unsupported::OnKind { .. })), "{refused:?}");
     }
     assert_eq!(machine.current(), default);
 }

@@ -1,7 +1,7 @@
 //! The default pool of a device. One test, because a process has one default pool for each ordinal.
 
 use gpumem_pool::sys::{CUresult, Driver, LoadError};
-use gpumem_pool::{Device, Pool, PoolError, Stream};
+use gpumem_pool::{Device, NotFound, Pool, PoolError, Stream};
 use gpumem_sim::{Effect, Rule, SimConfig};
 
 #[test]
@@ -10,7 +10,8 @@ fn a_device_has_one_default_pool() {
     if std::env::var_os("GPUMEM_DRIVER").is_none()
         && let Err(error) = Pool::for_device(7)
     {
-        let is_named = matches!(error, PoolError::Load(_) | PoolError::NoSuchDevice { ordinal: 7, .. });
+        let is_named =
+            matches!(error, PoolError::Load(_) | PoolError::NotFound(NotFound::Device { ordinal: 7, .. }));
         assert!(is_named, "{error:?}");
         assert!(!matches!(error, PoolError::Load(LoadError::SimulatorRequested)));
     }

@@ -1,7 +1,7 @@
 //! Several devices, several simulated machines, and objects of one used with another.
 
 use crate::fixture::{built_backends, on_each_backend, small};
-use gpumem_pool::{Device, Event, Pool, PoolError, Stream};
+use gpumem_pool::{Device, Event, NotFound, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;
 
 #[test]
@@ -25,7 +25,7 @@ fn a_device_that_is_not_there_is_an_error() {
         for ordinal in [2, u32::MAX] {
             let error = Device::new(&driver, ordinal).unwrap_err();
             assert!(
-                matches!(error, PoolError::NoSuchDevice { ordinal: o, count: c, .. } if (o, c) == (ordinal, count))
+                matches!(error, PoolError::NotFound(NotFound::Device { ordinal: o, count: c, .. }) if (o, c) == (ordinal, count))
             );
             let devices = if count == 0 { "no devices" } else { "2 devices, numbered from 0" };
             assert!(

@@ -6,7 +6,7 @@ use crate::fixture::{built_backends, stride};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
     BackendKind, Block, CaptureMode, Device, Event, Graph, GraphExec, GrowableBlock, MemoryKind, Pool,
-    PoolBuilder, PoolError, Profile, Stream,
+    PoolBuilder, PoolError, Profile, Stream, Unsupported,
 };
 use gpumem_sim::SimConfig;
 use std::fmt;
@@ -127,11 +127,9 @@ const PROGRAM: &[Step] = &[
     ("a wait for an event", |state| state.event().synchronize()),
     ("a wait for the device", State::finish),
     ("a growable block", |state| match state.pool().growable(32 * MIB, &state.streams[0]) {
-        Err(
-            PoolError::NotWithBackend { .. }
-            | PoolError::NeedsVirtualMemory { .. }
-            | PoolError::NotWithKind { .. },
-        ) => Ok(()),
+        Err(PoolError::Unsupported(
+            Unsupported::OnBackend { .. } | Unsupported::OnSegments { .. } | Unsupported::OnKind { .. },
+        )) => Ok(()),
         made => {
             state.growable = Some(made?);
             Ok(())

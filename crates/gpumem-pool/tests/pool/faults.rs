@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::sys::{DriverError, Table};
-use gpumem_pool::{BackendKind, Event, PoolError, Stream};
+use gpumem_pool::{BackendKind, Event, PoolError, Stream, Unsupported};
 use gpumem_sim::Kernel;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -397,7 +397,7 @@ fn a_driver_that_lacks_something_is_served_by_the_next_backend() {
         assert_eq!(pool.status().unwrap().plain_segments, has_caching);
         if fixture.backend == BackendKind::Native {
             let error = fixture.builder().build().unwrap_err();
-            assert!(matches!(error, PoolError::BackendUnsupported { .. }), "{error:?}");
+            assert!(matches!(error, PoolError::Unsupported(Unsupported::Backend { .. })), "{error:?}");
             assert!(error.to_string().contains("use the backend `none`"), "{error}");
         }
     });

@@ -2,7 +2,7 @@
 
 use crate::fixture::{on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUmemAllocationHandleType;
-use gpumem_pool::{BackendKind, Block, PoolError};
+use gpumem_pool::{BackendKind, BadArgument, Block, PoolError, Unsupported};
 use gpumem_sim::SimConfig;
 use std::os::fd::FromRawFd;
 use std::sync::atomic::Ordering;
@@ -44,7 +44,7 @@ fn an_invalid_alignment_has_its_own_error() {
             for size_bytes in [0, 1, 1 << 21, u64::MAX] {
                 let error = pool.alloc_aligned(size_bytes, alignment, &stream).unwrap_err();
                 assert!(
-                    matches!(error, PoolError::BadAlignment { alignment: asked, .. } if asked == alignment)
+                    matches!(error, PoolError::BadArgument(BadArgument::Alignment { alignment: asked, .. }) if asked == alignment)
                 );
             }
         }
@@ -124,7 +124,7 @@ fn pinned_memory_is_neither_moved_nor_remapped() {
         let stream = fixture.stream();
         let pinned = pool.alloc(3 << 20, &stream).unwrap();
         match pinned.pin_backing() {
-            Err(PoolError::NotWithBackend { backend, .. }) => {
+            Err(PoolError::Unsupported(Unsupported::OnBackend { backend, .. })) => {
                 return assert_eq!(backend, BackendKind::Native);
             }
             other => other.unwrap(),
@@ -214,14 +214,18 @@ fn exportable_memory_needs_an_exportable_pool() {
             }
             Err(error) => {
                 assert_ne!(fixture.backend, BackendKind::Caching);
-                assert!(matches!(error, PoolError::NotWithBackend { .. }), "{error}");
+                assert!(matches!(error, PoolError::Unsupported(Unsupported::OnBackend { .. })), "{error}");
             }
         }
         match (fixture.backend, fixture.builder().conf("rdma:true").unwrap().build()) {
-            (BackendKind::Native, result) => assert!(matches!(result, Err(PoolError::NotWithBackend { .. }))),
+            (BackendKind::Native, result) => {
+                assert!(matches!(result, Err(PoolError::Unsupported(Unsupported::OnBackend { .. }))))
+            }
             (BackendKind::None, result) => drop(result.unwrap()),
             // The value that the device reports.
-            (_, result) => assert!(matches!(result, Ok(_) | Err(PoolError::BackendUnsupported { .. }))),
+            (_, result) => {
+                assert!(matches!(result, Ok(_) | Err(PoolError::Unsupported(Unsupported::Backend { .. }))))
+            }
         }
     });
 }

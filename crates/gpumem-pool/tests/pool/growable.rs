@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{GrowableBlock, MemoryKind, Pool, PoolError, Stream};
+use gpumem_pool::{GrowableBlock, MemoryKind, Pool, PoolError, Stream, Unsupported};
 use gpumem_sim::SimConfig;
 use std::sync::atomic::Ordering;
 
@@ -53,14 +53,16 @@ fn only_one_backend_has_them() {
         let (pool, stream) = (fixture.pool(), fixture.stream());
         match pool.growable(MIB, &stream) {
             Ok(block) => assert_eq!((pool.backend().to_string(), block.size_bytes()), ("caching".into(), 0)),
-            Err(PoolError::NeedsVirtualMemory { .. }) => assert!(fixture.plain_segments),
-            Err(PoolError::NotWithKind { kind, .. }) => assert_eq!(kind, fixture.kind),
-            Err(error) => assert!(matches!(error, PoolError::NotWithBackend { .. }), "{error}"),
+            Err(PoolError::Unsupported(Unsupported::OnSegments { .. })) => assert!(fixture.plain_segments),
+            Err(PoolError::Unsupported(Unsupported::OnKind { kind, .. })) => assert_eq!(kind, fixture.kind),
+            Err(error) => {
+                assert!(matches!(error, PoolError::Unsupported(Unsupported::OnBackend { .. })), "{error}")
+            }
         }
         for size_bytes in [(1 << 30) + 1, 1 << 63, u64::MAX] {
             let refused = pool.growable(size_bytes, &stream);
             match refused {
-                Err(PoolError::TooLarge { .. } | PoolError::NotWithKind { .. }) => {}
+                Err(PoolError::TooLarge { .. } | PoolError::Unsupported(Unsupported::OnKind { .. })) => {}
                 // The size is an error of arithmetic, which is said first.
                 Err(PoolError::OutOfMemory(_)) => assert!(fixture.kind == MemoryKind::Host),
                 other => panic!("{other:?}"),

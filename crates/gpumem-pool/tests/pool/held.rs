@@ -6,7 +6,7 @@ use gpumem_pool::adaptor::{Adaptor, Change, Failures, Grant, Next, Opening, Rele
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{
     BackendKind, CaptureMode, Device, Event, HostMemory, Keep, MemoryRange, Pool, PoolError, PoolId,
-    Reclaimable, Stream,
+    Reclaimable, Stream, StreamError,
 };
 use std::error::Error;
 use std::pin::Pin;
@@ -415,27 +415,27 @@ fn retire_in_closures() {
     let scene = Scene::new(BackendKind::None);
     let refused =
         scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| scene.foreign.retire()).unwrap();
-    assert!(matches!(refused, Err(PoolError::StreamBorrowed)), "{refused:?}");
+    assert!(matches!(refused, Err(PoolError::Stream(StreamError::Borrowed))), "{refused:?}");
     scene.foreign.synchronize().unwrap();
     let nested = || {
         scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| ()).and_then(|()| scene.foreign.retire())
     };
     let refused = scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| nested()).unwrap();
-    assert!(matches!(refused, Err(PoolError::StreamBorrowed)), "{refused:?}");
+    assert!(matches!(refused, Err(PoolError::Stream(StreamError::Borrowed))), "{refused:?}");
     // A stream of this crate is refused too, though its retirement would change nothing.
     let refused = scene.own.run_borrowed("a test", MemoryRange::NONE, |_| scene.own.retire()).unwrap();
-    assert!(matches!(refused, Err(PoolError::StreamBorrowed)), "{refused:?}");
+    assert!(matches!(refused, Err(PoolError::Stream(StreamError::Borrowed))), "{refused:?}");
     scene.own.retire().unwrap();
     scene.own.synchronize().unwrap();
     std::thread::scope(|scope| {
         let elsewhere = scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| {
             let elsewhere = scope.spawn(|| scene.foreign.retire());
-            while !matches!(scene.foreign.check_usable(), Err(PoolError::StreamRetired)) {
+            while !matches!(scene.foreign.check_usable(), Err(PoolError::Stream(StreamError::Retired))) {
                 std::thread::yield_now();
             }
             // The other thread waits for this closure.
             let refused = scene.foreign.retire();
-            assert!(matches!(refused, Err(PoolError::StreamBorrowed)), "{refused:?}");
+            assert!(matches!(refused, Err(PoolError::Stream(StreamError::Borrowed))), "{refused:?}");
             elsewhere
         });
         elsewhere.unwrap().join().unwrap().unwrap();

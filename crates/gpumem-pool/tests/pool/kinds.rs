@@ -6,7 +6,7 @@ use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
 use gpumem_pool::{
     Advice, BackendKind, Block, CaptureMode, ConfigError, Device, Limit, MemoryKind, OutOfMemory, Pool,
-    PoolError, Stream,
+    PoolError, Stream, Unsupported,
 };
 use gpumem_sim::{Schedule, SimConfig};
 
@@ -328,7 +328,10 @@ fn drivers_without_pools_of_a_kind_are_reported() {
     for (kind, since) in [(MemoryKind::Unified, "13.0"), (MemoryKind::Host, "12.6")] {
         let error = Pool::builder(&device).backend(BackendKind::Native).kind(kind).build().unwrap_err();
         assert!(
-            matches!(error, PoolError::BackendUnsupported { backend: BackendKind::Native, .. }),
+            matches!(
+                error,
+                PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Native, .. })
+            ),
             "{error}"
         );
         assert!(
@@ -350,13 +353,19 @@ fn unsupported_operations_of_kinds_and_backends_are_errors() {
             .conf("exportable:true")
             .unwrap()
             .build();
-        assert!(matches!(exported, Err(PoolError::NotWithKind { kind: MemoryKind::Host, .. })));
+        assert!(matches!(
+            exported,
+            Err(PoolError::Unsupported(Unsupported::OnKind { kind: MemoryKind::Host, .. }))
+        ));
     }
     // SAFETY: a missing function is not called.
     let old =
         unsafe { gpumem_sim::driver(small()).unwrap().with_table(|table| table.cuMemAllocManaged = None) };
     let error = Pool::builder(&Device::new(&old, 0).unwrap()).kind(MemoryKind::Unified).build().unwrap_err();
-    assert!(matches!(error, PoolError::KindUnsupported { kind: MemoryKind::Unified, .. }), "{error}");
+    assert!(
+        matches!(error, PoolError::Unsupported(Unsupported::Kind { kind: MemoryKind::Unified, .. })),
+        "{error}"
+    );
 }
 
 /// A device without concurrent access of host and device supports managed memory, but without host access.

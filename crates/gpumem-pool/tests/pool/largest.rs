@@ -2,7 +2,7 @@
 
 use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Failures, Grant, Guard, Next, Request};
-use gpumem_pool::{BackendKind, Block, CaptureMode, Pool, PoolError};
+use gpumem_pool::{BackendKind, BadArgument, Block, CaptureError, CaptureMode, Pool, PoolError, Unsupported};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -117,7 +117,7 @@ fn private_pools_and_other_pools() {
         let stream = fixture.stream();
         let parent = fixture.builder().hard_limit(64 * MIB).build().unwrap();
         let private = match parent.private(32 * MIB) {
-            Err(PoolError::NotWithBackend { .. } | PoolError::NotWithKind { .. }) => return,
+            Err(PoolError::Unsupported(Unsupported::OnBackend { .. } | Unsupported::OnKind { .. })) => return,
             made => made.unwrap(),
         };
         assert_eq!(private.alloc_up_to(1..=1 << 30, &stream).unwrap().size_bytes(), 32 * MIB);
@@ -139,7 +139,10 @@ fn wrong_ranges_and_captures_are_refused() {
         let stream = fixture.stream();
         #[expect(clippy::reversed_empty_ranges, reason = "is refused")]
         let reversed = pool.alloc_up_to(2..=1, &stream);
-        assert!(matches!(reversed, Err(PoolError::EmptyRange { min_bytes: 2, max_bytes: 1 })));
+        assert!(matches!(
+            reversed,
+            Err(PoolError::BadArgument(BadArgument::EmptyRange { min_bytes: 2, max_bytes: 1 }))
+        ));
         drop(pool.alloc_up_to(MIB..=64 * MIB, &stream).unwrap());
         assert_eq!(observed.load(Ordering::Relaxed), 0, "the request has succeeded");
         assert!(pool.alloc_up_to(8 * MIB..=64 * MIB, &stream).is_err());
@@ -149,7 +152,10 @@ fn wrong_ranges_and_captures_are_refused() {
         assert_eq!(pool.status().unwrap().counters.refusal_count, 2);
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         let refused = pool.alloc_up_to(1..=2, &stream);
-        assert!(matches!(refused, Err(PoolError::NotInCapture { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+            "{refused:?}"
+        );
         capture.end().unwrap();
     });
 }

@@ -2,7 +2,7 @@
 //! counts, see the suites `limits` and `limit_stress` of the workspace.
 
 use crate::fixture::{on_device_memory, on_each_backend, small};
-use gpumem_pool::{BackendKind, ConfigError, Device, Limit, PoolError, Stream};
+use gpumem_pool::{BackendKind, BadArgument, ConfigError, Device, Limit, PoolError, Stream};
 
 #[test]
 fn the_limit_is_exact() {
@@ -67,7 +67,7 @@ fn a_limit_that_no_block_fits_into_is_an_error() {
         {
             let error = fixture.builder().hard_limit(limit).build().unwrap_err();
             assert!(
-                matches!(error, PoolError::LimitTooSmall { minimum_bytes, .. } if minimum_bytes == 2 << 20)
+                matches!(error, PoolError::BadArgument(BadArgument::LimitTooSmall { minimum_bytes, .. }) if minimum_bytes == 2 << 20)
             );
             let text = error.to_string();
             assert!(text.contains("for pool ") && text.contains("the minimum is 2.000 MiB"), "{text}");
@@ -122,7 +122,7 @@ fn the_limit_may_change() {
         assert_eq!(pool.status().unwrap().hard_limit_bytes, None);
         let most = pool.alloc(300 << 20, &stream).unwrap();
         let error = pool.set_hard_limit((2 << 20) - 1).unwrap_err();
-        assert!(matches!(error, PoolError::LimitTooSmall { .. }), "{error:?}");
+        assert!(matches!(error, PoolError::BadArgument(BadArgument::LimitTooSmall { .. })), "{error:?}");
         assert_eq!(pool.status().unwrap().hard_limit_bytes, None);
         drop((held, more, most));
         pool.check().unwrap();
@@ -195,7 +195,10 @@ fn a_share_that_is_set_later_is_of_the_device() {
         let pool = fixture.pool();
         pool.set_hard_limit(Limit::Percent(50.0)).unwrap();
         assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(512 << 20));
-        assert!(matches!(pool.set_hard_limit(Limit::Percent(0.0)), Err(PoolError::LimitTooSmall { .. })));
+        assert!(matches!(
+            pool.set_hard_limit(Limit::Percent(0.0)),
+            Err(PoolError::BadArgument(BadArgument::LimitTooSmall { .. }))
+        ));
         assert!(matches!(
             pool.set_soft_limit(Limit::Percent(-1.0)),
             Err(PoolError::Config(ConfigError::LimitSyntax { .. }))

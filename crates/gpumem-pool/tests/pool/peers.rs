@@ -4,7 +4,7 @@ use crate::fixture::{Fixture, on_device_memory, on_each_backend, on_each_backend
 use gpumem_pool::adaptor::Fallback;
 use gpumem_pool::sys::Driver;
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{BackendKind, Block, Device, PoolError, Stream};
+use gpumem_pool::{BackendKind, Block, Device, NotFound, PoolError, Stream, Unsupported};
 #[cfg(feature = "backend-caching")]
 use gpumem_pool::{Interface, Pool};
 use gpumem_sim::SimConfig;
@@ -72,13 +72,18 @@ fn a_device_without_a_link_is_refused() {
     on_device_memory(&pair(), |fixture| {
         let far = Device::new(&fixture.driver, 2).unwrap();
         let pool = fixture.pool();
-        assert!(matches!(pool.enable_peer_access(&far), Err(PoolError::NoPeerAccess { .. })));
+        assert!(matches!(
+            pool.enable_peer_access(&far),
+            Err(PoolError::Unsupported(Unsupported::PeerAccess { .. }))
+        ));
         let built = fixture.builder().peer_access(std::slice::from_ref(&far)).build();
-        assert!(matches!(built, Err(PoolError::NoPeerAccess { .. })));
+        assert!(matches!(built, Err(PoolError::Unsupported(Unsupported::PeerAccess { .. }))));
         let elsewhere = gpumem_sim::driver(pair()).unwrap();
         let elsewhere = Device::new(&elsewhere, 1).unwrap();
         let refused = pool.enable_peer_access(&elsewhere).unwrap_err();
-        let PoolError::NoPeerAccess { device, peer } = refused else { panic!("{refused}") };
+        let PoolError::Unsupported(Unsupported::PeerAccess { device, peer }) = refused else {
+            panic!("{refused}")
+        };
         assert!(device != peer && peer.ends_with("of another simulator (no GPU)"), "{device}, {peer}");
         let home = fixture.stream();
         let block = pool.alloc(4096, &home).unwrap();
@@ -136,8 +141,8 @@ fn the_option_opens_a_pool() {
             let other = Stream::new(&Device::new(&fixture.driver, 1).unwrap()).unwrap();
             assert!(blocks.iter().all(|block| may_write(fixture, block, &home, &other)), "{text}");
         }
-        assert!(matches!(built("peers:2"), Err(PoolError::NoPeerAccess { .. })));
-        assert!(matches!(built("peers:[1,3]"), Err(PoolError::NoSuchDevice { .. })));
+        assert!(matches!(built("peers:2"), Err(PoolError::Unsupported(Unsupported::PeerAccess { .. }))));
+        assert!(matches!(built("peers:[1,3]"), Err(PoolError::NotFound(NotFound::Device { .. }))));
         assert!(built("peers:none").is_ok() && built("peers:0").is_ok());
         assert!(fixture.builder().conf("peers:[1,2").is_err());
     });

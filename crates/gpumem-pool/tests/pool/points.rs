@@ -1,7 +1,7 @@
 //! Points of streams: the work that a wait for a point includes, and its cost.
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
-use gpumem_pool::{CaptureMode, PoolError, Stream};
+use gpumem_pool::{CaptureError, CaptureMode, PoolError, Stream, StreamError};
 use gpumem_sim::Sim;
 use std::time::Duration;
 
@@ -87,7 +87,10 @@ fn a_wait_outside_captures_does_not_join_one() {
         assert!(reader.wait_for_point_outside_captures(before).unwrap());
         for point in [writer.point(), writer.latest_point()] {
             let refused = reader.wait_for_point_outside_captures(point);
-            assert!(matches!(refused, Err(PoolError::NotInCapture { .. })), "{refused:?}");
+            assert!(
+                matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+                "{refused:?}"
+            );
             assert!(!reader.is_capturing().unwrap());
         }
         capture.end().unwrap();
@@ -172,7 +175,7 @@ fn a_stream_of_another_library_is_waited_for_by_name() {
         assert!(fixture.holds(&block, 5, &own));
         legacy.retire().unwrap();
         assert!(!legacy.mark().unwrap());
-        assert!(matches!(legacy.wait_for_point(own.point()), Err(PoolError::StreamRetired)));
+        assert!(matches!(legacy.wait_for_point(own.point()), Err(PoolError::Stream(StreamError::Retired))));
     });
 }
 

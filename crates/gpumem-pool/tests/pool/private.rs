@@ -1,7 +1,7 @@
 //! Private pools, within the limit of another pool.
 
 use crate::fixture::{on_device_memory, on_each_backend, small};
-use gpumem_pool::{BackendKind, Block, ConfigError, Limit, Pool, PoolError};
+use gpumem_pool::{BackendKind, BadArgument, Block, ConfigError, Limit, Pool, PoolError};
 
 const MIB: u64 = 1 << 20;
 
@@ -127,7 +127,7 @@ fn a_pool_without_a_limit_has_private_pools_too() {
         assert!(is_refused_by(inner.alloc(9 * MIB, &stream), 8 * MIB));
         drop(pool.alloc(512 * MIB, &stream).unwrap());
         drop(inner.alloc(8 * MIB, &stream).unwrap());
-        assert!(matches!(pool.private(1), Err(PoolError::LimitTooSmall { .. })));
+        assert!(matches!(pool.private(1), Err(PoolError::BadArgument(BadArgument::LimitTooSmall { .. }))));
         assert!(matches!(
             pool.private(Limit::Percent(101.0)),
             Err(PoolError::Config(ConfigError::LimitSyntax { .. }))

@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, built_backends, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::Budget;
-use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Reclaimable, Stream};
+use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Reclaimable, RefusedBy, Stream};
 use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,9 +41,13 @@ fn reclaim_callbacks_run_before_a_budget_refuses() {
         shelf.0.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
         let block = pool.alloc(40 * MIB, &stream).unwrap();
         assert_eq!(shelf.1.swap(0, Ordering::Relaxed), 1);
-        assert!(matches!(pool.alloc(40 * MIB, &stream), Err(PoolError::OverBudget { .. })));
+        assert!(
+            matches!(pool.alloc(40 * MIB, &stream), Err(PoolError::LimitReached(report)) if report.refused_by == RefusedBy::Budget)
+        );
         assert_eq!(shelf.1.swap(0, Ordering::Relaxed), 2, "to purge, then to release");
-        assert!(matches!(pool.alloc(65 * MIB, &stream), Err(PoolError::OverBudget { .. })));
+        assert!(
+            matches!(pool.alloc(65 * MIB, &stream), Err(PoolError::LimitReached(report)) if report.refused_by == RefusedBy::Budget)
+        );
         assert_eq!(shelf.1.load(Ordering::Relaxed), 0, "nobody can help");
         drop(block);
         if let Ok(mut growable) = pool.growable(64 * MIB, &stream) {

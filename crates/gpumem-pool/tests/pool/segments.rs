@@ -4,7 +4,7 @@ use crate::call_counter::{calls, count_calls};
 use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::{CUdevice, CUdevice_attribute, CUresult};
 use gpumem_pool::sys::{Driver, Table};
-use gpumem_pool::{BackendKind, Device, Pool, PoolBuilder, PoolError, Profile, Stream};
+use gpumem_pool::{BackendKind, Device, Pool, PoolBuilder, PoolError, Profile, Stream, Unsupported};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::ffi::c_int;
 use std::sync::Mutex;
@@ -80,7 +80,7 @@ fn a_driver_without_virtual_memory_is_met_with_plain_segments() {
             .unwrap()
             .build()
             .unwrap_err();
-        assert!(matches!(&error, PoolError::BackendUnsupported { .. }), "{lack}: {error}");
+        assert!(matches!(&error, PoolError::Unsupported(Unsupported::Backend { .. })), "{lack}: {error}");
 
         drop(blocks);
         stream.synchronize().unwrap();
@@ -191,7 +191,7 @@ fn memory_for_network_cards_is_tried_for_itself() {
     assert!(is_plain && reason.contains("that network cards can reach (rdma:true)"), "{reason}");
     let options =
         Pool::builder(&bare).backend(BackendKind::Caching).conf("rdma:true,exportable:true").unwrap();
-    assert!(matches!(options.build(), Err(PoolError::BackendUnsupported { .. })));
+    assert!(matches!(options.build(), Err(PoolError::Unsupported(Unsupported::Backend { .. }))));
 }
 
 fn on_segments(body: impl Fn(&Fixture)) {

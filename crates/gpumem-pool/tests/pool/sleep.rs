@@ -6,8 +6,8 @@ use crate::growable::{self, on_caching_with};
 use gpumem_pool::adaptor::{Fallback, Fill, Guard};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
-    BackendKind, Block, Bytes, CaptureMode, Device, GrowableBlock, Keep, Limit, MemoryKind, Pool, PoolError,
-    Reclaimable, Stream,
+    BackendKind, Block, Bytes, CaptureError, CaptureMode, Device, GrowableBlock, Keep, Limit, MemoryKind,
+    Pool, PoolError, Reclaimable, Stream, Unsupported,
 };
 use gpumem_sim::{Effect, Rule, Sim};
 use std::fmt::Debug;
@@ -73,13 +73,15 @@ fn blocks_keep_their_addresses_and_contents() {
         drop(pool.alloc(20 * MIB, &stream).unwrap());
         let slept = match pool.sleep(Keep::OnHost) {
             Ok(slept) => slept,
-            Err(PoolError::NeedsVirtualMemory { .. }) => return assert!(fixture.plain_segments),
-            Err(PoolError::NotWithKind { kind, .. }) => {
+            Err(PoolError::Unsupported(Unsupported::OnSegments { .. })) => {
+                return assert!(fixture.plain_segments);
+            }
+            Err(PoolError::Unsupported(Unsupported::OnKind { kind, .. })) => {
                 assert_eq!(kind, fixture.kind);
                 return assert_ne!((kind, fixture.backend), (MemoryKind::Device, BackendKind::Caching));
             }
             Err(error) => {
-                assert!(matches!(error, PoolError::NotWithBackend { .. }), "{error}");
+                assert!(matches!(error, PoolError::Unsupported(Unsupported::OnBackend { .. })), "{error}");
                 return assert_ne!(fixture.backend, BackendKind::Caching);
             }
         };
@@ -320,7 +322,7 @@ fn a_pool_does_not_sleep_while_others_need_its_memory() {
     let block = block_of(&capturing);
     let capture = Stream::new(&device).unwrap().begin_capture(CaptureMode::Global).unwrap();
     let error = capturing.sleep(Keep::OnHost).unwrap_err();
-    assert!(matches!(error, PoolError::NotInCapture { .. }), "{error}");
+    assert!(matches!(error, PoolError::Capture(CaptureError::NotCapturable { .. })), "{error}");
     assert!(!capturing.is_asleep());
     drop(capture.end().unwrap());
     capturing.sleep(Keep::OnHost).unwrap();
@@ -387,7 +389,7 @@ fn a_capture_of_a_peer_keeps_a_pool_awake() {
     pool.enable_peer_access(&peer).unwrap();
     let capture = Stream::new(&peer).unwrap().begin_capture(CaptureMode::Global).unwrap();
     let error = pool.sleep(Keep::OnHost).unwrap_err();
-    assert!(matches!(error, PoolError::NotInCapture { .. }), "{error}");
+    assert!(matches!(error, PoolError::Capture(CaptureError::NotCapturable { .. })), "{error}");
     assert!(!pool.is_asleep());
     drop(capture.end().unwrap());
     pool.sleep(Keep::OnHost).unwrap();

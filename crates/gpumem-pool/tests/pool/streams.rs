@@ -3,7 +3,10 @@
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::{CUstream, CUstreamCaptureMode};
-use gpumem_pool::{BackendKind, CaptureMode, Device, Event, MemoryRange, PoolError, RecentStreams, Stream};
+use gpumem_pool::{
+    BackendKind, CaptureError, CaptureMode, Device, Event, MemoryRange, PoolError, RecentStreams, Stream,
+    StreamError,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -69,7 +72,7 @@ fn two_threads_that_retire_a_stream_both_wait_for_its_calls() {
         let retire = || {
             let retired = foreign.retire();
             assert!(is_over.load(Ordering::SeqCst), "retired during a call");
-            assert!(matches!(retired, Ok(()) | Err(PoolError::StreamRetired)), "{retired:?}");
+            assert!(matches!(retired, Ok(()) | Err(PoolError::Stream(StreamError::Retired))), "{retired:?}");
         };
         std::thread::scope(|scope| {
             let begun = foreign.queue_work(MemoryRange::NONE, |_| {
@@ -106,7 +109,7 @@ fn nothing_names_a_stream_after_it_was_retired() {
             foreign.begin_capture(CaptureMode::Global).map(drop),
             foreign.is_capturing().map(drop),
         ] {
-            assert!(matches!(refused, Err(PoolError::StreamRetired)), "{refused:?}");
+            assert!(matches!(refused, Err(PoolError::Stream(StreamError::Retired))), "{refused:?}");
         }
     });
 }
@@ -123,12 +126,15 @@ fn a_threads_own_stream_stays_on_its_thread() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert_ne!(Stream::per_thread(&fixture.device).unwrap().id(), own.id());
-                assert!(matches!(own.synchronize(), Err(PoolError::WrongThread)));
-                assert!(matches!(pool.alloc(1, &own), Err(PoolError::WrongThread)));
+                assert!(matches!(own.synchronize(), Err(PoolError::Stream(StreamError::WrongThread))));
+                assert!(matches!(pool.alloc(1, &own), Err(PoolError::Stream(StreamError::WrongThread))));
                 // The thread gets none of the memory that it frees there.
                 drop((block, blocks));
                 for size_bytes in sizes {
-                    assert!(matches!(pool.alloc(size_bytes, &own), Err(PoolError::WrongThread)));
+                    assert!(matches!(
+                        pool.alloc(size_bytes, &own),
+                        Err(PoolError::Stream(StreamError::WrongThread))
+                    ));
                 }
             });
         });
@@ -328,7 +334,7 @@ fn a_kept_stream_is_not_taken_for_another_with_its_handle() {
                 .cuStreamBeginCapture_v2(raw, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)
                 .unwrap();
             let refused = wrap_again(fixture, &recent, raw);
-            assert!(matches!(refused, Err(PoolError::CaptureUnannounced)), "{refused:?}");
+            assert!(matches!(refused, Err(PoolError::Capture(CaptureError::Unannounced))), "{refused:?}");
             fixture.driver.cuStreamEndCapture(raw, &mut graph).unwrap();
             fixture.driver.cuGraphDestroy(graph).unwrap();
         }

@@ -328,7 +328,10 @@ fn a_wait_for_a_stream_that_has_been_retired_is_no_wait() {
     fixture.a.queue_wait_for(&other).unwrap();
     other.retire().unwrap();
     // As if another thread had just retired it.
-    assert!(matches!(fixture.a.queue_wait_for(&other), Err(crate::PoolError::StreamRetired)));
+    assert!(matches!(
+        fixture.a.queue_wait_for(&other),
+        Err(crate::PoolError::Stream(crate::StreamError::Retired))
+    ));
 }
 
 #[test]

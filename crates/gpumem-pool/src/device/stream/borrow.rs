@@ -8,7 +8,7 @@
 
 use super::Stream;
 use crate::device::{MemoryRange, OrderEvent, Patience, Work};
-use crate::error::{PoolError, is_of_capture};
+use crate::error::{CaptureError, PoolError, is_of_capture};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -94,16 +94,14 @@ impl Stream {
     ///
     /// Before `queue` runs:
     ///
-    /// - [`PoolError::NotInCapture`], which names `operation`, or [`PoolError::CaptureBroken`] if the stream is
-    ///   capturing.
-    /// - [`PoolError::StreamRetired`] if the stream was retired.
-    /// - [`PoolError::WrongThread`] if it is another thread's default stream.
+    /// - [`PoolError::Capture`] if the stream is capturing; the text names `operation`.
+    /// - [`PoolError::Stream`] if the stream was retired, or is another thread's default stream.
     /// - [`PoolError::Asleep`] if a part of the memory sleeps ([`Pool::sleep`](crate::Pool::sleep)).
     ///
     /// After `queue` has run:
     ///
     /// - [`PoolError::DeviceLost`] if the context is lost.
-    /// - [`PoolError::NotInCapture`] if a capture that was begun without this crate has captured the work; that capture
+    /// - [`PoolError::Capture`] if a capture that was begun without this crate has captured the work; that capture
     ///   is broken.
     ///
     /// # Aborts
@@ -144,8 +142,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`PoolError::StreamRetired`] if the stream was retired, [`PoolError::WrongThread`] if it is another thread's
-    /// default stream, [`PoolError::Asleep`] if a part of the memory sleeps.
+    /// [`PoolError::Stream`] if the stream was retired or is another thread's default stream, [`PoolError::Asleep`] if a part of the memory sleeps.
     #[doc(hidden)]
     #[inline(always)]
     pub fn queue_work<R>(
@@ -284,7 +281,7 @@ impl Borrows {
             }
         };
         counts.joiners -= joiners;
-        Err(PoolError::NotInCapture { operation })
+        Err(PoolError::Capture(CaptureError::NotCapturable { operation }))
     }
 
     /// `None` if a call is active; the stream stays open.
@@ -370,7 +367,7 @@ impl Borrow<'_> {
         let device = self.stream.device();
         device.maintenance().before_wait();
         self.wait().map_err(|error| match error.code() {
-            code if is_of_capture(code) => PoolError::NotInCapture { operation },
+            code if is_of_capture(code) => PoolError::Capture(CaptureError::NotCapturable { operation }),
             _ => error.into(),
         })?;
         let _bound = device.enter()?;

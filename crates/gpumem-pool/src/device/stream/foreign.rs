@@ -12,7 +12,7 @@
 
 use super::{Inner, Kind, Stream, StreamBuilder};
 use crate::device::{CaptureModeGuard, Device, Life, StreamId, StreamParts};
-use crate::error::{PoolError, not_forked};
+use crate::error::{CaptureError, PoolError, StreamError, not_forked};
 use core::cell::RefCell;
 use core::sync::atomic::Ordering;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus};
@@ -50,7 +50,7 @@ impl Stream {
     /// # Errors
     ///
     /// - [`PoolError::WrongDevice`] for a stream of another context.
-    /// - [`PoolError::CaptureUnannounced`] for a stream that is part of a capture, unless captures were announced
+    /// - [`PoolError::Capture`] for a stream that is part of a capture, unless captures were announced
     ///   ([`ForeignCaptures::expect`](crate::ForeignCaptures::expect)). The capture is unchanged.
     /// - [`PoolError::TooManyStreams`] if the maximum number of streams are alive or have unfinished work.
     /// - [`PoolError::Driver`] if a call fails.
@@ -166,13 +166,13 @@ impl Stream {
         Self::wrap(device, LEGACY as CUstream, Kind::Foreign, (Life::Named, false))
     }
 
-    /// The calling thread's default stream. Calls that name it on another thread return [`PoolError::WrongThread`], because the driver's
+    /// The calling thread's default stream. Calls that name it on another thread return [`PoolError::Stream`], because the driver's
     /// handle means another stream there. The end of the thread retires it ([`Stream::retire`]), even if there are clones: no later call
     /// could mark it, and memory freed there would wait for the whole device.
     ///
     /// # Errors
     ///
-    /// - [`PoolError::CaptureUnannounced`] if the stream is part of a capture that was not announced.
+    /// - [`PoolError::Capture`] if the stream is part of a capture that was not announced.
     /// - [`PoolError::TooManyStreams`] if the maximum number of streams are alive or have unfinished work.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn per_thread(device: &Device) -> Result<Self, PoolError> {
@@ -188,15 +188,13 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::StreamRetired`] if the stream was retired before.
-    /// - [`PoolError::WrongThread`] if it is another thread's default stream.
-    /// - [`PoolError::StreamBorrowed`] in a closure of [`Stream::run_borrowed`] with the stream, owned or not. It stays
-    ///   usable.
+    /// - [`PoolError::Stream`] if the stream was retired before, if it is another thread's default stream, or in a closure of
+    ///   [`Stream::run_borrowed`] with the stream, owned or not, which stays usable.
     pub fn retire(&self) -> Result<(), PoolError> {
         not_forked()?;
         // Before the lock below: another thread may hold it, and wait for the end of this thread's closure.
         if self.0.borrows.is_held_here() {
-            return Err(PoolError::StreamBorrowed);
+            return Err(PoolError::Stream(StreamError::Borrowed));
         }
         // Once this returns, the owner may destroy the handle, so a second thread waits until the first has retired the stream.
         let _one = self.0.retirement.lock().unwrap_or_else(PoisonError::into_inner);
@@ -224,7 +222,7 @@ impl Stream {
         // `cuStreamGetId` and `cuStreamGetFlags` break a capture of their stream. This call does not.
         let is_capturing = is_capturing(device, raw)?;
         if is_capturing && !device.clocks().captures().is_open() {
-            return Err(PoolError::CaptureUnannounced);
+            return Err(PoolError::Capture(CaptureError::Unannounced));
         }
         let driver_id = Self::name_of(device, raw, life, is_capturing)?;
         let is_blocking = !is_capturing && is_blocking(device, raw);

@@ -5,7 +5,7 @@
 
 use super::Stream;
 use crate::device::{Device, OrderEvent, Part, Stamp, StreamIndex};
-use crate::error::PoolError;
+use crate::error::{CaptureError, PoolError, StreamError};
 use core::fmt;
 use gpumem_heap::order::Order;
 
@@ -130,12 +130,12 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::WrongThread`] if it is another thread's default stream.
+    /// - [`PoolError::Stream`] if it is another thread's default stream.
     /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
     pub fn mark(&self) -> Result<bool, PoolError> {
         self.device().check_open()?;
         let _call = match self.call() {
-            Err(PoolError::StreamRetired) => return Ok(false),
+            Err(PoolError::Stream(StreamError::Retired)) => return Ok(false),
             call => call?,
         };
         self.clocks().use_up_waiter(self.stream_index());
@@ -153,7 +153,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// All errors of [`Stream::wait_for`], such as [`PoolError::StreamRetired`].
+    /// All errors of [`Stream::wait_for`], such as [`PoolError::Stream`].
     #[inline]
     pub fn wait_for_point(&self, point: StreamPoint) -> Result<bool, PoolError> {
         if !self.clocks().captures().is_open() && self.is_behind(point) {
@@ -166,7 +166,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotInCapture`] if the point's work is part of a capture that is active; otherwise the errors of
+    /// [`PoolError::Capture`] if the point's work is part of a capture that is active; otherwise the errors of
     /// [`Stream::wait_for`].
     #[inline]
     pub fn wait_for_point_outside_captures(&self, point: StreamPoint) -> Result<bool, PoolError> {
@@ -191,7 +191,9 @@ impl Stream {
         if captures.is_open() {
             let source_part = if clocks.is_captured(stamp) { clocks.own_part(source) } else { None };
             match (self.part()?, source_part.unwrap_or(Part::Runs)) {
-                (Part::Broken, _) | (_, Part::Broken) => return Err(PoolError::CaptureBroken),
+                (Part::Broken, _) | (_, Part::Broken) => {
+                    return Err(PoolError::Capture(CaptureError::Broken));
+                }
                 (Part::In(graph), Part::Runs) if captures.knows(graph) => {
                     let is_marked = clocks.ensure_marker(stamp)?;
                     if is_marked {
@@ -200,10 +202,14 @@ impl Stream {
                     return Ok(is_marked);
                 }
                 (Part::In(graph), Part::In(other)) if graph != other => {
-                    return Err(PoolError::NotInCapture { operation: "waiting for another capture" });
+                    return Err(PoolError::Capture(CaptureError::NotCapturable {
+                        operation: "waiting for another capture",
+                    }));
                 }
                 (_, Part::In(_)) if !may_join => {
-                    return Err(PoolError::NotInCapture { operation: "waiting for work of a capture" });
+                    return Err(PoolError::Capture(CaptureError::NotCapturable {
+                        operation: "waiting for work of a capture",
+                    }));
                 }
                 (own_part, Part::In(_)) => {
                     let _alone = self.close_to_join(own_part == Part::Runs)?;

@@ -5,7 +5,7 @@ use super::{Adaptor, Change, Gauge, Opening, PoolId, PoolSettings, Request, Subj
 use crate::backend::Allocation;
 use crate::config::{ALIGNMENT_MIN, PoolName};
 use crate::device::{Device, Stream};
-use crate::error::PoolError;
+use crate::error::{CaptureError, PoolError};
 use crate::pool::{StateRef, Witness, alignment::check_alignment};
 use crate::reclaim::catch_panic::catch_panic;
 use crate::stats::Names;
@@ -63,9 +63,9 @@ impl Next<'_> {
     /// # Errors
     ///
     /// - The errors of [`Pool::alloc`](crate::Pool::alloc).
-    /// - [`PoolError::BadAlignment`] for an invalid alignment.
+    /// - [`PoolError::BadArgument`] for an invalid alignment.
     /// - [`PoolError::Refused`] if an adaptor returns memory that does not match the request.
-    /// - [`PoolError::NotInCapture`] if an adaptor has made the stream begin a capture.
+    /// - [`PoolError::Capture`] if an adaptor has made the stream begin a capture.
     /// - Any other error of an adaptor.
     pub fn alloc(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
         let Self { call, level } = *self;
@@ -161,7 +161,9 @@ impl<'a> Call<'a> {
     /// Adaptors are never called for a capturing stream, but an adaptor can begin a capture.
     fn check_no_capture(&self) -> Result<(), PoolError> {
         if self.pool.has_captures() && self.stream.captures_for()?.is_some() {
-            Err(PoolError::NotInCapture { operation: "allocating after an adaptor began it" })
+            Err(PoolError::Capture(CaptureError::NotCapturable {
+                operation: "allocating after an adaptor began it",
+            }))
         } else {
             Ok(())
         }

@@ -119,7 +119,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// - [`SocketError::Pool`] with the errors of [`Block::export`], such as [`PoolError::NotExportable`].
+    /// - [`SocketError::Pool`] with the errors of [`Block::export`], such as [`PoolError::Unsupported`].
     /// - [`SocketError::Closed`] if the other end was closed.
     /// - [`SocketError::TooManyHandles`] for a block of more than a million handles.
     /// - [`SocketError::Io`] if a system call fails.
@@ -141,7 +141,7 @@ impl ImportedBlock {
     /// - [`SocketError::Closed`] if the other end was closed before a message, [`SocketError::Truncated`] if in the middle.
     /// - [`SocketError::NotABlock`], [`SocketError::TooManyHandles`] or [`SocketError::Descriptors`] if the message is not a block, or if
     ///   this process cannot open more files.
-    /// - [`SocketError::Pool`] with the errors of [`ImportedBlock::new`], such as [`PoolError::OutOfBounds`], and
+    /// - [`SocketError::Pool`] with the errors of [`ImportedBlock::new`], such as [`PoolError::BadArgument`], and
     ///   [`PoolError::Driver`] if a descriptor is not memory of a device.
     /// - [`SocketError::Io`] if a system call fails.
     #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]

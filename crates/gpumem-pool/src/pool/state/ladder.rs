@@ -15,7 +15,7 @@
 use super::State;
 use crate::backend::{Search, Shortage, Step};
 use crate::device::{CaptureModeGuard, deadline};
-use crate::error::{Attempt, PoolError, Refusal};
+use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
 use crate::reclaim::{Extent, OTHERS_TIME_MAX};
 use std::time::Instant;
 
@@ -266,7 +266,12 @@ impl<T, F: FnMut() -> Result<T, PoolError>> Search<T> for OverBudget<F> {
             }
         }
         match &self.error {
-            PoolError::OverBudget(report) if Some(report.requested_bytes) <= report.limit_bytes => Ok(None),
+            PoolError::LimitReached(report)
+                if report.refused_by == RefusedBy::Budget
+                    && Some(report.requested_bytes) <= report.limit_bytes =>
+            {
+                Ok(None)
+            }
             _ => Err(self.error.clone()),
         }
     }

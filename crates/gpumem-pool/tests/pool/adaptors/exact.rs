@@ -7,7 +7,7 @@ use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{
     Adaptor, Budget, Change, Failures, Fallback, Grant, Next, Release, Request, Tracking,
 };
-use gpumem_pool::{Pool, PoolError};
+use gpumem_pool::{BadArgument, CaptureError, Pool, PoolError, RefusedBy, StreamError};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
@@ -16,11 +16,11 @@ use std::sync::{Arc, Mutex};
 fn a_fallback_lends_for_want_of_memory_alone() {
     type Make = fn(u64) -> PoolError;
     let others: [Make; 6] = [
-        |_| PoolError::StreamRetired,
-        |_| PoolError::WrongThread,
-        |_| PoolError::CaptureBroken,
-        |_| PoolError::NotInCapture { operation: "anything" },
-        |_| PoolError::BadAlignment { alignment: 3, largest: 1 },
+        |_| PoolError::Stream(StreamError::Retired),
+        |_| PoolError::Stream(StreamError::WrongThread),
+        |_| PoolError::Capture(CaptureError::Broken),
+        |_| PoolError::Capture(CaptureError::NotCapturable { operation: "anything" }),
+        |_| PoolError::BadArgument(BadArgument::Alignment { alignment: 3, largest: 1 }),
         |requested_bytes| PoolError::Refused {
             adaptor: "tired".into(),
             requested_bytes,
@@ -68,7 +68,7 @@ fn a_budget_refuses_from_the_first_byte_too_many() {
         let pool = fixture.builder().adaptor(budget.clone()).build().unwrap();
         assert_eq!(budget.limit_bytes(), 1024);
         let error = pool.alloc(1025, &stream).unwrap_err();
-        let PoolError::OverBudget(report) = &error else { panic!("{error}") };
+        let PoolError::LimitReached(report) = &error else { panic!("{error}") };
         assert_eq!((report.requested_bytes, report.added_bytes), (1025, 255), "rounded up to 256");
         assert_eq!((report.limit_others_bytes, report.limit_bytes), (0, Some(1024)));
         assert!(error.to_string().contains("raise it to 1.250 KiB or more (Budget::set_limit)"), "{error}");
@@ -92,7 +92,9 @@ fn a_budget_refuses_from_the_first_byte_too_many() {
         let pool = builder.build().unwrap();
         let block = pool.alloc(100, &stream).unwrap();
         assert_eq!((block.size_bytes(), budget.in_use_bytes()), (100, 1536));
-        assert!(matches!(pool.alloc(100, &stream), Err(PoolError::OverBudget { .. })));
+        assert!(
+            matches!(pool.alloc(100, &stream), Err(PoolError::LimitReached(report)) if report.refused_by == RefusedBy::Budget)
+        );
         assert_eq!(budget.in_use_bytes(), 1536, "what was refused late does not count");
         drop(block);
         assert_eq!((budget.in_use_bytes(), pool.status().unwrap().in_use_bytes), (0, 0));
@@ -111,7 +113,9 @@ fn a_budget_counts_growth() {
         assert_eq!(budget.in_use_bytes(), 1024);
         block.grow_to(4 * MIB).unwrap();
         assert_eq!(budget.in_use_bytes(), 4 * MIB);
-        assert!(matches!(block.grow_to(7 * MIB), Err(PoolError::OverBudget { .. })));
+        assert!(
+            matches!(block.grow_to(7 * MIB), Err(PoolError::LimitReached(report)) if report.refused_by == RefusedBy::Budget)
+        );
         assert_eq!(fails.failed_count(), 0, "the budget comes first");
         assert!(matches!(block.grow_to(6 * MIB), Err(PoolError::OutOfMemory(_))));
         assert_eq!((budget.in_use_bytes(), fails.failed_count()), (4 * MIB, 1));

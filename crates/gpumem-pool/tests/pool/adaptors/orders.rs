@@ -3,7 +3,7 @@
 use super::MIB;
 use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Failures, Fallback, Fill, Guard, Tracking};
-use gpumem_pool::{Block, PoolError, Stream};
+use gpumem_pool::{Block, PoolError, RefusedBy, Stream};
 use std::sync::Arc;
 
 /// A pseudo-random number below `end`.
@@ -45,7 +45,7 @@ fn use_at_random(fixture: &Fixture, order: &mut u64) {
             let asked = pool.alloc_aligned(size_bytes, 256 << next(order, 4), home);
             let block = match asked {
                 Ok(block) => block,
-                Err(PoolError::OverBudget { .. }) => continue,
+                Err(PoolError::LimitReached(report)) if report.refused_by == RefusedBy::Budget => continue,
                 Err(error) => {
                     assert!(error.out_of_memory().is_some(), "{names:?}: {error}");
                     continue;

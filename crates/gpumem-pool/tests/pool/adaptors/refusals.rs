@@ -3,7 +3,7 @@
 use super::MIB;
 use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Failures, Fallback};
-use gpumem_pool::{BackendKind, Block, CaptureMode, Location, MemoryKind, Pool, PoolError};
+use gpumem_pool::{BackendKind, Block, CaptureMode, Location, MemoryKind, Pool, PoolError, RefusedBy};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -62,7 +62,9 @@ fn a_budget_is_exact_for_any_number_of_threads() {
                                 assert!(before_bytes + block.size_bytes() <= 8 * MIB);
                                 held.push(block);
                             }
-                            Err(PoolError::OverBudget { .. }) => {
+                            Err(PoolError::LimitReached(report))
+                                if report.refused_by == RefusedBy::Budget =>
+                            {
                                 let sum = held.iter().map(Block::size_bytes).sum();
                                 held_bytes.fetch_sub(sum, Ordering::SeqCst);
                                 held.clear();

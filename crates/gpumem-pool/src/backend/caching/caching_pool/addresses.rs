@@ -6,7 +6,7 @@ use super::probe;
 use crate::backend::{BackendSetup, caching::access::Access, caching::access::Memory, caching::vmm::Vmm};
 use crate::config::{BackendKind, HandleUse, MemoryKind};
 use crate::device::{Device, PeerDevice};
-use crate::error::{PoolError, Verdict};
+use crate::error::{PoolError, Unsupported, Verdict};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdevice_attribute;
 
@@ -25,7 +25,7 @@ pub(super) struct Chosen {
 ///
 /// # Errors
 ///
-/// `PoolError::BackendUnsupported` if the configuration requires exportable memory that the device lacks.
+/// `PoolError::Unsupported` if the configuration requires exportable memory that the device lacks.
 pub(super) fn choose(setup: BackendSetup<'_>) -> Result<Chosen, PoolError> {
     let config = setup.config;
     let segments = |lack| {
@@ -112,7 +112,7 @@ const NEEDED: [Need; 3] = [
 /// The error for a pool of exportable memory over plain segments.
 fn not_exported(lack: &str) -> PoolError {
     let reason = format!("{lack}, and nothing else can be exported as descriptors");
-    PoolError::BackendUnsupported { backend: BackendKind::Caching, reason }
+    PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Caching, reason })
 }
 
 fn reserve_ranges(device: &Device, access: &Access, vmm: &Vmm<'_>) -> Result<Ranges, DriverError> {

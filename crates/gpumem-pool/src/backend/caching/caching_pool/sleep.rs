@@ -11,7 +11,7 @@ use crate::backend::caching::access::Memory;
 use crate::backend::{Keep, Search, Shortage, Sleeping, Slept, Step, WAIT_AND_TRIM, Woken, plain};
 use crate::config::MemoryKind;
 use crate::device::{Clocks, Device, HowFar, MemoryRange, Stream};
-use crate::error::{PoolError, Refusal};
+use crate::error::{PoolError, Refusal, Unsupported};
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 use gpumem_heap::sync::MutexGuard;
@@ -211,7 +211,9 @@ impl CachingPool {
         const WHAT: &str = "sleep";
         match self.access.memory() {
             Memory::Virtual => Ok(self),
-            Memory::Segments(MemoryKind::Device) => Err(PoolError::NeedsVirtualMemory { what: WHAT }),
+            Memory::Segments(MemoryKind::Device) => {
+                Err(PoolError::Unsupported(Unsupported::OnSegments { what: WHAT }))
+            }
             Memory::Segments(kind) => Err(PoolError::not_with_kind(kind, WHAT)),
         }
     }
