@@ -13,7 +13,7 @@ mod biased_lock;
 mod lifetime;
 mod spin_mutex;
 
-pub use biased_count::{BiasedCount, Side};
+pub use biased_count::{BiasedCount, CountSide};
 pub use biased_lock::{BiasedLock, Revoked, revoke_all};
 pub use lifetime::Lifetime;
 pub use primitives::*;

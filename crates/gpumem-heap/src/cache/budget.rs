@@ -1,4 +1,4 @@
-//! [`Budget`]: limits the combined size of a pool's magazines and depot.
+//! [`CacheBudget`]: limits the combined size of a pool's magazines and depot.
 //!
 //! Each thread cache and each batch has an *allowance* in bytes. The budget grants it before blocks are put in, and revokes it after they
 //! have left; blocks that move between a magazine and the depot take their allowance along. The bytes held never exceed the sum of the
@@ -8,12 +8,12 @@
 use crate::sync::{AtomicU64, Ordering};
 
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct CacheBudget {
     cap_bytes: AtomicU64,
     granted_bytes: AtomicU64,
 }
 
-impl Budget {
+impl CacheBudget {
     pub(super) fn new(cap_bytes: u64) -> Self {
         Self { cap_bytes: AtomicU64::new(cap_bytes), granted_bytes: AtomicU64::new(0) }
     }

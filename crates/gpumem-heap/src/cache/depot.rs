@@ -20,12 +20,12 @@ pub(super) struct Batch<S> {
 
 #[derive(Debug)]
 pub(super) struct Depot<S> {
-    shelves: [Shelf<S>; SizeClass::COUNT],
+    shelves: [DepotShelf<S>; SizeClass::COUNT],
 }
 
 #[derive(Debug)]
 #[repr(align(128))]
-struct Shelf<S> {
+struct DepotShelf<S> {
     /// The number of batches, so that checking an empty shelf takes no lock. Written under the lock.
     count: AtomicU32,
     pile: Mutex<Pile<S>>,
@@ -41,7 +41,7 @@ struct Pile<S> {
 impl<S> Depot<S> {
     pub(super) fn new() -> Self {
         Self {
-            shelves: core::array::from_fn(|_| Shelf {
+            shelves: core::array::from_fn(|_| DepotShelf {
                 count: AtomicU32::new(0),
                 pile: Mutex::new(Pile { batches: Vec::new(), spares: Vec::new() }),
             }),
@@ -127,7 +127,7 @@ impl<S> Depot<S> {
     }
 }
 
-impl<S> Shelf<S> {
+impl<S> DepotShelf<S> {
     fn lock(&self) -> MutexGuard<'_, Pile<S>> {
         // A poisoned lock stays usable: no code under it panics in the middle of a change.
         self.pile.lock().unwrap_or_else(|poisoned| poisoned.into_inner())

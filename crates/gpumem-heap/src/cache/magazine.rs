@@ -1,6 +1,6 @@
 //! [`Magazines`]: free blocks of one stream, one stack for each size class.
 //!
-//! *Allowance*: the bytes that they may hold, granted by [`Budget`](super::budget::Budget). Its unused part is their *room*:
+//! *Allowance*: the bytes that they may hold, granted by [`CacheBudget`](super::budget::CacheBudget). Its unused part is their *room*:
 //! putting a block in takes from the room, taking one out adds to it. [`LargeCache`] needs no allowance.
 
 use super::large_cache::LargeCache;
@@ -15,12 +15,12 @@ pub(super) struct Magazines {
     spare: Vec<HeapBlock>,
     /// Blocks beyond the size classes.
     pub(super) large: LargeCache,
-    stacks: [Stack; SizeClass::COUNT],
+    stacks: [BlockStack; SizeClass::COUNT],
 }
 
 /// The free blocks of one class.
 #[derive(Debug)]
-struct Stack {
+struct BlockStack {
     blocks: Vec<HeapBlock>,
     /// The size of the class. It is next to the stack because both are needed together.
     size_bytes: u64,
@@ -34,7 +34,7 @@ impl Magazines {
             allowance_bytes: 0,
             spare: Vec::new(),
             large: LargeCache::new(),
-            stacks: core::array::from_fn(|index| Stack {
+            stacks: core::array::from_fn(|index| BlockStack {
                 blocks: Vec::new(),
                 size_bytes: SizeClass::at(index).map_or(0, SizeClass::size_bytes),
             }),
@@ -42,7 +42,7 @@ impl Magazines {
     }
 
     #[inline]
-    fn stack(&mut self, class: SizeClass) -> &mut Stack {
+    fn stack(&mut self, class: SizeClass) -> &mut BlockStack {
         // SAFETY: `index` is below `SizeClass::COUNT`, which is the length of `stacks`.
         unsafe { self.stacks.get_unchecked_mut(class.index()) }
     }
@@ -60,7 +60,7 @@ impl Magazines {
     #[inline]
     pub(super) fn put(&mut self, class: SizeClass, block: HeapBlock) -> bool {
         let all_bytes = self.room_bytes;
-        let Stack { blocks, size_bytes: class_bytes } = self.stack(class);
+        let BlockStack { blocks, size_bytes: class_bytes } = self.stack(class);
         let (count, Some(room_bytes)) = (blocks.len(), all_bytes.checked_sub(*class_bytes)) else {
             return false;
         };

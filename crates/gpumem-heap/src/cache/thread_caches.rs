@@ -17,7 +17,7 @@
 //! *The last access.* A pool may be torn down as soon as its last block has been counted as freed. So a free counts as its last step, in a
 //! cache that its thread keeps alive.
 
-use super::budget::Budget;
+use super::budget::CacheBudget;
 use super::depot::{Batch, Depot};
 use super::large_cache::LargeBlock;
 use super::thread_cache::{OwnerGuard, ThreadCache, close_all, visit_all};
@@ -30,9 +30,9 @@ use std::collections::BTreeMap;
 /// The thread caches and the depot of one pool.
 #[derive(Debug)]
 pub struct ThreadCaches<S> {
-    budget: Budget,
+    budget: CacheBudget,
     depot: Depot<S>,
-    registry: Mutex<Registry>,
+    registry: Mutex<CacheRegistry>,
     /// Counters by stream, for frees and allocations without a thread cache: on a thread that has destroyed its caches, or for a destroyed
     /// stream. `None` once closed.
     common: Mutex<Option<BTreeMap<u64, Counters>>>,
@@ -43,7 +43,7 @@ pub struct ThreadCaches<S> {
 
 /// All caches, including those of threads that have ended.
 #[derive(Debug)]
-struct Registry {
+struct CacheRegistry {
     caches: Vec<Arc<ThreadCache>>,
     /// The sum of the counters of caches that were purged.
     retired: Counters,
@@ -57,9 +57,9 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
     /// Creates the caches of a pool, with a combined capacity.
     pub fn new(cap_bytes: u64) -> Self {
         Self {
-            budget: Budget::new(cap_bytes),
+            budget: CacheBudget::new(cap_bytes),
             depot: Depot::new(),
-            registry: Mutex::new(Registry {
+            registry: Mutex::new(CacheRegistry {
                 caches: Vec::new(),
                 retired: Counters::default(),
                 is_closed: false,
@@ -373,7 +373,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         spill.extend(batch.blocks.into_iter().map(|block| (block, batch.stamp)));
     }
 
-    fn note_caches(&self, registry: &Registry) {
+    fn note_caches(&self, registry: &CacheRegistry) {
         self.cache_count.store(registry.caches.len() as u32, Ordering::Relaxed);
     }
 
@@ -381,7 +381,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         self.common.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Registry> {
+    fn lock(&self) -> MutexGuard<'_, CacheRegistry> {
         // A poisoned lock stays usable: no code under it panics in the middle of a change.
         self.registry.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

@@ -67,7 +67,7 @@ fn add_entry(pool: u64, stream: u64, adopt: impl FnOnce() -> Option<Arc<ThreadCa
             Some(cache) => cache,
             None => caches.keep(pool, stream, adopt()?),
         };
-        TABLE.with(|table| table[place(pool, stream)].set(Entry { pool, stream, cache }));
+        TABLE.with(|table| table[place(pool, stream)].set(CacheEntry { pool, stream, cache }));
         Some(())
     });
     brought.ok().flatten()
@@ -86,7 +86,7 @@ pub fn each_cache(pool: u64, mut work: impl FnMut(OwnerGuard<'_>)) {
 }
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct CacheEntry {
     pool: u64,
     stream: u64,
     cache: *const ThreadCache,
@@ -99,7 +99,7 @@ const ENTRY_COUNT: usize = 16;
 pub const KEY_STEP: u64 = 5;
 
 /// No pool has the key 0.
-const EMPTY: Entry = Entry { pool: 0, stream: 0, cache: core::ptr::null() };
+const EMPTY: CacheEntry = CacheEntry { pool: 0, stream: 0, cache: core::ptr::null() };
 
 #[inline]
 fn place(pool: u64, stream: u64) -> usize {
@@ -142,7 +142,7 @@ fn clear_table() {
 }
 
 crate::sync::thread_local! {
-    static TABLE: [Cell<Entry>; ENTRY_COUNT] = const { [const { Cell::new(EMPTY) }; ENTRY_COUNT] };
+    static TABLE: [Cell<CacheEntry>; ENTRY_COUNT] = const { [const { Cell::new(EMPTY) }; ENTRY_COUNT] };
     static CACHES: RefCell<OwnCaches> = const { RefCell::new(OwnCaches { map: BTreeMap::new() }) };
 }
 

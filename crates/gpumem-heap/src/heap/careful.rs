@@ -17,7 +17,6 @@
 //! Being careful from a sixteenth on costs eleven times the driver time while the limit is far (`gpt2_train_varlen` at four times its peak:
 //! 257 ms instead of 23).
 
-use super::Heap;
 use super::space::PAGE_SHIFT;
 use crate::tuning::Tuning;
 
@@ -47,7 +46,11 @@ impl TuningByLimit {
         }
     }
 
-    fn set_limit_bytes(&mut self, limit_bytes: u64) {
+    /// Sets the limit, in bytes.
+    pub(super) fn set_limit_bytes(&mut self, limit_bytes: u64) {
+        if limit_bytes == self.limit_bytes {
+            return;
+        }
         let Tuning { handle_max_pages, magazine_bytes_min, .. } = self.usual;
         let handle_pages = (limit_bytes >> PAGE_SHIFT) / HANDLES_MIN;
         let cap = u32::try_from(handle_pages).unwrap_or(u32::MAX).max(1);
@@ -62,11 +65,17 @@ impl TuningByLimit {
         self.limit_bytes = limit_bytes;
     }
 
-    fn is_careful(&self, needed_bytes: u64) -> bool {
-        self.limit_bytes != NO_LIMIT && needed_bytes >= self.limit_bytes / CAREFUL_DIVISOR
+    pub(super) fn has_limit(&self) -> bool {
+        self.limit_bytes != NO_LIMIT
     }
 
-    fn at(&self, needed_bytes: u64) -> &Tuning {
+    /// True once blocks have needed half of the limit.
+    pub(super) fn is_careful(&self, needed_bytes: u64) -> bool {
+        self.has_limit() && needed_bytes >= self.limit_bytes / CAREFUL_DIVISOR
+    }
+
+    /// The tuning once blocks have needed some bytes.
+    pub(super) fn at(&self, needed_bytes: u64) -> &Tuning {
         match self.limit_bytes {
             NO_LIMIT => &self.usual,
             _ if self.is_careful(needed_bytes) => &self.careful,
@@ -76,56 +85,11 @@ impl TuningByLimit {
     }
 }
 
-impl Heap {
-    /// Sets the bytes that may be reserved, as the caller's limits allow; [`u64::MAX`] for no limit. Without virtual memory this
-    /// changes nothing, because segments cannot be remapped. Call this once for each allocation that misses the thread caches: the
-    /// peak of use that determines the distance from the limit decays with each call.
-    pub fn set_limit_bytes(&mut self, limit_bytes: u64) {
-        self.fading_peak_bytes =
-            self.used_bytes.max(self.fading_peak_bytes - self.fading_peak_bytes / FADE_DIVISOR);
-        if limit_bytes != self.tuning.limit_bytes && self.segments.is_none() {
-            self.tuning.set_limit_bytes(limit_bytes);
-        }
-    }
-
-    /// True if the heap has a limit. Block sizes are not rounded up then.
-    pub fn has_limit(&self) -> bool {
-        self.tuning.limit_bytes != NO_LIMIT
-    }
-
-    /// The tuning for the current distance from the limit.
-    pub fn tuning(&self) -> &Tuning {
-        self.tuning.at(self.needed_bytes())
-    }
-
-    /// The decaying peak of use, but no more than is reserved. Memory that was reserved ahead and never used does not count.
-    fn needed_bytes(&self) -> u64 {
-        self.reserved_bytes().min(self.fading_peak_bytes.saturating_add(self.outside_bytes))
-    }
-
-    /// True once blocks have needed half of the limit.
-    pub(super) fn is_careful(&self) -> bool {
-        self.tuning.is_careful(self.needed_bytes())
-    }
-
-    /// The combined capacity of magazines and depot, in bytes.
-    pub fn magazine_bytes(&self) -> u64 {
-        self.tuning().magazine_bytes(self.reserved_bytes())
-    }
-
-    /// True if a miss leaves small blocks in the thread caches: the heap may grow by its slack first, or has enough free memory.
-    pub fn spares_magazines(&self) -> bool {
-        self.tuning().spares_magazines() || self.has_plenty()
-    }
-}
-
 const NO_LIMIT: u64 = u64::MAX;
 /// The fraction of the limit above which there is no slack.
 const EXACT_DIVISOR: u64 = 32;
 /// The fraction of the limit above which the heap is careful.
 const CAREFUL_DIVISOR: u64 = 2;
-/// The fraction that a peak loses with each miss.
-const FADE_DIVISOR: u64 = 2048;
 /// The least number of handles that make up a limit. Below 4 GiB each is 2 MiB.
 const HANDLES_MIN: u64 = 2048;
 /// The maximum fraction of the limit that thread caches hold in small blocks, while it exceeds their share of the reserved memory.

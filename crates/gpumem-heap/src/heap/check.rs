@@ -1,50 +1,50 @@
-//! [`Heap::check`]: all invariants, checked by one walk.
+//! [`Check`]: the invariants of a heap's memory, checked by one walk.
 
-use super::Heap;
-use super::mappings::Entry;
+use super::mappings::SlotEntry;
+use super::memory_map::MemoryMap;
 use super::pages::ones;
-use super::record::{Kind, NONE, Record, Records};
+use super::record::{NONE, RangeRecord, RecordKind, Records};
 use super::segments::Segments;
 use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
-use super::stamps::{FreeState, Pending};
+use super::stamps::{FreeState, PendingUses};
 use std::collections::BTreeMap;
 
-impl Heap {
-    /// Checks all invariants, and returns the number of blocks outside the heap.
-    ///
-    /// # Errors
-    ///
-    /// A description of the first contradiction.
-    pub fn check(&self) -> Result<u64, String> {
+/// The memory to check.
+pub(super) struct Check<'a> {
+    pub(super) map: &'a MemoryMap,
+    pub(super) segments: Option<&'a Segments>,
+    pub(super) sleeping_bytes: u64,
+}
+
+impl Check<'_> {
+    /// Returns the number of blocks, and their size in bytes. `allows` accepts blocks: space, start and size.
+    pub(super) fn run(&self, allows: impl Fn(usize, u64, u64) -> bool) -> Result<(u64, u64), String> {
+        let MemoryMap { spaces, records, .. } = self.map;
         let mut shares = BTreeMap::new();
         let (mut record_count, mut live_count, mut live_bytes) = (0, 0, 0);
-        for (index, space) in self.spaces.iter().enumerate() {
-            let ids = check_tiling(index, space, &self.records)?;
-            check_lists(index, space, &self.records, &ids)?;
+        for (index, space) in spaces.iter().enumerate() {
+            let ids = check_tiling(index, space, records)?;
+            check_lists(index, space, records, &ids)?;
             for id in &ids {
-                let record = &self.records[*id];
+                let record = &records[*id];
                 self.check_memory(index, *id, record)?;
-                if record.kind == Kind::Live {
-                    expect(self.allows(index, record.start, record.size_bytes), || {
+                if record.kind == RecordKind::Live {
+                    expect(allows(index, record.start, record.size_bytes), || {
                         format!("record {id} lies in a segment that must not be split")
                     })?;
                     live_count += 1;
                     live_bytes += record.size_bytes;
                 }
-                if record.kind == Kind::Free && record.state == FreeState::MultiStream {
+                if record.kind == RecordKind::Free && record.state == FreeState::MultiStream {
                     *shares.entry(record.stamp).or_insert(0_u32) += 1;
                 }
             }
             record_count += ids.len();
         }
-        expect(record_count == self.records.count(), || {
-            format!("{record_count} records are part of a space, {} exist", self.records.count())
+        expect(record_count == records.count(), || {
+            format!("{record_count} records are part of a space, {} exist", records.count())
         })?;
-        expect(live_bytes == self.used_bytes, || {
-            format!("{live_bytes} bytes are live, {} counted", self.used_bytes)
-        })?;
-        expect(self.used_bytes <= self.used_peak_bytes, || "used_bytes exceeds its peak".into())?;
-        for (set, count) in self.records.stamp_sets.shares().filter(|(_, count)| *count > 0) {
+        for (set, count) in records.stamp_sets.shares().filter(|(_, count)| *count > 0) {
             expect(shares.get(&set) == Some(&count), || {
                 format!("set {set:?} has {count} references, {:?} records carry it", shares.get(&set))
             })?;
@@ -52,14 +52,14 @@ impl Heap {
         self.check_free_va_ranges()?;
         self.check_pages()?;
         self.check_shared()?;
-        Ok(live_count)
+        Ok((live_count, live_bytes))
     }
 
     fn check_free_va_ranges(&self) -> Result<(), String> {
-        for (index, space) in self.spaces.iter().enumerate() {
+        for (index, space) in self.map.spaces.iter().enumerate() {
             let end = space.end() >> PAGE_SHIFT;
             let mut place = 0;
-            for (slot, count) in self.pages.free_va_ranges(index).iter() {
+            for (slot, count) in self.map.pages.free_va_ranges(index).iter() {
                 expect(slot >= place && count > 0, || {
                     format!("free range {slot} of space {index} touches another")
                 })?;
@@ -68,7 +68,7 @@ impl Heap {
                     format!("free range {slot} lies behind the end of space {index}")
                 })?;
                 let mapped = (slot..slot + count).find(|slot| {
-                    self.pages.mapping_at(index, *slot).is_some() || self.is_resident(index, *slot)
+                    self.map.pages.mapping_at(index, *slot).is_some() || self.is_resident(index, *slot)
                 });
                 expect(mapped.is_none(), || {
                     format!("slot {mapped:?} of space {index} is mapped and in a free range")
@@ -81,22 +81,22 @@ impl Heap {
     fn check_pages(&self) -> Result<(), String> {
         let mut reserved_bytes = 0;
         let (mut mapping_count, mut empty_count, mut shared_count) = (0, 0, 0);
-        for id in self.pages.handle_ids() {
-            let handle = self.pages.handle(id);
+        for id in self.map.pages.handle_ids() {
+            let handle = self.map.pages.handle(id);
             reserved_bytes += u64::from(handle.page_count) << PAGE_SHIFT;
             let (mut resident, mut shared) = (0, 0);
-            for mapping_id in self.pages.mappings_of(id) {
+            for mapping_id in self.map.pages.mappings_of(id) {
                 mapping_count += 1;
-                let (here, parts) = self.pages.resident_of(mapping_id, id);
+                let (here, parts) = self.map.pages.resident_of(mapping_id, id);
                 empty_count += usize::from((here, parts) == (0, 0));
                 shared |= parts;
-                expect(self.pages.handle_of(mapping_id) == id, || {
+                expect(self.map.pages.handle_of(mapping_id) == id, || {
                     format!("mapping {mapping_id:?} is not handle {id}'s")
                 })?;
                 expect(resident & here == 0, || format!("a page of handle {id} is resident twice"))?;
                 resident |= here;
                 for slot in u64::from(mapping_id.slot())..u64::from(mapping_id.slot() + handle.page_count) {
-                    let found = self.pages.mapping_at(mapping_id.space(), slot);
+                    let found = self.map.pages.mapping_at(mapping_id.space(), slot);
                     expect(found == Some(mapping_id), || {
                         format!("slot {slot} is mapping {found:?}, not {mapping_id:?}")
                     })?;
@@ -108,34 +108,34 @@ impl Heap {
             })?;
             shared_count += shared.count_ones() as usize;
         }
-        expect(shared_count == self.pages.shared().count(), || format!("{shared_count} pages are shared"))?;
-        let placed_count = (0..2).flat_map(|space| self.pages.mappings_in(space)).count();
+        expect(shared_count == self.map.pages.shared().count(), || {
+            format!("{shared_count} pages are shared")
+        })?;
+        let placed_count = (0..2).flat_map(|space| self.map.pages.mappings_in(space)).count();
         expect(placed_count == mapping_count, || format!("{placed_count} mappings have a place"))?;
-        expect(empty_count == self.pages.empty_count(), || format!("{empty_count} mappings are empty"))?;
-        expect(mapping_count == self.pages.mapping_count(), || "a mapping belongs to no handle".into())?;
-        let reserved_bytes = reserved_bytes - self.sleeping_bytes();
-        expect(reserved_bytes == self.pages.reserved_bytes, || {
-            format!("{reserved_bytes} bytes of handles, {} counted", self.pages.reserved_bytes)
+        expect(empty_count == self.map.pages.empty_count(), || format!("{empty_count} mappings are empty"))?;
+        expect(mapping_count == self.map.pages.mapping_count(), || "a mapping belongs to no handle".into())?;
+        let reserved_bytes = reserved_bytes - self.sleeping_bytes;
+        expect(reserved_bytes == self.map.pages.reserved_bytes, || {
+            format!("{reserved_bytes} bytes of handles, {} counted", self.map.pages.reserved_bytes)
         })?;
-        expect(self.lost.check(), || "the size of lost handles is wrong".into())?;
-        expect(self.segments.iter().all(Segments::is_consistent), || {
+        expect(self.segments.is_none_or(Segments::is_consistent), || {
             "segments touch, or their size is wrong".into()
-        })?;
-        expect(self.reserved_bytes() <= self.reserved_peak_bytes, || "reserved_bytes exceeds its peak".into())
+        })
     }
 
     /// Checks that each byte of a page with several mappings is resident in one of them.
     fn check_shared(&self) -> Result<(), String> {
-        for (handle, page, parts) in self.pages.shared() {
+        for (handle, page, parts) in self.map.pages.shared() {
             let mut ranges = Vec::new();
             for part in parts {
                 let (space, start) =
-                    (&self.spaces[part.space()], u64::from(part.slot() + page) << PAGE_SHIFT);
+                    (&self.map.spaces[part.space()], u64::from(part.slot() + page) << PAGE_SHIFT);
                 let mut place = start;
                 while place < start + PAGE_BYTES {
-                    let record = &self.records[space.at(&self.records, place)];
+                    let record = &self.map.records[space.at(&self.map.records, place)];
                     let end = record.end().min(start + PAGE_BYTES);
-                    ranges.extend((record.kind != Kind::Gap).then_some((place - start, end - start)));
+                    ranges.extend((record.kind != RecordKind::Gap).then_some((place - start, end - start)));
                     place = end;
                 }
             }
@@ -148,27 +148,27 @@ impl Heap {
 
     /// True if there is memory behind a page of addresses.
     fn is_resident(&self, index: usize, slot: u64) -> bool {
-        self.pages.entry(index, slot).is_some_and(Entry::is_resident)
-            || self.segments.as_ref().is_some_and(|segments| segments.has(index, slot))
+        self.map.pages.entry(index, slot).is_some_and(SlotEntry::is_resident)
+            || self.segments.is_some_and(|segments| segments.has(index, slot))
     }
 
     /// Checks that blocks and free ranges lie on pages that are resident there, and gaps on pages that are not. A partly resident
     /// page has both.
-    fn check_memory(&self, index: usize, id: u32, record: &Record) -> Result<(), String> {
-        let is_memory = record.kind != Kind::Gap;
+    fn check_memory(&self, index: usize, id: u32, record: &RangeRecord) -> Result<(), String> {
+        let is_memory = record.kind != RecordKind::Gap;
         let slots = record.start >> PAGE_SHIFT..record.end().div_ceil(PAGE_BYTES);
-        let is_part = |slot: &u64| self.pages.entry(index, *slot).is_some_and(Entry::is_part);
+        let is_part = |slot: &u64| self.map.pages.entry(index, *slot).is_some_and(SlotEntry::is_part);
         for slot in slots.filter(|slot| !is_part(slot)) {
             let is_resident = self.is_resident(index, slot);
             expect(is_resident == is_memory, || {
                 format!("record {id} ({:?}) over slot {slot}: resident {is_resident}", record.kind)
             })?;
         }
-        let is_waiting = record.kind == Kind::Free && record.state != FreeState::Ready;
+        let is_waiting = record.kind == RecordKind::Free && record.state != FreeState::Ready;
         let pending = record.pending();
         let is_right = match record.kind {
-            Kind::Free if pending.state == FreeState::Ready => pending == Pending::READY,
-            Kind::Free if pending.state != FreeState::MultiStream => {
+            RecordKind::Free if pending.state == FreeState::Ready => pending == PendingUses::READY,
+            RecordKind::Free if pending.state != FreeState::MultiStream => {
                 FreeState::OneStream(pending.stamp.stream_index()) == pending.state
             }
             _ => true,
@@ -212,7 +212,7 @@ fn check_tiling(index: usize, space: &Space, records: &Records) -> Result<Vec<u3
 
 /// Checks that each free record is in the list of its state and size, and that the lists contain nothing else.
 fn check_lists(index: usize, space: &Space, records: &Records, ids: &[u32]) -> Result<(), String> {
-    let free = ids.iter().filter(|id| records[**id].kind == Kind::Free).count();
+    let free = ids.iter().filter(|id| records[**id].kind == RecordKind::Free).count();
     let mut listed = 0;
     for (state, fit) in space.fits_by_state() {
         expect(fit.is_consistent(records), || {
@@ -221,7 +221,7 @@ fn check_lists(index: usize, space: &Space, records: &Records, ids: &[u32]) -> R
         for id in fit.ids(records, 0) {
             listed += 1;
             let record = records.get(id).ok_or_else(|| format!("record {id} is listed and unused"))?;
-            expect(record.kind == Kind::Free && record.state.index() == state, || {
+            expect(record.kind == RecordKind::Free && record.state.index() == state, || {
                 format!("record {id} is in another state's list")
             })?;
             expect(listed <= free, || format!("space {index} lists more than {free} records"))?;
@@ -230,6 +230,6 @@ fn check_lists(index: usize, space: &Space, records: &Records, ids: &[u32]) -> R
     expect(listed == free, || format!("space {index} has {free} free records, {listed} listed"))
 }
 
-fn expect(holds: bool, or: impl FnOnce() -> String) -> Result<(), String> {
+pub(super) fn expect(holds: bool, or: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(or()) }
 }

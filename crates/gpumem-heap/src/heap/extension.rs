@@ -3,11 +3,12 @@
 //! Rows of mappings that extend nothing are made with a gap before them. A request that is a little too large for a row adds mappings
 //! behind it: only the new mappings cost driver calls, not all mappings of the block.
 
-use super::idle_scan::{Idle, IdleScan, View};
+use super::idle_scan::{IdlePages, IdleScan};
 use super::mappings::MappingId;
+use super::memory_map::MemoryMap;
 use super::pages::{Pages, ones};
-use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
-use super::{Heap, pages_in};
+use super::space::{PAGE_BYTES, PAGE_SHIFT, Space, pages_in};
+use super::view::View;
 use crate::order::Order;
 
 /// The start of a block, and the pages that are missing there.
@@ -31,35 +32,29 @@ impl Extension {
     }
 }
 
-impl Heap {
-    /// The extensions with the fewest missing pages, fewest first. The end of the space, which suits any alignment, is always
-    /// the last one.
-    pub(super) fn extensions(
-        &self,
-        index: usize,
-        place: (u64, u64),
-        scan: &IdleScan,
-        view: &View<impl Order>,
-    ) -> Vec<Extension> {
-        let space = &self.spaces[index];
-        let idle = if self.pages.pins_any() {
-            IdleScan::collect(&self.pages, &self.spaces, view).by_handle(&self.pages)
-        } else {
-            scan.by_handle(&self.pages)
-        };
-        let stretch = Stretch { pages: &self.pages, index, idle };
-        let end = (space.end() >> PAGE_SHIFT, space.room_bytes() >> PAGE_SHIFT);
-        let at = |(slot, room_pages)| stretch.extension(space, (slot, room_pages), place, view);
-        let mut found: Vec<Extension> = Vec::new();
-        if place.1 <= PAGE_BYTES {
-            let free_va_ranges = self.pages.free_va_ranges(index).iter();
-            found.extend(free_va_ranges.filter_map(at).filter(|found| found.start < found.row_start));
-            found.sort_by_key(|extension| extension.missing_pages);
-            found.truncate(LOOKS_MAX);
-        }
-        found.extend(at(end));
-        found
+/// The extensions with the fewest missing pages, fewest first. The end of the space, which suits any alignment, is always the last one.
+pub(super) fn extensions(
+    map: &MemoryMap,
+    index: usize,
+    place: (u64, u64),
+    scan: &IdleScan,
+    view: &View<impl Order>,
+) -> Vec<Extension> {
+    let (space, pages) = (&map.spaces[index], &map.pages);
+    let idle =
+        if pages.pins_any() { IdleScan::collect(map, view).by_handle(pages) } else { scan.by_handle(pages) };
+    let stretch = Stretch { pages, index, idle };
+    let end = (space.end() >> PAGE_SHIFT, space.room_bytes() >> PAGE_SHIFT);
+    let at = |(slot, room_pages)| stretch.extension(space, (slot, room_pages), place, view);
+    let mut found: Vec<Extension> = Vec::new();
+    if place.1 <= PAGE_BYTES {
+        let free_va_ranges = pages.free_va_ranges(index).iter();
+        found.extend(free_va_ranges.filter_map(at).filter(|found| found.start < found.row_start));
+        found.sort_by_key(|extension| extension.missing_pages);
+        found.truncate(LOOKS_MAX);
     }
+    found.extend(at(end));
+    found
 }
 
 /// The pages of a mapping that are part of a range.
@@ -100,7 +95,7 @@ impl Stretch<'_> {
             let away = part.mask & !self.pages.resident(part.mapping) & !ones(0, skipped);
             (away != 0).then_some((part.mapping, away))
         });
-        let idle = parts.iter().map(|part| Idle { handle: part.handle, mask: part.mask, slot: 0 });
+        let idle = parts.iter().map(|part| IdlePages { handle: part.handle, mask: part.mask, slot: 0 });
         Some(Extension {
             start,
             row_start,

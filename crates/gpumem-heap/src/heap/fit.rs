@@ -1,16 +1,16 @@
-//! [`Fit`]: the free records of one state, by size (two-level segregated fit: Masmano, Ripoll, Crespo and Real, "TLSF", ECRTS
+//! [`FreeLists`]: the free records of one state, by size (two-level segregated fit: Masmano, Ripoll, Crespo and Real, "TLSF", ECRTS
 //! 2004).
 //!
 //! The first level is the size's power of two, the second has 32 steps within it. Bitmaps record which lists are not empty, so that
 //! a search looks at a few records of the request's own step and then takes the first record of the next step that has any.
 
-use super::record::{NONE, Record, Records};
+use super::record::{NONE, RangeRecord, Records};
 
 /// All sizes are multiples of this.
 pub(super) const UNIT_BYTES: u64 = 1 << UNIT_SHIFT;
 
 #[derive(Debug)]
-pub(super) struct Fit {
+pub(super) struct FreeLists {
     /// The rows that are not empty.
     rows: u64,
     /// The steps of each row that are not empty.
@@ -20,7 +20,7 @@ pub(super) struct Fit {
     pub(super) size_bytes: u64,
 }
 
-impl Fit {
+impl FreeLists {
     pub(super) fn new() -> Self {
         Self { rows: 0, steps: [0; ROW_COUNT], heads: [NONE; STEP_COUNT], size_bytes: 0 }
     }
@@ -45,7 +45,7 @@ impl Fit {
     }
 
     pub(super) fn remove(&mut self, records: &mut Records, id: u32) {
-        let Record { size_bytes, list_prev, list_next, .. } = records[id];
+        let RangeRecord { size_bytes, list_prev, list_next, .. } = records[id];
         self.size_bytes -= size_bytes;
         if list_next != NONE {
             records[list_next].list_prev = list_prev;
@@ -66,7 +66,7 @@ impl Fit {
 
     /// A record with room for `size_bytes` at an alignment, among the smallest.
     pub(super) fn find(&self, records: &Records, size_bytes: u64, base: u64, alignment: u64) -> Option<u32> {
-        let fits = |record: &Record| place(record, size_bytes, base, alignment).is_some();
+        let fits = |record: &RangeRecord| place(record, size_bytes, base, alignment).is_some();
         let own = step_of(size_bytes);
         let mut best: Option<u32> = None;
         let mut id = self.heads[own];
@@ -143,7 +143,7 @@ impl Fit {
 }
 
 /// The first place in a record for this many bytes, with the alignment relative to `-base`.
-pub(super) fn place(record: &Record, size_bytes: u64, base: u64, alignment: u64) -> Option<u64> {
+pub(super) fn place(record: &RangeRecord, size_bytes: u64, base: u64, alignment: u64) -> Option<u64> {
     let start = (base + record.start).checked_next_multiple_of(alignment)? - base;
     (start.checked_add(size_bytes)? <= record.end()).then_some(start)
 }

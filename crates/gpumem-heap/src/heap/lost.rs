@@ -1,6 +1,6 @@
 //! [`Lost`]: memory that could not be released when the heap tried. It counts as reserved. Each release of memory tries again.
 
-use super::Heap;
+use super::pages::Pages;
 use super::space::PAGE_SHIFT;
 use crate::memory::{PhysicalMemory, RawHandle};
 
@@ -63,56 +63,45 @@ impl Lost {
         released
     }
 
-    pub(super) fn check(&self) -> bool {
-        let created = self.rows.iter().flat_map(|row| &row.created);
-        let sum = self.handles.iter().chain(created).map(|(_, size_bytes)| size_bytes).sum::<u64>();
-        sum == self.bytes && self.rows.iter().all(|row| !row.mapped.is_empty())
-    }
-}
-
-impl Heap {
-    /// Adds a handle that is not mapped, which the caller could not release.
-    pub fn lose(&mut self, handle: RawHandle, size_bytes: u64) {
-        self.lost.add(handle, size_bytes);
-    }
-
-    /// Adds a row that was not completed. Its addresses are not used before it is unmapped.
-    pub(super) fn lose_row(
+    /// Adds a row of mappings that was not completed. Its addresses are not used before it is unmapped.
+    pub(super) fn add_row(
         &mut self,
         (space, start): (usize, u64),
         size_bytes: u64,
         mapped: Vec<(u64, u64)>,
         created: Vec<(RawHandle, u64)>,
     ) {
-        self.lost.bytes += created.iter().map(|(_, size_bytes)| size_bytes).sum::<u64>();
+        self.bytes += created.iter().map(|(_, size_bytes)| size_bytes).sum::<u64>();
         let (slot, page_count) = (start >> PAGE_SHIFT, size_bytes >> PAGE_SHIFT);
-        self.lost.rows.push(LostMappings { space, slot, page_count, mapped, created });
+        self.rows.push(LostMappings { space, slot, page_count, mapped, created });
     }
 
-    /// Tries again to unmap and release everything that could not be released before.
-    ///
-    /// # Errors
-    ///
-    /// The first error. Everything was tried.
-    pub fn release_lost<M: PhysicalMemory>(&mut self, backing: &mut M) -> Result<(), M::Error> {
-        if self.lost.is_empty() {
-            return Ok(());
-        }
+    /// Tries to unmap all rows again. The handles of rows that are unmapped can be released then.
+    pub(super) fn unmap<M: PhysicalMemory>(
+        &mut self,
+        pages: &mut Pages,
+        backing: &mut M,
+    ) -> Result<(), M::Error> {
         let mut unmapped = Ok(());
-        for mut row in core::mem::take(&mut self.lost.rows) {
+        for mut row in core::mem::take(&mut self.rows) {
             row.mapped.retain(|(address, size_bytes)| {
                 let result = backing.unmap(*address, *size_bytes);
                 unmapped = unmapped.and(result);
                 result.is_err()
             });
             if row.mapped.is_empty() {
-                self.pages.free_va_ranges_mut(row.space).add(row.slot, row.page_count);
-                self.lost.handles.append(&mut row.created);
+                pages.free_va_ranges_mut(row.space).add(row.slot, row.page_count);
+                self.handles.append(&mut row.created);
             } else {
-                self.lost.rows.push(row);
+                self.rows.push(row);
             }
         }
-        let released = self.lost.release(backing);
-        unmapped.and(released)
+        unmapped
+    }
+
+    pub(super) fn check(&self) -> bool {
+        let created = self.rows.iter().flat_map(|row| &row.created);
+        let sum = self.handles.iter().chain(created).map(|(_, size_bytes)| size_bytes).sum::<u64>();
+        sum == self.bytes && self.rows.iter().all(|row| !row.mapped.is_empty())
     }
 }

@@ -25,9 +25,9 @@ impl MappingId {
 
 /// The content of a slot: a handle's number, one of its pages, and whether all or part of that page is resident here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry(u32);
+pub(super) struct SlotEntry(u32);
 
-impl Entry {
+impl SlotEntry {
     const NOTHING: Self = Self(NONE);
 
     fn new(handle: u32, page: u32) -> Self {
@@ -56,15 +56,15 @@ impl Entry {
 /// The mappings of one space.
 #[derive(Debug, Default)]
 pub(super) struct Mappings {
-    entries: Vec<Entry>,
+    entries: Vec<SlotEntry>,
     /// At each mapping's first slot: the handle's next older mapping.
     older: Vec<u32>,
 }
 
 impl Mappings {
     #[inline]
-    pub(super) fn entry(&self, slot: u64) -> Option<Entry> {
-        self.entries.get(slot as usize).copied().filter(|entry| *entry != Entry::NOTHING)
+    pub(super) fn entry(&self, slot: u64) -> Option<SlotEntry> {
+        self.entries.get(slot as usize).copied().filter(|entry| *entry != SlotEntry::NOTHING)
     }
 
     /// The mappings from a slot on, by address, given the sizes of their handles: the first slot of each, and its handle.
@@ -76,7 +76,7 @@ impl Mappings {
         core::iter::from_fn(move || {
             loop {
                 let (entry, here) = (*self.entries.get(slot as usize)?, slot);
-                if entry == Entry::NOTHING {
+                if entry == SlotEntry::NOTHING {
                     slot += 1;
                     continue;
                 }
@@ -104,16 +104,16 @@ impl Mappings {
     pub(super) fn add(&mut self, slot: u32, handle: u32, page_count: u32) {
         let end = (slot + page_count) as usize;
         if self.entries.len() < end {
-            extend(&mut self.entries, end, Entry::NOTHING);
+            extend(&mut self.entries, end, SlotEntry::NOTHING);
             extend(&mut self.older, end, NONE);
         }
         for page in 0..page_count {
-            self.entries[(slot + page) as usize] = Entry::new(handle, page);
+            self.entries[(slot + page) as usize] = SlotEntry::new(handle, page);
         }
     }
 
     pub(super) fn remove(&mut self, slot: u32, page_count: u32) {
-        self.entries[slot as usize..(slot + page_count) as usize].fill(Entry::NOTHING);
+        self.entries[slot as usize..(slot + page_count) as usize].fill(SlotEntry::NOTHING);
     }
 
     /// The pages that are resident in the mapping at a slot, as a whole and in part.
@@ -134,7 +134,7 @@ impl Mappings {
 
     /// The host memory of the tables.
     pub(super) fn size_bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>() + self.older.capacity() * size_of::<u32>()
+        self.entries.capacity() * size_of::<SlotEntry>() + self.older.capacity() * size_of::<u32>()
     }
 }
 

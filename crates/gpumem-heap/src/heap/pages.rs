@@ -7,16 +7,15 @@
 //! last uses of its pages at their former places, because those mappings may be unmapped only when these uses are complete.
 
 use super::free_va_ranges::FreeVaRanges;
-use super::mappings::{Entry, MappingId, Mappings};
-use super::record::Records;
-use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
-use super::stamps::{Pending, join};
+use super::mappings::{MappingId, Mappings, SlotEntry};
+use super::space::PAGE_SHIFT;
+use super::stamps::join;
 use crate::memory::RawHandle;
-use crate::order::Stamp;
+use crate::order::{Order, Stamp};
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
-pub(super) struct Handle {
+pub(super) struct PhysicalHandle {
     pub(super) raw: RawHandle,
     /// 1 to 64; 0 marks an unused number.
     pub(super) page_count: u32,
@@ -25,11 +24,11 @@ pub(super) struct Handle {
     departed: Vec<Stamp>,
 }
 
-const _: () = assert!(size_of::<Handle>() <= 48);
+const _: () = assert!(size_of::<PhysicalHandle>() <= 48);
 
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    pub(super) handles: Vec<Handle>,
+    pub(super) handles: Vec<PhysicalHandle>,
     unused_handles: Vec<u32>,
     /// The mappings of each space.
     mappings: [Mappings; 2],
@@ -47,12 +46,12 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub(super) fn handle(&self, handle: u32) -> &Handle {
+    pub(super) fn handle(&self, handle: u32) -> &PhysicalHandle {
         &self.handles[handle as usize]
     }
 
     pub(super) fn handle_of(&self, id: MappingId) -> u32 {
-        self.mappings[id.space()].entry(u64::from(id.slot())).map_or(0, Entry::handle)
+        self.mappings[id.space()].entry(u64::from(id.slot())).map_or(0, SlotEntry::handle)
     }
 
     /// The handle's pages that are resident in a mapping as a whole.
@@ -93,13 +92,13 @@ impl Pages {
 
     /// The content of a slot.
     #[inline]
-    pub(super) fn entry(&self, space: usize, slot: u64) -> Option<Entry> {
+    pub(super) fn entry(&self, space: usize, slot: u64) -> Option<SlotEntry> {
         self.mappings[space].entry(slot)
     }
 
     pub(super) fn add_handle(&mut self, raw: RawHandle, page_count: u32) -> u32 {
         self.reserved_bytes += u64::from(page_count) << PAGE_SHIFT;
-        let handle = Handle { raw, page_count, newest: None, departed: Vec::new() };
+        let handle = PhysicalHandle { raw, page_count, newest: None, departed: Vec::new() };
         match self.unused_handles.pop() {
             Some(id) => {
                 self.handles[id as usize] = handle;
@@ -147,7 +146,7 @@ impl Pages {
 
     /// Adds a mapping at `slot`, in which nothing is resident yet.
     pub(super) fn add_mapping(&mut self, handle: u32, space: usize, slot: u64) -> MappingId {
-        let Handle { page_count, newest, .. } = *self.handle(handle);
+        let PhysicalHandle { page_count, newest, .. } = *self.handle(handle);
         let id = MappingId::new(space, slot as u32);
         self.free_va_ranges[space].fill(slot, u64::from(page_count));
         self.mappings[space].add(id.slot(), handle, page_count);
@@ -227,9 +226,9 @@ impl Pages {
         self.shared.insert((handle, page));
     }
 
-    /// Forgets the pages of a handle that are resident in several mappings. Call it before all of the handle's memory is removed.
-    pub(super) fn forget_shared(&mut self, handle: u32) {
-        self.shared.retain(|(of, _)| *of != handle);
+    /// Notes that pages of a handle are not resident in several mappings.
+    pub(super) fn unshare(&mut self, handle: u32, mask: u64) {
+        self.shared.retain(|(of, page)| *of != handle || mask >> page & 1 == 0);
     }
 
     /// Pages that are resident in several mappings in part, and those mappings.
@@ -240,9 +239,9 @@ impl Pages {
         })
     }
 
-    /// True if all uses of pages that have moved away from the handle's mappings are complete.
-    pub(super) fn are_departed(&self, handle: u32, is_complete: impl Fn(Stamp) -> bool) -> bool {
-        self.handle(handle).departed.iter().all(|stamp| is_complete(*stamp))
+    /// True if no work can access a handle through mappings that its pages have left.
+    pub(super) fn is_left(&self, handle: u32, order: &impl Order) -> bool {
+        may_unmap_early() || self.handle(handle).departed.iter().all(|stamp| order.is_complete(*stamp))
     }
 
     pub(super) fn free_va_ranges(&self, space: usize) -> &FreeVaRanges {
@@ -256,49 +255,12 @@ impl Pages {
     /// The host memory of the tables.
     pub(super) fn size_bytes(&self) -> usize {
         let departed: usize = self.handles.iter().map(|handle| handle.departed.capacity()).sum();
-        self.handles.capacity() * size_of::<Handle>()
+        self.handles.capacity() * size_of::<PhysicalHandle>()
             + self.shared.len() * size_of::<(u32, u32)>() * 3 / 2
             + self.unused_handles.capacity() * size_of::<u32>()
             + departed * size_of::<Stamp>()
             + self.mappings.iter().map(Mappings::size_bytes).sum::<usize>()
             + self.free_va_ranges.iter().map(FreeVaRanges::size_bytes).sum::<usize>()
-    }
-}
-
-/// Moves free pages, as a whole, to another mapping of their handle, with the stamps that they wait for.
-pub(super) fn move_pages(
-    pages: &mut Pages,
-    spaces: &mut [Space; 2],
-    records: &mut Records,
-    to: MappingId,
-    mask: u64,
-) {
-    let handle = pages.handle_of(to);
-    let mut moved: Vec<(u64, u64, Pending)> = Vec::new();
-    let mut stamps: Vec<Stamp> = Vec::new();
-    let others =
-        pages.mappings_of(handle).filter(|id| *id != to).map(|id| (id, pages.resident_of(id, handle)));
-    let left: Vec<_> = others.filter(|(_, (wholes, parts))| (wholes | parts) & mask != 0).collect();
-    for (id, (wholes, parts)) in left {
-        let leaving = (wholes | parts) & mask;
-        pages.set_resident(id, (wholes & !mask, parts & !mask));
-        let base = u64::from(id.slot()) << PAGE_SHIFT;
-        for (first, count) in runs(leaving) {
-            let start = base + u64::from(first) * PAGE_BYTES;
-            let end = start + u64::from(count) * PAGE_BYTES;
-            spaces[id.space()].vacate(records, start, end, |records, start, end, pending| {
-                stamps.extend_from_slice(records.stamp_sets.stamps(&pending));
-                moved.push((start - base, end - base, pending));
-            });
-        }
-    }
-    pages.note_departed(handle, &stamps);
-    let (wholes, parts) = pages.resident_of(to, handle);
-    pages.set_resident(to, (wholes | mask, parts & !mask));
-    pages.shared.retain(|(of, page)| *of != handle || mask >> page & 1 == 0);
-    let base = u64::from(to.slot()) << PAGE_SHIFT;
-    for (start, end, pending) in moved {
-        spaces[to.space()].occupy(records, base + start, base + end, pending);
     }
 }
 
@@ -319,4 +281,13 @@ pub(super) fn runs(mut mask: u64) -> impl Iterator<Item = (u32, u32)> {
 pub(super) fn ones(first: u32, count: u32) -> u64 {
     let ones = u64::MAX.checked_shr(64 - count).unwrap_or(0);
     ones << first
+}
+
+/// True while the bug `EarlyUnmap` is injected.
+#[inline]
+fn may_unmap_early() -> bool {
+    #[cfg(gpumem_planted_bugs)]
+    return crate::injected_bugs::has(crate::injected_bugs::Bug::EarlyUnmap);
+    #[cfg(not(gpumem_planted_bugs))]
+    false
 }

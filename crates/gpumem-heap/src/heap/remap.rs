@@ -3,10 +3,11 @@
 //! Mappings stay when their pages move away, so pages can return without a driver call. A program that repeats itself finds the mappings of
 //! the previous round.
 
-use super::idle_scan::{IdleScan, View};
-use super::mappings::{Entry, MappingId};
+use super::idle_scan::IdleScan;
+use super::mappings::{MappingId, SlotEntry};
 use super::pages::{Pages, ones, runs};
 use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
+use super::view::View;
 use crate::order::Order;
 
 /// A place for a block in one space, where some pages have to move back first.
@@ -94,7 +95,7 @@ impl Run {
         for bit in first..first + count {
             self.pages.push((id, bit));
             let entry = pages.entry(id.space(), u64::from(id.slot() + bit));
-            away_count += u32::from(!entry.is_some_and(Entry::is_resident));
+            away_count += u32::from(!entry.is_some_and(SlotEntry::is_resident));
             self.away.push(away_count);
         }
         true

@@ -4,13 +4,13 @@
 //! is complete. If markers are rare, a stream that takes ready memory whenever its own free blocks have the wrong size ends up with far
 //! more than it ever uses. So a stream that already has its peak of use plus the slack uses up its own free memory first.
 
-use super::fit::Fit;
+use super::fit::FreeLists;
 use super::space::Space;
 use super::stamps::FreeState;
 use crate::order::StreamIndex;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Share {
+struct StreamShare {
     used_bytes: u64,
     used_peak_bytes: u64,
 }
@@ -18,7 +18,7 @@ struct Share {
 /// By stream index.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    list: Vec<Share>,
+    list: Vec<StreamShare>,
 }
 
 impl Shares {
@@ -28,7 +28,7 @@ impl Shares {
         }
         let index = usize::from(stream.0);
         if self.list.len() <= index {
-            self.list.resize(index + 1, Share::default());
+            self.list.resize(index + 1, StreamShare::default());
         }
         let share = &mut self.list[index];
         share.used_bytes += size_bytes;
@@ -51,8 +51,9 @@ impl Shares {
     ) -> bool {
         let share = self.list.get(usize::from(stream.0)).copied().unwrap_or_default();
         let used_bytes = share.used_bytes.saturating_add(size_bytes);
-        let pending =
-            |space: &Space| space.fit(FreeState::OneStream(stream)).map_or(0, |fit: &Fit| fit.size_bytes);
+        let pending = |space: &Space| {
+            space.fit(FreeState::OneStream(stream)).map_or(0, |fit: &FreeLists| fit.size_bytes)
+        };
         let pending_bytes: u64 = spaces.iter().map(pending).sum();
         let peak_bytes = share.used_peak_bytes.max(used_bytes);
         let allowed_bytes =

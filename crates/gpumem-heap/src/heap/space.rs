@@ -4,16 +4,21 @@
 //! are merged at once; neighbours that wait for different streams stay apart. [`super::pages`] tracks what is mapped where; this file only
 //! tracks which slots have memory.
 
-use super::fit::Fit;
-use super::idle_scan::View;
+use super::fit::FreeLists;
 use super::mappings::extend;
-use super::record::{Kind, NONE, Record, Records};
-use super::stamps::{FreeState, Pending};
+use super::record::{NONE, RangeRecord, RecordKind, Records};
+use super::stamps::{FreeState, PendingUses};
+use super::view::View;
 use crate::order::{Order, Stamp, StreamIndex};
 
 /// The unit of physical memory and of mappings.
 pub(super) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
 pub(super) const PAGE_SHIFT: u32 = 21;
+
+/// The pages that cover some bytes.
+pub(super) fn pages_in(size_bytes: u64) -> u32 {
+    u32::try_from(size_bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX)
+}
 
 #[derive(Debug)]
 pub(super) struct Space {
@@ -24,7 +29,7 @@ pub(super) struct Space {
     /// The last record, up to which the space is tiled.
     last: u32,
     /// By state; made with the first free record of each.
-    fits: Vec<Option<Box<Fit>>>,
+    fits: Vec<Option<Box<FreeLists>>>,
     /// For each slot, the first record that starts in it.
     starts: Vec<u32>,
 }
@@ -49,16 +54,16 @@ impl Space {
         self.size_bytes - self.end()
     }
 
-    pub(super) fn fit(&self, state: FreeState) -> Option<&Fit> {
+    pub(super) fn fit(&self, state: FreeState) -> Option<&FreeLists> {
         self.fits.get(state.index())?.as_deref().filter(|fit| !fit.is_empty())
     }
 
-    pub(super) fn fits(&self) -> impl Iterator<Item = &Fit> {
+    pub(super) fn fits(&self) -> impl Iterator<Item = &FreeLists> {
         self.fits.iter().flatten().map(|fit| &**fit)
     }
 
     /// With the index of each state, for [`super::check`].
-    pub(super) fn fits_by_state(&self) -> impl Iterator<Item = (usize, &Fit)> {
+    pub(super) fn fits_by_state(&self) -> impl Iterator<Item = (usize, &FreeLists)> {
         self.fits.iter().enumerate().filter_map(|(state, fit)| Some((state, &**fit.as_ref()?)))
     }
 
@@ -73,14 +78,14 @@ impl Space {
         self.unlink(records, id);
         let id = self.isolate(records, id, start, start + size_bytes);
         self.drop_pending(records, id);
-        records[id].kind = Kind::Live;
+        records[id].kind = RecordKind::Live;
         id
     }
 
     /// Frees a live record, or fills a gap. The record waits for `pending`, and owns it from here on.
-    pub(super) fn give(&mut self, records: &mut Records, mut id: u32, pending: Pending) {
+    pub(super) fn give(&mut self, records: &mut Records, mut id: u32, pending: PendingUses) {
         let record = &mut records[id];
-        (record.kind, record.state, record.stamp) = (Kind::Free, pending.state, pending.stamp);
+        (record.kind, record.state, record.stamp) = (RecordKind::Free, pending.state, pending.stamp);
         let (prev, next) = (record.prev, record.next);
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::MissedCoalescing) {
@@ -100,12 +105,13 @@ impl Space {
 
     /// Gives the ready rest of the pages that a block splits to the block's stream.
     pub(super) fn own_pages(&mut self, records: &mut Records, id: u32, stream: StreamIndex) {
-        let Record { start, prev, next, .. } = records[id];
+        let RangeRecord { start, prev, next, .. } = records[id];
         let end = records[id].end();
-        let pending = Pending { state: FreeState::OneStream(stream), stamp: Stamp::new(stream, 0) };
+        let pending = PendingUses { state: FreeState::OneStream(stream), stamp: Stamp::new(stream, 0) };
         let low = start >> PAGE_SHIFT << PAGE_SHIFT;
         let high = end.next_multiple_of(PAGE_BYTES);
-        let is_ready = |record: &Record| record.kind == Kind::Free && record.state == FreeState::Ready;
+        let is_ready =
+            |record: &RangeRecord| record.kind == RecordKind::Free && record.state == FreeState::Ready;
         if low < start && prev != NONE && is_ready(&records[prev]) && records[prev].start <= low {
             self.unlink(records, prev);
             let part = self.isolate(records, prev, low, start);
@@ -125,7 +131,7 @@ impl Space {
         self.unlink(records, id);
         id = self.isolate(records, id, start, end.min(records[id].end()));
         self.drop_pending(records, id);
-        records[id].kind = Kind::Live;
+        records[id].kind = RecordKind::Live;
         while records[id].end() < end {
             let next = records[id].next;
             self.unlink(records, next);
@@ -144,13 +150,13 @@ impl Space {
         records: &mut Records,
         start: u64,
         end: u64,
-        mut left: impl FnMut(&mut Records, u64, u64, Pending),
+        mut left: impl FnMut(&mut Records, u64, u64, PendingUses),
     ) {
         let mut place = start;
         while place < end {
             let id = self.at(records, place);
             let until = end.min(records[id].end());
-            if records[id].kind == Kind::Gap {
+            if records[id].kind == RecordKind::Gap {
                 place = until;
                 continue;
             }
@@ -158,7 +164,7 @@ impl Space {
             let id = self.isolate(records, id, place, until);
             let pending = records[id].pending();
             left(records, place, until, pending);
-            records[id].kind = Kind::Gap;
+            records[id].kind = RecordKind::Gap;
             (records[id].state, records[id].stamp) = (FreeState::Ready, Stamp::COMPLETE);
             self.join_gaps(records, id);
             place = until;
@@ -166,7 +172,7 @@ impl Space {
     }
 
     /// Adds memory to a part of a gap, as a free record.
-    pub(super) fn occupy(&mut self, records: &mut Records, start: u64, end: u64, pending: Pending) {
+    pub(super) fn occupy(&mut self, records: &mut Records, start: u64, end: u64, pending: PendingUses) {
         let id = self.at(records, start);
         let id = self.isolate(records, id, start, end);
         self.give(records, id, pending);
@@ -178,7 +184,7 @@ impl Space {
         let pages = (size_bytes >> PAGE_SHIFT) as usize;
         let length = self.starts.len() + pages;
         extend(&mut self.starts, length, NONE);
-        let id = records.add(Record {
+        let id = records.add(RangeRecord {
             start,
             size_bytes,
             stamp: Stamp::COMPLETE,
@@ -187,7 +193,7 @@ impl Space {
             list_prev: NONE,
             list_next: NONE,
             state: FreeState::Ready,
-            kind: Kind::Gap,
+            kind: RecordKind::Gap,
             space: self.index,
         });
         if self.last != NONE {
@@ -240,7 +246,7 @@ impl Space {
         if self.fits.len() <= index {
             self.fits.resize_with(index + 1, || None);
         }
-        self.fits[index].get_or_insert_with(|| Box::new(Fit::new())).insert(records, id);
+        self.fits[index].get_or_insert_with(|| Box::new(FreeLists::new())).insert(records, id);
     }
 
     pub(super) fn unlink(&mut self, records: &mut Records, id: u32) {
@@ -257,7 +263,7 @@ impl Space {
 
     /// Cuts a record that is in no list down to a range; parts cut off a free record are free.
     fn isolate(&mut self, records: &mut Records, id: u32, start: u64, end: u64) -> u32 {
-        let is_free = records[id].kind == Kind::Free;
+        let is_free = records[id].kind == RecordKind::Free;
         if records[id].end() > end {
             let rest = self.split(records, id, end);
             if is_free {
@@ -279,7 +285,7 @@ impl Space {
         let record = records[id];
         records.stamp_sets.share(record.pending());
         let size_bytes = record.end() - place;
-        let second = records.add(Record { start: place, size_bytes, prev: id, ..record });
+        let second = records.add(RangeRecord { start: place, size_bytes, prev: id, ..record });
         records[id].size_bytes -= size_bytes;
         records[id].next = second;
         match record.next {
@@ -299,7 +305,7 @@ impl Space {
         record.size_bytes += gone.size_bytes;
         record.next = gone.next;
         record.stamp = record.stamp.max(gone.stamp);
-        if gone.kind == Kind::Free {
+        if gone.kind == RecordKind::Free {
             records.stamp_sets.drop(gone.pending());
         }
         match gone.next {
@@ -310,7 +316,7 @@ impl Space {
     }
 
     fn join_gaps(&mut self, records: &mut Records, mut id: u32) {
-        let Record { prev, next, .. } = records[id];
+        let RangeRecord { prev, next, .. } = records[id];
         if next != NONE && records[id].joins(&records[next]) {
             self.absorb_next(records, id);
         }
@@ -337,6 +343,27 @@ impl Space {
         }
     }
 
+    /// True if a slot has no resident memory.
+    pub(super) fn is_gap(&self, records: &Records, slot: u64) -> bool {
+        let (start, end) = (slot << PAGE_SHIFT, (slot + 1) << PAGE_SHIFT);
+        let record = &records[self.at(records, start)];
+        record.kind == RecordKind::Gap && record.end() >= end
+    }
+
+    /// True if all resident memory of a slot is usable.
+    pub(super) fn is_usable(&self, slot: u64, view: &View<impl Order>) -> bool {
+        let end = (slot + 1) << PAGE_SHIFT;
+        let mut place = slot << PAGE_SHIFT;
+        while place < end {
+            let record = &view.records[self.at(view.records, place)];
+            if record.kind != RecordKind::Gap && !view.is_usable(record) {
+                return false;
+            }
+            place = record.end();
+        }
+        true
+    }
+
     /// The first record that starts in a slot, for [`super::check`].
     pub(super) fn start_in(&self, page: usize) -> u32 {
         self.starts[page]
@@ -344,7 +371,7 @@ impl Space {
 
     /// The host memory of the tables.
     pub(super) fn table_bytes(&self) -> usize {
-        self.starts.capacity() * size_of::<u32>() + self.fits().count() * size_of::<Fit>()
+        self.starts.capacity() * size_of::<u32>() + self.fits().count() * size_of::<FreeLists>()
     }
 }
 

@@ -37,12 +37,12 @@ impl FreeState {
 
 /// The state of a free record, and its stamp: of the one stream, or the name of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pending {
+pub(super) struct PendingUses {
     pub(super) state: FreeState,
     pub(super) stamp: Stamp,
 }
 
-impl Pending {
+impl PendingUses {
     pub(super) const READY: Self = Self { state: FreeState::Ready, stamp: Stamp::COMPLETE };
 }
 
@@ -55,13 +55,13 @@ pub(super) struct StampSets {
 
 impl StampSets {
     /// The pending uses of a free.
-    pub(super) fn pending(&mut self, uses: &[Stamp]) -> Pending {
+    pub(super) fn pending(&mut self, uses: &[Stamp]) -> PendingUses {
         let mut stamps: Vec<Stamp> = uses.iter().copied().filter(|stamp| *stamp != Stamp::COMPLETE).collect();
         join(&mut stamps, &[]);
         match stamps[..] {
-            [] => Pending::READY,
-            [stamp] => Pending { state: FreeState::OneStream(stamp.stream_index()), stamp },
-            _ => Pending { state: FreeState::MultiStream, stamp: self.add(stamps.into()) },
+            [] => PendingUses::READY,
+            [stamp] => PendingUses { state: FreeState::OneStream(stamp.stream_index()), stamp },
+            _ => PendingUses { state: FreeState::MultiStream, stamp: self.add(stamps.into()) },
         }
     }
 
@@ -75,14 +75,14 @@ impl StampSets {
     }
 
     /// Notes that one more record carries a set.
-    pub(super) fn share(&mut self, pending: Pending) {
+    pub(super) fn share(&mut self, pending: PendingUses) {
         if pending.state == FreeState::MultiStream {
             self.list[index(pending.stamp)].0 += 1;
         }
     }
 
     /// Notes that one record fewer carries a set.
-    pub(super) fn drop(&mut self, pending: Pending) {
+    pub(super) fn drop(&mut self, pending: PendingUses) {
         if pending.state != FreeState::MultiStream {
             return;
         }
@@ -95,7 +95,7 @@ impl StampSets {
     }
 
     /// All stamps that a record waits for.
-    pub(super) fn stamps<'a>(&'a self, pending: &'a Pending) -> &'a [Stamp] {
+    pub(super) fn stamps<'a>(&'a self, pending: &'a PendingUses) -> &'a [Stamp] {
         match pending.state {
             FreeState::Ready => &[],
             FreeState::MultiStream => &self.list[index(pending.stamp)].1,
@@ -104,13 +104,13 @@ impl StampSets {
     }
 
     /// True if work queued on `stream` from now on may use a record that carries this.
-    pub(super) fn is_usable(&self, pending: Pending, stream: StreamIndex, order: &impl Order) -> bool {
+    pub(super) fn is_usable(&self, pending: PendingUses, stream: StreamIndex, order: &impl Order) -> bool {
         pending.state == FreeState::Ready
             || pending.state == FreeState::OneStream(stream)
             || self.stamps(&pending).iter().all(|stamp| order.is_ordered(*stamp, stream))
     }
 
-    pub(super) fn is_complete(&self, pending: Pending, order: &impl Order) -> bool {
+    pub(super) fn is_complete(&self, pending: PendingUses, order: &impl Order) -> bool {
         self.stamps(&pending).iter().all(|stamp| order.is_complete(*stamp))
     }
 

@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 
 /// The clocks of all streams of one machine. A stream's row is made at its first use, so reading needs no lock.
 pub struct Epochs {
-    rows: Box<[OnceLock<Box<Row>>]>,
+    rows: Box<[OnceLock<Box<EpochRow>>]>,
 }
 
 impl Default for Epochs {
@@ -30,16 +30,16 @@ impl Default for Epochs {
 
 /// The clocks of one stream, on separate cache lines: a free reads `epoch` while other streams' rows are written.
 #[repr(align(64))]
-struct Row {
+struct EpochRow {
     epoch: LoomAtomicU64,
     complete: LoomAtomicU64,
     /// The stream that has the index, or had it last.
     stream: LoomAtomicU64,
     /// By the other stream's index, in chunks that are made when first raised; a missing chunk counts as zeros.
-    order: Box<[OnceLock<Chunk>]>,
+    order: Box<[OnceLock<EpochChunk>]>,
 }
 
-type Chunk = Box<[LoomAtomicU64]>;
+type EpochChunk = Box<[LoomAtomicU64]>;
 
 /// The clock values that [`Epochs::check`] read, by the name of the clock, its stream, and the stream that it refers to.
 pub type Seen = BTreeMap<(&'static str, u16, u16), u64>;
@@ -179,8 +179,8 @@ impl Epochs {
     }
 
     #[inline]
-    fn row(&self, index: StreamIndex) -> &Row {
-        self.rows[usize::from(index.0) % StreamIndex::COUNT_MAX].get_or_init(Row::new)
+    fn row(&self, index: StreamIndex) -> &EpochRow {
+        self.rows[usize::from(index.0) % StreamIndex::COUNT_MAX].get_or_init(EpochRow::new)
     }
 }
 
@@ -199,7 +199,7 @@ impl Order for Epochs {
     }
 }
 
-impl Row {
+impl EpochRow {
     fn new() -> Box<Self> {
         Box::new(Self {
             // Epoch 0 is complete from the start, which makes [`Stamp::COMPLETE`] so.

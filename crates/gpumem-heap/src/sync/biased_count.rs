@@ -23,7 +23,7 @@ pub struct BiasedCount {
 
 /// The word that counts a call; for [`BiasedCount::leave`] on the same thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum CountSide {
     /// The thread is the owner.
     Owner,
     /// It is another thread.
@@ -40,16 +40,16 @@ impl BiasedCount {
     /// Counts a call of this thread. The caller then reads a flag (`SeqCst`). Another thread sets the flag, calls
     /// [`BiasedCount::fence_all`], and reads the count. At least one of them sees what the other wrote.
     #[inline(always)]
-    pub fn enter(&self) -> Side {
+    pub fn enter(&self) -> CountSide {
         if self.owner.load(Ordering::Relaxed) == NUMBER.get() {
             self.raise_owned(1);
-            return Side::Owner;
+            return CountSide::Owner;
         }
         self.enter_other()
     }
 
     #[inline(never)]
-    fn enter_other(&self) -> Side {
+    fn enter_other(&self) -> CountSide {
         if self.owner.load(Ordering::Relaxed) == NO_OWNER && is_light() {
             let own = own_number();
             let owned = self.owner.compare_exchange(NO_OWNER, own, Ordering::Relaxed, Ordering::Relaxed);
@@ -57,19 +57,19 @@ impl BiasedCount {
                 self.raise_owned(1);
                 // A thread that has not seen an owner makes no heavy fence, so the first call makes a full one.
                 fence();
-                return Side::Owner;
+                return CountSide::Owner;
             }
         }
         self.shared.fetch_add(1, Ordering::SeqCst);
-        Side::Other
+        CountSide::Other
     }
 
     /// Ends a call that [`BiasedCount::enter`] counted on this thread. A flag that the caller reads next is as for `enter`.
     #[inline(always)]
-    pub fn leave(&self, side: Side) {
+    pub fn leave(&self, side: CountSide) {
         match side {
-            Side::Owner => self.raise_owned(u32::MAX),
-            Side::Other => {
+            CountSide::Owner => self.raise_owned(u32::MAX),
+            CountSide::Other => {
                 self.shared.fetch_sub(1, Ordering::SeqCst);
             }
         }
@@ -131,7 +131,7 @@ mod tests {
                 count.leave(side);
                 (side, total)
             });
-            assert_eq!(other.join().unwrap(), (Side::Other, 3));
+            assert_eq!(other.join().unwrap(), (CountSide::Other, 3));
         });
         sides.into_iter().for_each(|side| count.leave(side));
         assert_eq!(count.total(), 0);

@@ -1,10 +1,10 @@
-//! [`Budget`]: grants and the cap.
+//! [`CacheBudget`]: grants and the cap.
 
-use crate::cache::budget::Budget;
+use crate::cache::budget::CacheBudget;
 
 #[test]
 fn grants_stop_at_the_cap() {
-    let budget = Budget::new(100);
+    let budget = CacheBudget::new(100);
     assert_eq!(budget.grant(10, 60), 60);
     assert_eq!(budget.grant(10, 60), 40);
     assert_eq!(budget.grant(1, 1), 0);
@@ -16,7 +16,7 @@ fn grants_stop_at_the_cap() {
 
 #[test]
 fn a_lower_cap_takes_nothing_away() {
-    let budget = Budget::new(100);
+    let budget = CacheBudget::new(100);
     assert_eq!(budget.grant(80, 80), 80);
     budget.set_cap(50);
     assert_eq!(budget.grant(1, 1), 0);
@@ -26,7 +26,7 @@ fn a_lower_cap_takes_nothing_away() {
 
 #[test]
 fn sixteen_threads_never_pass_the_cap() {
-    let budget = Budget::new(1000);
+    let budget = CacheBudget::new(1000);
     std::thread::scope(|scope| {
         for wanted_bytes in 1..=16 {
             let budget = &budget;

@@ -100,7 +100,7 @@ fn addresses_that_were_unmapped_are_used_again() {
         (0..12).for_each(|_| pair.run(&Step::Give { index: 0, uses: 1, complete: true }));
         pair.heap.trim(0, &pair.known, &mut pair.driver).unwrap();
         pair.heap.check().unwrap();
-        reached.push(pair.heap.spaces[1].end());
+        reached.push(pair.heap.map.spaces[1].end());
     }
     assert_eq!(reached[2..].iter().max(), reached[2..].iter().min(), "{reached:?}");
 }

@@ -1,8 +1,8 @@
 //! Lists by size, and runs of bits.
 
-use super::super::fit::{Fit, UNIT_BYTES, place};
+use super::super::fit::{FreeLists, UNIT_BYTES, place};
 use super::super::pages::{ones, runs};
-use super::super::record::{Kind, NONE, Record, Records};
+use super::super::record::{NONE, RangeRecord, RecordKind, Records};
 use super::super::space::PAGE_BYTES;
 use super::super::stamps::FreeState;
 use crate::order::Stamp;
@@ -17,7 +17,7 @@ proptest! {
         wanted in 1_u64..6_000,
         alignment in prop_oneof![Just(256_u64), Just(4096), Just(1 << 20)],
     ) {
-        let (mut records, mut fit) = (Records::new(), Fit::new());
+        let (mut records, mut fit) = (Records::new(), FreeLists::new());
         let mut start = 0;
         let mut kept = Vec::new();
         for (units, is_removed) in sizes {
@@ -59,8 +59,8 @@ proptest! {
     }
 }
 
-fn free(start: u64, size_bytes: u64) -> Record {
-    Record {
+fn free(start: u64, size_bytes: u64) -> RangeRecord {
+    RangeRecord {
         start,
         size_bytes,
         stamp: Stamp::COMPLETE,
@@ -69,7 +69,7 @@ fn free(start: u64, size_bytes: u64) -> Record {
         list_prev: NONE,
         list_next: NONE,
         state: FreeState::Ready,
-        kind: Kind::Free,
+        kind: RecordKind::Free,
         space: 0,
     }
 }

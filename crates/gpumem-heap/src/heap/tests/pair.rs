@@ -1,9 +1,9 @@
 //! A heap beside naive twins: a driver, clocks, and a list of the last uses of physical bytes.
 
 use super::super::fit::UNIT_BYTES;
-use super::super::idle_scan::{View, longest_stretch, stretches};
 use super::super::space::PAGE_BYTES;
-use super::super::trim::Complete;
+use super::super::stretches::{longest_stretch, stretches};
+use super::super::view::{OnlyComplete, View};
 use super::super::{Heap, Request};
 use super::known::{Known, STREAMS};
 use super::twin::Twin;
@@ -36,7 +36,7 @@ pub(super) enum Step {
         waiter: usize,
         on: usize,
     },
-    Complete {
+    OnlyComplete {
         stream: usize,
     },
     Fail {
@@ -59,7 +59,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (1_u64..100_000, 0_usize..300, 0..STREAMS).prop_map(|(size_bytes, count, stream)| Step::TakeRun { size_bytes, count, stream }),
         7 => (any::<usize>(), 1..=STREAMS, prop::bool::weighted(0.2)).prop_map(|(index, uses, complete)| Step::Give { index, uses, complete }),
         1 => (0..STREAMS, 0..STREAMS).prop_map(|(waiter, on)| Step::Wait { waiter, on }),
-        1 => (0..STREAMS).prop_map(|stream| Step::Complete { stream }),
+        1 => (0..STREAMS).prop_map(|stream| Step::OnlyComplete { stream }),
         1 => (0_u32..6).prop_map(|calls| Step::Fail { calls }),
         1 => (0_u64..64 << 20).prop_map(|keep_bytes| Step::Trim { keep_bytes }),
         1 => (0_usize..8).prop_map(|keep_count| Step::UnmapEmpty { keep_count }),
@@ -134,7 +134,7 @@ impl Pair {
             }
             Step::Give { .. } => {}
             Step::Wait { waiter, on } => self.known.wait(waiter, on),
-            Step::Complete { stream } => self.known.observe(stream),
+            Step::OnlyComplete { stream } => self.known.observe(stream),
             Step::Fail { calls } => self.driver.fails_in = Some(calls),
             Step::Trim { keep_bytes } => {
                 let _ = self.heap.trim(keep_bytes, &self.known, &mut self.driver);
@@ -243,10 +243,14 @@ impl Pair {
     pub(super) fn has_what_it_says_is_free(&mut self) {
         let Self { heap, driver, known, .. } = self;
         let (size_bytes, reserved_bytes) = (heap.largest_free_bytes(known), heap.reserved_bytes());
-        let complete = Complete(known);
-        let view =
-            View { records: &heap.records, stream: StreamIndex::HOST, order: &complete, with_ready: true };
-        for space in &heap.spaces {
+        let complete = OnlyComplete(known);
+        let view = View {
+            records: &heap.map.records,
+            stream: StreamIndex::HOST,
+            order: &complete,
+            with_ready: true,
+        };
+        for space in &heap.map.spaces {
             let all = stretches(space, 0, &view).into_iter().map(|(start, end)| end - start);
             assert_eq!(longest_stretch(space, &view, |_| true), all.max().unwrap_or(0));
         }

@@ -34,19 +34,19 @@ fn begun() -> Pair {
 fn a_block_starts_with_what_its_stream_left_of_a_page() {
     let mut pair = begun();
     take(&mut pair, 4.5, 0);
-    assert_eq!((pages(&pair), pair.heap.pages.shared().count()), (8, 1));
+    assert_eq!((pages(&pair), pair.heap.map.pages.shared().count()), (8, 1));
     // Once all of it is free, the page is whole again in any mapping.
     give(&mut pair, 1);
     give(&mut pair, 1);
     take(&mut pair, 7.0, 0);
-    assert_eq!((pages(&pair), pair.heap.pages.shared().count()), (8, 0));
+    assert_eq!((pages(&pair), pair.heap.map.pages.shared().count()), (8, 0));
 }
 
 #[test]
 fn what_one_stream_left_is_not_what_another_starts_with() {
     let mut pair = begun();
     take(&mut pair, 4.5, 1);
-    assert_eq!((pages(&pair), pair.heap.pages.shared().count()), (9, 0));
+    assert_eq!((pages(&pair), pair.heap.map.pages.shared().count()), (9, 0));
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn at_a_limit_a_block_starts_and_ends_in_pages_of_others() {
     assert_eq!(before, 5);
     // Half a page is free behind the second block, three quarters before it; two pages are left below the limit.
     take(&mut pair, 3.0, 0);
-    assert_eq!((pages(&pair), pair.live.len(), pair.heap.pages.shared().count()), (7, 4, 2));
+    assert_eq!((pages(&pair), pair.live.len(), pair.heap.map.pages.shared().count()), (7, 4, 2));
     pair.run(&Step::Give { index: 0, uses: 1, complete: true });
     pair.heap.check().unwrap();
 }

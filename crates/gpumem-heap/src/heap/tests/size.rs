@@ -9,10 +9,10 @@ use crate::tuning::Tuning;
 /// The bound: for each record, each handle, and each page of addresses.
 fn bound_bytes(pair: &Pair) -> usize {
     let heap = &pair.heap;
-    let address_pages: u64 = heap.spaces.iter().map(|space| space.end() >> PAGE_SHIFT).sum();
-    let list_count: usize = heap.spaces.iter().map(|space| space.fits().count()).sum();
-    100 * heap.records.count()
-        + 160 * heap.pages.handles.len()
+    let address_pages: u64 = heap.map.spaces.iter().map(|space| space.end() >> PAGE_SHIFT).sum();
+    let list_count: usize = heap.map.spaces.iter().map(|space| space.fits().count()).sum();
+    100 * heap.map.records.count()
+        + 160 * heap.map.pages.handles.len()
         + 13 * address_pages as usize
         + 5300 * list_count
         + (4 << 10)
@@ -48,7 +48,7 @@ fn mappings_that_must_stay_take_little() {
         );
         if live.len() > 12 {
             let block = live.swap_remove((seed >> 20) as usize % live.len());
-            let slot = pair.heap.records[block.record].state.stream_index().unwrap();
+            let slot = pair.heap.map.records[block.record].state.stream_index().unwrap();
             pair.heap.give(block.record, &[Stamp::new(slot, 1)]);
         }
     }

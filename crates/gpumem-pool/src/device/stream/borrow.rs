@@ -12,7 +12,7 @@ use crate::error::{CaptureError, PoolError, is_of_capture};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use gpumem_heap::sync::{BiasedCount, Side};
+use gpumem_heap::sync::{BiasedCount, CountSide};
 use gpumem_sys::types::CUstream;
 use gpumem_sys::{DriverError, fork};
 use std::io::Write;
@@ -48,7 +48,7 @@ struct Counts {
 #[must_use = "the stream may be retired or captured as soon as this is dropped"]
 pub(crate) struct Call<'a> {
     borrows: &'a Borrows,
-    side: Side,
+    side: CountSide,
     /// A call ends on the thread on which it began.
     _thread: PhantomData<*const ()>,
 }
