@@ -34,6 +34,7 @@ pub(crate) mod volume;
 use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::base::handle::Handle;
 use crate::entry::argument::{Argument, take_at};
+use crate::entry::slot::SLOT_COUNT;
 use gpumem_sys::Table;
 
 /// The table of functions for the instance in a slot.
@@ -62,6 +63,18 @@ pub(crate) fn table<const SLOT: usize>() -> Table {
     any_node::install::<SLOT>(&mut table);
     exec::install::<SLOT>(&mut table);
     table
+}
+
+macro_rules! tables {
+    ($($slot:literal)*) => {
+        /// The table of each slot.
+        pub(crate) const TABLES: [fn() -> Table; SLOT_COUNT] = [$(table::<$slot>),*];
+    };
+}
+
+tables! {
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+    32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
 }
 
 /// Defines entries: the function that runs a body under the instance's lock, and a thunk for each slot.

@@ -3,11 +3,12 @@
 #[allow(unsafe_code)]
 pub(crate) mod driver;
 
-use crate::config::SimConfig;
 use crate::config::choices::Choice;
 use crate::config::error::SimError;
+use crate::config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
 use crate::device::launch::Kernel;
 use crate::entry::slot::{self, Shared};
+use crate::entry::{TABLES, rule_names};
 use crate::machine::Machine;
 use crate::report::Report;
 use crate::report::finding::{AccessKind, Finding};
@@ -26,7 +27,14 @@ pub struct Sim(Arc<Shared>);
 impl Sim {
     /// Starts a machine; the table reaches it for as long as a handle lives.
     pub(crate) fn start(config: SimConfig) -> Result<(Self, Table), SimError> {
-        let shared = slot::take(config)?;
+        if config.device_count > DEVICES_MAX {
+            return Err(SimError::TooManyDevices { count: config.device_count });
+        }
+        if config.memory_bytes > MEMORY_BYTES_MAX {
+            return Err(SimError::TooMuchMemory { size_bytes: config.memory_bytes });
+        }
+        rule_names::check_all(&config.rules, config.device_count)?;
+        let shared = slot::take(config, &TABLES)?;
         let table = shared.table;
         Ok((Self(shared), table))
     }

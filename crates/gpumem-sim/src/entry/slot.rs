@@ -5,10 +5,8 @@
 //! released with the last handle to the instance; an entry of a free slot returns that the driver is shut down.
 
 use crate::base::codes::{Answer, DEINITIALIZED, NOT_INITIALIZED};
+use crate::config::SimConfig;
 use crate::config::error::SimError;
-use crate::config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
-use crate::entry;
-use crate::entry::rule_names;
 use crate::machine::Machine;
 use crate::machine::device::view;
 use gpumem_sys::Table;
@@ -44,15 +42,8 @@ impl Shared {
     }
 }
 
-/// Starts an instance in a free slot.
-pub(crate) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
-    if config.device_count > DEVICES_MAX {
-        return Err(SimError::TooManyDevices { count: config.device_count });
-    }
-    if config.memory_bytes > MEMORY_BYTES_MAX {
-        return Err(SimError::TooMuchMemory { size_bytes: config.memory_bytes });
-    }
-    rule_names::check_all(&config.rules, config.device_count)?;
+/// Starts an instance in a free slot, with the slot's table of functions.
+pub(crate) fn take(config: SimConfig, tables: &[fn() -> Table; SLOT_COUNT]) -> Result<Arc<Shared>, SimError> {
     static STARTED: AtomicU64 = AtomicU64::new(0);
     for (slot, holder) in SLOTS.iter().enumerate() {
         // A slot whose lock is held is in use. In a forked child it may stay locked forever.
@@ -68,7 +59,7 @@ pub(crate) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
                 machine: Mutex::new(Machine::new(config, slot, instance)),
                 instance,
                 returned: Condvar::new(),
-                table: TABLES[slot](),
+                table: tables[slot](),
                 threads: AtomicU64::new(0),
             });
             *holder = Arc::downgrade(&shared);
@@ -94,16 +85,8 @@ pub(crate) fn find(slot: usize) -> Answer<Arc<Shared>> {
     holder.lock().unwrap_or_else(PoisonError::into_inner).upgrade().ok_or(DEINITIALIZED)
 }
 
-macro_rules! slots {
-    ($($slot:literal)*) => {
-        const TABLES: &[fn() -> Table] = &[$(entry::table::<$slot>),*];
-        /// The process that started the last instance of each slot.
-        static PROCESSES: [AtomicU32; TABLES.len()] = [const { AtomicU32::new(0) }; TABLES.len()];
-        static SLOTS: [Mutex<Weak<Shared>>; TABLES.len()] = [$({ const _: usize = $slot; Mutex::new(Weak::new()) }),*];
-    };
-}
-
-slots! {
-    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-    32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
-}
+/// The largest number of instances at a time.
+pub(crate) const SLOT_COUNT: usize = 64;
+static SLOTS: [Mutex<Weak<Shared>>; SLOT_COUNT] = [const { Mutex::new(Weak::new()) }; SLOT_COUNT];
+/// The process that started the last instance of each slot.
+static PROCESSES: [AtomicU32; SLOT_COUNT] = [const { AtomicU32::new(0) }; SLOT_COUNT];
