@@ -13,7 +13,7 @@ pub use save::{SaveTensor, save, save_with_metadata};
 pub use tensor::{CheckpointElement, Tensor, Tensors};
 
 use crate::target::PACKED_BELOW_BYTES;
-use file::{CHUNK_BYTES, Entry, File, Header};
+use file::{CHUNK_BYTES, File, Header, TensorEntry};
 use gpumem_array::ndarray::{Dimension, IxDyn};
 use gpumem_array::{Gpu, GpuArray};
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Checkpoint {
     file: File,
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, TensorEntry>,
     metadata: BTreeMap<String, String>,
 }
 
@@ -138,7 +138,7 @@ impl Checkpoint {
     /// Uploads tensors together. If that fails, they are uploaded one by one: an error then names the tensor.
     fn load_small(
         &self,
-        small: &[(&String, &Entry)],
+        small: &[(&String, &TensorEntry)],
         gpu: &Gpu,
         tensors: &mut Tensors,
     ) -> Result<(), CheckpointError> {
@@ -156,7 +156,7 @@ impl Checkpoint {
     /// `None` if the upload failed.
     fn load_packed(
         &self,
-        small: &[(&String, &Entry)],
+        small: &[(&String, &TensorEntry)],
         gpu: &Gpu,
     ) -> Result<Option<Vec<(String, Tensor)>>, CheckpointError> {
         let mut pack = gpu.pack();

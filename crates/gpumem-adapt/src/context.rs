@@ -12,7 +12,7 @@ pub struct Context<'t, To> {
     to: &'t To,
     /// The moved form of each shared part, by address and new type.
     shared: HashMap<(usize, TypeId), Box<dyn Any>>,
-    uploaded: Option<Uploaded>,
+    uploaded: Option<UploadedArrays>,
     /// The `Gpu` that new arrays belong to, if it is not the target's.
     owner: Option<Gpu>,
 }
@@ -24,7 +24,7 @@ pub struct Plan<'a> {
     arrays: Vec<Planned>,
     columns: Columns,
     /// Arrays that wait until there are enough for a pack.
-    first: Vec<(Key, Add<'a>)>,
+    first: Vec<(ArrayKey, Add<'a>)>,
     /// Addresses of shared parts.
     seen: HashSet<usize>,
     size_bytes_max: usize,
@@ -68,14 +68,14 @@ fn push<A>(list: &mut Vec<A>, value: A) {
 
 /// Contiguous elements of the value. While the value is borrowed, the address is unique.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
+struct ArrayKey {
     address: usize,
     size_bytes: usize,
     is_row_major: bool,
     types: TypeId,
 }
 
-impl Key {
+impl ArrayKey {
     /// `None` if the array is empty or has gaps. `U` is the new type of the elements.
     fn of<T: Element, U: Element, D: Dimension + 'static>(array: &ArrayView<'_, T, D>) -> Option<Self> {
         let is_row_major = array.is_standard_layout();
@@ -91,17 +91,17 @@ impl Key {
 
 /// An array of a pack: its elements in the value, and the place of its [`PackedArray`].
 struct Planned {
-    key: Key,
+    key: ArrayKey,
     place: usize,
 }
 
 /// The arrays of a plan, uploaded. They are usually taken in the order of the plan.
-struct Uploaded {
+struct UploadedArrays {
     arrays: Vec<Planned>,
     columns: Columns,
     next: usize,
     /// By key, once the order has differed: the indices of arrays that have not been taken.
-    by_key: Option<HashMap<Key, VecDeque<usize>>>,
+    by_key: Option<HashMap<ArrayKey, VecDeque<usize>>>,
 }
 
 impl<'t, To> Context<'t, To> {
@@ -128,7 +128,7 @@ impl<'t, To> Context<'t, To> {
     pub(crate) fn upload(&mut self, plan: Plan<'_>) {
         let Plan { pack, arrays, columns, is_failed, .. } = plan;
         if !arrays.is_empty() && !is_failed && pack.upload().is_ok() {
-            self.uploaded = Some(Uploaded { arrays, columns, next: 0, by_key: None });
+            self.uploaded = Some(UploadedArrays { arrays, columns, next: 0, by_key: None });
         }
     }
 
@@ -138,7 +138,7 @@ impl<'t, To> Context<'t, To> {
         array: &ArrayView<'_, T, D>,
     ) -> Option<GpuArray<U, D>> {
         let uploaded = self.uploaded.as_mut()?;
-        let found = uploaded.take::<PackedArray<U, D>>(Key::of::<T, U, D>(array)?)?;
+        let found = uploaded.take::<PackedArray<U, D>>(ArrayKey::of::<T, U, D>(array)?)?;
         let found = found.into_array().ok()?;
         (found.raw_dim() == array.raw_dim()).then_some(found)
     }
@@ -146,23 +146,23 @@ impl<'t, To> Context<'t, To> {
     /// Returns the moved form of the shared part at `address`, if already moved.
     pub(crate) fn shared<R: Clone + 'static>(&self, address: usize) -> Option<R> {
         let entry = self.shared.get(&(address, TypeId::of::<R>()))?;
-        entry.downcast_ref::<Entry<R>>().map(|entry| entry.moved.clone())
+        entry.downcast_ref::<MovedEntry<R>>().map(|entry| entry.moved.clone())
     }
 
     /// Records the moved form of the shared part at `address`. While the context exists, `source` keeps the address from being reused.
     pub(crate) fn share<R: Clone + 'static>(&mut self, address: usize, moved: &R, source: impl Any) {
-        let entry = Entry { moved: moved.clone(), _source: Box::new(source) };
+        let entry = MovedEntry { moved: moved.clone(), _source: Box::new(source) };
         self.shared.insert((address, TypeId::of::<R>()), Box::new(entry));
     }
 }
 
-impl Uploaded {
-    fn take<A: 'static>(&mut self, key: Key) -> Option<A> {
+impl UploadedArrays {
+    fn take<A: 'static>(&mut self, key: ArrayKey) -> Option<A> {
         let index = self.index(key)?;
         self.columns.take(self.arrays.get(index)?.place)
     }
 
-    fn index(&mut self, key: Key) -> Option<usize> {
+    fn index(&mut self, key: ArrayKey) -> Option<usize> {
         if let Some(by_key) = &mut self.by_key {
             return by_key.get_mut(&key)?.pop_front();
         }
@@ -171,7 +171,7 @@ impl Uploaded {
             return Some(self.next - 1);
         }
         // An array without a plan, or one out of order.
-        let mut by_key: HashMap<Key, VecDeque<usize>> = HashMap::new();
+        let mut by_key: HashMap<ArrayKey, VecDeque<usize>> = HashMap::new();
         for (index, array) in self.arrays.iter().enumerate().skip(self.next) {
             by_key.entry(array.key).or_default().push_back(index);
         }
@@ -226,7 +226,9 @@ impl<'a> Plan<'a> {
     ) {
         // A view that repeats its elements can have more elements than fit in memory.
         let is_small = array.len().saturating_mul(size_of::<U>()) <= self.size_bytes_max;
-        let Some(key) = Key::of::<T, U, D>(array).filter(|_| is_small && !self.is_failed) else { return };
+        let Some(key) = ArrayKey::of::<T, U, D>(array).filter(|_| is_small && !self.is_failed) else {
+            return;
+        };
         let add = |pack: &mut Pack<'a>, gpu: &Gpu, columns: &mut Columns| Ok(columns.push(add(pack, gpu)?));
         if !self.arrays.is_empty() {
             return self.push(key, add);
@@ -241,7 +243,7 @@ impl<'a> Plan<'a> {
 
     fn push(
         &mut self,
-        key: Key,
+        key: ArrayKey,
         add: impl FnOnce(&mut Pack<'a>, &Gpu, &mut Columns) -> Result<usize, ArrayError>,
     ) {
         match add(&mut self.pack, &self.gpu, &mut self.columns) {
@@ -255,7 +257,7 @@ impl<'a> Plan<'a> {
 const PACKED_MIN: usize = 16;
 
 /// A shared part after the move, and its original owner.
-struct Entry<R> {
+struct MovedEntry<R> {
     moved: R,
     _source: Box<dyn Any>,
 }

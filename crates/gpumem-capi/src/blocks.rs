@@ -18,7 +18,7 @@ struct Shard {
     blocks: UnsafeCell<Blocks>,
 }
 
-// SAFETY: the blocks are accessed through `Locked` alone, which one thread has at a time; a block may move between threads.
+// SAFETY: the blocks are accessed through `LockedShard` alone, which one thread has at a time; a block may move between threads.
 unsafe impl Sync for Shard where Blocks: Send {}
 
 static SHARDS: [Shard; SHARD_COUNT] =
@@ -29,18 +29,18 @@ const SHARD_BITS: u32 = 6;
 const SHARD_COUNT: usize = 1 << SHARD_BITS;
 
 /// Access to a shard, until it is dropped.
-struct Locked(&'static Shard);
+struct LockedShard(&'static Shard);
 
 impl Shard {
     /// `None` in a forked child if another thread held the lock at the fork: it stays locked.
     #[inline]
-    fn lock(&'static self) -> Option<Locked> {
+    fn lock(&'static self) -> Option<LockedShard> {
         while self.is_locked.swap(true, Ordering::Acquire) {
             if !self.wait() {
                 return None;
             }
         }
-        Some(Locked(self))
+        Some(LockedShard(self))
     }
 
     /// Returns false if the lock stays locked.
@@ -64,7 +64,7 @@ impl Shard {
 /// After this many polls the holder is not running.
 const LOOKS_MAX: u32 = 100;
 
-impl Deref for Locked {
+impl Deref for LockedShard {
     type Target = Blocks;
 
     #[inline]
@@ -74,7 +74,7 @@ impl Deref for Locked {
     }
 }
 
-impl DerefMut for Locked {
+impl DerefMut for LockedShard {
     #[inline]
     fn deref_mut(&mut self) -> &mut Blocks {
         // SAFETY: this thread has the lock, and the borrow of the guard is exclusive.
@@ -82,7 +82,7 @@ impl DerefMut for Locked {
     }
 }
 
-impl Drop for Locked {
+impl Drop for LockedShard {
     #[inline]
     fn drop(&mut self) {
         self.0.is_locked.store(false, Ordering::Release);
@@ -136,7 +136,7 @@ fn unknown(address: u64) -> Failure {
 }
 
 #[inline]
-fn shard(address: u64) -> Option<Locked> {
+fn shard(address: u64) -> Option<LockedShard> {
     let index = spread(address) >> (u64::BITS - SHARD_BITS);
     SHARDS[index as usize].lock()
 }

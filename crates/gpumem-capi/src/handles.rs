@@ -14,18 +14,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use users::Note;
 
 /// At most [`SLOT_COUNT`] objects of one type.
-pub(crate) struct Table<T> {
+pub(crate) struct HandleTable<T> {
     /// The type of object, in the upper bits of its handles.
     tag: u64,
     name: &'static str,
-    slots: [Slot<T>; SLOT_COUNT],
+    slots: [HandleSlot<T>; SLOT_COUNT],
     changes: Mutex<Changes>,
     /// The number of [`Changes::removed`], readable without the lock.
     removed_count: AtomicUsize,
 }
 
 /// A place for an object.
-struct Slot<T> {
+struct HandleSlot<T> {
     /// The object's handle; 0 before it is added and once it is destroyed.
     handle: AtomicU64,
     /// Owned by the table. Set before the handle, and taken when the object is destroyed and no call uses it.
@@ -49,12 +49,12 @@ const SLOT_BITS: u32 = 12;
 /// Handles are 60 bits and a tag.
 const TAG_SHIFT: u32 = 60;
 
-impl<T: Send + Sync> Table<T> {
+impl<T: Send + Sync> HandleTable<T> {
     pub(crate) const fn new(tag: u64, name: &'static str) -> Self {
         Self {
             tag,
             name,
-            slots: [const { Slot { handle: AtomicU64::new(0), value: AtomicPtr::new(null_mut()) } };
+            slots: [const { HandleSlot { handle: AtomicU64::new(0), value: AtomicPtr::new(null_mut()) } };
                 SLOT_COUNT],
             changes: Mutex::new(Changes {
                 fresh: 0,
@@ -167,7 +167,7 @@ impl<T: Send + Sync> Table<T> {
 
 /// A call that uses a handle.
 struct Using<'a, T: Send + Sync> {
-    table: &'a Table<T>,
+    table: &'a HandleTable<T>,
     note: Note,
 }
 
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_destroyed_handle_is_never_valid_again() {
-        static TABLE: Table<u32> = Table::new(5, "number");
+        static TABLE: HandleTable<u32> = HandleTable::new(5, "number");
         let first = TABLE.add(1).unwrap_or(0);
         assert_eq!(TABLE.with(first, |value| Ok(*value)).ok(), Some(1));
         // Destroyed while it is in use.
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_full_table_refuses() {
-        static TABLE: Table<()> = Table::new(1, "nothing");
+        static TABLE: HandleTable<()> = HandleTable::new(1, "nothing");
         let handles: Vec<_> = (0..SLOT_COUNT).filter_map(|_| TABLE.add(()).ok()).collect();
         assert_eq!(handles.len(), SLOT_COUNT);
         assert!(TABLE.add(()).is_err());
@@ -226,7 +226,7 @@ mod tests {
     /// An object is dropped by the call that destroys it, or by the last call that uses it, at any depth of nested calls.
     #[test]
     fn an_object_ends_with_its_last_call() {
-        static TABLE: Table<Arc<()>> = Table::new(2, "counted");
+        static TABLE: HandleTable<Arc<()>> = HandleTable::new(2, "counted");
         let count = Arc::new(());
         let unused = TABLE.add(count.clone()).unwrap_or(0);
         assert!(TABLE.remove(unused).is_ok());
@@ -250,7 +250,7 @@ mod tests {
     /// No thread uses an object that another thread has dropped, and every object is dropped.
     #[test]
     fn threads_use_what_others_destroy() {
-        static TABLE: Table<Guarded> = Table::new(3, "guarded");
+        static TABLE: HandleTable<Guarded> = HandleTable::new(3, "guarded");
         static CURRENT: AtomicU64 = AtomicU64::new(0);
         static IS_OVER: AtomicBool = AtomicBool::new(false);
         let count = Arc::new(());

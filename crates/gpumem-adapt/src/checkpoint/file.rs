@@ -33,7 +33,7 @@ pub struct TensorInfo {
 
 /// A tensor of a file. Its bytes lie within the file.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     pub(super) info: TensorInfo,
     /// The offset of the first byte in the file.
     start: usize,
@@ -43,26 +43,26 @@ pub(super) struct Entry {
 /// The bytes of a checkpoint.
 pub(super) struct File {
     pub(super) path: PathBuf,
-    bytes: Bytes,
+    bytes: FileBytes,
 }
 
-enum Bytes {
+enum FileBytes {
     Mapped(Mmap),
     Read(fs::File),
 }
 
 /// The index of the first element of a chunk, and the buffer that was read.
-type Chunk<T> = (usize, Result<Vec<<T as Sealed>::Raw>, CheckpointError>);
+type ReadChunk<T> = (usize, Result<Vec<<T as Sealed>::Raw>, CheckpointError>);
 
 /// The tensors of a file, and the texts that were saved with them.
 pub(super) struct Header {
-    pub(super) entries: BTreeMap<String, Entry>,
+    pub(super) entries: BTreeMap<String, TensorEntry>,
     pub(super) metadata: BTreeMap<String, String>,
 }
 
 impl File {
     pub(super) fn read(path: &Path) -> Result<Self, CheckpointError> {
-        Ok(Self { path: path.to_owned(), bytes: Bytes::Read(open(path)?) })
+        Ok(Self { path: path.to_owned(), bytes: FileBytes::Read(open(path)?) })
     }
 
     /// # Safety
@@ -74,7 +74,7 @@ impl File {
         // SAFETY: the caller keeps the file unchanged while it is mapped.
         let mapped = unsafe { Mmap::map(&file) };
         let mapped = mapped.map_err(|source| io_error("map", path, source))?;
-        Ok(Self { path: path.to_owned(), bytes: Bytes::Mapped(mapped) })
+        Ok(Self { path: path.to_owned(), bytes: FileBytes::Mapped(mapped) })
     }
 
     /// Reads and checks the header.
@@ -117,7 +117,7 @@ impl File {
             let (start, end) = info.data_offsets;
             let shape = info.shape.clone();
             let info = TensorInfo { dtype: info.dtype, shape };
-            (name.to_string(), Entry { info, start: data_start + start, size_bytes: end - start })
+            (name.to_string(), TensorEntry { info, start: data_start + start, size_bytes: end - start })
         });
         let metadata = parsed.metadata().iter().flatten().map(|(key, text)| (key.clone(), text.clone()));
         Ok(Header { entries: entries.collect(), metadata: metadata.collect() })
@@ -127,7 +127,7 @@ impl File {
     pub(super) fn upload<T: CheckpointElement, D: Dimension>(
         &self,
         name: &str,
-        entry: &Entry,
+        entry: &TensorEntry,
         dim: D,
         gpu: &Gpu,
     ) -> Result<GpuArray<T, D>, CheckpointError> {
@@ -136,7 +136,7 @@ impl File {
             let target = GpuArray::<T, D>::uninit(gpu, dim.clone()).map_err(array_error())?;
             target.copy_from_slice(elements).map_err(array_error())
         };
-        if let Bytes::Mapped(mapped) = &self.bytes {
+        if let FileBytes::Mapped(mapped) = &self.bytes {
             let bytes = mapped.get(entry.start..entry.start + entry.size_bytes).unwrap_or_default();
             match bytemuck::checked::try_cast_slice::<u8, T>(bytes) {
                 Ok(elements) => return whole(elements),
@@ -160,7 +160,7 @@ impl File {
     fn upload_chunks<T: CheckpointElement, D: Dimension>(
         &self,
         name: &str,
-        entry: &Entry,
+        entry: &TensorEntry,
         array: &mut GpuArray<T, D>,
     ) -> Result<(), CheckpointError> {
         let (len, chunk_len) = (array.len(), READ_BYTES / size_of::<T>());
@@ -182,7 +182,7 @@ impl File {
         let buffers = Mutex::new(buffers);
         let take = || buffers.lock().unwrap_or_else(PoisonError::into_inner).recv();
         // Ends after the last chunk, or when the upload has failed.
-        let work = |filled: Sender<Chunk<T>>| {
+        let work = |filled: Sender<ReadChunk<T>>| {
             while let Ok(mut buffer) = take() {
                 let start = next.fetch_add(chunk_len, Ordering::Relaxed);
                 if start >= len || filled.send((start, read(start, &mut buffer).map(|()| buffer))).is_err() {
@@ -223,7 +223,7 @@ impl File {
     pub(super) fn elements<T: CheckpointElement>(
         &self,
         name: &str,
-        entry: &Entry,
+        entry: &TensorEntry,
     ) -> Result<Vec<T>, CheckpointError> {
         let mut buffer = vec![<T::Raw>::zeroed(); entry.size_bytes / size_of::<T>()];
         self.read_at(entry.start, bytemuck::cast_slice_mut(&mut buffer))?;
@@ -232,8 +232,8 @@ impl File {
 
     fn size_bytes(&self) -> Result<u64, CheckpointError> {
         match &self.bytes {
-            Bytes::Mapped(mapped) => Ok(mapped.len() as u64),
-            Bytes::Read(file) => {
+            FileBytes::Mapped(mapped) => Ok(mapped.len() as u64),
+            FileBytes::Read(file) => {
                 let found = file.metadata().map_err(|source| io_error("read", &self.path, source))?;
                 Ok(found.len())
             }
@@ -242,7 +242,7 @@ impl File {
 
     fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<(), CheckpointError> {
         let read = match &self.bytes {
-            Bytes::Mapped(mapped) => {
+            FileBytes::Mapped(mapped) => {
                 match offset.checked_add(buffer.len()).and_then(|end| mapped.get(offset..end)) {
                     Some(bytes) => {
                         buffer.copy_from_slice(bytes);
@@ -251,7 +251,7 @@ impl File {
                     None => Err(io::ErrorKind::UnexpectedEof.into()),
                 }
             }
-            Bytes::Read(file) => read_exact_at(file, buffer, offset as u64),
+            FileBytes::Read(file) => read_exact_at(file, buffer, offset as u64),
         };
         read.map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => {
@@ -268,7 +268,7 @@ impl File {
 
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_mapped = matches!(self.bytes, Bytes::Mapped(_));
+        let is_mapped = matches!(self.bytes, FileBytes::Mapped(_));
         f.debug_struct("File").field("path", &self.path).field("is_mapped", &is_mapped).finish()
     }
 }

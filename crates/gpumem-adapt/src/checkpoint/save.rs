@@ -20,24 +20,24 @@ pub trait SaveTensor: sealed::Save {}
 impl<S: sealed::Save> SaveTensor for S {}
 
 pub(super) mod sealed {
-    use super::{Dtype, Failed, Write};
+    use super::{Dtype, Write, WriteFailed};
 
     pub trait Save {
         fn dtype(&self) -> Dtype;
         fn shape(&self) -> &[usize];
         /// Writes the elements in row-major order.
-        fn write_to(&self, out: &mut dyn Write) -> Result<(), Failed>;
+        fn write_to(&self, out: &mut dyn Write) -> Result<(), WriteFailed>;
     }
 }
 
 /// A tensor could not be written.
 #[derive(Debug)]
-pub enum Failed {
+pub enum WriteFailed {
     Array(ArrayError),
     Io(io::Error),
 }
 
-impl From<ArrayError> for Failed {
+impl From<ArrayError> for WriteFailed {
     fn from(error: ArrayError) -> Self {
         Self::Array(error)
     }
@@ -117,8 +117,8 @@ where
     file.write(&header).map_err(|source| io_error("write", &path, source))?;
     for (name, tensor) in &tensors {
         tensor.write_to(&mut file.file).map_err(|error| match error {
-            Failed::Array(source) => CheckpointError::array(name.as_ref())(source),
-            Failed::Io(source) => io_error("write", &path, source),
+            WriteFailed::Array(source) => CheckpointError::array(name.as_ref())(source),
+            WriteFailed::Io(source) => io_error("write", &path, source),
         })?;
     }
     file.replace(&path).map_err(|source| io_error("replace", &path, source))
@@ -252,7 +252,7 @@ impl<T: CheckpointElement, D: Dimension> sealed::Save for GpuView<'_, T, D> {
         self.shape()
     }
 
-    fn write_to(&self, out: &mut dyn Write) -> Result<(), Failed> {
+    fn write_to(&self, out: &mut dyn Write) -> Result<(), WriteFailed> {
         let row_major;
         let elements = match self.reshape(self.len()) {
             Err(ArrayError::NotContiguous { .. }) => {
@@ -275,7 +275,7 @@ impl<T: CheckpointElement, D: Dimension> sealed::Save for GpuView<'_, T, D> {
                 let index = start + chunk.iter().position(|element| !is_valid(element)).unwrap_or(0);
                 return Err(ArrayError::InvalidElement { index, kind: core::any::type_name::<T>() }.into());
             }
-            out.write_all(bytemuck::cast_slice(chunk)).map_err(Failed::Io)?;
+            out.write_all(bytemuck::cast_slice(chunk)).map_err(WriteFailed::Io)?;
         }
         Ok(())
     }
@@ -290,7 +290,7 @@ impl<T: CheckpointElement, D: Dimension, K: Kind> sealed::Save for GpuArray<T, D
         self.shape()
     }
 
-    fn write_to(&self, out: &mut dyn Write) -> Result<(), Failed> {
+    fn write_to(&self, out: &mut dyn Write) -> Result<(), WriteFailed> {
         sealed::Save::write_to(&self.view(), out)
     }
 }
@@ -304,7 +304,7 @@ impl sealed::Save for Tensor {
         self.shape()
     }
 
-    fn write_to(&self, out: &mut dyn Write) -> Result<(), Failed> {
+    fn write_to(&self, out: &mut dyn Write) -> Result<(), WriteFailed> {
         self.as_save().write_to(out)
     }
 }

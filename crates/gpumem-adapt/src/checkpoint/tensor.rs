@@ -1,7 +1,7 @@
 //! [`Tensor`]: an array of any element type that checkpoints support; [`CheckpointElement`]: those types.
 
 use super::error::CheckpointError;
-use super::file::{Entry, File};
+use super::file::{File, TensorEntry};
 use bytemuck::Pod;
 use gpumem_array::ndarray::{ArrayD, IxDyn};
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, Pack};
@@ -95,7 +95,7 @@ macro_rules! elements {
         )*
 
         /// Uploads a tensor.
-        pub(super) fn load(file: &File, name: &str, entry: &Entry, gpu: &Gpu) -> Result<Tensor, CheckpointError> {
+        pub(super) fn load(file: &File, name: &str, entry: &TensorEntry, gpu: &Gpu) -> Result<Tensor, CheckpointError> {
             match entry.info.dtype {
                 $($(#[$condition])? Dtype::$dtype => file.upload(name, entry, IxDyn(&entry.info.shape), gpu).map(Tensor::$variant),)*
                 dtype => Err(CheckpointError::UnsupportedDtype { name: name.into(), dtype }),
@@ -106,7 +106,7 @@ macro_rules! elements {
         pub(super) fn add(
             file: &File,
             name: &str,
-            entry: &Entry,
+            entry: &TensorEntry,
             gpu: &Gpu,
             pack: &mut Pack<'_>,
         ) -> Result<Result<Packed, ArrayError>, CheckpointError> {

@@ -6,7 +6,7 @@ use super::arguments::{check, put};
 use super::pools::{self, gpumem_pool};
 use super::streams::{self, gpumem_stream};
 use crate::error::{ending, gpumem_result, guarded};
-use crate::handles::Table;
+use crate::handles::HandleTable;
 use ::gpumem_pool::ForeignCaptures;
 
 /// Captures that another library begins and ends. The pointer is a number that only this library reads.
@@ -14,7 +14,7 @@ pub struct gpumem_captures {
     _private: [u8; 0],
 }
 
-static CAPTURES: Table<ForeignCaptures> = Table::new(3, "set of captures");
+static CAPTURES: HandleTable<ForeignCaptures> = HandleTable::new(3, "set of captures");
 
 /// Announces that another library is about to begin captures (`cuStreamBeginCapture`) on streams of the pool's device. From now on calls
 /// that name a stream ask the driver whether it captures.

@@ -5,7 +5,7 @@
 use super::arguments::{self, Versioned, check, put, put_if_asked};
 use super::interface_of;
 use crate::error::{Failure, Outcome, ending, gpumem_result, guarded, terminated};
-use crate::handles::Table;
+use crate::handles::HandleTable;
 use ::gpumem_pool::sys::Driver;
 use ::gpumem_pool::sys::text::Shown;
 use ::gpumem_pool::trace::Trace;
@@ -76,7 +76,7 @@ unsafe impl Versioned for gpumem_pool_options {
 pub const GPUMEM_FROM_ENVIRONMENT: u32 = 1;
 
 /// A pool behind a handle. Its fields end in this order.
-pub(super) struct Entry {
+pub(super) struct PoolEntry {
     /// The guards of `gpumem_pool_make_current`.
     current: Mutex<Vec<CurrentPool>>,
     pub(super) pool: Pool,
@@ -85,17 +85,21 @@ pub(super) struct Entry {
     traces: Vec<Arc<Trace>>,
 }
 
-static POOLS: Table<Entry> = Table::new(1, "pool");
+static POOLS: HandleTable<PoolEntry> = HandleTable::new(1, "pool");
 
 /// Calls `work` with the pool of a handle.
 #[inline]
-pub(super) fn with<R>(pool: *mut gpumem_pool, work: impl FnOnce(&Entry) -> Outcome<R>) -> Outcome<R> {
+pub(super) fn with<R>(pool: *mut gpumem_pool, work: impl FnOnce(&PoolEntry) -> Outcome<R>) -> Outcome<R> {
     POOLS.with(pool.addr() as u64, work)
 }
 
 fn add(pool: Pool, traces: Vec<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
-    let handle =
-        POOLS.add(Entry { current: Mutex::default(), pool, borrowed: RecentStreams::default(), traces })?;
+    let handle = POOLS.add(PoolEntry {
+        current: Mutex::default(),
+        pool,
+        borrowed: RecentStreams::default(),
+        traces,
+    })?;
     Ok(core::ptr::without_provenance_mut(handle as usize))
 }
 

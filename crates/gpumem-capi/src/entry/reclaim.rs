@@ -5,7 +5,7 @@
 use super::arguments::{self, check, put};
 use super::pools::{self, UserData, gpumem_pool};
 use crate::error::{Failure, ending, gpumem_result, guarded};
-use crate::handles::Table;
+use crate::handles::HandleTable;
 use ::gpumem_pool::{MemoryKind, Reclaimable, Registration};
 use core::error::Error;
 use core::ffi::{c_char, c_void};
@@ -23,7 +23,7 @@ pub struct gpumem_holder {
 /// inside it calls no further holders. Several threads may call it at once. It must return: no exception or `longjmp` may leave it.
 pub type gpumem_reclaim_fn = Option<unsafe extern "C" fn(is_last_resort: u32, user_data: *mut c_void) -> i32>;
 
-struct Holder {
+struct ReclaimHolder {
     name: String,
     /// The pool's kind of memory.
     kind: MemoryKind,
@@ -31,7 +31,7 @@ struct Holder {
     user_data: UserData,
 }
 
-impl Holder {
+impl ReclaimHolder {
     fn call(&self, is_last_resort: u32) -> Result<(), Box<dyn Error + Send + Sync>> {
         // SAFETY: whoever registered the function promised that it may be called with this pointer on any thread.
         match unsafe { (self.reclaim)(is_last_resort, self.user_data.0) } {
@@ -41,7 +41,7 @@ impl Holder {
     }
 }
 
-impl Reclaimable for Holder {
+impl Reclaimable for ReclaimHolder {
     fn name(&self) -> &str {
         &self.name
     }
@@ -62,10 +62,10 @@ impl Reclaimable for Holder {
 /// A registered holder. Its fields end in this order.
 struct Registered {
     _registration: Registration,
-    _holder: Arc<Holder>,
+    _holder: Arc<ReclaimHolder>,
 }
 
-static HOLDERS: Table<Registered> = Table::new(4, "holder");
+static HOLDERS: HandleTable<Registered> = HandleTable::new(4, "holder");
 
 /// Registers a function that frees memory when a request of any pool on the same device would otherwise be refused, and in
 /// `gpumem_pool_reclaim`. It is called for requests of the pool's kind of memory: host memory, or device memory. `name` is for reports.
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn gpumem_holder_register(
         let registered = pools::with(pool, |entry| {
             let kind = entry.pool.kind();
             let holder =
-                Arc::new(Holder { name: name.into(), kind, reclaim, user_data: UserData(user_data) });
+                Arc::new(ReclaimHolder { name: name.into(), kind, reclaim, user_data: UserData(user_data) });
             let registration = entry.pool.device().register_reclaimable(&holder);
             Ok(Registered { _registration: registration, _holder: holder })
         })?;

@@ -34,13 +34,13 @@ unsafe impl Versioned for gpumem_scope_usage {
 
 /// The open scopes of a thread, by number.
 #[derive(Default)]
-struct Open {
+struct OpenScopes {
     scopes: Vec<(u64, Scope)>,
     latest: u64,
 }
 
 thread_local! {
-    static OPEN: RefCell<Open> = RefCell::default();
+    static OPEN: RefCell<OpenScopes> = RefCell::default();
 }
 
 /// Opens a scope on the calling thread: until `gpumem_scope_end`, the thread's allocations from the pool count for the tag, in the text of

@@ -5,7 +5,7 @@
 use super::arguments::{check, put};
 use super::pools::{self, gpumem_pool};
 use crate::error::{Outcome, ending, gpumem_result, guarded};
-use crate::handles::Table;
+use crate::handles::HandleTable;
 use ::gpumem_pool::Stream;
 use core::cell::RefCell;
 use core::ffi::c_void;
@@ -18,38 +18,41 @@ pub struct gpumem_stream {
 }
 
 /// A stream behind a handle.
-pub(super) struct Entry {
+pub(super) struct StreamEntry {
     stream: Stream,
     /// The key under which a long-lived stream is found again.
-    key: Option<Key>,
+    key: Option<StreamKey>,
 }
 
 /// A context and a handle of the driver.
-type Key = (usize, usize);
+type StreamKey = (usize, usize);
 
-impl Entry {
+impl StreamEntry {
     #[inline]
     pub(super) fn stream(&self) -> &Stream {
         &self.stream
     }
 }
 
-static STREAMS: Table<Entry> = Table::new(2, "stream");
+static STREAMS: HandleTable<StreamEntry> = HandleTable::new(2, "stream");
 
 /// Calls `work` with the stream of a handle.
 #[inline]
-pub(super) fn with<R>(stream: *mut gpumem_stream, work: impl FnOnce(&Entry) -> Outcome<R>) -> Outcome<R> {
+pub(super) fn with<R>(
+    stream: *mut gpumem_stream,
+    work: impl FnOnce(&StreamEntry) -> Outcome<R>,
+) -> Outcome<R> {
     STREAMS.with(stream.addr() as u64, work)
 }
 
-fn add(stream: Stream, key: Option<Key>) -> Outcome<*mut gpumem_stream> {
-    let handle = STREAMS.add(Entry { stream, key })?;
+fn add(stream: Stream, key: Option<StreamKey>) -> Outcome<*mut gpumem_stream> {
+    let handle = STREAMS.add(StreamEntry { stream, key })?;
     Ok(core::ptr::without_provenance_mut(handle as usize))
 }
 
 /// The handles of long-lived streams.
-fn long_lived() -> MutexGuard<'static, HashMap<Key, usize>> {
-    static LONG_LIVED: OnceLock<Mutex<HashMap<Key, usize>>> = OnceLock::new();
+fn long_lived() -> MutexGuard<'static, HashMap<StreamKey, usize>> {
+    static LONG_LIVED: OnceLock<Mutex<HashMap<StreamKey, usize>>> = OnceLock::new();
     LONG_LIVED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -170,7 +173,7 @@ fn own_default_stream(context: usize, wrap: impl FnOnce() -> Outcome<Stream>) ->
 }
 
 /// Contexts, and the handles of a thread's default stream in them.
-struct OwnStreams(RefCell<Vec<Key>>);
+struct OwnStreams(RefCell<Vec<StreamKey>>);
 
 impl Drop for OwnStreams {
     /// Runs while the thread ends, where a panic would abort the process.
@@ -221,7 +224,7 @@ pub extern "C" fn gpumem_stream_destroy(stream: *mut gpumem_stream) -> gpumem_re
 }
 
 /// Removes a long-lived stream from those that are found again.
-fn forget(entry: &Entry, handle: *mut gpumem_stream) {
+fn forget(entry: &StreamEntry, handle: *mut gpumem_stream) {
     let Some(key) = entry.key else { return };
     let mut known = long_lived();
     if known.get(&key) == Some(&handle.addr()) {

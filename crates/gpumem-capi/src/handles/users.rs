@@ -10,13 +10,13 @@ use gpumem_heap::sync::asymmetric_fence::{asymmetric_fence_heavy, asymmetric_fen
 use std::sync::OnceLock;
 
 /// A call's use of a handle, until [`Note::erase`].
-pub(super) struct Note(&'static Place);
+pub(super) struct Note(&'static UserPlace);
 
 impl Note {
     /// Notes that the calling thread uses a handle. A following read of the table finds the object, or finds that it is gone.
     #[inline(always)]
     pub(super) fn new(handle: u64) -> Self {
-        let place = OWN.get().and_then(Record::free_place).unwrap_or_else(outside);
+        let place = OWN.get().and_then(UserRecord::free_place).unwrap_or_else(outside);
         place.handle.store(handle, Ordering::Relaxed);
         owner_fence();
         Self(place)
@@ -37,12 +37,12 @@ impl Note {
 /// A place for a note of a thread without a record, or with a full one.
 #[cold]
 #[inline(never)]
-fn outside() -> &'static Place {
+fn outside() -> &'static UserPlace {
     // A thread that is ending has returned its record, and gets no other.
     if OWN.get().is_none() && OWNER.try_with(|owner| OWN.set(Some(owner.0))).is_ok() {
-        return OWN.get().and_then(Record::free_place).unwrap_or_else(outside);
+        return OWN.get().and_then(UserRecord::free_place).unwrap_or_else(outside);
     }
-    let place = &Record::take().places[0];
+    let place = &UserRecord::take().places[0];
     place.is_outside.store(true, Ordering::Relaxed);
     place
 }
@@ -50,9 +50,9 @@ fn outside() -> &'static Place {
 /// Ends the use of a record that `outside` took for one note.
 #[cold]
 #[inline(never)]
-fn give_back(place: &'static Place) {
+fn give_back(place: &'static UserPlace) {
     place.is_outside.store(false, Ordering::Relaxed);
-    if let Some(record) = Record::all().find(|record| core::ptr::eq(&record.places[0], place)) {
+    if let Some(record) = UserRecord::all().find(|record| core::ptr::eq(&record.places[0], place)) {
         record.is_taken.store(false, Ordering::Release);
     }
 }
@@ -60,7 +60,7 @@ fn give_back(place: &'static Place) {
 /// Returns the handles that calls may be using whose reads of the table came before this thread's last change of it.
 pub(super) fn handles_in_use() -> Vec<u64> {
     asymmetric_fence_heavy(*WERE_LIGHT.get_or_init(is_light));
-    let places = Record::all().flat_map(|record| &record.places);
+    let places = UserRecord::all().flat_map(|record| &record.places);
     // Acquire: pairs with the release of `erase`.
     places.map(|place| place.handle.load(Ordering::Acquire)).filter(|handle| *handle != 0).collect()
 }
@@ -75,14 +75,14 @@ fn owner_fence() {
 
 /// The notes of one thread. Records are never freed; those of ended threads are reused.
 #[repr(align(128))]
-struct Record {
-    places: [Place; NOTES_MAX],
+struct UserRecord {
+    places: [UserPlace; NOTES_MAX],
     is_taken: AtomicBool,
-    next: Option<&'static Record>,
+    next: Option<&'static UserRecord>,
 }
 
 /// A place for a note.
-struct Place {
+struct UserPlace {
     /// 0 if there is none.
     handle: AtomicU64,
     /// The record was taken for this note only.
@@ -92,7 +92,7 @@ struct Place {
 /// A call uses up to two handles, and a callback inside it up to two more.
 const NOTES_MAX: usize = 8;
 
-impl Place {
+impl UserPlace {
     #[inline]
     fn is_free(&self) -> bool {
         self.handle.load(Ordering::Relaxed) == 0
@@ -100,11 +100,11 @@ impl Place {
 }
 
 /// The latest record.
-static LATEST: AtomicPtr<Record> = AtomicPtr::new(null_mut());
+static LATEST: AtomicPtr<UserRecord> = AtomicPtr::new(null_mut());
 
-impl Record {
+impl UserRecord {
     #[inline]
-    fn free_place(&'static self) -> Option<&'static Place> {
+    fn free_place(&'static self) -> Option<&'static UserPlace> {
         self.places.iter().find(|place| place.is_free())
     }
 
@@ -118,7 +118,7 @@ impl Record {
 
     fn add() -> &'static Self {
         let record = Box::leak(Box::new(Self {
-            places: [const { Place { handle: AtomicU64::new(0), is_outside: AtomicBool::new(false) } };
+            places: [const { UserPlace { handle: AtomicU64::new(0), is_outside: AtomicBool::new(false) } };
                 NOTES_MAX],
             is_taken: AtomicBool::new(true),
             next: None,
@@ -146,18 +146,18 @@ impl Record {
 
 thread_local! {
     /// The thread's record. It has no destructor, so that a lookup costs little.
-    static OWN: Cell<Option<&'static Record>> = const { Cell::new(None) };
-    static OWNER: Owner = Owner(Record::take());
+    static OWN: Cell<Option<&'static UserRecord>> = const { Cell::new(None) };
+    static OWNER: UserOwner = UserOwner(UserRecord::take());
 }
 
 /// Returns the thread's record when the thread ends.
-struct Owner(&'static Record);
+struct UserOwner(&'static UserRecord);
 
-impl Drop for Owner {
+impl Drop for UserOwner {
     fn drop(&mut self) {
         OWN.set(None);
         // A call that is still using a handle (a thread-local value of the program frees memory inside a callback) keeps it.
-        if self.0.places.iter().all(Place::is_free) {
+        if self.0.places.iter().all(UserPlace::is_free) {
             self.0.is_taken.store(false, Ordering::Release);
         }
     }
