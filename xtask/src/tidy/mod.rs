@@ -3,9 +3,12 @@
 //! Every check is a function from a path and a text to findings; this file calls them with the repository's files, tracked or
 //! new. A finding names a line, the problem, and the correction.
 
+mod cycles;
 mod docs;
+mod imports;
 mod layers;
 mod leftovers;
+mod names;
 mod packages;
 mod ptx;
 mod rooms;
@@ -79,7 +82,10 @@ fn check(files: &Files) -> Vec<Finding> {
         }
     }
     findings.extend(docs::book(files));
-    findings.extend(rooms::check(files));
+    let packages = imports::packages(files);
+    findings.extend(rooms::check(files, &packages));
+    findings.extend(cycles::check(&packages));
+    findings.extend(names::check(&packages));
     findings.extend(traits::check(files));
     findings.extend(unsafety::layers_deny(files));
     findings.extend(ptx::check(files));
