@@ -3,7 +3,7 @@
 use crate::config::Bytes;
 use gpumem_sys::text::{Shown, debug_is_display};
 
-/// What is wrong with an argument.
+/// A mistake in an argument.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadArgument {

@@ -2,7 +2,7 @@
 
 use gpumem_sys::text::debug_is_display;
 
-/// What is wrong between a call and a capture.
+/// A conflict between a call and a capture.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaptureError {

@@ -4,7 +4,7 @@ use core::fmt;
 use gpumem_sys::DriverKind;
 use gpumem_sys::text::{self, Shown, debug_is_display};
 
-/// What does not exist.
+/// Something that does not exist.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotFound {

@@ -3,7 +3,7 @@
 use crate::config::{BackendKind, MemoryKind};
 use gpumem_sys::text::{Shown, debug_is_display};
 
-/// What does not support an operation. Each text names the alternative.
+/// A lack of support for an operation. Each text names the alternative.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unsupported {
