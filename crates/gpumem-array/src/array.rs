@@ -4,12 +4,6 @@
 //! memory in the order of the streams that used it, without a wait.
 
 mod cow;
-#[cfg(feature = "cudarc")]
-#[allow(unsafe_code)] // handles and traits of cudarc
-pub mod cudarc;
-#[cfg(feature = "dlpack")]
-#[allow(unsafe_code)] // C structures of other libraries
-pub mod dlpack;
 pub(crate) mod foreign;
 #[allow(unsafe_code)] // slices of memory that the host can access
 mod host;
@@ -324,7 +318,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         let gpu = place.gpu();
         // `Layout` has checked that the product fits.
         let size_bytes = (layout.len() * size_of::<T>()) as u64;
-        let block = gpu.pool_of(K::MEMORY)?.alloc(size_bytes, gpu.stream());
+        let block = gpu.pools().of(K::MEMORY)?.alloc(size_bytes, gpu.stream());
         let block = block.map_err(|error| gpu.with_kernel_name(error.into()))?;
         Ok(Self::over(gpu, Storage::new(block, gpu)?, layout))
     }
@@ -388,6 +382,8 @@ impl<T: Element, D: Dimension, K: Kind> AsView for GpuArray<T, D, K> {
         self.view()
     }
 }
+
+impl<T: Element, K: Kind> Vector for GpuArray<T, Ix1, K> {}
 
 impl<T: Element, D: Dimension, K: Kind> AsViewMut for GpuArray<T, D, K> {
     fn as_view_mut(&mut self) -> GpuViewMut<'_, T, D> {

@@ -3,8 +3,8 @@
 //! A clone has the same stream; [`Gpu::fork`] creates another stream, and [`Gpu::here`] has one for each thread. All of them share the
 //! pools and the kernels. Work queued through one `Gpu` runs in the order in which it was queued.
 
-pub(crate) mod copier;
 mod downloads;
+mod pools;
 pub(crate) mod recording;
 pub(crate) mod stage;
 pub(crate) mod staging;
@@ -16,22 +16,23 @@ use crate::kernel::library::Library;
 use crate::kernel::source::KernelSource;
 use crate::kernel::{KernelName, Module};
 use crate::kind::{self, Kind, Pinned, Unified};
-use copier::Copiers;
 use core::cell::RefCell;
 use core::fmt;
 use core::marker::PhantomData;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering};
 use downloads::Downloads;
 use gpumem_pool::sys::fork;
 use gpumem_pool::sys::types::CUdevice_attribute;
 use gpumem_pool::{CaptureError, Device, MemoryKind, Pool, PoolError, Stream, not_forked};
+use pools::{IdleStream, Pools};
 use recording::Recording;
-use stage::Stages;
+use stage::{Stage, Stages};
 use staging::{Staging, StagingOptions};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::ThreadId;
-use transfers::{TransferCounters, Transfers};
+use transfers::{GpuStatus, TransferCounters, Transfers};
 
 /// A pool, a stream of its device, and loaded kernels. Clones are cheap and share all three.
 ///
@@ -113,18 +114,28 @@ impl<P: Place + ?Sized> Place for &P {
     }
 }
 
+/// A `Gpu` with a separate stream for one copy, which the host waits for: the next copy waits for no other work.
+pub(crate) struct Copier<'a> {
+    gpu: Gpu,
+    _stream: IdleStream<'a>,
+}
+
+impl Deref for Copier<'_> {
+    type Target = Gpu;
+    fn deref(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
 /// The pools, kernels and thread streams that all forks share.
 struct Shared {
     library: Library,
-    pool: Pool,
-    unified: OnceLock<Pool>,
-    pinned: OnceLock<Pool>,
+    pools: Pools,
     streams: Mutex<ThreadStreams>,
-    copiers: Copiers,
     stages: Stages,
     staging: RwLock<Arc<Staging>>,
     driver_stages_uploads: OnceLock<bool>,
-    transfers: TransferCounters,
+    transfers: Arc<TransferCounters>,
     /// The number of the name of a user's kernel that was recently launched on any stream; 0 for none.
     last_kernel: AtomicU32,
 }
@@ -171,17 +182,15 @@ impl Gpu {
     /// [`ArrayError::WrongDevice`] if the stream is on another device than the pool.
     pub fn with_stream(pool: &Pool, stream: &Stream) -> Result<Self, ArrayError> {
         check_device(pool.device(), stream.device())?;
+        let transfers = Arc::<TransferCounters>::default();
         let shared = Shared {
             library: Library::new(pool.device()),
-            pool: pool.clone(),
-            unified: OnceLock::new(),
-            pinned: OnceLock::new(),
+            pools: Pools::new(pool),
             streams: Mutex::default(),
-            copiers: Copiers::default(),
             stages: Stages::default(),
-            staging: RwLock::new(Staging::new(StagingOptions::new())),
+            staging: RwLock::new(Staging::new(StagingOptions::new(), &transfers)),
             driver_stages_uploads: OnceLock::new(),
-            transfers: TransferCounters::default(),
+            transfers,
             last_kernel: AtomicU32::new(0),
         };
         let (shared, stream, history) = (Arc::new(shared), stream.clone(), Arc::default());
@@ -379,7 +388,7 @@ impl Gpu {
     pub fn set_pool(&self, pool: &Pool) -> Result<(), ArrayError> {
         self.check(pool.device())?;
         let in_use = || ArrayError::PoolInUse { kind: pool.kind().to_string() };
-        let slot = self.0.shared.slot(pool.kind()).ok_or_else(in_use)?;
+        let slot = self.0.shared.pools.slot(pool.kind()).ok_or_else(in_use)?;
         slot.set(pool.clone()).map_err(|_| in_use())
     }
 
@@ -391,7 +400,7 @@ impl Gpu {
         }
         let former = {
             let mut staging = self.0.shared.staging.write().unwrap_or_else(PoisonError::into_inner);
-            core::mem::replace(&mut *staging, Staging::new(options))
+            core::mem::replace(&mut *staging, Staging::new(options, &self.0.shared.transfers))
         };
         // Outside the lock: dropping the former staging waits for its threads.
         drop(former);
@@ -424,6 +433,31 @@ impl Gpu {
         self.0.shared.transfers.read()
     }
 
+    /// Returns the status of the pools, and the figures of copies from and to pageable memory.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &vec![1.0_f32; 1 << 20])?;
+    /// let status = gpu.status()?;
+    /// assert_eq!((status.pool.in_use_bytes, status.transfers.uploaded_bytes), (4 << 20, 4 << 20));
+    /// assert!(status.pinned.is_some_and(|pinned| pinned.in_use_bytes > 0)); // buffers of the upload
+    /// println!("{}", gpu.status()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`] if a driver call fails.
+    pub fn status(&self) -> Result<GpuStatus, ArrayError> {
+        let pinned = self.0.shared.pools.slot(MemoryKind::Host).and_then(OnceLock::get);
+        Ok(GpuStatus {
+            pool: self.pool().status()?,
+            pinned: pinned.map(Pool::status).transpose()?,
+            transfers: self.transfers(),
+        })
+    }
+
     pub(crate) fn transfer_counters(&self) -> &TransferCounters {
         &self.0.shared.transfers
     }
@@ -432,7 +466,7 @@ impl Gpu {
     pub(crate) fn staging(&self) -> Arc<Staging> {
         if fork::is_child() {
             // The lock may be held forever. The copy fails at the driver.
-            return Staging::new(StagingOptions::new());
+            return Staging::new(StagingOptions::new(), &self.0.shared.transfers);
         }
         self.0.shared.staging.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -448,7 +482,7 @@ impl Gpu {
     /// ```
     #[must_use]
     pub fn pool(&self) -> &Pool {
-        &self.0.shared.pool
+        self.0.shared.pools.first()
     }
 
     /// The stream that work is queued on.
@@ -460,7 +494,7 @@ impl Gpu {
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
-        self.0.shared.pool.device()
+        self.0.shared.pools.device()
     }
 
     /// Waits on the host until everything queued on this stream so far is done.
@@ -530,19 +564,32 @@ impl Gpu {
         &self.0.shared.library
     }
 
-    /// The pool of arrays of one kind.
-    pub(crate) fn pool_of(&self, kind: MemoryKind) -> Result<&Pool, ArrayError> {
-        let Some(slot) = self.0.shared.slot(kind) else { return Ok(self.pool()) };
-        if let Some(pool) = slot.get() {
-            return Ok(pool);
-        }
-        let pool = if self.pool().kind() == kind {
-            self.pool().clone()
-        } else {
-            Pool::builder(self.device()).kind(kind).build()?
-        };
-        // If another thread was faster, its pool is used, and this empty one is dropped.
-        Ok(slot.get_or_init(|| pool))
+    #[inline]
+    pub(crate) fn pools(&self) -> &Pools {
+        &self.0.shared.pools
+    }
+
+    /// A `Gpu` with the pools and kernels of this one, and an idle stream. After the copy the host waits, and drops it.
+    pub(crate) fn copier(&self) -> Result<Copier<'_>, ArrayError> {
+        let stream = self.pools().idle_stream()?;
+        Ok(Copier { gpu: self.with(stream.clone()), _stream: stream })
+    }
+
+    /// Calls `copy` with a stage and a `Gpu` on its stream. The stage may be returned with work.
+    pub(crate) fn with_stage<R>(
+        &self,
+        copy: impl FnOnce(&Self, &mut Stage) -> Result<R, ArrayError>,
+    ) -> Result<R, ArrayError> {
+        let mut stage = self.0.shared.stages.take(self.pools())?;
+        let copied = copy(&self.with(stage.stream.clone()), &mut stage);
+        self.0.shared.stages.give_back(stage);
+        copied
+    }
+
+    /// The writes that a later download is likely to wait for.
+    #[inline]
+    pub(crate) fn downloads(&self) -> &Downloads {
+        &self.0.history.downloads
     }
 
     /// The recording of the present or past capture on this stream.
@@ -625,15 +672,6 @@ impl Gpu {
 }
 
 impl Shared {
-    /// The pool of a kind other than `device`.
-    fn slot(&self, kind: MemoryKind) -> Option<&OnceLock<Pool>> {
-        match kind {
-            MemoryKind::Unified => Some(&self.unified),
-            MemoryKind::Host => Some(&self.pinned),
-            _ => None,
-        }
-    }
-
     fn streams(&self) -> MutexGuard<'_, ThreadStreams> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }

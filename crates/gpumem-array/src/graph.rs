@@ -16,9 +16,9 @@ mod launch;
 mod outputs;
 
 pub use launch::{GraphLaunch, Launched};
-pub use outputs::{Number, Out, Outputs};
+pub use outputs::{GraphScalar, Number, Out, Outputs};
 
-use crate::array::{AsView, GpuArray, GpuView, OnStream, foreign};
+use crate::array::{GpuArray, OnStream, foreign};
 use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, GraphError};
 use crate::gpu::recording::{Access, RecordedUse, Recording};
@@ -70,28 +70,6 @@ impl OnStream for CaptureGpu {
     }
     fn capture(&self) -> foreign::sealed::Capture<'_> {
         foreign::sealed::Capture(self.gpu.recording())
-    }
-}
-
-/// A number in a capture; see [`CaptureGpu::scalar`].
-#[derive(Debug)]
-pub struct GraphScalar<T>(GpuArray<T, Ix0>)
-where
-    T: Element;
-
-impl<T: Element> AsView for GraphScalar<T> {
-    type Elem = T;
-    type Dim = Ix0;
-    fn as_view(&self) -> GpuView<'_, T, Ix0> {
-        self.0.view()
-    }
-}
-
-impl<T: Element> Deref for GraphScalar<T> {
-    type Target = GpuArray<T, Ix0>;
-
-    fn deref(&self) -> &GpuArray<T, Ix0> {
-        &self.0
     }
 }
 
@@ -276,7 +254,7 @@ impl CaptureGpu {
             stream.wait_for(outside)?;
         }
         let layout = Layout::dense(Ix0(), Order::Row, size_of::<T>())?;
-        Ok(GraphScalar(GpuArray::over(&self.gpu, storage.into_capture(recording.id()), layout)))
+        Ok(GraphScalar::new(GpuArray::over(&self.gpu, storage.into_capture(recording.id()), layout)))
     }
 }
 

@@ -18,7 +18,9 @@
 //! | `kernel` | [`kernels!`], [`Module`], [`Function`]: declared and loaded kernels, those of this crate among them |
 //! | `gpu` | [`Gpu`]: pools, a stream, loaded kernels, and pinned buffers for copies |
 //! | `storage` | the memory of an array, and the streams that a use waits for |
-//! | `array` | [`GpuArray`], [`UninitArray`], the views [`GpuView`] and [`GpuViewMut`]; [`dlpack`] |
+//! | `array` | [`GpuArray`], [`UninitArray`], the views [`GpuView`] and [`GpuViewMut`] |
+//! | `cudarc` | [`cudarc`]: arrays for cudarc's functions, and its slices as arrays |
+//! | `dlpack` | [`dlpack`]: tensors of other libraries |
 //! | `copy` | copies from and to host memory, and between arrays |
 //! | `ops` | fill, random numbers, arithmetic, sums, products |
 //! | `launch` | [`Launch`]: launches of your own kernels |
@@ -89,6 +91,12 @@ pub use ndarray;
 mod array;
 #[allow(unsafe_code)] // queues copies to and from host memory
 mod copy;
+#[cfg(feature = "cudarc")]
+#[allow(unsafe_code)] // handles and traits of cudarc
+pub mod cudarc;
+#[cfg(feature = "dlpack")]
+#[allow(unsafe_code)] // C structures of other libraries
+pub mod dlpack;
 mod element;
 mod error;
 mod gpu;
@@ -104,10 +112,6 @@ mod layout;
 mod ops;
 mod storage;
 
-#[cfg(feature = "cudarc")]
-pub use array::cudarc;
-#[cfg(feature = "dlpack")]
-pub use array::dlpack;
 pub use array::{
     AsView, AsViewMut, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuCow, GpuView, GpuViewMut, HostIndex,
     OnStream, PinnedArray, ReadOn, UnifiedArray, UninitArray, Vector, WriteOn,

@@ -676,7 +676,7 @@ impl Storage {
         }
         // Without a marker since the last write, a marker now would come after the later work. Next time the write gets one.
         if write == stream.point() {
-            gpu.note_late_download(self.size_bytes());
+            gpu.downloads().note_late(self.size_bytes());
         }
         true
     }
@@ -1115,7 +1115,7 @@ pub(crate) fn queue_inlined(
                 is_awaited |= one.storage.kind == MemoryKind::Host;
             } else {
                 has_written = true;
-                is_awaited |= gpu.downloads_late(one.storage.size_bytes());
+                is_awaited |= gpu.downloads().are_late(one.storage.size_bytes());
                 stream.note_write(one.storage.address());
             }
         }

@@ -345,7 +345,7 @@ pub(crate) fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), Array
 /// Orders a stream for any use of a whole array by another library, until [`Use::end_foreign`]. For `keeps_awake` see
 /// [`Use::begin_foreign`].
 #[cfg(any(feature = "cudarc", feature = "dlpack"))]
-pub(super) fn lend_to(
+pub(crate) fn lend_to(
     storage: &Storage,
     stream: &Stream,
     operation: &'static str,

@@ -3,7 +3,6 @@
 //! A view is an address, a shape with strides, and the [`Gpu`] that operations on it are queued on. Creating, slicing and transposing
 //! a view changes only these numbers. All reading methods are implemented for views; the owner and mutable views forward to them ([`read`](super::read)).
 
-use crate::array::GpuArray;
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -76,7 +75,6 @@ pub trait AsView {
 )]
 pub trait Vector: AsView<Dim = Ix1> {}
 
-impl<T: Element, K: Kind> Vector for GpuArray<T, Ix1, K> {}
 impl<T: Element> Vector for GpuView<'_, T, Ix1> {}
 impl<T: Element> Vector for GpuViewMut<'_, T, Ix1> {}
 

@@ -383,7 +383,11 @@ fn upload_small(
     loop {
         while let Some(count) = batches.peek().map(|parts| parts.len()) {
             // A single array is uploaded faster by the driver.
-            let answer = if count > 1 { staging.buffer(gpu, filling.is_empty())? } else { Answer::Direct };
+            let answer = if count > 1 {
+                staging.buffer(gpu.pools(), gpu.stream(), filling.is_empty())?
+            } else {
+                Answer::Direct
+            };
             match answer {
                 Answer::Buffer(buffer) => {
                     let parts = batches.next().unwrap_or_default();

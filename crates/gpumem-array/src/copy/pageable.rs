@@ -123,7 +123,7 @@ fn upload_staged(
     let mut filling: VecDeque<Filling<'_>> = VecDeque::new();
     loop {
         while let Some((to, chunk)) = chunks.peek().copied() {
-            let buffer = match staging.buffer(gpu, filling.is_empty())? {
+            let buffer = match staging.buffer(gpu.pools(), gpu.stream(), filling.is_empty())? {
                 Answer::Buffer(buffer) => buffer,
                 Answer::Later => break,
                 Answer::Direct => {
@@ -264,7 +264,7 @@ unsafe fn download_staged(
     loop {
         while let Some((start, size_bytes)) = chunks.peek().copied() {
             let may_wait = arriving.is_empty() && draining.is_empty();
-            let mut buffer = match staging.buffer(gpu, may_wait)? {
+            let mut buffer = match staging.buffer(gpu.pools(), gpu.stream(), may_wait)? {
                 Answer::Buffer(buffer) => buffer,
                 Answer::Later => break,
                 Answer::Direct => {

@@ -2,7 +2,7 @@
 //!
 //! A stage is returned with its work, which the next copy through it waits for on the device.
 
-use super::Gpu;
+use super::pools::Pools;
 use crate::error::ArrayError;
 use gpumem_pool::{Block, MemoryKind, MemoryRange, PoolError, Stream, StreamPoint, not_forked};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -31,27 +31,31 @@ impl Slot {
     }
 }
 
-impl Gpu {
-    /// Calls `copy` with a stage and a `Gpu` on its stream. The stage may be returned with work.
-    pub(crate) fn with_stage<R>(
-        &self,
-        copy: impl FnOnce(&Self, &mut Stage) -> Result<R, ArrayError>,
-    ) -> Result<R, ArrayError> {
+impl Stages {
+    /// An unused stage, or a new one.
+    pub(super) fn take(&self, pools: &Pools) -> Result<Stage, ArrayError> {
         not_forked()?;
-        let stages = &self.0.shared.stages;
-        let known = stages.lock().pop();
-        let mut stage = match known {
-            Some(stage) => stage,
-            None => self.new_stage()?,
-        };
-        let copied = copy(&self.with(stage.stream.clone()), &mut stage);
-        stages.lock().push(stage);
-        copied
+        let known = self.lock().pop();
+        match known {
+            Some(stage) => Ok(stage),
+            None => Stage::new(pools),
+        }
     }
 
+    /// Returns a stage, whose work may still run.
+    pub(super) fn give_back(&self, stage: Stage) {
+        self.lock().push(stage);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Stage>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stage {
     /// Creates a stage with slots as large as the pinned memory allows.
-    fn new_stage(&self) -> Result<Stage, ArrayError> {
-        let (pool, stream) = (self.pool_of(MemoryKind::Host)?, Stream::new(self.device())?);
+    fn new(pools: &Pools) -> Result<Self, ArrayError> {
+        let (pool, stream) = (pools.of(MemoryKind::Host)?, Stream::new(pools.device())?);
         let slot = |size_bytes: u64| -> Result<_, PoolError> {
             Ok(Slot { block: pool.alloc(size_bytes, &stream)?, read: StreamPoint::COMPLETE })
         };
@@ -60,7 +64,7 @@ impl Gpu {
         let mut size_bytes = SLOT_BYTES;
         loop {
             match slots(size_bytes) {
-                Ok(slots) => return Ok(Stage { stream, slots }),
+                Ok(slots) => return Ok(Self { stream, slots }),
                 Err(PoolError::OutOfMemory(_) | PoolError::LimitReached(_))
                     if size_bytes > SLOT_BYTES_MIN =>
                 {
@@ -69,12 +73,6 @@ impl Gpu {
                 Err(error) => return Err(error.into()),
             }
         }
-    }
-}
-
-impl Stages {
-    fn lock(&self) -> MutexGuard<'_, Vec<Stage>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

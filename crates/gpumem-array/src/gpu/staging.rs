@@ -13,8 +13,9 @@ mod copy;
 #[allow(unsafe_code)] // copies memory of callers, who wait for it
 mod workers;
 
-use super::Gpu;
+use super::pools::Pools;
 use super::recording::Access;
+use super::transfers::TransferCounters;
 use crate::error::ArrayError;
 use core::fmt;
 use core::num::NonZeroUsize;
@@ -139,6 +140,7 @@ pub(crate) struct Staging {
     options: StagingOptions,
     ring: Arc<Ring>,
     workers: Workers,
+    counters: Arc<TransferCounters>,
 }
 
 /// The buffers.
@@ -201,14 +203,15 @@ pub(crate) enum Answer<'a> {
 }
 
 impl Staging {
-    pub(super) fn new(options: StagingOptions) -> Arc<Self> {
+    pub(super) fn new(options: StagingOptions, counters: &Arc<TransferCounters>) -> Arc<Self> {
         let ring = Arc::new(Ring {
             state: Mutex::default(),
             returned: Condvar::new(),
             ended: Condvar::new(),
             registration: OnceLock::new(),
         });
-        Arc::new(Self { options, ring, workers: Workers::new(options.thread_count) })
+        let workers = Workers::new(options.thread_count);
+        Arc::new(Self { options, ring, workers, counters: counters.clone() })
     }
 
     /// The size of the buffers, or `None` if copies are not staged.
@@ -220,21 +223,26 @@ impl Staging {
         &self.workers
     }
 
-    /// Returns a buffer that no device uses. With `may_wait`, the copy has no buffer yet: the call waits for one, or answers that the copy
+    /// Returns a buffer that no device uses, for a copy on `stream`. With `may_wait`, the copy has no buffer yet: the call waits for one, or answers that the copy
     /// continues without a buffer.
-    pub(crate) fn buffer(&self, gpu: &Gpu, may_wait: bool) -> Result<Answer<'_>, ArrayError> {
+    pub(crate) fn buffer(
+        &self,
+        pools: &Pools,
+        stream: &Stream,
+        may_wait: bool,
+    ) -> Result<Answer<'_>, ArrayError> {
         not_forked()?;
         let mut deadline = None;
         loop {
-            match self.try_take(gpu, may_wait) {
+            match self.try_take(pools, stream, may_wait) {
                 Answer::Direct if !may_wait => return Ok(Answer::Later),
                 Answer::Later if may_wait => {}
                 answer => return Ok(answer),
             }
-            if let Some(lent) = self.ring.take_used_on(gpu.stream()) {
+            if let Some(lent) = self.ring.take_used_on(stream) {
                 let begin = Instant::now();
                 let waited = lent.synchronize();
-                gpu.transfer_counters().add_device_wait(begin.elapsed());
+                self.counters.add_device_wait(begin.elapsed());
                 match waited {
                     Ok(()) => return Ok(Answer::Buffer(lent)),
                     // The pool frees the buffer's memory when possible.
@@ -247,12 +255,12 @@ impl Staging {
             }
             let (state, begin) = (self.ring.lock(), Instant::now());
             let _ = self.ring.returned.wait_timeout(state, PAUSE);
-            gpu.transfer_counters().add_device_wait(begin.elapsed());
+            self.counters.add_device_wait(begin.elapsed());
         }
     }
 
     /// Does not wait.
-    fn try_take(&self, gpu: &Gpu, may_wait: bool) -> Answer<'_> {
+    fn try_take(&self, pools: &Pools, stream: &Stream, may_wait: bool) -> Answer<'_> {
         let ring = &*self.ring;
         // The driver is called outside the lock.
         let (mut idle, release_count) = {
@@ -295,7 +303,7 @@ impl Staging {
         }
         // Pinning a buffer takes longer than many copies through existing buffers, so the ring grows only while it is used.
         let is_used = state.use_count >= state.count * USES_BEFORE_GROWTH;
-        let has_own = || state.idle.iter().any(|buffer| buffer.stream == gpu.stream().id());
+        let has_own = || state.idle.iter().any(|buffer| buffer.stream == stream.id());
         if state.count > 0 && !is_used && (!may_wait || has_own()) {
             return Answer::Later;
         }
@@ -306,15 +314,15 @@ impl Staging {
         state.count += 1;
         drop(state);
         drop(lost);
-        self.allocated(gpu)
+        self.allocated(pools)
     }
 
     /// Adds a buffer, which is counted already.
-    fn allocated(&self, gpu: &Gpu) -> Answer<'_> {
+    fn allocated(&self, pools: &Pools) -> Answer<'_> {
         let ring = &*self.ring;
-        ring.registration.get_or_init(|| gpu.device().register_reclaimable(&self.ring));
+        ring.registration.get_or_init(|| pools.device().register_reclaimable(&self.ring));
         let place = RingPlace(ring);
-        if let Ok(buffer) = Buffer::new(gpu, self.options.buffer_bytes) {
+        if let Ok(buffer) = Buffer::new(pools, self.options.buffer_bytes) {
             self.ring.watch();
             return Answer::Buffer(Lent { buffer, place });
         }
@@ -444,15 +452,15 @@ impl Reclaimable for Ring {
 }
 
 impl Buffer {
-    fn new(gpu: &Gpu, size_bytes: usize) -> Result<Self, ArrayError> {
+    fn new(pools: &Pools, size_bytes: usize) -> Result<Self, ArrayError> {
         // An adaptor of the pool may queue work that fills the block; it waits for no other work here.
-        let gpu = gpu.copier()?;
-        let (pool, stream) = (gpu.pool_of(MemoryKind::Host)?, gpu.stream());
-        let (block, used) = (pool.alloc(size_bytes as u64, stream)?, Event::new(gpu.device())?);
+        let stream = pools.idle_stream()?;
+        let block = pools.of(MemoryKind::Host)?.alloc(size_bytes as u64, &stream)?;
+        let used = Event::new(pools.device())?;
         stream.synchronize()?;
         match block.host_ptr() {
             Some(_) => Ok(Self { block, used, stream: stream.id() }),
-            None => Err(ArrayError::NoHostAccess { device: gpu.device().to_string() }),
+            None => Err(ArrayError::NoHostAccess { device: pools.device().to_string() }),
         }
     }
 }

@@ -1,11 +1,9 @@
 //! [`Transfers`]: the bytes and the time of copies from and to pageable memory. [`GpuStatus`]: these and the status of the pools.
 
-use super::Gpu;
-use crate::error::ArrayError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use gpumem_pool::{MemoryKind, Status};
+use gpumem_pool::Status;
 
 /// Copies between the device and pageable memory by one `Gpu` and its forks, except the asynchronous ones
 /// ([`GpuArray::upload`](crate::GpuArray::upload), [`GpuView::download`](crate::GpuView::download)); see [`Gpu::transfers`]. `Display`
@@ -119,33 +117,6 @@ impl fmt::Display for GpuStatus {
             writeln!(f, "Pinned memory: {in_use:.1} MiB in use ({reserved:.1} MiB reserved)")?;
         }
         self.transfers.fmt(f)
-    }
-}
-
-impl Gpu {
-    /// Returns the status of the pools, and the figures of copies from and to pageable memory.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::from_slice(&gpu, &vec![1.0_f32; 1 << 20])?;
-    /// let status = gpu.status()?;
-    /// assert_eq!((status.pool.in_use_bytes, status.transfers.uploaded_bytes), (4 << 20, 4 << 20));
-    /// assert!(status.pinned.is_some_and(|pinned| pinned.in_use_bytes > 0)); // buffers of the upload
-    /// println!("{}", gpu.status()?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Pool`] if a driver call fails.
-    pub fn status(&self) -> Result<GpuStatus, ArrayError> {
-        let pinned = self.0.shared.slot(MemoryKind::Host).and_then(|slot| slot.get());
-        Ok(GpuStatus {
-            pool: self.pool().status()?,
-            pinned: pinned.map(|pool| pool.status()).transpose()?,
-            transfers: self.transfers(),
-        })
     }
 }
 

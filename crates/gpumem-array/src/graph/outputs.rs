@@ -1,15 +1,15 @@
-//! [`Outputs`]: the arrays that a capture returns; [`Out`]: their tokens.
+//! [`Outputs`]: the arrays and numbers that a capture returns; [`Out`] and [`Number`]: their tokens.
 
-use crate::array::GpuArray;
+use crate::array::{AsView, GpuArray, GpuView};
 use crate::element::Element;
 use crate::error::{ArrayError, GraphError};
-use crate::graph::GraphScalar;
 use crate::kind::Kind;
 use crate::layout::Layout;
 use crate::storage::Storage;
 use core::fmt;
 use core::marker::PhantomData;
-use ndarray::Dimension;
+use core::ops::Deref;
+use ndarray::{Dimension, Ix0};
 
 /// A result of a graph; [`Launched::get`](crate::Launched::get) gives its values.
 #[must_use = "the result can only be read with its token"]
@@ -59,6 +59,34 @@ impl<T: Element, D: Dimension, K: Kind> Outputs for GpuArray<T, D, K> {
         let (storage, layout) = self.into_parts();
         keeper.results.push(storage.into_result());
         Ok(Out { graph: keeper.graph, index: keeper.results.len() - 1, layout, element: PhantomData })
+    }
+}
+
+/// A number in a capture; see [`CaptureGpu::scalar`].
+#[derive(Debug)]
+pub struct GraphScalar<T>(GpuArray<T, Ix0>)
+where
+    T: Element;
+
+impl<T: Element> GraphScalar<T> {
+    pub(super) fn new(array: GpuArray<T, Ix0>) -> Self {
+        Self(array)
+    }
+}
+
+impl<T: Element> AsView for GraphScalar<T> {
+    type Elem = T;
+    type Dim = Ix0;
+    fn as_view(&self) -> GpuView<'_, T, Ix0> {
+        self.0.view()
+    }
+}
+
+impl<T: Element> Deref for GraphScalar<T> {
+    type Target = GpuArray<T, Ix0>;
+
+    fn deref(&self) -> &GpuArray<T, Ix0> {
+        &self.0
     }
 }
 

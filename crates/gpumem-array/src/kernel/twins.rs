@@ -7,6 +7,7 @@ mod cast;
 mod elementwise;
 mod gather;
 mod matvec;
+mod number;
 mod pack;
 mod pattern;
 mod random;
@@ -17,7 +18,7 @@ mod triangle;
 use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, scalar_array};
 use crate::kernel::twins::matvec::{columns, columns_sum, rows, rows_in_parts, rows_sum};
 use crate::kernel::twins::reduce::{dot, sum};
-use gpumem_sim::{Kernel, KernelFault, Launch, Sim};
+use gpumem_sim::{Kernel, Sim};
 
 /// Registers the twins with a simulator.
 pub(crate) fn register(sim: &Sim) {
@@ -133,72 +134,4 @@ twins! {
     F64: f64, "f64";
     I32: i32, "i32";
     I64: i64, "i64";
-}
-
-/// The arithmetic of `common.cuh`: integers wrap, and one divided by zero is zero.
-trait Number: bytemuck::Pod {
-    const ZERO: Self;
-    fn plus(self, other: Self) -> Self;
-    fn minus(self, other: Self) -> Self;
-    fn times(self, other: Self) -> Self;
-    fn over(self, other: Self) -> Self;
-}
-
-macro_rules! floats {
-    ($($type:ty),*) => {
-        $(
-            impl Number for $type {
-                const ZERO: Self = 0.0;
-                #[inline]
-                fn plus(self, other: Self) -> Self {
-                    self + other
-                }
-                #[inline]
-                fn minus(self, other: Self) -> Self {
-                    self - other
-                }
-                #[inline]
-                fn times(self, other: Self) -> Self {
-                    self * other
-                }
-                #[inline]
-                fn over(self, other: Self) -> Self {
-                    self / other
-                }
-            }
-        )*
-    };
-}
-floats!(f32, f64);
-
-macro_rules! integers {
-    ($($type:ty),*) => {
-        $(
-            impl Number for $type {
-                const ZERO: Self = 0;
-                #[inline]
-                fn plus(self, other: Self) -> Self {
-                    self.wrapping_add(other)
-                }
-                #[inline]
-                fn minus(self, other: Self) -> Self {
-                    self.wrapping_sub(other)
-                }
-                #[inline]
-                fn times(self, other: Self) -> Self {
-                    self.wrapping_mul(other)
-                }
-                #[inline]
-                fn over(self, other: Self) -> Self {
-                    if other == 0 { 0 } else { self.wrapping_div(other) }
-                }
-            }
-        )*
-    };
-}
-integers!(i32, i64);
-
-/// A parameter that counts elements.
-fn count(launch: &mut Launch<'_>) -> Result<usize, KernelFault> {
-    Ok(launch.arg::<u64>()? as usize)
 }

@@ -1,6 +1,6 @@
 //! `cast.cu`.
 
-use super::count;
+use super::number::count;
 use crate::element::{Cast, Element};
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};

@@ -1,6 +1,6 @@
 //! `elementwise.cu`.
 
-use super::{Number, count};
+use super::number::{Number, count};
 use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
 

@@ -1,6 +1,6 @@
 //! `gather.cu`.
 
-use super::count;
+use super::number::count;
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};
 

@@ -1,7 +1,7 @@
 //! `matvec.cu`.
 
+use super::number::{Number, count};
 use super::reduce::{plain_sum, product_sum};
-use super::{Number, count};
 use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
 

@@ -1,6 +1,6 @@
 //! `pack.cu`.
 
-use super::count;
+use super::number::count;
 use gpumem_sim::{KernelFault, Launch};
 
 pub(super) fn unpack(launch: &mut Launch<'_>) -> Result<(), KernelFault> {

@@ -1,6 +1,6 @@
 //! The twins of the fills with patterns in `fill.cu`.
 
-use crate::kernel::twins::count;
+use super::number::count;
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};
 

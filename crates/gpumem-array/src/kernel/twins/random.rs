@@ -3,7 +3,7 @@
 //! Floats are made with additions, multiplications, divisions and square roots in the order of the CUDA text. All of them are exactly
 //! rounded on both sides, and neither side contracts them.
 
-use crate::kernel::twins::count;
+use super::number::count;
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};
 

@@ -1,6 +1,6 @@
 //! `reduce.cu`: each block of the grid sums a stretch of the input.
 
-use super::{Number, count};
+use super::number::{Number, count};
 use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
 

@@ -1,6 +1,6 @@
 //! `strided.cu`.
 
-use super::count;
+use super::number::count;
 use crate::kernel::library::AXES_MAX;
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};

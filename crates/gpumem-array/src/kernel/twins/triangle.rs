@@ -1,6 +1,6 @@
 //! `triangle.cu`. The two kernels differ only in the order of their loads.
 
-use super::{Number, count};
+use super::number::{Number, count};
 use gpumem_sim::{KernelFault, Launch};
 
 const UPPER: u64 = 1;
