@@ -9,6 +9,7 @@ pub(crate) mod foreign;
 mod host;
 #[allow(unsafe_code)] // views of host memory
 mod host_memory;
+pub(crate) mod interop;
 #[cfg(doctest)]
 mod must_not_compile;
 #[macro_use]

@@ -34,8 +34,7 @@ use crate::storage::{Storage, queue_copy, run_borrowed};
 use bytemuck::AnyBitPattern;
 use gpumem_pool::sys::types::CUdeviceptr;
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
-use pitched::Side;
-use strided::RowsLaunch;
+use pitched::CopySide;
 
 impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// Downloads the elements in row-major order. Waits for the work that the elements depend on.
@@ -694,14 +693,20 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
     };
     let (to, from) = (at(target.storage(), plan.to), at(source.storage(), plan.from));
     let is_local = [target.storage(), source.storage()].iter().all(|side| side.is_memory_of(gpu.device()));
+    let (target, source) = (target.writes(), source.reads());
+    let launch = |strided| strided::copy(gpu, strided, [(target, to), (source, from)]);
     let work = match plan.form {
         Form::Nothing => return Ok(()),
-        Form::Run { size_bytes } => Work::Run { size_bytes },
-        Form::Pitched(rows) if is_local => Work::local_rows(gpu, rows, plan)?,
-        Form::Pitched(rows) => Work::Rows(rows),
-        Form::Strided(strided) => Work::Kernel(RowsLaunch::copy(gpu, strided)?),
+        Form::Run { size_bytes } => DriverCopy::Run { size_bytes },
+        Form::Pitched(rows) if is_local => match plan.into_strided().map(launch) {
+            // The simulator without the feature `sim`.
+            None | Some(Err(ArrayError::NoSuchKernel { .. })) => DriverCopy::Rows(rows),
+            Some(launch) => return launch?.queue(COPY),
+        },
+        Form::Pitched(rows) => DriverCopy::Rows(rows),
+        Form::Strided(strided) => return launch(strided)?.queue(COPY),
     };
-    let uses = [source.reads(), target.writes()];
+    let uses = [source, target];
     uses.into_iter().try_for_each(|one| one.order(gpu, COPY))?;
     let driver = gpu.device().driver();
     queue_copy(gpu, uses, |stream| {
@@ -709,31 +714,19 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
         // do not overlap, since one is borrowed exclusively. The stream has been ordered after what conflicts.
         unsafe {
             match &work {
-                Work::Run { size_bytes } => driver.cuMemcpyAsync(to, from, *size_bytes, stream),
-                Work::Rows(rows) => pitched::queue(driver, stream, [Side::Pool(to), Side::Pool(from)], rows),
-                Work::Kernel(launch) => launch.queue_copy(stream, [to, from]),
+                DriverCopy::Run { size_bytes } => driver.cuMemcpyAsync(to, from, *size_bytes, stream),
+                DriverCopy::Rows(rows) => {
+                    pitched::queue(driver, stream, [CopySide::Pool(to), CopySide::Pool(from)], rows)
+                }
             }
         }
     })
 }
 
-/// The single call that performs a copy on a device.
-enum Work<'a> {
+/// A copy by the driver.
+enum DriverCopy {
     Run { size_bytes: usize },
     Rows(Pitched),
-    Kernel(RowsLaunch<'a>),
-}
-
-impl<'a> Work<'a> {
-    /// Rows at a pitch in device memory, which the kernel moves faster than the driver's copy.
-    fn local_rows(gpu: &'a Gpu, rows: Pitched, plan: Plan) -> Result<Self, ArrayError> {
-        let Some(strided) = plan.into_strided() else { return Ok(Self::Rows(rows)) };
-        match RowsLaunch::copy(gpu, strided) {
-            // The simulator without the feature `sim`.
-            Err(ArrayError::NoSuchKernel { .. }) => Ok(Self::Rows(rows)),
-            launch => Ok(Self::Kernel(launch?)),
-        }
-    }
 }
 
 /// The address at an offset in bytes.
@@ -758,7 +751,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
         return Ok(());
     }
     target.gpu().check_runs(UPLOAD)?;
-    let lane = Lane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
+    let lane = CopyLane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
     let gpu = lane.gpu();
     if target.layout().order().is_some() {
         target.writes().order(gpu, UPLOAD)?;
@@ -784,7 +777,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
             match &plan.form {
                 Form::Run { size_bytes } => driver.cuMemcpyAsync(to, from as CUdeviceptr, *size_bytes, raw),
                 Form::Pitched(pitched) => {
-                    pitched::queue(driver, raw, [Side::Pool(to), Side::Host(from)], pitched)
+                    pitched::queue(driver, raw, [CopySide::Pool(to), CopySide::Host(from)], pitched)
                 }
                 Form::Nothing | Form::Strided(_) => Ok(()),
             }
@@ -803,7 +796,7 @@ pub(crate) fn upload_cast<T: Cast<U>, U: Element, D: Dimension>(
         return Ok(());
     }
     target.gpu().check_runs(UPLOAD)?;
-    let lane = Lane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
+    let lane = CopyLane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
     target.writes().order(lane.gpu(), UPLOAD)?;
     pageable::upload_cast::<T, U>(lane.gpu(), target.writes(), target.address(), elements)?;
     lane.finish()
@@ -867,14 +860,14 @@ unsafe fn download_to<T: Element, D: Dimension>(
         return Ok(());
     }
     source.gpu().check_runs(DOWNLOAD)?;
-    let lane = match Lane::of(source.gpu(), source.home(), source.storage(), DOWNLOAD)? {
-        Lane::Own(gpu) if gpu.recording().is_none() && source.storage().is_overtaken(gpu) => {
-            Lane::Copier(source.home().copier()?)
+    let lane = match CopyLane::of(source.gpu(), source.home(), source.storage(), DOWNLOAD)? {
+        CopyLane::Own(gpu) if gpu.recording().is_none() && source.storage().is_overtaken(gpu) => {
+            CopyLane::Copier(source.home().copier()?)
         }
         lane => lane,
     };
     let gpu = lane.gpu();
-    if let Lane::Copier(_) = lane {
+    if let CopyLane::Copier(_) = lane {
         order_once(source, gpu)?;
     }
     let order = source.layout().order().unwrap_or(Order::Row);
@@ -898,7 +891,7 @@ unsafe fn download_to<T: Element, D: Dimension>(
         unsafe {
             match &plan.form {
                 Form::Pitched(pitched) => {
-                    pitched::queue(driver, raw, [Side::Host(to), Side::Pool(from)], pitched)
+                    pitched::queue(driver, raw, [CopySide::Host(to), CopySide::Pool(from)], pitched)
                 }
                 Form::Nothing | Form::Run { .. } | Form::Strided(_) => Ok(()),
             }
@@ -918,14 +911,14 @@ fn order_once<T: Element, D: Dimension>(source: &GpuView<'_, T, D>, gpu: &Gpu) -
 }
 
 /// The stream of a copy to or from the host.
-enum Lane<'a> {
+enum CopyLane<'a> {
     /// The stream of the view.
     Own(&'a Gpu),
     /// A stream of the memory's device.
     Copier(Copier<'a>),
 }
 
-impl<'a> Lane<'a> {
+impl<'a> CopyLane<'a> {
     /// Inlined, like the methods: most copies are on the stream of the view, where all of this is optimised away.
     #[inline(always)]
     fn of(

@@ -140,9 +140,9 @@ pub(crate) fn first_invalid<T: Element>(bits: &[T::Bits]) -> Option<usize> {
 pub trait Numeric: Element + sealed::Sealed {}
 
 pub(crate) mod sealed {
-    /// The index of the compiled kernels of a type, and its numbers.
+    /// The type in the names of kernels, and its numbers.
     pub trait Sealed: Sized {
-        const KIND: super::Kind;
+        const TYPE: super::NumericType;
         const ONE: Self;
         /// The number of values from `start` to before `end`, `step` apart.
         fn steps(start: Self, end: Self, step: Self) -> usize;
@@ -151,26 +151,13 @@ pub(crate) mod sealed {
     }
 }
 
-/// The numeric types, in the order of the kernel table.
+/// The numeric types, in the order of the table of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum NumericType {
     F32,
     F64,
     I32,
     I64,
-}
-
-impl Kind {
-    pub(crate) const ALL: [Self; 4] = [Self::F32, Self::F64, Self::I32, Self::I64];
-
-    pub(crate) const fn suffix(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F64 => "f64",
-            Self::I32 => "i32",
-            Self::I64 => "i64",
-        }
-    }
 }
 
 macro_rules! floats {
@@ -178,7 +165,7 @@ macro_rules! floats {
         $(
             impl Numeric for $type {}
             impl sealed::Sealed for $type {
-                const KIND: Kind = Kind::$kind;
+                const TYPE: NumericType = NumericType::$kind;
                 const ONE: Self = 1.0;
                 fn steps(start: Self, end: Self, step: Self) -> usize {
                     // The cast turns negative numbers and NaN into 0, and infinity into the largest number.
@@ -198,7 +185,7 @@ macro_rules! integers {
         $(
             impl Numeric for $type {}
             impl sealed::Sealed for $type {
-                const KIND: Kind = Kind::$kind;
+                const TYPE: NumericType = NumericType::$kind;
                 const ONE: Self = 1;
                 fn steps(start: Self, end: Self, step: Self) -> usize {
                     let (distance, step) = (i128::from(end) - i128::from(start), i128::from(step));
@@ -245,54 +232,53 @@ pub trait Cast<U: Element>: Element + cast::Sealed<U> {
 }
 
 pub(crate) mod cast {
-    use super::Float;
+    use super::CastPair;
 
     /// The kernel of a conversion.
     pub trait Sealed<U> {
-        const FROM: Float;
-        const TO: Float;
+        const PAIR: CastPair;
         /// The number of numbers in an element.
         const LANES: usize;
     }
 }
 
-/// The types of the kernels that convert, in the order of their table.
+/// The types of the kernels that convert, in the order of the table of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Float {
-    F32,
-    F64,
+pub enum CastPair {
+    F32F64,
+    F64F32,
     #[cfg(feature = "half")]
-    F16,
+    F32F16,
     #[cfg(feature = "half")]
-    Bf16,
-}
-
-impl Float {
-    pub(crate) const COUNT: usize = 4;
-
-    pub(crate) const fn suffix(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F64 => "f64",
-            #[cfg(feature = "half")]
-            Self::F16 => "f16",
-            #[cfg(feature = "half")]
-            Self::Bf16 => "bf16",
-        }
-    }
+    F32Bf16,
+    #[cfg(feature = "half")]
+    F64F16,
+    #[cfg(feature = "half")]
+    F64Bf16,
+    #[cfg(feature = "half")]
+    F16F32,
+    #[cfg(feature = "half")]
+    F16F64,
+    #[cfg(feature = "half")]
+    F16Bf16,
+    #[cfg(feature = "half")]
+    Bf16F32,
+    #[cfg(feature = "half")]
+    Bf16F64,
+    #[cfg(feature = "half")]
+    Bf16F16,
 }
 
 macro_rules! casts {
-    ($($from:ident $from_type:ty => $to:ident $to_type:ty, |$value:ident| $cast:expr;)*) => {$(
-        impl cast::Sealed<$to_type> for $from_type {
-            const FROM: Float = Float::$from;
-            const TO: Float = Float::$to;
+    ($($pair:ident: $from:ty => $to:ty, |$value:ident| $cast:expr;)*) => {$(
+        impl cast::Sealed<$to> for $from {
+            const PAIR: CastPair = CastPair::$pair;
             const LANES: usize = 1;
         }
 
-        impl Cast<$to_type> for $from_type {
+        impl Cast<$to> for $from {
             #[inline]
-            fn cast(self) -> $to_type {
+            fn cast(self) -> $to {
                 let $value = self;
                 $cast
             }
@@ -301,26 +287,26 @@ macro_rules! casts {
 }
 
 casts! {
-    F32 f32 => F64 f64, |value| f64::from(value);
-    F64 f64 => F32 f32, |value| value as f32;
+    F32F64: f32 => f64, |value| f64::from(value);
+    F64F32: f64 => f32, |value| value as f32;
 }
 
 #[cfg(feature = "half")]
 mod half_precision {
-    use super::{Cast, Float, cast};
+    use super::{Cast, CastPair, cast};
     use half::{bf16, f16};
 
     casts! {
-        F32 f32 => F16 f16, |value| f16::from_f32(value);
-        F32 f32 => Bf16 bf16, |value| bf16::from_f32(value);
-        F64 f64 => F16 f16, |value| f16::from_f32(narrowed(value));
-        F64 f64 => Bf16 bf16, |value| bf16::from_f32(narrowed(value));
-        F16 f16 => F32 f32, |value| value.to_f32();
-        F16 f16 => F64 f64, |value| value.to_f64();
-        F16 f16 => Bf16 bf16, |value| bf16::from_f32(value.to_f32());
-        Bf16 bf16 => F32 f32, |value| value.to_f32();
-        Bf16 bf16 => F64 f64, |value| value.to_f64();
-        Bf16 bf16 => F16 f16, |value| f16::from_f32(value.to_f32());
+        F32F16: f32 => f16, |value| f16::from_f32(value);
+        F32Bf16: f32 => bf16, |value| bf16::from_f32(value);
+        F64F16: f64 => f16, |value| f16::from_f32(narrowed(value));
+        F64Bf16: f64 => bf16, |value| bf16::from_f32(narrowed(value));
+        F16F32: f16 => f32, |value| value.to_f32();
+        F16F64: f16 => f64, |value| value.to_f64();
+        F16Bf16: f16 => bf16, |value| bf16::from_f32(value.to_f32());
+        Bf16F32: bf16 => f32, |value| value.to_f32();
+        Bf16F64: bf16 => f64, |value| value.to_f64();
+        Bf16F16: bf16 => f16, |value| f16::from_f32(value.to_f32());
     }
 
     /// Returns a number that has the same nearest half-precision number as `value`: it is rounded toward zero, and its last bit is set if
@@ -361,12 +347,11 @@ mod half_precision {
 
 #[cfg(feature = "complex")]
 mod complex {
-    use super::{Cast, Element, Float, cast};
+    use super::{Cast, CastPair, Element, cast};
     use num_complex::Complex;
 
     impl<T: Cast<U>, U: Element> cast::Sealed<Complex<U>> for Complex<T> {
-        const FROM: Float = T::FROM;
-        const TO: Float = T::TO;
+        const PAIR: CastPair = T::PAIR;
         const LANES: usize = 2 * T::LANES;
     }
 

@@ -25,7 +25,7 @@ use downloads::Downloads;
 use gpumem_pool::sys::fork;
 use gpumem_pool::sys::types::CUdevice_attribute;
 use gpumem_pool::{CaptureError, Device, MemoryKind, Pool, PoolError, Stream, not_forked};
-use pools::{IdleStream, Pools};
+use pools::{GpuPools, IdleStream};
 use recording::Recording;
 use stage::{Stage, Stages};
 use staging::{Staging, StagingOptions};
@@ -53,9 +53,9 @@ use transfers::{GpuStatus, TransferCounters, Transfers};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Gpu(Arc<Inner>);
+pub struct Gpu(Arc<GpuInner>);
 
-struct Inner {
+struct GpuInner {
     shared: Arc<Shared>,
     stream: Stream,
     /// The recording of the capture on this stream. Only the `Gpu` of a capture has one.
@@ -130,7 +130,7 @@ impl Deref for Copier<'_> {
 /// The pools, kernels and thread streams that all forks share.
 struct Shared {
     library: Library,
-    pools: Pools,
+    pools: GpuPools,
     streams: Mutex<ThreadStreams>,
     stages: Stages,
     staging: RwLock<Arc<Staging>>,
@@ -185,7 +185,7 @@ impl Gpu {
         let transfers = Arc::<TransferCounters>::default();
         let shared = Shared {
             library: Library::new(pool.device()),
-            pools: Pools::new(pool),
+            pools: GpuPools::new(pool),
             streams: Mutex::default(),
             stages: Stages::default(),
             staging: RwLock::new(Staging::new(StagingOptions::new(), &transfers)),
@@ -194,7 +194,7 @@ impl Gpu {
             last_kernel: AtomicU32::new(0),
         };
         let (shared, stream, history) = (Arc::new(shared), stream.clone(), Arc::default());
-        Ok(Self(Arc::new(Inner { shared, stream, recording: None, history })))
+        Ok(Self(Arc::new(GpuInner { shared, stream, recording: None, history })))
     }
 
     /// Opens device 0 with its default pool, if the program has set one ([`Pool::set_default`]). Otherwise opens the device on the driver
@@ -281,19 +281,19 @@ impl Gpu {
             None => self.adopt_thread(thread)?,
         };
         let shared = self.0.shared.clone();
-        Ok(Self(Arc::new(Inner { shared, stream, recording: None, history })))
+        Ok(Self(Arc::new(GpuInner { shared, stream, recording: None, history })))
     }
 
     fn with(&self, stream: Stream) -> Self {
         let (shared, history) = (self.0.shared.clone(), Arc::default());
-        Self(Arc::new(Inner { shared, stream, recording: None, history }))
+        Self(Arc::new(GpuInner { shared, stream, recording: None, history }))
     }
 
     /// A `Gpu` with a new stream for the capture of `recording`.
     pub(crate) fn for_capture(&self, recording: Recording) -> Result<Self, ArrayError> {
         let (shared, stream) = (self.0.shared.clone(), Stream::new(self.device())?);
         let (recording, history) = (Some(recording), Arc::default());
-        Ok(Self(Arc::new(Inner { shared, stream, recording, history })))
+        Ok(Self(Arc::new(GpuInner { shared, stream, recording, history })))
     }
 
     /// Gives this thread a stream until the thread ends.
@@ -557,7 +557,7 @@ impl Gpu {
     /// [`ArrayError::Pool`] if the driver cannot load them; [`ArrayError::NoSuchKernel`] on the simulator without the feature
     /// `sim`.
     pub fn preload<T: Numeric>(&self) -> Result<(), ArrayError> {
-        self.library().preload(T::KIND)
+        self.library().preload(T::TYPE)
     }
 
     pub(crate) fn library(&self) -> &Library {
@@ -565,7 +565,7 @@ impl Gpu {
     }
 
     #[inline]
-    pub(crate) fn pools(&self) -> &Pools {
+    pub(crate) fn pools(&self) -> &GpuPools {
         &self.0.shared.pools
     }
 

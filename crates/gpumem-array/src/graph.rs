@@ -93,7 +93,7 @@ pub struct GpuGraph {
 }
 
 /// A capture that ends when this is dropped, even by a panic.
-struct Open {
+struct OpenCapture {
     gpu: Gpu,
     capture: Option<Capture>,
 }
@@ -155,7 +155,7 @@ impl Gpu {
         let id = recording.id();
         let gpu = self.for_capture(recording)?;
         // Relaxed: the stream is private, so the capture and other calls cannot interfere.
-        let mut open = Open { capture: Some(gpu.stream().begin_capture(CaptureMode::Relaxed)?), gpu };
+        let mut open = OpenCapture { capture: Some(gpu.stream().begin_capture(CaptureMode::Relaxed)?), gpu };
         let made = work(&CaptureGpu { gpu: open.gpu.clone(), outside: self.clone() })?;
         let mut keeper = Keeper::new(id);
         let tokens = made.keep(&mut keeper)?;
@@ -280,7 +280,7 @@ fn write(gpu: &Gpu, storage: &Storage, bytes: &[u8]) -> Result<(), ArrayError> {
     })
 }
 
-impl Open {
+impl OpenCapture {
     /// The driver's capture, with the recording closed.
     fn end(&mut self) -> Result<Capture, ArrayError> {
         if let Some(recording) = self.gpu.recording() {
@@ -290,7 +290,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenCapture {
     fn drop(&mut self) {
         if fork::is_child() {
             return;

@@ -6,8 +6,10 @@
 pub(crate) mod library;
 #[cfg(feature = "nvrtc")]
 mod nvrtc;
+pub(crate) mod parameters;
 mod signature;
 pub(crate) mod source;
+pub(crate) mod table;
 #[cfg(feature = "sim")]
 mod twins;
 
@@ -20,7 +22,7 @@ use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
 use gpumem_pool::{Device, PoolError, not_forked};
 use signature::Signatures;
 pub(crate) use signature::{Parameter, Signature};
-use source::{KernelSource, Language, has_word};
+use source::{DeclaredKernel, KernelSource, Language, has_word};
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,7 +34,7 @@ pub struct Module(Arc<Loaded>);
 
 struct Loaded {
     device: Device,
-    raw: Handle<CUmod_st>,
+    raw: DriverHandle<CUmod_st>,
     /// Empty for the modules of this crate.
     signatures: Signatures,
     /// True for PTX that was not compared with a declaration.
@@ -47,7 +49,7 @@ struct Loaded {
 #[derive(Clone)]
 pub struct Function {
     module: Module,
-    raw: Handle<CUfunc_st>,
+    raw: DriverHandle<CUfunc_st>,
     name: KernelName,
     /// `None` if this crate cannot parse the PTX there.
     signature: Option<Signature>,
@@ -123,7 +125,7 @@ impl Module {
             Ok(()) => {
                 let (name, signature) = (KernelName::new(name), signatures.of(name));
                 let sizes_bytes = signature.as_deref().and_then(sizes_bytes);
-                Ok(Function { module: self.clone(), raw: Handle(raw), name, signature, sizes_bytes })
+                Ok(Function { module: self.clone(), raw: DriverHandle(raw), name, signature, sizes_bytes })
             }
             Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_FOUND && self.lacks_twin(name) => {
                 Err(ArrayError::NoTwin { name: name.into() })
@@ -137,6 +139,13 @@ impl Module {
 }
 
 impl Module {
+    /// A kernel of this crate, with the declared parameters.
+    pub(crate) fn own_function(&self, kernel: &DeclaredKernel) -> Result<Function, ArrayError> {
+        let (function, signature) = (self.function(kernel.name())?, kernel.signature());
+        let sizes_bytes = sizes_bytes(&signature);
+        Ok(Function { signature: Some(signature), sizes_bytes, ..function })
+    }
+
     /// True if the text has the kernel, but the simulator has no Rust function with its name.
     fn lacks_twin(&self, name: &str) -> bool {
         let Loaded { device, signatures, text, .. } = &*self.0;
@@ -192,7 +201,7 @@ impl Loaded {
         unsafe { device.driver().cuModuleLoadData(&mut raw, image.as_ptr().cast())? };
         Ok(Self {
             device: device.clone(),
-            raw: Handle(raw),
+            raw: DriverHandle(raw),
             signatures,
             is_undeclared: false,
             text: None,
@@ -257,9 +266,9 @@ impl Drop for Loaded {
             Ok(()) | Err(PoolError::DeviceLost(_)) => {}
             // Waiting for the device is impossible during a capture, and a host function may not call the driver.
             Err(_) => {
-                let raw = Handle(self.raw.0);
+                let raw = DriverHandle(self.raw.0);
                 device.release_later(move |device| {
-                    let Handle(raw) = &raw;
+                    let DriverHandle(raw) = &raw;
                     unload(device, *raw).is_ok()
                 });
             }
@@ -273,9 +282,9 @@ fn unload(device: &Device, raw: *mut CUmod_st) -> Result<(), PoolError> {
     // A capture may have begun since the wait. It contains none of the module's kernels, and relaxed mode keeps the unload from breaking
     // it.
     let _relaxed = device.relax()?;
-    let raw = Handle(raw);
+    let raw = DriverHandle(raw);
     device.driver().destroy(move |driver| {
-        let Handle(raw) = &raw;
+        let DriverHandle(raw) = &raw;
         // SAFETY: the last handle is gone, and everything that was queued on the device before its drop has run.
         unsafe { driver.cuModuleUnload(*raw) }
     })?;
@@ -329,18 +338,18 @@ fn known_names() -> MutexGuard<'static, Vec<Arc<str>>> {
 }
 
 /// A handle of the driver, which any thread may pass to it.
-struct Handle<T>(*mut T);
+struct DriverHandle<T>(*mut T);
 
-impl<T> Clone for Handle<T> {
+impl<T> Clone for DriverHandle<T> {
     fn clone(&self) -> Self {
         Self(self.0)
     }
 }
 
 // SAFETY: the pointer is a name that only the driver follows, and its functions take it on any thread.
-unsafe impl<T> Send for Handle<T> {}
+unsafe impl<T> Send for DriverHandle<T> {}
 // SAFETY: a shared handle gives away only the name, and the driver locks what threads share behind it.
-unsafe impl<T> Sync for Handle<T> {}
+unsafe impl<T> Sync for DriverHandle<T> {}
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,10 @@
 //! [`Launch`]: the arguments of one launch of a user's kernel, checked and tracked like the operations of this crate.
 
-use crate::array::{AsView, AsViewMut, GpuArray, UninitArray};
+use crate::array::{AsView, AsViewMut, GpuArray, GpuView, UninitArray};
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
+use crate::kernel::table::Kernel;
 use crate::kernel::{ARGUMENTS_MAX, Function, Parameter, library};
 use crate::kind::Kind;
 use crate::layout::Order;
@@ -14,6 +15,7 @@ use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::text::Shown;
+use gpumem_pool::sys::types::CUstream;
 use ndarray::Dimension;
 
 /// The threads of a launch: a grid of blocks of threads.
@@ -175,17 +177,58 @@ impl<'a> Launch<'a> {
     ///   [`Launch::write`] or [`Launch::write_uninit`].
     /// - The values that it writes are valid values of the array's element type.
     pub unsafe fn enqueue(self, gpu: &Gpu) -> Result<(), ArrayError> {
-        let Self { function, ref arguments } = self;
-        let (Some(buffer), counts) = (arguments.buffer.as_deref(), arguments.counts) else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        unsafe { self.queue(gpu, LAUNCH, true) }
+    }
+
+    /// Errors name `operation`. A graph keeps the kernels of the user, and a loss of the context names the last of them.
+    ///
+    /// # Safety
+    ///
+    /// The requirements of [`Launch::enqueue`] apply.
+    #[inline(always)]
+    unsafe fn queue(self, gpu: &Gpu, operation: &'static str, is_users: bool) -> Result<(), ArrayError> {
+        let Some(filled) = self.filled() else { return Ok(()) };
+        if !filled.prepare(gpu, operation, is_users)? {
+            return Ok(());
+        }
+        queue_inlined(gpu, filled.uses, |stream| {
+            // SAFETY: the stream is that of `gpu`, and has been ordered after what conflicts; the rest is the caller's promise.
+            unsafe { filled.launch(stream) }
+        })
+    }
+
+    /// `None` once the arguments have been dropped.
+    #[inline(always)]
+    fn filled(&self) -> Option<Filled<'_>> {
+        let (buffer, counts) = (self.arguments.buffer.as_deref()?, self.arguments.counts);
         // SAFETY: both are parts of `arguments`.
         let uses = unsafe { buffer.uses(counts.arrays) };
+        Some(Filled { launch: self, buffer, counts, uses })
+    }
+}
+
+/// A launch with all of its arguments.
+#[derive(Clone, Copy)]
+struct Filled<'a> {
+    launch: &'a Launch<'a>,
+    buffer: &'a ArgumentBuffer,
+    counts: ArgumentCounts,
+    uses: &'a [Use<'a>],
+}
+
+impl Filled<'_> {
+    /// Checks the arguments, and orders the stream for them. False if there is nothing to launch.
+    #[inline(always)]
+    fn prepare(self, gpu: &Gpu, operation: &'static str, is_users: bool) -> Result<bool, ArrayError> {
+        let Self { launch: Launch { function, arguments }, buffer, counts, uses } = self;
         if counts.is_refused {
             return Err(ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * WORDS_MAX });
         }
         buffer.shape.check()?;
         gpu.check(function.device())?;
         if counts.is_elsewhere {
-            uses.iter().try_for_each(|one| one.storage().share(gpu, LAUNCH))?;
+            uses.iter().try_for_each(|one| one.storage().share(gpu, operation))?;
         }
         if !buffer.sizes_bytes.get(..counts.arguments).is_some_and(|sizes| function.has_sizes(sizes)) {
             arguments.check(function)?;
@@ -194,28 +237,126 @@ impl<'a> Launch<'a> {
         if !is_plain {
             // Ordering an array checks them, too, but a launch may have no array.
             gpu.stream().is_capturing()?;
-            gpu.check_thread(LAUNCH)?;
+            gpu.check_thread(operation)?;
         }
         if buffer.shape.grid.contains(&0) {
-            return Ok(());
+            return Ok(false);
         }
-        order_all(gpu, uses, is_plain, LAUNCH)?;
-        if let Some(recording) = gpu.recording() {
-            recording.keep(function)?;
+        order_all(gpu, uses, is_plain, operation)?;
+        if is_users {
+            if let Some(recording) = gpu.recording() {
+                recording.keep(function)?;
+            }
+            gpu.note_kernel(function.known_name());
         }
-        gpu.note_kernel(function.known_name());
-        let mut parameters = [const { MaybeUninit::uninit() }; ARGUMENTS_MAX];
-        let parameters = buffer.parameters(counts.arguments, &mut parameters);
-        let LaunchShape { grid, block, shared_bytes } = buffer.shape;
         if counts.is_prefetched {
             prefetch(gpu, uses);
         }
-        queue_inlined(gpu, uses, |stream| {
-            // SAFETY: the parameters point into `buffer`, which outlives the call; the stream is that of `gpu`, on whose device
-            // the function is, and has been ordered after what conflicts; types, bounds and values are the caller's promise.
-            let queued =
-                unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) };
-            queued.map_err(PoolError::from)
+        Ok(true)
+    }
+
+    /// Queues the kernel at the driver.
+    ///
+    /// # Safety
+    ///
+    /// - The stream is of the function's device, whose context is current, and has been ordered after what conflicts with the arguments.
+    /// - The requirements of [`Launch::enqueue`] apply.
+    #[inline(always)]
+    unsafe fn launch(self, stream: CUstream) -> Result<(), PoolError> {
+        let mut parameters = [const { MaybeUninit::uninit() }; ARGUMENTS_MAX];
+        let parameters = self.buffer.parameters(self.counts.arguments, &mut parameters);
+        let LaunchShape { grid, block, shared_bytes } = self.buffer.shape;
+        let function = self.launch.function;
+        // SAFETY: the parameters point into the buffer, which outlives the call; the rest is the caller's promise.
+        let queued = unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) };
+        queued.map_err(PoolError::from)
+    }
+}
+
+/// A launch of a kernel of this crate. The arguments are added in the order of the kernel's parameters in the table.
+///
+/// It is safe, and operations state no reasons of their own, because all kernels of the table keep one contract: number and sizes of the
+/// arguments are compared with the row, all arrays are shared with the device, ordered, and alive until the work has run, and a kernel
+/// accesses only elements that its counts and steps describe. Operations take these from the layouts of the arrays. The twins request
+/// their ranges from the simulator, which refuses what exceeds an array, in every test.
+#[must_use = "nothing runs until `queue`"]
+pub(crate) struct OwnLaunch<'a> {
+    gpu: &'a Gpu,
+    launch: Launch<'a>,
+}
+
+impl<'a> OwnLaunch<'a> {
+    /// Starts a launch on the stream of `gpu`, in a grid of blocks of threads.
+    pub(crate) fn new(
+        gpu: &'a Gpu,
+        kernel: Kernel,
+        grid: [u32; 3],
+        block: [u32; 3],
+    ) -> Result<Self, ArrayError> {
+        let shape = LaunchShape { grid, block, shared_bytes: 0 };
+        Ok(Self { gpu, launch: gpu.library().function(kernel)?.launch(shape) })
+    }
+
+    /// Adds an address in an array, whose bytes the kernel uses.
+    pub(crate) fn array(self, (one, address): (Use<'a>, u64)) -> Self {
+        let Launch { function, arguments } = self.launch;
+        let arguments = arguments.into_parts().with_array(function, one, address);
+        Self { launch: Launch { function, arguments }, ..self }
+    }
+
+    /// Adds the first of elements that the kernel reads.
+    pub(crate) fn read<T: Element, D: Dimension>(self, view: &GpuView<'a, T, D>) -> Self {
+        self.array((view.reads(), view.address()))
+    }
+
+    /// Adds the first of elements that the kernel writes.
+    pub(crate) fn write<T: Element, D: Dimension, K: Kind>(self, array: &'a GpuArray<T, D, K>) -> Self {
+        self.array((array.writes(), array.address()))
+    }
+
+    /// Adds a number.
+    pub(crate) fn value<T: Element>(self, value: T) -> Self {
+        Self { launch: self.launch.scalar(value), ..self }
+    }
+
+    /// Adds a value that may exceed the limit of other launches.
+    pub(crate) fn large<T: Element>(self, value: &T) -> Self {
+        let Launch { function, arguments } = self.launch;
+        let arguments = arguments.into_parts().with_large(bytemuck::bytes_of(value));
+        Self { launch: Launch { function, arguments }, ..self }
+    }
+
+    /// Leaves unified memory where it is, as a copy does.
+    pub(crate) fn without_prefetch(mut self) -> Self {
+        self.launch.arguments.counts.is_prefetched = false;
+        self
+    }
+
+    /// Shares the arrays with the device, orders the stream, queues the kernel and records the uses. Errors name `operation`.
+    pub(crate) fn queue(self, operation: &'static str) -> Result<(), ArrayError> {
+        // SAFETY: the contract above.
+        unsafe { self.launch.queue(self.gpu, operation, false) }
+    }
+
+    /// Like [`OwnLaunch::queue`], for two kernels: no capture begins between them. The second uses what the first writes.
+    pub(crate) fn queue_before(self, second: Self, operation: &'static str) -> Result<(), ArrayError> {
+        let gpu = self.gpu;
+        let (Some(first), Some(second)) = (self.launch.filled(), second.launch.filled()) else {
+            return Ok(());
+        };
+        let (has_first, has_second) =
+            (first.prepare(gpu, operation, false)?, second.prepare(gpu, operation, false)?);
+        queue_inlined(gpu, first.uses.iter().chain(second.uses), |stream| {
+            // SAFETY: the stream is that of `gpu`, and has been ordered for both; the contract above.
+            unsafe {
+                if has_first {
+                    first.launch(stream)?;
+                }
+                if has_second {
+                    second.launch(stream)?;
+                }
+                Ok(())
+            }
         })
     }
 }
@@ -275,22 +416,22 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 /// The shape and the arguments of a launch, in memory that the thread's next launch reuses.
 struct Arguments<'a> {
     /// `None` once it has been dropped.
-    buffer: Option<Box<Buffer>>,
-    counts: Counts,
+    buffer: Option<Box<ArgumentBuffer>>,
+    counts: ArgumentCounts,
     /// The arrays in the buffer.
     storages: PhantomData<&'a Storage>,
 }
 
 /// [`Arguments`] whose drop frees the memory. While an argument is added, nothing refers to the counts, so they stay in registers.
-struct Parts<'a> {
-    buffer: Option<Box<Buffer>>,
-    counts: Counts,
+struct OpenArguments<'a> {
+    buffer: Option<Box<ArgumentBuffer>>,
+    counts: ArgumentCounts,
     storages: PhantomData<&'a Storage>,
 }
 
 /// How much of a buffer is in use.
 #[derive(Clone, Copy, Default)]
-struct Counts {
+struct ArgumentCounts {
     arguments: usize,
     arrays: usize,
     words: usize,
@@ -302,35 +443,35 @@ struct Counts {
     is_prefetched: bool,
 }
 
-struct Buffer {
+struct ArgumentBuffer {
     shape: LaunchShape,
     /// The size of each argument.
     sizes_bytes: [u16; ARGUMENTS_MAX],
     /// The index of the first word of each argument.
     starts: [u8; ARGUMENTS_MAX],
     /// Each argument begins at a word.
-    words: [u64; WORDS_MAX],
+    words: [u64; WORDS_MAX_OWN],
     /// The arguments that are arrays.
     arrays: [MaybeUninit<Use<'static>>; ARGUMENTS_MAX],
 }
 
 thread_local! {
-    static SPARE: Cell<Option<Box<Buffer>>> = const { Cell::new(None) };
+    static SPARE: Cell<Option<Box<ArgumentBuffer>>> = const { Cell::new(None) };
 }
 
 impl<'a> Arguments<'a> {
     #[inline(always)]
     fn new(shape: LaunchShape) -> Self {
-        let mut buffer = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(Buffer::new);
+        let mut buffer = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(ArgumentBuffer::new);
         buffer.shape = shape;
-        Self { buffer: Some(buffer), counts: Counts::default(), storages: PhantomData }
+        Self { buffer: Some(buffer), counts: ArgumentCounts::default(), storages: PhantomData }
     }
 
     #[inline(always)]
-    fn into_parts(self) -> Parts<'a> {
+    fn into_parts(self) -> OpenArguments<'a> {
         // The other fields have no drop.
         let mut whole = ManuallyDrop::new(self);
-        Parts { buffer: whole.buffer.take(), counts: whole.counts, storages: PhantomData }
+        OpenArguments { buffer: whole.buffer.take(), counts: whole.counts, storages: PhantomData }
     }
 
     /// Compares the arguments with the kernel's parameters, one by one.
@@ -349,7 +490,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-impl<'a> Parts<'a> {
+impl<'a> OpenArguments<'a> {
     #[inline(always)]
     fn with_array(self, function: &Function, one: Use<'a>, address: u64) -> Arguments<'a> {
         let Self { mut buffer, mut counts, storages } = self;
@@ -373,8 +514,16 @@ impl<'a> Parts<'a> {
         if let Some(buffer) = &mut buffer {
             counts = match u16::try_from(bytes.len()) {
                 Ok(size_bytes) if size_bytes <= 8 => buffer.with_word(counts, word(bytes), size_bytes),
-                _ => buffer.with_words(counts, bytes),
+                _ => buffer.with_words(counts, bytes, WORDS_MAX),
             };
+        }
+        Arguments { buffer, counts, storages }
+    }
+
+    fn with_large(self, bytes: &[u8]) -> Arguments<'a> {
+        let Self { mut buffer, mut counts, storages } = self;
+        if let Some(buffer) = &mut buffer {
+            counts = buffer.with_words(counts, bytes, WORDS_MAX_OWN);
         }
         Arguments { buffer, counts, storages }
     }
@@ -389,35 +538,35 @@ impl Drop for Arguments<'_> {
     }
 }
 
-impl Buffer {
+impl ArgumentBuffer {
     #[cold]
     fn new() -> Box<Self> {
         Box::new(Self {
             shape: LaunchShape { grid: [0; 3], block: [0; 3], shared_bytes: 0 },
             sizes_bytes: [0; ARGUMENTS_MAX],
             starts: [0; ARGUMENTS_MAX],
-            words: [0; WORDS_MAX],
+            words: [0; WORDS_MAX_OWN],
             arrays: [const { MaybeUninit::uninit() }; ARGUMENTS_MAX],
         })
     }
 
     /// Adds an argument of one word.
     #[inline(always)]
-    fn with_word(&mut self, counts: Counts, word: u64, size_bytes: u16) -> Counts {
+    fn with_word(&mut self, counts: ArgumentCounts, word: u64, size_bytes: u16) -> ArgumentCounts {
         let (index, first) = (counts.arguments, counts.words);
         if index >= ARGUMENTS_MAX || first >= WORDS_MAX {
-            return Counts { is_refused: true, ..counts };
+            return ArgumentCounts { is_refused: true, ..counts };
         }
         self.words[first] = word;
         self.sizes_bytes[index] = size_bytes;
         self.starts[index] = first as u8;
-        Counts { arguments: index + 1, words: first + 1, ..counts }
+        ArgumentCounts { arguments: index + 1, words: first + 1, ..counts }
     }
 
-    fn with_words(&mut self, mut counts: Counts, bytes: &[u8]) -> Counts {
+    fn with_words(&mut self, mut counts: ArgumentCounts, bytes: &[u8], words_max: usize) -> ArgumentCounts {
         let (index, first) = (counts.arguments, counts.words);
         let end = first + bytes.len().div_ceil(8);
-        match (self.words.get_mut(first..end), self.sizes_bytes.get_mut(index)) {
+        match (self.words[..words_max].get_mut(first..end), self.sizes_bytes.get_mut(index)) {
             (Some(words), Some(size_bytes)) => {
                 words.iter_mut().zip(bytes.chunks(8)).for_each(|(to, bytes)| *to = word(bytes));
                 *size_bytes = bytes.len() as u16;
@@ -492,6 +641,8 @@ fn mismatch(kernel: &str, parameters: &[Parameter], sizes: &[u16]) -> ArrayError
 }
 
 const WORDS_MAX: usize = 64;
+/// For kernels of this crate, some of which take the axes of an array. Their largest parameter is the last.
+const WORDS_MAX_OWN: usize = 160;
 /// A divisor of [`ARGUMENTS_MAX`].
 const GROUP: usize = 8;
 const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];

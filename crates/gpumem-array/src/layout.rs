@@ -28,7 +28,7 @@ pub(crate) enum Order {
 
 /// The bytes of a view: offsets from the start of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bytes {
+pub(crate) struct ByteSpan {
     /// The first.
     pub(crate) start: u64,
     /// After the last.
@@ -40,7 +40,7 @@ pub(crate) struct Bytes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gaps(u64);
 
-impl Bytes {
+impl ByteSpan {
     /// Every byte of any storage.
     pub(crate) const ALL: Self = Self { start: 0, end: u64::MAX, gaps: Gaps::NONE };
 }
@@ -161,15 +161,15 @@ impl<D: Dimension> Layout<D> {
 
     /// The bytes from the first element in memory to the last, from the start of a storage of `storage_bytes`.
     #[inline]
-    pub(crate) fn bytes(&self, element_bytes: usize, storage_bytes: u64) -> Bytes {
+    pub(crate) fn bytes(&self, element_bytes: usize, storage_bytes: u64) -> ByteSpan {
         let size = element_bytes as u64;
         // A view that repeats elements may have as many elements, or so many that the product wraps, and still lack some bytes.
         if (self.len() as u64).wrapping_mul(size) == storage_bytes && !self.repeats() {
-            Bytes::ALL
+            ByteSpan::ALL
         } else {
             // Compared field by field, so that both cases stay in registers.
-            let Bytes { start, end, gaps } = self.hull(size);
-            Bytes { start, end, gaps }
+            let ByteSpan { start, end, gaps } = self.hull(size);
+            ByteSpan { start, end, gaps }
         }
     }
 
@@ -179,16 +179,16 @@ impl<D: Dimension> Layout<D> {
     }
 
     #[cold]
-    fn hull(&self, size: u64) -> Bytes {
+    fn hull(&self, size: u64) -> ByteSpan {
         if self.len() == 0 {
-            return Bytes { start: 0, end: 0, gaps: Gaps::NONE };
+            return ByteSpan { start: 0, end: 0, gaps: Gaps::NONE };
         }
         let (mut first, mut last) = (self.offset as i64, self.offset as i64);
         for (len, stride) in self.shape().iter().zip(self.strides()) {
             let steps = (*len as i64 - 1) * stride as i64;
             if steps < 0 { first += steps } else { last += steps }
         }
-        Bytes { start: first as u64 * size, end: (last as u64 + 1) * size, gaps: self.gaps(size) }
+        ByteSpan { start: first as u64 * size, end: (last as u64 + 1) * size, gaps: self.gaps(size) }
     }
 
     /// The layout is not empty.
@@ -676,8 +676,8 @@ mod tests {
     #[test]
     fn bytes_are_those_from_the_first_to_the_last_element() {
         let whole = layout(&[4, 8]);
-        let is = |start, end, gaps| Bytes { start, end, gaps };
-        assert_eq!(whole.bytes(4, 128), Bytes::ALL);
+        let is = |start, end, gaps| ByteSpan { start, end, gaps };
+        assert_eq!(whole.bytes(4, 128), ByteSpan::ALL);
         let rows = whole.clone().slice_axis(Axis(0), Slice::from(1..3)).unwrap();
         assert_eq!(rows.bytes(4, 128), is(32, 96, Gaps::NONE));
         let right = whole.clone().slice_axis(Axis(1), Slice::from(4..)).unwrap();
@@ -695,10 +695,10 @@ mod tests {
         let right = layout(&[8]).slice_axis(Axis(0), Slice::from(4..)).unwrap();
         for count in [2, 1 << 60] {
             let wide = right.broadcast(IxDyn(&[count, 4])).unwrap();
-            assert_eq!(wide.bytes(4, 32), Bytes { start: 16, end: 32, gaps: Gaps::NONE });
+            assert_eq!(wide.bytes(4, 32), ByteSpan { start: 16, end: 32, gaps: Gaps::NONE });
         }
         let wide = layout(&[1]).broadcast(IxDyn(&[1 << 62])).unwrap();
-        assert_eq!(wide.bytes(8, 8), Bytes { start: 0, end: 8, gaps: Gaps::NONE });
+        assert_eq!(wide.bytes(8, 8), ByteSpan { start: 0, end: 8, gaps: Gaps::NONE });
     }
 
     proptest! {

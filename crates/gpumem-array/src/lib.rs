@@ -18,12 +18,10 @@
 //! | `kernel` | [`kernels!`], [`Module`], [`Function`]: declared and loaded kernels, those of this crate among them |
 //! | `gpu` | [`Gpu`]: pools, a stream, loaded kernels, and pinned buffers for copies |
 //! | `storage` | the memory of an array, and the streams that a use waits for |
-//! | `array` | [`GpuArray`], [`UninitArray`], the views [`GpuView`] and [`GpuViewMut`] |
-//! | `cudarc` | [`cudarc`]: arrays for cudarc's functions, and its slices as arrays |
-//! | `dlpack` | [`dlpack`]: tensors of other libraries |
+//! | `array` | [`GpuArray`], [`UninitArray`], the views [`GpuView`] and [`GpuViewMut`]; [`dlpack`] |
+//! | `launch` | [`Launch`]: launches of your own kernels, and of this crate's |
 //! | `copy` | copies from and to host memory, and between arrays |
 //! | `ops` | fill, random numbers, arithmetic, sums, products |
-//! | `launch` | [`Launch`]: launches of your own kernels |
 //! | `graph` | [`Gpu::capture`] and [`GpuGraph`]: operations that are captured once and launched many times |
 //!
 //! ```
@@ -91,12 +89,6 @@ pub use ndarray;
 mod array;
 #[allow(unsafe_code)] // queues copies to and from host memory
 mod copy;
-#[cfg(feature = "cudarc")]
-#[allow(unsafe_code)] // handles and traits of cudarc
-pub mod cudarc;
-#[cfg(feature = "dlpack")]
-#[allow(unsafe_code)] // C structures of other libraries
-pub mod dlpack;
 mod element;
 mod error;
 mod gpu;
@@ -105,13 +97,14 @@ mod graph;
 #[allow(unsafe_code)] // loads and launches kernels
 mod kernel;
 pub mod kind;
-#[allow(unsafe_code)] // launches the user's kernels
+#[allow(unsafe_code)] // launches kernels with the addresses of arrays
 mod launch;
 mod layout;
-#[allow(unsafe_code)] // launches kernels with the addresses of arrays
 mod ops;
 mod storage;
 
+#[cfg(any(feature = "cudarc", feature = "dlpack"))]
+pub use array::interop::*;
 pub use array::{
     AsView, AsViewMut, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuCow, GpuView, GpuViewMut, HostIndex,
     OnStream, PinnedArray, ReadOn, UnifiedArray, UninitArray, Vector, WriteOn,

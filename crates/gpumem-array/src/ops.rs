@@ -3,6 +3,7 @@
 pub(crate) mod arithmetic;
 mod cast;
 mod create;
+#[allow(unsafe_code)] // fills by the driver
 pub(crate) mod fill;
 mod map;
 mod operand;
@@ -17,6 +18,24 @@ mod triangle;
 pub use operand::Operand;
 pub use random::{Random, RandomNormal, Rng};
 pub use triangle::Triangle;
+
+use crate::array::{GpuCow, GpuView};
+use crate::element::Element;
+use crate::error::ArrayError;
+use crate::gpu::Gpu;
+use crate::layout::Order;
+use ndarray::Dimension;
+
+/// The elements of a view for a kernel on the stream of `gpu`, contiguous in an order: the view itself, or a copy. Errors name `operation`.
+pub(crate) fn operand<'a, T: Element, D: Dimension>(
+    view: &GpuView<'a, T, D>,
+    gpu: &'a Gpu,
+    order: Order,
+    operation: &'static str,
+) -> Result<GpuCow<'a, T, D>, ArrayError> {
+    view.storage().share(gpu, operation)?;
+    view.on(gpu).dense(order)
+}
 
 /// The number of blocks of `threads` threads for `len` items of work, at least one. Kernels stride by the grid, so fewer blocks
 /// are correct too.

@@ -5,7 +5,7 @@
 //! never wait for each other. A use by a stream that is already ordered takes a few loads, without a lock or a driver call.
 //!
 //! A [`Use`] names the bytes that work uses. Most arrays are used as a whole, so these points count for all bytes at first. The storage
-//! switches to a list of parts with separate points ([`Ranges`], behind a lock) when a mutable view is split, or when a stream writes a
+//! switches to a list of parts with separate points ([`TrackedRanges`], behind a lock) when a mutable view is split, or when a stream writes a
 //! part of an array that another stream has used. Only an exclusive borrow of all bytes or a view that is split can do that, so no other
 //! thread uses the points at that moment. A write of all bytes ends it.
 //!
@@ -37,7 +37,7 @@ use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
 pub(crate) use crate::gpu::recording::Access;
 use crate::gpu::recording::{self, RecordedUse, Recording, ViewName};
-use crate::layout::Bytes;
+use crate::layout::ByteSpan;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -47,15 +47,15 @@ use gpumem_pool::{
     Block, Device, GrowableBlock, LentMemory, Location, MemoryKind, MemoryRange, PoolError, Stream,
     StreamPoint, Unsupported, not_forked,
 };
-use memory::Memory;
+use memory::StorageMemory;
 use pattern::Pattern;
-use ranges::{Ranges, Region};
+use ranges::{Region, TrackedRanges};
 use residency::Residency;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Memory and its uses so far.
 pub(crate) struct Storage {
-    memory: Memory,
+    memory: StorageMemory,
     /// The uses of the memory.
     address: u64,
     size_bytes: u64,
@@ -92,7 +92,7 @@ struct More {
     /// Streams of other libraries that have used the memory: waiting for them requires their name.
     foreign: Vec<Stream>,
     /// The uses of the parts, while the storage is split.
-    ranges: Ranges,
+    ranges: TrackedRanges,
     /// The current uses by other libraries.
     open: Vec<OpenUses>,
     /// True if another stream had used the bytes of the last write of a part.
@@ -172,19 +172,19 @@ pub(crate) struct Use<'a> {
     storage: &'a Storage,
     access: Access,
     /// From the start of the storage.
-    bytes: Bytes,
+    bytes: ByteSpan,
 }
 
 impl<'a> Use<'a> {
     #[inline]
-    pub(crate) fn new(storage: &'a Storage, access: Access, bytes: Bytes) -> Self {
+    pub(crate) fn new(storage: &'a Storage, access: Access, bytes: ByteSpan) -> Self {
         Self { storage, access, bytes }
     }
 
     /// A use of all bytes.
     #[inline]
     pub(crate) fn whole(storage: &'a Storage, access: Access) -> Self {
-        Self::new(storage, access, Bytes::ALL)
+        Self::new(storage, access, ByteSpan::ALL)
     }
 
     #[inline]
@@ -198,7 +198,7 @@ impl<'a> Use<'a> {
     }
 
     #[inline]
-    pub(crate) fn bytes(self) -> Bytes {
+    pub(crate) fn bytes(self) -> ByteSpan {
         self.bytes
     }
 
@@ -435,7 +435,7 @@ impl<'a> Use<'a> {
             && self.is_whole()
             && let Some(write) = more.ranges.only_write()
         {
-            more.ranges = Ranges::default();
+            more.ranges = TrackedRanges::default();
             storage.write.store(write.to_bits(), Ordering::Release);
         }
         self.access == Access::Write && core::mem::take(&mut more.is_changed)
@@ -456,12 +456,12 @@ impl<'a> Use<'a> {
 
     /// True if this use covers all bytes, not only the first, the last, and some between: then no other use is concurrent with a write.
     fn is_whole(self) -> bool {
-        self.bytes == Bytes::ALL
+        self.bytes == ByteSpan::ALL
     }
 
     /// The last part has no end, so that it includes memory by which the block grows.
     fn region(self) -> Region {
-        let Bytes { start, end, .. } = self.bytes;
+        let ByteSpan { start, end, .. } = self.bytes;
         let end = if end >= self.storage.size_bytes && start < end { u64::MAX } else { end };
         Region { bytes: start..end, pattern: Pattern::of(self.bytes) }
     }
@@ -495,7 +495,7 @@ impl Storage {
             return Err((GraphError::ArrayOfCapture.into(), self));
         }
         match self.memory {
-            Memory::Block(block) => Ok(block),
+            StorageMemory::Block(block) => Ok(block),
             _ => Err((ArrayError::NoBlock { memory: self.memory.name() }, self)),
         }
     }
@@ -525,23 +525,23 @@ impl Storage {
     }
 
     fn new_after(block: Block, point: StreamPoint, capture: u64) -> Self {
-        Self::over(Memory::Block(block), point, capture)
+        Self::over(StorageMemory::Block(block), point, capture)
     }
 
     /// Memory that grows in place. It has no bytes, and no uses so far.
     pub(crate) fn of_growable(block: GrowableBlock) -> Self {
-        Self::over(Memory::Growable(Box::new(block)), NONE, 0)
+        Self::over(StorageMemory::Growable(Box::new(block)), NONE, 0)
     }
 
     /// True if the memory changes its size in place.
     pub(crate) fn is_growable(&self) -> bool {
-        matches!(self.memory, Memory::Growable(_))
+        matches!(self.memory, StorageMemory::Growable(_))
     }
 
     /// Changes memory in place to at least `size_bytes`: grows it for work that is queued later, or shrinks it behind all uses so far.
     /// Other memory is not changed, and neither is any memory after an error.
     pub(crate) fn resize_in_place(&mut self, size_bytes: u64) -> Result<(), PoolError> {
-        let Memory::Growable(block) = &mut self.memory else { return Ok(()) };
+        let StorageMemory::Growable(block) = &mut self.memory else { return Ok(()) };
         // The pool counts whole units against its limits. Beyond the maximum, the block returns an error.
         let rounded = size_bytes.next_multiple_of(GROWTH_UNIT).min(block.max_bytes()).max(size_bytes);
         if rounded < block.size_bytes() {
@@ -562,7 +562,7 @@ impl Storage {
     /// storage.
     #[allow(unsafe_code)] // has a contract
     pub(crate) unsafe fn of_host_memory(device: &Device, address: u64, size_bytes: u64) -> Self {
-        Self::over(Memory::Borrowed { device: device.clone(), address, size_bytes }, NONE, 0)
+        Self::over(StorageMemory::Borrowed { device: device.clone(), address, size_bytes }, NONE, 0)
     }
 
     /// Memory of another library, which is dropped with `owner`, behind all uses, in the order of the stream `home`. Work on the stream of
@@ -577,12 +577,12 @@ impl Storage {
         gpu: &Gpu,
         home: &Stream,
         (address, size_bytes, kind): (u64, u64, MemoryKind),
-        owner: foreign_memory::Owner,
+        owner: foreign_memory::ForeignOwner,
     ) -> Self {
         let (device, stream) = (gpu.device().clone(), gpu.stream());
         let place = (address, size_bytes, kind);
         let foreign = foreign_memory::ForeignMemory::new(device, home.clone(), place, owner);
-        let storage = Self::over(Memory::Foreign(Box::new(foreign)), stream.point(), 0);
+        let storage = Self::over(StorageMemory::Foreign(Box::new(foreign)), stream.point(), 0);
         storage.note_stream(stream);
         storage
     }
@@ -595,15 +595,17 @@ impl Storage {
             return Err((GraphError::ArrayOfCapture.into(), self));
         }
         match self.memory {
-            Memory::Foreign(foreign) => match foreign.into_owner() {
+            StorageMemory::Foreign(foreign) => match foreign.into_owner() {
                 Ok(owner) => Ok(owner),
-                Err((error, foreign)) => Err((error, Self { memory: Memory::Foreign(foreign), ..self })),
+                Err((error, foreign)) => {
+                    Err((error, Self { memory: StorageMemory::Foreign(foreign), ..self }))
+                }
             },
             memory => Err((ArrayError::NoCudaSlice { memory: memory.name() }, Self { memory, ..self })),
         }
     }
 
-    fn over(memory: Memory, point: StreamPoint, capture: u64) -> Self {
+    fn over(memory: StorageMemory, point: StreamPoint, capture: u64) -> Self {
         let (write, reads) = (AtomicU64::new(point.to_bits()), Default::default());
         let kind = memory.kind();
         let (host, identity, more) = (AtomicU8::new(0), OnceLock::new(), OnceLock::new());
@@ -851,7 +853,7 @@ impl Storage {
         let mut more = self.lock_more();
         let reads = self.reads.iter().map(load).take_while(|read| *read != NONE);
         let further = core::mem::take(&mut more.reads);
-        more.ranges = Ranges::new(StreamPoint::from_bits(write), reads.chain(further));
+        more.ranges = TrackedRanges::new(StreamPoint::from_bits(write), reads.chain(further));
         self.reads.iter().for_each(|read| read.store(NONE.to_bits(), Ordering::Relaxed));
         self.write.store(SPLIT, Ordering::Release);
     }

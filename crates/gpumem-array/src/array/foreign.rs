@@ -58,25 +58,25 @@ impl OnStream for Gpu {
 #[must_use = "the use ends when the guard is dropped"]
 pub struct ReadOn<'a, T, D> {
     view: GpuView<'a, T, D>,
-    open: Open<'a>,
+    open: OpenUse<'a>,
 }
 
 /// Elements that another library writes on a stream; see [`GpuViewMut::write_on`].
 #[must_use = "the use ends when the guard is dropped"]
 pub struct WriteOn<'a, T, D> {
     view: GpuViewMut<'a, T, D>,
-    open: Open<'a>,
+    open: OpenUse<'a>,
 }
 
 /// A use that ends with the drop.
-struct Open<'a> {
+struct OpenUse<'a> {
     array: Use<'a>,
     stream: &'a Stream,
     /// False in a capture: its launches record the use.
     is_recorded: bool,
 }
 
-impl<'a> Open<'a> {
+impl<'a> OpenUse<'a> {
     fn new<S: OnStream + ?Sized>(
         array: Use<'a>,
         on: &'a S,
@@ -90,7 +90,7 @@ impl<'a> Open<'a> {
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenUse<'_> {
     fn drop(&mut self) {
         if self.is_recorded {
             self.array.end_foreign(self.stream);
@@ -135,7 +135,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         'a: 'b,
     {
         let view: GpuView<'b, T, D> = self.clone();
-        let open = Open::new(view.reads(), stream, "read_on")?;
+        let open = OpenUse::new(view.reads(), stream, "read_on")?;
         Ok(ReadOn { view, open })
     }
 }
@@ -154,7 +154,7 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         'a: 'b,
     {
         let view: GpuViewMut<'b, T, D> = self;
-        let open = Open::new(view.writes(), stream, "write_on")?;
+        let open = OpenUse::new(view.writes(), stream, "write_on")?;
         Ok(WriteOn { view, open })
     }
 }

@@ -7,7 +7,7 @@ use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kind::{Device, Kind, Pinned, Unified};
-use crate::layout::{Bytes, Layout, Order};
+use crate::layout::{ByteSpan, Layout, Order};
 use crate::storage::{Access, Storage, Use};
 use core::fmt;
 use core::marker::PhantomData;
@@ -384,7 +384,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 
     /// The bytes of the elements within the storage.
     #[inline]
-    pub(crate) fn bytes(&self) -> Bytes {
+    pub(crate) fn bytes(&self) -> ByteSpan {
         self.layout.bytes(size_of::<T>(), self.storage.size_bytes())
     }
 }

@@ -8,10 +8,11 @@ use super::pageable;
 use crate::array::GpuArray;
 use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, Rejected};
-use crate::gpu::staging::{Answer, Copying, HostCopy, Lent, Staging, Stores};
+use crate::gpu::staging::{BufferAnswer, Copying, HostCopy, Lent, Staging, Stores};
 use crate::gpu::{Gpu, Place};
 use crate::kernel::Function;
 use crate::kernel::library::{launch, parameter};
+use crate::kernel::table::{Kernel, Only};
 use crate::kind::{Device, Kind};
 use crate::layout::{Layout, Order};
 use crate::storage::{Access, Storage, Touched, Use, queue};
@@ -30,9 +31,9 @@ use std::time::Instant;
 #[must_use = "nothing is uploaded before `Pack::upload`"]
 pub struct Pack<'a> {
     gpu: Gpu,
-    parts: Vec<Part<'a>>,
+    parts: Vec<PackPart<'a>>,
     stock: Stock,
-    uploaded: Arc<Mutex<Uploaded>>,
+    uploaded: Arc<Mutex<PackUploaded>>,
 }
 
 /// An array of a [`Pack`], available once the pack is uploaded.
@@ -40,26 +41,26 @@ pub struct Pack<'a> {
 pub struct PackedArray<T, D, K = Device> {
     gpu: Gpu,
     layout: Layout<D>,
-    slot: Slot,
+    slot: PackSlot,
     element: PhantomData<(T, K)>,
 }
 
 /// The arrays of a pack after the upload. Until then the pack has them.
 #[derive(Default)]
-struct Uploaded {
+struct PackUploaded {
     /// Behind the uploads.
     point: Option<StreamPoint>,
     memory: Vec<Option<PartMemory>>,
 }
 
 /// The memory of one array of a pack. The drop frees it.
-struct Slot {
-    uploaded: Arc<Mutex<Uploaded>>,
+struct PackSlot {
+    uploaded: Arc<Mutex<PackUploaded>>,
     index: usize,
     is_taken: bool,
 }
 
-impl Slot {
+impl PackSlot {
     /// The memory, in use by `gpu`. `None` before the upload.
     fn take(&mut self, gpu: &Gpu) -> Option<Storage> {
         let (memory, point) = {
@@ -74,7 +75,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for PackSlot {
     fn drop(&mut self) {
         if !self.is_taken && !fork::is_child() {
             let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,7 +87,7 @@ impl Drop for Slot {
 }
 
 /// An array without its type.
-struct Part<'a> {
+struct PackPart<'a> {
     address: u64,
     /// `None` after an error, and once the array is uploaded.
     memory: Option<PartMemory>,
@@ -111,14 +112,14 @@ impl PartMemory {
 #[derive(Default)]
 struct Stock {
     /// The latest size, and its blocks. Most arrays have the same size as the previous one.
-    latest: (u64, Shelf),
+    latest: (u64, PackShelf),
     /// Those of the other sizes.
-    others: HashMap<u64, Shelf>,
+    others: HashMap<u64, PackShelf>,
 }
 
 /// The blocks of one size.
 #[derive(Default)]
-struct Shelf {
+struct PackShelf {
     blocks: Vec<Block>,
     /// The number of blocks to allocate next.
     count: usize,
@@ -293,8 +294,9 @@ impl<'a> Pack<'a> {
                 (storage.address(), PartMemory::Other(Box::new(storage)))
             }
         };
-        let slot = Slot { uploaded: Arc::clone(&self.uploaded), index: self.parts.len(), is_taken: false };
-        let part = Part { address, memory: Some(memory), bytes: bytes()? };
+        let slot =
+            PackSlot { uploaded: Arc::clone(&self.uploaded), index: self.parts.len(), is_taken: false };
+        let part = PackPart { address, memory: Some(memory), bytes: bytes()? };
         if self.parts.len() == self.parts.capacity() {
             // Unwritten pages are free, but moving a list costs all its pages again.
             self.parts.reserve(7 * self.parts.len());
@@ -332,14 +334,14 @@ impl<'a> Pack<'a> {
         }
         let memory = self.parts.into_iter().map(|part| part.memory).collect();
         *self.uploaded.lock().unwrap_or_else(PoisonError::into_inner) =
-            Uploaded { point: Some(stream.point()), memory };
+            PackUploaded { point: Some(stream.point()), memory };
         Ok(())
     }
 
     fn queue(&mut self) -> Result<(), ArrayError> {
         let (gpu, staging) = (&self.gpu, self.gpu.staging());
-        self.parts.iter().filter_map(Part::write).try_for_each(|write| write.order(gpu, PACK))?;
-        let unpack = match gpu.library().unpack() {
+        self.parts.iter().filter_map(PackPart::write).try_for_each(|write| write.order(gpu, PACK))?;
+        let unpack = match gpu.library().function(Kernel::Unpack(Only::One)) {
             Ok(unpack) => Some(unpack),
             Err(ArrayError::NoSuchKernel { .. }) => None,
             Err(error) => return Err(error),
@@ -372,29 +374,29 @@ fn upload_small(
     staging: &Staging,
     unpack: &Function,
     buffer_bytes: usize,
-    parts: &mut [&mut Part<'_>],
+    parts: &mut [&mut PackPart<'_>],
 ) -> Result<(), ArrayError> {
     let begin = Instant::now();
     // The time of arrays that are uploaded separately, which is counted there.
     let mut others = Duration::ZERO;
     let _burst = pageable::burst(staging, parts.iter().map(|part| part.bytes.len()).sum());
     let mut batches = Batches { parts, buffer_bytes }.peekable();
-    let mut filling: VecDeque<Filling<'_, '_, '_>> = VecDeque::new();
+    let mut filling: VecDeque<PackFilling<'_, '_, '_>> = VecDeque::new();
     loop {
         while let Some(count) = batches.peek().map(|parts| parts.len()) {
             // A single array is uploaded faster by the driver.
             let answer = if count > 1 {
                 staging.buffer(gpu.pools(), gpu.stream(), filling.is_empty())?
             } else {
-                Answer::Direct
+                BufferAnswer::Direct
             };
             match answer {
-                Answer::Buffer(buffer) => {
+                BufferAnswer::Buffer(buffer) => {
                     let parts = batches.next().unwrap_or_default();
-                    filling.push_back(Filling::start(staging, buffer, parts));
+                    filling.push_back(PackFilling::start(staging, buffer, parts));
                 }
-                Answer::Later => break,
-                Answer::Direct => {
+                BufferAnswer::Later => break,
+                BufferAnswer::Direct => {
                     let begin = Instant::now();
                     let parts = batches.next().unwrap_or_default();
                     parts.iter_mut().try_for_each(|part| part.upload(gpu))?;
@@ -402,7 +404,7 @@ fn upload_small(
                 }
             }
         }
-        let Some(Filling { copying, mut buffer, parts }) = filling.pop_front() else {
+        let Some(PackFilling { copying, mut buffer, parts }) = filling.pop_front() else {
             gpu.transfer_counters().add_time(begin.elapsed().saturating_sub(others));
             return Ok(());
         };
@@ -426,16 +428,16 @@ fn upload_small(
 
 /// The parts that share a buffer, one after the other.
 struct Batches<'s, 'p, 'a> {
-    parts: &'s mut [&'p mut Part<'a>],
+    parts: &'s mut [&'p mut PackPart<'a>],
     buffer_bytes: usize,
 }
 
 impl<'s, 'p, 'a> Iterator for Batches<'s, 'p, 'a> {
-    type Item = &'s mut [&'p mut Part<'a>];
+    type Item = &'s mut [&'p mut PackPart<'a>];
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut needed_bytes = 0;
-        let fits = |part: &&&mut Part<'a>| {
+        let fits = |part: &&&mut PackPart<'a>| {
             needed_bytes += part.needed_bytes();
             needed_bytes <= self.buffer_bytes
         };
@@ -447,15 +449,15 @@ impl<'s, 'p, 'a> Iterator for Batches<'s, 'p, 'a> {
 }
 
 /// A buffer that is being filled. The copy ends before the buffer.
-struct Filling<'s, 'p, 'a> {
+struct PackFilling<'s, 'p, 'a> {
     copying: Copying<'s>,
     buffer: Lent<'s>,
-    parts: &'s [&'p mut Part<'a>],
+    parts: &'s [&'p mut PackPart<'a>],
 }
 
-impl<'s, 'p, 'a> Filling<'s, 'p, 'a> {
+impl<'s, 'p, 'a> PackFilling<'s, 'p, 'a> {
     /// Writes the table, and begins to copy the parts behind it.
-    fn start(staging: &'s Staging, buffer: Lent<'s>, parts: &'s [&'p mut Part<'a>]) -> Self {
+    fn start(staging: &'s Staging, buffer: Lent<'s>, parts: &'s [&'p mut PackPart<'a>]) -> Self {
         let to = buffer.host_ptr();
         let mut start = (parts.len() * ENTRY_BYTES).next_multiple_of(ALIGNMENT);
         let mut table = Vec::with_capacity(parts.len());
@@ -476,7 +478,7 @@ impl<'s, 'p, 'a> Filling<'s, 'p, 'a> {
     }
 }
 
-impl Part<'_> {
+impl PackPart<'_> {
     /// The memory that the upload writes. `None` once the array is uploaded.
     fn touched(&self) -> Option<Touched<'_>> {
         Some(match self.memory.as_ref()? {

@@ -10,7 +10,9 @@
 use crate::element::{Cast, Element};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::gpu::staging::{Answer, Burst, Conversion, Copying, HostCopy, Lent, PIECE_BYTES, Staging, Stores};
+use crate::gpu::staging::{
+    BufferAnswer, Burst, Conversion, Copying, HostCopy, Lent, PIECE_BYTES, Staging, Stores,
+};
 use crate::storage::{Access, Touched, Use, mark, queue_copy, run_borrowed};
 use core::cell::Cell;
 use gpumem_pool::MemoryKind;
@@ -27,7 +29,7 @@ pub(super) fn upload(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Resul
         }
         MemoryKind::Host => upload_directly(gpu, target, to, bytes),
         _ if bytes.len() <= SMALL_BYTES_MAX => upload_directly(gpu, target, to, bytes),
-        _ => upload_large(gpu, target, to, Source::of(bytes)),
+        _ => upload_large(gpu, target, to, HostSource::of(bytes)),
     }
 }
 
@@ -43,11 +45,11 @@ pub(super) fn upload_cast<T: Cast<U>, U: Element>(
         return upload(gpu, target, to, bytemuck::cast_slice(&converted));
     }
     let source =
-        Source { bytes: bytemuck::cast_slice(elements), conversion: Some(Conversion::new::<T, U>()) };
+        HostSource { bytes: bytemuck::cast_slice(elements), conversion: Some(Conversion::new::<T, U>()) };
     upload_large(gpu, target, to, source)
 }
 
-fn upload_large(gpu: &Gpu, target: Use<'_>, to: u64, source: Source<'_>) -> Result<(), ArrayError> {
+fn upload_large(gpu: &Gpu, target: Use<'_>, to: u64, source: HostSource<'_>) -> Result<(), ArrayError> {
     let begin = Instant::now();
     let queued = upload_staged(gpu, &gpu.staging(), target, to, source);
     gpu.transfer_counters().add_time(begin.elapsed());
@@ -58,12 +60,12 @@ fn upload_large(gpu: &Gpu, target: Use<'_>, to: u64, source: Source<'_>) -> Resu
 
 /// Elements on the host, and their conversion to the device's type.
 #[derive(Clone, Copy)]
-struct Source<'a> {
+struct HostSource<'a> {
     bytes: &'a [u8],
     conversion: Option<Conversion>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> HostSource<'a> {
     fn of(bytes: &'a [u8]) -> Self {
         Self { bytes, conversion: None }
     }
@@ -111,7 +113,7 @@ fn upload_staged(
     staging: &Staging,
     target: Use<'_>,
     to: u64,
-    source: Source<'_>,
+    source: HostSource<'_>,
 ) -> Result<(), ArrayError> {
     let buffer_bytes = staging.buffer_bytes().filter(|_| target.storage().kind() != MemoryKind::Host);
     let Some(buffer_bytes) = buffer_bytes.filter(|size_bytes| *size_bytes >= WIDEST_BYTES) else {
@@ -120,29 +122,29 @@ fn upload_staged(
     let _burst = burst(staging, source.size_bytes());
     let chunk_bytes = source.whole(chunk_bytes(source.size_bytes(), buffer_bytes));
     let mut chunks = source.chunks(chunk_bytes).map(|(start, chunk)| (to + start as u64, chunk)).peekable();
-    let mut filling: VecDeque<Filling<'_>> = VecDeque::new();
+    let mut filling: VecDeque<UploadFilling<'_>> = VecDeque::new();
     loop {
         while let Some((to, chunk)) = chunks.peek().copied() {
             let buffer = match staging.buffer(gpu.pools(), gpu.stream(), filling.is_empty())? {
-                Answer::Buffer(buffer) => buffer,
-                Answer::Later => break,
-                Answer::Direct => {
+                BufferAnswer::Buffer(buffer) => buffer,
+                BufferAnswer::Later => break,
+                BufferAnswer::Direct => {
                     chunk.upload_directly(gpu, target, to)?;
                     chunks.next();
                     continue;
                 }
             };
-            let Source { bytes, conversion } = chunk;
+            let HostSource { bytes, conversion } = chunk;
             let (middle, from, size_bytes) = (buffer.host_ptr(), bytes.as_ptr(), chunk.size_bytes());
             buffer.note_host_access(Access::Write, size_bytes);
             let copy = HostCopy { to: middle, from, size_bytes, stores: Stores::ThroughCache, conversion };
             // SAFETY: a chunk fits into the buffer, which nothing else uses and which is aligned to every element. The source is borrowed,
             // aligned to its elements, and `filling` is dropped before this returns.
             let copying = unsafe { staging.workers().start([copy]) };
-            filling.push_back(Filling { copying, buffer, to, size_bytes });
+            filling.push_back(UploadFilling { copying, buffer, to, size_bytes });
             chunks.next();
         }
-        let Some(Filling { copying, mut buffer, to, size_bytes }) = filling.pop_front() else {
+        let Some(UploadFilling { copying, mut buffer, to, size_bytes }) = filling.pop_front() else {
             return Ok(());
         };
         finish(gpu, copying);
@@ -201,7 +203,7 @@ thread_local! {
 }
 
 /// A buffer that is being filled. The copy ends before the buffer.
-struct Filling<'a> {
+struct UploadFilling<'a> {
     copying: Copying<'a>,
     buffer: Lent<'a>,
     to: u64,
@@ -265,9 +267,9 @@ unsafe fn download_staged(
         while let Some((start, size_bytes)) = chunks.peek().copied() {
             let may_wait = arriving.is_empty() && draining.is_empty();
             let mut buffer = match staging.buffer(gpu.pools(), gpu.stream(), may_wait)? {
-                Answer::Buffer(buffer) => buffer,
-                Answer::Later => break,
-                Answer::Direct => {
+                BufferAnswer::Buffer(buffer) => buffer,
+                BufferAnswer::Later => break,
+                BufferAnswer::Direct => {
                     directly(start, size_bytes)?;
                     chunks.next();
                     continue;

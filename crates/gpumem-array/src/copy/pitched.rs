@@ -7,14 +7,14 @@ use gpumem_pool::sys::{Driver, DriverError};
 
 /// One side of a copy.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Side {
+pub(crate) enum CopySide {
     /// Memory of a pool, of any kind.
     Pool(u64),
     /// Memory of the host program.
     Host(usize),
 }
 
-impl Side {
+impl CopySide {
     fn kind(self) -> CUmemorytype {
         match self {
             // The driver detects the kind of memory.
@@ -42,7 +42,7 @@ impl Side {
 pub(crate) unsafe fn queue(
     driver: &Driver,
     stream: CUstream,
-    [to, from]: [Side; 2],
+    [to, from]: [CopySide; 2],
     pitched: &Pitched,
 ) -> Result<(), DriverError> {
     let source_host = core::ptr::with_exposed_provenance(from.host());

@@ -1,7 +1,7 @@
 //! Arrays as text: the elements as `ndarray` prints them, then the element type, shape, strides, kind and device.
 //!
 //! `ndarray` abridges large arrays to the first and the last elements along each axis, and only these are downloaded. It then prints an
-//! array of the full shape, whose only element is repeated: [`Next`], which prints the downloaded elements one after the other.
+//! array of the full shape, whose only element is repeated: [`NextElement`], which prints the downloaded elements one after the other.
 
 use crate::array::view::kind_name;
 use crate::array::{GpuArray, GpuView, GpuViewMut};
@@ -163,17 +163,17 @@ fn printed_count(shape: &[usize]) -> usize {
 fn print_each(
     next: &mut dyn FnMut(&mut fmt::Formatter<'_>) -> fmt::Result,
     dim: IxDyn,
-    print: impl FnOnce(ArrayViewD<'_, Next<'_>>) -> fmt::Result,
+    print: impl FnOnce(ArrayViewD<'_, NextElement<'_>>) -> fmt::Result,
 ) -> fmt::Result {
-    let next = Next(RefCell::new(next));
+    let next = NextElement(RefCell::new(next));
     // Views have no more elements than an array of `ndarray` may have.
     aview0(&next).broadcast(dim).map_or(Err(fmt::Error), print)
 }
 
 /// Prints another element each time.
-struct Next<'a>(RefCell<&'a mut dyn FnMut(&mut fmt::Formatter<'_>) -> fmt::Result>);
+struct NextElement<'a>(RefCell<&'a mut dyn FnMut(&mut fmt::Formatter<'_>) -> fmt::Result>);
 
-impl Display for Next<'_> {
+impl Display for NextElement<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.try_borrow_mut() {
             Ok(mut next) => next(f),

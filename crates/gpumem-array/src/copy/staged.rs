@@ -26,7 +26,7 @@ pub(super) fn copy<T: Element, D: Dimension, E: Dimension>(
         let starts = (0..size_bytes).step_by(chunk_bytes);
         let copied = starts.enumerate().try_for_each(|(index, start)| {
             let slot = index % slots.len();
-            let chunk = Chunk {
+            let chunk = StagedChunk {
                 to: target.address() + start as u64,
                 from: source.address() + start as u64,
                 size_bytes: chunk_bytes.min(size_bytes - start),
@@ -51,16 +51,16 @@ struct Ends<'a> {
 }
 
 /// Addresses and a size.
-struct Chunk {
+struct StagedChunk {
     to: u64,
     from: u64,
     size_bytes: usize,
 }
 
 impl Ends<'_> {
-    fn copy_through(&self, slot: &mut Slot, chunk: &Chunk) -> Result<(), ArrayError> {
+    fn copy_through(&self, slot: &mut Slot, chunk: &StagedChunk) -> Result<(), ArrayError> {
         let Self { sender, receiver, target, source } = *self;
-        let &Chunk { to, from, size_bytes } = chunk;
+        let &StagedChunk { to, from, size_bytes } = chunk;
         let (driver, middle) = (sender.device().driver(), slot.block.address());
         // The target first: a stream that captures refuses the write before anything is queued.
         target.order(receiver, COPY)?;

@@ -1,116 +1,55 @@
-//! [`RowsLaunch`]: launches of the kernels that copy, transpose and fill strided ranges.
+//! Launches of the kernels that copy, transpose and fill strided ranges.
 
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::kernel::Function;
-use crate::kernel::library::{AXES_MAX, StridedKernel, launch, parameter};
-use crate::layout::plan::{Step, Strided};
-use gpumem_pool::sys::DriverError;
-use gpumem_pool::sys::types::CUstream;
+use crate::kernel::parameters::{AXES_MAX, AxisWords, OuterAxes};
+use crate::kernel::table::{Kernel, Only, Unit};
+use crate::launch::OwnLaunch;
+use crate::layout::plan::{AxisStep, Strided};
+use crate::storage::Use;
 
-/// The outer axes as the kernels take them: a count, then lengths, steps in the target and steps in the source, each from the fastest
-/// axis to the slowest.
-type Axes = [u64; 1 + 3 * AXES_MAX];
-
-/// The launch of a kernel that copies or fills all rows.
-pub(crate) struct RowsLaunch<'a> {
-    function: &'a Function,
+/// A kernel that copies all rows, from and to addresses in arrays.
+pub(crate) fn copy<'a>(
+    gpu: &'a Gpu,
     strided: Strided,
-    is_dense: bool,
+    [to, from]: [(Use<'a>, u64); 2],
+) -> Result<OwnLaunch<'a>, ArrayError> {
+    let (row_len, count) = (strided.row.len, rows(&strided));
+    if let Some(column) = strided.column {
+        let (grid, block) = tiles(strided.unit, row_len, column.len, count);
+        let launch = OwnLaunch::new(gpu, Kernel::Transpose(Unit::of(strided.unit)), grid, block)?;
+        let launch = launch.array(to).array(from).value(words(strided.row)).value(words(column));
+        return Ok(launch.value(count as u64).large(&packed(&strided.outer)).without_prefetch());
+    }
+    let is_dense = is_dense(&strided);
+    let strided = if is_dense { in_bytes(strided) } else { strided };
+    let (kernel, (grid, block)) = match is_dense {
+        true => (Kernel::Dense(Only::One), shape(strided.row.len.div_ceil(DENSE_BYTES), count, 1)),
+        false => (Kernel::Copy(Unit::of(strided.unit)), shape(row_len, count, IN_FLIGHT)),
+    };
+    let launch = OwnLaunch::new(gpu, kernel, grid, block)?.array(to).array(from);
+    let launch = words(strided.row).into_iter().fold(launch, OwnLaunch::value);
+    Ok(launch.value(count as u64).large(&packed(&strided.outer)).without_prefetch())
 }
 
-impl<'a> RowsLaunch<'a> {
-    pub(crate) fn copy(gpu: &'a Gpu, strided: Strided) -> Result<Self, ArrayError> {
-        let is_dense = is_dense(&strided);
-        let (kernel, strided) = match strided.column {
-            Some(_) => (StridedKernel::Transpose, strided),
-            None if is_dense => (StridedKernel::Dense, in_bytes(strided)),
-            None => (StridedKernel::Copy, strided),
-        };
-        Ok(Self { function: gpu.library().strided(kernel, strided.unit)?, strided, is_dense })
-    }
+/// A kernel that fills all rows with a pattern, whose width divides the unit.
+pub(crate) fn fill<'a>(
+    gpu: &'a Gpu,
+    strided: &Strided,
+    to: (Use<'a>, u64),
+    pattern: [u64; 2],
+) -> Result<OwnLaunch<'a>, ArrayError> {
+    let count = rows(strided);
+    let (grid, block) = shape(strided.row.len, count, 1);
+    let launch = OwnLaunch::new(gpu, Kernel::Fill(Unit::of(strided.unit)), grid, block)?.array(to);
+    let launch = launch.value(pattern[0]).value(pattern[1]);
+    let launch = launch.value(strided.row.len as u64).value(strided.row.to as i64);
+    Ok(launch.value(count as u64).large(&packed(&strided.outer)))
+}
 
-    pub(crate) fn fill(gpu: &'a Gpu, strided: Strided) -> Result<Self, ArrayError> {
-        let function = gpu.library().strided(StridedKernel::Fill, strided.unit)?;
-        Ok(Self { function, strided, is_dense: false })
-    }
-
-    /// # Safety
-    ///
-    /// - The context of the stream is current, and belongs to the device.
-    /// - From the addresses on, both sides have the elements that the plan describes, in live memory of the device, which the stream
-    ///   has been ordered to write and to read.
-    pub(crate) unsafe fn queue_copy(
-        &self,
-        stream: CUstream,
-        [to, from]: [u64; 2],
-    ) -> Result<(), DriverError> {
-        let row = words(self.strided.row);
-        let (count, axes) = (self.rows() as u64, packed(&self.strided.outer));
-        let Some(column) = self.strided.column.map(words) else {
-            let [len, to_step, from_step] = row;
-            let mut parameters = [
-                parameter(&to),
-                parameter(&from),
-                parameter(&len),
-                parameter(&to_step),
-                parameter(&from_step),
-                parameter(&count),
-                parameter(&axes),
-            ];
-            // SAFETY: the caller's promise; the parameters are those of the kernel.
-            return unsafe { launch(self.function, stream, self.shape(IN_FLIGHT), &mut parameters) };
-        };
-        let mut parameters = [
-            parameter(&to),
-            parameter(&from),
-            parameter(&row),
-            parameter(&column),
-            parameter(&count),
-            parameter(&axes),
-        ];
-        // SAFETY: the caller's promise; the parameters are those of the kernel that transposes.
-        unsafe { launch(self.function, stream, self.shape(1), &mut parameters) }
-    }
-
-    /// # Safety
-    ///
-    /// The requirements of [`RowsLaunch::queue_copy`] apply to the target.
-    pub(crate) unsafe fn queue_fill(
-        &self,
-        stream: CUstream,
-        to: u64,
-        words: [u64; 2],
-    ) -> Result<(), DriverError> {
-        let (len, step) = (self.strided.row.len as u64, self.strided.row.to as i64);
-        let (rows, axes) = (self.rows() as u64, packed(&self.strided.outer));
-        let mut parameters = [
-            parameter(&to),
-            parameter(&words[0]),
-            parameter(&words[1]),
-            parameter(&len),
-            parameter(&step),
-            parameter(&rows),
-            parameter(&axes),
-        ];
-        // SAFETY: the caller's promise; the parameters are those of the kernel.
-        unsafe { launch(self.function, stream, self.shape(1), &mut parameters) }
-    }
-
-    /// The number of positions on the outer axes.
-    fn rows(&self) -> usize {
-        self.strided.outer.iter().map(|axis| axis.len).product()
-    }
-
-    /// `short_rows` is the number of short rows that a thread moves at a time.
-    fn shape(&self, short_rows: usize) -> Shape {
-        let (rows, row) = (self.rows(), self.strided.row.len);
-        match self.strided.column {
-            Some(column) => tiles(self.strided.unit, row, column.len, rows),
-            None if self.is_dense => shape(row.div_ceil(DENSE_BYTES), rows, 1),
-            None => shape(row, rows, short_rows),
-        }
-    }
+/// The number of positions on the outer axes.
+fn rows(strided: &Strided) -> usize {
+    strided.outer.iter().map(|axis| axis.len).product()
 }
 
 /// True if rows have no gaps and units so small that a thread should move several at a time.
@@ -125,11 +64,12 @@ fn is_dense(strided: &Strided) -> bool {
 
 /// Converts a copy to elements of one byte. Each row keeps its size in bytes.
 fn in_bytes(strided: Strided) -> Strided {
-    let row = Step { len: strided.row.len * strided.unit, to: 1, from: 1 };
+    let row = AxisStep { len: strided.row.len * strided.unit, to: 1, from: 1 };
     Strided { unit: 1, row, ..strided }
 }
 
-type Shape = ([u32; 3], [u32; 3], u32);
+/// A grid and its blocks.
+type Shape = ([u32; 3], [u32; 3]);
 
 /// The threads of a block are laid out along a row, up to its length. In a long row, each thread moves four units. In short rows, with at
 /// most one unit per thread, each thread moves one unit in each of `short_rows` rows.
@@ -143,7 +83,7 @@ fn shape(len: usize, rows: usize, short_rows: usize) -> Shape {
         rows.div_ceil(y * rows_each).clamp(1, GRID_Y_MAX),
         1,
     ];
-    (grid.map(|blocks| blocks as u32), [x as u32, y as u32, 1], 0)
+    (grid.map(|blocks| blocks as u32), [x as u32, y as u32, 1])
 }
 
 /// A block for each tile.
@@ -157,17 +97,17 @@ fn tiles(unit: usize, row: usize, column: usize, count: usize) -> Shape {
     };
     let grid =
         [row.div_ceil(rows).min(GRID_X_MAX), column.div_ceil(columns).min(GRID_Y_MAX), count.min(GRID_Y_MAX)];
-    (grid.map(|blocks| blocks as u32), [WARP as u32, (THREADS / WARP) as u32, 1], 0)
+    (grid.map(|blocks| blocks as u32), [WARP as u32, (THREADS / WARP) as u32, 1])
 }
 
 /// The length, and the steps in target and source, as the kernels take them.
-fn words(axis: Step) -> [u64; 3] {
+fn words(axis: AxisStep) -> AxisWords {
     [axis.len as u64, (axis.to as i64).cast_unsigned(), (axis.from as i64).cast_unsigned()]
 }
 
-fn packed(outer: &[Step]) -> Axes {
+fn packed(outer: &[AxisStep]) -> OuterAxes {
     debug_assert!(outer.len() <= AXES_MAX, "more elements than addresses");
-    let mut axes = [0; 1 + 3 * AXES_MAX];
+    let mut axes: OuterAxes = [0; 1 + 3 * AXES_MAX];
     axes[0] = outer.len() as u64;
     for (index, axis) in outer.iter().rev().take(AXES_MAX).enumerate() {
         axes[1 + index] = axis.len as u64;
@@ -194,12 +134,7 @@ mod tests {
     use super::*;
 
     /// The units that the kernel `copy` or `fill` moves in a grid of this shape, by row, in the order of the loops in `strided.cu`.
-    fn visits(
-        ([grid_x, grid_y, _], [x, y, _], _): Shape,
-        len: usize,
-        rows: usize,
-        is_copy: bool,
-    ) -> Vec<u32> {
+    fn visits(([grid_x, grid_y, _], [x, y, _]): Shape, len: usize, rows: usize, is_copy: bool) -> Vec<u32> {
         let [grid_x, grid_y, x, y] = [grid_x, grid_y, x, y].map(|size| size as usize);
         let mut visits = vec![0; len * rows];
         let is_short = is_copy && len <= x;
@@ -276,9 +211,9 @@ mod tests {
     fn long_rows_of_narrow_units_without_gaps_are_dense() {
         let rows = |unit: usize, len: usize, to: isize, from: isize| Strided {
             unit,
-            row: Step { len, to, from },
+            row: AxisStep { len, to, from },
             column: None,
-            outer: vec![Step { len: 3, to: 10_001, from: 10_003 }],
+            outer: vec![AxisStep { len: 3, to: 10_001, from: 10_003 }],
         };
         assert!(is_dense(&rows(1, DENSE_LEN_MIN, 1, 1)) && is_dense(&rows(2, DENSE_LEN_MIN, 2, 2)));
         for other in [
@@ -291,17 +226,17 @@ mod tests {
             assert!(!is_dense(&other), "{other:?}");
         }
         let bytes = in_bytes(rows(2, 500, 2, 2));
-        assert_eq!((bytes.unit, bytes.row), (1, Step { len: 1000, to: 1, from: 1 }));
+        assert_eq!((bytes.unit, bytes.row), (1, AxisStep { len: 1000, to: 1, from: 1 }));
     }
 
     #[test]
     fn grids_stay_within_the_limits_of_the_device() {
         let rows = 1 << 40;
-        assert_eq!(shape(1, rows, IN_FLIGHT), ([1, 65_535, 1], [1, 256, 1], 0));
-        assert_eq!(shape(32, 65_537, IN_FLIGHT), ([1, 2_049, 1], [32, 8, 1], 0));
-        assert_eq!(shape(32, 65_537, 1), ([1, 8_193, 1], [32, 8, 1], 0));
-        assert_eq!(shape(33, 65_537, IN_FLIGHT), ([1, 8_193, 1], [32, 8, 1], 0));
-        assert_eq!(tiles(1, 257, 129, 1), ([2, 2, 1], [32, 8, 1], 0));
-        assert_eq!(tiles(1, 1 << 40, 1 << 40, 1 << 20), ([1 << 20, 65_535, 65_535], [32, 8, 1], 0));
+        assert_eq!(shape(1, rows, IN_FLIGHT), ([1, 65_535, 1], [1, 256, 1]));
+        assert_eq!(shape(32, 65_537, IN_FLIGHT), ([1, 2_049, 1], [32, 8, 1]));
+        assert_eq!(shape(32, 65_537, 1), ([1, 8_193, 1], [32, 8, 1]));
+        assert_eq!(shape(33, 65_537, IN_FLIGHT), ([1, 8_193, 1], [32, 8, 1]));
+        assert_eq!(tiles(1, 257, 129, 1), ([2, 2, 1], [32, 8, 1]));
+        assert_eq!(tiles(1, 1 << 40, 1 << 40, 1 << 20), ([1 << 20, 65_535, 65_535], [32, 8, 1]));
     }
 }

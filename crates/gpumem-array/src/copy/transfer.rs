@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// Dropping it does not wait, and drops both. Polling it or waiting for it again returns [`ArrayError::TransferOver`].
 #[must_use = "the array exists once the upload is awaited, or waited for"]
 pub struct Upload<S: UploadSource, K: Kind = Device> {
-    parts: Option<(Started<S, K>, S)>,
+    parts: Option<(StartedUpload<S, K>, S)>,
     /// `None` if the copy was not queued.
     done: Option<Completion>,
 }
@@ -53,7 +53,7 @@ type Finish<B, E> = Box<dyn FnOnce(Result<(), PoolError>) -> Result<B, E> + Send
 type ArrayOf<S, K> = GpuArray<<S as UploadSource>::Elem, <S as UploadSource>::Dim, K>;
 
 /// The array that is being written, or the error if the copy was not queued.
-type Started<S, K> = Result<ArrayOf<S, K>, ArrayError>;
+type StartedUpload<S, K> = Result<ArrayOf<S, K>, ArrayError>;
 
 /// The array of an upload, and the host memory.
 pub type Uploaded<S, K> = (ArrayOf<S, K>, S);
@@ -268,7 +268,7 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     }
 }
 
-fn start_upload<P, S, K>(place: &P, source: &S) -> Started<S, K>
+fn start_upload<P, S, K>(place: &P, source: &S) -> StartedUpload<S, K>
 where
     P: Place<Kind = K> + ?Sized,
     S: UploadSource,

@@ -1,4 +1,4 @@
-//! [`Pools`]: the pools of one `Gpu` and its forks, and streams for copies that must not wait behind other work.
+//! [`GpuPools`]: the pools of one `Gpu` and its forks, and streams for copies that must not wait behind other work.
 
 use crate::error::ArrayError;
 use core::ops::Deref;
@@ -7,7 +7,7 @@ use gpumem_pool::{Device, MemoryKind, Pool, Stream, not_forked};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A pool for each kind of memory, and idle streams of their device.
-pub(crate) struct Pools {
+pub(crate) struct GpuPools {
     /// The pool that the `Gpu` was created with. It may be of any kind.
     first: Pool,
     unified: OnceLock<Pool>,
@@ -18,10 +18,10 @@ pub(crate) struct Pools {
 /// A stream that nothing was queued on when it was lent. The host waits for the work on it before the drop, which returns it.
 pub(crate) struct IdleStream<'a> {
     stream: Stream,
-    pools: &'a Pools,
+    pools: &'a GpuPools,
 }
 
-impl Pools {
+impl GpuPools {
     pub(super) fn new(first: &Pool) -> Self {
         let (unified, pinned, idle) = (OnceLock::new(), OnceLock::new(), Mutex::default());
         Self { first: first.clone(), unified, pinned, idle }

@@ -26,11 +26,11 @@ pub(crate) enum Access {
 /// The outside arrays and the kernels that a capture uses.
 pub(crate) struct Recording {
     id: u64,
-    state: Mutex<State>,
+    state: Mutex<Recorded>,
 }
 
 #[derive(Default)]
-struct State {
+struct Recorded {
     is_closed: bool,
     uses: Vec<RecordedUse>,
     functions: Vec<Function>,
@@ -130,12 +130,12 @@ impl Recording {
         (core::mem::take(&mut state.uses), core::mem::take(&mut state.functions))
     }
 
-    fn open(&self) -> Result<MutexGuard<'_, State>, GraphError> {
+    fn open(&self) -> Result<MutexGuard<'_, Recorded>, GraphError> {
         let state = self.lock();
         if state.is_closed { Err(GraphError::CaptureEnded) } else { Ok(state) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Recorded> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

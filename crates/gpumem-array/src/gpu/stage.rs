@@ -2,7 +2,7 @@
 //!
 //! A stage is returned with its work, which the next copy through it waits for on the device.
 
-use super::pools::Pools;
+use super::pools::GpuPools;
 use crate::error::ArrayError;
 use gpumem_pool::{Block, MemoryKind, MemoryRange, PoolError, Stream, StreamPoint, not_forked};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,7 @@ impl Slot {
 
 impl Stages {
     /// An unused stage, or a new one.
-    pub(super) fn take(&self, pools: &Pools) -> Result<Stage, ArrayError> {
+    pub(super) fn take(&self, pools: &GpuPools) -> Result<Stage, ArrayError> {
         not_forked()?;
         let known = self.lock().pop();
         match known {
@@ -54,7 +54,7 @@ impl Stages {
 
 impl Stage {
     /// Creates a stage with slots as large as the pinned memory allows.
-    fn new(pools: &Pools) -> Result<Self, ArrayError> {
+    fn new(pools: &GpuPools) -> Result<Self, ArrayError> {
         let (pool, stream) = (pools.of(MemoryKind::Host)?, Stream::new(pools.device())?);
         let slot = |size_bytes: u64| -> Result<_, PoolError> {
             Ok(Slot { block: pool.alloc(size_bytes, &stream)?, read: StreamPoint::COMPLETE })

@@ -13,7 +13,7 @@ mod copy;
 #[allow(unsafe_code)] // copies memory of callers, who wait for it
 mod workers;
 
-use super::pools::Pools;
+use super::pools::GpuPools;
 use super::recording::Access;
 use super::transfers::TransferCounters;
 use crate::error::ArrayError;
@@ -138,14 +138,14 @@ impl Default for StagingOptions {
 /// The buffers and threads of one `Gpu` and its forks.
 pub(crate) struct Staging {
     options: StagingOptions,
-    ring: Arc<Ring>,
+    ring: Arc<BufferRing>,
     workers: Workers,
     counters: Arc<TransferCounters>,
 }
 
 /// The buffers.
-struct Ring {
-    state: Mutex<State>,
+struct BufferRing {
+    state: Mutex<RingState>,
     /// Notified when a buffer is returned.
     returned: Condvar,
     /// Notified when the [`Staging`] ends.
@@ -154,9 +154,9 @@ struct Ring {
 }
 
 #[derive(Default)]
-struct State {
+struct RingState {
     /// Buffers that no copy has. The device may still use them.
-    idle: Vec<Buffer>,
+    idle: Vec<PinnedBuffer>,
     /// The number of all buffers.
     count: usize,
     /// The number of buffers that the pool did not refuse.
@@ -177,7 +177,7 @@ struct State {
 }
 
 /// Pinned memory.
-struct Buffer {
+struct PinnedBuffer {
     block: Block,
     /// Behind the last use by the device.
     used: Event,
@@ -186,15 +186,15 @@ struct Buffer {
 
 /// A buffer that a copy has. If it is dropped instead of returned, its memory is freed in stream order.
 pub(crate) struct Lent<'a> {
-    buffer: Buffer,
+    buffer: PinnedBuffer,
     place: RingPlace<'a>,
 }
 
 /// The count of one buffer in the ring, until the drop.
-struct RingPlace<'a>(&'a Ring);
+struct RingPlace<'a>(&'a BufferRing);
 
 /// The answer to a copy that needs a buffer.
-pub(crate) enum Answer<'a> {
+pub(crate) enum BufferAnswer<'a> {
     Buffer(Lent<'a>),
     /// All buffers are in use. The copy has some of them.
     Later,
@@ -204,7 +204,7 @@ pub(crate) enum Answer<'a> {
 
 impl Staging {
     pub(super) fn new(options: StagingOptions, counters: &Arc<TransferCounters>) -> Arc<Self> {
-        let ring = Arc::new(Ring {
+        let ring = Arc::new(BufferRing {
             state: Mutex::default(),
             returned: Condvar::new(),
             ended: Condvar::new(),
@@ -227,16 +227,16 @@ impl Staging {
     /// continues without a buffer.
     pub(crate) fn buffer(
         &self,
-        pools: &Pools,
+        pools: &GpuPools,
         stream: &Stream,
         may_wait: bool,
-    ) -> Result<Answer<'_>, ArrayError> {
+    ) -> Result<BufferAnswer<'_>, ArrayError> {
         not_forked()?;
         let mut deadline = None;
         loop {
             match self.try_take(pools, stream, may_wait) {
-                Answer::Direct if !may_wait => return Ok(Answer::Later),
-                Answer::Later if may_wait => {}
+                BufferAnswer::Direct if !may_wait => return Ok(BufferAnswer::Later),
+                BufferAnswer::Later if may_wait => {}
                 answer => return Ok(answer),
             }
             if let Some(lent) = self.ring.take_used_on(stream) {
@@ -244,14 +244,14 @@ impl Staging {
                 let waited = lent.synchronize();
                 self.counters.add_device_wait(begin.elapsed());
                 match waited {
-                    Ok(()) => return Ok(Answer::Buffer(lent)),
+                    Ok(()) => return Ok(BufferAnswer::Buffer(lent)),
                     // The pool frees the buffer's memory when possible.
                     Err(PoolError::Capture(CaptureError::NotCapturable { .. })) => continue,
                     Err(error) => return Err(error.into()),
                 }
             }
             if Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + OTHERS_END_WITHIN) {
-                return Ok(Answer::Direct);
+                return Ok(BufferAnswer::Direct);
             }
             let (state, begin) = (self.ring.lock(), Instant::now());
             let _ = self.ring.returned.wait_timeout(state, PAUSE);
@@ -260,7 +260,7 @@ impl Staging {
     }
 
     /// Does not wait.
-    fn try_take(&self, pools: &Pools, stream: &Stream, may_wait: bool) -> Answer<'_> {
+    fn try_take(&self, pools: &GpuPools, stream: &Stream, may_wait: bool) -> BufferAnswer<'_> {
         let ring = &*self.ring;
         // The driver is called outside the lock.
         let (mut idle, release_count) = {
@@ -295,21 +295,21 @@ impl Staging {
         state.idle = idle;
         state.count -= lost.len();
         if let Some(buffer) = ready {
-            return Answer::Buffer(Lent { buffer, place: RingPlace(ring) });
+            return BufferAnswer::Buffer(Lent { buffer, place: RingPlace(ring) });
         }
         let count_max = self.options.buffer_count.min(state.count_max.unwrap_or(usize::MAX));
         if state.count > 0 && state.count >= count_max {
-            return Answer::Later;
+            return BufferAnswer::Later;
         }
         // Pinning a buffer takes longer than many copies through existing buffers, so the ring grows only while it is used.
         let is_used = state.use_count >= state.count * USES_BEFORE_GROWTH;
         let has_own = || state.idle.iter().any(|buffer| buffer.stream == stream.id());
         if state.count > 0 && !is_used && (!may_wait || has_own()) {
-            return Answer::Later;
+            return BufferAnswer::Later;
         }
         if state.skip_count > 0 {
             state.skip_count -= 1;
-            return Answer::Direct;
+            return BufferAnswer::Direct;
         }
         state.count += 1;
         drop(state);
@@ -318,32 +318,32 @@ impl Staging {
     }
 
     /// Adds a buffer, which is counted already.
-    fn allocated(&self, pools: &Pools) -> Answer<'_> {
+    fn allocated(&self, pools: &GpuPools) -> BufferAnswer<'_> {
         let ring = &*self.ring;
         ring.registration.get_or_init(|| pools.device().register_reclaimable(&self.ring));
         let place = RingPlace(ring);
-        if let Ok(buffer) = Buffer::new(pools, self.options.buffer_bytes) {
+        if let Ok(buffer) = PinnedBuffer::new(pools, self.options.buffer_bytes) {
             self.ring.watch();
-            return Answer::Buffer(Lent { buffer, place });
+            return BufferAnswer::Buffer(Lent { buffer, place });
         }
         drop(place);
         let mut state = ring.lock();
         match state.count {
             0 => {
                 state.skip_count = SKIPPED_REQUESTS;
-                Answer::Direct
+                BufferAnswer::Direct
             }
             // The copy continues with the existing buffers.
             count => {
                 state.count_max = Some(count);
-                Answer::Later
+                BufferAnswer::Later
             }
         }
     }
 }
 
-impl Ring {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl BufferRing {
+    fn lock(&self) -> MutexGuard<'_, RingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -405,9 +405,9 @@ impl Ring {
     }
 }
 
-impl State {
+impl RingState {
     /// Takes the buffers that no copy has, so that they can be dropped outside the lock.
-    fn take_idle(&mut self) -> Vec<Buffer> {
+    fn take_idle(&mut self) -> Vec<PinnedBuffer> {
         let idle = core::mem::take(&mut self.idle);
         self.count -= idle.len();
         self.use_count = 0;
@@ -436,7 +436,7 @@ impl Drop for Staging {
     }
 }
 
-impl Reclaimable for Ring {
+impl Reclaimable for BufferRing {
     fn name(&self) -> &str {
         "buffers of staged copies"
     }
@@ -451,8 +451,8 @@ impl Reclaimable for Ring {
     }
 }
 
-impl Buffer {
-    fn new(pools: &Pools, size_bytes: usize) -> Result<Self, ArrayError> {
+impl PinnedBuffer {
+    fn new(pools: &GpuPools, size_bytes: usize) -> Result<Self, ArrayError> {
         // An adaptor of the pool may queue work that fills the block; it waits for no other work here.
         let stream = pools.idle_stream()?;
         let block = pools.of(MemoryKind::Host)?.alloc(size_bytes as u64, &stream)?;

@@ -6,7 +6,7 @@ use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
 use crate::gpu::recording::{Access, RecordedUse, ViewName};
 use crate::graph::{GpuGraph, Number, Out, write};
-use crate::layout::{Bytes, Gaps};
+use crate::layout::{ByteSpan, Gaps};
 use crate::storage::{Use, prefetch, queue_launch};
 use core::fmt;
 use core::ops::Range;
@@ -138,8 +138,8 @@ impl<'a> Argument<'a> {
     fn serves(&self, recorded: &RecordedUse) -> Use<'a> {
         let Range { start, end } = recorded.range;
         // A write counts for the whole array only if the whole array is borrowed.
-        let is_whole = self.array.bytes() == Bytes::ALL && recorded.range == self.range;
-        let bytes = if is_whole { Bytes::ALL } else { Bytes { start, end, gaps: recorded.gaps } };
+        let is_whole = self.array.bytes() == ByteSpan::ALL && recorded.range == self.range;
+        let bytes = if is_whole { ByteSpan::ALL } else { ByteSpan { start, end, gaps: recorded.gaps } };
         Use::new(self.array.storage(), recorded.access, bytes)
     }
 

@@ -23,7 +23,7 @@ pub(crate) fn compile(source: &KernelSource<'_>, capability: (u32, u32)) -> Resu
     if !is_installed() {
         return Err(ArrayError::NoCompiler { reason: NOT_INSTALLED });
     }
-    let key = Key::new(source, capability);
+    let key = CompiledKey::new(source, capability);
     if let Some(program) = programs().get(&key) {
         return Ok(program.clone());
     }
@@ -37,21 +37,21 @@ pub(crate) fn compile(source: &KernelSource<'_>, capability: (u32, u32)) -> Resu
 }
 
 #[derive(PartialEq, Eq, Hash)]
-struct Key {
+struct CompiledKey {
     text: String,
     options: Vec<String>,
     capability: (u32, u32),
 }
 
-impl Key {
+impl CompiledKey {
     fn new(source: &KernelSource<'_>, capability: (u32, u32)) -> Self {
         let options = source.compiler_options().iter().map(|option| (*option).to_owned()).collect();
         Self { text: source.text().to_owned(), options, capability }
     }
 }
 
-fn programs() -> MutexGuard<'static, HashMap<Key, Arc<Program>>> {
-    static PROGRAMS: OnceLock<Mutex<HashMap<Key, Arc<Program>>>> = OnceLock::new();
+fn programs() -> MutexGuard<'static, HashMap<CompiledKey, Arc<Program>>> {
+    static PROGRAMS: OnceLock<Mutex<HashMap<CompiledKey, Arc<Program>>>> = OnceLock::new();
     PROGRAMS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -66,7 +66,7 @@ fn is_installed() -> bool {
 }
 
 fn build(source: &KernelSource<'_>, capability: (u32, u32)) -> Result<Program, ArrayError> {
-    let target = Target::of(capability);
+    let target = CompileTarget::of(capability);
     let mut options = vec![format!("--gpu-architecture={}", target.option())];
     options.extend(source.compiler_options().iter().map(|option| (*option).to_owned()));
     let zero_byte = |_| ArrayError::ZeroByte { what: "the CUDA text or an option" };
@@ -77,7 +77,7 @@ fn build(source: &KernelSource<'_>, capability: (u32, u32)) -> Result<Program, A
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
 
     let failed = |log: String| ArrayError::Compile { source_name: source.name().to_owned(), log };
-    let program = Handle::create(&text, &name).map_err(|code| failed(describe(code)))?;
+    let program = NvrtcProgram::create(&text, &name).map_err(|code| failed(describe(code)))?;
     // SAFETY: the program is alive, and the options outlive the call.
     let code = unsafe { sys::nvrtcCompileProgram(program.0, options.len() as c_int, options.as_ptr()) };
     if code != nvrtcResult::NVRTC_SUCCESS {
@@ -88,21 +88,21 @@ fn build(source: &KernelSource<'_>, capability: (u32, u32)) -> Result<Program, A
     let ptx = program.read(sys::nvrtcGetPTXSize, sys::nvrtcGetPTX).map_err(|code| failed(describe(code)))?;
     let ptx = String::from_utf8_lossy(until_zero(&ptx)).into_owned();
     let machine_code = match target {
-        Target::Exact(_) => program.read(sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN).ok(),
-        Target::Below(_) => None,
+        CompileTarget::Exact(_) => program.read(sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN).ok(),
+        CompileTarget::Below(_) => None,
     };
     Ok(Program { ptx, machine_code })
 }
 
 /// The architecture to compile for, 90 for 9.0.
-enum Target {
+enum CompileTarget {
     /// The architecture of the device.
     Exact(u32),
     /// The latest that the compiler supports, for a device that is newer: the driver compiles its PTX further.
     Below(u32),
 }
 
-impl Target {
+impl CompileTarget {
     fn of((major, minor): (u32, u32)) -> Self {
         let wanted = 10 * major + minor;
         let supported = supported();
@@ -147,9 +147,9 @@ fn supported() -> Vec<u32> {
 }
 
 /// A program of the library.
-struct Handle(nvrtcProgram);
+struct NvrtcProgram(nvrtcProgram);
 
-impl Handle {
+impl NvrtcProgram {
     fn create(text: &CStr, name: &CStr) -> Result<Self, nvrtcResult> {
         let (mut program, none) = (core::ptr::null_mut(), core::ptr::null());
         // SAFETY: the strings end with a zero byte, and the library copies them; there are no headers to pass.
@@ -179,7 +179,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: the program was created once and is destroyed once.
         let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 /// The kernels of a text, by name.
 #[derive(Debug, Default)]
-pub(crate) struct Signatures(HashMap<String, Entry>);
+pub(crate) struct Signatures(HashMap<String, ParsedKernel>);
 
 #[derive(Debug)]
-struct Entry {
+struct ParsedKernel {
     signature: Option<Signature>,
     /// True if the kernel has an instruction before its end.
     has_code: bool,
@@ -48,7 +48,7 @@ impl Signatures {
                 }
                 let is_defined = tokens.next_if_eq(&"{").is_some();
                 let has_code = is_defined && has_code(tokens.clone());
-                let entry = Entry { signature: parameters(&list), has_code };
+                let entry = ParsedKernel { signature: parameters(&list), has_code };
                 // A declaration may follow the definition.
                 if is_defined || !found.contains_key(name) {
                     found.insert(name.to_owned(), entry);
@@ -70,7 +70,8 @@ impl Signatures {
 
     /// True if the text has a kernel with this name that has parameters and an empty body.
     pub(crate) fn is_empty_kernel(&self, name: &str) -> bool {
-        let has_parameters = |entry: &Entry| entry.signature.as_ref().is_none_or(|list| !list.is_empty());
+        let has_parameters =
+            |entry: &ParsedKernel| entry.signature.as_ref().is_none_or(|list| !list.is_empty());
         self.0.get(name).is_some_and(|entry| !entry.has_code && has_parameters(entry))
     }
 

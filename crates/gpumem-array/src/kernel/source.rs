@@ -4,7 +4,7 @@
 //! differ when they are loaded.
 
 use crate::error::ArrayError;
-use crate::kernel::signature::{Parameter, Signatures};
+use crate::kernel::signature::{Parameter, Signature, Signatures};
 use core::fmt;
 use core::fmt::Write;
 use gpumem_pool::sys::text::Shown;
@@ -219,8 +219,21 @@ impl DeclaredKernel {
         Self { name, parameters }
     }
 
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The parameters, for kernels whose text is not parsed.
+    pub(crate) fn signature(&self) -> Signature {
+        let parameter = |one: &KernelParameter| {
+            let &KernelParameter { name, size_bytes, alignment } = one;
+            Parameter { name: name.to_owned(), size_bytes, alignment }
+        };
+        self.parameters.iter().map(parameter).collect()
+    }
+
     /// The difference from a signature in the text.
-    fn differs(&self, found: &[Parameter]) -> Option<String> {
+    pub(crate) fn differs(&self, found: &[Parameter]) -> Option<String> {
         let ours = self.parameters;
         if ours.len() != found.len() {
             let names: Vec<_> = ours.iter().map(|parameter| parameter.name).collect();

@@ -51,16 +51,16 @@ pub(crate) struct Strided {
     /// 1, 2, 4, 8 or 16.
     pub(crate) unit: usize,
     /// The innermost axis.
-    pub(crate) row: Step,
+    pub(crate) row: AxisStep,
     /// The fastest axis of the source, if that is another one and tiles of the two are worth a copy through shared memory.
-    pub(crate) column: Option<Step>,
+    pub(crate) column: Option<AxisStep>,
     /// The other axes, from the slowest to the fastest.
-    pub(crate) outer: Vec<Step>,
+    pub(crate) outer: Vec<AxisStep>,
 }
 
 /// An axis: its length, and its steps in the target and in the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct AxisStep {
     pub(crate) len: usize,
     pub(crate) to: isize,
     pub(crate) from: isize,
@@ -75,7 +75,7 @@ impl Plan {
         bases: [u64; 2],
     ) -> Self {
         let steps = to.shape().iter().zip(to.strides()).zip(from.strides());
-        let steps = steps.map(|((&len, to), from)| Step { len, to, from });
+        let steps = steps.map(|((&len, to), from)| AxisStep { len, to, from });
         Self::of(to.len(), [to.offset, from.offset], steps, size, bases)
     }
 
@@ -89,19 +89,20 @@ impl Plan {
 
     /// The elements of a target that are to be set, with no source.
     pub(crate) fn fill<D: Dimension>(to: &Layout<D>, size: usize, base: u64) -> Self {
-        let steps = to.shape().iter().zip(to.strides()).map(|(&len, to)| Step { len, to, from: to });
+        let steps = to.shape().iter().zip(to.strides()).map(|(&len, to)| AxisStep { len, to, from: to });
         Self::of(to.len(), [to.offset; 2], steps, size, [base; 2])
     }
 
     /// The steps of a kernel that moves these elements; `None` if there are none.
     pub(crate) fn into_strided(self) -> Option<Strided> {
-        let step = |len: usize, step: usize| Step { len, to: step.cast_signed(), from: step.cast_signed() };
+        let step =
+            |len: usize, step: usize| AxisStep { len, to: step.cast_signed(), from: step.cast_signed() };
         let (run, outer) = match self.form {
             Form::Nothing => return None,
             Form::Strided(strided) => return Some(strided),
             Form::Run { size_bytes } => (size_bytes, Vec::new()),
             Form::Pitched(Pitched { width, height, depth, to_pitch, to_height, from_pitch, from_height }) => {
-                let axis = |len, to: usize, from: usize| Step {
+                let axis = |len, to: usize, from: usize| AxisStep {
                     len,
                     to: to.cast_signed(),
                     from: from.cast_signed(),
@@ -123,7 +124,7 @@ impl Plan {
     fn of(
         len: usize,
         [to, from]: [usize; 2],
-        steps: impl Iterator<Item = Step>,
+        steps: impl Iterator<Item = AxisStep>,
         size: usize,
         bases: [u64; 2],
     ) -> Self {
@@ -132,9 +133,9 @@ impl Plan {
         if len == 0 {
             return Self { to, from, form: Form::Nothing, bases };
         }
-        let mut axes: Vec<Step> = Vec::new();
-        for Step { len, to: to_step, from: from_step } in steps.filter(|step| step.len > 1) {
-            let mut step = Step { len, to: to_step * scale, from: from_step * scale };
+        let mut axes: Vec<AxisStep> = Vec::new();
+        for AxisStep { len, to: to_step, from: from_step } in steps.filter(|step| step.len > 1) {
+            let mut step = AxisStep { len, to: to_step * scale, from: from_step * scale };
             if step.to < 0 {
                 // From its other end, so that the steps of the target are positive.
                 let last = (len - 1).cast_signed();
@@ -150,15 +151,15 @@ impl Plan {
 }
 
 /// Merges each axis with the next faster one if, on both sides, the one continues where the other ends.
-fn merged(axes: Vec<Step>) -> Vec<Step> {
-    let mut merged: Vec<Step> = Vec::with_capacity(axes.len());
+fn merged(axes: Vec<AxisStep>) -> Vec<AxisStep> {
+    let mut merged: Vec<AxisStep> = Vec::with_capacity(axes.len());
     for fast in axes {
         match merged.last_mut() {
             Some(slow)
                 if slow.to == fast.to * fast.len.cast_signed()
                     && slow.from == fast.from * fast.len.cast_signed() =>
             {
-                *slow = Step { len: slow.len * fast.len, ..fast };
+                *slow = AxisStep { len: slow.len * fast.len, ..fast };
             }
             _ => merged.push(fast),
         }
@@ -171,7 +172,7 @@ fn placed(offsets: [isize; 2], bases: [u64; 2]) -> [u64; 2] {
     [0, 1].map(|side| bases[side].wrapping_add_signed(offsets[side] as i64))
 }
 
-fn form(addresses: [u64; 2], mut axes: Vec<Step>, size: usize) -> Form {
+fn form(addresses: [u64; 2], mut axes: Vec<AxisStep>, size: usize) -> Form {
     let signed = size.cast_signed();
     // The innermost run of bytes that are contiguous on both sides.
     let run = match axes.last() {
@@ -190,7 +191,7 @@ fn form(addresses: [u64; 2], mut axes: Vec<Step>, size: usize) -> Form {
         return Form::Pitched(pitched);
     }
     let unit = unit(run, addresses, &axes);
-    let run = Step { len: run / unit, to: unit.cast_signed(), from: unit.cast_signed() };
+    let run = AxisStep { len: run / unit, to: unit.cast_signed(), from: unit.cast_signed() };
     match axes.pop() {
         // One unit is an element: the innermost axis is one of elements.
         Some(row) if run.len == 1 => {
@@ -206,7 +207,7 @@ fn form(addresses: [u64; 2], mut axes: Vec<Step>, size: usize) -> Form {
 }
 
 /// The fastest axis of the source, if it differs from the row. Tiles need a minimum length along both axes.
-fn column(row: Step, outer: &[Step]) -> Option<usize> {
+fn column(row: AxisStep, outer: &[AxisStep]) -> Option<usize> {
     let steps = outer.iter().enumerate().filter(|(_, step)| step.from != 0);
     let (index, fastest) = steps.min_by_key(|(_, step)| step.from.unsigned_abs())?;
     let is_faster = fastest.from.unsigned_abs() < row.from.unsigned_abs();
@@ -214,7 +215,7 @@ fn column(row: Step, outer: &[Step]) -> Option<usize> {
 }
 
 /// Rows at a pitch that one copy of the driver can move, unless they are so narrow that the driver moves them slowly.
-fn pitched(width: usize, rows: Step, slices: Option<Step>) -> Option<Pitched> {
+fn pitched(width: usize, rows: AxisStep, slices: Option<AxisStep>) -> Option<Pitched> {
     let pitch = |step: isize| usize::try_from(step).ok().filter(|pitch| (width..=PITCH_MAX).contains(pitch));
     let (to_pitch, from_pitch) = (pitch(rows.to)?, pitch(rows.from)?);
     let rows_apart = |step: isize, pitch: usize| {
@@ -237,7 +238,7 @@ fn pitched(width: usize, rows: Step, slices: Option<Step>) -> Option<Pitched> {
 }
 
 /// The largest unit that divides the run, the addresses and all steps.
-fn unit(run: usize, [to, from]: [u64; 2], axes: &[Step]) -> usize {
+fn unit(run: usize, [to, from]: [u64; 2], axes: &[AxisStep]) -> usize {
     let steps = axes.iter().flat_map(|step| [step.to, step.from]);
     let bits = steps.fold(run as u64 | to | from, |bits, step| bits | step.unsigned_abs() as u64);
     1 << bits.trailing_zeros().min(UNIT_MAX.trailing_zeros())
@@ -307,9 +308,9 @@ mod tests {
         };
         let turned = |order: [usize; 3]| dense(&[20, 30, 40]).permuted(&IxDyn(&order)).unwrap();
         let found = strided(&dense(&[40, 30, 20]), &turned([2, 1, 0]));
-        assert_eq!(found.row, Step { len: 20, to: 4, from: 4800 });
-        assert_eq!(found.column, Some(Step { len: 40, to: 2400, from: 4 }));
-        assert_eq!(found.outer, [Step { len: 30, to: 80, from: 160 }]);
+        assert_eq!(found.row, AxisStep { len: 20, to: 4, from: 4800 });
+        assert_eq!(found.column, Some(AxisStep { len: 40, to: 2400, from: 4 }));
+        assert_eq!(found.outer, [AxisStep { len: 30, to: 80, from: 160 }]);
         // Axes that stay side by side are one.
         let found = strided(&dense(&[30, 40, 20]), &turned([1, 2, 0]));
         assert_eq!((found.row.len, found.column.map(|column| column.len)), (20, Some(1200)));
@@ -336,8 +337,8 @@ mod tests {
         assert_eq!((strided.unit, strided.row.len, strided.outer.len()), (16, 25, 1));
         let turned = dense(&[8, 100]).transposed();
         let Form::Strided(strided) = copy(&dense(&[100, 8]), &turned).form else { panic!() };
-        assert_eq!((strided.unit, strided.row), (4, Step { len: 8, to: 4, from: 400 }));
-        assert_eq!((strided.column, strided.outer.len()), (Some(Step { len: 100, to: 32, from: 4 }), 0));
+        assert_eq!((strided.unit, strided.row), (4, AxisStep { len: 8, to: 4, from: 400 }));
+        assert_eq!((strided.column, strided.outer.len()), (Some(AxisStep { len: 100, to: 32, from: 4 }), 0));
         // Elements of 12 bytes are three units.
         let back = dense(&[9]).slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
         let Form::Strided(strided) = Plan::copy(&dense(&[9]), &back, 12, [0; 2]).form else { panic!() };

@@ -5,50 +5,43 @@
 
 use crate::array::{GpuArray, GpuCow, GpuView, GpuViewMut};
 use crate::copy::copy;
-use crate::element::{Element, Numeric};
+use crate::element::{Element, Numeric, NumericType};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::kernel::library::{Kernel, launch, parameter};
+use crate::kernel::table::Kernel;
 use crate::kind::Kind;
+use crate::launch::OwnLaunch;
 use crate::layout::{Layout, Order};
 use crate::ops::blocks;
-use crate::ops::operand::{Operand, Source};
-use crate::storage::{Use, queue};
+use crate::ops::operand::{Operand, OperandSource};
+use crate::storage::Use;
 use ndarray::Dimension;
 
 /// One of the four operations, with its kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
     name: &'static str,
-    arrays: Kernel,
-    scalar_right: Kernel,
-    /// The kernel of `scalar_right` if the operation is commutative.
-    scalar_left: Kernel,
+    arrays: fn(NumericType) -> Kernel,
+    scalar_right: fn(NumericType) -> Kernel,
+    /// `None` if the operation is commutative.
+    scalar_left: Option<fn(NumericType) -> Kernel>,
 }
 
-pub(crate) const ADD: Operation = Operation {
-    name: "add",
-    arrays: Kernel::Add,
-    scalar_right: Kernel::AddScalar,
-    scalar_left: Kernel::AddScalar,
-};
+pub(crate) const ADD: Operation =
+    Operation { name: "add", arrays: Kernel::Add, scalar_right: Kernel::AddScalar, scalar_left: None };
 pub(crate) const SUB: Operation = Operation {
     name: "sub",
     arrays: Kernel::Sub,
     scalar_right: Kernel::SubScalar,
-    scalar_left: Kernel::ScalarSub,
+    scalar_left: Some(Kernel::ScalarSub),
 };
-pub(crate) const MUL: Operation = Operation {
-    name: "mul",
-    arrays: Kernel::Mul,
-    scalar_right: Kernel::MulScalar,
-    scalar_left: Kernel::MulScalar,
-};
+pub(crate) const MUL: Operation =
+    Operation { name: "mul", arrays: Kernel::Mul, scalar_right: Kernel::MulScalar, scalar_left: None };
 pub(crate) const DIV: Operation = Operation {
     name: "div",
     arrays: Kernel::Div,
     scalar_right: Kernel::DivScalar,
-    scalar_left: Kernel::ScalarDiv,
+    scalar_left: Some(Kernel::ScalarDiv),
 };
 
 macro_rules! methods {
@@ -165,7 +158,7 @@ macro_rules! reversed {
                 /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
                 /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
                 pub fn $try(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
-                    scalar($operation, Side::Left, self, value)
+                    scalar($operation, ScalarSide::Left, self, value)
                 }
             )*
         }
@@ -201,7 +194,7 @@ reversed! {
 
 /// The side of an operation that the scalar is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum ScalarSide {
     Left,
     Right,
 }
@@ -213,8 +206,8 @@ pub(crate) fn apply<T: Numeric, D: Dimension, B: Operand<T>>(
     right: &B,
 ) -> Result<GpuArray<T, D>, ArrayError> {
     match right.source() {
-        Source::View(right) => arrays(operation, left, &right),
-        Source::Scalar(value) => scalar(operation, Side::Right, left, value),
+        OperandSource::View(right) => arrays(operation, left, &right),
+        OperandSource::Scalar(value) => scalar(operation, ScalarSide::Right, left, value),
     }
 }
 
@@ -225,8 +218,8 @@ pub(crate) fn apply_in_place<T: Numeric, D: Dimension, B: Operand<T>>(
     right: &B,
 ) -> Result<(), ArrayError> {
     match right.source() {
-        Source::View(right) => arrays_in_place(operation, target, &right),
-        Source::Scalar(value) => scalar_in_place(operation, Side::Right, target, value),
+        OperandSource::View(right) => arrays_in_place(operation, target, &right),
+        OperandSource::Scalar(value) => scalar_in_place(operation, ScalarSide::Right, target, value),
     }
 }
 
@@ -241,7 +234,7 @@ pub(crate) fn apply_owned<T: Numeric, D: Dimension, K: Kind, B: Operand<T>>(
         Ok(left) => left,
         Err(left) => return apply(operation, &left.view(), right),
     };
-    if let Source::View(view) = right.source()
+    if let OperandSource::View(view) = right.source()
         && view.len() != 1
         && view.shape() != left.shape()
     {
@@ -259,10 +252,10 @@ pub(crate) fn scalar_owned<T: Numeric, D: Dimension, K: Kind>(
 ) -> Result<GpuArray<T, D>, ArrayError> {
     match right.into_device() {
         Ok(mut right) => {
-            scalar_in_place(operation, Side::Left, &mut right.view_mut(), value)?;
+            scalar_in_place(operation, ScalarSide::Left, &mut right.view_mut(), value)?;
             Ok(right)
         }
-        Err(right) => scalar(operation, Side::Left, &right.view(), value),
+        Err(right) => scalar(operation, ScalarSide::Left, &right.view(), value),
     }
 }
 
@@ -281,13 +274,8 @@ fn arrays<T: Numeric, D: Dimension, E: Dimension>(
     }
     let (left, right) = (operand(left, &dim, order)?, operand(&right.on(gpu), &dim, order)?);
     let (left, right) = (left.view(), right.view());
-    left.reads().order(gpu, operation.name)?;
-    right.reads().order(gpu, operation.name)?;
-    let operands = [Input::of(&left, result.len()), Input::of(&right, result.len())];
-    let uses = [left.reads(), right.reads(), result.writes()];
-    // SAFETY: each operand has as many elements as the result, contiguous in the same order, or one; all are alive on this device and
-    // named, and the stream has been ordered.
-    unsafe { launch_arrays::<T>(gpu, uses, operation, result.address(), operands, result.len())? };
+    let out = (result.writes(), result.address());
+    launch_arrays::<T>(operation, gpu, out, [Input::of(&left), Input::of(&right)], result.len())?;
     Ok(result)
 }
 
@@ -332,18 +320,14 @@ fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
     };
     let right = operand(&right.on(gpu), &dim, order)?;
     let right = right.view();
-    right.reads().order(gpu, operation.name)?;
-    target.writes().order(gpu, operation.name)?;
-    let operands = [Input { address: target.address(), step: 1 }, Input::of(&right, target.len())];
-    let uses = [right.reads(), target.writes(), target.writes()];
-    // SAFETY: the right side has as many elements as the target, contiguous in the same order, or one; both are alive on this device
-    // and named, and the stream has been ordered; each element of the target is read and then written by one thread.
-    unsafe { launch_arrays::<T>(gpu, uses, operation, target.address(), operands, target.len()) }
+    let out = (target.writes(), target.address());
+    let left = Input { place: (target.writes(), target.address()), len: target.len() };
+    launch_arrays::<T>(operation, gpu, out, [left, Input::of(&right)], target.len())
 }
 
 pub(crate) fn scalar<T: Numeric, D: Dimension>(
     operation: Operation,
-    side: Side,
+    side: ScalarSide,
     array: &GpuView<'_, T, D>,
     value: T,
 ) -> Result<GpuArray<T, D>, ArrayError> {
@@ -358,16 +342,14 @@ pub(crate) fn scalar<T: Numeric, D: Dimension>(
     if result.is_empty() {
         return Ok(result);
     }
-    array.reads().order(gpu, operation.name)?;
-    let (uses, addresses) = ([array.reads(), result.writes()], [result.address(), array.address()]);
-    // SAFETY: both are contiguous with as many elements, alive on this device and named, and the stream has been ordered.
-    unsafe { launch_scalar(gpu, uses, (operation, side), addresses, value, result.len())? };
+    let places = [(result.writes(), result.address()), (array.reads(), array.address())];
+    launch_scalar(gpu, (operation, side), places, value, result.len())?;
     Ok(result)
 }
 
 fn scalar_in_place<T: Numeric, D: Dimension>(
     operation: Operation,
-    side: Side,
+    side: ScalarSide,
     target: &mut GpuViewMut<'_, T, D>,
     value: T,
 ) -> Result<(), ArrayError> {
@@ -381,11 +363,8 @@ fn scalar_in_place<T: Numeric, D: Dimension>(
         scalar_in_place(operation, side, &mut gathered.view_mut(), value)?;
         return copy(target, &gathered.view());
     }
-    target.writes().order(gpu, operation.name)?;
-    let (uses, address) = ([target.writes(), target.writes()], target.address());
-    // SAFETY: the target is contiguous, alive on this device and named, and the stream has been ordered; each of its elements
-    // is read and then written by one thread.
-    unsafe { launch_scalar(gpu, uses, (operation, side), [address, address], value, target.len()) }
+    let place = (target.writes(), target.address());
+    launch_scalar(gpu, (operation, side), [place, place], value, target.len())
 }
 
 /// The shape and the order of the result. The order saves a copy of an operand if possible.
@@ -421,69 +400,48 @@ fn misfit(operation: Operation, left: &[usize], right: &[usize], expected: &'sta
     ArrayError::Shape { operation: operation.name, left: left.to_vec(), right: right.to_vec(), expected }
 }
 
-/// The address and step of a kernel's operand. With a step of zero its only element is broadcast.
-struct Input {
-    address: u64,
-    step: u32,
+/// An operand of a kernel. A single element is broadcast.
+struct Input<'a> {
+    place: (Use<'a>, u64),
+    len: usize,
 }
 
-impl Input {
-    fn of<T: Element, D: Dimension>(view: &GpuView<'_, T, D>, len: usize) -> Self {
-        Self { address: view.address(), step: u32::from(view.len() == len) }
+impl<'a> Input<'a> {
+    fn of<T: Element, D: Dimension>(view: &GpuView<'a, T, D>) -> Self {
+        Self { place: (view.reads(), view.address()), len: view.len() }
     }
 }
 
-/// # Safety
-///
-/// `out` has room for `len` elements; the operands have that many, or one with a step of zero; all are in the memory of `uses`,
-/// alive on this device and ready to be used on the stream of `gpu`.
-unsafe fn launch_arrays<T: Numeric>(
-    gpu: &Gpu,
-    uses: [Use<'_>; 3],
+/// Each operand has `len` elements, contiguous in the order of the target, or one.
+fn launch_arrays<T: Numeric>(
     operation: Operation,
-    out: u64,
-    [left, right]: [Input; 2],
+    gpu: &Gpu,
+    out: (Use<'_>, u64),
+    [left, right]: [Input<'_>; 2],
     len: usize,
 ) -> Result<(), ArrayError> {
-    let n = len as u64;
-    let mut parameters = [
-        parameter(&out),
-        parameter(&left.address),
-        parameter(&left.step),
-        parameter(&right.address),
-        parameter(&right.step),
-        parameter(&n),
-    ];
-    let function = gpu.library().kernel(operation.arrays, T::KIND)?;
-    // SAFETY: these are the kernel's parameters, and the stream is that of `gpu`; the rest is the caller's promise.
-    queue(gpu, uses, |stream| unsafe { launch(function, stream, shape::<T>(len), &mut parameters) })
+    let step = |one: &Input<'_>| u32::from(one.len == len);
+    let launch = start::<T>(gpu, (operation.arrays)(T::TYPE), len)?.array(out);
+    let launch = launch.array(left.place).value(step(&left)).array(right.place).value(step(&right));
+    launch.value(len as u64).queue(operation.name)
 }
 
-/// # Safety
-///
-/// Both addresses, of the result and of the array, have `len` elements in the memory of `uses`, alive on this device and ready
-/// to be used on the stream of `gpu`.
-unsafe fn launch_scalar<T: Numeric>(
+/// Both places, of the result and of the array, have `len` elements.
+fn launch_scalar<T: Numeric>(
     gpu: &Gpu,
-    uses: [Use<'_>; 2],
-    (operation, side): (Operation, Side),
-    [out, array]: [u64; 2],
+    (operation, side): (Operation, ScalarSide),
+    [out, array]: [(Use<'_>, u64); 2],
     value: T,
     len: usize,
 ) -> Result<(), ArrayError> {
-    let n = len as u64;
-    let kernel = if side == Side::Left { operation.scalar_left } else { operation.scalar_right };
-    let mut parameters = [parameter(&out), parameter(&array), parameter(&value), parameter(&n)];
-    // Kernels with the scalar on the left take it before the array.
-    if matches!(kernel, Kernel::ScalarSub | Kernel::ScalarDiv) {
-        parameters.swap(1, 2);
-    }
-    let function = gpu.library().kernel(kernel, T::KIND)?;
-    // SAFETY: these are the kernel's parameters, and the stream is that of `gpu`; the rest is the caller's promise.
-    queue(gpu, uses, |stream| unsafe { launch(function, stream, shape::<T>(len), &mut parameters) })
+    let launch = match operation.scalar_left.filter(|_| side == ScalarSide::Left) {
+        Some(kernel) => start::<T>(gpu, kernel(T::TYPE), len)?.array(out).value(value).array(array),
+        None => start::<T>(gpu, (operation.scalar_right)(T::TYPE), len)?.array(out).array(array).value(value),
+    };
+    launch.value(len as u64).queue(operation.name)
 }
 
 /// One thread for each 16 bytes.
-fn shape<T>(len: usize) -> ([u32; 3], [u32; 3], u32) {
-    ([blocks(len * size_of::<T>(), 16 * 256), 1, 1], [256, 1, 1], 0)
+fn start<T>(gpu: &Gpu, kernel: Kernel, len: usize) -> Result<OwnLaunch<'_>, ArrayError> {
+    OwnLaunch::new(gpu, kernel, [blocks(len * size_of::<T>(), 16 * 256), 1, 1], [256, 1, 1])
 }

@@ -6,11 +6,11 @@ use crate::copy::{converted, upload_cast};
 use crate::element::{Cast, Element};
 use crate::error::ArrayError;
 use crate::gpu::Place;
-use crate::kernel::library::{launch, parameter};
+use crate::kernel::table::Kernel;
 use crate::kind::{self, Kind};
+use crate::launch::OwnLaunch;
 use crate::layout::Order;
 use crate::ops::blocks;
-use crate::storage::queue;
 use core::any::TypeId;
 use ndarray::{Array, ArrayBase, Data, Dimension};
 
@@ -75,23 +75,14 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
             return self.on(gpu).to_order(Order::Row)?.view().cast_to(place);
         };
         let view = self.on(gpu);
-        view.storage().share(gpu, "cast")?;
         let result = UninitArray::with_order(place, self.raw_dim(), order)?.into_unwritten();
         if result.is_empty() {
             return Ok(result);
         }
-        view.reads().order(gpu, "cast")?;
-        result.writes().order(gpu, "cast")?;
-        let (out, from, n) = (result.address(), view.address(), (result.len() * T::LANES) as u64);
-        let function = gpu.library().cast(T::FROM, T::TO)?;
-        let mut parameters = [parameter(&out), parameter(&from), parameter(&n)];
         let size_bytes = result.len() * size_of::<T>().max(size_of::<U>());
-        let shape = ([blocks(size_bytes, 16 * THREADS), 1, 1], [THREADS as u32, 1, 1], 0);
-        queue(gpu, [view.reads(), result.writes()], |stream| {
-            // SAFETY: these are the kernel's parameters. Both ranges are contiguous in one order and have as many numbers, are alive on this
-            // device and named, and the stream has been ordered.
-            unsafe { launch(function, stream, shape, &mut parameters) }
-        })?;
+        let grid = [blocks(size_bytes, 16 * THREADS), 1, 1];
+        let launch = OwnLaunch::new(gpu, Kernel::Cast(T::PAIR), grid, [THREADS as u32, 1, 1])?;
+        launch.write(&result).read(&view).value((result.len() * T::LANES) as u64).queue("cast")?;
         Ok(result)
     }
 

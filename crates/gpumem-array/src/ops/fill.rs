@@ -3,13 +3,14 @@
 //! The driver's memset handles values of 1, 2 and 4 bytes, contiguous or in rows at a pitch. Kernels handle the rest.
 
 use crate::array::{GpuArray, GpuViewMut, UninitArray};
-use crate::copy;
-use crate::copy::strided::RowsLaunch;
+use crate::copy::{self, strided};
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Place;
-use crate::kernel::library::{launch, parameter};
+use crate::kernel::parameters::PatternBytes;
+use crate::kernel::table::{Kernel, Unit};
 use crate::kind::Kind;
+use crate::launch::OwnLaunch;
 use crate::layout::Order;
 use crate::layout::plan::{Form, Plan};
 use crate::ops::blocks;
@@ -130,8 +131,9 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     ///   elements that are neither contiguous nor rows of at least 64 bytes at one pitch.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         // An element in the program's host memory may have any address that its type allows.
-        let is_aligned = |pattern: &Pattern| self.storage().address().is_multiple_of(pattern.width as u64);
-        match Pattern::of(&value).filter(is_aligned) {
+        let is_aligned =
+            |pattern: &FillPattern| self.storage().address().is_multiple_of(pattern.width as u64);
+        match FillPattern::of(&value).filter(is_aligned) {
             Some(pattern) => self.set(pattern),
             None => self.repeat(value),
         }
@@ -159,28 +161,21 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     }
 
     fn queue_repeated(&self, to: u64, size_bytes: usize, repeated: &Repeated) -> Result<(), ArrayError> {
-        let (gpu, unit) = (self.gpu(), repeated.unit);
-        let (kernel, size, period) =
-            (gpu.library().pattern(unit)?, size_bytes as u64, (repeated.len / unit) as u64);
+        let unit = repeated.unit;
         // A thread divides once, and then stores several times.
-        let shape = ([blocks(size_bytes.div_ceil(unit * STORES), 256), 1, 1], [256, 1, 1], 0);
-        self.writes().order(gpu, "fill")?;
-        queue(gpu, [self.writes()], |stream| {
-            let mut parameters =
-                [parameter(&to), parameter(&size), parameter(&period), parameter(&repeated.bytes)];
-            // SAFETY: the kernel's parameters are an address, a size, a period and the pattern; it writes as many bytes, which lie within
-            // a live block of this device and begin at a multiple of the unit; the stream has been ordered after what conflicts.
-            unsafe { launch(kernel, stream, shape, &mut parameters) }
-        })
+        let grid = [blocks(size_bytes.div_ceil(unit * STORES), 256), 1, 1];
+        let launch = OwnLaunch::new(self.gpu(), Kernel::Pattern(Unit::of(unit)), grid, [256, 1, 1])?;
+        let launch = launch.array((self.writes(), to)).value(size_bytes as u64);
+        launch.value((repeated.len / unit) as u64).large(&repeated.bytes).queue("fill")
     }
 
     /// Sets every byte to zero.
     pub(crate) fn zero(&mut self) -> Result<(), ArrayError> {
-        self.set(Pattern { width: 1, bytes: [0; 16] })
+        self.set(FillPattern { width: 1, bytes: [0; 16] })
     }
 
     /// Sets all elements, whose size and addresses are multiples of the pattern's width.
-    fn set(&mut self, pattern: Pattern) -> Result<(), ArrayError> {
+    fn set(&mut self, pattern: FillPattern) -> Result<(), ArrayError> {
         let gpu = self.gpu();
         self.storage().share(gpu, "fill")?;
         let plan = Plan::fill(self.layout(), size_of::<T>(), self.storage().address());
@@ -233,14 +228,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             }
             Form::Run { .. } | Form::Pitched(_) | Form::Strided(_) => {}
         }
-        let Some(strided) = plan.into_strided() else { return Ok(()) };
-        let launch = RowsLaunch::fill(gpu, strided)?;
-        self.writes().order(gpu, "fill")?;
-        queue(gpu, [self.writes()], |stream| {
-            // SAFETY: the plan names the elements of the view, in a live block of this device; the stream has been ordered after what
-            // conflicts. The width of the pattern divides the unit.
-            unsafe { launch.queue_fill(stream, to, pattern.words()) }
-        })
+        let Some(rows) = plan.into_strided() else { return Ok(()) };
+        strided::fill(gpu, &rows, (self.writes(), to), pattern.words())?.queue("fill")
     }
 }
 
@@ -248,7 +237,7 @@ const STORES: usize = 8;
 
 /// A value, repeated until its bytes are a whole number of stores.
 struct Repeated {
-    bytes: [u128; Self::BYTES_MAX / 16],
+    bytes: PatternBytes,
     /// The number of bytes that repeat.
     len: usize,
     /// The size of a store: 1, 2, 4, 8 or 16.
@@ -256,8 +245,7 @@ struct Repeated {
 }
 
 impl Repeated {
-    /// The size of the kernel's parameter in `fill.cu`.
-    const BYTES_MAX: usize = 1024;
+    const BYTES_MAX: usize = size_of::<PatternBytes>();
 
     /// Repeats a value for the widest stores that the address allows. Returns `None` for a value that is too large.
     fn of<T: Element>(value: &T, address: u64) -> Option<Self> {
@@ -268,7 +256,7 @@ impl Repeated {
         let len =
             |unit: usize| value.len() * (unit >> value.len().trailing_zeros().min(unit.trailing_zeros()));
         let unit = { units }.find(|unit| len(*unit) <= Self::BYTES_MAX)?;
-        let mut bytes = [0_u128; Self::BYTES_MAX / 16];
+        let mut bytes: PatternBytes = [0; size_of::<PatternBytes>() / 16];
         let places =
             bytemuck::cast_slice_mut::<u128, u8>(&mut bytes)[..len(unit)].chunks_exact_mut(value.len());
         places.for_each(|place| place.copy_from_slice(value));
@@ -278,13 +266,13 @@ impl Repeated {
 
 /// A value, repeated to the size of the widest store.
 #[derive(Clone, Copy, Debug)]
-struct Pattern {
+struct FillPattern {
     /// The size that repeats: 1, 2, 4, 8 or 16.
     width: usize,
     bytes: [u8; 16],
 }
 
-impl Pattern {
+impl FillPattern {
     /// `None` for a value of another size, unless all of its bytes are equal.
     fn of<T: Element>(value: &T) -> Option<Self> {
         let value = bytemuck::bytes_of(value);

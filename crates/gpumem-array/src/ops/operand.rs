@@ -29,12 +29,12 @@ pub trait Operand<T: Element>: sealed::Sealed<T> {
     /// The dimension type: `Ix0` for a number.
     type Dim: Dimension;
     #[doc(hidden)]
-    fn source(&self) -> Source<'_, T, Self::Dim>;
+    fn source(&self) -> OperandSource<'_, T, Self::Dim>;
 }
 
 /// The elements of an operand.
 #[doc(hidden)]
-pub enum Source<'a, T, D> {
+pub enum OperandSource<'a, T, D> {
     View(GpuView<'a, T, D>),
     Scalar(T),
 }
@@ -46,8 +46,8 @@ mod sealed {
 
 impl<T: Element, A: AsView<Elem = T>> Operand<T> for A {
     type Dim = A::Dim;
-    fn source(&self) -> Source<'_, T, A::Dim> {
-        Source::View(self.as_view())
+    fn source(&self) -> OperandSource<'_, T, A::Dim> {
+        OperandSource::View(self.as_view())
     }
 }
 
@@ -57,8 +57,8 @@ macro_rules! scalars {
             impl sealed::Sealed<$number> for $number {}
             impl Operand<$number> for $number {
                 type Dim = Ix0;
-                fn source(&self) -> Source<'_, $number, Ix0> {
-                    Source::Scalar(*self)
+                fn source(&self) -> OperandSource<'_, $number, Ix0> {
+                    OperandSource::Scalar(*self)
                 }
             }
         )*

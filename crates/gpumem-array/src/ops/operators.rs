@@ -8,7 +8,7 @@ use crate::element::Numeric;
 use crate::error::or_panic;
 use crate::kind::Kind;
 use crate::ops::arithmetic::{
-    ADD, DIV, MUL, SUB, Side, apply, apply_in_place, apply_owned, scalar, scalar_owned,
+    ADD, DIV, MUL, SUB, ScalarSide, apply, apply_in_place, apply_owned, scalar, scalar_owned,
 };
 use crate::ops::operand::Operand;
 use core::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Sub, SubAssign};
@@ -85,7 +85,7 @@ macro_rules! numbers {
                 type Output = GpuArray<$number, D>;
                 #[track_caller]
                 fn $method(self, right: &GpuArray<$number, D, K>) -> GpuArray<$number, D> {
-                    or_panic(scalar($operation, Side::Left, &right.view(), self))
+                    or_panic(scalar($operation, ScalarSide::Left, &right.view(), self))
                 }
             }
 
@@ -96,7 +96,7 @@ macro_rules! numbers {
                 type Output = GpuArray<$number, D>;
                 #[track_caller]
                 fn $method(self, right: GpuView<'_, $number, D>) -> GpuArray<$number, D> {
-                    or_panic(scalar($operation, Side::Left, &right, self))
+                    or_panic(scalar($operation, ScalarSide::Left, &right, self))
                 }
             }
 

@@ -7,13 +7,12 @@ use crate::array::{GpuArray, GpuView, GpuViewMut, Vector, readers};
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::kernel::library::{Kernel, launch, parameter};
+use crate::kernel::table::Kernel;
 use crate::kind::Kind;
+use crate::launch::OwnLaunch;
 use crate::layout::{Layout, Order};
-use crate::ops::blocks;
-use crate::ops::reduce::{Terms, reduce};
-use crate::storage::{Use, queue};
-use core::ffi::c_void;
+use crate::ops::reduce::reduce;
+use crate::ops::{blocks, operand};
 use ndarray::{Dimension, Ix1, Ix2};
 
 impl<T: Numeric> GpuView<'_, T, Ix2> {
@@ -42,28 +41,20 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
         }
         let gpu = self.gpu();
         self.storage().share(gpu, "dot")?;
-        vector.storage().share(gpu, "dot")?;
+        let vector = operand(&vector, gpu, Order::Row, "dot")?;
         if row_count == 0 || column_count == 0 {
             return GpuArray::zeros(gpu, row_count);
         }
-        let vector = vector.on(gpu).dense(Order::Row)?;
         let vector = vector.view();
-        let Some(path) = Path::of(self.layout()) else {
-            return self.to_order(Order::Row)?.view().dot(&vector);
-        };
-        self.reads().order(gpu, "dot")?;
-        vector.reads().order(gpu, "dot")?;
-        let (x, v) = (self.address(), vector.address());
-        let uses = [self.reads(), vector.reads()];
-        // SAFETY: `path` describes where the matrix lies in live memory of this device, the vector is contiguous and
-        // has a factor for each column of the view; both are named, and the stream has been ordered to read them.
-        unsafe {
-            match path {
-                Path::One => Ok(reduce(gpu, &uses, Terms::Products(x, v), column_count)?.into_shape(1)?),
-                Path::Rows { row_step } => along_rows(gpu, uses, x, row_step, v, [row_count, column_count]),
-                Path::Columns { row_step } => {
-                    along_columns(gpu, uses, x, row_step, v, [column_count, row_count])
-                }
+        match Path::of(self.layout()) {
+            None => self.to_order(Order::Row)?.view().dot(&vector),
+            Some(Path::One) => {
+                let row = self.reshape(column_count)?;
+                Ok(reduce(gpu, &[&row, &vector], "dot")?.into_shape(1)?)
+            }
+            Some(Path::Rows { row_step }) => along_rows(self, row_step, &vector, [row_count, column_count]),
+            Some(Path::Columns { row_step }) => {
+                along_columns(self, row_step, &vector, [column_count, row_count])
             }
         }
     }
@@ -127,90 +118,59 @@ impl Path {
     }
 }
 
-/// # Safety
-///
-/// - `x` is the address of `row_count` contiguous rows of `column_count` elements, `row_step` apart. `v` is the address of
-///   `column_count` elements.
-/// - All elements are in the memory of `uses`, alive on this device, and ready to be read on the stream of `gpu`.
-unsafe fn along_rows<T: Numeric>(
-    gpu: &Gpu,
-    uses: [Use<'_>; 2],
-    x: u64,
+/// The matrix has `row_count` contiguous rows of `column_count` elements, `row_step` apart, and the vector `column_count` elements.
+fn along_rows<T: Numeric>(
+    matrix: &GpuView<'_, T, Ix2>,
     row_step: u64,
-    v: u64,
+    v: &GpuView<'_, T, Ix1>,
     [row_count, column_count]: [usize; 2],
 ) -> Result<GpuArray<T, Ix1>, ArrayError> {
     let long = column_count > LONG_ROW || row_count < FEW_ROWS && column_count > SHORT_ROW;
     if long {
-        // SAFETY: the caller's promise.
-        return unsafe { along_long_rows(gpu, uses, x, row_step, v, [row_count, column_count]) };
+        return along_long_rows(matrix, row_step, v, [row_count, column_count]);
     }
-    let result = vector::<T>(gpu, row_count)?;
-    let (out, rows, columns) = (result.address(), row_count as u64, column_count as u64);
-    let words = [out, x, row_step, v, rows, columns];
-    let function = gpu.library().kernel(Kernel::RowsWarp, T::KIND)?;
-    queue(gpu, uses.into_iter().chain([result.writes()]), |stream| {
-        // SAFETY: these are the kernel's parameters, all of them words; the result has an element for each row; the rest is the
-        // caller's promise.
-        unsafe { launch(function, stream, warp_a_row(row_count), &mut parameters(&words)) }
-    })?;
+    let result = vector::<T>(matrix.gpu(), row_count)?;
+    let launch = warp_a_row(matrix.gpu(), Kernel::RowsWarp(T::TYPE), row_count)?.write(&result);
+    let launch = launch.read(matrix).value(row_step).read(v);
+    words(launch, [row_count, column_count]).queue("dot")?;
     Ok(result)
 }
 
 /// One block for each row, or several if there are few rows.
-///
-/// # Safety
-///
-/// The requirements of [`along_rows`] apply.
-unsafe fn along_long_rows<T: Numeric>(
-    gpu: &Gpu,
-    uses: [Use<'_>; 2],
-    x: u64,
+fn along_long_rows<T: Numeric>(
+    matrix: &GpuView<'_, T, Ix2>,
     row_step: u64,
-    v: u64,
+    v: &GpuView<'_, T, Ix1>,
     [row_count, column_count]: [usize; 2],
 ) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    let gpu = matrix.gpu();
     let parts = BLOCKS_WANTED.div_ceil(row_count).min(column_count.div_ceil(COLUMNS_A_PART_MIN));
     // A multiple of every pack, so that parts are aligned like rows.
     let columns_a_part = column_count.div_ceil(parts).next_multiple_of(16);
     let parts = column_count.div_ceil(columns_a_part);
     let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(row_count, parts))?)?;
-    let (out, rows, columns, step) =
-        (partial.address(), row_count as u64, column_count as u64, columns_a_part as u64);
-    let words = [out, x, row_step, v, rows, columns, step];
-    let function = gpu.library().kernel(Kernel::RowsBlock, T::KIND)?;
-    let shape = ([blocks(row_count, 1), parts as u32, 1], [WIDE, 1, 1], 0);
-    // SAFETY: these are the kernel's parameters, all of them words; `partial` has an element for each row and part; the rest is
-    // the caller's promise.
-    let sum_parts = |stream| unsafe { launch(function, stream, shape, &mut parameters(&words)) };
+    let grid = [blocks(row_count, 1), parts as u32, 1];
+    let launch = OwnLaunch::new(gpu, Kernel::RowsBlock(T::TYPE), grid, [WIDE, 1, 1])?.write(&partial);
+    let launch = launch.read(matrix).value(row_step).read(v);
+    let sum_parts = words(launch, [row_count, column_count, columns_a_part]);
     if parts == 1 {
-        queue(gpu, uses.into_iter().chain([partial.writes()]), sum_parts)?;
+        sum_parts.queue("dot")?;
         return Ok(partial.into_shape(row_count)?);
     }
     let result = vector::<T>(gpu, row_count)?;
-    let (sum, parts) = (result.address(), parts as u64);
-    let words = [sum, out, parts, rows, parts];
-    let function = gpu.library().kernel(Kernel::RowsSum, T::KIND)?;
-    queue(gpu, uses.into_iter().chain([partial.writes(), result.writes()]), |stream| {
-        sum_parts(stream)?;
-        // SAFETY: these are the kernel's parameters, all of them words; `partial` is read as `rows` rows of `parts` elements, which
-        // it has, on the stream that wrote them, and `result` has an element for each row.
-        unsafe { launch(function, stream, warp_a_row(row_count), &mut parameters(&words)) }
-    })?;
+    let launch = warp_a_row(gpu, Kernel::RowsSum(T::TYPE), row_count)?.write(&result).read(&partial.view());
+    sum_parts.queue_before(words(launch, [parts, row_count, parts]), "dot")?;
     Ok(result)
 }
 
-/// # Safety
-///
-/// The requirements of [`along_rows`] apply, except that `v` is the address of `row_count` elements.
-unsafe fn along_columns<T: Numeric>(
-    gpu: &Gpu,
-    uses: [Use<'_>; 2],
-    x: u64,
+/// Like [`along_rows`], but the vector has `row_count` elements, and the results are the sums of columns.
+fn along_columns<T: Numeric>(
+    matrix: &GpuView<'_, T, Ix2>,
     row_step: u64,
-    v: u64,
+    v: &GpuView<'_, T, Ix1>,
     [row_count, column_count]: [usize; 2],
 ) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    let gpu = matrix.gpu();
     let column_blocks = column_count.div_ceil(32 * 16 / size_of::<T>());
     let parts = row_count.div_ceil(ROWS_A_PART_MIN).min(BLOCKS_WANTED.div_ceil(column_blocks));
     let rows_a_part = row_count.div_ceil(parts);
@@ -219,33 +179,22 @@ unsafe fn along_columns<T: Numeric>(
     let too_many = |_| ArrayError::TooManyElements { shape: vec![column_count] };
     let grid_columns = u32::try_from(column_blocks).map_err(too_many)?;
     let block = [32, ROW_LANES, 1];
-    let (out, rows, columns, step) =
-        (partial.address(), row_count as u64, column_count as u64, rows_a_part as u64);
-    let function = gpu.library().kernel(Kernel::Columns, T::KIND)?;
-    let words = [out, x, row_step, v, rows, columns, step];
-    let shape = ([grid_columns, parts as u32, 1], block, 0);
-    // SAFETY: these are the kernel's parameters, all of them words; `partial` has a row for each part; the rest is the caller's promise.
-    let sum_parts = |stream| unsafe { launch(function, stream, shape, &mut parameters(&words)) };
+    let launch = OwnLaunch::new(gpu, Kernel::Columns(T::TYPE), [grid_columns, parts as u32, 1], block)?;
+    let launch = launch.write(&partial).read(matrix).value(row_step).read(v);
+    let sum_parts = words(launch, [row_count, column_count, rows_a_part]);
     if parts == 1 {
-        queue(gpu, uses.into_iter().chain([partial.writes()]), sum_parts)?;
+        sum_parts.queue("dot")?;
         return Ok(partial.into_shape(column_count)?);
     }
     let result = vector::<T>(gpu, column_count)?;
-    let (sum, parts) = (result.address(), parts as u64);
-    let function = gpu.library().kernel(Kernel::ColumnsSum, T::KIND)?;
-    let words = [sum, out, columns, parts, columns, parts];
-    queue(gpu, uses.into_iter().chain([partial.writes(), result.writes()]), |stream| {
-        sum_parts(stream)?;
-        // SAFETY: these are the kernel's parameters, all of them words; `partial` is read as `parts` rows of `columns` elements,
-        // which it has, on the stream that wrote them, and `result` has an element for each column.
-        unsafe { launch(function, stream, ([grid_columns, 1, 1], block, 0), &mut parameters(&words)) }
-    })?;
+    let launch = OwnLaunch::new(gpu, Kernel::ColumnsSum(T::TYPE), [grid_columns, 1, 1], block)?;
+    let launch = launch.write(&result).read(&partial.view());
+    sum_parts.queue_before(words(launch, [column_count, parts, column_count, parts]), "dot")?;
     Ok(result)
 }
 
-/// The parameters of a kernel that takes only words.
-fn parameters<const COUNT: usize>(words: &[u64; COUNT]) -> [*mut c_void; COUNT] {
-    words.each_ref().map(parameter)
+fn words<const COUNT: usize>(launch: OwnLaunch<'_>, words: [usize; COUNT]) -> OwnLaunch<'_> {
+    words.into_iter().fold(launch, |launch, word| launch.value(word as u64))
 }
 
 fn vector<T: Numeric>(gpu: &Gpu, len: usize) -> Result<GpuArray<T, Ix1>, ArrayError> {
@@ -256,8 +205,8 @@ fn dense<T, D: Dimension>(dim: D) -> Result<Layout<D>, ArrayError> {
     Layout::dense(dim, Order::Row, size_of::<T>())
 }
 
-fn warp_a_row(row_count: usize) -> ([u32; 3], [u32; 3], u32) {
-    ([blocks(row_count, ROW_LANES as usize), 1, 1], [32, ROW_LANES, 1], 0)
+fn warp_a_row(gpu: &Gpu, kernel: Kernel, row_count: usize) -> Result<OwnLaunch<'_>, ArrayError> {
+    OwnLaunch::new(gpu, kernel, [blocks(row_count, ROW_LANES as usize), 1, 1], [32, ROW_LANES, 1])
 }
 
 /// The rows of a block of `rows_warp`, and the row lanes of `columns`. The kernels are compiled for this number.

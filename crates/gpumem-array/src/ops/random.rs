@@ -4,11 +4,11 @@ use crate::array::{GpuArray, UninitArray};
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Place;
-use crate::kernel::library::{Random as Kernel, launch, parameter};
+use crate::kernel::table::{Kernel, Only};
 use crate::kind::Kind;
+use crate::launch::OwnLaunch;
 use crate::layout::Order;
 use crate::ops::blocks;
-use crate::storage::queue;
 use ndarray::{Dimension, IntoDimension};
 
 /// A counter-based generator of random numbers: Philox4x32-10. Each number depends only on the seed, the stream and its position, so equal
@@ -90,12 +90,12 @@ macro_rules! drawn {
         $(
             impl Random for $type {}
             impl sealed::Sealed for $type {
-                const KERNEL: Kernel = Kernel::$kernel;
+                const KERNEL: Kernel = Kernel::$kernel(Only::One);
             }
             $(
                 impl RandomNormal for $type {}
                 impl sealed::Normal for $type {
-                    const KERNEL: Kernel = Kernel::$normal;
+                    const KERNEL: Kernel = Kernel::$normal(Only::One);
                 }
             )?
         )*
@@ -164,19 +164,11 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
         if self.is_empty() {
             return Ok(());
         }
-        let (gpu, n, out) = (self.gpu(), self.len(), self.address());
-        let block_count = (n * size_of::<T>()).div_ceil(16);
+        let block_count = (self.len() * size_of::<T>()).div_ceil(16);
         let Rng { seed, stream, next } = *rng;
-        let (function, n) = (gpu.library().random(kernel)?, n as u64);
-        let shape = ([blocks(block_count, 256), 1, 1], [256, 1, 1], 0);
-        self.writes().order(gpu, "random")?;
-        queue(gpu, [self.writes()], |on| {
-            let mut parameters =
-                [parameter(&out), parameter(&n), parameter(&seed), parameter(&stream), parameter(&next)];
-            // SAFETY: the kernel's parameters are an address, a count and three numbers; it writes as many elements from the address on,
-            // which is that of a live block of this device, aligned as blocks are; the stream has been ordered after what conflicts.
-            unsafe { launch(function, on, shape, &mut parameters) }
-        })?;
+        let launch = OwnLaunch::new(self.gpu(), kernel, [blocks(block_count, 256), 1, 1], [256, 1, 1])?;
+        let launch = launch.write(self).value(self.len() as u64);
+        launch.value(seed).value(stream).value(next).queue("random")?;
         rng.advance(block_count as u64);
         Ok(())
     }

@@ -6,13 +6,11 @@ use crate::array::{GpuArray, GpuView, GpuViewMut, Vector, readers};
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::kernel::Function;
-use crate::kernel::library::{Kernel, launch, parameter};
+use crate::kernel::table::Kernel;
 use crate::kind::Kind;
+use crate::launch::OwnLaunch;
 use crate::layout::{Layout, Order, same_shape};
-use crate::storage::{Use, queue};
-use gpumem_pool::sys::DriverError;
-use gpumem_pool::sys::types::CUstream;
+use crate::ops::operand;
 use ndarray::{Dimension, Ix0, Ix1};
 
 impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
@@ -43,9 +41,7 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
-        self.reads().order(gpu, "sum")?;
-        // SAFETY: the elements are contiguous in live memory of this device, which is named, and the stream has been ordered.
-        unsafe { reduce(gpu, &[self.reads()], Terms::Elements(self.address()), self.len()) }
+        reduce(gpu, &[self], "sum")
     }
 }
 
@@ -86,18 +82,12 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
         let other = other.as_view();
         same_shape("dot", self.layout(), other.layout())?;
         let gpu = self.gpu();
-        self.storage().share(gpu, "dot")?;
-        other.storage().share(gpu, "dot")?;
-        let (left, right) = (self.dense(Order::Row)?, other.on(gpu).dense(Order::Row)?);
-        let (left, right) = (left.view(), right.view());
+        let (left, right) =
+            (operand(self, gpu, Order::Row, "dot")?, operand(&other, gpu, Order::Row, "dot")?);
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
-        left.reads().order(gpu, "dot")?;
-        right.reads().order(gpu, "dot")?;
-        let (uses, terms) = ([left.reads(), right.reads()], Terms::Products(left.address(), right.address()));
-        // SAFETY: both vectors are contiguous in live memory of this device, which is named, and the stream has been ordered.
-        unsafe { reduce(gpu, &uses, terms, self.len()) }
+        reduce(gpu, &[&left.view(), &right.view()], "dot")
     }
 }
 
@@ -123,77 +113,39 @@ readers! {
     }
 }
 
-/// The terms of a sum: addresses of as many elements each.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Terms {
-    Elements(u64),
-    Products(u64, u64),
-}
-
-/// Uses one launch if one block is fast enough; otherwise one launch that computes a sum per block, and another that adds the sums.
-///
-/// # Safety
-///
-/// `terms` are addresses of `len` elements each in the memory of `uses`, alive on this device; the stream of `gpu` has been
-/// ordered to read them.
-pub(crate) unsafe fn reduce<T: Numeric>(
+/// Sums the elements of one view, or the products of two, which are contiguous and have as many elements. Uses one launch if one block is
+/// fast enough; otherwise one launch that computes a sum per block, and another that adds the sums.
+pub(crate) fn reduce<T: Numeric, D: Dimension>(
     gpu: &Gpu,
-    uses: &[Use<'_>],
-    terms: Terms,
-    len: usize,
+    factors: &[&GpuView<'_, T, D>],
+    operation: &'static str,
 ) -> Result<GpuArray<T, Ix0>, ArrayError> {
-    let sum = gpu.library().kernel(Kernel::Sum, T::KIND)?;
-    let first = match terms {
-        Terms::Elements(_) => sum,
-        Terms::Products(..) => gpu.library().kernel(Kernel::Dot, T::KIND)?,
-    };
+    let len = factors.first().map_or(0, |factor| factor.len());
     let result = GpuArray::unwritten(gpu, Layout::dense(Ix0(), Order::Row, size_of::<T>())?)?;
-    let uses = uses.iter().copied();
     if len <= ONE_BLOCK_MAX {
-        let uses = uses.chain([result.writes()]);
-        // SAFETY: the caller's promise; the result has room for the one sum.
-        queue(gpu, uses, |stream| unsafe { reduce_once(first, stream, result.address(), terms, len, 1) })?;
+        sum_blocks(gpu, &result, factors, 1)?.queue(operation)?;
         return Ok(result);
     }
     let blocks = len.div_ceil(ELEMENTS_A_BLOCK).min(BLOCKS_MAX);
     let partial =
         GpuArray::<T, Ix1>::unwritten(gpu, Layout::dense(Ix1(blocks), Order::Row, size_of::<T>())?)?;
-    let (sums, last) = (partial.address(), result.address());
-    queue(gpu, uses.chain([partial.writes(), result.writes()]), |stream| {
-        // SAFETY: the caller's promise; `partial` has room for a sum of each block, and is read on the stream that wrote it.
-        unsafe {
-            reduce_once(first, stream, sums, terms, len, blocks as u32)?;
-            reduce_once(sum, stream, last, Terms::Elements(sums), blocks, 1)
-        }
-    })?;
+    let sum_parts = sum_blocks(gpu, &partial, factors, blocks as u32)?;
+    sum_parts.queue_before(sum_blocks(gpu, &result, &[&partial.view()], 1)?, operation)?;
     Ok(result)
 }
 
-/// # Safety
-///
-/// The caller keeps [`reduce`]'s promises. `function` is `sum` for [`Terms`] of one array and `dot` for those of two, `stream` is
-/// alive and its context current, and `target` has room for `blocks` elements, which nothing else writes.
-unsafe fn reduce_once(
-    function: &Function,
-    stream: CUstream,
-    target: u64,
-    terms: Terms,
-    len: usize,
+/// Each block writes one element of `target`.
+fn sum_blocks<'a, T: Numeric, D: Dimension, E: Dimension>(
+    gpu: &'a Gpu,
+    target: &'a GpuArray<T, E>,
+    factors: &[&GpuView<'a, T, D>],
     blocks: u32,
-) -> Result<(), DriverError> {
-    let (n, shape) = (len as u64, ([blocks, 1, 1], [THREADS, 1, 1], 0));
-    // SAFETY: target, inputs and count are the parameters of `sum` and `dot`; the rest is the caller's promise.
-    unsafe {
-        match terms {
-            Terms::Elements(a) => {
-                launch(function, stream, shape, &mut [parameter(&target), parameter(&a), parameter(&n)])
-            }
-            Terms::Products(a, b) => {
-                let mut parameters = [parameter(&target), parameter(&a), parameter(&b), parameter(&n)];
-                launch(function, stream, shape, &mut parameters)
-            }
-        }
-    }
+) -> Result<OwnLaunch<'a>, ArrayError> {
+    let kernel = if factors.len() == 1 { Kernel::Sum(T::TYPE) } else { Kernel::Dot(T::TYPE) };
+    let launch = OwnLaunch::new(gpu, kernel, [blocks, 1, 1], [THREADS, 1, 1])?.write(target);
+    let launch = factors.iter().fold(launch, |launch, factor| launch.read(factor));
+    let len = factors.first().map_or(0, |factor| factor.len());
+    Ok(launch.value(len as u64))
 }
 
 /// The block size that the kernels are compiled for.

@@ -3,11 +3,11 @@
 use crate::array::{GpuArray, GpuView, GpuViewMut, readers};
 use crate::element::Element;
 use crate::error::ArrayError;
-use crate::kernel::library::{launch, parameter};
+use crate::kernel::table::{Kernel, Unit};
 use crate::kind::Kind;
+use crate::launch::OwnLaunch;
 use crate::layout::{Layout, Order};
 use crate::ops::blocks;
-use crate::storage::queue;
 use ndarray::{Axis, Dimension, RemoveAxis};
 
 impl<T: Element, D: Dimension + RemoveAxis> GpuView<'_, T, D> {
@@ -59,22 +59,12 @@ impl<T: Element, D: Dimension + RemoveAxis> GpuView<'_, T, D> {
             .find(|unit| row_bytes.is_multiple_of(*unit) && source.address().is_multiple_of(*unit as u64));
         let unit = unit.unwrap_or(1);
         let (width, outer) = (row_bytes / unit, product(outer));
-        source.reads().order(gpu, "select")?;
-        indices.view().reads().order(gpu, "select")?;
-        result.writes().order(gpu, "select")?;
-        let addresses = [result.address(), source.address(), indices.address()];
+        let block_count = blocks(result.len() * size_of::<T>() / unit, THREADS);
+        let launch =
+            OwnLaunch::new(gpu, Kernel::Gather(Unit::of(unit)), [block_count, 1, 1], [THREADS as u32, 1, 1])?;
+        let launch = launch.write(&result).read(&source).read(&indices.view());
         let sizes = [indices.len(), len, width, outer].map(|size| size as u64);
-        let function = gpu.library().gather(unit)?;
-        let [out, from, index] = addresses.each_ref().map(parameter);
-        let [count, len, width, outer] = sizes.each_ref().map(parameter);
-        let mut parameters = [out, from, index, count, len, width, outer];
-        let shape =
-            ([blocks(result.len() * size_of::<T>() / unit, THREADS), 1, 1], [THREADS as u32, 1, 1], 0);
-        queue(gpu, [source.reads(), indices.view().reads(), result.writes()], |stream| {
-            // SAFETY: these are the kernel's parameters. The source is contiguous and has the rows of all indices, which were checked above, and
-            // the result has a row for each; both are aligned to a unit, alive on this device and named, and the stream has been ordered.
-            unsafe { launch(function, stream, shape, &mut parameters) }
-        })?;
+        sizes.into_iter().fold(launch, OwnLaunch::value).queue("select")?;
         Ok(result)
     }
 }

@@ -3,11 +3,11 @@
 use crate::array::{GpuArray, GpuView, GpuViewMut, Vector, readers};
 use crate::element::Numeric;
 use crate::error::ArrayError;
-use crate::kernel::library::{Kernel, launch, parameter};
+use crate::kernel::table::Kernel;
 use crate::kind::Kind;
+use crate::launch::OwnLaunch;
 use crate::layout::{Layout, Order};
-use crate::ops::blocks;
-use crate::storage::queue;
+use crate::ops::{blocks, operand};
 use ndarray::{Dimension, Ix1, Ix2};
 
 /// The part of a square matrix that [`GpuView::triangle_dot`] uses.
@@ -67,49 +67,38 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
             });
         }
         let gpu = self.gpu();
-        self.storage().share(gpu, "triangle_dot")?;
-        vector.storage().share(gpu, "triangle_dot")?;
+        let order = self.layout().order().unwrap_or(Order::Row);
+        let matrix = operand(self, gpu, order, "triangle_dot")?;
+        let vector = operand(&vector, gpu, Order::Row, "triangle_dot")?;
         let result = GpuArray::unwritten(gpu, Layout::dense(Ix1(row_count), Order::Row, size_of::<T>())?)?;
         if row_count == 0 {
             return Ok(result);
         }
-        let matrix = self.dense(self.layout().order().unwrap_or(Order::Row))?;
-        let (matrix, vector) = (matrix.view(), vector.on(gpu).dense(Order::Row)?);
-        let vector = vector.view();
-        matrix.reads().order(gpu, "triangle_dot")?;
-        vector.reads().order(gpu, "triangle_dot")?;
-        result.writes().order(gpu, "triangle_dot")?;
+        let (matrix, vector) = (matrix.view(), vector.view());
         let is_row_major = matrix.layout().is_dense(Order::Row);
-        let launches: &[(u64, bool)] = match triangle {
-            Triangle::Upper => &[(UPPER, false)],
-            Triangle::UnitUpper => &[(UPPER | UNIT, false)],
-            Triangle::Lower => &[(0, false)],
-            Triangle::UnitLower => &[(UNIT, false)],
-            // The part below the diagonal is the transpose of the one above.
-            Triangle::Symmetric => &[(UPPER, false), (STRICT | ADDS, true)],
-        };
-        let kernels = [Kernel::TriangleRows, Kernel::TriangleColumns];
-        let kernels =
-            [gpu.library().kernel(kernels[0], T::KIND)?, gpu.library().kernel(kernels[1], T::KIND)?];
         let n = row_count as u64;
-        queue(gpu, [matrix.reads(), vector.reads(), result.writes()], |stream| {
-            launches.iter().try_for_each(|&(form, is_transposed)| {
-                let is_along_rows = is_row_major != is_transposed;
-                let steps = if is_along_rows { [n, 1] } else { [1, n] };
-                let words =
-                    [result.address(), matrix.address(), steps[0], steps[1], vector.address(), n, form];
-                let (function, shape) = match is_along_rows {
-                    true => {
-                        (kernels[0], ([blocks(row_count, ROW_LANES as usize), 1, 1], [32, ROW_LANES, 1], 0))
-                    }
-                    false => (kernels[1], ([blocks(row_count, THREADS as usize), 1, 1], [THREADS, 1, 1], 0)),
-                };
-                let mut parameters = words.each_ref().map(parameter);
-                // SAFETY: these are the kernel's parameters, all of them words. The matrix is contiguous and square, and the vectors have as
-                // many elements as it has rows; all are alive on this device and named, and the stream has been ordered.
-                unsafe { launch(function, stream, shape, &mut parameters) }
-            })
-        })?;
+        let part = |form: u64, is_transposed: bool| -> Result<OwnLaunch<'_>, ArrayError> {
+            let launch = if is_row_major != is_transposed {
+                let grid = [blocks(row_count, ROW_LANES as usize), 1, 1];
+                let launch = OwnLaunch::new(gpu, Kernel::TriangleRows(T::TYPE), grid, [32, ROW_LANES, 1])?;
+                launch.write(&result).read(&matrix).value(n).value(1_u64)
+            } else {
+                let grid = [blocks(row_count, THREADS as usize), 1, 1];
+                let launch = OwnLaunch::new(gpu, Kernel::TriangleColumns(T::TYPE), grid, [THREADS, 1, 1])?;
+                launch.write(&result).read(&matrix).value(1_u64).value(n)
+            };
+            Ok(launch.read(&vector).value(n).value(form))
+        };
+        match triangle {
+            Triangle::Upper => part(UPPER, false)?.queue("triangle_dot")?,
+            Triangle::UnitUpper => part(UPPER | UNIT, false)?.queue("triangle_dot")?,
+            Triangle::Lower => part(0, false)?.queue("triangle_dot")?,
+            Triangle::UnitLower => part(UNIT, false)?.queue("triangle_dot")?,
+            // The part below the diagonal is the transpose of the one above.
+            Triangle::Symmetric => {
+                part(UPPER, false)?.queue_before(part(STRICT | ADDS, true)?, "triangle_dot")?;
+            }
+        }
         Ok(result)
     }
 }

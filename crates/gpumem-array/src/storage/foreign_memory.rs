@@ -8,7 +8,7 @@ use gpumem_pool::{Device, MemoryKind, PoolError, Stream};
 use std::sync::{Mutex, PoisonError};
 
 /// The value whose drop returns the memory to its library.
-pub(crate) type Owner = Box<dyn Any + Send + Sync>;
+pub(crate) type ForeignOwner = Box<dyn Any + Send + Sync>;
 
 /// Memory of another library, and its owner there.
 pub(super) struct ForeignMemory {
@@ -20,7 +20,7 @@ pub(super) struct ForeignMemory {
     home: Stream,
     /// Other streams that have used it.
     users: Mutex<Vec<Stream>>,
-    owner: Option<Owner>,
+    owner: Option<ForeignOwner>,
 }
 
 impl ForeignMemory {
@@ -28,7 +28,7 @@ impl ForeignMemory {
         device: Device,
         home: Stream,
         (address, size_bytes, kind): (u64, u64, MemoryKind),
-        owner: Owner,
+        owner: ForeignOwner,
     ) -> Self {
         let users = Mutex::default();
         Self { device, address, size_bytes, kind, home, users, owner: Some(owner) }

@@ -1,4 +1,4 @@
-//! [`Memory`]: the location of the bytes of a storage.
+//! [`StorageMemory`]: the location of the bytes of a storage.
 
 #[cfg(any(feature = "cudarc", feature = "dlpack"))]
 use super::foreign_memory::ForeignMemory;
@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use gpumem_pool::{Block, Device, GrowableBlock, MemoryKind, Stream};
 
 /// The memory of a storage. Rare variants are boxed: every array is as large as the largest variant.
-pub(super) enum Memory {
+pub(super) enum StorageMemory {
     Block(Block),
     /// Device memory that grows and shrinks at its end, at the same address.
     Growable(Box<GrowableBlock>),
@@ -21,7 +21,7 @@ pub(super) enum Memory {
     Foreign(Box<ForeignMemory>),
 }
 
-impl Memory {
+impl StorageMemory {
     #[inline]
     pub(super) fn address(&self) -> u64 {
         match self {

@@ -2,7 +2,7 @@
 //!
 //! Two columns of a matrix are disjoint, although each has bytes between the first and the last byte of the other.
 
-use crate::layout::Bytes;
+use crate::layout::ByteSpan;
 use core::ops::Range;
 
 /// Groups of runs of bytes, without a first and a last byte: the uses of a range have those.
@@ -29,7 +29,7 @@ impl Pattern {
     pub(super) const ALL: Self = Self { groups: Runs::ALL, distance: 1, len: 1 };
 
     /// The pattern of the bytes of a view. It has all bytes if the view has no gaps, or irregular ones.
-    pub(super) fn of(bytes: Bytes) -> Self {
+    pub(super) fn of(bytes: ByteSpan) -> Self {
         let Some((inner, outer)) = bytes.gaps.distances() else { return Self::ALL };
         let groups = Runs::new(outer.unwrap_or(inner), bytes.start, bytes.end - bytes.start);
         match outer {

@@ -1,4 +1,4 @@
-//! [`Ranges`]: the uses of a storage whose parts are used separately.
+//! [`TrackedRanges`]: the uses of a storage whose parts are used separately.
 //!
 //! The parts lie side by side and cover all bytes. Each has the points of the writes and reads that a later use may have to wait for. A use
 //! cuts the parts at its ends, so that its points count only for its own bytes. A use of bytes at regular distances, such as those of a
@@ -15,7 +15,7 @@ use gpumem_pool::StreamPoint;
 
 /// The uses of all bytes, as parts without gaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ranges(Vec<Part>);
+pub(super) struct TrackedRanges(Vec<TrackedPart>);
 
 /// The bytes of a range that belong to a pattern.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Region {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Part {
+struct TrackedPart {
     /// It begins at the end of the part before it.
     end: u64,
     /// Writes that no later use is ordered behind, and reads since.
@@ -40,10 +40,10 @@ struct PartUse {
     pattern: Pattern,
 }
 
-impl Ranges {
+impl TrackedRanges {
     /// One part with all bytes.
     pub(super) fn new(write: StreamPoint, reads: impl IntoIterator<Item = StreamPoint>) -> Self {
-        let mut part = Part { end: u64::MAX, ..Part::default() };
+        let mut part = TrackedPart { end: u64::MAX, ..TrackedPart::default() };
         let of_all = |point| PartUse { point, pattern: Pattern::ALL };
         part.add(of_all(write), Access::Write);
         reads.into_iter().for_each(|read| part.add(of_all(read), Access::Read));
@@ -138,7 +138,7 @@ impl Ranges {
     /// The point of the only use, if all bytes have no other.
     pub(super) fn only_write(&self) -> Option<StreamPoint> {
         match &self.0[..] {
-            [Part { writes, reads, .. }] if reads.is_empty() => match writes[..] {
+            [TrackedPart { writes, reads, .. }] if reads.is_empty() => match writes[..] {
                 [] => Some(StreamPoint::COMPLETE),
                 [write] => Some(write.point),
                 _ => None,
@@ -153,7 +153,7 @@ impl Ranges {
     }
 
     /// The parts with these bytes, cut at both ends.
-    fn cut(&mut self, region: &Region) -> impl Iterator<Item = &mut Part> {
+    fn cut(&mut self, region: &Region) -> impl Iterator<Item = &mut TrackedPart> {
         let Region { bytes, pattern } = region.clone();
         let first = self.cut_at(bytes.start);
         let end = if bytes.end == u64::MAX { self.0.len() } else { self.cut_at(bytes.end) };
@@ -171,13 +171,13 @@ impl Ranges {
         if start == at || index == self.0.len() {
             return index;
         }
-        let before = Part { end: at, ..self.0[index].clone() };
+        let before = TrackedPart { end: at, ..self.0[index].clone() };
         self.0.insert(index, before);
         index + 1
     }
 }
 
-impl Part {
+impl TrackedPart {
     fn add(&mut self, one: PartUse, access: Access) {
         let point = one.point;
         if point == StreamPoint::COMPLETE {
@@ -218,7 +218,7 @@ const PATTERNS_MAX: usize = 8;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Bytes, Gaps};
+    use crate::layout::{ByteSpan, Gaps};
     use proptest::prelude::*;
 
     /// A point of a stream. Epochs begin at 1, since the word 0 stands for completed work.
@@ -229,13 +229,13 @@ mod tests {
     const SIZE: u64 = 96;
 
     #[derive(Clone, Debug)]
-    struct Use {
+    struct ModelUse {
         region: Region,
         stream: u64,
         access: Access,
     }
 
-    impl Use {
+    impl ModelUse {
         fn meets(&self, other: &Self) -> bool {
             (0..SIZE).any(|byte| has(&self.region, byte) && has(&other.region, byte))
         }
@@ -249,10 +249,10 @@ mod tests {
         Region { bytes, pattern: Pattern::ALL }
     }
 
-    fn uses(patterns: impl Strategy<Value = Pattern>) -> impl Strategy<Value = Vec<Use>> {
+    fn uses(patterns: impl Strategy<Value = Pattern>) -> impl Strategy<Value = Vec<ModelUse>> {
         let access = prop_oneof![Just(Access::Read), Just(Access::Write)];
         let one = (0..SIZE, 1..=SIZE, patterns, 0_u64..4, access);
-        let one = one.prop_map(|(start, len, pattern, stream, access)| Use {
+        let one = one.prop_map(|(start, len, pattern, stream, access)| ModelUse {
             region: Region { bytes: start..(start + len).min(SIZE), pattern },
             stream,
             access,
@@ -264,7 +264,7 @@ mod tests {
     fn patterns() -> impl Strategy<Value = Pattern> {
         let regular = (1..12_u64, 0..SIZE, 1..12_u64, 1..5_u64);
         let regular = regular.prop_map(|(distance, start, len, groups)| {
-            let bytes = |len, gaps| Bytes { start, end: start + len, gaps };
+            let bytes = |len, gaps| ByteSpan { start, end: start + len, gaps };
             match groups {
                 1 => Pattern::of(bytes(1 + len % distance, Gaps::every(distance))),
                 groups => Pattern::of(bytes(1 + len % distance, Gaps::nested(distance, distance * groups))),
@@ -277,7 +277,9 @@ mod tests {
     fn quarters() -> impl Strategy<Value = Pattern> {
         (0..5_u64).prop_map(|quarter| match quarter {
             4 => Pattern::ALL,
-            quarter => Pattern::of(Bytes { start: 2 * quarter, end: 2 * quarter + 2, gaps: Gaps::every(8) }),
+            quarter => {
+                Pattern::of(ByteSpan { start: 2 * quarter, end: 2 * quarter + 2, gaps: Gaps::every(8) })
+            }
         })
     }
 
@@ -286,11 +288,11 @@ mod tests {
         /// use that waited for them.
         #[test]
         fn uses_are_behind_all_that_they_conflict_with(uses in uses(patterns())) {
-            let mut ranges = Ranges::new(point(9, 1), []);
+            let mut ranges = TrackedRanges::new(point(9, 1), []);
             // For each stream, the latest point of every stream that its work is behind.
             let mut behind = [[0_u64; 4]; 4];
             let mut at_point = std::collections::HashMap::new();
-            let mut earlier: Vec<(Use, u64)> = Vec::new();
+            let mut earlier: Vec<(ModelUse, u64)> = Vec::new();
             for (index, one) in uses.iter().enumerate() {
                 let (epoch, stream) = (index as u64 + 1, one.stream as usize);
                 for conflict in ranges.conflicts(&one.region, one.access) {
@@ -330,7 +332,7 @@ mod tests {
         /// Without the limits, a use waits only for uses of its own bytes.
         #[test]
         fn uses_of_other_bytes_are_not_waited_for(uses in uses(quarters())) {
-            let mut ranges = Ranges::new(StreamPoint::COMPLETE, []);
+            let mut ranges = TrackedRanges::new(StreamPoint::COMPLETE, []);
             let mut used = vec![Vec::new(); SIZE as usize];
             for (index, one) in uses.iter().take(PARTS_MAX / 2).enumerate() {
                 let found = ranges.conflicts(&one.region, one.access);
@@ -347,9 +349,9 @@ mod tests {
     /// Columns of a matrix that are written one after another, each on its own stream.
     #[test]
     fn columns_wait_for_themselves_alone() {
-        let mut ranges = Ranges::new(StreamPoint::COMPLETE, []);
+        let mut ranges = TrackedRanges::new(StreamPoint::COMPLETE, []);
         let column = |index: u64| {
-            let bytes = Bytes { start: 4 * index, end: 32 * 99 + 4 * index + 4, gaps: Gaps::every(32) };
+            let bytes = ByteSpan { start: 4 * index, end: 32 * 99 + 4 * index + 4, gaps: Gaps::every(32) };
             Region { bytes: bytes.start..bytes.end, pattern: Pattern::of(bytes) }
         };
         for round in 1..4 {
@@ -369,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_list_has_a_limit_and_becomes_one_part_again() {
-        let mut ranges = Ranges::new(StreamPoint::COMPLETE, []);
+        let mut ranges = TrackedRanges::new(StreamPoint::COMPLETE, []);
         for index in 0..1000_u64 {
             ranges.add(&all(index * 8..index * 8 + 8), point(index % 3, index + 1), Access::Write);
             ranges.tidy(|_| false);
@@ -386,7 +388,7 @@ mod tests {
 
     #[test]
     fn neighbours_that_are_used_alike_are_one_part() {
-        let mut ranges = Ranges::new(StreamPoint::COMPLETE, []);
+        let mut ranges = TrackedRanges::new(StreamPoint::COMPLETE, []);
         ranges.add(&all(0..8), point(0, 1), Access::Write);
         ranges.add(&all(8..16), point(0, 1), Access::Write);
         ranges.tidy(|_| false);

@@ -21,7 +21,7 @@ pub(crate) struct Workers {
 }
 
 struct Queue {
-    state: Mutex<State>,
+    state: Mutex<WorkerState>,
     /// The number of pieces in the queue: threads look for new pieces without the lock before they sleep.
     piece_count: AtomicUsize,
     /// The number of [`Burst`]s. During a burst, threads wait longer for pieces before they sleep.
@@ -35,8 +35,8 @@ struct Queue {
 }
 
 #[derive(Default)]
-struct State {
-    pieces: VecDeque<Piece>,
+struct WorkerState {
+    pieces: VecDeque<CopyPiece>,
     /// Threads that sleep and have not been notified.
     sleeping: usize,
     is_ending: bool,
@@ -119,14 +119,14 @@ pub(crate) enum Stores {
 }
 
 /// Copies that one thread makes in a row.
-struct Piece {
+struct CopyPiece {
     copies: Vec<HostCopy>,
     /// The number of pieces that are not done.
     left: Arc<AtomicUsize>,
 }
 
 // SAFETY: the caller of `Workers::start` guarantees that any thread may access the memory until the copy is done.
-unsafe impl Send for Piece {}
+unsafe impl Send for CopyPiece {}
 
 /// A copy in progress. The drop waits for it.
 #[must_use = "dropping it waits for the copy"]
@@ -172,7 +172,7 @@ impl Workers {
     pub(crate) unsafe fn start(&self, copies: impl IntoIterator<Item = HostCopy>) -> Copying<'_> {
         let pieces = pieces(copies, self.queue.piece_bytes);
         let left = Arc::new(AtomicUsize::new(pieces.len()));
-        self.queue.add(pieces.into_iter().map(|copies| Piece { copies, left: Arc::clone(&left) }));
+        self.queue.add(pieces.into_iter().map(|copies| CopyPiece { copies, left: Arc::clone(&left) }));
         Copying { queue: &self.queue, left, memory: PhantomData }
     }
 
@@ -211,7 +211,7 @@ impl Drop for Copying<'_> {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WorkerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -227,7 +227,7 @@ impl Queue {
         threads.started.extend(thread);
     }
 
-    fn add(&self, pieces: impl Iterator<Item = Piece>) {
+    fn add(&self, pieces: impl Iterator<Item = CopyPiece>) {
         let mut state = self.lock();
         state.pieces.extend(pieces);
         self.piece_count.store(state.pieces.len(), Ordering::Relaxed);
@@ -235,14 +235,14 @@ impl Queue {
     }
 
     /// Wakes a few threads, if there are pieces. They wake others, because a system call takes longer than copying a small piece.
-    fn wake(&self, mut state: MutexGuard<'_, State>) {
+    fn wake(&self, mut state: MutexGuard<'_, WorkerState>) {
         let woken = state.sleeping.min(state.pieces.len()).min(WOKEN_MAX);
         state.sleeping -= woken;
         drop(state);
         (0..woken).for_each(|_| self.added.notify_one());
     }
 
-    fn take(&self) -> Option<Piece> {
+    fn take(&self) -> Option<CopyPiece> {
         if self.piece_count.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -252,7 +252,7 @@ impl Queue {
         piece
     }
 
-    fn run(&self, piece: &Piece) {
+    fn run(&self, piece: &CopyPiece) {
         for &HostCopy { to, from, size_bytes, stores, conversion } in &piece.copies {
             if let Some(conversion) = conversion {
                 // SAFETY: the caller of `Workers::start` guarantees this until the copy is done, which it is only after this piece. A piece

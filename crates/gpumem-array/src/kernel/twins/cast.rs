@@ -5,7 +5,7 @@ use crate::element::{Cast, Element};
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};
 
-pub(super) fn cast<T: Pod + Cast<U>, U: Pod + Element>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn cast<T: Pod + Cast<U>, U: Pod + Element>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let (out, from): (u64, u64) = (launch.arg()?, launch.arg()?);
     let n = count(launch)?;
     let (out, from) = (launch.write::<U>(out, n)?, launch.read::<T>(from, n)?);

@@ -1,21 +1,21 @@
 //! `elementwise.cu`.
 
-use super::number::{Number, count};
+use super::number::{TwinNumber, count};
 use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
 
 /// One of the four operations.
-pub(super) trait Operation {
-    fn of<T: Number>(left: T, right: T) -> T;
+pub(crate) trait BinaryOperation {
+    fn of<T: TwinNumber>(left: T, right: T) -> T;
 }
 
 macro_rules! operations {
     ($($name:ident $method:ident),*) => {
         $(
-            pub(super) struct $name;
-            impl Operation for $name {
+            pub(crate) struct $name;
+            impl BinaryOperation for $name {
                 #[inline]
-                fn of<T: Number>(left: T, right: T) -> T {
+                fn of<T: TwinNumber>(left: T, right: T) -> T {
                     left.$method(right)
                 }
             }
@@ -24,7 +24,7 @@ macro_rules! operations {
 }
 operations!(Add plus, Sub minus, Mul times, Div over);
 
-pub(super) fn arrays<T: Number, O: Operation>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn arrays<T: TwinNumber, O: BinaryOperation>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let out: u64 = launch.arg()?;
     let left: (u64, u32) = (launch.arg()?, launch.arg()?);
     let right: (u64, u32) = (launch.arg()?, launch.arg()?);
@@ -40,7 +40,9 @@ pub(super) fn arrays<T: Number, O: Operation>(launch: &mut Launch<'_>) -> Result
     Ok(())
 }
 
-pub(super) fn array_scalar<T: Number, O: Operation>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn array_scalar<T: TwinNumber, O: BinaryOperation>(
+    launch: &mut Launch<'_>,
+) -> Result<(), KernelFault> {
     let (out, array): (u64, u64) = (launch.arg()?, launch.arg()?);
     let value: T = launch.arg()?;
     let n = count(launch)?;
@@ -48,7 +50,9 @@ pub(super) fn array_scalar<T: Number, O: Operation>(launch: &mut Launch<'_>) -> 
     Ok(())
 }
 
-pub(super) fn scalar_array<T: Number, O: Operation>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn scalar_array<T: TwinNumber, O: BinaryOperation>(
+    launch: &mut Launch<'_>,
+) -> Result<(), KernelFault> {
     let out: u64 = launch.arg()?;
     let value: T = launch.arg()?;
     let array: u64 = launch.arg()?;
@@ -57,6 +61,6 @@ pub(super) fn scalar_array<T: Number, O: Operation>(launch: &mut Launch<'_>) -> 
     Ok(())
 }
 
-fn each<T: Number>(out: &[Cell<T>], source: &[Cell<T>], f: impl Fn(T) -> T) {
+fn each<T: TwinNumber>(out: &[Cell<T>], source: &[Cell<T>], f: impl Fn(T) -> T) {
     out.iter().zip(source).for_each(|(out, element)| out.set(f(element.get())));
 }

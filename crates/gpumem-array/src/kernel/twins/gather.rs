@@ -4,7 +4,7 @@ use super::number::count;
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};
 
-pub(super) fn gather<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn gather<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let (out, from, index): (u64, u64, u64) = (launch.arg()?, launch.arg()?, launch.arg()?);
     let (rows, len, width, outer) = (count(launch)?, count(launch)?, count(launch)?, count(launch)?);
     let index = launch.read::<u64>(index, rows)?;

@@ -1,11 +1,11 @@
 //! `matvec.cu`.
 
-use super::number::{Number, count};
+use super::number::{TwinNumber, count};
 use super::reduce::{plain_sum, product_sum};
 use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
 
-pub(super) fn rows<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn rows<T: TwinNumber>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let out: u64 = launch.arg()?;
     let matrix = Matrix { address: launch.arg()?, row_step: count(launch)? };
     let v: u64 = launch.arg()?;
@@ -18,7 +18,7 @@ pub(super) fn rows<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault
     Ok(())
 }
 
-pub(super) fn rows_in_parts<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn rows_in_parts<T: TwinNumber>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let out: u64 = launch.arg()?;
     let matrix = Matrix { address: launch.arg()?, row_step: count(launch)? };
     let v: u64 = launch.arg()?;
@@ -34,7 +34,7 @@ pub(super) fn rows_in_parts<T: Number>(launch: &mut Launch<'_>) -> Result<(), Ke
     Ok(())
 }
 
-pub(super) fn rows_sum<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn rows_sum<T: TwinNumber>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let out: u64 = launch.arg()?;
     let matrix = Matrix { address: launch.arg()?, row_step: count(launch)? };
     let (row_count, column_count) = (count(launch)?, count(launch)?);
@@ -45,21 +45,21 @@ pub(super) fn rows_sum<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelF
     Ok(())
 }
 
-pub(super) fn columns<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn columns<T: TwinNumber>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let out: u64 = launch.arg()?;
     let matrix = Matrix { address: launch.arg()?, row_step: count(launch)? };
     let v: u64 = launch.arg()?;
     let (row_count, column_count, rows_a_part) = (count(launch)?, count(launch)?, count(launch)?);
     let v = launch.read::<T>(v, row_count)?;
-    let sums = Parts { out, row_count, column_count, rows_a_part };
+    let sums = ColumnSums { out, row_count, column_count, rows_a_part };
     sums.write(launch, matrix, |row, x: T| x.times(v[row].get()))
 }
 
-pub(super) fn columns_sum<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn columns_sum<T: TwinNumber>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let out: u64 = launch.arg()?;
     let matrix = Matrix { address: launch.arg()?, row_step: count(launch)? };
     let (row_count, column_count, rows_a_part) = (count(launch)?, count(launch)?, count(launch)?);
-    let sums = Parts { out, row_count, column_count, rows_a_part };
+    let sums = ColumnSums { out, row_count, column_count, rows_a_part };
     sums.write(launch, matrix, |_, x: T| x)
 }
 
@@ -72,7 +72,7 @@ struct Matrix {
 
 impl Matrix {
     /// From the first element to the last.
-    fn cells<'a, T: Number>(
+    fn cells<'a, T: TwinNumber>(
         &self,
         launch: &'a Launch<'_>,
         row_count: usize,
@@ -87,15 +87,15 @@ impl Matrix {
 }
 
 /// The destination of the sums along columns: a row for each part of the matrix.
-struct Parts {
+struct ColumnSums {
     out: u64,
     row_count: usize,
     column_count: usize,
     rows_a_part: usize,
 }
 
-impl Parts {
-    fn write<T: Number>(
+impl ColumnSums {
+    fn write<T: TwinNumber>(
         &self,
         launch: &Launch<'_>,
         matrix: Matrix,

@@ -1,9 +1,9 @@
-//! [`Number`]: the arithmetic of the kernels, and how they receive counts.
+//! [`TwinNumber`]: the arithmetic of the kernels, and how they receive counts.
 
 use gpumem_sim::{KernelFault, Launch};
 
 /// The arithmetic of `common.cuh`: integers wrap, and one divided by zero is zero.
-pub(super) trait Number: bytemuck::Pod {
+pub(crate) trait TwinNumber: bytemuck::Pod {
     const ZERO: Self;
     fn plus(self, other: Self) -> Self;
     fn minus(self, other: Self) -> Self;
@@ -14,7 +14,7 @@ pub(super) trait Number: bytemuck::Pod {
 macro_rules! floats {
     ($($type:ty),*) => {
         $(
-            impl Number for $type {
+            impl TwinNumber for $type {
                 const ZERO: Self = 0.0;
                 #[inline]
                 fn plus(self, other: Self) -> Self {
@@ -41,7 +41,7 @@ floats!(f32, f64);
 macro_rules! integers {
     ($($type:ty),*) => {
         $(
-            impl Number for $type {
+            impl TwinNumber for $type {
                 const ZERO: Self = 0;
                 #[inline]
                 fn plus(self, other: Self) -> Self {

@@ -3,7 +3,7 @@
 use super::number::count;
 use gpumem_sim::{KernelFault, Launch};
 
-pub(super) fn unpack(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn unpack(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let buffer: u64 = launch.arg()?;
     let count = count(launch)?;
     for part in launch.read::<[u64; 3]>(buffer, count)? {

@@ -1,14 +1,15 @@
 //! The twins of the fills with patterns in `fill.cu`.
 
 use super::number::count;
+use crate::kernel::parameters::PatternBytes;
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};
 
 /// `T` is the store of the kernel, which its target is aligned to.
-pub(super) fn repeat<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn repeat<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let out: u64 = launch.arg()?;
     let (size_bytes, period) = (count(launch)?, count(launch)?);
-    let pattern: [u128; 64] = launch.arg()?;
+    let pattern: PatternBytes = launch.arg()?;
     let stores = launch.write::<T>(out, size_bytes / size_of::<T>())?;
     let bytes = launch.write::<u8>(out, size_bytes)?;
     let pattern: &[u8] = bytemuck::cast_slice(&pattern);

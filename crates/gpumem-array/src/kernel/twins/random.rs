@@ -41,23 +41,23 @@ fn pairs(words: [u32; 4]) -> [u64; 2] {
     [0, 2].map(|k| u64::from(words[k]) | u64::from(words[k + 1]) << 32)
 }
 
-pub(super) fn random_u32(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn random_u32(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     fill(launch, |words| words)
 }
 
-pub(super) fn random_u64(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn random_u64(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     fill(launch, pairs)
 }
 
-pub(super) fn random_f32(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn random_f32(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     fill(launch, |words| words.map(|word| (word >> 8) as f32 * (1.0 / 16_777_216.0)))
 }
 
-pub(super) fn random_f64(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn random_f64(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     fill(launch, |words| pairs(words).map(|word| (word >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0)))
 }
 
-pub(super) fn normal_f32(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn normal_f32(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     fill(launch, |words| {
         let pair = |word: u32, angle: u32| {
             let u = word as f32 * (1.0 / 4_294_967_296.0) + 0.5 / 4_294_967_296.0;
@@ -70,7 +70,7 @@ pub(super) fn normal_f32(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     })
 }
 
-pub(super) fn normal_f64(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn normal_f64(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     fill(launch, |words| {
         let [word, angle] = pairs(words);
         let u = ((word >> 11) as f64 + 0.5) * (1.0 / 9_007_199_254_740_992.0);

@@ -1,17 +1,17 @@
 //! `reduce.cu`: each block of the grid sums a stretch of the input.
 
-use super::number::{Number, count};
+use super::number::{TwinNumber, count};
 use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
 
-pub(super) fn sum<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn sum<T: TwinNumber>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let (out, a): (u64, u64) = (launch.arg()?, launch.arg()?);
     let n = count(launch)?;
     let a = launch.read::<T>(a, n)?;
     blocks(launch, out, n, |stretch| plain_sum(&a[stretch]))
 }
 
-pub(super) fn dot<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn dot<T: TwinNumber>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let (out, a, b): (u64, u64, u64) = (launch.arg()?, launch.arg()?, launch.arg()?);
     let n = count(launch)?;
     let (a, b) = (launch.read::<T>(a, n)?, launch.read::<T>(b, n)?);
@@ -19,7 +19,7 @@ pub(super) fn dot<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault>
 }
 
 /// The sum of the products of two slices of one length.
-pub(super) fn product_sum<T: Number>(a: &[Cell<T>], b: &[Cell<T>]) -> T {
+pub(super) fn product_sum<T: TwinNumber>(a: &[Cell<T>], b: &[Cell<T>]) -> T {
     let mut sums = [T::ZERO; LANES];
     let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     let rest = a_chunks.remainder().iter().zip(b_chunks.remainder());
@@ -32,7 +32,7 @@ pub(super) fn product_sum<T: Number>(a: &[Cell<T>], b: &[Cell<T>]) -> T {
 }
 
 /// The sum of a slice.
-pub(super) fn plain_sum<T: Number>(cells: &[Cell<T>]) -> T {
+pub(super) fn plain_sum<T: TwinNumber>(cells: &[Cell<T>]) -> T {
     let mut sums = [T::ZERO; LANES];
     let chunks = cells.chunks_exact(LANES);
     let rest = chunks.remainder().iter();
@@ -44,7 +44,7 @@ pub(super) fn plain_sum<T: Number>(cells: &[Cell<T>]) -> T {
     rest.map(Cell::get).chain(sums).fold(T::ZERO, T::plus)
 }
 
-fn blocks<T: Number>(
+fn blocks<T: TwinNumber>(
     launch: &Launch<'_>,
     out: u64,
     n: usize,

@@ -1,7 +1,7 @@
 //! `strided.cu`.
 
 use super::number::count;
-use crate::kernel::library::AXES_MAX;
+use crate::kernel::parameters::{AXES_MAX, OuterAxes};
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
@@ -21,7 +21,7 @@ struct Axis {
 }
 
 impl Axes {
-    fn outer(words: &[u64; 1 + 3 * AXES_MAX]) -> Vec<Axis> {
+    fn outer(words: &OuterAxes) -> Vec<Axis> {
         let axis = |axis: usize| Axis {
             len: words[1 + axis] as usize,
             steps: [1, 2].map(|side| words[1 + side * AXES_MAX + axis].cast_signed()),
@@ -111,14 +111,14 @@ fn are_rows_apart(row: Axis, along: Axis, side: usize, unit: i64) -> bool {
     inner.steps[side] == 0 || inner.reach(side).abs() + unit <= outer.steps[side].abs()
 }
 
-pub(super) fn copy<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn copy<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let addresses: [u64; 2] = [launch.arg()?, launch.arg()?];
     let row = Axis { len: count(launch)?, steps: [launch.arg()?, launch.arg()?] };
     let axes = Axes { row, row_count: count(launch)?, outer: Axes::outer(&launch.arg()?) };
     move_elements::<T>(launch, addresses, axes)
 }
 
-pub(super) fn transpose<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn transpose<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let addresses: [u64; 2] = [launch.arg()?, launch.arg()?];
     let axis =
         |[len, to, from]: [u64; 3]| Axis { len: len as usize, steps: [to, from].map(u64::cast_signed) };
@@ -138,7 +138,7 @@ fn move_elements<T: Pod>(launch: &Launch<'_>, addresses: [u64; 2], axes: Axes) -
     })
 }
 
-pub(super) fn fill<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn fill<T: Pod>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let to: u64 = launch.arg()?;
     let words: [u64; 2] = [launch.arg()?, launch.arg()?];
     let row = Axis { len: count(launch)?, steps: [launch.arg()?, 0] };

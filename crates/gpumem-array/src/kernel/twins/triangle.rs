@@ -1,6 +1,6 @@
 //! `triangle.cu`. The two kernels differ only in the order of their loads.
 
-use super::number::{Number, count};
+use super::number::{TwinNumber, count};
 use gpumem_sim::{KernelFault, Launch};
 
 const UPPER: u64 = 1;
@@ -8,7 +8,7 @@ const STRICT: u64 = 2;
 const UNIT: u64 = 4;
 const ADDS: u64 = 8;
 
-pub(super) fn triangle<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+pub(crate) fn triangle<T: TwinNumber>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let (out, x): (u64, u64) = (launch.arg()?, launch.arg()?);
     let (row_step, column_step) = (count(launch)?, count(launch)?);
     let v: u64 = launch.arg()?;

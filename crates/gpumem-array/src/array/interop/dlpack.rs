@@ -231,13 +231,13 @@ impl<T: DlpackElement, D: Dimension> DlpackArray<T, D> {
 }
 
 /// The lowest address, the size in bytes, and the kind of the memory.
-type Place = (u64, u64, MemoryKind);
+type TensorPlace = (u64, u64, MemoryKind);
 
 /// Returns the memory of a tensor, and the layout from its lowest address.
 fn place<T: DlpackElement, D: Dimension>(
     gpu: &Gpu,
     tensor: &TensorRef<'_>,
-) -> Result<(Place, Layout<D>), ArrayError> {
+) -> Result<(TensorPlace, Layout<D>), ArrayError> {
     const { check_layout::<T>() };
     gpu.check_runs("importing a tensor")?;
     let kind = kind_of(tensor.device(), gpu.device())?;

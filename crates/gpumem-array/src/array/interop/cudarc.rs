@@ -241,7 +241,7 @@ impl SharedStream {
         self.check_runs()?;
         let len = view.layout().len();
         let guard = view.read_on(self)?;
-        Ok(ReadSlice { place: Place::new(self, guard.address(), len), guard })
+        Ok(ReadSlice { place: SlicePlace::new(self, guard.address(), len), guard })
     }
 
     /// Lends the elements of an array or view to functions of cudarc that write them on this stream, and may read them.
@@ -261,7 +261,7 @@ impl SharedStream {
         self.check_runs()?;
         let len = view.layout().len();
         let guard = view.write_on(self)?;
-        Ok(WriteSlice { place: Place::new(self, guard.address(), len), guard })
+        Ok(WriteSlice { place: SlicePlace::new(self, guard.address(), len), guard })
     }
 
     /// Returns an error if the stream captures, even in a capture that cudarc began. Called before waits, which would break the capture.
@@ -311,7 +311,7 @@ fn check_contiguous<D: Dimension>(layout: &Layout<D>, operation: &'static str) -
 #[must_use = "the use ends when the guard is dropped"]
 pub struct ReadSlice<'a, T, D> {
     // Dropped first: it may wait for the work.
-    place: Place<'a>,
+    place: SlicePlace<'a>,
     guard: ReadOn<'a, T, D>,
 }
 
@@ -321,12 +321,12 @@ pub struct ReadSlice<'a, T, D> {
 #[must_use = "the use ends when the guard is dropped"]
 pub struct WriteSlice<'a, T, D> {
     // Dropped first: it may wait for the work.
-    place: Place<'a>,
+    place: SlicePlace<'a>,
     guard: WriteOn<'a, T, D>,
 }
 
 /// The elements of a guard.
-struct Place<'a> {
+struct SlicePlace<'a> {
     stream: &'a SharedStream,
     /// Launches take its address.
     address: CUdeviceptr,
@@ -335,7 +335,7 @@ struct Place<'a> {
     is_used_elsewhere: AtomicBool,
 }
 
-impl<'a> Place<'a> {
+impl<'a> SlicePlace<'a> {
     fn new(stream: &'a SharedStream, address: u64, len: usize) -> Self {
         Self { stream, address, len, is_used_elsewhere: AtomicBool::new(false) }
     }
@@ -368,7 +368,7 @@ impl<'a> Place<'a> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for SlicePlace<'_> {
     fn drop(&mut self) {
         if *self.is_used_elsewhere.get_mut() {
             // cudarc has waited for the other stream, unless an error was pending in its context. A lost context runs no work.

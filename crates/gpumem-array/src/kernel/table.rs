@@ -1,0 +1,312 @@
+//! The kernels of this crate, each declared once: [`Kernel`] names them, [`ROWS`] has the rest.
+//!
+//! A family is a source in `kernels/`, with the types that its kernels are compiled for. A row has a kernel's name between `gpumem_` and the
+//! type, its parameters, and its Rust twin for the simulator. `T` stands for the type. Tests compare each row with the PTX.
+
+use crate::element::{CastPair, NumericType};
+use crate::kernel::parameters::{AxisWords, OuterAxes, PatternBytes};
+use crate::kernel::source::{DeclaredKernel, KernelParameter};
+#[cfg(feature = "sim")]
+use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, scalar_array};
+#[cfg(feature = "sim")]
+use crate::kernel::twins::{cast, gather, matvec, pack, pattern, random, reduce, strided, triangle};
+
+/// A kernel, for all of its types.
+pub(crate) struct KernelRow {
+    /// The PTX of each type, or one text for all types.
+    texts: &'static [&'static str],
+    /// The declaration for each type.
+    kernels: &'static [DeclaredKernel],
+    #[cfg(feature = "sim")]
+    pub(crate) twins: &'static [gpumem_sim::Kernel],
+}
+
+impl KernelRow {
+    /// The PTX and the declaration for a type.
+    pub(crate) fn of(&self, column: usize) -> (&'static str, &'static DeclaredKernel) {
+        let text = if self.texts.len() == 1 { self.texts[0] } else { self.texts[column] };
+        (text, &self.kernels[column])
+    }
+
+    /// True if each numeric type has a text of its own.
+    pub(crate) fn is_numeric(&self) -> bool {
+        self.texts.len() > 1
+    }
+}
+
+/// The size in bytes that a kernel moves at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    One,
+    Two,
+    Four,
+    Eight,
+    Sixteen,
+}
+
+impl Unit {
+    pub(crate) const ALL: [Self; 5] = [Self::One, Self::Two, Self::Four, Self::Eight, Self::Sixteen];
+
+    /// The unit of a power of two up to 16.
+    pub(crate) fn of(bytes: usize) -> Self {
+        match bytes {
+            1 => Self::One,
+            2 => Self::Two,
+            4 => Self::Four,
+            8 => Self::Eight,
+            _ => Self::Sixteen,
+        }
+    }
+}
+
+/// The type of a kernel that exists for one only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Only {
+    One,
+}
+
+/// A list with an item for each type of an enum, in its order, made by a macro that is given the end of the kernel's name. `T` is the type,
+/// and `U` the one that it is converted to.
+macro_rules! for_types {
+    (NumericType, $item:ident $arguments:tt) => {
+        for_types!(@ $item $arguments; "_f32" f32, "_f64" f64, "_i32" i32, "_i64" i64)
+    };
+    (Unit, $item:ident $arguments:tt) => {
+        for_types!(@ $item $arguments; "_1" u8, "_2" u16, "_4" u32, "_8" u64, "_16" u128)
+    };
+    (Only, $item:ident $arguments:tt) => { for_types!(@ $item $arguments; "" u8) };
+    (CastPair, $item:ident $arguments:tt) => {
+        &[
+            for_types!(= $item $arguments; "_f32_f64" f32 => f64),
+            for_types!(= $item $arguments; "_f64_f32" f64 => f32),
+            #[cfg(feature = "half")]
+            for_types!(= $item $arguments; "_f32_f16" f32 => half::f16),
+            #[cfg(feature = "half")]
+            for_types!(= $item $arguments; "_f32_bf16" f32 => half::bf16),
+            #[cfg(feature = "half")]
+            for_types!(= $item $arguments; "_f64_f16" f64 => half::f16),
+            #[cfg(feature = "half")]
+            for_types!(= $item $arguments; "_f64_bf16" f64 => half::bf16),
+            #[cfg(feature = "half")]
+            for_types!(= $item $arguments; "_f16_f32" half::f16 => f32),
+            #[cfg(feature = "half")]
+            for_types!(= $item $arguments; "_f16_f64" half::f16 => f64),
+            #[cfg(feature = "half")]
+            for_types!(= $item $arguments; "_f16_bf16" half::f16 => half::bf16),
+            #[cfg(feature = "half")]
+            for_types!(= $item $arguments; "_bf16_f32" half::bf16 => f32),
+            #[cfg(feature = "half")]
+            for_types!(= $item $arguments; "_bf16_f64" half::bf16 => f64),
+            #[cfg(feature = "half")]
+            for_types!(= $item $arguments; "_bf16_f16" half::bf16 => half::f16),
+        ]
+    };
+    (@ $item:ident $arguments:tt; $($suffix:literal $type:ty),*) => {
+        &[$(for_types!(= $item $arguments; $suffix $type => $type)),*]
+    };
+    (= $item:ident $arguments:tt; $suffix:literal $type:ty => $to:ty) => {{
+        type T = $type;
+        type U = $to;
+        // Few rows use both.
+        const _: Option<(T, U)> = None;
+        $item!($suffix $arguments)
+    }};
+}
+
+macro_rules! declared {
+    ($suffix:literal ($name:literal ($($parameter:ident: $type:ty),*))) => {
+        DeclaredKernel::new(
+            concat!("gpumem_", $name, $suffix),
+            const { &[$(KernelParameter::of::<$type>(stringify!($parameter))),*] },
+        )
+    };
+}
+
+#[cfg(feature = "sim")]
+macro_rules! twin {
+    ($suffix:literal ($name:literal $twin:expr)) => {
+        gpumem_sim::Kernel::new(concat!("gpumem_", $name, $suffix), $twin)
+    };
+}
+
+macro_rules! table {
+    ($($types:ident $texts:ident {
+        $($kernel:ident $name:literal $parameters:tt $twin:expr;)*
+    })*) => {
+        /// A kernel of this crate, for one type.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kernel {
+            $($($kernel($types),)*)*
+        }
+
+        /// The kernels without their types, as indices of [`ROWS`].
+        enum Index {
+            $($($kernel,)*)*
+        }
+
+        const TABLE: &[KernelRow] = &[
+            $($(KernelRow {
+                texts: $texts,
+                kernels: for_types!($types, declared($name $parameters)),
+                #[cfg(feature = "sim")]
+                twins: for_types!($types, twin($name $twin)),
+            },)*)*
+        ];
+
+        impl Kernel {
+            /// Its row, and the index of its type in the row.
+            #[inline]
+            pub(crate) fn place(self) -> (usize, usize) {
+                match self {
+                    $($(Self::$kernel(column) => (Index::$kernel as usize, column as usize),)*)*
+                }
+            }
+        }
+    };
+}
+
+table! {
+    NumericType ELEMENTWISE {
+        Add "add" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64) arrays::<T, Add>;
+        Sub "sub" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64) arrays::<T, Sub>;
+        Mul "mul" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64) arrays::<T, Mul>;
+        Div "div" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64) arrays::<T, Div>;
+        AddScalar "add_scalar" (out: u64, a: u64, b: T, n: u64) array_scalar::<T, Add>;
+        SubScalar "sub_scalar" (out: u64, a: u64, b: T, n: u64) array_scalar::<T, Sub>;
+        MulScalar "mul_scalar" (out: u64, a: u64, b: T, n: u64) array_scalar::<T, Mul>;
+        DivScalar "div_scalar" (out: u64, a: u64, b: T, n: u64) array_scalar::<T, Div>;
+        ScalarSub "scalar_sub" (out: u64, a: T, b: u64, n: u64) scalar_array::<T, Sub>;
+        ScalarDiv "scalar_div" (out: u64, a: T, b: u64, n: u64) scalar_array::<T, Div>;
+    }
+    NumericType REDUCE {
+        Sum "sum" (out: u64, a: u64, n: u64) reduce::sum::<T>;
+        Dot "dot" (out: u64, a: u64, b: u64, n: u64) reduce::dot::<T>;
+    }
+    NumericType MATVEC {
+        RowsWarp "rows_warp" (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64) matvec::rows::<T>;
+        RowsBlock "rows_block"
+            (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64, columns_a_part: u64)
+            matvec::rows_in_parts::<T>;
+        RowsSum "rows_sum" (out: u64, x: u64, row_step: u64, rows: u64, columns: u64) matvec::rows_sum::<T>;
+        Columns "columns"
+            (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64, rows_a_part: u64)
+            matvec::columns::<T>;
+        ColumnsSum "columns_sum" (out: u64, x: u64, row_step: u64, rows: u64, columns: u64, rows_a_part: u64)
+            matvec::columns_sum::<T>;
+    }
+    NumericType TRIANGLE {
+        TriangleRows "triangle_rows"
+            (out: u64, x: u64, row_step: u64, column_step: u64, v: u64, n: u64, form: u64)
+            triangle::triangle::<T>;
+        TriangleColumns "triangle_columns"
+            (out: u64, x: u64, row_step: u64, column_step: u64, v: u64, n: u64, form: u64)
+            triangle::triangle::<T>;
+    }
+    Unit STRIDED {
+        Copy "copy"
+            (to: u64, from: u64, len: u64, to_step: i64, from_step: i64, rows: u64, axes: OuterAxes)
+            strided::copy::<T>;
+        // A copy whose fastest axes differ, by tiles.
+        Transpose "transpose"
+            (to: u64, from: u64, row: AxisWords, column: AxisWords, count: u64, axes: OuterAxes)
+            strided::transpose::<T>;
+        Fill "fill" (to: u64, low: u64, high: u64, len: u64, to_step: i64, rows: u64, axes: OuterAxes)
+            strided::fill::<T>;
+    }
+    Only STRIDED {
+        // A copy of rows of bytes without gaps, at any addresses.
+        Dense "dense_1"
+            (to: u64, from: u64, len: u64, to_step: i64, from_step: i64, rows: u64, axes: OuterAxes)
+            strided::copy::<T>;
+    }
+    Unit FILL {
+        Pattern "pattern" (out: u64, size_bytes: u64, period: u64, pattern: PatternBytes) pattern::repeat::<T>;
+    }
+    Unit GATHER {
+        Gather "gather" (out: u64, from: u64, index: u64, count: u64, len: u64, width: u64, outer: u64)
+            gather::gather::<T>;
+    }
+    CastPair CAST {
+        Cast "cast" (out: u64, a: u64, n: u64) cast::cast::<T, U>;
+    }
+    Only RANDOM {
+        RandomU32 "random_u32" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::random_u32;
+        RandomU64 "random_u64" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::random_u64;
+        RandomF32 "random_f32" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::random_f32;
+        RandomF64 "random_f64" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::random_f64;
+        NormalF32 "normal_f32" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::normal_f32;
+        NormalF64 "normal_f64" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::normal_f64;
+    }
+    Only PACK {
+        // Fills many arrays from one buffer.
+        Unpack "unpack" (buffer: u64, count: u64) pack::unpack;
+    }
+}
+
+/// All rows, by [`Kernel::place`].
+pub(crate) static ROWS: &[KernelRow] = TABLE;
+
+/// The number of kernels, with all types.
+pub(crate) const KERNEL_COUNT: usize = FIRSTS[TABLE.len()];
+
+/// The number of a kernel, below [`KERNEL_COUNT`].
+#[inline]
+pub(crate) fn index(row: usize, column: usize) -> usize {
+    FIRSTS[row] + column
+}
+
+/// The numbers of kernels in all rows before one.
+const FIRSTS: [usize; TABLE.len() + 1] = {
+    let (mut firsts, mut row) = ([0; TABLE.len() + 1], 0);
+    while row < TABLE.len() {
+        firsts[row + 1] = firsts[row] + TABLE[row].kernels.len();
+        row += 1;
+    }
+    firsts
+};
+
+/// The texts of a source that is compiled for each numeric type.
+macro_rules! numeric_texts {
+    ($source:literal) => {
+        &[
+            include_str!(concat!("../../kernels/", $source, ".f32.ptx")),
+            include_str!(concat!("../../kernels/", $source, ".f64.ptx")),
+            include_str!(concat!("../../kernels/", $source, ".i32.ptx")),
+            include_str!(concat!("../../kernels/", $source, ".i64.ptx")),
+        ]
+    };
+}
+
+const ELEMENTWISE: &[&str] = numeric_texts!("elementwise");
+const REDUCE: &[&str] = numeric_texts!("reduce");
+const MATVEC: &[&str] = numeric_texts!("matvec");
+const TRIANGLE: &[&str] = numeric_texts!("triangle");
+const STRIDED: &[&str] = &[include_str!("../../kernels/strided.ptx")];
+const FILL: &[&str] = &[include_str!("../../kernels/fill.ptx")];
+const GATHER: &[&str] = &[include_str!("../../kernels/gather.ptx")];
+const CAST: &[&str] = &[include_str!("../../kernels/cast.ptx")];
+const RANDOM: &[&str] = &[include_str!("../../kernels/random.ptx")];
+const PACK: &[&str] = &[include_str!("../../kernels/pack.ptx")];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::signature::Signatures;
+
+    #[test]
+    fn the_ptx_has_each_kernel_with_these_parameters() {
+        let mut parsed: Vec<(&str, Signatures)> = Vec::new();
+        for row in ROWS {
+            for (column, kernel) in row.kernels.iter().enumerate() {
+                let (text, _) = row.of(column);
+                if !parsed.iter().any(|(known, _)| core::ptr::eq(*known, text)) {
+                    parsed.push((text, Signatures::parse(text)));
+                }
+                let (_, found) = parsed.iter().find(|(known, _)| core::ptr::eq(*known, text)).unwrap();
+                let found = found.of(kernel.name()).unwrap_or_else(|| panic!("no {}", kernel.name()));
+                assert_eq!(kernel.differs(&found), None, "{}", kernel.name());
+                assert_eq!(kernel.name(), row.twins[column].name);
+            }
+        }
+    }
+}
