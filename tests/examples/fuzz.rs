@@ -34,7 +34,7 @@ struct Args {
     /// The number of seeds that run in parallel [default: one for each core]
     #[arg(long, value_name = "J")]
     jobs: Option<usize>,
-    /// Run only this: native, none, caching/fast, caching/balanced, caching/tight or caching/segments; with /unified or /host for
+    /// Run only this: native, none, caching/segments, or a profile (caching/tight); with /unified or /host for
     /// that kind of memory, with /adapted for adaptors
     #[arg(long, value_name = "NAME")]
     subject: Option<Subject>,

@@ -1,5 +1,7 @@
-//! The environment variables: documents name only those that exist, one page lists all, and `gpumem-sys` accepts each.
+//! The environment variables: documents name only those that exist, one page lists all, and `gpumem-sys` accepts each. Options and profiles
+//! have a page each too.
 
+use gpumem_tests::pool::{Profile, conf};
 use gpumem_tests::sys::env::{self, Variable};
 use std::path::{Path, PathBuf};
 
@@ -60,11 +62,40 @@ fn documents_name_variables_that_exist() {
 
 #[test]
 fn the_page_lists_every_variable_with_its_meaning() {
-    let text = std::fs::read_to_string(gpumem_tests::folder().join("..").join(PAGE)).unwrap();
+    let text = page(PAGE);
     for variable in known() {
         let row = format!("| `{}` | {} |", variable.name, variable.meaning);
         assert!(text.lines().any(|line| line == row), "{PAGE} lacks this row: {row}");
     }
+}
+
+fn page(path: &str) -> String {
+    std::fs::read_to_string(gpumem_tests::folder().join("..").join(path)).unwrap()
+}
+
+/// The first cells of the tables below a heading.
+fn first_cells<'a>(text: &'a str, heading: &str) -> Vec<&'a str> {
+    let (_, section) = text.split_once(&format!("\n## {heading}\n")).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
+}
+
+#[test]
+fn the_page_lists_every_option() {
+    let text = page("docs/reference/options.md");
+    let [public, hidden] = conf::names();
+    let listed = first_cells(&text, "Options that programs set");
+    assert!(listed.len() <= 16 && listed.iter().all(|name| public.contains(name)), "{listed:?}");
+    for name in public.iter().chain(&hidden) {
+        assert!(text.contains(&format!("`{name}`")), "there is no `{name}`");
+    }
+    assert!(!hidden.iter().any(|name| listed.contains(name)), "{listed:?}");
+}
+
+#[test]
+fn the_page_about_the_heap_lists_every_profile() {
+    let names: Vec<_> = Profile::ALL.iter().map(ToString::to_string).collect();
+    assert_eq!(first_cells(&page("docs/explain/heap.md"), "How much is reserved"), names);
 }
 
 /// A variable is accepted before its crate has registered it.

@@ -11,8 +11,20 @@ use gpumem_trace::fit::{Attempt, Candidate};
 use gpumem_trace::{ReplayError, Setup, Trace, TraceLimit, Waits, random_program};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+const COUNT: usize = Profile::ALL.len();
+
 /// The compared profiles. The first one is the reference.
-pub const PROFILES: [Profile; 3] = [Profile::Tight, Profile::Balanced, Profile::Fast];
+pub const PROFILES: [Profile; COUNT] = {
+    let mut all = [Profile::Tight; COUNT];
+    let mut index = 0;
+    while index < COUNT {
+        all[index] = Profile::ALL[COUNT - 1 - index];
+        index += 1;
+    }
+    all
+};
+
+const _: () = assert!(matches!(PROFILES[0], Profile::Tight), "`tight` is the last profile");
 
 /// One program at one limit, under every profile.
 #[derive(Clone, Debug)]
@@ -22,7 +34,7 @@ pub struct Comparison {
     /// Its limit, as a multiple of its peak live bytes.
     pub factor: f64,
     /// One result for each profile, in the order of [`PROFILES`].
-    pub attempts: [Attempt; 3],
+    pub attempts: Vec<Attempt>,
 }
 
 /// The counts of many comparisons at one limit.
@@ -31,26 +43,26 @@ pub struct Counts {
     /// The number of programs.
     pub programs: u64,
     /// Programs that each profile completed.
-    pub completed: [u64; 3],
+    pub completed: [u64; COUNT],
     /// Programs that `tight` completed and the profile did not.
-    pub lost: [u64; 3],
+    pub lost: [u64; COUNT],
     /// Programs that the profile completed and `tight` did not.
-    pub gained: [u64; 3],
+    pub gained: [u64; COUNT],
     /// The time of the driver calls, over the programs that all profiles completed.
-    pub driver_time: [Duration; 3],
+    pub driver_time: [Duration; COUNT],
 }
 
 impl Counts {
     /// Adds a comparison.
     pub fn add(&mut self, comparison: &Comparison) {
         self.programs += 1;
-        let outcomes = comparison.attempts.each_ref().map(Attempt::fit);
-        let is_complete = outcomes.map(|outcome| outcome.is_some());
-        for (index, outcome) in outcomes.into_iter().enumerate() {
+        let outcomes = || comparison.attempts.iter().map(Attempt::fit);
+        let is_complete: Vec<_> = outcomes().map(|outcome| outcome.is_some()).collect();
+        for (index, outcome) in outcomes().enumerate() {
             self.completed[index] += u64::from(is_complete[index]);
             self.lost[index] += u64::from(is_complete[0] && !is_complete[index]);
             self.gained[index] += u64::from(!is_complete[0] && is_complete[index]);
-            if let Some(outcome) = outcome.filter(|_| is_complete == [true; 3]) {
+            if let Some(outcome) = outcome.filter(|_| !is_complete.contains(&false)) {
                 self.driver_time[index] += outcome.driver_time;
             }
         }
@@ -74,9 +86,8 @@ pub fn compare<E: From<ReplayError>>(
     driver: impl Fn() -> Result<Driver, E>,
 ) -> Result<Comparison, E> {
     let trace = random_program(seed);
-    let [tight, balanced, fast] =
-        PROFILES.map(|profile| -> Result<Attempt, E> { Ok(run(&trace, factor, profile, &driver()?)?) });
-    Ok(Comparison { seed, factor, attempts: [tight?, balanced?, fast?] })
+    let attempt = |profile| -> Result<Attempt, E> { Ok(run(&trace, factor, profile, &driver()?)?) };
+    Ok(Comparison { seed, factor, attempts: PROFILES.into_iter().map(attempt).collect::<Result<_, E>>()? })
 }
 
 /// Runs one trace under a profile, at a multiple of its peak live bytes.

@@ -103,7 +103,7 @@ fn the_events_of_every_trace_bear_its_header_out() {
 #[test]
 fn a_program_that_repeats_itself_comes_to_rest() {
     let driver = h200().unwrap();
-    for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+    for profile in Profile::ALL {
         let setup = Setup { tuning: format!("profile:{profile}"), ..Setup::default() };
         let outcome = replay(
             &Synthetic::Periodic.trace(1, Synthetic::Periodic.usual_round_count()),
@@ -162,7 +162,7 @@ fn random_programs_that_fit_under_tight_fit_under_every_profile() {
         counts.add(&profiles::compare(seed, factor, h200).unwrap());
     }
     assert!(counts.completed[0] > 40, "{counts:?}");
-    assert!(counts.share(1) >= 0.99 && counts.share(2) >= 0.99, "{counts:?}");
+    assert!((0..Profile::ALL.len()).all(|profile| counts.share(profile) >= 0.99), "{counts:?}");
 }
 
 #[test]
@@ -253,7 +253,9 @@ fn the_smallest_limit_of_each_profile_is_found() {
         found_bytes.push(found.limit_bytes);
     }
     // `tight` needs no more than the others.
-    assert!(found_bytes[2] <= found_bytes[1] && found_bytes[1] <= found_bytes[0], "{found_bytes:?}");
+    let tight = Profile::ALL.iter().position(|profile| *profile == Profile::Tight).unwrap();
+    let of_profiles = &found_bytes[..Profile::ALL.len()];
+    assert!(of_profiles.iter().all(|bytes| found_bytes[tight] <= *bytes), "{found_bytes:?}");
 }
 
 /// A program that takes the largest block it can have fits: the sizes that it gave up are not recorded as refused.

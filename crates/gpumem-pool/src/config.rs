@@ -27,7 +27,7 @@ pub use interface::Interface;
 pub use kind::MemoryKind;
 pub use limit::{IntoLimit, Limit};
 pub(crate) use options::Options;
-pub use options::{VARIABLES, conf};
+pub use options::{VARIABLES, conf, tuning_options};
 pub use parse::ConfigError;
 pub(crate) use peers::PeerOption;
 pub use pool_id::PoolId;

@@ -99,6 +99,8 @@ pub use config::{
     BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, Interface, IntoLimit, Limit, MemoryKind,
     PoolId, Profile, VARIABLES, conf,
 };
+#[doc(hidden)]
+pub use config::tuning_options;
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,
     HostMemory, HostMemoryError, MemoryInfo, MemoryRange, Stream, StreamBuilder, StreamId, StreamPoint,

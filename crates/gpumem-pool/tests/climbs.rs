@@ -5,7 +5,7 @@
 #![cfg(gpumem_shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Stream};
+use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Profile, Stream};
 use gpumem_sim::SimConfig;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -98,7 +98,9 @@ fn work(pool: &Pool, stream: &Stream, plan: Plan, claimed: &AtomicU64, turn: usi
     refused
 }
 
-const PROFILES: [&str; 3] = ["profile:fast", "profile:balanced", "profile:tight"];
+fn profiles() -> impl Iterator<Item = &'static str> {
+    Profile::ALL.iter().map(|profile| &*format!("profile:{profile}").leak())
+}
 
 fn large(conf: &'static str, kind: MemoryKind) -> Plan {
     let limit_bytes = 2 * FRAME_BYTES;
@@ -114,7 +116,7 @@ fn large(conf: &'static str, kind: MemoryKind) -> Plan {
 
 #[test]
 fn no_large_block_is_refused() {
-    for conf in PROFILES {
+    for conf in profiles() {
         check(large(conf, MemoryKind::Device));
     }
 }
@@ -127,7 +129,7 @@ fn no_host_accessible_block_is_refused() {
 /// Two small blocks may occupy two pages, and a large block needs a third.
 #[test]
 fn no_block_is_refused_beside_small_blocks_cached_by_others() {
-    for conf in PROFILES {
+    for conf in profiles() {
         check(mixed(conf));
     }
 }

@@ -37,14 +37,17 @@ pub struct Candidate {
     pub profile: Option<Profile>,
 }
 
-/// All candidates.
-pub const CANDIDATES: [Candidate; 5] = [
-    Candidate { backend: BackendKind::Caching, profile: Some(Profile::Fast) },
-    Candidate { backend: BackendKind::Caching, profile: Some(Profile::Balanced) },
-    Candidate { backend: BackendKind::Caching, profile: Some(Profile::Tight) },
-    Candidate { backend: BackendKind::Native, profile: None },
-    Candidate { backend: BackendKind::None, profile: None },
-];
+/// All candidates, the profiles first.
+pub const CANDIDATES: [Candidate; Profile::ALL.len() + 2] = {
+    let mut all = [Candidate { backend: BackendKind::None, profile: None }; Profile::ALL.len() + 2];
+    let mut index = 0;
+    while index < Profile::ALL.len() {
+        all[index] = Candidate { backend: BackendKind::Caching, profile: Some(Profile::ALL[index]) };
+        index += 1;
+    }
+    all[index].backend = BackendKind::Native;
+    all
+};
 
 impl Candidate {
     /// The options that select it, for `GPUMEM_CONF`.

@@ -38,7 +38,7 @@ impl Subject {
 
     fn built() -> Vec<Self> {
         let others = [BackendKind::None, BackendKind::Native].map(Self::plain);
-        let profiles = [Profile::Fast, Profile::Balanced, Profile::Tight].map(Self::caching);
+        let profiles = Profile::ALL.iter().copied().map(Self::caching);
         let hosts = [Self::caching(Profile::Balanced), Self::plain(BackendKind::Native)];
         let of_kinds = hosts
             .into_iter()

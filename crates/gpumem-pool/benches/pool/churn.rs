@@ -18,7 +18,7 @@ impl Bench {
                 self.churn_of(start, "", &self.builder())?;
                 continue;
             }
-            for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+            for &profile in Profile::ALL {
                 self.churn_of(start, &format!("@{profile}"), &self.builder().profile(profile))?;
             }
         }

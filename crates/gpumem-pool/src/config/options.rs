@@ -6,8 +6,8 @@
 //!
 //! and generates the field of [`Options`], the key of `GPUMEM_CONF`, the row of the documentation of [`conf`], and the value in [`Config`].
 //! With `setter(Type), variable "GPUMEM_…"` it also generates a method of [`PoolBuilder`](crate::PoolBuilder) and an environment variable;
-//! with `only variable "GPUMEM_…"`, just the variable. A default of three values has one for each of the profiles `fast`, `balanced` and
-//! `tight`.
+//! with `only variable "GPUMEM_…"`, just the variable. Marks stand before `=>`. `preset`: profiles set the option, and
+//! [`Profile::options`] lists it. `hidden`: the option is for benches, and its text is on the hidden page [`tuning_options`].
 
 use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, PEAKS, SEGMENTS, VIRTUAL};
 use crate::config::parse::{
@@ -28,6 +28,7 @@ pub(crate) struct Key {
     pub(crate) name: &'static str,
     pub(crate) expected: &'static str,
     pub(crate) variable: Option<&'static str>,
+    pub(crate) marks: &'static [&'static str],
     #[cfg(test)]
     pub(crate) default: &'static str,
     pub(crate) instead: Instead,
@@ -51,11 +52,15 @@ macro_rules! scope {
 
 /// A name that sets a field of [`Options`].
 macro_rules! key {
-    ($name:ident sets $field:ident = $parser:ident($expected:literal), $default:literal, $scope:ident, $($variable:literal)?) => {
+    (
+        $name:ident sets $field:ident = $parser:ident($expected:expr), $default:literal, $scope:ident,
+        [$($mark:ident)*], $($variable:literal)?
+    ) => {
         Key {
             name: stringify!($name),
             expected: $expected,
             variable: first(&[$($variable)?]),
+            marks: &[$(stringify!($mark)),*],
             #[cfg(test)]
             default: $default,
             instead: $scope,
@@ -66,6 +71,37 @@ macro_rules! key {
             },
         }
     };
+}
+
+/// The text that a mistake shows: the documented one, or another one.
+macro_rules! expected {
+    ($documented:literal) => {
+        $documented
+    };
+    ($documented:literal, $shown:expr) => {
+        $shown
+    };
+}
+
+/// The row of a public option, and the text of a hidden one. Empty lines follow a table and separate items.
+#[rustfmt::skip]
+macro_rules! row {
+    ([$(preset)? hidden] $($text:expr),+) => { "" };
+    ([$(preset)?] $($text:expr),+) => { concat!($($text),+) };
+}
+
+#[rustfmt::skip]
+macro_rules! item {
+    ([$(preset)? hidden] $($text:expr),+) => { concat!($($text),+) };
+    ([$(preset)?] $($text:expr),+) => { "" };
+}
+
+/// Lists a value that profiles preset.
+macro_rules! list_preset {
+    ([preset $(hidden)?] $items:ident, $name:ident, $parser:ident($value:expr)) => {
+        $items.push(format!("{}:{}", stringify!($name), render::$parser(&$value)));
+    };
+    ([$(hidden)?] $($rest:tt)*) => {};
 }
 
 /// The value of a setter's argument.
@@ -83,8 +119,8 @@ macro_rules! options {
     (
         $(#[$before:meta])*
         table {$(
-            $name:ident: $type:ty = $parser:ident($expected:literal) default $default:literal
-                => $($place:ident).+ on $scope:ident $(, setter($argument:ty $(=> $convert:ident)?), variable $variable:literal)?
+            $name:ident: $type:ty = $parser:ident($expected:literal $(, mistake $shown:expr)?)
+                default $default:literal $($mark:ident)* => $($place:ident).+ on $scope:ident $(, setter($argument:ty $(=> $convert:ident)?), variable $variable:literal)?
                 $(, only variable $only:literal)?: $text:literal;
         )+}
         other names {$(
@@ -131,9 +167,30 @@ macro_rules! options {
         }
 
         pub(crate) const KEYS: &[Key] = &[
-            $(key!($name sets $name = $parser($expected), $default, $scope, $($variable)? $($only)?),)+
-            $(key!($alias sets $option = $alias_parser($alias_expected), "", ALL,),)+
+            $(key!(
+                $name sets $name = $parser(expected!($expected $(, $shown)?)), $default, $scope, [$($mark)*],
+                $($variable)? $($only)?
+            ),)+
+            $(key!($alias sets $option = $alias_parser($alias_expected), "", ALL, [],),)+
         ];
+
+        impl Profile {
+            /// The options that the profile presets, as `key:value,…`.
+            ///
+            /// ```
+            /// use gpumem_pool::Profile;
+            ///
+            /// assert!(Profile::Tight.options().contains("growth_slack:0,"));
+            /// assert!(Profile::Fast.options().ends_with("inserted_waits:false"));
+            /// ```
+            #[must_use]
+            pub fn options(self) -> String {
+                let config = Config { tuning: self.into(), ..Config::default() };
+                let mut items = Vec::new();
+                $(list_preset!([$($mark)*] items, $name, $parser(config.$($place).+));)+
+                items.join(",")
+            }
+        }
 
         /// The variables that [`PoolBuilder::from_env`](crate::PoolBuilder::from_env) reads.
         pub const VARIABLES: &[Variable] = &[
@@ -187,13 +244,35 @@ macro_rules! options {
         ///
         /// | option | value | default | backends | meaning |
         /// | --- | --- | --- | --- | --- |
-        $(#[doc = concat!(
+        $(#[doc = row!(
+            [$($mark)*]
             "| `", stringify!($name), "` | ", $expected, " | ", $default, " | ", scope!($scope), " | ", $text, " |"
         )])+
-        $(#[doc = concat!("| `", stringify!($alias), "` | ", $alias_expected, " | | all | ", $alias_text, " |")])+
+        ///
+        /// # Other names
+        ///
+        /// | name | value | meaning |
+        /// | --- | --- | --- |
+        $(#[doc = concat!("| `", stringify!($alias), "` | ", $alias_expected, " | ", $alias_text, " |")])+
         ///
         $(#[$after])*
-        pub mod conf {}
+        pub mod conf {
+            /// The names of the options of this page, and those of the hidden ones.
+            #[doc(hidden)]
+            pub fn names() -> [Vec<&'static str>; 2] {
+                let (hidden, public) = super::KEYS.iter().partition(|key| key.marks.contains(&"hidden"));
+                [public, hidden].map(|keys: Vec<&super::Key>| keys.iter().map(|key| key.name).collect())
+            }
+        }
+
+        /// Options by name for benches. A profile presets most of them.
+        ///
+        $(#[doc = item!(
+            [$($mark)*]
+            "- `", stringify!($name), "` (", scope!($scope), "): ", $expected, "; default ", $default, ": ", $text, "."
+        )])+
+        #[doc(hidden)]
+        pub mod tuning_options {}
     };
 }
 
@@ -211,7 +290,7 @@ options! {
     /// Keys and values are case-insensitive, and spaces around them are ignored. Later calls on the builder override earlier ones. In the
     /// environment, a variable for one option (`GPUMEM_POOL`) overrides `GPUMEM_CONF`. Options by name override the values of a profile, in
     /// any order. An option without effect on the pool's backend is accepted, and [`Pool::ignored_options`](crate::Pool::ignored_options)
-    /// lists it.
+    /// lists it. The table leaves out the options that only benches vary; [`Profile::options`](crate::Profile::options) has their values.
     table {
     kind: MemoryKind = named("`device`, `unified` or `host`") default "`device`"
         => kind on ALL, setter(MemoryKind), variable "GPUMEM_KIND":
@@ -222,7 +301,7 @@ options! {
         => backend on ALL, setter(BackendKind), variable "GPUMEM_POOL":
         "the source of the memory. Creating the pool fails if the backend is not built in or the device does not support it. \
          PyTorch's `cudaMallocAsync` is `native`, and PyTorch's `native` is `caching`";
-    profile: Profile = named("`fast`, `balanced` or `tight`") default "`balanced`"
+    profile: Profile = named("the name of a `Profile`, such as `tight`", mistake Profile::NAMES) default "`balanced`"
         => tuning on CACHING, setter(Profile), variable "GPUMEM_PROFILE":
         "a preset of the options that trade memory against driver calls and time";
     hard_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of its free memory (50%free)")
@@ -276,56 +355,58 @@ options! {
     wait_deadline_ms: Duration = milliseconds("milliseconds") default "10000" => tuning.wait_deadline on ALL:
         "how long an allocation may wait for running work when memory is out, over all its attempts; see below";
 
-    growth_slack: u32 = number("thousandths of the peak in use") default "100, 2, 0"
+    inserted_waits: bool = boolean("`true` or `false`") default "by [profile](crate::Profile::options)" preset
+        => tuning.inserted_waits on CACHING:
+        "whether the pool may make one stream wait for another on the device rather than exceed the slack. Streams that allow \
+         no waits never get any. `true` costs concurrency of streams; `false`, memory";
+
+    growth_slack: u32 = number("thousandths of the peak in use") default "by profile" preset hidden
         => tuning.heap.growth_slack_per_mille on CACHING:
         "how far reserved memory may exceed the peak in use before idle memory is remapped instead. Larger costs memory; \
          smaller, driver calls. With 0, streams that share the heap do not share pages of 2 MiB";
-    growth_slack_max: u32 = number("thousandths of the peak in use") default "300, 300, 0"
+    growth_slack_max: u32 = number("thousandths of the peak in use") default "by profile" preset hidden
         => tuning.heap.growth_slack_max_per_mille on CACHING:
         "replaces `growth_slack` for a program whose requests keep changing, once its allowance of mappings is used up. Larger \
          costs memory";
-    mapping_allowance: u32 = number("thousandths") default "20, 45, 45"
+    mapping_allowance: u32 = number("thousandths") default "by profile" preset hidden
         => tuning.heap.mapping_allowance_per_mille on MAPPED:
         "mappings created over idle memory, per allocated block above 1 MiB: 40 is one mapping per 25 blocks. A program \
          starts with an allowance of 512 mappings and accumulates no more. Larger costs driver calls; smaller, memory. No \
          effect while `growth_slack_max` is not above `growth_slack`";
-    handle_bytes_max: u32 = handle_pages("bytes, with or without a unit (2097152, 64MiB)") default "64MiB, 36MiB, 2MiB"
+    handle_bytes_max: u32 = handle_pages("bytes, with or without a unit (2097152, 64MiB)") default "by profile" preset hidden
         => tuning.heap.handle_max_pages on CACHING:
         "the largest handle of physical memory that is created at once; rounded to 2 MiB, and clamped to 2 to 128 MiB. Larger \
          costs idle memory that cannot be released beside memory in use; smaller, driver calls";
-    growth_divisor: u32 = number("a number") default "64, 512, 2048" => tuning.heap.growth_divisor on CACHING:
+    growth_divisor: u32 = number("a number") default "by profile" preset hidden => tuning.heap.growth_divisor on CACHING:
         "the heap grows by at least its size divided by this number. Larger costs driver calls; smaller, memory";
     roundup_power2_divisions: SizeRounding
         = rounding("a power of two up to 64, or a list of them by size in MiB (`[256:1,512:2,1024:4,>:8]`)")
-        default "64, 0, 0" => tuning.rounding on CACHING:
+        default "by profile" preset hidden => tuning.rounding on CACHING:
         "block sizes above 1 MiB are rounded up to a multiple of this part of their power of two; 0 rounds to 256 bytes only. \
-         Larger costs exact fits, so driver calls; smaller, memory. For lists, see below";
-    max_split_size_mb: u64 = split_bytes("MiB, 20 or more") default "none" => tuning.heap.split_bytes_max on SEGMENTS:
+         Larger costs exact fits, so driver calls; smaller, memory. [`conf`](crate::conf) describes lists";
+    max_split_size_mb: u64 = split_bytes("MiB, 20 or more") default "none" hidden => tuning.heap.split_bytes_max on SEGMENTS:
         "over plain segments, each larger block has its own segment, which no smaller block shares; it may leave at most this \
          much of the segment unused. Larger keeps large segments from being reused or released, because small blocks lie in \
          them; smaller costs memory, where sizes vary";
-    magazine_share: u32 = number("thousandths of the reserved memory") default "5, 2, 2"
+    magazine_share: u32 = number("thousandths of the reserved memory") default "by profile" preset hidden
         => tuning.heap.magazine_share_per_mille on CACHING:
         "how much all threads together may cache in blocks up to 1 MiB. Larger costs memory; smaller, locks";
-    magazine_bytes_min: u64 = byte_count("bytes, with or without a unit (2097152, 64MiB)") default "8MiB, 4MiB, 1MiB"
+    magazine_bytes_min: u64 = byte_count("bytes, with or without a unit (2097152, 64MiB)") default "by profile" preset hidden
         => tuning.heap.magazine_bytes_min on CACHING:
         "the lower bound of that cache. Larger costs memory in small heaps";
-    empty_mappings_max: u32 = number("a number") default "4096, 4096, 16384"
+    empty_mappings_max: u32 = number("a number") default "by profile" preset hidden
         => tuning.heap.empty_mappings_max on MAPPED:
         "mappings kept after their memory moved on, so that it can move back without a driver call; at most 8 for each 2 MiB \
          of memory, or 256. Mappings beyond this number are removed in turn, once the last uses of the memory that left them \
          are known to be complete. Larger costs host memory, 12 bytes for each page of 2 MiB; smaller, driver calls";
-    poll_budget_us: Duration = microseconds("microseconds") default "20, 20, 20" => tuning.poll_budget on CACHES:
+    poll_budget_us: Duration = microseconds("microseconds") default "by profile" preset hidden => tuning.poll_budget on CACHES:
         "how long one allocation may query the driver for completed work; `native` does so only for host-accessible memory. \
          Larger costs time; smaller delays the reuse of memory freed on other streams. With 0, that memory is reused only \
          where the program itself orders or observes streams";
-    release_budget_us: Duration = microseconds("microseconds") default "200, 200, 200"
+    release_budget_us: Duration = microseconds("microseconds") default "by profile" preset hidden
         => tuning.release_budget on CACHING:
         "how long an allocation on the slow path, or the start of a host wait, may release memory above the soft limit. Larger \
          costs time; smaller keeps memory above the soft limit longer. With 0, only the ends of waits release it";
-    inserted_waits: bool = boolean("`true` or `false`") default "false, true, true" => tuning.inserted_waits on CACHING:
-        "whether the pool may make one stream wait for another on the device rather than exceed the slack. Streams that allow \
-         no waits never get any. `true` costs concurrency of streams; `false`, memory";
     }
     other names {
     per_process_memory_fraction for hard_limit = fraction("a number above 0, up to 1"):

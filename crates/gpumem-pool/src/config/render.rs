@@ -60,7 +60,7 @@ mod tests {
             "exact_peaks:false,flight_recorder:a.trace,oversubscribe:true",
             "flight_recorder:off,oversubscribe:false,expandable_segments:false,wait_deadline_ms:100,growth_slack:7,handle_bytes_max:4MiB",
             "roundup_power2_divisions:32,max_split_size_mb:64,magazine_bytes_min:2097152,poll_budget_us:15",
-            "roundup_power2_divisions:[256:1,512:2,1024:4,>:8],inserted_waits:true",
+            "inserted_waits:true,roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
             "roundup_power2_divisions:[64:2]",
         ] {
             let options = Options::parse(text).unwrap();

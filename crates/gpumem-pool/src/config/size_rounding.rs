@@ -13,6 +13,9 @@ pub(crate) struct SizeRounding {
 }
 
 impl SizeRounding {
+    /// No rounding.
+    pub(crate) const EXACT: Self = Self { below: Vec::new(), beyond: 0 };
+
     /// The divisor for a size.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn of(&self, size_bytes: u64) -> u32 {

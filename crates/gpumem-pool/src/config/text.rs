@@ -33,3 +33,17 @@ macro_rules! names {
     };
 }
 pub(crate) use names;
+
+/// The literal "`a`, `b` or `c`".
+macro_rules! listed {
+    ($last:literal) => {
+        concat!("`", $last, "`")
+    };
+    ($first:literal $last:literal) => {
+        concat!("`", $first, "` or `", $last, "`")
+    };
+    ($first:literal $($rest:literal)+) => {
+        concat!("`", $first, "`, ", listed!($($rest)+))
+    };
+}
+pub(crate) use listed;

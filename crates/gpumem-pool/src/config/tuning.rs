@@ -1,38 +1,76 @@
 //! [`Profile`], and the values that it presets: [`Tuning`].
 
 use crate::config::SizeRounding;
-use crate::config::text::names;
+use crate::config::text::{listed, names};
 use core::time::Duration;
 use gpumem_heap::Tuning as HeapTuning;
 
-/// A preset of the options that trade memory against driver calls and time; [`conf`](crate::conf) lists them.
-///
-/// ```
-/// use gpumem_pool::{Device, Pool, Profile};
-/// use gpumem_sim::SimConfig;
-///
-/// assert_eq!("tight".parse::<Profile>()?, Profile::Tight);
-/// assert_eq!(Profile::default().to_string(), "balanced");
-///
-/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-/// let builder = Pool::builder(&device).profile(Profile::Fast);
-/// let pool = builder.conf("growth_slack:50, inserted_waits:true")?.build()?;
-/// # drop(pool);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Profile {
-    /// Fewest driver calls; reserves up to a tenth more than the peak in use.
-    Fast,
-    /// Little more memory than is in use, and little driver time.
-    #[default]
-    Balanced,
-    /// Least memory, at any cost in driver calls.
-    Tight,
+/// Declares [`Profile`] with its lists. A row reads `Variant = "name": tuning;`.
+macro_rules! profiles {
+    (
+        $(#[$meta:meta])*
+        pub enum Profile {$(
+            $(#[$of_variant:meta])*
+            $variant:ident = $name:literal: $tuning:expr;
+        )+}
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Profile {$(
+            $(#[$of_variant])*
+            $variant,
+        )+}
+
+        names!(Profile of "profile": $($variant = $name),+);
+
+        impl Profile {
+            /// All profiles.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+            pub(crate) const NAMES: &'static str = listed!($($name)+);
+        }
+
+        impl From<Profile> for Tuning {
+            fn from(profile: Profile) -> Self {
+                match profile {$(
+                    Profile::$variant => $tuning,
+                )+}
+            }
+        }
+    };
 }
 
-names!(Profile of "profile": Fast = "fast", Balanced = "balanced", Tight = "tight");
+profiles! {
+    /// A preset of the options that trade memory against driver calls and time. [`Profile::options`] lists their values.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Profile};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// assert_eq!("tight".parse::<Profile>()?, Profile::Tight);
+    /// assert_eq!(Profile::default().to_string(), "balanced");
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let builder = Pool::builder(&device).profile(Profile::Fast);
+    /// let pool = builder.conf("growth_slack:50, inserted_waits:true")?.build()?;
+    /// # drop(pool);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub enum Profile {
+        /// Fewest driver calls; reserves up to a tenth more than the peak in use.
+        Fast = "fast": Tuning {
+            heap: HeapTuning::FAST,
+            rounding: SizeRounding::from(64),
+            inserted_waits: false,
+            ..Tuning::BALANCED
+        };
+        /// Little more memory than is in use, and little driver time.
+        #[default]
+        Balanced = "balanced": Tuning::BALANCED;
+        /// Least memory, at any cost in driver calls.
+        Tight = "tight": Tuning { heap: HeapTuning::TIGHT, ..Tuning::BALANCED };
+    }
+}
 
 /// The values of the options that a profile presets, and the deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,29 +83,6 @@ pub(crate) struct Tuning {
     pub(crate) wait_deadline: Duration,
 }
 
-impl From<Profile> for Tuning {
-    fn from(profile: Profile) -> Self {
-        let balanced = Self {
-            heap: HeapTuning::BALANCED,
-            rounding: SizeRounding::from(0),
-            poll_budget: Duration::from_micros(20),
-            release_budget: Duration::from_micros(200),
-            inserted_waits: true,
-            wait_deadline: Duration::from_secs(10),
-        };
-        match profile {
-            Profile::Balanced => balanced,
-            Profile::Fast => Self {
-                heap: HeapTuning::FAST,
-                rounding: SizeRounding::from(64),
-                inserted_waits: false,
-                ..balanced
-            },
-            Profile::Tight => Self { heap: HeapTuning::TIGHT, ..balanced },
-        }
-    }
-}
-
 impl Default for Tuning {
     fn default() -> Self {
         Profile::default().into()
@@ -75,6 +90,15 @@ impl Default for Tuning {
 }
 
 impl Tuning {
+    const BALANCED: Self = Self {
+        heap: HeapTuning::BALANCED,
+        rounding: SizeRounding::EXACT,
+        poll_budget: Duration::from_micros(20),
+        release_budget: Duration::from_micros(200),
+        inserted_waits: true,
+        wait_deadline: Duration::from_secs(10),
+    };
+
     /// The rounded size of a large block.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn rounded(&self, size_bytes: u64) -> u64 {
@@ -105,8 +129,8 @@ mod tests {
 
     #[test]
     fn names_of_profiles_parse_as_they_print() {
-        for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
-            assert_eq!(profile.to_string().parse::<Profile>().unwrap(), profile);
+        for profile in Profile::ALL {
+            assert_eq!(profile.to_string().parse::<Profile>().unwrap(), *profile);
         }
         assert!("quick".parse::<Profile>().unwrap_err().to_string().contains("balanced"));
     }

@@ -89,7 +89,7 @@ fn errors_name_the_variable_and_its_values() {
         ("GPUMEM_SOFT_LIMIT", "-1", "100M, 1.5GiB"),
         ("GPUMEM_HARD_LIMIT", "120%", "50%"),
         ("GPUMEM_POOL", "cached", "`caching`, `native` or `none`"),
-        ("GPUMEM_PROFILE", "quick", "`fast`, `balanced` or `tight`"),
+        ("GPUMEM_PROFILE", "quick", "`fast`, `balanced`"),
     ] {
         let text = under(&[(name, value)]);
         assert!(text.contains(name) && text.contains(value) && text.contains(expected), "{text}");

@@ -35,8 +35,10 @@ fn settings() -> Vec<Setting> {
         all.push(of_device);
         if is_caching {
             all.extend(
-                [Profile::Fast, Profile::Tight]
-                    .map(|profile| Setting { profile: Some(profile), ..of_device }),
+                Profile::ALL
+                    .iter()
+                    .filter(|profile| **profile != Profile::Balanced)
+                    .map(|profile| Setting { profile: Some(*profile), ..of_device }),
             );
             all.push(Setting { plain_segments: true, ..of_device });
         }

@@ -317,7 +317,7 @@ fn alignment_needs_no_help_from_the_driver() {
 /// much as blocks have needed, and one segment of the usual size (64 MiB).
 #[test]
 fn segments_that_are_outgrown_go_back_before_the_pool_grows() {
-    for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+    for &profile in Profile::ALL {
         let device =
             Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(8 << 30)).unwrap(), 0).unwrap();
         let (pool, stream) = (on_plain_segments(&device, profile), Stream::new(&device).unwrap());

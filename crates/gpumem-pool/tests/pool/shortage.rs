@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, on_each_backend};
 use crate::growable;
 use crate::reclaim::cramped;
-use gpumem_pool::{BackendKind, Block, GrowableBlock, Pool, PoolBuilder, Stream};
+use gpumem_pool::{BackendKind, Block, GrowableBlock, Pool, PoolBuilder, Profile, Stream};
 use gpumem_sim::SimConfig;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,13 +15,13 @@ const MIB: u64 = 1 << 20;
 fn no_request_fails_that_a_reclaim_would_have_saved() {
     let (refusal_count, run_count) = (AtomicU32::new(0), AtomicU32::new(0));
     on_each_backend(&cramped(), |fixture| {
-        let profiles = ["profile:fast", "profile:balanced", "profile:tight"];
+        let profiles = Profile::ALL.iter().map(|profile| format!("profile:{profile}"));
         // Threads cache blocks of both sizes, more than the heap may grow by.
         let keeping = "growth_slack:0,growth_slack_max:0,magazine_share:1000,magazine_bytes_min:64MiB";
-        let count = if fixture.backend == BackendKind::Caching { 4 } else { 1 };
-        for (index, conf) in profiles.into_iter().chain([keeping]).take(count).enumerate() {
+        let count = if fixture.backend == BackendKind::Caching { usize::MAX } else { 1 };
+        for (index, conf) in profiles.chain([keeping.into()]).take(count).enumerate() {
             let random = Random(fixture.seed << 8 | index as u64);
-            let refused_count = run(fixture, fixture.builder().conf(conf).unwrap(), random, false);
+            let refused_count = run(fixture, fixture.builder().conf(&conf).unwrap(), random, false);
             refusal_count.fetch_add(refused_count, Ordering::Relaxed);
             run_count.fetch_add(1, Ordering::Relaxed);
         }

@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// The pool's backend: caching, native or none [default: the recorded one, else the pool's]
     #[arg(long, value_name = "NAME")]
     backend: Option<BackendKind>,
-    /// The profile of the backend `caching`: fast, balanced or tight [default: the recorded one, else balanced]
+    /// The profile of the backend `caching`, such as tight [default: the recorded one, else balanced]
     #[arg(long, value_name = "NAME")]
     profile: Option<Profile>,
     /// The pool's hard limit: 100M, 1.5GiB, 50% or 10000; or 1.02x for a multiple of each trace's peak live bytes

@@ -29,7 +29,7 @@ struct Point {
 /// as the simulator models it.
 fn points(trace: &Trace) -> Vec<Point> {
     let mut points = Vec::new();
-    for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+    for &profile in Profile::ALL {
         points.push(Point::new(format!("**{profile}**"), BackendKind::Caching, of(profile), false));
         // A single stream has no other stream to wait for.
         if trace.stream_count() > 1 {
@@ -246,9 +246,8 @@ mod tests {
         let traces = recorded.read().unwrap();
         assert_eq!(traces.len(), 6);
         let stored = stored(&recorded.runs().unwrap()).unwrap();
-        for (trace, profile) in traces
-            .iter()
-            .flat_map(|trace| [Profile::Fast, Profile::Balanced, Profile::Tight].map(|p| (trace, p)))
+        for (trace, profile) in
+            traces.iter().flat_map(|trace| Profile::ALL.iter().map(move |profile| (trace, *profile)))
         {
             let point = Point::new(String::new(), BackendKind::Caching, of(profile), false);
             let outcome =

@@ -48,7 +48,7 @@ pub(super) fn run(first: u64, count: u64, limits: &[TraceLimit]) -> Result<()> {
     let headings =
         ["limit, profile", "programs", "completed", "tight only", "not tight", "% of tight's", "driver ms"];
     print!("{}", table::render(headings, &rows));
-    println!("\ndriver ms: of the programs that all three completed, by the virtual clock");
+    println!("\ndriver ms: of the programs that all completed, by the virtual clock");
     ensure!(worst >= SHARE_MIN, "a profile completes {:.2} % of what tight completes", 100.0 * worst);
     Ok(())
 }

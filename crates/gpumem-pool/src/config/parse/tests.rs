@@ -111,16 +111,14 @@ fn what_has_no_effect_is_told_for_each_backend() {
     );
 }
 
-/// The documentation lists the values of the three profiles.
 #[test]
-fn the_table_of_tuning_options_has_them_all_with_what_profiles_set_them_to() {
-    let presets = KEYS.iter().filter(|key| key.default.matches(", ").count() == 2);
-    let presets: Vec<_> = presets.map(|key| (key.name, key.default.split(", "))).collect();
-    assert_eq!(presets.len(), 12);
-    for (column, profile) in [Profile::Fast, Profile::Balanced, Profile::Tight].into_iter().enumerate() {
-        let column =
-            presets.iter().map(|(name, values)| format!("{name}:{}", values.clone().nth(column).unwrap()));
-        assert_eq!(applied(&column.collect::<Vec<_>>().join(",")).unwrap().tuning, profile.into());
+fn the_options_of_a_profile_are_what_it_sets() {
+    let presets = |key: &&Key| key.marks.contains(&"preset");
+    assert!(KEYS.iter().filter(presets).all(|key| key.default.starts_with("by ")));
+    for profile in Profile::ALL {
+        let text = profile.options();
+        assert_eq!(text.split(',').count(), KEYS.iter().filter(presets).count());
+        assert_eq!(applied(&text).unwrap().tuning, (*profile).into(), "{text}");
     }
 }
 
