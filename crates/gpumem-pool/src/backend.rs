@@ -21,8 +21,9 @@ mod sleeping;
 use crate::config::{BackendKind, Config, HandleUse};
 use crate::device::{Clocks, Device, PeerDevice, Stamp, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError, Unsupported};
+use crate::figures::ActivityCounters;
 use crate::limits::Limits;
-use crate::stats::{ActivityCounters, TagCounters};
+use crate::stats::TagCounters;
 #[cfg(feature = "backend-caching")]
 use caching::CachingPool;
 #[cfg(feature = "backend-caching")]

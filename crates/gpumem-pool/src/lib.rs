@@ -12,9 +12,10 @@
 //! | room | content |
 //! | --- | --- |
 //! | `config` | the configuration of a pool: [`Limit`], [`MemoryKind`], [`BackendKind`], [`Profile`], options by name ([`conf`]) |
+//! | `figures` | the table of the figures of [`Status`]; [`PoolCounters`] |
 //! | `error` | [`PoolError`]; [`OutOfMemory`], the report of a refused request, with advice |
 //! | `limits` | how many bytes a pool may hold, alone and together with other pools |
-//! | `stats` | counters, tags, [`Status`] |
+//! | `stats` | counters of blocks, tags, [`Status`] |
 //! | `reclaim` | [`Reclaimable`]: callbacks that release memory of the program when a device is out of memory |
 //! | `device` | [`Device`], [`Stream`], [`Event`], [`Completion`], [`HostMemory`]; which work is ordered and which is complete; maintenance while the host waits |
 //! | `backend` | the sources of memory: `caching`, `native`, `none` |
@@ -84,6 +85,7 @@ mod config;
 #[expect(clippy::disallowed_methods, reason = "the room that queues work")]
 mod device;
 mod error;
+mod figures;
 #[allow(unsafe_code)]
 mod graph;
 mod limits;
@@ -95,12 +97,12 @@ pub mod trace;
 
 pub use backend::{DriverPoolUsage, Keep, Slept, Woken};
 pub use builder::PoolBuilder;
+#[doc(hidden)]
+pub use config::tuning_options;
 pub use config::{
     BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, Interface, IntoLimit, Limit, MemoryKind,
     PoolId, Profile, VARIABLES, conf,
 };
-#[doc(hidden)]
-pub use config::tuning_options;
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,
     HostMemory, HostMemoryError, MemoryInfo, MemoryRange, Stream, StreamBuilder, StreamId, StreamPoint,
@@ -113,6 +115,7 @@ pub use error::{
     Advice, Attempt, BadArgument, CaptureError, Growth, Holder, NotFound, OutOfMemory, PoolError, PoolUsage,
     ProcessUsage, RefusedBy, RequestOrigin, StreamError, UnfinishedStream, Unsupported,
 };
+pub use figures::{PoolCounters, StepCounters};
 #[cfg(gpumem_planted_bugs)]
 #[doc(hidden)]
 pub use gpumem_heap::injected_bugs;
@@ -128,4 +131,4 @@ pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};
 #[cfg(feature = "allocator-api2")]
 pub use pool::{PinnedAllocator, PinnedVec};
 pub use reclaim::{Reclaimable, Registration};
-pub use stats::{PoolCounters, Status, StepCounters, StreamUsage, TagUsage};
+pub use stats::{Status, StreamUsage, TagUsage};

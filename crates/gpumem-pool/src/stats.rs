@@ -1,12 +1,9 @@
 //! Counters of a pool's memory, by tag and by stream, and the [`Status`] that sums them up.
 
-mod counters;
 pub(crate) mod status;
 #[allow(unsafe_code)]
 pub(crate) mod tags;
 pub(crate) mod usage_counters;
-pub(crate) use counters::ActivityCounters;
-pub use counters::{PoolCounters, StepCounters};
 pub use status::{Status, StreamUsage, TagUsage};
 pub(crate) use tags::{HeldName, Names, Share, TagCounters, TagSum, Tags};
 pub(crate) use usage_counters::{Usage, UsageCounters};

@@ -17,8 +17,9 @@ use super::{
 use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
 use crate::device::{Device, Idle, MarkerEvent, PeerDevice, Stream, StreamId, StreamIndex, deadline};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
+use crate::figures::ActivityCounters;
 use crate::limits::{Admission, Limits};
-use crate::stats::{ActivityCounters, TagCounters, Usage, UsageCounters};
+use crate::stats::{TagCounters, Usage, UsageCounters};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_heap::counters::Counters;
@@ -235,7 +236,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         let before_bytes = reserved_bytes();
         let trimmed = self.calls.trim_to(&self.device, keep_bytes);
         if before_bytes > 0 {
-            self.activity.count_trimmed(before_bytes.saturating_sub(reserved_bytes()));
+            self.activity.trimmed_bytes.add(before_bytes.saturating_sub(reserved_bytes()));
         }
         trimmed
     }

@@ -9,7 +9,7 @@ use super::{FreeRequest, Reserved, plain};
 use crate::config::{BackendKind, MemoryKind};
 use crate::device::{Device, HowFar, Order, PeerDevice, Stamp, Stream};
 use crate::error::PoolError;
-use crate::stats::ActivityCounters;
+use crate::figures::ActivityCounters;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;

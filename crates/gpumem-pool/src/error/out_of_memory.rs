@@ -11,6 +11,7 @@ use super::PoolUsage;
 #[cfg(feature = "serde")]
 use crate::config::seconds;
 use crate::config::{BackendKind, Interface, MemoryKind, PoolId};
+use crate::figures::PoolCounters;
 pub use advice::Advice;
 use core::fmt;
 use core::time::Duration;
@@ -24,7 +25,7 @@ use std::path::PathBuf;
 /// The state of the pool and the device when a request was refused, after all attempts to make room.
 ///
 /// `Display` prints the refusal, the advice ([`OutOfMemory::advice`]) and a table of the holders of the memory. It lists the attempts that
-/// gained memory, failed or were slow; `{:#}` lists all.
+/// gained memory, failed or were slow; `{:#}` lists all, and adds [`counters`](Self::counters).
 ///
 /// With the feature `serde`, the report can be serialised: its fields, `advice`, and the texts `headline` and `advice_text` of `Display`.
 ///
@@ -141,6 +142,8 @@ pub struct OutOfMemory {
     /// The file with the last events of the program, if the pool has a flight recorder
     /// ([`FlightRecorder`](crate::FlightRecorder)), or the reason why it could not be written.
     pub flight_record: Option<Result<PathBuf, String>>,
+    /// The counters of the pool's activity since it was built, without this refusal.
+    pub counters: PoolCounters,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) facts: PoolFacts,
 }
@@ -303,6 +306,9 @@ impl fmt::Display for OutOfMemory {
         }
         if let Some(growth) = &self.growth {
             write!(f, "\n  {growth}")?;
+        }
+        if f.alternate() && self.counters != PoolCounters::default() {
+            self.counters.lines().iter().try_for_each(|line| write!(f, "\n  {line}"))?;
         }
         match &self.flight_record {
             None => {}

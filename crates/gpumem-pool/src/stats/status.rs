@@ -2,101 +2,111 @@
 
 use crate::config::{BackendKind, Bytes, MemoryKind, PoolId};
 use crate::error::PoolUsage;
-use crate::stats::{PoolCounters, StepCounters};
+use crate::figures::{PoolCounters, StepCounters, figures};
 use core::fmt;
 use gpumem_heap::order::StreamId;
 use gpumem_sys::text::{Shown, columns};
 
-/// A pool's counters at one moment. They are exact while no other thread allocates or frees.
-///
-/// `Display` prints:
-///
-/// ```text
-/// Effective GPU memory usage: 16.35% (2.575 GiB/15.744 GiB)
-/// Memory pool usage: 8.000 KiB (32.000 MiB reserved)
-/// Memory limit: hard = 4.000 GiB
-/// Memory pool backend: native on NVIDIA H200 (device 0)
-/// ```
-///
-/// Tags follow as a table. `{:#}` adds peaks, counts and [`counters`](Self::counters) after the usage. It ends with two tables: the
-/// streams, and the steps that made room.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Status {
-    /// The identity of the pool.
-    pub id: PoolId,
-    /// The name of the pool ([`Pool::name`](crate::Pool::name)).
-    pub name: String,
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub(crate) is_named: bool,
-    /// The backend of the pool.
-    pub backend: BackendKind,
-    /// The kind of memory.
-    pub kind: MemoryKind,
-    /// True if the backend `caching` uses plain segments: virtual memory is unavailable, or
-    /// the option `expandable_segments:false` is set.
-    pub plain_segments: bool,
-    /// The reason for plain segments, unless they were requested: what the driver or the device lacks or refuses.
-    pub plain_segments_reason: Option<String>,
-    /// The vendor's name for the device.
-    pub device_name: String,
-    /// The ordinal of the device in the driver.
-    pub device_ordinal: u32,
-    /// Bytes in live blocks.
-    pub in_use_bytes: u64,
-    /// Bytes that other libraries hold in this pool ([`Pool::make_current`](crate::Pool::make_current)): the driver's count minus the live
-    /// blocks. It includes freed blocks that wait for work on the device, and up to 512 bytes for each live block.
-    pub other_libraries_bytes: u64,
-    /// Bytes held from the device: blocks, cached memory, and memory that the driver refused to free.
-    pub reserved_bytes: u64,
-    /// Bytes cached for reuse, including freed memory that waits for work on the device.
-    pub cached_bytes: u64,
-    /// Sleeping memory ([`Pool::sleep`](crate::Pool::sleep)): it is not on the device, and not part of
-    /// [`reserved_bytes`](Self::reserved_bytes). The blocks in it count as in use.
-    pub asleep_bytes: u64,
-    /// The pinned host memory for the contents of sleeping memory. It stays for the next sleep, until
-    /// [`Pool::reclaim`](crate::Pool::reclaim).
-    pub asleep_host_bytes: u64,
-    /// The peak of memory in use, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
-    ///
-    /// It is exact with the option `exact_peaks:true` ([`conf`](crate::conf)), and on `native` and `none`. Otherwise it is an upper bound:
-    /// `caching` counts all memory that its heap has allocated, which never exceeds [`reserved_peak_bytes`](Self::reserved_peak_bytes).
-    /// That includes rounding, and the freed blocks in thread caches. For blocks up to 1 MiB these are bounded in total by
-    /// [`magazine_share`](crate::conf) and [`magazine_bytes_min`](crate::conf). Each thread retains the last four larger blocks of each
-    /// stream, and further ones within memory that was reserved ahead and never needed.
-    pub in_use_peak_bytes: u64,
-    /// The peak of reserved memory.
-    pub reserved_peak_bytes: u64,
-    /// Host memory of the heap's records: about 100 bytes for each block and each free range between blocks, 160 for
-    /// each handle of physical memory, 13 for each 2 MiB of addresses, and 5 KiB for each stream and class of blocks,
-    /// small or large. In addition, thread caches take 6 KiB for each thread and stream, and 16 bytes for each cached
-    /// block.
-    pub record_bytes: u64,
-    /// The number of live blocks, empty ones excluded.
-    pub block_count: u64,
-    /// The number of allocations ever made, empty ones excluded.
-    pub allocation_count: u64,
-    /// The counters of the pool's activity since it was built.
-    pub counters: PoolCounters,
-    /// The hard limit, if any.
-    pub hard_limit_bytes: Option<u64>,
-    /// The soft limit, if any: cached memory above it is released.
-    pub soft_limit_bytes: Option<u64>,
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub(crate) is_soft_limit_idle: bool,
-    /// Memory in use on the whole device, by all processes.
-    pub device_used_bytes: u64,
-    /// The total memory of the device.
-    pub device_total_bytes: u64,
-    /// The private pools of this pool ([`Pool::private`](crate::Pool::private)), recursively, in the order of their creation. Their memory
-    /// is not part of this pool's figures, but counts against its hard limit.
-    pub private_pools: Vec<PoolUsage>,
-    /// The usage by tag ([`Pool::scope`](crate::Pool::scope)), in the order of each tag's first scope.
-    pub tags: Vec<TagUsage>,
-    /// The usage of each stream that has blocks.
-    pub streams: Vec<StreamUsage>,
+macro_rules! status {
+    (
+        measured {$( $(#[$meta:meta])* $name:ident: $type:ty $(, c $position:literal)?; )+}
+        counted {$( $(#[$_meta:meta])* $counted:ident: $unit:ident $(, c $counted_position:literal)?; )+}
+        text { $($_text:tt)* }
+    ) => {
+        /// A pool's counters at one moment. They are exact while no other thread allocates or frees.
+        ///
+        /// `Display` prints:
+        ///
+        /// ```text
+        /// Effective GPU memory usage: 16.35% (2.575 GiB/15.744 GiB)
+        /// Memory pool usage: 8.000 KiB (32.000 MiB reserved)
+        /// Memory limit: hard = 4.000 GiB
+        /// Memory pool backend: native on NVIDIA H200 (device 0)
+        /// ```
+        ///
+        /// Tags follow as a table. `{:#}` adds peaks, counts and [`counters`](Self::counters) after the usage. It ends with two tables: the
+        /// streams, and the steps that made room.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+        #[non_exhaustive]
+        pub struct Status {
+            /// The identity of the pool.
+            pub id: PoolId,
+            /// The name of the pool ([`Pool::name`](crate::Pool::name)).
+            pub name: String,
+            #[cfg_attr(feature = "serde", serde(skip))]
+            pub(crate) is_named: bool,
+            /// The backend of the pool.
+            pub backend: BackendKind,
+            /// The kind of memory.
+            pub kind: MemoryKind,
+            /// True if the backend `caching` uses plain segments: virtual memory is unavailable, or
+            /// the option `expandable_segments:false` is set.
+            pub plain_segments: bool,
+            /// The reason for plain segments, unless they were requested: what the driver or the device lacks or refuses.
+            pub plain_segments_reason: Option<String>,
+            /// The vendor's name for the device.
+            pub device_name: String,
+            /// The ordinal of the device in the driver.
+            pub device_ordinal: u32,
+            $(
+                $(#[$meta])*
+                pub $name: $type,
+            )+
+            /// The counters of the pool's activity since it was built.
+            pub counters: PoolCounters,
+            #[cfg_attr(feature = "serde", serde(skip))]
+            pub(crate) is_soft_limit_idle: bool,
+            /// The private pools of this pool ([`Pool::private`](crate::Pool::private)), recursively, in the order of their creation. Their memory
+            /// is not part of this pool's figures, but counts against its hard limit.
+            pub private_pools: Vec<PoolUsage>,
+            /// The usage by tag ([`Pool::scope`](crate::Pool::scope)), in the order of each tag's first scope.
+            pub tags: Vec<TagUsage>,
+            /// The usage of each stream that has blocks.
+            pub streams: Vec<StreamUsage>,
+        }
+
+        impl Status {
+            /// The number of figures in the C interface.
+            #[doc(hidden)]
+            pub const C_FIGURES: usize = [$($($position,)?)+ $($($counted_position,)?)+].len();
+
+            /// The figures of the C interface, by position. A limit that is not set is `u64::MAX`.
+            #[doc(hidden)]
+            #[must_use]
+            pub fn c_figures(&self) -> [u64; Self::C_FIGURES] {
+                let mut figures = [0; Self::C_FIGURES];
+                $($(figures[$position - 1] = Option::<u64>::from(self.$name).unwrap_or(u64::MAX);)?)+
+                $($(figures[$counted_position - 1] = self.counters.$counted;)?)+
+                figures
+            }
+
+            /// A status whose figures are zero.
+            #[cfg(test)]
+            fn zero() -> Self {
+                Self {
+                    $($name: Default::default(),)+
+                    id: PoolId::next(),
+                    name: "7".into(),
+                    is_named: false,
+                    backend: BackendKind::Native,
+                    kind: MemoryKind::Device,
+                    plain_segments: false,
+                    plain_segments_reason: None,
+                    device_name: "Quadro RTX 5000".into(),
+                    device_ordinal: 0,
+                    counters: PoolCounters::default(),
+                    is_soft_limit_idle: false,
+                    private_pools: Vec::new(),
+                    tags: Vec::new(),
+                    streams: Vec::new(),
+                }
+            }
+        }
+    };
 }
+
+figures!(status);
 
 /// The memory of one tag's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,7 +163,7 @@ impl fmt::Display for Status {
             let (in_use, reserved) = (Bytes(self.in_use_peak_bytes), Bytes(self.reserved_peak_bytes));
             writeln!(f, "Memory pool peaks: {in_use} ({reserved} reserved)")?;
             writeln!(f, "Memory pool blocks: {} (of {} ever)", self.block_count, self.allocation_count)?;
-            self.counters.write_lines(f)?;
+            self.counters.lines().iter().try_for_each(|line| writeln!(f, "{line}"))?;
         }
         match (self.soft_limit_bytes.map(Bytes), self.hard_limit_bytes.map(Bytes)) {
             (Some(soft), Some(hard)) => {
@@ -246,35 +256,16 @@ mod tests {
 
     fn status_in_use() -> Status {
         Status {
-            id: PoolId::next(),
-            name: "7".into(),
-            is_named: false,
-            backend: BackendKind::Native,
-            kind: MemoryKind::Device,
-            plain_segments: false,
-            plain_segments_reason: None,
-            device_name: "Quadro RTX 5000".into(),
-            device_ordinal: 0,
             in_use_bytes: 8 << 10,
-            other_libraries_bytes: 0,
             reserved_bytes: 32 << 20,
             cached_bytes: (32 << 20) - (8 << 10),
-            asleep_bytes: 0,
-            asleep_host_bytes: 0,
             in_use_peak_bytes: 8 << 10,
             reserved_peak_bytes: 32 << 20,
-            record_bytes: 0,
             block_count: 1,
             allocation_count: 1,
-            counters: PoolCounters::default(),
-            hard_limit_bytes: None,
-            soft_limit_bytes: None,
-            is_soft_limit_idle: false,
             device_used_bytes: 2_764_885_200,
             device_total_bytes: 16_904_991_277,
-            private_pools: Vec::new(),
-            tags: Vec::new(),
-            streams: Vec::new(),
+            ..Status::zero()
         }
     }
 
@@ -328,6 +319,7 @@ mod tests {
             host_wait_count: 1,
             host_wait_time: Duration::from_millis(20),
             steps: vec![step("remap idle memory", 0, 0), step("reserve more memory", 2 << 20, 4)],
+            ..PoolCounters::default()
         };
         Status {
             counters,
@@ -350,18 +342,16 @@ mod tests {
             ]
         );
         let text = format!("{:#}", with_usage());
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(
-            lines[2..7],
-            [
-                "Memory pool peaks: 8.000 KiB (32.000 MiB reserved)",
-                "Memory pool blocks: 1 (of 1 ever)",
-                "Memory pool requests: 2 refused, 40 beyond the caches of threads",
-                "Memory pool driver calls: 12 in 1.5ms (64.000 MiB returned)",
-                "Memory pool waits: 3 in streams, 1 of the host in 20.0ms",
-            ]
-        );
-        let lines: Vec<&str> = text.lines().skip(11).collect();
+        for line in [
+            "Memory pool peaks: 8.000 KiB (32.000 MiB reserved)",
+            "Memory pool blocks: 1 (of 1 ever)",
+            "Memory pool requests: 2 refused, 40 beyond the caches of threads",
+            "Memory pool driver calls: 12 in 1.5ms (64.000 MiB returned)",
+            "Memory pool waits: 3 in streams, 1 of the host in 20.0ms",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{text}");
+        }
+        let lines: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("  stream ")).collect();
         assert_eq!(
             lines,
             [
@@ -372,6 +362,16 @@ mod tests {
                 "  reserve more memory      2.000 MiB          1.5ms        4",
             ]
         );
+    }
+
+    /// Each position has one figure.
+    #[test]
+    fn the_figures_of_c_have_positions_of_their_own() {
+        let status = Status { in_use_bytes: 1, soft_limit_bytes: None, asleep_bytes: 18, ..status_in_use() };
+        let figures =
+            Status { counters: PoolCounters { host_wait_count: 17, ..PoolCounters::default() }, ..status };
+        let figures = figures.c_figures();
+        assert_eq!((figures[0], figures[8], figures[16], figures[17]), (1, u64::MAX, 17, 18));
     }
 
     #[cfg(feature = "serde")]
@@ -403,6 +403,8 @@ mod tests {
                 },
             ],
         });
-        assert_eq!(value["counters"], counters);
+        for (name, expected) in counters.as_object().unwrap() {
+            assert_eq!(&value["counters"][name], expected, "{name}");
+        }
     }
 }

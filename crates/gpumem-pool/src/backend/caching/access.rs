@@ -2,8 +2,8 @@
 
 use crate::backend::BackendSetup;
 use crate::config::{HandleUse, MemoryKind};
+use crate::figures::ActivityCounters;
 use crate::limits::Admission;
-use crate::stats::ActivityCounters;
 use gpumem_sys::types::{
     CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,

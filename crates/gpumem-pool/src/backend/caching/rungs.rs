@@ -247,7 +247,7 @@ fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Made {
         if !clocks.insert_wait(*stamp, request.stream)? {
             return Ok(Step::Skipped);
         }
-        pool.activity().count_inserted_waits(u64::from(is_new));
+        pool.activity().inserted_wait_count.add(u64::from(is_new));
     }
     Ok(if waits.is_empty() { Step::Skipped } else { Step::Short })
 }

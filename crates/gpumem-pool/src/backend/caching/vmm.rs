@@ -140,7 +140,7 @@ impl PhysicalMemory for Vmm<'_> {
             // complete.
             Memory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0) },
         })?;
-        self.access.activity().count_trimmed(size_bytes);
+        self.access.activity().trimmed_bytes.add(size_bytes);
         self.access.admission().give_back(size_bytes);
         Ok(())
     }

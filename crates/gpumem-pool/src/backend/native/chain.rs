@@ -17,7 +17,7 @@ use crate::backend::DriverPoolUsage;
 use crate::config::MemoryKind;
 use crate::device::{Device, PeerDevice};
 use crate::error::Verdict;
-use crate::stats::ActivityCounters;
+use crate::figures::ActivityCounters;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUstream};

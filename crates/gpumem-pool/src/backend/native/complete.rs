@@ -12,7 +12,7 @@ use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
 use crate::device::{Device, Handle, Object, Owned, WeakDevice};
-use crate::stats::ActivityCounters;
+use crate::figures::ActivityCounters;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_sys::types::{CUctx_st, CUdeviceptr, CUresult, CUstream, CUstream_flags, CUstream_st};

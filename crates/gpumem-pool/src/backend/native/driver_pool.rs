@@ -5,7 +5,7 @@
 
 use crate::config::MemoryKind;
 use crate::device::{Clocks, Device, Handle, HowFar, PeerDevice};
-use crate::stats::ActivityCounters;
+use crate::figures::ActivityCounters;
 use core::ffi::{c_int, c_void};
 use gpumem_sys::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,

@@ -5,7 +5,7 @@ use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
 use crate::device::{Device, MemoryRange, Order, Stamp, Stream, StreamId};
 use crate::error::PoolError;
-use crate::stats::ActivityCounters;
+use crate::figures::ActivityCounters;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -85,7 +85,7 @@ impl Ordered {
         // This backend's memory does not sleep.
         let is_queued = self.device.queue_behind(counted, stream, MemoryRange::NONE, free)?;
         if is_queued {
-            self.activity.count_inserted_waits(wait_count);
+            self.activity.inserted_wait_count.add(wait_count);
         }
         Ok(is_queued)
     }

@@ -123,7 +123,7 @@ mod tests {
     fn the_names_of_the_fields_are_stable() {
         let value = serde_json::to_value(report()).unwrap();
         let names: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
-        let expected = "added_bytes advice advice_text alignment asleep_bytes attempts block_count capture_bytes capture_stream \
+        let expected = "added_bytes advice advice_text alignment asleep_bytes attempts block_count capture_bytes capture_stream counters \
                         device_free_bytes device_ordinal device_total_bytes driver_error fallbacks flight_record graph_bytes growable_bytes growth \
                         headline holders host_free_bytes in_use_bytes kind largest_free_bytes limit_bytes limit_name \
                         limit_others_bytes limit_pool limit_sharers other_libraries_bytes other_pools other_pools_bytes own_outside_bytes \

@@ -140,7 +140,7 @@ impl StateRef {
         alignment: u64,
         stream: &Stream,
     ) -> Result<Allocation, PoolError> {
-        self.activity.count_slow_allocation();
+        self.activity.slow_allocation_count.add(1);
         self.event_slow_allocation(size_bytes, stream);
         self.check_size(size_bytes)?;
         let allocation = match self.backend.alloc(size_bytes, alignment, stream)? {

@@ -16,6 +16,7 @@ use super::State;
 use crate::backend::{Search, Shortage, Step};
 use crate::device::{CaptureModeGuard, deadline};
 use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
+use crate::figures::StepCounters;
 use crate::reclaim::{Extent, OTHERS_TIME_MAX};
 use std::time::Instant;
 
@@ -47,7 +48,12 @@ impl State {
         let _request = deadline::Request::begin();
         let mut course = Course::default();
         let found = self.climb_until_found(search, &mut course);
-        self.activity.add_steps(&course.attempts, course.served_by);
+        self.activity.add_steps(course.attempts.iter().map(|attempt| StepCounters {
+            name: attempt.name,
+            gained_bytes: attempt.gained_bytes,
+            served_count: u64::from(course.served_by == Some(attempt.name)),
+            took: attempt.took,
+        }));
         self.event_steps(&course.attempts, course.served_by);
         match found? {
             Some(found) => Ok(found),

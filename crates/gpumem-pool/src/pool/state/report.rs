@@ -157,7 +157,7 @@ impl State {
                     report.flight_record = Some(record);
                 }
             }
-            self.activity.count_refusal();
+            self.activity.refusal_count.add(1);
             self.event_refusal(error);
             self.setup.observer.iter().for_each(|observer| observer.notify(error));
         }
@@ -191,6 +191,7 @@ impl State {
         if kind == MemoryKind::Host {
             report.host_free_bytes = host::free_bytes();
         }
+        report.counters = self.activity.read();
         report.holders = self.tags.holders();
         let kept = self.graph_memory.kept(self);
         report.graph_bytes = kept.bytes.min(report.in_use_bytes);
