@@ -147,34 +147,13 @@ class Figures:
 class Status(Figures):
     """A pool's counters at one moment, in bytes unless they count."""
 
-    in_use_bytes: int
-    reserved_bytes: int
-    cached_bytes: int
-    in_use_peak_bytes: int
-    reserved_peak_bytes: int
-    block_count: int
-    allocation_count: int
-    hard_limit_bytes: int
-    soft_limit_bytes: int
-    device_used_bytes: int
-    device_total_bytes: int
-    refusal_count: int
-    slow_allocation_count: int
-    trimmed_bytes: int
-    driver_call_count: int
-    inserted_wait_count: int
-    host_wait_count: int
-    asleep_bytes: int
+    # `cargo xtask wheel` writes the fields of gpumem_status here.
 
 
 class ScopeUsage(Figures):
     """Allocations and frees of a thread in a scope."""
 
-    allocated_bytes: int
-    allocation_count: int
-    freed_bytes: int
-    free_count: int
-    peak_bytes: int
+    # `cargo xtask wheel` writes the fields of gpumem_scope_usage here.
 
 
 # The library version that these declarations describe. Later versions with the same minor number serve them too.

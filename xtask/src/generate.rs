@@ -36,6 +36,7 @@ pub(crate) const HEADER: Generator = Generator {
     paths: &[
         "xtask/generators/src/header.rs",
         "crates/gpumem-capi/src/",
+        "crates/gpumem-pool/src/figures.rs",
         "crates/gpumem-capi/cbindgen.toml",
         "crates/gpumem-capi/include/gpumem.h",
     ],

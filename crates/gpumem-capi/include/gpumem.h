@@ -254,15 +254,15 @@ typedef struct gpumem_status {
    */
   size_t struct_size;
   /*
-   In live blocks.
+   Bytes in live blocks.
    */
   uint64_t in_use_bytes;
   /*
-   Held from the device: blocks and cached memory.
+   Bytes held from the device.
    */
   uint64_t reserved_bytes;
   /*
-   Cached for reuse.
+   Bytes cached for reuse, including freed memory that waits for work on the device.
    */
   uint64_t cached_bytes;
   /*
@@ -282,15 +282,15 @@ typedef struct gpumem_status {
    */
   uint64_t allocation_count;
   /*
-   The hard limit; `UINT64_MAX` if there is none.
+   The hard limit, if any. `UINT64_MAX` if there is none.
    */
   uint64_t hard_limit_bytes;
   /*
-   The soft limit; `UINT64_MAX` if there is none.
+   The soft limit, if any. `UINT64_MAX` if there is none.
    */
   uint64_t soft_limit_bytes;
   /*
-   In use on the whole device, by all processes.
+   Memory in use on the whole device, by all processes.
    */
   uint64_t device_used_bytes;
   /*
@@ -298,31 +298,31 @@ typedef struct gpumem_status {
    */
   uint64_t device_total_bytes;
   /*
-   The number of requests that were refused because memory or a limit ran out.
+   Requests that were refused because memory, a limit, a quota or a budget ran out.
    */
   uint64_t refusal_count;
   /*
-   The number of allocations that no cache of the calling thread served.
+   Allocations that no cache of the calling thread served, including those that the backend refused.
    */
   uint64_t slow_allocation_count;
   /*
-   Returned to the driver since the pool was created.
+   Bytes that the pool has returned to the driver.
    */
   uint64_t trimmed_bytes;
   /*
-   The number of calls of the driver that obtain, map, trim or release memory.
+   Driver calls that obtain, map, trim or release memory of the pool.
    */
   uint64_t driver_call_count;
   /*
-   The number of waits that the pool has inserted into streams, on the device.
+   Waits that the pool has inserted into streams, on the device.
    */
   uint64_t inserted_wait_count;
   /*
-   The number of waits of the host for the device.
+   Waits of the host for the device.
    */
   uint64_t host_wait_count;
   /*
-   The bytes of blocks that sleep (`gpumem_pool_sleep`), whose memory is not on the device.
+   Bytes that sleep, and are not on the device.
    */
   uint64_t asleep_bytes;
 } gpumem_status;

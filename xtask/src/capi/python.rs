@@ -42,6 +42,9 @@ fn build(folder: &Path) -> Result<PathBuf> {
     for licence in LICENCES {
         fs::copy(workspace::root().join(licence), source.join(licence))?;
     }
+    let header = fs::read_to_string(workspace::root().join("crates/gpumem-capi/include/gpumem.h"))?;
+    let native = source.join("gpumem/_native.py");
+    fs::write(&native, with_figures(&fs::read_to_string(&native)?, &header)?)?;
     let libraries = source.join("gpumem/lib");
     fs::create_dir_all(&libraries)?;
     fs::copy(prefix.join("lib").join(LIBRARY), libraries.join(LIBRARY))?;
@@ -67,6 +70,28 @@ fn build(folder: &Path) -> Result<PathBuf> {
     succeed(pip.arg(&plain).arg(&source), "pip wheel")?;
     tag(&wheels(&plain)?.pop().context("pip made no wheel")?, folder)?;
     wheels(folder)?.pop().context("auditwheel made no wheel")
+}
+
+/// Replaces each comment that names a structure of the header by its fields, which are attributes of a class.
+fn with_figures(source: &str, header: &str) -> Result<String> {
+    let mut text = String::new();
+    for line in source.lines() {
+        let name = line.strip_prefix("    # `cargo xtask wheel` writes the fields of ");
+        match name.and_then(|rest| rest.strip_suffix(" here.")) {
+            Some(name) => text += &attributes(name, header)?,
+            None => text = text + line + "\n",
+        }
+    }
+    Ok(text)
+}
+
+/// The fields of a structure after its size.
+fn attributes(name: &str, header: &str) -> Result<String> {
+    let start = header.split_once(&format!("typedef struct {name} {{"));
+    let (fields, _) =
+        start.and_then(|(_, rest)| rest.split_once('}')).with_context(|| format!("no {name}"))?;
+    let names = fields.lines().filter_map(|line| line.trim().strip_prefix("uint64_t ")?.strip_suffix(';'));
+    Ok(names.map(|name| format!("    {name}: int\n")).collect())
 }
 
 /// Copies the wheel under the name for the oldest systems that have what its libraries need. Package indexes refuse the plain name.
@@ -206,4 +231,18 @@ fn succeed(command: &mut Command, name: &str) -> Result<()> {
 
 fn made() -> PathBuf {
     workspace::root().join("target/python")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_gets_the_fields_of_its_structure() {
+        let source = "class Status:\n    # `cargo xtask wheel` writes the fields of gpumem_status here.\n\nVERSION = 1\n";
+        let header = "typedef struct gpumem_status {\n  /*\n   One.\n   */\n  size_t struct_size;\n  uint64_t a_bytes;\n  uint64_t b_count;\n} gpumem_status;\n";
+        let written = with_figures(source, header).unwrap();
+        assert_eq!(written, "class Status:\n    a_bytes: int\n    b_count: int\n\nVERSION = 1\n");
+        assert!(with_figures(source, "").is_err());
+    }
 }
