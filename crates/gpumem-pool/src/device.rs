@@ -4,6 +4,8 @@
 //! streams can be shared with them. It is retained here and released with the last clone. Every object that needs the
 //! context (stream, event, pool, block) holds a clone.
 
+pub(crate) mod calls;
+pub(crate) mod capture_end;
 pub(crate) mod captures;
 pub(crate) mod capturing;
 pub(crate) mod completion;
@@ -12,10 +14,13 @@ pub(crate) mod deadline;
 pub(crate) mod event;
 pub(crate) mod host;
 pub(crate) mod host_memory;
+pub(crate) mod lent;
 pub(crate) mod maintenance;
 pub(crate) mod order;
 pub(crate) mod peer;
+pub(crate) mod primary;
 pub(crate) mod processes;
+pub(crate) mod shared_stream;
 pub(crate) mod sleepers;
 pub(crate) mod slow_path_flag;
 pub(crate) mod stream;
@@ -25,7 +30,6 @@ mod objects;
 mod settle;
 mod wait;
 
-pub(crate) use captures::Captures;
 pub use completion::Completion;
 pub(crate) use context::Handle;
 pub use context::{CaptureModeGuard, ContextGuard};
@@ -34,39 +38,36 @@ pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory,
 pub(crate) use maintenance::{HowFar, Idle, Maintenance, PoolMaintenance};
 pub(crate) use objects::{Object, Owned, at_end};
 pub use order::StreamId;
-pub(crate) use order::{
-    Clocks, GRAPH_BIT, Life, Marker, MarkerEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
-};
+pub(crate) use order::{Clocks, GRAPH_BIT, Marker, MarkerEvent, Order, Part, Stamp, StreamIndex};
 #[doc(hidden)]
 pub use peer::PeerDevice;
-pub(crate) use slow_path_flag::SlowPathFlag;
-pub(crate) use stream::{LEGACY, WeakStream};
 pub use stream::{RecentStreams, Stream, StreamBuilder, StreamPoint};
 pub(crate) use watch::{OrderEvent, OrderObserver};
 
 #[cfg(feature = "backend-caching")]
 use crate::config::HandleUse;
 use crate::config::{Bytes, PoolId};
-use crate::error::{PoolError, PoolUsage, RESET, UnfinishedStream, is_sticky, may_mean_reset, not_forked};
+use crate::error::{PoolError, PoolUsage, UnfinishedStream, not_forked};
 use crate::limits::DeviceBudget;
 use crate::reclaim::{Reclaimable, Registration};
 use completion::lanes::Lanes;
-use completion::notifier;
 use core::cmp::Reverse;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
 #[cfg(feature = "backend-caching")]
-use core::sync::atomic::AtomicU8;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
 use gpumem_heap::cache;
 use gpumem_sys::text::Shown;
-use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
+use gpumem_sys::types::{CUcontext, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError, fork};
-pub(crate) use settle::{KeptMemory, Patience, Work};
-pub(crate) use sleepers::Sleepers;
 #[doc(hidden)]
-pub use sleepers::{LentMemory, MemoryRange};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock, Weak};
+pub use lent::LentMemory;
+use primary::{HeldContext, Opened, PrimaryContext, Retained, WeakContext, raw_device, reset};
+pub(crate) use settle::{Patience, Work};
+#[doc(hidden)]
+pub use sleepers::MemoryRange;
+pub(crate) use sleepers::Sleepers;
+use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::Instant;
 use watch::Watch;
 
@@ -90,21 +91,10 @@ pub struct Device(Arc<Inner>);
 pub(crate) struct WeakDevice(Weak<Inner>);
 
 struct Inner {
-    driver: Driver,
+    primary: PrimaryContext,
     /// Shared by all devices of the machine.
     clocks: Arc<Clocks>,
-    own: WeakDevice,
     common: Arc<Common>,
-    /// The error that destroyed the context, once a call has returned it.
-    lost: OnceLock<DriverError>,
-    /// True once a call has found that the program has reset the device. From then on no call uses the context or its objects, whose
-    /// handles may have been reused.
-    is_reset: AtomicBool,
-    ordinal: u32,
-    raw: CUdevice,
-    context: Handle<CUctx_st>,
-    /// The driver's number of the context, never reused; `None` for drivers before CUDA 12.0.
-    context_id: Option<u64>,
     name: String,
     total_bytes: u64,
     /// True if the device uses the host's memory.
@@ -124,12 +114,16 @@ struct Common {
     /// A bit for each use of handles with which memory has been mapped and written.
     #[cfg(feature = "backend-caching")]
     mapped: AtomicU8,
-    /// Held shared while the host waits for the whole GPU, and exclusively while a capture begins there.
-    quiet: RwLock<()>,
     /// Unreported failures to release memory.
     kept: Mutex<Vec<PoolError>>,
     /// The memory of these reports that can be released later.
     kept_memory: Mutex<Vec<KeptMemory>>,
+}
+
+/// Memory that could not be released when it was dropped.
+pub(crate) struct KeptMemory {
+    /// Releases it, if the driver allows that. Called only once no work uses it.
+    pub(crate) give_back: Box<dyn FnMut(&Device) -> bool + Send>,
 }
 
 /// A pool in the list of its device.
@@ -161,11 +155,7 @@ impl Device {
     ///
     /// [`PoolError::Driver`] if the call fails.
     pub fn count(driver: &Driver) -> Result<u32, PoolError> {
-        not_forked()?;
-        let mut count: c_int = 0;
-        // SAFETY: `count` outlives the call.
-        unsafe { driver.cuDeviceGetCount(&mut count)? };
-        Ok(u32::try_from(count).unwrap_or(0))
+        primary::count(driver)
     }
 
     /// Opens the device with this ordinal, counted from 0, and retains its primary context.
@@ -177,7 +167,7 @@ impl Device {
     /// - [`PoolError::NotFound`] if the driver has no device with this ordinal.
     /// - [`PoolError::Driver`] if a call fails, for example because the context cannot be created.
     pub fn new(driver: &Driver, ordinal: u32) -> Result<Self, PoolError> {
-        let raw = PeerDevice::new(driver, ordinal)?.raw();
+        let raw = raw_device(driver, ordinal)?;
         let name = name(driver, raw)?;
         let total_bytes = total_bytes(driver, raw)?;
         let major = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
@@ -187,47 +177,40 @@ impl Device {
 
         watch_forks();
         let clocks = Clocks::of(driver);
-        let mut open = clocks.devices();
+        let mut open = devices_of(clocks.devices());
         // Before the context is retained: an inactive context that is retained here was destroyed.
         open.iter().filter(|open| open.raw() == raw).for_each(|open| _ = open.find_reset());
         // Retained last, so that earlier failures have no context to release.
-        let mut context = core::ptr::null_mut();
-        // SAFETY: `context` outlives the call; the release is in `Inner::drop`.
-        unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw)? };
-        let context_id = context_id(driver, context);
-        let is_same = |open: &&Self| open.context() == context && open.0.context_id == context_id;
-        open.iter().filter(|open| open.raw() == raw && !is_same(open)).for_each(Self::note_reset);
+        let retained = Retained::new(driver, ordinal, raw)?;
+        let is_same = |open: &&Self| retained.is_of(open.primary());
+        open.iter()
+            .filter(|open| open.raw() == raw && !is_same(open))
+            .for_each(|open| open.primary().note_reset());
         open.retain(|open| !open.is_reset());
-        let known = open.iter().find(is_same);
-        let common = known.map_or_else(
+        let known = open.iter().find(is_same).cloned();
+        let common = known.as_ref().map_or_else(
             || Arc::new(Common::new(driver, ordinal, total_bytes, is_integrated)),
             |open| Arc::clone(&open.0.common),
         );
+        let known = known.as_ref().map(Self::primary);
         let device = Self(Arc::new_cyclic(|own| Inner {
-            driver: driver.clone(),
+            primary: PrimaryContext::new(retained, WeakContext::new(own), known),
             clocks,
-            own: WeakDevice(own.clone()),
             common,
-            lost: OnceLock::new(),
-            is_reset: AtomicBool::new(false),
-            ordinal,
-            raw,
-            context: Handle(context),
-            context_id,
             name,
             total_bytes,
             is_integrated,
             compute_capability,
             lanes: Lanes::default(),
         }));
-        device.clocks().add_device(&device);
+        device.clocks().add_device(device.primary());
         Ok(device)
     }
 
     /// The ordinal of this device in the driver.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
-        self.0.ordinal
+        self.primary().ordinal()
     }
 
     /// The vendor's name for the device.
@@ -261,19 +244,19 @@ impl Device {
     /// The driver that the device was opened with.
     #[must_use]
     pub fn driver(&self) -> &Driver {
-        &self.0.driver
+        self.primary().driver()
     }
 
     /// The driver's handle.
     #[must_use]
     pub fn raw(&self) -> CUdevice {
-        self.0.raw
+        self.primary().raw()
     }
 
     /// The primary context, alive as long as this device.
     #[must_use]
     pub fn context(&self) -> CUcontext {
-        self.0.context.0
+        self.primary().context()
     }
 
     /// The free and total memory, as reported by the driver: other pools and processes count.
@@ -384,102 +367,80 @@ impl Device {
             return Vec::new();
         }
         let now = Instant::now();
-        let unfinished =
-            self.clocks().unfinished(self).into_iter().map(|(stream, marked_at)| UnfinishedStream {
+        let unfinished = self.clocks().unfinished(self.primary()).into_iter().map(|(stream, marked_at)| {
+            UnfinishedStream {
                 stream,
                 queued_ago: marked_at.map(|marked_at| now.saturating_duration_since(marked_at)),
-            });
+            }
+        });
         let mut unfinished: Vec<_> = unfinished.collect();
         unfinished.sort_by_key(|stream| Reverse(stream.queued_ago));
         unfinished
     }
 
-    /// Makes the context current, unless the program has reset the device.
+    /// The context and what is known about its loss.
+    #[inline]
+    pub(crate) fn primary(&self) -> &PrimaryContext {
+        &self.0.primary
+    }
+
+    /// See [`PrimaryContext::enter`].
     #[inline]
     pub(crate) fn enter(&self) -> Result<ContextGuard<'_>, DriverError> {
-        if self.find_reset() {
-            return Err(reset());
-        }
-        ContextGuard::enter(self.driver(), self.context()).map_err(|error| self.noted(error))
+        self.primary().enter()
     }
 
-    /// Like [`Device::enter`], and in the relaxed capture mode.
+    /// See [`PrimaryContext::enter_relaxed`].
     pub(crate) fn enter_relaxed(&self) -> Result<(CaptureModeGuard<'_>, ContextGuard<'_>), DriverError> {
-        let context = self.enter()?;
-        Ok((CaptureModeGuard::enter(self.driver())?, context))
+        self.primary().enter_relaxed()
     }
 
-    /// Records an error which states that the context is lost. Paths without driver calls would not notice it. If the error may come from a
-    /// reset device, and the device was reset, it is replaced by one that says so.
+    /// See [`PrimaryContext::noting`].
     pub(crate) fn noting<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
-        result.map_err(|error| self.noted(error))
+        self.primary().noting(result)
     }
 
-    #[cold]
-    fn noted(&self, error: DriverError) -> DriverError {
-        if may_mean_reset(error.code()) && !fork::is_child() && self.find_reset() {
-            return error.with_code(RESET);
-        }
-        if is_sticky(error.code()) {
-            self.lose(error);
-        }
-        error
-    }
-
-    /// Records the error that destroyed the context. The first one counts.
-    #[cold]
-    fn lose(&self, error: DriverError) {
-        if self.0.lost.set(error).is_ok() {
-            self.clocks().captures().slow_path().add_lost();
-            notifier::check_all();
-        }
-    }
-
-    fn note_reset(&self) {
-        if !self.0.is_reset.swap(true, Ordering::AcqRel) {
-            self.maintenance().forget_objects();
-            self.sleepers().add_reset();
-            self.lose(reset());
-        }
-    }
-
-    /// True if the program has reset the device, which is recorded. Calls that name an object of the context ask first: the vendor's driver
-    /// dereferences stream handles, and a handle of a former context crashes the process.
+    /// See [`PrimaryContext::find_reset`].
     #[inline]
     pub(crate) fn find_reset(&self) -> bool {
-        self.is_reset() || (!self.0.has_its_context() && self.confirm_reset())
-    }
-
-    #[cold]
-    fn confirm_reset(&self) -> bool {
-        let is_gone = self.0.is_context_replaced();
-        if is_gone {
-            self.note_reset();
-        }
-        is_gone
+        self.primary().find_reset()
     }
 
     /// True once a call has found that the program reset the device.
     #[inline]
     pub(crate) fn is_reset(&self) -> bool {
-        self.0.is_reset.load(Ordering::Acquire)
+        self.primary().is_reset()
     }
 
-    /// True if the device has no primary context now, as after a reset.
-    #[cfg(feature = "backend-caching")]
-    pub(crate) fn is_unused(&self) -> bool {
-        self.0.is_unused()
+    /// See [`PrimaryContext::destroy`].
+    pub(crate) fn destroy(&self, object: Object) {
+        self.primary().destroy(object);
+    }
+
+    /// The device that holds a context.
+    pub(super) fn of(context: HeldContext) -> Option<Self> {
+        context.device().map(Self)
+    }
+
+    /// All open devices of the machine, except those that were reset.
+    pub(super) fn devices(&self) -> Vec<Self> {
+        devices_of(self.clocks().devices())
+    }
+
+    /// Returns an error if a device is lost that another device has waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::AwaitedDeviceLost`].
+    #[inline]
+    pub(crate) fn check_awaited(&self) -> Result<(), PoolError> {
+        self.clocks().check_awaited()
     }
 
     /// Refuses operations of a forked child, and operations on a device that was reset.
     pub(crate) fn check_open(&self) -> Result<(), PoolError> {
         not_forked()?;
         if self.is_reset() { Err(PoolError::DeviceLost(reset())) } else { Ok(()) }
-    }
-
-    /// The error that destroyed the context, if a call of this device has returned it.
-    pub(crate) fn lost(&self) -> Option<DriverError> {
-        if self.is_reset() { Some(reset()) } else { self.0.lost.get().copied() }
     }
 
     /// The memory held by the device's pools.
@@ -521,7 +482,7 @@ impl Device {
     }
 
     pub(crate) fn downgrade(&self) -> WeakDevice {
-        self.0.own.clone()
+        WeakDevice(Arc::downgrade(&self.0))
     }
 }
 
@@ -531,7 +492,6 @@ impl Common {
         let available_bytes = move || host::available_to(&driver, ordinal);
         let available_bytes = is_integrated.then(|| Box::new(available_bytes) as _);
         let budget = Arc::new(DeviceBudget::new(total_bytes, available_bytes));
-        let (quiet, kept, kept_memory) = (RwLock::default(), Mutex::default(), Mutex::default());
         Self {
             pools: Mutex::default(),
             maintenance: Maintenance::default(),
@@ -539,9 +499,8 @@ impl Common {
             budget,
             #[cfg(feature = "backend-caching")]
             mapped: AtomicU8::new(0),
-            quiet,
-            kept,
-            kept_memory,
+            kept: Mutex::default(),
+            kept_memory: Mutex::default(),
         }
     }
 }
@@ -556,110 +515,91 @@ impl WeakDevice {
     }
 }
 
+impl Opened for Inner {
+    fn primary(&self) -> &PrimaryContext {
+        &self.primary
+    }
+
+    fn note_reset(&self) {
+        self.clocks.sleepers().add_reset();
+    }
+
+    fn note_lost(&self) {
+        self.clocks.captures().slow_path().add_lost();
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         if fork::is_child() {
             return;
         }
-        if self.lost.get().is_some() {
+        let (driver, context, own) =
+            (self.primary.driver(), self.primary.context(), self.primary.downgrade());
+        if self.primary.lost().is_some() {
             self.clocks.captures().slow_path().remove_lost();
         }
-        if *self.is_reset.get_mut() {
+        if self.primary.is_reset() {
             self.clocks.sleepers().remove_reset();
             // All objects are gone. The driver may or may not still count the context as retained; one release too many would destroy the
             // next context.
-            return self.clocks.drop_device(&self.own, self.context.0, reset());
+            return self.clocks.drop_device(&own, context, reset());
         }
-        if !self.has_its_context() && self.is_context_replaced() {
-            return self.clocks.drop_device(&self.own, self.context.0, reset());
+        if self.primary.is_replaced() {
+            return self.clocks.drop_device(&own, context, reset());
         }
         // Another `Device` of this GPU returns the rest later.
-        let has_heir = self.clocks.devices().iter().any(|other| other.context() == self.context.0);
+        let has_heir = self.clocks.devices().iter().any(|other| other.context() == context);
         if !has_heir {
-            self.release_deferred();
+            self.release_deferred(&own);
         }
-        self.lanes.destroy(&self.driver, self.context.0);
-        self.clocks.close_device(&self.own, self.context.0);
+        self.lanes.destroy(driver, context);
+        self.clocks.close_device(&own, context);
         if !has_heir {
-            self.common.maintenance.end(&self.driver);
+            self.common.maintenance.end(&self.primary);
         }
         // Objects that host functions dropped are destroyed before their context.
-        release_context(&self.driver, self.raw);
+        self.primary.release();
     }
-}
-
-/// Releases a context that was retained once for the caller. A failure means that the driver is shutting down or that the context is lost.
-fn release_context(driver: &Driver, raw: CUdevice) {
-    // SAFETY: the caller has retained the context.
-    at_end(|| driver.destroy(move |driver| unsafe { driver.cuDevicePrimaryCtxRelease_v2(raw) }));
 }
 
 impl Inner {
-    /// True if the driver confirms that the context is the one that was opened.
-    #[inline]
-    fn has_its_context(&self) -> bool {
-        match self.context_id {
-            None => !self.is_unused(),
-            id => context_id(&self.driver, self.context.0) == id,
-        }
-    }
-
-    /// True if the context was destroyed. Uses separate queries, because one failure may concern only one call. The context is retained
-    /// here, so otherwise it would be active and the same.
-    #[cold]
-    fn is_context_replaced(&self) -> bool {
-        if self.is_unused() {
-            return true;
-        }
-        let (driver, raw, mut context) = (&self.driver, self.raw, core::ptr::null_mut());
-        // SAFETY: `context` outlives the call. It is released below.
-        if unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw) }.is_err() {
-            return false;
-        }
-        let is_same = context == self.context.0 && context_id(driver, context) == self.context_id;
-        release_context(driver, raw);
-        !is_same
-    }
-
-    fn is_unused(&self) -> bool {
-        let (mut flags, mut is_active) = (0, 1);
-        // SAFETY: both outlive the call.
-        let asked = unsafe { self.driver.cuDevicePrimaryCtxGetState(self.raw, &mut flags, &mut is_active) };
-        asked.is_ok() && is_active == 0
-    }
-
     /// Releases the memory of pools that were dropped while work was queued.
-    fn release_deferred(&self) {
+    fn release_deferred(&self, own: &WeakContext) {
         let maintenance = &self.common.maintenance;
         if !maintenance.has_deferred() {
             return;
         }
-        let bound = at_end(|| ContextGuard::enter(&self.driver, self.context.0));
+        let driver = self.primary.driver();
+        let bound = at_end(|| ContextGuard::enter(driver, self.primary.context()));
         // SAFETY: the context is current and alive.
-        let is_idle = bound.is_some() && at_end(|| unsafe { self.driver.cuCtxSynchronize() }).is_some();
+        let is_idle = bound.is_some() && at_end(|| unsafe { driver.cuCtxSynchronize() }).is_some();
         if is_idle {
-            self.clocks.saw_end(&self.own);
-            maintenance.after_wait(&self.driver, &self.clocks);
+            self.clocks.saw_end(own);
+            maintenance.after_wait(&self.primary, &self.clocks);
         }
         // The rest is used by work of other devices, which access the memory over their links. Memory of a lost context is left too, and
         // goes with the context.
         if maintenance.has_deferred() {
-            let waited: Vec<_> = self.clocks.devices().into_iter().map(|other| other.finish()).collect();
+            let others = devices_of(self.clocks.devices());
+            let waited: Vec<_> = others.into_iter().map(|other| other.finish()).collect();
             if is_idle && waited.iter().all(Result::is_ok) {
-                maintenance.finish(&self.driver, &self.clocks);
+                maintenance.finish(driver, &self.clocks);
             }
         }
     }
+}
+
+/// The devices of these contexts.
+fn devices_of(contexts: Vec<HeldContext>) -> Vec<Device> {
+    contexts.into_iter().filter_map(Device::of).collect()
 }
 
 /// True if both are one GPU of one driver: such devices share one primary context.
 impl PartialEq for Device {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-            || self.context() == other.context()
-                && self.driver().is_same_machine(other.driver())
-                && self.is_reset() == other.is_reset()
+        self.primary() == other.primary()
     }
 }
 
@@ -668,7 +608,7 @@ impl Eq for Device {}
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Device")
-            .field("ordinal", &self.0.ordinal)
+            .field("ordinal", &self.ordinal())
             .field("name", &Shown::name(&self.0.name))
             .finish()
     }
@@ -680,7 +620,7 @@ impl fmt::Display for Device {
             f,
             "{} (device {}, {:.1})",
             Shown::name(&self.0.name),
-            self.0.ordinal,
+            self.ordinal(),
             Bytes(self.0.total_bytes)
         )
     }
@@ -701,20 +641,6 @@ fn watch_forks() {
         fork::watch();
         fork::run_in_children(cache::forget_found);
     });
-}
-
-/// The error of a device that was reset, when no call has failed.
-fn reset() -> DriverError {
-    DriverError::Failed { call: "cuDevicePrimaryCtxReset", code: RESET }
-}
-
-/// The driver's unique number of a context, never reused. `None` if the context is gone or the driver has no numbers.
-#[inline]
-fn context_id(driver: &Driver, context: CUcontext) -> Option<u64> {
-    driver.table().cuCtxGetId?;
-    let mut id = 0;
-    // SAFETY: the handle was a primary context's, of which the driver says whether it is gone, and `id` outlives the call.
-    unsafe { driver.cuCtxGetId(context, &mut id) }.ok().map(|()| id)
 }
 
 fn total_bytes(driver: &Driver, raw: CUdevice) -> Result<u64, DriverError> {

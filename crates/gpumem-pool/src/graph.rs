@@ -20,7 +20,8 @@ mod foreign;
 
 pub use foreign::ForeignCaptures;
 
-use crate::device::capturing::{end_of, run_again};
+use crate::device::capture_end::{end_of, run_again};
+use crate::device::shared_stream::close_for_end;
 use crate::device::{Device, Handle, Object, Part, Stream};
 use crate::error::{CaptureError, PoolError, not_forked};
 use crate::pool::GraphMemory;
@@ -131,7 +132,7 @@ impl Stream {
         // The memory comes first: once the capture is known, dropped blocks of its streams are kept for it.
         let memory = GraphMemory::of(self.device().clocks());
         memory.begin(graph, graph);
-        captures.begin(graph, self);
+        captures.begin(graph, &self.shared());
         let hold = Hold { device: self.device().clone(), memory, graph };
         Ok(Capture { stream: self.clone(), hold, is_ended: false, _thread: PhantomData })
     }
@@ -189,13 +190,14 @@ impl Capture {
         let clocks = self.stream.clocks();
         let members = clocks.captures().members(self.hold.graph);
         // Held until the deferred waits are queued: a call that checks the streams later finds all of them.
-        let _alone = Stream::close_for_end(&members);
+        let _alone = close_for_end(&members);
         if !clocks.captures().end_begins(self.hold.graph) {
             // The end of a borrow ended the capture early.
             return Err(PoolError::Capture(CaptureError::Broken));
         }
-        let ended = end_of(&members, &self.hold.device, self.stream.stream_index());
-        let waited = run_again(&self.hold.device, self.hold.graph, self.stream.stream_index());
+        let ended = end_of(&members, clocks, self.stream.stream_index());
+        let waited =
+            run_again(self.hold.device.primary(), clocks, self.hold.graph, self.stream.stream_index());
         match ended {
             Ok(raw) if raw.is_null() => Err(PoolError::Capture(CaptureError::Broken)),
             Ok(raw) => {
@@ -325,7 +327,8 @@ impl GraphExec {
         stream.queue_work(memory, |on| {
             stream.check_runs("launching a graph")?;
             let clocks = stream.clocks();
-            let (after, after_parts) = clocks.captures().launch(graph, stream.stream_index(), clocks);
+            let (after, after_parts) =
+                clocks.captures().launch(graph, stream.stream_index(), clocks.epochs());
             // The completion of another library's stream cannot be determined here.
             let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
             for stamp in after.into_iter().chain(after_parts) {

@@ -52,7 +52,7 @@ impl PlainAllocator {
         let clocks = device.clocks();
         let uses: Vec<Stamp> = freed.stamps(clocks).collect();
         if !uses.is_empty() {
-            self.activity.host_wait(|| clocks.finish_stamps(&uses, None))?;
+            self.activity.host_wait(|| device.finish_stamps(&uses, None))?;
         }
         let _entered = device.enter_relaxed()?;
         // SAFETY: the address came from `acquire`, its only block is gone, and the address is not used again after a

@@ -5,11 +5,13 @@
 //!
 //! One lock, under which neither the driver nor a pool is called.
 
-use crate::device::{
-    Clocks, Device, Order, SlowPathFlag, Stamp, Stream, StreamId, StreamIndex, WeakDevice, order::uses,
-};
+use crate::device::order::uses;
+use crate::device::primary::{PrimaryContext, WeakContext};
+use crate::device::shared_stream::SharedStream;
+use crate::device::slow_path_flag::SlowPathFlag;
+use gpumem_heap::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 /// The captures and graphs of one machine.
@@ -30,12 +32,12 @@ struct Record {
     /// The stream that the capture began on, and the thread that must end it.
     origin: Option<(StreamIndex, ThreadId)>,
     /// The devices of the members.
-    devices: Vec<WeakDevice>,
+    devices: Vec<WeakContext>,
     /// The streams that are known to be part of the capture.
     members: BTreeSet<StreamIndex>,
     /// The first stream of the capture and the streams that joined it. The clones keep owned streams alive until the
     /// capture ends: the driver breaks a capture when one of its streams is destroyed.
-    streams: Vec<Stream>,
+    streams: Vec<Arc<dyn SharedStream>>,
     /// Work that launches must follow, by stream. The streams themselves must follow it once they run work again.
     after: Vec<(StreamIndex, Stamp)>,
     /// Uses, outside the graph, of released parts of its memory: launches must follow them too.
@@ -43,7 +45,7 @@ struct Record {
     /// The streams that own memory of the capture.
     owner_streams: BTreeSet<StreamIndex>,
     /// The stream that the capture's memory is allocated on.
-    source: Option<Stream>,
+    source: Option<Arc<dyn SharedStream>>,
     /// The streams that the graph was launched on, as a word of [`uses`].
     launched: u64,
 }
@@ -72,11 +74,11 @@ impl Captures {
     }
 
     /// Adds the record of a capture that has begun, with one handle; [`Captures::drop_handle`] drops it.
-    pub(crate) fn begin(&self, graph: u64, stream: &Stream) {
-        let members = BTreeSet::from([stream.stream_index()]);
-        let devices = vec![stream.device().downgrade()];
+    pub(crate) fn begin(&self, graph: u64, stream: &Arc<dyn SharedStream>) {
+        let members = BTreeSet::from([stream.id().stream_index()]);
+        let devices = vec![stream.context().downgrade()];
         let (origin, streams) =
-            (Some((stream.stream_index(), std::thread::current().id())), vec![stream.clone()]);
+            (Some((stream.id().stream_index(), std::thread::current().id())), vec![Arc::clone(stream)]);
         let record =
             Record { handle_count: 1, is_open: true, origin, devices, members, streams, ..Record::default() };
         self.table().insert(graph, record);
@@ -84,7 +86,7 @@ impl Captures {
 
     /// Adds the record of a capture that another library has begun, found on one of its streams; that library ends it. A capture that was
     /// considered ended gets one more handle.
-    pub(crate) fn adopt(&self, graph: u64, stream: &Stream) {
+    pub(crate) fn adopt(&self, graph: u64, stream: &Arc<dyn SharedStream>) {
         let reopened = self.with(graph, |record| {
             (record.is_open, record.is_ending) = (true, false);
             record.handle_count += 1;
@@ -107,12 +109,12 @@ impl Captures {
     }
 
     /// Adds a stream that has joined a capture.
-    pub(crate) fn join(&self, graph: u64, stream: &Stream) {
-        let device = stream.device().downgrade();
+    pub(crate) fn join(&self, graph: u64, stream: &Arc<dyn SharedStream>) {
+        let device = stream.context().downgrade();
         self.with(graph, |record| {
-            record.members.insert(stream.stream_index());
-            if !record.is_ending && !record.streams.contains(stream) {
-                record.streams.push(stream.clone());
+            record.members.insert(stream.id().stream_index());
+            if !record.is_ending && !record.streams.iter().any(|known| known.id() == stream.id()) {
+                record.streams.push(Arc::clone(stream));
             }
             if !record.devices.iter().any(|known| known.is_same(&device)) {
                 record.devices.push(device);
@@ -121,16 +123,16 @@ impl Captures {
     }
 
     /// The streams of an active capture, each once, always in one order.
-    pub(crate) fn members(&self, graph: u64) -> Vec<Stream> {
+    pub(crate) fn members(&self, graph: u64) -> Vec<Arc<dyn SharedStream>> {
         let mut streams = self.with(graph, |record| record.streams.clone()).unwrap_or_default();
-        streams.sort_unstable_by_key(Stream::id);
+        streams.sort_unstable_by_key(|stream| stream.id());
         streams
     }
 
     /// The first stream of a capture that has not ended.
     pub(crate) fn open_on(&self, graph: u64) -> Option<StreamId> {
         let table = self.table();
-        table.get(&graph).filter(|record| record.is_open)?.streams.first().map(Stream::id)
+        table.get(&graph).filter(|record| record.is_open)?.streams.first().map(|stream| stream.id())
     }
 
     /// Marks the capture as ending. False if its end had begun before.
@@ -139,7 +141,7 @@ impl Captures {
     }
 
     /// The active captures that this thread has begun and that include streams of `device`, each with its first stream.
-    pub(crate) fn begun_here(&self, device: &Device) -> Vec<(u64, StreamIndex)> {
+    pub(crate) fn begun_here(&self, device: &PrimaryContext) -> Vec<(u64, StreamIndex)> {
         let thread = std::thread::current().id();
         let open: Vec<_> = {
             let table = self.table();
@@ -149,8 +151,8 @@ impl Captures {
             begun.filter(|(_, (_, by), _)| *by == thread).collect()
         };
         // Devices are dropped after the lock: dropping the last clone takes other locks.
-        let is_of = |devices: Vec<WeakDevice>| {
-            devices.iter().filter_map(WeakDevice::upgrade).any(|other| other == *device)
+        let is_of = |devices: Vec<WeakContext>| {
+            devices.iter().filter_map(WeakContext::upgrade).any(|other| *other == *device)
         };
         open.into_iter()
             .filter_map(|(graph, (index, _), devices)| is_of(devices).then_some((graph, index)))
@@ -159,7 +161,7 @@ impl Captures {
 
     /// Ends the capture. Returns the waits that its streams still need: those requested during the capture, and waits
     /// for the memory that they have allocated.
-    pub(crate) fn end(&self, graph: u64, clocks: &Clocks) -> Vec<(StreamIndex, Stamp)> {
+    pub(crate) fn end(&self, graph: u64, epochs: &Epochs) -> Vec<(StreamIndex, Stamp)> {
         let streams = self.with(graph, |record| core::mem::take(&mut record.streams));
         // Dropped outside the lock: dropping the last clone destroys a stream.
         drop(streams);
@@ -167,7 +169,7 @@ impl Captures {
             record.is_open = false;
             (
                 record.after.clone(),
-                record.source.as_ref().map(|source| clocks.stamp(source.stream_index())),
+                record.source.as_ref().map(|source| epochs.stamp(source.id().stream_index())),
                 record.owner_streams.clone(),
             )
         });
@@ -189,7 +191,7 @@ impl Captures {
     }
 
     /// True if an active capture includes streams of this device.
-    pub(crate) fn captures_on(&self, device: &Device) -> bool {
+    pub(crate) fn captures_on(&self, device: &PrimaryContext) -> bool {
         if !self.is_open() {
             return false;
         }
@@ -200,7 +202,7 @@ impl Captures {
             .filter(|record| record.is_open)
             .flat_map(|record| record.devices.iter().cloned())
             .collect();
-        open.iter().filter_map(WeakDevice::upgrade).any(|other| other == *device)
+        open.iter().filter_map(WeakContext::upgrade).any(|other| *other == *device)
     }
 
     /// The capture that a stream belongs to, by the records. For a broken capture without a record, any active capture:
@@ -219,10 +221,10 @@ impl Captures {
 
     /// Records a launch that is about to be made. Returns the stamps that it must follow, and those that it must follow only if a wait is
     /// possible, which is not always so for another library's stream.
-    pub(crate) fn launch(&self, graph: u64, on: StreamIndex, clocks: &Clocks) -> (Vec<Stamp>, Vec<Stamp>) {
+    pub(crate) fn launch(&self, graph: u64, on: StreamIndex, epochs: &Epochs) -> (Vec<Stamp>, Vec<Stamp>) {
         let noted = self.with(graph, |record| {
             record.launched = uses::with(record.launched, on);
-            let source = record.source.as_ref().map(|source| clocks.stamp(source.stream_index()));
+            let source = record.source.as_ref().map(|source| epochs.stamp(source.id().stream_index()));
             let after = record.after.iter().map(|(_, stamp)| *stamp).chain(source).collect();
             (after, record.after_parts.clone())
         });
@@ -230,13 +232,14 @@ impl Captures {
     }
 
     /// The stream that a capture's chunks are allocated on, if it was set.
-    pub(crate) fn source(&self, graph: u64) -> Option<Stream> {
+    pub(crate) fn source(&self, graph: u64) -> Option<Arc<dyn SharedStream>> {
         self.with(graph, |record| record.source.clone()).flatten()
     }
 
     /// Sets that stream, unless another thread has set it first. Returns the stream in effect.
-    pub(crate) fn set_source(&self, graph: u64, source: Stream) -> Stream {
-        let kept = self.with(graph, |record| record.source.get_or_insert_with(|| source.clone()).clone());
+    pub(crate) fn set_source(&self, graph: u64, source: Arc<dyn SharedStream>) -> Arc<dyn SharedStream> {
+        let own = || Arc::clone(&source);
+        let kept = self.with(graph, |record| Arc::clone(record.source.get_or_insert_with(own)));
         kept.unwrap_or(source)
     }
 
@@ -254,10 +257,10 @@ impl Captures {
     }
 
     /// Makes launches follow these uses of the graph's memory, except those that are part of its capture.
-    pub(crate) fn add_after_parts(&self, graph: u64, stamps: impl Iterator<Item = Stamp>, clocks: &Clocks) {
+    pub(crate) fn add_after_parts(&self, graph: u64, stamps: impl Iterator<Item = Stamp>, epochs: &Epochs) {
         self.with(graph, |record| {
             let (is_open, members) = (record.is_open, &record.members);
-            record.after_parts.retain(|stamp| !clocks.is_complete(*stamp));
+            record.after_parts.retain(|stamp| !epochs.is_complete(*stamp));
             record
                 .after_parts
                 .extend(stamps.filter(|stamp| !(is_open && members.contains(&stamp.stream_index()))));
@@ -271,7 +274,7 @@ impl Captures {
 
     /// Drops one handle. For the last one, returns the streams that the graph was launched on, as a word of [`uses`],
     /// and the stream that its memory was allocated on, which must outlive that memory.
-    pub(crate) fn drop_handle(&self, graph: u64) -> Option<(u64, Option<Stream>)> {
+    pub(crate) fn drop_handle(&self, graph: u64) -> Option<(u64, Option<Arc<dyn SharedStream>>)> {
         let mut table = self.table();
         let record = table.get_mut(&graph)?;
         record.handle_count -= 1;

@@ -1,10 +1,8 @@
 //! Waits and queries while streams capture. A captured stream cannot wait for work outside its capture. Such a wait is
 //! deferred: each launch performs it instead, and so does the stream itself once the capture has ended.
 
-use crate::device::{CaptureModeGuard, Device, Event, Object, Part, Stamp, Stream, StreamIndex};
-use crate::error::{CaptureError, PoolError};
-use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUgraph, CUresult};
+use crate::device::{CaptureModeGuard, Event, Part, Stamp, Stream};
+use crate::error::PoolError;
 
 impl Stream {
     /// True if work queued on the stream now runs, and false if it is captured. The call must name the stream.
@@ -57,7 +55,7 @@ impl Stream {
         if captures.is_open()
             && let Ok(Part::In(graph)) = self.part()
         {
-            captures.join(graph, self);
+            captures.join(graph, &self.shared());
         }
     }
 
@@ -99,28 +97,16 @@ impl Stream {
             _ => Ok(false),
         }
     }
-}
 
-impl Device {
-    /// Refuses an operation that would make the driver break captures of this device.
-    pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
-        if self.clocks().captures().captures_on(self) {
-            Err(PoolError::Capture(CaptureError::NotCapturable { operation }))
-        } else {
-            Ok(())
-        }
-    }
-}
-
-impl Stream {
     /// A stream that belongs to the capture and never captures.
     pub(crate) fn source_of(&self, graph: u64) -> Result<Self, PoolError> {
         let (device, captures) = (self.device(), self.clocks().captures());
-        match captures.source(graph) {
+        match captures.source(graph).and_then(Self::of_shared) {
             Some(source) => Ok(source),
             None => {
                 let _relaxed = CaptureModeGuard::enter(device.driver())?;
-                Ok(captures.set_source(graph, Self::new(device)?))
+                let source = Self::new(device)?;
+                Ok(Self::of_shared(captures.set_source(graph, source.shared())).unwrap_or(source))
             }
         }
     }
@@ -149,57 +135,4 @@ impl Stream {
             _ => Ok(None),
         }
     }
-}
-
-/// Ends a capture that this thread has begun and that prevents the wait at the end of a borrow: the borrowed memory
-/// takes precedence over the graph. [`Capture::end`](crate::Capture::end) reports the capture as broken.
-pub(crate) fn cut_short(device: &Device, graph: u64, origin: StreamIndex) {
-    let clocks = device.clocks();
-    let members = clocks.captures().members(graph);
-    let _alone = Stream::close_for_end(&members);
-    if clocks.captures().end_begins(graph) {
-        // If the driver refuses, the next attempt to wait fails and reports it.
-        let ended = end_of(&members, device, origin);
-        if let Some(raw) = ended.ok().filter(|raw| !raw.is_null()) {
-            device.destroy(Object::Graph(raw));
-        }
-        let _ = run_again(device, graph, origin);
-    }
-}
-
-/// Ends a capture that was begun on `origin`. If the driver refuses, as it does once the device is lost, the streams keep capturing.
-pub(crate) fn end_of(
-    members: &[Stream],
-    device: &Device,
-    origin: StreamIndex,
-) -> Result<CUgraph, DriverError> {
-    let clocks = device.clocks();
-    let ended = clocks.end_capture(origin);
-    if ended.is_err() && !matches!(clocks.part(origin), Ok(Part::Runs)) {
-        members.iter().for_each(Stream::leave_to_context);
-    }
-    ended
-}
-
-/// Queues the deferred waits on the streams of a capture that is over.
-pub(crate) fn run_again(device: &Device, graph: u64, origin: StreamIndex) -> Result<(), DriverError> {
-    let clocks = device.clocks();
-    let waits = clocks.captures().end(graph, clocks);
-    let ours = waits
-        .into_iter()
-        .filter(|(index, _)| *index == origin || clocks.own_part(*index) == Some(Part::Runs));
-    let mut refused = Ok(());
-    // Every wait is tried, even after one was refused.
-    for (index, stamp) in ours {
-        let ordered = clocks.order_launch(stamp, index).and_then(|is_ordered| {
-            if is_ordered {
-                Ok(())
-            } else {
-                DriverError::check("cuEventRecord", CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-            }
-        });
-        refused = ordered.and(refused);
-    }
-    // No later call repeats these waits, and blocks of the capture may live on: the host waits instead.
-    if refused.is_err() && clocks.finish_everything(device)? { Ok(()) } else { refused }
 }

@@ -119,13 +119,15 @@ impl Event {
         let device = self.device();
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(device.driver())?;
-        let marker = MarkerEvent::create(device)?;
+        let marker = MarkerEvent::create(device.primary())?;
         // A concurrent record by another thread counts: stamps and wait belong to the same record.
         self.with_record(|covered| {
             let covered =
                 covered.ok_or(PoolError::Capture(CaptureError::NotCapturable { operation: AWAITING }))?;
             let source = covered.first().map_or(StreamIndex::HOST, |stamp| stamp.stream_index());
-            device.lanes().queue_behind(device, source, self.raw(), |lane| marker.record(device, lane))?;
+            device.lanes().queue_behind(device.primary(), source, self.raw(), |lane| {
+                marker.record(device.primary(), lane)
+            })?;
             Ok(Some(Pending::new(device, source, Arc::new(Marker::new(marker, covered)))))
         })
     }
@@ -271,7 +273,9 @@ impl Pending {
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(device.driver())?;
         let event = self.marker.event().raw();
-        device.lanes().queue_behind(device, self.source, event, |lane| lanes::notify(device, lane, self.id))
+        let lanes = device.lanes();
+        let notify = |lane| notifier::notify(device.primary(), lane, self.id);
+        lanes.queue_behind(device.primary(), self.source, event, notify)
     }
 
     /// The outcome, if the marker is complete or the context is lost.
@@ -282,7 +286,7 @@ impl Pending {
         if let Some(outcome) = &self.progress().outcome {
             return Some(outcome.clone());
         }
-        let outcome = match self.device.clocks().query_marker(&self.device, &self.marker) {
+        let outcome = match self.device.clocks().query_marker(self.device.primary(), &self.marker) {
             Ok(false) => return None,
             Ok(true) => {
                 self.device.serve();
@@ -302,7 +306,7 @@ impl Pending {
         let _bound = self.device.enter()?;
         self.device.maintenance().before_wait();
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        self.device.clocks().synchronize_marker(&self.device, &self.marker)?;
+        self.device.clocks().synchronize_marker(self.device.primary(), &self.marker)?;
         self.device.after_wait();
         self.device.check_awaited()
     }

@@ -246,6 +246,61 @@ impl Event {
     }
 }
 
+impl Stream {
+    /// Makes work queued on this stream from now on wait, on the device, for the event. The host continues.
+    ///
+    /// The event may belong to another device. A wait for an event that was never recorded has no effect.
+    ///
+    /// # Errors
+    ///
+    /// - [`PoolError::WrongDevice`] if the event belongs to another driver.
+    /// - [`PoolError::NotInCapture`] if the wait would break a capture, and [`PoolError::CaptureBroken`] if the
+    ///   stream's capture is broken.
+    /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    ///   as for [`Stream::synchronize`].
+    pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
+        self.device().check_open()?;
+        let _call = self.call()?;
+        check_driver(self.device(), event.device())?;
+        let joins = self.may_join()? && event.mark().is_none();
+        let _alone = self.close_to_join(joins)?;
+        if self.defers_wait(event)? {
+            return Ok(());
+        }
+        event.make_wait(self)?;
+        self.note_joined();
+        self.device().watch().note(OrderEvent::WaitForMark { stream: self.id(), event: event.raw() });
+        Ok(())
+    }
+
+    /// Makes work queued on this stream from now on wait, on the device, for everything queued on `other` so far.
+    ///
+    /// # Errors
+    ///
+    /// All errors of [`Stream::wait`] for either stream, such as [`PoolError::StreamRetired`].
+    pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
+        self.device().check_open()?;
+        let _calls = (self.call()?, other.call()?);
+        check_driver(self.device(), other.device())?;
+        let joins = self != other && self.may_join()? && other.is_capturing()?;
+        let _alone = self.close_to_join(joins)?;
+        if self.defers_wait_for(other)? {
+            return Ok(());
+        }
+        self.queue_wait_for(other)?;
+        self.note_joined();
+        self.device().watch().note(OrderEvent::Wait { stream: self.id(), source: other.id() });
+        Ok(())
+    }
+
+    pub(crate) fn queue_wait_for(&self, other: &Stream) -> Result<(), PoolError> {
+        let is_queued = self.id() == other.id()
+            || self.clocks().queue_wait_for(self.stream_index(), other.stream_index())?;
+        // Another thread may have retired the stream since the check.
+        if is_queued { Ok(()) } else { Err(PoolError::StreamRetired) }
+    }
+}
+
 impl Drop for Event {
     fn drop(&mut self) {
         if fork::is_child() {
@@ -262,4 +317,9 @@ impl fmt::Debug for Event {
             .field("timed", &self.timed)
             .finish_non_exhaustive()
     }
+}
+
+/// Refuses objects of different drivers: the vendor's driver would dereference a handle of the simulator.
+fn check_driver(device: &Device, other: &Device) -> Result<(), PoolError> {
+    if device.driver().is_same_machine(other.driver()) { Ok(()) } else { Err(device.mismatch(other)) }
 }

@@ -5,8 +5,9 @@
 //! ([`HostMemory`]). Both wait for the device at their end. If the wait fails, the owner keeps the buffer. The closure's caller always gets
 //! the slice back, so that wait has no time limit.
 
-use crate::device::{Device, Handle, KeptMemory, Patience, WeakDevice};
-use crate::error::{PoolError, Unsupported, not_forked};
+use crate::device::primary::{HeldContext, WeakContext};
+use crate::device::{Device, Handle, KeptMemory, Patience};
+use crate::error::{PoolError, not_forked};
 use buffer::Parts;
 pub use buffer::{HostBuffer, HostBufferMut};
 use core::error::Error;
@@ -82,7 +83,7 @@ struct Registration {
     /// False if devices only read the memory: then no failure of their work changes it.
     is_written: bool,
     /// The other devices that were lost before, or whose loss has been returned.
-    known_lost: Vec<WeakDevice>,
+    known_lost: Vec<WeakContext>,
     is_registered: bool,
     /// True if the registration has ended, so no work uses the memory.
     is_over: bool,
@@ -453,7 +454,7 @@ impl Registration {
         if size_bytes == 0 {
             return Ok(this);
         }
-        let others = this.devices().filter(|other| other != device && other.loss().is_some());
+        let others = this.devices().filter(|other| **other != *device.primary() && other.loss().is_some());
         this.known_lost = others.map(|lost| lost.downgrade()).collect();
         match access.flags() {
             None => this.address = host.expose_provenance() as CUdeviceptr,
@@ -484,8 +485,9 @@ impl Registration {
     }
 
     /// The devices whose work may use the memory.
-    fn devices(&self) -> impl Iterator<Item = Device> + use<> {
-        core::iter::once(self.device.clone()).chain(self.device.clocks().devices_with_reset())
+    fn devices(&self) -> impl Iterator<Item = HeldContext> + use<> {
+        let own = self.device.primary().downgrade().upgrade();
+        own.into_iter().chain(self.device.clocks().devices_with_reset())
     }
 
     /// The error of a device that was lost since the registration, or since the last query: its work may not have run. Called after the
@@ -494,7 +496,8 @@ impl Registration {
         if self.size_bytes == 0 || fork::is_child() {
             return None;
         }
-        let is_known = |device: &Device| self.known_lost.iter().any(|lost| lost.is_same(&device.downgrade()));
+        let is_known =
+            |device: &HeldContext| self.known_lost.iter().any(|lost| lost.is_same(&device.downgrade()));
         let (error, lost) = self
             .devices()
             .filter(|device| !is_known(device))

@@ -10,9 +10,10 @@
 //! Dropping a pool does not wait. Memory that queued work may still use stays with the device until that work is done. Dropping the device,
 //! when it has no pools left, waits for the rest.
 
-use super::objects::{Owned, Refused};
+use super::context::CaptureModeGuard;
+use super::order::Clocks;
+use super::primary::PrimaryContext;
 use crate::config::MemoryKind;
-use crate::device::{CaptureModeGuard, Clocks, Device};
 use crate::limits::Trimmable;
 use crate::reclaim::Registry;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +29,6 @@ pub(crate) struct Maintenance {
     is_needed: AtomicBool,
     /// True if a pool of the device uses, or used, a memory pool of the driver.
     has_driver_pools: AtomicBool,
-    /// Objects that the driver refused to destroy when they were dropped.
-    refused: Refused,
     /// The last time that a query or an allocation did maintenance.
     served_at: Mutex<Option<Instant>>,
     /// The registered reclaim callbacks of the device.
@@ -137,22 +136,6 @@ impl Maintenance {
         self.is_needed.store(true, Ordering::Relaxed);
     }
 
-    /// Keeps an object that the driver refused to destroy.
-    pub(crate) fn keep_object(&self, owned: Owned) {
-        self.refused.add(owned);
-        self.is_needed.store(true, Ordering::SeqCst);
-    }
-
-    /// Destroys the objects that the driver refused to destroy before.
-    pub(crate) fn destroy_refused(&self, driver: &Driver) {
-        self.refused.destroy(driver);
-    }
-
-    /// The objects are gone.
-    pub(crate) fn forget_objects(&self) {
-        self.refused.forget();
-    }
-
     /// Runs before a host wait.
     pub(crate) fn before_wait(&self) {
         if self.is_needed.load(Ordering::Relaxed) {
@@ -164,33 +147,54 @@ impl Maintenance {
     /// Runs after a slow-path allocation or a query: does due maintenance for a short time. Costs one load of a flag if
     /// no pool of the device has any.
     #[inline]
-    pub(crate) fn serve(&self, device: &Device) {
-        if self.is_needed.load(Ordering::Relaxed) {
-            self.serve_if_due(device);
+    pub(crate) fn serve(
+        &self,
+        device: &PrimaryContext,
+        clocks: &Clocks,
+        is_idle: impl FnOnce() -> Result<bool, DriverError>,
+    ) {
+        if self.is_needed_on(device) {
+            self.serve_if_due(device, clocks, is_idle);
         }
     }
 
+    /// True if there is any work, for pools or of refused objects.
+    #[inline]
+    fn is_needed_on(&self, device: &PrimaryContext) -> bool {
+        self.is_needed.load(Ordering::Relaxed) || device.refused().has_any()
+    }
+
     #[cold]
-    fn serve_if_due(&self, device: &Device) {
+    fn serve_if_due(
+        &self,
+        device: &PrimaryContext,
+        clocks: &Clocks,
+        is_idle: impl FnOnce() -> Result<bool, DriverError>,
+    ) {
         if !self.is_due() {
             return;
         }
         let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
         pools.iter().for_each(|pool| pool.serve());
-        self.destroy_refused(device.driver());
+        device.refused().destroy(device.driver());
         // A failure is ignored: the next call tries again.
-        let _ = self.serve_deferred(device);
+        let _ = self.serve_deferred(device, clocks, is_idle);
     }
 
     /// Releases some of the memory of dropped pools.
-    fn serve_deferred(&self, device: &Device) -> Result<(), DriverError> {
+    fn serve_deferred(
+        &self,
+        device: &PrimaryContext,
+        clocks: &Clocks,
+        is_idle: impl FnOnce() -> Result<bool, DriverError>,
+    ) -> Result<(), DriverError> {
         if !self.has_deferred() {
             return Ok(());
         }
-        let (driver, clocks) = (device.driver(), device.clocks());
+        let driver = device.driver();
         let _entered = device.enter_relaxed()?;
         clocks.poll(DEFERRED_POLL_BUDGET)?;
-        let is_idle = self.work().deferred.iter().any(|memory| memory.waits) && device.is_idle()?;
+        let is_idle = self.work().deferred.iter().any(|memory| memory.waits) && is_idle()?;
         let how = HowFar::Until(Instant::now() + DEFERRED_BUDGET);
         let mut work = self.work();
         work.deferred.retain_mut(|memory| {
@@ -212,23 +216,20 @@ impl Maintenance {
     }
 
     /// Runs after a host wait. The device's context is current.
-    pub(crate) fn after_wait(&self, driver: &Driver, clocks: &Clocks) {
-        if !self.is_needed.load(Ordering::Relaxed) {
+    pub(crate) fn after_wait(&self, device: &PrimaryContext, clocks: &Clocks) {
+        if !self.is_needed_on(device) {
             return;
         }
+        let driver = device.driver();
         // Releasing memory must not break a capture.
         let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return };
-        self.destroy_refused(driver);
+        device.refused().destroy(driver);
         let mut work = self.work();
         work.deferred.retain_mut(|memory| !memory.release(driver, clocks, HowFar::Known));
         let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();
         work.pools.retain(|pool| pool.strong_count() > 0);
-        let is_idle = work.pools.is_empty() && work.deferred.is_empty() && !self.refused.has_any();
-        self.is_needed.store(!is_idle, Ordering::SeqCst);
-        // Another thread may have added one outside the lock: at least one of the two threads sees the other's store.
-        if self.refused.has_any() {
-            self.is_needed.store(true, Ordering::SeqCst);
-        }
+        let is_idle = work.pools.is_empty() && work.deferred.is_empty();
+        self.is_needed.store(!is_idle, Ordering::Relaxed);
         // Unlocked first: if a pool's last handle was dropped in the meantime, the pool is dropped here and takes the lock.
         drop(work);
         pools.iter().for_each(|pool| pool.after_wait());
@@ -265,11 +266,11 @@ impl Maintenance {
     }
 
     /// The end of the device, before its context: nothing is kept any longer.
-    pub(crate) fn end(&self, driver: &Driver) {
+    pub(crate) fn end(&self, device: &PrimaryContext) {
         // Dropped outside the lock; the drop may keep objects.
         let deferred = core::mem::take(&mut self.work().deferred);
         drop(deferred);
-        self.refused.destroy_at_end(driver);
+        device.refused().destroy_at_end(device.driver());
     }
 
     fn work(&self) -> MutexGuard<'_, Work> {
@@ -324,6 +325,7 @@ const DEFERRED_POLL_BUDGET: Duration = Duration::from_micros(20);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Device;
 
     struct Quiet;
 
@@ -348,11 +350,11 @@ mod tests {
         }
         assert_eq!(maintenance.work().pools.len(), 2);
         let _bound = device.bind().unwrap();
-        maintenance.after_wait(device.driver(), device.clocks());
+        maintenance.after_wait(device.primary(), device.clocks());
         assert_eq!(maintenance.work().pools.len(), 1);
         assert!(maintenance.is_needed.load(Ordering::Relaxed));
         drop(alive);
-        maintenance.after_wait(device.driver(), device.clocks());
+        maintenance.after_wait(device.primary(), device.clocks());
         assert!(!maintenance.is_needed.load(Ordering::Relaxed));
     }
 }

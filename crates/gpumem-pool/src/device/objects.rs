@@ -4,7 +4,6 @@
 //! maintenance, or at the latest with its device.
 
 use super::context::ContextGuard;
-use crate::device::Device;
 use crate::error::is_over;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::types::{CUcontext, CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
@@ -35,21 +34,6 @@ unsafe impl Send for Owned {}
 pub(super) struct Refused {
     objects: Mutex<Vec<Owned>>,
     has_any: AtomicBool,
-}
-
-impl Device {
-    /// Destroys an object, for a drop, which can return no error. If the driver refuses, a later call does.
-    pub(crate) fn destroy(&self, object: Object) {
-        if fork::is_child() || self.find_reset() {
-            return;
-        }
-        let (driver, owned) = (self.driver(), Owned { object, context: self.context() });
-        self.maintenance().destroy_refused(driver);
-        // A lost context takes its objects along.
-        if owned.destroy(driver).is_err() && !self.is_context_gone() {
-            self.maintenance().keep_object(owned);
-        }
-    }
 }
 
 impl Owned {
@@ -85,11 +69,11 @@ impl Owned {
 impl Refused {
     pub(super) fn add(&self, owned: Owned) {
         self.lock().push(owned);
-        self.has_any.store(true, Ordering::SeqCst);
+        self.has_any.store(true, Ordering::Release);
     }
 
     pub(super) fn has_any(&self) -> bool {
-        self.has_any.load(Ordering::SeqCst)
+        self.has_any.load(Ordering::Acquire)
     }
 
     /// Destroys the objects, up to the first that the driver refuses again.

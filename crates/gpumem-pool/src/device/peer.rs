@@ -1,7 +1,8 @@
 //! [`PeerDevice`]: another device that may use a device's memory.
 
 use crate::device::Device;
-use crate::error::{NotFound, PoolError};
+use crate::device::primary::raw_device;
+use crate::error::PoolError;
 use core::ffi::c_int;
 use core::fmt;
 use gpumem_sys::types::CUdevice;
@@ -17,14 +18,7 @@ pub struct PeerDevice {
 
 impl PeerDevice {
     pub(crate) fn new(driver: &Driver, ordinal: u32) -> Result<Self, PoolError> {
-        let count = Device::count(driver)?;
-        let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
-        let index =
-            index.ok_or(PoolError::NotFound(NotFound::Device { ordinal, count, driver: driver.kind() }))?;
-        let mut raw: CUdevice = 0;
-        // SAFETY: `raw` outlives the call.
-        unsafe { driver.cuDeviceGet(&mut raw, index)? };
-        Ok(Self { ordinal, raw })
+        Ok(Self { ordinal, raw: raw_device(driver, ordinal)? })
     }
 
     pub(crate) fn of(device: &Device) -> Self {

@@ -1,8 +1,8 @@
 //! Waiting at the end of a borrow: for all work of a device, with or without captures.
 
-use super::{Device, reset};
-use crate::device::capturing::cut_short;
-use crate::error::{PoolError, is_of_capture, is_over};
+use super::capture_end::cut_short;
+use super::{Device, KeptMemory};
+use crate::error::{PoolError, is_of_capture};
 use core::time::Duration;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
@@ -16,12 +16,6 @@ pub(crate) enum Patience {
     Owned,
     /// The memory always returns to its owner when the call returns.
     Borrowed,
-}
-
-/// Memory that could not be released when it was dropped.
-pub(crate) struct KeptMemory {
-    /// Releases it, if the driver allows that. Called only once no work uses it.
-    pub(crate) give_back: Box<dyn FnMut(&Device) -> bool + Send>,
 }
 
 /// The work to wait for.
@@ -54,7 +48,7 @@ impl Device {
                 // This thread may have begun the capture without this crate; then no other thread may ever end it.
                 Ok(false) if is_over(REFUSED_FOR) && self.end_others_captures() => continue,
                 Ok(false) => {}
-                Err(_) if self.is_context_gone() => return Ok(()),
+                Err(_) if self.primary().is_context_gone() => return Ok(()),
                 // A host function: no repetition helps.
                 Err(error) if patience == Patience::Owned && error.is_not_permitted() => return Err(error),
                 // Without the capture, a wait for the device itself is possible.
@@ -79,7 +73,7 @@ impl Device {
     /// host memory.
     pub(crate) fn settle_machine(&self, patience: Patience) -> Result<(), DriverError> {
         let mut settled = Vec::new();
-        for device in core::iter::once(self.clone()).chain(self.clocks().devices()) {
+        for device in core::iter::once(self.clone()).chain(self.devices()) {
             if !settled.contains(&device) {
                 device.settle(Work::OfKnownStreams, patience)?;
                 settled.push(device);
@@ -91,75 +85,53 @@ impl Device {
     /// One attempt. False if work may still run for which a wait is impossible now.
     fn try_to_settle(&self, work: Work) -> Result<bool, DriverError> {
         let _entered = self.enter_relaxed()?;
-        let is_captured = self.clocks().captures().captures_on(self) || self.clocks().has_capture(self);
+        let is_captured =
+            self.clocks().captures().captures_on(self.primary()) || self.clocks().has_capture(self.primary());
         if work == Work::OfKnownStreams || is_captured {
-            let by_markers = self.clocks().finish_everything(self);
+            let by_markers = self.clocks().finish_everything(self.primary());
             if is_captured || matches!(by_markers, Ok(true)) {
                 return by_markers;
             }
         }
         let mut refused = None;
         for _ in 0..TRIES {
-            let observation = self.clocks().observe_device(self);
+            let observation = self.clocks().observe_device(self.primary());
             let Some(_quiet) = self.quiet() else { break };
             // Entered again: a guard of another device may have failed to restore this context, and the wait is for the current context.
             let _bound = self.enter()?;
             // SAFETY: the context is current and alive.
             let waited = unsafe { self.driver().cuCtxSynchronize() };
             if waited.is_ok() {
-                self.clocks().saw_device(self, observation);
+                self.clocks().saw_device(self.primary(), observation);
                 return Ok(true);
             }
-            if self.is_context_gone() {
+            if self.primary().is_context_gone() {
                 return self.noting(waited).map(|()| true);
             }
             // A capture on an unknown stream: it is broken now, and prevents the wait until it ends.
             refused = waited.err().filter(|error| !is_of_capture(error.code()));
         }
-        match (self.clocks().finish_everything(self)?, refused) {
+        match (self.clocks().finish_everything(self.primary())?, refused) {
             // No capture prevents the wait, so ending captures would not help.
             (false, Some(error)) => Err(error),
             (is_covered, _) => Ok(is_covered),
         }
     }
 
-    /// True if the context is lost. Uses a separate query, because the error code of a call may describe only that call.
-    pub(crate) fn is_context_gone(&self) -> bool {
-        self.loss().is_some()
-    }
-
-    /// The error that states that the context is lost, if it is.
-    pub(crate) fn loss(&self) -> Option<DriverError> {
-        if self.is_reset() {
-            return Some(reset());
-        }
-        let is_lost = |error: &DriverError| is_over(error.code());
-        let _bound = match self.enter() {
-            Ok(bound) => bound,
-            // Tried twice: one failure may concern only this call.
-            Err(error) => {
-                return Some(error)
-                    .filter(|error| is_lost(error) && self.enter().is_err_and(|again| is_lost(&again)));
-            }
-        };
-        let (mut free, mut total) = (0_usize, 0_usize);
-        // SAFETY: both outlive the call.
-        let answer = unsafe { self.driver().cuMemGetInfo_v2(&mut free, &mut total) };
-        answer.err().filter(is_lost)
-    }
-
     /// Ends the captures on the device that this thread has begun through this crate;
     /// [`Capture::end`](crate::Capture::end) reports them as broken. False if there is none.
     fn end_captures_of_this_thread(&self) -> bool {
-        let captures = self.clocks().captures().begun_here(self);
-        captures.iter().for_each(|(graph, origin)| cut_short(self, *graph, *origin));
+        let captures = self.clocks().captures().begun_here(self.primary());
+        captures.iter().for_each(|(graph, origin)| cut_short(self.primary(), self.clocks(), *graph, *origin));
         !captures.is_empty()
     }
 
     /// Ends captures on the device that were begun without this crate, if the driver lets this thread end them: its own, and relaxed ones
     /// of any thread, which cannot be distinguished. False if there are none.
     fn end_others_captures(&self) -> bool {
-        self.keep_captures_out().is_some_and(|_out| self.clocks().end_others_captures(self))
+        self.primary()
+            .keep_captures_out()
+            .is_some_and(|_out| self.clocks().end_others_captures(self.primary()))
     }
 
     /// Repeats a call that releases memory, which needs no wait any more, until the driver accepts it. A lost context has nothing to
@@ -174,7 +146,7 @@ impl Device {
         loop {
             match call() {
                 Ok(()) => return Ok(()),
-                Err(_) if self.is_context_gone() => return Ok(()),
+                Err(_) if self.primary().is_context_gone() => return Ok(()),
                 Err(error) if start.elapsed() >= limit || error.is_not_permitted() => return Err(error),
                 Err(_) => std::thread::sleep(pause),
             }
@@ -202,7 +174,7 @@ impl Device {
         if memory.is_empty() {
             return;
         }
-        let others = self.clocks().devices();
+        let others = self.devices();
         if core::iter::once(self)
             .chain(&others)
             .all(|device| matches!(device.try_to_settle(Work::OfKnownStreams), Ok(true)))

@@ -7,14 +7,14 @@
 //! none will be. Another library that has borrowed memory queues work without such a check, so a pool does not sleep while memory is lent
 //! ([`LentMemory`]).
 
+use super::calls::Calls;
+use super::shared_stream::SharedStream;
 use crate::config::PoolName;
-use crate::device::{Device, Stamp, Stream, StreamId, WeakStream};
-use crate::error::{PoolError, StreamError};
+use crate::error::PoolError;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use gpumem_sys::types::{CUdeviceptr, CUstream};
-use gpumem_sys::{DriverError, fork};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use gpumem_sys::types::CUdeviceptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Memory that work uses, named by the caller that queues the work ([`Stream::run_borrowed`]). A [`Block`](crate::Block) converts into the
 /// range of all its bytes.
@@ -55,20 +55,20 @@ struct Entry {
 /// The streams of the devices.
 #[derive(Default)]
 struct Streams {
-    list: Vec<WeakStream>,
+    list: Vec<Weak<dyn SharedStream>>,
     /// The length at which streams that are gone are removed.
     purge_at: usize,
 }
 
 impl Sleepers {
     /// Adds a stream, whose calls may queue work.
-    pub(crate) fn add_stream(&self, stream: &Stream) {
+    pub(crate) fn add_stream(&self, stream: Weak<dyn SharedStream>) {
         let mut streams = self.streams();
         if streams.list.len() >= streams.purge_at {
-            streams.list.retain(|stream| stream.is_alive());
+            streams.list.retain(|stream| stream.strong_count() > 0);
             streams.purge_at = (2 * streams.list.len()).max(PURGE_MIN);
         }
-        streams.list.push(stream.downgrade());
+        streams.list.push(stream);
     }
 
     /// Refuses operations on these addresses from now on.
@@ -97,19 +97,20 @@ impl Sleepers {
 
     /// Waits until all earlier calls on the devices' streams have ended. Later calls find the entries.
     pub(crate) fn let_calls_end(&self) {
-        // Upgraded under the lock and dropped outside it: dropping the last clone of a stream takes locks.
-        let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
-        Stream::let_calls_end(&streams);
+        let streams = self.live_streams();
+        let calls: Vec<&Calls> = streams.iter().map(|stream| stream.calls()).collect();
+        Calls::let_all_end(&calls);
     }
 
     /// Refuses a thread that is inside such a call: it would wait for itself.
     pub(crate) fn check_not_in_call(&self) -> Result<(), PoolError> {
-        let streams: Vec<Stream> = self.streams().list.iter().filter_map(WeakStream::upgrade).collect();
-        if streams.iter().any(Stream::is_borrowed_here) {
-            Err(PoolError::Stream(StreamError::Borrowed))
-        } else {
-            Ok(())
-        }
+        let is_in_call = self.live_streams().iter().any(|stream| stream.calls().is_held_here());
+        if is_in_call { Err(PoolError::StreamBorrowed) } else { Ok(()) }
+    }
+
+    /// Upgraded under the lock, to be dropped outside it: dropping the last clone of a stream takes locks.
+    fn live_streams(&self) -> Vec<Arc<dyn SharedStream>> {
+        self.streams().list.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// True if nothing sleeps.
@@ -119,7 +120,7 @@ impl Sleepers {
     }
 
     #[cold]
-    fn check(&self, memory: impl IntoIterator<Item: Into<MemoryRange>>) -> Result<(), PoolError> {
+    pub(super) fn check(&self, memory: impl IntoIterator<Item: Into<MemoryRange>>) -> Result<(), PoolError> {
         memory.into_iter().try_for_each(|range| self.check_one(range.into()))
     }
 
@@ -139,6 +140,20 @@ impl Sleepers {
         ranges.iter().any(|range| lent.iter().any(|lent| lent.start < range.end && range.start < lent.end))
     }
 
+    /// Keeps memory awake until [`Sleepers::end_loan`] of the returned range.
+    pub(super) fn lend(&self, MemoryRange { address, size_bytes }: MemoryRange) -> Range<u64> {
+        let range = address..address.saturating_add(size_bytes);
+        self.lent().push(range.clone());
+        range
+    }
+
+    pub(super) fn end_loan(&self, loan: &Range<u64>) {
+        let mut lent = self.lent();
+        if let Some(index) = lent.iter().position(|range| range == loan) {
+            lent.swap_remove(index);
+        }
+    }
+
     fn lent(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
         self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -149,78 +164,6 @@ impl Sleepers {
 
     fn streams(&self) -> MutexGuard<'_, Streams> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Device {
-    /// Refuses work that uses `memory` if a part of it sleeps, if the device was reset, and in a forked child. Called within a call on the
-    /// stream that the work is queued on, so the result stays valid until that call ends.
-    #[inline(always)]
-    pub(crate) fn check_work(
-        &self,
-        memory: impl IntoIterator<Item: Into<MemoryRange>>,
-    ) -> Result<(), PoolError> {
-        if !fork::is_child() && self.sleepers().is_empty() {
-            return Ok(());
-        }
-        self.check_work_slow(memory)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn check_work_slow(&self, memory: impl IntoIterator<Item: Into<MemoryRange>>) -> Result<(), PoolError> {
-        self.check_open()?;
-        self.sleepers().check(memory)
-    }
-
-    /// Calls `call`, which queues work that uses `memory` on a stream, behind the work of `stamps`; see
-    /// [`Clocks::queue_behind`](crate::device::Clocks::queue_behind). Returns false if the memory sleeps or the wait is impossible now.
-    pub(crate) fn queue_behind(
-        &self,
-        stamps: impl Iterator<Item = Stamp>,
-        stream: StreamId,
-        memory: impl IntoIterator<Item: Into<MemoryRange>>,
-        call: impl FnOnce(CUstream) -> Result<(), DriverError>,
-    ) -> Result<bool, DriverError> {
-        let mut is_awake = true;
-        let queued = self.clocks().queue_behind(stamps, stream, |raw| {
-            // The stream's state is locked, which a pool that goes to sleep waits for.
-            is_awake = self.check_work(memory).is_ok();
-            if is_awake { call(raw) } else { Ok(()) }
-        })?;
-        Ok(queued && is_awake)
-    }
-
-    /// Keeps memory awake while another library may queue work that uses it. Call it inside
-    /// [`Stream::queue_work`](crate::Stream::queue_work) for the same memory.
-    #[doc(hidden)]
-    pub fn lend(&self, memory: MemoryRange) -> LentMemory {
-        let range = memory.address..memory.address.saturating_add(memory.size_bytes);
-        if !fork::is_child() {
-            self.sleepers().lent().push(range.clone());
-        }
-        LentMemory { device: self.clone(), range }
-    }
-}
-
-/// Memory that another library uses, until this is dropped: the pool does not sleep ([`Pool::sleep`](crate::Pool::sleep)).
-#[doc(hidden)]
-#[derive(Debug)]
-#[must_use = "dropping it ends the loan"]
-pub struct LentMemory {
-    device: Device,
-    range: Range<u64>,
-}
-
-impl Drop for LentMemory {
-    fn drop(&mut self) {
-        if fork::is_child() {
-            return;
-        }
-        let mut lent = self.device.sleepers().lent();
-        if let Some(index) = lent.iter().position(|range| *range == self.range) {
-            lent.swap_remove(index);
-        }
     }
 }
 

@@ -12,13 +12,14 @@ mod point;
 mod recent;
 
 pub use builder::StreamBuilder;
-pub(crate) use foreign::{LEGACY, WeakStream};
 pub use point::StreamPoint;
 pub use recent::RecentStreams;
 
-use crate::device::{Clocks, Device, Event, Handle, Object, OrderEvent, StreamId, StreamIndex};
-use crate::error::{PoolError, StreamError};
-use borrow::Borrows;
+use crate::device::calls::Calls;
+use crate::device::primary::PrimaryContext;
+use crate::device::shared_stream::{SharedStream, typed};
+use crate::device::{Clocks, Device, Handle, Object, OrderEvent, StreamId, StreamIndex};
+use crate::error::PoolError;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
@@ -58,7 +59,7 @@ struct Inner {
     /// The id while the fast path may compare it, otherwise 0.
     fast_path_id: AtomicU64,
     /// Calls on other threads that [`Stream::retire`] waits for.
-    borrows: Borrows,
+    calls: Calls,
     /// The counted bytes that calls naming the stream allocated and freed since one of them last marked it.
     unmarked_bytes: AtomicU64,
     /// The unmarked bytes at which the next marker is due, as of the last query of the pool.
@@ -66,8 +67,11 @@ struct Inner {
     /// The address that the latest known work writes ([`Stream::note_write`]).
     last_written: AtomicU64,
     /// Keeps a stream of another library alive ([`Stream::from_raw_with_owner`]).
-    owner: OnceLock<foreign::Owner>,
+    owner: OnceLock<Owner>,
 }
+
+/// A value that keeps a stream of another library alive.
+type Owner = Box<dyn Send + Sync>;
 
 /// The owner of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,21 +85,6 @@ enum Kind {
 }
 
 impl Stream {
-    /// Creates a stream, independent of the legacy default stream.
-    ///
-    /// # Errors
-    ///
-    /// - [`PoolError::TooManyStreams`] if the maximum number of streams are alive or have unfinished work.
-    /// - [`PoolError::Driver`] if a call fails.
-    pub fn new(device: &Device) -> Result<Self, PoolError> {
-        Self::builder(device).build()
-    }
-
-    /// Starts from the defaults of [`Stream::new`].
-    pub fn builder(device: &Device) -> StreamBuilder {
-        StreamBuilder::new(device)
-    }
-
     /// The device of the stream.
     #[inline]
     #[must_use]
@@ -164,51 +153,6 @@ impl Stream {
         Ok(is_complete)
     }
 
-    /// Makes work queued on this stream from now on wait, on the device, for the event. The host continues.
-    ///
-    /// The event may belong to another device. A wait for an event that was never recorded has no effect.
-    ///
-    /// # Errors
-    ///
-    /// - [`PoolError::WrongDevice`] if the event belongs to another driver.
-    /// - [`PoolError::Capture`] if the wait would break a capture, or if the stream's capture is broken.
-    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
-    ///   as for [`Stream::synchronize`].
-    pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
-        self.device().check_open()?;
-        let _call = self.call()?;
-        check_driver(self.device(), event.device())?;
-        let joins = self.may_join()? && event.mark().is_none();
-        let _alone = self.close_to_join(joins)?;
-        if self.defers_wait(event)? {
-            return Ok(());
-        }
-        event.make_wait(self)?;
-        self.note_joined();
-        self.device().watch().note(OrderEvent::WaitForMark { stream: self.id(), event: event.raw() });
-        Ok(())
-    }
-
-    /// Makes work queued on this stream from now on wait, on the device, for everything queued on `other` so far.
-    ///
-    /// # Errors
-    ///
-    /// All errors of [`Stream::wait`] for either stream, such as [`PoolError::Stream`].
-    pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
-        self.device().check_open()?;
-        let _calls = (self.call()?, other.call()?);
-        check_driver(self.device(), other.device())?;
-        let joins = self != other && self.may_join()? && other.is_capturing()?;
-        let _alone = self.close_to_join(joins)?;
-        if self.defers_wait_for(other)? {
-            return Ok(());
-        }
-        self.queue_wait_for(other)?;
-        self.note_joined();
-        self.device().watch().note(OrderEvent::Wait { stream: self.id(), source: other.id() });
-        Ok(())
-    }
-
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
         let _entered = self.device().enter_relaxed()?;
         let observation = self.clocks().observe(self.id())?;
@@ -227,13 +171,6 @@ impl Stream {
         if matches!(is_done, Ok(true)) { Ok(()) } else { self.finish() }
     }
 
-    pub(crate) fn queue_wait_for(&self, other: &Stream) -> Result<(), PoolError> {
-        let is_queued = self.id() == other.id()
-            || self.clocks().queue_wait_for(self.stream_index(), other.stream_index())?;
-        // Another thread may have retired the stream since the check.
-        if is_queued { Ok(()) } else { Err(PoolError::Stream(StreamError::Retired)) }
-    }
-
     /// Checks that calls of this thread may name the stream. [`Block::record_use`](crate::Block::record_use) and
     /// [`Block::free_on`](crate::Block::free_on), which return no error, do not order work of a stream that fails the check.
     ///
@@ -242,24 +179,7 @@ impl Stream {
     /// - [`PoolError::Stream`] if the stream was retired, or is another thread's default stream.
     #[inline]
     pub fn check_usable(&self) -> Result<(), PoolError> {
-        if self.0.kind == Kind::Owned { Ok(()) } else { self.check_usable_slow() }
-    }
-
-    #[cold]
-    fn check_usable_slow(&self) -> Result<(), PoolError> {
-        match self.0.kind {
-            Kind::Owned => Ok(()),
-            _ if self.0.is_retired.load(Ordering::SeqCst) => Err(PoolError::Stream(StreamError::Retired)),
-            Kind::OfThread(thread) if thread != std::thread::current().id() => {
-                Err(PoolError::Stream(StreamError::WrongThread))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The stream captures and cannot be destroyed: it goes with its context.
-    pub(super) fn leave_to_context(&self) {
-        self.0.captures_for_good.store(true, Ordering::Relaxed);
+        if self.0.kind == Kind::Owned { Ok(()) } else { self.0.check_usable_slow() }
     }
 
     /// True if this crate created it, so that any thread may use it while it exists.
@@ -300,11 +220,6 @@ impl Stream {
         }
     }
 
-    /// Makes the next call that names the stream check whether a marker was requested.
-    pub(crate) fn look_when_named(&self) {
-        self.0.fast_path_id.store(0, Ordering::SeqCst);
-    }
-
     /// Counts bytes that a call naming the stream has allocated or freed there. Returns true if a marker is due
     /// without a request: other calls cannot record one, and without a marker freed memory would stay with this stream. Up to
     /// `share_bytes` may stay.
@@ -341,6 +256,15 @@ impl Stream {
         }
     }
 
+    /// The part that the rooms below hold.
+    pub(crate) fn shared(&self) -> Arc<dyn SharedStream> {
+        Arc::<Inner>::clone(&self.0)
+    }
+
+    pub(crate) fn of_shared(shared: Arc<dyn SharedStream>) -> Option<Self> {
+        typed(shared).map(Self)
+    }
+
     pub(crate) fn stream_index(&self) -> StreamIndex {
         self.id().stream_index()
     }
@@ -351,6 +275,16 @@ impl Stream {
 }
 
 impl Inner {
+    #[cold]
+    fn check_usable_slow(&self) -> Result<(), PoolError> {
+        match self.kind {
+            Kind::Owned => Ok(()),
+            _ if self.is_retired.load(Ordering::SeqCst) => Err(PoolError::StreamRetired),
+            Kind::OfThread(thread) if thread != std::thread::current().id() => Err(PoolError::WrongThread),
+            _ => Ok(()),
+        }
+    }
+
     fn new(device: &Device, raw: CUstream, id: StreamId, driver_id: Option<u64>, kind: Kind) -> Self {
         let fast_path_id = if matches!(kind, Kind::OfThread(_)) { 0 } else { id.as_u64() };
         Self {
@@ -363,12 +297,42 @@ impl Inner {
             captures_for_good: AtomicBool::new(false),
             retirement: Mutex::new(()),
             fast_path_id: AtomicU64::new(fast_path_id),
-            borrows: Borrows::default(),
+            calls: Calls::default(),
             unmarked_bytes: AtomicU64::new(0),
             due_bytes: AtomicU64::new(UNMARKED_MIN_BYTES),
             last_written: AtomicU64::new(0),
             owner: OnceLock::new(),
         }
+    }
+}
+
+impl SharedStream for Inner {
+    fn id(&self) -> StreamId {
+        self.id
+    }
+
+    fn raw(&self) -> CUstream {
+        self.raw.0
+    }
+
+    fn context(&self) -> &PrimaryContext {
+        self.device.primary()
+    }
+
+    fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    fn is_usable(&self) -> bool {
+        self.check_usable_slow().is_ok()
+    }
+
+    fn look_when_named(&self) {
+        self.fast_path_id.store(0, Ordering::SeqCst);
+    }
+
+    fn leave_to_context(&self) {
+        self.captures_for_good.store(true, Ordering::Relaxed);
     }
 }
 
@@ -429,9 +393,4 @@ pub(crate) fn complete(answer: Result<(), DriverError>) -> Result<bool, PoolErro
         Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Refuses objects of different drivers: the vendor's driver would dereference a handle of the simulator.
-fn check_driver(device: &Device, other: &Device) -> Result<(), PoolError> {
-    if device.driver().is_same_machine(other.driver()) { Ok(()) } else { Err(device.mismatch(other)) }
 }

@@ -7,12 +7,14 @@
 //! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`wait_deadline_ms`](crate::conf), over all its attempts ([`deadline`](crate::device::deadline)) |
 
 use super::Device;
-use crate::device::{MarkerEvent, Observation, OrderEvent};
-use crate::error::{CaptureError, PoolError};
+use super::order::{MarkerEvent, Observation};
+use super::watch::OrderEvent;
+use crate::error::PoolError;
 use core::time::Duration;
+use gpumem_heap::order::{Order, Stamp};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
-use std::sync::{RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 impl Device {
@@ -55,6 +57,31 @@ impl Device {
         Ok(())
     }
 
+    /// Refuses an operation that would make the driver break captures of this device.
+    pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
+        if self.clocks().captures().captures_on(self.primary()) {
+            Err(PoolError::NotInCapture { operation })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Waits on the host for the devices of the machine that have the work of these stamps, until a deadline, if any.
+    pub(crate) fn finish_stamps(&self, stamps: &[Stamp], until: Option<Instant>) -> Result<(), DriverError> {
+        for stamp in stamps {
+            // One wait completes the stamps of all streams of a device.
+            if !self.clocks().is_complete(*stamp)
+                && let Some(user) = self.clocks().device_of(stamp.stream_index()).and_then(Self::of)
+            {
+                match until {
+                    None => user.finish()?,
+                    Some(until) => drop(user.finish_until(until)?),
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Like [`Device::synchronize`], for pools: [`Device::finish_until`] with the maintenance of a host wait, without a deadline for
     /// `None`. False if some work was not done by then.
     pub(crate) fn finish_with_maintenance(&self, until: Option<Instant>) -> Result<bool, DriverError> {
@@ -71,21 +98,21 @@ impl Device {
     /// Waits for the device. While a capture is active on it, the wait includes only work behind markers, which excludes the work of
     /// another library's non-blocking stream.
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
-        if self.finish_whole()? { Ok(()) } else { self.clocks().finish_everything(self).map(drop) }
+        if self.finish_whole()? { Ok(()) } else { self.clocks().finish_everything(self.primary()).map(drop) }
     }
 
     /// Waits for all work of the device. False, without waiting, while a capture is active there.
     fn finish_whole(&self) -> Result<bool, DriverError> {
-        if self.clocks().captures().captures_on(self) {
+        if self.clocks().captures().captures_on(self.primary()) {
             return Ok(false);
         }
         let _bound = self.enter()?;
-        let observation = self.clocks().observe_device(self);
+        let observation = self.clocks().observe_device(self.primary());
         // Taken just before the call: a thread that begins a capture does not wait for long.
         let Some(_quiet) = self.quiet() else { return Ok(false) };
         // SAFETY: the context is current and alive.
         self.noting(unsafe { self.driver().cuCtxSynchronize() })?;
-        self.clocks().saw_device(self, observation);
+        self.clocks().saw_device(self.primary(), observation);
         Ok(true)
     }
 
@@ -96,13 +123,13 @@ impl Device {
     /// 12.5 have no such event: there, the wait for known streams has the deadline, and the wait for other libraries' streams has none.
     pub(crate) fn finish_until(&self, until: Instant) -> Result<bool, DriverError> {
         let _entered = self.enter_relaxed()?;
-        let observation = self.clocks().observe_device(self);
+        let observation = self.clocks().observe_device(self.primary());
         // Each stream's own events, before the one that covers them all.
         let mut each = Vec::new();
         if self.maintenance().has_driver_pools() {
-            self.clocks().mark_each(self, &mut each)?;
+            self.clocks().mark_each(self.primary(), &mut each)?;
         }
-        let all = if self.clocks().captures().captures_on(self) {
+        let all = if self.clocks().captures().captures_on(self.primary()) {
             ContextMarker::Capturing
         } else {
             self.mark_all()?
@@ -110,11 +137,11 @@ impl Device {
         if let ContextMarker::Event(event) = &all {
             let is_idle = self.finish_event_until(event, observation, until)?;
             if is_idle {
-                each.iter().try_for_each(|(_, event)| self.noting(event.show(self)))?;
+                each.iter().try_for_each(|(_, event)| self.noting(event.show(self.primary())))?;
             }
             return Ok(is_idle);
         }
-        let (is_in_time, is_covered) = self.clocks().finish_markers_until(self, until)?;
+        let (is_in_time, is_covered) = self.clocks().finish_markers_until(self.primary(), until)?;
         match all {
             ContextMarker::Missing if is_in_time => self.finish().map(|()| true),
             _ => Ok(is_in_time && is_covered),
@@ -130,7 +157,7 @@ impl Device {
         let (mut pause, mut has_marks) = (PAUSE, false);
         loop {
             if self.is_passed(event)? {
-                self.clocks().saw_device(self, observation);
+                self.clocks().saw_device(self.primary(), observation);
                 return Ok(true);
             }
             let now = Instant::now();
@@ -138,7 +165,7 @@ impl Device {
             // If the wait takes longer, streams are marked one by one: completed work of some then counts, and reports
             // name the others.
             if !has_marks && (is_late || pause >= PAUSE_MAX) {
-                self.clocks().mark_streams(self)?;
+                self.clocks().mark_streams(self.primary())?;
                 has_marks = true;
             }
             if is_late {
@@ -157,9 +184,9 @@ impl Device {
             ContextMarker::Event(event) => self.is_passed(&event),
             ContextMarker::Capturing => Ok(false),
             ContextMarker::Missing => {
-                self.clocks().mark_streams(self)?;
+                self.clocks().mark_streams(self.primary())?;
                 self.clocks().poll(Duration::MAX)?;
-                Ok(self.clocks().unfinished(self).is_empty())
+                Ok(self.clocks().unfinished(self.primary()).is_empty())
             }
         }
     }
@@ -167,7 +194,7 @@ impl Device {
     /// Queries an event for as long as an idle device takes to complete it. The context is current.
     fn is_passed(&self, event: &MarkerEvent) -> Result<bool, DriverError> {
         for _ in 0..IDLE_QUERIES {
-            if self.noting(event.query(self))? {
+            if self.noting(event.query(self.primary()))? {
                 return Ok(true);
             }
             core::hint::spin_loop();
@@ -180,10 +207,10 @@ impl Device {
         if self.driver().table().cuCtxRecordEvent.is_none() {
             return Ok(ContextMarker::Missing);
         }
-        let event = MarkerEvent::create(self)?;
+        let event = MarkerEvent::create(self.primary())?;
         // Taken just before the call: a thread that begins a capture does not wait for long.
         let Some(_quiet) = self.quiet() else { return Ok(ContextMarker::Capturing) };
-        match event.record_all(self) {
+        match event.record_all(self.primary()) {
             Ok(()) => Ok(ContextMarker::Event(event)),
             Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_SUPPORTED => Ok(ContextMarker::Missing),
             Err(error) => self.noting(Err(error)),
@@ -193,21 +220,12 @@ impl Device {
     /// Does due maintenance, after an allocation on the slow path and after a query.
     #[inline]
     pub(crate) fn serve(&self) {
-        self.maintenance().serve(self);
+        self.maintenance().serve(self.primary(), self.clocks(), || self.is_idle());
     }
 
     /// Prevents captures from beginning on this device; `None` if one is active or beginning.
     pub(super) fn quiet(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        self.keep_captures_out().filter(|_| !self.clocks().captures().captures_on(self))
-    }
-
-    /// Prevents captures from beginning on this device, even if others are active; `None` if one is beginning.
-    pub(crate) fn keep_captures_out(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        match self.0.common.quiet.try_read() {
-            Ok(quiet) => Some(quiet),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.primary().keep_captures_out().filter(|_| !self.clocks().captures().captures_on(self.primary()))
     }
 
     /// Held while a capture begins on this device, until other threads can see it: a wait for the device that found no
@@ -216,18 +234,16 @@ impl Device {
     pub(crate) fn begin_capture(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         let start = Instant::now();
         loop {
-            match self.0.common.quiet.try_write() {
-                Ok(quiet) => return Some(quiet),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if start.elapsed() >= WAIT_BEGINS_WITHIN => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            match self.primary().try_begin_capture() {
+                None if start.elapsed() < WAIT_BEGINS_WITHIN => std::thread::sleep(PAUSE),
+                begun => return begun,
             }
         }
     }
 
     /// Runs maintenance after the host has waited for work of this device. The context is current.
     pub(crate) fn after_wait(&self) {
-        self.maintenance().after_wait(self.driver(), self.clocks());
+        self.maintenance().after_wait(self.primary(), self.clocks());
     }
 
     /// Like [`Device::after_wait`], after [`Device::finish_until`].

@@ -1,8 +1,10 @@
 //! [`ForeignCaptures`]: captures that another library begins, ends and launches.
 
 use super::Hold;
-use crate::device::{CaptureModeGuard, Device, Part, Stream, StreamIndex, capturing::run_again};
-use crate::error::{CaptureError, PoolError, not_forked};
+use crate::device::capture_end::run_again;
+use crate::device::shared_stream::close_for_end;
+use crate::device::{CaptureModeGuard, Device, Part, Stream, StreamIndex};
+use crate::error::{PoolError, not_forked};
 use crate::pool::GraphMemory;
 use core::fmt;
 use core::time::Duration;
@@ -105,7 +107,7 @@ impl ForeignCaptures {
         };
         let captures = self.device.clocks().captures();
         if captures.knows(graph) {
-            captures.join(graph, stream);
+            captures.join(graph, &stream.shared());
             // Each value that finds a capture keeps its memory.
             let is_held = state.found.iter().any(|(hold, _)| hold.graph == graph);
             if !is_held && captures.share_adopted(graph) {
@@ -116,7 +118,7 @@ impl ForeignCaptures {
         captures.announce();
         // The memory comes first: once the capture is known, dropped blocks of its streams are kept for it.
         self.memory.begin(graph, *state.group.get_or_insert(graph));
-        captures.adopt(graph, stream);
+        captures.adopt(graph, &stream.shared());
         state.found.push((self.hold(graph), stream.stream_index()));
         Ok(true)
     }
@@ -141,10 +143,10 @@ impl ForeignCaptures {
             }
             let members = captures.members(hold.graph);
             // Held until the deferred waits are queued, as at the end of a capture of our own.
-            let _alone = Stream::close_for_end(&members);
+            let _alone = close_for_end(&members);
             if captures.end_begins(hold.graph) {
                 is_waiting = true;
-                result = result.and(run_again(&self.device, hold.graph, *origin));
+                result = result.and(run_again(self.device.primary(), clocks, hold.graph, *origin));
             }
         }
         if !core::mem::replace(&mut state.has_ended, true) {
@@ -167,7 +169,7 @@ impl ForeignCaptures {
         let mut former_uses = Vec::new();
         for (hold, _) in &state.found {
             // It was allocated on this stream.
-            if let Some(source) = captures.source(hold.graph) {
+            if let Some(source) = captures.source(hold.graph).and_then(Stream::of_shared) {
                 source.synchronize()?;
             }
             former_uses.extend(captures.after_parts(hold.graph));
@@ -198,7 +200,7 @@ impl Drop for ForeignCaptures {
         let _ = self.end();
         // While another capture is active, the driver refuses a wait for the device, so every known stream is waited for instead.
         if !self.lock().found.is_empty() && self.device.synchronize().is_err() {
-            let _ = self.device.clocks().finish_everything(&self.device);
+            let _ = self.device.clocks().finish_everything(self.device.primary());
         }
     }
 }

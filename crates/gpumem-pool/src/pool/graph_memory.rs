@@ -19,7 +19,8 @@
 mod chunk;
 
 use crate::backend::{Allocation, FreeRequest};
-use crate::device::{Clocks, GRAPH_BIT, MemoryRange, Stream, StreamId, StreamIndex, order::uses};
+use crate::device::shared_stream::SharedStream;
+use crate::device::{Clocks, GRAPH_BIT, MemoryRange, StreamId, StreamIndex, order::uses};
 use crate::pool::{Block, State, StateRef};
 use chunk::Chunk;
 pub(crate) use chunk::rounded;
@@ -78,7 +79,7 @@ struct Outside {
 struct Released {
     chunks: Vec<Chunk>,
     retained: Vec<RetainedBlock>,
-    source: Option<Stream>,
+    source: Option<Arc<dyn SharedStream>>,
 }
 
 impl GraphMemory {
@@ -203,7 +204,7 @@ impl GraphMemory {
     fn launch_after(&self, graphs: &[u64], freed: &FreeRequest) {
         let freed = FreeRequest { uses: freed.uses & !GRAPH_BIT, ..*freed };
         for graph in graphs {
-            self.clocks.captures().add_after_parts(*graph, freed.stamps(&self.clocks), &self.clocks);
+            self.clocks.captures().add_after_parts(*graph, freed.stamps(&self.clocks), self.clocks.epochs());
         }
     }
 

@@ -258,7 +258,7 @@ impl State {
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
         not_forked()?;
-        match (self.poison.get(), self.device.lost()) {
+        match (self.poison.get(), self.device.primary().lost()) {
             (None, None) => Ok(()),
             (Some(poison), _) => Err(poison.clone()),
             (None, Some(cause)) => Err(PoolError::DeviceLost(cause)),

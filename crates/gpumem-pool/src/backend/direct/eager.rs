@@ -52,12 +52,12 @@ impl<C: DriverAllocator> DirectBackend<C> {
     fn show_completed(&self) -> Result<bool, DriverError> {
         let _entered = self.device.enter_relaxed()?;
         let mut unseen = self.unseen();
-        self.device.clocks().mark_each(&self.device, &mut unseen)?;
+        self.device.clocks().mark_each(self.device.primary(), &mut unseen)?;
         let marked_count = unseen.len();
         let mut failed = Ok(());
-        unseen.retain(|(_, event)| match event.query(&self.device) {
+        unseen.retain(|(_, event)| match event.query(self.device.primary()) {
             Ok(true) => {
-                failed = failed.and(event.show(&self.device));
+                failed = failed.and(event.show(self.device.primary()));
                 false
             }
             Ok(false) => true,

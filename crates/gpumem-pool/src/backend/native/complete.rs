@@ -121,7 +121,7 @@ impl Complete {
 
     /// Waits for the devices whose work uses waiting blocks, up to the deadline, if any.
     pub(super) fn finish(&self, until: Option<Instant>) -> Result<(), DriverError> {
-        self.device.clocks().finish_stamps(&self.pending.uses().concat(), until)
+        self.device.finish_stamps(&self.pending.uses().concat(), until)
     }
 
     /// Polls for completed work and frees the blocks that it used. Records markers in streams with pending uses, so that a later poll can

@@ -5,9 +5,10 @@
 //! another stream only once it is idle, unless all lanes are in use: then a notification may be late, but the notifier's own queries are
 //! not.
 
-use super::notifier;
-use crate::device::{Device, Handle, Object, Owned, StreamIndex};
-use core::ffi::c_void;
+use crate::device::context::Handle;
+use crate::device::objects::{Object, Owned};
+use crate::device::primary::PrimaryContext;
+use gpumem_heap::order::StreamIndex;
 use gpumem_sys::types::{CUcontext, CUevent, CUstream, CUstream_flags, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
 use std::sync::{Mutex, PoisonError};
@@ -25,7 +26,7 @@ impl Lanes {
     /// Queues work on a lane, behind a live event of the stream `source`. The context is current.
     pub(super) fn queue_behind(
         &self,
-        device: &Device,
+        device: &PrimaryContext,
         source: StreamIndex,
         event: CUevent,
         work: impl FnOnce(CUstream) -> Result<(), DriverError>,
@@ -52,7 +53,7 @@ impl Lanes {
 }
 
 /// A lane for a stream that has none: idle, new, or in use.
-fn choose(lanes: &mut Vec<Lane>, device: &Device, source: StreamIndex) -> Result<usize, DriverError> {
+fn choose(lanes: &mut Vec<Lane>, device: &PrimaryContext, source: StreamIndex) -> Result<usize, DriverError> {
     let driver = device.driver();
     // SAFETY: the lanes are alive, and their context is current.
     let is_idle = |lane: &Lane| unsafe { driver.cuStreamQuery(lane.raw.0) }.is_ok();
@@ -67,19 +68,6 @@ fn choose(lanes: &mut Vec<Lane>, device: &Device, source: StreamIndex) -> Result
     unsafe { driver.cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)? };
     lanes.push(Lane { raw: Handle(raw), source });
     Ok(lanes.len() - 1)
-}
-
-/// Queues the host function that reports a number to the notifier. The lane is alive, and its context current.
-pub(super) fn notify(device: &Device, lane: CUstream, id: u64) -> Result<(), DriverError> {
-    // SAFETY: the function may be called at any time, with any argument, once or never.
-    unsafe {
-        device.driver().cuLaunchHostFunc(lane, Some(reached), core::ptr::without_provenance_mut(id as usize))
-    }
-}
-
-/// The host function. Its argument is a number.
-unsafe extern "C" fn reached(id: *mut c_void) {
-    notifier::report(id.addr() as u64);
 }
 
 const LANES_MAX: usize = 16;

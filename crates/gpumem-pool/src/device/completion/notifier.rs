@@ -4,9 +4,13 @@
 //! functions take its lock, and must not wait for the driver: no driver call and no waker runs under the lock.
 
 use super::Pending;
+use crate::device::primary::{PrimaryContext, when_lost};
 use crate::reclaim::catch_panic::catch_panic;
+use core::ffi::c_void;
 use core::task::Waker;
 use core::time::Duration;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::CUstream;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -38,6 +42,7 @@ struct List {
 pub(super) fn add(pending: &Arc<Pending>) -> bool {
     let mut list = lock();
     if !list.has_thread {
+        when_lost(check_all);
         let thread = std::thread::Builder::new().name("gpumem notifier".into());
         // Detached: nothing waits for it.
         list.has_thread = thread.spawn(run).is_ok();
@@ -59,14 +64,27 @@ pub(super) fn remove(id: u64) {
     drop(removed);
 }
 
+/// Queues the host function that reports a number to the notifier. The lane is alive, and its context current.
+pub(super) fn notify(device: &PrimaryContext, lane: CUstream, id: u64) -> Result<(), DriverError> {
+    // SAFETY: the function may be called at any time, with any argument, once or never.
+    unsafe {
+        device.driver().cuLaunchHostFunc(lane, Some(reached), core::ptr::without_provenance_mut(id as usize))
+    }
+}
+
+/// The host function. Its argument is a number.
+unsafe extern "C" fn reached(id: *mut c_void) {
+    report(id.addr() as u64);
+}
+
 /// A host function has run.
-pub(super) fn report(id: u64) {
+fn report(id: u64) {
     lock().reported.push(id);
     CHANGED.notify_one();
 }
 
 /// Queries all pending completions soon: a context is lost.
-pub(crate) fn check_all() {
+fn check_all() {
     let mut list = lock();
     if !list.pending.is_empty() {
         list.checks_all = true;

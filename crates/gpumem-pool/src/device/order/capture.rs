@@ -1,8 +1,10 @@
 //! Captures at the level of a stream's state: begun and ended under its lock, so that no marker is recorded in between.
 
+use super::clocks::Clocks;
 use super::stream_state::{Asker, Locked};
-use super::{Clocks, Order, Stamp, StreamIndex};
-use crate::device::{Device, Object};
+use crate::device::objects::Object;
+use crate::device::primary::PrimaryContext;
+use gpumem_heap::order::{Order, Stamp, StreamIndex};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus as Status};
 
@@ -84,7 +86,7 @@ impl Clocks {
     }
 
     /// True if any owned or long-lived stream of a device is capturing, in a capture of any thread or library.
-    pub(crate) fn has_capture(&self, device: &Device) -> bool {
+    pub(crate) fn has_capture(&self, device: &PrimaryContext) -> bool {
         let captures = |index: StreamIndex| {
             self.with_stream_state(index, |state| Ok(state.is_ours() && state.part()? != Part::Runs))
         };
@@ -92,15 +94,15 @@ impl Clocks {
     }
 
     /// The streams of one device. Their states can be locked without another device's context.
-    fn indices_on(&self, device: &Device) -> impl Iterator<Item = StreamIndex> {
+    fn indices_on(&self, device: &PrimaryContext) -> impl Iterator<Item = StreamIndex> {
         self.used_indices()
-            .filter(|index| self.stream_states.lock(*index).is_some_and(|state| state.device == *device))
+            .filter(|index| self.stream_states.lock(*index).is_some_and(|state| *state.device == *device))
     }
 
     /// Ends captures on a device's streams that were begun without this crate, if the driver lets this thread end them (its own, and
     /// relaxed ones of any thread), and discards their graphs. False if there are none. The caller prevents captures of this crate from
     /// beginning.
-    pub(crate) fn end_others_captures(&self, device: &Device) -> bool {
+    pub(crate) fn end_others_captures(&self, device: &PrimaryContext) -> bool {
         let end = |index: &StreamIndex| {
             self.with_stream_state(*index, |state| {
                 let is_others = state.is_ours()

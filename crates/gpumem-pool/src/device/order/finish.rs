@@ -1,10 +1,12 @@
 //! Waiting, by markers, for everything that runs on a device, while a capture prevents a wait for the device itself.
 
+use super::capture::Part;
+use super::clocks::Clocks;
 use super::marker::{Marker, MarkerEvent};
 use super::stream_state::{Asker, Locked};
 use super::wait::PAUSE_MAX;
-use super::{Clocks, Order, Stamp, StreamIndex};
-use crate::device::{Device, Part};
+use crate::device::primary::PrimaryContext;
+use gpumem_heap::order::{Order, Stamp, StreamIndex};
 use gpumem_sys::DriverError;
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,7 +29,7 @@ impl Clocks {
     /// that joined a capture without this crate.
     ///
     /// Work that a stream queued before it began to capture is covered by the marker recorded then.
-    pub(crate) fn finish_everything(&self, device: &Device) -> Result<bool, DriverError> {
+    pub(crate) fn finish_everything(&self, device: &PrimaryContext) -> Result<bool, DriverError> {
         let _entered = device.enter_relaxed()?;
         let (mut markers, mut needs_legacy, mut is_covered) = (Vec::new(), false, true);
         for index in self.used_indices() {
@@ -53,7 +55,7 @@ impl Clocks {
     /// other streams. The first result is true if all marked work was done in time, the second if markers cover everything.
     pub(crate) fn finish_markers_until(
         &self,
-        device: &Device,
+        device: &PrimaryContext,
         until: Instant,
     ) -> Result<(bool, bool), DriverError> {
         let _entered = device.enter_relaxed()?;
@@ -69,24 +71,8 @@ impl Clocks {
         Ok((is_in_time, is_covered))
     }
 
-    /// Waits on the host for the devices that have the work of these stamps, until a deadline, if any.
-    pub(crate) fn finish_stamps(&self, stamps: &[Stamp], until: Option<Instant>) -> Result<(), DriverError> {
-        for stamp in stamps {
-            // One wait completes the stamps of all streams of a device.
-            if !self.is_complete(*stamp)
-                && let Some(user) = self.device_of(stamp.stream_index())
-            {
-                match until {
-                    None => user.finish()?,
-                    Some(until) => drop(user.finish_until(until)?),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn cover(&self, index: StreamIndex, device: &Device) -> Result<Cover, DriverError> {
-        let Some(mut state) = self.stream_states.lock(index).filter(|state| state.device == *device) else {
+    fn cover(&self, index: StreamIndex, device: &PrimaryContext) -> Result<Cover, DriverError> {
+        let Some(mut state) = self.stream_states.lock(index).filter(|state| *state.device == *device) else {
             return Ok(Cover::Complete);
         };
         let stamp = self.stamp(index);
@@ -122,7 +108,7 @@ impl Clocks {
 
     /// Records a marker in the legacy stream. `None` while a blocking stream captures, because the marker would break
     /// the capture.
-    fn mark_legacy(&self, device: &Device) -> Result<Option<MarkerEvent>, DriverError> {
+    fn mark_legacy(&self, device: &PrimaryContext) -> Result<Option<MarkerEvent>, DriverError> {
         // The handle of the legacy stream refers to the current context's stream.
         let _bound = device.enter()?;
         // No capture begins between the query and the marker.
@@ -137,7 +123,7 @@ impl Clocks {
 }
 
 /// Waits for an event. If the driver refuses the wait, queries the event instead. The context is current.
-fn wait(device: &Device, event: &MarkerEvent) -> Result<(), DriverError> {
+fn wait(device: &PrimaryContext, event: &MarkerEvent) -> Result<(), DriverError> {
     let waited = event.synchronize(device);
     if waited.is_ok() || device.is_context_gone() {
         return device.noting(waited);

@@ -1,7 +1,9 @@
 //! [`Marker`]: an event in a stream, and the stamps that are complete once the event is.
 
-use super::Stamp;
-use crate::device::{Device, Handle, LEGACY, Object, Owned, WeakDevice};
+use crate::device::context::Handle;
+use crate::device::objects::{Object, Owned};
+use crate::device::primary::{PrimaryContext, WeakContext};
+use gpumem_heap::order::Stamp;
 use gpumem_sys::types::{
     CUcontext, CUevent, CUevent_flags, CUevent_st, CUresult, CUstream, CUstreamCaptureStatus,
 };
@@ -34,13 +36,13 @@ impl Marker {
 /// An event of one device, recorded in one or in all of its streams.
 pub(crate) struct MarkerEvent {
     /// Weak, because the device owns the clocks, and so this event.
-    device: WeakDevice,
+    device: WeakContext,
     raw: Handle<CUevent_st>,
 }
 
 impl MarkerEvent {
     /// Creates an event. The device's context is current.
-    pub(crate) fn create(device: &Device) -> Result<Self, DriverError> {
+    pub(crate) fn create(device: &PrimaryContext) -> Result<Self, DriverError> {
         let mut raw = core::ptr::null_mut();
         // SAFETY: `raw` outlives the call, and the caller made the context current.
         unsafe { device.driver().cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_DISABLE_TIMING.0)? };
@@ -52,13 +54,13 @@ impl MarkerEvent {
     }
 
     /// Records the event. The context is current, and the stream belongs to it and is alive.
-    pub(crate) fn record(&self, device: &Device, stream: CUstream) -> Result<(), DriverError> {
+    pub(crate) fn record(&self, device: &PrimaryContext, stream: CUstream) -> Result<(), DriverError> {
         // SAFETY: the event is alive as long as this value, and the caller guarantees that the stream is.
         unsafe { device.driver().cuEventRecord(self.raw.0, stream) }
     }
 
     /// True if the legacy stream takes a marker: not while a blocking stream captures. The context is current.
-    pub(super) fn may_mark_legacy(device: &Device) -> bool {
+    pub(super) fn may_mark_legacy(device: &PrimaryContext) -> bool {
         let driver = device.driver();
         if driver.table().cuStreamIsCapturing.is_none() {
             return true;
@@ -71,18 +73,18 @@ impl MarkerEvent {
     }
 
     /// Records the event behind all work of the legacy stream and of blocking streams. The context is current.
-    pub(super) fn record_legacy(&self, device: &Device) -> Result<(), DriverError> {
+    pub(super) fn record_legacy(&self, device: &PrimaryContext) -> Result<(), DriverError> {
         self.record(device, LEGACY as CUstream)
     }
 
     /// Records the event behind all work queued on the context's streams. The context is current.
-    pub(crate) fn record_all(&self, device: &Device) -> Result<(), DriverError> {
+    pub(crate) fn record_all(&self, device: &PrimaryContext) -> Result<(), DriverError> {
         // SAFETY: the event is alive as long as this value, and the context as long as the device.
         unsafe { device.driver().cuCtxRecordEvent(device.context(), self.raw.0) }
     }
 
     /// True if the event is complete. The context is current.
-    pub(crate) fn query(&self, device: &Device) -> Result<bool, DriverError> {
+    pub(crate) fn query(&self, device: &PrimaryContext) -> Result<bool, DriverError> {
         // SAFETY: the event is alive as long as this value.
         match unsafe { device.driver().cuEventQuery(self.raw.0) } {
             Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -91,19 +93,19 @@ impl MarkerEvent {
     }
 
     /// Waits on the host until the event is complete. The context is current.
-    pub(crate) fn synchronize(&self, device: &Device) -> Result<(), DriverError> {
+    pub(crate) fn synchronize(&self, device: &PrimaryContext) -> Result<(), DriverError> {
         // SAFETY: the event is alive as long as this value.
         unsafe { device.driver().cuEventSynchronize(self.raw.0) }
     }
 
     /// Waits for an event that is already complete, so that the driver's memory pools may release memory freed before it. They keep that
     /// memory after mere queries, and after waits for an event of [`MarkerEvent::record_all`] (seen on an H200 with CUDA 13.0).
-    pub(crate) fn show(&self, device: &Device) -> Result<(), DriverError> {
+    pub(crate) fn show(&self, device: &PrimaryContext) -> Result<(), DriverError> {
         self.synchronize(device)
     }
 
     /// Moves the event to another `Device` of its context.
-    pub(super) fn move_to(&mut self, heir: &Device) {
+    pub(super) fn move_to(&mut self, heir: &PrimaryContext) {
         self.device = heir.downgrade();
     }
 
@@ -124,3 +126,6 @@ impl Drop for MarkerEvent {
         }
     }
 }
+
+/// `CU_STREAM_LEGACY`, which is a macro in the driver's header.
+pub(crate) const LEGACY: usize = 1;

@@ -5,14 +5,15 @@
 //! gone.
 
 use super::marker::{Marker, MarkerEvent};
-use super::{Order, Stamp, StreamIndex};
-use crate::device::{Device, Handle, WeakDevice, WeakStream};
+use crate::device::context::Handle;
+use crate::device::primary::{HeldContext, PrimaryContext, WeakContext};
+use crate::device::shared_stream::SharedStream;
 use core::sync::atomic::AtomicU32;
-use gpumem_heap::order::Epochs;
+use gpumem_heap::order::{Epochs, Order, Stamp, StreamIndex};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Instant;
 
 /// The properties of a new stream that the clocks need.
@@ -51,7 +52,7 @@ struct Entry {
 pub(super) struct StreamState {
     /// `None` if no stream has the index, or its stream is gone.
     stream: Option<LiveStream>,
-    device: WeakDevice,
+    device: Option<WeakContext>,
     /// True if the stream is (or was, if it is gone) blocking.
     is_blocking: bool,
     /// The last capture that the stream is known to have joined, and the first epoch whose work belongs to it.
@@ -68,7 +69,7 @@ struct LiveStream {
     /// A marker was requested that only calls naming the stream can record: the next such call records it.
     is_wanted: bool,
     /// The stream whose next naming call takes the slow path. Set for streams that only calls naming them may mark.
-    stream: Option<WeakStream>,
+    stream: Option<Weak<dyn SharedStream>>,
 }
 
 /// The origin of a request for a marker.
@@ -80,11 +81,11 @@ pub(super) enum Asker {
     Pool,
 }
 
-/// A locked state and its device. The clone keeps the device alive past the lock, because dropping the device takes the
+/// A locked state and its device. The handle keeps the device alive past the lock, because dropping the device takes the
 /// lock.
 pub(super) struct Locked<'a> {
     state: MutexGuard<'a, StreamState>,
-    pub(super) device: Device,
+    pub(super) device: HeldContext,
 }
 
 impl StreamStates {
@@ -129,7 +130,7 @@ impl StreamStates {
     }
 
     fn with_device(state: MutexGuard<'_, StreamState>) -> Option<Locked<'_>> {
-        let device = state.device.upgrade()?;
+        let device = state.device.as_ref()?.upgrade()?;
         if device.is_reset() {
             // Unlocked before the device is dropped, which takes locks.
             drop(state);
@@ -141,23 +142,23 @@ impl StreamStates {
 
 impl StreamState {
     fn empty() -> Self {
-        let (device, ring) = (WeakDevice::default(), VecDeque::new());
-        Self { stream: None, device, is_blocking: false, captured: None, ring, spare: Vec::new() }
+        let (ring, spare) = (VecDeque::new(), Vec::new());
+        Self { stream: None, device: None, is_blocking: false, captured: None, ring, spare }
     }
 
     /// Gives the index to a new stream. Returns the former stream's state, which is complete, to be dropped where no
     /// lock is held.
-    pub(super) fn open(&mut self, device: &Device, parts: &StreamParts) -> Self {
+    pub(super) fn open(&mut self, device: &PrimaryContext, parts: &StreamParts) -> Self {
         let StreamParts { raw, life, no_waits, is_blocking } = *parts;
         let stream = LiveStream { raw: Handle(raw), life, no_waits, is_wanted: false, stream: None };
         let mut state =
-            Self { stream: Some(stream), device: device.downgrade(), is_blocking, ..Self::empty() };
+            Self { stream: Some(stream), device: Some(device.downgrade()), is_blocking, ..Self::empty() };
         core::mem::swap(self, &mut state);
         state
     }
 
-    pub(super) fn is_of(&self, device: &WeakDevice) -> bool {
-        self.device.is_same(device)
+    pub(super) fn is_of(&self, device: &WeakContext) -> bool {
+        self.device.as_ref().is_some_and(|own| own.is_same(device))
     }
 
     /// True if its stream lives on without a clone.
@@ -171,7 +172,7 @@ impl StreamState {
     }
 
     /// Stores the clones' shared part, for a stream that only calls naming it may mark.
-    pub(super) fn set_stream(&mut self, stream: WeakStream) {
+    pub(super) fn set_stream(&mut self, stream: Weak<dyn SharedStream>) {
         if let Some(state) = self.stream.as_mut().filter(|state| state.life == Life::Named) {
             state.stream = Some(stream);
         }
@@ -193,8 +194,8 @@ impl StreamState {
     }
 
     /// Moves the pending markers to another `Device` of the context.
-    pub(super) fn move_to(&mut self, heir: &Device) {
-        self.device = heir.downgrade();
+    pub(super) fn move_to(&mut self, heir: &PrimaryContext) {
+        self.device = Some(heir.downgrade());
         let marks = self.ring.iter_mut().filter_map(Arc::get_mut).map(|mark| &mut mark.event);
         marks.chain(&mut self.spare).for_each(|event| event.move_to(heir));
     }
@@ -224,7 +225,7 @@ impl Locked<'_> {
 
     /// Requests a marker that only a call naming the stream can record. Returns the stream whose fast path must be
     /// disabled.
-    pub(super) fn want(&mut self) -> Option<WeakStream> {
+    pub(super) fn want(&mut self) -> Option<Weak<dyn SharedStream>> {
         let stream = self.state.stream.as_mut().filter(|stream| stream.life == Life::Named)?;
         stream.is_wanted = true;
         stream.stream.clone()

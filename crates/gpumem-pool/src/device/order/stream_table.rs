@@ -5,58 +5,25 @@
 //!
 //! No `Device` is dropped while a lock is held here: dropping the last clone takes these locks again.
 
-use super::awaited::loss_of_current;
+use super::clocks::{Clocks, Name};
 use super::marker::MarkerEvent;
-use super::stream_state::StreamState;
-use super::{Clocks, Life, Order, StreamId, StreamIndex, StreamParts};
-use crate::device::{CaptureModeGuard, ContextGuard, Device, Stream, WeakDevice, WeakStream};
+use super::stream_state::{Life, StreamParts, StreamState};
+use crate::device::context::{CaptureModeGuard, ContextGuard};
+use crate::device::primary::{PrimaryContext, WeakContext, loss_of_current};
+use crate::device::shared_stream::{SharedStream, typed};
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_heap::order::{Order, StreamId, StreamIndex};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUcontext, CUstream};
-use std::collections::HashMap;
-use std::sync::{MutexGuard, PoisonError};
-
-/// The free indices and the open devices.
-#[derive(Default)]
-pub(super) struct StreamTable {
-    /// The indices whose streams are gone; lowest first.
-    retired: Vec<StreamIndex>,
-    devices: Vec<WeakDevice>,
-}
-
-/// A stream by the driver's unique id: the live wrap, or the identity of the last one.
-pub(super) struct Name {
-    stream: WeakStream,
-    id: StreamId,
-    /// The driver's handle, as a number.
-    handle: usize,
-}
-
-impl Name {
-    fn of(stream: &Stream) -> Self {
-        Self { stream: stream.downgrade(), id: stream.id(), handle: stream.raw() as usize }
-    }
-}
+use std::sync::{Arc, Weak};
 
 impl Clocks {
-    pub(crate) fn add_device(&self, device: &Device) {
-        if self.devices_with_reset().iter().any(|other| other != device) {
-            self.had_several_devices.store(true, Ordering::Release);
+    pub(crate) fn add_device(&self, device: &PrimaryContext) {
+        if self.devices_with_reset().iter().any(|other| **other != *device) {
+            self.awaited.expect_waits();
         }
         self.table().devices.push(device.downgrade());
-    }
-
-    /// All open devices, except those that were reset. Do not drop them under a lock of the clocks.
-    pub(crate) fn devices(&self) -> Vec<Device> {
-        let mut devices = self.devices_with_reset();
-        devices.retain(|device| !device.is_reset());
-        devices
-    }
-
-    /// Like [`Clocks::devices`], with those that the program has reset.
-    pub(crate) fn devices_with_reset(&self) -> Vec<Device> {
-        self.table().devices.iter().filter_map(WeakDevice::upgrade).collect()
     }
 
     /// Gives a new stream its index and identity. It is alive until [`Clocks::retire`].
@@ -64,7 +31,7 @@ impl Clocks {
     /// # Errors
     ///
     /// [`PoolError::TooManyStreams`] if all indices are in use.
-    pub(crate) fn open(&self, device: &Device, parts: &StreamParts) -> Result<StreamId, PoolError> {
+    pub(crate) fn open(&self, device: &PrimaryContext, parts: &StreamParts) -> Result<StreamId, PoolError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let index = self.free_slot()?;
         let stream = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed), index);
@@ -86,26 +53,26 @@ impl Clocks {
 
     /// The live stream with this driver id, otherwise one that `make` creates from an index and identity. A stream that was abandoned
     /// without a last marker gets its former index and identity if they are still free.
-    pub(crate) fn find_or_open(
+    pub(crate) fn find_or_open<S: SharedStream>(
         &self,
-        device: &Device,
+        device: &PrimaryContext,
         parts: &StreamParts,
         driver_id: Option<u64>,
-        make: impl FnOnce(StreamId) -> Stream,
-    ) -> Result<Stream, PoolError> {
+        make: impl FnOnce(StreamId) -> Arc<S>,
+    ) -> Result<Arc<S>, PoolError> {
         let Some(driver_id) = driver_id else {
             let stream = make(self.open(device, parts)?);
-            self.stream_states.guard(stream.stream_index()).set_stream(stream.downgrade());
+            self.set_stream(&stream);
             return Ok(stream);
         };
         // Dropped after the lock: dropping the last clone of a stream takes it.
         let found;
         let mut names = self.names();
         let known = names.get(&driver_id);
-        found = known.and_then(|name| name.stream.upgrade());
-        if let Some(stream) = found.as_ref().filter(|stream| stream.check_usable().is_ok()) {
-            self.stream_states.guard(stream.stream_index()).promise(parts);
-            return Ok(stream.clone());
+        found = known.and_then(|name| name.stream.upgrade()).and_then(typed::<S>);
+        if let Some(stream) = found.as_ref().filter(|stream| stream.is_usable()) {
+            self.stream_states.guard(stream.id().stream_index()).promise(parts);
+            return Ok(Arc::clone(stream));
         }
         let is_kept = |id: StreamId| found.is_none() && self.is_kept(id, parts);
         let known = known.map(|name| name.id);
@@ -114,21 +81,26 @@ impl Clocks {
             None => self.open(device, parts)?,
         };
         let stream = make(id);
-        self.stream_states.guard(stream.stream_index()).set_stream(stream.downgrade());
+        self.set_stream(&stream);
         names.retain(|_, name| self.epochs.stream_in(name.id.stream_index()) == name.id);
-        names.insert(driver_id, Name::of(&stream));
+        names.insert(driver_id, name_of(&stream));
         Ok(stream)
     }
 
     /// Stores the driver id of an owned stream: its handle may be wrapped later.
-    pub(crate) fn name(&self, driver_id: Option<u64>, stream: &Stream) {
+    pub(crate) fn name<S: SharedStream>(&self, driver_id: Option<u64>, stream: &Arc<S>) {
         if let Some(driver_id) = driver_id {
-            self.names().insert(driver_id, Name::of(stream));
+            self.names().insert(driver_id, name_of(stream));
         }
     }
 
+    fn set_stream<S: SharedStream>(&self, stream: &Arc<S>) {
+        let shared: Weak<dyn SharedStream> = Arc::<S>::downgrade(stream);
+        self.stream_states.guard(stream.id().stream_index()).set_stream(shared);
+    }
+
     /// Returns the driver id of the owned or long-lived stream that has this handle, which no other stream has while that one lives.
-    pub(crate) fn name_of_handle(&self, device: &Device, raw: CUstream) -> Option<u64> {
+    pub(crate) fn name_of_handle(&self, device: &PrimaryContext, raw: CUstream) -> Option<u64> {
         let device = device.downgrade();
         let is_it = |name: &Name| {
             let index = name.id.stream_index();
@@ -162,7 +134,7 @@ impl Clocks {
     }
 
     /// Reopens an abandoned stream, unless its index was reused.
-    fn adopt(&self, stream: StreamId, device: &Device, parts: &StreamParts) -> bool {
+    fn adopt(&self, stream: StreamId, device: &PrimaryContext, parts: &StreamParts) -> bool {
         let mut table = self.table();
         let at = table.retired.binary_search(&stream.stream_index());
         let Some(at) = at.ok().filter(|_| self.epochs.stream_in(stream.stream_index()) == stream) else {
@@ -196,10 +168,10 @@ impl Clocks {
 
     /// Like [`Clocks::retire`], for a stream without clones that lives on until its owner is dropped. If it has been wrapped again since,
     /// returns that wrap instead, which has the same id.
-    pub(crate) fn retire_unless_wrapped(&self, stream: StreamId) -> Option<Stream> {
+    pub(crate) fn retire_unless_wrapped<S: SharedStream>(&self, stream: StreamId) -> Option<Arc<S>> {
         let mut names = self.names();
         let mut own = names.values().filter(|name| name.id == stream);
-        if let Some(wrapped) = own.find_map(|name| name.stream.upgrade()) {
+        if let Some(wrapped) = own.find_map(|name| typed(name.stream.upgrade()?)) {
             return Some(wrapped);
         }
         names.retain(|_, name| name.id != stream);
@@ -273,14 +245,14 @@ impl Clocks {
     }
 
     /// Records that all work of a device that is being dropped is done.
-    pub(crate) fn saw_end(&self, ending: &WeakDevice) {
+    pub(crate) fn saw_end(&self, ending: &WeakContext) {
         let own = self.each_of(ending, |_, index| self.stamp(index));
         self.epochs.raise_complete(&own);
     }
 
     /// Calls `work` with the state of each stream of a device, including streams that are gone, while it is locked: at any other time, the
     /// index of a stream that is gone may be reused by another device's stream.
-    fn each_of<T>(&self, device: &WeakDevice, work: impl Fn(&mut StreamState, StreamIndex) -> T) -> Vec<T> {
+    fn each_of<T>(&self, device: &WeakContext, work: impl Fn(&mut StreamState, StreamIndex) -> T) -> Vec<T> {
         let called = |index| {
             let mut state = self.stream_states.guard(index);
             state.is_of(device).then(|| work(&mut state, index))
@@ -290,7 +262,7 @@ impl Clocks {
 
     /// Closes a device before its context is released. Pending work on its streams goes to another `Device` of the context. If there is
     /// none, waits for the work if the machine has other devices, whose pools may ask for its completion.
-    pub(crate) fn close_device(&self, ending: &WeakDevice, context: CUcontext) {
+    pub(crate) fn close_device(&self, ending: &WeakContext, context: CUcontext) {
         self.table().devices.retain(|device| !device.is_same(ending));
         let others = self.devices();
         if let Some(heir) = others.iter().find(|other| other.context() == context) {
@@ -303,7 +275,7 @@ impl Clocks {
         if let Err(error) = &bound
             && !error.is_not_permitted()
         {
-            return self.end_awaited(context, || Some(*error));
+            return self.awaited.end(context, || Some(*error));
         }
         let mut pending = self.each_of(ending, |_, index| self.stamp(index));
         pending.retain(|stamp| !self.is_complete(*stamp));
@@ -314,13 +286,13 @@ impl Clocks {
                 self.epochs.raise_complete(&pending);
             }
         }
-        self.end_awaited(context, || loss_of_current(&self.driver).filter(|_| bound.is_ok()));
+        self.awaited.end(context, || loss_of_current(&self.driver).filter(|_| bound.is_ok()));
         let events = self.end_streams(ending);
         events.into_iter().for_each(|event| event.destroy(&self.driver, context));
     }
 
     /// Long-lived streams live until their device is dropped, which is now. Returns the events of all streams of the device.
-    fn end_streams(&self, ending: &WeakDevice) -> Vec<MarkerEvent> {
+    fn end_streams(&self, ending: &WeakContext) -> Vec<MarkerEvent> {
         let ended =
             self.each_of(ending, |state, index| (state.take_events(), state.forget().then_some(index)));
         let (events, kept): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
@@ -329,24 +301,16 @@ impl Clocks {
     }
 
     /// The end of a device that was reset: its work has ended, and its objects are gone.
-    pub(crate) fn drop_device(&self, ending: &WeakDevice, context: CUcontext, error: DriverError) {
-        self.end_awaited(context, || Some(error));
+    pub(crate) fn drop_device(&self, ending: &WeakContext, context: CUcontext, error: DriverError) {
+        self.awaited.end(context, || Some(error));
         self.table().devices.retain(|device| !device.is_same(ending));
         self.saw_end(ending);
         // Their drops find no device, and do nothing.
         drop(self.end_streams(ending));
     }
+}
 
-    pub(super) fn used_indices(&self) -> impl Iterator<Item = StreamIndex> + use<> {
-        (0..self.index_count.load(Ordering::Acquire)).map(|index| StreamIndex(index as u16))
-    }
-
-    /// Taken before the lock of the stream table.
-    fn names(&self) -> MutexGuard<'_, HashMap<u64, Name>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn table(&self) -> MutexGuard<'_, StreamTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn name_of<S: SharedStream>(stream: &Arc<S>) -> Name {
+    let shared: Weak<dyn SharedStream> = Arc::<S>::downgrade(stream);
+    Name { stream: shared, id: stream.id(), handle: stream.raw() as usize }
 }

@@ -2,10 +2,12 @@
 
 use super::*;
 use crate::{Device, Event, Stream};
+use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use gpumem_sim::{Schedule, SimConfig};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// A machine on which queued work runs only in waits, unless a test sets a pace.

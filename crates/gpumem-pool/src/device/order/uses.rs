@@ -12,8 +12,8 @@
 //!
 //! Bit 63 is not an index: it marks a use by a graph; see [`GraphMemory`](crate::pool::GraphMemory).
 
-use super::StreamIndex;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_heap::order::StreamIndex;
 
 /// Marks a use by a graph.
 pub(crate) const GRAPH_BIT: u64 = 1 << 63;

@@ -1,14 +1,17 @@
 //! The operations that advance the clocks: markers, waits of streams, queries and waits of the host.
 
+use super::clocks::Clocks;
 use super::marker::{Marker, MarkerEvent};
 use super::stream_state::{Asker, Locked};
-use super::{Clocks, Order, Stamp, StreamId, StreamIndex};
-use crate::device::{CaptureModeGuard, Device, WeakStream};
+use crate::device::context::CaptureModeGuard;
+use crate::device::primary::{HeldContext, PrimaryContext};
+use crate::device::shared_stream::SharedStream;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
+use gpumem_heap::order::{Order, Stamp, StreamId, StreamIndex};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// The stamps that a query or wait of the host is about to show as complete, collected before the driver call.
@@ -180,8 +183,22 @@ impl Clocks {
     }
 
     /// The device of the index's stream, or of the last stream that had it.
-    pub(crate) fn device_of(&self, index: StreamIndex) -> Option<Device> {
+    pub(crate) fn device_of(&self, index: StreamIndex) -> Option<HeldContext> {
         self.stream_states.lock(index).map(|state| state.device.clone())
+    }
+
+    /// Adds the waits for the work of other devices that a stream makes by waiting for `covered`.
+    fn note_awaited(&self, waiter: StreamIndex, covered: &[Stamp]) {
+        if !self.awaited.is_expected() {
+            return;
+        }
+        let Some(waiter) = self.device_of(waiter) else { return };
+        for stamp in covered.iter().filter(|stamp| !self.is_complete(**stamp)) {
+            // The streams of its own device are ordered behind their waits.
+            if let Some(source) = self.device_of(stamp.stream_index()).filter(|source| **source != *waiter) {
+                self.awaited.add(&waiter, &source, *stamp);
+            }
+        }
     }
 
     /// Waits on the host for the stamps. False if the deadline came first, or if a stream cannot be marked now, so that
@@ -204,7 +221,7 @@ impl Clocks {
     /// with a timeout.
     pub(super) fn wait_for_mark(
         &self,
-        device: &Device,
+        device: &PrimaryContext,
         mark: Arc<Marker>,
         deadline: Instant,
     ) -> Result<bool, DriverError> {
@@ -225,7 +242,7 @@ impl Clocks {
     }
 
     /// Records a marker in each owned or long-lived stream of a device that has unmarked work and is not capturing.
-    pub(crate) fn mark_streams(&self, device: &Device) -> Result<(), DriverError> {
+    pub(crate) fn mark_streams(&self, device: &PrimaryContext) -> Result<(), DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         for index in self.unfinished_indices(device) {
             self.marker_for(self.stamp(index), |state| state.is_ours())?;
@@ -237,7 +254,7 @@ impl Clocks {
     /// in `marks` yet and is not capturing.
     pub(crate) fn mark_each(
         &self,
-        device: &Device,
+        device: &PrimaryContext,
         marks: &mut Vec<(StreamIndex, MarkerEvent)>,
     ) -> Result<(), DriverError> {
         let _entered = device.enter_relaxed()?;
@@ -246,7 +263,7 @@ impl Clocks {
             if marks[..marked_count].iter().any(|(marked, _)| *marked == index) {
                 continue;
             }
-            if let Some(mut state) = self.stream_states.lock(index).filter(|state| state.device == *device)
+            if let Some(mut state) = self.stream_states.lock(index).filter(|state| *state.device == *device)
                 && state.may_mark(Asker::Pool)
             {
                 marks.extend(state.record_apart()?.map(|event| (index, event)));
@@ -258,7 +275,7 @@ impl Clocks {
     /// The streams of a device whose work is not known to be complete, each with the time of its oldest incomplete
     /// marker. Other libraries' streams have no marker. For an owned or long-lived stream without one, all work before
     /// the last marker is complete.
-    pub(crate) fn unfinished(&self, device: &Device) -> Vec<(StreamId, Option<Instant>)> {
+    pub(crate) fn unfinished(&self, device: &PrimaryContext) -> Vec<(StreamId, Option<Instant>)> {
         let mut unfinished = Vec::new();
         for index in self.unfinished_indices(device) {
             let Some(state) = self.stream_states.lock(index) else { continue };
@@ -270,9 +287,9 @@ impl Clocks {
         unfinished
     }
 
-    fn unfinished_indices(&self, device: &Device) -> Vec<StreamIndex> {
+    fn unfinished_indices(&self, device: &PrimaryContext) -> Vec<StreamIndex> {
         let is_of = |index: &StreamIndex| {
-            self.stream_states.lock(*index).is_some_and(|state| state.device == *device)
+            self.stream_states.lock(*index).is_some_and(|state| *state.device == *device)
         };
         self.used_indices().filter(|index| !self.is_complete(self.stamp(*index)) && is_of(index)).collect()
     }
@@ -283,7 +300,7 @@ impl Clocks {
         &self,
         stamp: Stamp,
         pleases: impl Fn(&Locked<'_>) -> bool,
-    ) -> Result<Option<(Device, Arc<Marker>)>, DriverError> {
+    ) -> Result<Option<(HeldContext, Arc<Marker>)>, DriverError> {
         let found = self.with_stream_state(stamp.stream_index(), |state| {
             if !pleases(state) {
                 return Ok((None, None));
@@ -411,7 +428,11 @@ impl Clocks {
     }
 
     /// Waits on the host for a marker.
-    pub(crate) fn synchronize_marker(&self, device: &Device, mark: &Marker) -> Result<(), DriverError> {
+    pub(crate) fn synchronize_marker(
+        &self,
+        device: &PrimaryContext,
+        mark: &Marker,
+    ) -> Result<(), DriverError> {
         let _bound = device.enter()?;
         device.noting(mark.event.synchronize(device))?;
         self.epochs.raise_complete(&mark.covered);
@@ -419,7 +440,7 @@ impl Clocks {
     }
 
     /// True if a marker is complete. Does not wait.
-    pub(crate) fn query_marker(&self, device: &Device, mark: &Marker) -> Result<bool, DriverError> {
+    pub(crate) fn query_marker(&self, device: &PrimaryContext, mark: &Marker) -> Result<bool, DriverError> {
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let is_complete = device.noting(mark.event.query(device))?;
@@ -482,10 +503,10 @@ impl Clocks {
     }
 
     /// Prepares a query of a whole device: of its streams, and of those that are gone.
-    pub(crate) fn observe_device(&self, device: &Device) -> Observation {
+    pub(crate) fn observe_device(&self, device: &PrimaryContext) -> Observation {
         let mut all = Vec::new();
         for index in self.used_indices() {
-            let Some(mut state) = self.stream_states.lock(index).filter(|state| state.device == *device)
+            let Some(mut state) = self.stream_states.lock(index).filter(|state| *state.device == *device)
             else {
                 continue;
             };
@@ -499,10 +520,10 @@ impl Clocks {
     }
 
     /// Records that the driver reported a device as complete.
-    pub(crate) fn saw_device(&self, device: &Device, observation: Observation) {
+    pub(crate) fn saw_device(&self, device: &PrimaryContext, observation: Observation) {
         self.saw(observation);
         for index in self.used_indices() {
-            let state = self.stream_states.lock(index).filter(|state| state.device == *device);
+            let state = self.stream_states.lock(index).filter(|state| *state.device == *device);
             state.into_iter().for_each(|mut state| state.settle(&self.epochs));
         }
     }
@@ -532,7 +553,7 @@ impl Clocks {
 
 /// Makes the next call that names the stream check for a requested marker. Called without a lock: this may drop the
 /// last handle.
-fn disable_fast_path(stream: Option<WeakStream>) {
+fn disable_fast_path(stream: Option<Weak<dyn SharedStream>>) {
     if let Some(stream) = stream.and_then(|stream| stream.upgrade()) {
         stream.look_when_named();
     }

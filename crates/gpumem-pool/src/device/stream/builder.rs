@@ -1,10 +1,13 @@
 //! [`StreamBuilder`]: creates owned streams with options.
 
-use super::{Inner, Kind, Stream, foreign};
-use crate::device::{Device, Life, Object, StreamParts};
+use super::{Inner, Kind, Stream};
+use crate::device::order::{Life, StreamParts};
+use crate::device::shared_stream::SharedStream;
+use crate::device::{Device, Object};
 use crate::error::PoolError;
-use gpumem_sys::types::CUstream_flags;
-use std::sync::Arc;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::{CUresult, CUstream, CUstream_flags};
+use std::sync::{Arc, Weak};
 
 /// Sets up a [`Stream`]; see [`Stream::builder`].
 ///
@@ -25,8 +28,33 @@ pub struct StreamBuilder {
     pub(super) no_waits: bool,
 }
 
+impl Stream {
+    /// Creates a stream, independent of the legacy default stream.
+    ///
+    /// # Errors
+    ///
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams are alive or have unfinished work.
+    /// - [`PoolError::Driver`] if a call fails.
+    pub fn new(device: &Device) -> Result<Self, PoolError> {
+        Self::builder(device).build()
+    }
+
+    /// Starts from the defaults of [`Stream::new`].
+    pub fn builder(device: &Device) -> StreamBuilder {
+        StreamBuilder::new(device)
+    }
+}
+
+impl Stream {
+    /// Adds the stream to those whose calls may queue work.
+    pub(super) fn list(&self) {
+        let shared: Weak<dyn SharedStream> = Arc::<Inner>::downgrade(&self.0);
+        self.device().sleepers().add_stream(shared);
+    }
+}
+
 impl StreamBuilder {
-    pub(super) fn new(device: &Device) -> Self {
+    fn new(device: &Device) -> Self {
         Self { device: device.clone(), priority: 0, no_waits: false }
     }
 
@@ -56,14 +84,27 @@ impl StreamBuilder {
         let (mut raw, flags) = (core::ptr::null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING.0);
         // SAFETY: `raw` outlives the call, and the context is current.
         unsafe { device.driver().cuStreamCreateWithPriority(&mut raw, flags, priority)? };
-        let opened = foreign::driver_id(&device, raw).and_then(|driver_id| {
+        let opened = driver_id(&device, raw).and_then(|driver_id| {
             let parts = StreamParts { raw, life: Life::Owned, no_waits, is_blocking: false };
-            Ok((driver_id, device.clocks().open(&device, &parts)?))
+            Ok((driver_id, device.clocks().open(device.primary(), &parts)?))
         });
         let (driver_id, id) = opened.inspect_err(|_| device.destroy(Object::Stream(raw)))?;
         let stream = Stream(Arc::new(Inner::new(&device, raw, id, driver_id, Kind::Owned)));
-        device.clocks().name(driver_id, &stream);
-        device.sleepers().add_stream(&stream);
+        device.clocks().name(driver_id, &stream.0);
+        stream.list();
         Ok(stream)
+    }
+}
+
+/// The driver's unique id of a stream, if available: the driver refuses the query while the stream captures. The device's context is
+/// current.
+pub(super) fn driver_id(device: &Device, raw: CUstream) -> Result<Option<u64>, PoolError> {
+    let mut id = 0;
+    // SAFETY: `id` outlives the call, and the caller has an alive stream or a special handle.
+    match unsafe { device.driver().cuStreamGetId(raw, &mut id) } {
+        Ok(()) => Ok(Some(id)),
+        Err(DriverError::Missing { .. }) => Ok(None),
+        Err(error) if error.code() == CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }

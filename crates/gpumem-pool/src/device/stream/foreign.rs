@@ -10,21 +10,16 @@
 //! The driver may reuse a handle for another stream, but not an id: two wraps of one stream are clones, and a previously wrapped stream is
 //! recognised.
 
-use super::{Inner, Kind, Stream, StreamBuilder};
-use crate::device::{CaptureModeGuard, Device, Life, StreamId, StreamParts};
-use crate::error::{CaptureError, PoolError, StreamError, not_forked};
+use super::builder::{StreamBuilder, driver_id};
+use super::{Inner, Kind, Owner, Stream};
+use crate::device::order::{LEGACY, Life, StreamParts};
+use crate::device::{CaptureModeGuard, Device, StreamId};
+use crate::error::{PoolError, not_forked};
 use core::cell::RefCell;
 use core::sync::atomic::Ordering;
-use gpumem_sys::types::{CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus};
+use gpumem_sys::types::{CUstream, CUstream_flags, CUstreamCaptureStatus};
 use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, PoisonError, Weak};
-
-/// A value that keeps a stream of another library alive.
-pub(super) type Owner = Box<dyn Send + Sync>;
-
-/// A weak reference to a stream.
-#[derive(Clone)]
-pub(crate) struct WeakStream(Weak<Inner>);
 
 impl Stream {
     /// Wraps a stream that another library (cudarc, cuBLAS, PyTorch) created and will destroy. Null and the driver's
@@ -193,8 +188,8 @@ impl Stream {
     pub fn retire(&self) -> Result<(), PoolError> {
         not_forked()?;
         // Before the lock below: another thread may hold it, and wait for the end of this thread's closure.
-        if self.0.borrows.is_held_here() {
-            return Err(PoolError::Stream(StreamError::Borrowed));
+        if self.0.calls.is_held_here() {
+            return Err(PoolError::StreamBorrowed);
         }
         // Once this returns, the owner may destroy the handle, so a second thread waits until the first has retired the stream.
         let _one = self.0.retirement.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,7 +198,7 @@ impl Stream {
             self.0.is_retired.store(true, Ordering::SeqCst);
             self.0.fast_path_id.store(0, Ordering::SeqCst);
             // A call that began before may still use the handle.
-            self.0.borrows.wait_for_all();
+            self.0.calls.wait_for_all();
             self.clocks().retire(self.id(), self.0.driver_id);
         }
         Ok(())
@@ -229,10 +224,10 @@ impl Stream {
         let parts = StreamParts { raw, life, no_waits, is_blocking };
         let make = |id: StreamId| {
             let stream = Self(Arc::new(Inner::new(device, raw, id, driver_id, kind)));
-            device.sleepers().add_stream(&stream);
-            stream
+            stream.list();
+            stream.0
         };
-        device.clocks().find_or_open(device, &parts, driver_id, make)
+        Ok(Self(device.clocks().find_or_open(device.primary(), &parts, driver_id, make)?))
     }
 
     /// Returns the number by which a stream is recognised: the driver's id. Without one, a long-lived stream is recognised by its
@@ -252,7 +247,7 @@ impl Stream {
         let handle = if raw as usize == LEGACY { device.context() as usize } else { raw as usize } as u64;
         match driver_id {
             Some(driver_id) => clocks.rename(handle, driver_id),
-            None => return Ok(Some(clocks.name_of_handle(device, raw).unwrap_or(handle))),
+            None => return Ok(Some(clocks.name_of_handle(device.primary(), raw).unwrap_or(handle))),
         }
         Ok(driver_id)
     }
@@ -263,10 +258,6 @@ impl Stream {
         // A thread that is destroying its thread-locals leaves the stream to its last clone.
         let _ = OF_THREAD.try_with(|of_thread| of_thread.borrow_mut().add(&stream));
         Ok(stream)
-    }
-
-    pub(crate) fn downgrade(&self) -> WeakStream {
-        WeakStream(Arc::downgrade(&self.0))
     }
 
     /// True for a wrap that can be kept between calls: [`Stream::has_its_handle`] can check it, and it does not keep the stream
@@ -293,13 +284,13 @@ thread_local! {
 }
 
 /// The calling thread's default streams, one for each device.
-struct DefaultStreams(Vec<WeakStream>);
+struct DefaultStreams(Vec<Weak<Inner>>);
 
 impl DefaultStreams {
     fn add(&mut self, stream: &Stream) {
-        self.0.retain(WeakStream::is_alive);
-        if !self.0.iter().any(|own| core::ptr::eq(own.0.as_ptr(), Arc::as_ptr(&stream.0))) {
-            self.0.push(stream.downgrade());
+        self.0.retain(|own| own.strong_count() > 0);
+        if !self.0.iter().any(|own| core::ptr::eq(own.as_ptr(), Arc::as_ptr(&stream.0))) {
+            self.0.push(Arc::downgrade(&stream.0));
         }
     }
 }
@@ -310,7 +301,7 @@ impl Drop for DefaultStreams {
             return;
         }
         // An error means that it was retired before.
-        self.0.iter().filter_map(WeakStream::upgrade).for_each(|stream| drop(stream.retire()));
+        self.0.iter().filter_map(Weak::upgrade).for_each(|stream| drop(Stream(stream).retire()));
     }
 }
 
@@ -322,10 +313,10 @@ impl Inner {
         let owner = owner;
         if !*self.is_retired.get_mut()
             && self.driver_id.is_some()
-            && let Some(stream) = self.device.clocks().retire_unless_wrapped(self.id)
+            && let Some(stream) = self.device.clocks().retire_unless_wrapped::<Self>(self.id)
         {
             // Another thread has wrapped the stream since the last clone was dropped, and found it alive.
-            let _ = stream.0.owner.set(owner);
+            let _ = stream.owner.set(owner);
         }
     }
 }
@@ -383,30 +374,6 @@ impl StreamBuilder {
     }
 }
 
-impl WeakStream {
-    pub(crate) fn upgrade(&self) -> Option<Stream> {
-        self.0.upgrade().map(Stream)
-    }
-
-    /// True if a clone of the stream exists.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.0.strong_count() > 0
-    }
-}
-
-/// The driver's unique id of a stream, if available: the driver refuses the query while the stream captures. The device's context is
-/// current.
-pub(super) fn driver_id(device: &Device, raw: CUstream) -> Result<Option<u64>, PoolError> {
-    let mut id = 0;
-    // SAFETY: `id` outlives the call, and the caller has an alive stream or a special handle.
-    match unsafe { device.driver().cuStreamGetId(raw, &mut id) } {
-        Ok(()) => Ok(Some(id)),
-        Err(DriverError::Missing { .. }) => Ok(None),
-        Err(error) if error.code() == CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
 /// Enters the relaxed capture mode if a capture is known, which would refuse some calls in its own mode.
 fn relaxed_in_captures(device: &Device) -> Result<Option<CaptureModeGuard<'_>>, PoolError> {
     let is_open = device.clocks().captures().is_open();
@@ -440,6 +407,5 @@ fn is_blocking(device: &Device, raw: CUstream) -> bool {
     answer.is_ok() && flags & CUstream_flags::CU_STREAM_NON_BLOCKING.0 == 0
 }
 
-/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, which are macros in the driver's header.
-pub(crate) const LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`, which is a macro in the driver's header.
 const PER_THREAD: usize = 2;

@@ -1,8 +1,8 @@
 //! [`RecentStreams`]: wraps of other libraries' streams, kept between calls that have only the handle.
 
 use super::Stream;
-use super::foreign::LEGACY;
 use crate::device::Device;
+use crate::device::order::LEGACY;
 use crate::error::PoolError;
 use gpumem_sys::types::CUstream;
 use std::sync::{Mutex, MutexGuard, PoisonError};

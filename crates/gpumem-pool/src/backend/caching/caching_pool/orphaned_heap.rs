@@ -29,7 +29,7 @@ impl Drop for CachingPool {
         if self.device.find_reset() {
             // Plain segments and the host's copy went with the context. Mapped memory belongs to no context. Once the device is in use
             // again, others may have the addresses, so the memory is leaked.
-            if !left.waits() && self.device.is_unused() {
+            if !left.waits() && self.device.primary().is_unused() {
                 left.give_back(driver, clocks, HowFar::All);
             }
             return;
