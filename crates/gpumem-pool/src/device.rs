@@ -8,6 +8,7 @@ pub(crate) mod calls;
 pub(crate) mod capture_end;
 pub(crate) mod captures;
 pub(crate) mod capturing;
+pub(crate) mod catch_panic;
 pub(crate) mod completion;
 pub(crate) mod context;
 pub(crate) mod deadline;
@@ -26,6 +27,7 @@ pub(crate) mod slow_path_flag;
 pub(crate) mod stream;
 pub(crate) mod watch;
 
+mod extensions;
 mod objects;
 mod settle;
 mod wait;
@@ -44,18 +46,13 @@ pub use peer::PeerDevice;
 pub use stream::{RecentStreams, Stream, StreamBuilder, StreamPoint};
 pub(crate) use watch::{OrderEvent, OrderObserver};
 
-#[cfg(feature = "backend-caching")]
-use crate::config::HandleUse;
-use crate::config::{Bytes, PoolId};
-use crate::error::{PoolError, PoolUsage, UnfinishedStream, not_forked};
-use crate::limits::DeviceBudget;
-use crate::reclaim::{Reclaimable, Registration};
+use crate::config::Bytes;
+use crate::error::{PoolError, not_forked};
 use completion::lanes::Lanes;
-use core::cmp::Reverse;
+use core::any::Any;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
-#[cfg(feature = "backend-caching")]
-use core::sync::atomic::{AtomicU8, Ordering};
+use extensions::Extensions;
 use gpumem_heap::cache;
 use gpumem_sys::text::Shown;
 use gpumem_sys::types::{CUcontext, CUdevice, CUdevice_attribute};
@@ -67,8 +64,7 @@ pub(crate) use settle::{Patience, Work};
 #[doc(hidden)]
 pub use sleepers::MemoryRange;
 pub(crate) use sleepers::Sleepers;
-use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, Once, Weak};
 use watch::Watch;
 
 /// One GPU, used through its primary context. Clones share it.
@@ -105,37 +101,22 @@ struct Inner {
 }
 
 /// The state shared by all `Device`s opened on one GPU, because they share its memory.
+#[derive(Default)]
 struct Common {
-    /// The pools of the GPU, in the order of their creation.
-    pools: Mutex<Vec<Weak<dyn Listed>>>,
     maintenance: Maintenance,
     watch: Watch,
-    budget: Arc<DeviceBudget>,
-    /// A bit for each use of handles with which memory has been mapped and written.
-    #[cfg(feature = "backend-caching")]
-    mapped: AtomicU8,
     /// Unreported failures to release memory.
     kept: Mutex<Vec<PoolError>>,
     /// The memory of these reports that can be released later.
     kept_memory: Mutex<Vec<KeptMemory>>,
+    /// What the rooms above keep with the GPU.
+    extensions: Extensions,
 }
 
 /// Memory that could not be released when it was dropped.
 pub(crate) struct KeptMemory {
     /// Releases it, if the driver allows that. Called only once no work uses it.
     pub(crate) give_back: Box<dyn FnMut(&Device) -> bool + Send>,
-}
-
-/// A pool in the list of its device.
-pub(crate) trait Listed: Send + Sync {
-    /// The pool, and the pool that it is private to.
-    fn lineage(&self) -> (PoolId, Option<PoolId>);
-
-    /// The name and the figures of the pool.
-    fn usage(&self) -> PoolUsage;
-
-    /// Lets a device with a link use the pool's memory.
-    fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError>;
 }
 
 /// The total and free memory of a device, over all processes; see [`Device::memory_info`].
@@ -188,10 +169,7 @@ impl Device {
             .for_each(|open| open.primary().note_reset());
         open.retain(|open| !open.is_reset());
         let known = open.iter().find(is_same).cloned();
-        let common = known.as_ref().map_or_else(
-            || Arc::new(Common::new(driver, ordinal, total_bytes, is_integrated)),
-            |open| Arc::clone(&open.0.common),
-        );
+        let common = known.as_ref().map_or_else(Arc::default, |open| Arc::clone(&open.0.common));
         let known = known.as_ref().map(Self::primary);
         let device = Self(Arc::new_cyclic(|own| Inner {
             primary: PrimaryContext::new(retained, WeakContext::new(own), known),
@@ -314,28 +292,10 @@ impl Device {
         Ok(CaptureModeGuard::enter_for_user(self.driver())?)
     }
 
-    /// Registers reclaim callbacks of `holder`, which run when memory of this device is short, until `holder` or the
-    /// registration is dropped. All `Device`s opened on one GPU share the registrations.
-    pub fn register_reclaimable<T: Reclaimable + 'static>(&self, holder: &Arc<T>) -> Registration {
-        let holder: Weak<dyn Reclaimable> = Arc::<T>::downgrade(holder);
-        Registration::new(self.maintenance().registry(), holder)
-    }
-
-    /// Lists a pool until it is dropped.
-    pub(crate) fn add_pool<T: Listed + 'static>(&self, pool: &Arc<T>) {
-        let pool: Weak<dyn Listed> = Arc::<T>::downgrade(pool);
-        let mut pools = self.0.common.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        pools.retain(|pool| pool.strong_count() > 0);
-        pools.push(pool);
-    }
-
-    /// The pools that are listed.
-    pub(crate) fn listed_pools(&self) -> Vec<Arc<dyn Listed>> {
-        if fork::is_child() {
-            return Vec::new();
-        }
-        let pools = self.0.common.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        pools.iter().filter_map(Weak::upgrade).collect()
+    /// A value that the rooms above keep with the GPU, one of each type. All `Device`s opened on one GPU share it. The first call creates it.
+    pub(crate) fn extension<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        // Another thread may have held the lock when the process was forked.
+        if fork::is_child() { Arc::new(make()) } else { self.0.common.extensions.get(make) }
     }
 
     /// The error for an object of `found` where an object of this device was expected.
@@ -359,23 +319,6 @@ impl Device {
             _ => format!("{other} of the {other_kind}"),
         };
         [format!("{self} of the {own_kind}"), other]
-    }
-
-    /// The streams with unfinished work if this thread's request reached its deadline, the longest wait first; otherwise empty.
-    pub(crate) fn unfinished_of_request(&self) -> Vec<UnfinishedStream> {
-        if !deadline::has_passed() {
-            return Vec::new();
-        }
-        let now = Instant::now();
-        let unfinished = self.clocks().unfinished(self.primary()).into_iter().map(|(stream, marked_at)| {
-            UnfinishedStream {
-                stream,
-                queued_ago: marked_at.map(|marked_at| now.saturating_duration_since(marked_at)),
-            }
-        });
-        let mut unfinished: Vec<_> = unfinished.collect();
-        unfinished.sort_by_key(|stream| Reverse(stream.queued_ago));
-        unfinished
     }
 
     /// The context and what is known about its loss.
@@ -443,22 +386,6 @@ impl Device {
         if self.is_reset() { Err(PoolError::DeviceLost(reset())) } else { Ok(()) }
     }
 
-    /// The memory held by the device's pools.
-    pub(crate) fn budget(&self) -> &Arc<DeviceBudget> {
-        &self.0.common.budget
-    }
-
-    /// True if virtual memory for this use has been mapped and written on the device.
-    #[cfg(feature = "backend-caching")]
-    pub(crate) fn has_mapped(&self, handle_use: HandleUse) -> bool {
-        self.0.common.mapped.load(Ordering::Relaxed) & handle_use.bit() != 0
-    }
-
-    #[cfg(feature = "backend-caching")]
-    pub(crate) fn note_mapped(&self, handle_use: HandleUse) {
-        self.0.common.mapped.fetch_or(handle_use.bit(), Ordering::Relaxed);
-    }
-
     pub(crate) fn watch(&self) -> &Watch {
         &self.0.common.watch
     }
@@ -483,25 +410,6 @@ impl Device {
 
     pub(crate) fn downgrade(&self) -> WeakDevice {
         WeakDevice(Arc::downgrade(&self.0))
-    }
-}
-
-impl Common {
-    fn new(driver: &Driver, ordinal: u32, total_bytes: u64, is_integrated: bool) -> Self {
-        let driver = driver.clone();
-        let available_bytes = move || host::available_to(&driver, ordinal);
-        let available_bytes = is_integrated.then(|| Box::new(available_bytes) as _);
-        let budget = Arc::new(DeviceBudget::new(total_bytes, available_bytes));
-        Self {
-            pools: Mutex::default(),
-            maintenance: Maintenance::default(),
-            watch: Watch::default(),
-            budget,
-            #[cfg(feature = "backend-caching")]
-            mapped: AtomicU8::new(0),
-            kept: Mutex::default(),
-            kept_memory: Mutex::default(),
-        }
     }
 }
 

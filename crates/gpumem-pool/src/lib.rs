@@ -14,10 +14,10 @@
 //! | `config` | the configuration of a pool: [`Limit`], [`MemoryKind`], [`BackendKind`], [`Profile`], options by name ([`conf`]) |
 //! | `figures` | the table of the figures of [`Status`]; [`PoolCounters`] |
 //! | `error` | [`PoolError`]; [`OutOfMemory`], the report of a refused request, with advice |
-//! | `limits` | how many bytes a pool may hold, alone and together with other pools |
 //! | `stats` | counters of blocks, tags, [`Status`] |
-//! | `reclaim` | [`Reclaimable`]: callbacks that release memory of the program when a device is out of memory |
 //! | `device` | [`Device`], [`Stream`], [`Event`], [`Completion`], [`HostMemory`]; which work is ordered and which is complete; maintenance while the host waits |
+//! | `limits` | how many bytes a pool may hold, alone and together with other pools |
+//! | `reclaim` | [`Reclaimable`]: callbacks that release memory of the program when a device is out of memory |
 //! | `backend` | the sources of memory: `caching`, `native`, `none` |
 //! | `pool` | [`Pool`], [`Block`], and how a request runs: adaptors, backend, graphs |
 //! | [`trace`] | recording and reading the requests of pools |

@@ -3,10 +3,12 @@
 pub(crate) mod admission;
 pub(crate) mod device_budget;
 pub(crate) mod limit_node;
+pub(crate) mod trimmable;
 
 pub(crate) use admission::Admission;
 pub(crate) use device_budget::DeviceBudget;
-pub(crate) use limit_node::{LimitNode, Trimmable};
+pub(crate) use limit_node::LimitNode;
+pub(crate) use trimmable::Trimmable;
 
 use crate::config::{Limit, MemoryKind, PoolName};
 use crate::error::{BadArgument, LimitExceeded, PoolError};

@@ -9,12 +9,9 @@
 //! further callbacks. An error or panic of one holder does not affect the others or the caller. If the request is refused, its report names
 //! the failure.
 
-pub(crate) mod catch_panic;
-
-pub(crate) use catch_panic::ReentrancyGuard;
-
 use crate::config::MemoryKind;
-use crate::reclaim::catch_panic::catch_panic;
+use crate::device::Device;
+use crate::device::catch_panic::{ReentrancyGuard, catch_panic};
 use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
@@ -87,6 +84,20 @@ pub trait Reclaimable: Send + Sync {
     }
 }
 
+impl Device {
+    /// Registers reclaim callbacks of `holder`, which run when memory of this device is short, until `holder` or the
+    /// registration is dropped. All `Device`s opened on one GPU share the registrations.
+    pub fn register_reclaimable<T: Reclaimable + 'static>(&self, holder: &Arc<T>) -> Registration {
+        let holder: Weak<dyn Reclaimable> = Arc::<T>::downgrade(holder);
+        Registration::new(self.reclaim_registry(), holder)
+    }
+
+    /// The holders that are registered.
+    pub(crate) fn reclaim_registry(&self) -> Arc<Registry> {
+        self.extension(Registry::default)
+    }
+}
+
 /// Keeps a [`Reclaimable`] registered until this or the holder is dropped. A call that is active on another thread may
 /// end later.
 #[must_use = "dropping it ends the registration"]
@@ -96,8 +107,9 @@ pub struct Registration {
 }
 
 impl Registration {
-    pub(crate) fn new(registry: &Arc<Registry>, holder: Weak<dyn Reclaimable>) -> Self {
-        Self { registry: Arc::clone(registry), id: registry.add(holder) }
+    fn new(registry: Arc<Registry>, holder: Weak<dyn Reclaimable>) -> Self {
+        let id = registry.add(holder);
+        Self { registry, id }
     }
 }
 

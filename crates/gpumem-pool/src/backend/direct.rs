@@ -157,7 +157,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             own: own.clone(),
             device: device.clone(),
             counters: UsageCounters::default(),
-            admission: Admission::new(config, limits, device.budget()),
+            admission: Admission::new(config, limits, &device.budget()),
             unfreed_bytes: AtomicU64::new(0),
             limits: limits.clone(),
             growth: GrowthLog::default(),
@@ -171,7 +171,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             calls,
         });
         if C::KEEPS_MEMORY {
-            device.maintenance().add_trimmable(direct.own.clone());
+            device.trimmables().add(direct.own.clone());
             device.maintenance().add_driver_pool();
         }
         if direct.idle.is_asked_for() || direct.limits.soft_bytes().is_some() {

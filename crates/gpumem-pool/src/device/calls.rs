@@ -5,11 +5,11 @@
 //! that makes the stream join one, and the stream's retirement. A call counts itself, which is cheap on the thread that
 //! uses the stream first. The other operations take the lock, close the stream, make a fence, and read the count.
 
-use crate::error::PoolError;
+use crate::error::{CaptureError, PoolError};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use gpumem_heap::sync::{BiasedCount, Side};
+use gpumem_heap::sync::{BiasedCount, CountSide};
 use gpumem_sys::fork;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -43,7 +43,7 @@ struct Counts {
 #[must_use = "the stream may be retired or captured as soon as this is dropped"]
 pub(crate) struct Call<'a> {
     calls: &'a Calls,
-    side: Side,
+    side: CountSide,
     /// A call ends on the thread on which it began.
     _thread: PhantomData<*const ()>,
 }
@@ -148,7 +148,7 @@ impl Calls {
             }
         };
         counts.joiners -= joiners;
-        Err(PoolError::NotInCapture { operation })
+        Err(PoolError::Capture(CaptureError::NotCapturable { operation }))
     }
 
     /// `None` if a call is active; the stream stays open.

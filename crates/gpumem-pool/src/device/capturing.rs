@@ -2,7 +2,7 @@
 //! deferred: each launch performs it instead, and so does the stream itself once the capture has ended.
 
 use crate::device::{CaptureModeGuard, Event, Part, Stamp, Stream};
-use crate::error::PoolError;
+use crate::error::{CaptureError, PoolError};
 
 impl Stream {
     /// True if work queued on the stream now runs, and false if it is captured. The call must name the stream.

@@ -3,7 +3,7 @@
 use crate::device::{
     CaptureModeGuard, Clocks, Device, Handle, Object, OrderEvent, Stamp, Stream, stream::complete,
 };
-use crate::error::{CaptureError, PoolError, Unsupported};
+use crate::error::{CaptureError, PoolError, StreamError, Unsupported};
 use core::ffi::c_uint;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -254,9 +254,8 @@ impl Stream {
     /// # Errors
     ///
     /// - [`PoolError::WrongDevice`] if the event belongs to another driver.
-    /// - [`PoolError::NotInCapture`] if the wait would break a capture, and [`PoolError::CaptureBroken`] if the
-    ///   stream's capture is broken.
-    /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    /// - [`PoolError::Capture`] if the wait would break a capture, or if the stream's capture is broken.
+    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
         self.device().check_open()?;
@@ -277,7 +276,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// All errors of [`Stream::wait`] for either stream, such as [`PoolError::StreamRetired`].
+    /// All errors of [`Stream::wait`] for either stream, such as [`PoolError::Stream`].
     pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
         self.device().check_open()?;
         let _calls = (self.call()?, other.call()?);
@@ -297,7 +296,7 @@ impl Stream {
         let is_queued = self.id() == other.id()
             || self.clocks().queue_wait_for(self.stream_index(), other.stream_index())?;
         // Another thread may have retired the stream since the check.
-        if is_queued { Ok(()) } else { Err(PoolError::StreamRetired) }
+        if is_queued { Ok(()) } else { Err(PoolError::Stream(StreamError::Retired)) }
     }
 }
 

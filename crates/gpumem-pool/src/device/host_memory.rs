@@ -7,7 +7,7 @@
 
 use crate::device::primary::{HeldContext, WeakContext};
 use crate::device::{Device, Handle, KeptMemory, Patience};
-use crate::error::{PoolError, not_forked};
+use crate::error::{PoolError, Unsupported, not_forked};
 use buffer::Parts;
 pub use buffer::{HostBuffer, HostBufferMut};
 use core::error::Error;

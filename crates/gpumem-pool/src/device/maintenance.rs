@@ -14,12 +14,10 @@ use super::context::CaptureModeGuard;
 use super::order::Clocks;
 use super::primary::PrimaryContext;
 use crate::config::MemoryKind;
-use crate::limits::Trimmable;
-use crate::reclaim::Registry;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use gpumem_sys::{Driver, DriverError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 #[derive(Default)]
@@ -31,16 +29,12 @@ pub(crate) struct Maintenance {
     has_driver_pools: AtomicBool,
     /// The last time that a query or an allocation did maintenance.
     served_at: Mutex<Option<Instant>>,
-    /// The registered reclaim callbacks of the device.
-    registry: Arc<Registry>,
 }
 
 #[derive(Default)]
 struct Work {
     pools: Vec<Weak<dyn PoolMaintenance>>,
     deferred: Vec<DeferredRelease>,
-    /// All pools that cache memory.
-    trimmables: Vec<Weak<dyn Trimmable>>,
 }
 
 /// A pool that does maintenance around host waits.
@@ -100,12 +94,6 @@ impl Maintenance {
         self.is_needed.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_trimmable(&self, member: Weak<dyn Trimmable>) {
-        let mut work = self.work();
-        work.trimmables.retain(|other| other.strong_count() > 0);
-        work.trimmables.push(member);
-    }
-
     /// From here on, host waits also let the driver's memory pools notice completed work.
     pub(crate) fn add_driver_pool(&self) {
         self.has_driver_pools.store(true, Ordering::Relaxed);
@@ -113,15 +101,6 @@ impl Maintenance {
 
     pub(crate) fn has_driver_pools(&self) -> bool {
         self.has_driver_pools.load(Ordering::Relaxed)
-    }
-
-    /// All pools of the device that cache memory.
-    pub(crate) fn trimmables(&self) -> Vec<Arc<dyn Trimmable>> {
-        self.work().trimmables.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    pub(crate) fn registry(&self) -> &Arc<Registry> {
-        &self.registry
     }
 
     /// Takes over the memory of a dropped pool, and calls `release` until it returns true. `waits`: the calls in it wait for the
@@ -326,6 +305,7 @@ const DEFERRED_POLL_BUDGET: Duration = Duration::from_micros(20);
 mod tests {
     use super::*;
     use crate::device::Device;
+    use std::sync::Arc;
 
     struct Quiet;
 

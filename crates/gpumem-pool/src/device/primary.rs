@@ -5,7 +5,7 @@
 
 use super::context::{CaptureModeGuard, ContextGuard, Handle};
 use super::objects::{Object, Owned, Refused, at_end};
-use crate::error::{PoolError, RESET, is_over, is_sticky, may_mean_reset, not_forked};
+use crate::error::{NotFound, PoolError, RESET, is_over, is_sticky, may_mean_reset, not_forked};
 use core::any::Any;
 use core::ffi::c_int;
 use core::ops::Deref;
@@ -83,7 +83,8 @@ pub(super) fn count(driver: &Driver) -> Result<u32, PoolError> {
 pub(super) fn raw_device(driver: &Driver, ordinal: u32) -> Result<CUdevice, PoolError> {
     let count = count(driver)?;
     let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
-    let index = index.ok_or(PoolError::NoSuchDevice { ordinal, count, driver: driver.kind() })?;
+    let index =
+        index.ok_or(PoolError::NotFound(NotFound::Device { ordinal, count, driver: driver.kind() }))?;
     let mut raw: CUdevice = 0;
     // SAFETY: `raw` outlives the call.
     unsafe { driver.cuDeviceGet(&mut raw, index)? };

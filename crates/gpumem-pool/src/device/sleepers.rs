@@ -1,22 +1,21 @@
 //! [`Sleepers`]: the sleeping address ranges, and the check of all memory that work uses before it is queued. All devices of a machine
 //! share one list: they have one address space, and a stream of each may use the memory of the others.
 //!
-//! Work is queued in a call on its stream that names the memory as [`MemoryRange`]s ([`Stream::queue_work`], [`Stream::run_borrowed`]), and
+//! Work is queued in a call on its stream that names the memory as [`MemoryRange`]s (`Stream::queue_work`, `Stream::run_borrowed`), and
 //! the call refuses memory that sleeps. A pool that goes to sleep first adds its ranges, then waits for all earlier calls to end
 //! ([`Sleepers::let_calls_end`]), and then waits for the devices that have access: after that, no work that uses the ranges is queued, and
 //! none will be. Another library that has borrowed memory queues work without such a check, so a pool does not sleep while memory is lent
-//! ([`LentMemory`]).
+//! (`LentMemory`).
 
 use super::calls::Calls;
 use super::shared_stream::SharedStream;
-use crate::config::PoolName;
-use crate::error::PoolError;
+use crate::error::{PoolError, StreamError};
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Memory that work uses, named by the caller that queues the work ([`Stream::run_borrowed`]). A [`Block`](crate::Block) converts into the
+/// Memory that work uses, named by the caller that queues the work ([`Stream::run_borrowed`](crate::Stream::run_borrowed)). A [`Block`](crate::Block) converts into the
 /// range of all its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRange {
@@ -48,7 +47,8 @@ pub(crate) struct Sleepers {
 
 /// The addresses of a pool that sleeps.
 struct Entry {
-    pool: PoolName,
+    pool: u64,
+    name: Arc<str>,
     ranges: Vec<Range<u64>>,
 }
 
@@ -71,17 +71,17 @@ impl Sleepers {
         streams.list.push(stream);
     }
 
-    /// Refuses operations on these addresses from now on.
-    pub(crate) fn add(&self, pool: &PoolName, ranges: Vec<Range<u64>>) {
-        self.entries().push(Entry { pool: pool.clone(), ranges });
+    /// Refuses operations on these addresses of a pool, which has a number and a name, from now on.
+    pub(crate) fn add(&self, pool: u64, name: &Arc<str>, ranges: Vec<Range<u64>>) {
+        self.entries().push(Entry { pool, name: Arc::clone(name), ranges });
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Allows operations on the addresses of a pool again.
-    pub(crate) fn remove(&self, pool: &PoolName) {
+    pub(crate) fn remove(&self, pool: u64) {
         let mut entries = self.entries();
         let before_count = entries.len();
-        entries.retain(|entry| entry.pool.id() != pool.id());
+        entries.retain(|entry| entry.pool != pool);
         self.count.fetch_sub(before_count - entries.len(), Ordering::SeqCst);
     }
 
@@ -105,7 +105,7 @@ impl Sleepers {
     /// Refuses a thread that is inside such a call: it would wait for itself.
     pub(crate) fn check_not_in_call(&self) -> Result<(), PoolError> {
         let is_in_call = self.live_streams().iter().any(|stream| stream.calls().is_held_here());
-        if is_in_call { Err(PoolError::StreamBorrowed) } else { Ok(()) }
+        if is_in_call { Err(PoolError::Stream(StreamError::Borrowed)) } else { Ok(()) }
     }
 
     /// Upgraded under the lock, to be dropped outside it: dropping the last clone of a stream takes locks.
@@ -129,7 +129,7 @@ impl Sleepers {
         let overlaps = |range: &Range<u64>| address < range.end && range.start < end;
         let entries = self.entries();
         match entries.iter().find(|entry| entry.ranges.iter().any(overlaps)) {
-            Some(entry) => Err(PoolError::Asleep { pool: entry.pool.as_str().into() }),
+            Some(entry) => Err(PoolError::Asleep { pool: entry.name.as_ref().into() }),
             None => Ok(()),
         }
     }

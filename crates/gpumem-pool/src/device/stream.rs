@@ -19,7 +19,7 @@ use crate::device::calls::Calls;
 use crate::device::primary::PrimaryContext;
 use crate::device::shared_stream::{SharedStream, typed};
 use crate::device::{Clocks, Device, Handle, Object, OrderEvent, StreamId, StreamIndex};
-use crate::error::PoolError;
+use crate::error::{PoolError, StreamError};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
@@ -279,8 +279,10 @@ impl Inner {
     fn check_usable_slow(&self) -> Result<(), PoolError> {
         match self.kind {
             Kind::Owned => Ok(()),
-            _ if self.is_retired.load(Ordering::SeqCst) => Err(PoolError::StreamRetired),
-            Kind::OfThread(thread) if thread != std::thread::current().id() => Err(PoolError::WrongThread),
+            _ if self.is_retired.load(Ordering::SeqCst) => Err(PoolError::Stream(StreamError::Retired)),
+            Kind::OfThread(thread) if thread != std::thread::current().id() => {
+                Err(PoolError::Stream(StreamError::WrongThread))
+            }
             _ => Ok(()),
         }
     }

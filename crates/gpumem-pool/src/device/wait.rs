@@ -9,7 +9,7 @@
 use super::Device;
 use super::order::{MarkerEvent, Observation};
 use super::watch::OrderEvent;
-use crate::error::PoolError;
+use crate::error::{CaptureError, PoolError};
 use core::time::Duration;
 use gpumem_heap::order::{Order, Stamp};
 use gpumem_sys::DriverError;
@@ -60,7 +60,7 @@ impl Device {
     /// Refuses an operation that would make the driver break captures of this device.
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
         if self.clocks().captures().captures_on(self.primary()) {
-            Err(PoolError::NotInCapture { operation })
+            Err(PoolError::Capture(CaptureError::NotCapturable { operation }))
         } else {
             Ok(())
         }

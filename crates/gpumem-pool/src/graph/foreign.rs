@@ -4,7 +4,7 @@ use super::Hold;
 use crate::device::capture_end::run_again;
 use crate::device::shared_stream::close_for_end;
 use crate::device::{CaptureModeGuard, Device, Part, Stream, StreamIndex};
-use crate::error::{PoolError, not_forked};
+use crate::error::{CaptureError, PoolError, not_forked};
 use crate::pool::GraphMemory;
 use core::fmt;
 use core::time::Duration;

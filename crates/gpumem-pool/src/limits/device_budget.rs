@@ -1,5 +1,5 @@
 //! [`DeviceBudget`]: the bytes that all pools of a device hold, and the margin of free memory that unified memory
-//! needs. Pure.
+//! needs.
 //!
 //! Unified memory may exceed the device: the excess moves back and forth, and a program that uses all of it at once stalls. It is therefore
 //! admitted only while the sum of unified memory and all device memory of pools stays a margin below the device's memory. Device memory is
@@ -9,9 +9,11 @@
 //! memory must also leave the margin within the system's available memory.
 
 use crate::config::MemoryKind;
+use crate::device::{Device, host};
 use crate::error::{LimitExceeded, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 pub(crate) struct DeviceBudget {
     most_bytes: u64,
@@ -129,6 +131,18 @@ impl DeviceBudget {
             MemoryKind::Unified => Some(&self.unified_bytes),
             MemoryKind::Host => None,
         }
+    }
+}
+
+impl Device {
+    /// The memory held by the device's pools.
+    pub(crate) fn budget(&self) -> Arc<DeviceBudget> {
+        self.extension(|| {
+            let (driver, ordinal) = (self.driver().clone(), self.ordinal());
+            let available_bytes = move || host::available_to(&driver, ordinal);
+            let available_bytes = self.is_integrated().then(|| Box::new(available_bytes) as _);
+            DeviceBudget::new(self.total_bytes(), available_bytes)
+        })
     }
 }
 

@@ -4,14 +4,16 @@
 //! from the pool's up to the topmost, admits the pool's memory in one atomic step, so that concurrent threads cannot
 //! exceed any limit.
 
-use crate::config::{MemoryKind, PoolId, PoolName};
+use crate::config::{PoolId, PoolName};
 use crate::error::{LimitExceeded, RefusedBy};
+#[cfg(feature = "backend-caching")]
+use crate::limits::trimmable::{Trimmable, Trimmables};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::text::Shown;
 use std::sync::Arc;
 #[cfg(feature = "backend-caching")]
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::Weak;
 
 pub(crate) struct LimitNode {
     name: PoolName,
@@ -23,28 +25,7 @@ pub(crate) struct LimitNode {
     parent: Option<Arc<LimitNode>>,
     /// The pools that cache memory; used in the topmost node only.
     #[cfg(feature = "backend-caching")]
-    trimmables: Mutex<Vec<Weak<dyn Trimmable>>>,
-}
-
-/// A pool that caches memory in addition to its blocks.
-pub(crate) trait Trimmable: Send + Sync {
-    /// Called before a wait for the device: moves the thread caches' memory to a place where the wait makes it releasable.
-    fn before_giving(&self) {}
-
-    /// The kind of the cached memory.
-    fn kind(&self) -> MemoryKind;
-
-    /// Releases the cached memory that is known to be unused. Unless the device is known to be idle, memory whose
-    /// release waits for the device stays. The device's context is current.
-    fn give_back_all(&self, is_idle: bool);
-
-    /// The cached device memory. The device's context is current.
-    fn cached_bytes(&self) -> u64;
-
-    /// The part of the cached memory that is missing in the device's budget, which counts only admitted bytes.
-    fn uncounted_bytes(&self) -> u64 {
-        0
-    }
+    trimmables: Trimmables,
 }
 
 impl fmt::Debug for LimitNode {
@@ -67,7 +48,7 @@ impl LimitNode {
             held_bytes: AtomicU64::new(0),
             parent,
             #[cfg(feature = "backend-caching")]
-            trimmables: Mutex::default(),
+            trimmables: Trimmables::default(),
         })
     }
 
@@ -185,9 +166,7 @@ impl LimitNode {
         if let Some(parent) = &self.parent {
             return parent.add_trimmable(member);
         }
-        let mut trimmables = self.trimmables.lock().unwrap_or_else(PoisonError::into_inner);
-        trimmables.retain(|other| other.strong_count() > 0);
-        trimmables.push(member);
+        self.trimmables.add(member);
     }
 
     /// All pools under the topmost node.
@@ -195,10 +174,7 @@ impl LimitNode {
     pub(crate) fn trimmables(&self) -> Vec<Arc<dyn Trimmable>> {
         match &self.parent {
             Some(parent) => parent.trimmables(),
-            None => {
-                let trimmables = self.trimmables.lock().unwrap_or_else(PoisonError::into_inner);
-                trimmables.iter().filter_map(Weak::upgrade).collect()
-            }
+            None => self.trimmables.live(),
         }
     }
 }

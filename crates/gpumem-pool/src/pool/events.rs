@@ -12,10 +12,10 @@
 //! allocation from a thread cache, or a free to one, produces no event.
 
 use crate::device::Stream;
+#[cfg(feature = "tracing")]
+use crate::device::catch_panic::catch_panic;
 use crate::error::{Attempt, PoolError};
 use crate::pool::State;
-#[cfg(feature = "tracing")]
-use crate::reclaim::catch_panic::catch_panic;
 
 /// An event with the pool's name.
 #[cfg(feature = "tracing")]

@@ -2,12 +2,12 @@
 
 use crate::backend::Source;
 use crate::config::{BackendKind, MemoryKind, PoolId, PoolName};
-use crate::device::{Device, Listed, PeerDevice};
+use crate::device::{Device, PeerDevice};
 use crate::error::{PoolError, PoolUsage};
 use crate::limits::{LimitNode, Limits};
 use crate::pool::peers::Peers;
 use crate::pool::{Setup, State};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The entry of a pool in the list of its device, which holds a weak reference to it.
 pub(crate) struct Listing {
@@ -36,18 +36,19 @@ impl Listing {
     pub(super) fn peers(&self) -> &Peers {
         &self.peers
     }
-}
 
-impl Listed for Listing {
+    /// The pool, and the pool that it is private to.
     fn lineage(&self) -> (PoolId, Option<PoolId>) {
         (self.name.id(), self.parent.as_ref().map(|parent| parent.name().id()))
     }
 
-    fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError> {
+    /// Lets a device with a link use the pool's memory.
+    pub(super) fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError> {
         self.peers.open(&self.device, self.kind, &*self.backend, peer)
     }
 
-    fn usage(&self) -> PoolUsage {
+    /// The name and the figures of the pool.
+    pub(super) fn usage(&self) -> PoolUsage {
         let counts = self.backend.counts();
         // If the driver's query fails, as on a lost device, the memory of live blocks is still known.
         let reserved = self.backend.reserved().ok().flatten();
@@ -101,6 +102,32 @@ impl Device {
     pub fn pools(&self) -> Vec<PoolUsage> {
         self.listed_pools().iter().map(|pool| pool.usage()).collect()
     }
+
+    /// Lists a pool until it is dropped.
+    pub(super) fn list_pool(&self, pool: &Arc<Listing>) {
+        self.extension(Listings::default).add(pool);
+    }
+
+    fn listed_pools(&self) -> Vec<Arc<Listing>> {
+        self.extension(Listings::default).live()
+    }
+}
+
+/// The pools of a GPU, in the order of their creation.
+#[derive(Default)]
+struct Listings(Mutex<Vec<Weak<Listing>>>);
+
+impl Listings {
+    fn add(&self, pool: &Arc<Listing>) {
+        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(Arc::downgrade(pool));
+    }
+
+    fn live(&self) -> Vec<Arc<Listing>> {
+        let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.iter().filter_map(Weak::upgrade).collect()
+    }
 }
 
 impl State {
@@ -110,12 +137,12 @@ impl State {
     }
 
     /// The parts and private pools of this pool, recursively.
-    pub(super) fn family(&self) -> Vec<Arc<dyn Listed>> {
+    pub(super) fn family(&self) -> Vec<Arc<Listing>> {
         self.descendants_of(self.setup().name.id())
     }
 
     /// The pools beneath the pool `id`. A parent is older than the pools beneath it.
-    fn descendants_of(&self, id: PoolId) -> Vec<Arc<dyn Listed>> {
+    fn descendants_of(&self, id: PoolId) -> Vec<Arc<Listing>> {
         let mut family = vec![id];
         let mut pools = self.device().listed_pools();
         pools.retain(|pool| {

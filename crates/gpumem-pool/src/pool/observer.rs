@@ -1,8 +1,8 @@
 //! [`Observer`]: the program's callback for refusals. [`Witness`]: records refusals, or writes a file about them.
 
+use crate::device::catch_panic::ReentrancyGuard;
 use crate::error::PoolError;
 use crate::pool::PoolId;
-use crate::reclaim::ReentrancyGuard;
 use core::cell::Cell;
 use core::fmt;
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 
 use crate::backend::Source;
 use crate::config::{BackendKind, MemoryKind, PeerOption};
-use crate::device::{Device, Listed, PeerDevice};
+use crate::device::{Device, PeerDevice};
 use crate::error::{PoolError, Unsupported, not_forked};
 use crate::pool::state::State;
 use crate::pool::{Block, Pool};

@@ -86,7 +86,8 @@ impl Pool {
         // A refusal here does not affect other threads. Checked again below, for a loan that begins in between.
         state.check_not_lent(sleeping)?;
         state.take_cache_key();
-        device.sleepers().add(&state.setup().name, sleeping.addresses());
+        let name = &state.setup().name;
+        device.sleepers().add(name.id().number(), name.shared(), sleeping.addresses());
         device.sleepers().let_calls_end();
         device.clocks().let_calls_end();
         sleeping.prepare();
@@ -240,14 +241,14 @@ impl State {
 
     /// Lets operations use the memory, and requests take the fast path.
     fn be_awake(&self) {
-        self.device().sleepers().remove(&self.setup().name);
+        self.device().sleepers().remove(self.setup().name.id().number());
         self.give_cache_key();
     }
 
     /// Ends the sleep of a pool without handles and blocks.
     pub(super) fn end_sleep(&self) {
         if !self.sleep_state().is_awake() {
-            self.device().sleepers().remove(&self.setup().name);
+            self.device().sleepers().remove(self.setup().name.id().number());
         }
     }
 }

@@ -15,6 +15,7 @@ pub(crate) use report::Origin;
 
 use crate::backend::{NO_CACHE, Shortage, Source};
 use crate::config::{BackendKind, Config, MemoryKind};
+use crate::device::catch_panic::catch_panic;
 use crate::device::{Clocks, Device, Stream};
 use crate::error::{PoolError, RESET, Refusal, Requested, not_forked};
 use crate::figures::ActivityCounters;
@@ -22,7 +23,6 @@ use crate::limits::Limits;
 use crate::pool::part::Parts;
 use crate::pool::sleep::SleepState;
 use crate::pool::{Gauge, GraphMemory, Listing, Peak, PoolSettings, Setup, Stack};
-use crate::reclaim::catch_panic::catch_panic;
 use crate::stats::Tags;
 use core::ops::Deref;
 use core::ptr::NonNull;
@@ -96,7 +96,7 @@ impl StateRef {
             stack.open(&device, &PoolSettings::new(&setup, &*backend, &limits), &Gauge::new(&backend));
         }
         let listing = Listing::new(&setup, &backend, &limits);
-        device.add_pool(&listing);
+        device.list_pool(&listing);
         let state = State {
             clocks: Arc::clone(device.clocks()),
             graph_memory: GraphMemory::of(device.clocks()),

@@ -46,7 +46,7 @@ impl Access {
             memory,
             device: device.raw(),
             handle_use: config.handle_use,
-            admission: Admission::new(config, limits, device.budget()),
+            admission: Admission::new(config, limits, &device.budget()),
             activity: Arc::clone(activity),
             granted: RwLock::new(vec![all_of(device.raw())]),
         }

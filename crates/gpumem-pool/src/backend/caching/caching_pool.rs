@@ -125,7 +125,7 @@ impl CachingPool {
         if limits.soft_bytes().is_some() || pool.idle.is_asked_for() {
             pool.register_for_waits();
         }
-        device.maintenance().add_trimmable(pool.own.clone());
+        device.trimmables().add(pool.own.clone());
         limits.node().add_trimmable(pool.own.clone());
         Ok(pool)
     }

@@ -4,8 +4,8 @@
 //! functions take its lock, and must not wait for the driver: no driver call and no waker runs under the lock.
 
 use super::Pending;
+use crate::device::catch_panic::catch_panic;
 use crate::device::primary::{PrimaryContext, when_lost};
-use crate::reclaim::catch_panic::catch_panic;
 use core::ffi::c_void;
 use core::task::Waker;
 use core::time::Duration;

@@ -3,7 +3,7 @@
 use super::Stream;
 use crate::device::calls::{Call, Closed};
 use crate::device::{MemoryRange, OrderEvent, Patience, Work};
-use crate::error::{PoolError, is_of_capture};
+use crate::error::{CaptureError, PoolError, is_of_capture};
 use core::sync::atomic::Ordering;
 use gpumem_sys::types::CUstream;
 use gpumem_sys::{DriverError, fork};

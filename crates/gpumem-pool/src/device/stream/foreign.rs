@@ -14,7 +14,7 @@ use super::builder::{StreamBuilder, driver_id};
 use super::{Inner, Kind, Owner, Stream};
 use crate::device::order::{LEGACY, Life, StreamParts};
 use crate::device::{CaptureModeGuard, Device, StreamId};
-use crate::error::{PoolError, not_forked};
+use crate::error::{CaptureError, PoolError, StreamError, not_forked};
 use core::cell::RefCell;
 use core::sync::atomic::Ordering;
 use gpumem_sys::types::{CUstream, CUstream_flags, CUstreamCaptureStatus};
@@ -189,7 +189,7 @@ impl Stream {
         not_forked()?;
         // Before the lock below: another thread may hold it, and wait for the end of this thread's closure.
         if self.0.calls.is_held_here() {
-            return Err(PoolError::StreamBorrowed);
+            return Err(PoolError::Stream(StreamError::Borrowed));
         }
         // Once this returns, the owner may destroy the handle, so a second thread waits until the first has retired the stream.
         let _one = self.0.retirement.lock().unwrap_or_else(PoisonError::into_inner);

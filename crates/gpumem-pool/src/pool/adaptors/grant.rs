@@ -8,10 +8,10 @@
 use super::stack::Call;
 use super::{PoolId, Request, Stack};
 use crate::backend::{Allocation, FreeRequest};
+use crate::device::catch_panic::{catch_panic, forget};
 use crate::device::{Device, MemoryRange, StreamId};
 use crate::error::PoolError;
 use crate::pool::{Block, Pool, StateRef};
-use crate::reclaim::{catch_panic::catch_panic, catch_panic::forget};
 use core::cell::Cell;
 use core::fmt;
 use core::ops::Range;

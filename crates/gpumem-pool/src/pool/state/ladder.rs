@@ -164,7 +164,7 @@ impl State {
 
     /// Runs the callbacks of all holders that can help, and returns their failures. `None` if there are no such holders.
     fn run_callbacks(&self, extent: Extent, until: Instant) -> Option<Vec<String>> {
-        self.device.maintenance().registry().ask(extent, self.setup.config.kind, until)
+        self.device.reclaim_registry().ask(extent, self.setup.config.kind, until)
     }
 
     /// Returns the deadline for waits of this thread's request.
@@ -180,7 +180,7 @@ impl State {
         let is_ours = limit.is_some_and(|limit| limit.owner == Some(self.setup.name.id()))
             && self.limits.node().is_exceeded_by(shortage.requested_bytes);
         let kind = self.setup.config.kind;
-        let mut trimmables = self.device.maintenance().trimmables();
+        let mut trimmables = self.device.trimmables().live();
         trimmables.retain(|member| member.kind().helps(kind));
         // One of the entries is this pool itself.
         let has_others = trimmables.len() > usize::from(self.backend.keeps_memory())

@@ -6,15 +6,17 @@ use super::ladder::OTHERS_TRIMMED;
 use crate::backend::Shortage;
 use crate::config::{MemoryKind, Profile};
 use crate::device::StreamId;
-use crate::device::{host, processes};
+use crate::device::{deadline, host, processes};
 use crate::error::{
     Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy, RequestOrigin,
-    Requested,
+    Requested, UnfinishedStream,
 };
 use crate::limits::Trimmable;
 use crate::pool::{Stack, scope};
 use core::cell::Cell;
+use core::cmp::Reverse;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The memory that other pools hold on the device, and how much of it is cached.
 #[derive(Default)]
@@ -67,7 +69,7 @@ impl State {
             (Err(error), _) => return error,
             (Ok(()), _) => {}
         }
-        report.unfinished = self.device.unfinished_of_request();
+        report.unfinished = self.unfinished_of_request();
         PoolError::refused(report)
     }
 
@@ -234,7 +236,7 @@ impl State {
     fn other_pools(&self) -> Vec<PoolUsage> {
         let mut pools = self.device.pools();
         pools.retain(|pool| pool.id != self.setup.name.id() && pool.reserved_bytes > 0);
-        pools.sort_by_key(|pool| core::cmp::Reverse(pool.reserved_bytes));
+        pools.sort_by_key(|pool| Reverse(pool.reserved_bytes));
         pools
     }
 
@@ -252,14 +254,29 @@ impl State {
             None => return Vec::new(),
         }
         pools.retain(|pool| pool.counted_bytes > 0);
-        pools.sort_by_key(|pool| core::cmp::Reverse(pool.counted_bytes));
+        pools.sort_by_key(|pool| Reverse(pool.counted_bytes));
         pools
+    }
+
+    /// Returns the streams with unfinished work if this thread's request reached its deadline, the longest wait first; otherwise empty.
+    fn unfinished_of_request(&self) -> Vec<UnfinishedStream> {
+        if !deadline::has_passed() {
+            return Vec::new();
+        }
+        let (now, unfinished) = (Instant::now(), self.device.clocks().unfinished(self.device.primary()));
+        let unfinished = unfinished.into_iter().map(|(stream, marked_at)| UnfinishedStream {
+            stream,
+            queued_ago: marked_at.map(|marked_at| now.saturating_duration_since(marked_at)),
+        });
+        let mut unfinished: Vec<_> = unfinished.collect();
+        unfinished.sort_by_key(|stream| Reverse(stream.queued_ago));
+        unfinished
     }
 
     /// Returns the memory of other pools on the device: the total minus this pool's own.
     fn others(&self, report: &OutOfMemory) -> Result<Others, PoolError> {
         let _entered = self.device.enter_relaxed()?;
-        let trimmables = self.device.maintenance().trimmables();
+        let trimmables = self.device.trimmables().live();
         let sum = |of: fn(&Arc<dyn Trimmable>) -> u64| trimmables.iter().map(of).fold(0, u64::saturating_add);
         let held_bytes =
             self.device.budget().device_bytes().saturating_add(sum(|pool| pool.uncounted_bytes()));

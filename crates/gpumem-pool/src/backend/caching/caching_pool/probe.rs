@@ -8,11 +8,16 @@ use crate::backend::caching::vmm::Vmm;
 use crate::config::MemoryKind;
 use crate::device::{Device, Handle};
 use crate::error::{PoolError, Refusal, Verdict};
+use core::sync::atomic::{AtomicU8, Ordering};
 use core::time::Duration;
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::types::{CUctx_st, CUresult, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
 use std::time::Instant;
+
+/// A bit for each use of handles with which memory has been mapped and written on a GPU.
+#[derive(Default)]
+struct Mapped(AtomicU8);
 
 /// Returns the driver's error if the pool's memory cannot be virtual. Every code except a lack of memory counts, even `UNKNOWN`, which WSL
 /// returns for memory of network cards. The device's context must be current.
@@ -21,7 +26,8 @@ use std::time::Instant;
 ///
 /// `PoolError::DeviceLost` or `PoolError::Driver` if the device is lost.
 pub(super) fn refusal(device: &Device, access: &Access) -> Result<Option<DriverError>, PoolError> {
-    if device.has_mapped(access.handle_use()) {
+    let (mapped, use_bit) = (device.extension(Mapped::default), access.handle_use().bit());
+    if mapped.0.load(Ordering::Relaxed) & use_bit != 0 {
         return Ok(None);
     }
     let _entered = device.enter_relaxed()?;
@@ -41,7 +47,7 @@ pub(super) fn refusal(device: &Device, access: &Access) -> Result<Option<DriverE
     match tried {
         Ok(is_written) => {
             if is_written {
-                device.note_mapped(access.handle_use());
+                mapped.0.fetch_or(use_bit, Ordering::Relaxed);
             }
             Ok(None)
         }

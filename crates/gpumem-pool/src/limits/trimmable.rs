@@ -1,0 +1,50 @@
+//! [`Trimmable`]: a pool that caches memory, and the lists of such pools.
+
+use crate::config::MemoryKind;
+use crate::device::Device;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// A pool that caches memory in addition to its blocks.
+pub(crate) trait Trimmable: Send + Sync {
+    /// Called before a wait for the device: moves the thread caches' memory to a place where the wait makes it releasable.
+    fn before_giving(&self) {}
+
+    /// The kind of the cached memory.
+    fn kind(&self) -> MemoryKind;
+
+    /// Releases the cached memory that is known to be unused. Unless the device is known to be idle, memory whose
+    /// release waits for the device stays. The device's context is current.
+    fn give_back_all(&self, is_idle: bool);
+
+    /// The cached device memory. The device's context is current.
+    fn cached_bytes(&self) -> u64;
+
+    /// The part of the cached memory that is missing in the device's budget, which counts only admitted bytes.
+    fn uncounted_bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// The pools of a GPU, or under one limit, that cache memory.
+#[derive(Default)]
+pub(crate) struct Trimmables(Mutex<Vec<Weak<dyn Trimmable>>>);
+
+impl Trimmables {
+    pub(crate) fn add(&self, member: Weak<dyn Trimmable>) {
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|other| other.strong_count() > 0);
+        list.push(member);
+    }
+
+    pub(crate) fn live(&self) -> Vec<Arc<dyn Trimmable>> {
+        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Device {
+    /// All pools of the GPU that cache memory.
+    pub(crate) fn trimmables(&self) -> Arc<Trimmables> {
+        self.extension(Trimmables::default)
+    }
+}
